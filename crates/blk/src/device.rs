@@ -1,0 +1,122 @@
+//! The device, as a transport sees it.
+
+use crate::config;
+use crate::queue::Queue;
+use kickless_device::{ConfigError, Device, Source, StartError, Vring};
+use kickless_disk::Disk;
+use kickless_disk::lock::ImageLock;
+use kickless_spec::blk::{self, BlkFeatures};
+use kickless_spec::features::Features;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tracing::debug;
+use zerocopy::IntoBytes;
+
+/// How a disk shows itself.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What GET_ID answers; cut at 20 bytes.
+    pub serial: String,
+    /// The most queues; 1 to 256.
+    pub queues_max: u16,
+    /// The largest size of a queue.
+    pub queue_size_max: u16,
+    /// Whether to lock the image while a queue runs.
+    pub lock: bool,
+}
+
+/// What all queues of a device share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) disk: Disk,
+    pub(crate) id: [u8; blk::ID_LEN],
+    /// `writeback` of the configuration space. Off: a write completes when it is durable.
+    writeback: AtomicBool,
+}
+
+impl Shared {
+    /// Relaxed: the driver's next request after its write to the configuration space comes through the transport
+    /// and the ring, which order it.
+    pub(crate) fn writeback(&self) -> bool {
+        self.writeback.load(Ordering::Relaxed)
+    }
+}
+
+/// A virtio-blk device.
+#[derive(Debug)]
+pub struct Blk {
+    shared: Arc<Shared>,
+    options: Options,
+    lock: Mutex<Option<ImageLock>>,
+}
+
+impl Blk {
+    /// A device over this disk.
+    pub fn new(disk: Disk, options: Options) -> Self {
+        let mut id = [0; blk::ID_LEN];
+        let serial = options.serial.as_bytes();
+        let len = serial.len().min(id.len());
+        id[..len].copy_from_slice(&serial[..len]);
+        let shared = Arc::new(Shared { disk, id, writeback: AtomicBool::new(true) });
+        Self { shared, options, lock: Mutex::new(None) }
+    }
+
+    fn set_lock(&self, lock: Option<ImageLock>) {
+        *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = lock;
+    }
+}
+
+impl Device for Blk {
+    fn features(&self) -> Features {
+        Features::from_bits_retain(config::features(self.shared.disk.limits()).bits())
+            | Features::VERSION_1
+            | Features::EVENT_IDX
+            | Features::INDIRECT_DESC
+    }
+
+    fn queues_max(&self) -> u16 {
+        self.options.queues_max
+    }
+
+    fn queue_size_max(&self) -> u16 {
+        self.options.queue_size_max
+    }
+
+    fn read_config(&self, offset: usize, into: &mut [u8]) {
+        let Options { queues_max, queue_size_max, .. } = self.options;
+        let space =
+            config::space(self.shared.disk.limits(), queues_max, queue_size_max, self.shared.writeback());
+        let from = space.as_bytes().get(offset..).unwrap_or_default();
+        let len = from.len().min(into.len());
+        into[..len].copy_from_slice(&from[..len]);
+        into[len..].fill(0);
+    }
+
+    fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError> {
+        let writeback = config::write(offset, from)?;
+        self.shared.writeback.store(writeback, Ordering::Relaxed);
+        debug!(writeback, "the driver chose its cache mode");
+        Ok(())
+    }
+
+    fn reset(&self) {
+        self.shared.writeback.store(true, Ordering::Relaxed);
+    }
+
+    fn open(&self) -> Result<(), StartError> {
+        if let Some(file) = self.shared.disk.file().filter(|_| self.options.lock) {
+            let lock = ImageLock::acquire(file, self.shared.disk.limits().read_only);
+            self.set_lock(Some(lock.map_err(|error| StartError(Box::new(error)))?));
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        self.set_lock(None);
+    }
+
+    fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn Source>, StartError> {
+        let flush = BlkFeatures::from_bits_truncate(features.bits()).contains(BlkFeatures::FLUSH);
+        Ok(Box::new(Queue::new(vring, self.shared.clone(), flush)))
+    }
+}

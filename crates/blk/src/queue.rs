@@ -1,0 +1,251 @@
+//! One virtqueue of a disk: a request's way from the ring to the disk and back.
+
+use crate::device::Shared;
+use crate::request::{self, Bounds, Kind, Reject, Request, parse};
+use crate::slots::Slots;
+use kickless_device::{Context, Next, Polled, Source, Vring};
+use kickless_disk::{self as disk, Lane, Step};
+use kickless_io::{Completion, Engine, FileId};
+use kickless_memory::Gpa;
+use kickless_spec::blk;
+use kickless_virtqueue::Chain;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use tracing::debug;
+
+/// A running queue.
+pub(crate) struct Queue {
+    vring: Vring,
+    shared: Arc<Shared>,
+    /// The disk's file in the worker's engine.
+    file: Option<FileId>,
+    /// FLUSH was negotiated. Without it every write is durable when it completes.
+    flush: bool,
+    bounds: Bounds,
+    slots: Slots,
+    /// Slots whose request the disk had no room for, oldest first.
+    waiting: VecDeque<u32>,
+    chain: Chain,
+}
+
+impl Queue {
+    pub(crate) fn new(vring: Vring, shared: Arc<Shared>, flush: bool) -> Self {
+        let limits = shared.disk.limits();
+        let bounds = Bounds { size: limits.size, read_only: limits.read_only };
+        let slots = Slots::new(vring.size());
+        Self {
+            vring,
+            shared,
+            file: None,
+            flush,
+            bounds,
+            slots,
+            waiting: VecDeque::new(),
+            chain: Chain::default(),
+        }
+    }
+
+    /// Understands the popped chain and starts it in the free slot; `false`: it has to wait there.
+    fn begin(&mut self, context: &mut Context<'_>, slot: u32) -> bool {
+        let head = self.chain.head;
+        let request = match parse(&self.chain, self.vring.map(), self.bounds) {
+            Ok(request) => request,
+            Err(reject) => {
+                self.reject(head, reject);
+                return true;
+            }
+        };
+        let wanted = match request.kind {
+            Kind::Read { offset } => disk::Request::Read { offset },
+            Kind::Write { offset } => {
+                let durable = !(self.flush && self.shared.writeback());
+                disk::Request::Write { offset, durable }
+            }
+            Kind::Flush => disk::Request::Flush,
+            Kind::GetId => {
+                self.get_id(head, request);
+                return true;
+            }
+        };
+        let entry = self.slots.get(slot);
+        if let Err(why) = translate(entry.io.buffers_mut(), &self.chain, &self.vring, &request) {
+            let reject = Reject { status: Some(request.status), code: blk::S_IOERR, why };
+            self.reject(head, reject);
+            return true;
+        }
+        entry.fill(head, request.status, request.kind, request.data_len);
+        self.slots.take();
+        let step = self.on_disk(context, slot, |disk, lane, io| disk.start(lane, io, wanted));
+        self.after(slot, step)
+    }
+
+    /// Runs a step of the disk for the request in a slot.
+    fn on_disk(
+        &mut self,
+        context: &mut Context<'_>,
+        slot: u32,
+        step: impl FnOnce(&disk::Disk, &mut Lane<'_>, &mut disk::Io) -> Step,
+    ) -> Step {
+        let mut lane = Lane {
+            engine: context.engine,
+            source: context.source,
+            slot,
+            file: self.file,
+            waker: context.waker,
+        };
+        step(&self.shared.disk, &mut lane, &mut self.slots.get(slot).io)
+    }
+
+    /// What follows a step: the answer, or waiting. `false`: the disk has no room.
+    fn after(&mut self, slot: u32, step: Step) -> bool {
+        match step {
+            Step::Done(result) => {
+                self.finish(slot, result);
+                true
+            }
+            Step::Pending => true,
+            Step::Busy => {
+                self.waiting.push_back(slot);
+                false
+            }
+        }
+    }
+
+    /// Answers the request in a slot and frees it.
+    fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
+        let entry = self.slots.get(slot);
+        let (head, status, read_len) = (entry.head, entry.status, entry.read_len);
+        entry.io.buffers_mut().unpin_unless(self.vring.map());
+        self.slots.release(slot);
+        match result {
+            Ok(()) => self.answer(head, Some(status), blk::S_OK, read_len),
+            Err(error) => {
+                debug!(queue = self.vring.index(), head, %error, "request failed");
+                self.answer_error(head, Some(status), blk::S_IOERR, read_len);
+            }
+        }
+    }
+
+    fn reject(&mut self, head: u16, reject: Reject) {
+        debug!(queue = self.vring.index(), head, why = reject.why, "request rejected");
+        let data_len = self.chain.writable_len().saturating_sub(1);
+        self.answer_error(head, reject.status, reject.code, data_len as u32);
+    }
+
+    /// Pushes a failed request. Only a status byte that is the first writable byte counts as written: the length that is
+    /// pushed covers a prefix (virtio 1.3, section 2.7.8.2), and nothing says what came of the data before it.
+    fn answer_error(&mut self, head: u16, status: Option<Gpa>, code: u8, data_len: u32) {
+        self.vring.counters().errors.add(1);
+        let written = status.is_some_and(|at| self.vring.map().write_obj(at, &code).is_ok());
+        self.vring.push(head, u32::from(written && data_len == 0));
+    }
+
+    fn answer(&mut self, head: u16, status: Option<Gpa>, code: u8, data_len: u32) {
+        let written = status.is_some_and(|at| self.vring.map().write_obj(at, &code).is_ok());
+        self.vring.push(head, data_len.saturating_add(written.into()));
+    }
+
+    fn get_id(&mut self, head: u16, request: Request) {
+        let (map, id) = (self.vring.map(), &self.shared.id);
+        let mut done = 0;
+        let written = request::data(self.chain.writable(), 0, request.data_len.min(id.len() as u64))
+            .try_for_each(|(addr, len)| {
+                let start = done;
+                done += len as usize;
+                map.write(addr, &id[start..done])
+            });
+        if written.is_err() {
+            let why = "data buffer is not in guest memory";
+            return self.reject(head, Reject { status: Some(request.status), code: blk::S_IOERR, why });
+        }
+        // A longer buffer stays as it was past the string, so what is pushed ends there.
+        let to_status = request.data_len == done as u64;
+        let written = map.write_obj(request.status, &blk::S_OK).is_ok();
+        self.vring.push(head, done as u32 + u32::from(to_status && written));
+    }
+
+    /// Goes on with requests that had to wait; `false`: there is still no room.
+    fn retry(&mut self, context: &mut Context<'_>) -> bool {
+        for _ in 0..self.waiting.len() {
+            let Some(slot) = self.waiting.pop_front() else { break };
+            let step = self.on_disk(context, slot, |disk, lane, io| disk.retry(lane, io));
+            self.after(slot, step);
+        }
+        self.waiting.is_empty()
+    }
+}
+
+/// Fills `iov` with the data buffers of a request.
+fn translate(
+    iov: &mut kickless_memory::Iov,
+    chain: &Chain,
+    vring: &Vring,
+    request: &Request,
+) -> Result<(), &'static str> {
+    iov.clear();
+    let buffers = match request.kind {
+        Kind::Write { .. } => chain.readable(),
+        _ => chain.writable(),
+    };
+    for (addr, len) in request::data(buffers, request::data_start(request.kind), request.data_len) {
+        if iov.push(vring.map(), addr, len).is_err() {
+            iov.clear();
+            return Err("data buffer is not in guest memory");
+        }
+    }
+    Ok(())
+}
+
+impl Source for Queue {
+    fn vring(&mut self) -> &mut Vring {
+        &mut self.vring
+    }
+
+    fn attach(&mut self, engine: &mut Engine) -> io::Result<()> {
+        self.file = self.shared.disk.attach(engine).map_err(io::Error::other)?;
+        Ok(())
+    }
+
+    fn detach(&mut self, engine: &mut Engine) {
+        self.shared.disk.detach(engine, self.file.take());
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
+        let mut served = 0;
+        let next = loop {
+            if !self.waiting.is_empty() && !self.retry(context) {
+                break Next::Blocked;
+            }
+            if served == budget {
+                break if budget == 0 { Next::Idle } else { Next::More };
+            }
+            let Some(slot) = self.slots.next() else { break Next::Blocked };
+            if !self.vring.pop(&mut self.chain) {
+                break Next::Idle;
+            }
+            served += 1;
+            self.begin(context, slot);
+        };
+        self.vring.publish();
+        Polled { served, next }
+    }
+
+    fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) {
+        for completion in completions.drain(..) {
+            let slot = completion.token.slot;
+            let step = self.on_disk(context, slot, |disk, lane, io| disk.resume(lane, io, completion));
+            self.after(slot, step);
+        }
+        self.vring.publish();
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.in_flight()
+    }
+
+    fn memory_changed(&mut self) {
+        let map = self.vring.map();
+        self.slots.each_free(|slot| slot.io.buffers_mut().unpin_unless(map));
+    }
+}

@@ -1,0 +1,72 @@
+//! What a device offers to a transport.
+
+use crate::{Source, Vring};
+use kickless_spec::features::Features;
+
+/// A virtio device.
+///
+/// An implementer may rely on this: `open` comes before the first `start_queue` and `close` after the last queue has
+/// stopped; features are a subset of what it offered. It must not assume that the driver or the front-end behaves.
+pub trait Device: Send + Sync {
+    /// All feature bits that it supports, those of the ring included.
+    fn features(&self) -> Features;
+
+    /// The most queues it can have.
+    fn queues_max(&self) -> u16;
+
+    /// The largest size of a queue.
+    fn queue_size_max(&self) -> u16;
+
+    /// Copies the configuration space from `offset` on; zeros past its end.
+    fn read_config(&self, offset: usize, into: &mut [u8]);
+
+    /// The driver writes the configuration space.
+    ///
+    /// # Errors
+    /// A field that cannot be written, or a value that it cannot have.
+    fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError>;
+
+    /// Back to how it was before any driver: a new front-end has come, or the driver reset the device.
+    fn reset(&self);
+
+    /// Takes what running queues need and what is not to be held without (the lock on an image).
+    ///
+    /// # Errors
+    /// It cannot be had.
+    fn open(&self) -> Result<(), StartError>;
+
+    /// Gives it back.
+    fn close(&self);
+
+    /// Makes a running queue of a ring. Memory is taken here, not before.
+    ///
+    /// # Errors
+    /// The device has no such queue, or what it needs cannot be had.
+    fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn Source>, StartError>;
+}
+
+/// Why a device or one of its queues cannot start.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct StartError(#[from] pub Box<dyn std::error::Error + Send + Sync>);
+
+/// Why the configuration space cannot be written.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Only some fields are the driver's to write.
+    #[error("configuration bytes {offset}..{end} are not writable")]
+    ReadOnly {
+        /// First byte of the write.
+        offset: usize,
+        /// Byte after the last.
+        end: usize,
+    },
+    /// The field cannot have this value.
+    #[error("{field} cannot be {value}")]
+    Value {
+        /// The field's name in the standard.
+        field: &'static str,
+        /// What was written.
+        value: u8,
+    },
+}

@@ -1,0 +1,33 @@
+//! The contract between devices, workers and transports.
+//!
+//! A *transport* (a vhost-user session) learns from the front-end where a virtqueue lies and makes a [`Vring`] of it. A
+//! [`Device`] (a disk, later a network card) turns the vring into a [`Source`]: something that takes requests out and
+//! completes them. A [`Place`] (a pool of workers) runs sources. The three never name one another; they meet here.
+//!
+//! # Ownership and threads
+//! * The transport owns the [`Device`] (shared, `Sync`) and calls it from its own thread: negotiation, configuration
+//!   space, [`Device::start_queue`].
+//! * A [`Source`] belongs to one worker from [`Place::put`] until it has stopped. Only that worker calls it, so nothing in
+//!   it needs a lock. What the transport wants of a running source it asks through its [`Placed`] handle: each
+//!   [`Update`] and the stop are work items that the worker runs itself, between two rounds, in the order they were asked
+//!   for. Nothing is torn down under a worker's hands.
+//! * The worker owns the I/O engine and lends it for the length of a call ([`Context`]).
+//!
+//! # Life of a queue
+//! `start_queue` -> `put` -> attach -> { poll, complete, arm, disarm, updates }... -> stop asked for: no head is popped
+//! any more, what is in flight completes and is pushed -> detach -> [`Stopped`] with the index from which another
+//! back-end could go on.
+
+mod counters;
+mod device;
+mod notify;
+mod place;
+mod source;
+mod vring;
+
+pub use counters::{Count, Counters};
+pub use device::{ConfigError, Device, StartError};
+pub use notify::{Call, Kick};
+pub use place::{Place, Placed, Stopped, Update};
+pub use source::{Context, Next, Polled, Source};
+pub use vring::{Parts, Vring};

@@ -1,0 +1,54 @@
+//! Where sources are put, and what is asked of them there.
+
+use crate::{Call, Kick, Source};
+use kickless_memory::Map;
+use kickless_virtqueue::device::Addresses;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+/// Runs sources: a pool of workers.
+pub trait Place: Send + Sync {
+    /// Hands a source to a worker. It is looked at once, kick or no kick: QEMU sends none after a reconnection.
+    ///
+    /// # Errors
+    /// The worker cannot take it (it has ended, or the kernel has no room for one more descriptor to wait for).
+    fn put(&self, source: Box<dyn Source>) -> io::Result<Box<dyn Placed>>;
+}
+
+/// A running source, as the transport holds it. Dropping it stops the source without waiting.
+pub trait Placed: Send {
+    /// Asks the worker for a change. The receiver gets a message once the change is in force; it is disconnected when the
+    /// worker has ended.
+    fn update(&self, update: Update) -> Receiver<()>;
+
+    /// Asks the worker to stop. From the moment it runs this, no head is popped; the answer comes when everything in
+    /// flight has been completed and pushed.
+    fn stop(&self) -> Receiver<Stopped>;
+}
+
+/// A change to a running source. None of them stops it.
+#[derive(Debug)]
+pub enum Update {
+    /// Guest memory is this now. Requests in flight keep what they were submitted with. A ring that is not in memory any more
+    /// rests until a later map has it.
+    Memory(Arc<Map>),
+    /// The ring areas lie here now; indices stay.
+    Addresses(Addresses),
+    /// Kicks come from here now. The ring is looked at once.
+    Kick(Option<Kick>),
+    /// Calls go here now. One is sent at once: the last one may have gone to the old descriptor after the front-end
+    /// stopped looking there (it masks and unmasks interrupts this way).
+    Call(Option<Call>),
+    /// A broken ring is told here.
+    Err(Option<Call>),
+    /// Look at the ring: the front-end kicked by message.
+    Look,
+}
+
+/// What is left of a source that has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// Index of the next available ring entry that nobody has taken.
+    pub next_avail: u16,
+}

@@ -1,0 +1,68 @@
+//! What a worker runs.
+
+use crate::Vring;
+use kickless_io::{Completion, Engine, Waker};
+use std::io;
+
+/// What a worker lends a source for one call.
+pub struct Context<'a> {
+    /// The worker's engine. What is queued there is submitted by the worker, once for all sources.
+    pub engine: &'a mut Engine,
+    /// This source's number, for the tokens of its operations.
+    pub source: u32,
+    /// Wakes this worker: all its blocked sources are then polled again.
+    pub waker: &'a Waker,
+}
+
+/// Where a source stands after a poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The ring is empty.
+    Idle,
+    /// The budget is used up; there may be more.
+    More,
+    /// There may be more, but no room for it: poll again after a completion, or when the worker is woken.
+    Blocked,
+}
+
+/// What a poll did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Polled {
+    /// Heads popped.
+    pub served: u32,
+    /// Where the source stands.
+    pub next: Next,
+}
+
+/// One virtqueue of a device, running on a worker.
+///
+/// An implementer may rely on this: all calls come from one thread; `attach` comes first and `detach` last; nothing is
+/// in flight at `detach`; every completion of an operation that it queued comes back through `complete`, once.
+/// It must see to this: each head popped is pushed exactly once, whatever fails; a call never waits; what was pushed is
+/// published before the call returns.
+pub trait Source: Send {
+    /// The ring under it. The worker arms, disarms, updates and reads it through this.
+    fn vring(&mut self) -> &mut Vring;
+
+    /// Makes what it needs of the worker's engine.
+    ///
+    /// # Errors
+    /// The engine cannot take its file.
+    fn attach(&mut self, engine: &mut Engine) -> io::Result<()>;
+
+    /// Gives it back.
+    fn detach(&mut self, engine: &mut Engine);
+
+    /// Goes on with requests that had to wait, then pops at most `budget` heads and submits them. With a budget of 0 none
+    /// is popped: the source is stopping.
+    fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
+
+    /// Takes completions of its own operations; empties `completions`.
+    fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>);
+
+    /// Heads popped and not pushed yet.
+    fn in_flight(&self) -> usize;
+
+    /// The memory map was replaced: let go of references to the old one that no request in flight needs.
+    fn memory_changed(&mut self);
+}

@@ -1,0 +1,226 @@
+//! A virtqueue with what hangs on it: memory, descriptors for kicks and calls, counters.
+
+use crate::{Call, Counters, Kick, Update};
+use kickless_memory::{Map, Unmapped};
+use kickless_virtqueue::Chain;
+use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
+use std::sync::Arc;
+use tracing::{error, info, warn};
+
+/// What a vring is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// Its number, from 0.
+    pub index: u16,
+    /// Size and negotiated ring features.
+    pub options: Options,
+    /// Where its areas lie.
+    pub addresses: Addresses,
+    /// Index of the first available ring entry to take.
+    pub next_avail: u16,
+    /// Guest memory.
+    pub map: Arc<Map>,
+    /// Kicks come from here; without it the driver's kicks come as messages, or never.
+    pub kick: Option<Kick>,
+    /// Calls go here; without it the driver polls.
+    pub call: Option<Call>,
+    /// A broken ring is told here.
+    pub err: Option<Call>,
+    /// Where to count.
+    pub counters: Arc<Counters>,
+}
+
+/// The device end of one virtqueue. A device pops from it and pushes to it; its worker arms and disarms it.
+#[derive(Debug)]
+pub struct Vring {
+    index: u16,
+    queue: Queue,
+    options: Options,
+    addresses: Addresses,
+    map: Arc<Map>,
+    kick: Option<Kick>,
+    call: Option<Call>,
+    err: Option<Call>,
+    counters: Arc<Counters>,
+    /// Something was pushed and is not published yet.
+    pushed: bool,
+    /// Latched: the driver broke the ring, and nothing in it can be trusted until it is set up anew.
+    broken: bool,
+}
+
+impl Vring {
+    /// Maps the ring areas.
+    ///
+    /// # Errors
+    /// An area is not, or not in one piece, in guest memory, or is misaligned.
+    pub fn new(parts: Parts) -> Result<Self, Unmapped> {
+        let Parts { index, options, addresses, next_avail, map, kick, call, err, counters } = parts;
+        let metadata = Metadata::map(&map, &addresses, &options)?;
+        let queue = Queue::new(options, metadata, next_avail);
+        Ok(Self {
+            index,
+            queue,
+            options,
+            addresses,
+            map,
+            kick,
+            call,
+            err,
+            counters,
+            pushed: false,
+            broken: false,
+        })
+    }
+
+    /// Its number, from 0.
+    pub fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// Entries in the ring.
+    pub fn size(&self) -> u16 {
+        self.options.size()
+    }
+
+    /// Guest memory as it is now.
+    #[inline]
+    pub fn map(&self) -> &Arc<Map> {
+        &self.map
+    }
+
+    /// Where to count.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Where kicks come from.
+    pub fn kick(&self) -> Option<&Kick> {
+        self.kick.as_ref()
+    }
+
+    /// Index of the first available ring entry that was not taken.
+    pub fn next_avail(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
+    /// Whether the driver broke it.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Takes the next chain; `false` where there is none. A ring that turns out broken has none from then on.
+    #[inline]
+    pub fn pop(&mut self, chain: &mut Chain) -> bool {
+        if self.broken {
+            return false;
+        }
+        match self.queue.pop(&self.map, chain) {
+            Ok(popped) => popped,
+            Err(error) => {
+                self.fail(&error);
+                false
+            }
+        }
+    }
+
+    /// Puts back the chain that the last [`Vring::pop`] took.
+    pub fn unpop(&mut self) {
+        self.queue.unpop();
+    }
+
+    /// Completes the chain with this head; the device wrote `len` bytes of its writable buffers, counted from the
+    /// first. The driver sees it after [`Vring::publish`].
+    #[inline]
+    pub fn push(&mut self, head: u16, len: u32) {
+        if !self.broken {
+            self.queue.push(head, len);
+            self.pushed = true;
+        }
+    }
+
+    /// Shows the driver all that was pushed, and calls it if it wants that.
+    #[inline]
+    pub fn publish(&mut self) {
+        if !std::mem::take(&mut self.pushed) {
+            return;
+        }
+        let wanted = self.queue.publish();
+        match &self.call {
+            Some(call) if wanted => {
+                call.signal();
+                self.counters.calls.add(1);
+            }
+            _ => self.counters.calls_suppressed.add(1),
+        }
+    }
+
+    /// Asks the driver for kicks, then looks once more; `true`: there is work already, and the kick for it may never
+    /// come.
+    pub fn arm(&mut self) -> bool {
+        !self.broken && self.queue.arm()
+    }
+
+    /// Tells the driver that no kicks are needed.
+    pub fn disarm(&mut self) {
+        if !self.broken {
+            self.queue.disarm();
+        }
+    }
+
+    /// Latches that this ring cannot be served, logs `why` and tells the front-end. It rests until it is set up anew.
+    pub fn fail(&mut self, why: &dyn std::fmt::Display) {
+        self.broken = true;
+        error!(queue = self.index, error = %why, "virtqueue broken; it rests until it is set up anew");
+        if let Some(err) = &self.err {
+            err.signal();
+        }
+    }
+
+    /// Applies a change. The kick descriptor, which its worker waits for, is exchanged by the worker.
+    pub fn apply(&mut self, update: Update) {
+        match update {
+            Update::Memory(map) => {
+                self.map = map;
+                self.remap();
+            }
+            Update::Addresses(addresses) if addresses != self.addresses => {
+                self.addresses = addresses;
+                self.remap();
+            }
+            Update::Call(call) => {
+                self.call = call;
+                if let Some(call) = &self.call {
+                    call.signal();
+                    self.counters.calls.add(1);
+                }
+            }
+            Update::Err(err) => {
+                if self.broken
+                    && let Some(err) = &err
+                {
+                    err.signal();
+                }
+                self.err = err;
+            }
+            Update::Kick(kick) => self.kick = kick,
+            Update::Addresses(_) | Update::Look => {}
+        }
+    }
+
+    fn remap(&mut self) {
+        match Metadata::map(&self.map, &self.addresses, &self.options) {
+            Ok(metadata) => {
+                if !self.queue.is_mapped() {
+                    info!(queue = self.index, "the ring is in guest memory again");
+                }
+                self.queue.remap(metadata);
+                // What was pushed while it rested.
+                self.pushed = true;
+            }
+            Err(error) => {
+                warn!(queue = self.index, %error, "the ring is not in guest memory any more; it rests");
+                self.queue.unmap();
+            }
+        }
+    }
+}

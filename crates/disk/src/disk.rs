@@ -1,0 +1,109 @@
+//! One disk of several kinds.
+
+use crate::{DiskSpec, Error, FileDisk, Io, Lane, Limits, MemoryDisk, NullDisk, Options, Request, Step};
+use kickless_io::{Completion, Engine, FileId};
+use std::fs::File;
+
+/// What lies behind a virtio-blk device. Shared by all workers that serve it.
+#[derive(Debug)]
+pub enum Disk {
+    /// A raw image or a block device.
+    File(FileDisk),
+    /// Nothing.
+    Null(NullDisk),
+    /// RAM.
+    Memory(MemoryDisk),
+}
+
+impl Disk {
+    /// Opens a disk.
+    ///
+    /// An image whose length is no multiple of 512 loses the part of a sector at its end, with a warning in
+    /// the log.
+    ///
+    /// # Errors
+    /// One sentence for the operator: missing, not allowed, no disk, empty, or not fit for direct I/O.
+    pub fn open(spec: &DiskSpec, options: &Options) -> Result<Self, Error> {
+        Ok(match spec {
+            DiskSpec::File(path) => Self::File(FileDisk::open(path, options)?),
+            DiskSpec::Null(size) => Self::Null(NullDisk::new(*size, options.read_only)?),
+            DiskSpec::Memory(size) => Self::Memory(MemoryDisk::new(*size, options.read_only)?),
+        })
+    }
+
+    /// What it can do.
+    pub fn limits(&self) -> &Limits {
+        match self {
+            Self::File(file) => file.limits(),
+            Self::Null(null) => null.limits(),
+            Self::Memory(memory) => memory.limits(),
+        }
+    }
+
+    /// The file behind it, for locking it.
+    pub fn file(&self) -> Option<&File> {
+        match self {
+            Self::File(file) => Some(file.file()),
+            Self::Null(_) | Self::Memory(_) => None,
+        }
+    }
+
+    /// Something that tells this disk from others on the host, of at most 20 printable ASCII characters: what
+    /// GET_ID answers when the operator has chosen nothing.
+    pub fn identity(&self) -> &str {
+        match self {
+            Self::File(file) => file.identity(),
+            Self::Null(_) => "kickless-null",
+            Self::Memory(_) => "kickless-mem",
+        }
+    }
+
+    /// Makes the disk known to a worker's engine. What it returns goes into each [`Lane`] with that engine.
+    ///
+    /// # Errors
+    /// The engine cannot take the file.
+    pub fn attach(&self, engine: &mut Engine) -> Result<Option<FileId>, Error> {
+        match self {
+            Self::File(file) => Ok(Some(file.attach(engine)?)),
+            Self::Null(_) | Self::Memory(_) => Ok(None),
+        }
+    }
+
+    /// The worker's engine needs the disk no more. What is in flight goes on.
+    pub fn detach(&self, engine: &mut Engine, file: Option<FileId>) {
+        if let Some(file) = file {
+            engine.unregister(file);
+        }
+    }
+
+    /// Starts a request on the buffers that are in `io`.
+    #[inline]
+    pub fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
+        debug_assert!(!io.is_active(), "a request was started over another one");
+        match self {
+            Self::File(file) => file.start(lane, io, request),
+            Self::Null(null) => null.start(io, request),
+            Self::Memory(memory) => memory.start(io, request),
+        }
+    }
+
+    /// Goes on with a request, an operation of which has completed.
+    #[inline]
+    pub fn resume(&self, lane: &mut Lane<'_>, io: &mut Io, completion: Completion) -> Step {
+        match self {
+            Self::File(file) => file.resume(lane, io, completion),
+            // They never have an operation in an engine.
+            Self::Null(_) | Self::Memory(_) => Step::Pending,
+        }
+    }
+
+    /// Goes on with a request that got [`Step::Busy`]. Too early is no harm.
+    #[inline]
+    pub fn retry(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
+        match self {
+            Self::File(file) => file.drive(lane, io),
+            // They are never busy.
+            Self::Null(_) | Self::Memory(_) => Step::Busy,
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Opening a file, and finding out what direct I/O needs there.
+
+use super::topology;
+use super::{Direct, FileDisk};
+use crate::bounce::{BUFFER_BYTES, Pool};
+use crate::{Cache, Error, Limits, Options, SECTOR};
+use kickless_io::AlignedBuf;
+use rustix::fs::{AtFlags, OFlags, StatxFlags, fstatfs, ioctl_blksszget, statx};
+use rustix::io::{Errno, pread};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Magic numbers of statfs(2): file systems that have no cache beside the memory they are.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
+/// What direct I/O needs, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Alignment {
+    /// Of addresses.
+    memory: u64,
+    /// Of offsets and lengths.
+    offset: u64,
+}
+
+impl FileDisk {
+    /// Opens an image or a block device.
+    ///
+    /// On tmpfs and ramfs, where there is no cache to avoid, [`Cache::None`] does not insist on direct I/O.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
+        let (file, direct) = open_file(path, options)?;
+        let failed = |source| Error::Open { path: path.to_owned(), source };
+        let meta = file.metadata().map_err(failed)?;
+        // Once more, for the path may name another file by now.
+        check_type(path, &meta)?;
+        // The kernel lets a write-protected device be opened for writing, and fails the writes.
+        if meta.file_type().is_block_device() && !options.read_only && topology::is_protected(meta.rdev()) {
+            return Err(Error::OpenForWriting { path: path.to_owned(), source: Errno::ROFS.into() });
+        }
+        // For a device too this tells the size.
+        let bytes = (&file).seek(SeekFrom::End(0)).map_err(failed)?;
+        let size = bytes - bytes % SECTOR;
+        if size == 0 {
+            return Err(Error::Empty { path: path.to_owned() });
+        }
+        if size < bytes {
+            tracing::warn!(
+                path = %path.display(), bytes, size,
+                "the length of the image is no multiple of 512; the guest cannot reach the last part of a sector"
+            );
+        }
+        let direct = if direct { Some(demands(path, &file, &meta, size)?) } else { None };
+        let block = direct.as_ref().map(|direct| direct.block);
+        let plain = Limits::plain(size, options.read_only);
+        let limits = if meta.file_type().is_block_device() {
+            topology::of_device(meta.rdev(), plain, block.or_else(|| logical_block(&file)))
+        } else {
+            topology::of_image(meta.blksize(), plain)
+        };
+        Ok(Self { identity: identity(&meta), file: Arc::new(file), limits, direct })
+    }
+}
+
+/// Opens the file in the mode that the options ask for; whether for direct I/O.
+fn open_file(path: &Path, options: &Options) -> Result<(File, bool), Error> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if !options.read_only => {
+            Error::OpenForWriting { path: path.to_owned(), source }
+        }
+        _ => Error::Open { path: path.to_owned(), source },
+    };
+    // Before opening: that of a FIFO would wait for its other end.
+    check_type(path, &path.metadata().map_err(failed)?)?;
+    let open = |flags: OFlags| {
+        OpenOptions::new().read(true).write(!options.read_only).custom_flags(flags.bits() as i32).open(path)
+    };
+    if options.cache == Cache::Writeback {
+        return Ok((open(OFlags::empty()).map_err(failed)?, false));
+    }
+    match open(OFlags::DIRECT) {
+        Ok(file) => {
+            let cacheless = is_cacheless(&file);
+            // Where the kernel takes O_DIRECT for tmpfs it takes any alignment with it: the same as none.
+            Ok((file, !cacheless))
+        }
+        Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+            let file = open(OFlags::empty()).map_err(failed)?;
+            if is_cacheless(&file) {
+                return Ok((file, false));
+            }
+            Err(Error::NoDirect { path: path.to_owned() })
+        }
+        Err(e) => Err(failed(e)),
+    }
+}
+
+fn check_type(path: &Path, meta: &Metadata) -> Result<(), Error> {
+    let kind = meta.file_type();
+    let what = match () {
+        () if kind.is_file() || kind.is_block_device() => return Ok(()),
+        () if kind.is_dir() => "a directory",
+        () if kind.is_char_device() => "a character device",
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () => "a special file",
+    };
+    Err(Error::NotADisk { path: path.to_owned(), what })
+}
+
+/// Whether the file is memory itself. (The node of a device may lie on a tmpfs too, and says nothing about
+/// the device.)
+fn is_cacheless(file: &File) -> bool {
+    file.metadata().is_ok_and(|meta| meta.is_file())
+        && fstatfs(file).is_ok_and(|fs| matches!(fs.f_type as u64, TMPFS_MAGIC | RAMFS_MAGIC))
+}
+
+fn logical_block(file: &File) -> Option<u64> {
+    ioctl_blksszget(file).ok().map(u64::from)
+}
+
+/// What direct I/O demands of requests to `file`.
+fn demands(path: &Path, file: &File, meta: &Metadata, size: u64) -> Result<Direct, Error> {
+    let device = meta.file_type().is_block_device();
+    let found = match told(file) {
+        Some(Ok(alignment)) => Some(alignment),
+        Some(Err(())) => None,
+        None => {
+            let offset = if device { logical_block(file) } else { tried(file) };
+            // What an address needs is not known then; an offset's need has been enough everywhere.
+            offset.map(|offset| Alignment { memory: offset, offset })
+        }
+    };
+    let Some(Alignment { memory, offset }) = found else {
+        return Err(Error::NoDirect { path: path.to_owned() });
+    };
+    let block = offset.max(SECTOR);
+    let most = BUFFER_BYTES as u64;
+    if !block.is_power_of_two() || block > most || !memory.is_power_of_two() || memory > most {
+        return Err(Error::HugeBlock { path: path.to_owned(), block: block.max(memory), max: most });
+    }
+    if !size.is_multiple_of(block) {
+        return Err(Error::PartialBlock { path: path.to_owned(), size, block });
+    }
+    let address = memory as usize;
+    Ok(Direct {
+        block,
+        address,
+        // A page at least: what the kernel says suffices, but a transfer that crosses fewer pages is cheaper.
+        pool: Arc::new(Pool::new(address.max(rustix::param::page_size()))),
+        ranges: (block > SECTOR).then(Arc::default),
+    })
+}
+
+/// What the kernel says (from 6.1 on, where the file system does); `Err` where it says that direct I/O is
+/// impossible.
+fn told(file: &File) -> Option<Result<Alignment, ()>> {
+    let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return None;
+    }
+    let (memory, offset) = (u64::from(stat.stx_dio_mem_align), u64::from(stat.stx_dio_offset_align));
+    Some(if memory == 0 || offset == 0 { Err(()) } else { Ok(Alignment { memory, offset }) })
+}
+
+/// The smallest length that a read accepts, by trying.
+fn tried(file: &File) -> Option<u64> {
+    let mut buffer = AlignedBuf::new(64 << 10, 64 << 10).ok()?;
+    [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536].into_iter().find_map(|len| {
+        loop {
+            match pread(file, &mut buffer[..len], 0) {
+                Err(Errno::INTR) => {}
+                Err(_) => break None,
+                Ok(_) => break Some(len as u64),
+            }
+        }
+    })
+}
+
+/// The device and the number of the file on it; a block device's own number.
+fn identity(meta: &Metadata) -> String {
+    let mut text = match meta.file_type().is_block_device() {
+        true => format!("dev-{:x}", meta.rdev()),
+        false => format!("{:x}-{:x}", meta.dev(), meta.ino()),
+    };
+    text.truncate(20);
+    text
+}

@@ -1,0 +1,254 @@
+//! A request's way through a file. Direct where it can be; through a bounce buffer, piece by piece, where it
+//! cannot.
+
+use super::{Direct, FileDisk};
+use crate::bounce::BUFFER_BYTES;
+use crate::io::{Bounce, Phase};
+use crate::range::Ranges;
+use crate::{Io, IoError, Lane, Request, Step};
+use kickless_io::{Buffers, Completion, Errno, Op, OpKind, Token};
+use std::sync::Arc;
+
+/// So often in a row may the kernel say "again".
+const RETRIES_MAX: u16 = 1000;
+
+/// Either go on at once, or tell the device.
+type Flow = Result<(), Step>;
+
+impl FileDisk {
+    #[inline]
+    pub(crate) fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
+        io.at = match io.check(request, &self.limits) {
+            Ok(at) => at,
+            Err(e) => return Step::Done(Err(e)),
+        };
+        io.retries = 0;
+        io.write = matches!(request, Request::Write { .. });
+        io.durable = matches!(request, Request::Write { durable: true, .. });
+        io.phase = if request == Request::Flush { Phase::Flush } else { Phase::Plan };
+        self.drive(lane, io)
+    }
+
+    /// Goes as far as it can.
+    pub(crate) fn drive(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
+        if io.sent {
+            return Step::Pending;
+        }
+        loop {
+            let flow = match io.phase {
+                Phase::Plan => self.plan(io),
+                Phase::Direct => self.direct(lane, io),
+                Phase::Prepare => self.prepare(lane, io),
+                Phase::Load => bounce(lane, io, OpKind::Read),
+                Phase::Store => bounce(lane, io, OpKind::Write { durable: io.durable }),
+                Phase::Flush => queue(lane, OpKind::Flush, 0, Buffers::None).map_err(|(step, _)| step),
+                // Nothing was started.
+                Phase::Idle => return Step::Busy,
+            };
+            if let Err(step) = flow {
+                io.sent = step == Step::Pending;
+                return if let Step::Done(result) = step { io.finish(result) } else { step };
+            }
+        }
+    }
+
+    /// Decides how to do the next piece.
+    fn plan(&self, io: &mut Io) -> Flow {
+        io.range = None;
+        io.bounce = None;
+        let left = io.buffers.len();
+        if left == 0 {
+            return Err(Step::Done(Ok(())));
+        }
+        io.phase = Phase::Direct;
+        if let Some(Direct { block, address, .. }) = &self.direct
+            && !(io.at.is_multiple_of(*block) && io.buffers.is_aligned(*address, *block as usize))
+        {
+            io.bounce = Some(Box::new(piece(io.at, left, *block, io.write)));
+            io.phase = Phase::Prepare;
+        }
+        Ok(())
+    }
+
+    /// The guest's buffers, as they are.
+    fn direct(&self, lane: &mut Lane<'_>, io: &mut Io) -> Flow {
+        if io.write
+            && let Some(ranges) = self.ranges()
+        {
+            let end = io.at + io.buffers.len();
+            hold(lane, io, ranges, end, false)?;
+        }
+        let kind = if io.write { OpKind::Write { durable: io.durable } } else { OpKind::Read };
+        let buffers = Buffers::Guest(std::mem::take(&mut io.buffers));
+        queue(lane, kind, io.at, buffers).map_err(|(step, back)| {
+            if let Buffers::Guest(back) = back {
+                io.buffers = back;
+            }
+            step
+        })
+    }
+
+    fn ranges(&self) -> Option<&Arc<Ranges>> {
+        self.direct.as_ref()?.ranges.as_ref()
+    }
+
+    /// Gets a buffer, *then* the range: who waits for a range has all that it takes to give its own back.
+    fn prepare(&self, lane: &mut Lane<'_>, io: &mut Io) -> Flow {
+        let (Some(direct), Some(bounce)) = (&self.direct, &mut io.bounce) else {
+            return Err(Step::Done(Err(IoError::Stuck)));
+        };
+        if bounce.permit.is_none() {
+            match direct.pool.take(&mut bounce.waiting, lane.waker) {
+                Ok(Some(permit)) => bounce.permit = Some(permit),
+                Ok(None) => return Err(Step::Busy),
+                Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
+            }
+        }
+        if !io.write {
+            io.phase = Phase::Load;
+            return Ok(());
+        }
+        let (end, part) = (bounce.at + bounce.total as u64, bounce.is_part());
+        if let Some(ranges) = &direct.ranges {
+            hold(lane, io, ranges, end, part)?;
+        }
+        if part {
+            io.phase = Phase::Load;
+        } else {
+            self.fill(io);
+        }
+        Ok(())
+    }
+
+    /// Puts the guest's bytes into the bounce buffer, to be written.
+    fn fill(&self, io: &mut Io) {
+        io.phase = Phase::Store;
+        if let Some(bounce) = &mut io.bounce {
+            bounce.done = 0;
+            let (skip, len) = (bounce.skip, bounce.len);
+            if let Some(buffer) = bounce.permit.as_mut().and_then(|p| p.buffer.as_mut()) {
+                io.buffers.read(0, &mut buffer[skip..skip + len]);
+            }
+        }
+    }
+
+    pub(crate) fn resume(&self, lane: &mut Lane<'_>, io: &mut Io, completion: Completion) -> Step {
+        io.sent = false;
+        match completion.buffers {
+            Buffers::Guest(buffers) => io.buffers = buffers,
+            Buffers::Owned(buffer) => {
+                if let Some(permit) = io.bounce.as_mut().and_then(|b| b.permit.as_mut()) {
+                    permit.buffer = Some(buffer);
+                }
+            }
+            Buffers::None => {}
+        }
+        let bytes = match completion.result {
+            Ok(bytes) => bytes,
+            Err(Errno::AGAIN | Errno::INTR) if io.retries < RETRIES_MAX => {
+                io.retries += 1;
+                return self.drive(lane, io);
+            }
+            Err(Errno::AGAIN | Errno::INTR) => return io.finish(Err(IoError::Stuck)),
+            Err(errno) => return io.finish(Err(IoError::Os(errno))),
+        };
+        io.retries = 0;
+        match io.phase {
+            Phase::Flush => return io.finish(Ok(())),
+            // A read has come to an end of the file that was not there before; a write has nothing to say.
+            _ if bytes == 0 => {
+                return io.finish(Err(if io.write { IoError::Stuck } else { IoError::Shrunk }));
+            }
+            Phase::Direct => {
+                io.at += u64::from(bytes);
+                io.buffers.advance(u64::from(bytes));
+                if io.buffers.is_empty() {
+                    return io.finish(Ok(()));
+                }
+                io.phase = Phase::Plan;
+            }
+            Phase::Load | Phase::Store => self.bounced(io, bytes as usize),
+            Phase::Idle | Phase::Plan | Phase::Prepare => return Step::Pending,
+        }
+        self.drive(lane, io)
+    }
+
+    /// So many bytes more have gone between the bounce buffer and the file.
+    fn bounced(&self, io: &mut Io, bytes: usize) {
+        let Some(bounce) = &mut io.bounce else { return };
+        bounce.done += bytes;
+        if bounce.done < bounce.total {
+            return;
+        }
+        let (skip, len) = (bounce.skip, bounce.len);
+        if io.write && io.phase == Phase::Load {
+            return self.fill(io);
+        }
+        if !io.write
+            && let Some(buffer) = bounce.permit.as_ref().and_then(|p| p.buffer.as_ref())
+        {
+            io.buffers.write(0, &buffer[skip..skip + len]);
+        }
+        io.at += len as u64;
+        io.buffers.advance(len as u64);
+        io.phase = Phase::Plan;
+    }
+}
+
+/// Cuts the next piece for a bounce buffer off the `left` bytes at `at`.
+///
+/// A read takes all blocks that it touches. A write takes whole blocks as they come, and a part of a block by
+/// itself, so that what has to be read first and kept from others is one block.
+fn piece(at: u64, left: u64, block: u64, write: bool) -> Bounce {
+    let start = at - at % block;
+    let skip = at - start;
+    let room = BUFFER_BYTES as u64 - skip;
+    let len = match write {
+        false => left.min(room),
+        true if skip > 0 || left < block => left.min(block - skip),
+        true => (left - left % block).min(BUFFER_BYTES as u64),
+    };
+    // All of it fits into a buffer: a block does, and buffers are a multiple of it.
+    let total = (skip + len).next_multiple_of(block);
+    Bounce { at: start, total: total as usize, skip: skip as usize, len: len as usize, ..Bounce::default() }
+}
+
+impl Bounce {
+    /// Whether it is a part of a block.
+    fn is_part(&self) -> bool {
+        self.len < self.total
+    }
+}
+
+/// Holds the range of the present piece up to `end`, or waits for it.
+fn hold(lane: &Lane<'_>, io: &mut Io, ranges: &Arc<Ranges>, end: u64, exclusive: bool) -> Flow {
+    let start = io.bounce.as_ref().map_or(io.at, |bounce| bounce.at);
+    let ticket = io.range.get_or_insert_with(|| ranges.ask(start..end, exclusive, lane.waker));
+    if ticket.is_held() { Ok(()) } else { Err(Step::Busy) }
+}
+
+/// Transfers what is left of the bounce buffer.
+fn bounce(lane: &mut Lane<'_>, io: &mut Io, kind: OpKind) -> Flow {
+    let Some(bounce) = &mut io.bounce else { return Err(Step::Done(Err(IoError::Stuck))) };
+    let Some(permit) = &mut bounce.permit else { return Err(Step::Done(Err(IoError::Stuck))) };
+    let Some(mut buffer) = permit.buffer.take() else { return Err(Step::Done(Err(IoError::Stuck))) };
+    buffer.set_window(bounce.done..bounce.total);
+    queue(lane, kind, bounce.at + bounce.done as u64, Buffers::Owned(buffer)).map_err(|(step, back)| {
+        if let Buffers::Owned(back) = back {
+            permit.buffer = Some(back);
+        }
+        step
+    })
+}
+
+/// Puts one operation into the engine. Never goes on at once; the buffers come back where it is full.
+fn queue(lane: &mut Lane<'_>, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
+    let Some(file) = lane.file else {
+        return Err((Step::Done(Err(IoError::Os(Errno::BADF))), buffers));
+    };
+    let token = Token { source: lane.source, slot: lane.slot };
+    match lane.engine.queue(Op { file, kind, offset, buffers }, token) {
+        Ok(()) => Err((Step::Pending, Buffers::None)),
+        Err(op) => Err((Step::Busy, op.buffers)),
+    }
+}

@@ -1,0 +1,156 @@
+//! A request on its way, and what a device and a disk say to each other about it.
+
+use crate::bounce::{Permit, Waiting};
+use crate::range::Ticket;
+use crate::{IoError, Limits, SECTOR};
+use kickless_io::{Engine, FileId, Waker};
+use kickless_memory::Iov;
+
+/// What the guest wants. How many bytes is what the [`Io`]'s buffers hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Disk to buffers.
+    Read {
+        /// First byte on the disk; a multiple of 512.
+        offset: u64,
+    },
+    /// Buffers to disk.
+    Write {
+        /// First byte on the disk; a multiple of 512.
+        offset: u64,
+        /// Done only when the bytes are on stable storage.
+        durable: bool,
+    },
+    /// All writes that are done are to be on stable storage. No buffers.
+    Flush,
+}
+
+/// The way from one worker to a disk, for one request.
+#[derive(Debug)]
+pub struct Lane<'a> {
+    /// The worker's engine.
+    pub engine: &'a mut Engine,
+    /// First half of the token that completions of this request carry.
+    pub source: u32,
+    /// Second half.
+    pub slot: u32,
+    /// What [`crate::Disk::attach`] returned for this engine.
+    pub file: Option<FileId>,
+    /// Signalled when a request of this lane that got [`Step::Busy`] for want of something that is shared,
+    /// and no engine can announce, should be retried.
+    pub waker: &'a Waker,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Step {
+    /// It is over. The buffers are back in the [`Io`], used up as far as they were transferred.
+    Done(Result<(), IoError>),
+    /// An operation is in the engine; its completion goes to [`crate::Disk::resume`].
+    Pending,
+    /// The engine is full, or another request has what this one needs. It stays whole in the [`Io`];
+    /// [`crate::Disk::retry`] when the engine has room again *and* when the lane's waker was signalled.
+    Busy,
+}
+
+/// One request, from start to end. A device embeds one in each request slot and uses it again and again: it
+/// then keeps its buffers' capacity and the reference to the memory map.
+///
+/// Dropping it while it waits ([`Step::Busy`]) gives up the request. While it is [`Step::Pending`] the engine
+/// has the buffers, and the completion must still be awaited.
+#[derive(Debug, Default)]
+pub struct Io {
+    pub(crate) buffers: Iov,
+    /// The next byte on the disk.
+    pub(crate) at: u64,
+    pub(crate) write: bool,
+    pub(crate) durable: bool,
+    pub(crate) phase: Phase,
+    /// An operation of it is in the engine.
+    pub(crate) sent: bool,
+    /// The kernel's requests to try again, in a row.
+    pub(crate) retries: u16,
+    pub(crate) range: Option<Ticket>,
+    pub(crate) bounce: Option<Box<Bounce>>,
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// No request.
+    #[default]
+    Idle,
+    /// Decide how to do what is left.
+    Plan,
+    /// Transfer from or to the guest's buffers.
+    Direct,
+    /// Get a bounce buffer and what else the piece in [`Io::bounce`] needs.
+    Prepare,
+    /// Read into the bounce buffer.
+    Load,
+    /// Write from the bounce buffer.
+    Store,
+    /// Flush the file.
+    Flush,
+}
+
+/// A piece of a request that goes through a buffer of ours.
+#[derive(Debug, Default)]
+pub(crate) struct Bounce {
+    pub(crate) waiting: Option<Waiting>,
+    pub(crate) permit: Option<Permit>,
+    /// Where on the disk the buffer lies.
+    pub(crate) at: u64,
+    /// Bytes of it that are transferred.
+    pub(crate) total: usize,
+    /// How many of them have been, by the present operation.
+    pub(crate) done: usize,
+    /// The guest's bytes within it: first one, and how many.
+    pub(crate) skip: usize,
+    pub(crate) len: usize,
+}
+
+impl Io {
+    /// The guest's buffers: to be filled before a request starts, and to be emptied ([`Iov::clear`]) after it
+    /// is over. To be left alone in between.
+    pub fn buffers_mut(&mut self) -> &mut Iov {
+        &mut self.buffers
+    }
+
+    /// The guest's buffers. Empty while the engine has them.
+    pub fn buffers(&self) -> &Iov {
+        &self.buffers
+    }
+
+    /// Whether a request has been started and is not over.
+    pub fn is_active(&self) -> bool {
+        self.phase != Phase::Idle
+    }
+
+    /// Ends the request.
+    pub(crate) fn finish(&mut self, result: Result<(), IoError>) -> Step {
+        self.phase = Phase::Idle;
+        self.range = None;
+        self.bounce = None;
+        Step::Done(result)
+    }
+
+    /// Whether `request` can be for a disk with these limits; where its bytes begin.
+    pub(crate) fn check(&self, request: Request, limits: &Limits) -> Result<u64, IoError> {
+        let (offset, write) = match request {
+            Request::Read { offset } => (offset, false),
+            Request::Write { offset, .. } => (offset, true),
+            Request::Flush => return Ok(0),
+        };
+        if write && limits.read_only {
+            return Err(IoError::ReadOnly);
+        }
+        let len = self.buffers.len();
+        let whole = offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR);
+        match offset.checked_add(len) {
+            Some(end) if whole && end <= limits.size => Ok(offset),
+            _ => Err(IoError::Range),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What lies behind a virtio-blk device.
+//!
+//! A [`Disk`] is a file or block device, RAM, or nothing at all. Any number of workers use one disk at the
+//! same time, each through its own engine ([`Disk::attach`]); what they share is immutable, or locked on
+//! paths that are rare.
+//!
+//! # A request
+//! A device keeps an [`Io`] in each of its request slots. It puts the guest's buffers there
+//! ([`Io::buffers_mut`]) and calls [`Disk::start`]. [`Step::Pending`] means that an operation is in the
+//! worker's engine: its completion, recognised by the token, goes to [`Disk::resume`]. [`Step::Busy`] means
+//! that something is lacking: [`Disk::retry`] goes on later. Either may happen any number of times, for short
+//! transfers are continued and unaligned ones are cut up, until [`Step::Done`] says how the request ended;
+//! once, whatever happens.
+//!
+//! ```
+//! use kickless_disk::{Disk, DiskSpec, Io, Lane, Options, Request, Step};
+//! use kickless_io::{Engine, EngineKind, Waker};
+//!
+//! let disk = Disk::open(&DiskSpec::Null(1 << 30), &Options::default())?;
+//! let mut engine = Engine::open(EngineKind::Auto, 16)?;
+//! let (file, waker) = (disk.attach(&mut engine)?, Waker::new()?);
+//! let mut lane = Lane { engine: &mut engine, source: 0, slot: 0, file, waker: &waker };
+//! let step = disk.start(&mut lane, &mut Io::default(), Request::Flush);
+//! assert_eq!(step, Step::Done(Ok(())));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Order
+//! None among requests in flight, as a disk has none, but that no write undoes another: where the target's
+//! blocks are larger than the guest's sectors, writing a part of a block excludes other writes to that block
+//! until it is done.
+
+mod bounce;
+mod disk;
+mod error;
+mod file;
+mod io;
+pub mod lock;
+mod memory;
+mod null;
+mod range;
+mod spec;
+
+pub use disk::Disk;
+pub use error::{Error, IoError};
+pub use file::FileDisk;
+pub use io::{Io, Lane, Request, Step};
+pub use memory::MemoryDisk;
+pub use null::NullDisk;
+pub use spec::{Cache, DiskSpec, Limits, Options, SECTOR, UnknownCache};

@@ -1,0 +1,263 @@
+//! Image locks that QEMU understands.
+//!
+//! QEMU guards an image with *open file description* locks on single bytes: for each permission that it uses a shared
+//! lock on byte 100 + *permission*, for each permission that it does not let others have a shared lock on byte
+//! 200 + *permission*. Nobody ever takes an exclusive lock; a conflict is found by asking, after one's own bytes are
+//! held, whether an exclusive lock could be had on the bytes that say the opposite. Two that start at the same moment
+//! can therefore both fail, and can never both succeed. Whatever lies in the image at these offsets is not touched.
+//!
+//! We ask for what QEMU's own disk devices ask for: others may read, and may resize, but not write.
+//! Source: QEMU `block/file-posix.c` and `hw/block/block.c`, the bytes as seen in `/proc/locks` under QEMU 7.2.
+
+use std::fs::File;
+use std::io;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+
+/// "I read, and count on what I read."
+const READS: i64 = 100;
+/// "I write."
+const WRITES: i64 = 101;
+/// "Nobody else may read."
+const ALONE_READING: i64 = 200;
+/// "Nobody else may write."
+const ALONE_WRITING: i64 = 201;
+
+/// What one kind of user says with its locks.
+struct Claim {
+    /// The bytes it holds.
+    holds: &'static [i64],
+    /// The bytes that nobody else may hold.
+    refuses: &'static [i64],
+}
+
+const WRITER: Claim =
+    Claim { holds: &[READS, WRITES, ALONE_WRITING], refuses: &[ALONE_READING, ALONE_WRITING, WRITES] };
+const READER: Claim = Claim { holds: &[READS, ALONE_WRITING], refuses: &[ALONE_READING, WRITES] };
+
+const fn claim(read_only: bool) -> &'static Claim {
+    if read_only { &READER } else { &WRITER }
+}
+
+/// Why an image could not be locked.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another process has the image open for writing.
+    #[error("another process has it open for writing")]
+    Written,
+    /// Another process uses the image and does not let others write to it.
+    #[error("another process is using it and lets nobody else write")]
+    NotShared,
+    /// Another process uses the image alone.
+    #[error("another process is using it alone")]
+    Exclusive,
+    /// The file system cannot lock files in this way, or refuses to.
+    #[error("the file cannot be locked (--lock=off does without): {0}")]
+    Unsupported(#[source] io::Error),
+}
+
+impl LockError {
+    /// What it means that somebody else holds `byte`.
+    fn held(byte: i64) -> Self {
+        match byte {
+            WRITES => Self::Written,
+            ALONE_WRITING => Self::NotShared,
+            _ => Self::Exclusive,
+        }
+    }
+}
+
+/// An image that others know to be in use, until this is dropped.
+///
+/// The lock belongs to the open file description of the file it was made from: duplicates of that descriptor share it,
+/// a second `open` of the same image conflicts with it. One lock at a time for each description, since the first to be
+/// dropped unlocks for all.
+#[derive(Debug)]
+pub struct ImageLock {
+    file: File,
+    holds: &'static [i64],
+}
+
+impl ImageLock {
+    /// Locks the image behind `file` for reading, or for reading and writing. Never waits.
+    ///
+    /// # Errors
+    /// Another process holds a lock that does not go with this one, or the file cannot be locked. Nothing is held then.
+    pub fn acquire(file: &File, read_only: bool) -> Result<Self, LockError> {
+        let claim = claim(read_only);
+        let file = file.try_clone().map_err(LockError::Unsupported)?;
+        // Dropping it on the way out unlocks what has been locked so far.
+        let lock = Self { file, holds: claim.holds };
+        for &byte in claim.holds {
+            match fcntl(&lock.file, FcntlArg::F_OFD_SETLK(&range(byte, libc::F_RDLCK))) {
+                Ok(_) => {}
+                Err(Errno::EAGAIN | Errno::EACCES) => return Err(LockError::held(byte)),
+                Err(errno) => return Err(LockError::Unsupported(errno.into())),
+            }
+        }
+        check(&lock.file, read_only)?;
+        Ok(lock)
+    }
+}
+
+impl Drop for ImageLock {
+    fn drop(&mut self) {
+        for &byte in self.holds {
+            // Nothing can be done about a failure, and closing the description unlocks as well.
+            let _ = fcntl(&self.file, FcntlArg::F_OFD_SETLK(&range(byte, libc::F_UNLCK)));
+        }
+    }
+}
+
+/// Whether the image behind `file` could be locked now; takes no lock. What `file`'s own description holds is no
+/// obstacle.
+///
+/// # Errors
+/// Another process holds a lock that does not go with this one, or the file cannot be locked.
+pub fn check(file: &File, read_only: bool) -> Result<(), LockError> {
+    for &byte in claim(read_only).refuses {
+        let mut found = range(byte, libc::F_WRLCK);
+        fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))
+            .map_err(|errno| LockError::Unsupported(errno.into()))?;
+        if i32::from(found.l_type) != libc::F_UNLCK {
+            return Err(LockError::held(byte));
+        }
+    }
+    Ok(())
+}
+
+/// The one byte at `byte`, as `fcntl` wants it.
+fn range(byte: i64, kind: i32) -> libc::flock {
+    libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: byte,
+        l_len: 1,
+        // The kernel wants 0 for locks of a description.
+        l_pid: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::io::{BufRead, BufReader, Write};
+    use std::path::Path;
+    use std::process::{Command, Stdio};
+
+    use tempfile::NamedTempFile;
+
+    use super::*;
+
+    fn image() -> NamedTempFile {
+        let image = NamedTempFile::new().unwrap();
+        image.as_file().set_len(1 << 20).unwrap();
+        image
+    }
+
+    fn open(path: &Path, read_only: bool) -> File {
+        OpenOptions::new().read(true).write(!read_only).open(path).unwrap()
+    }
+
+    #[test]
+    fn one_writer_or_many_readers() {
+        let image = image();
+        let (a, b) = (open(image.path(), false), open(image.path(), false));
+        let writer = ImageLock::acquire(&a, false).unwrap();
+        assert!(matches!(check(&b, false), Err(LockError::NotShared)));
+        assert!(matches!(ImageLock::acquire(&b, false), Err(LockError::NotShared)));
+        assert!(matches!(ImageLock::acquire(&b, true), Err(LockError::Written)));
+        check(&a, false).unwrap();
+        drop(writer);
+
+        let (r, s) = (open(image.path(), true), open(image.path(), true));
+        let _first = ImageLock::acquire(&r, true).unwrap();
+        let _second = ImageLock::acquire(&s, true).unwrap();
+        assert!(matches!(ImageLock::acquire(&a, false), Err(LockError::NotShared)));
+        // What failed left nothing behind.
+        check(&s, true).unwrap();
+    }
+
+    #[test]
+    fn gone_with_the_drop_although_the_file_stays_open() {
+        let image = image();
+        let (a, b) = (open(image.path(), false), open(image.path(), false));
+        drop(ImageLock::acquire(&a, false).unwrap());
+        drop(ImageLock::acquire(&b, false).unwrap());
+        drop(ImageLock::acquire(&a, false).unwrap());
+    }
+
+    #[test]
+    fn a_foreign_exclusive_lock_is_a_conflict() {
+        let image = image();
+        let (a, b) = (open(image.path(), false), open(image.path(), false));
+        fcntl(&b, FcntlArg::F_OFD_SETLK(&range(READS, libc::F_WRLCK))).unwrap();
+        assert!(ImageLock::acquire(&a, false).is_err());
+        fcntl(&b, FcntlArg::F_OFD_SETLK(&range(READS, libc::F_UNLCK))).unwrap();
+        ImageLock::acquire(&a, false).unwrap();
+    }
+
+    /// `qemu-io` running one command, and whether that went well.
+    fn qemu_io(path: &Path, read_only: bool) -> Result<(), String> {
+        let mut command = Command::new("qemu-io");
+        command.args(["-f", "raw", "-c", "read 0 512"]).stdin(Stdio::null());
+        if read_only {
+            command.arg("-r");
+        }
+        let out = command.arg(path).output().unwrap();
+        if out.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&out.stderr).into_owned()) }
+    }
+
+    #[test]
+    fn qemu_respects_our_locks() {
+        let image = image();
+        let file = open(image.path(), false);
+
+        let writer = ImageLock::acquire(&file, false).unwrap();
+        let refused = qemu_io(image.path(), false).unwrap_err();
+        assert!(refused.contains("Failed to get \"write\" lock"), "{refused}");
+        drop(writer);
+        qemu_io(image.path(), false).unwrap();
+
+        let reader = ImageLock::acquire(&file, true).unwrap();
+        let refused = qemu_io(image.path(), false).unwrap_err();
+        assert!(refused.contains("Failed to get \"write\" lock"), "{refused}");
+        qemu_io(image.path(), true).unwrap();
+        drop(reader);
+    }
+
+    #[test]
+    fn we_respect_the_locks_of_a_guest_in_qemu() {
+        let image = image();
+        let file = open(image.path(), false);
+        for qemu_reads_only in [false, true] {
+            let drive = format!(
+                "if=none,id=disk,format=raw,file={},readonly={}",
+                image.path().display(),
+                if qemu_reads_only { "on" } else { "off" }
+            );
+            let mut qemu = Command::new("qemu-system-x86_64")
+                .args(["-S", "-nodefaults", "-display", "none", "-m", "32", "-qmp", "stdio"])
+                .args(["-drive", &drive, "-device", "virtio-blk-pci,drive=disk"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            // Commands are answered once the devices stand; the greeting comes before.
+            qemu.stdin.as_mut().unwrap().write_all(b"{\"execute\":\"qmp_capabilities\"}\n").unwrap();
+            BufReader::new(qemu.stdout.as_mut().unwrap()).lines().nth(1).unwrap().unwrap();
+
+            let found = check(&file, false);
+            let (writer, reader) = (ImageLock::acquire(&file, false), ImageLock::acquire(&file, true));
+            qemu.kill().unwrap();
+            qemu.wait().unwrap();
+            assert!(matches!(found, Err(LockError::NotShared)), "{found:?}");
+            assert!(writer.is_err());
+            assert_eq!(reader.is_ok(), qemu_reads_only);
+            drop(reader);
+            ImageLock::acquire(&file, false).unwrap();
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Ranges of a disk that are being written.
+//!
+//! Only for targets whose blocks are larger than a sector: writing a part of a block means reading it,
+//! changing it and writing it back, and another write in between would be undone. Such a write holds its
+//! block *exclusively*; a write of whole blocks *shares* its range with others of the kind. Who comes later
+//! waits for whom it is in conflict with, so nobody starves.
+
+use kickless_io::Waker;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The ranges of one disk. Locked for short; nothing is locked inside.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    table: Mutex<Table>,
+}
+
+/// Conflicts are between two exclusive ranges or one of each kind, so two lists spare the whole-block writes,
+/// which may be many, from looking at one another. The exclusive ones are few: each has a bounce buffer.
+#[derive(Debug, Default)]
+struct Table {
+    shared: Vec<Option<Entry>>,
+    shared_free: Vec<usize>,
+    exclusive: Vec<Option<Entry>>,
+    exclusive_free: Vec<usize>,
+    /// Counts up, so that an entry knows who came before it.
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    number: u64,
+    range: Range<u64>,
+    /// Earlier entries that it is in conflict with. It holds its range when there are none.
+    blockers: usize,
+    waker: Waker,
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl Table {
+    fn list(&mut self, exclusive: bool) -> (&mut Vec<Option<Entry>>, &mut Vec<usize>) {
+        if exclusive {
+            (&mut self.exclusive, &mut self.exclusive_free)
+        } else {
+            (&mut self.shared, &mut self.shared_free)
+        }
+    }
+
+    /// The entries that one of this kind can be in conflict with.
+    fn rivals(&mut self, exclusive: bool) -> impl Iterator<Item = &mut Entry> {
+        let shared = if exclusive { self.shared.as_mut_slice() } else { &mut [] };
+        self.exclusive.iter_mut().chain(shared).flatten()
+    }
+}
+
+impl Ranges {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for a range. Whether it is held already, and later whether it is by now, [`Ticket::is_held`]
+    /// says; `waker` is signalled when that changes.
+    pub(crate) fn ask(self: &Arc<Self>, range: Range<u64>, exclusive: bool, waker: &Waker) -> Ticket {
+        let mut table = self.lock();
+        let blockers = table.rivals(exclusive).filter(|rival| overlap(&rival.range, &range)).count();
+        let number = table.next;
+        table.next += 1;
+        let entry = Some(Entry { number, range, blockers, waker: waker.clone() });
+        let (entries, free) = table.list(exclusive);
+        let place = match free.pop() {
+            Some(place) => {
+                entries[place] = entry;
+                place
+            }
+            None => {
+                entries.push(entry);
+                entries.len() - 1
+            }
+        };
+        Ticket { ranges: self.clone(), place, exclusive }
+    }
+}
+
+/// A range that is held or waited for, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    ranges: Arc<Ranges>,
+    place: usize,
+    exclusive: bool,
+}
+
+impl Ticket {
+    /// Whether its turn has come.
+    pub(crate) fn is_held(&self) -> bool {
+        let mut table = self.ranges.lock();
+        let (entries, _) = table.list(self.exclusive);
+        entries[self.place].as_ref().is_some_and(|entry| entry.blockers == 0)
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut table = self.ranges.lock();
+        let (entries, free) = table.list(self.exclusive);
+        free.push(self.place);
+        let Some(Entry { number, range, .. }) = entries[self.place].take() else { return };
+        for rival in table.rivals(self.exclusive) {
+            if rival.number > number && overlap(&rival.range, &range) {
+                rival.blockers -= 1;
+                if rival.blockers == 0 {
+                    rival.waker.wake();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_blocks_share_and_parts_exclude() {
+        let (ranges, waker) = (Arc::new(Ranges::default()), Waker::new().unwrap());
+        let a = ranges.ask(0..8, false, &waker);
+        let b = ranges.ask(4..12, false, &waker);
+        assert!(a.is_held() && b.is_held());
+        let part = ranges.ask(4..8, true, &waker);
+        let elsewhere = ranges.ask(12..16, true, &waker);
+        assert!(!part.is_held() && elsewhere.is_held());
+        drop(a);
+        assert!(!part.is_held() && !waker.clear());
+        drop(b);
+        assert!(part.is_held() && waker.clear());
+    }
+
+    #[test]
+    fn later_ones_wait_even_for_those_that_wait() {
+        let (ranges, waker) = (Arc::new(Ranges::default()), Waker::new().unwrap());
+        let a = ranges.ask(0..8, false, &waker);
+        let b = ranges.ask(0..8, true, &waker);
+        let c = ranges.ask(0..8, false, &waker);
+        let d = ranges.ask(0..8, false, &waker);
+        assert!(!b.is_held() && !c.is_held());
+        drop(a);
+        assert!(b.is_held() && !c.is_held());
+        drop(b);
+        assert!(c.is_held() && d.is_held());
+    }
+
+    #[test]
+    fn giving_up_makes_way() {
+        let (ranges, waker) = (Arc::new(Ranges::default()), Waker::new().unwrap());
+        let a = ranges.ask(0..8, true, &waker);
+        let b = ranges.ask(4..8, true, &waker);
+        let c = ranges.ask(4..12, false, &waker);
+        drop(b);
+        assert!(!c.is_held());
+        drop(a);
+        assert!(c.is_held() && waker.clear());
+    }
+
+    /// Against a definition that looks at everything.
+    #[test]
+    fn held_means_no_earlier_conflict() {
+        let (ranges, waker) = (Arc::new(Ranges::default()), Waker::new().unwrap());
+        let mut live: Vec<(Ticket, Range<u64>, bool)> = Vec::new();
+        let mut random = 0x9e37_79b9_7f4a_7c15u64;
+        for _ in 0..3000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let bits = random >> 33;
+            if !live.is_empty() && (bits & 1 == 0 || live.len() > 20) {
+                live.remove((bits >> 1) as usize % live.len());
+            } else {
+                let (start, exclusive) = (bits >> 4 & 31, bits & 2 == 0);
+                let range = start..start + 1 + (bits >> 10 & 7);
+                live.push((ranges.ask(range.clone(), exclusive, &waker), range, exclusive));
+            }
+            for (i, (ticket, range, exclusive)) in live.iter().enumerate() {
+                let free = live[..i].iter().all(|(_, r, e)| !overlap(r, range) || !(*e || *exclusive));
+                assert_eq!(ticket.is_held(), free);
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Which disk, how, and what it can do.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Bytes of a sector: the unit of virtio-blk's addresses and lengths, whatever the block size.
+pub const SECTOR: u64 = 512;
+
+/// Which disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskSpec {
+    /// A raw image, or a block device.
+    File(PathBuf),
+    /// So many bytes of nothing: answers at once, for measuring the rings.
+    Null(u64),
+    /// So many bytes of RAM, zero to begin with.
+    Memory(u64),
+}
+
+/// Whether the host's page cache is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cache {
+    /// Not (`O_DIRECT`).
+    #[default]
+    None,
+    /// For reads and writes.
+    Writeback,
+}
+
+impl fmt::Display for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::None => "none",
+            Self::Writeback => "writeback",
+        })
+    }
+}
+
+/// A name that is no cache mode's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a cache mode is one of none, writeback")]
+pub struct UnknownCache;
+
+impl FromStr for Cache {
+    type Err = UnknownCache;
+
+    fn from_str(name: &str) -> Result<Self, UnknownCache> {
+        match name {
+            "none" => Ok(Self::None),
+            "writeback" => Ok(Self::Writeback),
+            _ => Err(UnknownCache),
+        }
+    }
+}
+
+/// How to open a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Refuse writes. The file need not be writable then.
+    pub read_only: bool,
+    /// Whether the host's page cache is used; means nothing for a disk that is no file.
+    pub cache: Cache,
+}
+
+/// What a disk can do, in the terms of virtio-blk's configuration space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes; a multiple of 512, never zero.
+    pub size: u64,
+    /// Bytes of a logical block, a power of two. A hint: requests of single sectors are always served. An
+    /// image file has 512 wherever it lies, for its partition table is counted in these; a block device has
+    /// its own.
+    pub block_size: u32,
+    /// Binary logarithm of logical blocks in a physical block.
+    pub physical_block_exp: u8,
+    /// The first logical block that begins a physical block.
+    pub alignment_offset: u8,
+    /// The smallest request that is not inefficient, in logical blocks; 0 where unknown.
+    pub min_io_size: u16,
+    /// The request size that is best, in logical blocks; 0 where unknown.
+    pub opt_io_size: u32,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// The most segments that a request should have; `None` where it does not matter. Requests with more are
+    /// served.
+    pub segments_max: Option<u32>,
+    /// The most bytes that a segment should have. Longer ones are served.
+    pub segment_bytes_max: u32,
+}
+
+impl Limits {
+    /// A disk of `size` bytes without peculiarities.
+    pub(crate) fn plain(size: u64, read_only: bool) -> Self {
+        Self {
+            size,
+            block_size: SECTOR as u32,
+            physical_block_exp: 0,
+            alignment_offset: 0,
+            min_io_size: 0,
+            opt_io_size: 0,
+            read_only,
+            segments_max: None,
+            segment_bytes_max: SEGMENT_BYTES_MAX,
+        }
+    }
+}
+
+/// As much as fits into a page-aligned 32-bit length.
+pub(crate) const SEGMENT_BYTES_MAX: u32 = 0x7fff_f000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_names_go_both_ways() {
+        for cache in [Cache::None, Cache::Writeback] {
+            assert_eq!(cache.to_string().parse(), Ok(cache));
+        }
+        assert_eq!("unsafe".parse::<Cache>(), Err(UnknownCache));
+    }
+}

@@ -1,0 +1,205 @@
+//! The one face.
+
+use crate::{Completion, Error, FileId, Op, Threads, Token, Uring};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// The most operations that one engine keeps in flight. More are not of use to any device, and the kernel's
+/// limit on completion rings is near.
+pub const DEPTH_MAX: u32 = 32768;
+
+/// Which engine to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EngineKind {
+    /// The best one that works here.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    Uring,
+    /// A pool of threads that make blocking calls.
+    Threads,
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Auto => "auto",
+            Self::Uring => "io_uring",
+            Self::Threads => "threads",
+        })
+    }
+}
+
+/// A name that is no engine's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an engine is one of auto, io_uring, threads")]
+pub struct UnknownEngine;
+
+impl FromStr for EngineKind {
+    type Err = UnknownEngine;
+
+    fn from_str(name: &str) -> Result<Self, UnknownEngine> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "io_uring" => Ok(Self::Uring),
+            "threads" => Ok(Self::Threads),
+            _ => Err(UnknownEngine),
+        }
+    }
+}
+
+/// Does operations on files, many at once. See the crate's documentation for who owns what.
+#[derive(Debug)]
+pub enum Engine {
+    /// One io_uring.
+    Uring(Box<Uring>),
+    /// A pool of threads.
+    Threads(Threads),
+}
+
+impl Engine {
+    /// Opens an engine for up to `depth` operations in flight (1 to [`DEPTH_MAX`], or the nearest of them).
+    ///
+    /// `Auto` tries io_uring by doing an operation with it, for a seccomp filter, a sysctl or an old kernel
+    /// shows itself in no other way, and falls back to threads; [`Engine::reason`] then tells why.
+    ///
+    /// # Errors
+    /// The one that was asked for cannot be had; for `Auto`, none can.
+    pub fn open(kind: EngineKind, depth: u32) -> Result<Self, Error> {
+        let depth = depth.clamp(1, DEPTH_MAX);
+        let uring = |depth| Uring::open(depth).map(|uring| Self::Uring(Box::new(uring)));
+        match kind {
+            EngineKind::Uring => uring(depth),
+            EngineKind::Threads => Ok(Self::Threads(Threads::open(depth, None)?)),
+            EngineKind::Auto => match uring(depth) {
+                Ok(engine) => Ok(engine),
+                Err(reason) => Ok(Self::Threads(Threads::open(depth, Some(reason))?)),
+            },
+        }
+    }
+
+    /// What it is, by the name that chooses it on the command line.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Uring(_) => "io_uring",
+            Self::Threads(_) => "threads",
+        }
+    }
+
+    /// Why `Auto` could not have a better one. For logging, once.
+    pub fn reason(&self) -> Option<&Error> {
+        match self {
+            Self::Uring(_) => None,
+            Self::Threads(threads) => threads.reason(),
+        }
+    }
+
+    /// Readable when completions may be waiting. Never read it; [`Engine::reap`] makes it unreadable. Stays
+    /// the same as long as the engine lives.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Uring(uring) => uring.event(),
+            Self::Threads(threads) => threads.event(),
+        }
+    }
+
+    /// Makes a file known, under an identity of this engine only. Control path. A file that is registered
+    /// twice has two identities.
+    ///
+    /// # Errors
+    /// None at present; an engine that cannot take the file in its fast way takes it in its slow one.
+    pub fn register(&mut self, file: Arc<File>) -> Result<FileId, Error> {
+        Ok(match self {
+            Self::Uring(uring) => uring.register(file),
+            Self::Threads(threads) => threads.register(file),
+        })
+    }
+
+    /// Forgets a file. What is in flight goes on, and the file stays open until that is done.
+    pub fn unregister(&mut self, file: FileId) {
+        match self {
+            Self::Uring(uring) => uring.unregister(file),
+            Self::Threads(threads) => threads.unregister(file),
+        }
+    }
+
+    /// Takes an operation, to be started by the next [`Engine::submit`]. It completes exactly once, whatever
+    /// happens.
+    ///
+    /// # Errors
+    /// There is no room; the operation is handed back.
+    #[inline]
+    pub fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
+        match self {
+            Self::Uring(uring) => uring.queue(op, token),
+            Self::Threads(threads) => threads.queue(op, token),
+        }
+    }
+
+    /// Starts what was queued, as one batch. What the kernel cannot take just now stays queued
+    /// ([`Engine::needs_turn`]).
+    ///
+    /// # Errors
+    /// The engine has failed for good. What it had not started is completed with that error, and so will all
+    /// be that is queued from now on; nothing is lost. Worth logging the first time.
+    pub fn submit(&mut self) -> io::Result<()> {
+        match self {
+            Self::Uring(uring) => uring.submit(),
+            Self::Threads(threads) => {
+                threads.submit();
+                Ok(())
+            }
+        }
+    }
+
+    /// Appends what has completed. Never waits, and makes no system call while completions are at hand.
+    pub fn reap(&mut self, into: &mut Vec<Completion>) {
+        match self {
+            Self::Uring(uring) => uring.reap(into),
+            Self::Threads(threads) => threads.reap(into),
+        }
+    }
+
+    /// Whether there is something that [`Engine::event`] will not tell of: operations that are not started,
+    /// or completions of failed ones. Whoever is about to sleep then calls `submit` and `reap` again instead
+    /// (within a millisecond or so).
+    pub fn needs_turn(&self) -> bool {
+        match self {
+            Self::Uring(uring) => uring.needs_turn(),
+            Self::Threads(threads) => threads.needs_turn(),
+        }
+    }
+
+    /// Operations queued or started, and not yet reaped.
+    pub fn in_flight(&self) -> usize {
+        match self {
+            Self::Uring(uring) => uring.in_flight(),
+            Self::Threads(threads) => threads.in_flight(),
+        }
+    }
+
+    /// How many more operations it takes now.
+    pub fn room(&self) -> usize {
+        match self {
+            Self::Uring(uring) => uring.room(),
+            Self::Threads(threads) => threads.room(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_go_both_ways() {
+        for kind in [EngineKind::Auto, EngineKind::Uring, EngineKind::Threads] {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        assert_eq!("uring".parse::<EngineKind>(), Err(UnknownEngine));
+    }
+}

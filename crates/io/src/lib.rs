@@ -1,0 +1,60 @@
+//! Asynchronous I/O engines behind one face.
+//!
+//! An [`Engine`] takes operations on registered files, does many at once, and hands each back as a
+//! [`Completion`]. Two exist: io_uring, and a pool of threads for where that cannot be had.
+//!
+//! # Ownership
+//! An engine belongs to one thread, its worker, which queues, submits and reaps; nothing in it is locked for
+//! its sake. It may be opened on one thread and moved to another before its first [`Engine::submit`], after
+//! which it stays. The [`Buffers`] of an operation move into the engine and come back with the completion, so
+//! that nobody can free or change memory which the kernel still reads or writes. Dropping an engine waits for
+//! what is in flight.
+//!
+//! # Order
+//! None among operations in flight. What must come after something else is queued when that has completed.
+//!
+//! # A turn of the worker
+//! [`Engine::queue`] any number of operations, [`Engine::submit`] once, [`Engine::reap`] once, and sleep until
+//! [`Engine::event`] is readable, unless [`Engine::needs_turn`].
+//!
+//! ```
+//! use kickless_io::{AlignedBuf, Buffers, Engine, EngineKind, Op, OpKind, Token};
+//! use std::sync::Arc;
+//!
+//! let mut engine = Engine::open(EngineKind::Auto, 64)?;
+//! let file = engine.register(Arc::new(std::fs::File::open("/proc/self/exe")?))?;
+//! let buffers = Buffers::Owned(AlignedBuf::new(4, 4096)?);
+//! let op = Op { file, kind: OpKind::Read, offset: 0, buffers };
+//! assert!(engine.queue(op, Token { source: 1, slot: 2 }).is_ok());
+//! let mut done = Vec::new();
+//! while done.is_empty() {
+//!     engine.submit()?;
+//!     engine.reap(&mut done);
+//! }
+//! assert_eq!(done[0].token, Token { source: 1, slot: 2 });
+//! assert_eq!(done[0].result, Ok(4));
+//! let Buffers::Owned(buf) = &done[0].buffers else { unreachable!() };
+//! assert_eq!(&buf[..], b"\x7fELF");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod buffer;
+mod engine;
+mod error;
+mod files;
+mod op;
+mod pool;
+mod slots;
+mod threads;
+mod uring;
+mod waker;
+
+pub use buffer::AlignedBuf;
+pub use engine::{DEPTH_MAX, Engine, EngineKind, UnknownEngine};
+pub use error::Error;
+pub use files::FileId;
+pub use op::{Buffers, Completion, Op, OpKind, Token};
+pub use rustix::io::Errno;
+pub use threads::Threads;
+pub use uring::Uring;
+pub use waker::Waker;

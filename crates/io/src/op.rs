@@ -1,0 +1,96 @@
+//! Operations, what they carry, and how they end.
+
+use crate::{AlignedBuf, FileId};
+use kickless_memory::Iov;
+use rustix::io::Errno;
+
+/// Whose operation it is: chosen by whoever queues it, returned with its completion, and not looked at in
+/// between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Token {
+    /// The queue that it belongs to.
+    pub source: u32,
+    /// The request within that queue.
+    pub slot: u32,
+}
+
+/// One operation.
+#[derive(Debug)]
+pub struct Op {
+    /// Which file. An operation on one that was unregistered completes with `EBADF`.
+    pub file: FileId,
+    /// What to do.
+    pub kind: OpKind,
+    /// Where in the file, in bytes. Means nothing for a flush.
+    pub offset: u64,
+    /// From where, or to where.
+    pub buffers: Buffers,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpKind {
+    /// File to buffers.
+    Read,
+    /// Buffers to file.
+    Write {
+        /// Complete only when the bytes are on stable storage.
+        durable: bool,
+    },
+    /// Everything that completed before this was submitted goes to stable storage.
+    Flush,
+}
+
+/// The memory of an operation. An engine owns it until the kernel has finished with it.
+#[derive(Debug, Default)]
+pub enum Buffers {
+    /// None: a flush.
+    #[default]
+    None,
+    /// Guest memory. What is left in it is transferred; of more than 1024 segments only the first 1024.
+    Guest(Iov),
+    /// Memory of our own. Its window is transferred.
+    Owned(AlignedBuf),
+}
+
+/// What the kernel takes for `Buffers`.
+pub(crate) enum View {
+    /// An address and a length.
+    One(*mut u8, usize),
+    /// An array of segments, and how many.
+    Many(*const libc::iovec, usize),
+}
+
+/// `IOV_MAX`: more segments in one call are an error.
+const SEGMENTS_MAX: usize = 1024;
+
+impl Buffers {
+    /// What the kernel takes. The addresses are valid until the buffers are changed or dropped; moving them
+    /// is no change, for what they point to is not in here.
+    pub(crate) fn view(&mut self) -> View {
+        match self {
+            Self::None => View::One(std::ptr::null_mut(), 0),
+            Self::Owned(buf) => {
+                let (at, len) = buf.raw_window();
+                View::One(at, len)
+            }
+            Self::Guest(iov) => match iov.segments() {
+                [] => View::One(std::ptr::null_mut(), 0),
+                [one] => View::One(one.iov_base.cast(), one.iov_len),
+                many => View::Many(many.as_ptr(), many.len().min(SEGMENTS_MAX)),
+            },
+        }
+    }
+}
+
+/// How an operation ended.
+#[derive(Debug)]
+pub struct Completion {
+    /// What it was queued with.
+    pub token: Token,
+    /// Bytes transferred, which may be fewer than there were in the buffers (0 where a read began at the end
+    /// of the file).
+    pub result: Result<u32, Errno>,
+    /// The buffers, as they were handed in: a transfer takes nothing off them.
+    pub buffers: Buffers,
+}

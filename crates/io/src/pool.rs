@@ -1,0 +1,185 @@
+//! Threads that do one blocking operation after the other.
+#![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
+
+use crate::files::Held;
+use crate::op::{OpKind, View};
+use crate::{Completion, Op, Token, Waker};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+/// So many threads at most. They wait for the disk nearly all the time.
+const THREADS_MAX: usize = 16;
+
+/// A thread needs next to none.
+const STACK_BYTES: usize = 128 << 10;
+
+/// An operation, with the file that it holds open.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) held: Held,
+    pub(crate) file: Option<Arc<File>>,
+    pub(crate) token: Token,
+    pub(crate) op: Op,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    jobs: VecDeque<Job>,
+    /// Threads that wait for a job.
+    idle: usize,
+    stop: bool,
+}
+
+/// What the threads share with the engine. Lock order: `work` and `done` are never held together.
+#[derive(Debug)]
+struct Shared {
+    work: Mutex<Work>,
+    more: Condvar,
+    done: Mutex<Vec<(Held, Completion)>>,
+    /// Signalled exactly while `done` is not empty; changed under its lock.
+    event: Waker,
+}
+
+/// Up to [`THREADS_MAX`] threads, started as they are needed.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    threads_max: usize,
+}
+
+/// Nothing is left half done by a thread that panics: none of them can, under a lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    /// Starts one thread; there is always one.
+    pub(crate) fn start(depth: usize) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            work: Mutex::default(),
+            more: Condvar::new(),
+            done: Mutex::default(),
+            event: Waker::new()?,
+        });
+        let mut pool = Self { shared, threads: Vec::new(), threads_max: depth.clamp(1, THREADS_MAX) };
+        pool.add_thread()?;
+        Ok(pool)
+    }
+
+    fn add_thread(&mut self) -> io::Result<()> {
+        let shared = self.shared.clone();
+        let builder = Builder::new().name(format!("io-{}", self.threads.len())).stack_size(STACK_BYTES);
+        self.threads.push(builder.spawn(move || shared.run())?);
+        Ok(())
+    }
+
+    pub(crate) fn event(&self) -> BorrowedFd<'_> {
+        self.shared.event.as_fd()
+    }
+
+    /// Hands over all of `jobs`.
+    pub(crate) fn submit(&mut self, jobs: &mut VecDeque<Job>) {
+        let count = jobs.len();
+        let (waiting, idle) = {
+            let mut work = lock(&self.shared.work);
+            work.jobs.append(jobs);
+            (work.jobs.len(), work.idle)
+        };
+        for _ in 0..count.min(idle) {
+            self.shared.more.notify_one();
+        }
+        // The host may refuse another thread; those that there are do the work as well.
+        for _ in idle..waiting.min(self.threads_max) {
+            if self.threads.len() == self.threads_max || self.add_thread().is_err() {
+                break;
+            }
+        }
+    }
+
+    /// Appends what is done.
+    pub(crate) fn reap(&mut self, into: &mut Vec<(Held, Completion)>) {
+        let mut done = lock(&self.shared.done);
+        if !done.is_empty() {
+            into.append(&mut done);
+            self.shared.event.clear();
+        }
+    }
+}
+
+impl Drop for Pool {
+    /// The threads finish all that they have been given.
+    fn drop(&mut self) {
+        lock(&self.shared.work).stop = true;
+        self.shared.more.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        while let Some(Job { held, file, token, mut op }) = self.next() {
+            let result = file.as_ref().map_or(Err(Errno::BADF), |file| perform(file, &mut op));
+            // Before the engine can learn of it: a file that it forgets then is closed then.
+            drop(file);
+            let mut done = lock(&self.done);
+            done.push((held, Completion { token, result, buffers: op.buffers }));
+            if done.len() == 1 {
+                self.event.wake();
+            }
+        }
+    }
+
+    /// Waits for a job; `None` when there will be none.
+    fn next(&self) -> Option<Job> {
+        let mut work = lock(&self.work);
+        loop {
+            if let Some(job) = work.jobs.pop_front() {
+                return Some(job);
+            }
+            if work.stop {
+                return None;
+            }
+            work.idle += 1;
+            work = self.more.wait(work).unwrap_or_else(PoisonError::into_inner);
+            work.idle -= 1;
+        }
+    }
+}
+
+/// Does one operation, and waits for it.
+fn perform(file: &File, op: &mut Op) -> Result<u32, Errno> {
+    let fd = file.as_raw_fd();
+    // Beyond what fits, the kernel says that the argument is invalid.
+    let Ok(offset) = libc::off_t::try_from(op.offset) else { return Err(Errno::INVAL) };
+    let flags = if op.kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
+    let one;
+    let (segments, count) = match op.buffers.view() {
+        View::One(at, len) => {
+            one = libc::iovec { iov_base: at.cast(), iov_len: len };
+            (&raw const one, 1)
+        }
+        View::Many(segments, count) => (segments, count as i32),
+    };
+    // SAFETY: `op` owns the buffers and stays here until the call returns; what others do to guest memory
+    // meanwhile is between them and the kernel.
+    let result = unsafe {
+        match op.kind {
+            OpKind::Read => libc::preadv2(fd, segments, count, offset, 0),
+            OpKind::Write { .. } => libc::pwritev2(fd, segments, count, offset, flags),
+            OpKind::Flush => libc::fdatasync(fd) as isize,
+        }
+    };
+    match result {
+        // No more than 0x7fff_f000.
+        bytes @ 0.. => Ok(bytes as u32),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}

@@ -1,0 +1,303 @@
+//! The io_uring engine: one ring for each worker.
+#![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
+
+mod probe;
+mod ring;
+
+use crate::files::{Files, Gone};
+use crate::op::{OpKind, View};
+use crate::slots::{InFlight, Slots};
+use crate::{Completion, Error, FileId, Op, Token};
+use io_uring::{EnterFlags, IoUring, Submitter, opcode, squeue, types};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+/// Files that the kernel knows by index, which spares it a look-up for each operation. Later ones go by
+/// descriptor.
+const FIXED_FILES: u32 = 64;
+
+/// What the kernel transfers at most in one call (`MAX_RW_COUNT`).
+const BYTES_MAX: usize = 0x7fff_f000;
+
+/// An io_uring and the operations that are in it.
+pub struct Uring {
+    ring: IoUring,
+    /// The ring belongs to a thread, the first one that submits.
+    enabled: bool,
+    slots: Slots,
+    files: Files,
+    fixed: bool,
+    /// Queued and not taken by the kernel, oldest first. The first `pushed` are in the submission ring already.
+    staged: VecDeque<u32>,
+    pushed: usize,
+    /// Completed without the kernel.
+    failed: Vec<Completion>,
+    /// `io_uring_enter` failed for good: nothing is submitted any more.
+    broken: Option<Errno>,
+}
+
+impl std::fmt::Debug for Uring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Uring")
+            .field("depth", &(self.slots.used() + self.slots.room()))
+            .field("in_flight", &self.in_flight())
+            .field("staged", &self.staged.len())
+            .field("broken", &self.broken)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Uring {
+    pub(crate) fn open(depth: u32) -> Result<Self, Error> {
+        probe::try_one()?;
+        let (ring, enabled) = ring::make(depth)?;
+        let fixed = ring.submitter().register_files_sparse(FIXED_FILES).is_ok();
+        let depth = depth as usize;
+        Ok(Self {
+            ring,
+            enabled,
+            slots: Slots::new(depth),
+            files: Files::default(),
+            fixed,
+            staged: VecDeque::with_capacity(depth),
+            pushed: 0,
+            failed: Vec::new(),
+            broken: None,
+        })
+    }
+
+    pub(crate) fn event(&self) -> BorrowedFd<'_> {
+        self.ring.as_fd()
+    }
+
+    pub(crate) fn register(&mut self, file: Arc<File>) -> FileId {
+        let fd = file.as_raw_fd();
+        let (id, index) = self.files.insert(file);
+        if self.fixed
+            && index < FIXED_FILES
+            && matches!(self.ring.submitter().register_files_update(index, &[fd]), Ok(1))
+        {
+            self.files.set_fixed(index);
+        }
+        id
+    }
+
+    pub(crate) fn unregister(&mut self, file: FileId) {
+        forget(&self.ring.submitter(), self.files.remove(file));
+    }
+
+    #[inline]
+    pub(crate) fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
+        if self.slots.room() == 0 {
+            return Err(op);
+        }
+        let held = self.files.hold(op.file);
+        let place = self.slots.insert(InFlight { token, held, op });
+        self.staged.push_back(place);
+        Ok(())
+    }
+
+    pub(crate) fn submit(&mut self) -> io::Result<()> {
+        if self.staged.is_empty() {
+            return Ok(());
+        }
+        if let Some(errno) = self.broken {
+            return Err(self.fail_staged(errno));
+        }
+        if !self.enabled {
+            if let Err(e) = self.ring.submitter().register_enable_rings() {
+                return Err(self.fail_staged(Errno::from_io_error(&e).unwrap_or(Errno::IO)));
+            }
+            self.enabled = true;
+        }
+        loop {
+            self.push_staged();
+            match self.enter(self.pushed as u32, 0) {
+                Ok(taken) => {
+                    let taken = taken.min(self.pushed);
+                    self.staged.drain(..taken);
+                    self.pushed -= taken;
+                    // Nothing taken and no error: "later" as well.
+                    if self.staged.is_empty() || taken == 0 {
+                        return Ok(());
+                    }
+                }
+                Err(Errno::INTR) => {}
+                // Out of memory for requests, or completions must be taken out first.
+                Err(Errno::AGAIN | Errno::BUSY) => return Ok(()),
+                Err(errno) => return Err(self.fail_staged(errno)),
+            }
+        }
+    }
+
+    /// Moves staged operations into the submission ring, as many as fit.
+    fn push_staged(&mut self) {
+        let mut queue = self.ring.submission();
+        while let Some(&place) = self.staged.get(self.pushed) {
+            let Some(operation) = self.slots.get_mut(place) else {
+                debug_assert!(false, "a staged operation has its slot");
+                self.staged.remove(self.pushed);
+                continue;
+            };
+            let entry = entry(operation, &self.files).user_data(u64::from(place));
+            // SAFETY: the buffers and the file belong to the slot, which keeps them unchanged until the
+            // completion has been reaped; a dropped engine waits for that or leaks them.
+            if unsafe { queue.push(&entry) }.is_err() {
+                return;
+            }
+            self.pushed += 1;
+        }
+    }
+
+    /// One `io_uring_enter`, which also runs what the kernel has put off.
+    fn enter(&mut self, submit: u32, wait: u32) -> Result<usize, Errno> {
+        let asks = wait > 0 || self.kernel_waits();
+        let flags = if asks { EnterFlags::GETEVENTS } else { EnterFlags::empty() };
+        // SAFETY: no argument is passed, and the flags need none.
+        unsafe { self.ring.submitter().enter::<libc::sigset_t>(submit, wait, flags.bits(), None) }
+            .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+    }
+
+    /// Whether the kernel has completions that it puts into the ring only when asked.
+    fn kernel_waits(&mut self) -> bool {
+        let queue = self.ring.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// Completes everything that the kernel has not taken. What is in the submission ring stays there, and is
+    /// never looked at again: without a call the kernel does not.
+    fn fail_staged(&mut self, errno: Errno) -> io::Error {
+        self.broken = Some(errno);
+        self.pushed = 0;
+        for place in self.staged.drain(..) {
+            let Some((completion, gone)) = complete(&mut self.slots, &mut self.files, place, Err(errno))
+            else {
+                continue;
+            };
+            self.failed.push(completion);
+            forget(&self.ring.submitter(), gone);
+        }
+        errno.into()
+    }
+
+    pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
+        into.append(&mut self.failed);
+        if !self.drain(into) && self.kernel_waits() {
+            // A failure shows itself again in the next submission.
+            let _ = self.enter(0, 0);
+            self.drain(into);
+        }
+    }
+
+    /// Empties the completion ring; whether anything was in it.
+    fn drain(&mut self, into: &mut Vec<Completion>) -> bool {
+        let (submitter, _, ring) = self.ring.split();
+        let mut any = false;
+        for done in ring {
+            any = true;
+            let result = match done.result() {
+                bytes @ 0.. => Ok(bytes as u32),
+                errno => Err(Errno::from_raw_os_error(-errno)),
+            };
+            // `user_data` comes back as it went in: a place.
+            let place = done.user_data() as u32;
+            if let Some((completion, gone)) = complete(&mut self.slots, &mut self.files, place, result) {
+                into.push(completion);
+                forget(&submitter, gone);
+            }
+        }
+        any
+    }
+
+    pub(crate) fn needs_turn(&self) -> bool {
+        !self.staged.is_empty() || !self.failed.is_empty()
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.slots.used() + self.failed.len()
+    }
+
+    pub(crate) fn room(&self) -> usize {
+        self.slots.room()
+    }
+}
+
+/// Frees a slot; its completion, and the file that went with it.
+#[inline]
+fn complete(
+    slots: &mut Slots,
+    files: &mut Files,
+    place: u32,
+    result: Result<u32, Errno>,
+) -> Option<(Completion, Option<Gone>)> {
+    let InFlight { token, held, op } = slots.remove(place)?;
+    Some((Completion { token, result, buffers: op.buffers }, files.release(held)))
+}
+
+/// The kernel lets go of a file as well. Should it refuse, the next file that gets the place replaces it.
+#[inline]
+fn forget(submitter: &Submitter<'_>, gone: Option<Gone>) {
+    if let Some(Gone { index, fixed: true }) = gone {
+        let _ = submitter.register_files_update(index, &[-1]);
+    }
+}
+
+/// The submission for an operation.
+fn entry(operation: &mut InFlight, files: &Files) -> squeue::Entry {
+    let (fd, fixed) = match files.get(operation.held) {
+        Some((_, index, true)) => (index as i32, squeue::Flags::FIXED_FILE),
+        Some((file, _, false)) => (file.as_raw_fd(), squeue::Flags::empty()),
+        // The kernel completes it with EBADF.
+        None => (-1, squeue::Flags::empty()),
+    };
+    let fd = types::Fd(fd);
+    let Op { kind, offset, buffers, .. } = &mut operation.op;
+    let offset = *offset;
+    let flags = if *kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
+    let short = |len: usize| len.min(BYTES_MAX) as u32;
+    let entry = match (*kind, buffers.view()) {
+        (OpKind::Flush, _) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+        (OpKind::Read, View::One(at, len)) => opcode::Read::new(fd, at, short(len)).offset(offset).build(),
+        (OpKind::Read, View::Many(at, count)) => {
+            opcode::Readv::new(fd, at, count as u32).offset(offset).build()
+        }
+        (OpKind::Write { .. }, View::One(at, len)) => {
+            opcode::Write::new(fd, at, short(len)).offset(offset).rw_flags(flags).build()
+        }
+        (OpKind::Write { .. }, View::Many(at, count)) => {
+            opcode::Writev::new(fd, at, count as u32).offset(offset).rw_flags(flags).build()
+        }
+    };
+    entry.flags(fixed)
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // What is staged has not been seen by the kernel, and never will be.
+        for place in self.staged.drain(..) {
+            drop(self.slots.remove(place));
+        }
+        let mut done = Vec::new();
+        loop {
+            self.reap(&mut done);
+            done.clear();
+            if self.slots.used() == 0 {
+                // The kernel takes the ring apart later; the files are not to stay open until then.
+                if self.fixed {
+                    let _ = self.ring.submitter().unregister_files();
+                }
+                return;
+            }
+            match self.enter(0, 1) {
+                Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::BUSY) => {}
+                Err(_) => break,
+            }
+        }
+        // Nobody can tell when the kernel will have finished with these buffers.
+        std::mem::forget(std::mem::take(&mut self.slots));
+    }
+}

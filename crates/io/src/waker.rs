@@ -1,0 +1,65 @@
+//! Waking a worker from another thread.
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// An eventfd that any thread may signal. Clones signal the same one.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<OwnedFd>);
+
+impl Waker {
+    /// Makes a new one, not signalled.
+    ///
+    /// # Errors
+    /// The process or the host is out of descriptors or memory.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    /// Makes the descriptor readable. Waking twice before [`Waker::clear`] is waking once.
+    pub fn wake(&self) {
+        loop {
+            match write(&self.0, &1u64.to_ne_bytes()) {
+                Err(Errno::INTR) => {}
+                // A counter that is full is readable as well; nothing else can fail.
+                _ => return,
+            }
+        }
+    }
+
+    /// Makes the descriptor unreadable again; whether it was readable. Look for work *after* this, never
+    /// before.
+    pub fn clear(&self) -> bool {
+        let mut count = [0; 8];
+        loop {
+            match read(&self.0, &mut count) {
+                Err(Errno::INTR) => {}
+                result => return result.is_ok(),
+            }
+        }
+    }
+}
+
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_share_one_signal() {
+        let waker = Waker::new().unwrap();
+        assert!(!waker.clear());
+        waker.clone().wake();
+        waker.wake();
+        assert!(waker.clear());
+        assert!(!waker.clear());
+    }
+}

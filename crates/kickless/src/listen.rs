@@ -1,0 +1,295 @@
+//! The socket that front-ends connect to.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::unistd::Group;
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
+};
+
+/// `sun_path` has 108 bytes, the last of them a 0.
+const PATH_BYTES_MAX: usize = 107;
+/// Front-ends that wait for their turn; more are refused.
+const BACKLOG: i32 = 16;
+
+/// Where front-ends come from.
+#[derive(Debug)]
+pub(crate) enum Endpoint {
+    /// They connect, one after the other.
+    Listening(Listener),
+    /// There is one, and it is connected.
+    Connected(UnixStream),
+}
+
+/// A listening socket, and its name in the file system if we gave it one.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    /// The socket.
+    pub(crate) socket: UnixListener,
+    _name: Option<Name>,
+}
+
+/// The name of a socket, removed when this is dropped.
+#[derive(Debug)]
+struct Name {
+    path: PathBuf,
+    /// Device and inode: the path may be somebody else's by then.
+    identity: (u64, u64),
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
+            // Whoever starts next replaces a name that stays behind.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Endpoint {
+    /// Takes over the socket that was inherited under the number `fd`. To be called before any other descriptor is opened.
+    ///
+    /// # Errors
+    /// It is no socket that front-ends could come from; one sentence that names the option.
+    pub(crate) fn inherit(fd: i32) -> Result<Self> {
+        take_over(fd).and_then(Self::of_inherited).with_context(|| format!("--fd={fd}"))
+    }
+
+    /// Makes the socket that the command line describes.
+    ///
+    /// # Errors
+    /// It cannot be made; one sentence that names the option.
+    pub(crate) fn bind(path: &Path, mode: Option<u32>, group: Option<&str>) -> Result<Self> {
+        let group = group.map(group_id).transpose()?;
+        let listener =
+            Listener::bind(path, mode, group).with_context(|| format!("--socket-path={}", path.display()))?;
+        Ok(Self::Listening(listener))
+    }
+
+    /// Sorts out what kind of socket somebody else made.
+    fn of_inherited(socket: OwnedFd) -> Result<Self> {
+        let family = sockopt::socket_domain(&socket).context("it is not a socket")?;
+        ensure!(
+            family == AddressFamily::UNIX && sockopt::socket_type(&socket)? == SocketType::STREAM,
+            "it is not a unix stream socket"
+        );
+        if sockopt::socket_acceptconn(&socket)? {
+            return Ok(Self::Listening(Listener { socket: socket.into(), _name: None }));
+        }
+        let stream = UnixStream::from(socket);
+        stream.peer_addr().context("it neither listens nor is connected")?;
+        Ok(Self::Connected(stream))
+    }
+}
+
+impl Listener {
+    /// Binds a socket to `path`, replacing one that nobody listens on any more, and sets its permissions and group before
+    /// anybody can connect.
+    fn bind(path: &Path, mode: Option<u32>, group: Option<u32>) -> Result<Self> {
+        let length = path.as_os_str().as_bytes().len();
+        ensure!(
+            length <= PATH_BYTES_MAX,
+            "the path has {length} bytes and a socket's may have {PATH_BYTES_MAX}: use a shorter one"
+        );
+        remove_stale(path)?;
+        let address = SocketAddrUnix::new(path).context("it cannot be the path of a socket")?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .context("no socket can be made")?;
+        match bind(&socket, &address) {
+            Ok(()) => {}
+            Err(Errno::NOENT) => bail!("the directory does not exist: make it first or use another path"),
+            Err(Errno::ADDRINUSE) => bail!("another process has just taken it: use another path"),
+            Err(error) => return Err(error).context("the socket cannot be made there"),
+        }
+        let made = fs::symlink_metadata(path).context("the socket has gone")?;
+        let name = Name { path: path.to_owned(), identity: (made.dev(), made.ino()) };
+        if let Some(group) = group {
+            chown(path, None, Some(group)).context("its group cannot be set (--socket-group)")?;
+        }
+        if let Some(mode) = mode {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode))
+                .context("its permissions cannot be set (--socket-mode)")?;
+        }
+        listen(&socket, BACKLOG).context("nobody can connect to it")?;
+        Ok(Self { socket: socket.into(), _name: Some(name) })
+    }
+}
+
+/// Makes way for a new socket at `path`: only a socket that refuses connections is removed.
+fn remove_stale(path: &Path) -> Result<()> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).context("it cannot be looked at"),
+        Ok(found) if !found.file_type().is_socket() => {
+            bail!("there is a file that is not a socket: remove it or use another path")
+        }
+        Ok(_) => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe =
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).context("no socket can be made")?;
+    match connect(&probe, &SocketAddrUnix::new(path)?) {
+        Err(Errno::CONNREFUSED) => {}
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::ACCESS | Errno::PERM) => bail!("there is a socket that we may not use: use another path"),
+        // A full backlog, or a socket of another type, belongs to somebody as well.
+        Ok(()) | Err(_) => bail!("another process is listening there: stop it or use another path"),
+    }
+    fs::remove_file(path).context("an old socket is there and cannot be removed")
+}
+
+/// The number of a group given by name or number.
+fn group_id(group: &str) -> Result<u32> {
+    if let Ok(id) = group.parse() {
+        return Ok(id);
+    }
+    match Group::from_name(group) {
+        Ok(Some(found)) => Ok(found.gid.as_raw()),
+        Ok(None) => bail!("--socket-group={group}: there is no such group"),
+        Err(error) => {
+            Err(error).with_context(|| format!("--socket-group={group}: groups cannot be looked up"))
+        }
+    }
+}
+
+/// Takes possession of a descriptor that was inherited under the number `fd`.
+#[expect(unsafe_code, reason = "only the command line knows whose the number is")]
+fn take_over(fd: i32) -> Result<OwnedFd> {
+    ensure!(
+        fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok(),
+        "no descriptor with that number was passed on to us"
+    );
+    // SAFETY:
+    // - open: it was a moment ago, and no other thread runs yet that could have closed it;
+    // - ours alone: whoever started us gave it to us by this number, and called once, before this program has opened a
+    //   descriptor that it keeps, no other owner of the number exists.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    fcntl_setfd(socket.as_fd(), FdFlags::CLOEXEC)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn bound(path: &Path, mode: Option<u32>) -> Result<Endpoint, String> {
+        Endpoint::bind(path, mode, None).map_err(|error| format!("{error:#}"))
+    }
+
+    fn connected(path: &Path) -> bool {
+        UnixStream::connect(path).is_ok()
+    }
+
+    #[test]
+    fn the_name_goes_with_the_listener() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let endpoint = bound(&path, Some(0o640)).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
+        assert!(connected(&path));
+        drop(endpoint);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let _endpoint = bound(&path, None).unwrap();
+        assert!(connected(&path));
+    }
+
+    #[test]
+    fn a_live_one_is_not() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let _first = bound(&path, None).unwrap();
+        let refused = bound(&path, None).unwrap_err();
+        assert!(refused.contains("another process is listening there"), "{refused}");
+        assert!(connected(&path));
+        // Nor one whose backlog is full: each attempt leaves a connection that nobody accepts.
+        for _ in 0..2 * BACKLOG {
+            assert!(bound(&path, None).is_err());
+        }
+    }
+
+    #[test]
+    fn nor_is_anything_that_is_no_socket_of_ours() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, b"precious").unwrap();
+        let refused = bound(&path, None).unwrap_err();
+        assert!(refused.contains("not a socket"), "{refused}");
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        assert!(bound(dir.path(), None).is_err());
+
+        let path = dir.path().join("datagrams");
+        let _datagrams = UnixDatagram::bind(&path).unwrap();
+        assert!(bound(&path, None).is_err());
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn somebody_elses_name_is_left_alone() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let endpoint = bound(&path, None).unwrap();
+        // Kept open, so that its inode is not given out again.
+        fs::rename(&path, dir.path().join("moved")).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        drop(endpoint);
+        assert!(connected(&path));
+    }
+
+    #[test]
+    fn paths_that_cannot_be() {
+        let dir = TempDir::new().unwrap();
+        let missing = bound(&dir.path().join("nowhere/socket"), None).unwrap_err();
+        assert!(missing.contains("--socket-path") && missing.contains("directory"), "{missing}");
+
+        let room = PATH_BYTES_MAX - dir.path().as_os_str().len() - 1;
+        let longest = dir.path().join("s".repeat(room));
+        bound(&longest, None).unwrap();
+        let refused = bound(&dir.path().join("s".repeat(room + 1)), None).unwrap_err();
+        assert!(refused.contains("108 bytes"), "{refused}");
+    }
+
+    #[test]
+    fn groups() {
+        assert_eq!(group_id("0").unwrap(), 0);
+        assert_eq!(group_id("root").unwrap(), 0);
+        assert!(group_id("no such group").unwrap_err().to_string().contains("--socket-group"));
+    }
+
+    #[test]
+    fn inherited_sockets() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (stream, _peer) = UnixStream::pair().unwrap();
+        let of = |socket: OwnedFd| Endpoint::of_inherited(socket);
+        assert!(matches!(of(listener.into()), Ok(Endpoint::Listening(_))));
+        assert!(path.exists());
+        assert!(matches!(of(stream.into()), Ok(Endpoint::Connected(_))));
+        assert!(of(UnixDatagram::unbound().unwrap().into()).is_err());
+        assert!(of(fs::File::open("/dev/null").unwrap().into()).is_err());
+        let fresh = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        assert!(of(fresh).is_err());
+        let nobody = Endpoint::inherit(999_999).unwrap_err();
+        assert!(format!("{nobody:#}").contains("--fd=999999"));
+    }
+}

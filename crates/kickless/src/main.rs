@@ -1,0 +1,71 @@
+//! kickless: virtual machine disks over vhost-user.
+//!
+//! This crate is the program and nothing else: the command line, the log, the socket, and the wiring of the parts, which
+//! know nothing of one another (`wire` alone names concrete disks).
+
+mod capabilities;
+mod cli;
+mod cpus;
+mod listen;
+mod log;
+mod serve;
+mod size;
+mod stop;
+mod wire;
+
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use cli::{Cli, Command, Request};
+
+/// A wrong command line; everything else that goes wrong is 1.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let request = match cli::parse(std::env::args_os()) {
+        Ok(request) => request,
+        Err(sentence) => {
+            eprintln!("kickless: {sentence}");
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    let outcome = match request {
+        Request::Print(text) => print(&text),
+        Request::PrintCapabilities => print(&(capabilities::blk() + "\n")),
+        Request::Run(cli) => run(&cli),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kickless: {}", sentence(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `error` and its causes; a cause that the one above it has named already is not named again.
+fn sentence(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if said.is_empty() {
+            said = cause;
+        } else if !said.contains(&cause) {
+            said = format!("{said}: {cause}");
+        }
+    }
+    said.replace('\n', " ")
+}
+
+fn print(text: &str) -> Result<()> {
+    let mut out = stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output cannot be written to")
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    log::start(&cli.log_level)?;
+    match &cli.command {
+        Command::Blk(options) => serve::blk(options),
+    }
+}

@@ -1,0 +1,107 @@
+//! Sizes as people write them: `512`, `64K`, `1.5GiB`.
+
+/// Parses a number of bytes: digits, perhaps a fraction, perhaps one of `B`, `K`, `M`, `G`, `T`, `P`, `E`, each alone or as
+/// `KiB` and so on, in either case. A unit is a power of 1024.
+///
+/// # Errors
+/// What is wrong with `text`, as the end of a sentence.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = unit_bytes(unit).ok_or_else(|| format!("{unit:?} is not a unit (use K, M, G or T)"))?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    if whole.is_empty() || fraction.is_empty() || fraction.contains('.') {
+        return Err(format!("{text:?} is not a size (write it like 64G)"));
+    }
+    let too_large = || format!("{text:?} is too large");
+    let whole: u128 = whole.parse().map_err(|_| too_large())?;
+    // More digits than these could not make a whole number of bytes of the largest unit.
+    let fraction = fraction.trim_end_matches('0');
+    let scale = 10u128.checked_pow(fraction.len() as u32).filter(|_| fraction.len() <= 18);
+    let parts = if fraction.is_empty() { Some(0) } else { fraction.parse::<u128>().ok() };
+    let (Some(scale), Some(parts)) = (scale, parts) else {
+        return Err(format!("{text:?} has too many digits after the point"));
+    };
+    if !(parts * unit).is_multiple_of(scale) {
+        return Err(format!("{text:?} is not a whole number of bytes"));
+    }
+    let bytes = whole.checked_mul(unit).and_then(|bytes| bytes.checked_add(parts * unit / scale));
+    bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(too_large)
+}
+
+/// How many bytes `unit` stands for.
+fn unit_bytes(unit: &str) -> Option<u128> {
+    let unit = unit.to_ascii_uppercase();
+    let power = match unit.as_str() {
+        "" | "B" => 0,
+        "K" | "KIB" => 1,
+        "M" | "MIB" => 2,
+        "G" | "GIB" => 3,
+        "T" | "TIB" => 4,
+        "P" | "PIB" => 5,
+        "E" | "EIB" => 6,
+        _ => return None,
+    };
+    Some(1 << (10 * power))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const UNITS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
+
+    #[test]
+    fn as_people_write_them() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("512", 512),
+            ("512B", 512),
+            ("64k", 64 << 10),
+            ("64KiB", 64 << 10),
+            ("1.5G", 3 << 29),
+            ("1.50gib", 3 << 29),
+            ("2T", 2 << 40),
+            ("0.000000000000000000E", 0),
+            ("15E", 15 << 60),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size() {
+        for text in [
+            "", "G", ".5G", "5.", "1.2.3G", "-1", "+1", "1 G", "1KB", "1X", "16E", "0.3K", "0x10", "1e3", "٣",
+        ] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+        assert!(parse_size(&"9".repeat(100)).is_err());
+        assert!(parse_size(&format!("0.{}", "1".repeat(100))).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn every_whole_number_of_units(n in any::<u64>(), unit in 0..UNITS.len()) {
+            let n = n >> (10 * unit);
+            let bytes = n << (10 * unit);
+            prop_assert_eq!(parse_size(&format!("{}{}", n, UNITS[unit])), Ok(bytes));
+            prop_assert_eq!(parse_size(&format!("{}.0{}", n, UNITS[unit].to_lowercase())), Ok(bytes));
+        }
+
+        #[test]
+        fn every_number_of_bytes_in_kibibytes(bytes in 0..1u64 << 53) {
+            // 1/1024 has ten digits after the point.
+            let text = format!("{}.{:010}K", bytes >> 10, (bytes & 1023) * 10_000_000_000 / 1024);
+            prop_assert_eq!(parse_size(&text), Ok(bytes));
+        }
+
+        #[test]
+        fn never_panics(text in "\\PC{0,40}", digits in "[0-9.]{0,50}[kKmMgGtTpPeEiIbB]{0,3}") {
+            let _ = parse_size(&text);
+            let _ = parse_size(&digits);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Addresses, one type for each space.
+
+use std::fmt;
+
+macro_rules! address {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// The address `bytes` further on; `None` if it wraps.
+            #[inline]
+            pub fn checked_add(self, bytes: u64) -> Option<Self> {
+                self.0.checked_add(bytes).map(Self)
+            }
+
+            /// Bytes from `base` to here; `None` if `base` lies behind.
+            #[inline]
+            pub fn offset_from(self, base: Self) -> Option<u64> {
+                self.0.checked_sub(base.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+    };
+}
+
+address! {
+    /// A guest-physical address.
+    Gpa
+}
+address! {
+    /// An address as a device behind a vIOMMU sees it.
+    Iova
+}
+address! {
+    /// An address in the front-end's own address space. It names ring areas in SET_VRING_ADDR and is never followed.
+    UserAddr
+}

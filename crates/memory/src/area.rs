@@ -1,0 +1,134 @@
+//! Ring metadata, mapped once.
+#![expect(unsafe_code, reason = "island: atomic access to ring indices")]
+
+use crate::{Map, Mapping, shared};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// A contiguous, aligned range of guest memory, translated once (a descriptor table, an available or a used ring). The
+/// pointer goes with its validated length, and keeps its mapping alive.
+#[derive(Debug)]
+pub struct Area {
+    host: NonNull<u8>,
+    len: usize,
+    mapping: Arc<Mapping>,
+}
+
+impl Area {
+    /// # Safety
+    /// `host` must be valid for `len` bytes of shared memory as long as `mapping` lives.
+    pub(crate) unsafe fn new(host: NonNull<u8>, len: usize, mapping: Arc<Mapping>) -> Self {
+        Self { host, len, mapping }
+    }
+
+    pub(crate) fn host(&self) -> NonNull<u8> {
+        self.host
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The mapping that holds it.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// The host address of `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// The range is not in the area: offsets come from our own arithmetic over a validated size, never from the guest.
+    #[inline]
+    fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
+        assert!(offset <= self.len && len <= self.len - offset, "ring access out of its area");
+        // SAFETY: checked above.
+        unsafe { self.host.add(offset) }
+    }
+
+    #[inline]
+    fn atomic(&self, offset: usize) -> &AtomicU16 {
+        let at = self.at(offset, 2).cast::<u16>();
+        assert!(at.is_aligned(), "misaligned ring index");
+        // SAFETY: in bounds and aligned (checked above), alive as long as `self`; all of our accesses to ring indices
+        // are atomic, and what the guest does to them is not in this program.
+        unsafe { AtomicU16::from_ptr(at.as_ptr()) }
+    }
+
+    /// Loads the little-endian 16-bit field at `offset`, which must be even and in the area.
+    #[inline]
+    pub fn load_u16(&self, offset: usize, order: Ordering) -> u16 {
+        u16::from_le(self.atomic(offset).load(order))
+    }
+
+    /// Stores the little-endian 16-bit field at `offset`, which must be even and in the area.
+    #[inline]
+    pub fn store_u16(&self, offset: usize, value: u16, order: Ordering) {
+        self.atomic(offset).store(value.to_le(), order);
+    }
+
+    /// Reads one value at `offset`, once. Must be in the area.
+    #[inline]
+    pub fn read<T: FromBytes>(&self, offset: usize) -> T {
+        // SAFETY: `at` checks the bounds; the memory is alive as long as `self`.
+        unsafe { shared::read_obj(self.at(offset, size_of::<T>())) }
+    }
+
+    /// Writes one value at `offset`. Must be in the area.
+    #[inline]
+    pub fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
+        // SAFETY: `at` checks the bounds; the memory is alive as long as `self`.
+        unsafe { shared::write_obj(self.at(offset, size_of::<T>()), value) }
+    }
+}
+
+// SAFETY: shared memory that any thread may access, by atomics and copies only, while the mapping lives.
+unsafe impl Send for Area {}
+// SAFETY: as above.
+unsafe impl Sync for Area {}
+
+/// Contiguous guest memory for the length of a borrow (an indirect table): no reference is counted for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'m> {
+    host: NonNull<u8>,
+    len: usize,
+    map: PhantomData<&'m Map>,
+}
+
+impl Span<'_> {
+    /// # Safety
+    /// `host` must be valid for `len` bytes of shared memory for the lifetime of the span.
+    #[inline]
+    pub(crate) unsafe fn new(host: NonNull<u8>, len: usize) -> Self {
+        Self { host, len, map: PhantomData }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Reads one value at `offset`, once.
+    ///
+    /// # Panics
+    /// It is not in the span: the caller has checked what the guest said.
+    #[inline]
+    pub fn read<T: FromBytes>(&self, offset: usize) -> T {
+        assert!(offset <= self.len && size_of::<T>() <= self.len - offset, "read out of its span");
+        // SAFETY: checked above; the map that the span borrows keeps the memory mapped.
+        unsafe { shared::read_obj(self.host.add(offset)) }
+    }
+}

@@ -1,0 +1,80 @@
+//! What can be wrong with memory.
+
+use crate::{Gpa, UserAddr};
+use std::io;
+
+/// Why a slot or a map cannot be had. The front-end is to blame for each but [`Error::Mmap`].
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A region of zero bytes.
+    #[error("region at {gpa} is empty")]
+    Empty {
+        /// Its guest-physical address.
+        gpa: Gpa,
+    },
+    /// An end that does not fit into 64 bits.
+    #[error("{field} plus size {len:#x} of the region at {gpa} wraps around")]
+    Wraps {
+        /// Its guest-physical address.
+        gpa: Gpa,
+        /// Which start wraps.
+        field: &'static str,
+        /// The region's size.
+        len: u64,
+    },
+    /// The file ends before the region does.
+    #[error("region at {gpa} needs {needs:#x} bytes of its file, which has {has:#x}")]
+    FileTooShort {
+        /// Its guest-physical address.
+        gpa: Gpa,
+        /// Offset plus size.
+        needs: u64,
+        /// The file's size.
+        has: u64,
+    },
+    /// Two regions share guest-physical addresses.
+    #[error("region at {gpa} overlaps the region at {other}")]
+    Overlaps {
+        /// The later region.
+        gpa: Gpa,
+        /// The earlier one.
+        other: Gpa,
+    },
+    /// More regions than [`crate::SLOTS_MAX`].
+    #[error("{count} regions, at most {max} are possible")]
+    TooMany {
+        /// How many were asked for.
+        count: usize,
+        /// How many there can be.
+        max: usize,
+    },
+    /// No such region, so it cannot be removed.
+    #[error("no region at {gpa} with user address {user} and size {len:#x}")]
+    NoSuchSlot {
+        /// The guest-physical address asked for.
+        gpa: Gpa,
+        /// The front-end's address asked for.
+        user: UserAddr,
+        /// The size asked for.
+        len: u64,
+    },
+    /// The kernel refused.
+    #[error("region at {gpa} cannot be mapped")]
+    Mmap {
+        /// Its guest-physical address.
+        gpa: Gpa,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A range that is not, or not wholly, in the memory that the front-end shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{len:#x} bytes at {addr:#x} are not in guest memory")]
+pub struct Unmapped {
+    /// Start of the range, in the space it was asked for in.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: u64,
+}

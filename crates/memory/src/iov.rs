@@ -1,0 +1,167 @@
+//! Translated ranges, and the reference that keeps them valid.
+#![expect(unsafe_code, reason = "island: pointers into slots, handed to the kernel")]
+
+use crate::{Gpa, Map, Unmapped, shared};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The buffers of one request as the kernel takes them (`struct iovec`), in order.
+///
+/// It holds the map that it was translated with, so that no address in it dangles. A request slot keeps its `Iov` from
+/// request to request: the reference is taken when the map changed, not for each request. What the operating system has
+/// not finished with must own the `Iov` until it has; that is the engines' business.
+#[derive(Debug, Default)]
+pub struct Iov {
+    /// `first..` are not used up yet.
+    segments: Vec<libc::iovec>,
+    first: usize,
+    len: u64,
+    pin: Option<Arc<Map>>,
+}
+
+/// A spare capacity that a request may keep for the next one; a longer one is given back.
+const SEGMENTS_KEPT: usize = 256;
+
+impl Iov {
+    /// Empties it for the next request.
+    pub fn clear(&mut self) {
+        self.segments.clear();
+        self.segments.shrink_to(SEGMENTS_KEPT);
+        self.first = 0;
+        self.len = 0;
+    }
+
+    /// Empties it and lets go of its map, unless that is `current`.
+    pub fn unpin_unless(&mut self, current: &Arc<Map>) {
+        self.clear();
+        if self.pin.as_ref().is_some_and(|pin| !Arc::ptr_eq(pin, current)) {
+            self.pin = None;
+        }
+    }
+
+    /// Adds `len` bytes at `gpa`. Ranges that follow one another in host memory become one segment.
+    ///
+    /// # Errors
+    /// A part of the range is not guest memory, or it was filled from another map so far; it is unchanged then.
+    #[inline]
+    pub fn push(&mut self, map: &Arc<Map>, gpa: Gpa, len: u32) -> Result<(), Unmapped> {
+        let unmapped = Unmapped { addr: gpa.0, len: u64::from(len) };
+        match &self.pin {
+            Some(pin) if Arc::ptr_eq(pin, map) => {}
+            _ if self.segments.is_empty() => self.pin = Some(map.clone()),
+            _ => return Err(unmapped),
+        }
+        // The usual case, without the loop: one slot holds it all.
+        if let Some(host) = map.contiguous(gpa, u64::from(len)) {
+            self.add(host, len as usize);
+            return Ok(());
+        }
+        if !map.contains(gpa, u64::from(len)) {
+            return Err(unmapped);
+        }
+        map.pieces(gpa, u64::from(len), |host, len| self.add(host, len))
+    }
+
+    #[inline]
+    fn add(&mut self, host: NonNull<u8>, len: usize) {
+        if len == 0 {
+            return;
+        }
+        self.len += len as u64;
+        if let Some(last) = self.segments.last_mut()
+            && last.iov_base.addr() + last.iov_len == host.as_ptr().addr()
+        {
+            last.iov_len += len;
+            return;
+        }
+        self.segments.push(libc::iovec { iov_base: host.as_ptr().cast(), iov_len: len });
+    }
+
+    /// Bytes left in it.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether no bytes are left.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The segments left. The addresses are valid for reading and writing while this `Iov` is neither changed nor dropped,
+    /// and others write there at any time.
+    pub fn segments(&self) -> &[libc::iovec] {
+        &self.segments[self.first..]
+    }
+
+    /// Whether each segment starts at a multiple of `align` and is a multiple of `align_len` long.
+    pub fn is_aligned(&self, align: usize, align_len: usize) -> bool {
+        self.segments()
+            .iter()
+            .all(|s| s.iov_base.addr().is_multiple_of(align) && s.iov_len.is_multiple_of(align_len))
+    }
+
+    /// Takes `bytes` off the front: a short transfer did that much.
+    ///
+    /// Takes all where fewer are left.
+    pub fn advance(&mut self, bytes: u64) {
+        let mut left = bytes.min(self.len);
+        self.len -= left;
+        while left > 0 {
+            let segment = &mut self.segments[self.first];
+            let here = left.min(segment.iov_len as u64) as usize;
+            segment.iov_base = segment.iov_base.cast::<u8>().wrapping_add(here).cast();
+            segment.iov_len -= here;
+            left -= here as u64;
+            if segment.iov_len == 0 {
+                self.first += 1;
+            }
+        }
+    }
+
+    /// Calls `each` with the host pieces of up to `len` bytes from `offset` on; how many bytes there were.
+    pub(crate) fn pieces(
+        &self,
+        offset: u64,
+        len: usize,
+        mut each: impl FnMut(NonNull<u8>, usize, usize),
+    ) -> usize {
+        let (mut skip, mut done) = (offset, 0);
+        for segment in self.segments() {
+            let here = segment.iov_len as u64;
+            if skip >= here {
+                skip -= here;
+                continue;
+            }
+            if done == len {
+                break;
+            }
+            let n = (here - skip).min((len - done) as u64) as usize;
+            if let Some(base) = NonNull::new(segment.iov_base.cast::<u8>()) {
+                // SAFETY: `skip` is smaller than the segment's length.
+                each(unsafe { base.add(skip as usize) }, done, n);
+            }
+            done += n;
+            skip = 0;
+        }
+        done
+    }
+
+    /// Copies bytes out, from `offset` on; how many there were, at most `into.len()`.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> usize {
+        self.pieces(offset, into.len(), |host, at, n| {
+            // SAFETY: the piece lies in a segment, whose slot `pin` keeps mapped.
+            unsafe { shared::read(host, &mut into[at..at + n]) }
+        })
+    }
+
+    /// Copies bytes in, from `offset` on; how many fitted, at most `from.len()`.
+    pub fn write(&mut self, offset: u64, from: &[u8]) -> usize {
+        self.pieces(offset, from.len(), |host, at, n| {
+            // SAFETY: the piece lies in a segment, whose slot `pin` keeps mapped.
+            unsafe { shared::write(host, &from[at..at + n]) }
+        })
+    }
+}
+
+// SAFETY: the pointers are to shared memory that any thread may access, by copies only, and `pin` keeps it mapped.
+unsafe impl Send for Iov {}

@@ -1,0 +1,228 @@
+//! The immutable map of all slots.
+#![expect(unsafe_code, reason = "island: pointers into slots")]
+
+use crate::mapping::{Mapping, Part};
+use crate::{Area, Error, Gpa, Slot, Span, Unmapped, UserAddr, shared};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// The most slots a map can have: as many as QEMU's vhost-user front-end can use (512 KVM slots less three).
+pub const SLOTS_MAX: usize = 509;
+
+/// All guest memory at one moment. Never changes: a change makes a new map.
+#[derive(Debug, Default)]
+pub struct Map {
+    /// Sorted by guest-physical address, without overlap.
+    slots: Box<[Slot]>,
+}
+
+impl Map {
+    /// A map of `slots`, in any order.
+    ///
+    /// # Errors
+    /// Too many slots, or two that share guest-physical addresses. The front-end's own addresses may overlap: they
+    /// only name ring areas, and the first slot by guest-physical address that holds the whole area serves.
+    pub fn new(mut slots: Vec<Slot>) -> Result<Self, Error> {
+        if slots.len() > SLOTS_MAX {
+            return Err(Error::TooMany { count: slots.len(), max: SLOTS_MAX });
+        }
+        slots.sort_by_key(Slot::gpa);
+        for pair in slots.windows(2) {
+            if pair[0].locate(pair[1].gpa()).is_some() {
+                return Err(Error::Overlaps { gpa: pair[1].gpa(), other: pair[0].gpa() });
+            }
+        }
+        Ok(Self { slots: slots.into() })
+    }
+
+    /// This map and one slot more.
+    ///
+    /// # Errors
+    /// As [`Map::new`].
+    pub fn with(&self, slot: Slot) -> Result<Self, Error> {
+        let mut slots = self.slots.to_vec();
+        // Look first, so that the newcomer is the one the error names.
+        let first = slot.gpa();
+        let last = Gpa(first.0 + (slot.len() - 1));
+        if let Some(other) = slots.iter().find(|s| s.gpa() <= last && s.gpa().0 + (s.len() - 1) >= first.0) {
+            return Err(Error::Overlaps { gpa: first, other: other.gpa() });
+        }
+        slots.push(slot);
+        Self::new(slots)
+    }
+
+    /// This map without one slot, and that slot.
+    ///
+    /// # Errors
+    /// No slot has this address, front-end address and length.
+    pub fn without(&self, gpa: Gpa, user: UserAddr, len: u64) -> Result<(Self, Slot), Error> {
+        let mut slots = self.slots.to_vec();
+        let at = slots
+            .iter()
+            .position(|s| s.gpa() == gpa && s.user() == user && s.len() == len)
+            .ok_or(Error::NoSuchSlot { gpa, user, len })?;
+        let removed = slots.remove(at);
+        Ok((Self { slots: slots.into() }, removed))
+    }
+
+    /// The slots, by rising guest-physical address.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    pub(crate) fn mapping_of(&self, part: Part) -> Option<Arc<Mapping>> {
+        self.slots.iter().find(|s| s.part() == part).map(|s| s.mapping().clone())
+    }
+
+    /// The host address of `gpa`, and how many bytes follow it in the same slot.
+    #[inline]
+    pub(crate) fn find(&self, gpa: Gpa) -> Option<(NonNull<u8>, u64)> {
+        // Few slots are the rule: two or three for a guest without hot-plug. A scan beats a search there.
+        let slot = if self.slots.len() <= 8 {
+            return self.slots.iter().find_map(|slot| Self::host(slot, gpa));
+        } else {
+            let after = self.slots.partition_point(|s| s.gpa() <= gpa);
+            self.slots.get(after.checked_sub(1)?)?
+        };
+        Self::host(slot, gpa)
+    }
+
+    #[inline]
+    fn host(slot: &Slot, gpa: Gpa) -> Option<(NonNull<u8>, u64)> {
+        let (offset, rest) = slot.locate(gpa)?;
+        // SAFETY: the offset is smaller than the mapping's length.
+        Some((unsafe { slot.mapping().base().add(offset) }, rest))
+    }
+
+    /// The host address of `len` contiguous bytes at `gpa`, if one slot holds them all. Valid as long as this map.
+    #[inline]
+    pub fn contiguous(&self, gpa: Gpa, len: u64) -> Option<NonNull<u8>> {
+        let (host, rest) = self.find(gpa)?;
+        (len <= rest).then_some(host)
+    }
+
+    /// The `len` bytes at `gpa`, if one slot holds them all.
+    #[inline]
+    pub fn span(&self, gpa: Gpa, len: u64) -> Option<Span<'_>> {
+        let host = self.contiguous(gpa, len)?;
+        // SAFETY: that many bytes of a slot, which this map keeps mapped while it is borrowed; the length of a mapping
+        // fits into usize, and so does what it holds.
+        Some(unsafe { Span::new(host, len as usize) })
+    }
+
+    /// Calls `each` with the host pieces of `len` bytes at `gpa`, in order. Neighbouring slots are crossed.
+    #[inline]
+    pub(crate) fn pieces(
+        &self,
+        gpa: Gpa,
+        len: u64,
+        mut each: impl FnMut(NonNull<u8>, usize),
+    ) -> Result<(), Unmapped> {
+        let unmapped = Unmapped { addr: gpa.0, len };
+        let (mut at, mut left) = (gpa, len);
+        while left > 0 {
+            let (host, rest) = self.find(at).ok_or(unmapped)?;
+            let here = rest.min(left);
+            each(host, here as usize);
+            left -= here;
+            if left > 0 {
+                at = at.checked_add(here).ok_or(unmapped)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all `len` bytes at `gpa` are guest memory.
+    pub fn contains(&self, gpa: Gpa, len: u64) -> bool {
+        self.pieces(gpa, len, |_, _| {}).is_ok()
+    }
+
+    /// Copies guest bytes out.
+    ///
+    /// # Errors
+    /// A part of the range is not guest memory; `into` then holds what came before it.
+    pub fn read(&self, gpa: Gpa, into: &mut [u8]) -> Result<(), Unmapped> {
+        let mut done = 0;
+        self.pieces(gpa, into.len() as u64, |host, len| {
+            // SAFETY: `pieces` gives memory of a slot of this map, valid for `len` bytes.
+            unsafe { shared::read(host, &mut into[done..done + len]) };
+            done += len;
+        })
+    }
+
+    /// Copies bytes into guest memory.
+    ///
+    /// # Errors
+    /// A part of the range is not guest memory; nothing was written then.
+    pub fn write(&self, gpa: Gpa, from: &[u8]) -> Result<(), Unmapped> {
+        if !self.contains(gpa, from.len() as u64) {
+            return Err(Unmapped { addr: gpa.0, len: from.len() as u64 });
+        }
+        let mut done = 0;
+        self.pieces(gpa, from.len() as u64, |host, len| {
+            // SAFETY: `pieces` gives memory of a slot of this map, valid for `len` bytes.
+            unsafe { shared::write(host, &from[done..done + len]) };
+            done += len;
+        })
+    }
+
+    /// Reads one value, once.
+    ///
+    /// # Errors
+    /// A part of the range is not guest memory.
+    #[inline]
+    pub fn read_obj<T: FromBytes + IntoBytes>(&self, gpa: Gpa) -> Result<T, Unmapped> {
+        if let Some(host) = self.contiguous(gpa, size_of::<T>() as u64) {
+            // SAFETY: `contiguous` found that many bytes in a slot of this map.
+            return Ok(unsafe { shared::read_obj(host) });
+        }
+        let mut value = T::new_zeroed();
+        self.read(gpa, value.as_mut_bytes())?;
+        Ok(value)
+    }
+
+    /// Writes one value.
+    ///
+    /// # Errors
+    /// A part of the range is not guest memory; nothing was written then.
+    #[inline]
+    pub fn write_obj<T: IntoBytes + Immutable>(&self, gpa: Gpa, value: &T) -> Result<(), Unmapped> {
+        if let Some(host) = self.contiguous(gpa, size_of::<T>() as u64) {
+            // SAFETY: `contiguous` found that many bytes in a slot of this map.
+            unsafe { shared::write_obj(host, value) };
+            return Ok(());
+        }
+        self.write(gpa, value.as_bytes())
+    }
+
+    /// The ring area of `len` bytes at the front-end's address `user`, whose host address is a multiple of `align`.
+    ///
+    /// # Errors
+    /// No single slot holds it all, or it is misaligned.
+    pub fn area(&self, user: UserAddr, len: usize, align: usize) -> Result<Area, Unmapped> {
+        self.slots
+            .iter()
+            .filter_map(|slot| {
+                let offset = user.offset_from(slot.user())?;
+                let end = offset.checked_add(len as u64)?;
+                if end > slot.len() || offset >= slot.len() {
+                    return None;
+                }
+                // SAFETY: the offset is smaller than the mapping's length.
+                let host = unsafe { slot.mapping().base().add(offset as usize) };
+                // SAFETY: `len` bytes from `offset` end within the mapping, which the area keeps alive.
+                Some(unsafe { Area::new(host, len, slot.mapping().clone()) })
+            })
+            .find(|area| area.host().as_ptr().addr().is_multiple_of(align))
+            .ok_or(Unmapped { addr: user.0, len: len as u64 })
+    }
+
+    /// The guest-physical address of the front-end's address `user`.
+    pub fn gpa_of(&self, user: UserAddr) -> Option<Gpa> {
+        self.slots.iter().find_map(|slot| {
+            let offset = user.offset_from(slot.user())?;
+            (offset < slot.len()).then(|| Gpa(slot.gpa().0 + offset))
+        })
+    }
+}

@@ -1,0 +1,151 @@
+//! One `mmap` of a file that the front-end shares.
+#![expect(unsafe_code, reason = "island: mmap and munmap")]
+
+use rustix::fs::{FileType, fstat, fstatfs};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// `HUGETLBFS_MAGIC` of statfs(2).
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// Which part of which file; two mappings of the same part hold the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// A shared, writable mapping of a part of a file. Unmapped when the last reference to it goes.
+#[derive(Debug)]
+pub struct Mapping {
+    /// Where `mmap` put it, and how long that is; wider than the part where the offset is not aligned.
+    whole: NonNull<u8>,
+    whole_len: usize,
+    /// First byte of the part.
+    base: NonNull<u8>,
+    part: Part,
+    released: Released,
+}
+
+/// What went wrong, before anyone knows which region it was for.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Wraps,
+    TooShort { needs: u64, has: u64 },
+    Os(io::Error),
+}
+
+impl From<rustix::io::Errno> for Failure {
+    fn from(e: rustix::io::Errno) -> Self {
+        Self::Os(e.into())
+    }
+}
+
+impl Mapping {
+    /// The part of `file` that a mapping of `len` bytes from `offset` would show.
+    pub(crate) fn part_of(file: impl AsFd, offset: u64, len: u64) -> Result<Part, Failure> {
+        let stat = fstat(&file)?;
+        let needs = offset.checked_add(len).ok_or(Failure::Wraps)?;
+        // Only a regular file (memfd, tmpfs, hugetlbfs) has a size that tells; a device's mmap checks for itself.
+        let has = stat.st_size as u64;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && has < needs {
+            return Err(Failure::TooShort { needs, has });
+        }
+        Ok(Part { device: stat.st_dev, inode: stat.st_ino, offset, len })
+    }
+
+    /// Maps `part`, which [`Mapping::part_of`] found in `file`.
+    pub(crate) fn new(file: impl AsFd, part: Part) -> Result<Self, Failure> {
+        // The front-end's offset need not be aligned; hugetlbfs wants both ends on huge pages.
+        let fs = fstatfs(&file)?;
+        let huge = fs.f_type as u64 == HUGETLBFS_MAGIC;
+        let page = if huge { fs.f_bsize as u64 } else { rustix::param::page_size() as u64 };
+        let head = part.offset % page;
+        let len = part
+            .len
+            .checked_add(head)
+            .and_then(|l| l.checked_next_multiple_of(page))
+            .ok_or(Failure::Wraps)?;
+        let whole_len =
+            usize::try_from(len).ok().filter(|&l| isize::try_from(l).is_ok()).ok_or(Failure::Wraps)?;
+        // SAFETY: a null hint, so that the kernel chooses a place that nobody uses.
+        let whole = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                whole_len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                file,
+                part.offset - head,
+            )?
+        };
+        let Some(whole) = NonNull::new(whole.cast::<u8>()) else {
+            return Err(Failure::Os(io::Error::from(io::ErrorKind::OutOfMemory)));
+        };
+        // A core dump of ours is no place for the guest's memory; where the kernel cannot leave it out, nothing breaks.
+        // SAFETY: the range was mapped above, and DONTDUMP changes no byte of it.
+        let _ = unsafe { madvise(whole.as_ptr().cast(), whole_len, Advice::LinuxDontDump) };
+        // SAFETY: `head` < `whole_len`, for `part.len` is added to it.
+        let base = unsafe { whole.add(head as usize) };
+        Ok(Self { whole, whole_len, base, part, released: Released::default() })
+    }
+
+    /// First byte. Valid for [`Mapping::len`] bytes as long as this mapping lives.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) fn part(&self) -> Part {
+        self.part
+    }
+
+    /// Bytes of the file that are mapped.
+    #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    pub fn len(&self) -> u64 {
+        self.part.len
+    }
+
+    /// Lets the caller wait until this mapping is gone.
+    pub fn released(&self) -> Released {
+        self.released.clone()
+    }
+}
+
+// SAFETY: the pointers are to shared memory that any thread may access, by copies only, while the mapping lives.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; nothing in it changes after it was made.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that `mmap` returned; all users hold a reference, so this was the last.
+        let unmapped = unsafe { munmap(self.whole.as_ptr().cast(), self.whole_len) };
+        debug_assert!(unmapped.is_ok());
+        self.released.set();
+    }
+}
+
+/// Tells when a [`Mapping`] is gone: nobody uses the memory any more.
+#[derive(Clone, Debug, Default)]
+pub struct Released(Arc<(Mutex<bool>, Condvar)>);
+
+impl Released {
+    fn set(&self) {
+        let (gone, change) = &*self.0;
+        *gone.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        change.notify_all();
+    }
+
+    /// Waits up to `timeout`; whether the mapping is gone.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let (gone, change) = &*self.0;
+        let gone = gone.lock().unwrap_or_else(PoisonError::into_inner);
+        *change.wait_timeout_while(gone, timeout, |gone| !*gone).unwrap_or_else(PoisonError::into_inner).0
+    }
+}

@@ -1,0 +1,131 @@
+//! Memory of our own, as large as a disk, that several threads copy from and to at once.
+#![expect(unsafe_code, reason = "island: mmap, munmap and racing copies")]
+
+use crate::{Iov, shared};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::io;
+use std::ptr::NonNull;
+
+/// Anonymous memory, zero to begin with. A page costs memory from the first write to it on. It can only be
+/// copied from and to, byte ranges that others may be copying at the same time: overlapping copies may mix,
+/// and nothing worse.
+#[derive(Debug)]
+pub struct Ram {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+impl Ram {
+    /// `len` bytes.
+    ///
+    /// # Errors
+    /// No bytes, or more than the kernel gives address space for.
+    pub fn new(len: u64) -> io::Result<Self> {
+        let len = usize::try_from(len)
+            .ok()
+            .filter(|&len| len > 0 && isize::try_from(len).is_ok())
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: a null hint, so that the kernel chooses a place that nobody uses.
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        // A core dump is no place for the guest's data; where the kernel cannot leave it out, nothing breaks.
+        // SAFETY: the range was mapped above, and DONTDUMP changes no byte of it.
+        let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
+        Ok(Self { base, len })
+    }
+
+    /// Length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Copies from `offset` on into all of `to`; how many bytes there were up to the end.
+    #[inline]
+    pub fn copy_to(&self, offset: u64, to: &mut Iov) -> u64 {
+        self.copy(offset, to, |here, guest, n| {
+            // SAFETY: the bytes lie in this mapping and in a segment of `to`, both of which are alive; the
+            // mappings are different ones, so they do not overlap.
+            unsafe { shared::copy(here, guest, n) }
+        })
+    }
+
+    /// Copies all of `from` to `offset` on; how many bytes there were up to the end.
+    #[inline]
+    pub fn copy_from(&self, offset: u64, from: &Iov) -> u64 {
+        self.copy(offset, from, |here, guest, n| {
+            // SAFETY: as in `copy_to`, with the roles exchanged.
+            unsafe { shared::copy(guest, here, n) }
+        })
+    }
+
+    /// Calls `each` with matching pieces of both sides.
+    #[inline]
+    fn copy(&self, offset: u64, guest: &Iov, each: impl Fn(NonNull<u8>, NonNull<u8>, usize)) -> u64 {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(self.len);
+        let len = usize::try_from(guest.len()).unwrap_or(usize::MAX).min(self.len - start);
+        guest.pieces(0, len, |host, at, n| {
+            // SAFETY: `at + n` is at most `len`, and `start + len` at most the length of the mapping.
+            each(unsafe { self.base.add(start + at) }, host, n);
+        }) as u64
+    }
+}
+
+// SAFETY: it owns its mapping, which any thread may access, by copies only.
+unsafe impl Send for Ram {}
+// SAFETY: as above; racing copies are what it is for, and no reference to the bytes is ever made.
+unsafe impl Sync for Ram {}
+
+impl Drop for Ram {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that `mmap` returned, and nobody copies any more.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Gpa, Map, Slot, UserAddr};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::sync::Arc;
+
+    #[test]
+    fn copies_both_ways_and_stops_at_the_end() {
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 1 << 16).unwrap();
+        let slot = Slot::map(&file, 0, Gpa(0), UserAddr(0), 1 << 16).unwrap();
+        let map = Arc::new(Map::new(vec![slot]).unwrap());
+        map.write(Gpa(0), &[1; 100]).unwrap();
+        map.write(Gpa(4096), &[2; 100]).unwrap();
+        let mut iov = Iov::default();
+        iov.push(&map, Gpa(0), 100).unwrap();
+        iov.push(&map, Gpa(4096), 100).unwrap();
+
+        let ram = Ram::new(8192).unwrap();
+        assert_eq!(ram.copy_from(50, &iov), 200);
+        iov.clear();
+        iov.push(&map, Gpa(8192), 300).unwrap();
+        assert_eq!(ram.copy_to(0, &mut iov), 300);
+        let mut seen = [9; 300];
+        map.read(Gpa(8192), &mut seen).unwrap();
+        assert_eq!(seen[..50], [0; 50]);
+        assert_eq!(seen[50..150], [1; 100]);
+        assert_eq!(seen[150..250], [2; 100]);
+        assert_eq!(seen[250..], [0; 50]);
+
+        assert_eq!(ram.copy_from(8192 - 10, &iov), 10);
+        assert_eq!(ram.copy_from(8192, &iov), 0);
+        assert_eq!(ram.copy_to(u64::MAX, &mut iov), 0);
+        assert!(Ram::new(0).is_err());
+        assert!(Ram::new(u64::MAX).is_err());
+    }
+}

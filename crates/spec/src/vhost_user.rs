@@ -1,0 +1,113 @@
+//! The wire types of vhost-user (*Vhost-user Protocol*, QEMU `docs/interop/vhost-user.rst`).
+//!
+//! A message is a [`Header`], `size` bytes of payload and, beside the bytes, file descriptors. The protocol has the
+//! machine's own byte order; kickless is for little-endian machines, so everything here is little-endian.
+//!
+//! [`FrontendRequest`] and [`BackendRequest`] number the requests of either side; the payload structures are named
+//! after the sections of the specification that describe them.
+
+mod payload;
+mod request;
+
+use bitflags::bitflags;
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+pub use payload::*;
+pub use request::{BackendRequest, FrontendRequest};
+
+/// The version of the protocol, in the two low bits of [`Header::flags`].
+pub const VERSION: u32 = 1;
+/// [`Header::flags`]: the bits of the version.
+pub const FLAG_VERSION_MASK: u32 = 0x3;
+/// [`Header::flags`]: the message is a reply.
+pub const FLAG_REPLY: u32 = 1 << 2;
+/// [`Header::flags`]: the sender wants an acknowledgement (with [`ProtocolFeatures::REPLY_ACK`]).
+pub const FLAG_NEED_REPLY: u32 = 1 << 3;
+
+/// Most regions in SET_MEM_TABLE; more need [`ProtocolFeatures::CONFIGURE_MEM_SLOTS`].
+pub const MEM_TABLE_REGIONS_MAX: usize = 8;
+/// Most file descriptors with one message.
+pub const FDS_MAX: usize = 8;
+/// Largest device configuration space in bytes, as QEMU has it.
+pub const CONFIG_SIZE_MAX: usize = 256;
+/// Most VIRTIO shared memory regions of a device.
+pub const SHMEM_REGIONS_MAX: usize = 256;
+/// Bytes of guest memory that one bit of the dirty log stands for.
+pub const LOG_PAGE_SIZE: u64 = 4096;
+
+/// SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, VRING_HOST_NOTIFIER_MSG: the bits of the ring's index.
+pub const VRING_INDEX_MASK: u64 = 0xff;
+/// The same messages, and the reply to SET_DEVICE_STATE_FD: no file descriptor comes with this message.
+pub const NO_FD: u64 = 1 << 8;
+/// The reply to SET_DEVICE_STATE_FD: zero here is success.
+pub const DEVICE_STATE_ERROR_MASK: u64 = 0xff;
+
+/// [`VringAddr::flags`]: mark writes to the used ring in the dirty log, at [`VringAddr::log_guest_addr`].
+pub const VRING_F_LOG: u32 = 1 << 0;
+/// [`ConfigHeader::flags`]: a write by the guest, to writable fields only.
+pub const CONFIG_FRONTEND: u32 = 0;
+/// [`ConfigHeader::flags`]: live migration, which may write read-only fields as well.
+pub const CONFIG_MIGRATION: u32 = 1;
+
+/// Head of each message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Header {
+    /// A [`FrontendRequest`] or a [`BackendRequest`].
+    pub request: U32,
+    /// `FLAG_*`.
+    pub flags: U32,
+    /// Bytes of payload that follow.
+    pub size: U32,
+}
+
+bitflags! {
+    /// Protocol features (`VHOST_USER_PROTOCOL_F_*`). Bits without a name are kept.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct ProtocolFeatures: u64 {
+        /// GET_QUEUE_NUM.
+        const MQ = 1 << 0;
+        /// SET_LOG_BASE brings the dirty log as a file descriptor, and is answered.
+        const LOG_SHMFD = 1 << 1;
+        /// SEND_RARP.
+        const RARP = 1 << 2;
+        /// Acknowledgements on demand.
+        const REPLY_ACK = 1 << 3;
+        /// NET_SET_MTU.
+        const MTU = 1 << 4;
+        /// SET_BACKEND_REQ_FD.
+        const BACKEND_REQ = 1 << 5;
+        /// SET_VRING_ENDIAN.
+        const CROSS_ENDIAN = 1 << 6;
+        /// CREATE_CRYPTO_SESSION and CLOSE_CRYPTO_SESSION.
+        const CRYPTO_SESSION = 1 << 7;
+        /// POSTCOPY_ADVISE, POSTCOPY_LISTEN and POSTCOPY_END.
+        const PAGEFAULT = 1 << 8;
+        /// GET_CONFIG and SET_CONFIG.
+        const CONFIG = 1 << 9;
+        /// Requests of the back-end can bring file descriptors.
+        const BACKEND_SEND_FD = 1 << 10;
+        /// VRING_HOST_NOTIFIER_MSG.
+        const HOST_NOTIFIER = 1 << 11;
+        /// GET_INFLIGHT_FD and SET_INFLIGHT_FD.
+        const INFLIGHT_SHMFD = 1 << 12;
+        /// RESET_DEVICE.
+        const RESET_DEVICE = 1 << 13;
+        /// VRING_KICK, VRING_CALL and VRING_ERR in place of eventfds.
+        const INBAND_NOTIFICATIONS = 1 << 14;
+        /// GET_MAX_MEM_SLOTS, ADD_MEM_REG and REM_MEM_REG.
+        const CONFIGURE_MEM_SLOTS = 1 << 15;
+        /// SET_STATUS and GET_STATUS.
+        const STATUS = 1 << 16;
+        /// Memory regions have the fields of [`XenMapping`] at their end.
+        const XEN_MMAP = 1 << 17;
+        /// Requests about shared objects.
+        const SHARED_OBJECT = 1 << 18;
+        /// SET_DEVICE_STATE_FD and CHECK_DEVICE_STATE.
+        const DEVICE_STATE = 1 << 19;
+        /// GET_SHMEM_CONFIG, SHMEM_MAP and SHMEM_UNMAP.
+        const SHMEM = 1 << 20;
+        const _ = !0;
+    }
+}

@@ -1,0 +1,93 @@
+//! Putting messages together from whatever pieces the stream hands out.
+
+use std::os::fd::OwnedFd;
+
+use kickless_spec::vhost_user::{self as wire, FDS_MAX};
+use zerocopy::FromBytes;
+
+use crate::error::Error;
+use crate::header::{HEADER_SIZE, Header};
+
+/// A whole message, not yet decoded.
+#[derive(Debug)]
+pub struct Frame {
+    /// Its head.
+    pub header: Header,
+    /// `header.size` bytes.
+    pub payload: Vec<u8>,
+    /// The file descriptors that came with any of its bytes, at most [`FDS_MAX`].
+    pub fds: Vec<OwnedFd>,
+}
+
+/// A message that is arriving.
+///
+/// It asks for exactly the bytes that it lacks ([`space`](Self::space)), so that nothing of the next message, nor of its
+/// file descriptors, is taken with it. It can be left at any point and taken up again.
+///
+/// After an error the pieces and file descriptors that it held are dropped; the stream is out of step.
+#[derive(Debug)]
+pub struct Assembly {
+    head: [u8; HEADER_SIZE],
+    header: Option<Header>,
+    payload: Vec<u8>,
+    /// Bytes of head and payload that have arrived.
+    received: usize,
+    fds: Vec<OwnedFd>,
+}
+
+impl Assembly {
+    /// Nothing has arrived yet.
+    pub fn new() -> Self {
+        Self { head: [0; HEADER_SIZE], header: None, payload: Vec::new(), received: 0, fds: Vec::new() }
+    }
+
+    /// Bytes that have arrived: zero at the boundary between messages.
+    pub fn received(&self) -> usize {
+        self.received
+    }
+
+    /// Where the next bytes go. Never empty: the rest of the header, or of the payload.
+    pub fn space(&mut self) -> &mut [u8] {
+        match self.header {
+            None => self.head.get_mut(self.received..).unwrap_or_default(),
+            Some(_) => self.payload.get_mut(self.received - HEADER_SIZE..).unwrap_or_default(),
+        }
+    }
+
+    /// `n` bytes were put into [`space`](Self::space), at most its length, and `fds` came with them. Returns the message if
+    /// that was the last of it.
+    pub fn advance(&mut self, n: usize, fds: Vec<OwnedFd>) -> Result<Option<Frame>, Error> {
+        let advanced = self.try_advance(n, fds);
+        if advanced.is_err() {
+            *self = Self::new();
+        }
+        advanced
+    }
+
+    fn try_advance(&mut self, n: usize, mut fds: Vec<OwnedFd>) -> Result<Option<Frame>, Error> {
+        if self.fds.len() + fds.len() > FDS_MAX {
+            return Err(Error::TooManyFds);
+        }
+        self.fds.append(&mut fds);
+        self.received += n.min(self.space().len());
+        if self.header.is_none() && self.received == HEADER_SIZE {
+            let (wire, _) = wire::Header::read_from_prefix(&self.head).unwrap_or_default();
+            let header = Header::parse(&wire)?;
+            self.payload = vec![0; header.size as usize];
+            self.header = Some(header);
+        }
+        match self.header {
+            Some(header) if self.received == HEADER_SIZE + self.payload.len() => {
+                let whole = std::mem::take(self);
+                Ok(Some(Frame { header, payload: whole.payload, fds: whole.fds }))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+impl Default for Assembly {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,364 @@
+//! Payload and file descriptors of one message, taken apart and put together.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use kickless_spec::vhost_user::{
+    self as wire, CONFIG_SIZE_MAX, IotlbAccess, IotlbKind, MEM_TABLE_REGIONS_MAX, NO_FD, VRING_F_LOG,
+    VRING_INDEX_MASK,
+};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::error::MessageError;
+use crate::payload::{
+    Config, Iotlb, MemoryRegion, ShmemRange, VringAddr, VringArea, VringFd, VringState, XenMapping,
+};
+
+/// What arrived. Each method that consumes it checks the whole: nothing may be left over.
+pub(crate) struct Body<'a> {
+    pub(crate) request: &'static str,
+    pub(crate) payload: &'a [u8],
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+impl Body<'_> {
+    /// Neither payload nor file descriptors.
+    pub(crate) fn nothing(self) -> Result<(), MessageError> {
+        self.size(0)?;
+        self.no_fds()
+    }
+
+    /// A file descriptor and no payload.
+    pub(crate) fn fd(self) -> Result<OwnedFd, MessageError> {
+        self.size(0)?;
+        self.one_fd()
+    }
+
+    /// A `T` and no file descriptors.
+    pub(crate) fn plain<T: FromBytes>(self) -> Result<T, MessageError> {
+        let value = self.read(size_of::<T>())?;
+        self.no_fds()?;
+        Ok(value)
+    }
+
+    /// A `T` and its file descriptor.
+    pub(crate) fn with_fd<T: FromBytes>(self) -> Result<(T, OwnedFd), MessageError> {
+        let value = self.read(size_of::<T>())?;
+        Ok((value, self.one_fd()?))
+    }
+
+    pub(crate) fn u64(self) -> Result<u64, MessageError> {
+        self.plain::<U64>().map(U64::get)
+    }
+
+    pub(crate) fn vring_state(self) -> Result<VringState, MessageError> {
+        self.plain::<wire::VringState>().map(VringState::from)
+    }
+
+    /// A ring and a switch, which is 0 or 1.
+    pub(crate) fn vring_switch(self) -> Result<(u32, bool), MessageError> {
+        let request = self.request;
+        let VringState { index, num } = self.vring_state()?;
+        match num {
+            0 | 1 => Ok((index, num == 1)),
+            _ => Err(field(request, "num", num.into(), "expected 0 or 1")),
+        }
+    }
+
+    pub(crate) fn vring_addr(self) -> Result<VringAddr, MessageError> {
+        let request = self.request;
+        let addr: wire::VringAddr = self.plain()?;
+        let flags = addr.flags.get();
+        if flags & !VRING_F_LOG != 0 {
+            return Err(field(request, "flags", flags.into(), "unknown bits set"));
+        }
+        Ok(VringAddr {
+            index: addr.index.get(),
+            log: flags & VRING_F_LOG != 0,
+            desc_addr: addr.desc.get(),
+            used_addr: addr.used.get(),
+            avail_addr: addr.avail.get(),
+            log_guest_addr: addr.log_guest_addr.get(),
+        })
+    }
+
+    pub(crate) fn vring_fd(self) -> Result<VringFd, MessageError> {
+        let value: U64 = self.read(size_of::<U64>())?;
+        self.take_vring_fd(value.get())
+    }
+
+    pub(crate) fn vring_area(self) -> Result<VringArea, MessageError> {
+        let area: wire::VringArea = self.read(size_of::<wire::VringArea>())?;
+        let vring = self.take_vring_fd(area.vring.get())?;
+        Ok(VringArea { vring, size: area.size.get(), offset: area.offset.get() })
+    }
+
+    fn take_vring_fd(self, value: u64) -> Result<VringFd, MessageError> {
+        if value & !(VRING_INDEX_MASK | NO_FD) != 0 {
+            return Err(field(self.request, "ring index", value, "bits 9 to 63 must be 0"));
+        }
+        let index = (value & VRING_INDEX_MASK) as u8;
+        if value & NO_FD != 0 {
+            self.no_fds()?;
+            return Ok(VringFd { index, fd: None });
+        }
+        Ok(VringFd { index, fd: Some(self.one_fd()?) })
+    }
+
+    pub(crate) fn iotlb(self) -> Result<Iotlb, MessageError> {
+        let request = self.request;
+        let msg: wire::IotlbMsg = self.read(wire::IotlbMsg::UNPADDED)?;
+        self.no_fds()?;
+        let kind = IotlbKind::from_raw(msg.kind)
+            .ok_or_else(|| field(request, "type", msg.kind.into(), "expected 1 to 4"))?;
+        let access = IotlbAccess::from_bits(msg.perm)
+            .ok_or_else(|| field(request, "permissions", msg.perm.into(), "expected 0 to 3"))?;
+        Ok(Iotlb { kind, iova: msg.iova.get(), size: msg.size.get(), user_addr: msg.user_addr.get(), access })
+    }
+
+    pub(crate) fn config(self) -> Result<Config, MessageError> {
+        let request = self.request;
+        let len = self.payload.len();
+        let short = |least| MessageError::PayloadShort { request, len, least };
+        let (header, rest) = wire::ConfigHeader::read_from_prefix(self.payload)
+            .map_err(|_| short(size_of::<wire::ConfigHeader>()))?;
+        let size = header.size.get() as usize;
+        if size > CONFIG_SIZE_MAX {
+            return Err(field(request, "size", size as u64, "expected at most 256"));
+        }
+        let data = rest.get(..size).ok_or_else(|| short(size_of::<wire::ConfigHeader>() + size))?.to_vec();
+        let spare = rest.len() - size;
+        if rest.len() > CONFIG_SIZE_MAX.max(size) {
+            let expected = size_of::<wire::ConfigHeader>() + size;
+            return Err(MessageError::PayloadSize { request, len, expected });
+        }
+        self.no_fds()?;
+        Ok(Config { offset: header.offset.get(), flags: header.flags.get(), data, spare })
+    }
+
+    pub(crate) fn shmem_range(&self) -> Result<ShmemRange, MessageError> {
+        let mmap: wire::Mmap = self.read(size_of::<wire::Mmap>())?;
+        let flags = mmap.flags.get();
+        if flags & !wire::MMAP_WRITABLE != 0 {
+            return Err(field(self.request, "flags", flags, "unknown bits set"));
+        }
+        Ok(ShmemRange {
+            shmid: mmap.shmid,
+            fd_offset: mmap.fd_offset.get(),
+            shm_offset: mmap.shm_offset.get(),
+            len: mmap.len.get(),
+            writable: flags & wire::MMAP_WRITABLE != 0,
+        })
+    }
+
+    /// Regions and their number. Whether they have Xen fields shows in the length.
+    pub(crate) fn regions(&self) -> Result<Vec<MemoryRegion>, MessageError> {
+        let request = self.request;
+        let len = self.payload.len();
+        let least = size_of::<wire::MemoryTableHeader>();
+        let (header, mut rest) = wire::MemoryTableHeader::read_from_prefix(self.payload)
+            .map_err(|_| MessageError::PayloadShort { request, len, least })?;
+        let count = header.num_regions.get() as usize;
+        if count > MEM_TABLE_REGIONS_MAX {
+            return Err(field(request, "number of regions", count as u64, "expected at most 8"));
+        }
+        let xen = count > 0
+            && rest.len() == count * (size_of::<wire::MemoryRegion>() + size_of::<wire::XenMapping>());
+        if !xen && rest.len() != count * size_of::<wire::MemoryRegion>() {
+            let expected = least + count * size_of::<wire::MemoryRegion>();
+            return Err(MessageError::PayloadSize { request, len, expected });
+        }
+        let mut regions = Vec::with_capacity(count);
+        while let Some((region, after)) = split_region(rest, xen) {
+            regions.push(region);
+            rest = after;
+        }
+        Ok(regions)
+    }
+
+    /// One region, behind its padding.
+    pub(crate) fn region(&self) -> Result<MemoryRegion, MessageError> {
+        let expected = size_of::<wire::SingleMemoryRegion>();
+        let xen = self.payload.len() == expected + size_of::<wire::XenMapping>();
+        if !xen {
+            self.size(expected)?;
+        }
+        let (region, _) = self
+            .payload
+            .get(core::mem::offset_of!(wire::SingleMemoryRegion, region)..)
+            .and_then(|bytes| split_region(bytes, xen))
+            .ok_or(self.wrong_size(expected))?;
+        Ok(region)
+    }
+
+    /// A `T` whose last `size_of::<T>() - least` bytes are padding that may be missing.
+    pub(crate) fn read<T: FromBytes>(&self, least: usize) -> Result<T, MessageError> {
+        let size = size_of::<T>();
+        if self.payload.len() == size {
+            return T::read_from_bytes(self.payload).map_err(|_| self.wrong_size(size));
+        }
+        self.size(least)?;
+        let mut padded = self.payload.to_vec();
+        padded.resize(size, 0);
+        T::read_from_bytes(&padded).map_err(|_| self.wrong_size(size))
+    }
+
+    pub(crate) fn size(&self, expected: usize) -> Result<(), MessageError> {
+        if self.payload.len() == expected { Ok(()) } else { Err(self.wrong_size(expected)) }
+    }
+
+    fn wrong_size(&self, expected: usize) -> MessageError {
+        MessageError::PayloadSize { request: self.request, len: self.payload.len(), expected }
+    }
+
+    fn wrong_fds(&self, expected: usize) -> MessageError {
+        MessageError::FdCount { request: self.request, fds: self.fds.len(), expected }
+    }
+
+    pub(crate) fn no_fds(&self) -> Result<(), MessageError> {
+        if self.fds.is_empty() { Ok(()) } else { Err(self.wrong_fds(0)) }
+    }
+
+    pub(crate) fn one_fd(self) -> Result<OwnedFd, MessageError> {
+        let wrong = self.wrong_fds(1);
+        let mut fds = self.fds.into_iter();
+        match (fds.next(), fds.next()) {
+            (Some(fd), None) => Ok(fd),
+            _ => Err(wrong),
+        }
+    }
+
+    pub(crate) fn optional_fd(self) -> Result<Option<OwnedFd>, MessageError> {
+        if self.fds.is_empty() { Ok(None) } else { self.one_fd().map(Some) }
+    }
+}
+
+fn split_region(bytes: &[u8], xen: bool) -> Option<(MemoryRegion, &[u8])> {
+    let (region, rest) = wire::MemoryRegion::read_from_prefix(bytes).ok()?;
+    let region = MemoryRegion::from(region);
+    if !xen {
+        return Some((region, rest));
+    }
+    let (mapping, rest) = wire::XenMapping::read_from_prefix(rest).ok()?;
+    Some((MemoryRegion { xen: Some(XenMapping::from(mapping)), ..region }, rest))
+}
+
+/// A field with a value that is not allowed.
+pub(crate) fn field(
+    request: &'static str,
+    field: &'static str,
+    value: u64,
+    rule: &'static str,
+) -> MessageError {
+    MessageError::Field { request, field, value, rule }
+}
+
+/// What is to be sent: payload, and the file descriptors that go with it.
+#[derive(Debug, Default)]
+pub struct Encoded<'a> {
+    /// At most [`PAYLOAD_MAX`](crate::PAYLOAD_MAX) bytes.
+    pub payload: Vec<u8>,
+    /// At most [`FDS_MAX`](wire::FDS_MAX).
+    pub fds: Vec<BorrowedFd<'a>>,
+}
+
+impl<'a> Encoded<'a> {
+    pub(crate) fn plain<T: IntoBytes + Immutable>(value: T) -> Self {
+        Self { payload: value.as_bytes().to_vec(), fds: Vec::new() }
+    }
+
+    pub(crate) fn u64(value: u64) -> Self {
+        Self::plain(U64::new(value))
+    }
+
+    pub(crate) fn fds(self, fds: impl IntoIterator<Item = &'a OwnedFd>) -> Self {
+        Self { fds: fds.into_iter().map(OwnedFd::as_fd).collect(), ..self }
+    }
+
+    pub(crate) fn vring_state(index: u32, num: u32) -> Self {
+        Self::plain(wire::VringState { index: index.into(), num: num.into() })
+    }
+
+    pub(crate) fn vring_addr(addr: &VringAddr) -> Self {
+        Self::plain(wire::VringAddr {
+            index: addr.index.into(),
+            flags: if addr.log { VRING_F_LOG } else { 0 }.into(),
+            desc: addr.desc_addr.into(),
+            used: addr.used_addr.into(),
+            avail: addr.avail_addr.into(),
+            log_guest_addr: addr.log_guest_addr.into(),
+        })
+    }
+
+    pub(crate) fn vring_fd(vring: &'a VringFd) -> Self {
+        Self::u64(vring_value(vring)).fds(&vring.fd)
+    }
+
+    pub(crate) fn vring_area(area: &'a VringArea) -> Self {
+        Self::plain(wire::VringArea {
+            vring: vring_value(&area.vring).into(),
+            size: area.size.into(),
+            offset: area.offset.into(),
+        })
+        .fds(&area.vring.fd)
+    }
+
+    pub(crate) fn iotlb(msg: &Iotlb) -> Self {
+        Self::plain(wire::IotlbMsg {
+            iova: msg.iova.into(),
+            size: msg.size.into(),
+            user_addr: msg.user_addr.into(),
+            perm: msg.access.bits(),
+            kind: msg.kind as u8,
+            padding: [0; 6],
+        })
+    }
+
+    pub(crate) fn config(config: &Config) -> Self {
+        let header = wire::ConfigHeader {
+            offset: config.offset.into(),
+            size: (config.data.len() as u32).into(),
+            flags: config.flags.into(),
+        };
+        let mut payload = header.as_bytes().to_vec();
+        payload.extend_from_slice(&config.data);
+        payload.resize(payload.len() + config.spare, 0);
+        Self { payload, fds: Vec::new() }
+    }
+
+    pub(crate) fn shmem_range(range: &ShmemRange) -> Self {
+        Self::plain(wire::Mmap {
+            shmid: range.shmid,
+            padding: [0; 7],
+            fd_offset: range.fd_offset.into(),
+            shm_offset: range.shm_offset.into(),
+            len: range.len.into(),
+            flags: if range.writable { wire::MMAP_WRITABLE } else { 0 }.into(),
+        })
+    }
+
+    pub(crate) fn regions<'r>(regions: impl ExactSizeIterator<Item = &'r MemoryRegion>) -> Self {
+        let header =
+            wire::MemoryTableHeader { num_regions: (regions.len() as u32).into(), padding: 0.into() };
+        let mut payload = header.as_bytes().to_vec();
+        regions.for_each(|region| push_region(&mut payload, region));
+        Self { payload, fds: Vec::new() }
+    }
+
+    pub(crate) fn region(region: &MemoryRegion) -> Self {
+        let mut payload = vec![0; core::mem::offset_of!(wire::SingleMemoryRegion, region)];
+        push_region(&mut payload, region);
+        Self { payload, fds: Vec::new() }
+    }
+}
+
+fn push_region(payload: &mut Vec<u8>, region: &MemoryRegion) {
+    payload.extend_from_slice(wire::MemoryRegion::from(region).as_bytes());
+    if let Some(xen) = &region.xen {
+        payload.extend_from_slice(wire::XenMapping::from(xen).as_bytes());
+    }
+}
+
+fn vring_value(vring: &VringFd) -> u64 {
+    u64::from(vring.index) | if vring.fd.is_none() { NO_FD } else { 0 }
+}

@@ -1,0 +1,69 @@
+//! The head of a message, read and checked.
+
+use kickless_spec::vhost_user::{self as wire, FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION_MASK, VERSION};
+use zerocopy::IntoBytes;
+
+use crate::error::Error;
+
+/// Bytes of a header.
+pub const HEADER_SIZE: usize = size_of::<wire::Header>();
+
+/// Longest payload in bytes that is received or sent: more than the longest message has, which is the reply to
+/// GET_SHMEM_CONFIG with 2056.
+pub const PAYLOAD_MAX: usize = 4096;
+
+/// The head of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The request's number, which may be one that this crate does not know.
+    pub request: u32,
+    /// The flags as they came.
+    pub flags: u32,
+    /// Bytes of payload, at most [`PAYLOAD_MAX`].
+    pub size: u32,
+}
+
+impl Header {
+    /// The head of a request.
+    pub fn request(request: u32, need_reply: bool, size: usize) -> Self {
+        let flags = VERSION | if need_reply { FLAG_NEED_REPLY } else { 0 };
+        Self { request, flags, size: u32::try_from(size).unwrap_or(u32::MAX) }
+    }
+
+    /// The head of a reply.
+    pub fn reply(request: u32, size: usize) -> Self {
+        Self { request, flags: VERSION | FLAG_REPLY, size: u32::try_from(size).unwrap_or(u32::MAX) }
+    }
+
+    /// Whether the sender set NEED_REPLY: with REPLY_ACK negotiated, it waits for an acknowledgement.
+    pub fn needs_reply(&self) -> bool {
+        self.flags & FLAG_NEED_REPLY != 0
+    }
+
+    /// Whether the message is a reply.
+    pub fn is_reply(&self) -> bool {
+        self.flags & FLAG_REPLY != 0
+    }
+
+    /// Reads a header. Version and size are checked; reserved flags are left alone.
+    pub fn parse(wire: &wire::Header) -> Result<Self, Error> {
+        let header = Self { request: wire.request.get(), flags: wire.flags.get(), size: wire.size.get() };
+        let version = header.flags & FLAG_VERSION_MASK;
+        if version != VERSION {
+            return Err(Error::Version { request: header.request, version });
+        }
+        if header.size as usize > PAYLOAD_MAX {
+            return Err(Error::PayloadTooLarge { request: header.request, size: header.size });
+        }
+        Ok(header)
+    }
+
+    /// The bytes on the wire.
+    pub fn to_bytes(&self) -> [u8; HEADER_SIZE] {
+        let wire =
+            wire::Header { request: self.request.into(), flags: self.flags.into(), size: self.size.into() };
+        let mut bytes = [0; HEADER_SIZE];
+        bytes.copy_from_slice(wire.as_bytes());
+        bytes
+    }
+}

@@ -1,0 +1,102 @@
+//! The vhost-user protocol, both ends: messages and descriptors, nothing else.
+//!
+//! Two conversations make up a session. On the main socket the front-end asks ([`FrontendMessage`]) and the back-end
+//! answers ([`Reply`]); on the socket that SET_BACKEND_REQ_FD hands over, the back-end asks ([`BackendMessage`]) and the
+//! front-end answers ([`FrontendReply`]). Each conversation has two ends, a [`Requester`] and a [`Responder`]:
+//!
+//! | socket | asks | answers |
+//! | --- | --- | --- |
+//! | main | [`Frontend`] | [`Backend`] |
+//! | back-end's requests | [`BackendRequester`] | [`FrontendResponder`] |
+//!
+//! Every message of the specification (QEMU `docs/interop/vhost-user.rst`) is there, in both directions, whether or not
+//! the protocol feature that it needs was negotiated: knowing what was negotiated, and everything about rings, memory and
+//! threads, is the business of whoever uses this crate. A message that arrives has been checked as far as its own bytes
+//! and file descriptors go: lengths, counts, values that the protocol does not allow. Addresses, sizes and ring indices in
+//! it are still the peer's word.
+//!
+//! **Hostile peers.** At most [`PAYLOAD_MAX`] bytes and eight file descriptors are held for a message. File descriptors
+//! come close-on-exec and have one owner, from which an error closes them. A peer that stops in the middle of a message, or
+//! that does not read, can be left by the [`Wait`] that every call takes. Errors are either fatal, the stream being out of
+//! step or gone, or leave it in step ([`Error::is_fatal`]).
+//!
+//! **Threads.** An end belongs to one thread at a time and takes no locks.
+//!
+//! ```
+//! use std::os::unix::net::UnixStream;
+//!
+//! use kickless_vhost_user::{Backend, Error, Expects, Frontend, FrontendMessage, Refused, Reply, Wait};
+//!
+//! /// A back-end that has no features, takes any, and does nothing else.
+//! fn serve(socket: UnixStream) -> Result<(), Error> {
+//!     let wait = Wait::FOREVER; // or until an eventfd says stop
+//!     let mut backend = Backend::new(socket);
+//!     loop {
+//!         let request = match backend.recv(&wait) {
+//!             Ok(Some(request)) => request,
+//!             Ok(None) => return Ok(()), // the front-end has left
+//!             Err(Error::Rejected { header, .. }) if backend.refuse(&header, &wait)? == Refused::GoOn => continue,
+//!             Err(error) => return Err(error),
+//!         };
+//!         let to = &request.header;
+//!         match (&request.message, request.expects()) {
+//!             (FrontendMessage::GetFeatures, _) => backend.reply(to, &Reply::U64(0), &wait)?,
+//!             (FrontendMessage::SetFeatures(_), _) => backend.ack(to, true, &wait)?,
+//!             (_, Expects::Nothing) => {}
+//!             _ if backend.refuse(to, &wait)? == Refused::GoOn => {}
+//!             _ => return Ok(()),
+//!         }
+//!     }
+//! }
+//!
+//! let (ours, theirs) = UnixStream::pair()?;
+//! let server = std::thread::spawn(move || serve(theirs));
+//! let mut frontend = Frontend::new(ours);
+//! let features = frontend.call(&FrontendMessage::GetFeatures, false, &Wait::FOREVER)?;
+//! assert!(matches!(features, Some(Reply::U64(0))));
+//! let none = kickless_spec::features::Features::empty();
+//! let ack = frontend.call(&FrontendMessage::SetFeatures(none), true, &Wait::FOREVER)?;
+//! assert!(matches!(ack, Some(Reply::U64(0))));
+//! let refused = frontend.call(&FrontendMessage::ResetDevice, true, &Wait::FOREVER)?;
+//! assert!(matches!(refused, Some(Reply::U64(1))));
+//! drop(frontend);
+//! server.join().expect("the server does not panic")?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod assembly;
+mod backend;
+mod body;
+mod channel;
+mod endpoint;
+mod error;
+mod frontend;
+mod header;
+mod message;
+mod payload;
+mod reply;
+
+pub use assembly::{Assembly, Frame};
+pub use backend::BackendMessage;
+pub use body::Encoded;
+pub use channel::{Channel, Wait};
+pub use endpoint::{Refused, Requester, Responder};
+pub use error::{Error, MessageError};
+pub use frontend::FrontendMessage;
+pub use header::{HEADER_SIZE, Header, PAYLOAD_MAX};
+pub use message::{Expects, Received, Refusal, ReplyTo, Request};
+pub use payload::{
+    Config, DeviceState, Inflight, Iotlb, LogBase, MemoryRegion, ShmemRange, Uuid, VringAddr, VringArea,
+    VringFd, VringState, XenMapping,
+};
+pub use reply::{DeviceStateReply, FrontendReply, Reply};
+
+/// The front-end on the main socket.
+pub type Frontend = Requester<FrontendMessage>;
+/// The back-end on the main socket.
+pub type Backend = Responder<FrontendMessage>;
+/// The back-end on the socket for its own requests.
+pub type BackendRequester = Requester<BackendMessage>;
+/// The front-end on the socket for the back-end's requests.
+pub type FrontendResponder = Responder<BackendMessage>;

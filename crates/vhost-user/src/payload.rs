@@ -1,0 +1,241 @@
+//! What messages are made of, in the machine's own integers.
+
+use std::os::fd::OwnedFd;
+
+use kickless_spec::vhost_user::{
+    self as wire, CONFIG_MIGRATION, IotlbAccess, IotlbKind, TransferDirection, TransferPhase,
+};
+
+/// A ring and a number that belongs to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VringState {
+    /// The ring.
+    pub index: u32,
+    /// Its size in SET_VRING_NUM. In SET_VRING_BASE and GET_VRING_BASE, the next available index of a split ring in the low
+    /// 16 bits, or both indices of a packed one.
+    pub num: u32,
+}
+
+/// Where the parts of a ring are: front-end addresses, or IOVAs with ACCESS_PLATFORM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VringAddr {
+    /// The ring.
+    pub index: u32,
+    /// Whether writes to the used ring are marked in the dirty log.
+    pub log: bool,
+    /// The descriptor table.
+    pub desc_addr: u64,
+    /// The used ring.
+    pub used_addr: u64,
+    /// The available ring.
+    pub avail_addr: u64,
+    /// The guest-physical address under which writes to the used ring are marked. It need not be in any region.
+    pub log_guest_addr: u64,
+}
+
+/// An eventfd, or another file descriptor, for a ring.
+#[derive(Debug)]
+pub struct VringFd {
+    /// The ring.
+    pub index: u8,
+    /// None: the peer polls, or has to be polled.
+    pub fd: Option<OwnedFd>,
+}
+
+/// A region of guest memory. Nothing about it is checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryRegion {
+    /// Guest-physical address of its first byte.
+    pub guest_addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Address of its first byte in the front-end.
+    pub user_addr: u64,
+    /// Offset of its first byte in the file.
+    pub mmap_offset: u64,
+    /// With XEN_MMAP.
+    pub xen: Option<XenMapping>,
+}
+
+/// How Xen maps a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XenMapping {
+    /// Bit 0: foreign memory mapping. Bit 1: grant mapping. Bit 8: map only what is needed, when it is needed.
+    pub flags: u32,
+    /// The domain.
+    pub domid: u32,
+}
+
+/// The dirty log.
+#[derive(Debug)]
+pub enum LogBase {
+    /// Memory to share.
+    Shared {
+        /// Bytes.
+        mmap_size: u64,
+        /// Offset in the file of the byte that stands for guest-physical address 0.
+        mmap_offset: u64,
+        /// The file. Without LOG_SHMFD there is none, and nothing can be logged.
+        fd: Option<OwnedFd>,
+    },
+    /// An address in the front-end, of no use to another process.
+    Address(u64),
+}
+
+/// A change of the IOTLB, or the wish for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Iotlb {
+    /// What it is about.
+    pub kind: IotlbKind,
+    /// The address as the device sees it.
+    pub iova: u64,
+    /// Bytes.
+    pub size: u64,
+    /// The front-end address that it stands for.
+    pub user_addr: u64,
+    /// What the device may do, or wants to.
+    pub access: IotlbAccess,
+}
+
+/// A part of the configuration space.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// Its first byte.
+    pub offset: u32,
+    /// `CONFIG_*` of [`kickless_spec::vhost_user`].
+    pub flags: u32,
+    /// Its bytes, at most [`CONFIG_SIZE_MAX`](wire::CONFIG_SIZE_MAX).
+    pub data: Vec<u8>,
+    /// Bytes of payload after `data`: some front-ends always send [`CONFIG_SIZE_MAX`](wire::CONFIG_SIZE_MAX), and the
+    /// reply has to be as long as the request.
+    pub spare: usize,
+}
+
+impl Config {
+    /// Whether this comes from a live migration, which may write fields that are read-only for the guest.
+    pub fn is_migration(&self) -> bool {
+        self.flags & CONFIG_MIGRATION != 0
+    }
+
+    /// The reply to this GET_CONFIG: the same part, with `data` (cut or filled with zeroes to the length asked for).
+    pub fn answer(&self, data: &[u8]) -> Self {
+        let mut data = data.to_vec();
+        data.resize(self.data.len(), 0);
+        Self { data, ..*self }
+    }
+}
+
+/// The page of a host notifier.
+#[derive(Debug)]
+pub struct VringArea {
+    /// The ring, and the file; without a file, the ring's notifier is taken away.
+    pub vring: VringFd,
+    /// Bytes.
+    pub size: u64,
+    /// Offset in the file.
+    pub offset: u64,
+}
+
+/// The buffer that tracks requests in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inflight {
+    /// Bytes of the buffer. Zero in a reply: there is none.
+    pub mmap_size: u64,
+    /// Its offset in the file.
+    pub mmap_offset: u64,
+    /// Rings that it has room for.
+    pub num_queues: u16,
+    /// Size of the rings.
+    pub queue_size: u16,
+}
+
+/// The identity of a shared object: a UUID, its first three fields in big-endian order.
+pub type Uuid = [u8; 16];
+
+/// Which state goes where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceState {
+    /// From the back-end or to it.
+    pub direction: TransferDirection,
+    /// When in the migration.
+    pub phase: TransferPhase,
+}
+
+/// A part of a shared memory region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShmemRange {
+    /// The region.
+    pub shmid: u8,
+    /// Offset in the file.
+    pub fd_offset: u64,
+    /// Offset in the region.
+    pub shm_offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Whether the guest may write.
+    pub writable: bool,
+}
+
+impl From<wire::VringState> for VringState {
+    fn from(wire: wire::VringState) -> Self {
+        Self { index: wire.index.get(), num: wire.num.get() }
+    }
+}
+
+impl From<wire::MemoryRegion> for MemoryRegion {
+    fn from(wire: wire::MemoryRegion) -> Self {
+        Self {
+            guest_addr: wire.guest_addr.get(),
+            size: wire.size.get(),
+            user_addr: wire.user_addr.get(),
+            mmap_offset: wire.mmap_offset.get(),
+            xen: None,
+        }
+    }
+}
+
+impl From<&MemoryRegion> for wire::MemoryRegion {
+    fn from(region: &MemoryRegion) -> Self {
+        Self {
+            guest_addr: region.guest_addr.into(),
+            size: region.size.into(),
+            user_addr: region.user_addr.into(),
+            mmap_offset: region.mmap_offset.into(),
+        }
+    }
+}
+
+impl From<wire::XenMapping> for XenMapping {
+    fn from(wire: wire::XenMapping) -> Self {
+        Self { flags: wire.flags.get(), domid: wire.domid.get() }
+    }
+}
+
+impl From<&XenMapping> for wire::XenMapping {
+    fn from(mapping: &XenMapping) -> Self {
+        Self { flags: mapping.flags.into(), domid: mapping.domid.into() }
+    }
+}
+
+impl From<wire::Inflight> for Inflight {
+    fn from(wire: wire::Inflight) -> Self {
+        Self {
+            mmap_size: wire.mmap_size.get(),
+            mmap_offset: wire.mmap_offset.get(),
+            num_queues: wire.num_queues.get(),
+            queue_size: wire.queue_size.get(),
+        }
+    }
+}
+
+impl From<&Inflight> for wire::Inflight {
+    fn from(inflight: &Inflight) -> Self {
+        Self {
+            mmap_size: inflight.mmap_size.into(),
+            mmap_offset: inflight.mmap_offset.into(),
+            num_queues: inflight.num_queues.into(),
+            queue_size: inflight.queue_size.into(),
+            padding: 0.into(),
+        }
+    }
+}

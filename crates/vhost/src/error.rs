@@ -1,0 +1,73 @@
+//! Why a message is refused, and why a session ends.
+
+use kickless_device::{ConfigError, StartError};
+use kickless_memory::Unmapped;
+use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures;
+use kickless_virtqueue::device::InvalidSize;
+use std::io;
+
+/// Why a message cannot be carried out. The front-end is to blame for all but the last three.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("not offered by this back-end")]
+    NotOffered,
+    #[error("protocol feature {0:?} was not negotiated")]
+    NotNegotiated(ProtocolFeatures),
+    #[error("feature bits {:#x} were not offered", .0.bits())]
+    Features(Features),
+    #[error("protocol feature bits {:#x} were not offered", .0.bits())]
+    ProtocolFeatures(ProtocolFeatures),
+    #[error("ring index {index}, but there are {count} rings")]
+    Index { index: u32, count: usize },
+    #[error(transparent)]
+    InvalidSize(#[from] InvalidSize),
+    #[error("ring size {size}, but at most {max} is possible")]
+    SizeTooLarge { size: u32, max: u16 },
+    #[error("ring base {0} does not fit into 16 bits")]
+    Base(u32),
+    #[error("ring {0} is running")]
+    Running(u16),
+    #[error("logging of ring writes was not offered")]
+    Log,
+    #[error("no file descriptor, and polling a ring without kicks was not offered")]
+    NoKick,
+    #[error("its file descriptor cannot be used: {0}")]
+    Descriptor(#[source] io::Error),
+    #[error(transparent)]
+    Memory(#[from] kickless_memory::Error),
+    #[error("ring {index}: its areas cannot be used: {source} in one piece, or misaligned")]
+    Areas { index: u16, source: Unmapped },
+    #[error("xen mappings were not offered")]
+    Xen,
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("ring {index} cannot start: {source}")]
+    Start { index: u16, source: StartError },
+    #[error("ring {index} cannot be given to a worker: {source}")]
+    Place { index: u16, source: io::Error },
+    #[error(transparent)]
+    Ended(#[from] Ended),
+}
+
+/// Why a session ended that was not ended by its front-end.
+#[derive(Debug, thiserror::Error)]
+pub enum Ended {
+    /// Somebody asked for it.
+    #[error("asked to stop")]
+    Stopped,
+    /// The connection cannot be used any more.
+    #[error(transparent)]
+    Connection(#[from] kickless_vhost_user::Error),
+    /// A message could not be carried out, and has no reply that says so.
+    #[error("{message}: {why}")]
+    Refused {
+        /// The message.
+        message: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A worker has ended: nothing can be served any more.
+    #[error("a worker has ended")]
+    Worker,
+}

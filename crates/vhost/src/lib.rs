@@ -1,0 +1,32 @@
+//! vhost-user sessions: from protocol messages to running virtqueues.
+//!
+//! A [`Server`] serves one device to one front-end after another. A session (`session.rs`) is one connection: it answers
+//! messages (`session.rs`, `negotiation.rs`), keeps the guest's memory (`memory.rs`) and the set-up of each ring
+//! (`setup.rs`, pure), and starts and stops rings when their set-up says so (`rings.rs`).
+//!
+//! # Threads
+//! A session runs on the thread that calls [`Server::serve_connection`]. It touches no ring itself: what it wants of a
+//! running one it asks of the worker, and waits for the answer where the front-end has to know that it is done. Such a
+//! wait holds up this session only, and is logged every second.
+//!
+//! # When a ring runs
+//! When the front-end has said how long it is, where it lies and where its kicks come from, and has enabled it. It is then
+//! looked at once, kick or no kick. GET_VRING_BASE stops it: everything in flight completes, and the answer is the
+//! index that was not taken yet. Disabling it drains it too, and enabling it goes on from there. Nothing else stops it:
+//! SET_FEATURES, SET_VRING_ADDR, new descriptors and changes of memory are work items for its worker.
+//!
+//! # When a front-end misbehaves
+//! A message that cannot be carried out is answered with a negative reply where it has one, and ends the connection where
+//! it has not; either way a line in the log names the message and what is wrong with it. The next front-end is served.
+
+mod error;
+mod memory;
+mod negotiation;
+mod rings;
+mod server;
+mod session;
+mod setup;
+mod wait;
+
+pub use error::Ended;
+pub use server::{Server, Statistics};

@@ -1,0 +1,57 @@
+//! What is offered and what was taken.
+
+use crate::error::Refusal;
+use kickless_device::Device;
+use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures;
+
+/// The protocol features that we offer: what we do, and nothing else.
+///
+/// Without BACKEND_REQ, for there is nothing yet that we would tell the front-end. Without STATUS: QEMU resets it
+/// before it asks for the ring's bases, and nothing here would come of it.
+pub(crate) const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
+    .union(ProtocolFeatures::REPLY_ACK)
+    .union(ProtocolFeatures::CONFIG)
+    .union(ProtocolFeatures::RESET_DEVICE)
+    .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS);
+
+/// The state of negotiation.
+#[derive(Debug, Default)]
+pub(crate) struct Negotiated {
+    /// Feature bits, the driver's part and vhost-user's own.
+    pub(crate) features: Features,
+    /// Protocol features.
+    pub(crate) protocol: ProtocolFeatures,
+}
+
+/// Feature bits of the device and of vhost-user.
+pub(crate) fn offered(device: &dyn Device) -> Features {
+    device.features() | Features::PROTOCOL_FEATURES
+}
+
+impl Negotiated {
+    /// SET_FEATURES.
+    pub(crate) fn set_features(&mut self, device: &dyn Device, features: Features) -> Result<(), Refusal> {
+        let unknown = features - offered(device);
+        if !unknown.is_empty() {
+            return Err(Refusal::Features(unknown));
+        }
+        self.features = features;
+        Ok(())
+    }
+
+    /// SET_PROTOCOL_FEATURES.
+    pub(crate) fn set_protocol(&mut self, protocol: ProtocolFeatures) -> Result<(), Refusal> {
+        let unknown = protocol - PROTOCOL_FEATURES;
+        if !unknown.is_empty() {
+            return Err(Refusal::ProtocolFeatures(unknown));
+        }
+        self.protocol = protocol;
+        Ok(())
+    }
+
+    /// A message that needs a protocol feature.
+    pub(crate) fn need(&self, feature: ProtocolFeatures) -> Result<(), Refusal> {
+        if self.protocol.contains(feature) { Ok(()) } else { Err(Refusal::NotNegotiated(feature)) }
+    }
+}

@@ -1,0 +1,188 @@
+//! The rings of a session: their set-up, and those that run.
+
+use crate::error::{Ended, Refusal};
+use crate::server::Statistics;
+use crate::setup::Setup;
+use crate::wait;
+use kickless_device::{Call, Device, Kick, Parts, Place, Placed, Update, Vring};
+use kickless_memory::Map;
+use kickless_spec::features::Features;
+use kickless_virtqueue::device::{Addresses, Metadata, Options};
+use std::sync::Arc;
+use tracing::{debug, error};
+
+/// One ring. The descriptors are kept beside those that the running source has, for it can stop and start again
+/// without their being sent anew.
+#[derive(Default)]
+pub(crate) struct Ring {
+    pub(crate) setup: Setup,
+    pub(crate) kick: Option<Kick>,
+    pub(crate) call: Option<Call>,
+    pub(crate) err: Option<Call>,
+    running: Option<Box<dyn Placed>>,
+}
+
+/// All rings of a session, and what they need to run.
+pub(crate) struct Rings {
+    rings: Vec<Ring>,
+    device: Arc<dyn Device>,
+    place: Arc<dyn Place>,
+    statistics: Arc<Statistics>,
+    /// The device is open: from the first ring that runs until none is started any more.
+    open: bool,
+}
+
+impl Rings {
+    pub(crate) fn new(device: Arc<dyn Device>, place: Arc<dyn Place>, statistics: Arc<Statistics>) -> Self {
+        let rings = (0..device.queues_max()).map(|_| Ring::default()).collect();
+        Self { rings, device, place, statistics, open: false }
+    }
+
+    /// The ring that a message names, checked.
+    pub(crate) fn index(&self, index: u32) -> Result<u16, Refusal> {
+        match u16::try_from(index) {
+            Ok(checked) if usize::from(checked) < self.rings.len() => Ok(checked),
+            _ => Err(Refusal::Index { index, count: self.rings.len() }),
+        }
+    }
+
+    /// The ring with this checked index.
+    pub(crate) fn get(&mut self, index: u16) -> &mut Ring {
+        &mut self.rings[usize::from(index)]
+    }
+
+    /// Sets what holds for all rings at once.
+    pub(crate) fn each_setup(&mut self, mut set: impl FnMut(&mut Setup)) {
+        self.rings.iter_mut().for_each(|ring| set(&mut ring.setup));
+    }
+
+    pub(crate) fn is_running(&self, index: u16) -> bool {
+        self.rings[usize::from(index)].running.is_some()
+    }
+
+    /// Makes the ring run or stop as its set-up says.
+    pub(crate) fn settle(&mut self, index: u16, map: &Arc<Map>, features: Features) -> Result<(), Refusal> {
+        let wanted = self.get(index).setup.runs();
+        match (wanted, self.is_running(index)) {
+            (Some((size, addresses)), false) => self.start(index, size, addresses, map, features),
+            (None, true) => Ok(self.stop(index)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn start(
+        &mut self,
+        index: u16,
+        size: u16,
+        addresses: Addresses,
+        map: &Arc<Map>,
+        features: Features,
+    ) -> Result<(), Refusal> {
+        let options = options(size, features)?;
+        // Before the device is opened, so that a front-end's mistake has no other effect.
+        check_areas(index, map, &addresses, &options)?;
+        if !self.open {
+            self.device.open().map_err(|source| Refusal::Start { index, source })?;
+            self.open = true;
+        }
+        let counters = self.statistics.queue(index);
+        let ring = &mut self.rings[usize::from(index)];
+        let clone = |fd: &Option<Call>| fd.as_ref().map(Call::try_clone).transpose();
+        let vring = Vring::new(Parts {
+            index,
+            options,
+            addresses,
+            next_avail: ring.setup.next_avail,
+            map: map.clone(),
+            kick: ring.kick.as_ref().map(Kick::try_clone).transpose().map_err(Refusal::Descriptor)?,
+            call: clone(&ring.call).map_err(Refusal::Descriptor)?,
+            err: clone(&ring.err).map_err(Refusal::Descriptor)?,
+            counters,
+        })
+        .map_err(|source| Refusal::Areas { index, source })?;
+        let source =
+            self.device.start_queue(vring, features).map_err(|source| Refusal::Start { index, source })?;
+        ring.running = Some(self.place.put(source).map_err(|source| Refusal::Place { index, source })?);
+        debug!(ring = index, size, next_avail = ring.setup.next_avail, "ring runs");
+        Ok(())
+    }
+
+    /// Stops a ring, if it runs: nothing of it is in flight afterwards, and its set-up says where it stopped.
+    pub(crate) fn stop(&mut self, index: u16) -> Result<(), Ended> {
+        let ring = self.get(index);
+        if let Some(running) = ring.running.take() {
+            let stopped = wait::answer(&running.stop(), "a ring to drain", Some(index))?;
+            ring.setup.next_avail = stopped.next_avail;
+            debug!(ring = index, next_avail = stopped.next_avail, "ring stopped");
+        }
+        Ok(())
+    }
+
+    /// Stops all rings that run; all at once, so that the slowest drain is the only wait.
+    pub(crate) fn stop_all(&mut self) -> Result<(), Ended> {
+        let stopping: Vec<_> = (0u16..)
+            .zip(&mut self.rings)
+            .filter_map(|(index, ring)| ring.running.take().map(|running| (index, running.stop(), running)))
+            .collect();
+        for (index, stopped, _running) in stopping {
+            let stopped = wait::answer(&stopped, "a ring to drain", Some(index))?;
+            self.get(index).setup.next_avail = stopped.next_avail;
+        }
+        Ok(())
+    }
+
+    /// Closes the device if no ring is started any more. To be called after the reply that tells of it.
+    pub(crate) fn close_if_unused(&mut self) {
+        if self.open && !self.rings.iter().any(|ring| ring.setup.started || ring.running.is_some()) {
+            self.device.close();
+            self.open = false;
+        }
+    }
+
+    /// Forgets everything about rings that have been stopped.
+    pub(crate) fn forget(&mut self) {
+        self.rings.iter_mut().for_each(|ring| *ring = Ring::default());
+        self.close_if_unused();
+    }
+
+    /// Applies an update to a ring, if it runs, and waits until it is in force.
+    pub(crate) fn update(&mut self, index: u16, update: Update) -> Result<(), Ended> {
+        match &self.get(index).running {
+            Some(running) => wait::answer(&running.update(update), "a change of a ring", Some(index)),
+            None => Ok(()),
+        }
+    }
+
+    /// Applies an update to all rings that run.
+    pub(crate) fn update_all(&mut self, update: impl Fn() -> Update) -> Result<(), Ended> {
+        let answers: Vec<_> =
+            self.rings.iter().filter_map(|ring| ring.running.as_ref()).map(|r| r.update(update())).collect();
+        answers.iter().try_for_each(|from| wait::answer(from, "a change of all rings", None))
+    }
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop_all() {
+            error!(%error, "rings of this session could not be stopped");
+        }
+        self.forget();
+    }
+}
+
+/// The shape of a ring of this size.
+pub(crate) fn options(size: u16, features: Features) -> Result<Options, Refusal> {
+    let (event_idx, indirect) =
+        (features.contains(Features::EVENT_IDX), features.contains(Features::INDIRECT_DESC));
+    Ok(Options::new(size, event_idx, indirect)?)
+}
+
+/// Whether the areas are in guest memory.
+pub(crate) fn check_areas(
+    index: u16,
+    map: &Map,
+    addresses: &Addresses,
+    options: &Options,
+) -> Result<(), Refusal> {
+    Metadata::map(map, addresses, options).map(drop).map_err(|source| Refusal::Areas { index, source })
+}

@@ -1,0 +1,137 @@
+//! One front-end after another.
+
+use crate::Ended;
+use crate::session::Session;
+use kickless_device::{Count, Counters, Device, Place};
+use kickless_vhost_user::Wait;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use tracing::{info, warn};
+
+/// Counters of a device, over all front-ends that it has had.
+#[derive(Debug)]
+pub struct Statistics {
+    queues: Vec<Arc<Counters>>,
+    /// Kicks by message for rings that did not run.
+    pub(crate) kicks_ignored: Count,
+}
+
+impl Statistics {
+    pub(crate) fn queue(&self, index: u16) -> Arc<Counters> {
+        self.queues[usize::from(index)].clone()
+    }
+
+    /// The counters of each queue, by index.
+    pub fn queues(&self) -> &[Arc<Counters>] {
+        &self.queues
+    }
+
+    /// Kicks by message for rings that did not run.
+    pub fn kicks_ignored(&self) -> u64 {
+        self.kicks_ignored.get()
+    }
+
+    /// Logs a line for each queue that was ever used.
+    pub fn log(&self) {
+        for (queue, c) in self.queues.iter().enumerate().filter(|(_, c)| c.requests.get() + c.kicks.get() > 0)
+        {
+            info!(
+                queue,
+                requests = c.requests.get(),
+                errors = c.errors.get(),
+                kicks = c.kicks.get(),
+                calls = c.calls.get(),
+                calls_suppressed = c.calls_suppressed.get(),
+                polls_with_work = c.polls_with_work.get(),
+                polls_without_work = c.polls_without_work.get(),
+                "summary"
+            );
+        }
+        if self.kicks_ignored() > 0 {
+            info!(kicks_ignored = self.kicks_ignored(), "summary");
+        }
+    }
+}
+
+/// Serves one device. A front-end that comes while another is being served waits: it never shares the device.
+pub struct Server {
+    device: Arc<dyn Device>,
+    place: Arc<dyn Place>,
+    statistics: Arc<Statistics>,
+}
+
+impl Server {
+    /// A server of this device, whose queues run in this place.
+    pub fn new(device: Arc<dyn Device>, place: Arc<dyn Place>) -> Self {
+        let queues = (0..device.queues_max()).map(|_| Arc::default()).collect();
+        let statistics = Arc::new(Statistics { queues, kicks_ignored: Count::default() });
+        Self { device, place, statistics }
+    }
+
+    /// What the queues have counted so far.
+    pub fn statistics(&self) -> &Arc<Statistics> {
+        &self.statistics
+    }
+
+    /// Serves one connection after another until `stop` becomes readable.
+    ///
+    /// # Errors
+    /// The listener fails, or a worker has ended. A front-end's mistakes end its connection only.
+    pub fn serve(&self, listener: &UnixListener, stop: BorrowedFd<'_>) -> io::Result<()> {
+        listener.set_nonblocking(true)?;
+        loop {
+            match accept(listener, stop)? {
+                None => return Ok(()),
+                Some(connection) => match self.serve_connection(connection, stop) {
+                    Ok(()) => info!("front-end left"),
+                    Err(Ended::Stopped) => return Ok(()),
+                    Err(error @ Ended::Worker) => return Err(io::Error::other(error)),
+                    Err(error) => warn!(%error, "connection dropped"),
+                },
+            }
+        }
+    }
+
+    /// Serves one connection until its front-end leaves. No queue runs afterwards.
+    ///
+    /// # Errors
+    /// Why it ended otherwise.
+    pub fn serve_connection(&self, connection: UnixStream, stop: BorrowedFd<'_>) -> Result<(), Ended> {
+        info!("front-end connected");
+        let (device, place, statistics) = (self.device.clone(), self.place.clone(), self.statistics.clone());
+        Session::new(connection, Wait::until(stop), device, place, statistics).run()
+    }
+}
+
+/// The next connection; `None`: `stop` is readable.
+fn accept(listener: &UnixListener, stop: BorrowedFd<'_>) -> io::Result<Option<UnixStream>> {
+    loop {
+        let listener_fd = listener.as_fd();
+        let mut fds = [
+            PollFd::from_borrowed_fd(listener_fd, PollFlags::IN),
+            PollFd::from_borrowed_fd(stop, PollFlags::IN),
+        ];
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        if !fds[1].revents().is_empty() {
+            return Ok(None);
+        }
+        match listener.accept() {
+            Ok((connection, _)) => return Ok(Some(connection)),
+            // It came and went before we looked.
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
+                ) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

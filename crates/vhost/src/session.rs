@@ -1,0 +1,287 @@
+//! One connection.
+
+use crate::error::{Ended, Refusal};
+use crate::memory::Memory;
+use crate::negotiation::{Negotiated, PROTOCOL_FEATURES, offered};
+use crate::rings::{self, Rings};
+use crate::server::Statistics;
+use kickless_device::{Call, Device, Kick, Place, Update};
+use kickless_memory::{SLOTS_MAX, UserAddr};
+use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures;
+use kickless_vhost_user::{
+    Backend, Error, Expects, FrontendMessage as Message, Header, Received, Refused, Reply, Request,
+    VringAddr, VringFd, VringState, Wait,
+};
+use kickless_virtqueue::device::Addresses;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use tracing::{debug, warn};
+
+/// A connection to a front-end, and all that it has told us.
+pub(crate) struct Session<'a> {
+    backend: Backend,
+    wait: Wait<'a>,
+    device: Arc<dyn Device>,
+    statistics: Arc<Statistics>,
+    negotiated: Negotiated,
+    memory: Memory,
+    rings: Rings,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn new(
+        connection: UnixStream,
+        wait: Wait<'a>,
+        device: Arc<dyn Device>,
+        place: Arc<dyn Place>,
+        statistics: Arc<Statistics>,
+    ) -> Self {
+        Self {
+            backend: Backend::new(connection),
+            wait,
+            rings: Rings::new(device.clone(), place, statistics.clone()),
+            device,
+            statistics,
+            negotiated: Negotiated::default(),
+            memory: Memory::default(),
+        }
+    }
+
+    /// Serves until the front-end leaves. Whatever the reason, no ring runs afterwards.
+    pub(crate) fn run(mut self) -> Result<(), Ended> {
+        let ended = self.serve();
+        let stopped = self.rings.stop_all();
+        self.rings.forget();
+        self.device.reset();
+        ended.and(stopped)
+    }
+
+    fn serve(&mut self) -> Result<(), Ended> {
+        loop {
+            match self.backend.recv(&self.wait) {
+                Ok(None) => return Ok(()),
+                Ok(Some(received)) => self.answer(received)?,
+                Err(Error::Interrupted) => return Err(Ended::Stopped),
+                Err(Error::Rejected { header, cause }) => {
+                    let code = Message::code_from(header.request);
+                    self.refuse(&header, code.map_or("unknown request", Message::name), &cause)?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Carries out a message and answers it.
+    fn answer(&mut self, received: Received<Message>) -> Result<(), Ended> {
+        let (header, expects) = (received.header, received.expects());
+        let name = Message::name(received.message.code());
+        debug!(message = ?received.message, "from the front-end");
+        match self.carry_out(received.message) {
+            Ok(Some(reply)) => self.backend.reply(&header, &reply, &self.wait)?,
+            Ok(None) if expects == Expects::Ack && self.acknowledges() => {
+                self.backend.ack(&header, true, &self.wait)?;
+            }
+            Ok(None) => {}
+            Err(Refusal::Ended(ended)) => return Err(ended),
+            Err(refusal) => self.refuse(&header, name, &refusal)?,
+        }
+        self.rings.close_if_unused();
+        Ok(())
+    }
+
+    fn acknowledges(&self) -> bool {
+        self.negotiated.protocol.contains(ProtocolFeatures::REPLY_ACK)
+    }
+
+    /// Says no, or ends the session where the message has no way to hear that.
+    fn refuse(
+        &mut self,
+        header: &Header,
+        name: &'static str,
+        why: &dyn std::fmt::Display,
+    ) -> Result<(), Ended> {
+        let code = Message::code_from(header.request);
+        let has_reply = !matches!(Message::refusal(code, false), kickless_vhost_user::Refusal::NotExpected);
+        let hears = has_reply || (header.needs_reply() && self.acknowledges());
+        if hears && self.backend.refuse(header, &self.wait)? == Refused::GoOn {
+            warn!(message = name, error = %why, "message refused");
+            return Ok(());
+        }
+        Err(Ended::Refused { message: name, why: why.to_string() })
+    }
+
+    fn carry_out(&mut self, message: Message) -> Result<Option<Reply>, Refusal> {
+        let done = |()| Ok(None);
+        let number = |value: u64| Ok(Some(Reply::U64(value)));
+        match message {
+            Message::GetFeatures => number(offered(&*self.device).bits()),
+            Message::SetFeatures(features) => self.set_features(features).and_then(done),
+            Message::GetProtocolFeatures => number(PROTOCOL_FEATURES.bits()),
+            Message::SetProtocolFeatures(protocol) => self.negotiated.set_protocol(protocol).and_then(done),
+            Message::GetQueueNum => number(self.device.queues_max().into()),
+            // Nobody else can be the owner of a connection, and giving it up is its end.
+            Message::SetOwner | Message::ResetOwner => Ok(None),
+            Message::ResetDevice => self.reset().and_then(done),
+
+            Message::SetMemTable(regions) => self.memory.set(&regions, &mut self.rings).and_then(done),
+            Message::GetMaxMemSlots => number(SLOTS_MAX as u64),
+            Message::AddMemReg(region, file) => {
+                self.negotiated.need(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
+                self.memory.add(&region, &file, &mut self.rings).and_then(done)
+            }
+            Message::RemMemReg(region) => {
+                self.negotiated.need(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
+                self.memory.remove(&region, &mut self.rings).and_then(done)
+            }
+
+            Message::GetConfig(config) => {
+                let mut data = vec![0; config.data.len()];
+                self.device.read_config(config.offset as usize, &mut data);
+                Ok(Some(Reply::Config(Some(config.answer(&data)))))
+            }
+            Message::SetConfig(config) => {
+                Ok(self.device.write_config(config.offset as usize, &config.data).map(|()| None)?)
+            }
+
+            Message::SetVringNum(state) => self.set_vring_num(state).and_then(done),
+            Message::SetVringBase(state) => self.set_vring_base(state).and_then(done),
+            Message::SetVringAddr(addr) => self.set_vring_addr(&addr).and_then(done),
+            Message::GetVringBase { index } => self.get_vring_base(index).map(Some),
+            Message::SetVringKick(kick) => self.set_vring_kick(kick).and_then(done),
+            Message::SetVringCall(call) => self.set_vring_call(call).and_then(done),
+            Message::SetVringErr(err) => self.set_vring_err(err).and_then(done),
+            Message::SetVringEnable { index, enable } => self.set_vring_enable(index, enable).and_then(done),
+            Message::VringKick { index } => self.vring_kick(index).and_then(done),
+            _ => Err(Refusal::NotOffered),
+        }
+    }
+
+    fn settle(&mut self, index: u16) -> Result<(), Refusal> {
+        self.rings.settle(index, self.memory.map(), self.negotiated.features)
+    }
+
+    /// Rings that run keep what they were started with; only logging could change under them, which we do not offer.
+    fn set_features(&mut self, features: Features) -> Result<(), Refusal> {
+        self.negotiated.set_features(&*self.device, features)?;
+        if !features.contains(Features::PROTOCOL_FEATURES) {
+            self.rings.each_setup(|setup| setup.enabled = true);
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<(), Refusal> {
+        self.negotiated.need(ProtocolFeatures::RESET_DEVICE)?;
+        self.rings.stop_all()?;
+        self.rings.forget();
+        self.device.reset();
+        Ok(())
+    }
+
+    fn set_vring_num(&mut self, state: VringState) -> Result<(), Refusal> {
+        let index = self.rings.index(state.index)?;
+        let max = self.device.queue_size_max();
+        let size = match u16::try_from(state.num) {
+            Ok(size) if size <= max => size,
+            _ => return Err(Refusal::SizeTooLarge { size: state.num, max }),
+        };
+        rings::options(size, self.negotiated.features)?;
+        self.while_stopped(index)?.setup.size = Some(size);
+        self.settle(index)
+    }
+
+    fn set_vring_base(&mut self, state: VringState) -> Result<(), Refusal> {
+        let index = self.rings.index(state.index)?;
+        let base = u16::try_from(state.num).map_err(|_| Refusal::Base(state.num))?;
+        self.while_stopped(index)?.setup.next_avail = base;
+        Ok(())
+    }
+
+    fn while_stopped(&mut self, index: u16) -> Result<&mut rings::Ring, Refusal> {
+        if self.rings.is_running(index) {
+            return Err(Refusal::Running(index));
+        }
+        Ok(self.rings.get(index))
+    }
+
+    fn set_vring_addr(&mut self, addr: &VringAddr) -> Result<(), Refusal> {
+        let index = self.rings.index(addr.index)?;
+        if addr.log {
+            return Err(Refusal::Log);
+        }
+        let addresses = Addresses {
+            desc: UserAddr(addr.desc_addr),
+            avail: UserAddr(addr.avail_addr),
+            used: UserAddr(addr.used_addr),
+        };
+        let map = self.memory.map();
+        // The specification puts these three in no order; what is not known yet is checked when the ring starts.
+        if let Some(size) = self.rings.get(index).setup.size
+            && !map.slots().is_empty()
+        {
+            rings::check_areas(index, map, &addresses, &rings::options(size, self.negotiated.features)?)?;
+        }
+        self.rings.get(index).setup.addresses = Some(addresses);
+        self.rings.update(index, Update::Addresses(addresses))?;
+        self.settle(index)
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<Reply, Refusal> {
+        let checked = self.rings.index(index)?;
+        self.rings.stop(checked)?;
+        let ring = self.rings.get(checked);
+        // It starts again with the next kick descriptor.
+        ring.setup.started = false;
+        ring.kick = None;
+        Ok(Reply::VringBase(VringState { index, num: ring.setup.next_avail.into() }))
+    }
+
+    fn set_vring_kick(&mut self, kick: VringFd) -> Result<(), Refusal> {
+        let index = self.rings.index(kick.index.into())?;
+        let kick = Kick::new(kick.fd.ok_or(Refusal::NoKick)?).map_err(Refusal::Descriptor)?;
+        let theirs = kick.try_clone().map_err(Refusal::Descriptor)?;
+        let ring = self.rings.get(index);
+        ring.kick = Some(kick);
+        ring.setup.started = true;
+        self.rings.update(index, Update::Kick(Some(theirs)))?;
+        self.settle(index)
+    }
+
+    fn set_vring_call(&mut self, call: VringFd) -> Result<(), Refusal> {
+        let index = self.rings.index(call.index.into())?;
+        let (ours, theirs) = two_of(call)?;
+        self.rings.get(index).call = ours;
+        Ok(self.rings.update(index, Update::Call(theirs))?)
+    }
+
+    fn set_vring_err(&mut self, err: VringFd) -> Result<(), Refusal> {
+        let index = self.rings.index(err.index.into())?;
+        let (ours, theirs) = two_of(err)?;
+        self.rings.get(index).err = ours;
+        Ok(self.rings.update(index, Update::Err(theirs))?)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<(), Refusal> {
+        let index = self.rings.index(index)?;
+        self.rings.get(index).setup.enabled = enable;
+        self.settle(index)
+    }
+
+    fn vring_kick(&mut self, index: u32) -> Result<(), Refusal> {
+        let index = self.rings.index(index)?;
+        if self.rings.is_running(index) {
+            return Ok(self.rings.update(index, Update::Look)?);
+        }
+        self.statistics.kicks_ignored.add(1);
+        debug!(ring = index, "kick for a ring that does not run ignored");
+        Ok(())
+    }
+}
+
+/// A descriptor for the session and one for the worker; none, if none was sent.
+fn two_of(sent: VringFd) -> Result<(Option<Call>, Option<Call>), Refusal> {
+    let Some(fd) = sent.fd else { return Ok((None, None)) };
+    let ours = Call::new(fd).map_err(Refusal::Descriptor)?;
+    let theirs = ours.try_clone().map_err(Refusal::Descriptor)?;
+    Ok((Some(ours), Some(theirs)))
+}

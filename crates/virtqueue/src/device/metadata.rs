@@ -1,0 +1,148 @@
+//! A queue's shape, and its areas mapped once.
+
+use super::suppress::{Cells, Word};
+use kickless_memory::{Area, Map, Unmapped, UserAddr};
+use kickless_spec::ring::{
+    Desc, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem, avail_len, desc_len, used_len,
+};
+use std::sync::atomic::{Ordering, fence};
+
+/// A queue size that a split ring cannot have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("queue size {size} is not a power of two from 1 to 32768")]
+pub struct InvalidSize {
+    /// The size.
+    pub size: u32,
+}
+
+/// The shape of a queue, fixed while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    size: u16,
+    event_idx: bool,
+    indirect: bool,
+}
+
+impl Options {
+    /// A queue of `size` descriptors, with VIRTIO_F_EVENT_IDX and VIRTIO_F_INDIRECT_DESC as negotiated.
+    ///
+    /// # Errors
+    /// `size` is not a power of two from 1 to 32768 (virtio 1.3, section 2.7).
+    pub fn new(size: u16, event_idx: bool, indirect: bool) -> Result<Self, InvalidSize> {
+        if !size.is_power_of_two() || size > QUEUE_SIZE_MAX {
+            return Err(InvalidSize { size: u32::from(size) });
+        }
+        Ok(Self { size, event_idx, indirect })
+    }
+
+    /// Descriptors in the table, and entries in each ring.
+    #[inline]
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Whether VIRTIO_F_EVENT_IDX was negotiated.
+    #[inline]
+    pub fn event_idx(&self) -> bool {
+        self.event_idx
+    }
+
+    /// Whether VIRTIO_F_INDIRECT_DESC was negotiated.
+    #[inline]
+    pub fn indirect(&self) -> bool {
+        self.indirect
+    }
+}
+
+/// Where the front-end says a queue's areas are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// The descriptor table.
+    pub desc: UserAddr,
+    /// The available ring.
+    pub avail: UserAddr,
+    /// The used ring.
+    pub used: UserAddr,
+}
+
+/// A queue's areas, translated once and written to directly until the memory behind them changes.
+#[derive(Debug)]
+pub struct Metadata {
+    pub(super) desc: Area,
+    pub(super) avail: Area,
+    pub(super) used: Area,
+    options: Options,
+}
+
+impl Metadata {
+    /// Translates `addresses` for a queue of this shape.
+    ///
+    /// # Errors
+    /// An area that is not in one slot of `map`, or not aligned as virtio 1.3, section 2.7 asks (16, 2 and 4 bytes).
+    pub fn map(map: &Map, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
+        let Options { size, event_idx, .. } = *options;
+        Ok(Self {
+            desc: map.area(addresses.desc, desc_len(size), 16)?,
+            avail: map.area(addresses.avail, avail_len(size, event_idx), 2)?,
+            used: map.area(addresses.used, used_len(size, event_idx), 4)?,
+            options: *options,
+        })
+    }
+
+    /// The shape that the areas are long enough for.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The entry of the avail ring in `slot`, which is smaller than the size.
+    #[inline]
+    pub(super) fn avail_entry(&self, slot: u16) -> u16 {
+        // Relaxed: the acquiring load of avail.idx has put it in order.
+        self.avail.load_u16(RING_ENTRIES + 2 * usize::from(slot), Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn used_elem(&self, slot: u16) -> UsedElem {
+        self.used.read(RING_ENTRIES + size_of::<UsedElem>() * usize::from(slot))
+    }
+
+    #[inline]
+    pub(super) fn set_used_elem(&self, slot: u16, elem: &UsedElem) {
+        self.used.write(RING_ENTRIES + size_of::<UsedElem>() * usize::from(slot), elem);
+    }
+
+    /// The area that holds a word, and where.
+    #[inline(always)]
+    fn place(&self, word: Word) -> (&Area, usize) {
+        match word {
+            Word::AvailFlags => (&self.avail, RING_FLAGS),
+            Word::AvailIdx => (&self.avail, RING_IDX),
+            Word::UsedEvent => (&self.avail, avail_len(self.options.size, false)),
+            Word::UsedFlags => (&self.used, RING_FLAGS),
+            Word::UsedIdx => (&self.used, RING_IDX),
+            Word::AvailEvent => (&self.used, used_len(self.options.size, false)),
+        }
+    }
+}
+
+/// The event words exist only with EVENT_IDX.
+impl Cells for Metadata {
+    #[inline(always)]
+    fn load(&self, word: Word, order: Ordering) -> u16 {
+        let (area, offset) = self.place(word);
+        area.load_u16(offset, order)
+    }
+
+    #[inline(always)]
+    fn store(&self, word: Word, value: u16, order: Ordering) {
+        let (area, offset) = self.place(word);
+        area.store_u16(offset, value, order);
+    }
+
+    #[inline(always)]
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+const _: () = assert!(size_of::<Desc>() == 16 && size_of::<UsedElem>() == 8);

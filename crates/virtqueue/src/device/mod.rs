@@ -1,0 +1,175 @@
+//! The device end of a virtqueue.
+//!
+//! # One round
+//! ```text
+//! loop {
+//!     while queue.pop(..)? { submit }          take a batch; avail.idx is read once for it
+//!     ... complete: queue.push(head, len) ...  invisible yet
+//!     if queue.publish() { call }              one store of used.idx, one fence, at most one call
+//!     if nothing came { if !queue.arm() { sleep until kicked }; queue.disarm() }
+//! }
+//! ```
+//!
+//! # Who waits for whom
+//! Only the thread that holds the `Queue` touches it (`&mut self`); what runs beside it is the driver, in the ring's
+//! memory. The driver's words (`avail`, the descriptors) are only read here, ours (`used`) are only written, each with
+//! one writer. Two pairs of orders carry everything:
+//!
+//! * *Data.* The driver writes descriptors and ring entries, then `avail.idx` with release; a pop loads `avail.idx` with
+//!   acquire and reads only entries before it. The other way round, used elements and the bytes of the buffers are
+//!   written first, then `used.idx` with release, which the driver loads with acquire.
+//! * *Sleep.* Nobody sleeps on news that nobody will tell: the argument, with its fences and their partners, is in
+//!   [`suppress`]. `tests/loom.rs` runs those very functions against a driver in every order the memory model allows.
+//!
+//! # Memory that goes away
+//! [`Queue::unmap`] drops the areas and keeps the indices. Meanwhile a pop yields nothing, and what is pushed is held
+//! back (no more than the chains in flight, so never more than the queue size). [`Queue::remap`] writes it to the new
+//! areas, and the next [`Queue::publish`] shows it. Elements that were pushed but not yet published when the areas
+//! went are carried over too. So a completion is never lost to a change of memory, nor shown where the driver does not
+//! look. After a `remap` the owner looks at the ring as if kicked, and publishes.
+
+mod metadata;
+mod split;
+pub mod suppress;
+
+pub use metadata::{Addresses, InvalidSize, Metadata, Options};
+pub use split::Queue as Split;
+
+use crate::{Chain, RingError};
+use kickless_memory::Map;
+
+/// The device end of one virtqueue, of either ring format.
+#[derive(Debug)]
+pub enum Queue {
+    /// A split ring.
+    Split(Split),
+}
+
+/// Runs a method of whichever ring it is.
+macro_rules! forward {
+    ($queue:expr, $method:ident $(, $arg:expr)*) => {
+        match $queue {
+            Queue::Split(queue) => queue.$method($($arg),*),
+        }
+    };
+}
+
+impl Queue {
+    /// A queue that goes on at entry `next_avail` of its avail ring. The used index is taken from the ring.
+    ///
+    /// Kicks are neither enabled nor disabled yet: begin with [`Queue::arm`] or [`Queue::disarm`], and look at the ring
+    /// without waiting for a kick.
+    ///
+    /// # Panics
+    /// `metadata` was mapped for other options.
+    pub fn new(options: Options, metadata: Metadata, next_avail: u16) -> Self {
+        Self::Split(Split::new(options, metadata, next_avail))
+    }
+
+    /// Takes the areas where they are now; the indices stay. The queue is to be looked at as if kicked, and published.
+    ///
+    /// # Panics
+    /// `metadata` was mapped for other options.
+    pub fn remap(&mut self, metadata: Metadata) {
+        forward!(self, remap, metadata);
+    }
+
+    /// Lets go of the areas; the indices stay, and what is pushed meanwhile is held until [`Queue::remap`].
+    pub fn unmap(&mut self) {
+        forward!(self, unmap);
+    }
+
+    /// Whether it has areas.
+    #[inline]
+    pub fn is_mapped(&self) -> bool {
+        forward!(self, is_mapped)
+    }
+
+    /// Takes the next chain, if there is one.
+    ///
+    /// # Errors
+    /// The driver broke the ring. No chain was taken, and every later call gives the same error.
+    #[inline]
+    pub fn pop(&mut self, map: &Map, chain: &mut Chain) -> Result<bool, RingError> {
+        forward!(self, pop, map, chain)
+    }
+
+    /// Hands the chain that was popped last back to the ring: the device has no room for it. The next pop takes it again.
+    /// Only the last one, once; otherwise nothing happens.
+    #[inline]
+    pub fn unpop(&mut self) {
+        forward!(self, unpop);
+    }
+
+    /// Gives a popped chain back to the driver, `len` bytes of whose writable part were written. The driver does not see it
+    /// before [`Queue::publish`].
+    #[inline]
+    pub fn push(&mut self, head: u16, len: u32) {
+        forward!(self, push, head, len);
+    }
+
+    /// Shows the driver what was pushed. Whether it wants to be called for it; a call that this asks for must be made.
+    ///
+    /// Once a batch: it costs a full fence. The first time the driver is called if in doubt, since what the last device
+    /// told it is not known.
+    #[inline]
+    #[must_use]
+    pub fn publish(&mut self) -> bool {
+        forward!(self, publish)
+    }
+
+    /// Enables kicks. Whether there is something to pop already: its kick may never come, so it must be popped now.
+    #[inline]
+    #[must_use]
+    pub fn arm(&mut self) -> bool {
+        forward!(self, arm)
+    }
+
+    /// Disables kicks. One that is under way can still come.
+    #[inline]
+    pub fn disarm(&mut self) {
+        forward!(self, disarm);
+    }
+
+    /// How many chains there are to pop, as far as the driver says; at most the size.
+    #[inline]
+    pub fn pending(&self) -> u16 {
+        forward!(self, pending)
+    }
+
+    /// Whether there is something to pop. A broken ring has nothing.
+    #[inline]
+    pub fn has_work(&self) -> bool {
+        self.pending() != 0
+    }
+
+    /// The first entry of the avail ring that was not popped: where a later queue goes on.
+    #[inline]
+    pub fn next_avail(&self) -> u16 {
+        forward!(self, next_avail)
+    }
+
+    /// Descriptors in the table.
+    #[inline]
+    pub fn size(&self) -> u16 {
+        self.options().size()
+    }
+
+    /// The queue's shape.
+    #[inline]
+    pub fn options(&self) -> &Options {
+        forward!(self, options)
+    }
+
+    /// Chains that were popped and not yet pushed.
+    #[inline]
+    pub fn in_flight(&self) -> u16 {
+        forward!(self, in_flight)
+    }
+
+    /// What the driver did to the ring, if it did.
+    #[inline]
+    pub fn broken(&self) -> Option<RingError> {
+        forward!(self, broken)
+    }
+}

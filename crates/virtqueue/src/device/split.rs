@@ -1,0 +1,260 @@
+//! The device end of a split virtqueue (virtio 1.3, section 2.7).
+
+use super::suppress::{self, Cells, Word};
+use super::{Metadata, Options};
+use crate::{Chain, RingError};
+use kickless_memory::Map;
+use kickless_spec::ring::UsedElem;
+use std::sync::atomic::Ordering;
+
+/// How far the driver may run ahead of a stale `avail_event` before we move it on: half of the way round.
+const EVENT_LAG_MAX: u16 = 1 << 15;
+
+/// What the driver was told about kicks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kicks {
+    /// Nothing by us yet.
+    Unknown,
+    On,
+    Off,
+}
+
+/// See [`super::Queue`], which has the same methods.
+#[derive(Debug)]
+pub struct Queue {
+    /// Next entry of the avail ring to pop.
+    next_avail: u16,
+    /// `avail.idx` when it was read last, checked: entries before it may be popped. Equal to `next_avail` while unmapped or
+    /// broken, so that the quick way of a pop needs no other question.
+    avail_seen: u16,
+    /// Next element of the used ring to fill; those in `held` are counted.
+    next_used: u16,
+    /// `used.idx` as the driver sees it.
+    published: u16,
+    /// Chains popped and not pushed.
+    in_flight: u16,
+    options: Options,
+    /// Whether a decision about calls was made at `published`.
+    decided: bool,
+    /// Whether the last chain popped can be handed back.
+    can_unpop: bool,
+    kicks: Kicks,
+    /// `avail_event` as it stands in the ring, unless `kicks` is unknown. With EVENT_IDX only.
+    kick_event: u16,
+    metadata: Option<Metadata>,
+    broken: Option<RingError>,
+    /// Elements that wait for a place to be written to; empty while mapped.
+    held: Vec<UsedElem>,
+}
+
+impl Queue {
+    pub(super) fn new(options: Options, metadata: Metadata, next_avail: u16) -> Self {
+        let next_used = metadata.load(Word::UsedIdx, Ordering::Relaxed);
+        let mut queue = Self {
+            next_avail,
+            avail_seen: next_avail,
+            next_used,
+            published: next_used,
+            in_flight: 0,
+            options,
+            decided: false,
+            can_unpop: false,
+            kicks: Kicks::Unknown,
+            kick_event: 0,
+            metadata: None,
+            broken: None,
+            held: Vec::new(),
+        };
+        queue.remap(metadata);
+        queue
+    }
+
+    fn mask(&self) -> u16 {
+        self.options.size() - 1
+    }
+
+    pub(super) fn remap(&mut self, metadata: Metadata) {
+        assert_eq!(*metadata.options(), self.options, "areas of another shape");
+        self.unmap();
+        let first = self.next_used.wrapping_sub(self.held.len() as u16);
+        for (i, elem) in self.held.iter().enumerate() {
+            metadata.set_used_elem(first.wrapping_add(i as u16) & self.mask(), elem);
+        }
+        self.held = Vec::new();
+        if self.options.event_idx() {
+            // The flags mean nothing then, and are zero (virtio 1.3, section 2.7.10.2).
+            metadata.store(Word::UsedFlags, 0, Ordering::Relaxed);
+        }
+        self.metadata = Some(metadata);
+        // What the driver was told last is said again where it looks now. Whether there is work already need not be known
+        // here: the owner looks after this, whose fence has come before (see `super::Queue::remap`).
+        match std::mem::replace(&mut self.kicks, Kicks::Unknown) {
+            Kicks::Unknown => {}
+            Kicks::On => {
+                let _ = self.arm();
+            }
+            Kicks::Off => self.disarm(),
+        }
+    }
+
+    pub(super) fn unmap(&mut self) {
+        self.avail_seen = self.next_avail;
+        self.can_unpop = false;
+        let Some(metadata) = self.metadata.take() else { return };
+        // Read back from the ring: what the driver scribbled there in the meantime harms itself alone.
+        let mut at = self.published;
+        while at != self.next_used {
+            self.held.push(metadata.used_elem(at & self.mask()));
+            at = at.wrapping_add(1);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_mapped(&self) -> bool {
+        self.metadata.is_some()
+    }
+
+    #[inline]
+    pub(super) fn pop(&mut self, map: &Map, chain: &mut Chain) -> Result<bool, RingError> {
+        if self.next_avail == self.avail_seen && !self.refresh()? {
+            return Ok(false);
+        }
+        let Some(metadata) = &self.metadata else { return Ok(false) };
+        let head = metadata.avail_entry(self.next_avail & self.mask());
+        let walked = chain.walk(map, &metadata.desc, self.options.size(), self.options.indirect(), head);
+        if let Err(error) = walked {
+            return Err(self.latch(error));
+        }
+        self.next_avail = self.next_avail.wrapping_add(1);
+        self.in_flight += 1;
+        self.can_unpop = true;
+        Ok(true)
+    }
+
+    /// Looks how far the driver is. Whether there is something to pop.
+    fn refresh(&mut self) -> Result<bool, RingError> {
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        let Some(metadata) = &self.metadata else { return Ok(false) };
+        // Acquire: entries and descriptors before this index are read after it; its partner is the driver's release.
+        let idx = metadata.load(Word::AvailIdx, Ordering::Acquire);
+        let room = self.options.size().saturating_sub(self.in_flight);
+        if idx.wrapping_sub(self.next_avail) > room {
+            return Err(self.latch(RingError::AvailIndex { idx, next: self.next_avail, room }));
+        }
+        self.avail_seen = idx;
+        if self.options.event_idx()
+            && self.kicks == Kicks::Off
+            && idx.wrapping_sub(self.kick_event) >= EVENT_LAG_MAX
+        {
+            self.kick_event = self.passed(idx);
+            suppress::quiet(metadata, true, self.kick_event);
+        }
+        Ok(idx != self.next_avail)
+    }
+
+    /// An event index that a driver which has published `idx` has passed, even if its last batch is as long as the ring
+    /// (or 16384, in a larger ring) and it has not looked yet.
+    fn passed(&self, idx: u16) -> u16 {
+        idx.wrapping_sub(self.options.size().min(EVENT_LAG_MAX / 2)).wrapping_sub(1)
+    }
+
+    #[cold]
+    fn latch(&mut self, error: RingError) -> RingError {
+        self.avail_seen = self.next_avail;
+        self.can_unpop = false;
+        self.broken = Some(error);
+        error
+    }
+
+    #[inline]
+    pub(super) fn unpop(&mut self) {
+        if self.can_unpop {
+            self.can_unpop = false;
+            self.in_flight = self.in_flight.saturating_sub(1);
+            self.next_avail = self.next_avail.wrapping_sub(1);
+        }
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, head: u16, len: u32) {
+        let elem = UsedElem { id: u32::from(head).into(), len: len.into() };
+        match &self.metadata {
+            Some(metadata) => metadata.set_used_elem(self.next_used & self.mask(), &elem),
+            None => self.held.push(elem),
+        }
+        self.next_used = self.next_used.wrapping_add(1);
+        // A chain that another process popped, and that is pushed here after its crash, was not counted.
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    #[inline]
+    pub(super) fn publish(&mut self) -> bool {
+        let Some(metadata) = &self.metadata else { return false };
+        if self.next_used == self.published {
+            return false;
+        }
+        let old = self.decided.then_some(self.published);
+        self.published = self.next_used;
+        self.decided = true;
+        suppress::publish(metadata, self.options.event_idx(), old, self.next_used)
+    }
+
+    #[inline]
+    pub(super) fn arm(&mut self) -> bool {
+        self.kicks = Kicks::On;
+        self.kick_event = self.next_avail;
+        match &self.metadata {
+            Some(metadata) if self.broken.is_none() => {
+                suppress::arm(metadata, self.options.event_idx(), self.next_avail)
+            }
+            _ => false,
+        }
+    }
+
+    #[inline]
+    pub(super) fn disarm(&mut self) {
+        // With EVENT_IDX, the event index of the last time it was armed has been passed, or is about to be.
+        if self.kicks == Kicks::Off || (self.options.event_idx() && self.kicks == Kicks::On) {
+            self.kicks = Kicks::Off;
+            return;
+        }
+        self.kicks = Kicks::Off;
+        self.kick_event = self.passed(self.next_avail);
+        if let Some(metadata) = &self.metadata {
+            suppress::quiet(metadata, self.options.event_idx(), self.kick_event);
+        }
+    }
+
+    #[inline]
+    pub(super) fn pending(&self) -> u16 {
+        match &self.metadata {
+            Some(metadata) if self.broken.is_none() => {
+                let idx = metadata.load(Word::AvailIdx, Ordering::Relaxed);
+                idx.wrapping_sub(self.next_avail).min(self.options.size())
+            }
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn next_avail(&self) -> u16 {
+        self.next_avail
+    }
+
+    #[inline]
+    pub(super) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    #[inline]
+    pub(super) fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    #[inline]
+    pub(super) fn broken(&self) -> Option<RingError> {
+        self.broken
+    }
+}

@@ -1,0 +1,146 @@
+//! The demonstration: a scratch disk, served by kickless, goes through a filesystem's life in a stock Linux guest and is
+//! then measured there. `guest/demo` runs it.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use kickless_tests::daemon::{Daemon, DaemonConfig};
+use kickless_tests::guest::{Accel, Assets, image_dir, make_image};
+use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig, Results};
+use kickless_tests::scratch::numbers;
+
+const CPUS: u32 = 4;
+const DISK_MIB: u64 = 256;
+/// How long each fio run lasts.
+const FIO_SECONDS: u32 = 8;
+/// The guest never needs as long, even on an emulated CPU.
+const LIMIT: Duration = Duration::from_secs(170);
+
+fn main() -> ExitCode {
+    match demonstrate() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn demonstrate() -> Result<()> {
+    let started = Instant::now();
+    let say = |text: &str| println!("[{:5.1} s] {text}", started.elapsed().as_secs_f64());
+    say("looking for a way to run guests");
+    let assets = Assets::get()?;
+    let accel = match assets.accel() {
+        Accel::Kvm => "KVM",
+        Accel::Tcg => "TCG, an emulated CPU: KVM does not work for this guest here",
+    };
+    say(&format!("guests run under {accel}"));
+
+    let dir = image_dir()?;
+    let image = dir.path().join("demo.img");
+    make_image(&image, DISK_MIB, DISK_MIB)?;
+    let daemon = Daemon::start(&DaemonConfig::new(&image))?;
+    say(&format!("kickless serves a scratch disk of {DISK_MIB} MiB (process {})", daemon.pid()));
+
+    let disk = DiskConfig::new(daemon.socket(), "");
+    let task = format!("kl.task=demo kl.seconds={FIO_SECONDS}");
+    let guest = Guest::start(&GuestConfig::new(&task, vec![disk]).cpus(CPUS))?;
+    say(&format!("QEMU boots Linux with {CPUS} CPUs on a vhost-user-blk-pci disk"));
+    let outcome = follow(&guest, say).and_then(|()| guest.finish());
+    let (status, log) = daemon.stop()?;
+    let results = outcome.with_context(|| format!("the daemon said:\n{}", log.join("\n")))?;
+    say("guest powered off");
+    let table = Table::of(&results, &log)?;
+    println!("\n{}", table.render(assets.accel(), &image));
+    ensure!(status.success(), "the daemon ended with {status}");
+    ensure!(table.errors == 0, "the daemon answered {} requests with an error", table.errors);
+    ensure!(results.get("checksum.before") == results.get("checksum.after"), "the files differ");
+    Ok(())
+}
+
+/// Tells what the guest is about to do as it says so, until it has ended.
+fn follow(guest: &Guest, say: impl Fn(&str)) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    let mut index = 0;
+    while let Some(line) = guest.results().line(index, deadline).with_context(|| guest.last_words())? {
+        index += 1;
+        match line.strip_prefix("KL: ").and_then(|text| text.split_once('=')) {
+            Some(("step", step)) => say(&format!("guest: {step}")),
+            Some(("end", _)) => break,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What the closing table shows.
+struct Table {
+    rows: Vec<(String, String)>,
+    errors: u64,
+}
+
+impl Table {
+    fn of(results: &Results, log: &[String]) -> Result<Table> {
+        let text = |key: &str| results.get(key).map(String::as_str).with_context(|| format!("no {key}"));
+        let number = |key: &str| -> Result<f64> { text(key)?.parse().with_context(|| key.to_owned()) };
+        let mut rows = Vec::new();
+        let mut row = |what: &str, value: String| rows.push((what.to_owned(), value));
+        row("mkfs.ext4", format!("{} s", text("mkfs.seconds")?));
+        row(
+            "files written",
+            format!("{} files, {} MiB, {} s", text("files")?, text("files.mib")?, text("write.seconds")?),
+        );
+        row("unmounted, fsck", format!("clean, {} s", text("fsck.seconds")?));
+        let sum = text("checksum.after")?;
+        row("mounted again, compared", format!("identical, sha256 {}...", sum.get(..12).unwrap_or(sum)));
+        for (name, key) in [("fio random reads", "randread"), ("fio random writes", "randwrite")] {
+            let rate = number(&format!("{key}.iops"))?;
+            let mib = number(&format!("{key}.kib_per_second"))? / 1024.0;
+            let latency = number(&format!("{key}.latency_us"))?;
+            row(name, format!("{rate:.0} a second, {mib:.1} MiB/s, {latency:.0} us each"));
+        }
+        let by_queue = numbers(results, "vda.interrupts")?;
+        let count = |key: &str| sum_of(log, key);
+        row("requests", format!("{} on {} queues", count("requests=")?, text("vda.mq")?));
+        let shares: Vec<String> = by_queue.iter().map(u64::to_string).collect();
+        row(
+            "interrupts in the guest",
+            format!("{} (by queue {})", by_queue.iter().sum::<u64>(), shares.join(" + ")),
+        );
+        row("kicks to the daemon", count("kicks=")?.to_string());
+        row("calls from the daemon", count("calls=")?.to_string());
+        let errors = count("errors=")?;
+        row("errors", errors.to_string());
+        Ok(Table { rows, errors })
+    }
+
+    fn render(&self, accel: Accel, image: &Path) -> String {
+        let width = self.rows.iter().map(|(what, _)| what.len()).max().unwrap_or(0);
+        let mut text = format!(
+            "ext4 on kickless, {} MiB in {}\n",
+            DISK_MIB,
+            image.parent().unwrap_or(image).parent().unwrap_or(image).display()
+        );
+        if accel == Accel::Tcg {
+            text += "speeds: emulated CPU, not a measurement\n";
+        }
+        for (what, value) in &self.rows {
+            text += &format!("  {what:width$}  {value}\n");
+        }
+        text
+    }
+}
+
+/// Adds up a `key=value` field of the daemon's closing summary, which has a line for each queue.
+fn sum_of(log: &[String], key: &str) -> Result<u64> {
+    let summary: Vec<&String> = log.iter().filter(|line| line.contains("summary")).collect();
+    ensure!(!summary.is_empty(), "the daemon printed no summary");
+    Ok(summary
+        .iter()
+        .flat_map(|line| line.split_whitespace())
+        .filter_map(|word| word.strip_prefix(key)?.parse::<u64>().ok())
+        .sum())
+}

@@ -1,0 +1,268 @@
+//! A vhost-user-blk back-end as a child process: `kickless`, or QEMU's storage daemon to compare with.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::transcript::Transcript;
+
+/// Safety net for everything that takes a daemon a moment.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Which back-end serves the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// Ours.
+    Kickless,
+    /// `qemu-storage-daemon`: tells whether a failure is ours or the test's.
+    StorageDaemon,
+}
+
+impl Program {
+    /// Ours, unless `KICKLESS_TEST_PROGRAM=qemu-storage-daemon` asks for the other.
+    pub fn from_environment() -> Program {
+        match std::env::var("KICKLESS_TEST_PROGRAM").as_deref() {
+            Ok("qemu-storage-daemon") => Program::StorageDaemon,
+            _ => Program::Kickless,
+        }
+    }
+}
+
+/// What a daemon is started with.
+#[derive(Clone, Debug)]
+pub struct DaemonConfig {
+    /// The back-end.
+    pub program: Program,
+    /// The disk: an image file, or for kickless also `null:SIZE` and `mem:SIZE`.
+    pub disk: OsString,
+    /// The most queues a front-end may ask for.
+    pub queues: u16,
+    /// `--engine`, for kickless only.
+    pub engine: Option<String>,
+    /// A program that is given the daemon's command line to run.
+    pub wrapper: Option<PathBuf>,
+    /// Further arguments, for kickless only.
+    pub arguments: Vec<String>,
+}
+
+impl DaemonConfig {
+    /// The program that the environment selects, four queues, and everything else as it is by default.
+    pub fn new(disk: impl Into<OsString>) -> DaemonConfig {
+        DaemonConfig {
+            program: Program::from_environment(),
+            disk: disk.into(),
+            queues: 4,
+            engine: None,
+            wrapper: None,
+            arguments: Vec::new(),
+        }
+    }
+
+    fn command(&self, socket: &Path) -> Result<Vec<OsString>> {
+        let mut words: Vec<OsString> = self.wrapper.iter().map(|path| path.clone().into()).collect();
+        let joined = |prefix: &str, value: &dyn AsRef<std::ffi::OsStr>| {
+            let mut word = OsString::from(prefix);
+            word.push(value.as_ref());
+            word
+        };
+        match self.program {
+            Program::Kickless => {
+                words.push(kickless_binary()?.into());
+                words.push("blk".into());
+                words.push(joined("--socket-path=", &socket));
+                words.push(joined("--blk-file=", &self.disk));
+                words.push(format!("--num-queues={}", self.queues).into());
+                words.extend(self.engine.iter().map(|engine| format!("--engine={engine}").into()));
+                words.extend(self.arguments.iter().map(OsString::from));
+            }
+            Program::StorageDaemon => {
+                words.push("qemu-storage-daemon".into());
+                words.push("--blockdev".into());
+                words.push(joined("driver=file,cache.direct=on,node-name=disk,filename=", &self.disk));
+                words.push("--export".into());
+                let mut export = joined(
+                    "type=vhost-user-blk,id=export,node-name=disk,writable=on,addr.type=unix,addr.path=",
+                    &socket,
+                );
+                export.push(format!(",num-queues={}", self.queues));
+                words.push(export);
+            }
+        }
+        Ok(words)
+    }
+}
+
+/// A daemon that listens on its socket; killed when dropped.
+pub struct Daemon {
+    child: Child,
+    socket: PathBuf,
+    log: Transcript,
+    _dir: TempDir,
+}
+
+impl Daemon {
+    /// Starts a daemon and waits until it listens.
+    ///
+    /// # Errors
+    /// It could not be started, ended at once, or did not listen in time. What it printed is in the message.
+    pub fn start(config: &DaemonConfig) -> Result<Daemon> {
+        let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
+        let socket = dir.path().join("blk.sock");
+        let words = config.command(&socket)?;
+        let mut child = dying_with_us(&words[0])
+            .args(&words[1..])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot run {words:?}"))?;
+        let stderr = child.stderr.take().context("no pipe")?;
+        let log = Transcript::of("daemon", stderr);
+        let mut daemon = Daemon { child, socket, log, _dir: dir };
+        let deadline = Instant::now() + LIMIT;
+        while !listens(&daemon.socket)? {
+            if let Some(status) = daemon.child.try_wait()? {
+                let lines = daemon.log.whole(LIMIT)?.join("\n");
+                bail!("{words:?} ended, {status}: {lines}");
+            }
+            ensure!(Instant::now() < deadline, "{words:?} does not listen");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(daemon)
+    }
+
+    /// Where front-ends connect.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What it logs.
+    pub fn log(&self) -> &Transcript {
+        &self.log
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it still runs.
+    ///
+    /// # Errors
+    /// The process cannot be asked for.
+    pub fn is_running(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
+    }
+
+    /// How many descriptors it has open, and how many mappings: what grows when something of a guest that left stays behind.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn holdings(&self) -> Result<(usize, usize)> {
+        let process = PathBuf::from(format!("/proc/{}", self.child.id()));
+        let descriptors = fs::read_dir(process.join("fd"))?.count();
+        let maps = fs::read_to_string(process.join("maps"))?;
+        // Guest memory is what it maps of others' memfds; its own heap and stacks may grow as they like.
+        Ok((descriptors, maps.lines().filter(|line| line.contains("memfd:")).count()))
+    }
+
+    /// Waits until it holds no more than `before`.
+    ///
+    /// # Errors
+    /// It goes on holding more.
+    pub fn returns_to(&self, before: (usize, usize)) -> Result<()> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let now = self.holdings()?;
+            if now.0 <= before.0 && now.1 <= before.1 {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "descriptors and mappings: {before:?} before, {now:?} now");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Asks it to end (SIGTERM) and gives its status and everything that it logged.
+    ///
+    /// # Errors
+    /// It does not end in time.
+    pub fn stop(mut self) -> Result<(ExitStatus, Vec<String>)> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
+        kill_process(pid, Signal::TERM)?;
+        let status = wait_for_exit(&mut self.child, LIMIT).context("the daemon goes on after SIGTERM")?;
+        let lines = self.log.whole(LIMIT)?;
+        Ok((status, lines))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already; there is nobody to tell.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            self.log.dump();
+        }
+    }
+}
+
+/// A command whose process gets SIGKILL when the thread that starts it ends: nothing survives a test that is aborted.
+pub fn dying_with_us(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
+
+/// Waits for a child's end.
+///
+/// # Errors
+/// It does not end in time.
+pub fn wait_for_exit(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        ensure!(Instant::now() < deadline, "process {} does not end", child.id());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether somebody listens on a unix socket; found out without connecting, which a back-end would take for a front-end.
+fn listens(socket: &Path) -> Result<bool> {
+    const ACCEPTS_CONNECTIONS: &str = "00010000";
+    let path = socket.to_str().context("socket path is no text")?;
+    Ok(fs::read_to_string("/proc/net/unix")?.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        fields.nth(3) == Some(ACCEPTS_CONNECTIONS) && fields.last() == Some(path)
+    }))
+}
+
+/// The daemon to test: `KICKLESS_BIN`, or the release build in the target directory that this program is from.
+///
+/// # Errors
+/// It is not there.
+pub fn kickless_binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("KICKLESS_BIN") {
+        return Ok(path.into());
+    }
+    let exe = std::env::current_exe()?;
+    let candidates = exe.ancestors().skip(1).take(3).map(|dir| dir.join("release/kickless"));
+    candidates
+        .chain([repository().join("target/release/kickless")])
+        .find(|path| path.is_file())
+        .context("kickless is not built: run `cargo build --release -p kickless`")
+}
+
+/// The root of the source tree.
+pub fn repository() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}

@@ -1,0 +1,354 @@
+//! Guests in QEMU as child processes: started, watched over two serial ports, commanded over QMP, killed when dropped.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::daemon::{dying_with_us, wait_for_exit};
+use crate::guest::{Accel, Assets};
+use crate::qmp::Qmp;
+use crate::transcript::Transcript;
+
+/// Safety net for a whole task on an emulated CPU that shares its host.
+pub const LIMIT: Duration = Duration::from_secs(240);
+
+/// What the guest boots.
+#[derive(Clone, Debug)]
+pub enum Boot {
+    /// The test kernel straight from QEMU; the text is added to its command line.
+    Kernel(String),
+    /// SeaBIOS, which boots from the first disk.
+    Bios,
+    /// OVMF, which boots from the first disk.
+    Efi,
+}
+
+/// A `vhost-user-blk-pci` device.
+#[derive(Clone, Debug)]
+pub struct DiskConfig {
+    /// Where its back-end listens.
+    pub socket: PathBuf,
+    /// Further properties as QEMU writes them, such as `num-queues=1,event_idx=off`; may be empty.
+    pub properties: String,
+}
+
+impl DiskConfig {
+    /// A disk behind this socket; QEMU asks for one queue for each CPU unless the properties say otherwise.
+    pub fn new(socket: &Path, properties: &str) -> DiskConfig {
+        DiskConfig { socket: socket.to_owned(), properties: properties.to_owned() }
+    }
+}
+
+/// A virtual machine.
+#[derive(Clone, Debug)]
+pub struct GuestConfig {
+    /// What it boots.
+    pub boot: Boot,
+    /// CPUs.
+    pub cpus: u32,
+    /// Memory at start in MiB.
+    pub memory_mib: u32,
+    /// Its disks; the first is `/dev/vda`.
+    pub disks: Vec<DiskConfig>,
+    /// Whether a reset starts the guest anew; it ends QEMU otherwise.
+    pub resets: bool,
+}
+
+impl GuestConfig {
+    /// A guest that boots the test kernel with these parameters and has one CPU.
+    pub fn new(parameters: &str, disks: Vec<DiskConfig>) -> GuestConfig {
+        GuestConfig {
+            boot: Boot::Kernel(parameters.to_owned()),
+            cpus: 1,
+            memory_mib: 512,
+            disks,
+            resets: false,
+        }
+    }
+
+    /// The same with this many CPUs.
+    pub fn cpus(self, cpus: u32) -> GuestConfig {
+        GuestConfig { cpus, ..self }
+    }
+
+    fn arguments(&self, assets: &Assets, dir: &Path) -> Result<Vec<OsString>> {
+        let memory = self.memory_mib;
+        let machine = format!("q35,memory-backend=mem0,accel={}", assets.accel().name());
+        let mut words: Vec<OsString> = Vec::new();
+        let mut add = |texts: &[&str]| words.extend(texts.iter().map(OsString::from));
+        add(&["-nodefaults", "-no-user-config", "-display", "none", "-machine", &machine]);
+        if assets.accel() == Accel::Kvm {
+            add(&["-cpu", "host"]);
+        }
+        if !self.resets {
+            add(&["-no-reboot"]);
+        }
+        add(&["-smp", &self.cpus.to_string()]);
+        add(&["-m", &format!("{memory}M,slots=4,maxmem={}M", memory + 4096)]);
+        add(&["-object", &format!("memory-backend-memfd,id=mem0,size={memory}M,share=on")]);
+        // The first port is the console, the second takes the results.
+        add(&["-serial", "stdio"]);
+        let path = |name: &str| dir.join(name).display().to_string();
+        add(&["-chardev", &format!("socket,id=results,path={}", path("results"))]);
+        add(&["-serial", "chardev:results"]);
+        add(&[
+            "-chardev",
+            &format!("socket,id=qmp,path={}", path("qmp")),
+            "-mon",
+            "chardev=qmp,mode=control",
+        ]);
+        add(&["-device", "pcie-root-port,id=port0,chassis=1,slot=1"]);
+        match &self.boot {
+            Boot::Kernel(parameters) => {
+                let parameters = format!("console=ttyS0 quiet panic=-1 {parameters}");
+                add(&["-kernel", &assets.kernel().display().to_string()]);
+                add(&["-initrd", &assets.tools().display().to_string(), "-append", &parameters]);
+            }
+            Boot::Bios => {}
+            Boot::Efi => {
+                const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+                let variables = dir.join("efi-variables.fd");
+                fs::copy("/usr/share/OVMF/OVMF_VARS_4M.fd", &variables)?;
+                add(&["-drive", &format!("if=pflash,unit=0,format=raw,readonly=on,file={FIRMWARE}")]);
+                add(&["-drive", &format!("if=pflash,unit=1,format=raw,file={}", variables.display())]);
+            }
+        }
+        for (index, disk) in self.disks.iter().enumerate() {
+            add(&["-chardev", &format!("socket,id=chr{index},path={}", disk.socket.display())]);
+            let mut device = format!("vhost-user-blk-pci,id=disk{index},chardev=chr{index}");
+            if !matches!(self.boot, Boot::Kernel(_)) {
+                device += &format!(",bootindex={index}");
+            }
+            if !disk.properties.is_empty() {
+                device = format!("{device},{}", disk.properties);
+            }
+            add(&["-device", &device]);
+        }
+        Ok(words)
+    }
+}
+
+/// What a guest reported: the `KEY=VALUE` lines of its second serial port.
+pub type Results = BTreeMap<String, String>;
+
+/// A running guest; killed when dropped.
+pub struct Guest {
+    child: Child,
+    console: Transcript,
+    results: Transcript,
+    messages: Transcript,
+    qmp: Qmp,
+    _dir: TempDir,
+}
+
+impl Guest {
+    /// Starts QEMU. The guest boots while this returns.
+    ///
+    /// # Errors
+    /// QEMU does not start; what it says about it is in the message.
+    pub fn start(config: &GuestConfig) -> Result<Guest> {
+        let assets = Assets::get()?;
+        let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
+        let results = UnixListener::bind(dir.path().join("results"))?;
+        let qmp = UnixListener::bind(dir.path().join("qmp"))?;
+        let words = config.arguments(assets, dir.path())?;
+        let mut child = dying_with_us("qemu-system-x86_64")
+            .args(&words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot run QEMU")?;
+        let console = Transcript::of("console", child.stdout.take().context("no pipe")?);
+        let messages = Transcript::of("QEMU", child.stderr.take().context("no pipe")?);
+        let connected = (|| {
+            let results = Transcript::of("results", accept(&results, &mut child)?);
+            anyhow::Ok((results, Qmp::new(accept(&qmp, &mut child)?)?))
+        })();
+        match connected {
+            Ok((results, qmp)) => Ok(Guest { child, console, results, messages, qmp, _dir: dir }),
+            Err(error) => {
+                child.kill()?;
+                child.wait()?;
+                let lines = messages.whole(LIMIT)?.join("\n");
+                Err(error.context(format!("QEMU does not start: {lines}")))
+            }
+        }
+    }
+
+    /// What the kernel and the firmware print.
+    pub fn console(&self) -> &Transcript {
+        &self.console
+    }
+
+    /// The lines of the second serial port, as they come.
+    pub fn results(&self) -> &Transcript {
+        &self.results
+    }
+
+    /// QEMU's monitor.
+    pub fn qmp(&mut self) -> &mut Qmp {
+        &mut self.qmp
+    }
+
+    /// Waits until the guest has reported exactly this, such as `writes=flowing`.
+    ///
+    /// # Errors
+    /// It fails or ends before, or does not get there in time.
+    pub fn wait_for(&self, report: &str) -> Result<()> {
+        self.results.wait_for(report, LIMIT, |line| {
+            let found = line.strip_prefix("KL: ")?;
+            if found == "end=failed" {
+                return Some(Err(anyhow::anyhow!("the guest failed before {report}")));
+            }
+            (found == report).then_some(Ok(()))
+        })?
+    }
+
+    /// Waits until the guest has done its tasks and powered off, and gives its results.
+    ///
+    /// # Errors
+    /// A task failed, or the guest ended otherwise or not in time.
+    pub fn finish(mut self) -> Result<Results> {
+        let ended = self
+            .results
+            .wait_for("the end of its tasks", LIMIT, |line| line.strip_prefix("KL: end=").map(str::to_owned));
+        let results: Results = self
+            .results
+            .lines()
+            .iter()
+            .filter_map(|line| line.strip_prefix("KL: ")?.split_once('='))
+            .map(|(key, value)| (key.to_owned(), value.trim().to_owned()))
+            .collect();
+        match ended.as_deref() {
+            Ok("ok") => {}
+            Ok(_) => {
+                // The kernel's last words follow on the console, until QEMU ends.
+                let _ = wait_for_exit(&mut self.child, LIMIT);
+                let reason = results.get("fail").map_or("no reason given", String::as_str);
+                bail!("the guest failed: {reason}\n{}", self.last_words());
+            }
+            Err(error) => bail!("{error:#}\n{}", self.last_words()),
+        }
+        let status = wait_for_exit(&mut self.child, LIMIT).context("powering off")?;
+        ensure!(status.success(), "QEMU ended, {status}\n{}", self.last_words());
+        Ok(results)
+    }
+
+    /// Kills QEMU as a crash would, with no warning to anybody.
+    ///
+    /// # Errors
+    /// It cannot be killed.
+    pub fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Resets the machine, as its reset button would.
+    ///
+    /// # Errors
+    /// QEMU refuses.
+    pub fn reset(&mut self) -> Result<()> {
+        self.qmp.execute("system_reset", json!({}))?;
+        Ok(())
+    }
+
+    /// Plugs a disk into the root port that every guest has free.
+    ///
+    /// # Errors
+    /// QEMU refuses.
+    pub fn add_disk(&mut self, id: &str, disk: &DiskConfig) -> Result<()> {
+        let address = json!({ "type": "unix", "data": { "path": disk.socket } });
+        let backend = json!({ "type": "socket", "data": { "addr": address, "server": false } });
+        self.qmp.execute("chardev-add", json!({ "id": format!("chr-{id}"), "backend": backend }))?;
+        let mut device = json!({ "driver": "vhost-user-blk-pci", "id": id, "chardev": format!("chr-{id}"), "bus": "port0" });
+        for (key, value) in disk.properties.split(',').filter_map(|text| text.split_once('=')) {
+            // Numbers must come as numbers; switches as QEMU's words for them.
+            device[key] = value.parse::<u64>().map_or_else(|_| json!(value == "on"), |number| json!(number));
+        }
+        self.qmp.execute("device_add", device)?;
+        Ok(())
+    }
+
+    /// Unplugs such a disk: asks the guest for it and waits until it has let go.
+    ///
+    /// # Errors
+    /// QEMU refuses, or the guest does not let go in time.
+    pub fn remove_disk(&mut self, id: &str) -> Result<()> {
+        let mark = self.qmp.mark();
+        self.qmp.execute("device_del", json!({ "id": id }))?;
+        self.qmp.event(mark, "DEVICE_DELETED", |data| data["device"] == id)?;
+        self.qmp.execute("chardev-remove", json!({ "id": format!("chr-{id}") }))?;
+        Ok(())
+    }
+
+    /// Plugs a DIMM of this size in MiB.
+    ///
+    /// # Errors
+    /// QEMU refuses.
+    pub fn add_memory(&mut self, id: &str, mib: u64) -> Result<()> {
+        let backend = format!("mem-{id}");
+        self.qmp.execute(
+            "object-add",
+            json!({ "qom-type": "memory-backend-memfd", "id": backend, "size": mib << 20, "share": true }),
+        )?;
+        self.qmp.execute("device_add", json!({ "driver": "pc-dimm", "id": id, "memdev": backend }))?;
+        Ok(())
+    }
+
+    /// What QEMU, the guest's tasks and its console printed last: what a failure leaves for its reader.
+    pub fn last_words(&self) -> String {
+        const SHOWN: usize = 60;
+        let mut text = String::new();
+        for transcript in [&self.messages, &self.results, &self.console] {
+            let lines = transcript.lines();
+            text += &lines[lines.len().saturating_sub(SHOWN)..].join("\n");
+            text.push('\n');
+        }
+        text
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // It may have ended already; there is nobody to tell.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("{}", self.last_words());
+        }
+    }
+}
+
+/// Waits for QEMU's connection as long as QEMU lives.
+fn accept(listener: &UnixListener, child: &mut Child) -> Result<UnixStream> {
+    const LIMIT: Duration = Duration::from_secs(60);
+    let deadline = Instant::now() + LIMIT;
+    listener.set_nonblocking(true)?;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+        if let Some(status) = child.try_wait()? {
+            bail!("it ended, {status}");
+        }
+        ensure!(Instant::now() < deadline, "it does not connect");
+        thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,151 @@
+//! What a child process prints, line by line, gathered while it runs so that a test can wait for a line.
+
+use std::io::{BufRead, BufReader, Read};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+/// Lines read so far from one stream. Clones share them.
+#[derive(Clone)]
+pub struct Transcript {
+    name: String,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    lines: Vec<String>,
+    ended: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Transcript {
+    /// Reads `stream` to its end on a thread of its own. `name` stands in error messages.
+    pub fn of(name: &str, stream: impl Read + Send + 'static) -> Transcript {
+        let transcript = Transcript { name: name.to_owned(), shared: Arc::default() };
+        let shared = Arc::clone(&transcript.shared);
+        thread::spawn(move || {
+            let mut reader = BufReader::new(stream);
+            let mut line = Vec::new();
+            // A broken stream has ended as well: whoever waits is told so.
+            while matches!(reader.read_until(b'\n', &mut line), Ok(length) if length > 0) {
+                let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+                line.clear();
+                shared.lock().lines.push(text);
+                shared.changed.notify_all();
+            }
+            shared.lock().ended = true;
+            shared.changed.notify_all();
+        });
+        transcript
+    }
+
+    /// The line with this index from 0, waited for; none if the stream ended before it.
+    ///
+    /// # Errors
+    /// The deadline has passed.
+    pub fn line(&self, index: usize, deadline: Instant) -> Result<Option<String>> {
+        let mut state = self.shared.lock();
+        loop {
+            if let Some(line) = state.lines.get(index) {
+                return Ok(Some(line.clone()));
+            }
+            if state.ended {
+                return Ok(None);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                bail!("{}: nothing more was printed in time", self.name);
+            }
+            let (again, _) =
+                self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            state = again;
+        }
+    }
+
+    /// Waits for the first line, from `start` on, for which `pick` has an answer.
+    ///
+    /// # Errors
+    /// The stream ended or the time is over without such a line; `what` says what was waited for.
+    pub fn wait_from<T>(
+        &self,
+        start: usize,
+        what: &str,
+        limit: Duration,
+        mut pick: impl FnMut(&str) -> Option<T>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + limit;
+        for index in start.. {
+            let Some(line) = self.line(index, deadline).map_err(|error| error.context(what.to_owned()))?
+            else {
+                break;
+            };
+            if let Some(found) = pick(&line) {
+                return Ok(found);
+            }
+        }
+        bail!("{}: ended without {what}", self.name)
+    }
+
+    /// As [`Transcript::wait_from`], from the first line on.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_for<T>(&self, what: &str, limit: Duration, pick: impl FnMut(&str) -> Option<T>) -> Result<T> {
+        self.wait_from(0, what, limit, pick)
+    }
+
+    /// Waits until the stream has ended and gives all its lines.
+    ///
+    /// # Errors
+    /// The time is over before.
+    pub fn whole(&self, limit: Duration) -> Result<Vec<String>> {
+        let deadline = Instant::now() + limit;
+        let mut index = self.len();
+        while self.line(index, deadline)?.is_some() {
+            index += 1;
+        }
+        Ok(self.lines())
+    }
+
+    /// The lines so far.
+    pub fn lines(&self) -> Vec<String> {
+        self.shared.lock().lines.clone()
+    }
+
+    /// How many lines there are so far.
+    pub fn len(&self) -> usize {
+        self.shared.lock().lines.len()
+    }
+
+    /// Whether nothing has been printed yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The lines that contain `text`.
+    pub fn grep(&self, text: &str) -> Vec<String> {
+        self.lines().into_iter().filter(|line| line.contains(text)).collect()
+    }
+
+    /// Prints the lines under a heading: what a failed test leaves for its reader.
+    pub fn dump(&self) {
+        eprintln!("---- {}", self.name);
+        for line in self.lines() {
+            eprintln!("{line}");
+        }
+    }
+}

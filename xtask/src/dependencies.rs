@@ -1,0 +1,102 @@
+//! Who may name whom.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+/// Each crate, and those of ours that it may name; what these may name, it may as well. Dependencies of tests are free.
+const MAY_NAME: [(&str, &[&str]); 11] = [
+    ("spec", &[]),
+    ("memory", &["spec"]),
+    ("virtqueue", &["memory"]),
+    ("vhost-user", &["spec"]),
+    ("io", &["memory"]),
+    ("device", &["virtqueue", "io"]),
+    ("worker", &["device"]),
+    ("disk", &["io"]),
+    ("blk", &["device", "disk"]),
+    ("vhost", &["device", "vhost-user"]),
+    ("kickless", &["worker", "blk", "vhost"]),
+];
+/// These only test and check, and nothing names them: they may name what they like.
+const OUTSIDE: [&str; 2] = ["kickless-tests", "xtask"];
+const PREFIX: &str = "kickless-";
+
+/// Checks the dependencies of the crates of this workspace on one another.
+pub(crate) fn check(root: &Path) -> Result<()> {
+    let wrong = offences(&crate::metadata(root, &["--no-deps"])?)?;
+    ensure!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// All that `name` may name.
+fn reachable(name: &str) -> Option<BTreeSet<&'static str>> {
+    let (_, direct) = MAY_NAME.iter().find(|(known, _)| *known == name)?;
+    let mut reached = BTreeSet::from_iter(direct.iter().copied());
+    for next in *direct {
+        reached.extend(reachable(next)?);
+    }
+    Some(reached)
+}
+
+fn offences(metadata: &Value) -> Result<Vec<String>> {
+    let packages = metadata["packages"].as_array().context("no packages")?;
+    let mut named: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for package in packages {
+        let name = package["name"].as_str().context("a package without a name")?;
+        let dependencies = package["dependencies"].as_array().context("no dependencies")?;
+        // The kind of an ordinary dependency is null.
+        let ours = dependencies.iter().filter(|d| d["kind"] != "dev").filter_map(|d| d["name"].as_str());
+        named.insert(name, ours.filter(|name| name.starts_with("kickless") || *name == "xtask").collect());
+    }
+    let mut wrong = Vec::new();
+    for (name, dependencies) in named {
+        if OUTSIDE.contains(&name) {
+            continue;
+        }
+        let Some(allowed) = reachable(name.strip_prefix(PREFIX).unwrap_or(name)) else {
+            wrong.push(format!("{name}: say in xtask/src/dependencies.rs what it may name"));
+            continue;
+        };
+        for dependency in dependencies {
+            if !dependency.strip_prefix(PREFIX).is_some_and(|short| allowed.contains(short)) {
+                wrong.push(format!("{name} must not name {dependency}"));
+            }
+        }
+    }
+    Ok(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn workspace(name: &str, dependency: &str, kind: Option<&str>) -> Value {
+        json!({ "packages": [{ "name": name, "dependencies": [{ "name": dependency, "kind": kind }] }] })
+    }
+
+    #[test]
+    fn edges_are_transitive() {
+        assert!(reachable("kickless").unwrap().contains("spec"));
+        assert!(reachable("blk").unwrap().contains("virtqueue"));
+        assert!(!reachable("blk").unwrap().contains("vhost"));
+        assert_eq!(reachable("net"), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_found() {
+        let wrong = |name, dependency, kind| offences(&workspace(name, dependency, kind)).unwrap().len();
+        assert_eq!(wrong("kickless-blk", "kickless-disk", None), 0);
+        assert_eq!(wrong("kickless-blk", "kickless-worker", None), 1);
+        assert_eq!(wrong("kickless-blk", "kickless-worker", Some("build")), 1);
+        assert_eq!(wrong("kickless-blk", "kickless-worker", Some("dev")), 0);
+        assert_eq!(wrong("kickless-blk", "serde", None), 0);
+        assert_eq!(wrong("kickless-new", "serde", None), 1);
+        assert_eq!(wrong("kickless-tests", "kickless-blk", None), 0);
+        assert_eq!(wrong("kickless-blk", "kickless-tests", None), 1);
+    }
+}

@@ -1,0 +1,100 @@
+//! The project's own checks: `cargo xtask check` is what CI checks before it runs any test.
+
+mod dependencies;
+mod licences;
+mod sources;
+mod spdx;
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+const USAGE: &str = "usage: cargo xtask check [fmt|clippy|doc|dependencies|licences|sources]...";
+
+/// One thing that can be checked.
+struct Check {
+    name: &'static str,
+    run: fn(&Path) -> Result<()>,
+}
+
+const CHECKS: [Check; 6] = [
+    Check { name: "fmt", run: fmt },
+    Check { name: "sources", run: sources::check },
+    Check { name: "dependencies", run: dependencies::check },
+    Check { name: "licences", run: licences::check },
+    Check { name: "clippy", run: clippy },
+    Check { name: "doc", run: doc },
+];
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let words: Vec<String> = env::args().skip(1).collect();
+    let Some((command, wanted)) = words.split_first() else { bail!("{USAGE}") };
+    ensure!(command == "check" && wanted.iter().all(|word| CHECKS.iter().any(|c| c.name == word)), "{USAGE}");
+    let root = root();
+    for check in
+        CHECKS.iter().filter(|check| wanted.is_empty() || wanted.iter().any(|word| word == check.name))
+    {
+        let start = Instant::now();
+        (check.run)(&root).with_context(|| format!("check {} failed", check.name))?;
+        eprintln!("xtask: {:<13} ok {:6.1} s", check.name, start.elapsed().as_secs_f32());
+    }
+    Ok(())
+}
+
+/// The root of the source tree.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}
+
+fn fmt(root: &Path) -> Result<()> {
+    cargo(root, &["fmt", "--all", "--check"])?;
+    cargo(&root.join("fuzz"), &["fmt", "--check"])
+}
+
+fn clippy(root: &Path) -> Result<()> {
+    cargo(root, &["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"])
+}
+
+fn doc(root: &Path) -> Result<()> {
+    let flags = format!("{} -D warnings", env::var("RUSTDOCFLAGS").unwrap_or_default());
+    let mut command = Command::new(program());
+    command.args(["doc", "--quiet", "--locked", "--workspace", "--no-deps", "--document-private-items"]);
+    succeed(command.env("RUSTDOCFLAGS", flags.trim()).current_dir(root))
+}
+
+fn program() -> String {
+    env::var("CARGO").unwrap_or_else(|_| "cargo".into())
+}
+
+fn cargo(dir: &Path, arguments: &[&str]) -> Result<()> {
+    succeed(Command::new(program()).args(arguments).current_dir(dir))
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("{command:?} cannot be started"))?;
+    ensure!(status.success(), "{command:?}: {status}");
+    Ok(())
+}
+
+/// What `cargo metadata` says of the workspace in `dir`.
+fn metadata(dir: &Path, arguments: &[&str]) -> Result<serde_json::Value> {
+    let mut command = Command::new(program());
+    command.args(["metadata", "--format-version=1", "--locked", "--quiet"]).args(arguments).current_dir(dir);
+    let output = command.output().context("cargo metadata cannot be started")?;
+    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).context("cargo metadata gave no JSON")
+}

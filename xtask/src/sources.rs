@@ -1,0 +1,93 @@
+//! What can be told from the text of the sources: their length, where `unsafe` is let in, and what must not be there.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+/// Lines of a source file, tests included.
+const LINES_MAX: usize = 800;
+/// Where the lint against unsafe code may be lifted, each file for itself.
+const ISLANDS: [&str; 4] =
+    ["crates/memory/src/", "crates/virtqueue/src/", "crates/io/src/", "crates/kickless/src/listen.rs"];
+/// Beginnings of paths that exist on one machine only.
+const PRIVATE_PATHS: [&str; 3] = ["/root/", "/home/", "/work/"];
+/// These hold such things by their nature: hashes and addresses of the registry; this list.
+const EXEMPT: [&str; 3] = ["Cargo.lock", "fuzz/Cargo.lock", "xtask/src/sources.rs"];
+
+/// Checks every file that git knows.
+pub(crate) fn check(root: &Path) -> Result<()> {
+    let listed = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
+        .current_dir(root)
+        .output()
+        .context("git cannot be started")?;
+    ensure!(listed.status.success(), "git ls-files: {}", String::from_utf8_lossy(&listed.stderr));
+    let names = String::from_utf8(listed.stdout).context("a file name is not UTF-8")?;
+    let mut wrong = Vec::new();
+    for name in names.split_terminator('\0').filter(|name| !EXEMPT.contains(name)) {
+        // A file that was removed but is still listed is no offence, nor is one that is no text.
+        if let Ok(text) = fs::read_to_string(root.join(name)) {
+            offences(name, &text, &mut wrong);
+        }
+    }
+    ensure!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    Ok(())
+}
+
+fn offences(name: &str, text: &str, wrong: &mut Vec<String>) {
+    for (number, line) in text.lines().enumerate() {
+        if let Some(path) = PRIVATE_PATHS.iter().find(|path| begins_in(line, path)) {
+            wrong.push(format!("{name}:{}: {path} is a path of one machine", number + 1));
+        }
+    }
+    if name.ends_with(".rs") {
+        let lines = text.lines().count();
+        if lines > LINES_MAX {
+            wrong.push(format!("{name}: {lines} lines, {LINES_MAX} are the most"));
+        }
+        let lifted = ["allow(unsafe_code", "expect(unsafe_code"].iter().any(|lift| text.contains(lift));
+        if lifted && !ISLANDS.iter().any(|island| name.starts_with(island)) {
+            wrong.push(format!("{name}: unsafe code has no place here"));
+        }
+    }
+    let ours = (name.starts_with("crates/") || name.starts_with("tests/")) && name.ends_with("/Cargo.toml");
+    if ours && !text.contains("[lints]\nworkspace = true") {
+        wrong.push(format!("{name}: the lints of the workspace are not in force"));
+    }
+}
+
+/// Whether a path in `line` begins with `path`, and does not only go on with it.
+fn begins_in(line: &str, path: &str) -> bool {
+    line.match_indices(path).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        !before.is_some_and(|c| c.is_alphanumeric() || "._-/}$".contains(c))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(name: &str, text: &str) -> usize {
+        let mut wrong = Vec::new();
+        offences(name, text, &mut wrong);
+        wrong.len()
+    }
+
+    #[test]
+    fn what_is_wrong_is_found() {
+        assert_eq!(found("crates/blk/src/a.rs", &"//\n".repeat(LINES_MAX)), 0);
+        assert_eq!(found("crates/blk/src/a.rs", &"//\n".repeat(LINES_MAX + 1)), 1);
+        assert_eq!(found("docs/a.md", &"line\n".repeat(LINES_MAX + 1)), 0);
+        assert_eq!(found("docs/a.md", "see /home/me/a"), 1);
+        assert_eq!(found("docs/a.md", "see $dir/root/a and target/root/a"), 0);
+        assert_eq!(found("crates/io/src/a.rs", "#![expect(unsafe_code)]"), 0);
+        assert_eq!(found("crates/blk/src/a.rs", "#![expect(unsafe_code)]"), 1);
+        assert_eq!(found("crates/kickless/src/listen.rs", "#[allow(unsafe_code)]"), 0);
+        assert_eq!(found("crates/kickless/src/serve.rs", "#[allow(unsafe_code)]"), 1);
+        assert_eq!(found("crates/blk/Cargo.toml", "[package]"), 1);
+        assert_eq!(found("crates/blk/Cargo.toml", "[lints]\nworkspace = true\n"), 0);
+    }
+}
