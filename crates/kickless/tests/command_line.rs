@@ -1,0 +1,285 @@
+//! The program from outside: exit status, what it says, and the socket that it leaves behind or does not.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+use std::fs::{self, File, Permissions};
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use kickless_disk::lock::ImageLock;
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
+/// Far more than anything here takes.
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn kickless(arguments: &[&str]) -> Output {
+    Command::new(PROGRAM).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Runs `kickless blk` with a disk that cannot be served; what it says.
+fn refused(program: &mut Command) -> String {
+    let output = program.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("kickless: ") && said.lines().count() == 1, "not one sentence: {said}");
+    said
+}
+
+/// A directory with an image in it.
+struct Scratch {
+    dir: TempDir,
+    image: PathBuf,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        let image = dir.path().join("disk.img");
+        File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        Self { dir, image }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("socket")
+    }
+
+    fn blk(&self, disk: &Path) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command
+            .arg("blk")
+            // What file system the temporary directory is on is not the point here.
+            .arg("--cache=writeback")
+            .arg(format!("--socket-path={}", self.socket().display()))
+            .arg(format!("--blk-file={}", disk.display()));
+        command
+    }
+}
+
+/// A daemon that has begun to serve; killed if the test gives up.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.as_mut().unwrap());
+        let mut line = String::new();
+        while !line.contains(" serving ") {
+            line.clear();
+            assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended before it served");
+        }
+        Self(child)
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+
+    /// The exit status, and what it said since it began to serve.
+    fn end(mut self) -> (Option<i32>, String) {
+        let start = Instant::now();
+        while self.0.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < LIMIT, "it does not end");
+            sleep(Duration::from_millis(5));
+        }
+        let mut said = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (self.0.wait().unwrap().code(), said)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn capabilities_are_json_with_nothing_around_it() {
+    let output = kickless(&["blk", "--blk-file=/nonexistent", "--print-capabilities"]);
+    assert!(output.status.success() && output.stderr.is_empty());
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said, serde_json::json!({ "type": "block", "features": ["read-only", "blk-file"] }));
+}
+
+#[test]
+fn under_its_other_name_it_is_the_block_back_end() {
+    let dir = TempDir::new().unwrap();
+    let link = dir.path().join("kickless-blk");
+    std::os::unix::fs::symlink(PROGRAM, &link).unwrap();
+    let output = Command::new(link).arg("--print-capabilities").output().unwrap();
+    assert!(output.status.success());
+    assert!(String::from_utf8(output.stdout).unwrap().contains("blk-file"));
+}
+
+#[test]
+fn a_wrong_command_line_is_status_2_and_one_sentence() {
+    for arguments in [
+        &[][..],
+        &["blk"],
+        &["blk", "--socket-path=a", "--fd=3", "--blk-file=b"],
+        &["blk", "--blk-file=b"],
+        &["blk", "--socket-path=a", "--blk-file=b", "--queue-size=100"],
+        &["blk", "--socket-path=a", "--blk-file=b", "--engine=aio"],
+        &["blk", "--socket-path=a", "--blk-file=b", "--poll=always"],
+    ] {
+        let output = kickless(arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.starts_with("kickless: ") && said.lines().count() == 1, "{arguments:?}: {said}");
+    }
+    assert_eq!(kickless(&["--help"]).status.code(), Some(0));
+    assert_eq!(kickless(&["--version"]).status.code(), Some(0));
+    let unknown = kickless(&["blk", "--socket-path=a", "--blk-file=null:1M", "--log-level=kickless=loud"]);
+    assert_eq!(unknown.status.code(), Some(1));
+}
+
+#[test]
+fn disks_that_cannot_be_served() {
+    let scratch = Scratch::new();
+    let missing = refused(&mut scratch.blk(&scratch.dir.path().join("missing")));
+    assert!(missing.contains("--blk-file") && missing.contains("No such file"), "{missing}");
+    let directory = refused(&mut scratch.blk(scratch.dir.path()));
+    assert!(directory.contains("directory"), "{directory}");
+    let device = refused(&mut scratch.blk(Path::new("/dev/null")));
+    assert!(device.contains("character device"), "{device}");
+    let empty = scratch.dir.path().join("empty");
+    File::create(&empty).unwrap();
+    let empty = refused(&mut scratch.blk(&empty));
+    assert!(empty.contains("empty"), "{empty}");
+    assert!(!scratch.socket().exists());
+}
+
+/// `command`, bound by the permissions of files even where the tests run as root.
+fn without_privileges(command: &Command) -> Command {
+    if !geteuid().is_root() {
+        let mut same = Command::new(command.get_program());
+        same.args(command.get_args());
+        return same;
+    }
+    let mut wrapped = Command::new("setpriv");
+    wrapped.args(["--bounding-set=-all", "--inh-caps=-all", "--"]).arg(command.get_program());
+    wrapped.args(command.get_args());
+    wrapped
+}
+
+#[test]
+fn disks_that_may_not_be_used() {
+    let scratch = Scratch::new();
+    fs::set_permissions(&scratch.image, Permissions::from_mode(0o444)).unwrap();
+    let read_only = refused(&mut without_privileges(&scratch.blk(&scratch.image)));
+    assert!(read_only.contains("for writing") && read_only.contains("--read-only"), "{read_only}");
+    let daemon = Daemon::start(&mut without_privileges(scratch.blk(&scratch.image).arg("--read-only")));
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end().0, Some(0));
+
+    fs::set_permissions(&scratch.image, Permissions::from_mode(0o000)).unwrap();
+    let secret = refused(&mut without_privileges(&scratch.blk(&scratch.image)));
+    assert!(secret.contains("Permission denied"), "{secret}");
+}
+
+#[test]
+fn a_locked_image() {
+    let scratch = Scratch::new();
+    let file = File::options().read(true).write(true).open(&scratch.image).unwrap();
+    let lock = ImageLock::acquire(&file, false).unwrap();
+    let locked = refused(&mut scratch.blk(&scratch.image));
+    assert!(locked.contains("disk.img") && locked.contains("another process"), "{locked}");
+    // Whoever migrates a machine in, or knows better, starts all the same.
+    for option in ["--incoming", "--lock=off"] {
+        let daemon = Daemon::start(scratch.blk(&scratch.image).arg(option));
+        daemon.signal(Signal::TERM);
+        assert_eq!(daemon.end().0, Some(0), "{option}");
+    }
+    drop(lock);
+    let daemon = Daemon::start(&mut scratch.blk(&scratch.image));
+    // No front-end, no ring, no lock.
+    ImageLock::acquire(&file, false).unwrap();
+    daemon.signal(Signal::INT);
+    assert_eq!(daemon.end().0, Some(0));
+}
+
+#[test]
+fn sockets_that_cannot_be_had() {
+    let scratch = Scratch::new();
+    let null = Path::new("null:1M");
+    fs::write(scratch.socket(), "a file").unwrap();
+    let file = refused(&mut scratch.blk(null));
+    assert!(file.contains("--socket-path") && file.contains("not a socket"), "{file}");
+    fs::remove_file(scratch.socket()).unwrap();
+
+    let listener = UnixListener::bind(scratch.socket()).unwrap();
+    let taken = refused(&mut scratch.blk(null));
+    assert!(taken.contains("--socket-path") && taken.contains("listening"), "{taken}");
+    drop(listener);
+
+    // A name that nobody listens on any more is replaced, and taken away at the end.
+    let daemon = Daemon::start(&mut scratch.blk(null));
+    UnixStream::connect(scratch.socket()).unwrap();
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end().0, Some(0));
+    assert!(!scratch.socket().exists());
+
+    let long = refused(Command::new(PROGRAM).args([
+        "blk",
+        "--blk-file=null:1M",
+        &format!("--socket-path=/tmp/{}", "long".repeat(40)),
+    ]));
+    assert!(long.contains("--socket-path") && long.contains("shorter"), "{long}");
+}
+
+#[test]
+fn modes_and_groups() {
+    let scratch = Scratch::new();
+    let daemon = Daemon::start(scratch.blk(Path::new("null:1M")).args(["--socket-mode=0620"]));
+    assert_eq!(fs::metadata(scratch.socket()).unwrap().permissions().mode() & 0o777, 0o620);
+    drop(daemon);
+    let group = refused(scratch.blk(Path::new("null:1M")).arg("--socket-group=no-such-group"));
+    assert!(group.contains("--socket-group"), "{group}");
+    let cpu = refused(scratch.blk(Path::new("null:1M")).arg("--cpu=1023"));
+    assert!(cpu.contains("CPU 1023"), "{cpu}");
+}
+
+/// `kickless blk --fd=3` with `socket` under that number. A shell puts it there: nothing safe in std does.
+fn with_descriptor(socket: OwnedFd) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec 3<&0 0</dev/null; exec \"$0\" blk --fd=3 --blk-file=null:1M", PROGRAM]);
+    command.stdin(socket);
+    command
+}
+
+#[test]
+fn inherited_sockets() {
+    let scratch = Scratch::new();
+    let listener = UnixListener::bind(scratch.socket()).unwrap();
+    let daemon = Daemon::start(&mut with_descriptor(listener.into()));
+    UnixStream::connect(scratch.socket()).unwrap();
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end().0, Some(0));
+    // Whoever made the name takes it away.
+    assert!(scratch.socket().exists());
+
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let daemon = Daemon::start(&mut with_descriptor(theirs.into()));
+    drop(ours);
+    let (status, said) = daemon.end();
+    assert_eq!(status, Some(0), "{said}");
+
+    let file = refused_descriptor(File::open("/dev/zero").unwrap().into());
+    assert!(file.contains("--fd=3") && file.contains("not a socket"), "{file}");
+    let missing = refused(Command::new(PROGRAM).args(["blk", "--fd=77", "--blk-file=null:1M"]));
+    assert!(missing.contains("--fd=77"), "{missing}");
+}
+
+fn refused_descriptor(descriptor: OwnedFd) -> String {
+    let output = with_descriptor(descriptor).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr).unwrap()
+}
