@@ -1,0 +1,231 @@
+//! Stock Linux guests and both firmwares read and write disks that the daemon serves, in every ring format it offers.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::PathBuf;
+use std::process::Command;
+
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::guest::{Assets, image_dir, make_image, sha256};
+use kickless_tests::qemu::{Boot, DiskConfig, Guest, GuestConfig, LIMIT, Results};
+use kickless_tests::scratch::{Scratch, numbers};
+
+/// One disk of the guest: what it is served by and how its rings are to look.
+struct Case {
+    engine: &'static str,
+    event_idx: bool,
+    indirect: bool,
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for engine in ["io_uring", "threads"] {
+        for event_idx in [true, false] {
+            for indirect in [true, false] {
+                cases.push(Case { engine, event_idx, indirect });
+            }
+        }
+    }
+    cases
+}
+
+fn switch(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+/// Boots one guest that has a disk, with a daemon of its own, for each case; compares the data from both ends.
+fn check_all_cases(cpus: u32, queues: u16) {
+    let mut served = Vec::new();
+    let mut disks = Vec::new();
+    for (index, case) in cases().into_iter().enumerate() {
+        let scratch = Scratch::new().unwrap();
+        let daemon = Daemon::start(&DaemonConfig {
+            engine: Some(case.engine.to_owned()),
+            queues,
+            arguments: vec![format!("--serial=case-{index}")],
+            ..DaemonConfig::new(scratch.path())
+        })
+        .unwrap();
+        let rings = format!(
+            "num-queues={queues},event_idx={},indirect_desc={}",
+            switch(case.event_idx),
+            switch(case.indirect)
+        );
+        disks.push(DiskConfig::new(daemon.socket(), &rings));
+        served.push((case, scratch, daemon));
+    }
+    let guest = Guest::start(&GuestConfig::new("kl.task=check kl.size=16", disks).cpus(cpus)).unwrap();
+    let results = guest.finish().unwrap();
+    for (index, (case, scratch, mut daemon)) in served.into_iter().enumerate() {
+        let disk = format!("vd{}", char::from(b'a' + index as u8));
+        let result = |key: &str| results[&format!("{disk}.{key}")].as_str();
+        scratch.compare(&results, &disk).unwrap();
+        assert_eq!(result("event_idx"), if case.event_idx { "1" } else { "0" }, "{disk}");
+        assert_eq!(result("indirect"), if case.indirect { "1" } else { "0" }, "{disk}");
+        assert_eq!(result("mq"), queues.to_string(), "{disk}");
+        let interrupts = numbers(&results, &format!("{disk}.interrupts")).unwrap();
+        assert_eq!(interrupts.len(), usize::from(queues), "{disk}: {interrupts:?}");
+        assert!(
+            interrupts.iter().all(|&count| count > 0),
+            "{disk}: a queue without interrupts: {interrupts:?}"
+        );
+        if Program::from_environment() == Program::Kickless {
+            assert_eq!(result("serial"), format!("case-{index}"), "{disk}");
+        }
+        println!(
+            "{disk}: {queues} queues, {}, event_idx {}, indirect {}: verified, interrupts by queue {interrupts:?}",
+            case.engine,
+            switch(case.event_idx),
+            switch(case.indirect)
+        );
+        assert!(daemon.is_running().unwrap());
+        let (status, _) = daemon.stop().unwrap();
+        assert_eq!(status.code(), Some(0), "{disk}: the daemon's status after SIGTERM");
+    }
+}
+
+#[test]
+fn one_queue_with_every_engine_and_ring_feature() {
+    check_all_cases(1, 1);
+}
+
+#[test]
+fn four_queues_with_every_engine_and_ring_feature() {
+    check_all_cases(4, 4);
+}
+
+#[test]
+fn seabios_boots_from_the_disk() {
+    const MESSAGE: &str = "second sector, read through the BIOS";
+    let scratch = Scratch::new().unwrap();
+    let assets = Assets::get().unwrap();
+    let mut image = File::options().write(true).open(scratch.path()).unwrap();
+    image.write_all(&fs::read(assets.boot_sector()).unwrap()).unwrap();
+    image.write_all(MESSAGE.as_bytes()).unwrap();
+    image.write_all(&[0]).unwrap();
+    drop(image);
+    let daemon = Daemon::start(&DaemonConfig::new(scratch.path())).unwrap();
+    let disk = DiskConfig::new(daemon.socket(), "num-queues=1");
+    let guest = Guest::start(&GuestConfig { boot: Boot::Bios, ..GuestConfig::new("", vec![disk]) }).unwrap();
+    for text in ["boot sector running", MESSAGE] {
+        guest.console().wait_for(text, LIMIT, |line| line.contains(text).then_some(())).unwrap();
+    }
+    println!("SeaBIOS read the boot sector and the boot sector read the next one");
+}
+
+/// Makes a FAT filesystem without a partition table, which is what OVMF looks for its boot program on.
+fn make_efi_disk(path: &std::path::Path, files: &[(PathBuf, &str)]) {
+    make_image(path, 64, 0).unwrap();
+    let run = |program: &str, arguments: &[&std::ffi::OsStr]| {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let image = path.as_os_str();
+    run("mformat", &["-i".as_ref(), image, "-F".as_ref(), "::".as_ref()]);
+    for (source, name) in files {
+        run("mcopy", &["-i".as_ref(), image, source.as_ref(), format!("::{name}").as_ref()]);
+    }
+}
+
+/// OVMF boots Linux from a disk with these device properties, and Linux finds the disk intact.
+fn boot_through_ovmf(properties: &str) {
+    let assets = Assets::get().unwrap();
+    let dir = image_dir().unwrap();
+    let path = dir.path().join("efi.img");
+    // The shell that OVMF carries runs this script from the disk; the kernel is an EFI program and reads its initramfs,
+    // from the disk too, through the firmware.
+    let script = dir.path().join("startup.nsh");
+    fs::write(
+        &script,
+        "fs0:\r\necho OVMF reads the disk\r\n\
+         vmlinuz.efi initrd=\\base.img console=ttyS0 quiet panic=-1 kl.task=firmware\r\n",
+    )
+    .unwrap();
+    make_efi_disk(
+        &path,
+        &[(script, "startup.nsh"), (assets.kernel(), "vmlinuz.efi"), (assets.base(), "base.img")],
+    );
+    let length = fs::metadata(&path).unwrap().len();
+    let before = sha256(&path, 0, length).unwrap();
+    let daemon = Daemon::start(&DaemonConfig::new(&path)).unwrap();
+    let disk = DiskConfig::new(daemon.socket(), properties);
+    let guest = Guest::start(&GuestConfig { boot: Boot::Efi, ..GuestConfig::new("", vec![disk]) }).unwrap();
+    let results = guest.finish().unwrap();
+    assert_eq!(results["firmware"], "efi");
+    assert_eq!(results["vda.content"], before, "the guest that OVMF booted reads something else");
+    println!(
+        "OVMF loaded the kernel and the initramfs ({} MiB disk) and Linux found all of it intact",
+        length >> 20
+    );
+}
+
+#[test]
+fn ovmf_boots_from_the_disk() {
+    boot_through_ovmf("num-queues=1,disable-legacy=on");
+}
+
+/// A device on QEMU's root bus is transitional, and OVMF drives it by the legacy interface: a queue size and features
+/// that are not negotiated as of version 1.
+#[test]
+fn ovmf_boots_through_the_legacy_interface() {
+    if Program::from_environment() != Program::Kickless {
+        println!("QEMU's daemon knows no legacy devices");
+        return;
+    }
+    boot_through_ovmf("num-queues=1,disable-legacy=off");
+}
+
+fn check_one(daemon: &Daemon, scratch: &Scratch, cpus: u32) -> Results {
+    let disk = DiskConfig::new(daemon.socket(), "");
+    let guest = Guest::start(&GuestConfig::new("kl.task=check kl.size=16", vec![disk]).cpus(cpus)).unwrap();
+    let results = guest.finish().unwrap();
+    scratch.compare(&results, "vda").unwrap();
+    results
+}
+
+#[test]
+fn without_io_uring_auto_falls_back_and_says_so_once() {
+    if Program::from_environment() != Program::Kickless {
+        println!("about our own engines only");
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let forbidden = DaemonConfig {
+        engine: Some("auto".to_owned()),
+        wrapper: Some(env!("CARGO_BIN_EXE_without-io-uring").into()),
+        ..DaemonConfig::new(scratch.path())
+    };
+    let daemon = Daemon::start(&forbidden).unwrap();
+    check_one(&daemon, &scratch, 2);
+    check_one(&daemon, &scratch, 1);
+    let told = daemon.log().grep("io_uring");
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("threads"), "{told:?}");
+    println!("fell back: {}", told[0]);
+    drop(daemon);
+
+    // Asked for by name, it must not fall back behind the user's back.
+    let Err(refused) = Daemon::start(&DaemonConfig { engine: Some("io_uring".to_owned()), ..forbidden })
+    else {
+        panic!("--engine=io_uring started although io_uring is forbidden");
+    };
+    println!("forced: {refused:#}");
+    assert!(format!("{refused:#}").contains("io_uring"), "{refused:#}");
+}
+
+#[test]
+fn the_image_is_as_long_as_the_guest_thinks() {
+    let scratch = Scratch::new().unwrap();
+    let daemon = Daemon::start(&DaemonConfig::new(scratch.path())).unwrap();
+    // The last sector is written and read by the reset counter.
+    let disk = DiskConfig::new(daemon.socket(), "");
+    let guest = Guest::start(&GuestConfig::new("kl.task=resets kl.rounds=0", vec![disk])).unwrap();
+    assert_eq!(guest.finish().unwrap()["boots"], "1");
+    let mut last = [0; 512];
+    let mut image = File::open(scratch.path()).unwrap();
+    image.seek(SeekFrom::End(-512)).unwrap();
+    image.read_exact(&mut last).unwrap();
+    assert_eq!(last[..2], *b"1\0");
+}

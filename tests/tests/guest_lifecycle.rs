@@ -1,0 +1,162 @@
+//! What happens to virtual machines while they work: they end, crash, are reset, lose and gain disks and memory.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig, Results};
+use kickless_tests::scratch::{Scratch, numbers};
+
+/// Makes a test of each function for each engine.
+macro_rules! with_each_engine {
+    ($($name:ident)*) => {
+        mod io_uring {
+            $(#[test] fn $name() { super::$name("io_uring"); })*
+        }
+        mod threads {
+            $(#[test] fn $name() { super::$name("threads"); })*
+        }
+    };
+}
+
+with_each_engine! {
+    guests_in_turn_on_one_daemon
+    a_guest_killed_in_the_middle_of_writes
+    reset_under_io
+    disks_plugged_and_unplugged_under_io
+    memory_plugged_under_verified_io
+}
+
+fn serve(scratch: &Scratch, engine: &str) -> Daemon {
+    let engine = Some(engine.to_owned());
+    Daemon::start(&DaemonConfig { engine, ..DaemonConfig::new(scratch.path()) }).unwrap()
+}
+
+/// Ends a daemon that nothing must have troubled, and that must hold nothing of its guests any more.
+fn end(daemon: Daemon, before: (usize, usize)) {
+    daemon.returns_to(before).unwrap();
+    let (status, log) = daemon.stop().unwrap();
+    assert_eq!(status.code(), Some(0));
+    let trouble: Vec<&String> =
+        log.iter().filter(|line| line.contains(" WARN ") || line.contains(" ERROR ")).collect();
+    assert!(trouble.is_empty(), "{trouble:#?}");
+    if Program::from_environment() == Program::Kickless {
+        let summary: Vec<&String> = log.iter().filter(|line| line.contains("requests=")).collect();
+        assert!(!summary.is_empty(), "{log:#?}");
+        assert!(summary.iter().all(|line| line.contains(" errors=0 ")), "{summary:#?}");
+    }
+}
+
+fn start(task: &str, cpus: u32, daemon: &Daemon) -> Guest {
+    let disk = DiskConfig::new(daemon.socket(), "");
+    Guest::start(&GuestConfig { resets: true, ..GuestConfig::new(task, vec![disk]).cpus(cpus) }).unwrap()
+}
+
+fn check(cpus: u32, daemon: &Daemon, scratch: &Scratch) -> Results {
+    let results = start("kl.task=check kl.size=16", cpus, daemon).finish().unwrap();
+    scratch.compare(&results, "vda").unwrap();
+    results
+}
+
+fn guests_in_turn_on_one_daemon(engine: &str) {
+    let scratch = Scratch::new().unwrap();
+    let mut daemon = serve(&scratch, engine);
+    let before = daemon.holdings().unwrap();
+    for cpus in [4, 1, 2] {
+        let results = check(cpus, &daemon, &scratch);
+        println!("a guest with {cpus} CPUs: verified, interrupts {}", results["vda.interrupts"]);
+        assert!(daemon.is_running().unwrap());
+    }
+    end(daemon, before);
+}
+
+fn a_guest_killed_in_the_middle_of_writes(engine: &str) {
+    let scratch = Scratch::new().unwrap();
+    let mut daemon = serve(&scratch, engine);
+    let before = daemon.holdings().unwrap();
+    for round in 1..=3 {
+        let guest = start("kl.task=writes", 4, &daemon);
+        guest.wait_for("writes=flowing").unwrap();
+        guest.kill().unwrap();
+        assert!(daemon.is_running().unwrap());
+        println!("guest {round} killed while it wrote");
+    }
+    check(4, &daemon, &scratch);
+    println!("the next guest verified the disk");
+    end(daemon, before);
+}
+
+fn reset_under_io(engine: &str) {
+    const RESETS: u32 = 3;
+    let scratch = Scratch::new().unwrap();
+    let mut daemon = serve(&scratch, engine);
+    let before = daemon.holdings().unwrap();
+    let task = format!("kl.task=resets,check kl.rounds={RESETS} kl.size=16");
+    let mut guest = start(&task, 4, &daemon);
+    for boot in 1..=RESETS {
+        guest.wait_for(&format!("boots={boot}")).unwrap();
+        // Each boot reports its own flow; the one that belongs to this boot stands after its count.
+        let flows = guest.results().wait_for("writes", kickless_tests::qemu::LIMIT, flowing_after(boot));
+        flows.unwrap();
+        guest.reset().unwrap();
+        println!("reset {boot} while it wrote");
+    }
+    let results = guest.finish().unwrap();
+    assert_eq!(results["boots"], (RESETS + 1).to_string());
+    scratch.compare(&results, "vda").unwrap();
+    assert_eq!(numbers(&results, "vda.interrupts").unwrap().len(), 4);
+    assert!(daemon.is_running().unwrap());
+    end(daemon, before);
+}
+
+fn flowing_after(boot: u32) -> impl FnMut(&str) -> Option<()> {
+    let count = format!("KL: boots={boot}");
+    let mut booted = false;
+    move |line| {
+        booted |= line == count;
+        (booted && line == "KL: writes=flowing").then_some(())
+    }
+}
+
+fn disks_plugged_and_unplugged_under_io(engine: &str) {
+    const ROUNDS: u32 = 3;
+    let scratch = Scratch::new().unwrap();
+    let mut daemon = serve(&scratch, engine);
+    let before = daemon.holdings().unwrap();
+    let task = format!("kl.task=hotplug kl.rounds={ROUNDS} kl.size=16");
+    let mut guest = Guest::start(&GuestConfig::new(&task, Vec::new()).cpus(2)).unwrap();
+    let disk = DiskConfig::new(daemon.socket(), "");
+    guest.wait_for("cpus=2").unwrap();
+    for round in 1..=ROUNDS {
+        guest.add_disk(&format!("hot{round}"), &disk).unwrap();
+        guest.wait_for(&format!("hotplug=flowing {round}")).unwrap();
+        guest.remove_disk(&format!("hot{round}")).unwrap();
+        guest.wait_for(&format!("hotplug=gone {round}")).unwrap();
+        assert!(daemon.is_running().unwrap());
+        println!("disk {round} plugged, and unplugged while the guest wrote to it");
+    }
+    guest.add_disk("last", &disk).unwrap();
+    let results = guest.finish().unwrap();
+    scratch.compare(&results, "vda").unwrap();
+    println!("the last one stayed and was verified");
+    end(daemon, before);
+}
+
+fn memory_plugged_under_verified_io(engine: &str) {
+    const DIMM_MIB: u64 = 512;
+    let scratch = Scratch::new().unwrap();
+    let mut daemon = serve(&scratch, engine);
+    let before = daemon.holdings().unwrap();
+    let mut guest = start("kl.task=memory,check kl.size=16", 2, &daemon);
+    guest.wait_for("memory=ready").unwrap();
+    guest.add_memory("dimm1", DIMM_MIB).unwrap();
+    let results = guest.finish().unwrap();
+    let added = numbers(&results, "memory.added").unwrap()[0];
+    assert!(added > 0);
+    // The buffers of the verified run alone are 16 MiB for each of the two CPUs.
+    let pages = numbers(&results, "memory.movable_pages_used").unwrap()[0];
+    assert!(pages > 4096, "the new memory was hardly used: {pages} pages");
+    scratch.compare(&results, "vda").unwrap();
+    assert!(daemon.is_running().unwrap());
+    println!("{added} blocks plugged; verified I/O in {pages} of their pages");
+    end(daemon, before);
+}
