@@ -231,13 +231,14 @@ impl Source for Queue {
         Polled { served, next }
     }
 
-    fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) {
+    fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> Next {
         for completion in completions.drain(..) {
             let slot = completion.token.slot;
             let step = self.on_disk(context, slot, |disk, lane, io| disk.resume(lane, io, completion));
             self.after(slot, step);
         }
         self.vring.publish();
+        if self.waiting.is_empty() { Next::Idle } else { Next::Blocked }
     }
 
     fn in_flight(&self) -> usize {

@@ -57,8 +57,9 @@ pub trait Source: Send {
     /// is popped: the source is stopping.
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
-    /// Takes completions of its own operations; empties `completions`.
-    fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>);
+    /// Takes completions of its own operations; empties `completions`. [`Next::Blocked`]: a request has to wait for room before
+    /// it can go on, and the source is to be polled as after a blocked poll. [`Next::Idle`] otherwise.
+    fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> Next;
 
     /// Heads popped and not pushed yet.
     fn in_flight(&self) -> usize;

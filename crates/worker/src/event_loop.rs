@@ -90,10 +90,13 @@ impl EventLoop {
     }
 
     fn turn(&mut self) -> io::Result<()> {
-        while !(self.ending && self.numbers.is_empty()) {
+        loop {
             self.visit_ready();
             self.submit();
             self.complete();
+            if self.ending && self.numbers.is_empty() {
+                return Ok(());
+            }
             // What was completed may have made sources ready, and what they queued must not wait for a sleep.
             let timeout = match (self.ready.is_empty(), self.engine.needs_turn()) {
                 (true, false) => None,
@@ -105,7 +108,6 @@ impl EventLoop {
                 self.wait(timeout)?;
             }
         }
-        Ok(())
     }
 
     /// Starts what the sources queued. An engine that has failed completes everything with its error, which the drivers
@@ -182,9 +184,12 @@ impl EventLoop {
             };
             let mut context =
                 Context { engine: &mut self.engine, source: number, waker: self.mailbox.waker() };
-            entry.source.complete(&mut context, &mut self.batch);
+            let next = entry.source.complete(&mut context, &mut self.batch);
             self.batch.clear();
-            if entry.state == State::Draining {
+            if next == Next::Blocked {
+                // The next poll finds out whether there is room by now.
+                self.make_ready(number);
+            } else if entry.state == State::Draining {
                 self.try_finish(number);
             }
         }
