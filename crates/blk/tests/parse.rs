@@ -1,0 +1,204 @@
+//! Every layout of a request, and every way to get one wrong.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+use kickless_blk::{Bounds, Kind, Reject, Request, parse};
+use kickless_memory::{Gpa, Map, Slot, UserAddr};
+use kickless_spec::blk::{self, Header};
+use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, Desc};
+use kickless_virtqueue::Chain;
+use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
+use proptest::prelude::*;
+
+const MEMORY: u64 = 1 << 20;
+const USER: u64 = 0x7f00_0000_0000;
+const AVAIL: u64 = 0x1000;
+const USED: u64 = 0x2000;
+/// Buffers are laid out from here on.
+const BUFFERS: u64 = 0x4000;
+const SIZE: u16 = 128;
+const DISK: u64 = 1 << 16;
+
+struct Guest {
+    map: Map,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, MEMORY).unwrap();
+        let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
+        Self { map: Map::new(vec![slot]).unwrap() }
+    }
+
+    /// A chain of these buffers, popped from a real ring.
+    fn chain(&self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> Chain {
+        let all = readable.iter().map(|b| (b, 0)).chain(writable.iter().map(|b| (b, DESC_F_WRITE)));
+        let count = readable.len() + writable.len();
+        for (i, (&(addr, len), flags)) in all.enumerate() {
+            let next = if i + 1 < count { DESC_F_NEXT } else { 0 };
+            let desc = Desc {
+                addr: addr.into(),
+                len: len.into(),
+                flags: (flags | next).into(),
+                next: (i as u16 + 1).into(),
+            };
+            self.map.write_obj(Gpa(16 * i as u64), &desc).unwrap();
+        }
+        self.map.write_obj(Gpa(AVAIL + 2), &1u16.to_le_bytes()).unwrap();
+        let options = Options::new(SIZE, false, false).unwrap();
+        let addresses =
+            Addresses { desc: UserAddr(USER), avail: UserAddr(USER + AVAIL), used: UserAddr(USER + USED) };
+        let mut queue = Queue::new(options, Metadata::map(&self.map, &addresses, &options).unwrap(), 0);
+        let mut chain = Chain::default();
+        assert!(queue.pop(&self.map, &mut chain).unwrap());
+        chain
+    }
+
+    fn header(&self, kind: u32, sector: u64) {
+        let header = Header { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
+        self.map.write_obj(Gpa(BUFFERS), &header).unwrap();
+    }
+
+    fn parse(&self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> Result<Request, Reject> {
+        let bounds = Bounds { size: DISK, read_only: false };
+        parse(&self.chain(readable, writable), &self.map, bounds)
+    }
+}
+
+const HEADER: (u64, u32) = (BUFFERS, 16);
+const DATA: u64 = 0x8000;
+const STATUS: (u64, u32) = (0x7000, 1);
+
+fn code(result: Result<Request, Reject>) -> (Option<Gpa>, u8) {
+    let reject = result.expect_err("a malformed request was accepted");
+    (reject.status, reject.code)
+}
+
+const IOERR: (Option<Gpa>, u8) = (Some(Gpa(STATUS.0)), blk::S_IOERR);
+
+#[test]
+fn well_formed() {
+    let guest = Guest::new();
+    guest.header(blk::T_IN, 3);
+    let read = guest.parse(&[HEADER], &[(DATA, 1024), STATUS]).unwrap();
+    assert_eq!(read, Request { kind: Kind::Read { offset: 1536 }, status: Gpa(0x7000), data_len: 1024 });
+    guest.header(blk::T_OUT, 0);
+    let write = guest.parse(&[HEADER, (DATA, 512)], &[STATUS]).unwrap();
+    assert_eq!(write, Request { kind: Kind::Write { offset: 0 }, status: Gpa(0x7000), data_len: 512 });
+    guest.header(blk::T_FLUSH, 0);
+    assert_eq!(guest.parse(&[HEADER], &[STATUS]).unwrap().kind, Kind::Flush);
+    guest.header(blk::T_GET_ID, 0);
+    let id = guest.parse(&[HEADER], &[(DATA, 20), STATUS]).unwrap();
+    assert_eq!((id.kind, id.data_len), (Kind::GetId, 20));
+}
+
+#[test]
+fn the_whole_disk_and_no_more() {
+    let guest = Guest::new();
+    guest.header(blk::T_IN, 0);
+    assert!(guest.parse(&[HEADER], &[(DATA, DISK as u32), STATUS]).is_ok());
+    guest.header(blk::T_IN, 1);
+    assert_eq!(code(guest.parse(&[HEADER], &[(DATA, DISK as u32), STATUS])), IOERR);
+    guest.header(blk::T_IN, DISK / 512);
+    assert_eq!(code(guest.parse(&[HEADER], &[(DATA, 512), STATUS])), IOERR);
+    // Sector times 512, and that plus the length, wrap around.
+    for sector in [u64::MAX, u64::MAX / 512, 1 << 55, (1 << 55) - 1] {
+        guest.header(blk::T_OUT, sector);
+        assert_eq!(code(guest.parse(&[HEADER, (DATA, 512)], &[STATUS])), IOERR, "{sector:#x}");
+    }
+}
+
+#[test]
+fn malformed() {
+    let guest = Guest::new();
+    guest.header(blk::T_IN, 0);
+    // No status: nothing writable, or not in memory.
+    assert_eq!(code(guest.parse(&[HEADER], &[])).0, None);
+    assert_eq!(code(guest.parse(&[HEADER], &[(MEMORY, 1)])).0, None);
+    assert_eq!(code(guest.parse(&[HEADER], &[(MEMORY - 1, 2)])).0, None);
+    assert_eq!(code(guest.parse(&[HEADER], &[(u64::MAX, 2)])).0, None);
+    // No header, a short one, one that leaves memory.
+    assert_eq!(code(guest.parse(&[], &[(DATA, 512), STATUS])), IOERR);
+    assert_eq!(code(guest.parse(&[(BUFFERS, 15)], &[(DATA, 512), STATUS])), IOERR);
+    assert_eq!(code(guest.parse(&[(MEMORY - 8, 16)], &[STATUS])), IOERR);
+    assert_eq!(code(guest.parse(&[(BUFFERS, 8), (MEMORY, 8)], &[STATUS])), IOERR);
+    // No whole sectors.
+    assert_eq!(code(guest.parse(&[HEADER], &[(DATA, 511), STATUS])), IOERR);
+    guest.header(blk::T_OUT, 0);
+    assert_eq!(code(guest.parse(&[HEADER, (DATA, 513)], &[STATUS])), IOERR);
+    // Unknown types, and those that were not offered.
+    for kind in [2, 3, 5, 7, 9, blk::T_GET_LIFETIME, blk::T_DISCARD, blk::T_WRITE_ZEROES, u32::MAX] {
+        guest.header(kind, 0);
+        assert_eq!(code(guest.parse(&[HEADER], &[STATUS])), (Some(Gpa(0x7000)), blk::S_UNSUPP), "{kind}");
+    }
+}
+
+#[test]
+fn read_only_disks_are_read_only() {
+    let guest = Guest::new();
+    let bounds = Bounds { size: DISK, read_only: true };
+    guest.header(blk::T_OUT, 0);
+    let chain = guest.chain(&[HEADER, (DATA, 512)], &[STATUS]);
+    assert_eq!(code(parse(&chain, &guest.map, bounds)), IOERR);
+    guest.header(blk::T_IN, 0);
+    let chain = guest.chain(&[HEADER], &[(DATA, 512), STATUS]);
+    assert!(parse(&chain, &guest.map, bounds).is_ok());
+}
+
+/// Cuts `len` bytes at `addr` into pieces at these places.
+fn cut(addr: u64, len: u32, at: &[u32]) -> Vec<(u64, u32)> {
+    let mut at: Vec<u32> = at.iter().map(|a| a % (len + 1)).chain([0, len]).collect();
+    at.sort_unstable();
+    at.windows(2).map(|w| (addr + u64::from(w[0]), w[1] - w[0])).collect()
+}
+
+proptest! {
+    #[test]
+    fn any_layout_says_the_same(
+        write: bool,
+        sectors in 1u32..32,
+        sector in 0u64..96,
+        cuts in prop::collection::vec(any::<u32>(), 0..8),
+        more_cuts in prop::collection::vec(any::<u32>(), 0..8),
+    ) {
+        let guest = Guest::new();
+        guest.header(if write { blk::T_OUT } else { blk::T_IN }, sector);
+        let len = sectors * 512;
+        // The header and a write's data, a read's data and the status lie next to one another, and are cut anywhere.
+        let readable = cut(BUFFERS, if write { 16 + len } else { 16 }, &cuts);
+        let writable = cut(0x2_0000, if write { 1 } else { len + 1 }, &more_cuts);
+        let request = guest.parse(&readable, &writable).unwrap();
+        let offset = sector * 512;
+        let kind = if write { Kind::Write { offset } } else { Kind::Read { offset } };
+        let status = Gpa(0x2_0000 + if write { 0 } else { u64::from(len) });
+        prop_assert_eq!(request, Request { kind, status, data_len: len.into() });
+    }
+
+    #[test]
+    fn whatever_comes_has_an_answer(
+        header: [u8; 16],
+        readable in prop::collection::vec((any::<u64>(), any::<u32>()), 0..6),
+        writable in prop::collection::vec((any::<u64>(), any::<u32>()), 0..6),
+        near: bool,
+    ) {
+        prop_assume!(readable.len() + writable.len() > 0);
+        let guest = Guest::new();
+        guest.map.write(Gpa(BUFFERS), &header).unwrap();
+        let fit = |list: Vec<(u64, u32)>| -> Vec<(u64, u32)> {
+            list.into_iter()
+                .map(|(addr, len)| (if near { BUFFERS + addr % 64 } else { addr }, len % 4096))
+                .collect()
+        };
+        let (readable, writable) = (fit(readable), fit(writable));
+        match guest.parse(&readable, &writable) {
+            Ok(request) => {
+                prop_assert!(guest.map.contains(request.status, 1));
+                if let Kind::Read { offset } | Kind::Write { offset } = request.kind {
+                    prop_assert!(offset + request.data_len <= DISK);
+                    prop_assert_eq!((offset % 512, request.data_len % 512), (0, 0));
+                }
+            }
+            Err(reject) => prop_assert!(reject.code == blk::S_IOERR || reject.code == blk::S_UNSUPP),
+        }
+    }
+}
