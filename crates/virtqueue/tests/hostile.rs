@@ -1,0 +1,264 @@
+//! What a driver can do wrong, each by name, and rubbish in bulk.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod model;
+
+use kickless_memory::Gpa;
+use kickless_virtqueue::device::{Options, Queue};
+use kickless_virtqueue::{Chain, INDIRECT_CHAIN_MAX, RingError};
+use model::{Driver, Random};
+use proptest::prelude::*;
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+/// A ring of 8 whose entry 0 is the head 0, with these descriptors from 0 on.
+fn ring(indirect: bool, descs: &[(u64, u32, u16, u16)]) -> (Driver, Queue) {
+    let mut driver = Driver::new(Options::new(8, false, indirect).unwrap(), 0);
+    for (i, &(addr, len, flags, next)) in descs.iter().enumerate() {
+        driver.write_desc(i as u16, addr, len, flags, next);
+    }
+    driver.offer(0);
+    driver.publish();
+    let queue = driver.device();
+    (driver, queue)
+}
+
+/// The error of the first pop, which must be the error of every later one.
+fn error(driver: &Driver, queue: &mut Queue) -> RingError {
+    let mut chain = Chain::default();
+    let next = queue.next_avail();
+    let error = queue.pop(&driver.map, &mut chain).unwrap_err();
+    assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
+    queue.unpop();
+    assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
+    assert_eq!((queue.broken(), queue.next_avail(), queue.in_flight()), (Some(error), next, 0));
+    assert!(!queue.has_work() && !queue.arm());
+    queue.remap(driver.metadata());
+    assert_eq!(queue.pop(&driver.map, &mut chain), Err(error), "a new mapping heals nothing");
+    error
+}
+
+fn direct(descs: &[(u64, u32, u16, u16)]) -> RingError {
+    let (driver, mut queue) = ring(true, descs);
+    error(&driver, &mut queue)
+}
+
+/// Descriptor 0 is an indirect table at `addr` of `len` bytes, with `table` at 0x10_0000.
+fn indirect(addr: u64, len: u32, table: &[(u64, u32, u16, u16)]) -> RingError {
+    let (driver, mut queue) = ring(true, &[(addr, len, INDIRECT, 0)]);
+    for (i, &(addr, len, flags, next)) in table.iter().enumerate() {
+        let at = Gpa(model::TABLES + 16 * i as u64);
+        driver.map.write_obj(at, &model::desc(addr, len, flags, next)).unwrap();
+    }
+    error(&driver, &mut queue)
+}
+
+#[test]
+fn avail_index_too_far() {
+    let (driver, mut queue) = ring(false, &[]);
+    driver.publish_as(9);
+    assert_eq!(error(&driver, &mut queue), RingError::AvailIndex { idx: 9, next: 0, room: 8 });
+}
+
+#[test]
+fn avail_index_behind() {
+    let (driver, mut queue) = ring(false, &[]);
+    driver.publish_as(u16::MAX);
+    assert_eq!(error(&driver, &mut queue), RingError::AvailIndex { idx: 65_535, next: 0, room: 8 });
+}
+
+/// More chains at once than there are descriptors: what the device holds counts.
+#[test]
+fn more_in_flight_than_descriptors() {
+    let (driver, mut queue) = ring(false, &[(0, 1, 0, 0)]);
+    let mut chain = Chain::default();
+    driver.publish_as(8);
+    for _ in 0..8 {
+        assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true));
+    }
+    queue.push(0, 0);
+    driver.publish_as(10);
+    let error = RingError::AvailIndex { idx: 10, next: 8, room: 1 };
+    assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
+    assert_eq!(queue.in_flight(), 7);
+    // What it has can still be given back.
+    for _ in 0..7 {
+        queue.push(0, 0);
+    }
+    let _ = queue.publish();
+    assert_eq!(driver.map.read_obj::<[u8; 2]>(Gpa(model::USED + 2)).unwrap(), [8, 0]);
+}
+
+#[test]
+fn head_out_of_range() {
+    let mut driver = Driver::new(Options::new(8, false, false).unwrap(), 0);
+    driver.offer(8);
+    driver.publish();
+    let mut queue = driver.device();
+    assert_eq!(error(&driver, &mut queue), RingError::Head { head: 8, size: 8 });
+}
+
+#[test]
+fn next_out_of_range() {
+    assert_eq!(direct(&[(0, 1, NEXT, 8)]), RingError::Next { head: 0, next: 8, entries: 8 });
+    let next = indirect(model::TABLES, 32, &[(0, 1, NEXT, 2)]);
+    assert_eq!(next, RingError::Next { head: 0, next: 2, entries: 2 });
+}
+
+#[test]
+fn loops() {
+    assert_eq!(direct(&[(0, 1, NEXT, 0)]), RingError::TooLong { head: 0, max: 8 });
+    assert_eq!(direct(&[(0, 1, NEXT, 1), (0, 0, NEXT, 0)]), RingError::TooLong { head: 0, max: 8 });
+    let looped = indirect(model::TABLES, 32, &[(0, 1, NEXT, 1), (0, 1, NEXT, 0)]);
+    assert_eq!(looped, RingError::TooLong { head: 0, max: INDIRECT_CHAIN_MAX });
+}
+
+#[test]
+fn longest_chain_is_legal() {
+    let descs: Vec<_> = (0..8).map(|i| (0, 1, if i < 7 { NEXT } else { 0 }, i + 1)).collect();
+    let (driver, mut queue) = ring(false, &descs);
+    let mut chain = Chain::default();
+    assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true));
+    assert_eq!(chain.readable().len(), 8);
+}
+
+#[test]
+fn more_than_4_gib() {
+    let most = [(0, u32::MAX, NEXT, 1), (0, 1, WRITE, 0)];
+    let (driver, mut queue) = ring(false, &most);
+    let mut chain = Chain::default();
+    assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true), "2^32 bytes are legal");
+    assert_eq!(chain.readable_len() + chain.writable_len(), 1 << 32);
+    let more = direct(&[(0, u32::MAX, NEXT, 1), (0, 2, WRITE, 0)]);
+    assert_eq!(more, RingError::TooManyBytes { head: 0, len: (1 << 32) + 1 });
+}
+
+#[test]
+fn readable_after_writable() {
+    assert_eq!(direct(&[(0, 1, NEXT | WRITE, 1), (0, 1, 0, 0)]), RingError::Order { head: 0 });
+    assert_eq!(direct(&[(0, 0, NEXT | WRITE, 1), (0, 0, 0, 0)]), RingError::Order { head: 0 });
+    let (driver, mut queue) = ring(true, &[(0, 1, NEXT | WRITE, 1), (model::TABLES, 16, INDIRECT, 0)]);
+    assert_eq!(error(&driver, &mut queue), RingError::Order { head: 0 }, "the rule crosses into the table");
+}
+
+#[test]
+fn indirect_not_negotiated() {
+    let (driver, mut queue) = ring(false, &[(model::TABLES, 16, INDIRECT, 0)]);
+    assert_eq!(error(&driver, &mut queue), RingError::IndirectNotNegotiated { head: 0 });
+}
+
+#[test]
+fn indirect_in_indirect() {
+    let nested = indirect(model::TABLES, 32, &[(0, 1, NEXT, 1), (model::TABLES, 16, INDIRECT, 0)]);
+    assert_eq!(nested, RingError::IndirectNested { head: 0 });
+}
+
+#[test]
+fn indirect_with_next() {
+    let both = direct(&[(model::TABLES, 16, INDIRECT | NEXT, 3)]);
+    assert_eq!(both, RingError::IndirectNext { head: 0, next: 3 });
+}
+
+#[test]
+fn indirect_table_length() {
+    for len in [0, 1, 8, 15, 17, u32::MAX] {
+        assert_eq!(indirect(model::TABLES, len, &[]), RingError::IndirectLen { head: 0, len });
+    }
+}
+
+#[test]
+fn indirect_table_outside_memory() {
+    for (addr, len) in [(model::MEMORY, 16), (u64::MAX - 15, 16), (u64::MAX, 16), (model::MEMORY - 8, 16)] {
+        assert_eq!(indirect(addr, len, &[]), RingError::IndirectUnmapped { head: 0, addr, len });
+    }
+    // The first descriptor is memory, the second is not, or lies past the end of all addresses.
+    let (driver, mut queue) = ring(true, &[(model::MEMORY - 16, 32, INDIRECT, 0)]);
+    let at = Gpa(model::MEMORY - 16);
+    driver.map.write_obj(at, &model::desc(0, 1, NEXT, 1)).unwrap();
+    let unmapped = RingError::IndirectUnmapped { head: 0, addr: model::MEMORY - 16, len: 32 };
+    assert_eq!(error(&driver, &mut queue), unmapped);
+}
+
+/// The device ignores WRITE on the descriptor of a table; a table may follow direct descriptors; empty buffers are left out.
+#[test]
+fn unusual_but_legal() {
+    let (driver, mut queue) = ring(true, &[(0x1000, 16, NEXT, 1), (model::TABLES, 48, INDIRECT | WRITE, 0)]);
+    for (i, (len, flags)) in [(512, NEXT), (0, NEXT | WRITE), (1, WRITE)].into_iter().enumerate() {
+        let desc = model::desc(0x2000, len, flags, i as u16 + 1);
+        driver.map.write_obj(Gpa(model::TABLES + 16 * i as u64), &desc).unwrap();
+    }
+    let mut chain = Chain::default();
+    assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true));
+    let lens = |buffers: &[kickless_virtqueue::Buffer]| buffers.iter().map(|b| b.len).collect::<Vec<_>>();
+    assert_eq!((lens(chain.readable()), lens(chain.writable())), (vec![16, 512], vec![1]));
+}
+
+/// Rubbish in memory, as much of it as can be: half of it random, half of it almost right.
+fn scribble(random: &mut Random, driver: &Driver) {
+    let size = u64::from(driver.options.size());
+    for _ in 0..random.below(64) {
+        let bytes = random.next();
+        let at = match random.below(4) {
+            0 => model::DESC + random.below(16 * size),
+            1 => model::AVAIL + random.below(6 + 2 * size),
+            2 => model::USED + random.below(6 + 8 * size),
+            _ => model::TABLES + random.below(4096),
+        };
+        driver.map.write_obj(Gpa(at), &bytes.to_le_bytes()).unwrap();
+    }
+    for _ in 0..random.below(64) {
+        let near = [0, model::TABLES, model::SEAM - 24, model::MEMORY - 16][random.below(4) as usize];
+        let (len, flags) = (16 * random.below(5) as u32, random.below(8) as u16);
+        let desc = model::desc(near + random.below(3), len, flags, random.below(size + 1) as u16);
+        let at =
+            if random.one_in(2) { model::TABLES + 16 * random.below(8) } else { 16 * random.below(size) };
+        driver.map.write_obj(Gpa(at), &desc).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn rubbish(seed: u64, log_size in 0u32..16, event_idx: bool, indirect: bool, start: u16) {
+        let options = Options::new(1 << log_size, event_idx, indirect).unwrap();
+        let mut random = Random(seed);
+        let mut driver = Driver::new(options, start);
+        let mut chain = Chain::default();
+        for _ in 0..4 {
+            let mut queue = driver.device();
+            let mut held = Vec::new();
+            for _ in 0..random.below(64) {
+                match random.below(8) {
+                    0 => scribble(&mut random, &driver),
+                    1 => driver.publish_as(queue.next_avail().wrapping_add(random.below(4) as u16)),
+                    2 => {
+                        driver.offer(random.below(u64::from(options.size()) + 1) as u16);
+                        driver.publish();
+                    }
+                    3 => { let _ = queue.arm(); }
+                    4 => queue.disarm(),
+                    5 => { let _ = queue.publish(); }
+                    6 => match random.below(3) {
+                        0 => queue.unmap(),
+                        1 => queue.remap(driver.metadata()),
+                        _ => {
+                            if let Some(head) = held.pop() { queue.push(head, 1) }
+                        }
+                    },
+                    _ => while let Ok(true) = queue.pop(&driver.map, &mut chain) {
+                        let max = usize::from(options.size().max(INDIRECT_CHAIN_MAX));
+                        prop_assert!(chain.head < options.size());
+                        prop_assert!(chain.readable().len() + chain.writable().len() <= max);
+                        prop_assert!(chain.readable_len() + chain.writable_len() <= 1 << 32);
+                        held.push(chain.head);
+                        prop_assert_eq!(held.len(), usize::from(queue.in_flight()));
+                        prop_assert!(held.len() <= usize::from(options.size()));
+                    },
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! A driver in miniature, with the guest memory that it lives in.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test uses a part of it")]
+
+use kickless_memory::{Area, Gpa, Map, Slot, UserAddr};
+use kickless_spec::ring::{
+    AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, RING_ENTRIES, RING_FLAGS,
+    RING_IDX, USED_F_NO_NOTIFY, UsedElem, avail_len, desc_len, event_passed, used_len,
+};
+use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// The front-end's addresses start here.
+pub const USER: u64 = 0x7f00_0000_0000;
+pub const DESC: u64 = 0;
+pub const AVAIL: u64 = 0x8_0000;
+pub const USED: u64 = 0xa_0000;
+/// Where indirect tables may go: to the end of memory.
+pub const TABLES: u64 = 0x10_0000;
+pub const MEMORY: u64 = 0x20_0000;
+
+/// Two slots lie next to one another in guest memory, but not in ours; this is their seam.
+pub const SEAM: u64 = 0x18_0000;
+
+pub fn memory() -> Arc<Map> {
+    let slot = |gpa: u64, len: u64| {
+        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, len).unwrap();
+        Slot::map(&file, 0, Gpa(gpa), UserAddr(USER + gpa), len).unwrap()
+    };
+    Arc::new(Map::new(vec![slot(0, SEAM), slot(SEAM, MEMORY - SEAM)]).unwrap())
+}
+
+pub const ADDRESSES: Addresses =
+    Addresses { desc: UserAddr(USER + DESC), avail: UserAddr(USER + AVAIL), used: UserAddr(USER + USED) };
+
+/// Small, fast, and the same on each machine.
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number of splitmix64.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to `below`, which it never reaches.
+    pub fn below(&mut self, below: u64) -> u64 {
+        self.next() % below
+    }
+
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// One buffer as a driver thinks of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buf {
+    pub addr: u64,
+    pub len: u32,
+    pub writable: bool,
+}
+
+pub struct Driver {
+    pub map: Arc<Map>,
+    pub options: Options,
+    desc: Area,
+    avail: Area,
+    used: Area,
+    free: Vec<u16>,
+    /// The descriptors of each chain, by head.
+    chains: Vec<Vec<u16>>,
+    next_table: u64,
+    avail_idx: u16,
+    /// `avail.idx` as the device sees it.
+    published: u16,
+    used_idx: u16,
+}
+
+impl Driver {
+    /// A ring both of whose indices stand at `start`.
+    pub fn new(options: Options, start: u16) -> Self {
+        let map = memory();
+        let (size, event_idx) = (options.size(), options.event_idx());
+        let area = |addr, len| map.area(UserAddr(USER + addr), len, 4).unwrap();
+        let (desc, avail, used) = (
+            area(DESC, desc_len(size)),
+            area(AVAIL, avail_len(size, event_idx)),
+            area(USED, used_len(size, event_idx)),
+        );
+        avail.store_u16(RING_IDX, start, Ordering::Relaxed);
+        used.store_u16(RING_IDX, start, Ordering::Relaxed);
+        Self {
+            map,
+            options,
+            desc,
+            avail,
+            used,
+            free: (0..size).rev().collect(),
+            chains: vec![Vec::new(); usize::from(size)],
+            next_table: TABLES,
+            avail_idx: start,
+            published: start,
+            used_idx: start,
+        }
+    }
+
+    pub fn metadata(&self) -> Metadata {
+        Metadata::map(&self.map, &ADDRESSES, &self.options).unwrap()
+    }
+
+    /// A device that begins where this driver is, which has offered nothing before.
+    pub fn device(&self) -> Queue {
+        Queue::new(self.options, self.metadata(), self.used_idx)
+    }
+
+    /// Writes a descriptor without further thought.
+    pub fn write_desc(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
+        self.desc.write(16 * usize::from(index), &desc(addr, len, flags, next));
+    }
+
+    /// Puts any number into the next avail entry.
+    pub fn offer(&mut self, head: u16) {
+        let slot = usize::from(self.avail_idx & (self.options.size() - 1));
+        self.avail.store_u16(RING_ENTRIES + 2 * slot, head, Ordering::Relaxed);
+        self.avail_idx = self.avail_idx.wrapping_add(1);
+    }
+
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Adds a chain whose buffers from `direct` on are in an indirect table; none if that is all of them. Its head, or
+    /// none if the ring is full.
+    pub fn add(&mut self, bufs: &[Buf], direct: usize) -> Option<u16> {
+        let tail = &bufs[direct..];
+        let count = direct + usize::from(!tail.is_empty());
+        if count > self.free.len() {
+            return None;
+        }
+        let indices: Vec<u16> = self.free.split_off(self.free.len() - count);
+        for (i, &index) in indices.iter().enumerate() {
+            let next = indices.get(i + 1);
+            let more = if next.is_some() { DESC_F_NEXT } else { 0 };
+            let next = next.copied().unwrap_or(0xffff);
+            if i < direct {
+                let b = bufs[i];
+                let flags = more | if b.writable { DESC_F_WRITE } else { 0 };
+                self.write_desc(index, b.addr, b.len, flags, next);
+            } else {
+                let table = self.write_table(tail);
+                self.write_desc(index, table, 16 * tail.len() as u32, DESC_F_INDIRECT, next);
+            }
+        }
+        let head = indices[0];
+        self.chains[usize::from(head)] = indices;
+        self.offer(head);
+        Some(head)
+    }
+
+    /// The table goes where there is room. Sooner or later each place is used again; no test has that many in flight.
+    fn write_table(&mut self, bufs: &[Buf]) -> u64 {
+        let bytes = 16 * bufs.len() as u64;
+        if self.next_table + bytes > MEMORY {
+            self.next_table = TABLES;
+        }
+        let table = self.next_table;
+        self.next_table += bytes;
+        for (i, b) in bufs.iter().enumerate() {
+            let last = i + 1 == bufs.len();
+            let flags = if b.writable { DESC_F_WRITE } else { 0 } | if last { 0 } else { DESC_F_NEXT };
+            let next = if last { 0 } else { i as u16 + 1 };
+            self.map.write_obj(Gpa(table + 16 * i as u64), &desc(b.addr, b.len, flags, next)).unwrap();
+        }
+        table
+    }
+
+    /// Shows the device all that was added. Whether it must be kicked.
+    pub fn publish(&mut self) -> bool {
+        let old = std::mem::replace(&mut self.published, self.avail_idx);
+        self.publish_as(self.avail_idx);
+        if self.options.event_idx() {
+            let event = self.used.load_u16(used_len(self.options.size(), false), Ordering::Relaxed);
+            event_passed(event, self.published, old)
+        } else {
+            self.used.load_u16(RING_FLAGS, Ordering::Relaxed) & USED_F_NO_NOTIFY == 0
+        }
+    }
+
+    /// Publishes any index.
+    pub fn publish_as(&self, idx: u16) {
+        self.avail.store_u16(RING_IDX, idx, Ordering::Release);
+        // Partner of the device's fence in `arm`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes the next used element.
+    pub fn take(&mut self) -> Option<(u16, u32)> {
+        if self.used.load_u16(RING_IDX, Ordering::Acquire) == self.used_idx {
+            return None;
+        }
+        let slot = usize::from(self.used_idx & (self.options.size() - 1));
+        let elem: UsedElem = self.used.read(RING_ENTRIES + 8 * slot);
+        self.used_idx = self.used_idx.wrapping_add(1);
+        let head = u16::try_from(elem.id.get()).unwrap();
+        let chain = std::mem::take(&mut self.chains[usize::from(head)]);
+        assert!(!chain.is_empty(), "head {head} came back twice");
+        self.free.extend(chain);
+        Some((head, elem.len.get()))
+    }
+
+    /// Asks for a call once anything more was used. Whether something was already.
+    pub fn ask(&self) -> bool {
+        if self.options.event_idx() {
+            let at = avail_len(self.options.size(), false);
+            self.avail.store_u16(at, self.used_idx, Ordering::Relaxed);
+        } else {
+            self.avail.store_u16(RING_FLAGS, 0, Ordering::Relaxed);
+        }
+        // Partner of the device's fence in `publish`.
+        fence(Ordering::SeqCst);
+        self.used.load_u16(RING_IDX, Ordering::Relaxed) != self.used_idx
+    }
+
+    /// Wants no calls (with EVENT_IDX it just does not ask again).
+    pub fn quiet(&self) {
+        if !self.options.event_idx() {
+            self.avail.store_u16(RING_FLAGS, AVAIL_F_NO_INTERRUPT, Ordering::Relaxed);
+        }
+    }
+}
+
+pub fn desc(addr: u64, len: u32, flags: u16, next: u16) -> Desc {
+    Desc { addr: addr.into(), len: len.into(), flags: flags.into(), next: next.into() }
+}
