@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 const LINES_MAX: usize = 800;
 /// Where the lint against unsafe code may be lifted, each file for itself.
 const ISLANDS: [&str; 4] =
-    ["crates/memory/src/", "crates/virtqueue/src/", "crates/io/src/", "crates/kickless/src/listen.rs"];
+    ["crates/memory/", "crates/virtqueue/", "crates/io/", "crates/kickless/src/listen.rs"];
 /// Beginnings of paths that exist on one machine only.
 const PRIVATE_PATHS: [&str; 3] = ["/root/", "/home/", "/work/"];
 /// These hold such things by their nature: hashes and addresses of the registry; this list.
