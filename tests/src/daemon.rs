@@ -40,7 +40,8 @@ impl Program {
 pub struct DaemonConfig {
     /// The back-end.
     pub program: Program,
-    /// The disk: an image file, or for kickless also `null:SIZE` and `mem:SIZE`.
+    /// The disk: an image file or `null:SIZE` (which the storage daemon takes in bytes only), or for kickless also
+    /// `mem:SIZE`.
     pub disk: OsString,
     /// The most queues a front-end may ask for.
     pub queues: u16,
@@ -50,6 +51,8 @@ pub struct DaemonConfig {
     pub wrapper: Option<PathBuf>,
     /// Further arguments, for kickless only.
     pub arguments: Vec<String>,
+    /// A thread of its own for the disk, for the storage daemon only.
+    pub iothread: bool,
 }
 
 impl DaemonConfig {
@@ -62,6 +65,7 @@ impl DaemonConfig {
             engine: None,
             wrapper: None,
             arguments: Vec::new(),
+            iothread: false,
         }
     }
 
@@ -85,13 +89,26 @@ impl DaemonConfig {
             Program::StorageDaemon => {
                 words.push("qemu-storage-daemon".into());
                 words.push("--blockdev".into());
-                words.push(joined("driver=file,cache.direct=on,node-name=disk,filename=", &self.disk));
+                match self.disk.to_str().and_then(|disk| disk.strip_prefix("null:")) {
+                    Some(size) => words
+                        .push(format!("driver=null-co,node-name=disk,read-zeroes=off,size={size}").into()),
+                    None => {
+                        words
+                            .push(joined("driver=file,cache.direct=on,node-name=disk,filename=", &self.disk));
+                    }
+                }
+                if self.iothread {
+                    words.extend(["--object".into(), "iothread,id=thread".into()]);
+                }
                 words.push("--export".into());
                 let mut export = joined(
                     "type=vhost-user-blk,id=export,node-name=disk,writable=on,addr.type=unix,addr.path=",
                     &socket,
                 );
                 export.push(format!(",num-queues={}", self.queues));
+                if self.iothread {
+                    export.push(",iothread=thread");
+                }
                 words.push(export);
             }
         }

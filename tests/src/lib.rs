@@ -1,6 +1,12 @@
 //! What the end-to-end tests and the benchmarks share.
 
 pub mod daemon;
+pub mod driver;
+pub mod driver_load;
+pub mod driver_request;
+pub mod frontend;
+pub mod frontend_machine;
+pub mod frontend_memory;
 pub mod guest;
 pub mod qemu;
 pub mod qmp;

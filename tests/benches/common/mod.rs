@@ -1,0 +1,150 @@
+//! What the benchmarks share: turns, processor time, tables.
+#![allow(dead_code, reason = "each benchmark uses a part of it")]
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use kickless_tests::daemon::Daemon;
+use kickless_tests::driver_load::{Load, Run};
+use kickless_tests::frontend_machine::{Machine, Shape};
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    /// Turns of each contestant.
+    pub(crate) rounds: usize,
+    /// The length of one.
+    pub(crate) time: Duration,
+    /// Only to see that it works: the figures mean nothing.
+    pub(crate) quick: bool,
+}
+
+impl Plan {
+    /// The short form unless `cargo bench` runs it without `--quick`.
+    pub(crate) fn from_arguments() -> Plan {
+        let asked = |word: &str| std::env::args().any(|argument| argument == word);
+        if asked("--quick") || !asked("--bench") {
+            Plan { rounds: 1, time: Duration::from_millis(100), quick: true }
+        } else {
+            Plan { rounds: 7, time: Duration::from_secs(2), quick: false }
+        }
+    }
+
+    /// What to print with the figures.
+    pub(crate) fn remark(&self) -> &'static str {
+        if self.quick { "  (short form: not a measurement)" } else { "" }
+    }
+}
+
+/// The machine of all comparisons: what a Linux guest negotiates, one queue.
+pub(crate) const SHAPE: Shape =
+    Shape { queues: 1, size: 256, event_idx: true, indirect: false, memory: 64 << 20 };
+
+/// A back-end under load.
+pub(crate) struct Contestant {
+    /// What to call it.
+    pub(crate) name: String,
+    daemon: Daemon,
+    machine: Machine,
+}
+
+/// One turn.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Turn {
+    /// What the driver saw.
+    pub(crate) run: Run,
+    /// Processor seconds of the back-end for each second.
+    pub(crate) cpu: f64,
+}
+
+impl Contestant {
+    /// Connects to a daemon.
+    ///
+    /// # Errors
+    /// It does not serve.
+    pub(crate) fn new(name: impl Into<String>, daemon: Daemon) -> Result<Contestant> {
+        let machine = Machine::start(daemon.socket(), &SHAPE)?;
+        Ok(Contestant { name: name.into(), daemon, machine })
+    }
+
+    /// Loads it for a turn with reads of 4 KiB, `depth` in flight. Each turn begins with an empty queue.
+    ///
+    /// # Errors
+    /// It fails requests, or does not answer them.
+    pub(crate) fn turn(&mut self, depth: u16, time: Duration, sector: impl FnMut() -> u64) -> Result<Turn> {
+        let queue = &mut self.machine.queues[0];
+        let mut load = Load::prepare(queue, &mut self.machine.ram, depth, BLOCK)?;
+        let before = cpu_seconds(self.daemon.pid())?;
+        let run = load.run(time, sector)?;
+        let cpu = (cpu_seconds(self.daemon.pid())? - before) / run.time.as_secs_f64();
+        anyhow::ensure!(run.failed == 0, "{}: {} requests failed", self.name, run.failed);
+        Ok(Turn { run, cpu })
+    }
+}
+
+/// Bytes of a read.
+pub(crate) const BLOCK: u32 = 4096;
+
+/// Processor time that a process has used, all its threads together.
+///
+/// # Errors
+/// There is no such process.
+pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The program's name, in parentheses, may hold spaces.
+    let (_, rest) = stat.rsplit_once(')').context("/proc/PID/stat without a name")?;
+    let field = |number: usize| -> Result<f64> {
+        let text = rest.split_ascii_whitespace().nth(number - 3).context("/proc/PID/stat is short")?;
+        Ok(text.parse::<u64>()? as f64)
+    };
+    Ok((field(14)? + field(15)?) / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Median and extremes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spread {
+    /// The middle one, or the mean of the two in the middle.
+    pub(crate) median: f64,
+    /// The smallest.
+    pub(crate) min: f64,
+    /// The largest.
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    /// Of some values; NaN of none.
+    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Spread {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
+        let (n, last) = (values.len(), values.len().saturating_sub(1));
+        Spread { median: (at(last / 2) + at(n / 2)) / 2.0, min: at(0), max: at(last) }
+    }
+}
+
+/// Prints a contestant's turns: rate, kicks, processor time.
+pub(crate) fn row(name: &str, turns: &[Turn]) {
+    let rate = Spread::of(turns.iter().map(|turn| turn.run.rate()));
+    println!(
+        "  {name:<34} {:>9.0}  {:>9.0} .. {:<9.0} {:>9.4} {:>8.2}",
+        rate.median,
+        rate.min,
+        rate.max,
+        Spread::of(turns.iter().map(|turn| turn.run.kicks_per_request())).median,
+        Spread::of(turns.iter().map(|turn| turn.cpu)).median,
+    );
+}
+
+/// Prints the heads of the columns of [`row`].
+pub(crate) fn head() {
+    println!(
+        "  {:<34} {:>9}  {:>9} .. {:<9} {:>9} {:>8}",
+        "", "reads/s", "least", "most", "kicks/req", "CPU"
+    );
+}
+
+/// Our rate by the other's, turn by turn.
+pub(crate) fn ratios(ours: &[Turn], theirs: &[Turn]) -> Spread {
+    Spread::of(ours.iter().zip(theirs).map(|(ours, theirs)| ours.run.rate() / theirs.run.rate()))
+}

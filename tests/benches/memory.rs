@@ -1,0 +1,114 @@
+//! How much memory a back-end takes, without its guest's: one device with 4 queues of 256, before and after load on all of
+//! them.
+//!
+//! From /proc/PID/smaps: the resident pages (Rss) of every mapping but those of the guest's memory, which are known by
+//! the name of its memfd. Pages of libraries that others share count in full.
+//!
+//!     cargo bench -p kickless-tests --bench memory [-- --quick]
+
+mod common;
+
+use std::fs::{self, File};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use common::Plan;
+use kickless_spec::blk;
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::driver_request::{Layout, Place, Request};
+use kickless_tests::frontend::LIMIT;
+use kickless_tests::frontend_machine::{Machine, Shape};
+use kickless_tests::frontend_memory::MEMFD_NAME;
+use kickless_tests::guest::image_dir;
+
+const SHAPE: Shape = Shape { queues: 4, size: 256, event_idx: true, indirect: true, memory: 1 << 30 };
+const IMAGE_SIZE: u64 = 256 << 20;
+/// Bytes of a request under load.
+const BLOCK: usize = 64 << 10;
+const TARGET_KIB: u64 = 16 << 10;
+
+fn main() -> Result<()> {
+    let plan = Plan::from_arguments();
+    println!("resident KiB without the guest's memory, 4 queues of 256{}\n", plan.remark());
+    println!("  {:<44} {:>8} {:>12}", "", "started", "after load");
+    let dir = image_dir()?;
+    let image = dir.path().join("disk.img");
+    File::create_new(&image)?.set_len(IMAGE_SIZE)?;
+    let image = image.to_str().context("no text")?.to_owned();
+    let mut most = 0;
+    for (name, program, disk, engine) in [
+        ("kickless, image, io_uring", Program::Kickless, image.as_str(), Some("io_uring")),
+        ("kickless, image, threads", Program::Kickless, image.as_str(), Some("threads")),
+        ("kickless, null:1G", Program::Kickless, "null:1G", None),
+        ("qemu-storage-daemon, image, for information", Program::StorageDaemon, image.as_str(), None),
+    ] {
+        let engine = engine.map(str::to_owned);
+        let config = DaemonConfig { program, queues: SHAPE.queues, engine, ..DaemonConfig::new(disk) };
+        let (started, loaded) = measure(&config).with_context(|| name.to_owned())?;
+        println!("  {name:<44} {started:>8} {loaded:>12}");
+        if program == Program::Kickless {
+            most = most.max(started).max(loaded);
+        }
+    }
+    println!(
+        "\nkickless takes at most {:.1} MiB, {:.2} of the target (under {} MiB){}",
+        most as f64 / 1024.0,
+        most as f64 / TARGET_KIB as f64,
+        TARGET_KIB >> 10,
+        plan.remark()
+    );
+    Ok(())
+}
+
+/// Before and after load.
+fn measure(config: &DaemonConfig) -> Result<(u64, u64)> {
+    let daemon = Daemon::start(config)?;
+    let mut machine = Machine::start(daemon.socket(), &SHAPE)?;
+    let started = resident_kib(daemon.pid())?;
+    load(&mut machine)?;
+    Ok((started, resident_kib(daemon.pid())?))
+}
+
+/// Fills every queue with reads and writes, as many as there are descriptors, twice.
+fn load(machine: &mut Machine) -> Result<()> {
+    let all = usize::from(SHAPE.queues) * usize::from(SHAPE.size);
+    let places = (0..all).map(|_| Place::new(&mut machine.ram, BLOCK)).collect::<Result<Vec<_>>>()?;
+    let data = vec![0x5a; BLOCK];
+    for request in [Request::write(0, &data), Request::read(0, BLOCK)] {
+        for (i, place) in places.iter().enumerate() {
+            let sector = (i * BLOCK) as u64 / blk::SECTOR_SIZE;
+            let request = Request { sector, ..request.clone() };
+            let buffers = place.lay_out(&machine.ram, &request, Layout::Usual)?;
+            let queue = &mut machine.queues[i / usize::from(SHAPE.size)];
+            queue.submit(&machine.ram, &buffers, Some(place.table()))?;
+        }
+        machine.queues.iter_mut().for_each(|queue| queue.flush());
+        for queue in &mut machine.queues {
+            for _ in 0..SHAPE.size {
+                queue.wait_used(Instant::now() + LIMIT)?;
+            }
+        }
+        for place in &places {
+            let status = place.outcome(&machine.ram, &request, 0)?.status;
+            ensure!(status == blk::S_OK, "status {status}");
+        }
+    }
+    Ok(())
+}
+
+/// Resident pages of all mappings but the guest's memory.
+fn resident_kib(pid: u32) -> Result<u64> {
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let (mut total, mut guest) = (0, false);
+    for line in smaps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let first = words.next().unwrap_or_default();
+        // A mapping's first line begins with its addresses, each of its fields with a name and a colon.
+        if !first.ends_with(':') {
+            guest = line.contains(MEMFD_NAME);
+        } else if first == "Rss:" && !guest {
+            total += words.next().context("Rss without a number")?.parse::<u64>()?;
+        }
+    }
+    Ok(total)
+}

@@ -1,0 +1,55 @@
+//! `kickless blk --blk-file=null:1G` against `qemu-storage-daemon` exporting null-co: nothing but rings.
+//!
+//! One queue of 256 with EVENT_IDX, reads of 4 KiB, the same polling driver, turn by turn. The storage daemon runs with and
+//! without an iothread; its better one counts.
+//!
+//!     cargo bench -p kickless-tests --bench null_vs_qsd [-- --quick]
+
+mod common;
+
+use anyhow::Result;
+use common::{Contestant, Plan, Turn, head, ratios, row};
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::driver_load::random_sectors;
+
+const DISK_SIZE: u64 = 1 << 30;
+
+fn start(program: Program, iothread: bool) -> Result<Daemon> {
+    let disk = format!("null:{DISK_SIZE}");
+    Daemon::start(&DaemonConfig { program, iothread, queues: 1, ..DaemonConfig::new(disk) })
+}
+
+fn main() -> Result<()> {
+    let plan = Plan::from_arguments();
+    let mut all = [
+        Contestant::new("kickless null:1G", start(Program::Kickless, false)?)?,
+        Contestant::new("qemu-storage-daemon null-co", start(Program::StorageDaemon, false)?)?,
+        Contestant::new("the same with an iothread", start(Program::StorageDaemon, true)?)?,
+    ];
+    println!("reads of 4 KiB from nothing, {} turns of {:?} each{}", plan.rounds, plan.time, plan.remark());
+    let one = compare(&mut all, 1, &plan)?;
+    let deep = compare(&mut all, 32, &plan)?;
+    println!("\n1 in flight, for information: kickless/qemu-storage-daemon = {one}");
+    println!("32 in flight: kickless/qemu-storage-daemon = {deep} (target: at least 1){}", plan.remark());
+    Ok(())
+}
+
+/// The ratio to the better of the others.
+fn compare(all: &mut [Contestant; 3], depth: u16, plan: &Plan) -> Result<String> {
+    let mut turns: [Vec<Turn>; 3] = Default::default();
+    for round in 0..plan.rounds {
+        // Who begins changes, so that nobody always comes after the same one.
+        for at in 0..all.len() {
+            let at = (at + round) % all.len();
+            turns[at].push(all[at].turn(depth, plan.time, random_sectors(DISK_SIZE, common::BLOCK))?);
+        }
+    }
+    println!("\n{depth} in flight");
+    head();
+    for (contestant, turns) in all.iter().zip(&turns) {
+        row(&contestant.name, turns);
+    }
+    let others = [ratios(&turns[0], &turns[1]), ratios(&turns[0], &turns[2])];
+    let ratio = if others[0].median < others[1].median { others[0] } else { others[1] };
+    Ok(format!("{:.2} ({:.2} .. {:.2})", ratio.median, ratio.min, ratio.max))
+}

@@ -1,0 +1,155 @@
+//! Random reads of 4 KiB from /dev/zram0, O_DIRECT, 32 in flight: through `kickless blk`, with a polling driver, against fio
+//! with io_uring on the same device, turn by turn.
+//!
+//! The device is sized and filled with data that compresses to half, and left as it was found: unused. It takes root, and is
+//! not touched if somebody uses it.
+//!
+//!     cargo bench -p kickless-tests --bench zram_vs_fio [-- --quick]
+
+mod common;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use common::{BLOCK, Contestant, Plan, Spread, Turn, head, row};
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::driver_load::random_sectors;
+use kickless_tests::driver_request::pattern;
+use kickless_tests::frontend::LIMIT;
+
+const DEVICE: &str = "/dev/zram0";
+const CONTROL: &str = "/sys/block/zram0";
+const DEPTH: u16 = 32;
+
+fn main() -> Result<()> {
+    let plan = Plan::from_arguments();
+    let size = if plan.quick { 16 << 20 } else { 1 << 30 };
+    let _zram = match Zram::take(size) {
+        Ok(zram) => zram,
+        // Where there is none, the short form has nothing to try.
+        Err(error) if plan.quick => {
+            println!("left out: {error:#}");
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
+    println!(
+        "random reads of 4 KiB from {DEVICE}, {} MiB filled, O_DIRECT, {DEPTH} in flight, {} turns of {:?} each{}",
+        size >> 20,
+        plan.rounds,
+        plan.time,
+        plan.remark()
+    );
+    let config = DaemonConfig { program: Program::Kickless, queues: 1, ..DaemonConfig::new(DEVICE) };
+    let mut ours = Contestant::new("kickless blk", Daemon::start(&config)?)?;
+    let (mut turns, mut fio) = (Vec::new(), Vec::new());
+    for _ in 0..plan.rounds {
+        turns.push(ours.turn(DEPTH, plan.time, random_sectors(size, BLOCK))?);
+        fio.push(Fio::turn(plan.time)?);
+    }
+    head();
+    row(&ours.name, &turns);
+    let rate = Spread::of(fio.iter().map(|turn| turn.rate));
+    println!(
+        "  {:<34} {:>9.0}  {:>9.0} .. {:<9.0} {:>9} {:>8.2}",
+        "fio --ioengine=io_uring",
+        rate.median,
+        rate.min,
+        rate.max,
+        "-",
+        Spread::of(fio.iter().map(|turn| turn.cpu)).median
+    );
+    let ratio = |(ours, fio): (&Turn, &Fio)| ours.run.rate() / fio.rate;
+    let ratio = Spread::of(turns.iter().zip(&fio).map(ratio));
+    println!(
+        "\nkickless/fio = {:.2} ({:.2} .. {:.2}) (target: at least 0.90){}",
+        ratio.median,
+        ratio.min,
+        ratio.max,
+        plan.remark()
+    );
+    Ok(())
+}
+
+/// The device, ours for a while.
+struct Zram;
+
+impl Zram {
+    fn take(size: u64) -> Result<Zram> {
+        let _ = Command::new("modprobe").arg("zram").stderr(Stdio::null()).status();
+        let control = Path::new(CONTROL);
+        ensure!(control.exists(), "there is no {DEVICE}");
+        let in_use: u64 = fs::read_to_string(control.join("disksize"))?.trim().parse()?;
+        ensure!(
+            in_use == 0,
+            "{DEVICE} has a size, so somebody uses it: `echo 1 > {CONTROL}/reset` if nobody does"
+        );
+        fs::write(control.join("disksize"), size.to_string())
+            .with_context(|| format!("{DEVICE} cannot be sized"))?;
+        let zram = Zram;
+        fill(size).with_context(|| format!("{DEVICE} cannot be filled"))?;
+        Ok(zram)
+    }
+}
+
+impl Drop for Zram {
+    fn drop(&mut self) {
+        // The kernel closes the files of an io_uring instance some time after its process has ended.
+        let deadline = Instant::now() + LIMIT;
+        while let Err(error) = fs::write(format!("{CONTROL}/reset"), "1") {
+            if Instant::now() > deadline {
+                return eprintln!("{DEVICE} cannot be reset: {error}");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Each block half random and half zeroes.
+fn fill(size: u64) -> Result<()> {
+    let mut device = File::options().write(true).open(DEVICE)?;
+    let mut chunk = vec![0; 1 << 20];
+    for number in 0..size / chunk.len() as u64 {
+        for (block, bytes) in (0u64..).zip(chunk.chunks_mut(BLOCK as usize)) {
+            let half = bytes.len() / 2;
+            bytes[..half].copy_from_slice(&pattern(number << 16 | block, half));
+        }
+        device.write_all(&chunk)?;
+    }
+    Ok(device.sync_all()?)
+}
+
+/// One turn of fio.
+struct Fio {
+    rate: f64,
+    cpu: f64,
+}
+
+impl Fio {
+    fn turn(time: Duration) -> Result<Fio> {
+        let output = Command::new("fio")
+            .args(["--name=turn", "--ioengine=io_uring", "--direct=1", "--bs=4k", "--rw=randread"])
+            .arg(format!("--filename={DEVICE}"))
+            .arg(format!("--iodepth={DEPTH}"))
+            .arg(format!("--runtime={}ms", time.as_millis()))
+            .args(["--time_based", "--output-format=json"])
+            .stderr(Stdio::inherit())
+            .output()
+            .context("fio cannot be run")?;
+        if !output.status.success() {
+            bail!("fio failed, {}: {}", output.status, String::from_utf8_lossy(&output.stdout));
+        }
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let job = &report["jobs"][0];
+        let number = |value: &serde_json::Value| value.as_f64().context("fio's report is not as expected");
+        Ok(Fio {
+            rate: number(&job["read"]["iops"])?,
+            cpu: (number(&job["usr_cpu"])? + number(&job["sys_cpu"])?) / 100.0,
+        })
+    }
+}

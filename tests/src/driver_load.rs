@@ -1,0 +1,175 @@
+//! Load for benchmarks: a driver that polls and costs next to nothing.
+//!
+//! Descriptors are written once. A request costs the sector in its header, an entry of the avail ring, and a share of the
+//! publication, which is one for all that came back at a look.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use kickless_memory::{Area, Gpa};
+use kickless_spec::blk::{self, Header};
+use kickless_spec::ring::Desc;
+use zerocopy::little_endian::U64;
+
+use crate::driver::{Buffer, Queue, chain};
+use crate::driver_request::UNANSWERED;
+use crate::frontend::LIMIT;
+use crate::frontend_memory::Ram;
+
+/// Descriptors of a request: header, data, status.
+const DESCRIPTORS: u16 = 3;
+/// Looks in vain between looks at the clock.
+const SPINS: u32 = 256;
+/// Requests between looks at the clock.
+const REQUESTS: u32 = 256;
+
+/// Reads of one size, so many in flight.
+pub struct Load<'q> {
+    queue: &'q mut Queue,
+    headers: Area,
+    statuses: Area,
+    depth: u16,
+}
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Run {
+    /// Requests that came back.
+    pub requests: u64,
+    /// Of those, not with success.
+    pub failed: u64,
+    /// Kicks that were sent.
+    pub kicks: u64,
+    /// From the first submission to the last completion.
+    pub time: Duration,
+}
+
+impl Run {
+    /// Requests a second.
+    pub fn rate(&self) -> f64 {
+        self.requests as f64 / self.time.as_secs_f64()
+    }
+
+    /// Kicks for each request.
+    pub fn kicks_per_request(&self) -> f64 {
+        self.kicks as f64 / self.requests.max(1) as f64
+    }
+}
+
+impl<'q> Load<'q> {
+    /// Writes the descriptors of `depth` reads of `block` bytes. The queue must be idle, and is not to be used otherwise
+    /// afterwards.
+    ///
+    /// # Errors
+    /// The queue or the memory is too small.
+    pub fn prepare(queue: &'q mut Queue, ram: &mut Ram, depth: u16, block: u32) -> Result<Load<'q>> {
+        ensure!(
+            depth > 0 && u32::from(depth) * u32::from(DESCRIPTORS) <= queue.size().into(),
+            "queue too small"
+        );
+        ensure!(queue.in_flight() == 0, "the queue is in use");
+        let len = size_of::<Header>() * usize::from(depth);
+        let headers_at = ram.take(len, 64)?;
+        let headers = ram.area(headers_at, len, 16)?;
+        let statuses_at = ram.take(depth.into(), 64)?;
+        let statuses = ram.area(statuses_at, depth.into(), 1)?;
+        for slot in 0..depth {
+            let data = ram.take(block as usize, 4096)?;
+            let header_len = size_of::<Header>();
+            let header = Header { kind: blk::T_IN.into(), ..Header::default() };
+            headers.write(header_len * usize::from(slot), &header);
+            let buffers = [
+                Buffer {
+                    addr: Gpa(headers_at.0 + header_len as u64 * u64::from(slot)),
+                    len: header_len as u32,
+                    writable: false,
+                },
+                Buffer { addr: data, len: block, writable: true },
+                Buffer { addr: Gpa(statuses_at.0 + u64::from(slot)), len: 1, writable: true },
+            ];
+            let head = DESCRIPTORS * slot;
+            let descriptors: Vec<Desc> = chain(&buffers, (head + 1..).map(Some)).collect();
+            for (index, desc) in (head..).zip(&descriptors) {
+                queue.write_desc(index, desc);
+            }
+        }
+        queue.disable_calls();
+        Ok(Load { queue, headers, statuses, depth })
+    }
+
+    /// Keeps all requests in flight for `time`, each at a sector that `sector` gives, and waits for the last of them.
+    ///
+    /// # Errors
+    /// Nothing comes back any more.
+    pub fn run(&mut self, time: Duration, mut sector: impl FnMut() -> u64) -> Result<Run> {
+        let mut run = Run::default();
+        let kicks = self.queue.kicks();
+        let start = Instant::now();
+        for slot in 0..self.depth {
+            self.submit(slot, sector());
+        }
+        self.queue.flush();
+        let (mut in_flight, mut running) = (self.depth, true);
+        let (mut spins, mut since_clock, mut last) = (0, 0, start);
+        while in_flight > 0 {
+            let ready = self.queue.used_ready();
+            if ready == 0 {
+                std::hint::spin_loop();
+                spins += 1;
+                if spins & (SPINS - 1) == 0 {
+                    ensure!(last.elapsed() < LIMIT, "{in_flight} requests do not come back");
+                    running &= start.elapsed() < time;
+                }
+                continue;
+            }
+            for _ in 0..ready {
+                let id = self.queue.used_elem().id.get();
+                let slot = id as u16 / DESCRIPTORS;
+                ensure!(
+                    id < (self.depth * DESCRIPTORS).into() && id.is_multiple_of(DESCRIPTORS.into()),
+                    "chain {id} is not in flight"
+                );
+                let status: u8 = self.statuses.read(slot.into());
+                run.failed += u64::from(status != blk::S_OK);
+                if running {
+                    self.submit(slot, sector());
+                } else {
+                    in_flight -= 1;
+                }
+            }
+            self.queue.flush();
+            self.queue.keep_calls_disabled();
+            run.requests += u64::from(ready);
+            since_clock += u32::from(ready);
+            if since_clock >= REQUESTS {
+                since_clock = 0;
+                last = Instant::now();
+                running &= last - start < time;
+            }
+        }
+        run.time = start.elapsed();
+        run.kicks = self.queue.kicks() - kicks;
+        Ok(run)
+    }
+
+    #[inline]
+    fn submit(&mut self, slot: u16, sector: u64) {
+        let at = size_of::<Header>() * usize::from(slot) + std::mem::offset_of!(Header, sector);
+        self.headers.write(at, &U64::new(sector));
+        self.statuses.write(slot.into(), &UNANSWERED);
+        self.queue.offer(DESCRIPTORS * slot);
+    }
+}
+
+/// Sectors of a disk of `size` bytes at random, multiples of `block` bytes.
+pub fn random_sectors(size: u64, block: u32) -> impl FnMut() -> u64 {
+    let (blocks, sectors) = (size / u64::from(block), u64::from(block) / blk::SECTOR_SIZE);
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        // The high half times the count, for a remainder would cost a division.
+        ((u128::from(state) * u128::from(blocks)) >> 64) as u64 * sectors
+    }
+}

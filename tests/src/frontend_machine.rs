@@ -1,0 +1,147 @@
+//! A machine without a guest: a front-end, its memory and the driver's ends of its queues.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use kickless_spec::blk::{self, BlkFeatures};
+use kickless_spec::features::Features;
+
+use crate::driver::Queue;
+use crate::driver_request::{Layout, Outcome, Place, Request};
+use crate::frontend::{Frontend, LIMIT};
+use crate::frontend_memory::Ram;
+
+/// Where its memory begins, as the guest would see it.
+pub const RAM_BASE: u64 = 0x4000_0000;
+/// The largest request that [`Machine::perform`] has room for.
+pub const DATA_LEN_MAX: usize = 256 << 10;
+
+/// How a machine is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// How many queues.
+    pub queues: u16,
+    /// The size of each.
+    pub size: u16,
+    /// EVENT_IDX is negotiated.
+    pub event_idx: bool,
+    /// INDIRECT_DESC is negotiated, and requests are made so.
+    pub indirect: bool,
+    /// Bytes of memory.
+    pub memory: u64,
+}
+
+impl Default for Shape {
+    fn default() -> Shape {
+        Shape { queues: 1, size: 256, event_idx: true, indirect: false, memory: 64 << 20 }
+    }
+}
+
+impl Shape {
+    /// The features that such a machine wants.
+    pub fn features(&self) -> Features {
+        let mut features = Features::VERSION_1
+            | Features::from_bits_retain(
+                (BlkFeatures::FLUSH | BlkFeatures::MQ | BlkFeatures::CONFIG_WCE).bits(),
+            );
+        features.set(Features::EVENT_IDX, self.event_idx);
+        features.set(Features::INDIRECT_DESC, self.indirect);
+        features
+    }
+}
+
+/// A machine.
+pub struct Machine {
+    /// The connection.
+    pub frontend: Frontend,
+    /// The memory, where the rings and requests are.
+    pub ram: Ram,
+    /// The queues.
+    pub queues: Vec<Queue>,
+    /// Memory for one request on each queue.
+    pub places: Vec<Place>,
+    shape: Shape,
+}
+
+impl Machine {
+    /// Connects, and starts all queues.
+    ///
+    /// # Errors
+    /// The back-end refuses something that it must not.
+    pub fn start(socket: &Path, shape: &Shape) -> Result<Machine> {
+        let mut machine = Machine::prepare(socket, shape)?;
+        for queue in &machine.queues {
+            machine.frontend.start(queue)?;
+        }
+        Ok(machine)
+    }
+
+    /// Connects, negotiates and shares memory, and makes queues that the back-end does not know of yet.
+    ///
+    /// # Errors
+    /// The back-end refuses something that it must not.
+    pub fn prepare(socket: &Path, shape: &Shape) -> Result<Machine> {
+        let mut frontend = Frontend::connect(socket)?;
+        frontend.negotiate(shape.features())?;
+        let features = frontend.features();
+        let mut ram = Ram::new(RAM_BASE, shape.memory)?;
+        frontend.share(&[&ram])?;
+        let queues = (0..shape.queues).map(|index| Queue::new(&mut ram, index, shape.size, features));
+        let queues = queues.collect::<Result<Vec<_>>>()?;
+        let places = queues.iter().map(|_| Place::new(&mut ram, DATA_LEN_MAX)).collect::<Result<_>>()?;
+        Ok(Machine { frontend, ram, queues, places, shape: *shape })
+    }
+
+    /// How it was made.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Performs one request on a queue, in a layout, sleeping until the device calls.
+    ///
+    /// # Errors
+    /// It does not come back.
+    pub fn perform(&mut self, queue: u16, request: &Request, layout: Layout) -> Result<Outcome> {
+        let place = self.places[usize::from(queue)];
+        let buffers = place.lay_out(&self.ram, request, layout)?;
+        let table = self.shape.indirect.then(|| place.table());
+        let queue = &mut self.queues[usize::from(queue)];
+        let head = queue.submit(&self.ram, &buffers, table)?;
+        queue.flush();
+        let used = queue.wait_used(Instant::now() + LIMIT).with_context(|| format!("{request:?}"))?;
+        ensure!(used.head == head, "chain {} comes back, {head} was submitted", used.head);
+        Ok(place.outcome(&self.ram, request, used.len)?)
+    }
+
+    /// Writes to the disk.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn write(&mut self, queue: u16, sector: u64, data: &[u8]) -> Result<()> {
+        let outcome = self.perform(queue, &Request::write(sector, data), Layout::Usual)?;
+        ensure!(outcome.status == blk::S_OK, "write of sector {sector}: status {}", outcome.status);
+        Ok(())
+    }
+
+    /// Reads from the disk.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn read(&mut self, queue: u16, sector: u64, len: usize) -> Result<Vec<u8>> {
+        let outcome = self.perform(queue, &Request::read(sector, len), Layout::Usual)?;
+        ensure!(outcome.status == blk::S_OK, "read of sector {sector}: status {}", outcome.status);
+        Ok(outcome.data)
+    }
+
+    /// Stops all queues.
+    ///
+    /// # Errors
+    /// The back-end refuses.
+    pub fn stop(&mut self) -> Result<()> {
+        for queue in &mut self.queues {
+            self.frontend.stop(queue)?;
+        }
+        Ok(())
+    }
+}
