@@ -170,9 +170,11 @@ impl Queue {
 
     #[inline]
     pub(super) fn unpop(&mut self) {
-        if self.can_unpop {
-            self.can_unpop = false;
-            self.in_flight = self.in_flight.saturating_sub(1);
+        // Of what was all pushed, nothing can go back.
+        if std::mem::take(&mut self.can_unpop)
+            && let Some(in_flight) = self.in_flight.checked_sub(1)
+        {
+            self.in_flight = in_flight;
             self.next_avail = self.next_avail.wrapping_sub(1);
         }
     }
