@@ -68,7 +68,8 @@ impl Iov {
             return;
         }
         self.len += len as u64;
-        if let Some(last) = self.segments.last_mut()
+        // Not onto one that is used up: nobody would look at it again.
+        if let Some(last) = self.segments.get_mut(self.first..).and_then(<[_]>::last_mut)
             && last.iov_base.addr() + last.iov_len == host.as_ptr().addr()
         {
             last.iov_len += len;

@@ -41,22 +41,15 @@ pub(crate) unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
 /// `from` must be valid for `size_of::<T>()` bytes of shared memory.
 #[inline]
 pub(crate) unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
-    let mut value = std::mem::MaybeUninit::<T>::uninit();
+    /// Anywhere in memory, as the guest puts it.
+    #[repr(C, packed)]
+    struct Unaligned<T>(std::mem::MaybeUninit<T>);
+
     // Volatile, so that the compiler can neither repeat the read nor leave it out.
-    // SAFETY: `from` is valid by the caller; an array of bytes has alignment 1; `T` may hold any bytes (`FromBytes`).
-    unsafe {
-        let bytes = from.as_ptr().cast::<std::mem::MaybeUninit<T>>();
-        if bytes.is_aligned() {
-            value = bytes.read_volatile();
-        } else {
-            std::ptr::copy_nonoverlapping(
-                bytes.cast::<u8>(),
-                value.as_mut_ptr().cast::<u8>(),
-                size_of::<T>(),
-            );
-        }
-        value.assume_init()
-    }
+    // SAFETY: `from` is valid by the caller, and the type has alignment 1.
+    let value = unsafe { from.cast::<Unaligned<T>>().as_ptr().read_volatile() }.0;
+    // SAFETY: `T` may hold any bytes (`FromBytes`), and these were read.
+    unsafe { value.assume_init() }
 }
 
 /// Writes one value.
