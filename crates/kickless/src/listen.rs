@@ -63,17 +63,6 @@ impl Endpoint {
         take_over(fd).and_then(Self::of_inherited).with_context(|| format!("--fd={fd}"))
     }
 
-    /// Makes the socket that the command line describes.
-    ///
-    /// # Errors
-    /// It cannot be made; one sentence that names the option.
-    pub(crate) fn bind(path: &Path, mode: Option<u32>, group: Option<&str>) -> Result<Self> {
-        let group = group.map(group_id).transpose()?;
-        let listener =
-            Listener::bind(path, mode, group).with_context(|| format!("--socket-path={}", path.display()))?;
-        Ok(Self::Listening(listener))
-    }
-
     /// Sorts out what kind of socket somebody else made.
     fn of_inherited(socket: OwnedFd) -> Result<Self> {
         let family = sockopt::socket_domain(&socket).context("it is not a socket")?;
@@ -90,60 +79,100 @@ impl Endpoint {
     }
 }
 
-impl Listener {
-    /// Binds a socket to `path`, replacing one that nobody listens on any more, and sets its permissions and group before
-    /// anybody can connect.
-    fn bind(path: &Path, mode: Option<u32>, group: Option<u32>) -> Result<Self> {
+/// A socket that can be made, as far as can be told without making it.
+#[derive(Debug)]
+pub(crate) struct Address {
+    path: PathBuf,
+    mode: Option<u32>,
+    group: Option<u32>,
+}
+
+impl Address {
+    /// Checks what the command line says of the socket; changes nothing.
+    ///
+    /// # Errors
+    /// It could not be made; one sentence that names the option.
+    pub(crate) fn new(path: &Path, mode: Option<u32>, group: Option<&str>) -> Result<Self> {
+        let group = group.map(group_id).transpose()?;
         let length = path.as_os_str().as_bytes().len();
         ensure!(
             length <= PATH_BYTES_MAX,
-            "the path has {length} bytes and a socket's may have {PATH_BYTES_MAX}: use a shorter one"
+            "--socket-path: the path has {length} bytes and a socket's may have {PATH_BYTES_MAX}: use a shorter one"
         );
-        remove_stale(path)?;
+        look_at(path).with_context(|| format!("--socket-path={}", path.display()))?;
+        Ok(Self { path: path.to_owned(), mode, group })
+    }
+
+    /// Makes the socket, replacing one that nobody listens on any more. From here on whoever connects waits to be served.
+    ///
+    /// # Errors
+    /// It cannot be made; one sentence that names the option.
+    pub(crate) fn bind(&self) -> Result<Endpoint> {
+        let listener = self.listen().with_context(|| format!("--socket-path={}", self.path.display()))?;
+        Ok(Endpoint::Listening(listener))
+    }
+
+    /// Sets permissions and group before anybody can connect.
+    fn listen(&self) -> Result<Listener> {
+        let path = &self.path;
+        if look_at(path)? == Found::Stale {
+            fs::remove_file(path).context("an old socket is there and cannot be removed")?;
+        }
         let address = SocketAddrUnix::new(path).context("it cannot be the path of a socket")?;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .context("no socket can be made")?;
+        let socket = new_socket(SocketFlags::CLOEXEC)?;
         match bind(&socket, &address) {
             Ok(()) => {}
-            Err(Errno::NOENT) => bail!("the directory does not exist: make it first or use another path"),
             Err(Errno::ADDRINUSE) => bail!("another process has just taken it: use another path"),
             Err(error) => return Err(error).context("the socket cannot be made there"),
         }
         let made = fs::symlink_metadata(path).context("the socket has gone")?;
         let name = Name { path: path.to_owned(), identity: (made.dev(), made.ino()) };
-        if let Some(group) = group {
+        if let Some(group) = self.group {
             chown(path, None, Some(group)).context("its group cannot be set (--socket-group)")?;
         }
-        if let Some(mode) = mode {
+        if let Some(mode) = self.mode {
             fs::set_permissions(path, fs::Permissions::from_mode(mode))
                 .context("its permissions cannot be set (--socket-mode)")?;
         }
         listen(&socket, BACKLOG).context("nobody can connect to it")?;
-        Ok(Self { socket: socket.into(), _name: Some(name) })
+        Ok(Listener { socket: socket.into(), _name: Some(name) })
     }
 }
 
-/// Makes way for a new socket at `path`: only a socket that refuses connections is removed.
-fn remove_stale(path: &Path) -> Result<()> {
+/// What stands in the way of a new socket.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    /// A socket that refuses connections: whoever listened has gone.
+    Stale,
+}
+
+/// Looks at what is at `path`. Whatever is not ours to remove is an error.
+fn look_at(path: &Path) -> Result<Found> {
     match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            ensure!(directory.is_dir(), "the directory does not exist: make it first or use another path");
+            return Ok(Found::Nothing);
+        }
         Err(error) => return Err(error).context("it cannot be looked at"),
         Ok(found) if !found.file_type().is_socket() => {
             bail!("there is a file that is not a socket: remove it or use another path")
         }
         Ok(_) => {}
     }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe =
-        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).context("no socket can be made")?;
+    let probe = new_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     match connect(&probe, &SocketAddrUnix::new(path)?) {
-        Err(Errno::CONNREFUSED) => {}
-        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::CONNREFUSED) => Ok(Found::Stale),
+        Err(Errno::NOENT) => Ok(Found::Nothing),
         Err(Errno::ACCESS | Errno::PERM) => bail!("there is a socket that we may not use: use another path"),
         // A full backlog, or a socket of another type, belongs to somebody as well.
         Ok(()) | Err(_) => bail!("another process is listening there: stop it or use another path"),
     }
-    fs::remove_file(path).context("an old socket is there and cannot be removed")
+}
+
+fn new_socket(flags: SocketFlags) -> Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).context("no socket can be made")
 }
 
 /// The number of a group given by name or number.
@@ -185,7 +214,9 @@ mod tests {
     use super::*;
 
     fn bound(path: &Path, mode: Option<u32>) -> Result<Endpoint, String> {
-        Endpoint::bind(path, mode, None).map_err(|error| format!("{error:#}"))
+        Address::new(path, mode, None)
+            .and_then(|address| address.bind())
+            .map_err(|error| format!("{error:#}"))
     }
 
     fn connected(path: &Path) -> bool {

@@ -8,24 +8,36 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::info;
 
 use crate::cli::{BlkFile, BlkOptions};
-use crate::listen::Endpoint;
+use crate::listen::{Address, Endpoint};
 use crate::{stop, wire};
+
+/// Where front-ends are to come from.
+enum Origin {
+    Inherited(Endpoint),
+    Path(Address),
+}
 
 /// Serves the disk until a signal comes, or until the only front-end has left where there is but one.
 ///
 /// # Errors
 /// It cannot be served, or not any longer: one sentence.
 pub(crate) fn blk(options: &BlkOptions) -> Result<()> {
-    // First, since a descriptor that we opened ourselves must not be mistaken for one that was passed on to us. Whoever
-    // connects already waits a moment.
-    let endpoint = match (options.fd, &options.socket_path) {
-        (Some(fd), _) => Endpoint::inherit(fd)?,
-        (None, Some(path)) => Endpoint::bind(path, options.socket_mode, options.socket_group.as_deref())?,
+    // First: a descriptor that we opened ourselves must not be mistaken for one that was passed on to us.
+    let origin = match (options.fd, &options.socket_path) {
+        (Some(fd), _) => Origin::Inherited(Endpoint::inherit(fd)?),
+        (None, Some(path)) => {
+            Origin::Path(Address::new(path, options.socket_mode, options.socket_group.as_deref())?)
+        }
         (None, None) => bail!("give either --socket-path or --fd"),
     };
     let stop = stop::on_signal()?;
     raise_descriptor_limit();
     let server = wire::blk(options)?;
+    // Last: a socket that is there is one that is served.
+    let endpoint = match origin {
+        Origin::Inherited(endpoint) => endpoint,
+        Origin::Path(address) => address.bind()?,
+    };
     info!(version = env!("CARGO_PKG_VERSION"), disk = %name(&options.blk_file), "serving");
     let served = match endpoint {
         Endpoint::Listening(listener) => {
