@@ -88,6 +88,42 @@ impl Area {
         // SAFETY: `at` checks the bounds; the memory is alive as long as `self`.
         unsafe { shared::write_obj(self.at(offset, size_of::<T>()), value) }
     }
+
+    /// [`Area::load_u16`], relaxed, for who has checked before.
+    ///
+    /// # Safety
+    /// Two bytes at `offset` are in the area, at an even host address.
+    #[inline]
+    pub unsafe fn load_u16_unchecked(&self, offset: usize) -> u16 {
+        debug_assert!(self.at(offset, 2).cast::<u16>().is_aligned());
+        // SAFETY: in bounds and aligned by the caller, alive as long as `self`; otherwise as in `atomic`.
+        u16::from_le(
+            unsafe { AtomicU16::from_ptr(self.host.add(offset).cast().as_ptr()) }.load(Ordering::Relaxed),
+        )
+    }
+
+    /// Loads a little-endian 64-bit field, once, for who has checked before.
+    ///
+    /// # Safety
+    /// Eight bytes at `offset` are in the area, at a host address that is a multiple of eight.
+    #[inline]
+    pub unsafe fn load_u64_unchecked(&self, offset: usize) -> u64 {
+        debug_assert!(self.at(offset, 8).cast::<u64>().is_aligned());
+        // SAFETY: in bounds and aligned by the caller, alive as long as `self`; nobody in this program writes there but
+        // by copies and atomics.
+        u64::from_le(unsafe { self.host.add(offset).cast::<u64>().as_ptr().read_volatile() })
+    }
+
+    /// [`Area::write`] for who has checked before.
+    ///
+    /// # Safety
+    /// `size_of::<T>()` bytes at `offset` are in the area.
+    #[inline]
+    pub unsafe fn write_unchecked<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
+        debug_assert!(self.at(offset, size_of::<T>()) >= self.host);
+        // SAFETY: in bounds by the caller; the memory is alive as long as `self`.
+        unsafe { shared::write_obj(self.host.add(offset), value) }
+    }
 }
 
 // SAFETY: shared memory that any thread may access, by atomics and copies only, while the mapping lives.

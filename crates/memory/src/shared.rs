@@ -1,6 +1,7 @@
 //! Copies from and to memory that others write at the same time.
 #![expect(unsafe_code, reason = "island: the only copies of guest bytes")]
 
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -35,20 +36,42 @@ pub(crate) unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len) }
 }
 
-/// Reads one value, once: what is returned does not change under the caller's hands.
+/// Reads one value, once: what is returned does not change under the caller's hands. Where it lies aligned, in whole words,
+/// so that a field of up to eight bytes is not torn.
 ///
 /// # Safety
 /// `from` must be valid for `size_of::<T>()` bytes of shared memory.
 #[inline]
 pub(crate) unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
-    /// Anywhere in memory, as the guest puts it.
-    #[repr(C, packed)]
-    struct Unaligned<T>(std::mem::MaybeUninit<T>);
+    if !size_of::<T>().is_multiple_of(8) || !from.cast::<u64>().is_aligned() {
+        // SAFETY: the caller's promise.
+        return unsafe { read_bytes(from) };
+    }
+    let mut value = MaybeUninit::<T>::uninit();
+    for i in 0..size_of::<T>() / 8 {
+        // Volatile, so that the compiler can neither repeat the read nor leave it out.
+        // SAFETY: both are valid for the size of `T`, `from` by the caller, and `from` is aligned (checked above).
+        unsafe {
+            let word = from.cast::<u64>().add(i).as_ptr().read_volatile();
+            value.as_mut_ptr().cast::<u64>().add(i).write_unaligned(word);
+        }
+    }
+    // SAFETY: all of its bytes were written, and `T` may hold any (`FromBytes`).
+    unsafe { value.assume_init() }
+}
 
-    // Volatile, so that the compiler can neither repeat the read nor leave it out.
-    // SAFETY: `from` is valid by the caller, and the type has alignment 1.
-    let value = unsafe { from.cast::<Unaligned<T>>().as_ptr().read_volatile() }.0;
-    // SAFETY: `T` may hold any bytes (`FromBytes`), and these were read.
+/// [`read_obj`] for what is small or lies askew. Apart, so that it takes no room where it is rarely needed.
+///
+/// # Safety
+/// As [`read_obj`].
+#[inline(never)]
+unsafe fn read_bytes<T: FromBytes>(from: NonNull<u8>) -> T {
+    let mut value = MaybeUninit::<T>::uninit();
+    for i in 0..size_of::<T>() {
+        // SAFETY: both are valid for the size of `T`, `from` by the caller.
+        unsafe { value.as_mut_ptr().cast::<u8>().add(i).write(from.add(i).as_ptr().read_volatile()) }
+    }
+    // SAFETY: all of its bytes were written, and `T` may hold any (`FromBytes`).
     unsafe { value.assume_init() }
 }
 

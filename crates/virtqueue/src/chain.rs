@@ -1,7 +1,8 @@
 //! Descriptor chains.
 
 use crate::RingError;
-use kickless_memory::{Area, Gpa, Map};
+use crate::device::Metadata;
+use kickless_memory::{Gpa, Map};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 
 /// The most descriptors in a chain with an indirect table, where the queue itself is smaller.
@@ -66,137 +67,179 @@ impl Chain {
         self.writable_len
     }
 
+    /// Takes the chain that starts at descriptor `head`. Each descriptor is read once. After an error only `head` means
+    /// anything.
     #[inline]
-    fn clear(&mut self, head: u16) {
+    pub(crate) fn walk(&mut self, map: &Map, ring: &Metadata, head: u16) -> Result<(), RingError> {
+        let size = ring.options().size();
         self.head = head;
         self.buffers.clear();
         if self.buffers.capacity() > BUFFERS_KEPT {
             self.buffers.shrink_to(BUFFERS_KEPT);
         }
-        self.readable = 0;
-        self.readable_len = 0;
-        self.writable_len = 0;
-    }
-
-    /// Takes the chain that starts at `head` of the descriptor table `table` of `size` entries. Each descriptor is read
-    /// once. After an error the content is unspecified, but for `head`.
-    #[inline]
-    pub(crate) fn walk(
-        &mut self,
-        map: &Map,
-        table: &Area,
-        size: u16,
-        indirect: bool,
-        head: u16,
-    ) -> Result<(), RingError> {
-        self.clear(head);
         if head >= size {
             return Err(RingError::Head { head, size });
         }
-        let mut walk = Walk { chain: self, left: size, max: size, writable: false };
-        let read = |index: u16| Ok(table.read::<Desc>(size_of::<Desc>() * usize::from(index)));
-        if let Some(desc) = walk.table(head, u32::from(size), read)? {
-            walk.indirect(map, &desc, indirect)?;
+        let walk = Walk {
+            head,
+            left: size,
+            max: size,
+            writable: false,
+            readable: 0,
+            readable_len: 0,
+            writable_len: 0,
+        };
+        let (mut walk, table) =
+            walk.table(&mut self.buffers, head, u32::from(size), |index| Ok(ring.descriptor(index)))?;
+        if let Some(table) = table {
+            walk = walk.indirect(&mut self.buffers, map, &table, ring.options().indirect())?;
         }
-        let len = self.readable_len + self.writable_len;
+        let len = walk.readable_len + walk.writable_len;
         if len > CHAIN_BYTES_MAX {
             return Err(RingError::TooManyBytes { head, len });
         }
+        self.readable = walk.readable;
+        self.readable_len = walk.readable_len;
+        self.writable_len = walk.writable_len;
         Ok(())
     }
 }
 
-/// A walk under way.
-struct Walk<'a> {
-    chain: &'a mut Chain,
+/// A descriptor as it was read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Descriptor {
+    addr: Gpa,
+    len: u32,
+    flags: u16,
+    next: u16,
+}
+
+impl Descriptor {
+    /// From its two words, in our byte order: `addr`, then `len`, `flags` and `next` from the lowest bit on.
+    #[inline]
+    pub(crate) fn new([addr, rest]: [u64; 2]) -> Self {
+        Self { addr: Gpa(addr), len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
+    }
+
+    fn from_le(words: [u64; 2]) -> Self {
+        Self::new(words.map(u64::from_le))
+    }
+}
+
+/// A walk under way. It goes from hand to hand by value, so that it stays in registers.
+struct Walk {
+    head: u16,
     /// Descriptors that may still come.
     left: u16,
     /// What `left` started from.
     max: u16,
     /// Whether a writable buffer was seen.
     writable: bool,
+    /// How many readable buffers there are.
+    readable: usize,
+    readable_len: u64,
+    writable_len: u64,
 }
 
-impl Walk<'_> {
+impl Walk {
     /// Follows the chain from `index` in a table of `entries` descriptors. Ends with the descriptor of an indirect
     /// table, or with none at the end of the chain.
     #[inline]
     fn table(
-        &mut self,
+        mut self,
+        buffers: &mut Vec<Buffer>,
         mut index: u16,
         entries: u32,
-        read: impl Fn(u16) -> Result<Desc, RingError>,
-    ) -> Result<Option<Desc>, RingError> {
+        read: impl Fn(u16) -> Result<Descriptor, RingError>,
+    ) -> Result<(Self, Option<Descriptor>), RingError> {
+        let head = self.head;
         loop {
             // A loop has no end, but the count has.
-            let head = self.chain.head;
             self.left = self.left.checked_sub(1).ok_or(RingError::TooLong { head, max: self.max })?;
             let desc = read(index)?;
-            let flags = desc.flags.get();
-            if flags & DESC_F_INDIRECT != 0 {
-                return Ok(Some(desc));
+            if desc.flags & DESC_F_INDIRECT != 0 {
+                return Ok((self, Some(desc)));
             }
-            self.add(&desc, flags)?;
-            if flags & DESC_F_NEXT == 0 {
-                return Ok(None);
+            let writable = desc.flags & DESC_F_WRITE != 0;
+            if self.writable && !writable {
+                return Err(RingError::Order { head });
             }
-            index = desc.next.get();
+            self.writable = writable;
+            let len = u64::from(desc.len);
+            if writable {
+                self.writable_len += len;
+            } else {
+                self.readable_len += len;
+            }
+            if len != 0 {
+                buffers.push(Buffer { addr: desc.addr, len: desc.len });
+                self.readable += usize::from(!writable);
+            }
+            if desc.flags & DESC_F_NEXT == 0 {
+                return Ok((self, None));
+            }
+            index = desc.next;
             if u32::from(index) >= entries {
                 return Err(RingError::Next { head, next: index, entries });
             }
         }
     }
 
-    #[inline]
-    fn add(&mut self, desc: &Desc, flags: u16) -> Result<(), RingError> {
-        let buffer = Buffer { addr: Gpa(desc.addr.get()), len: desc.len.get() };
-        let writable = flags & DESC_F_WRITE != 0;
-        if writable {
-            self.writable = true;
-            self.chain.writable_len += u64::from(buffer.len);
-        } else if self.writable {
-            return Err(RingError::Order { head: self.chain.head });
-        } else {
-            self.chain.readable_len += u64::from(buffer.len);
-        }
-        if buffer.len != 0 {
-            self.chain.buffers.push(buffer);
-            self.chain.readable += usize::from(!writable);
-        }
-        Ok(())
-    }
-
     /// Goes on in the indirect table that `desc` describes, which ends the chain. Whether it says WRITE means nothing
     /// (virtio 1.3, section 2.7.5.3.2).
-    fn indirect(&mut self, map: &Map, desc: &Desc, negotiated: bool) -> Result<(), RingError> {
-        let (head, addr, len) = (self.chain.head, Gpa(desc.addr.get()), desc.len.get());
+    #[inline(never)]
+    fn indirect(
+        mut self,
+        buffers: &mut Vec<Buffer>,
+        map: &Map,
+        desc: &Descriptor,
+        negotiated: bool,
+    ) -> Result<Self, RingError> {
+        const DESC: u32 = size_of::<Desc>() as u32;
+        let (head, addr, len) = (self.head, desc.addr, desc.len);
         if !negotiated {
             return Err(RingError::IndirectNotNegotiated { head });
         }
-        if desc.flags.get() & DESC_F_NEXT != 0 {
-            return Err(RingError::IndirectNext { head, next: desc.next.get() });
+        if desc.flags & DESC_F_NEXT != 0 {
+            return Err(RingError::IndirectNext { head, next: desc.next });
         }
-        if len == 0 || !len.is_multiple_of(size_of::<Desc>() as u32) {
+        if len == 0 || !len.is_multiple_of(DESC) {
             return Err(RingError::IndirectLen { head, len });
         }
-        let entries = len / size_of::<Desc>() as u32;
         // The descriptor of the table itself is no part of the sum.
         self.left += 1;
         if self.max < INDIRECT_CHAIN_MAX {
             self.left += INDIRECT_CHAIN_MAX - self.max;
             self.max = INDIRECT_CHAIN_MAX;
         }
-        let nested = match map.span(addr, u64::from(len)) {
-            Some(span) => {
-                self.table(0, entries, |index| Ok(span.read(size_of::<Desc>() * usize::from(index))))?
-            }
-            // The table goes over the seam of two slots, or partly outside them.
-            None => self.table(0, entries, |index| {
-                addr.checked_add(size_of::<Desc>() as u64 * u64::from(index))
-                    .and_then(|at| map.read_obj(at).ok())
-                    .ok_or(RingError::IndirectUnmapped { head, addr: addr.0, len })
+        let entries = len / DESC;
+        let (walk, nested) = match map.span(addr, u64::from(len)) {
+            Some(span) => self.table(buffers, 0, entries, |index| {
+                Ok(Descriptor::from_le(span.read(DESC as usize * usize::from(index))))
             })?,
+            None => self.scattered(buffers, map, addr, len)?,
         };
-        nested.map_or(Ok(()), |_| Err(RingError::IndirectNested { head }))
+        match nested {
+            None => Ok(walk),
+            Some(_) => Err(RingError::IndirectNested { head }),
+        }
+    }
+
+    /// The table goes over the seam of two slots, or partly outside them.
+    #[cold]
+    fn scattered(
+        self,
+        buffers: &mut Vec<Buffer>,
+        map: &Map,
+        addr: Gpa,
+        len: u32,
+    ) -> Result<(Self, Option<Descriptor>), RingError> {
+        let head = self.head;
+        self.table(buffers, 0, len / size_of::<Desc>() as u32, |index| {
+            addr.checked_add(size_of::<Desc>() as u64 * u64::from(index))
+                .and_then(|at| map.read_obj(at).ok())
+                .map(Descriptor::from_le)
+                .ok_or(RingError::IndirectUnmapped { head, addr: addr.0, len })
+        })
     }
 }

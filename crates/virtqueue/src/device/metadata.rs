@@ -1,6 +1,11 @@
 //! A queue's shape, and its areas mapped once.
+#![expect(
+    unsafe_code,
+    reason = "island: ring entries at masked indices, without a second look at the bounds"
+)]
 
 use super::suppress::{Cells, Word};
+use crate::chain::Descriptor;
 use kickless_memory::{Area, Map, Unmapped, UserAddr};
 use kickless_spec::ring::{
     Desc, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem, avail_len, desc_len, used_len,
@@ -68,9 +73,9 @@ pub struct Addresses {
 /// A queue's areas, translated once and written to directly until the memory behind them changes.
 #[derive(Debug)]
 pub struct Metadata {
-    pub(super) desc: Area,
-    pub(super) avail: Area,
-    pub(super) used: Area,
+    desc: Area,
+    avail: Area,
+    used: Area,
     options: Options,
 }
 
@@ -94,21 +99,44 @@ impl Metadata {
         &self.options
     }
 
-    /// The entry of the avail ring in `slot`, which is smaller than the size.
+    /// Descriptor `index`, modulo the size, read once.
     #[inline]
-    pub(super) fn avail_entry(&self, slot: u16) -> u16 {
+    pub(crate) fn descriptor(&self, index: u16) -> Descriptor {
+        let at = size_of::<Desc>() * usize::from(index & self.mask());
+        // SAFETY:
+        // - `desc` was made `desc_len(size)` long, and a masked index is smaller than the size;
+        // - it starts at a multiple of 16, and so does each descriptor.
+        let words = unsafe { [self.desc.load_u64_unchecked(at), self.desc.load_u64_unchecked(at + 8)] };
+        Descriptor::new(words)
+    }
+
+    /// The entry of the avail ring at `index`, modulo the size.
+    #[inline]
+    pub(super) fn avail_entry(&self, index: u16) -> u16 {
+        let at = RING_ENTRIES + 2 * usize::from(index & self.mask());
         // Relaxed: the acquiring load of avail.idx has put it in order.
-        self.avail.load_u16(RING_ENTRIES + 2 * usize::from(slot), Ordering::Relaxed)
+        // SAFETY:
+        // - `avail` was made at least `avail_len(size)` long, and a masked index is smaller than the size;
+        // - it starts at an even address, and so does each entry.
+        unsafe { self.avail.load_u16_unchecked(at) }
+    }
+
+    /// The used element at `index`, modulo the size.
+    pub(super) fn used_elem(&self, index: u16) -> UsedElem {
+        self.used.read(RING_ENTRIES + size_of::<UsedElem>() * usize::from(index & self.mask()))
+    }
+
+    /// Fills the used element at `index`, modulo the size.
+    #[inline]
+    pub(super) fn set_used_elem(&self, index: u16, elem: &UsedElem) {
+        let at = RING_ENTRIES + size_of::<UsedElem>() * usize::from(index & self.mask());
+        // SAFETY: `used` was made at least `used_len(size)` long, and a masked index is smaller than the size.
+        unsafe { self.used.write_unchecked(at, elem) }
     }
 
     #[inline]
-    pub(super) fn used_elem(&self, slot: u16) -> UsedElem {
-        self.used.read(RING_ENTRIES + size_of::<UsedElem>() * usize::from(slot))
-    }
-
-    #[inline]
-    pub(super) fn set_used_elem(&self, slot: u16, elem: &UsedElem) {
-        self.used.write(RING_ENTRIES + size_of::<UsedElem>() * usize::from(slot), elem);
+    fn mask(&self) -> u16 {
+        self.options.size - 1
     }
 
     /// The area that holds a word, and where.

@@ -69,16 +69,12 @@ impl Queue {
         queue
     }
 
-    fn mask(&self) -> u16 {
-        self.options.size() - 1
-    }
-
     pub(super) fn remap(&mut self, metadata: Metadata) {
         assert_eq!(*metadata.options(), self.options, "areas of another shape");
         self.unmap();
         let first = self.next_used.wrapping_sub(self.held.len() as u16);
         for (i, elem) in self.held.iter().enumerate() {
-            metadata.set_used_elem(first.wrapping_add(i as u16) & self.mask(), elem);
+            metadata.set_used_elem(first.wrapping_add(i as u16), elem);
         }
         self.held = Vec::new();
         if self.options.event_idx() {
@@ -104,7 +100,7 @@ impl Queue {
         // Read back from the ring: what the driver scribbled there in the meantime harms itself alone.
         let mut at = self.published;
         while at != self.next_used {
-            self.held.push(metadata.used_elem(at & self.mask()));
+            self.held.push(metadata.used_elem(at));
             at = at.wrapping_add(1);
         }
     }
@@ -120,8 +116,8 @@ impl Queue {
             return Ok(false);
         }
         let Some(metadata) = &self.metadata else { return Ok(false) };
-        let head = metadata.avail_entry(self.next_avail & self.mask());
-        let walked = chain.walk(map, &metadata.desc, self.options.size(), self.options.indirect(), head);
+        let head = metadata.avail_entry(self.next_avail);
+        let walked = chain.walk(map, metadata, head);
         if let Err(error) = walked {
             return Err(self.latch(error));
         }
@@ -183,7 +179,7 @@ impl Queue {
     pub(super) fn push(&mut self, head: u16, len: u32) {
         let elem = UsedElem { id: u32::from(head).into(), len: len.into() };
         match &self.metadata {
-            Some(metadata) => metadata.set_used_elem(self.next_used & self.mask(), &elem),
+            Some(metadata) => metadata.set_used_elem(self.next_used, &elem),
             None => self.held.push(elem),
         }
         self.next_used = self.next_used.wrapping_add(1);
