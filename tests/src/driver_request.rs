@@ -1,5 +1,7 @@
 //! virtio-blk requests (virtio 1.3, section 5.2.6), cut into buffers in every way that the standard allows.
 
+use std::fmt;
+
 use anyhow::{Result, ensure};
 use kickless_memory::{Gpa, Unmapped};
 use kickless_spec::blk::{self, Header};
@@ -27,6 +29,13 @@ pub struct Request {
     pub write: Vec<u8>,
     /// Bytes of data from the device.
     pub read_len: usize,
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Request { kind, sector, write, read_len } = self;
+        write!(f, "request of type {kind} at sector {sector}, {} bytes out, {read_len} in", write.len())
+    }
 }
 
 impl Request {

@@ -8,7 +8,7 @@ use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 
 use crate::driver::Queue;
-use crate::driver_request::{Layout, Outcome, Place, Request};
+use crate::driver_request::{LAYOUTS, Layout, Outcome, Place, Request, pattern};
 use crate::frontend::{Frontend, LIMIT};
 use crate::frontend_memory::Ram;
 
@@ -103,15 +103,9 @@ impl Machine {
     /// # Errors
     /// It does not come back.
     pub fn perform(&mut self, queue: u16, request: &Request, layout: Layout) -> Result<Outcome> {
-        let place = self.places[usize::from(queue)];
-        let buffers = place.lay_out(&self.ram, request, layout)?;
-        let table = self.shape.indirect.then(|| place.table());
-        let queue = &mut self.queues[usize::from(queue)];
-        let head = queue.submit(&self.ram, &buffers, table)?;
-        queue.flush();
-        let used = queue.wait_used(Instant::now() + LIMIT).with_context(|| format!("{request:?}"))?;
-        ensure!(used.head == head, "chain {} comes back, {head} was submitted", used.head);
-        Ok(place.outcome(&self.ram, request, used.len)?)
+        let (ram, indirect) = (&self.ram, self.shape.indirect);
+        let place = &self.places[usize::from(queue)];
+        perform(ram, &mut self.queues[usize::from(queue)], place, indirect, request, layout)
     }
 
     /// Writes to the disk.
@@ -144,4 +138,55 @@ impl Machine {
         }
         Ok(())
     }
+}
+
+/// Performs one request on a queue, which has nothing else in flight, sleeping until the device calls.
+///
+/// # Errors
+/// It does not come back.
+pub fn perform(
+    ram: &Ram,
+    queue: &mut Queue,
+    place: &Place,
+    indirect: bool,
+    request: &Request,
+    layout: Layout,
+) -> Result<Outcome> {
+    let buffers = place.lay_out(ram, request, layout)?;
+    let head = queue.submit(ram, &buffers, indirect.then(|| place.table()))?;
+    queue.flush();
+    let used = queue.wait_used(Instant::now() + LIMIT).with_context(|| request.to_string())?;
+    ensure!(used.head == head, "chain {} comes back, {head} was submitted", used.head);
+    Ok(place.outcome(ram, request, used.len)?)
+}
+
+/// Writes to the sectors from `sector` on, reads back and compares, again and again until `enough`, which is told how often
+/// that was.
+///
+/// # Errors
+/// A request fails, or what is read is not what was written.
+pub fn hammer(
+    ram: &Ram,
+    queue: &mut Queue,
+    place: &Place,
+    indirect: bool,
+    sector: u64,
+    enough: impl Fn(u64) -> bool,
+) -> Result<()> {
+    let mut rounds = 0;
+    // Most layouts of LAYOUTS take more descriptors than a small ring has.
+    let layouts = LAYOUTS.iter().filter(|layout| indirect || !matches!(layout, Layout::Pieces(_)));
+    for layout in layouts.cycle() {
+        let data = pattern(sector << 32 | rounds, 4096);
+        let wrote = perform(ram, queue, place, indirect, &Request::write(sector, &data), *layout)?;
+        ensure!(wrote.status == blk::S_OK, "write {rounds}: status {}", wrote.status);
+        let read = perform(ram, queue, place, indirect, &Request::read(sector, data.len()), *layout)?;
+        ensure!(read.status == blk::S_OK, "read {rounds}: status {}", read.status);
+        ensure!(read.data == data, "round {rounds}: what is read is not what was written");
+        rounds += 1;
+        if enough(rounds) {
+            break;
+        }
+    }
+    Ok(())
 }

@@ -7,6 +7,7 @@ pub mod driver_request;
 pub mod frontend;
 pub mod frontend_machine;
 pub mod frontend_memory;
+pub mod frontend_served;
 pub mod guest;
 pub mod qemu;
 pub mod qmp;

@@ -1,0 +1,110 @@
+//! A daemon with a scratch image, and what must hold of it after each test.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
+
+use crate::daemon::{Daemon, DaemonConfig};
+use crate::driver_request::pattern;
+use crate::frontend_machine::{Machine, Shape};
+use crate::guest::image_dir;
+
+/// Bytes of the image.
+pub const IMAGE_SIZE: u64 = 64 << 20;
+
+/// Makes a test of each function, which takes the name of an engine, for each engine.
+#[macro_export]
+macro_rules! with_each_engine {
+    ($($name:ident)*) => {
+        mod io_uring {
+            $(#[test] fn $name() { super::$name("io_uring"); })*
+        }
+        mod threads {
+            $(#[test] fn $name() { super::$name("threads"); })*
+        }
+    };
+}
+
+/// A running daemon.
+pub struct Served {
+    /// The daemon.
+    pub daemon: Daemon,
+    image: PathBuf,
+    holdings: (usize, usize),
+    _dir: TempDir,
+}
+
+impl Served {
+    /// Starts a daemon with an image of zeroes.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(engine: &str, arguments: &[&str]) -> Result<Served> {
+        let dir = image_dir()?;
+        let image = dir.path().join("disk.img");
+        File::create_new(&image)?.set_len(IMAGE_SIZE)?;
+        let daemon = Daemon::start(&DaemonConfig {
+            engine: Some(engine.to_owned()),
+            arguments: arguments.iter().map(ToString::to_string).collect(),
+            ..DaemonConfig::new(&image)
+        })?;
+        let holdings = daemon.holdings()?;
+        Ok(Served { daemon, image, holdings, _dir: dir })
+    }
+
+    /// Where front-ends connect.
+    pub fn socket(&self) -> &Path {
+        self.daemon.socket()
+    }
+
+    /// Bytes of the image.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn on_disk(&self, sector: u64, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        File::open(&self.image)?.read_exact_at(&mut bytes, sector * 512)?;
+        Ok(bytes)
+    }
+
+    /// The next front-end is served, and nothing is left of the ones before it.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn serves_the_next(&self) -> Result<()> {
+        let mut machine = Machine::start(self.socket(), &Shape::default()).context("the next front-end")?;
+        let data = pattern(self.daemon.log().len() as u64, 4096);
+        machine.write(0, 64, &data)?;
+        ensure!(machine.read(0, 64, data.len())? == data, "the next front-end reads what it did not write");
+        machine.stop()?;
+        drop(machine);
+        self.daemon.returns_to(self.holdings)
+    }
+
+    /// Ends the daemon with SIGTERM; its log. It must have gone on until now and end with status 0.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn end(self) -> Result<Vec<String>> {
+        let (status, log) = self.daemon.stop()?;
+        ensure!(status.code() == Some(0), "after SIGTERM: {status}");
+        let panics: Vec<&String> = log.iter().filter(|line| line.contains("panicked")).collect();
+        ensure!(panics.is_empty(), "{panics:#?}");
+        Ok(log)
+    }
+
+    /// As [`Served::end`], but nothing must have troubled the daemon either.
+    ///
+    /// # Errors
+    /// Something has.
+    pub fn end_untroubled(self) -> Result<()> {
+        let log = self.end()?;
+        let trouble: Vec<&String> =
+            log.iter().filter(|line| line.contains(" WARN ") || line.contains(" ERROR ")).collect();
+        ensure!(trouble.is_empty(), "{trouble:#?}");
+        Ok(())
+    }
+}
