@@ -1,8 +1,8 @@
 //! The device end of a split ring in hostile memory.
 //!
-//! The input is the shape of the queue, an image of what is in memory to begin with, and then a sequence of operations: the
-//! device's, and writes by the driver between them. Nothing in it may panic, take long, or hand out what breaks the
-//! promises of `pop`.
+//! The input is the shape of the queue, an image of what is in memory to begin with, and then a sequence of
+//! operations: the device's, and writes by the driver between them. Nothing in it may panic, take long, or
+//! hand out what breaks the promises of `pop`.
 #![no_main]
 
 use std::sync::{Arc, LazyLock};
@@ -12,8 +12,8 @@ use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
 use kickless_virtqueue::{Chain, INDIRECT_CHAIN_MAX};
 use libfuzzer_sys::fuzz_target;
 
-/// Two slots with a seam between them; the descriptor table of 256 entries is the first page, then come the rings and
-/// what indirect tables may lie in.
+/// Two slots with a seam between them; the descriptor table of 256 entries is the first page, then come the
+/// rings and what indirect tables may lie in.
 const SEAM: u64 = 0x3000;
 const END: u64 = 0x4000;
 const DESC: u64 = 0;

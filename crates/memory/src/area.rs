@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A contiguous, aligned range of guest memory, translated once (a descriptor table, an available or a used ring). The
-/// pointer goes with its validated length, and keeps its mapping alive.
+/// A contiguous, aligned range of guest memory, translated once (a descriptor table, an available or a used
+/// ring). The pointer goes with its validated length, and keeps its mapping alive.
 #[derive(Debug)]
 pub struct Area {
     host: NonNull<u8>,
@@ -46,7 +46,8 @@ impl Area {
     /// The host address of `len` bytes at `offset`.
     ///
     /// # Panics
-    /// The range is not in the area: offsets come from our own arithmetic over a validated size, never from the guest.
+    /// The range is not in the area: offsets come from our own arithmetic over a validated size, never from
+    /// the guest.
     #[inline]
     fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(offset <= self.len && len <= self.len - offset, "ring access out of its area");
@@ -58,8 +59,8 @@ impl Area {
     fn atomic(&self, offset: usize) -> &AtomicU16 {
         let at = self.at(offset, 2).cast::<u16>();
         assert!(at.is_aligned(), "misaligned ring index");
-        // SAFETY: in bounds and aligned (checked above), alive as long as `self`; all of our accesses to ring indices
-        // are atomic, and what the guest does to them is not in this program.
+        // SAFETY: in bounds and aligned (checked above), alive as long as `self`; all of our accesses to ring
+        // indices are atomic, and what the guest does to them is not in this program.
         unsafe { AtomicU16::from_ptr(at.as_ptr()) }
     }
 
@@ -109,8 +110,8 @@ impl Area {
     #[inline]
     pub unsafe fn load_u64_unchecked(&self, offset: usize) -> u64 {
         debug_assert!(self.at(offset, 8).cast::<u64>().is_aligned());
-        // SAFETY: in bounds and aligned by the caller, alive as long as `self`; nobody in this program writes there but
-        // by copies and atomics.
+        // SAFETY: in bounds and aligned by the caller, alive as long as `self`; nobody in this program writes
+        // there but by copies and atomics.
         u64::from_le(unsafe { self.host.add(offset).cast::<u64>().as_ptr().read_volatile() })
     }
 

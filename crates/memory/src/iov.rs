@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 /// The buffers of one request as the kernel takes them (`struct iovec`), in order.
 ///
-/// It holds the map that it was translated with, so that no address in it dangles. A request slot keeps its `Iov` from
-/// request to request: the reference is taken when the map changed, not for each request. What the operating system has
-/// not finished with must own the `Iov` until it has; that is the engines' business.
+/// It holds the map that it was translated with, so that no address in it dangles. A request slot keeps its
+/// `Iov` from request to request: the reference is taken when the map changed, not for each request. What the
+/// operating system has not finished with must own the `Iov` until it has; that is the engines' business.
 #[derive(Debug, Default)]
 pub struct Iov {
     /// `first..` are not used up yet.
@@ -42,7 +42,8 @@ impl Iov {
     /// Adds `len` bytes at `gpa`. Ranges that follow one another in host memory become one segment.
     ///
     /// # Errors
-    /// A part of the range is not guest memory, or it was filled from another map so far; it is unchanged then.
+    /// A part of the range is not guest memory, or it was filled from another map so far; it is unchanged
+    /// then.
     #[inline]
     pub fn push(&mut self, map: &Arc<Map>, gpa: Gpa, len: u32) -> Result<(), Unmapped> {
         let unmapped = Unmapped { addr: gpa.0, len: u64::from(len) };
@@ -88,8 +89,8 @@ impl Iov {
         self.len == 0
     }
 
-    /// The segments left. The addresses are valid for reading and writing while this `Iov` is neither changed nor dropped,
-    /// and others write there at any time.
+    /// The segments left. The addresses are valid for reading and writing while this `Iov` is neither changed
+    /// nor dropped, and others write there at any time.
     pub fn segments(&self) -> &[libc::iovec] {
         &self.segments[self.first..]
     }
@@ -164,5 +165,6 @@ impl Iov {
     }
 }
 
-// SAFETY: the pointers are to shared memory that any thread may access, by copies only, and `pin` keeps it mapped.
+// SAFETY: the pointers are to shared memory that any thread may access, by copies only, and `pin` keeps it
+// mapped.
 unsafe impl Send for Iov {}

@@ -11,8 +11,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// `from` must be valid for that many bytes of shared memory, which no Rust reference covers.
 #[inline]
 pub(crate) unsafe fn read(from: NonNull<u8>, into: &mut [u8]) {
-    // SAFETY: both are valid for the length: `from` by the caller, `into` as a reference; a reference never covers
-    // guest memory, so they do not overlap. A racing write by the guest can tear the copy, which is checked afterwards.
+    // SAFETY: both are valid for the length: `from` by the caller, `into` as a reference; a reference never
+    // covers guest memory, so they do not overlap. A racing write by the guest can tear the copy, which is
+    // checked afterwards.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) }
 }
 
@@ -29,15 +30,17 @@ pub(crate) unsafe fn write(to: NonNull<u8>, from: &[u8]) {
 /// Copies `len` bytes between two places that others may write at the same time.
 ///
 /// # Safety
-/// Both must be valid for that many bytes of shared memory, which no Rust reference covers, and they must not overlap.
+/// Both must be valid for that many bytes of shared memory, which no Rust reference covers, and they must not
+/// overlap.
 #[inline]
 pub(crate) unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
-    // SAFETY: the caller's promise. A racing write can tear the copy; neither side's bytes mean anything to us.
+    // SAFETY: the caller's promise. A racing write can tear the copy; neither side's bytes mean anything to
+    // us.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len) }
 }
 
-/// Reads one value, once: what is returned does not change under the caller's hands. Where it lies aligned, in whole words,
-/// so that a field of up to eight bytes is not torn.
+/// Reads one value, once: what is returned does not change under the caller's hands. Where it lies aligned,
+/// in whole words, so that a field of up to eight bytes is not torn.
 ///
 /// # Safety
 /// `from` must be valid for `size_of::<T>()` bytes of shared memory.
@@ -49,8 +52,8 @@ pub(crate) unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
     }
     let mut value = MaybeUninit::<T>::uninit();
     for i in 0..size_of::<T>() / 8 {
-        // Volatile, so that the compiler can neither repeat the read nor leave it out.
-        // SAFETY: both are valid for the size of `T`, `from` by the caller, and `from` is aligned (checked above).
+        // Volatile, so that the compiler can neither repeat the read nor leave it out. SAFETY: both are valid
+        // for the size of `T`, `from` by the caller, and `from` is aligned (checked above).
         unsafe {
             let word = from.cast::<u64>().add(i).as_ptr().read_volatile();
             value.as_mut_ptr().cast::<u64>().add(i).write_unaligned(word);

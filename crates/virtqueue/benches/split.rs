@@ -1,5 +1,5 @@
-//! What a request costs in the ring alone: pop, push and publish of a chain of three descriptors (a header, a page, a
-//! status byte), in batches of 32. `cargo bench -p kickless-virtqueue`.
+//! What a request costs in the ring alone: pop, push and publish of a chain of three descriptors (a header, a
+//! page, a status byte), in batches of 32. `cargo bench -p kickless-virtqueue`.
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../tests/model/mod.rs"]

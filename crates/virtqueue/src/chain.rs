@@ -7,9 +7,9 @@ use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 
 /// The most descriptors in a chain with an indirect table, where the queue itself is smaller.
 ///
-/// The standard allows no chain longer than the queue size (virtio 1.3, section 2.7.5.3.1), but Linux' driver heeds only
-/// what the device's config space says (`seg_max` of a disk), which the device must fix before it learns the queue
-/// size. So, like QEMU, we take what the largest queue of that age would have allowed.
+/// The standard allows no chain longer than the queue size (virtio 1.3, section 2.7.5.3.1), but Linux' driver
+/// heeds only what the device's config space says (`seg_max` of a disk), which the device must fix before it
+/// learns the queue size. So, like QEMU, we take what the largest queue of that age would have allowed.
 pub const INDIRECT_CHAIN_MAX: u16 = 1024;
 
 /// Bytes in a chain, at most (virtio 1.3, section 2.7.5.2).
@@ -67,8 +67,8 @@ impl Chain {
         self.writable_len
     }
 
-    /// Takes the chain that starts at descriptor `head`. Each descriptor is read once. After an error only `head` means
-    /// anything.
+    /// Takes the chain that starts at descriptor `head`. Each descriptor is read once. After an error only
+    /// `head` means anything.
     #[inline]
     pub(crate) fn walk(&mut self, map: &Map, ring: &Metadata, head: u16) -> Result<(), RingError> {
         let size = ring.options().size();
@@ -142,8 +142,8 @@ struct Walk {
 }
 
 impl Walk {
-    /// Follows the chain from `index` in a table of `entries` descriptors. Ends with the descriptor of an indirect
-    /// table, or with none at the end of the chain.
+    /// Follows the chain from `index` in a table of `entries` descriptors. Ends with the descriptor of an
+    /// indirect table, or with none at the end of the chain.
     #[inline]
     fn table(
         mut self,
@@ -185,8 +185,8 @@ impl Walk {
         }
     }
 
-    /// Goes on in the indirect table that `desc` describes, which ends the chain. Whether it says WRITE means nothing
-    /// (virtio 1.3, section 2.7.5.3.2).
+    /// Goes on in the indirect table that `desc` describes, which ends the chain. Whether it says WRITE means
+    /// nothing (virtio 1.3, section 2.7.5.3.2).
     #[inline(never)]
     fn indirect(
         mut self,

@@ -1,7 +1,7 @@
 //! What a driver can do to its ring that ends the ring.
 
-/// The driver broke the rules of the ring. The queue hands out no more chains; what it handed out can still be pushed and
-/// published.
+/// The driver broke the rules of the ring. The queue hands out no more chains; what it handed out can still
+/// be pushed and published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
     /// The avail index is further on than there are free descriptors.

@@ -1,15 +1,16 @@
 //! Virtqueues: the device end.
 //!
-//! A queue hands out the chains that the driver made available ([`device::Queue::pop`]), takes back what the device has
-//! used ([`device::Queue::push`], [`device::Queue::publish`]) and settles who has to notify whom. It does no I/O and owns
-//! no thread; one worker at a time has it.
+//! A queue hands out the chains that the driver made available ([`device::Queue::pop`]), takes back what the
+//! device has used ([`device::Queue::push`], [`device::Queue::publish`]) and settles who has to notify whom.
+//! It does no I/O and owns no thread; one worker at a time has it.
 //!
-//! The ring areas are translated once ([`device::Metadata`]) and then read and written directly. What a chain's buffers
-//! point at is *not* translated here: an address outside guest memory is the fault of one request, to be answered with
-//! that request's status, whereas a malformed chain is the fault of the ring, which stops ([`RingError`]).
+//! The ring areas are translated once ([`device::Metadata`]) and then read and written directly. What a
+//! chain's buffers point at is *not* translated here: an address outside guest memory is the fault of one
+//! request, to be answered with that request's status, whereas a malformed chain is the fault of the ring,
+//! which stops ([`RingError`]).
 //!
-//! Everything in the rings is hostile. Each field is read once, checked, and the copy used; no content of them makes
-//! this crate panic, allocate more than a chain's worth, or run longer than a chain may be.
+//! Everything in the rings is hostile. Each field is read once, checked, and the copy used; no content of
+//! them makes this crate panic, allocate more than a chain's worth, or run longer than a chain may be.
 //!
 //! ```
 //! use kickless_memory::{Gpa, Map, Slot, UserAddr};

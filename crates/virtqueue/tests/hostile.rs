@@ -181,7 +181,8 @@ fn indirect_table_outside_memory() {
     assert_eq!(error(&driver, &mut queue), unmapped);
 }
 
-/// The device ignores WRITE on the descriptor of a table; a table may follow direct descriptors; empty buffers are left out.
+/// The device ignores WRITE on the descriptor of a table; a table may follow direct descriptors; empty
+/// buffers are left out.
 #[test]
 fn unusual_but_legal() {
     let (driver, mut queue) = ring(true, &[(0x1000, 16, NEXT, 1), (model::TABLES, 48, INDIRECT | WRITE, 0)]);

@@ -1,7 +1,8 @@
 //! The suppression of kicks and calls in every order that the memory model allows.
 //!
-//! The functions under test are those that the rings use (`device::suppress`), over words that loom watches. Nobody
-//! polls here: who sleeps wakes only when told, so that a notification which is lost is a deadlock, and loom finds it.
+//! The functions under test are those that the rings use (`device::suppress`), over words that loom watches.
+//! Nobody polls here: who sleeps wakes only when told, so that a notification which is lost is a deadlock,
+//! and loom finds it.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-virtqueue --release --test loom`
 #![cfg(loom)]
@@ -222,8 +223,8 @@ fn no_call_is_lost_with_flags() {
     calls(false);
 }
 
-// The same race once, without sleeping, so that it can be shown that the fence is what decides it: loom cannot unwind out of
-// a deadlock.
+// The same race once, without sleeping, so that it can be shown that the fence is what decides it: loom
+// cannot unwind out of a deadlock.
 
 /// One publication against one look: the listener finds it, or is told.
 fn once(event_idx: bool, tell: fn(&Ring) -> bool, listen: fn(&Ring) -> bool) {

@@ -1,4 +1,5 @@
-//! The device end against a driver in miniature: each chain once, as it was written, whatever the sizes and orders.
+//! The device end against a driver in miniature: each chain once, as it was written, whatever the sizes and
+//! orders.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod model;
@@ -278,7 +279,8 @@ fn indices_wrap() {
     }
 }
 
-/// A device that polls draws no kick, however long, with either style; one that arms once more gets exactly one.
+/// A device that polls draws no kick, however long, with either style; one that arms once more gets exactly
+/// one.
 #[test]
 fn polling_draws_no_kick() {
     for (log_size, event_idx) in [(0, true), (0, false), (8, true), (8, false), (14, true), (15, true)] {

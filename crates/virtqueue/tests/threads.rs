@@ -1,5 +1,5 @@
-//! A driver and a device on two threads, each asleep whenever the ring lets it: a lost kick or call would leave both
-//! asleep.
+//! A driver and a device on two threads, each asleep whenever the ring lets it: a lost kick or call would
+//! leave both asleep.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod model;

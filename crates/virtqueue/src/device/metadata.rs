@@ -83,7 +83,8 @@ impl Metadata {
     /// Translates `addresses` for a queue of this shape.
     ///
     /// # Errors
-    /// An area that is not in one slot of `map`, or not aligned as virtio 1.3, section 2.7 asks (16, 2 and 4 bytes).
+    /// An area that is not in one slot of `map`, or not aligned as virtio 1.3, section 2.7 asks (16, 2 and 4
+    /// bytes).
     pub fn map(map: &Map, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
         let Options { size, event_idx, .. } = *options;
         Ok(Self {
@@ -130,7 +131,8 @@ impl Metadata {
     #[inline]
     pub(super) fn set_used_elem(&self, index: u16, elem: &UsedElem) {
         let at = RING_ENTRIES + size_of::<UsedElem>() * usize::from(index & self.mask());
-        // SAFETY: `used` was made at least `used_len(size)` long, and a masked index is smaller than the size.
+        // SAFETY: `used` was made at least `used_len(size)` long, and a masked index is smaller than the
+        // size.
         unsafe { self.used.write_unchecked(at, elem) }
     }
 

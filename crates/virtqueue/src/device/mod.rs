@@ -11,22 +11,25 @@
 //! ```
 //!
 //! # Who waits for whom
-//! Only the thread that holds the `Queue` touches it (`&mut self`); what runs beside it is the driver, in the ring's
-//! memory. The driver's words (`avail`, the descriptors) are only read here, ours (`used`) are only written, each with
-//! one writer. Two pairs of orders carry everything:
+//! Only the thread that holds the `Queue` touches it (`&mut self`); what runs beside it is the driver, in the
+//! ring's memory. The driver's words (`avail`, the descriptors) are only read here, ours (`used`) are only
+//! written, each with one writer. Two pairs of orders carry everything:
 //!
-//! * *Data.* The driver writes descriptors and ring entries, then `avail.idx` with release; a pop loads `avail.idx` with
-//!   acquire and reads only entries before it. The other way round, used elements and the bytes of the buffers are
-//!   written first, then `used.idx` with release, which the driver loads with acquire.
-//! * *Sleep.* Nobody sleeps on news that nobody will tell: the argument, with its fences and their partners, is in
-//!   [`suppress`]. `tests/loom.rs` runs those very functions against a driver in every order the memory model allows.
+//! * *Data.* The driver writes descriptors and ring entries, then `avail.idx` with release; a pop loads
+//!   `avail.idx` with acquire and reads only entries before it. The other way round, used elements and the
+//!   bytes of the buffers are written first, then `used.idx` with release, which the driver loads with
+//!   acquire.
+//! * *Sleep.* Nobody sleeps on news that nobody will tell: the argument, with its fences and their partners,
+//!   is in [`suppress`]. `tests/loom.rs` runs those very functions against a driver in every order the memory
+//!   model allows.
 //!
 //! # Memory that goes away
-//! [`Queue::unmap`] drops the areas and keeps the indices. Meanwhile a pop yields nothing, and what is pushed is held
-//! back (no more than the chains in flight, so never more than the queue size). [`Queue::remap`] writes it to the new
-//! areas, and the next [`Queue::publish`] shows it. Elements that were pushed but not yet published when the areas
-//! went are carried over too. So a completion is never lost to a change of memory, nor shown where the driver does not
-//! look. After a `remap` the owner looks at the ring as if kicked, and publishes.
+//! [`Queue::unmap`] drops the areas and keeps the indices. Meanwhile a pop yields nothing, and what is pushed
+//! is held back (no more than the chains in flight, so never more than the queue size). [`Queue::remap`]
+//! writes it to the new areas, and the next [`Queue::publish`] shows it. Elements that were pushed but not
+//! yet published when the areas went are carried over too. So a completion is never lost to a change of
+//! memory, nor shown where the driver does not look. After a `remap` the owner looks at the ring as if
+//! kicked, and publishes.
 
 mod metadata;
 mod split;
@@ -57,8 +60,8 @@ macro_rules! forward {
 impl Queue {
     /// A queue that goes on at entry `next_avail` of its avail ring. The used index is taken from the ring.
     ///
-    /// Kicks are neither enabled nor disabled yet: begin with [`Queue::arm`] or [`Queue::disarm`], and look at the ring
-    /// without waiting for a kick.
+    /// Kicks are neither enabled nor disabled yet: begin with [`Queue::arm`] or [`Queue::disarm`], and look
+    /// at the ring without waiting for a kick.
     ///
     /// # Panics
     /// `metadata` was mapped for other options.
@@ -66,7 +69,8 @@ impl Queue {
         Self::Split(Split::new(options, metadata, next_avail))
     }
 
-    /// Takes the areas where they are now; the indices stay. The queue is to be looked at as if kicked, and published.
+    /// Takes the areas where they are now; the indices stay. The queue is to be looked at as if kicked, and
+    /// published.
     ///
     /// # Panics
     /// `metadata` was mapped for other options.
@@ -94,31 +98,33 @@ impl Queue {
         forward!(self, pop, map, chain)
     }
 
-    /// Hands the chain that was popped last back to the ring: the device has no room for it. The next pop takes it again.
-    /// Only the last one, once; otherwise nothing happens.
+    /// Hands the chain that was popped last back to the ring: the device has no room for it. The next pop
+    /// takes it again. Only the last one, once; otherwise nothing happens.
     #[inline]
     pub fn unpop(&mut self) {
         forward!(self, unpop);
     }
 
-    /// Gives a popped chain back to the driver, `len` bytes of whose writable part were written. The driver does not see it
-    /// before [`Queue::publish`].
+    /// Gives a popped chain back to the driver, `len` bytes of whose writable part were written. The driver
+    /// does not see it before [`Queue::publish`].
     #[inline]
     pub fn push(&mut self, head: u16, len: u32) {
         forward!(self, push, head, len);
     }
 
-    /// Shows the driver what was pushed. Whether it wants to be called for it; a call that this asks for must be made.
+    /// Shows the driver what was pushed. Whether it wants to be called for it; a call that this asks for must
+    /// be made.
     ///
-    /// Once a batch: it costs a full fence. The first time the driver is called if in doubt, since what the last device
-    /// told it is not known.
+    /// Once a batch: it costs a full fence. The first time the driver is called if in doubt, since what the
+    /// last device told it is not known.
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
         forward!(self, publish)
     }
 
-    /// Enables kicks. Whether there is something to pop already: its kick may never come, so it must be popped now.
+    /// Enables kicks. Whether there is something to pop already: its kick may never come, so it must be
+    /// popped now.
     #[inline]
     #[must_use]
     pub fn arm(&mut self) -> bool {

@@ -24,8 +24,8 @@ enum Kicks {
 pub struct Queue {
     /// Next entry of the avail ring to pop.
     next_avail: u16,
-    /// `avail.idx` when it was read last, checked: entries before it may be popped. Equal to `next_avail` while unmapped or
-    /// broken, so that the quick way of a pop needs no other question.
+    /// `avail.idx` when it was read last, checked: entries before it may be popped. Equal to `next_avail`
+    /// while unmapped or broken, so that the quick way of a pop needs no other question.
     avail_seen: u16,
     /// Next element of the used ring to fill; those in `held` are counted.
     next_used: u16,
@@ -82,8 +82,9 @@ impl Queue {
             metadata.store(Word::UsedFlags, 0, Ordering::Relaxed);
         }
         self.metadata = Some(metadata);
-        // What the driver was told last is said again where it looks now. Whether there is work already need not be known
-        // here: the owner looks after this, whose fence has come before (see `super::Queue::remap`).
+        // What the driver was told last is said again where it looks now. Whether there is work already need
+        // not be known here: the owner looks after this, whose fence has come before (see
+        // `super::Queue::remap`).
         match std::mem::replace(&mut self.kicks, Kicks::Unknown) {
             Kicks::Unknown => {}
             Kicks::On => {
@@ -133,7 +134,8 @@ impl Queue {
             return Err(error);
         }
         let Some(metadata) = &self.metadata else { return Ok(false) };
-        // Acquire: entries and descriptors before this index are read after it; its partner is the driver's release.
+        // Acquire: entries and descriptors before this index are read after it; its partner is the driver's
+        // release.
         let idx = metadata.load(Word::AvailIdx, Ordering::Acquire);
         let room = self.options.size().saturating_sub(self.in_flight);
         if idx.wrapping_sub(self.next_avail) > room {
@@ -150,8 +152,8 @@ impl Queue {
         Ok(idx != self.next_avail)
     }
 
-    /// An event index that a driver which has published `idx` has passed, even if its last batch is as long as the ring
-    /// (or 16384, in a larger ring) and it has not looked yet.
+    /// An event index that a driver which has published `idx` has passed, even if its last batch is as long
+    /// as the ring (or 16384, in a larger ring) and it has not looked yet.
     fn passed(&self, idx: u16) -> u16 {
         idx.wrapping_sub(self.options.size().min(EVENT_LAG_MAX / 2)).wrapping_sub(1)
     }

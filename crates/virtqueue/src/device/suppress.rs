@@ -1,8 +1,9 @@
 //! Who has to notify whom, and the four fences that it takes.
 //!
-//! Either end can say that it wants no notifications for now, and so each decision to sleep and each decision not to
-//! notify race with each other. Both directions are the same problem: a *teller* publishes an index and then looks
-//! whether the *listener* wants to be told; the listener says that it wants to be told and then looks at the index.
+//! Either end can say that it wants no notifications for now, and so each decision to sleep and each decision
+//! not to notify race with each other. Both directions are the same problem: a *teller* publishes an index
+//! and then looks whether the *listener* wants to be told; the listener says that it wants to be told and
+//! then looks at the index.
 //!
 //! ```text
 //!   teller                                  listener
@@ -12,23 +13,24 @@
 //!   tells if it was asked to                sleeps if idx has not moved
 //! ```
 //!
-//! T2 and L2 are partners. One of them comes first in the single order of all full fences. If it is T2, L3 sees
-//! what T1 stored, and the listener does not sleep. If it is L2, T3 sees what L1 stored, and the teller tells. So they
-//! never both miss each other; without either fence, the store can still be in its core's buffer when the load is done,
-//! and they can.
+//! T2 and L2 are partners. One of them comes first in the single order of all full fences. If it is T2, L3
+//! sees what T1 stored, and the listener does not sleep. If it is L2, T3 sees what L1 stored, and the teller
+//! tells. So they never both miss each other; without either fence, the store can still be in its core's
+//! buffer when the load is done, and they can.
 //!
 //! | direction | teller | publishes | listener | says it with |
 //! |---|---|---|---|---|
 //! | kick | driver | `avail.idx` | device ([`arm`]) | `avail_event`, or `used.flags` without NO_NOTIFY |
 //! | call | device ([`publish`]) | `used.idx` | driver | `used_event`, or `avail.flags` without NO_INTERRUPT |
 //!
-//! With EVENT_IDX the listener names the index whose passing it wants to hear of, and the teller compares that with the
-//! window from the index of its *last decision* to the new one: a decision for each publication, none left out, or an
-//! event in the gap is lost. A listener that does not sleep does not touch its event index, which the teller's index
-//! has passed and does not pass again before it has gone round ([`quiet`]).
+//! With EVENT_IDX the listener names the index whose passing it wants to hear of, and the teller compares
+//! that with the window from the index of its *last decision* to the new one: a decision for each
+//! publication, none left out, or an event in the gap is lost. A listener that does not sleep does not touch
+//! its event index, which the teller's index has passed and does not pass again before it has gone round
+//! ([`quiet`]).
 //!
-//! The data go with the index, apart from all that: T1 is a release store, and whoever looks at the index to use what it
-//! publishes loads it with acquire.
+//! The data go with the index, apart from all that: T1 is a release store, and whoever looks at the index to
+//! use what it publishes loads it with acquire.
 
 use kickless_spec::ring::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY, event_passed};
 use std::sync::atomic::Ordering;
@@ -60,8 +62,8 @@ pub trait Cells {
     fn fence(&self);
 }
 
-/// Asks for kicks from `next_avail` on, the first entry that was not popped. Whether there is something to pop already: then
-/// the kick for it may never come.
+/// Asks for kicks from `next_avail` on, the first entry that was not popped. Whether there is something to
+/// pop already: then the kick for it may never come.
 #[inline]
 #[must_use]
 pub fn arm<C: Cells>(cells: &C, event_idx: bool, next_avail: u16) -> bool {
@@ -82,7 +84,8 @@ pub fn ask<C: Cells>(cells: &C, event_idx: bool, next_avail: u16) {
     }
 }
 
-/// Says that no kicks are wanted. With EVENT_IDX that is an event index that the driver's has passed: `passed`.
+/// Says that no kicks are wanted. With EVENT_IDX that is an event index that the driver's has passed:
+/// `passed`.
 ///
 /// Only a hint: a driver that has looked before kicks all the same.
 #[inline]
@@ -96,7 +99,8 @@ pub fn quiet<C: Cells>(cells: &C, event_idx: bool, passed: u16) {
 
 /// Shows the driver the used elements up to `new`. Whether it wants a call for them.
 ///
-/// `old` is the index at the last decision; `None` if that is not known, and then the driver is called if in doubt.
+/// `old` is the index at the last decision; `None` if that is not known, and then the driver is called if in
+/// doubt.
 #[inline]
 #[must_use]
 pub fn publish<C: Cells>(cells: &C, event_idx: bool, old: Option<u16>, new: u16) -> bool {

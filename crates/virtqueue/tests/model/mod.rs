@@ -134,8 +134,8 @@ impl Driver {
         self.free.len()
     }
 
-    /// Adds a chain whose buffers from `direct` on are in an indirect table; none if that is all of them. Its head, or
-    /// none if the ring is full.
+    /// Adds a chain whose buffers from `direct` on are in an indirect table; none if that is all of them. Its
+    /// head, or none if the ring is full.
     pub fn add(&mut self, bufs: &[Buf], direct: usize) -> Option<u16> {
         let tail = &bufs[direct..];
         let count = direct + usize::from(!tail.is_empty());
@@ -162,7 +162,8 @@ impl Driver {
         Some(head)
     }
 
-    /// The table goes where there is room. Sooner or later each place is used again; no test has that many in flight.
+    /// The table goes where there is room. Sooner or later each place is used again; no test has that many in
+    /// flight.
     fn write_table(&mut self, bufs: &[Buf]) -> u64 {
         let bytes = 16 * bufs.len() as u64;
         if self.next_table + bytes > MEMORY {
