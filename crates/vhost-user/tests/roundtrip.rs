@@ -1,0 +1,211 @@
+//! Every message and every reply of both ends, sent over a real socket, arrives as it was.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may")]
+
+use kickless_spec::features::Features;
+use kickless_spec::vhost_user::{
+    BackendRequest, FrontendRequest, IotlbAccess, IotlbKind, ProtocolFeatures, TransferDirection,
+    TransferPhase,
+};
+use kickless_vhost_user::{
+    BackendMessage, Config, DeviceState, DeviceStateReply, Encoded, Expects, FrontendMessage as Message,
+    FrontendReply, Inflight, Iotlb, LogBase, MemoryRegion, Reply, ReplyTo, Request, Requester, Responder,
+    ShmemRange, VringAddr, VringArea, VringFd, VringState, Wait,
+};
+use proptest::prelude::*;
+use rustix::fs::{MemfdFlags, fstat, memfd_create};
+use std::collections::HashSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+const WAIT: Wait<'static> = Wait::FOREVER;
+
+fn fd() -> OwnedFd {
+    memfd_create("passed", MemfdFlags::CLOEXEC).unwrap()
+}
+
+/// What is compared: bytes, and which files the descriptors stand for.
+fn content(encoded: &Encoded<'_>) -> (Vec<u8>, Vec<u64>) {
+    let inodes = encoded.fds.iter().map(|fd| fstat(fd.as_fd()).unwrap().st_ino).collect();
+    (encoded.payload.clone(), inodes)
+}
+
+/// Sends `message` and returns what arrived, having compared the two.
+fn pass<M: Request>(message: &M, need_reply: bool) -> M {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (mut asks, mut answers) = (Requester::<M>::new(ours), Responder::<M>::new(theirs));
+    let expects = asks.send(message, need_reply, &WAIT).unwrap();
+    let received = answers.recv(&WAIT).unwrap().unwrap_or_else(|| panic!("{message:?} did not arrive"));
+    assert_eq!(content(&received.message.encode()), content(&message.encode()), "{message:?}");
+    assert_eq!(M::number(received.message.code()), M::number(message.code()));
+    assert_eq!((received.needs_reply(), received.expects()), (need_reply, expects), "{message:?}");
+    drop(asks);
+    assert!(answers.recv(&WAIT).unwrap().is_none(), "nothing but {message:?} was sent");
+    received.message
+}
+
+/// Sends `request`, has it answered with `reply`, and compares what came back.
+fn answer<M: Request>(request: &M, reply: &M::Reply) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (mut asks, mut answers) = (Requester::<M>::new(ours), Responder::<M>::new(theirs));
+    asks.send(request, true, &WAIT).unwrap();
+    let header = answers.recv(&WAIT).unwrap().unwrap_or_else(|| panic!("{request:?} did not arrive")).header;
+    answers.reply(&header, reply, &WAIT).unwrap();
+    let back = asks.recv_reply(request.code(), &WAIT).unwrap();
+    assert_eq!(content(&back.encode()), content(&reply.encode()), "{request:?} -> {reply:?}");
+}
+
+fn region(seed: u64) -> MemoryRegion {
+    let mix = |n: u64| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(n as u32);
+    MemoryRegion { guest_addr: mix(1), size: mix(2), user_addr: mix(3), mmap_offset: mix(4), xen: None }
+}
+
+fn iotlb(seed: u64) -> Iotlb {
+    let kind = IotlbKind::from_raw((seed % 4) as u8 + 1).unwrap();
+    let access = IotlbAccess::from_bits_truncate(seed as u8);
+    Iotlb { kind, iova: seed, size: !seed, user_addr: seed << 7, access }
+}
+
+fn front_end_messages(n: u64, regions: u64, len: usize) -> Vec<Message> {
+    let index = (n % 256) as u32;
+    let state = VringState { index, num: (n >> 8) as u32 };
+    let vring_fd = |with: bool| VringFd { index: index as u8, fd: with.then(fd) };
+    let config = Config { offset: (n % 200) as u32, data: vec![n as u8; len], ..Config::default() };
+    let inflight =
+        Inflight { mmap_size: n | 1, mmap_offset: !n, num_queues: n as u16, queue_size: !n as u16 };
+    let table = (0..regions).map(|i| (region(n ^ i), fd())).collect();
+    let save = DeviceState { direction: TransferDirection::Save, phase: TransferPhase::Stopped };
+    vec![
+        Message::GetFeatures,
+        Message::SetFeatures(Features::from_bits_retain(n)),
+        Message::SetOwner,
+        Message::ResetOwner,
+        Message::SetMemTable(table),
+        Message::SetLogBase(LogBase::Shared { mmap_size: n, mmap_offset: !n, fd: Some(fd()) }),
+        Message::SetLogFd(fd()),
+        Message::SetVringNum(state),
+        Message::SetVringAddr(VringAddr {
+            index,
+            log: n & 1 == 1,
+            desc_addr: n,
+            used_addr: !n,
+            avail_addr: n << 3,
+            log_guest_addr: n >> 3,
+        }),
+        Message::SetVringBase(state),
+        Message::GetVringBase { index },
+        Message::SetVringKick(vring_fd(true)),
+        Message::SetVringKick(vring_fd(false)),
+        Message::SetVringCall(vring_fd(true)),
+        Message::SetVringErr(vring_fd(n & 1 == 1)),
+        Message::GetProtocolFeatures,
+        Message::SetProtocolFeatures(ProtocolFeatures::from_bits_retain(n)),
+        Message::GetQueueNum,
+        Message::SetVringEnable { index, enable: n & 2 == 2 },
+        Message::SendRarp([n as u8; 6]),
+        Message::NetSetMtu(n % 65536),
+        Message::SetBackendReqFd(fd()),
+        Message::IotlbMsg(iotlb(n)),
+        Message::SetVringEndian { index, big: n & 1 == 1 },
+        Message::GetConfig(config.clone()),
+        Message::SetConfig(config),
+        Message::CreateCryptoSession(vec![n as u8; len]),
+        Message::CloseCryptoSession(n),
+        Message::PostcopyAdvise,
+        Message::PostcopyListen,
+        Message::PostcopyEnd,
+        Message::GetInflightFd(Inflight { mmap_size: 0, mmap_offset: 0, ..inflight }),
+        Message::SetInflightFd(inflight, fd()),
+        Message::GpuSetSocket(fd()),
+        Message::ResetDevice,
+        Message::VringKick { index },
+        Message::GetMaxMemSlots,
+        Message::AddMemReg(region(n), fd()),
+        Message::RemMemReg(region(n)),
+        Message::SetStatus(n as u8),
+        Message::GetStatus,
+        Message::GetSharedObject([n as u8; 16]),
+        Message::SetDeviceStateFd(save, fd()),
+        Message::CheckDeviceState,
+        Message::GetShmemConfig,
+    ]
+}
+
+fn back_end_messages(n: u64) -> Vec<BackendMessage> {
+    let index = (n % 256) as u32;
+    let range = ShmemRange { shmid: n as u8, fd_offset: n, shm_offset: !n, len: n | 1, writable: n & 1 == 1 };
+    let vring = VringFd { index: index as u8, fd: Some(fd()) };
+    vec![
+        BackendMessage::IotlbMsg(iotlb(n)),
+        BackendMessage::ConfigChange,
+        BackendMessage::VringHostNotifier(VringArea { vring, size: n, offset: !n }),
+        BackendMessage::VringCall { index },
+        BackendMessage::VringErr { index },
+        BackendMessage::SharedObjectAdd([n as u8; 16]),
+        BackendMessage::SharedObjectRemove([n as u8; 16]),
+        BackendMessage::SharedObjectLookup([n as u8; 16]),
+        BackendMessage::ShmemMap(range, fd()),
+        BackendMessage::ShmemUnmap(range),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn messages(n: u64, regions in 1u64..=8, len in 1usize..=256, need_reply: bool) {
+        for message in front_end_messages(n, regions, len) {
+            pass(&message, need_reply);
+        }
+        for message in back_end_messages(n) {
+            pass(&message, need_reply);
+        }
+    }
+
+    #[test]
+    fn replies(n: u64, len in 1usize..=256) {
+        let state = VringState { index: (n % 256) as u32, num: n as u16 as u32 };
+        answer(&Message::GetVringBase { index: state.index }, &Reply::VringBase(state));
+        let config = Config { data: vec![n as u8; len], ..Config::default() };
+        answer(&Message::GetConfig(config.clone()), &Reply::Config(Some(config.answer(&[1, 2, 3]))));
+        answer(&Message::GetConfig(config), &Reply::Config(None));
+        let inflight = Inflight { mmap_size: n | 1, mmap_offset: n, num_queues: 1, queue_size: 2 };
+        answer(&Message::GetInflightFd(inflight), &Reply::Inflight(inflight, Some(fd())));
+        answer(&Message::CreateCryptoSession(vec![0; len]), &Reply::CryptoSession(vec![n as u8; len]));
+        answer(&Message::PostcopyAdvise, &Reply::Userfault(Some(fd())));
+        answer(&Message::SetMemTable(vec![(region(n), fd())]), &Reply::MemTable(vec![region(!n)]));
+        answer(&Message::AddMemReg(region(n), fd()), &Reply::MemRegion(region(!n)));
+        answer(&Message::GetSharedObject([0; 16]), &Reply::SharedObject(Some(fd())));
+        let load = DeviceState { direction: TransferDirection::Load, phase: TransferPhase::Stopped };
+        for reply in [
+            DeviceStateReply::Accepted,
+            DeviceStateReply::Instead(fd()),
+            DeviceStateReply::Refused(n as u8 | 1),
+        ] {
+            answer(&Message::SetDeviceStateFd(load, fd()), &Reply::DeviceState(reply));
+        }
+        answer(&Message::GetShmemConfig, &Reply::ShmemConfig(vec![n | 1; len]));
+        for request in [Message::GetFeatures, Message::SetOwner, Message::IotlbMsg(iotlb(n))] {
+            answer(&request, &Reply::U64(n));
+        }
+        answer(&BackendMessage::SharedObjectLookup([0; 16]), &FrontendReply::SharedObject(Ok(fd())));
+        answer(&BackendMessage::SharedObjectLookup([0; 16]), &FrontendReply::SharedObject(Err(n | 1)));
+        answer(&BackendMessage::ConfigChange, &FrontendReply::Ack(n));
+    }
+}
+
+#[test]
+fn no_request_is_left_out() {
+    let ours: HashSet<u32> = front_end_messages(1, 1, 1).iter().map(|m| m.code().raw()).collect();
+    assert_eq!(ours, FrontendRequest::ALL.iter().map(|code| code.raw()).collect());
+    let theirs: HashSet<u32> = back_end_messages(1).iter().map(|m| m.code().raw()).collect();
+    assert_eq!(theirs, BackendRequest::ALL.iter().map(|code| code.raw()).collect());
+}
+
+#[test]
+fn who_is_answered() {
+    assert_eq!(Message::GetFeatures.expects(false), Expects::Reply);
+    assert_eq!(Message::SetFeatures(Features::empty()).expects(false), Expects::Nothing);
+    assert_eq!(Message::SetFeatures(Features::empty()).expects(true), Expects::Ack);
+    assert!(Reply::U64(0).answers(FrontendRequest::GetFeatures));
+    assert!(!Reply::U64(0).answers(FrontendRequest::GetVringBase));
+}
