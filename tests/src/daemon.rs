@@ -152,6 +152,12 @@ impl Daemon {
             ensure!(Instant::now() < deadline, "{words:?} does not listen");
             thread::sleep(Duration::from_millis(5));
         }
+        if config.program == Program::Kickless {
+            // It listens before all else, and opens descriptors until it says that it serves.
+            daemon
+                .log
+                .wait_for("saying that it serves", LIMIT, |line| line.contains(" serving ").then_some(()))?;
+        }
         Ok(daemon)
     }
 

@@ -1,0 +1,222 @@
+//! Guest memory that comes and goes while queues work.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use kickless_memory::Gpa;
+use kickless_spec::blk;
+use kickless_tests::driver::{Buffer, Queue};
+use kickless_tests::driver_request::{Layout, Place, Request, pattern};
+use kickless_tests::frontend::{Answer, Frontend, LIMIT};
+use kickless_tests::frontend_machine::{Machine, Shape, hammer};
+use kickless_tests::frontend_memory::Ram;
+use kickless_tests::frontend_served::Served;
+use kickless_tests::with_each_engine;
+use kickless_vhost_user::FrontendMessage as Message;
+
+with_each_engine! {
+    as_many_regions_as_there_can_be
+    another_table_under_io
+    regions_removed_under_io
+    a_ring_whose_memory_goes_and_comes_back
+    buffers_across_regions
+}
+
+/// The most regions.
+const REGIONS_MAX: usize = 509;
+/// Where regions beside the machine's own begin.
+const MORE: u64 = 0x10_0000_0000;
+/// The size of one.
+const LEN: u64 = 64 << 10;
+
+fn region(number: usize) -> Ram {
+    // A gap after each, or the kernel would join them.
+    Ram::new(MORE + 2 * LEN * number as u64, LEN).unwrap()
+}
+
+/// Runs `change` while queue 0 of two is under verified I/O; the rest is for `change` to use.
+fn under_io(machine: &mut Machine, change: impl FnOnce(&mut Frontend, &Ram, &mut Queue, &Place)) {
+    let stop = AtomicBool::new(false);
+    let Machine { frontend, ram, queues, places, .. } = machine;
+    let [busy, idle] = &mut queues[..] else { panic!("two queues") };
+    let (ram, place, stop) = (&*ram, &places[0], &stop);
+    thread::scope(|scope| {
+        let enough = |_| stop.load(Ordering::Relaxed);
+        let hammer = scope.spawn(move || hammer(ram, busy, place, false, 0, enough).unwrap());
+        change(frontend, ram, idle, &places[1]);
+        stop.store(true, Ordering::Relaxed);
+        hammer.join().unwrap();
+    });
+}
+
+/// A write of 4096 bytes at sector 1000 from `data`; its status.
+fn write_from(ram: &Ram, queue: &mut Queue, place: &Place, data: Gpa) -> u8 {
+    let request = Request::write(1000, &[]);
+    let mut buffers = place.lay_out(ram, &request, Layout::Usual).unwrap();
+    buffers.insert(1, Buffer { addr: data, len: 4096, writable: false });
+    queue.submit(ram, &buffers, None).unwrap();
+    queue.flush();
+    let used = queue.wait_used(Instant::now() + LIMIT).unwrap();
+    place.outcome(ram, &request, used.len).unwrap().status
+}
+
+fn as_many_regions_as_there_can_be(engine: &str) {
+    let served = Served::start(engine, &[]).unwrap();
+    let mut machine = Machine::start(served.socket(), &Shape { queues: 2, ..Shape::default() }).unwrap();
+    under_io(&mut machine, |frontend, ram, queue, place| {
+        assert_eq!(frontend.number(&Message::GetMaxMemSlots).unwrap(), REGIONS_MAX as u64);
+        let regions: Vec<Ram> = (0..REGIONS_MAX - 1).map(region).collect();
+        for (number, more) in regions.iter().enumerate() {
+            frontend.add(more).unwrap();
+            if number % 50 == 0 || number == REGIONS_MAX - 2 {
+                let (data, at) = (pattern(number as u64, 4096), Gpa(more.region().guest_addr + 100 * 512));
+                more.map().write(at, &data).unwrap();
+                assert_eq!(write_from(ram, queue, place, at), blk::S_OK);
+                assert_eq!(served.on_disk(1000, 4096).unwrap(), data);
+            }
+        }
+        let (one_too_many, file) = region(REGIONS_MAX).region_and_file().unwrap();
+        let refused = frontend.attempt(&Message::AddMemReg(one_too_many, file)).unwrap();
+        assert_eq!(refused, Answer::Refused);
+        for (number, more) in regions.iter().enumerate() {
+            let at = Gpa(more.region().guest_addr);
+            frontend.remove(more.region()).unwrap();
+            if number % 50 == 0 {
+                assert_eq!(write_from(ram, queue, place, at), blk::S_IOERR);
+            }
+        }
+    });
+    drop(machine);
+    served.serves_the_next().unwrap();
+    let log = served.end().unwrap();
+    let refusals: Vec<_> = log.iter().filter(|line| line.contains(" WARN ")).collect();
+    assert!(refusals.len() == 1 && refusals[0].contains("510 regions, at most 509"), "{refusals:#?}");
+}
+
+fn another_table_under_io(engine: &str) {
+    let served = Served::start(engine, &[]).unwrap();
+    let mut machine = Machine::start(served.socket(), &Shape { queues: 2, ..Shape::default() }).unwrap();
+    let own = machine.ram.region_and_file().unwrap();
+    under_io(&mut machine, |frontend, ram, queue, place| {
+        for round in 0..50 {
+            let more = region(round);
+            let mut table = vec![(own.0, own.1.try_clone().unwrap()), more.region_and_file().unwrap()];
+            if round % 2 == 0 {
+                table.swap(0, 1);
+            }
+            frontend.order(&Message::SetMemTable(table)).unwrap();
+            let (data, at) = (pattern(round as u64, 4096), Gpa(more.region().guest_addr + 8192));
+            more.map().write(at, &data).unwrap();
+            assert_eq!(write_from(ram, queue, place, at), blk::S_OK);
+            assert_eq!(served.on_disk(1000, 4096).unwrap(), data);
+            // The last one is gone with the next table.
+            let gone = Gpa(region(round + 1).region().guest_addr);
+            assert_eq!(write_from(ram, queue, place, gone), blk::S_IOERR);
+        }
+    });
+    drop(machine);
+    served.serves_the_next().unwrap();
+    served.end_untroubled().unwrap();
+}
+
+/// Removing memory that requests in flight read from or write to waits for them.
+fn regions_removed_under_io(engine: &str) {
+    let served = Served::start(engine, &[]).unwrap();
+    let mut machine = Machine::start(served.socket(), &Shape { queues: 2, ..Shape::default() }).unwrap();
+    under_io(&mut machine, |frontend, ram, queue, place| {
+        let before = served.daemon.holdings().unwrap();
+        for round in 0..30 {
+            let more = region(round);
+            frontend.add(&more).unwrap();
+            for block in 0..16 {
+                let request = Request::read(block * 8, 0);
+                let mut buffers = place.lay_out(ram, &request, Layout::Usual).unwrap();
+                let addr = Gpa(more.region().guest_addr + block * 4096);
+                buffers.insert(1, Buffer { addr, len: 4096, writable: true });
+                queue.submit(ram, &buffers, None).unwrap();
+            }
+            queue.flush();
+            frontend.remove(more.region()).unwrap();
+            // Its mapping has gone, with every request that used it.
+            assert_eq!(served.daemon.holdings().unwrap().1, before.1);
+            for _ in 0..16 {
+                queue.wait_used(Instant::now() + LIMIT).unwrap();
+            }
+        }
+    });
+    drop(machine);
+    served.serves_the_next().unwrap();
+    served.end_untroubled().unwrap();
+}
+
+fn a_ring_whose_memory_goes_and_comes_back(engine: &str) {
+    let served = Served::start(engine, &[]).unwrap();
+    for event_idx in [false, true] {
+        let shape = Shape { queues: 2, event_idx, ..Shape::default() };
+        let mut machine = Machine::prepare(served.socket(), &shape).unwrap();
+        let mut elsewhere = Ram::new(MORE, 1 << 20).unwrap();
+        machine.queues[1].move_to(&mut elsewhere).unwrap();
+        machine.frontend.add(&elsewhere).unwrap();
+        machine.queues.iter().for_each(|queue| machine.frontend.start(queue).unwrap());
+        under_io(&mut machine, |frontend, ram, queue, place| {
+            for round in 0..20 {
+                let data = pattern(round, 4096);
+                let request = Request::write(1000, &data);
+                let buffers = place.lay_out(ram, &request, Layout::Usual).unwrap();
+                queue.submit(ram, &buffers, None).unwrap();
+                queue.flush();
+                // It may have been begun by now, or not.
+                frontend.remove(elsewhere.region()).unwrap();
+                frontend.number(&Message::GetFeatures).unwrap();
+                frontend.add(&elsewhere).unwrap();
+                let used = queue.wait_used(Instant::now() + LIMIT).unwrap();
+                assert_eq!(place.outcome(ram, &request, used.len).unwrap().status, blk::S_OK);
+                assert_eq!(served.on_disk(1000, 4096).unwrap(), data);
+            }
+        });
+        machine.stop().unwrap();
+        drop(machine);
+        served.serves_the_next().unwrap();
+    }
+    let log = served.end().unwrap();
+    let rested = log.iter().filter(|line| line.contains("not in guest memory any more")).count();
+    assert_eq!(rested, 40, "{log:#?}");
+}
+
+fn buffers_across_regions(engine: &str) {
+    let served = Served::start(engine, &[]).unwrap();
+    for indirect in [false, true] {
+        let mut machine = Machine::start(served.socket(), &Shape { indirect, ..Shape::default() }).unwrap();
+        let (low, high) = (Ram::new(MORE, LEN).unwrap(), Ram::new(MORE + LEN, LEN).unwrap());
+        machine.frontend.add(&high).unwrap();
+        machine.frontend.add(&low).unwrap();
+        let data = pattern(7, 8192);
+        low.map().write(Gpa(MORE + LEN - 4096), &data[..4096]).unwrap();
+        high.map().write(Gpa(MORE + LEN), &data[4096..]).unwrap();
+        let place = machine.places[0];
+        for (kind, writable) in [(blk::T_OUT, false), (blk::T_IN, true)] {
+            let request = Request { kind, ..Request::read(2000, 0) };
+            let mut buffers = place.lay_out(&machine.ram, &request, Layout::Usual).unwrap();
+            buffers.insert(1, Buffer { addr: Gpa(MORE + LEN - 4096), len: 8192, writable });
+            let queue = &mut machine.queues[0];
+            queue.submit(&machine.ram, &buffers, indirect.then(|| place.table())).unwrap();
+            queue.flush();
+            let used = queue.wait_used(Instant::now() + LIMIT).unwrap();
+            assert_eq!(place.outcome(&machine.ram, &request, used.len).unwrap().status, blk::S_OK);
+            assert_eq!(served.on_disk(2000, 8192).unwrap(), data);
+            if kind == blk::T_OUT {
+                low.map().write(Gpa(MORE + LEN - 4096), &[0; 4096]).unwrap();
+                high.map().write(Gpa(MORE + LEN), &[0; 4096]).unwrap();
+            }
+        }
+        let mut read = vec![0; 8192];
+        low.map().read(Gpa(MORE + LEN - 4096), &mut read[..4096]).unwrap();
+        high.map().read(Gpa(MORE + LEN), &mut read[4096..]).unwrap();
+        assert_eq!(read, data);
+    }
+    served.serves_the_next().unwrap();
+    served.end_untroubled().unwrap();
+}
