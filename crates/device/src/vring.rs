@@ -132,10 +132,9 @@ impl Vring {
     /// first. The driver sees it after [`Vring::publish`].
     #[inline]
     pub fn push(&mut self, head: u16, len: u32) {
-        if !self.broken {
-            self.queue.push(head, len);
-            self.pushed = true;
-        }
+        // Into a broken ring too: what was popped before it broke is still owed.
+        self.queue.push(head, len);
+        self.pushed = true;
     }
 
     /// Shows the driver all that was pushed, and calls it if it wants that.
