@@ -20,6 +20,8 @@ struct Entry {
     closing: bool,
     /// The kernel knows it by this index too.
     fixed: bool,
+    /// Its transfers go by kernel AIO.
+    aio: bool,
 }
 
 /// Which file an operation in flight holds open; `None` for one that had been unregistered.
@@ -53,6 +55,16 @@ impl Files {
 
     pub(crate) fn set_fixed(&mut self, index: u32) {
         self.entries[index as usize].fixed = true;
+    }
+
+    pub(crate) fn set_aio(&mut self, index: u32) {
+        self.entries[index as usize].aio = true;
+    }
+
+    /// Whether transfers of the file that an operation holds go by kernel AIO.
+    #[inline]
+    pub(crate) fn is_aio(&self, held: Held) -> bool {
+        held.0.is_some_and(|index| self.entries[index as usize].aio)
     }
 
     fn find(&mut self, id: FileId) -> Option<&mut Entry> {

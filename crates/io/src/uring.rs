@@ -1,6 +1,7 @@
 //! The io_uring engine: one ring for each worker.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
+mod aio;
 mod probe;
 mod ring;
 
@@ -8,13 +9,16 @@ use crate::files::{Files, Gone};
 use crate::op::{OpKind, View};
 use crate::slots::{InFlight, Slots};
 use crate::{Completion, Error, FileId, Op, Token};
+use aio::Aio;
 use io_uring::{EnterFlags, IoUring, Submitter, opcode, squeue, types};
+use rustix::event::epoll;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use tracing::debug;
 
 /// Files that the kernel knows by index, which spares it a look-up for each operation. Later ones go by
 /// descriptor.
@@ -26,6 +30,10 @@ const BYTES_MAX: usize = 0x7fff_f000;
 /// An io_uring and the operations that are in it.
 pub struct Uring {
     ring: IoUring,
+    /// For files on which the ring would be slow; made with the first of them.
+    aio: Option<Aio>,
+    /// Readable when one of the two is.
+    event: OwnedFd,
     /// The ring belongs to a thread, the first one that submits.
     enabled: bool,
     slots: Slots,
@@ -56,9 +64,12 @@ impl Uring {
         probe::try_one()?;
         let (ring, enabled) = ring::make(depth)?;
         let fixed = ring.submitter().register_files_sparse(FIXED_FILES).is_ok();
+        let event = event_of(&ring).map_err(|source| Error::Uring { step: "epoll", source })?;
         let depth = depth as usize;
         Ok(Self {
             ring,
+            aio: None,
+            event,
             enabled,
             slots: Slots::new(depth),
             files: Files::default(),
@@ -71,12 +82,15 @@ impl Uring {
     }
 
     pub(crate) fn event(&self) -> BorrowedFd<'_> {
-        self.ring.as_fd()
+        self.event.as_fd()
     }
 
     pub(crate) fn register(&mut self, file: Arc<File>) -> FileId {
-        let fd = file.as_raw_fd();
+        let (fd, by_aio) = (file.as_raw_fd(), aio::suits(&file) && self.open_aio());
         let (id, index) = self.files.insert(file);
+        if by_aio {
+            self.files.set_aio(index);
+        }
         if self.fixed
             && index < FIXED_FILES
             && matches!(self.ring.submitter().register_files_update(index, &[fd]), Ok(1))
@@ -84,6 +98,17 @@ impl Uring {
             self.files.set_fixed(index);
         }
         id
+    }
+
+    /// Whether there is kernel AIO. Where it cannot be had the ring serves.
+    fn open_aio(&mut self) -> bool {
+        if self.aio.is_none() {
+            let depth = self.slots.used() + self.slots.room();
+            self.aio = Aio::open(depth, &self.event)
+                .inspect_err(|error| debug!(%error, "no kernel AIO for a device on which io_uring is slow"))
+                .ok();
+        }
+        self.aio.is_some()
     }
 
     pub(crate) fn unregister(&mut self, file: FileId) {
@@ -96,12 +121,17 @@ impl Uring {
             return Err(op);
         }
         let held = self.files.hold(op.file);
+        let transfer = op.kind != OpKind::Flush;
         let place = self.slots.insert(InFlight { token, held, op });
-        self.staged.push_back(place);
+        match &mut self.aio {
+            Some(aio) if transfer && self.files.is_aio(held) => aio.queue(place),
+            _ => self.staged.push_back(place),
+        }
         Ok(())
     }
 
     pub(crate) fn submit(&mut self) -> io::Result<()> {
+        self.submit_aio();
         if self.staged.is_empty() {
             return Ok(());
         }
@@ -130,6 +160,18 @@ impl Uring {
                 // Out of memory for requests, or completions must be taken out first.
                 Err(Errno::AGAIN | Errno::BUSY) => return Ok(()),
                 Err(errno) => return Err(self.fail_staged(errno)),
+            }
+        }
+    }
+
+    fn submit_aio(&mut self) {
+        let Self { aio: Some(aio), slots, files, failed, ring, .. } = self else { return };
+        let mut refused = Vec::new();
+        aio.submit(slots, files, |place, errno| refused.push((place, errno)));
+        for (place, errno) in refused {
+            if let Some((completion, gone)) = complete(slots, files, place, Err(errno)) {
+                failed.push(completion);
+                forget(&ring.submitter(), gone);
             }
         }
     }
@@ -186,11 +228,24 @@ impl Uring {
 
     pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
         into.append(&mut self.failed);
+        // Its only failure is a context that is no context.
+        let _ = self.reap_aio(false, into);
         if !self.drain(into) && self.kernel_waits() {
             // A failure shows itself again in the next submission.
             let _ = self.enter(0, 0);
             self.drain(into);
         }
+    }
+
+    fn reap_aio(&mut self, wait: bool, into: &mut Vec<Completion>) -> Result<(), Errno> {
+        let Self { aio: Some(aio), slots, files, ring, .. } = self else { return Ok(()) };
+        let submitter = ring.submitter();
+        aio.reap(wait, |place, result| {
+            if let Some((completion, gone)) = complete(slots, files, place, result) {
+                into.push(completion);
+                forget(&submitter, gone);
+            }
+        })
     }
 
     /// Empties the completion ring; whether anything was in it.
@@ -214,7 +269,7 @@ impl Uring {
     }
 
     pub(crate) fn needs_turn(&self) -> bool {
-        !self.staged.is_empty() || !self.failed.is_empty()
+        !self.staged.is_empty() || !self.failed.is_empty() || self.aio.as_ref().is_some_and(Aio::needs_turn)
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -224,6 +279,13 @@ impl Uring {
     pub(crate) fn room(&self) -> usize {
         self.slots.room()
     }
+}
+
+/// A descriptor that is readable when the ring is, with room for others beside it.
+fn event_of(ring: &IoUring) -> io::Result<OwnedFd> {
+    let event = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&event, ring, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    Ok(event)
 }
 
 /// Frees a slot; its completion, and the file that went with it.
@@ -278,10 +340,15 @@ fn entry(operation: &mut InFlight, files: &Files) -> squeue::Entry {
 impl Drop for Uring {
     fn drop(&mut self) {
         // What is staged has not been seen by the kernel, and never will be.
-        for place in self.staged.drain(..) {
+        for place in self.staged.drain(..).chain(self.aio.iter_mut().flat_map(Aio::take_staged)) {
             drop(self.slots.remove(place));
         }
         let mut done = Vec::new();
+        while self.aio.as_ref().is_some_and(|aio| aio.in_flight() > 0)
+            && self.reap_aio(true, &mut done).is_ok()
+        {
+            done.clear();
+        }
         loop {
             self.reap(&mut done);
             done.clear();
@@ -299,5 +366,134 @@ impl Drop for Uring {
         }
         // Nobody can tell when the kernel will have finished with these buffers.
         std::mem::forget(std::mem::take(&mut self.slots));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AlignedBuf, Buffers};
+    use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    const DEPTH: u32 = 200;
+    const LEN: usize = 4096;
+
+    fn engine() -> (Uring, FileId, Arc<File>) {
+        let mut uring = Uring::open(DEPTH).unwrap();
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        file.set_len(u64::from(DEPTH) * LEN as u64).unwrap();
+        let id = uring.register(file.clone());
+        // The path of a device that io_uring is slow with, which need not be at hand here.
+        assert!(uring.open_aio());
+        uring.files.set_aio(0);
+        (uring, id, file)
+    }
+
+    fn buffer(number: u32) -> Buffers {
+        let mut buffer = AlignedBuf::new(LEN, LEN).unwrap();
+        buffer.fill(number as u8);
+        Buffers::Owned(buffer)
+    }
+
+    fn queue(uring: &mut Uring, file: FileId, kind: OpKind, number: u32, buffers: Buffers) {
+        let op = Op { file, kind, offset: u64::from(number) * LEN as u64, buffers };
+        assert!(uring.queue(op, Token { source: 0, slot: number }).is_ok());
+    }
+
+    /// All that is in flight, sleeping for it.
+    fn finish(uring: &mut Uring) -> Vec<Completion> {
+        let mut done = Vec::new();
+        uring.submit().unwrap();
+        while uring.in_flight() > 0 {
+            let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
+            let mut event = [PollFd::from_borrowed_fd(uring.event(), PollFlags::IN)];
+            assert!(uring.needs_turn() || poll(&mut event, Some(&limit)).unwrap() == 1, "nothing completes");
+            uring.submit().unwrap();
+            uring.reap(&mut done);
+        }
+        done
+    }
+
+    #[test]
+    fn every_transfer_by_kernel_aio() {
+        let (mut uring, file, _) = engine();
+        for number in 0..DEPTH {
+            let durable = number % 2 == 0;
+            queue(&mut uring, file, OpKind::Write { durable }, number, buffer(number));
+        }
+        assert!(
+            uring
+                .queue(Op { file, kind: OpKind::Read, offset: 0, buffers: buffer(0) }, Token::default())
+                .is_err()
+        );
+        let done = finish(&mut uring);
+        assert_eq!(done.len(), DEPTH as usize);
+        assert!(done.iter().all(|completion| completion.result == Ok(LEN as u32)));
+
+        queue(&mut uring, file, OpKind::Flush, 0, Buffers::None);
+        assert_eq!(finish(&mut uring)[0].result, Ok(0));
+
+        let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, 1 << 20).unwrap();
+        let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
+        let map = Arc::new(Map::new(vec![slot]).unwrap());
+        let mut iov = Iov::default();
+        iov.push(&map, Gpa(0), 1024).unwrap();
+        iov.push(&map, Gpa(8192), 3072).unwrap();
+        queue(&mut uring, file, OpKind::Read, 7, Buffers::Guest(iov));
+        queue(&mut uring, file, OpKind::Read, 9, buffer(0));
+        for Completion { token, result, buffers } in finish(&mut uring) {
+            assert_eq!(result, Ok(LEN as u32));
+            let mut read = vec![0; LEN];
+            match &buffers {
+                Buffers::Guest(iov) => assert_eq!(iov.read(0, &mut read), LEN),
+                Buffers::Owned(buffer) => read.copy_from_slice(buffer),
+                Buffers::None => panic!("the buffers are lost"),
+            }
+            assert!(read.iter().all(|byte| u32::from(*byte) == token.slot), "{token:?}");
+        }
+        // Nothing is left that would wake anybody.
+        let mut event = [PollFd::from_borrowed_fd(uring.event(), PollFlags::IN)];
+        assert_eq!(poll(&mut event, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap(), 0);
+    }
+
+    #[test]
+    fn refused_and_failed_transfers_by_kernel_aio() {
+        let (mut uring, file, ours) = engine();
+        queue(&mut uring, file, OpKind::Read, 0, buffer(0));
+        let read_only = Arc::new(File::open("/proc/self/exe").unwrap());
+        let other = uring.register(read_only);
+        uring.files.set_aio(1);
+        queue(&mut uring, other, OpKind::Write { durable: false }, 1, buffer(0));
+        queue(&mut uring, file, OpKind::Read, 2, buffer(0));
+        uring.unregister(file);
+        let mut results: Vec<_> = finish(&mut uring).iter().map(|c| (c.token.slot, c.result)).collect();
+        results.sort_by_key(|(slot, _)| *slot);
+        assert_eq!(results, [(0, Ok(LEN as u32)), (1, Err(Errno::BADF)), (2, Ok(LEN as u32))]);
+        assert_eq!(Arc::strong_count(&ours), 1, "the engine keeps a file that it was told to forget");
+    }
+
+    #[test]
+    fn dropped_with_transfers_in_kernel_aio() {
+        let (mut uring, file, ours) = engine();
+        for number in 0..DEPTH / 2 {
+            queue(&mut uring, file, OpKind::Read, number, buffer(0));
+        }
+        uring.submit().unwrap();
+        for number in 0..DEPTH / 2 {
+            queue(&mut uring, file, OpKind::Read, number, buffer(0));
+        }
+        drop(uring);
+        assert_eq!(Arc::strong_count(&ours), 1);
+    }
+
+    #[test]
+    fn files_on_which_the_ring_is_fast_stay_with_it() {
+        let mut uring = Uring::open(1).unwrap();
+        uring.register(Arc::new(tempfile::tempfile().unwrap()));
+        uring.register(Arc::new(File::open("/dev/null").unwrap()));
+        assert!(uring.aio.is_none());
     }
 }

@@ -1,0 +1,221 @@
+//! Kernel AIO, beside the ring, for files on which io_uring is slow.
+//!
+//! io_uring starts each operation without waiting, and where the file's driver cannot promise that (block devices in RAM,
+//! some of the device mapper's) it hands every single one to a kernel thread. `io_submit` starts it in the caller: a
+//! device in RAM is done with it by then, another one has it in its queue.
+#![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
+
+use crate::files::Files;
+use crate::op::{OpKind, View};
+use crate::slots::{InFlight, Slots};
+use crate::{AlignedBuf, Waker};
+use rustix::event::epoll;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
+/// Operations in one call.
+const BATCH: usize = 64;
+
+/// `IOCB_CMD_*` and `IOCB_FLAG_RESFD` of linux/aio_abi.h.
+const PREAD: u16 = 0;
+const PWRITE: u16 = 1;
+const PREADV: u16 = 7;
+const PWRITEV: u16 = 8;
+const SIGNAL_EVENT: u32 = 1;
+
+/// `struct iocb` of linux/aio_abi.h, on a little-endian machine.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct Control {
+    data: u64,
+    key: u32,
+    rw_flags: u32,
+    opcode: u16,
+    priority: i16,
+    fd: RawFd,
+    buf: u64,
+    nbytes: u64,
+    offset: u64,
+    reserved: u64,
+    flags: u32,
+    event_fd: RawFd,
+}
+
+/// `struct io_event`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct Event {
+    data: u64,
+    control: u64,
+    result: i64,
+    result2: i64,
+}
+
+/// A context and what is in it. The operations themselves are in the engine's slots, by whose places they are known here.
+pub(super) struct Aio {
+    context: libc::c_ulong,
+    /// Signalled with each completion.
+    event: Waker,
+    staged: VecDeque<u32>,
+    in_flight: usize,
+}
+
+/// Whether io_uring would hand each operation on this file to a kernel thread, and `io_submit` would not wait for its end.
+pub(super) fn suits(file: &File) -> bool {
+    const LEN: usize = 4096;
+    let direct_device = || {
+        Ok::<_, Errno>(
+            FileType::from_raw_mode(fstat(file)?.st_mode) == FileType::BlockDevice
+                && fcntl_getfl(file)?.contains(OFlags::DIRECT),
+        )
+    };
+    if direct_device() != Ok(true) {
+        return false;
+    }
+    let Ok(mut buffer) = AlignedBuf::new(LEN, LEN) else { return false };
+    let read = preadv2(file, &mut [IoSliceMut::new(&mut buffer)], 0, ReadWriteFlags::NOWAIT);
+    read == Err(Errno::OPNOTSUPP)
+}
+
+impl Aio {
+    /// A context for `depth` operations, whose completions make `epoll` readable.
+    pub(super) fn open(depth: usize, epoll: impl AsFd) -> io::Result<Self> {
+        let event = Waker::new()?;
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: the kernel writes one `aio_context_t` to where the second argument points.
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, depth as libc::c_uint, &raw mut context) };
+        if made < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let aio = Self { context, event, staged: VecDeque::with_capacity(depth), in_flight: 0 };
+        epoll::add(epoll, aio.event.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        Ok(aio)
+    }
+
+    pub(super) fn queue(&mut self, place: u32) {
+        self.staged.push_back(place);
+    }
+
+    /// Whether operations wait that the kernel could not take.
+    pub(super) fn needs_turn(&self) -> bool {
+        !self.staged.is_empty()
+    }
+
+    /// Starts what is staged. Operations that the kernel refuses go to `refused` with its reason.
+    pub(super) fn submit(&mut self, slots: &mut Slots, files: &Files, mut refused: impl FnMut(u32, Errno)) {
+        while !self.staged.is_empty() {
+            let mut controls = [Control::default(); BATCH];
+            let event_fd = self.event.as_fd().as_raw_fd();
+            let count = self.staged.len().min(BATCH);
+            for (control, &place) in controls.iter_mut().zip(&self.staged) {
+                let Some(operation) = slots.get_mut(place) else {
+                    debug_assert!(false, "a staged operation has its slot");
+                    continue;
+                };
+                *control = Control { data: place.into(), event_fd, ..filled(operation, files) };
+            }
+            let pointers: [*mut Control; BATCH] = std::array::from_fn(|i| &raw mut controls[i]);
+            // SAFETY: `count` pointers to controls, which the kernel copies before it returns. The buffers and the file of
+            // each belong to its slot, which keeps them unchanged until the completion has been reaped; a dropped
+            // engine waits for that or leaks them.
+            let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.context, count, pointers.as_ptr()) };
+            match usize::try_from(taken) {
+                Ok(0) => return,
+                Ok(taken) => {
+                    self.staged.drain(..taken);
+                    self.in_flight += taken;
+                }
+                // The error is that of the first, or there is no room yet.
+                Err(_) => match Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO) {
+                    Errno::INTR => {}
+                    Errno::AGAIN => return,
+                    errno => {
+                        if let Some(place) = self.staged.pop_front() {
+                            refused(place, errno);
+                        }
+                    }
+                },
+            }
+        }
+    }
+
+    /// Calls `done` for each operation that has completed. Waits for one at least if `wait`; the error of a wait that cannot
+    /// be.
+    pub(super) fn reap(
+        &mut self,
+        wait: bool,
+        mut done: impl FnMut(u32, Result<u32, Errno>),
+    ) -> Result<(), Errno> {
+        if self.in_flight == 0 {
+            return Ok(());
+        }
+        // Before the look at what has completed: what comes after it signals again.
+        self.event.clear();
+        let (mut least, no_time) = (libc::c_long::from(wait), libc::timespec { tv_sec: 0, tv_nsec: 0 });
+        loop {
+            let mut events = [Event::default(); BATCH];
+            let timeout = if least == 0 { &raw const no_time } else { std::ptr::null() };
+            // SAFETY: room for BATCH events, to which the kernel writes at most that many; the timeout, if there is
+            // one, lives until the call returns.
+            let count = unsafe {
+                let (context, events) = (self.context, events.as_mut_ptr());
+                libc::syscall(libc::SYS_io_getevents, context, least, BATCH as libc::c_long, events, timeout)
+            };
+            let Ok(count) = usize::try_from(count) else {
+                match Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO) {
+                    Errno::INTR => continue,
+                    errno => return Err(errno),
+                }
+            };
+            for event in events.iter().take(count) {
+                self.in_flight = self.in_flight.saturating_sub(1);
+                let result = match event.result {
+                    bytes @ 0.. => Ok(bytes as u32),
+                    errno => Err(Errno::from_raw_os_error(-errno as i32)),
+                };
+                done(event.data as u32, result);
+            }
+            if count < BATCH {
+                return Ok(());
+            }
+            least = 0;
+        }
+    }
+
+    /// Forgets what the kernel has not been told of, and returns the places.
+    pub(super) fn take_staged(&mut self) -> impl Iterator<Item = u32> + '_ {
+        self.staged.drain(..)
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+/// What to tell the kernel about an operation.
+fn filled(operation: &mut InFlight, files: &Files) -> Control {
+    // Without a file the kernel refuses it with EBADF.
+    let fd = files.get(operation.held).map_or(-1, |(file, ..)| file.as_raw_fd());
+    let write = matches!(operation.op.kind, OpKind::Write { .. });
+    let durable = operation.op.kind == OpKind::Write { durable: true };
+    let (opcode, buf, nbytes) = match (operation.op.buffers.view(), write) {
+        (View::One(at, len), write) => {
+            (if write { PWRITE } else { PREAD }, at as u64, len.min(super::BYTES_MAX) as u64)
+        }
+        (View::Many(at, count), write) => (if write { PWRITEV } else { PREADV }, at as u64, count as u64),
+    };
+    let rw_flags = if durable { libc::RWF_DSYNC as u32 } else { 0 };
+    let flags = SIGNAL_EVENT;
+    Control { rw_flags, opcode, fd, buf, nbytes, offset: operation.op.offset, flags, ..Control::default() }
+}
+
+impl Drop for Aio {
+    fn drop(&mut self) {
+        // SAFETY: the context is ours, and is not used again. The call waits for what is in flight.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+    }
+}
