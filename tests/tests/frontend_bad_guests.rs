@@ -160,7 +160,7 @@ fn broken_rings(engine: &str) {
     served.end().unwrap();
 }
 
-/// What was taken before the ring broke ends as if nothing had happened, but nobody is told of it any more.
+/// What was taken before the ring broke ends as if nothing had happened.
 fn a_ring_broken_with_requests_in_flight(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for _ in 0..10 {
@@ -174,6 +174,12 @@ fn a_ring_broken_with_requests_in_flight(engine: &str) {
         let seen = served.daemon.log().len();
         machine.queues[0].offer(SIZE);
         machine.queues[0].flush();
+        for _ in &places {
+            machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
+        }
+        let status =
+            |place: &Place| place.outcome(&machine.ram, &Request::write(0, &[6; 65536]), 0).unwrap().status;
+        assert!(places.iter().all(|place| status(place) == blk::S_OK));
         broken_and_mended(&served, &mut machine, seen, &["head 256"]);
         drop(machine);
         served.serves_the_next().unwrap();
