@@ -1,18 +1,16 @@
 //! `kickless blk --blk-file=null:1G` against `qemu-storage-daemon` exporting null-co: nothing but rings.
 //!
 //! One queue of 256 with EVENT_IDX, reads of 4 KiB, the same polling driver, turn by turn. The storage daemon runs with and
-//! without an iothread; its better one counts. The driver has the first CPU and all back-ends the second: where the
-//! scheduler puts a back-end onto the spinning driver's CPU, the scheduler is measured.
+//! without an iothread; its better one counts. The driver has the first CPU and all back-ends the second.
 //!
 //!     cargo bench -p kickless-tests --bench null_vs_qsd [-- --quick]
 
 mod common;
 
 use anyhow::Result;
-use common::{Contestant, Plan, Turn, head, ratios, row};
+use common::{Contestant, Cpus, Plan, Turn, head, ratios, row};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver_load::random_sectors;
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 const DISK_SIZE: u64 = 1 << 30;
 
@@ -21,27 +19,16 @@ fn start(program: Program, iothread: bool) -> Result<Daemon> {
     Daemon::start(&DaemonConfig { program, iothread, queues: 1, ..DaemonConfig::new(disk) })
 }
 
-/// From here on this thread, and what it starts, runs on this CPU.
-fn run_on(cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    Ok(sched_setaffinity(None, &set)?)
-}
-
 fn main() -> Result<()> {
     let plan = Plan::from_arguments();
-    let pinned = std::thread::available_parallelism()?.get() > 1;
-    if pinned {
-        run_on(1)?;
-    }
+    let cpus = Cpus::get()?;
+    cpus.for_back_ends()?;
     let mut all = [
         Contestant::new("kickless null:1G", start(Program::Kickless, false)?)?,
         Contestant::new("qemu-storage-daemon null-co", start(Program::StorageDaemon, false)?)?,
         Contestant::new("the same with an iothread", start(Program::StorageDaemon, true)?)?,
     ];
-    if pinned {
-        run_on(0)?;
-    }
+    cpus.for_driver()?;
     println!("reads of 4 KiB from nothing, {} turns of {:?} each{}", plan.rounds, plan.time, plan.remark());
     let one = compare(&mut all, 1, &plan)?;
     let deep = compare(&mut all, 32, &plan)?;

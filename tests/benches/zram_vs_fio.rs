@@ -1,5 +1,6 @@
 //! Random reads of 4 KiB from /dev/zram0, O_DIRECT, 32 in flight: through `kickless blk`, with a polling driver, against fio
-//! with io_uring on the same device, turn by turn.
+//! with io_uring on the same device, turn by turn. The driver has the first CPU and the back-end the second; fio, and the
+//! kernel's threads that it keeps busy, have all.
 //!
 //! The device is sized and filled with data that compresses to half, and left as it was found: unused. It takes root, and is
 //! not touched if somebody uses it.
@@ -16,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use common::{BLOCK, Contestant, Plan, Spread, Turn, head, row};
+use common::{BLOCK, Contestant, Cpus, Plan, Spread, Turn, head, row};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver_load::random_sectors;
 use kickless_tests::driver_request::pattern;
@@ -46,10 +47,14 @@ fn main() -> Result<()> {
         plan.remark()
     );
     let config = DaemonConfig { program: Program::Kickless, queues: 1, ..DaemonConfig::new(DEVICE) };
+    let cpus = Cpus::get()?;
+    cpus.for_back_ends()?;
     let mut ours = Contestant::new("kickless blk", Daemon::start(&config)?)?;
     let (mut turns, mut fio) = (Vec::new(), Vec::new());
     for _ in 0..plan.rounds {
+        cpus.for_driver()?;
         turns.push(ours.turn(DEPTH, plan.time, random_sectors(size, BLOCK))?);
+        cpus.for_others()?;
         fio.push(Fio::turn(plan.time)?);
     }
     head();

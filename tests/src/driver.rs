@@ -16,8 +16,11 @@ use zerocopy::IntoBytes;
 
 use crate::frontend_memory::Ram;
 
-/// A driver that polls moves its stale event index on before the device's index comes round to it.
-const EVENT_LAG_MAX: u16 = 1 << 14;
+/// So far behind is the event index of a driver that polls: a device that has not looked at it for a while must not take it
+/// for one that it has just passed.
+const EVENT_LAG: u16 = 1 << 14;
+/// So far behind it may be before it is moved on: the device's index must not come round to it.
+const EVENT_LAG_MAX: u16 = 3 << 14;
 
 /// An eventfd; clones share the counter.
 #[derive(Debug)]
@@ -449,7 +452,7 @@ impl Queue {
     /// Asks for no calls.
     pub fn disable_calls(&mut self) {
         if self.event_idx {
-            self.set_used_event(self.next_used.wrapping_sub(1));
+            self.set_used_event(self.next_used.wrapping_sub(EVENT_LAG));
         } else {
             self.avail.store_u16(RING_FLAGS, AVAIL_F_NO_INTERRUPT, Ordering::Relaxed);
         }
@@ -459,7 +462,7 @@ impl Queue {
     #[inline]
     pub(crate) fn keep_calls_disabled(&mut self) {
         if self.event_idx && self.next_used.wrapping_sub(self.used_event) > EVENT_LAG_MAX {
-            self.set_used_event(self.next_used.wrapping_sub(1));
+            self.disable_calls();
         }
     }
 

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use kickless_tests::daemon::Daemon;
 use kickless_tests::driver_load::{Load, Run};
 use kickless_tests::frontend_machine::{Machine, Shape};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +35,43 @@ impl Plan {
     /// What to print with the figures.
     pub(crate) fn remark(&self) -> &'static str {
         if self.quick { "  (short form: not a measurement)" } else { "" }
+    }
+}
+
+/// The driver has one CPU and all back-ends have another: where the scheduler puts a back-end onto the spinning driver's CPU,
+/// the scheduler is measured.
+pub(crate) struct Cpus {
+    all: CpuSet,
+    driver: CpuSet,
+    back_ends: CpuSet,
+}
+
+impl Cpus {
+    /// The first two that this process may use; all of them for everybody where it has but one.
+    pub(crate) fn get() -> Result<Cpus> {
+        let all = sched_getaffinity(None)?;
+        let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).map(|cpu| {
+            let mut one = CpuSet::new();
+            one.set(cpu);
+            one
+        });
+        let (driver, back_ends) = each.next().zip(each.next()).unwrap_or((all, all));
+        Ok(Cpus { all, driver, back_ends })
+    }
+
+    /// This thread is a driver from now on.
+    pub(crate) fn for_driver(&self) -> Result<()> {
+        Ok(sched_setaffinity(None, &self.driver)?)
+    }
+
+    /// What this thread starts from now on is a back-end.
+    pub(crate) fn for_back_ends(&self) -> Result<()> {
+        Ok(sched_setaffinity(None, &self.back_ends)?)
+    }
+
+    /// What this thread starts from now on is neither.
+    pub(crate) fn for_others(&self) -> Result<()> {
+        Ok(sched_setaffinity(None, &self.all)?)
     }
 }
 
