@@ -1,0 +1,134 @@
+//! Where the host forbids io_uring, as the seccomp filters of container runtimes do. A filter cannot be taken
+//! off again, so each case is a process of its own: this program once more, with one test and a variable.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use kickless_io::{
+    AlignedBuf, Buffers, Completion, Engine, EngineKind, Errno, Error, FileId, Op, OpKind, Token,
+};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use std::env;
+use std::process::Command;
+use std::sync::Arc;
+
+const CHILD: &str = "KICKLESS_TEST_FORBIDDEN";
+
+/// Runs `case` in a child process whose only test is this one, called `name`.
+fn in_a_child(name: &str, case: impl FnOnce()) {
+    if env::var_os(CHILD).is_some() {
+        return case();
+    }
+    let output = Command::new(env::current_exe().unwrap())
+        .args([name, "--exact", "--test-threads=1", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}\n{stderr}");
+}
+
+/// From here on `call` fails with EPERM, in this thread and those that it starts.
+fn forbid(call: libc::c_long) {
+    let filter = SeccompFilter::new(
+        [(call, vec![])].into(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::EPERM as u32),
+        env::consts::ARCH.try_into().unwrap(),
+    )
+    .unwrap();
+    seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+}
+
+fn queue_read(engine: &mut Engine, file: FileId, slot: u32) {
+    let buffers = Buffers::Owned(AlignedBuf::new(4, 512).unwrap());
+    engine.queue(Op { file, kind: OpKind::Read, offset: 0, buffers }, Token { source: 0, slot }).unwrap();
+}
+
+fn register(engine: &mut Engine) -> FileId {
+    engine.register(Arc::new(std::fs::File::open("/proc/self/exe").unwrap())).unwrap()
+}
+
+fn assert_works(engine: &mut Engine) {
+    let file = register(engine);
+    queue_read(engine, file, 1);
+    engine.submit().unwrap();
+    let mut done: Vec<Completion> = Vec::new();
+    while done.is_empty() {
+        retry_on_intr(|| poll(&mut [PollFd::from_borrowed_fd(engine.event(), PollFlags::IN)], None)).unwrap();
+        engine.reap(&mut done);
+    }
+    assert_eq!(done[0].result, Ok(4));
+    assert!(matches!(&done[0].buffers, Buffers::Owned(buf) if buf[..] == *b"\x7fELF"));
+}
+
+/// io_uring cannot be had, for `step` fails; `auto` works, and tells why it is slower.
+fn falls_back(step: &str) {
+    let is_step = |error: &Error| {
+        matches!(error, Error::Uring { step: failed, source }
+        if *failed == step && source.kind() == std::io::ErrorKind::PermissionDenied)
+    };
+    let refused = Engine::open(EngineKind::Uring, 64).unwrap_err();
+    assert!(is_step(&refused), "{refused}");
+
+    let mut engine = Engine::open(EngineKind::Auto, 64).unwrap();
+    assert_eq!(engine.name(), "threads");
+    let reason = engine.reason().unwrap();
+    assert!(is_step(reason), "{reason}");
+    assert!(reason.to_string().contains(step));
+    assert_works(&mut engine);
+
+    // Who asks for threads has nothing to complain of.
+    let mut engine = Engine::open(EngineKind::Threads, 64).unwrap();
+    assert!(engine.reason().is_none());
+    assert_works(&mut engine);
+}
+
+#[test]
+fn setup_is_forbidden() {
+    in_a_child("setup_is_forbidden", || {
+        forbid(libc::SYS_io_uring_setup);
+        falls_back("io_uring_setup");
+    });
+}
+
+#[test]
+fn enter_is_forbidden() {
+    in_a_child("enter_is_forbidden", || {
+        forbid(libc::SYS_io_uring_enter);
+        falls_back("io_uring_enter");
+    });
+}
+
+/// The ring is there, and then may not be used any more. Nothing that is queued is lost.
+#[test]
+fn enter_becomes_forbidden() {
+    in_a_child("enter_becomes_forbidden", || {
+        let mut engine = Engine::open(EngineKind::Uring, 64).unwrap();
+        assert_works(&mut engine);
+        let file = register(&mut engine);
+        forbid(libc::SYS_io_uring_enter);
+        for round in 0..3 {
+            for slot in 0..10 {
+                queue_read(&mut engine, file, slot);
+            }
+            let error = engine.submit().unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "round {round}");
+            assert!(engine.needs_turn());
+            assert_eq!(engine.in_flight(), 10);
+            let mut done = Vec::new();
+            engine.reap(&mut done);
+            let mut slots: Vec<_> = done.iter().map(|done| done.token.slot).collect();
+            slots.sort_unstable();
+            assert_eq!(slots, (0..10).collect::<Vec<_>>());
+            assert!(done.iter().all(|done| done.result == Err(Errno::PERM)));
+            assert!(
+                done.iter().all(|done| matches!(&done.buffers, Buffers::Owned(buf) if buf[..] == [0; 4]))
+            );
+            assert_eq!((engine.in_flight(), engine.room(), engine.needs_turn()), (0, 64, false));
+        }
+        // Nothing is in flight: the drop has nothing to wait for.
+        queue_read(&mut engine, file, 11);
+        drop(engine);
+    });
+}
