@@ -31,7 +31,12 @@ pub(crate) struct Shared {
     pub(crate) disk: Disk,
     pub(crate) id: [u8; blk::ID_LEN],
     /// `writeback` of the configuration space. Off: a write completes when it is durable.
+    ///
+    /// It is on from the first time that somebody reads it, and then what the driver made it, from one front-end to the
+    /// next: QEMU reads it once and writes it when the driver does, but not again after a reconnection. So a
+    /// back-end that was never asked may serve a driver that has turned it off.
     writeback: AtomicBool,
+    read: AtomicBool,
 }
 
 impl Shared {
@@ -57,7 +62,8 @@ impl Blk {
         let serial = options.serial.as_bytes();
         let len = serial.len().min(id.len());
         id[..len].copy_from_slice(&serial[..len]);
-        let shared = Arc::new(Shared { disk, id, writeback: AtomicBool::new(true) });
+        let shared =
+            Arc::new(Shared { disk, id, writeback: AtomicBool::new(false), read: AtomicBool::new(false) });
         Self { shared, options, lock: Mutex::new(None) }
     }
 
@@ -83,6 +89,9 @@ impl Device for Blk {
     }
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
+        if !self.shared.read.swap(true, Ordering::Relaxed) {
+            self.shared.writeback.store(true, Ordering::Relaxed);
+        }
         let Options { queues_max, queue_size_max, .. } = self.options;
         let space =
             config::space(self.shared.disk.limits(), queues_max, queue_size_max, self.shared.writeback());
@@ -94,13 +103,10 @@ impl Device for Blk {
 
     fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError> {
         let writeback = config::write(offset, from)?;
+        self.shared.read.store(true, Ordering::Relaxed);
         self.shared.writeback.store(writeback, Ordering::Relaxed);
         debug!(writeback, "the driver chose its cache mode");
         Ok(())
-    }
-
-    fn reset(&self) {
-        self.shared.writeback.store(true, Ordering::Relaxed);
     }
 
     fn open(&self) -> Result<(), StartError> {

@@ -6,7 +6,6 @@ use crate::slots::Slots;
 use kickless_device::{Context, Next, Polled, Source, Vring};
 use kickless_disk::{self as disk, Lane, Step};
 use kickless_io::{Completion, Engine, FileId};
-use kickless_memory::Gpa;
 use kickless_spec::blk;
 use kickless_virtqueue::Chain;
 use std::collections::VecDeque;
@@ -74,7 +73,7 @@ impl Queue {
             self.reject(head, reject);
             return true;
         }
-        entry.fill(head, request.status, request.kind, request.data_len);
+        entry.fill(self.vring.map(), head, request.status, request.kind, request.data_len);
         self.slots.take();
         let step = self.on_disk(context, slot, |disk, lane, io| disk.start(lane, io, wanted));
         self.after(slot, step)
@@ -116,13 +115,15 @@ impl Queue {
     fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
         let entry = self.slots.get(slot);
         let (head, status, read_len) = (entry.head, entry.status, entry.read_len);
-        entry.io.buffers_mut().unpin_unless(self.vring.map());
+        let code = if result.is_ok() { blk::S_OK } else { blk::S_IOERR };
+        let written = entry.map.as_ref().is_some_and(|map| map.write_obj(status, &code).is_ok());
+        entry.unpin_unless(self.vring.map());
         self.slots.release(slot);
         match result {
-            Ok(()) => self.answer(head, Some(status), blk::S_OK, read_len),
+            Ok(()) => self.vring.push(head, read_len.saturating_add(written.into())),
             Err(error) => {
                 debug!(queue = self.vring.index(), head, %error, "request failed");
-                self.answer_error(head, Some(status), blk::S_IOERR, read_len);
+                self.push_failed(head, written, read_len);
             }
         }
     }
@@ -130,20 +131,15 @@ impl Queue {
     fn reject(&mut self, head: u16, reject: Reject) {
         debug!(queue = self.vring.index(), head, why = reject.why, "request rejected");
         let data_len = self.chain.writable_len().saturating_sub(1);
-        self.answer_error(head, reject.status, reject.code, data_len as u32);
+        let written = reject.status.is_some_and(|at| self.vring.map().write_obj(at, &reject.code).is_ok());
+        self.push_failed(head, written, data_len as u32);
     }
 
     /// Pushes a failed request. Only a status byte that is the first writable byte counts as written: the length that is
     /// pushed covers a prefix (virtio 1.3, section 2.7.8.2), and nothing says what came of the data before it.
-    fn answer_error(&mut self, head: u16, status: Option<Gpa>, code: u8, data_len: u32) {
+    fn push_failed(&mut self, head: u16, status_written: bool, data_len: u32) {
         self.vring.counters().errors.add(1);
-        let written = status.is_some_and(|at| self.vring.map().write_obj(at, &code).is_ok());
-        self.vring.push(head, u32::from(written && data_len == 0));
-    }
-
-    fn answer(&mut self, head: u16, status: Option<Gpa>, code: u8, data_len: u32) {
-        let written = status.is_some_and(|at| self.vring.map().write_obj(at, &code).is_ok());
-        self.vring.push(head, data_len.saturating_add(written.into()));
+        self.vring.push(head, u32::from(status_written && data_len == 0));
     }
 
     fn get_id(&mut self, head: u16, request: Request) {
@@ -247,6 +243,6 @@ impl Source for Queue {
 
     fn memory_changed(&mut self) {
         let map = self.vring.map();
-        self.slots.each_free(|slot| slot.io.buffers_mut().unpin_unless(map));
+        self.slots.each_free(|slot| slot.unpin_unless(map));
     }
 }

@@ -26,9 +26,6 @@ pub trait Device: Send + Sync {
     /// A field that cannot be written, or a value that it cannot have.
     fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError>;
 
-    /// Back to how it was before any driver: a new front-end has come, or the driver reset the device.
-    fn reset(&self);
-
     /// Takes what running queues need and what is not to be held without (the lock on an image).
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_virtqueue::device::InvalidSize;
 use std::io;
 
-/// Why a message cannot be carried out. The front-end is to blame for all but the last three.
+/// Why a message cannot be carried out. The front-end is to blame for all but the last two.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("not offered by this back-end")]
@@ -44,8 +44,6 @@ pub(crate) enum Refusal {
     Config(#[from] ConfigError),
     #[error("ring {index} cannot start: {source}")]
     Start { index: u16, source: StartError },
-    #[error("ring {index} cannot be given to a worker: {source}")]
-    Place { index: u16, source: io::Error },
     #[error(transparent)]
     Ended(#[from] Ended),
 }

@@ -102,7 +102,11 @@ impl Rings {
         .map_err(|source| Refusal::Areas { index, source })?;
         let source =
             self.device.start_queue(vring, features).map_err(|source| Refusal::Start { index, source })?;
-        ring.running = Some(self.place.put(source).map_err(|source| Refusal::Place { index, source })?);
+        let placed = self.place.put(source).map_err(|error| {
+            error!(ring = index, %error, "no worker takes a ring");
+            Ended::Worker
+        })?;
+        ring.running = Some(placed);
         debug!(ring = index, size, next_avail = ring.setup.next_avail, "ring runs");
         Ok(())
     }

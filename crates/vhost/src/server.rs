@@ -4,7 +4,7 @@ use crate::Ended;
 use crate::session::Session;
 use kickless_device::{Count, Counters, Device, Place};
 use kickless_vhost_user::Wait;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -131,7 +131,18 @@ fn accept(listener: &UnixListener, stop: BorrowedFd<'_>) -> io::Result<Option<Un
                     e.kind(),
                     io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
                 ) => {}
+            // The host is short of something; whoever wants to connect is still there in a moment.
+            Err(error) if is_shortage(&error) => {
+                warn!(%error, "no connection can be accepted just now");
+                let moment = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+                let _ = poll(&mut [PollFd::from_borrowed_fd(stop, PollFlags::IN)], Some(&moment));
+            }
             Err(error) => return Err(error),
         }
     }
+}
+
+fn is_shortage(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }

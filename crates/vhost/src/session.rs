@@ -16,6 +16,7 @@ use kickless_vhost_user::{
 use kickless_virtqueue::device::Addresses;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::{debug, warn};
 
 /// A connection to a front-end, and all that it has told us.
@@ -53,7 +54,6 @@ impl<'a> Session<'a> {
         let ended = self.serve();
         let stopped = self.rings.stop_all();
         self.rings.forget();
-        self.device.reset();
         ended.and(stopped)
     }
 
@@ -78,9 +78,9 @@ impl<'a> Session<'a> {
         let name = Message::name(received.message.code());
         debug!(message = ?received.message, "from the front-end");
         match self.carry_out(received.message) {
-            Ok(Some(reply)) => self.backend.reply(&header, &reply, &self.wait)?,
+            Ok(Some(reply)) => self.backend.reply(&header, &reply, &patience())?,
             Ok(None) if expects == Expects::Ack && self.acknowledges() => {
-                self.backend.ack(&header, true, &self.wait)?;
+                self.backend.ack(&header, true, &patience())?;
             }
             Ok(None) => {}
             Err(Refusal::Ended(ended)) => return Err(ended),
@@ -104,7 +104,7 @@ impl<'a> Session<'a> {
         let code = Message::code_from(header.request);
         let has_reply = !matches!(Message::refusal(code, false), kickless_vhost_user::Refusal::NotExpected);
         let hears = has_reply || (header.needs_reply() && self.acknowledges());
-        if hears && self.backend.refuse(header, &self.wait)? == Refused::GoOn {
+        if hears && self.backend.refuse(header, &patience())? == Refused::GoOn {
             warn!(message = name, error = %why, "message refused");
             return Ok(());
         }
@@ -174,7 +174,6 @@ impl<'a> Session<'a> {
         self.negotiated.need(ProtocolFeatures::RESET_DEVICE)?;
         self.rings.stop_all()?;
         self.rings.forget();
-        self.device.reset();
         Ok(())
     }
 
@@ -276,6 +275,11 @@ impl<'a> Session<'a> {
         debug!(ring = index, "kick for a ring that does not run ignored");
         Ok(())
     }
+}
+
+/// How long a front-end may take to read an answer. Being asked to stop does not keep one from being sent.
+fn patience() -> Wait<'static> {
+    Wait::FOREVER.at_most(Duration::from_secs(5))
 }
 
 /// A descriptor for the session and one for the worker; none, if none was sent.

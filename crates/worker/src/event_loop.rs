@@ -40,6 +40,15 @@ struct Entry {
     stopping: Vec<Sender<Stopped>>,
 }
 
+/// Closes the mailbox when the loop ends, however it ends: nobody waits for an answer that will not come.
+struct CloseWhenDone(Arc<Mailbox>);
+
+impl Drop for CloseWhenDone {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 /// One worker's thread.
 pub(crate) struct EventLoop {
     mailbox: Arc<Mailbox>,
@@ -57,6 +66,7 @@ pub(crate) struct EventLoop {
     /// Events of the last wait, taken out so that sources can change while they are handled.
     happened: Vec<Ready>,
     work: u32,
+    engine_ready: bool,
     engine_failed: bool,
     ending: bool,
 }
@@ -77,6 +87,7 @@ impl EventLoop {
             batch: Vec::new(),
             happened: Vec::new(),
             work: 0,
+            engine_ready: false,
             engine_failed: false,
             ending: false,
         })
@@ -84,9 +95,8 @@ impl EventLoop {
 
     /// Runs until it is asked to end and all sources have stopped.
     pub(crate) fn run(mut self) -> io::Result<()> {
-        let ended = self.turn();
-        self.mailbox.close();
-        ended
+        let _closed = CloseWhenDone(self.mailbox.clone());
+        self.turn()
     }
 
     fn turn(&mut self) -> io::Result<()> {
@@ -163,7 +173,8 @@ impl EventLoop {
 
     /// Reaps the engine and gives each source its own.
     fn complete(&mut self) {
-        if self.engine.in_flight() == 0 {
+        // An engine that says it is ready is listened to even if nothing is in flight: only a reap makes it unready.
+        if self.engine.in_flight() == 0 && !std::mem::take(&mut self.engine_ready) {
             return;
         }
         self.engine.reap(&mut self.completions);
@@ -229,8 +240,8 @@ impl EventLoop {
         happened.extend(self.waiter.wait(timeout)?);
         for ready in happened.drain(..) {
             match ready {
-                // The loop reaps after each wait anyway.
-                Ready::Engine => {}
+                // The loop reaps after each wait.
+                Ready::Engine => self.engine_ready = true,
                 Ready::Kick(number) => {
                     if let Some(entry) = self.entries.get_mut(number as usize).and_then(Option::as_mut) {
                         entry.source.vring().counters().kicks.add(1);

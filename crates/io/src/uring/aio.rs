@@ -150,11 +150,12 @@ impl Aio {
         wait: bool,
         mut done: impl FnMut(u32, Result<u32, Errno>),
     ) -> Result<(), Errno> {
+        // Before the look at what has completed: what comes after it signals again. Also with nothing in flight: the kernel
+        // signals after it has shown a completion, which may have been taken by then.
+        self.event.clear();
         if self.in_flight == 0 {
             return Ok(());
         }
-        // Before the look at what has completed: what comes after it signals again.
-        self.event.clear();
         let (mut least, no_time) = (libc::c_long::from(wait), libc::timespec { tv_sec: 0, tv_nsec: 0 });
         loop {
             let mut events = [Event::default(); BATCH];
