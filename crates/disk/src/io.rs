@@ -45,7 +45,7 @@ pub struct Lane<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Step {
-    /// It is over. The buffers are back in the [`Io`], used up as far as they were transferred.
+    /// It is over. The buffers are back in the [`Io`]; how much is left in them says nothing.
     Done(Result<(), IoError>),
     /// An operation is in the engine; its completion goes to [`crate::Disk::resume`].
     Pending,

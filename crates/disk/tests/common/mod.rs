@@ -1,0 +1,229 @@
+//! A worker in miniature, and images to give it.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(unreachable_pub, reason = "a test program has no outside")]
+
+use kickless_disk::{Cache, Disk, Io, IoError, Lane, Options, Request, Step};
+use kickless_io::{Completion, Engine, EngineKind, FileId, Waker};
+use kickless_memory::{Gpa, Map, Slot, UserAddr};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::retry_on_intr;
+use std::io::Write;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use tempfile::NamedTempFile;
+
+/// Nothing takes so long, on any machine: what sleeps longer sleeps for ever.
+const STUCK: Timespec = Timespec { tv_sec: 300, tv_nsec: 0 };
+
+/// Numbers that look random and come again (SplitMix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// One of a range that is not empty.
+    pub fn from(&mut self, range: Range<u64>) -> u64 {
+        range.start + self.next() % (range.end - range.start)
+    }
+
+    pub fn bytes(&mut self, len: u64) -> Vec<u8> {
+        let words = (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes());
+        words.take(len as usize).collect()
+    }
+}
+
+pub fn options(cache: Cache, read_only: bool) -> Options {
+    Options { read_only, cache }
+}
+
+pub fn image(contents: &[u8]) -> NamedTempFile {
+    let mut image = NamedTempFile::new().unwrap();
+    image.write_all(contents).unwrap();
+    image
+}
+
+/// `len` bytes of guest memory from address 0 on.
+pub fn guest(len: u64) -> Arc<Map> {
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, len).unwrap();
+    Arc::new(Map::new(vec![Slot::map(file, 0, Gpa(0), UserAddr(0), len).unwrap()]).unwrap())
+}
+
+/// A loop device with blocks of 4096 bytes, until this is dropped.
+pub struct Loop {
+    path: PathBuf,
+    image: NamedTempFile,
+}
+
+impl Loop {
+    /// # Errors
+    /// Why there is none: no right to make one, no such device, no such program.
+    pub fn new(image: NamedTempFile, read_only: bool) -> Result<Self, String> {
+        let mut command = Command::new("losetup");
+        command.args(["--find", "--show", "--sector-size=4096"]).args(read_only.then_some("--read-only"));
+        let output = command.arg(image.path()).output().map_err(|e| format!("losetup: {e}"))?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        }
+        Ok(Self { path: String::from_utf8(output.stdout).unwrap().trim().into(), image })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // A disk that still has it open only puts this off.
+        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
+    }
+}
+
+/// One request's place.
+#[derive(Default)]
+struct Place {
+    io: Io,
+    busy: bool,
+}
+
+/// An engine, some places for requests, and the turn of a worker.
+pub struct Worker<'a> {
+    disk: &'a Disk,
+    engine: Engine,
+    file: Option<FileId>,
+    waker: Waker,
+    places: Vec<Place>,
+    done: Vec<Completion>,
+}
+
+impl<'a> Worker<'a> {
+    pub fn new(disk: &'a Disk, kind: EngineKind, depth: u32) -> Self {
+        let mut engine = Engine::open(kind, depth).unwrap();
+        let file = disk.attach(&mut engine).unwrap();
+        let waker = Waker::new().unwrap();
+        Self { disk, engine, file, waker, places: Vec::new(), done: Vec::new() }.with_slots(1)
+    }
+
+    pub fn with_slots(mut self, slots: usize) -> Self {
+        self.places.resize_with(slots, Place::default);
+        self
+    }
+
+    pub fn io(&mut self, slot: usize) -> &mut Io {
+        &mut self.places[slot].io
+    }
+
+    fn step(&mut self, slot: usize, step: impl FnOnce(&Disk, &mut Lane<'_>, &mut Io) -> Step) -> Step {
+        let place = &mut self.places[slot];
+        let mut lane = Lane {
+            engine: &mut self.engine,
+            source: 3,
+            slot: slot as u32,
+            file: self.file,
+            waker: &self.waker,
+        };
+        let step = step(self.disk, &mut lane, &mut place.io);
+        place.busy = step == Step::Busy;
+        assert_eq!(place.io.is_active(), !matches!(step, Step::Done(_)));
+        step
+    }
+
+    pub fn start(&mut self, slot: usize, request: Request) -> Step {
+        self.step(slot, |disk, lane, io| disk.start(lane, io, request))
+    }
+
+    /// Goes on with what can go on, or sleeps until something can; what is over.
+    pub fn turn(&mut self) -> Vec<(usize, Result<(), IoError>)> {
+        let woken = self.waker.clear();
+        self.engine.submit().unwrap();
+        let mut done = std::mem::take(&mut self.done);
+        self.engine.reap(&mut done);
+        let retry = woken || !done.is_empty();
+        if !retry && !self.engine.needs_turn() {
+            self.sleep();
+        }
+        let mut over = Vec::new();
+        for completion in done.drain(..) {
+            assert_eq!(completion.token.source, 3);
+            let slot = completion.token.slot as usize;
+            if let Step::Done(result) = self.step(slot, |disk, lane, io| disk.resume(lane, io, completion)) {
+                over.push((slot, result));
+            }
+        }
+        self.done = done;
+        for slot in 0..self.places.len() {
+            if retry
+                && self.places[slot].busy
+                && let Step::Done(result) = self.step(slot, Disk::retry)
+            {
+                over.push((slot, result));
+            }
+        }
+        over
+    }
+
+    fn sleep(&self) {
+        let mut fds =
+            [self.engine.event(), self.waker.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let ready = retry_on_intr(|| poll(&mut fds, Some(&STUCK))).unwrap();
+        assert!(ready > 0, "nothing goes on: {:?}", self.places.iter().map(|p| &p.io).collect::<Vec<_>>());
+    }
+
+    /// One request on the first place, from start to end.
+    pub fn run(&mut self, request: Request) -> Result<(), IoError> {
+        if let Step::Done(result) = self.start(0, request) {
+            return result;
+        }
+        loop {
+            if let Some((_, result)) = self.turn().pop() {
+                return result;
+            }
+        }
+    }
+
+    pub fn flush(&mut self) -> Result<(), IoError> {
+        self.run(Request::Flush)
+    }
+
+    /// Writes from guest memory that begins at `misaligned`.
+    pub fn write(&mut self, offset: u64, bytes: &[u8], misaligned: u64) -> Result<(), IoError> {
+        let map = guest((bytes.len() as u64 + misaligned + 1).next_multiple_of(4096));
+        map.write(Gpa(misaligned), bytes).unwrap();
+        self.io(0).buffers_mut().push(&map, Gpa(misaligned), bytes.len() as u32).unwrap();
+        let result = self.run(Request::Write { offset, durable: false });
+        self.io(0).buffers_mut().clear();
+        result
+    }
+
+    /// Reads into guest memory that begins at `misaligned`.
+    pub fn read_into(&mut self, offset: u64, len: usize, misaligned: u64) -> (Result<(), IoError>, Vec<u8>) {
+        let map = guest((len as u64 + misaligned + 1).next_multiple_of(4096));
+        self.io(0).buffers_mut().push(&map, Gpa(misaligned), len as u32).unwrap();
+        let result = self.run(Request::Read { offset });
+        self.io(0).buffers_mut().clear();
+        let mut bytes = vec![0; len];
+        map.read(Gpa(misaligned), &mut bytes).unwrap();
+        (result, bytes)
+    }
+
+    pub fn read(&mut self, offset: u64, len: usize) -> (Result<(), IoError>, Vec<u8>) {
+        self.read_into(offset, len, 0)
+    }
+}
+
+impl Drop for Worker<'_> {
+    fn drop(&mut self) {
+        self.disk.detach(&mut self.engine, self.file);
+    }
+}

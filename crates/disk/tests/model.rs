@@ -1,0 +1,337 @@
+//! Disks against a model: many requests in flight at random places with random buffers, on one thread or two.
+//!
+//! Each worker owns some runs of sectors, nobody else's; it never has a write in flight together with another
+//! request for the same sector, for what a disk does then is its own affair. Blocks are larger than sectors on
+//! some targets, so that disjoint requests of both workers meet in one block.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use common::{Loop, Random, Worker, guest, image, options};
+use kickless_disk::{Cache, Disk, DiskSpec, Request, Step};
+use kickless_io::EngineKind;
+use kickless_memory::{Gpa, Map};
+use proptest::prelude::*;
+use std::fs;
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread;
+
+const SECTOR: u64 = 512;
+
+/// The longest request, and the longest run of sectors that one worker owns.
+const RUN_MAX: u64 = 24;
+
+/// Guest memory of each request slot: the longest request, and gaps between its segments.
+const AREA: u64 = 32 << 10;
+
+/// How hard to try.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    engine: EngineKind,
+    workers: usize,
+    /// Operations that an engine takes, which may be fewer than the requests.
+    depth: u32,
+    /// Requests of each worker at a time.
+    slots: usize,
+    /// Requests of each worker in all.
+    requests: usize,
+}
+
+fn loads(workers: usize) -> impl Strategy<Value = (Load, u64)> {
+    let engine = prop_oneof![Just(EngineKind::Uring), Just(EngineKind::Threads)];
+    // More slots than there are bounce buffers, and engines that are smaller than what they are given.
+    (engine, 1..=128u32, 1..=90usize, any::<u64>()).prop_map(move |(engine, depth, slots, seed)| {
+        (Load { engine, workers, depth, slots, requests: 400 }, seed)
+    })
+}
+
+/// Tries `cases` loads on the disk that `make` opens, with its contents.
+fn check(cases: u32, workers: usize, make: impl Fn(&[u8]) -> Target) {
+    let config =
+        ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 0, ..Default::default() };
+    proptest!(config, |((load, seed) in loads(workers))| {
+        let mut random = Random(seed);
+        let sectors = 8 * random.from(8..80);
+        let contents = random.bytes(sectors * SECTOR);
+        let target = make(&contents);
+        let expected = exercise(&target.disk, load, random, contents);
+        if let Some(read) = target.behind {
+            prop_assert!(read() == expected, "the file differs");
+        }
+    });
+}
+
+/// A disk, and a way to see its bytes without it.
+struct Target {
+    disk: Disk,
+    behind: Option<Box<dyn Fn() -> Vec<u8>>>,
+}
+
+/// Runs the load on a disk with these contents; what they must be afterwards, which has been compared with
+/// what the disk says.
+fn exercise(disk: &Disk, load: Load, mut random: Random, contents: Vec<u8>) -> Vec<u8> {
+    let sectors = disk.limits().size / SECTOR;
+    assert_eq!(sectors * SECTOR, contents.len() as u64);
+    let mut runs = vec![Vec::new(); load.workers];
+    let (mut at, mut owner) = (0, 0);
+    while at < sectors {
+        let end = (at + random.from(1..RUN_MAX + 1)).min(sectors);
+        runs[owner].push(at..end);
+        (at, owner) = (end, (owner + 1) % load.workers);
+    }
+    let mut expected = contents.clone();
+    thread::scope(|scope| {
+        let workers: Vec<_> = runs
+            .into_iter()
+            .map(|runs| {
+                let random = Random(random.next());
+                let model = contents.clone();
+                scope.spawn(move || Player::new(disk, load, random, runs, model).play())
+            })
+            .collect();
+        for worker in workers {
+            let (runs, model) = worker.join().unwrap();
+            for bytes in runs.into_iter().map(bytes_of) {
+                expected[bytes.clone()].copy_from_slice(&model[bytes]);
+            }
+        }
+    });
+    let mut reader = Worker::new(disk, EngineKind::Auto, 4);
+    let (result, got) = reader.read(0, expected.len());
+    assert_eq!(result, Ok(()));
+    assert!(got == expected, "the disk differs from the model");
+    expected
+}
+
+fn bytes_of(sectors: Range<u64>) -> Range<usize> {
+    (sectors.start * SECTOR) as usize..(sectors.end * SECTOR) as usize
+}
+
+/// A request in flight.
+struct Active {
+    /// `None` for a flush.
+    sectors: Option<Range<u64>>,
+    write: bool,
+    /// What the slot's guest memory must hold when it is over.
+    after: Vec<u8>,
+}
+
+/// One worker with its part of the model.
+struct Player<'a> {
+    worker: Worker<'a>,
+    map: Arc<Map>,
+    random: Random,
+    runs: Vec<Range<u64>>,
+    model: Vec<u8>,
+    active: Vec<Option<Active>>,
+    left: usize,
+}
+
+impl<'a> Player<'a> {
+    fn new(disk: &'a Disk, load: Load, random: Random, runs: Vec<Range<u64>>, model: Vec<u8>) -> Self {
+        Self {
+            worker: Worker::new(disk, load.engine, load.depth).with_slots(load.slots),
+            map: guest(load.slots as u64 * AREA),
+            random,
+            left: if runs.is_empty() { 0 } else { load.requests },
+            runs,
+            model,
+            active: (0..load.slots).map(|_| None).collect(),
+        }
+    }
+
+    fn play(mut self) -> (Vec<Range<u64>>, Vec<u8>) {
+        loop {
+            for slot in 0..self.active.len() {
+                while self.active[slot].is_none() && self.left > 0 {
+                    self.left -= 1;
+                    self.start(slot);
+                }
+            }
+            if self.active.iter().all(Option::is_none) {
+                return (self.runs, self.model);
+            }
+            for (slot, result) in self.worker.turn() {
+                assert_eq!(result, Ok(()));
+                self.finish(slot);
+            }
+        }
+    }
+
+    /// Sectors that no request in flight is in the way of.
+    fn choose(&mut self, write: bool) -> Option<Range<u64>> {
+        let run = self.runs[self.random.from(0..self.runs.len() as u64) as usize].clone();
+        let start = self.random.from(run.clone());
+        let end = self.random.from(start..run.end) + 1;
+        let in_the_way = self.active.iter().flatten().any(|other| {
+            other.sectors.as_ref().is_some_and(|o| o.start < end && start < o.end) && (write || other.write)
+        });
+        (!in_the_way).then_some(start..end)
+    }
+
+    fn start(&mut self, slot: usize) {
+        if self.random.from(0..12) == 0 {
+            self.active[slot] = Some(Active { sectors: None, write: false, after: self.area(slot) });
+            return self.step(slot, Request::Flush);
+        }
+        let write = self.random.from(0..5) < 3;
+        let Some(sectors) = self.choose(write) else { return };
+        let bytes = bytes_of(sectors.clone());
+        let mut before = self.random.bytes(AREA);
+        let mut after = before.clone();
+        let mut at = bytes.start;
+        for (start, len) in self.segments(bytes.len()) {
+            let (here, there) = (start..start + len, at..at + len);
+            if write {
+                self.model[there].copy_from_slice(&before[here]);
+            } else {
+                // A byte that is not there by chance already.
+                before[here.clone()].iter_mut().zip(&self.model[there.clone()]).for_each(|(b, m)| *b = !m);
+                after[here].copy_from_slice(&self.model[there]);
+            }
+            at += len;
+            let gpa = Gpa(slot as u64 * AREA + start as u64);
+            self.worker.io(slot).buffers_mut().push(&self.map, gpa, len as u32).unwrap();
+        }
+        assert_eq!(at, bytes.end);
+        self.map.write(Gpa(slot as u64 * AREA), &before).unwrap();
+        let offset = bytes.start as u64;
+        let request = if write {
+            Request::Write { offset, durable: self.random.from(0..20) == 0 }
+        } else {
+            Request::Read { offset }
+        };
+        self.active[slot] = Some(Active { sectors: Some(sectors), write, after });
+        self.step(slot, request);
+    }
+
+    /// Where in the slot's memory `len` bytes go: whole pages, whole sectors, or anything.
+    fn segments(&mut self, len: usize) -> Vec<(usize, usize)> {
+        let unit = [4096, 512, 1][self.random.from(0..3) as usize];
+        let count = self.random.from(1..9);
+        let mut segments = Vec::new();
+        let (mut at, mut left) = (self.random.from(0..4096) as usize / unit * unit, len);
+        for i in 1..=count {
+            let most = (left as u64).min(6000) + 1;
+            let here = if i == count { left } else { self.random.from(0..most) as usize / unit * unit };
+            segments.push((at, here));
+            left -= here;
+            at += here + self.random.from(0..1000) as usize / unit * unit;
+        }
+        segments
+    }
+
+    fn step(&mut self, slot: usize, request: Request) {
+        match self.worker.start(slot, request) {
+            Step::Done(result) => {
+                assert_eq!(result, Ok(()));
+                self.finish(slot);
+            }
+            Step::Pending | Step::Busy => {}
+        }
+    }
+
+    fn finish(&mut self, slot: usize) {
+        let active = self.active[slot].take().unwrap();
+        assert!(
+            self.area(slot) == active.after,
+            "guest memory differs after a {} of {:?}",
+            if active.write { "write" } else { "read" },
+            active.sectors
+        );
+        self.worker.io(slot).buffers_mut().clear();
+    }
+
+    fn area(&self, slot: usize) -> Vec<u8> {
+        let mut bytes = vec![0; AREA as usize];
+        self.map.read(Gpa(slot as u64 * AREA), &mut bytes).unwrap();
+        bytes
+    }
+}
+
+fn on_a_file(cache: Cache, contents: &[u8]) -> Target {
+    let image = image(contents);
+    let disk = Disk::open(&DiskSpec::File(image.path().into()), &options(cache, false)).unwrap();
+    Target { disk, behind: Some(Box::new(move || fs::read(image.path()).unwrap())) }
+}
+
+#[test]
+fn a_file_without_the_cache() {
+    check(6, 1, |contents| on_a_file(Cache::None, contents));
+}
+
+#[test]
+fn a_file_through_the_cache() {
+    check(6, 1, |contents| on_a_file(Cache::Writeback, contents));
+}
+
+#[test]
+fn a_file_on_two_threads() {
+    check(6, 2, |contents| on_a_file(Cache::None, contents));
+}
+
+#[test]
+fn memory_on_two_threads() {
+    check(6, 2, |contents| {
+        let disk =
+            Disk::open(&DiskSpec::Memory(contents.len() as u64), &options(Cache::None, false)).unwrap();
+        let mut worker = Worker::new(&disk, EngineKind::Auto, 1);
+        assert!(worker.read(0, contents.len()) == (Ok(()), vec![0; contents.len()]));
+        assert_eq!(worker.write(0, contents, 0), Ok(()));
+        drop(worker);
+        Target { disk, behind: None }
+    });
+}
+
+/// Blocks of 4096 bytes: sectors are read, changed and written back, and must not undo one another.
+#[test]
+fn large_blocks_on_two_threads() {
+    if let Err(why) = Loop::new(image(&[0; 4096]), false) {
+        return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}");
+    }
+    for cache in [Cache::None, Cache::Writeback] {
+        check(8, 2, |contents| {
+            let device = Loop::new(image(contents), false).unwrap();
+            let disk = Disk::open(&DiskSpec::File(device.path().into()), &options(cache, false)).unwrap();
+            assert_eq!(disk.limits().block_size, 4096);
+            Target { disk, behind: Some(Box::new(move || fs::read(device.path()).unwrap())) }
+        });
+    }
+}
+
+/// Longer than a bounce buffer, and aligned to nothing.
+#[test]
+fn long_requests_go_piece_by_piece() {
+    let mut random = Random(1);
+    let contents = random.bytes(3 << 20);
+    let len = (5 << 18) + 3 * 512;
+    let sent = random.bytes(len as u64);
+    let check = |spec: DiskSpec| {
+        for cache in [Cache::None, Cache::Writeback] {
+            let disk = Disk::open(&spec, &options(cache, false)).unwrap();
+            for kind in [EngineKind::Uring, EngineKind::Threads] {
+                let mut worker = Worker::new(&disk, kind, 1);
+                assert_eq!(worker.write(0, &contents, 0), Ok(()));
+                for misaligned in [0, 512, 1] {
+                    assert_eq!(worker.write(512 * 5, &sent, misaligned), Ok(()));
+                    assert_eq!(worker.flush(), Ok(()));
+                    let mut expected = contents.clone();
+                    expected[512 * 5..][..len].copy_from_slice(&sent);
+                    let (result, got) = worker.read_into(0, contents.len(), misaligned);
+                    assert_eq!(result, Ok(()));
+                    assert!(got == expected, "{spec:?} {cache} {kind} {misaligned}");
+                    let (_, got) = worker.read_into(512 * 7, len, misaligned);
+                    assert!(got == expected[512 * 7..][..len], "{spec:?} {cache} {kind} {misaligned}");
+                }
+            }
+        }
+    };
+    let file = image(&contents);
+    check(DiskSpec::File(file.path().into()));
+    check(DiskSpec::Memory(contents.len() as u64));
+    match Loop::new(image(&contents), false) {
+        Ok(device) => check(DiskSpec::File(device.path().into())),
+        Err(why) => println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
+    }
+}
