@@ -1,0 +1,263 @@
+//! Which files are disks, what of a disk may be asked for, and files that change behind our back.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::{Loop, Random, Worker, guest, image, options};
+use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request, Step};
+use kickless_io::EngineKind;
+use kickless_memory::Gpa;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+const CACHES: [Cache; 2] = [Cache::None, Cache::Writeback];
+const ENGINES: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Threads];
+
+fn open(path: &Path, cache: Cache, read_only: bool) -> Result<Disk, Error> {
+    Disk::open(&DiskSpec::File(path.to_owned()), &options(cache, read_only))
+}
+
+/// One disk of each kind, of so many bytes, and what each is called.
+fn each_kind(len: u64, read_only: bool) -> Vec<(String, Disk)> {
+    let image = image(&vec![0; len as usize]);
+    let specs = [DiskSpec::File(image.path().into()), DiskSpec::Null(len), DiskSpec::Memory(len)];
+    let all = specs.iter().flat_map(|spec| CACHES.map(|cache| (spec, cache)));
+    all.map(|(spec, cache)| {
+        (format!("{spec:?} {cache}"), Disk::open(spec, &options(cache, read_only)).unwrap())
+    })
+    .collect()
+}
+
+/// Every line that is logged while `f` runs.
+fn logged<T>(f: impl FnOnce() -> T) -> (T, String) {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let result = tracing::subscriber::with_default(log, f);
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    (result, text)
+}
+
+#[test]
+fn what_is_no_disk_is_refused_without_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    mknodat(CWD, at("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let _listener = UnixListener::bind(at("socket")).unwrap();
+    symlink("nowhere", at("link")).unwrap();
+    symlink("link-to-itself", at("link-to-itself")).unwrap();
+    fs::write(at("empty"), []).unwrap();
+    fs::write(at("tiny"), [1; 511]).unwrap();
+    for cache in CACHES {
+        for read_only in [false, true] {
+            let refused = |path: &Path| {
+                let error = open(path, cache, read_only).unwrap_err();
+                assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+                error
+            };
+            for name in ["missing", "link", "link-to-itself", "empty/below"] {
+                assert!(matches!(refused(&at(name)), Error::Open { .. }), "{name}");
+            }
+            for (path, kind) in [
+                (dir.path().to_owned(), "a directory"),
+                (at("pipe"), "a pipe"),
+                (at("socket"), "a socket"),
+                ("/dev/null".into(), "a character device"),
+            ] {
+                let error = refused(&path);
+                assert!(matches!(error, Error::NotADisk { what, .. } if what == kind), "{error}");
+            }
+            for name in ["empty", "tiny"] {
+                assert!(matches!(refused(&at(name)), Error::Empty { .. }), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_that_no_disk_has() {
+    for size in [0, 1, 511, 513, u64::MAX] {
+        for spec in [DiskSpec::Null(size), DiskSpec::Memory(size)] {
+            let error = Disk::open(&spec, &options(Cache::None, false)).unwrap_err();
+            assert!(matches!(error, Error::Size(given) if given == size), "{spec:?}: {error}");
+        }
+    }
+    // More than any address space.
+    let huge = Disk::open(&DiskSpec::Memory(1 << 62), &options(Cache::None, false)).unwrap_err();
+    assert!(matches!(huge, Error::Memory { .. }), "{huge}");
+}
+
+/// The end of an image that is no whole sector stays as it is, and the log says so.
+#[test]
+fn an_odd_length_is_rounded_down() {
+    let whole = Random(1).bytes(16 << 10);
+    for odd in [1, 511] {
+        let contents = [&whole[..], &vec![0x77; odd]].concat();
+        for cache in CACHES {
+            let image = image(&contents);
+            let (opened, log) = logged(|| open(image.path(), cache, false));
+            let disk = match opened {
+                Ok(disk) => disk,
+                Err(error) => {
+                    // Blocks are larger here than we thought.
+                    assert!(cache == Cache::None && matches!(error, Error::PartialBlock { .. }), "{error}");
+                    continue;
+                }
+            };
+            assert!(log.contains("WARN") && log.contains(image.path().to_str().unwrap()), "{log}");
+            assert!(log.contains("no multiple of 512"), "{log}");
+            assert_eq!(disk.limits().size, 16 << 10);
+            let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
+            let last = (16 << 10) - 512;
+            assert_eq!(worker.read(last, 512), (Ok(()), whole[last as usize..].to_vec()));
+            assert_eq!(worker.write(last, &[3; 512], 1), Ok(()));
+            assert_eq!(worker.read(last, 1024).0, Err(IoError::Range));
+            let mut expected = contents.clone();
+            expected[last as usize..][..512].fill(3);
+            assert!(fs::read(image.path()).unwrap() == expected);
+        }
+    }
+    let whole = image(&whole);
+    let (disk, log) = logged(|| open(whole.path(), Cache::None, false));
+    assert!(disk.is_ok() && !log.contains("WARN"), "{log}");
+}
+
+#[test]
+fn only_whole_sectors_of_the_disk() {
+    const SIZE: u64 = 64 << 10;
+    for (name, disk) in each_kind(SIZE, false) {
+        assert_eq!((disk.limits().size, disk.limits().read_only), (SIZE, false), "{name}");
+        let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
+        for (offset, len, result) in [
+            (0, SIZE as usize, Ok(())),
+            (SIZE - 512, 512, Ok(())),
+            (SIZE, 0, Ok(())),
+            (512, 0, Ok(())),
+            (0, SIZE as usize + 512, Err(IoError::Range)),
+            (SIZE - 512, 1024, Err(IoError::Range)),
+            (SIZE, 512, Err(IoError::Range)),
+            (SIZE + 512, 0, Err(IoError::Range)),
+            (1, 512, Err(IoError::Range)),
+            (511, 1024, Err(IoError::Range)),
+            (0, 511, Err(IoError::Range)),
+            (0, 513, Err(IoError::Range)),
+            (i64::MAX as u64 & !511, 512, Err(IoError::Range)),
+            (!511, 512, Err(IoError::Range)),
+            (!511, 0, Err(IoError::Range)),
+        ] {
+            assert_eq!(worker.write(offset, &vec![0; len], 0), result, "{name}: write {len} at {offset}");
+            assert_eq!(worker.read(offset, len).0, result, "{name}: read {len} at {offset}");
+        }
+        assert_eq!(worker.flush(), Ok(()));
+        if let Some(file) = disk.file() {
+            assert_eq!(file.metadata().unwrap().len(), SIZE);
+        }
+    }
+}
+
+#[test]
+fn a_read_only_disk_takes_no_writes() {
+    for (name, disk) in each_kind(64 << 10, true) {
+        assert!(disk.limits().read_only);
+        let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
+        let map = guest(4096);
+        for durable in [false, true] {
+            for (offset, len) in [(0, 512), (1 << 40, 512), (0, 0), (1, 3)] {
+                worker.io(0).buffers_mut().push(&map, Gpa(0), len).unwrap();
+                // At once, without an operation.
+                let step = worker.start(0, Request::Write { offset, durable });
+                assert_eq!(step, Step::Done(Err(IoError::ReadOnly)), "{name}");
+                worker.io(0).buffers_mut().clear();
+            }
+        }
+        assert_eq!(worker.read(0, 4096).0, Ok(()), "{name}");
+        assert_eq!(worker.flush(), Ok(()), "{name}");
+    }
+}
+
+#[test]
+fn a_protected_device_is_read_only_or_nothing() {
+    let contents = Random(2).bytes(64 << 10);
+    let device = match Loop::new(image(&contents), true) {
+        Ok(device) => device,
+        Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
+    };
+    for cache in CACHES {
+        let error = open(device.path(), cache, false).unwrap_err();
+        assert!(matches!(error, Error::OpenForWriting { .. }), "{error}");
+        assert!(error.to_string().contains("--read-only"), "{error}");
+        let disk = open(device.path(), cache, true).unwrap();
+        let limits = disk.limits();
+        assert_eq!((limits.size, limits.block_size, limits.read_only), (64 << 10, 4096, true));
+        let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
+        assert_eq!(worker.write(0, &[0; 512], 0), Err(IoError::ReadOnly));
+        // Single sectors can be read all the same.
+        assert!(worker.read_into(512 * 3, 512 * 9, 1) == (Ok(()), contents[512 * 3..512 * 12].to_vec()));
+    }
+}
+
+/// Somebody cuts the image off while it is used: errors, and no request that never ends.
+#[test]
+fn a_file_that_has_become_shorter() {
+    for cache in CACHES {
+        for kind in ENGINES {
+            for (len, any_error) in [(512 * 3, false), (0, false), (512 * 3 + 100, true)] {
+                let image = image(&[5; 64 << 10]);
+                let disk = open(image.path(), cache, false).unwrap();
+                let mut worker = Worker::new(&disk, kind, 4);
+                let behind = OpenOptions::new().write(true).open(image.path()).unwrap();
+                behind.set_len(len).unwrap();
+                for misaligned in [0, 512, 1] {
+                    for (offset, bytes) in [(0, 8192), (512, 512 * 5), (8192, 512), (32 << 10, 32 << 10)] {
+                        let (result, _) = worker.read_into(offset, bytes, misaligned);
+                        let is_expected =
+                            if any_error { result.is_err() } else { result == Err(IoError::Shrunk) };
+                        assert!(is_expected, "{cache} {kind} {len} {offset} {misaligned}: {result:?}");
+                    }
+                    if len > 0 {
+                        assert_eq!(worker.read_into(0, 1024, misaligned), (Ok(()), vec![5; 1024]));
+                    }
+                }
+                assert_eq!(worker.flush(), Ok(()));
+                // A write makes it longer again.
+                assert_eq!(worker.write((64 << 10) - 512, &[6; 512], 0), Ok(()));
+                let (result, bytes) = worker.read(0, 64 << 10);
+                assert_eq!(result, Ok(()));
+                let kept = len as usize;
+                assert!(
+                    bytes[..kept].iter().all(|&b| b == 5) && bytes[kept..][..512].iter().all(|&b| b == 0)
+                );
+                assert_eq!(bytes[(64 << 10) - 512..], [6; 512]);
+            }
+        }
+    }
+}
+
+#[test]
+fn disks_can_be_told_from_one_another() {
+    let images = [image(&[0; 512]), image(&[0; 512])];
+    let disks =
+        [&images[0], &images[1], &images[0]].map(|image| open(image.path(), CACHES[1], true).unwrap());
+    for disk in &disks {
+        let identity = disk.identity();
+        assert!((1..=20).contains(&identity.len()) && identity.bytes().all(|b| b.is_ascii_graphic()));
+        assert!(disk.file().is_some());
+    }
+    assert_ne!(disks[0].identity(), disks[1].identity());
+    assert_eq!(disks[0].identity(), disks[2].identity());
+}
