@@ -22,10 +22,11 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The short form unless `cargo bench` runs it without `--quick`.
+    /// The short form unless `cargo bench` runs it, without `--quick` and without `KICKLESS_BENCH_QUICK=1`.
     pub(crate) fn from_arguments() -> Plan {
         let asked = |word: &str| std::env::args().any(|argument| argument == word);
-        if asked("--quick") || !asked("--bench") {
+        let short = std::env::var_os("KICKLESS_BENCH_QUICK").is_some_and(|value| value == "1");
+        if short || asked("--quick") || !asked("--bench") {
             Plan { rounds: 1, time: Duration::from_millis(100), quick: true }
         } else {
             Plan { rounds: 7, time: Duration::from_secs(2), quick: false }
@@ -96,6 +97,18 @@ pub(crate) struct Turn {
     pub(crate) cpu: f64,
 }
 
+impl Turn {
+    /// Processor nanoseconds of the back-end for each request.
+    pub(crate) fn cpu_ns_per_request(&self) -> f64 {
+        cpu_ns_per_request(self.cpu, self.run.rate())
+    }
+}
+
+/// Processor nanoseconds for each request, of so many processors at so many requests a second.
+pub(crate) fn cpu_ns_per_request(cpu: f64, rate: f64) -> f64 {
+    cpu / rate * 1e9
+}
+
 impl Contestant {
     /// Connects to a daemon.
     ///
@@ -124,11 +137,25 @@ impl Contestant {
 /// Bytes of a read.
 pub(crate) const BLOCK: u32 = 4096;
 
-/// Processor time that a process has used, all its threads together.
+/// Processor time that a process has used, all its threads together, those that the kernel gave it for its I/O too.
 ///
 /// # Errors
 /// There is no such process.
 pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
+    // utime and stime of proc_pid_stat(5).
+    stat_seconds(pid, [14, 15])
+}
+
+/// The same of all children of this process that have been waited for.
+///
+/// # Errors
+/// There is no /proc.
+pub(crate) fn cpu_seconds_of_ended_children() -> Result<f64> {
+    // cutime and cstime.
+    stat_seconds(std::process::id(), [16, 17])
+}
+
+fn stat_seconds(pid: u32, numbers: [usize; 2]) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The program's name, in parentheses, may hold spaces.
     let (_, rest) = stat.rsplit_once(')').context("/proc/PID/stat without a name")?;
@@ -136,7 +163,7 @@ pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
         let text = rest.split_ascii_whitespace().nth(number - 3).context("/proc/PID/stat is short")?;
         Ok(text.parse::<u64>()? as f64)
     };
-    Ok((field(14)? + field(15)?) / rustix::param::clock_ticks_per_second() as f64)
+    Ok((field(numbers[0])? + field(numbers[1])?) / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// Median and extremes.
@@ -161,24 +188,25 @@ impl Spread {
     }
 }
 
-/// Prints a contestant's turns: rate, kicks, processor time.
+/// Prints a contestant's turns: rate, kicks, processors busy and processor time for each request.
 pub(crate) fn row(name: &str, turns: &[Turn]) {
     let rate = Spread::of(turns.iter().map(|turn| turn.run.rate()));
     println!(
-        "  {name:<34} {:>9.0}  {:>9.0} .. {:<9.0} {:>9.4} {:>8.2}",
+        "  {name:<34} {:>9.0}  {:>9.0} .. {:<9.0} {:>9.4} {:>8.2} {:>10.0}",
         rate.median,
         rate.min,
         rate.max,
         Spread::of(turns.iter().map(|turn| turn.run.kicks_per_request())).median,
         Spread::of(turns.iter().map(|turn| turn.cpu)).median,
+        Spread::of(turns.iter().map(Turn::cpu_ns_per_request)).median,
     );
 }
 
 /// Prints the heads of the columns of [`row`].
 pub(crate) fn head() {
     println!(
-        "  {:<34} {:>9}  {:>9} .. {:<9} {:>9} {:>8}",
-        "", "reads/s", "least", "most", "kicks/req", "CPU"
+        "  {:<34} {:>9}  {:>9} .. {:<9} {:>9} {:>8} {:>10}",
+        "", "reads/s", "least", "most", "kicks/req", "CPU", "CPU ns/req"
     );
 }
 
