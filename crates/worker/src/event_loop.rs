@@ -104,10 +104,14 @@ impl EventLoop {
             self.visit_ready();
             self.submit();
             self.complete();
+            // A completion can queue an operation (the store after a load, the rest of a short transfer), which must not wait
+            // for a sleep.
+            if self.engine.needs_turn() {
+                self.submit();
+            }
             if self.ending && self.numbers.is_empty() {
                 return Ok(());
             }
-            // What was completed may have made sources ready, and what they queued must not wait for a sleep.
             let timeout = match (self.ready.is_empty(), self.engine.needs_turn()) {
                 (true, false) => None,
                 (true, true) => Some(RETRY),
@@ -212,6 +216,10 @@ impl EventLoop {
 
     fn unblock(&mut self) {
         let mut blocked = std::mem::take(&mut self.blocked);
+        // Who was first the last time is last now: where there is little room, it is not always the same source's.
+        if !blocked.is_empty() {
+            blocked.rotate_left(1);
+        }
         for number in blocked.drain(..) {
             if self.entries[number as usize].as_ref().is_some_and(|entry| entry.state == State::Blocked) {
                 self.make_ready(number);
