@@ -438,6 +438,11 @@ impl Queue {
         }
     }
 
+    /// Without EVENT_IDX: whether the device wants kicks.
+    pub fn is_asked_for_kicks(&self) -> bool {
+        self.used.load_u16(RING_FLAGS, Ordering::Acquire) & USED_F_NO_NOTIFY == 0
+    }
+
     /// Asks for a call for the next used element.
     pub fn enable_calls(&mut self) {
         if self.event_idx {

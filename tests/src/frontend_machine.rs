@@ -30,11 +30,14 @@ pub struct Shape {
     pub indirect: bool,
     /// Bytes of memory.
     pub memory: u64,
+    /// Its driver has been using the device already, and the front-end comes back to it: as QEMU, it does not read the
+    /// configuration space then.
+    pub returns: bool,
 }
 
 impl Default for Shape {
     fn default() -> Shape {
-        Shape { queues: 1, size: 256, event_idx: true, indirect: false, memory: 64 << 20 }
+        Shape { queues: 1, size: 256, event_idx: true, indirect: false, memory: 64 << 20, returns: false }
     }
 }
 
@@ -84,6 +87,9 @@ impl Machine {
     pub fn prepare(socket: &Path, shape: &Shape) -> Result<Machine> {
         let mut frontend = Frontend::connect(socket)?;
         frontend.negotiate(shape.features())?;
+        if !shape.returns {
+            frontend.config()?;
+        }
         let features = frontend.features();
         let mut ram = Ram::new(RAM_BASE, shape.memory)?;
         frontend.share(&[&ram])?;

@@ -62,13 +62,27 @@ fn features_config_and_identity() {
     let flush = machine.perform(0, &Request::flush(), Layout::Usual).unwrap();
     assert_eq!((flush.status, flush.used_len), (blk::S_OK, 1));
     drop(machine);
-    // The next front-end may be the same after a reconnection, with a driver that has said so once.
-    let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
+    // The same front-end after a reconnection, with a driver that has said so once.
+    let returning = Shape { returns: true, ..Shape::default() };
+    let mut machine = Machine::start(served.socket(), &returning).unwrap();
     assert_eq!(machine.frontend.config().unwrap().writeback, 0);
+    drop(machine);
+    // Another machine, with a driver that has yet to choose.
+    let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
+    assert_eq!(machine.frontend.config().unwrap().writeback, 1);
+    machine.frontend.set_writeback(false).unwrap();
     machine.frontend.set_writeback(true).unwrap();
     assert_eq!(machine.frontend.config().unwrap().writeback, 1);
     drop(machine);
     served.end_untroubled().unwrap();
+
+    // A back-end that was started under a running driver does not know what that chose.
+    let served = Served::start("io_uring", &[]).unwrap();
+    let mut machine = Machine::start(served.socket(), &returning).unwrap();
+    assert_eq!(machine.frontend.config().unwrap().writeback, 0);
+    drop(machine);
+    let log = served.end().unwrap();
+    assert_eq!(log.iter().filter(|line| line.contains("every write is made durable")).count(), 1, "{log:#?}");
 }
 
 fn every_layout(engine: &str) {

@@ -9,7 +9,7 @@ use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use tracing::debug;
+use tracing::{debug, warn};
 use zerocopy::IntoBytes;
 
 /// How a disk shows itself.
@@ -32,11 +32,12 @@ pub(crate) struct Shared {
     pub(crate) id: [u8; blk::ID_LEN],
     /// `writeback` of the configuration space. Off: a write completes when it is durable.
     ///
-    /// It is on from the first time that somebody reads it, and then what the driver made it, from one front-end to the
-    /// next: QEMU reads it once and writes it when the driver does, but not again after a reconnection. So a
-    /// back-end that was never asked may serve a driver that has turned it off.
+    /// On for a virtual machine that begins, and then what its driver made it, from one front-end to the next: QEMU reads it
+    /// once and writes it when the driver does, but not again after a reconnection. So a process that has seen no
+    /// virtual machine begin may serve a driver that has turned it off, and leaves it off.
     writeback: AtomicBool,
-    read: AtomicBool,
+    /// A virtual machine has begun here.
+    introduced: AtomicBool,
 }
 
 impl Shared {
@@ -62,8 +63,8 @@ impl Blk {
         let serial = options.serial.as_bytes();
         let len = serial.len().min(id.len());
         id[..len].copy_from_slice(&serial[..len]);
-        let shared =
-            Arc::new(Shared { disk, id, writeback: AtomicBool::new(false), read: AtomicBool::new(false) });
+        let (writeback, introduced) = (AtomicBool::new(false), AtomicBool::new(false));
+        let shared = Arc::new(Shared { disk, id, writeback, introduced });
         Self { shared, options, lock: Mutex::new(None) }
     }
 
@@ -88,10 +89,12 @@ impl Device for Blk {
         self.options.queue_size_max
     }
 
+    fn introduce(&self) {
+        self.shared.introduced.store(true, Ordering::Relaxed);
+        self.shared.writeback.store(true, Ordering::Relaxed);
+    }
+
     fn read_config(&self, offset: usize, into: &mut [u8]) {
-        if !self.shared.read.swap(true, Ordering::Relaxed) {
-            self.shared.writeback.store(true, Ordering::Relaxed);
-        }
         let Options { queues_max, queue_size_max, .. } = self.options;
         let space =
             config::space(self.shared.disk.limits(), queues_max, queue_size_max, self.shared.writeback());
@@ -103,13 +106,19 @@ impl Device for Blk {
 
     fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError> {
         let writeback = config::write(offset, from)?;
-        self.shared.read.store(true, Ordering::Relaxed);
+        self.shared.introduced.store(true, Ordering::Relaxed);
         self.shared.writeback.store(writeback, Ordering::Relaxed);
         debug!(writeback, "the driver chose its cache mode");
         Ok(())
     }
 
     fn open(&self) -> Result<(), StartError> {
+        if !self.shared.disk.limits().read_only && !self.shared.introduced.swap(true, Ordering::Relaxed) {
+            warn!(
+                "the front-end has not read the configuration space, so its driver may have turned the write cache \
+                 off: every write is made durable until the driver chooses a cache mode or a virtual machine starts"
+            );
+        }
         if let Some(file) = self.shared.disk.file().filter(|_| self.options.lock) {
             let lock = ImageLock::acquire(file, self.shared.disk.limits().read_only);
             self.set_lock(Some(lock.map_err(|error| StartError(Box::new(error)))?));

@@ -45,14 +45,13 @@ impl Queue {
         }
     }
 
-    /// Understands the popped chain and starts it in the free slot; `false`: it has to wait there.
-    fn begin(&mut self, context: &mut Context<'_>, slot: u32) -> bool {
+    /// Understands the popped chain and starts it in the free slot.
+    fn begin(&mut self, context: &mut Context<'_>, slot: u32) {
         let head = self.chain.head;
         let request = match parse(&self.chain, self.vring.map(), self.bounds) {
             Ok(request) => request,
             Err(reject) => {
-                self.reject(head, reject);
-                return true;
+                return self.reject(head, reject);
             }
         };
         let wanted = match request.kind {
@@ -62,21 +61,17 @@ impl Queue {
                 disk::Request::Write { offset, durable }
             }
             Kind::Flush => disk::Request::Flush,
-            Kind::GetId => {
-                self.get_id(head, request);
-                return true;
-            }
+            Kind::GetId => return self.get_id(head, request),
         };
         let entry = self.slots.get(slot);
         if let Err(why) = translate(entry.io.buffers_mut(), &self.chain, &self.vring, &request) {
             let reject = Reject { status: Some(request.status), code: blk::S_IOERR, why };
-            self.reject(head, reject);
-            return true;
+            return self.reject(head, reject);
         }
         entry.fill(self.vring.map(), head, request.status, request.kind, request.data_len);
         self.slots.take();
         let step = self.on_disk(context, slot, |disk, lane, io| disk.start(lane, io, wanted));
-        self.after(slot, step)
+        self.after(slot, step);
     }
 
     /// Runs a step of the disk for the request in a slot.
@@ -96,18 +91,12 @@ impl Queue {
         step(&self.shared.disk, &mut lane, &mut self.slots.get(slot).io)
     }
 
-    /// What follows a step: the answer, or waiting. `false`: the disk has no room.
-    fn after(&mut self, slot: u32, step: Step) -> bool {
+    /// What follows a step: the answer, or waiting.
+    fn after(&mut self, slot: u32, step: Step) {
         match step {
-            Step::Done(result) => {
-                self.finish(slot, result);
-                true
-            }
-            Step::Pending => true,
-            Step::Busy => {
-                self.waiting.push_back(slot);
-                false
-            }
+            Step::Done(result) => self.finish(slot, result),
+            Step::Pending => {}
+            Step::Busy => self.waiting.push_back(slot),
         }
     }
 
@@ -161,14 +150,16 @@ impl Queue {
         self.vring.push(head, done as u32 + u32::from(to_status && written));
     }
 
-    /// Goes on with requests that had to wait; `false`: there is still no room.
-    fn retry(&mut self, context: &mut Context<'_>) -> bool {
+    /// Goes on with requests that had to wait, as far as the engine has room.
+    fn retry(&mut self, context: &mut Context<'_>) {
         for _ in 0..self.waiting.len() {
-            let Some(slot) = self.waiting.pop_front() else { break };
+            if context.engine.room() == 0 {
+                return;
+            }
+            let Some(slot) = self.waiting.pop_front() else { return };
             let step = self.on_disk(context, slot, |disk, lane, io| disk.retry(lane, io));
             self.after(slot, step);
         }
-        self.waiting.is_empty()
     }
 }
 
@@ -208,17 +199,21 @@ impl Source for Queue {
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
+        self.retry(context);
         let mut served = 0;
         let next = loop {
-            if !self.waiting.is_empty() && !self.retry(context) {
-                break Next::Blocked;
+            if served == budget && budget > 0 {
+                break Next::More;
             }
-            if served == budget {
-                break if budget == 0 { Next::Idle } else { Next::More };
-            }
-            let Some(slot) = self.slots.next() else { break Next::Blocked };
-            if !self.vring.pop(&mut self.chain) {
-                break Next::Idle;
+            // A request can wait for a buffer or a range that others hold, and more can be begun beside it. Where it is the
+            // engine that is full, it comes before all that are still in the ring.
+            let waits = !self.waiting.is_empty();
+            let slot = match self.slots.next() {
+                Some(slot) if !(waits && context.engine.room() == 0) => slot,
+                _ => break Next::Blocked,
+            };
+            if budget == 0 || !self.vring.pop(&mut self.chain) {
+                break if waits { Next::Waiting } else { Next::Idle };
             }
             served += 1;
             self.begin(context, slot);
@@ -227,14 +222,14 @@ impl Source for Queue {
         Polled { served, next }
     }
 
-    fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> Next {
+    fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
         for completion in completions.drain(..) {
             let slot = completion.token.slot;
             let step = self.on_disk(context, slot, |disk, lane, io| disk.resume(lane, io, completion));
             self.after(slot, step);
         }
         self.vring.publish();
-        if self.waiting.is_empty() { Next::Idle } else { Next::Blocked }
+        !self.waiting.is_empty()
     }
 
     fn in_flight(&self) -> usize {

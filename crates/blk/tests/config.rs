@@ -44,6 +44,9 @@ fn parts_and_what_lies_beyond() {
 #[test]
 fn a_driver_chooses_its_cache_mode_and_nothing_else() {
     let device = device(256, false);
+    // Until somebody is introduced, the driver may be one that chose 0 before this process began.
+    assert_eq!(config(&device).writeback, 0);
+    device.introduce();
     assert_eq!(config(&device).writeback, 1);
     device.write_config(CONFIG_WRITEBACK, &[0]).unwrap();
     assert_eq!(config(&device).writeback, 0);
@@ -53,6 +56,8 @@ fn a_driver_chooses_its_cache_mode_and_nothing_else() {
         assert!(matches!(device.write_config(offset, bytes), Err(ConfigError::ReadOnly { .. })));
     }
     assert_eq!(config(&device).writeback, 0);
+    device.introduce();
+    assert_eq!(config(&device).writeback, 1);
 }
 
 #[test]

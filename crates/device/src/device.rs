@@ -17,6 +17,10 @@ pub trait Device: Send + Sync {
     /// The largest size of a queue.
     fn queue_size_max(&self) -> u16;
 
+    /// A driver begins that knows nothing of an earlier one: what that may have changed in the configuration space is again as
+    /// it was at first. Not called where a front-end comes back to a device that its driver has been using.
+    fn introduce(&self);
+
     /// Copies the configuration space from `offset` on; zeros past its end.
     fn read_config(&self, offset: usize, into: &mut [u8]);
 

@@ -1,18 +1,32 @@
 //! Eventfds in both directions.
+//!
+//! The front-end has each of these descriptors too, and may do to it what it likes: fill its counter, empty it, let its
+//! reads and writes wait. So nothing here reads or writes one in a way that could wait. That takes eventfds; of
+//! other files nobody could promise it, and they are refused, as the kernel's own vhost refuses them.
 
-use rustix::event::epoll;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::Errno;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat, readlinkat};
+use rustix::io::{ReadWriteFlags, preadv2};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Takes a descriptor that the front-end sent; from then on no read or write of ours waits on it.
-fn without_waiting(fd: OwnedFd) -> io::Result<OwnedFd> {
+/// Takes an eventfd that the front-end sent. It is made non-blocking, for where the host has no better means.
+fn eventfd(fd: OwnedFd) -> io::Result<OwnedFd> {
+    if !is_eventfd(&fd)? {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no eventfd"));
+    }
     fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
     Ok(fd)
 }
 
-/// The driver tells the device: a descriptor that becomes readable with each kick.
+fn is_eventfd(fd: &OwnedFd) -> io::Result<bool> {
+    match readlinkat(rustix::fs::CWD, format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()) {
+        Ok(name) => Ok(name.as_bytes() == b"anon_inode:[eventfd]"),
+        // No /proc. What such an inode is for cannot be told then, but it is no file, pipe, socket or device.
+        Err(_) => Ok(FileType::from_raw_mode(fstat(fd)?.st_mode) == FileType::Unknown),
+    }
+}
+
+/// The driver tells the device: an eventfd that becomes readable with each kick.
 #[derive(Debug)]
 pub struct Kick(OwnedFd);
 
@@ -20,11 +34,9 @@ impl Kick {
     /// Takes the descriptor that came with SET_VRING_KICK.
     ///
     /// # Errors
-    /// It cannot be waited for (a regular file, say).
+    /// It is no eventfd.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        let probe = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&probe, &fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        Ok(Self(without_waiting(fd)?))
+        Ok(Self(eventfd(fd)?))
     }
 
     /// Another descriptor for the same kicks.
@@ -35,14 +47,15 @@ impl Kick {
         self.0.try_clone().map(Self)
     }
 
-    /// Takes what has been kicked so far; the number of kicks, if it is an eventfd.
+    /// Takes what has been kicked so far; the number of kicks.
     ///
     /// While a worker waits for the descriptor it never reads it: an edge-triggered wait tells of each kick by itself. But what
     /// is left in it when the queue stops would make the front-end, which takes the descriptor back, see a kick that
     /// was already served.
     pub fn take(&self) -> u64 {
         let mut count = [0; 8];
-        match rustix::io::read(&self.0, &mut count) {
+        // No offset; and no waiting, whatever the front-end did to the descriptor.
+        match preadv2(&self.0, &mut [io::IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT) {
             Ok(8) => u64::from_ne_bytes(count),
             _ => 0,
         }
@@ -55,7 +68,7 @@ impl AsFd for Kick {
     }
 }
 
-/// The device tells the driver (or, for the error descriptor, the front-end): a descriptor that is written to.
+/// The device tells the driver (or, for the error descriptor, the front-end): an eventfd that is signalled.
 #[derive(Debug)]
 pub struct Call(OwnedFd);
 
@@ -63,9 +76,9 @@ impl Call {
     /// Takes the descriptor that came with SET_VRING_CALL or SET_VRING_ERR.
     ///
     /// # Errors
-    /// Its flags cannot be changed.
+    /// It is no eventfd.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        Ok(Self(without_waiting(fd)?))
+        Ok(Self(eventfd(fd)?))
     }
 
     /// Another descriptor for the same calls.
@@ -76,9 +89,37 @@ impl Call {
         self.0.try_clone().map(Self)
     }
 
-    /// Signals it. A counter that is full has been signalled already; a descriptor that cannot be written to is the
-    /// front-end's own loss.
+    /// Signals it. A counter that is full has been signalled already.
     pub fn signal(&self) {
-        while rustix::io::write(&self.0, &1u64.to_ne_bytes()) == Err(Errno::INTR) {}
+        kickless_io::signal(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::pipe::pipe;
+
+    #[test]
+    fn only_eventfds() {
+        let (end, _) = pipe().unwrap();
+        assert_eq!(Kick::new(end).unwrap_err().to_string(), "it is no eventfd");
+        let file = std::fs::File::open("/dev/zero").unwrap();
+        assert!(Call::new(file.into()).is_err());
+        assert!(
+            Call::new(rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap())
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn kicks_are_taken_without_waiting() {
+        let fd = eventfd(2, EventfdFlags::CLOEXEC).unwrap();
+        let kick = Kick::new(fd).unwrap();
+        // The other side's doing.
+        fcntl_setfl(&kick.0, OFlags::empty()).unwrap();
+        assert_eq!(kick.take(), 2);
+        assert_eq!(kick.take(), 0);
     }
 }

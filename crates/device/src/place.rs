@@ -2,6 +2,7 @@
 
 use crate::{Call, Kick, Source};
 use kickless_memory::Map;
+use kickless_spec::ring::UsedElem;
 use kickless_virtqueue::device::Addresses;
 use std::io;
 use std::sync::Arc;
@@ -47,8 +48,11 @@ pub enum Update {
 }
 
 /// What is left of a source that has stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stopped {
     /// Index of the next available ring entry that nobody has taken.
     pub next_avail: u16,
+    /// What was completed and could not be shown to the driver, because the ring was not in guest memory: to be handed to
+    /// whoever runs this ring next. Nearly always empty.
+    pub held: Vec<UsedElem>,
 }

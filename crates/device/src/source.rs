@@ -19,9 +19,13 @@ pub struct Context<'a> {
 pub enum Next {
     /// The ring is empty.
     Idle,
+    /// The ring is empty, but a request that was popped waits for something: poll again after a kick, as when idle, and after
+    /// a completion or when the worker is woken, as when blocked.
+    Waiting,
     /// The budget is used up; there may be more.
     More,
-    /// There may be more, but no room for it: poll again after a completion, or when the worker is woken.
+    /// There may be more, but no room for it: poll again after a completion, or when the worker is woken. Kicks are not
+    /// heard meanwhile.
     Blocked,
 }
 
@@ -57,9 +61,9 @@ pub trait Source: Send {
     /// is popped: the source is stopping.
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
-    /// Takes completions of its own operations; empties `completions`. [`Next::Blocked`]: a request has to wait for room before
-    /// it can go on, and the source is to be polled as after a blocked poll. [`Next::Idle`] otherwise.
-    fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> Next;
+    /// Takes completions of its own operations; empties `completions`. Whether a request waits for something, so that the
+    /// source is to be polled: the next poll finds out whether that is there by now.
+    fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool;
 
     /// Heads popped and not pushed yet.
     fn in_flight(&self) -> usize;

@@ -1,7 +1,8 @@
 //! A virtqueue with what hangs on it: memory, descriptors for kicks and calls, counters.
 
-use crate::{Call, Counters, Kick, Update};
+use crate::{Call, Counters, Kick, Stopped, Update};
 use kickless_memory::{Map, Unmapped};
+use kickless_spec::ring::UsedElem;
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
 use std::sync::Arc;
@@ -18,6 +19,8 @@ pub struct Parts {
     pub addresses: Addresses,
     /// Index of the first available ring entry to take.
     pub next_avail: u16,
+    /// Completions that this ring still owes its driver, from [`Stopped::held`].
+    pub held: Vec<UsedElem>,
     /// Guest memory.
     pub map: Arc<Map>,
     /// Kicks come from here; without it the driver's kicks come as messages, or never.
@@ -54,9 +57,10 @@ impl Vring {
     /// # Errors
     /// An area is not, or not in one piece, in guest memory, or is misaligned.
     pub fn new(parts: Parts) -> Result<Self, Unmapped> {
-        let Parts { index, options, addresses, next_avail, map, kick, call, err, counters } = parts;
+        let Parts { index, options, addresses, next_avail, held, map, kick, call, err, counters } = parts;
         let metadata = Metadata::map(&map, &addresses, &options)?;
-        let queue = Queue::new(options, metadata, next_avail);
+        let mut queue = Queue::new(options, metadata, next_avail);
+        queue.push_held(&held);
         Ok(Self {
             index,
             queue,
@@ -67,7 +71,7 @@ impl Vring {
             call,
             err,
             counters,
-            pushed: false,
+            pushed: !held.is_empty(),
             broken: false,
         })
     }
@@ -96,11 +100,6 @@ impl Vring {
     /// Where kicks come from.
     pub fn kick(&self) -> Option<&Kick> {
         self.kick.as_ref()
-    }
-
-    /// Index of the first available ring entry that was not taken.
-    pub fn next_avail(&self) -> u16 {
-        self.queue.next_avail()
     }
 
     /// Whether the driver broke it.
@@ -166,6 +165,26 @@ impl Vring {
         }
     }
 
+    /// Calls the driver without having anything new for it: a call that was made before may have gone where nobody
+    /// looks, for while a ring is stopped, or its interrupt masked, the front-end has other descriptors in place.
+    pub fn call(&mut self) {
+        if let Some(call) = &self.call {
+            call.signal();
+            self.counters.calls.add(1);
+        }
+    }
+
+    /// Leaves the ring for whoever runs it next. Kicks are enabled, since who comes next may be one that never touches them
+    /// (without EVENT_IDX the flag stays as it was left), and those that were served already are taken out of the descriptor.
+    pub fn stop(&mut self) -> Stopped {
+        if let Some(kick) = &self.kick {
+            kick.take();
+        }
+        // What is there already is what comes next's to find.
+        let _ = self.arm();
+        Stopped { next_avail: self.queue.next_avail(), held: self.queue.take_held() }
+    }
+
     /// Latches that this ring cannot be served, logs `why` and tells the front-end. It rests until it is set up anew.
     pub fn fail(&mut self, why: &dyn std::fmt::Display) {
         self.broken = true;
@@ -188,10 +207,7 @@ impl Vring {
             }
             Update::Call(call) => {
                 self.call = call;
-                if let Some(call) = &self.call {
-                    call.signal();
-                    self.counters.calls.add(1);
-                }
+                self.call();
             }
             Update::Err(err) => {
                 if self.broken

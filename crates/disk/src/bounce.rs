@@ -32,6 +32,11 @@ struct State {
 }
 
 impl State {
+    /// Where in the queue this number is. They are in order.
+    fn place(&self, number: u64) -> Option<usize> {
+        self.queue.binary_search_by_key(&number, |&(number, _)| number).ok()
+    }
+
     fn free(&self) -> usize {
         IN_USE_MAX - self.in_use
     }
@@ -77,8 +82,7 @@ impl Pool {
         waker: &Waker,
     ) -> io::Result<Option<Permit>> {
         let mut state = self.lock();
-        let place =
-            waiting.as_ref().and_then(|w| state.queue.iter().position(|(number, _)| *number == w.number));
+        let place = waiting.as_ref().and_then(|waiting| state.place(waiting.number));
         if state.free() <= place.unwrap_or(state.queue.len()) {
             if place.is_none() {
                 let number = state.next;
@@ -105,7 +109,7 @@ impl Pool {
 impl Drop for Waiting {
     fn drop(&mut self) {
         let mut state = self.pool.lock();
-        if let Some(place) = state.queue.iter().position(|(number, _)| *number == self.number) {
+        if let Some(place) = state.place(self.number) {
             state.queue.remove(place);
             state.wake();
         }

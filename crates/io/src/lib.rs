@@ -38,12 +38,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod aio;
 mod buffer;
 mod engine;
 mod error;
 mod files;
 mod op;
 mod pool;
+mod signal;
 mod slots;
 mod threads;
 mod uring;
@@ -55,6 +57,7 @@ pub use error::Error;
 pub use files::FileId;
 pub use op::{Buffers, Completion, Op, OpKind, Token};
 pub use rustix::io::Errno;
+pub use signal::{prepare_to_signal, signal};
 pub use threads::Threads;
 pub use uring::Uring;
 pub use waker::Waker;

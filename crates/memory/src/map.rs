@@ -72,7 +72,7 @@ impl Map {
     }
 
     pub(crate) fn mapping_of(&self, part: Part) -> Option<Arc<Mapping>> {
-        self.slots.iter().find(|s| s.part() == part).map(|s| s.mapping().clone())
+        self.slots.iter().find(|s| s.part().is_same(&part)).map(|s| s.mapping().clone())
     }
 
     /// The host address of `gpa`, and how many bytes follow it in the same slot.

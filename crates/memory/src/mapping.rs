@@ -12,13 +12,22 @@ use std::time::Duration;
 /// `HUGETLBFS_MAGIC` of statfs(2).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// Which part of which file; two mappings of the same part hold the same bytes.
+/// Which part of which file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) device: u64,
     pub(crate) inode: u64,
+    /// Only of a regular file do the two name the bytes: anonymous inodes of devices share one number.
+    pub(crate) regular: bool,
     pub(crate) offset: u64,
     pub(crate) len: u64,
+}
+
+impl Part {
+    /// Whether mappings of both hold the same bytes, as far as that can be told.
+    pub(crate) fn is_same(&self, other: &Part) -> bool {
+        self.regular && self == other
+    }
 }
 
 /// A shared, writable mapping of a part of a file. Unmapped when the last reference to it goes.
@@ -54,10 +63,11 @@ impl Mapping {
         let needs = offset.checked_add(len).ok_or(Failure::Wraps)?;
         // Only a regular file (memfd, tmpfs, hugetlbfs) has a size that tells; a device's mmap checks for itself.
         let has = stat.st_size as u64;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && has < needs {
+        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if regular && has < needs {
             return Err(Failure::TooShort { needs, has });
         }
-        Ok(Part { device: stat.st_dev, inode: stat.st_ino, offset, len })
+        Ok(Part { device: stat.st_dev, inode: stat.st_ino, regular, offset, len })
     }
 
     /// Maps `part`, which [`Mapping::part_of`] found in `file`.

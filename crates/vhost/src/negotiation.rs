@@ -20,6 +20,8 @@ pub(crate) const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
 pub(crate) struct Negotiated {
     /// Feature bits, the driver's part and vhost-user's own.
     pub(crate) features: Features,
+    /// SET_FEATURES has come on this connection.
+    pub(crate) features_set: bool,
     /// Protocol features.
     pub(crate) protocol: ProtocolFeatures,
 }
@@ -37,7 +39,13 @@ impl Negotiated {
             return Err(Refusal::Features(unknown));
         }
         self.features = features;
+        self.features_set = true;
         Ok(())
+    }
+
+    /// Whether rings are enabled from the beginning: there is no SET_VRING_ENABLE without vhost-user's own feature bit.
+    pub(crate) fn always_enabled(&self) -> bool {
+        self.features_set && !self.features.contains(Features::PROTOCOL_FEATURES)
     }
 
     /// SET_PROTOCOL_FEATURES.

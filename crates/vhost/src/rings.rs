@@ -93,6 +93,7 @@ impl Rings {
             options,
             addresses,
             next_avail: ring.setup.next_avail,
+            held: ring.setup.held.clone(),
             map: map.clone(),
             kick: ring.kick.as_ref().map(Kick::try_clone).transpose().map_err(Refusal::Descriptor)?,
             call: clone(&ring.call).map_err(Refusal::Descriptor)?,
@@ -107,6 +108,7 @@ impl Rings {
             Ended::Worker
         })?;
         ring.running = Some(placed);
+        ring.setup.held = Vec::new();
         debug!(ring = index, size, next_avail = ring.setup.next_avail, "ring runs");
         Ok(())
     }
@@ -116,8 +118,8 @@ impl Rings {
         let ring = self.get(index);
         if let Some(running) = ring.running.take() {
             let stopped = wait::answer(&running.stop(), "a ring to drain", Some(index))?;
-            ring.setup.next_avail = stopped.next_avail;
-            debug!(ring = index, next_avail = stopped.next_avail, "ring stopped");
+            debug!(ring = index, next_avail = stopped.next_avail, held = stopped.held.len(), "ring stopped");
+            ring.setup.resume(stopped);
         }
         Ok(())
     }
@@ -128,11 +130,15 @@ impl Rings {
             .zip(&mut self.rings)
             .filter_map(|(index, ring)| ring.running.take().map(|running| (index, running.stop(), running)))
             .collect();
+        // A worker that has ended is no reason not to wait for the others: their requests may still be writing.
+        let mut ended = Ok(());
         for (index, stopped, _running) in stopping {
-            let stopped = wait::answer(&stopped, "a ring to drain", Some(index))?;
-            self.get(index).setup.next_avail = stopped.next_avail;
+            match wait::answer(&stopped, "a ring to drain", Some(index)) {
+                Ok(stopped) => self.get(index).setup.resume(stopped),
+                Err(error) => ended = Err(error),
+            }
         }
-        Ok(())
+        ended
     }
 
     /// Closes the device if no ring is started any more. To be called after the reply that tells of it.
@@ -143,9 +149,13 @@ impl Rings {
         }
     }
 
-    /// Forgets everything about rings that have been stopped.
-    pub(crate) fn forget(&mut self) {
-        self.rings.iter_mut().for_each(|ring| *ring = Ring::default());
+    /// Forgets how rings that have been stopped were set up. Where calls and errors go is no part of that: a front-end says
+    /// it once for each ring, also before it resets the device.
+    pub(crate) fn reset(&mut self, enabled: bool) {
+        for ring in &mut self.rings {
+            ring.setup = Setup { enabled, ..Setup::default() };
+            ring.kick = None;
+        }
         self.close_if_unused();
     }
 
@@ -170,7 +180,7 @@ impl Drop for Rings {
         if let Err(error) = self.stop_all() {
             error!(%error, "rings of this session could not be stopped");
         }
-        self.forget();
+        self.reset(false);
     }
 }
 

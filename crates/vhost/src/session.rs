@@ -28,6 +28,9 @@ pub(crate) struct Session<'a> {
     negotiated: Negotiated,
     memory: Memory,
     rings: Rings,
+    /// Whose driver this is, is known: a new one's, whose front-end reads the configuration space before it starts a ring, or
+    /// one that was running before the front-end connected.
+    introduced: bool,
 }
 
 impl<'a> Session<'a> {
@@ -46,6 +49,7 @@ impl<'a> Session<'a> {
             statistics,
             negotiated: Negotiated::default(),
             memory: Memory::default(),
+            introduced: false,
         }
     }
 
@@ -53,7 +57,7 @@ impl<'a> Session<'a> {
     pub(crate) fn run(mut self) -> Result<(), Ended> {
         let ended = self.serve();
         let stopped = self.rings.stop_all();
-        self.rings.forget();
+        self.rings.reset(false);
         ended.and(stopped)
     }
 
@@ -136,11 +140,15 @@ impl<'a> Session<'a> {
             }
 
             Message::GetConfig(config) => {
+                if !std::mem::replace(&mut self.introduced, true) {
+                    self.device.introduce();
+                }
                 let mut data = vec![0; config.data.len()];
                 self.device.read_config(config.offset as usize, &mut data);
                 Ok(Some(Reply::Config(Some(config.answer(&data)))))
             }
             Message::SetConfig(config) => {
+                self.introduced = true;
                 Ok(self.device.write_config(config.offset as usize, &config.data).map(|()| None)?)
             }
 
@@ -164,8 +172,9 @@ impl<'a> Session<'a> {
     /// Rings that run keep what they were started with; only logging could change under them, which we do not offer.
     fn set_features(&mut self, features: Features) -> Result<(), Refusal> {
         self.negotiated.set_features(&*self.device, features)?;
-        if !features.contains(Features::PROTOCOL_FEATURES) {
+        if self.negotiated.always_enabled() {
             self.rings.each_setup(|setup| setup.enabled = true);
+            (0..self.device.queues_max()).try_for_each(|index| self.settle(index))?;
         }
         Ok(())
     }
@@ -173,7 +182,7 @@ impl<'a> Session<'a> {
     fn reset(&mut self) -> Result<(), Refusal> {
         self.negotiated.need(ProtocolFeatures::RESET_DEVICE)?;
         self.rings.stop_all()?;
-        self.rings.forget();
+        self.rings.reset(self.negotiated.always_enabled());
         Ok(())
     }
 
@@ -192,7 +201,7 @@ impl<'a> Session<'a> {
     fn set_vring_base(&mut self, state: VringState) -> Result<(), Refusal> {
         let index = self.rings.index(state.index)?;
         let base = u16::try_from(state.num).map_err(|_| Refusal::Base(state.num))?;
-        self.while_stopped(index)?.setup.next_avail = base;
+        self.while_stopped(index)?.setup.set_base(base);
         Ok(())
     }
 
@@ -239,6 +248,7 @@ impl<'a> Session<'a> {
         let index = self.rings.index(kick.index.into())?;
         let kick = Kick::new(kick.fd.ok_or(Refusal::NoKick)?).map_err(Refusal::Descriptor)?;
         let theirs = kick.try_clone().map_err(Refusal::Descriptor)?;
+        self.introduced = true;
         let ring = self.rings.get(index);
         ring.kick = Some(kick);
         ring.setup.started = true;

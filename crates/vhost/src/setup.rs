@@ -1,5 +1,7 @@
 //! What the front-end has said of a ring. Pure.
 
+use kickless_device::Stopped;
+use kickless_spec::ring::UsedElem;
 use kickless_virtqueue::device::Addresses;
 
 /// The set-up of one ring.
@@ -11,6 +13,8 @@ pub(crate) struct Setup {
     pub(crate) addresses: Option<Addresses>,
     /// The first available entry to take: what SET_VRING_BASE said, or where it stopped.
     pub(crate) next_avail: u16,
+    /// Completions that it still owes its driver from when it ran last.
+    pub(crate) held: Vec<UsedElem>,
     /// A kick descriptor has come and GET_VRING_BASE has not: *started* in the words of the specification.
     pub(crate) started: bool,
     /// SET_VRING_ENABLE, or no protocol features, with which rings are enabled from the beginning.
@@ -18,6 +22,21 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
+    /// Goes on from where it stopped.
+    pub(crate) fn resume(&mut self, Stopped { next_avail, held }: Stopped) {
+        self.next_avail = next_avail;
+        self.held = held;
+    }
+
+    /// SET_VRING_BASE. Another index than where it stopped begins another life of the ring, whose driver is owed
+    /// nothing.
+    pub(crate) fn set_base(&mut self, next_avail: u16) {
+        if next_avail != self.next_avail {
+            self.held = Vec::new();
+        }
+        self.next_avail = next_avail;
+    }
+
     /// Whether it is to run: all that is needed is known, it was started, and it is enabled.
     pub(crate) fn runs(&self) -> Option<(u16, Addresses)> {
         match (self.size, self.addresses) {
@@ -32,11 +51,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn completions_are_owed_within_one_life() {
+        let held = vec![UsedElem { id: 3.into(), len: 1.into() }];
+        let mut setup = Setup::default();
+        setup.resume(Stopped { next_avail: 9, held: held.clone() });
+        setup.set_base(9);
+        assert_eq!((setup.next_avail, &setup.held), (9, &held));
+        setup.set_base(0);
+        assert_eq!((setup.next_avail, setup.held), (0, Vec::new()));
+    }
+
+    #[test]
     fn runs_only_when_all_is_there() {
         let whole = Setup {
             size: Some(256),
             addresses: Some(Addresses::default()),
             next_avail: 7,
+            held: Vec::new(),
             started: true,
             enabled: true,
         };

@@ -34,7 +34,9 @@ struct Entry {
     key: Key,
     source: Box<dyn Source>,
     state: State,
-    /// When the ring last yielded work.
+    /// It is among those that any completion, or the waker, makes ready.
+    waits: bool,
+    /// When the ring last yielded work, or the last of it that took no longer than one turn was completed.
     last_work: Instant,
     /// Who waits for it to stop.
     stopping: Vec<Sender<Stopped>>,
@@ -59,7 +61,7 @@ pub(crate) struct EventLoop {
     free: Vec<u32>,
     numbers: HashMap<Key, u32>,
     ready: VecDeque<u32>,
-    blocked: Vec<u32>,
+    waiting: Vec<u32>,
     /// Reaped, and those of one source among them.
     completions: Vec<Completion>,
     batch: Vec<Completion>,
@@ -82,7 +84,7 @@ impl EventLoop {
             free: Vec::new(),
             numbers: HashMap::new(),
             ready: VecDeque::new(),
-            blocked: Vec::new(),
+            waiting: Vec::new(),
             completions: Vec::new(),
             batch: Vec::new(),
             happened: Vec::new(),
@@ -160,16 +162,25 @@ impl EventLoop {
                 Next::More => self.ready.push_back(number),
                 Next::Blocked => {
                     entry.state = State::Blocked;
-                    self.blocked.push(number);
+                    self.let_wait(number);
+                }
+                Next::Waiting if stopping => {
+                    entry.state = State::Blocked;
+                    self.let_wait(number);
                 }
                 Next::Idle if stopping => self.try_finish(number),
-                Next::Idle => match policy::empty(now.saturating_duration_since(entry.last_work)) {
+                next => match policy::empty(now.saturating_duration_since(entry.last_work)) {
                     Empty::Look => self.ready.push_back(number),
                     Empty::Arm if entry.source.vring().arm() => {
                         entry.source.vring().disarm();
                         self.ready.push_back(number);
                     }
-                    Empty::Arm => entry.state = State::Armed,
+                    Empty::Arm => {
+                        entry.state = State::Armed;
+                        if next == Next::Waiting {
+                            self.let_wait(number);
+                        }
+                    }
                 },
             }
         }
@@ -185,6 +196,7 @@ impl EventLoop {
         if self.completions.is_empty() {
             return;
         }
+        let mut now = None;
         let mut completions = std::mem::take(&mut self.completions);
         let mut rest = completions.drain(..).peekable();
         while let Some(first) = rest.next() {
@@ -199,10 +211,14 @@ impl EventLoop {
             };
             let mut context =
                 Context { engine: &mut self.engine, source: number, waker: self.mailbox.waker() };
-            let next = entry.source.complete(&mut context, &mut self.batch);
+            let waits = entry.source.complete(&mut context, &mut self.batch);
             self.batch.clear();
-            if next == Next::Blocked {
-                // The next poll finds out whether there is room by now.
+            if entry.state == State::Ready {
+                // What comes next comes after this: a device that is done before it returns from being asked, such as one in
+                // RAM, leaves nothing of the time that began when the request was taken.
+                entry.last_work = *now.get_or_insert_with(Instant::now);
+            }
+            if waits {
                 self.make_ready(number);
             } else if entry.state == State::Draining {
                 self.try_finish(number);
@@ -214,18 +230,30 @@ impl EventLoop {
         self.unblock();
     }
 
-    fn unblock(&mut self) {
-        let mut blocked = std::mem::take(&mut self.blocked);
-        // Who was first the last time is last now: where there is little room, it is not always the same source's.
-        if !blocked.is_empty() {
-            blocked.rotate_left(1);
+    fn let_wait(&mut self, number: u32) {
+        if let Some(entry) = self.entries[number as usize].as_mut()
+            && !std::mem::replace(&mut entry.waits, true)
+        {
+            self.waiting.push(number);
         }
-        for number in blocked.drain(..) {
-            if self.entries[number as usize].as_ref().is_some_and(|entry| entry.state == State::Blocked) {
+    }
+
+    /// Has all who wait look whether there is room by now.
+    fn unblock(&mut self) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        // Who was first the last time is last now: where there is little room, it is not always the same source's.
+        if !waiting.is_empty() {
+            waiting.rotate_left(1);
+        }
+        for number in waiting.drain(..) {
+            // A number can have a new owner, who does not wait.
+            if let Some(entry) = self.entries[number as usize].as_mut()
+                && std::mem::take(&mut entry.waits)
+            {
                 self.make_ready(number);
             }
         }
-        self.blocked = blocked;
+        self.waiting = waiting;
     }
 
     /// Puts a source on the ready list, if it is not there or about to be.
@@ -312,8 +340,15 @@ impl EventLoop {
             vring.fail(&format_args!("its worker cannot serve it: {error}"));
         }
         vring.disarm();
-        let entry =
-            Entry { key, source, state: State::Ready, last_work: Instant::now(), stopping: Vec::new() };
+        vring.call();
+        let entry = Entry {
+            key,
+            source,
+            state: State::Ready,
+            waits: false,
+            last_work: Instant::now(),
+            stopping: Vec::new(),
+        };
         match self.entries.get_mut(number as usize) {
             Some(place) => *place = Some(entry),
             None => self.entries.push(Some(entry)),
@@ -356,14 +391,13 @@ impl EventLoop {
         let vring: &mut Vring = entry.source.vring();
         if let Some(kick) = vring.kick() {
             self.waiter.remove(kick.as_fd());
-            kick.take();
         }
-        let stopped = Stopped { next_avail: vring.next_avail() };
+        let stopped = vring.stop();
         debug!(queue = vring.index(), next_avail = stopped.next_avail, "queue stopped");
         // Everything that the source held (memory above all) is let go before anybody hears that it stopped.
         drop(entry.source);
         for done in entry.stopping {
-            let _ = done.send(stopped);
+            let _ = done.send(stopped.clone());
         }
     }
 }

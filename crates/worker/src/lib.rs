@@ -5,11 +5,11 @@
 //! happen: kicks, completions of the engine, and its mailbox.
 //!
 //! # A source's states
-//! * *armed*: its ring is empty and kicks are enabled; only a kick, or a work item, makes it ready.
+//! * *armed*: its ring is empty and kicks are enabled; a kick or a work item makes it ready. If a request of its waits for
+//!   something that others hold, so does all that makes a blocked one ready.
 //! * *ready*: on the ready list, kicks disabled, visited round robin with a bounded budget. A ring found empty stays
 //!   ready for a short while (see [`policy`]), because arming it, being kicked and waking up cost more than a few looks.
-//! * *blocked*: there may be work, but no room for it; kicks stay disabled. A completion of its own, or the waker, makes
-//!   it ready.
+//! * *blocked*: there may be work, but no room for it; kicks stay disabled. Any completion, or the waker, makes it ready.
 //! * *stopping*: asked to stop; nothing is popped, and it is visited until nothing is in flight.
 //! * *resting*: broken or out of memory; only a work item makes it ready.
 //!

@@ -60,6 +60,7 @@ impl Worker {
         // The engine is made on the thread that uses it: io_uring's single issuer is bound to it.
         let thread = std::thread::Builder::new().name(format!("worker {n}")).spawn(move || {
             let event_loop = pin(cpu).and_then(|()| {
+                kickless_io::prepare_to_signal();
                 let engine = Engine::open(kind, depth).map_err(io::Error::other)?;
                 if n == 0 {
                     announce(&engine);

@@ -39,7 +39,14 @@ impl Driver {
     fn new() -> (Self, Vring) {
         let map = guest_map();
         let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let vring = Vring::new(Parts {
+        let driver = Self { map, avail: 0, kick };
+        let vring = driver.ring(Stopped { next_avail: 0, held: Vec::new() });
+        (driver, vring)
+    }
+
+    /// The ring, as it goes on after this.
+    fn ring(&self, Stopped { next_avail, held }: Stopped) -> Vring {
+        Vring::new(Parts {
             index: 0,
             options: Options::new(SIZE, true, false).unwrap(),
             addresses: Addresses {
@@ -47,15 +54,15 @@ impl Driver {
                 avail: UserAddr(USER + AVAIL),
                 used: UserAddr(USER + USED),
             },
-            next_avail: 0,
-            map: map.clone(),
-            kick: Some(Kick::new(kick.try_clone().unwrap()).unwrap()),
+            next_avail,
+            held,
+            map: self.map.clone(),
+            kick: Some(Kick::new(self.kick.try_clone().unwrap()).unwrap()),
             call: None,
             err: None,
             counters: Arc::default(),
         })
-        .unwrap();
-        (Self { map, avail: 0, kick }, vring)
+        .unwrap()
     }
 
     fn submit(&mut self, count: u16) {
@@ -93,6 +100,8 @@ struct Echo {
     chain: Chain,
     held: Vec<u16>,
     hold: bool,
+    /// What it says while it holds something back.
+    holding: Next,
     release: Arc<Mutex<bool>>,
     seen: Arc<Seen>,
     /// A message for each batch that was popped.
@@ -132,16 +141,16 @@ impl Source for Echo {
             let _ = self.popped.send(served);
         }
         let next = match (self.held.is_empty(), served == budget && budget > 0) {
-            (false, _) => Next::Blocked,
+            (false, _) => self.holding,
             (true, true) => Next::More,
             (true, false) => Next::Idle,
         };
         Polled { served, next }
     }
 
-    fn complete(&mut self, _: &mut Context<'_>, completions: &mut Vec<Completion>) -> Next {
+    fn complete(&mut self, _: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
         completions.clear();
-        Next::Idle
+        false
     }
 
     fn in_flight(&self) -> usize {
@@ -167,7 +176,15 @@ struct Fixture {
 }
 
 fn source(hold: bool) -> (Fixture, Box<dyn Source>) {
+    source_that(hold, Next::Blocked)
+}
+
+fn source_that(hold: bool, holding: Next) -> (Fixture, Box<dyn Source>) {
     let (driver, vring) = Driver::new();
+    echo_over(driver, vring, hold, holding)
+}
+
+fn echo_over(driver: Driver, vring: Vring, hold: bool, holding: Next) -> (Fixture, Box<dyn Source>) {
     let (seen, release) = (Arc::<Seen>::default(), Arc::new(Mutex::new(false)));
     let (sender, popped) = channel();
     let echo = Echo {
@@ -175,6 +192,7 @@ fn source(hold: bool) -> (Fixture, Box<dyn Source>) {
         chain: Chain::default(),
         held: Vec::new(),
         hold,
+        holding,
         release: release.clone(),
         seen: seen.clone(),
         popped: sender,
@@ -204,7 +222,7 @@ fn a_ring_is_looked_at_once_without_a_kick() {
     let placed = pool.put(echo).unwrap();
     fixture.wait_popped(200);
     let stopped = placed.stop().recv_timeout(DEADLINE).unwrap();
-    assert_eq!(stopped, Stopped { next_avail: 200 });
+    assert_eq!(stopped, Stopped { next_avail: 200, held: Vec::new() });
     assert_eq!(fixture.driver.used(), 200);
     for count in [&fixture.seen.attached, &fixture.seen.detached, &fixture.seen.dropped] {
         assert_eq!(count.load(Ordering::SeqCst), 1);
@@ -272,6 +290,49 @@ fn stopping_waits_for_what_is_in_flight() {
     placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert_eq!(stopping.recv_timeout(DEADLINE).unwrap().next_avail, 5);
     assert_eq!(fixture.driver.used(), 5);
+}
+
+#[test]
+fn a_source_that_waits_hears_kicks() {
+    let pool = pool(1);
+    let (mut fixture, echo) = source_that(true, Next::Waiting);
+    let placed = pool.put(echo).unwrap();
+    for _ in 0..50 {
+        fixture.driver.submit(2);
+        fixture.driver.kick();
+        fixture.wait_popped(2);
+    }
+    assert_eq!(fixture.driver.used(), 0);
+    let stopping = placed.stop();
+    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    assert!(stopping.try_recv().is_err(), "stopped with requests in flight");
+    *fixture.release.lock().unwrap() = true;
+    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    assert_eq!(stopping.recv_timeout(DEADLINE).unwrap().next_avail, 100);
+    assert_eq!(fixture.driver.used(), 100);
+}
+
+/// The ring's memory goes away, and never comes back to this source.
+#[test]
+fn completions_that_cannot_be_shown_are_handed_on() {
+    let pool = pool(1);
+    let (mut fixture, echo) = source(true);
+    let placed = pool.put(echo).unwrap();
+    fixture.driver.submit(3);
+    fixture.driver.kick();
+    fixture.wait_popped(3);
+    placed.update(Update::Memory(Arc::default())).recv_timeout(DEADLINE).unwrap();
+    *fixture.release.lock().unwrap() = true;
+    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    let stopped = placed.stop().recv_timeout(DEADLINE).unwrap();
+    assert_eq!(fixture.driver.used(), 0);
+    assert_eq!(stopped.held.iter().map(|elem| elem.id.get()).collect::<Vec<_>>(), [0, 1, 2]);
+
+    let vring = fixture.driver.ring(stopped);
+    let (fixture, echo) = echo_over(fixture.driver, vring, false, Next::Blocked);
+    let placed = pool.put(echo).unwrap();
+    assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap(), Stopped { next_avail: 3, held: Vec::new() });
+    assert_eq!(fixture.driver.used(), 3);
 }
 
 #[test]

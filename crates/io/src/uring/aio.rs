@@ -5,6 +5,7 @@
 //! device in RAM is done with it by then, another one has it in its queue.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
+use crate::aio::{BATCH, Context, Control, Event, PREAD, PREADV, PWRITE, PWRITEV, SIGNAL_EVENT};
 use crate::files::Files;
 use crate::op::{OpKind, View};
 use crate::slots::{InFlight, Slots};
@@ -15,49 +16,11 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
-
-/// Operations in one call.
-const BATCH: usize = 64;
-
-/// `IOCB_CMD_*` and `IOCB_FLAG_RESFD` of linux/aio_abi.h.
-const PREAD: u16 = 0;
-const PWRITE: u16 = 1;
-const PREADV: u16 = 7;
-const PWRITEV: u16 = 8;
-const SIGNAL_EVENT: u32 = 1;
-
-/// `struct iocb` of linux/aio_abi.h, on a little-endian machine.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-struct Control {
-    data: u64,
-    key: u32,
-    rw_flags: u32,
-    opcode: u16,
-    priority: i16,
-    fd: RawFd,
-    buf: u64,
-    nbytes: u64,
-    offset: u64,
-    reserved: u64,
-    flags: u32,
-    event_fd: RawFd,
-}
-
-/// `struct io_event`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-struct Event {
-    data: u64,
-    control: u64,
-    result: i64,
-    result2: i64,
-}
+use std::os::fd::{AsFd, AsRawFd};
 
 /// A context and what is in it. The operations themselves are in the engine's slots, by whose places they are known here.
 pub(super) struct Aio {
-    context: libc::c_ulong,
+    context: Context,
     /// Signalled with each completion.
     event: Waker,
     staged: VecDeque<u32>,
@@ -85,12 +48,7 @@ impl Aio {
     /// A context for `depth` operations, whose completions make `epoll` readable.
     pub(super) fn open(depth: usize, epoll: impl AsFd) -> io::Result<Self> {
         let event = Waker::new()?;
-        let mut context: libc::c_ulong = 0;
-        // SAFETY: the kernel writes one `aio_context_t` to where the second argument points.
-        let made = unsafe { libc::syscall(libc::SYS_io_setup, depth as libc::c_uint, &raw mut context) };
-        if made < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let context = Context::open(depth)?;
         let aio = Self { context, event, staged: VecDeque::with_capacity(depth), in_flight: 0 };
         epoll::add(epoll, aio.event.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         Ok(aio)
@@ -118,27 +76,22 @@ impl Aio {
                 };
                 *control = Control { data: place.into(), event_fd, ..filled(operation, files) };
             }
-            let pointers: [*mut Control; BATCH] = std::array::from_fn(|i| &raw mut controls[i]);
-            // SAFETY: `count` pointers to controls, which the kernel copies before it returns. The buffers and the file of
-            // each belong to its slot, which keeps them unchanged until the completion has been reaped; a dropped
-            // engine waits for that or leaks them.
-            let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.context, count, pointers.as_ptr()) };
-            match usize::try_from(taken) {
+            // SAFETY: the buffers and the file of each belong to its slot, which keeps them unchanged until the completion
+            // has been reaped; a dropped engine waits for that or leaks them.
+            match unsafe { self.context.submit(&mut controls[..count]) } {
                 Ok(0) => return,
                 Ok(taken) => {
                     self.staged.drain(..taken);
                     self.in_flight += taken;
                 }
                 // The error is that of the first, or there is no room yet.
-                Err(_) => match Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO) {
-                    Errno::INTR => {}
-                    Errno::AGAIN => return,
-                    errno => {
-                        if let Some(place) = self.staged.pop_front() {
-                            refused(place, errno);
-                        }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(errno) => {
+                    if let Some(place) = self.staged.pop_front() {
+                        refused(place, errno);
                     }
-                },
+                }
             }
         }
     }
@@ -156,21 +109,13 @@ impl Aio {
         if self.in_flight == 0 {
             return Ok(());
         }
-        let (mut least, no_time) = (libc::c_long::from(wait), libc::timespec { tv_sec: 0, tv_nsec: 0 });
+        let mut wait = wait;
         loop {
             let mut events = [Event::default(); BATCH];
-            let timeout = if least == 0 { &raw const no_time } else { std::ptr::null() };
-            // SAFETY: room for BATCH events, to which the kernel writes at most that many; the timeout, if there is
-            // one, lives until the call returns.
-            let count = unsafe {
-                let (context, events) = (self.context, events.as_mut_ptr());
-                libc::syscall(libc::SYS_io_getevents, context, least, BATCH as libc::c_long, events, timeout)
-            };
-            let Ok(count) = usize::try_from(count) else {
-                match Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO) {
-                    Errno::INTR => continue,
-                    errno => return Err(errno),
-                }
+            let count = match self.context.events(wait, &mut events) {
+                Ok(count) => count,
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno),
             };
             for event in events.iter().take(count) {
                 self.in_flight = self.in_flight.saturating_sub(1);
@@ -183,7 +128,7 @@ impl Aio {
             if count < BATCH {
                 return Ok(());
             }
-            least = 0;
+            wait = false;
         }
     }
 
@@ -212,11 +157,4 @@ fn filled(operation: &mut InFlight, files: &Files) -> Control {
     let rw_flags = if durable { libc::RWF_DSYNC as u32 } else { 0 };
     let flags = SIGNAL_EVENT;
     Control { rw_flags, opcode, fd, buf, nbytes, offset: operation.op.offset, flags, ..Control::default() }
-}
-
-impl Drop for Aio {
-    fn drop(&mut self) {
-        // SAFETY: the context is ours, and is not used again. The call waits for what is in flight.
-        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
-    }
 }

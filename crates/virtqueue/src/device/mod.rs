@@ -29,7 +29,8 @@
 //! writes it to the new areas, and the next [`Queue::publish`] shows it. Elements that were pushed but not
 //! yet published when the areas went are carried over too. So a completion is never lost to a change of
 //! memory, nor shown where the driver does not look. After a `remap` the owner looks at the ring as if
-//! kicked, and publishes.
+//! kicked, and publishes. A queue that ends while its areas are away leaves what it held
+//! ([`Queue::take_held`]) to the next one ([`Queue::push_held`]).
 
 mod metadata;
 mod split;
@@ -40,6 +41,7 @@ pub use split::Queue as Split;
 
 use crate::{Chain, RingError};
 use kickless_memory::Map;
+use kickless_spec::ring::UsedElem;
 
 /// The device end of one virtqueue, of either ring format.
 #[derive(Debug)]
@@ -81,6 +83,17 @@ impl Queue {
     /// Lets go of the areas; the indices stay, and what is pushed meanwhile is held until [`Queue::remap`].
     pub fn unmap(&mut self) {
         forward!(self, unmap);
+    }
+
+    /// Unmaps the queue for good. What was pushed and never published: nothing unless its areas were away, for the
+    /// owner has published everything else.
+    pub fn take_held(&mut self) -> Vec<UsedElem> {
+        forward!(self, take_held)
+    }
+
+    /// Pushes what an earlier queue over the same ring held. To be published.
+    pub fn push_held(&mut self, held: &[UsedElem]) {
+        forward!(self, push_held, held);
     }
 
     /// Whether it has areas.

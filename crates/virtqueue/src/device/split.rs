@@ -106,6 +106,16 @@ impl Queue {
         }
     }
 
+    pub(super) fn take_held(&mut self) -> Vec<UsedElem> {
+        self.unmap();
+        self.next_used = self.published;
+        std::mem::take(&mut self.held)
+    }
+
+    pub(super) fn push_held(&mut self, held: &[UsedElem]) {
+        held.iter().for_each(|elem| self.put(elem));
+    }
+
     #[inline]
     pub(super) fn is_mapped(&self) -> bool {
         self.metadata.is_some()
@@ -179,14 +189,18 @@ impl Queue {
 
     #[inline]
     pub(super) fn push(&mut self, head: u16, len: u32) {
-        let elem = UsedElem { id: u32::from(head).into(), len: len.into() };
-        match &self.metadata {
-            Some(metadata) => metadata.set_used_elem(self.next_used, &elem),
-            None => self.held.push(elem),
-        }
-        self.next_used = self.next_used.wrapping_add(1);
+        self.put(&UsedElem { id: u32::from(head).into(), len: len.into() });
         // A chain that another process popped, and that is pushed here after its crash, was not counted.
         self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    #[inline]
+    fn put(&mut self, elem: &UsedElem) {
+        match &self.metadata {
+            Some(metadata) => metadata.set_used_elem(self.next_used, elem),
+            None => self.held.push(*elem),
+        }
+        self.next_used = self.next_used.wrapping_add(1);
     }
 
     #[inline]
