@@ -273,11 +273,20 @@ impl Guest {
                 let reason = results.get("fail").map_or("no reason given", String::as_str);
                 bail!("the guest failed: {reason}\n{}", self.last_words());
             }
-            Err(error) => bail!("{error:#}\n{}", self.last_words()),
+            Err(error) => bail!("{error:#}\n{}{}", self.cpus_state(), self.last_words()),
         }
         let status = wait_for_exit(&mut self.child, LIMIT).context("powering off")?;
         ensure!(status.success(), "QEMU ended, {status}\n{}", self.last_words());
         Ok(results)
+    }
+
+    /// Where each CPU is: for a guest that hangs.
+    fn cpus_state(&mut self) -> String {
+        let registers = json!({ "command-line": "info registers -a" });
+        let text = self.qmp.execute("human-monitor-command", registers);
+        let text = text.ok().and_then(|text| text.as_str().map(str::to_owned)).unwrap_or_default();
+        let telling = |line: &&str| line.starts_with("CPU#") || line.contains("RIP=");
+        text.lines().filter(telling).map(|line| format!("{line}\n")).collect()
     }
 
     /// Kills QEMU as a crash would, with no warning to anybody.
