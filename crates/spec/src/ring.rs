@@ -69,6 +69,43 @@ pub const fn used_len(size: u16, event_idx: bool) -> usize {
     RING_ENTRIES + size_of::<UsedElem>() * size as usize + if event_idx { 2 } else { 0 }
 }
 
+/// Packed ring, descriptor flag: with the driver's wrap counter, available.
+pub const PACKED_F_AVAIL: u16 = 1 << 7;
+/// Packed ring, descriptor flag: with the device's wrap counter, used.
+pub const PACKED_F_USED: u16 = 1 << 15;
+
+/// `struct pvirtq_desc`: a descriptor of the packed virtqueue (virtio 1.3, section 2.8.13).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PackedDesc {
+    /// Guest-physical address of the buffer (an IOVA with ACCESS_PLATFORM).
+    pub addr: U64,
+    /// Its length in bytes; in a used descriptor, the bytes that the device wrote into the chain.
+    pub len: U32,
+    /// The driver's number for the chain; in the chain's last descriptor, and in the used one.
+    pub id: U16,
+    /// `DESC_F_*` and `PACKED_F_*`.
+    pub flags: U16,
+}
+
+/// Offset of `flags` in a packed descriptor.
+pub const PACKED_FLAGS: usize = 14;
+
+/// Bytes of a packed ring's event suppression structure, of which each side writes one (virtio 1.3, section 2.8.14).
+pub const EVENT_LEN: usize = 4;
+/// Offset of the place in the ring that is waited for, in its low 15 bits, and of its wrap counter, above them.
+pub const EVENT_PLACE: usize = 0;
+/// Offset of `EVENT_F_*`.
+pub const EVENT_FLAGS: usize = 2;
+/// The wrap counter in `EVENT_PLACE`.
+pub const EVENT_WRAP: u16 = 1 << 15;
+/// Every notification is wanted.
+pub const EVENT_F_ENABLE: u16 = 0;
+/// None is.
+pub const EVENT_F_DISABLE: u16 = 1;
+/// The one for a descriptor is, with EVENT_IDX.
+pub const EVENT_F_DESC: u16 = 2;
+
 /// Whether moving an index from `old` to `new` passed the event index `event`, that is, whether the other side asked
 /// to be told (virtio 1.3, section 2.7.10; the comparison is modulo 65536).
 pub const fn event_passed(event: u16, new: u16, old: u16) -> bool {

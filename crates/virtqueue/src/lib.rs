@@ -1,6 +1,6 @@
-//! Virtqueues: the device end.
+//! Virtqueues: the device end, and the driver's.
 //!
-//! A queue hands out the chains that the driver made available ([`device::Queue::pop`]), takes back what the
+//! The device end hands out the chains that the driver made available ([`device::Queue::pop`]), takes back what the
 //! device has used ([`device::Queue::push`], [`device::Queue::publish`]) and settles who has to notify whom.
 //! It does no I/O and owns no thread; one worker at a time has it.
 //!
@@ -46,6 +46,7 @@
 
 mod chain;
 pub mod device;
+pub mod driver;
 mod error;
 
 pub use chain::{Buffer, Chain, INDIRECT_CHAIN_MAX};

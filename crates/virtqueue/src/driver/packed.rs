@@ -1,0 +1,365 @@
+//! The driver's end of a packed virtqueue (virtio 1.3, section 2.8).
+//!
+//! One ring of descriptors that both sides write: the driver makes the next places available, the device overwrites places
+//! with what it has used, in whatever order. Each side counts its rounds by a wrap counter of one bit, and the flags of a
+//! place say whose it is: available if AVAIL is the driver's counter and USED is not, used if both are the device's.
+//!
+//! A batch is shown by the flags of its first descriptor, stored last and with release: the device reads places in their
+//! order, and stops at the first that is not available.
+//!
+//! Notifications are asked for by two structures of four bytes, one of each side, and the argument of
+//! [`crate::device::suppress`] holds with "idx" replaced by the flags of the descriptors: who tells stores flags, passes a
+//! full fence and loads the other side's structure; who listens stores its structure, passes a full fence and loads flags.
+
+use super::shared::{Record, Shared};
+use super::split::check;
+use super::{Areas, Buffer, Completed, Lie, NoRoom, Options, Table};
+use kickless_spec::ring::{
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_FLAGS,
+    EVENT_LEN, EVENT_PLACE, EVENT_WRAP, PACKED_F_AVAIL, PACKED_F_USED, PACKED_FLAGS, PackedDesc, desc_len,
+    event_passed,
+};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// A place in the ring, and the round that it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    index: u16,
+    /// The wrap counter.
+    wrap: bool,
+}
+
+impl Place {
+    const FIRST: Self = Self { index: 0, wrap: true };
+
+    /// `count` places on; no more than a round.
+    #[inline]
+    fn after(self, count: u16, size: u16) -> Self {
+        let index = u32::from(self.index) + u32::from(count);
+        if index < u32::from(size) {
+            Self { index: index as u16, ..self }
+        } else {
+            Self { index: (index - u32::from(size)) as u16, wrap: !self.wrap }
+        }
+    }
+
+    /// What the driver writes into the flags of an available descriptor here.
+    #[inline]
+    fn available(self) -> u16 {
+        if self.wrap { PACKED_F_AVAIL } else { PACKED_F_USED }
+    }
+
+    /// Whether flags say that the device has used this place in this round.
+    #[inline]
+    fn is_used(self, flags: u16) -> bool {
+        let (avail, used) = (flags & PACKED_F_AVAIL != 0, flags & PACKED_F_USED != 0);
+        avail == self.wrap && used == self.wrap
+    }
+
+    #[inline]
+    fn at(self) -> usize {
+        usize::from(self.index) * size_of::<PackedDesc>()
+    }
+
+    /// As the event structures carry it.
+    #[inline]
+    fn event(self) -> u16 {
+        self.index | if self.wrap { EVENT_WRAP } else { 0 }
+    }
+}
+
+fn checked(options: Options, areas: Arc<Areas>) -> Arc<Areas> {
+    let lengths = [desc_len(options.size), EVENT_LEN, EVENT_LEN];
+    for (area, len) in [&areas.desc, &areas.driver, &areas.device].into_iter().zip(lengths) {
+        assert!(area.len() >= len, "an area of {} bytes, but {len} are needed", area.len());
+    }
+    areas
+}
+
+/// See [`super::Submitter`].
+#[derive(Debug)]
+pub struct Submitter {
+    areas: Arc<Areas>,
+    shared: Arc<Shared>,
+    size: u16,
+    event_idx: bool,
+    /// Ids that no chain has; the last is the next one's.
+    free: Vec<u16>,
+    /// Of each id, how many descriptors its chain takes.
+    lengths: Box<[u16]>,
+    /// Places that no chain has.
+    places: u16,
+    next: Place,
+    /// The first descriptor of what is not published yet, and its flags.
+    first: Option<(Place, u16)>,
+    /// Places made available since the last decision about a kick.
+    undecided: u16,
+    /// Chains ever added.
+    added: u32,
+    /// Ids ever taken back.
+    taken: u32,
+}
+
+impl Submitter {
+    pub(super) fn new(options: Options, areas: Arc<Areas>, shared: Arc<Shared>) -> Self {
+        let size = options.size;
+        Self {
+            areas: checked(options, areas),
+            shared,
+            size,
+            event_idx: options.event_idx,
+            free: (0..size).rev().collect(),
+            lengths: vec![0; size.into()].into(),
+            places: size,
+            next: Place::FIRST,
+            first: None,
+            undecided: 0,
+            added: 0,
+            taken: 0,
+        }
+    }
+
+    /// Takes ids and their places back. The next id stays what it was.
+    fn reclaim(&mut self) {
+        let head = self.free.len().checked_sub(1);
+        while let Some(id) = self.shared.returned(self.taken) {
+            self.taken = self.taken.wrapping_add(1);
+            self.places += self.lengths[usize::from(id)];
+            self.free.push(id);
+        }
+        if let (Some(head), Some(last)) = (head, self.free.len().checked_sub(1)) {
+            self.free.swap(head, last);
+        }
+    }
+
+    #[inline]
+    pub(super) fn room(&mut self) -> usize {
+        self.reclaim();
+        usize::from(self.places).min(self.free.len())
+    }
+
+    #[inline]
+    pub(super) fn next_id(&mut self) -> Option<u16> {
+        if self.free.is_empty() || self.places == 0 {
+            self.reclaim();
+        }
+        self.free.last().copied().filter(|_| self.places > 0)
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
+        // One buffer needs no table.
+        let table = table.filter(|_| buffers.len() > 1);
+        let count = if table.is_some() { 1 } else { buffers.len() };
+        let fits = |this: &Self| count <= usize::from(this.places) && !this.free.is_empty();
+        if count == 0 {
+            return Err(NoRoom);
+        }
+        if !fits(self) {
+            self.reclaim();
+            if !fits(self) {
+                return Err(NoRoom);
+            }
+        }
+        let Some(id) = self.free.pop() else { return Err(NoRoom) };
+        let writable = buffers.iter().filter(|b| b.writable).fold(0u32, |sum, b| sum.saturating_add(b.len));
+        match table {
+            Some(Table { area, offset, addr }) => {
+                for (at, buffer) in buffers.iter().enumerate() {
+                    // In a table only WRITE counts: its length says where it ends.
+                    area.write(
+                        offset + at * size_of::<PackedDesc>(),
+                        &desc(buffer.addr, buffer.len, 0, write(buffer)),
+                    );
+                }
+                let len = (buffers.len() * size_of::<PackedDesc>()) as u32;
+                self.append(addr, len, id, DESC_F_INDIRECT);
+            }
+            None => {
+                for (at, buffer) in buffers.iter().enumerate() {
+                    let next = if at + 1 < count { DESC_F_NEXT } else { 0 };
+                    self.append(buffer.addr, buffer.len, id, write(buffer) | next);
+                }
+            }
+        }
+        let count = count as u16;
+        self.places -= count;
+        self.undecided = self.undecided.saturating_add(count);
+        self.lengths[usize::from(id)] = count;
+        self.shared.add(id, self.added, Record { descriptors: count, writable });
+        self.added = self.added.wrapping_add(1);
+        Ok(id)
+    }
+
+    /// Fills the next place.
+    #[inline]
+    fn append(&mut self, addr: u64, len: u32, id: u16, flags: u16) {
+        let (at, flags) = (self.next, flags | self.next.available());
+        let entry = desc(addr, len, id, flags);
+        if self.first.is_some() {
+            // Invisible yet, for what comes before it is.
+            self.areas.desc.write(at.at(), &entry);
+        } else {
+            // The flags come last, when the batch is published.
+            self.areas.desc.write(at.at(), &(addr.to_le()));
+            self.areas.desc.write(at.at() + 8, &len.to_le());
+            self.areas.desc.write(at.at() + 12, &id.to_le());
+            self.first = Some((at, flags));
+        }
+        self.next = at.after(1, self.size);
+    }
+
+    #[inline]
+    pub(super) fn publish(&mut self) -> bool {
+        let Some((first, flags)) = self.first.take() else { return false };
+        // T1. Release: everything else of the batch comes before it.
+        self.areas.desc.store_u16(first.at() + PACKED_FLAGS, flags, Ordering::Release);
+        // T2, whose partner is the device's fence between its event structure and its look at the flags.
+        fence(Ordering::SeqCst);
+        let count = std::mem::take(&mut self.undecided);
+        let event = &self.areas.device;
+        match event.load_u16(EVENT_FLAGS, Ordering::Relaxed) {
+            EVENT_F_DISABLE => false,
+            EVENT_F_DESC if self.event_idx => {
+                let place = event.load_u16(EVENT_PLACE, Ordering::Relaxed);
+                passed(place, self.next, count, self.size)
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Whether going `count` places on to `next` passed the place that an event structure names.
+#[inline]
+fn passed(event: u16, next: Place, count: u16, size: u16) -> bool {
+    let mut at = event & !EVENT_WRAP;
+    // In another round than `next`: it is behind.
+    if (event & EVENT_WRAP != 0) != next.wrap {
+        at = at.wrapping_sub(size);
+    }
+    event_passed(at, next.index, next.index.wrapping_sub(count))
+}
+
+#[inline]
+fn write(buffer: &Buffer) -> u16 {
+    if buffer.writable { DESC_F_WRITE } else { 0 }
+}
+
+#[inline]
+fn desc(addr: u64, len: u32, id: u16, flags: u16) -> PackedDesc {
+    PackedDesc { addr: addr.into(), len: len.into(), id: id.into(), flags: flags.into() }
+}
+
+/// See [`super::Completer`].
+#[derive(Debug)]
+pub struct Completer {
+    areas: Arc<Areas>,
+    shared: Arc<Shared>,
+    size: u16,
+    event_idx: bool,
+    in_order: bool,
+    next: Place,
+    /// Chains ever taken back.
+    popped: u32,
+    /// With IN_ORDER: the last chain of the batch that is being taken, and what was said of it.
+    batch: Option<Completed>,
+    lie: Option<Lie>,
+}
+
+impl Completer {
+    pub(super) fn new(options: Options, areas: Arc<Areas>, shared: Arc<Shared>) -> Self {
+        Self {
+            areas: checked(options, areas),
+            shared,
+            size: options.size,
+            event_idx: options.event_idx,
+            in_order: options.in_order,
+            next: Place::FIRST,
+            popped: 0,
+            batch: None,
+            lie: None,
+        }
+    }
+
+    #[inline]
+    fn is_used(&self, order: Ordering) -> bool {
+        self.next.is_used(self.areas.desc.load_u16(self.next.at() + PACKED_FLAGS, order))
+    }
+
+    #[inline]
+    pub(super) fn pop(&mut self) -> Result<Option<Completed>, Lie> {
+        if let Some(lie) = self.lie {
+            return Err(lie);
+        }
+        let popped = match self.batch {
+            Some(last) => self.next_of_batch(last),
+            // Acquire: the rest of the descriptor, and what the device wrote into buffers, are read after it.
+            None if !self.is_used(Ordering::Acquire) => return Ok(None),
+            None => self
+                .element()
+                .and_then(|last| if self.in_order { self.next_of_batch(last) } else { Ok(last) }),
+        };
+        match popped.and_then(|done| self.pass(done.id).map(|()| done)) {
+            Ok(done) => Ok(Some(done)),
+            Err(lie) => {
+                self.lie = Some(lie);
+                Err(lie)
+            }
+        }
+    }
+
+    /// The used descriptor at the next place, checked.
+    #[inline]
+    fn element(&self) -> Result<Completed, Lie> {
+        let used: PackedDesc = self.areas.desc.read(self.next.at());
+        let (id, len) = (used.id.get().into(), used.len.get());
+        check(&self.shared, id, len)
+    }
+
+    /// One used descriptor stands for all chains up to its own.
+    fn next_of_batch(&mut self, last: Completed) -> Result<Completed, Lie> {
+        let next = self.shared.ordered(self.popped);
+        if next == last.id {
+            self.batch = None;
+            return Ok(last);
+        }
+        self.batch = Some(last);
+        let (id, record) = self.shared.in_flight(next.into()).ok_or(Lie::Id { id: last.id.into() })?;
+        Ok(Completed { id, len: record.writable })
+    }
+
+    /// Goes past the places of a chain.
+    #[inline]
+    fn pass(&mut self, id: u16) -> Result<(), Lie> {
+        let (id, record) = self.shared.in_flight(id.into()).ok_or(Lie::Id { id: id.into() })?;
+        self.shared.take(id);
+        self.popped = self.popped.wrapping_add(1);
+        self.next = self.next.after(record.descriptors, self.size);
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn give_back(&mut self, id: u16) {
+        self.shared.give_back(id);
+    }
+
+    #[inline]
+    pub(super) fn enable_calls(&mut self) -> bool {
+        if self.event_idx {
+            self.areas.driver.store_u16(EVENT_PLACE, self.next.event(), Ordering::Relaxed);
+            // Release: a device that reads these flags reads that place.
+            self.areas.driver.store_u16(EVENT_FLAGS, EVENT_F_DESC, Ordering::Release);
+        } else {
+            self.areas.driver.store_u16(EVENT_FLAGS, EVENT_F_ENABLE, Ordering::Relaxed);
+        }
+        // L2, whose partner is the device's fence between the flags of what it used and its look at this structure.
+        fence(Ordering::SeqCst);
+        self.batch.is_some() || self.is_used(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn disable_calls(&mut self) {
+        self.areas.driver.store_u16(EVENT_FLAGS, EVENT_F_DISABLE, Ordering::Relaxed);
+    }
+}

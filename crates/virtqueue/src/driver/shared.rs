@@ -1,0 +1,114 @@
+//! What the two halves of a driver's queue tell each other.
+//!
+//! Two tables, both of the queue's size, neither locked, nothing allocated after they were made:
+//!
+//! * `records`: what is in flight under each id (its descriptors, and how much the device may write); 0 for nothing. The
+//!   submitter sets a record when it adds a chain, the completer clears it when it takes the chain back. An id belongs to
+//!   one of them at a time: to the submitter while it is free, from `add` on to the completer (by way of the device), and
+//!   with `give_back` to the submitter again.
+//! * `returned`: ids on their way back, a ring with one producer (the completer) and one consumer (the submitter). It cannot
+//!   run over, for there are no more ids than places, and none is in it twice: a cleared record is in flight no more.
+//!
+//! And for VIRTIO_F_IN_ORDER a third, `order`: the ids in the order of their submission, which the completer follows.
+//!
+//! # Orders
+//! A record and a place in `order` are stored with release before the chain is shown to the device, and loaded with acquire
+//! after the device has shown that it is done with it; a device that shows what it was never given finds a record of 0, or
+//! one of a chain that was just added, which then counts as completed. `returned` is published by `tail` with release and
+//! taken with acquire: what the completer did with an id's memory is over before the submitter uses it again.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// A chain in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Descriptors that it takes in the ring; at least 1.
+    pub descriptors: u16,
+    /// Bytes that the device may write.
+    pub writable: u32,
+}
+
+impl Record {
+    fn pack(self) -> u64 {
+        u64::from(self.descriptors) << 32 | u64::from(self.writable)
+    }
+
+    fn unpack(word: u64) -> Option<Self> {
+        (word != 0).then_some(Self { descriptors: (word >> 32) as u16, writable: word as u32 })
+    }
+}
+
+/// The tables.
+#[derive(Debug)]
+pub struct Shared {
+    records: Box<[AtomicU64]>,
+    order: Box<[AtomicU16]>,
+    returned: Box<[AtomicU16]>,
+    /// Ids ever given back.
+    tail: AtomicU32,
+}
+
+impl Shared {
+    /// For a queue of this size, which is a power of two; nothing is in flight.
+    pub fn new(size: u16) -> Self {
+        let ids = || (0..size).map(|_| AtomicU16::new(0)).collect();
+        Self {
+            records: (0..size).map(|_| AtomicU64::new(0)).collect(),
+            order: ids(),
+            returned: ids(),
+            tail: AtomicU32::new(0),
+        }
+    }
+
+    #[inline]
+    fn place(&self, count: u32) -> usize {
+        count as usize & (self.returned.len() - 1)
+    }
+
+    /// The submitter's: `id` is in flight from now on, as the chain with this number of all chains ever added.
+    #[inline]
+    pub fn add(&self, id: u16, number: u32, record: Record) {
+        self.order[self.place(number)].store(id, Ordering::Release);
+        self.records[usize::from(id)].store(record.pack(), Ordering::Release);
+    }
+
+    /// The submitter's: the next id that was given back, after `taken` others.
+    #[inline]
+    pub fn returned(&self, taken: u32) -> Option<u16> {
+        // Acquire, whose partner is the release in `give_back`.
+        (self.tail.load(Ordering::Acquire) != taken)
+            .then(|| self.returned[self.place(taken)].load(Ordering::Relaxed))
+    }
+
+    /// The completer's: what is in flight under an id, which can be anything.
+    #[inline]
+    pub fn in_flight(&self, id: u32) -> Option<(u16, Record)> {
+        let word = self.records.get(id as usize)?.load(Ordering::Acquire);
+        Record::unpack(word).map(|record| (id as u16, record))
+    }
+
+    /// The completer's: the id of the chain with this number.
+    #[inline]
+    pub fn ordered(&self, number: u32) -> u16 {
+        self.order[self.place(number)].load(Ordering::Acquire)
+    }
+
+    /// The completer's: the device is done with `id`.
+    #[inline]
+    pub fn take(&self, id: u16) {
+        self.records[usize::from(id)].store(0, Ordering::Relaxed);
+    }
+
+    /// The completer's: `id`, which was taken, is free again.
+    #[inline]
+    pub fn give_back(&self, id: u16) {
+        // Relaxed: only the completer stores it.
+        let tail = self.tail.load(Ordering::Relaxed);
+        self.returned[self.place(tail)].store(id, Ordering::Relaxed);
+        // Release: also what was done with the id before.
+        self.tail.store(tail.wrapping_add(1), Ordering::Release);
+    }
+}

@@ -1,0 +1,356 @@
+//! The driver's end of a split virtqueue (virtio 1.3, section 2.7).
+
+use super::shared::{Record, Shared};
+use super::{Areas, Buffer, Completed, Lie, NoRoom, Options, Table, suppress};
+use crate::device::suppress::{Cells, Word};
+use kickless_spec::ring::{
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem,
+    avail_len, desc_len, used_len,
+};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+/// How far the device may run ahead of an event index that asks for nothing before that is moved on: half of the way round.
+const EVENT_LAG_MAX: u16 = 1 << 15;
+
+/// A queue's memory with its shape.
+#[derive(Debug)]
+struct Ring {
+    areas: Arc<Areas>,
+    size: u16,
+}
+
+impl Ring {
+    fn new(options: Options, areas: Arc<Areas>) -> Self {
+        let Options { size, event_idx, .. } = options;
+        let lengths = [desc_len(size), avail_len(size, event_idx), used_len(size, event_idx)];
+        for (area, len) in [&areas.desc, &areas.driver, &areas.device].into_iter().zip(lengths) {
+            assert!(area.len() >= len, "an area of {} bytes, but {len} are needed", area.len());
+        }
+        Self { areas, size }
+    }
+
+    #[inline]
+    fn entry(&self, index: u16) -> usize {
+        usize::from(index & (self.size - 1))
+    }
+}
+
+impl Cells for Ring {
+    #[inline(always)]
+    fn load(&self, word: Word, order: Ordering) -> u16 {
+        match word {
+            Word::AvailFlags => self.areas.driver.load_u16(RING_FLAGS, order),
+            Word::AvailIdx => self.areas.driver.load_u16(RING_IDX, order),
+            Word::UsedEvent => self.areas.driver.load_u16(avail_len(self.size, false), order),
+            Word::UsedFlags => self.areas.device.load_u16(RING_FLAGS, order),
+            Word::UsedIdx => self.areas.device.load_u16(RING_IDX, order),
+            Word::AvailEvent => self.areas.device.load_u16(used_len(self.size, false), order),
+        }
+    }
+
+    #[inline(always)]
+    fn store(&self, word: Word, value: u16, order: Ordering) {
+        match word {
+            Word::AvailFlags => self.areas.driver.store_u16(RING_FLAGS, value, order),
+            Word::AvailIdx => self.areas.driver.store_u16(RING_IDX, value, order),
+            Word::UsedEvent => self.areas.driver.store_u16(avail_len(self.size, false), value, order),
+            Word::UsedFlags | Word::UsedIdx | Word::AvailEvent => debug_assert!(false, "the device's own"),
+        }
+    }
+
+    #[inline(always)]
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// See [`super::Submitter`].
+#[derive(Debug)]
+pub struct Submitter {
+    ring: Ring,
+    shared: Arc<Shared>,
+    event_idx: bool,
+    /// Descriptors that no chain has; the last is the next one's head, and thereby its id.
+    free: Vec<u16>,
+    /// Of each descriptor in a chain, the one after it: the device cannot write here.
+    next: Box<[u16]>,
+    /// Of each head, how many descriptors its chain has.
+    lengths: Box<[u16]>,
+    /// Chains ever added; the low bits are the avail index.
+    added: u32,
+    /// The avail index as the device sees it.
+    published: u16,
+    /// Ids ever taken back.
+    taken: u32,
+}
+
+impl Submitter {
+    pub(super) fn new(options: Options, areas: Arc<Areas>, shared: Arc<Shared>) -> Self {
+        let size = options.size;
+        Self {
+            ring: Ring::new(options, areas),
+            shared,
+            event_idx: options.event_idx,
+            free: (0..size).rev().collect(),
+            next: vec![0; size.into()].into(),
+            lengths: vec![0; size.into()].into(),
+            added: 0,
+            published: 0,
+            taken: 0,
+        }
+    }
+
+    /// Takes descriptors back. The next id stays what it was.
+    fn reclaim(&mut self) {
+        let head = self.free.len().checked_sub(1);
+        while let Some(id) = self.shared.returned(self.taken) {
+            self.taken = self.taken.wrapping_add(1);
+            let mut at = id;
+            for _ in 0..self.lengths[usize::from(id)] {
+                self.free.push(at);
+                at = self.next[usize::from(at)];
+            }
+        }
+        if let (Some(head), Some(last)) = (head, self.free.len().checked_sub(1)) {
+            self.free.swap(head, last);
+        }
+    }
+
+    #[inline]
+    pub(super) fn room(&mut self) -> usize {
+        self.reclaim();
+        self.free.len()
+    }
+
+    #[inline]
+    pub(super) fn next_id(&mut self) -> Option<u16> {
+        if self.free.is_empty() {
+            self.reclaim();
+        }
+        self.free.last().copied()
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
+        // One buffer needs no table.
+        let table = table.filter(|_| buffers.len() > 1);
+        let count = if table.is_some() { 1 } else { buffers.len() };
+        if count == 0 || (self.free.len() < count && self.room() < count) {
+            return Err(NoRoom);
+        }
+        let mut writable = 0u32;
+        let mut head = 0;
+        match table {
+            Some(Table { area, offset, addr }) => {
+                head = self.take();
+                for (at, buffer) in (0u16..).zip(buffers) {
+                    let last = usize::from(at) + 1 == buffers.len();
+                    let entry = offset + usize::from(at) * size_of::<Desc>();
+                    area.write(entry, &desc(buffer, (!last).then_some(at + 1)));
+                    writable = writable.saturating_add(if buffer.writable { buffer.len } else { 0 });
+                }
+                let len = (buffers.len() * size_of::<Desc>()) as u32;
+                let entry = Desc {
+                    addr: addr.into(),
+                    len: len.into(),
+                    flags: DESC_F_INDIRECT.into(),
+                    next: 0.into(),
+                };
+                self.write(head, &entry);
+            }
+            None => {
+                // From the last to the first, so that each knows the one after it.
+                let first = self.free.len() - count;
+                for (at, buffer) in buffers.iter().enumerate() {
+                    let here = self.free[first + count - 1 - at];
+                    let after = (at + 1 < count).then(|| self.free[first + count - 2 - at]);
+                    if at == 0 {
+                        head = here;
+                    }
+                    self.next[usize::from(here)] = after.unwrap_or(0);
+                    self.write(here, &desc(buffer, after));
+                    writable = writable.saturating_add(if buffer.writable { buffer.len } else { 0 });
+                }
+                self.free.truncate(first);
+            }
+        }
+        self.lengths[usize::from(head)] = count as u16;
+        self.shared.add(head, self.added, Record { descriptors: count as u16, writable });
+        let entry = self.ring.entry(self.added as u16);
+        self.ring.areas.driver.store_u16(RING_ENTRIES + 2 * entry, head, Ordering::Relaxed);
+        self.added = self.added.wrapping_add(1);
+        Ok(head)
+    }
+
+    #[inline]
+    fn take(&mut self) -> u16 {
+        self.free.pop().unwrap_or_default()
+    }
+
+    #[inline]
+    fn write(&self, index: u16, desc: &Desc) {
+        self.ring.areas.desc.write(usize::from(index) * size_of::<Desc>(), desc);
+    }
+
+    #[inline]
+    pub(super) fn publish(&mut self) -> bool {
+        let new = self.added as u16;
+        let old = std::mem::replace(&mut self.published, new);
+        // Chains of a whole round of the index cannot be in flight at once, so equal means none.
+        new != old && suppress::publish(&self.ring, self.event_idx, old, new)
+    }
+}
+
+#[inline]
+fn desc(buffer: &Buffer, next: Option<u16>) -> Desc {
+    let write = if buffer.writable { DESC_F_WRITE } else { 0 };
+    let flags = write | if next.is_some() { DESC_F_NEXT } else { 0 };
+    Desc {
+        addr: buffer.addr.into(),
+        len: buffer.len.into(),
+        flags: flags.into(),
+        next: next.unwrap_or(0).into(),
+    }
+}
+
+/// See [`super::Completer`].
+#[derive(Debug)]
+pub struct Completer {
+    ring: Ring,
+    shared: Arc<Shared>,
+    event_idx: bool,
+    in_order: bool,
+    /// Chains ever taken back; the low bits are the used index.
+    popped: u32,
+    /// The used index when it was read last, checked.
+    seen: u16,
+    /// With IN_ORDER: the last chain of the batch that is being taken, and what was said of it.
+    batch: Option<Completed>,
+    /// `used_event`, while it asks for nothing.
+    quiet_event: Option<u16>,
+    lie: Option<Lie>,
+}
+
+impl Completer {
+    pub(super) fn new(options: Options, areas: Arc<Areas>, shared: Arc<Shared>) -> Self {
+        Self {
+            ring: Ring::new(options, areas),
+            shared,
+            event_idx: options.event_idx,
+            in_order: options.in_order,
+            popped: 0,
+            seen: 0,
+            batch: None,
+            quiet_event: None,
+            lie: None,
+        }
+    }
+
+    #[inline]
+    fn next_used(&self) -> u16 {
+        self.popped as u16
+    }
+
+    #[inline]
+    pub(super) fn pop(&mut self) -> Result<Option<Completed>, Lie> {
+        if self.next_used() == self.seen && !self.refresh()? {
+            return Ok(None);
+        }
+        let popped = if self.in_order { self.pop_in_order() } else { self.pop_any() };
+        match popped {
+            Ok(done) => {
+                self.shared.take(done.id);
+                self.popped = self.popped.wrapping_add(1);
+                Ok(Some(done))
+            }
+            Err(lie) => Err(self.latch(lie)),
+        }
+    }
+
+    /// Looks how far the device is. Whether there is something to pop.
+    fn refresh(&mut self) -> Result<bool, Lie> {
+        if let Some(lie) = self.lie {
+            return Err(lie);
+        }
+        let (from, size) = (self.next_used(), self.ring.size);
+        // Acquire: elements before it, and what the device wrote into buffers, are read after it.
+        let to = self.ring.load(Word::UsedIdx, Ordering::Acquire);
+        if to.wrapping_sub(from) > size {
+            return Err(self.latch(Lie::Index { from, to, size }));
+        }
+        self.seen = to;
+        if let Some(event) = self.quiet_event
+            && to.wrapping_sub(event) >= EVENT_LAG_MAX
+        {
+            self.disable_calls();
+        }
+        Ok(to != from)
+    }
+
+    #[cold]
+    fn latch(&mut self, lie: Lie) -> Lie {
+        self.seen = self.next_used();
+        self.lie = Some(lie);
+        lie
+    }
+
+    /// The element at the used index, checked.
+    #[inline]
+    fn element(&self) -> Result<Completed, Lie> {
+        let at = RING_ENTRIES + size_of::<UsedElem>() * self.ring.entry(self.next_used());
+        let element: UsedElem = self.ring.areas.device.read(at);
+        check(&self.shared, element.id.get(), element.len.get())
+    }
+
+    #[inline]
+    fn pop_any(&mut self) -> Result<Completed, Lie> {
+        self.element()
+    }
+
+    /// One element stands for all chains up to its own; the places of the others are skipped.
+    fn pop_in_order(&mut self) -> Result<Completed, Lie> {
+        let last = match self.batch {
+            Some(last) => last,
+            None => self.element()?,
+        };
+        self.batch = Some(last);
+        let next = self.shared.ordered(self.popped);
+        if next == last.id {
+            self.batch = None;
+            return Ok(last);
+        }
+        let (id, record) = self.shared.in_flight(next.into()).ok_or(Lie::Id { id: next.into() })?;
+        // The batch has to end where the index does.
+        if self.next_used().wrapping_add(1) == self.seen {
+            return Err(Lie::Id { id: last.id.into() });
+        }
+        Ok(Completed { id, len: record.writable })
+    }
+
+    #[inline]
+    pub(super) fn give_back(&mut self, id: u16) {
+        self.shared.give_back(id);
+    }
+
+    #[inline]
+    pub(super) fn enable_calls(&mut self) -> bool {
+        self.quiet_event = None;
+        suppress::arm(&self.ring, self.event_idx, self.next_used())
+    }
+
+    #[inline]
+    pub(super) fn disable_calls(&mut self) {
+        // An index that a device has passed which is a whole queue behind what it published last, and not looked yet.
+        let passed = self.seen.wrapping_sub(self.ring.size.min(EVENT_LAG_MAX / 2)).wrapping_sub(1);
+        self.quiet_event = self.event_idx.then_some(passed);
+        suppress::quiet(&self.ring, self.event_idx, passed);
+    }
+}
+
+/// Whether what the device says of an id can be.
+#[inline]
+pub(super) fn check(shared: &Shared, id: u32, len: u32) -> Result<Completed, Lie> {
+    let (id, Record { writable: room, .. }) = shared.in_flight(id).ok_or(Lie::Id { id })?;
+    if len > room { Err(Lie::Length { id, len, room }) } else { Ok(Completed { id, len }) }
+}
