@@ -1,0 +1,385 @@
+//! Our driver end against our device end, in one thread: every feature, sizes from 1 to 32768, batches of any length, indices
+//! that wrap, and a device that lies.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+mod model;
+
+use kickless_memory::{Gpa, Map, UserAddr};
+use kickless_spec::ring::{RING_ENTRIES, RING_IDX, UsedElem};
+use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Lie, Submitter, Table};
+use kickless_virtqueue::{Chain, device};
+use model::{ADDRESSES, AVAIL, DESC, Random, SEAM, TABLES, USED, USER, memory};
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Buffers of one chain at most.
+const CHAIN: usize = 4;
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    size: u16,
+    event_idx: bool,
+    indirect: bool,
+}
+
+impl Shape {
+    fn driver(self) -> driver::Options {
+        driver::Options::new(self.size, self.event_idx, self.indirect).unwrap()
+    }
+
+    fn device(self) -> device::Options {
+        device::Options::new(self.size, self.event_idx, self.indirect).unwrap()
+    }
+}
+
+fn areas(map: &Map) -> Areas {
+    let area = |gpa: u64, len: u64| map.area(UserAddr(USER + gpa), len as usize, 16).unwrap();
+    Areas {
+        desc: area(DESC, AVAIL - DESC),
+        driver: area(AVAIL, USED - AVAIL),
+        device: area(USED, TABLES - USED),
+    }
+}
+
+/// Both ends of one ring, and what there should be in it.
+struct Pair {
+    map: Arc<Map>,
+    submitter: Submitter,
+    completer: Completer,
+    device: device::Queue,
+    indirect: bool,
+    tables: kickless_memory::Area,
+    /// Published and not popped by the device: ids and buffers, oldest first.
+    available: VecDeque<(u16, Vec<Buffer>)>,
+    /// Popped by the device: head, id as the driver knows it, writable bytes.
+    held: Vec<(u16, u16, u32)>,
+    /// Pushed by the device: id and length, oldest first.
+    used: VecDeque<(u16, u32)>,
+    /// The driver sleeps until it is called; the device, until it is kicked.
+    asleep: (bool, bool),
+}
+
+impl Pair {
+    fn new(shape: Shape) -> Self {
+        let map = memory();
+        let (submitter, completer) = driver::queue(shape.driver(), areas(&map));
+        let metadata = device::Metadata::map(&map, &ADDRESSES, &shape.device()).unwrap();
+        let mut device = device::Queue::new(shape.device(), metadata, 0);
+        device.disarm();
+        let tables = map.area(UserAddr(USER + TABLES), (SEAM - TABLES) as usize, 16).unwrap();
+        Self {
+            map,
+            submitter,
+            completer,
+            device,
+            indirect: shape.indirect,
+            tables,
+            available: VecDeque::new(),
+            held: Vec::new(),
+            used: VecDeque::new(),
+            asleep: (false, false),
+        }
+    }
+
+    /// Adds up to `count` chains, and publishes them; how many there was room for.
+    fn submit(&mut self, random: &mut Random, count: usize) -> usize {
+        let mut added = 0;
+        while added < count {
+            let Some(id) = self.submitter.next_id() else { break };
+            let len = 1 + random.below(CHAIN as u64) as usize;
+            let readable = random.below(len as u64 + 1) as usize;
+            let buffers: Vec<Buffer> = (0..len)
+                .map(|at| Buffer {
+                    addr: random.below(1 << 40),
+                    len: 1 + random.below(5000) as u32,
+                    writable: at >= readable,
+                })
+                .collect();
+            // Tables for the first ids only: the memory of this test is small.
+            let place = usize::from(id) * CHAIN * 16;
+            let table = (self.indirect && place + CHAIN * 16 <= self.tables.len() && random.below(3) > 0)
+                .then(|| Table { area: &self.tables, offset: place, addr: TABLES + place as u64 });
+            match self.submitter.add(&buffers, table) {
+                Ok(given) => assert_eq!(given, id),
+                Err(driver::NoRoom) => break,
+            }
+            self.available.push_back((id, buffers));
+            added += 1;
+        }
+        let kick = self.submitter.publish();
+        if kick {
+            self.asleep.1 = false;
+        }
+        assert!(added == 0 || !self.asleep.1, "the device sleeps on a chain that it was not kicked for");
+        added
+    }
+
+    /// The device pops up to `count` chains.
+    fn pop(&mut self, count: usize) {
+        let mut chain = Chain::default();
+        for _ in 0..count {
+            if !self.device.pop(&self.map, &mut chain).unwrap() {
+                assert!(self.available.is_empty());
+                return;
+            }
+            let (id, buffers) = self.available.pop_front().unwrap();
+            let seen: Vec<Buffer> = chain
+                .readable()
+                .iter()
+                .map(|b| (b, false))
+                .chain(chain.writable().iter().map(|b| (b, true)))
+                .map(|(b, writable)| Buffer { addr: b.addr.0, len: b.len, writable })
+                .collect();
+            assert_eq!(seen, buffers);
+            let room = buffers.iter().filter(|b| b.writable).map(|b| b.len).sum();
+            self.held.push((chain.head, id, room));
+        }
+    }
+
+    /// The device pushes `count` of what it holds, in any order, and publishes.
+    fn push(&mut self, random: &mut Random, count: usize) {
+        for _ in 0..count.min(self.held.len()) {
+            let at = random.below(self.held.len() as u64) as usize;
+            let (head, id, room) = self.held.swap_remove(at);
+            let len = random.below(u64::from(room) + 1) as u32;
+            self.device.push(head, len);
+            self.used.push_back((id, len));
+        }
+        if self.device.publish() {
+            self.asleep.0 = false;
+        }
+        assert!(
+            self.used.is_empty() || !self.asleep.0,
+            "the driver sleeps on a completion that it was not called for"
+        );
+    }
+
+    /// The driver takes up to `count` back.
+    fn complete(&mut self, count: usize) {
+        for _ in 0..count {
+            match self.completer.pop().unwrap() {
+                Some(done) => {
+                    assert_eq!(self.used.pop_front(), Some((done.id, done.len)));
+                    self.completer.give_back(done.id);
+                }
+                None => {
+                    assert!(self.used.is_empty());
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Either end goes to sleep, or says that it will look by itself.
+    fn rest(&mut self, random: &mut Random) {
+        match random.below(4) {
+            0 => self.asleep.0 = !self.completer.enable_calls(),
+            1 => {
+                self.completer.disable_calls();
+                self.asleep.0 = false;
+            }
+            2 => self.asleep.1 = !self.device.arm(),
+            _ => {
+                self.device.disarm();
+                self.asleep.1 = false;
+            }
+        }
+        assert!(!self.asleep.0 || self.used.is_empty());
+        assert!(!self.asleep.1 || self.available.is_empty());
+    }
+
+    fn drain(&mut self, random: &mut Random) {
+        self.pop(usize::MAX);
+        self.push(random, usize::MAX);
+        self.complete(usize::MAX);
+        assert!(self.held.is_empty() && self.used.is_empty() && self.available.is_empty());
+    }
+}
+
+fn run(shape: Shape, seed: u64, steps: u32) {
+    let mut random = Random(seed);
+    let mut pair = Pair::new(shape);
+    let most = u64::from(shape.size) + 2;
+    for _ in 0..steps {
+        let count = random.below(most) as usize;
+        match random.below(5) {
+            0 => {
+                pair.submit(&mut random, count);
+            }
+            1 => pair.pop(count),
+            2 => pair.push(&mut random, count),
+            3 => pair.complete(count),
+            _ => pair.rest(&mut random),
+        }
+    }
+    pair.drain(&mut random);
+    // Everything is free again.
+    assert_eq!(pair.submitter.room(), usize::from(shape.size));
+}
+
+fn shapes() -> impl Strategy<Value = Shape> {
+    (0u32..8, any::<bool>(), any::<bool>()).prop_map(|(log, event_idx, indirect)| Shape {
+        size: 1 << log,
+        event_idx,
+        indirect,
+    })
+}
+
+proptest! {
+    #[test]
+    fn ends_agree(shape in shapes(), seed: u64) {
+        run(shape, seed, 400);
+    }
+}
+
+#[test]
+fn every_size() {
+    for log in 0..=15 {
+        let shape = Shape { size: 1 << log, event_idx: log % 2 == 0, indirect: log % 3 == 0 };
+        run(shape, log, 40);
+    }
+}
+
+/// Both indices go round more than once, in steps that have nothing to do with the size.
+#[test]
+fn indices_wrap() {
+    for event_idx in [false, true] {
+        let shape = Shape { size: 64, event_idx, indirect: false };
+        let (mut pair, mut random) = (Pair::new(shape), Random(7));
+        let mut done = 0;
+        while done < 200_000 {
+            done += pair.submit(&mut random, 13);
+            pair.rest(&mut random);
+            pair.pop(17);
+            pair.push(&mut random, 11);
+            pair.complete(19);
+        }
+        pair.drain(&mut random);
+    }
+}
+
+/// A driver that never asks for calls, and a device that never asks for kicks, hear nothing for as long as they go on.
+#[test]
+fn silence() {
+    for event_idx in [false, true] {
+        let shape = Shape { size: 256, event_idx, indirect: false };
+        let (mut pair, mut random) = (Pair::new(shape), Random(3));
+        pair.completer.disable_calls();
+        // The first publication of a device that does not know what was said before may call.
+        pair.submit(&mut random, 1);
+        pair.drain(&mut random);
+        for round in 0..3000 {
+            pair.submit_silently(&mut random, 64, round);
+        }
+    }
+}
+
+impl Pair {
+    fn submit_silently(&mut self, random: &mut Random, count: usize, round: u32) {
+        for _ in 0..count {
+            let buffers = [Buffer { addr: 0, len: 1, writable: true }];
+            let id = self.submitter.add(&buffers, None).unwrap();
+            self.available.push_back((id, buffers.to_vec()));
+        }
+        assert!(!self.submitter.publish(), "a kick in round {round}");
+        self.pop(usize::MAX);
+        while let Some((head, id, _)) = self.held.pop() {
+            self.device.push(head, 0);
+            self.used.push_back((id, 0));
+        }
+        assert!(!self.device.publish(), "a call in round {round}");
+        self.complete(usize::MAX);
+        let _ = random;
+    }
+}
+
+#[test]
+fn no_room_changes_nothing() {
+    let shape = Shape { size: 4, event_idx: false, indirect: false };
+    let mut pair = Pair::new(shape);
+    let three = [Buffer { addr: 1, len: 1, writable: false }; 3];
+    assert_eq!(pair.submitter.add(&[], None), Err(driver::NoRoom));
+    let id = pair.submitter.add(&three, None).unwrap();
+    let next = pair.submitter.next_id();
+    assert_eq!(pair.submitter.add(&three, None), Err(driver::NoRoom));
+    assert_eq!(pair.submitter.add(&[three[0]; 5], None), Err(driver::NoRoom));
+    assert_eq!((pair.submitter.next_id(), pair.submitter.room()), (next, 1));
+    let _ = pair.submitter.publish();
+    let mut chain = Chain::default();
+    assert!(pair.device.pop(&pair.map, &mut chain).unwrap());
+    assert_eq!((chain.head, chain.readable().len()), (id, 3));
+    assert!(!pair.device.pop(&pair.map, &mut chain).unwrap());
+}
+
+/// Writes to the used ring as a device that lies would, in a queue of 8 with two chains in flight.
+fn lie(index: u16, elements: &[(u32, u32)]) -> (Pair, Result<Vec<u16>, Lie>) {
+    say(false, 2, index, elements)
+}
+
+/// What comes of this used ring.
+fn say(in_order: bool, chains: u16, index: u16, elements: &[(u32, u32)]) -> (Pair, Result<Vec<u16>, Lie>) {
+    let shape = Shape { size: 8, event_idx: false, indirect: false };
+    let mut pair = Pair::new(shape);
+    let options = shape.driver().with_in_order(in_order);
+    (pair.submitter, pair.completer) = driver::queue(options, areas(&pair.map));
+    for _ in 0..chains {
+        pair.submitter.add(&[Buffer { addr: 0, len: 10, writable: true }], None).unwrap();
+    }
+    let _ = pair.submitter.publish();
+    for (at, (id, len)) in elements.iter().enumerate() {
+        let element = UsedElem { id: (*id).into(), len: (*len).into() };
+        pair.map.write_obj(Gpa(USED + (RING_ENTRIES + 8 * at) as u64), &element).unwrap();
+    }
+    pair.map.write_obj(Gpa(USED + RING_IDX as u64), &index.to_le_bytes()).unwrap();
+    let mut ids = Vec::new();
+    let said = loop {
+        match pair.completer.pop() {
+            Ok(Some(done)) => {
+                ids.push(done.id);
+                pair.completer.give_back(done.id);
+            }
+            Ok(None) => break Ok(ids),
+            Err(lie) => {
+                // Latched.
+                assert_eq!(pair.completer.pop(), Err(lie));
+                break Err(lie);
+            }
+        }
+    };
+    (pair, said)
+}
+
+#[test]
+fn lies_are_named() {
+    assert_eq!(lie(2, &[(1, 10), (0, 0)]).1, Ok(vec![1, 0]));
+    assert_eq!(lie(9, &[]).1, Err(Lie::Index { from: 0, to: 9, size: 8 }));
+    assert_eq!(lie(1, &[(8, 0)]).1, Err(Lie::Id { id: 8 }));
+    assert_eq!(lie(1, &[(u32::MAX, 0)]).1, Err(Lie::Id { id: u32::MAX }));
+    assert_eq!(lie(1, &[(5, 0)]).1, Err(Lie::Id { id: 5 }));
+    assert_eq!(lie(2, &[(1, 0), (1, 0)]).1, Err(Lie::Id { id: 1 }));
+    assert_eq!(lie(1, &[(0, 11)]).1, Err(Lie::Length { id: 0, len: 11, room: 10 }));
+}
+
+#[test]
+fn one_element_stands_for_a_batch() {
+    // Ids are given out from 0 on.
+    assert_eq!(say(true, 5, 3, &[(2, 0)]).1, Ok(vec![0, 1, 2]));
+    assert_eq!(say(true, 5, 5, &[(2, 0), (9, 9), (9, 9), (3, 0), (4, 0)]).1, Ok(vec![0, 1, 2, 3, 4]));
+    // The batch is longer, or shorter, than the index says.
+    assert_eq!(say(true, 5, 2, &[(2, 0)]).1, Err(Lie::Id { id: 2 }));
+    assert!(say(true, 5, 3, &[(1, 0)]).1.is_err());
+    assert!(say(true, 2, 3, &[(1, 0), (0, 0), (0, 0)]).1.is_err());
+}
+
+proptest! {
+    /// Whatever the device writes, each id comes back at most once, and it ends.
+    #[test]
+    fn no_lie_does_harm(index: u16, elements in proptest::collection::vec((0u32..10, 0u32..12), 8)) {
+        let (mut pair, said) = lie(index, &elements);
+        if let Ok(ids) = said {
+            prop_assert!(ids.len() <= 2);
+        }
+        prop_assert!(pair.submitter.room() <= 8);
+    }
+}
