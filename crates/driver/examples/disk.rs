@@ -1,0 +1,21 @@
+//! Writes to a disk and reads it back: `cargo run -p kickless-driver --example disk -- SOCKET`.
+
+use kickless_driver::{Disk, Options, Request};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let socket = std::env::args().nth(1).ok_or("usage: disk SOCKET")?;
+    let disk = Disk::connect(Options::new(socket))?;
+    println!("{}: {} bytes in {} queues", disk.get_id()?, disk.size()?, disk.queues());
+    disk.write_at(&[7; 4096], 8192)?;
+    disk.flush()?;
+
+    // The same bytes without a copy, the kernel's or ours.
+    let buffer = disk.buffer(4096)?;
+    let data = disk.run(Request::read(8192, buffer))?;
+    let read = data.into_buffer().ok_or("no buffer")?.to_vec();
+    if read != [7; 4096] {
+        return Err("the disk has something else".into());
+    }
+    println!("written and read back");
+    Ok(())
+}

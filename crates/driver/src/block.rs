@@ -1,0 +1,116 @@
+//! What belongs to each id of a queue in shared memory, besides the rings: one block of 64 bytes with header, range and
+//! status, and an indirect table behind it.
+
+use kickless_memory::Area;
+use kickless_spec::blk::{Header, SECTOR_SIZE};
+use kickless_virtqueue::driver::{Buffer, Table};
+
+use crate::limits::{Limits, PIECES_MAX};
+use crate::request::{Kind, Request};
+
+/// Bytes from one block to the next: header, range and status share a cache line, and the table has those after it.
+const STRIDE: usize = TABLE + 16 * CHAIN_MAX;
+/// Most descriptors in a chain: data, header and status.
+const CHAIN_MAX: usize = PIECES_MAX + 2;
+const HEADER_LEN: u32 = 16;
+const RANGE: usize = 16;
+const RANGE_LEN: u32 = 16;
+const STATUS: usize = 32;
+/// Where the table begins.
+const TABLE: usize = 64;
+/// What the status is before the device has written one.
+const NONE: u8 = 0xff;
+/// Write zeroes: the place may be given up.
+const UNMAP: u32 = 1;
+
+/// The blocks of a queue.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    area: Area,
+    /// The device's address of the first.
+    addr: u64,
+}
+
+/// The chain of a request.
+pub(crate) struct Chain {
+    buffers: [Buffer; CHAIN_MAX],
+    len: usize,
+}
+
+impl Chain {
+    pub(crate) const fn new() -> Self {
+        Self { buffers: [Buffer { addr: 0, len: 0, writable: false }; CHAIN_MAX], len: 0 }
+    }
+
+    #[inline]
+    fn push(&mut self, addr: u64, len: u32, writable: bool) {
+        if let Some(buffer) = self.buffers.get_mut(self.len) {
+            *buffer = Buffer { addr, len, writable };
+            self.len += 1;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn buffers(&self) -> &[Buffer] {
+        self.buffers.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl Blocks {
+    /// Bytes that `size` blocks take.
+    pub(crate) fn len(size: u16) -> usize {
+        usize::from(size) * STRIDE
+    }
+
+    /// `area` has as many bytes, the first of them at the device's address `addr`.
+    pub(crate) fn new(area: Area, addr: u64) -> Self {
+        Self { area, addr }
+    }
+
+    /// Room for the table of `id`.
+    #[inline]
+    pub(crate) fn table(&self, id: u16) -> Table<'_> {
+        let offset = usize::from(id) * STRIDE + TABLE;
+        Table { area: &self.area, offset, addr: self.addr + offset as u64 }
+    }
+
+    /// Writes what belongs to a request that was checked, and makes its chain.
+    #[inline]
+    pub(crate) fn lay_out(&self, id: u16, request: &Request, limits: &Limits, chain: &mut Chain) {
+        let at = usize::from(id) * STRIDE;
+        let addr = self.addr + at as u64;
+        let on_range = matches!(request.kind, Kind::Discard | Kind::WriteZeroes);
+        let sector = if on_range { 0 } else { request.offset / SECTOR_SIZE };
+        let header = Header { kind: request.kind.code().into(), reserved: 0.into(), sector: sector.into() };
+        self.area.write(at, &header);
+        self.area.write(at + STATUS, &NONE);
+        chain.len = 0;
+        chain.push(addr, HEADER_LEN, false);
+        if on_range {
+            let sectors = u32::try_from(request.range.len / SECTOR_SIZE).unwrap_or(u32::MAX);
+            let flags = if request.range.unmap { UNMAP } else { 0 };
+            self.area.write(at + RANGE, &(request.offset / SECTOR_SIZE).to_le_bytes());
+            self.area.write(at + RANGE + 8, &sectors.to_le_bytes());
+            self.area.write(at + RANGE + 12, &flags.to_le_bytes());
+            chain.push(addr + RANGE as u64, RANGE_LEN, false);
+        }
+        let writable = request.kind.device_writes();
+        for buffer in request.data.pieces() {
+            let (mut addr, mut left) = (buffer.addr(), buffer.len() as u32);
+            while left > limits.piece_len_max {
+                chain.push(addr, limits.piece_len_max, writable);
+                addr += u64::from(limits.piece_len_max);
+                left -= limits.piece_len_max;
+            }
+            chain.push(addr, left, writable);
+        }
+        chain.push(addr + STATUS as u64, 1, true);
+    }
+
+    /// What the device says of a request; `None` if nothing.
+    #[inline]
+    pub(crate) fn status(&self, id: u16) -> Option<u8> {
+        let status = self.area.read::<u8>(usize::from(id) * STRIDE + STATUS);
+        (status != NONE).then_some(status)
+    }
+}

@@ -1,0 +1,332 @@
+//! The front-end's side of vhost-user: one connection to a back-end, from the first message to the last.
+
+use std::io;
+use std::mem::{offset_of, size_of_val};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kickless_spec::blk::{BlkFeatures, CONFIG_WRITEBACK, Config as Space};
+use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures as Protocol;
+use kickless_vhost_user::{
+    BackendMessage, Config, Error as Wire, Frontend, FrontendMessage as Message, FrontendResponder, Received,
+    Reply, Request as _, VringAddr, VringFd, VringState, Wait,
+};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::error::Error;
+use crate::event::Event;
+use crate::memory::{Region, TABLE_MAX};
+use crate::options::{Choice, Options};
+
+/// The protocol features that are used where they are offered.
+const PROTOCOL: Protocol = Protocol::MQ
+    .union(Protocol::CONFIG)
+    .union(Protocol::REPLY_ACK)
+    .union(Protocol::BACKEND_REQ)
+    .union(Protocol::CONFIGURE_MEM_SLOTS);
+/// The device's features that are used where they are offered.
+const BLK: BlkFeatures = BlkFeatures::SIZE_MAX
+    .union(BlkFeatures::SEG_MAX)
+    .union(BlkFeatures::RO)
+    .union(BlkFeatures::BLK_SIZE)
+    .union(BlkFeatures::FLUSH)
+    .union(BlkFeatures::TOPOLOGY)
+    .union(BlkFeatures::CONFIG_WCE)
+    .union(BlkFeatures::MQ)
+    .union(BlkFeatures::DISCARD)
+    .union(BlkFeatures::WRITE_ZEROES)
+    .union(BlkFeatures::LIFETIME);
+/// Messages that the back-end may send on its own channel before something else has its turn.
+const BACKEND_MESSAGES_MAX: usize = 32;
+
+/// Where a ring is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingPlace {
+    pub(crate) size: u16,
+    pub(crate) packed: bool,
+    pub(crate) desc: u64,
+    pub(crate) driver: u64,
+    pub(crate) device: u64,
+}
+
+/// A connection with everything negotiated.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    frontend: Frontend,
+    requests: Option<FrontendResponder>,
+    pub(crate) features: Features,
+    protocol: Protocol,
+    /// Queues that the back-end has.
+    pub(crate) queues_max: usize,
+    /// Regions that it takes.
+    pub(crate) regions_max: usize,
+    limit: Duration,
+}
+
+impl Connection {
+    /// Connects and negotiates. With `known`, the features that were agreed on before are insisted on.
+    pub(crate) fn open(options: &Options, deadline: Instant, known: Option<Features>) -> Result<Self, Error> {
+        let socket = connect_by(&options.socket, deadline)?;
+        let mut connection = Self {
+            frontend: Frontend::new(socket),
+            requests: None,
+            features: Features::empty(),
+            protocol: Protocol::empty(),
+            queues_max: 1,
+            regions_max: TABLE_MAX,
+            limit: options.reply_timeout,
+        };
+        connection.negotiate(options, known)?;
+        Ok(connection)
+    }
+
+    fn negotiate(&mut self, options: &Options, known: Option<Features>) -> Result<(), Error> {
+        let offered = Features::from_bits_retain(self.number(&Message::GetFeatures)?);
+        let features = match known {
+            None => choose(offered, options)?,
+            Some(known) if offered.contains(known) => known,
+            Some(_) => return Err(Error::Incompatible { what: "fewer features" }),
+        };
+        let offered = Protocol::from_bits_retain(self.number(&Message::GetProtocolFeatures)?);
+        if !offered.contains(Protocol::CONFIG) {
+            return Err(Error::NotOffered { what: "its configuration space" });
+        }
+        let mut wanted = PROTOCOL & offered;
+        // Without acknowledgements, whether the back-end has taken a region cannot be told.
+        if !offered.contains(Protocol::REPLY_ACK) {
+            wanted.remove(Protocol::CONFIGURE_MEM_SLOTS);
+        }
+        self.order(&Message::SetProtocolFeatures(wanted))?;
+        self.protocol = wanted;
+        self.order(&Message::SetOwner)?;
+        self.order(&Message::SetFeatures(features))?;
+        self.features = features;
+        if wanted.contains(Protocol::MQ) {
+            self.queues_max = usize::try_from(self.number(&Message::GetQueueNum)?).unwrap_or(usize::MAX);
+        }
+        if wanted.contains(Protocol::CONFIGURE_MEM_SLOTS) {
+            let slots = self.number(&Message::GetMaxMemSlots)?;
+            self.regions_max = usize::try_from(slots).unwrap_or(usize::MAX).max(1);
+        }
+        if wanted.contains(Protocol::BACKEND_REQ) {
+            let (ours, theirs) =
+                UnixStream::pair().map_err(|source| Error::Os { what: "socket pair", source })?;
+            self.order(&Message::SetBackendReqFd(theirs.into()))?;
+            self.requests = Some(FrontendResponder::new(ours));
+        }
+        Ok(())
+    }
+
+    /// The configuration space. Fields that are not there in any version before 1.2 of the standard are zero.
+    pub(crate) fn config(&mut self) -> Result<Space, Error> {
+        // Old back-ends refuse to be asked for more than they know.
+        let needs = offset_of!(Space, max_secure_erase_sectors);
+        let ask = Config { data: vec![0; needs], ..Config::default() };
+        match self.ask(&Message::GetConfig(ask))? {
+            Reply::Config(Some(config)) => {
+                let mut space = Space::new_zeroed();
+                let len = config.data.len();
+                if config.offset != 0 || len < needs || len > size_of_val(&space) {
+                    return Err(Error::ConfigTooShort { len, needs });
+                }
+                if let Some(place) = space.as_mut_bytes().get_mut(..len) {
+                    place.copy_from_slice(&config.data);
+                }
+                Ok(space)
+            }
+            Reply::Config(None) => Err(Error::Refused { request: "GET_CONFIG" }),
+            _ => Err(Error::WrongAnswer { request: "GET_CONFIG" }),
+        }
+    }
+
+    /// Switches `writeback` in the configuration space.
+    pub(crate) fn set_writeback(&mut self, on: bool) -> Result<(), Error> {
+        let config = Config { offset: CONFIG_WRITEBACK as u32, data: vec![on.into()], ..Config::default() };
+        self.order(&Message::SetConfig(config))
+    }
+
+    /// Whether a region can be added to others without telling all of them anew.
+    pub(crate) fn has_slots(&self) -> bool {
+        self.protocol.contains(Protocol::CONFIGURE_MEM_SLOTS)
+    }
+
+    /// Tells all regions, to a back-end that knows none or, without slots, others.
+    pub(crate) fn share(&mut self, regions: &[Arc<Region>]) -> Result<(), Error> {
+        if self.has_slots() {
+            return regions.iter().try_for_each(|region| self.add(region));
+        }
+        let regions = regions.iter().map(|region| Ok((region.message(), region.duplicate()?)));
+        self.order(&Message::SetMemTable(regions.collect::<Result<_, Error>>()?))
+    }
+
+    /// Tells of one region more.
+    pub(crate) fn add(&mut self, region: &Region) -> Result<(), Error> {
+        self.order(&Message::AddMemReg(region.message(), region.duplicate()?))
+    }
+
+    /// Takes a region away.
+    pub(crate) fn remove(&mut self, region: &Region) -> Result<(), Error> {
+        self.order(&Message::RemMemReg(region.message()))
+    }
+
+    /// Starts a queue at its beginning.
+    pub(crate) fn start(
+        &mut self,
+        queue: u8,
+        ring: &RingPlace,
+        kick: &Event,
+        call: &Event,
+        error: &Event,
+    ) -> Result<(), Error> {
+        let index = u32::from(queue);
+        // Of a packed ring, both indices with their wrap counters, which begin at one.
+        let base = if ring.packed { 0x8000_8000 } else { 0 };
+        self.order(&Message::SetVringNum(VringState { index, num: ring.size.into() }))?;
+        self.order(&Message::SetVringBase(VringState { index, num: base }))?;
+        self.order(&Message::SetVringAddr(VringAddr {
+            index,
+            desc_addr: ring.desc,
+            avail_addr: ring.driver,
+            used_addr: ring.device,
+            ..VringAddr::default()
+        }))?;
+        let descriptor =
+            |event: &Event| Ok::<_, Error>(VringFd { index: queue, fd: Some(event.duplicate()?) });
+        self.order(&Message::SetVringCall(descriptor(call)?))?;
+        self.order(&Message::SetVringErr(descriptor(error)?))?;
+        self.order(&Message::SetVringKick(descriptor(kick)?))?;
+        self.order(&Message::SetVringEnable { index, enable: true })
+    }
+
+    /// Stops a queue: what was in flight is done then.
+    pub(crate) fn stop(&mut self, queue: u8) -> Result<(), Error> {
+        match self.ask(&Message::GetVringBase { index: queue.into() })? {
+            Reply::VringBase(_) => Ok(()),
+            _ => Err(Error::WrongAnswer { request: "GET_VRING_BASE" }),
+        }
+    }
+
+    /// The channel for the back-end's own messages, once.
+    pub(crate) fn take_requests(&mut self) -> Option<FrontendResponder> {
+        self.requests.take()
+    }
+
+    /// Sends a message and returns its reply.
+    fn ask(&mut self, message: &Message) -> Result<Reply, Error> {
+        let request = message.code().name();
+        let reply = self.call(message)?;
+        reply.ok_or(Error::WrongAnswer { request })
+    }
+
+    fn number(&mut self, message: &Message) -> Result<u64, Error> {
+        match self.ask(message)? {
+            Reply::U64(number) => Ok(number),
+            _ => Err(Error::WrongAnswer { request: message.code().name() }),
+        }
+    }
+
+    /// Sends a message that is to be carried out. Without acknowledgements, it counts as carried out.
+    fn order(&mut self, message: &Message) -> Result<(), Error> {
+        match self.call(message)? {
+            None | Some(Reply::U64(0)) => Ok(()),
+            Some(Reply::U64(_)) => Err(Error::Refused { request: message.code().name() }),
+            Some(_) => Err(Error::WrongAnswer { request: message.code().name() }),
+        }
+    }
+
+    fn call(&mut self, message: &Message) -> Result<Option<Reply>, Error> {
+        let request = message.code().name();
+        let acknowledged = self.protocol.contains(Protocol::REPLY_ACK);
+        let wait = Wait::FOREVER.at_most(self.limit);
+        self.frontend.call(message, acknowledged, &wait).map_err(|source| match source {
+            Wire::Interrupted | Wire::SendInterrupted { .. } => {
+                Error::NoAnswer { request, limit: self.limit }
+            }
+            Wire::Closed => Error::Closed,
+            source => Error::Protocol { request, source },
+        })
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.frontend.as_fd()
+    }
+}
+
+/// Serves the back-end's own channel without waiting; whether it said that the configuration space has changed.
+///
+/// # Errors
+/// The channel is of no use any more.
+pub(crate) fn serve(requests: &mut FrontendResponder) -> Result<bool, Wire> {
+    let mut changed = false;
+    for _ in 0..BACKEND_MESSAGES_MAX {
+        match requests.recv(&Wait::never()) {
+            Ok(Some(received)) if matches!(received.message, BackendMessage::ConfigChange) => {
+                changed = true;
+                requests.ack(&received.header, true, &Wait::never())?;
+            }
+            Ok(Some(Received { header, .. })) | Err(Wire::Rejected { header, .. }) => {
+                requests.refuse(&header, &Wait::never())?;
+            }
+            Err(Wire::Interrupted) => return Ok(changed),
+            Ok(None) => return Err(Wire::Closed),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(changed)
+}
+
+/// Connects without ever sleeping in the kernel, where a listener that takes nobody could hold us.
+fn connect_by(path: &Path, deadline: Instant) -> Result<OwnedFd, Error> {
+    let failed = |errno: Errno| Error::Connect { path: path.to_owned(), source: io::Error::from(errno) };
+    let address = SocketAddrUnix::new(path).map_err(failed)?;
+    let mut pause = Duration::from_millis(1);
+    loop {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(Error::os("unix socket"))?;
+        match connect(&socket, &address) {
+            Ok(()) => return Ok(socket),
+            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR)
+                if Instant::now() < deadline => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+        thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// The features to use of those that are offered.
+fn choose(offered: Features, options: &Options) -> Result<Features, Error> {
+    for (feature, what) in [
+        (Features::VERSION_1, "VIRTIO_F_VERSION_1"),
+        (Features::PROTOCOL_FEATURES, "VHOST_USER_F_PROTOCOL_FEATURES"),
+    ] {
+        if !offered.contains(feature) {
+            return Err(Error::NotOffered { what });
+        }
+    }
+    let mut features = Features::VERSION_1 | Features::PROTOCOL_FEATURES;
+    features |= Features::from_bits_retain(BLK.bits()) & offered;
+    for (choice, feature, what) in [
+        (options.packed, Features::RING_PACKED, "VIRTIO_F_RING_PACKED"),
+        (options.event_idx, Features::EVENT_IDX, "VIRTIO_F_EVENT_IDX"),
+        (options.indirect, Features::INDIRECT_DESC, "VIRTIO_F_INDIRECT_DESC"),
+        (options.in_order, Features::IN_ORDER, "VIRTIO_F_IN_ORDER"),
+    ] {
+        match (choice, offered.contains(feature)) {
+            (Choice::Auto | Choice::On, true) => features |= feature,
+            (Choice::On, false) => return Err(Error::NotOffered { what }),
+            (Choice::Auto, false) | (Choice::Off, _) => {}
+        }
+    }
+    Ok(features)
+}

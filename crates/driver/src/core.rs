@@ -1,0 +1,403 @@
+//! A disk: its queues, its connection, its memory, and how it dies.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use kickless_spec::blk::{BlkFeatures, Config as Space};
+use kickless_spec::features::Features;
+use kickless_vhost_user::FrontendResponder;
+
+use crate::buffer::{Registered, Source};
+use crate::connection::{self, Connection};
+use crate::control::Control;
+use crate::error::Error;
+use crate::event::Event;
+use crate::layout::Layout;
+use crate::limits::Limits;
+use crate::memory::{self, Region, Regions};
+use crate::options::Options;
+use crate::pool::Pool;
+use crate::ring::{self, Ring};
+
+/// The protocol's messages have room for so many queues.
+const QUEUES_MAX: usize = 256;
+
+/// What is told when the configuration space has changed.
+pub(crate) type OnChange = Arc<dyn Fn() + Send + Sync>;
+
+/// What all handles of a disk share.
+pub(crate) struct Core {
+    pub(crate) options: Options,
+    pub(crate) rings: Box<[Ring]>,
+    pub(crate) source: Arc<Source>,
+    pub(crate) control: Control,
+    pub(crate) features: Features,
+    session: Mutex<Session>,
+    /// The back-end's own channel, apart from the session so that who sleeps at a queue can serve it.
+    requests: Mutex<Option<FrontendResponder>>,
+    /// What it died of.
+    dead: OnceLock<Arc<Error>>,
+    /// Signalled once it is dead.
+    pub(crate) stop: Event,
+    pub(crate) recovering: AtomicBool,
+    pub(crate) reactor: AtomicBool,
+    /// Wakes the disk's thread.
+    pub(crate) reactor_event: Arc<Event>,
+    /// How often the configuration space has changed.
+    changes: AtomicU64,
+    on_change: Mutex<Vec<OnChange>>,
+}
+
+/// The connection, and what the back-end knows by it.
+pub(crate) struct Session {
+    /// None while it is lost.
+    pub(crate) connection: Option<Connection>,
+    pub(crate) regions: Regions,
+    pub(crate) space: Space,
+    pub(crate) limits: Limits,
+    /// How often the configuration space had changed when it was read.
+    pub(crate) seen: u64,
+    /// What the caller chose.
+    pub(crate) writeback: Option<bool>,
+    /// Since when nothing was completed, over however many connections; and how much had been by then.
+    pub(crate) stuck: Option<(Instant, u64)>,
+}
+
+impl Core {
+    /// Connects, and starts all queues.
+    pub(crate) fn open(options: Options) -> Result<Arc<Self>, Error> {
+        let deadline = Instant::now().checked_add(options.connect_timeout).unwrap_or_else(Instant::now);
+        let mut connection = Connection::open(&options, deadline, None)?;
+        let features = connection.features;
+        let space = connection.config()?;
+        let limits = Limits::new(features, &space)?.for_queue(options.queue_size)?;
+        let count = queue_count(&options, &connection, features, &space);
+        let mut layouts: Vec<Layout> = Vec::with_capacity(count);
+        let mut end = memory::FIRST;
+        for _ in 0..count {
+            let layout = Layout::new(end, options.queue_size, features)?;
+            end = layout.end();
+            layouts.push(layout);
+        }
+        let rings_len = end - memory::FIRST;
+        let regions =
+            Regions::new(rings_len.saturating_add(options.buffer_memory.max(1)), options.huge_pages)?;
+        let own = regions.all().first().cloned().ok_or(Error::NoMemory { len: 0 })?;
+        let pool = Pool::new(end, own.len() - rings_len);
+        let source = Arc::new(Source { region: own, pool });
+        let rings = layouts.into_iter().enumerate().map(|(index, layout)| {
+            #[cfg_attr(not(feature = "locked-kick"), expect(unused_mut, reason = "a benchmark's switch"))]
+            let mut ring = Ring::new(index, layout, source.clone(), limits, Arc::new(Event::new()?))?;
+            #[cfg(feature = "locked-kick")]
+            ring.set_locked_kick(options.locked_kick);
+            Ok(ring)
+        });
+        let rings: Box<[Ring]> = rings.collect::<Result<_, Error>>()?;
+        connection.share(regions.all())?;
+        let requests = connection.take_requests();
+        let control = Control::new()?;
+        for (index, ring) in (0u8..).zip(&rings) {
+            connection.start(index, ring.layout().place(), &ring.kick(), &ring.call, &control.error)?;
+        }
+        control.watch(connection.as_fd(), requests.as_ref().map(AsFd::as_fd))?;
+        let session = Session {
+            connection: Some(connection),
+            regions,
+            space,
+            limits,
+            seen: 0,
+            writeback: None,
+            stuck: None,
+        };
+        Ok(Arc::new(Self {
+            options,
+            rings,
+            source,
+            control,
+            features,
+            session: Mutex::new(session),
+            requests: Mutex::new(requests),
+            dead: OnceLock::new(),
+            stop: Event::new()?,
+            recovering: AtomicBool::new(false),
+            reactor: AtomicBool::new(false),
+            reactor_event: Arc::new(Event::new()?),
+            changes: AtomicU64::new(0),
+            on_change: Mutex::new(Vec::new()),
+        }))
+    }
+
+    pub(crate) fn session(&self) -> MutexGuard<'_, Session> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_requests(&self, requests: Option<FrontendResponder>) {
+        *self.requests.lock().unwrap_or_else(PoisonError::into_inner) = requests;
+    }
+
+    /// What it died of.
+    pub(crate) fn failure(&self) -> Option<Arc<Error>> {
+        self.dead.get().cloned()
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.get().is_some()
+    }
+
+    /// The error of a call that found the disk dead.
+    pub(crate) fn dead_error(&self) -> Error {
+        self.failure().map_or(Error::Unplugged, Error::Dead)
+    }
+
+    /// `error`, or what the disk died of if it says no more than that.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        if matches!(error, Error::Unplugged) { self.dead_error() } else { error }
+    }
+
+    /// Looks at what has happened on the connection.
+    pub(crate) fn attend(self: &Arc<Self>) {
+        let happened = self.control.look();
+        if happened.error && self.control.error.take() {
+            return self.die(Error::RingError);
+        }
+        if happened.message {
+            self.serve_requests();
+        }
+        if happened.closed {
+            self.lost(Error::Closed);
+        }
+    }
+
+    fn serve_requests(&self) {
+        let Ok(mut requests) = self.requests.try_lock() else { return };
+        let Some(responder) = requests.as_mut() else { return };
+        let served = connection::serve(responder);
+        if served.is_err() {
+            // Nothing on it is needed for the disk to work.
+            *requests = None;
+        }
+        drop(requests);
+        if !matches!(served, Ok(true)) {
+            return;
+        }
+        self.changes.fetch_add(1, Ordering::Release);
+        let listeners = self.on_change.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        listeners.iter().for_each(|listener| listener());
+    }
+
+    /// How often the configuration space has changed.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn on_change(&self, listener: OnChange) {
+        self.on_change.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
+    }
+
+    /// What requests must keep to and the configuration space, read anew if it has changed.
+    pub(crate) fn limits(self: &Arc<Self>) -> Result<(Limits, Space), Error> {
+        let mut session = self.session();
+        let changes = self.changes();
+        if session.seen != changes
+            && let Some(connection) = session.connection.as_mut()
+        {
+            let space = match connection.config() {
+                Ok(space) => space,
+                Err(error) => return Err(self.broken(session, error)),
+            };
+            let limits = Limits::new(self.features, &space)?.for_queue(self.options.queue_size)?;
+            (session.space, session.limits, session.seen) = (space, limits, changes);
+            self.rings.iter().for_each(|ring| ring.set_limits(limits));
+        }
+        Ok((session.limits, session.space))
+    }
+
+    /// What comes of an error on the connection: it is lost, or the disk is dead, unless it was just a refusal.
+    fn broken(self: &Arc<Self>, session: MutexGuard<'_, Session>, error: Error) -> Error {
+        drop(session);
+        match error {
+            Error::Refused { .. } | Error::Os { .. } => error,
+            error if error.is_loss() => {
+                self.lost(Error::Closed);
+                error
+            }
+            error => {
+                self.die(error);
+                self.dead_error()
+            }
+        }
+    }
+
+    /// Switches the device's write cache.
+    pub(crate) fn set_writeback(self: &Arc<Self>, on: bool) -> Result<(), Error> {
+        let offered = BlkFeatures::from_bits_truncate(self.features.bits());
+        if !offered.contains(BlkFeatures::CONFIG_WCE) {
+            return Err(Error::NotOffered { what: "a switch for its write cache" });
+        }
+        let mut session = self.session();
+        if let Some(connection) = session.connection.as_mut()
+            && let Err(error) = connection.set_writeback(on)
+        {
+            return Err(self.broken(session, error));
+        }
+        session.writeback = Some(on);
+        session.space.writeback = on.into();
+        Ok(())
+    }
+
+    /// Shares `len` bytes of a file from `offset` on.
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        file: impl AsFd,
+        offset: u64,
+        len: u64,
+    ) -> Result<Registered, Error> {
+        self.sweep()?;
+        let mut session = self.session();
+        if self.is_dead() {
+            return Err(self.dead_error());
+        }
+        let max = session.connection.as_ref().map_or(memory::TABLE_MAX, |connection| connection.regions_max);
+        let region = session.regions.add(file, offset, len, max)?;
+        match self.change_memory(session, |connection| connection.add(&region)) {
+            Ok(()) => Ok(Registered(region)),
+            Err(error) => {
+                self.session().regions.remove(&region);
+                Err(error)
+            }
+        }
+    }
+
+    /// Shares no more what nobody refers to.
+    pub(crate) fn sweep(self: &Arc<Self>) -> Result<(), Error> {
+        loop {
+            let mut session = self.session();
+            let Some(region) = session.regions.unused() else { return Ok(()) };
+            session.regions.remove(&region);
+            self.change_memory(session, |connection| connection.remove(&region))?;
+        }
+    }
+
+    /// Whether the region has gone; something may still refer to it.
+    pub(crate) fn unregister(self: &Arc<Self>, region: Registered) -> Result<(), Error> {
+        let known: Arc<Region> = region.0.clone();
+        drop(region);
+        // Ours, and the one among all regions.
+        if Arc::strong_count(&known) > 2 {
+            return Err(Error::Busy);
+        }
+        drop(known);
+        self.sweep()
+    }
+
+    /// Tells the back-end of a change of memory: of just that, or of all memory while nothing is in flight.
+    fn change_memory(
+        self: &Arc<Self>,
+        mut session: MutexGuard<'_, Session>,
+        change: impl FnOnce(&mut Connection) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        // While the connection is lost, the next one hears of all memory.
+        let Session { connection: Some(connection), regions, .. } = &mut *session else { return Ok(()) };
+        let changed = if connection.has_slots() {
+            change(connection)
+        } else {
+            self.rings.iter().for_each(|ring| ring.hold(true));
+            let quiet = self.wait_until_quiet();
+            let changed = if quiet { connection.share(regions.all()) } else { Err(Error::Closed) };
+            self.rings.iter().for_each(|ring| ring.hold(false));
+            changed
+        };
+        changed.map_err(|error| self.broken(session, error))
+    }
+
+    /// Waits until nothing is in flight; `false` if it never will be.
+    fn wait_until_quiet(self: &Arc<Self>) -> bool {
+        while self.rings.iter().any(|ring| ring.in_flight() > 0) {
+            if self.is_dead() || self.recovering.load(Ordering::Relaxed) || ring::is_delivering() {
+                return false;
+            }
+            for ring in &self.rings {
+                if let Err(error) = ring.drain_for_all() {
+                    // Not here, with the session in our hands.
+                    self.die_elsewhere(error);
+                    return false;
+                }
+            }
+            if self.control.look().closed {
+                return false;
+            }
+            thread::yield_now();
+        }
+        true
+    }
+
+    /// The disk is of no use any more: everything in flight fails, and whatever comes later too.
+    pub(crate) fn die(self: &Arc<Self>, error: Error) {
+        if self.dead.set(Arc::new(error)).is_err() {
+            return;
+        }
+        if let Some(error) = self.dead.get().filter(|error| !matches!(***error, Error::Unplugged)) {
+            tracing::error!(error = &**error as &dyn std::error::Error, "the disk is dead");
+        }
+        if ring::is_delivering() { self.bury_elsewhere() } else { self.bury() }
+    }
+
+    fn die_elsewhere(self: &Arc<Self>, error: Error) {
+        if self.dead.set(Arc::new(error)).is_ok() {
+            self.bury_elsewhere();
+        }
+    }
+
+    /// On another thread, where this one holds a lock that is needed.
+    fn bury_elsewhere(self: &Arc<Self>) {
+        let core = self.clone();
+        // Without a thread, what is in flight stays so until somebody polls, who finds the disk dead.
+        let spawned = thread::Builder::new().name("kickless-bury".into()).spawn(move || core.bury());
+        drop(spawned);
+    }
+
+    fn bury(&self) {
+        self.stop.signal();
+        self.reactor_event.signal();
+        self.rings.iter().for_each(Ring::kill);
+        self.session().connection = None;
+        self.set_requests(None);
+    }
+
+    /// Ends in good order: waits until what is in flight is done, as long as the back-end answers.
+    pub(crate) fn close(self: &Arc<Self>) {
+        if self.is_dead() {
+            return;
+        }
+        self.rings.iter().for_each(Ring::shut);
+        if !self.recovering.load(Ordering::Relaxed) {
+            let mut session = self.session();
+            if let Some(connection) = session.connection.as_mut() {
+                let stopped = (0u8..).zip(&self.rings).try_for_each(|(index, _)| connection.stop(index));
+                if let Err(error) = stopped {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "the back-end goes before us");
+                }
+            }
+        }
+        self.die(Error::Unplugged);
+    }
+
+    /// Requests completed by all queues.
+    pub(crate) fn completed(&self) -> u64 {
+        self.rings.iter().map(|ring| ring.counters().completed).sum()
+    }
+}
+
+/// How many queues to use.
+fn queue_count(options: &Options, connection: &Connection, features: Features, space: &Space) -> usize {
+    let wanted = match options.queues {
+        0 => thread::available_parallelism().map_or(1, usize::from),
+        queues => queues.into(),
+    };
+    let several = BlkFeatures::from_bits_truncate(features.bits()).contains(BlkFeatures::MQ);
+    let device = if several { usize::from(space.num_queues.get()) } else { 1 };
+    wanted.min(device).min(connection.queues_max).clamp(1, QUEUES_MAX)
+}

@@ -1,0 +1,455 @@
+//! A disk, and the face that blocks.
+
+use std::cell::Cell;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use kickless_spec::blk::{BlkFeatures, Config, ID_LEN};
+use kickless_spec::features::Features;
+
+use crate::buffer::{Buffer, Registered};
+use crate::core::Core;
+use crate::error::{Error, Invalid};
+use crate::limits::LIFETIME_LEN;
+use crate::options::Options;
+use crate::queue::Queue;
+use crate::request::{Kind, Notify, Request};
+use crate::ring::{Counters, is_delivering};
+
+/// Bytes that are copied for one request, so that long transfers overlap the copies.
+const CHUNK: u64 = 256 << 10;
+/// How many of those are in flight for one caller.
+const CHUNKS_AT_ONCE: usize = 8;
+/// For how long to wait for shared memory that others have.
+const MEMORY_WAIT: Duration = Duration::from_secs(30);
+
+/// A virtio-blk disk behind a vhost-user back-end. Clones share it; it is closed with the last of them and of its queues
+/// and futures.
+///
+/// Offsets and lengths are bytes, multiples of 512. Each thread has a queue of its own, as far as there are enough.
+#[derive(Clone)]
+pub struct Disk(pub(crate) Arc<Handle>);
+
+/// Closes the disk when the last user goes.
+pub(crate) struct Handle {
+    pub(crate) core: Arc<Core>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if is_delivering() {
+            // A handler had it: the completion lock, which closing needs, is held by this very thread.
+            let core = self.core.clone();
+            let spawned = thread::Builder::new().name("kickless-close".into()).spawn(move || core.close());
+            if spawned.is_err() {
+                self.core.die(Error::Unplugged);
+            }
+        } else {
+            self.core.close();
+        }
+    }
+}
+
+/// How worn a disk is (virtio 1.3, section 5.2.6): eMMC's figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lifetime {
+    /// Spare blocks: 1 normal, 2 at 80 %, 3 at 90 %; 0 not known.
+    pub pre_eol_info: u16,
+    /// Wear of SLC cells in steps of 10 %; 0 not known.
+    pub type_a: u16,
+    /// Wear of MLC cells in steps of 10 %; 0 not known.
+    pub type_b: u16,
+}
+
+thread_local! {
+    /// The thread's number, by which it has its queue.
+    static THREAD: Cell<Option<usize>> = const { Cell::new(None) };
+}
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+fn thread_number() -> usize {
+    THREAD.get().unwrap_or_else(|| {
+        let number = THREADS.fetch_add(1, Ordering::Relaxed);
+        THREAD.set(Some(number));
+        number
+    })
+}
+
+impl Disk {
+    /// Connects to a back-end and starts its queues.
+    ///
+    /// # Errors
+    /// Nobody listens, the back-end lacks something, does not keep to the protocol, or the kernel refuses memory.
+    pub fn connect(options: Options) -> Result<Self, Error> {
+        Ok(Self(Arc::new(Handle { core: Core::open(options)? })))
+    }
+
+    #[inline]
+    fn core(&self) -> &Arc<Core> {
+        &self.0.core
+    }
+
+    /// How many queues it has.
+    pub fn queues(&self) -> usize {
+        self.core().rings.len()
+    }
+
+    /// A queue by its number, modulo [`Disk::queues`].
+    pub fn queue(&self, index: usize) -> Queue {
+        Queue { handle: self.0.clone(), index: index % self.queues() }
+    }
+
+    /// The queue of the calling thread: one for each thread, as far as there are enough.
+    pub fn queue_of_thread(&self) -> Queue {
+        self.queue(thread_number())
+    }
+
+    #[inline]
+    pub(crate) fn index_of_thread(&self) -> usize {
+        thread_number() % self.queues()
+    }
+
+    /// Bytes of the disk. Asks the back-end if it has said that something changed.
+    ///
+    /// # Errors
+    /// The disk is dead.
+    pub fn size(&self) -> Result<u64, Error> {
+        self.core().limits().map(|(limits, _)| limits.size)
+    }
+
+    /// Bytes of a logical block: what is best to read and write, not a limit.
+    ///
+    /// # Errors
+    /// As [`Disk::size`].
+    pub fn block_size(&self) -> Result<u32, Error> {
+        self.core().limits().map(|(limits, _)| limits.block_size)
+    }
+
+    /// Most bytes that one read or write can have in one piece of memory.
+    ///
+    /// # Errors
+    /// As [`Disk::size`].
+    pub fn len_max(&self) -> Result<u64, Error> {
+        self.core().limits().map(|(limits, _)| limits.len_max())
+    }
+
+    /// The configuration space, as it was when the back-end last said that it had changed.
+    ///
+    /// # Errors
+    /// As [`Disk::size`].
+    pub fn config(&self) -> Result<Config, Error> {
+        self.core().limits().map(|(_, config)| config)
+    }
+
+    /// The features that were agreed on: the transport's, and in the same bits [`Disk::blk_features`].
+    pub fn features(&self) -> Features {
+        self.core().features
+    }
+
+    /// The features of the disk that were agreed on.
+    pub fn blk_features(&self) -> BlkFeatures {
+        BlkFeatures::from_bits_truncate(self.core().features.bits())
+    }
+
+    /// How often the back-end has said that its configuration space changed, as far as anybody has listened: a thread
+    /// that waits or polls.
+    pub fn config_changes(&self) -> u64 {
+        self.core().changes()
+    }
+
+    /// Calls `listener` whenever that happens, on whichever thread listens; the disk's own is started for it.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn on_config_change(&self, listener: impl Fn() + Send + Sync + 'static) -> Result<(), Error> {
+        self.core().on_change(Arc::new(listener));
+        self.core().start_reactor()
+    }
+
+    /// Switches the device's write cache; without one, what a write wrote is durable when it completes.
+    ///
+    /// # Errors
+    /// The back-end does not offer that, or refuses.
+    pub fn set_writeback(&self, on: bool) -> Result<(), Error> {
+        self.core().set_writeback(on)
+    }
+
+    /// What the disk died of, if it is dead.
+    pub fn failure(&self) -> Option<Arc<Error>> {
+        self.core().failure()
+    }
+
+    /// What all queues have done so far.
+    pub fn counters(&self) -> Counters {
+        self.core().rings.iter().fold(Counters::default(), |sum, ring| {
+            let counters = ring.counters();
+            Counters {
+                submitted: sum.submitted + counters.submitted,
+                completed: sum.completed + counters.completed,
+                kicks: sum.kicks + counters.kicks,
+            }
+        })
+    }
+
+    /// Shared memory for requests, zeroed only when it is used for the first time.
+    ///
+    /// # Errors
+    /// There is no piece of that length left.
+    pub fn buffer(&self, len: usize) -> Result<Buffer, Error> {
+        let short = Error::NoMemory { len };
+        let Ok(len) = u32::try_from(len) else { return Err(short) };
+        if len == 0 {
+            return Err(Invalid::Empty.into());
+        }
+        Buffer::take(&self.core().source, len).ok_or(short)
+    }
+
+    /// Shares memory of the caller's with the back-end: `len` bytes of a file (a memfd, or any that can be mapped) from
+    /// `offset` on, both multiples of a page.
+    ///
+    /// Where the back-end cannot take one region more without being told of all, this waits until nothing is in flight.
+    ///
+    /// # Errors
+    /// The file is too short or cannot be mapped, or the back-end takes no more.
+    pub fn register(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Registered, Error> {
+        self.core().register(file, offset, len)
+    }
+
+    /// Shares that memory no more.
+    ///
+    /// # Errors
+    /// Buffers of it are still about, in flight or not: [`Error::Busy`]. It goes with the next registration then.
+    pub fn unregister(&self, memory: Registered) -> Result<(), Error> {
+        self.core().unregister(memory)
+    }
+
+    /// Closes the disk for all who use it: waits for what is in flight, as long as the back-end answers, and fails
+    /// everything later.
+    pub fn close(&self) {
+        if is_delivering() {
+            return self.core().die(Error::Unplugged);
+        }
+        self.core().close();
+    }
+
+    /// Fails everything in flight and everything later at once, as if the disk had been pulled out.
+    pub fn unplug(&self) {
+        self.core().die(Error::Unplugged);
+    }
+
+    /// Carries out one request; waits for room in the queue and until it is done. Its memory comes back.
+    ///
+    /// # Errors
+    /// The request is wrong or failed, or the disk is dead.
+    pub fn run(&self, request: Request) -> Result<crate::Data, Error> {
+        let ring = &self.core().rings[self.index_of_thread()];
+        let (result, data) = self.core().run(ring, request)?;
+        self.judge(result).map(|()| data)
+    }
+
+    pub(crate) fn judge(&self, result: Result<(), crate::Failure>) -> Result<(), Error> {
+        match result {
+            Ok(()) => Ok(()),
+            Err(crate::Failure::Dead) => Err(self.core().dead_error()),
+            Err(failure) => Err(failure.into()),
+        }
+    }
+
+    /// Reads all of `into` from `offset` on, by copies through shared memory.
+    ///
+    /// # Errors
+    /// The range is wrong, a read failed (what `into` holds is not known then), or the disk is dead.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), Error> {
+        let mut rest = into;
+        self.in_chunks(
+            Kind::Read,
+            offset,
+            rest.len() as u64,
+            |_, _| {},
+            |buffer| {
+                let (now, later) = std::mem::take(&mut rest).split_at_mut(buffer.len());
+                buffer.read(0, now);
+                rest = later;
+            },
+        )
+    }
+
+    /// Writes all of `from` from `offset` on, by copies through shared memory.
+    ///
+    /// # Errors
+    /// The range is wrong, a write failed (what is on the disk then is not known), or the disk is dead.
+    pub fn write_at(&self, from: &[u8], offset: u64) -> Result<(), Error> {
+        self.in_chunks(
+            Kind::Write,
+            offset,
+            from.len() as u64,
+            |at, buffer| {
+                let at = usize::try_from(at).unwrap_or(usize::MAX);
+                let part = from.get(at..).and_then(|rest| rest.get(..buffer.len()));
+                buffer.write(0, part.unwrap_or_default());
+            },
+            |_| {},
+        )
+    }
+
+    /// Carries a read or write out in pieces, several at once. `fill` prepares the buffer of each, with its place in the
+    /// whole; `empty` gets those that are done, in their order.
+    fn in_chunks(
+        &self,
+        kind: Kind,
+        offset: u64,
+        len: u64,
+        fill: impl Fn(u64, &mut Buffer),
+        mut empty: impl FnMut(&Buffer),
+    ) -> Result<(), Error> {
+        if len == 0 {
+            return Ok(());
+        }
+        let core = self.core();
+        let ring = &core.rings[self.index_of_thread()];
+        if is_delivering() {
+            return Err(Error::InHandler);
+        }
+        let chunk_max = core.limits()?.0.len_max().min(CHUNK);
+        let mut waiting = std::collections::VecDeque::new();
+        let mut ended = Ok(());
+        let (mut sent, mut done) = (0, 0);
+        while done < len {
+            if ended.is_ok() && sent < len && waiting.len() < CHUNKS_AT_ONCE {
+                let chunk = (len - sent).min(chunk_max);
+                // Memory of others comes back some day; our own only when we go on.
+                let Some(mut buffer) = self.buffer_for(chunk, waiting.is_empty()) else {
+                    if waiting.is_empty() {
+                        return Err(Error::NoMemory { len: chunk as usize });
+                    }
+                    (ended, sent) = self.finish(&mut waiting, &mut done, &mut empty, ended, sent);
+                    continue;
+                };
+                fill(sent, &mut buffer);
+                let mut request = match kind {
+                    Kind::Read => Request::read(offset.saturating_add(sent), buffer),
+                    _ => Request::write(offset.saturating_add(sent), buffer),
+                };
+                let seat = ring.seats.take();
+                request.notify = Notify::Seat(seat.clone());
+                match core.submit_or_wait(ring, request) {
+                    Ok(()) => {
+                        waiting.push_back(seat);
+                        sent += chunk;
+                    }
+                    Err(error) => ended = Err(error),
+                }
+            } else if waiting.is_empty() {
+                break;
+            } else {
+                (ended, sent) = self.finish(&mut waiting, &mut done, &mut empty, ended, sent);
+            }
+        }
+        ended
+    }
+
+    /// Waits for the oldest of the pieces.
+    fn finish(
+        &self,
+        waiting: &mut std::collections::VecDeque<Arc<crate::seat::Seat>>,
+        done: &mut u64,
+        empty: &mut impl FnMut(&Buffer),
+        ended: Result<(), Error>,
+        sent: u64,
+    ) -> (Result<(), Error>, u64) {
+        let Some(seat) = waiting.pop_front() else { return (ended, sent) };
+        let (result, data) = self.core().await_seat(&self.core().rings[self.index_of_thread()], seat);
+        *done += data.len();
+        let judged = self.judge(result);
+        if ended.is_ok() && judged.is_ok() {
+            data.pieces().iter().for_each(empty);
+        }
+        (ended.and(judged), sent)
+    }
+
+    fn buffer_for(&self, len: u64, wait: bool) -> Option<Buffer> {
+        let len = u32::try_from(len).ok()?;
+        let source = &self.core().source;
+        if !wait {
+            return Buffer::take(source, len);
+        }
+        let addr = source.pool.take_or_wait(len.into(), MEMORY_WAIT)?;
+        Some(Buffer::taken(source, addr, len))
+    }
+
+    /// Makes durable what was written by calls that have returned. Without a write cache there is nothing to do.
+    ///
+    /// # Errors
+    /// It failed, or the disk is dead.
+    pub fn flush(&self) -> Result<(), Error> {
+        if !self.blk_features().contains(BlkFeatures::FLUSH) {
+            return Ok(());
+        }
+        self.run(Request::flush()).map(drop)
+    }
+
+    /// Lets the disk forget a range; what it reads as afterwards is not known.
+    ///
+    /// # Errors
+    /// The range is wrong, the back-end does not offer this or fails, or the disk is dead.
+    pub fn discard(&self, offset: u64, len: u64) -> Result<(), Error> {
+        self.in_ranges(Kind::Discard, offset, len, Request::discard)
+    }
+
+    /// Makes a range read as zeroes; with `unmap`, the disk may give its place up.
+    ///
+    /// # Errors
+    /// As [`Disk::discard`].
+    pub fn write_zeroes(&self, offset: u64, len: u64, unmap: bool) -> Result<(), Error> {
+        self.in_ranges(Kind::WriteZeroes, offset, len, |offset, len| {
+            Request::write_zeroes(offset, len, unmap)
+        })
+    }
+
+    fn in_ranges(
+        &self,
+        kind: Kind,
+        offset: u64,
+        len: u64,
+        request: impl Fn(u64, u64) -> Request,
+    ) -> Result<(), Error> {
+        let max = self.core().limits()?.0.range_max(kind).max(1);
+        let (mut at, mut left) = (offset, len);
+        while left > 0 {
+            let now = left.min(max);
+            self.run(request(at, now))?;
+            left -= now;
+            at = at.saturating_add(now);
+        }
+        Ok(())
+    }
+
+    /// The identity string of the disk.
+    ///
+    /// # Errors
+    /// The back-end fails, or the disk is dead.
+    pub fn get_id(&self) -> Result<String, Error> {
+        let data = self.run(Request::get_id(self.buffer(ID_LEN)?))?;
+        let id = data.into_buffer().map(|buffer| buffer.to_vec()).unwrap_or_default();
+        let len = id.iter().position(|byte| *byte == 0).unwrap_or(id.len());
+        Ok(String::from_utf8_lossy(id.get(..len).unwrap_or_default()).into_owned())
+    }
+
+    /// How worn the disk is.
+    ///
+    /// # Errors
+    /// The back-end does not offer this or fails, or the disk is dead.
+    pub fn get_lifetime(&self) -> Result<Lifetime, Error> {
+        let data = self.run(Request::get_lifetime(self.buffer(LIFETIME_LEN)?))?;
+        let mut bytes = [0; LIFETIME_LEN];
+        if let Some(buffer) = data.into_buffer() {
+            buffer.read(0, &mut bytes);
+        }
+        let [a, b, c, d, e, f] = bytes;
+        let number = |low, high| u16::from_le_bytes([low, high]);
+        Ok(Lifetime { pre_eol_info: number(a, b), type_a: number(c, d), type_b: number(e, f) })
+    }
+}

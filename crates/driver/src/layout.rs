@@ -1,0 +1,84 @@
+//! Where a queue's rings and blocks are in the disk's own memory.
+
+use std::sync::Arc;
+
+use kickless_spec::features::Features;
+use kickless_spec::ring::{avail_len, desc_len, used_len};
+use kickless_virtqueue::driver::{self, Completer, Submitter};
+
+use crate::block::Blocks;
+use crate::connection::RingPlace;
+use crate::error::Error;
+use crate::memory::Region;
+
+const PAGE: u64 = 4096;
+/// Parts begin on lines of their own: neighbours are fetched in pairs.
+const LINE: u64 = 128;
+
+/// The shape of a queue, and where it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    place: RingPlace,
+    options: driver::Options,
+    blocks: u64,
+    end: u64,
+}
+
+impl Layout {
+    /// Lays a queue out from the device's address `start` on.
+    ///
+    /// # Errors
+    /// There is no such queue size.
+    pub(crate) fn new(start: u64, size: u16, features: Features) -> Result<Self, Error> {
+        let has = |feature| features.contains(feature);
+        let (event_idx, indirect) = (has(Features::EVENT_IDX), has(Features::INDIRECT_DESC));
+        let options = driver::Options::new(size, event_idx, indirect)
+            .map_err(|_| Error::QueueSize { size })?
+            .with_packed(has(Features::RING_PACKED))
+            .with_in_order(has(Features::IN_ORDER));
+        // The packed ring's event areas are smaller than the split ring's, so there is room for either.
+        let driver = (start + desc_len(size) as u64).next_multiple_of(LINE);
+        let device = (driver + avail_len(size, true) as u64).next_multiple_of(LINE);
+        let blocks = (device + used_len(size, true) as u64).next_multiple_of(PAGE);
+        let end = (blocks + Blocks::len(size) as u64).next_multiple_of(PAGE);
+        let place = RingPlace { size, packed: has(Features::RING_PACKED), desc: start, driver, device };
+        Ok(Self { place, options, blocks, end })
+    }
+
+    /// The first address after the queue.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    pub(crate) fn size(&self) -> u16 {
+        self.place.size
+    }
+
+    pub(crate) fn indirect(&self) -> bool {
+        self.options.indirect()
+    }
+
+    pub(crate) fn place(&self) -> &RingPlace {
+        &self.place
+    }
+
+    /// Rings in their first state, and the driver's ends of them.
+    pub(crate) fn rings(&self, region: &Arc<Region>) -> Result<(Submitter, Completer), Error> {
+        let RingPlace { desc, driver, device, .. } = self.place;
+        let zeroes = vec![0; (self.blocks - desc) as usize];
+        let wiped = region.map().write(kickless_memory::Gpa(desc), &zeroes);
+        debug_assert!(wiped.is_ok());
+        let areas = driver::Areas {
+            desc: region.area(desc, (driver - desc) as usize, 16)?,
+            driver: region.area(driver, (device - driver) as usize, 4)?,
+            device: region.area(device, (self.blocks - device) as usize, 4)?,
+        };
+        Ok(driver::queue(self.options, areas))
+    }
+
+    /// What belongs to its ids.
+    pub(crate) fn blocks(&self, region: &Arc<Region>) -> Result<Blocks, Error> {
+        let area = region.area(self.blocks, Blocks::len(self.size()), 64)?;
+        Ok(Blocks::new(area, self.blocks))
+    }
+}

@@ -1,0 +1,243 @@
+//! What the device said it can do, and whether a request keeps to it.
+
+use kickless_spec::blk::{BlkFeatures, Config, ID_LEN, SECTOR_SIZE};
+use kickless_spec::features::Features;
+
+use crate::error::{Error, Invalid};
+use crate::request::{Kind, Request};
+
+/// Most pieces of data in a request: what the table that each has is made for.
+pub(crate) const PIECES_MAX: usize = 30;
+/// Bytes of `struct virtio_blk_lifetime`.
+pub(crate) const LIFETIME_LEN: usize = 6;
+
+/// What requests must keep to, from the features and the configuration space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Bytes of the disk.
+    pub(crate) size: u64,
+    pub(crate) features: BlkFeatures,
+    /// Bytes in one descriptor.
+    pub(crate) piece_len_max: u32,
+    /// Descriptors of data in a request.
+    pub(crate) pieces_max: usize,
+    /// Bytes in one discard and one write-zeroes request.
+    discard_max: u64,
+    write_zeroes_max: u64,
+    /// Bytes of a logical block.
+    pub(crate) block_size: u32,
+}
+
+impl Limits {
+    /// # Errors
+    /// A field that cannot be.
+    pub(crate) fn new(features: Features, config: &Config) -> Result<Self, Error> {
+        let features = BlkFeatures::from_bits_truncate(features.bits());
+        let has = |feature| features.contains(feature);
+        let wrong = |field, value| Err(Error::ConfigField { field, value });
+        let sectors = config.capacity.get();
+        let Some(size) = sectors.checked_mul(SECTOR_SIZE) else { return wrong("capacity", sectors) };
+        let block_size = if has(BlkFeatures::BLK_SIZE) { config.blk_size.get() } else { SECTOR_SIZE as u32 };
+        if !block_size.is_power_of_two() || u64::from(block_size) < SECTOR_SIZE {
+            return wrong("blk_size", block_size.into());
+        }
+        // Zero is what devices say that have no limit, and drivers have taken it so for long.
+        let piece_len_max = match config.size_max.get() {
+            size if has(BlkFeatures::SIZE_MAX) && size != 0 => size,
+            _ => !511,
+        };
+        if u64::from(piece_len_max) < SECTOR_SIZE {
+            return wrong("size_max", piece_len_max.into());
+        }
+        let pieces_max = match config.seg_max.get() as usize {
+            count if has(BlkFeatures::SEG_MAX) => count.max(1),
+            _ => PIECES_MAX,
+        };
+        let bytes = |sectors: u32| u64::from(sectors) * SECTOR_SIZE;
+        Ok(Self {
+            size,
+            features,
+            piece_len_max,
+            pieces_max: pieces_max.min(PIECES_MAX),
+            discard_max: bytes(config.max_discard_sectors.get()),
+            write_zeroes_max: bytes(config.max_write_zeroes_sectors.get()),
+            block_size,
+        })
+    }
+
+    /// The same for queues of this size, which no chain is longer than.
+    ///
+    /// # Errors
+    /// Not even the shortest request fits.
+    pub(crate) fn for_queue(self, size: u16) -> Result<Self, Error> {
+        match usize::from(size).checked_sub(2) {
+            None | Some(0) => Err(Error::QueueSize { size }),
+            Some(room) => Ok(Self { pieces_max: self.pieces_max.min(room), ..self }),
+        }
+    }
+
+    /// Bytes that one read or write can have, if it is in one piece of memory.
+    pub(crate) fn len_max(&self) -> u64 {
+        u64::from(self.piece_len_max).saturating_mul(self.pieces_max as u64).min(u32::MAX.into()) & !511
+    }
+
+    /// Bytes that one discard or write-zeroes request can have.
+    pub(crate) fn range_max(&self, kind: Kind) -> u64 {
+        let max = if kind == Kind::Discard { self.discard_max } else { self.write_zeroes_max };
+        max.min(u64::from(u32::MAX) * SECTOR_SIZE)
+    }
+
+    /// Descriptors that a request takes which was checked.
+    pub(crate) fn chain_len(&self, request: &Request) -> usize {
+        2 + self.check(request).unwrap_or_default()
+    }
+
+    /// Whether the device would take the request; how many descriptors of data it needs.
+    #[inline]
+    pub(crate) fn check(&self, request: &Request) -> Result<usize, Invalid> {
+        match request.kind {
+            Kind::Read | Kind::Write => {
+                if request.kind == Kind::Write && self.features.contains(BlkFeatures::RO) {
+                    return Err(Invalid::ReadOnly);
+                }
+                self.check_range(request.offset, request.data.len())?;
+                self.check_pieces(request)
+            }
+            _ => self.check_other(request),
+        }
+    }
+
+    #[inline]
+    fn check_range(&self, offset: u64, len: u64) -> Result<(), Invalid> {
+        if (offset | len) & (SECTOR_SIZE - 1) != 0 {
+            return Err(Invalid::Unaligned { offset, len });
+        }
+        if len == 0 {
+            return Err(Invalid::Empty);
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size => Ok(()),
+            _ => Err(Invalid::OutOfRange { offset, len, size: self.size }),
+        }
+    }
+
+    #[inline]
+    fn check_pieces(&self, request: &Request) -> Result<usize, Invalid> {
+        let mut pieces = 0;
+        for buffer in request.data.pieces() {
+            let len = buffer.len();
+            pieces += if len <= self.piece_len_max as usize {
+                1
+            } else {
+                len.div_ceil(self.piece_len_max as usize)
+            };
+            if len == 0 {
+                return Err(Invalid::Empty);
+            }
+        }
+        if pieces > self.pieces_max {
+            return Err(Invalid::TooManyPieces { pieces, max: self.pieces_max });
+        }
+        Ok(pieces)
+    }
+
+    fn check_other(&self, request: &Request) -> Result<usize, Invalid> {
+        let offered = |feature, what| {
+            if self.features.contains(feature) { Ok(()) } else { Err(Invalid::NotOffered { what }) }
+        };
+        let exactly = |len: usize| {
+            self.check_pieces(request)?;
+            if request.data.len() == len as u64 {
+                return Ok(request.data.pieces().len());
+            }
+            Err(Invalid::TooLong { len: request.data.len(), max: len as u64 })
+        };
+        match request.kind {
+            Kind::Flush => offered(BlkFeatures::FLUSH, "FLUSH").map(|()| 0),
+            Kind::GetId => exactly(ID_LEN),
+            Kind::GetLifetime => {
+                offered(BlkFeatures::LIFETIME, "GET_LIFETIME")?;
+                exactly(LIFETIME_LEN)
+            }
+            Kind::Discard | Kind::WriteZeroes => {
+                let (feature, what) = match request.kind {
+                    Kind::Discard => (BlkFeatures::DISCARD, "DISCARD"),
+                    _ => (BlkFeatures::WRITE_ZEROES, "WRITE_ZEROES"),
+                };
+                offered(feature, what)?;
+                if self.features.contains(BlkFeatures::RO) {
+                    return Err(Invalid::ReadOnly);
+                }
+                self.check_range(request.offset, request.range.len)?;
+                let max = self.range_max(request.kind);
+                if request.range.len > max {
+                    return Err(Invalid::TooLong { len: request.range.len, max });
+                }
+                // The range itself, which the driver keeps beside the header.
+                Ok(1)
+            }
+            Kind::Read | Kind::Write => Ok(0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config {
+            capacity: 8.into(),
+            size_max: 1024.into(),
+            seg_max: 2.into(),
+            max_discard_sectors: 4.into(),
+            ..Config::default()
+        }
+    }
+
+    fn limits(features: BlkFeatures, config: &Config) -> Result<Limits, Error> {
+        Limits::new(Features::from_bits_retain(features.bits()), config)
+    }
+
+    #[test]
+    fn ranges() {
+        let disk = limits(BlkFeatures::DISCARD, &config()).unwrap();
+        assert_eq!(disk.size, 4096);
+        assert_eq!(disk.check(&Request::discard(0, 2048)), Ok(1));
+        let check = |offset, len| disk.check(&Request::discard(offset, len)).unwrap_err();
+        assert_eq!(check(0, 4096), Invalid::TooLong { len: 4096, max: 2048 });
+        assert_eq!(check(1, 512), Invalid::Unaligned { offset: 1, len: 512 });
+        assert_eq!(check(0, 0), Invalid::Empty);
+        for (offset, len) in [(3584, 1024), (4096, 512), (!511, 512), (!511, !511)] {
+            assert_eq!(check(offset, len), Invalid::OutOfRange { offset, len, size: 4096 });
+        }
+        assert_eq!(
+            disk.check(&Request::write_zeroes(0, 512, true)),
+            Err(Invalid::NotOffered { what: "WRITE_ZEROES" })
+        );
+        assert_eq!(disk.check(&Request::flush()), Err(Invalid::NotOffered { what: "FLUSH" }));
+        let read_only = limits(BlkFeatures::DISCARD | BlkFeatures::RO, &config()).unwrap();
+        assert_eq!(read_only.check(&Request::discard(0, 512)), Err(Invalid::ReadOnly));
+    }
+
+    #[test]
+    fn fields_that_cannot_be() {
+        let wrong = |features, config: Config| match limits(features, &config) {
+            Err(Error::ConfigField { field, .. }) => field,
+            other => panic!("{other:?}"),
+        };
+        let huge = Config { capacity: u64::MAX.into(), ..config() };
+        assert_eq!(wrong(BlkFeatures::empty(), huge), "capacity");
+        for size in [0u32, 100, 256, 513] {
+            let odd = Config { blk_size: size.into(), ..config() };
+            assert_eq!(wrong(BlkFeatures::BLK_SIZE, odd), "blk_size");
+        }
+        let small = Config { size_max: 511.into(), ..config() };
+        assert_eq!(wrong(BlkFeatures::SIZE_MAX, small), "size_max");
+        let none = Config { size_max: 0.into(), seg_max: 0.into(), ..config() };
+        let none = limits(BlkFeatures::SIZE_MAX | BlkFeatures::SEG_MAX, &none).unwrap();
+        assert_eq!((none.piece_len_max, none.pieces_max), (!511, 1));
+        let both = BlkFeatures::SEG_MAX | BlkFeatures::SIZE_MAX;
+        assert_eq!(limits(both, &config()).unwrap().len_max(), 2048);
+    }
+}

@@ -1,0 +1,222 @@
+//! A queue of a disk, for those who submit in batches and poll.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
+
+use crate::core::Core;
+use crate::disk::{Disk, Handle};
+use crate::error::Error;
+use crate::request::{Completion, Notify, Request};
+use crate::ring::{Counters, Ring, is_delivering};
+
+/// A request that was not submitted.
+#[derive(Debug, thiserror::Error)]
+#[error("the request was not submitted")]
+pub struct Refused {
+    /// The request.
+    pub request: Request,
+    /// Why.
+    #[source]
+    pub error: Error,
+}
+
+/// One of a disk's queues. Any number of threads can submit to it and poll it at once: submission and completion have a lock
+/// each, and the device is kicked under neither.
+#[derive(Clone)]
+pub struct Queue {
+    pub(crate) handle: Arc<Handle>,
+    pub(crate) index: usize,
+}
+
+impl Queue {
+    #[inline]
+    fn core(&self) -> &Arc<Core> {
+        &self.handle.core
+    }
+
+    #[inline]
+    pub(crate) fn ring(&self) -> &Ring {
+        &self.core().rings[self.index]
+    }
+
+    /// The disk.
+    pub fn disk(&self) -> Disk {
+        Disk(self.handle.clone())
+    }
+
+    /// Which of the disk's queues it is.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Submits a batch: as many of its first requests as there is room for, with one look at whether the device wants a
+    /// kick. They leave the batch; how many.
+    ///
+    /// # Errors
+    /// [`Error::Full`] if there is no room for the first; [`Error::Invalid`] for one that is wrong, those before it having
+    /// been submitted and left the batch, whose first it is now; or the disk is dead.
+    #[inline]
+    pub fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
+        self.start_reactor_for(batch)?;
+        self.ring().submit(batch).map_err(|error| self.core().explain(error))
+    }
+
+    /// Submits a batch, and waits for room where there is none.
+    ///
+    /// # Errors
+    /// As [`Queue::submit`], but for [`Error::Full`].
+    pub fn submit_or_wait(&self, batch: &mut Vec<Request>) -> Result<(), Error> {
+        self.start_reactor_for(batch)?;
+        while !batch.is_empty() {
+            match self.submit(batch) {
+                Ok(_) => {}
+                Err(Error::Full) => {
+                    let request = batch.remove(0);
+                    self.core().submit_or_wait(self.ring(), request)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits one request.
+    ///
+    /// # Errors
+    /// As [`Queue::submit`]; the request comes back.
+    #[inline]
+    #[expect(clippy::result_large_err, reason = "the request comes back in the error")]
+    pub fn submit_one(&self, mut request: Request) -> Result<(), Refused> {
+        let submitted = match &request.notify {
+            Notify::Handler(..) => self.core().start_reactor(),
+            _ => Ok(()),
+        };
+        let submitted = submitted.and_then(|()| self.ring().submit_one(&mut request));
+        submitted.map_err(|error| Refused { request, error: self.core().explain(error) })
+    }
+
+    fn start_reactor_for(&self, batch: &[Request]) -> Result<(), Error> {
+        if batch.iter().any(|request| matches!(request.notify, Notify::Handler(..))) {
+            self.core().start_reactor()?;
+        }
+        Ok(())
+    }
+
+    /// Hands out what is done: up to `max` completions of requests with a token to `each`; also wakes futures and blocked
+    /// threads, and calls handlers. How many went to `each`. Never waits, not even for another thread that is polling.
+    ///
+    /// `each` runs while the queue's completion lock is held: it may submit, but must not wait for this queue.
+    ///
+    /// # Errors
+    /// The disk is dead, and there is nothing left to hand out.
+    #[inline]
+    pub fn poll(&self, max: usize, each: impl FnMut(Completion)) -> Result<usize, Error> {
+        match self.ring().poll(max, each) {
+            Ok(0) => self.idle(),
+            Ok(count) => Ok(count),
+            Err(error) => {
+                self.core().die(error);
+                Ok(0)
+            }
+        }
+    }
+
+    #[cold]
+    fn idle(&self) -> Result<usize, Error> {
+        if self.core().is_dead() && !self.ring().has_ready() && self.ring().in_flight() == 0 {
+            return Err(self.core().dead_error());
+        }
+        if self.ring().is_idle() {
+            self.core().attend();
+        }
+        Ok(0)
+    }
+
+    /// As [`Queue::poll`], but waits until there is something, or until `timeout` has passed: then 0.
+    ///
+    /// # Errors
+    /// As [`Queue::poll`].
+    pub fn wait(
+        &self,
+        max: usize,
+        timeout: Option<Duration>,
+        mut each: impl FnMut(Completion),
+    ) -> Result<usize, Error> {
+        let count = self.poll(max, &mut each)?;
+        if count > 0 || max == 0 {
+            return Ok(count);
+        }
+        if is_delivering() {
+            return Err(Error::InHandler);
+        }
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let (ring, seat) = (self.ring(), self.ring().seats.take());
+        ring.watch(&seat);
+        let counted = loop {
+            match self.poll(max, &mut each) {
+                Ok(0) => {}
+                counted => break counted,
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                break Ok(0);
+            }
+            self.core().pause(ring, &seat, deadline);
+        };
+        ring.unwatch(&seat);
+        ring.lead.pass_on();
+        ring.seats.give_back(seat);
+        counted
+    }
+
+    /// Requests that were submitted and are not done.
+    pub fn in_flight(&self) -> u64 {
+        self.ring().in_flight()
+    }
+
+    /// What the queue has done so far.
+    pub fn counters(&self) -> Counters {
+        self.ring().counters()
+    }
+
+    /// A descriptor that becomes readable when there is something to poll, for epoll, or `AsyncFd` in tokio.
+    ///
+    /// Before each sleep call [`arm`](Events::arm), and sleep only if it says so; after it, [`Queue::poll`].
+    ///
+    /// # Errors
+    /// The kernel gives no descriptor.
+    pub fn events(&self) -> Result<Events, Error> {
+        let ring = self.ring();
+        let epoll = create(CreateFlags::CLOEXEC).map_err(Error::os("epoll"))?;
+        let (call, ready) = (ring.call.as_fd(), ring.ready_event.as_fd());
+        for (tag, fd) in [call, ready, self.core().control.as_fd()].into_iter().enumerate() {
+            add(&epoll, fd, EventData::new_u64(tag as u64), EventFlags::IN).map_err(Error::os("epoll"))?;
+        }
+        ring.ready_wanted.store(true, Ordering::SeqCst);
+        Ok(Events { queue: self.clone(), epoll })
+    }
+}
+
+/// What [`Queue::events`] gives.
+pub struct Events {
+    queue: Queue,
+    epoll: OwnedFd,
+}
+
+impl Events {
+    /// Asks the device to call. Whether the descriptor can be slept on; otherwise there is something to poll already.
+    #[must_use]
+    pub fn arm(&self) -> bool {
+        self.queue.core().attend();
+        self.queue.ring().arm_outside() && !self.queue.core().is_dead()
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}

@@ -1,0 +1,91 @@
+//! The disk's own thread, which completes futures and callbacks that nobody polls for. It starts with the first of them.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::core::Core;
+use crate::error::Error;
+use crate::options::Waiting;
+use crate::ring::Ring;
+use crate::wait::sleep;
+
+impl Core {
+    /// Starts the thread, unless it runs or is not wanted.
+    pub(crate) fn start_reactor(self: &Arc<Self>) -> Result<(), Error> {
+        if !self.options.reactor
+            || self.reactor.load(Ordering::Relaxed)
+            || self.reactor.swap(true, Ordering::AcqRel)
+        {
+            return Ok(());
+        }
+        let core = self.clone();
+        let spawned = thread::Builder::new().name("kickless-disk".into()).spawn(move || core.react());
+        spawned.map(drop).map_err(|source| {
+            self.reactor.store(false, Ordering::Release);
+            Error::Os { what: "a thread for completions", source }
+        })
+    }
+
+    fn react(self: Arc<Self>) {
+        let mut led = vec![false; self.rings.len()];
+        let spin = match self.options.waiting {
+            Waiting::Sleep => Duration::ZERO,
+            Waiting::Spin(time) => time,
+        };
+        let mut last = Instant::now();
+        let mut completed = 0;
+        while !self.is_dead() {
+            for (ring, led) in self.rings.iter().zip(&mut led) {
+                *led = *led || ring.lead.take_for_good(&self.reactor_event);
+            }
+            self.drain_all();
+            let now = self.completed();
+            if now != completed {
+                (completed, last) = (now, Instant::now());
+            }
+            if last.elapsed() < spin {
+                if self.rings.iter().any(Ring::is_idle) {
+                    self.attend();
+                }
+                std::hint::spin_loop();
+                continue;
+            }
+            self.sleep_at_all();
+        }
+    }
+
+    fn drain_all(self: &Arc<Self>) {
+        for ring in &self.rings {
+            if let Err(error) = ring.drain_for_all() {
+                self.die(error);
+            }
+        }
+    }
+
+    /// Sleeps until the device calls for any queue, or something else happens.
+    fn sleep_at_all(self: &Arc<Self>) {
+        // All of them, so that all can be disarmed.
+        let busy = self.rings.iter().filter(|ring| !ring.arm()).count();
+        let mut happened = false;
+        if busy == 0 {
+            let mut fds = vec![self.control.as_fd(), self.reactor_event.as_fd()];
+            fds.extend(self.rings.iter().map(|ring| ring.call.as_fd()));
+            let ready = sleep(&fds, None);
+            if ready.get(1) == Some(&true) {
+                self.reactor_event.take();
+            }
+            happened = ready.first() == Some(&true);
+        }
+        for ring in &self.rings {
+            if let Err(error) = ring.disarm() {
+                self.die(error);
+            }
+        }
+        if happened {
+            self.attend();
+        }
+    }
+}

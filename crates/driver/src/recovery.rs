@@ -1,0 +1,132 @@
+//! A back-end that goes away and comes back.
+//!
+//! Nobody is told: what is in flight stays so, what is submitted meanwhile waits in the ring, and a thread that lives as long
+//! as the outage connects again, negotiates the same again, gives the back-end new rings with everything in flight in them,
+//! and kicks each queue once, since a kick in between went to an eventfd that nobody reads. Requests to a disk can be sent
+//! twice.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::connection::Connection;
+use crate::core::Core;
+use crate::error::Error;
+use crate::event::Event;
+use crate::limits::Limits;
+use crate::wait::sleep;
+
+/// Pauses between attempts: the first, and the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+impl Core {
+    /// The connection is gone: gets another, on a thread of its own. Says so once for each outage.
+    pub(crate) fn lost(self: &Arc<Self>, cause: Error) {
+        if self.is_dead() || self.recovering.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if self.options.reconnect_limit.is_zero() {
+            return self.die(cause);
+        }
+        tracing::info!("the back-end has closed the connection");
+        let core = self.clone();
+        let spawned = thread::Builder::new().name("kickless-recovery".into()).spawn(move || core.recover());
+        if let Err(source) = spawned {
+            self.die(Error::Os { what: "a thread to connect again", source });
+        }
+    }
+
+    fn recover(self: Arc<Self>) {
+        let deadline = self.begin_recovery();
+        let mut pause = PAUSE_MIN;
+        loop {
+            if self.is_dead() {
+                return;
+            }
+            let error = match self.reconnect() {
+                Ok(()) => break,
+                Err(error) => error,
+            };
+            if !error.is_loss() {
+                return self.die(error);
+            }
+            if Instant::now() + pause > deadline {
+                let limit = self.options.reconnect_limit;
+                return self.die(Error::Gone { limit, source: Box::new(error) });
+            }
+            sleep(&[self.stop.as_fd()], Some(Instant::now() + pause));
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+        tracing::info!("the back-end is back");
+        self.recovering.store(false, Ordering::Release);
+        // It may have gone again, which nobody could say meanwhile.
+        self.rings.iter().for_each(|ring| ring.wake.signal());
+    }
+
+    /// Drops what is left of the connection; until when another must be had.
+    fn begin_recovery(&self) -> Instant {
+        self.set_requests(None);
+        let mut session = self.session();
+        session.connection = None;
+        let (now, completed) = (Instant::now(), self.completed());
+        // A back-end that comes back again and again but never does anything is as good as gone.
+        let since = match session.stuck {
+            Some((since, then))
+                if then == completed && self.rings.iter().any(|ring| ring.in_flight() > 0) =>
+            {
+                since
+            }
+            _ => now,
+        };
+        session.stuck = Some((since, completed));
+        since + self.options.reconnect_limit
+    }
+
+    /// One attempt.
+    fn reconnect(self: &Arc<Self>) -> Result<(), Error> {
+        let mut connection = Connection::open(&self.options, Instant::now(), Some(self.features))?;
+        let mut session = self.session();
+        let changes = self.changes();
+        let space = connection.config()?;
+        let limits = Limits::new(self.features, &space)?.for_queue(self.options.queue_size)?;
+        let old = session.limits;
+        if limits.size < old.size {
+            return Err(Error::Incompatible { what: "a smaller disk" });
+        }
+        if connection.queues_max < self.rings.len() {
+            return Err(Error::Incompatible { what: "fewer queues" });
+        }
+        if limits.piece_len_max < old.piece_len_max || limits.pieces_max < old.pieces_max {
+            return Err(Error::Incompatible { what: "a smaller limit for requests" });
+        }
+        if session.regions.all().len() > connection.regions_max {
+            return Err(Error::Incompatible { what: "room for fewer regions of memory" });
+        }
+        if let Some(writeback) = session.writeback {
+            connection.set_writeback(writeback)?;
+        }
+        connection.share(session.regions.all())?;
+        let requests = connection.take_requests();
+        self.control.error.take();
+        let mut kicks = Vec::with_capacity(self.rings.len());
+        for (index, ring) in (0u8..).zip(&self.rings) {
+            let kick = Arc::new(Event::new()?);
+            ring.renew(limits, kick.clone())?;
+            connection.start(index, ring.layout().place(), &kick, &ring.call, &self.control.error)?;
+            kicks.push(kick);
+        }
+        self.control.watch(connection.as_fd(), requests.as_ref().map(AsFd::as_fd))?;
+        (session.space, session.limits, session.seen) = (space, limits, changes);
+        session.connection = Some(connection);
+        drop(session);
+        self.set_requests(requests);
+        kicks.iter().for_each(|kick| kick.signal());
+        if self.is_dead() {
+            self.session().connection = None;
+        }
+        Ok(())
+    }
+}

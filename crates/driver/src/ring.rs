@@ -1,0 +1,595 @@
+//! A queue that threads share: who submits holds one lock, who completes another, and who kicks none.
+//!
+//! Lock order: completion before submission. Who holds the submission lock takes no other.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kickless_spec::blk::{S_IOERR, S_OK, S_UNSUPP};
+use kickless_virtqueue::driver::{Completer, Submitter};
+
+use crate::block::{Blocks, Chain};
+use crate::buffer::{Data, Source};
+use crate::error::{Error, Failure, Invalid};
+use crate::event::Event;
+use crate::layout::Layout;
+use crate::lead::Lead;
+use crate::limits::Limits;
+use crate::request::{Completion, Notify, Request};
+use crate::seat::{Seat, Seats};
+use crate::slots::{Filler, Taker, slots};
+
+/// How often nobody asks whether the connection is still there while the ring is polled and has nothing.
+const IDLE_POLLS: u32 = 2048;
+
+thread_local! {
+    /// This thread is handing out completions, and holds a completion lock.
+    static DELIVERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is inside a handler of completions.
+pub(crate) fn is_delivering() -> bool {
+    DELIVERS.get()
+}
+
+/// One queue.
+pub(crate) struct Ring {
+    index: usize,
+    submission: Mutex<Submission>,
+    completion: Mutex<Completing>,
+    blocks: Blocks,
+    source: Arc<Source>,
+    layout: Layout,
+    /// The device signals it.
+    pub(crate) call: Event,
+    /// Wakes the thread that sleeps for the others.
+    pub(crate) wake: Arc<Event>,
+    pub(crate) lead: Lead,
+    pub(crate) seats: Seats,
+    /// Completions for pollers that somebody else has found.
+    ready: Mutex<VecDeque<Completion>>,
+    ready_len: AtomicUsize,
+    /// Signalled with `ready`, once somebody has asked for a descriptor to poll.
+    pub(crate) ready_event: Event,
+    pub(crate) ready_wanted: AtomicBool,
+    /// Who wants to know that something was completed: for room, or for `ready`.
+    watchers: Mutex<Vec<Arc<Seat>>>,
+    watching: AtomicUsize,
+    completed: AtomicU64,
+    submitted: AtomicU64,
+    kicks: AtomicU64,
+    idle_polls: AtomicU32,
+    #[cfg(feature = "locked-kick")]
+    locked_kick: bool,
+}
+
+struct Submission {
+    submitter: Submitter,
+    filler: Filler<Request>,
+    limits: Limits,
+    kick: Arc<Event>,
+    chain: Chain,
+    indirect: bool,
+    /// Memory is about to change.
+    held: bool,
+    dead: bool,
+}
+
+struct Completing {
+    completer: Completer,
+    taker: Taker<Request>,
+    /// Threads that have asked for calls and sleep.
+    sleepers: u32,
+    /// Somebody outside has asked for calls and waits for a descriptor of ours.
+    outside: bool,
+}
+
+/// What ended a round of completions.
+pub(crate) type Drained = Result<usize, Error>;
+
+/// What a queue has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests that were submitted; one that was sent again after a reconnection counts once.
+    pub submitted: u64,
+    /// Requests that were completed.
+    pub completed: u64,
+    /// Kicks that the device wanted and got.
+    pub kicks: u64,
+}
+
+impl Ring {
+    /// A queue in the memory that `layout` names, not yet known to the back-end.
+    pub(crate) fn new(
+        index: usize,
+        layout: Layout,
+        source: Arc<Source>,
+        limits: Limits,
+        kick: Arc<Event>,
+    ) -> Result<Self, Error> {
+        let (submitter, completer) = layout.rings(&source.region)?;
+        let blocks = layout.blocks(&source.region)?;
+        let size = usize::from(layout.size());
+        let (filler, taker) = slots(size);
+        let indirect = layout.indirect();
+        let submission = Submission {
+            submitter,
+            filler,
+            limits,
+            kick,
+            chain: Chain::new(),
+            indirect,
+            held: false,
+            dead: false,
+        };
+        Ok(Self {
+            index,
+            submission: Mutex::new(submission),
+            completion: Mutex::new(Completing { completer, taker, sleepers: 0, outside: false }),
+            blocks,
+            source,
+            layout,
+            call: Event::new()?,
+            wake: Arc::new(Event::new()?),
+            lead: Lead::default(),
+            seats: Seats::default(),
+            ready: Mutex::new(VecDeque::with_capacity(size)),
+            ready_len: AtomicUsize::new(0),
+            ready_event: Event::new()?,
+            ready_wanted: AtomicBool::new(false),
+            watchers: Mutex::new(Vec::new()),
+            watching: AtomicUsize::new(0),
+            completed: AtomicU64::new(0),
+            submitted: AtomicU64::new(0),
+            kicks: AtomicU64::new(0),
+            idle_polls: AtomicU32::new(0),
+            #[cfg(feature = "locked-kick")]
+            locked_kick: false,
+        })
+    }
+
+    #[cfg(feature = "locked-kick")]
+    pub(crate) fn set_locked_kick(&mut self, locked: bool) {
+        self.locked_kick = locked;
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// What kicks the device.
+    pub(crate) fn kick(&self) -> Arc<Event> {
+        self.submission().kick.clone()
+    }
+
+    fn submission(&self) -> MutexGuard<'_, Submission> {
+        self.submission.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn completion(&self) -> MutexGuard<'_, Completing> {
+        self.completion.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lock for completions, unless somebody has it.
+    fn try_completion(&self) -> Option<MutexGuard<'_, Completing>> {
+        match self.completion.try_lock() {
+            Ok(completion) => Some(completion),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Submits the first requests of the batch, as many as there is room for, and kicks if the device wants it.
+    ///
+    /// # Errors
+    /// No room for the first one; a request that is wrong, those before it having been submitted; or the disk is dead. What
+    /// was not submitted stays in the batch.
+    pub(crate) fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
+        let mut submission = self.submission();
+        let mut taken = 0;
+        let mut ended = None;
+        for request in batch.iter_mut() {
+            match self.add(&mut submission, request) {
+                Ok(()) => taken += 1,
+                Err(error) => {
+                    ended = Some(error);
+                    break;
+                }
+            }
+        }
+        self.show(submission, taken);
+        if taken > 0 {
+            batch.drain(..taken);
+        }
+        match ended {
+            Some(error) if taken == 0 || !matches!(error, Error::Full) => Err(error),
+            _ => Ok(taken),
+        }
+    }
+
+    /// Submits one request. What is left of it is another.
+    ///
+    /// # Errors
+    /// As [`Ring::submit`]; the request is as it was.
+    pub(crate) fn submit_one(&self, request: &mut Request) -> Result<(), Error> {
+        let mut submission = self.submission();
+        self.add(&mut submission, request)?;
+        self.show(submission, 1);
+        Ok(())
+    }
+
+    /// Shows the device what was added, and lets go of the lock before it kicks.
+    #[inline]
+    fn show(&self, mut submission: MutexGuard<'_, Submission>, added: usize) {
+        if added == 0 {
+            return;
+        }
+        // One writer at a time, under the lock.
+        self.submitted.store(self.submitted.load(Ordering::Relaxed) + added as u64, Ordering::Relaxed);
+        if !submission.submitter.publish() {
+            return;
+        }
+        self.kicks.store(self.kicks.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        // From here on the request can be done, the disk be closed and the connection be another: the eventfd stays.
+        let kick = submission.kick.clone();
+        #[cfg(feature = "locked-kick")]
+        if self.locked_kick {
+            kick.signal();
+            return;
+        }
+        drop(submission);
+        kick.signal();
+    }
+
+    /// Takes the request, unless there is an error.
+    #[inline]
+    fn add(&self, submission: &mut Submission, request: &mut Request) -> Result<(), Error> {
+        if submission.dead {
+            return Err(Error::Unplugged);
+        }
+        if submission.held {
+            return Err(Error::Full);
+        }
+        self.check(&submission.limits, request)?;
+        self.add_checked(submission, request)
+    }
+
+    #[inline]
+    fn check(&self, limits: &Limits, request: &Request) -> Result<(), Invalid> {
+        limits.check(request)?;
+        let ours = request.data.pieces().iter().all(|buffer| buffer.is_of(&self.source));
+        if ours { Ok(()) } else { Err(Invalid::ForeignBuffer) }
+    }
+
+    #[inline]
+    fn add_checked(&self, submission: &mut Submission, request: &mut Request) -> Result<(), Error> {
+        let Submission { submitter, filler, limits, chain, indirect, .. } = submission;
+        // The id is the next one's only as long as nothing has to be reclaimed for it.
+        let needs = if *indirect { 1 } else { limits.chain_len(request) };
+        let id = if submitter.room() < needs { None } else { submitter.next_id() };
+        let Some(id) = id else { return Err(Error::Full) };
+        self.blocks.lay_out(id, request, limits, chain);
+        let table = indirect.then(|| self.blocks.table(id));
+        if submitter.add(chain.buffers(), table) != Ok(id) {
+            return Err(Error::Full);
+        }
+        // Before it is published; a device that is faster than that lies.
+        filler.fill(id, std::mem::replace(request, Request::flush())).map_err(|back| {
+            *request = back;
+            Error::Full
+        })
+    }
+
+    /// Hands out up to `max` completions: those for pollers to `each`, others to whom they are for.
+    ///
+    /// # Errors
+    /// The device lied.
+    #[inline]
+    fn drain(
+        &self,
+        completion: &mut Completing,
+        max: usize,
+        mut each: impl FnMut(Completion),
+    ) -> (usize, Result<(), Error>) {
+        let mut count = 0;
+        let mut for_poller = 0;
+        let outer = DELIVERS.replace(true);
+        let mut ended = Ok(());
+        while for_poller < max {
+            match completion.completer.pop() {
+                Ok(Some(done)) => {
+                    let status = self.blocks.status(done.id);
+                    let Some(request) = completion.taker.take(done.id) else {
+                        ended = Err(Error::Unpublished { queue: self.index, id: done.id });
+                        break;
+                    };
+                    // Only now may the id be used again.
+                    completion.completer.give_back(done.id);
+                    count += 1;
+                    let Request { notify, data, .. } = request;
+                    let result = result(status);
+                    match notify {
+                        Notify::Poller(token) => {
+                            for_poller += 1;
+                            each(Completion { token, result, data });
+                        }
+                        other => deliver(other, result, data),
+                    }
+                }
+                Ok(None) => break,
+                Err(source) => {
+                    ended = Err(Error::Lie { queue: self.index, source });
+                    break;
+                }
+            }
+        }
+        DELIVERS.set(outer);
+        if count > 0 {
+            self.completed.store(self.completed.load(Ordering::Relaxed) + count, Ordering::Release);
+            self.tell_watchers();
+        }
+        (for_poller, ended)
+    }
+
+    /// Hands completions out: those for pollers to `each`, at most `max` of them. None if another thread is at it.
+    pub(crate) fn poll(&self, max: usize, mut each: impl FnMut(Completion)) -> Drained {
+        let mut count = 0;
+        while count < max && self.ready_len.load(Ordering::Acquire) > 0 {
+            let Some(completion) = self.take_ready() else { break };
+            each(completion);
+            count += 1;
+        }
+        if count == max || is_delivering() {
+            return Ok(count);
+        }
+        let Some(mut completion) = self.try_completion() else { return Ok(count) };
+        if completion.outside {
+            self.come_in(&mut completion);
+        }
+        let (polled, ended) = self.drain(&mut completion, max - count, each);
+        drop(completion);
+        ended.map(|()| count + polled)
+    }
+
+    /// Whether it is time to look at the connection, after a poll that found nothing.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        // Not exact when several threads poll, and need not be.
+        let idle = self.idle_polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.idle_polls.store(idle, Ordering::Relaxed);
+        idle.is_multiple_of(IDLE_POLLS)
+    }
+
+    /// Hands out everything that is done; what is for pollers is kept for them.
+    pub(crate) fn drain_for_all(&self) -> Result<(), Error> {
+        if is_delivering() {
+            return Ok(());
+        }
+        self.drain_and_keep(&mut self.completion())
+    }
+
+    fn drain_and_keep(&self, completion: &mut Completing) -> Result<(), Error> {
+        self.drain(completion, usize::MAX, |completion| self.keep(completion)).1
+    }
+
+    /// Keeps a completion for whoever polls.
+    fn keep(&self, completion: Completion) {
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        ready.push_back(completion);
+        self.ready_len.store(ready.len(), Ordering::Release);
+        drop(ready);
+        if self.ready_wanted.load(Ordering::Relaxed) {
+            self.ready_event.signal();
+        }
+    }
+
+    fn take_ready(&self) -> Option<Completion> {
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        let completion = ready.pop_front();
+        self.ready_len.store(ready.len(), Ordering::Release);
+        completion
+    }
+
+    /// Whether there is something for a poller that somebody else has found.
+    pub(crate) fn has_ready(&self) -> bool {
+        self.ready_len.load(Ordering::Acquire) > 0
+    }
+
+    /// Asks for a call before a sleep. `false`: there is something already, so do not sleep. Either way
+    /// [`Ring::disarm`] has to follow.
+    pub(crate) fn arm(&self) -> bool {
+        let mut completion = self.completion();
+        completion.sleepers += 1;
+        !completion.completer.enable_calls()
+    }
+
+    /// After a sleep.
+    ///
+    /// # Errors
+    /// The device lied.
+    pub(crate) fn disarm(&self) -> Result<(), Error> {
+        let mut completion = self.completion();
+        completion.sleepers -= 1;
+        self.call.take();
+        self.quiet(&mut completion)
+    }
+
+    /// Whoever waits for a descriptor of ours asks for calls. `false`: there is something already.
+    pub(crate) fn arm_outside(&self) -> bool {
+        let mut completion = self.completion();
+        completion.outside = true;
+        !completion.completer.enable_calls() && !self.has_ready()
+    }
+
+    /// Whoever waited outside has come to poll.
+    fn come_in(&self, completion: &mut Completing) {
+        completion.outside = false;
+        self.call.take();
+        self.ready_event.take();
+        // What is there will be found right now; a lie will be found again.
+        let _ = self.quiet(completion);
+    }
+
+    /// Turns calls off, unless somebody sleeps who relies on them: then they must be asked for anew, and what has come
+    /// meanwhile was found here.
+    fn quiet(&self, completion: &mut Completing) -> Result<(), Error> {
+        if completion.sleepers == 0 && !completion.outside {
+            completion.completer.disable_calls();
+            return Ok(());
+        }
+        while completion.completer.enable_calls() {
+            if is_delivering() {
+                break;
+            }
+            self.drain_and_keep(completion)?;
+        }
+        Ok(())
+    }
+
+    /// From now on `seat` is nudged whenever something was completed.
+    pub(crate) fn watch(&self, seat: &Arc<Seat>) {
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.push(seat.clone());
+        self.watching.store(watchers.len(), Ordering::Relaxed);
+        // Partner: the fence in `tell_watchers`. Either that sees the watcher, or the watcher, who looks at the ring once
+        // more after this, sees what was completed.
+        fence(Ordering::SeqCst);
+    }
+
+    /// No more.
+    pub(crate) fn unwatch(&self, seat: &Arc<Seat>) {
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.retain(|other| !Arc::ptr_eq(other, seat));
+        self.watching.store(watchers.len(), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn tell_watchers(&self) {
+        // Partner: the fence in `watch`.
+        fence(Ordering::SeqCst);
+        if self.watching.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.iter().for_each(|seat| seat.nudge());
+    }
+
+    /// Requests that the device has.
+    pub(crate) fn in_flight(&self) -> u64 {
+        let completed = self.completed.load(Ordering::Acquire);
+        self.submitted.load(Ordering::Acquire).saturating_sub(completed)
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        Counters {
+            submitted: self.submitted.load(Ordering::Relaxed),
+            completed: self.completed.load(Ordering::Relaxed),
+            kicks: self.kicks.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What requests must keep to from now on.
+    pub(crate) fn set_limits(&self, limits: Limits) {
+        self.submission().limits = limits;
+    }
+
+    /// Nothing more can be submitted.
+    pub(crate) fn shut(&self) {
+        self.submission().dead = true;
+    }
+
+    /// Nothing can be submitted for now: the ring is as good as full.
+    pub(crate) fn hold(&self, held: bool) {
+        self.submission().held = held;
+        if !held {
+            self.tell_watchers();
+        }
+    }
+
+    /// Begins anew, for a back-end that knows nothing of this queue yet: what is in flight becomes the first that it gets.
+    ///
+    /// # Errors
+    /// The ring cannot be made.
+    pub(crate) fn renew(&self, limits: Limits, kick: Arc<Event>) -> Result<(), Error> {
+        let mut completion = self.completion();
+        // What the last back-end has completed counts. A lie of its own does not matter any more.
+        let _ = self.drain_and_keep(&mut completion);
+        let mut submission = self.submission();
+        let mut in_flight: Vec<Request> = Vec::new();
+        let taker = &mut completion.taker;
+        in_flight.extend((0..taker.size()).filter_map(|id| taker.take(id)));
+        let (submitter, completer) = self.layout.rings(&self.source.region)?;
+        (submission.submitter, submission.limits, submission.kick) = (submitter, limits, kick);
+        completion.completer = completer;
+        let mut refused = Vec::new();
+        for mut request in in_flight {
+            if self.add_checked(&mut submission, &mut request).is_err() {
+                refused.push(request);
+            }
+        }
+        // It is kicked in any case.
+        let _ = submission.submitter.publish();
+        drop(submission);
+        if completion.sleepers > 0 || completion.outside {
+            // Nothing can have come yet, but from a device that lies, which whoever polls next finds out.
+            let _ = completion.completer.enable_calls();
+        } else {
+            completion.completer.disable_calls();
+        }
+        self.fail(refused.into_iter());
+        Ok(())
+    }
+
+    /// Gives everything in flight back to its owner: nobody will ever complete it.
+    pub(crate) fn kill(&self) {
+        self.shut();
+        let mut completion = self.completion();
+        // What was completed before counts; a lie is what it was killed for, most likely.
+        let _ = self.drain_and_keep(&mut completion);
+        let taker = &mut completion.taker;
+        self.fail((0..taker.size()).filter_map(|id| taker.take(id)));
+        drop(completion);
+        self.tell_watchers();
+        self.lead.rouse();
+        self.wake.signal();
+        self.ready_event.signal();
+    }
+
+    fn fail(&self, requests: impl Iterator<Item = Request>) {
+        let outer = DELIVERS.replace(true);
+        let mut count = 0;
+        for Request { notify, data, .. } in requests {
+            count += 1;
+            let result = Err(Failure::Dead);
+            match notify {
+                Notify::Poller(token) => self.keep(Completion { token, result, data }),
+                other => deliver(other, result, data),
+            }
+        }
+        DELIVERS.set(outer);
+        self.completed.fetch_add(count, Ordering::Release);
+    }
+}
+
+/// What a status byte means.
+#[inline]
+fn result(status: Option<u8>) -> Result<(), Failure> {
+    match status {
+        Some(S_OK) => Ok(()),
+        Some(S_IOERR) => Err(Failure::Io),
+        Some(S_UNSUPP) => Err(Failure::Unsupported),
+        Some(status) => Err(Failure::Status(status)),
+        None => Err(Failure::NoStatus),
+    }
+}
+
+/// Hands over what is not for a poller.
+fn deliver(notify: Notify, result: Result<(), Failure>, data: Data) {
+    match notify {
+        Notify::Seat(seat) => seat.complete((result, data)),
+        Notify::Handler(handler, token) => handler.complete(Completion { token, result, data }),
+        Notify::Poller(_) => {}
+    }
+}

@@ -1,0 +1,177 @@
+//! How threads wait for completions: one sleeps on the queue's events for all, the others in their seats.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::core::Core;
+use crate::error::Error;
+use crate::options::Waiting;
+use crate::request::{Notify, Request};
+use crate::ring::{Ring, is_delivering};
+use crate::seat::{Outcome, Seat};
+
+/// How often a thread that spins looks at the clock, and how often at the connection.
+const SPINS_PER_CLOCK: u32 = 32;
+const CLOCKS_PER_ATTENTION: u32 = 64;
+
+impl Core {
+    /// Submits a request and waits until it is done, and before that for room.
+    ///
+    /// # Errors
+    /// The request is wrong or the disk is dead.
+    pub(crate) fn run(self: &Arc<Self>, ring: &Ring, mut request: Request) -> Result<Outcome, Error> {
+        // It would wait for itself.
+        if is_delivering() {
+            return Err(Error::InHandler);
+        }
+        let seat = ring.seats.take();
+        request.notify = Notify::Seat(seat.clone());
+        self.submit_or_wait(ring, request)?;
+        Ok(self.await_seat(ring, seat))
+    }
+
+    /// Waits for the request whose seat this is.
+    pub(crate) fn await_seat(self: &Arc<Self>, ring: &Ring, seat: Arc<Seat>) -> Outcome {
+        loop {
+            if let Some(outcome) = seat.take() {
+                ring.lead.pass_on();
+                ring.seats.give_back(seat);
+                return outcome;
+            }
+            self.pause(ring, &seat, None);
+        }
+    }
+
+    /// Submits a request, when there is room for it.
+    ///
+    /// # Errors
+    /// The request is wrong or the disk is dead.
+    pub(crate) fn submit_or_wait(self: &Arc<Self>, ring: &Ring, mut request: Request) -> Result<(), Error> {
+        match ring.submit_one(&mut request) {
+            Ok(()) => return Ok(()),
+            Err(Error::Full) => {}
+            Err(error) => return Err(self.explain(error)),
+        }
+        if is_delivering() {
+            return Err(Error::InHandler);
+        }
+        let seat = ring.seats.take();
+        ring.watch(&seat);
+        let submitted = loop {
+            match ring.submit_one(&mut request) {
+                Ok(()) => break Ok(()),
+                Err(Error::Full) => {}
+                Err(error) => break Err(self.explain(error)),
+            }
+            self.pause(ring, &seat, None);
+        };
+        ring.unwatch(&seat);
+        ring.lead.pass_on();
+        ring.seats.give_back(seat);
+        submitted
+    }
+
+    /// Waits until the seat is called, or so; the caller looks itself whether there is what it waits for.
+    pub(crate) fn pause(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
+        if !ring.lead.take_or_follow(seat) {
+            seat.wait(deadline);
+            ring.lead.stop_following(seat);
+            return;
+        }
+        self.lead(ring, seat, deadline);
+        ring.lead.give_up();
+    }
+
+    /// Hands out what comes until the seat is called.
+    fn lead(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
+        let spin = match self.options.waiting {
+            Waiting::Sleep => Duration::ZERO,
+            Waiting::Spin(time) => time,
+        };
+        loop {
+            if let Err(error) = ring.drain_for_all() {
+                self.die(error);
+            }
+            if seat.is_called() || self.is_over(deadline) {
+                return;
+            }
+            if !spin.is_zero() && self.spin(ring, seat, spin, deadline) {
+                return;
+            }
+            self.doze(ring, seat, deadline);
+        }
+    }
+
+    fn is_over(&self, deadline: Option<Instant>) -> bool {
+        deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Looks at the ring again and again; whether the seat was called.
+    fn spin(
+        self: &Arc<Self>,
+        ring: &Ring,
+        seat: &Arc<Seat>,
+        time: Duration,
+        deadline: Option<Instant>,
+    ) -> bool {
+        let start = Instant::now();
+        let mut clocks = 0u32;
+        loop {
+            for _ in 0..SPINS_PER_CLOCK {
+                if let Err(error) = ring.drain_for_all() {
+                    self.die(error);
+                }
+                if seat.is_called() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            clocks = clocks.wrapping_add(1);
+            if clocks.is_multiple_of(CLOCKS_PER_ATTENTION) {
+                self.attend();
+            }
+            if self.is_over(deadline) {
+                return true;
+            }
+            if start.elapsed() >= time {
+                return false;
+            }
+        }
+    }
+
+    /// Sleeps until the device calls, the seat is called, or something happens on the connection.
+    fn doze(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
+        let mut happened = false;
+        if ring.arm() && seat.lie_down(&ring.wake) {
+            let fds = [ring.call.as_fd(), ring.wake.as_fd(), self.control.as_fd()];
+            let ready = sleep(&fds, deadline);
+            seat.get_up();
+            if ready.get(1) == Some(&true) {
+                ring.wake.take();
+            }
+            happened = ready.get(2) == Some(&true);
+        }
+        if let Err(error) = ring.disarm() {
+            self.die(error);
+        }
+        if happened {
+            self.attend();
+        }
+    }
+}
+
+/// Sleeps until one of the descriptors is readable; which of them are.
+pub(crate) fn sleep(fds: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Vec<bool> {
+    let mut polled: Vec<PollFd<'_>> =
+        fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    // An error can only be a signal that interrupts: whoever slept looks for itself.
+    if poll(&mut polled, timeout.as_ref()).is_err() {
+        return vec![false; fds.len()];
+    }
+    polled.iter().map(|fd| !fd.revents().is_empty()).collect()
+}
