@@ -1,0 +1,561 @@
+//! Our driver against real back-ends: every request, every face, every shape of queue.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::fs::File;
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kickless_driver::{Choice, Disk, Error, Failure, Invalid, Options, Queue, Request, Waiting};
+use kickless_spec::blk::BlkFeatures;
+use kickless_spec::features::Features;
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program, repository};
+use kickless_tests::driver_request::pattern;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use tempfile::TempDir;
+
+const SIZE: usize = 16 << 20;
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A back-end with an image of zeroes.
+struct Served {
+    daemon: Daemon,
+    _dir: TempDir,
+}
+
+fn serve(program: Program) -> Served {
+    let dir = tempfile::tempdir().unwrap();
+    let image: PathBuf = dir.path().join("disk.img");
+    File::create_new(&image).unwrap().set_len(SIZE as u64).unwrap();
+    // The storage daemon asks for O_DIRECT, which not every file system has.
+    let daemon = Daemon::start(&DaemonConfig { program, ..DaemonConfig::new(&image) }).unwrap();
+    Served { daemon, _dir: dir }
+}
+
+impl Served {
+    fn options(&self) -> Options {
+        Options { connect_timeout: LIMIT, ..Options::new(self.daemon.socket()) }
+    }
+
+    fn connect(&self) -> Disk {
+        Disk::connect(self.options()).unwrap()
+    }
+}
+
+/// Makes a test of each function for each back-end.
+macro_rules! with_each_back_end {
+    ($($name:ident)*) => {
+        mod kickless {
+            $(#[test] fn $name() { super::$name(super::Program::Kickless); })*
+        }
+        mod storage_daemon {
+            $(#[test] fn $name() { super::$name(super::Program::StorageDaemon); })*
+        }
+    };
+}
+
+with_each_back_end! {
+    every_shape_and_request
+    threads_share_a_queue
+    all_faces_at_once
+    pieces_of_memory
+    memory_of_the_callers_own
+    what_is_dropped_is_done_all_the_same
+    a_ring_that_is_full
+    unplugged_under_load
+    closed_under_load
+    sleeping_outside
+    spinning
+}
+
+/// The wake-ups of a thread that awaits.
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// A runtime for one future.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+/// Writes at random places and keeps a model of what must be there.
+fn verify(disk: &Disk, seed: u64, rounds: u64) {
+    let mut model = vec![0u8; SIZE];
+    let mut random = seed | 1;
+    let mut next = move |max: usize| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (random >> 33) as usize % max
+    };
+    for round in 0..rounds {
+        let len = (1 + next(if round % 8 == 0 { 2048 } else { 16 })) * 512;
+        let at = next((SIZE - len) / 512) * 512;
+        if next(3) == 0 {
+            let mut read = vec![1; len];
+            disk.read_at(&mut read, at as u64).unwrap();
+            assert!(read == model[at..at + len], "{len} bytes at {at}");
+        } else {
+            model[at..at + len].copy_from_slice(&pattern(seed + round, len));
+            disk.write_at(&model[at..at + len], at as u64).unwrap();
+        }
+    }
+    disk.flush().unwrap();
+    let mut whole = vec![1; SIZE];
+    disk.read_at(&mut whole, 0).unwrap();
+    assert!(whole == model);
+    disk.write_at(&vec![0; SIZE], 0).unwrap();
+}
+
+fn every_shape_and_request(program: Program) {
+    let served = serve(program);
+    let offered = served.connect().features();
+    let both = [Choice::Off, Choice::Auto];
+    let mut seed = 1;
+    for (packed, in_order) in both.into_iter().flat_map(|packed| both.map(|in_order| (packed, in_order))) {
+        if packed == Choice::Auto && !offered.contains(Features::RING_PACKED) {
+            continue;
+        }
+        for (event_idx, indirect) in both.into_iter().flat_map(|e| both.map(|i| (e, i))) {
+            for (queues, queue_size) in [(1, 4), (2, 16), (4, 256)] {
+                let disk = Disk::connect(Options {
+                    packed,
+                    in_order,
+                    event_idx,
+                    indirect,
+                    queues,
+                    queue_size,
+                    ..served.options()
+                })
+                .unwrap();
+                assert_eq!(disk.queues(), usize::from(queues));
+                assert_eq!(disk.features().contains(Features::RING_PACKED), packed == Choice::Auto);
+                seed += 1;
+                verify(&disk, seed, 24);
+                requests(&disk, program);
+            }
+        }
+    }
+}
+
+fn requests(disk: &Disk, program: Program) {
+    assert_eq!(disk.size().unwrap(), SIZE as u64);
+    assert!(disk.block_size().unwrap() >= 512);
+    let id = disk.get_id().unwrap();
+    assert!(program == Program::Kickless || id == "vhost_user_blk", "{id}");
+    let mut block = [1; 4096];
+    if disk.blk_features().contains(BlkFeatures::WRITE_ZEROES) {
+        disk.write_at(&[5; 8192], 0).unwrap();
+        disk.write_zeroes(0, 4096, true).unwrap();
+        disk.read_at(&mut block, 0).unwrap();
+        assert_eq!(block, [0; 4096]);
+        disk.read_at(&mut block, 4096).unwrap();
+        assert_eq!(block, [5; 4096]);
+        disk.write_zeroes(4096, 4096, false).unwrap();
+    } else {
+        let refused = disk.write_zeroes(0, 4096, true).unwrap_err();
+        assert!(matches!(refused, Error::Invalid(Invalid::NotOffered { .. })), "{refused:?}");
+    }
+    if disk.blk_features().contains(BlkFeatures::DISCARD) {
+        disk.discard(0, 1 << 20).unwrap();
+    } else {
+        assert!(matches!(disk.discard(0, 4096), Err(Error::Invalid(Invalid::NotOffered { .. }))));
+    }
+    if !disk.blk_features().contains(BlkFeatures::LIFETIME) {
+        assert!(matches!(disk.get_lifetime(), Err(Error::Invalid(Invalid::NotOffered { .. }))));
+    }
+    for (offset, len) in [(1u64, 512), (0, 511), (SIZE as u64, 512), (u64::MAX - 511, 512)] {
+        let wrong = disk.read_at(&mut block[..len], offset).unwrap_err();
+        assert!(matches!(wrong, Error::Invalid(_)), "{wrong:?}");
+    }
+    disk.read_at(&mut [], 0).unwrap();
+    if disk.blk_features().contains(BlkFeatures::CONFIG_WCE) {
+        disk.set_writeback(false).unwrap();
+        assert_eq!(disk.config().unwrap().writeback, 0);
+        disk.write_at(&[9; 512], 0).unwrap();
+        disk.set_writeback(true).unwrap();
+    }
+    disk.write_at(&vec![0; 1 << 20], 0).unwrap();
+}
+
+fn threads_share_a_queue(program: Program) {
+    let served = serve(program);
+    for indirect in [Choice::Off, Choice::Auto] {
+        let options = Options { queues: 1, queue_size: 8, indirect, ..served.options() };
+        let disk = Disk::connect(options).unwrap();
+        let part = SIZE as u64 / 8;
+        thread::scope(|scope| {
+            for number in 0..8u64 {
+                let disk = disk.clone();
+                scope.spawn(move || {
+                    for round in 0..100 {
+                        let data = pattern(number * 1000 + round, 4096 << (round % 4));
+                        let at = number * part + round % 32 * 32768;
+                        disk.write_at(&data, at).unwrap();
+                        let mut read = vec![0; data.len()];
+                        disk.read_at(&mut read, at).unwrap();
+                        assert!(read == data);
+                    }
+                });
+            }
+        });
+        let counters = disk.counters();
+        assert_eq!(counters.submitted, counters.completed);
+    }
+}
+
+/// Reads and writes 4 KiB blocks by batches, and looks at each.
+fn batches(disk: &Disk, queue: &Queue, first: u64, rounds: u64) {
+    let mut buffers: Vec<_> = (0..16).map(|_| disk.buffer(4096).unwrap()).collect();
+    for round in 0..rounds {
+        for write in [true, false] {
+            let mut batch: Vec<Request> = (0u64..)
+                .zip(buffers.drain(..))
+                .map(|(n, mut buffer)| {
+                    let at = (first + n) * 4096;
+                    if write {
+                        buffer.write(0, &pattern(round * 100 + n, 4096));
+                        Request::write(at, buffer).token(n)
+                    } else {
+                        buffer.write(0, &[0; 4096]);
+                        Request::read(at, buffer).token(n)
+                    }
+                })
+                .collect();
+            queue.submit_or_wait(&mut batch).unwrap();
+            let mut done = 0;
+            while done < 16 {
+                let limit = Some(LIMIT);
+                // Tokens of others on the same queue have other numbers, and other loops would wait for them.
+                let count = queue.wait(16 - done, limit, |completion| {
+                    completion.result.unwrap();
+                    let buffer = completion.data.into_buffer().unwrap();
+                    if !write {
+                        assert!(buffer.to_vec() == pattern(round * 100 + completion.token, 4096));
+                    }
+                    buffers.push(buffer);
+                });
+                let count = count.unwrap();
+                assert!(count > 0, "nothing is done");
+                done += count;
+            }
+        }
+    }
+}
+
+fn all_faces_at_once(program: Program) {
+    let served = serve(program);
+    let disk = Disk::connect(Options { queues: 1, queue_size: 32, ..served.options() }).unwrap();
+    let handled = Arc::new(AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| batches(&disk, &disk.queue(0), 0, 100));
+        for number in 1..3u64 {
+            let disk = &disk;
+            scope.spawn(move || {
+                for round in 0..100 {
+                    let (data, at) = (pattern(round, 4096), number << 20);
+                    disk.write_at(&data, at).unwrap();
+                    let mut read = [0; 4096];
+                    disk.read_at(&mut read, at).unwrap();
+                    assert!(read == data[..]);
+                }
+            });
+        }
+        scope.spawn(|| {
+            for round in 0..100 {
+                let mut buffer = disk.buffer(4096).unwrap();
+                buffer.write(0, &pattern(round, 4096));
+                let buffer = block_on(disk.write(3 << 20, buffer)).unwrap();
+                let buffer = block_on(disk.read(3 << 20, buffer)).unwrap();
+                assert!(buffer.to_vec() == pattern(round, 4096));
+            }
+        });
+        scope.spawn(|| {
+            let count = handled.clone();
+            let handler = Arc::new(move |completion: kickless_driver::Completion| {
+                completion.result.unwrap();
+                count.fetch_add(1 + completion.token, Ordering::Relaxed);
+            });
+            for _ in 0..100 {
+                let request = Request::read(4 << 20, disk.buffer(4096).unwrap());
+                let mut batch = vec![request.on_complete(handler.clone(), 1)];
+                disk.queue(0).submit_or_wait(&mut batch).unwrap();
+            }
+        });
+    });
+    let deadline = Instant::now() + LIMIT;
+    while handled.load(Ordering::Relaxed) != 200 {
+        assert!(Instant::now() < deadline);
+        thread::yield_now();
+    }
+}
+
+fn pieces_of_memory(program: Program) {
+    let served = serve(program);
+    for indirect in [Choice::Off, Choice::Auto] {
+        let disk = Disk::connect(Options { indirect, queue_size: 64, ..served.options() }).unwrap();
+        for lens in [vec![512; 16], vec![4096, 512, 8192], vec![512; 30]] {
+            let data = pattern(lens.len() as u64, lens.iter().sum());
+            let mut at = 0;
+            let buffers: Vec<_> = lens
+                .iter()
+                .map(|len| {
+                    let mut buffer = disk.buffer(*len).unwrap();
+                    buffer.write(0, &data[at..at + len]);
+                    at += len;
+                    buffer
+                })
+                .collect();
+            disk.run(Request::write(0, buffers)).unwrap();
+            let buffers: Vec<_> = lens.iter().rev().map(|len| disk.buffer(*len).unwrap()).collect();
+            let read = disk.run(Request::read(0, buffers)).unwrap();
+            let read: Vec<u8> = read.pieces().iter().flat_map(|buffer| buffer.to_vec()).collect();
+            assert!(read == data);
+        }
+        let many: Vec<_> = (0..200).map(|_| disk.buffer(512).unwrap()).collect();
+        let refused = disk.run(Request::read(0, many)).unwrap_err();
+        assert!(matches!(refused, Error::Invalid(Invalid::TooManyPieces { .. })), "{refused:?}");
+        let other = Disk::connect(Options { reply_timeout: Duration::from_millis(300), ..served.options() });
+        // A back-end that serves one front-end at a time takes this one later.
+        if let Ok(other) = other {
+            let foreign = disk.run(Request::read(0, other.buffer(512).unwrap())).unwrap_err();
+            assert!(matches!(foreign, Error::Invalid(Invalid::ForeignBuffer)), "{foreign:?}");
+        }
+    }
+}
+
+fn memory_of_the_callers_own(program: Program) {
+    let served = serve(program);
+    let disk = served.connect();
+    let file: OwnedFd = memfd_create("mine", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 4 << 20).unwrap();
+    let busy = Arc::new(AtomicBool::new(true));
+    thread::scope(|scope| {
+        let (others, still) = (disk.clone(), busy.clone());
+        scope.spawn(move || {
+            while still.load(Ordering::Relaxed) {
+                others.write_at(&pattern(1, 65536), 8 << 20).unwrap();
+                let mut read = vec![0; 65536];
+                others.read_at(&mut read, 8 << 20).unwrap();
+                assert!(read == pattern(1, 65536));
+            }
+        });
+        for round in 0..50 {
+            let memory = disk.register(&file, 1 << 20, 2 << 20).unwrap();
+            let data = pattern(round, 8192);
+            let mut buffer = memory.buffer((2 << 20) - 8192, 8192).unwrap();
+            assert!(memory.buffer((2 << 20) - 8191, 8192).is_none());
+            rustix::io::pwrite(&file, &data, (3 << 20) - 8192).unwrap();
+            disk.run(Request::write(0, buffer)).unwrap();
+            let mut read = vec![0; 8192];
+            disk.read_at(&mut read, 0).unwrap();
+            assert!(read == data);
+            buffer = memory.buffer(0, 8192).unwrap();
+            disk.run(Request::read(0, buffer)).unwrap();
+            rustix::io::pread(&file, &mut read[..], 1 << 20).unwrap();
+            assert!(read == data);
+            if round % 2 == 0 {
+                disk.unregister(memory).unwrap();
+            } else {
+                let buffer = memory.buffer(0, 512).unwrap();
+                assert!(matches!(disk.unregister(memory), Err(Error::Busy)));
+                drop(buffer);
+            }
+        }
+        busy.store(false, Ordering::Relaxed);
+    });
+}
+
+fn what_is_dropped_is_done_all_the_same(program: Program) {
+    let served = serve(program);
+    let disk = Disk::connect(Options { buffer_memory: 2 << 20, ..served.options() }).unwrap();
+    let fits = 2 << 20 >> 12;
+    for round in 0..20u64 {
+        let mut started = 0;
+        for number in 0..fits {
+            let mut buffer = disk.buffer(4096).unwrap();
+            buffer.write(0, &pattern(round * 1000 + number, 4096));
+            let mut future = Box::pin(disk.start(Request::write(number * 4096, buffer)));
+            // Those for which there is no room are dropped before they are submitted.
+            let before = disk.counters().submitted;
+            let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            started += u64::from(disk.counters().submitted > before && number == started);
+            drop((polled, future));
+        }
+        let deadline = Instant::now() + LIMIT;
+        while disk.queue_of_thread().in_flight() > 0 {
+            assert!(Instant::now() < deadline);
+            thread::sleep(Duration::from_millis(1));
+        }
+        // All of the memory has come back.
+        drop(disk.buffer(2 << 20).unwrap());
+        assert!(started >= 16, "{started} were submitted in their order");
+        for number in 0..started {
+            let mut read = vec![0; 4096];
+            disk.read_at(&mut read, number * 4096).unwrap();
+            assert!(read == pattern(round * 1000 + number, 4096), "{number} of {started} in round {round}");
+        }
+    }
+}
+
+fn a_ring_that_is_full(program: Program) {
+    let served = serve(program);
+    let options = Options { queues: 1, queue_size: 16, indirect: Choice::Off, ..served.options() };
+    let disk = Disk::connect(options).unwrap();
+    let queue = disk.queue(0);
+    let reads = |count: u64| -> Vec<Request> {
+        (0..count).map(|n| Request::read(n * 512, disk.buffer(512).unwrap()).token(n)).collect()
+    };
+    let mut batch = reads(20);
+    // Nobody completes, so only the descriptors count: three for each.
+    assert_eq!(queue.submit(&mut batch).unwrap(), 5);
+    assert!(matches!(queue.submit(&mut batch), Err(Error::Full)));
+    assert_eq!(batch.len(), 15);
+    let refused = queue.submit_one(Request::flush()).unwrap_err();
+    assert!(matches!(refused.error, Error::Full));
+    assert_eq!(refused.request.kind(), kickless_driver::Kind::Flush);
+    queue.submit_or_wait(&mut batch).unwrap();
+    let mut tokens = Vec::new();
+    while tokens.len() < 20 {
+        assert!(queue.wait(3, Some(LIMIT), |completion| tokens.push(completion.token)).unwrap() > 0);
+    }
+    tokens.sort_unstable();
+    assert_eq!(tokens, (0..20).collect::<Vec<_>>());
+    assert_eq!(queue.wait(1, Some(Duration::from_millis(10)), |_| panic!("nothing")).unwrap(), 0);
+    // One that is wrong stays, with those after it.
+    let mut batch = reads(2);
+    batch.insert(1, Request::discard(1, 1));
+    assert!(matches!(queue.submit(&mut batch), Err(Error::Invalid(_))));
+    assert_eq!(batch.len(), 2);
+    while queue.in_flight() > 0 {
+        queue.poll(1, |_| {}).unwrap();
+    }
+}
+
+fn under_load(program: Program, end: impl Fn(&Disk)) {
+    for _ in 0..10 {
+        // QEMU's ends, in 7.2, when somebody connects while it waits for what the last one left in flight.
+        let served = serve(program);
+        let disk = Disk::connect(Options { queues: 2, queue_size: 16, ..served.options() }).unwrap();
+        let done = AtomicU64::new(0);
+        let lost = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            for number in 0..4u64 {
+                let (disk, done) = (&disk, &done);
+                scope.spawn(move || {
+                    let mut buffer = vec![0; 4096];
+                    while disk.read_at(&mut buffer, number * 4096).is_ok() {
+                        done.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            scope.spawn(|| {
+                let queue = disk.queue(0);
+                loop {
+                    let mut batch = vec![
+                        Request::read(0, disk.buffer(512).unwrap()),
+                        Request::read(0, disk.buffer(512).unwrap()),
+                    ];
+                    if queue.submit_or_wait(&mut batch).is_err() {
+                        break;
+                    }
+                    let mut left = 2;
+                    while left > 0 {
+                        let waited = queue.wait(2, Some(LIMIT), |completion| {
+                            left -= 1;
+                            lost.lock().unwrap().extend(completion.result.err());
+                        });
+                        assert!(waited.is_ok_and(|count| count > 0), "{left} are lost");
+                    }
+                }
+            });
+            scope.spawn(|| {
+                while !matches!(block_on(disk.start(Request::flush())).result, Err(Error::Dead(_))) {}
+            });
+            while done.load(Ordering::Relaxed) < 50 {
+                thread::yield_now();
+            }
+            end(&disk);
+        });
+        assert!(matches!(*disk.failure().unwrap(), Error::Unplugged));
+        assert!(lost.lock().unwrap().iter().all(|failure| *failure == Failure::Dead));
+        assert!(matches!(disk.flush(), Err(Error::Dead(_))));
+    }
+}
+
+fn unplugged_under_load(program: Program) {
+    under_load(program, Disk::unplug);
+}
+
+fn closed_under_load(program: Program) {
+    under_load(program, Disk::close);
+}
+
+fn sleeping_outside(program: Program) {
+    let served = serve(program);
+    let disk = Disk::connect(Options { queues: 1, ..served.options() }).unwrap();
+    let queue = disk.queue(0);
+    let events = queue.events().unwrap();
+    thread::scope(|scope| {
+        // Somebody else finds what is ours now and then.
+        scope.spawn(|| (0..200).for_each(|_| disk.flush().unwrap()));
+        for round in 0..200u64 {
+            let mut batch: Vec<_> = (0..4)
+                .map(|n| Request::read(n * 512, disk.buffer(512).unwrap()).token(round * 4 + n))
+                .collect();
+            queue.submit_or_wait(&mut batch).unwrap();
+            let mut left = 4;
+            while left > 0 {
+                left -= queue.poll(4, |completion| assert_eq!(completion.token / 4, round)).unwrap();
+                if left > 0 && events.arm() {
+                    let mut fds = [PollFd::new(&events, PollFlags::IN)];
+                    let limit = rustix::event::Timespec { tv_sec: 30, tv_nsec: 0 };
+                    assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "{left} of round {round} are lost");
+                }
+            }
+        }
+    });
+}
+
+fn spinning(program: Program) {
+    let served = serve(program);
+    for time in [Duration::from_micros(50), Duration::MAX] {
+        let disk = Disk::connect(Options { waiting: Waiting::Spin(time), ..served.options() }).unwrap();
+        verify(&disk, 77, 50);
+        batches(&disk, &disk.queue(1), 0, 20);
+        disk.write_at(&vec![0; 1 << 20], 0).unwrap();
+    }
+}
+
+#[test]
+fn the_example() {
+    let served = serve(Program::Kickless);
+    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
+    let arguments = ["run", "--quiet", "--offline", "-p", "kickless-driver", "--example", "disk", "--"];
+    let output = Command::new(cargo)
+        .args(arguments)
+        .arg(served.daemon.socket())
+        .current_dir(repository())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("written and read back"), "{output:?}");
+}
