@@ -17,14 +17,15 @@ struct Case {
     engine: &'static str,
     event_idx: bool,
     indirect: bool,
+    packed: bool,
 }
 
-fn cases() -> Vec<Case> {
+fn cases(packed: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     for engine in ["io_uring", "threads"] {
         for event_idx in [true, false] {
             for indirect in [true, false] {
-                cases.push(Case { engine, event_idx, indirect });
+                cases.push(Case { engine, event_idx, indirect, packed });
             }
         }
     }
@@ -36,10 +37,10 @@ fn switch(on: bool) -> &'static str {
 }
 
 /// Boots one guest that has a disk, with a daemon of its own, for each case; compares the data from both ends.
-fn check_all_cases(cpus: u32, queues: u16) {
+fn check_all_cases(cpus: u32, queues: u16, packed: bool) {
     let mut served = Vec::new();
     let mut disks = Vec::new();
-    for (index, case) in cases().into_iter().enumerate() {
+    for (index, case) in cases(packed).into_iter().enumerate() {
         let scratch = Scratch::new().unwrap();
         let daemon = Daemon::start(&DaemonConfig {
             engine: Some(case.engine.to_owned()),
@@ -49,9 +50,10 @@ fn check_all_cases(cpus: u32, queues: u16) {
         })
         .unwrap();
         let rings = format!(
-            "num-queues={queues},event_idx={},indirect_desc={}",
+            "num-queues={queues},event_idx={},indirect_desc={},packed={}",
             switch(case.event_idx),
-            switch(case.indirect)
+            switch(case.indirect),
+            switch(case.packed)
         );
         disks.push(DiskConfig::new(daemon.socket(), &rings));
         served.push((case, scratch, daemon));
@@ -64,6 +66,7 @@ fn check_all_cases(cpus: u32, queues: u16) {
         scratch.compare(&results, &disk).unwrap();
         assert_eq!(result("event_idx"), if case.event_idx { "1" } else { "0" }, "{disk}");
         assert_eq!(result("indirect"), if case.indirect { "1" } else { "0" }, "{disk}");
+        assert_eq!(result("packed"), if case.packed { "1" } else { "0" }, "{disk}");
         assert_eq!(result("mq"), queues.to_string(), "{disk}");
         let interrupts = numbers(&results, &format!("{disk}.interrupts")).unwrap();
         assert_eq!(interrupts.len(), usize::from(queues), "{disk}: {interrupts:?}");
@@ -75,10 +78,11 @@ fn check_all_cases(cpus: u32, queues: u16) {
             assert_eq!(result("serial"), format!("case-{index}"), "{disk}");
         }
         println!(
-            "{disk}: {queues} queues, {}, event_idx {}, indirect {}: verified, interrupts by queue {interrupts:?}",
+            "{disk}: {queues} queues, {}, event_idx {}, indirect {}, packed {}: verified, interrupts by queue {interrupts:?}",
             case.engine,
             switch(case.event_idx),
-            switch(case.indirect)
+            switch(case.indirect),
+            switch(case.packed)
         );
         assert!(daemon.is_running().unwrap());
         let (status, _) = daemon.stop().unwrap();
@@ -88,12 +92,22 @@ fn check_all_cases(cpus: u32, queues: u16) {
 
 #[test]
 fn one_queue_with_every_engine_and_ring_feature() {
-    check_all_cases(1, 1);
+    check_all_cases(1, 1, false);
 }
 
 #[test]
 fn four_queues_with_every_engine_and_ring_feature() {
-    check_all_cases(4, 4);
+    check_all_cases(4, 4, false);
+}
+
+#[test]
+fn one_packed_queue_with_every_engine_and_ring_feature() {
+    check_all_cases(1, 1, true);
+}
+
+#[test]
+fn four_packed_queues_with_every_engine_and_ring_feature() {
+    check_all_cases(4, 4, true);
 }
 
 #[test]

@@ -79,6 +79,8 @@ impl Device for Blk {
             | Features::VERSION_1
             | Features::EVENT_IDX
             | Features::INDIRECT_DESC
+            | Features::RING_PACKED
+            | Features::IN_ORDER
     }
 
     fn queues_max(&self) -> u16 {

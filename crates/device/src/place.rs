@@ -2,8 +2,7 @@
 
 use crate::{Call, Kick, Source};
 use kickless_memory::Map;
-use kickless_spec::ring::UsedElem;
-use kickless_virtqueue::device::Addresses;
+use kickless_virtqueue::device::{Addresses, Held};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -54,5 +53,5 @@ pub struct Stopped {
     pub next_avail: u16,
     /// What was completed and could not be shown to the driver, because the ring was not in guest memory: to be handed to
     /// whoever runs this ring next. Nearly always empty.
-    pub held: Vec<UsedElem>,
+    pub held: Vec<Held>,
 }

@@ -2,9 +2,8 @@
 
 use crate::{Call, Counters, Kick, Stopped, Update};
 use kickless_memory::{Map, Unmapped};
-use kickless_spec::ring::UsedElem;
 use kickless_virtqueue::Chain;
-use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
+use kickless_virtqueue::device::{Addresses, Held, Metadata, Options, Queue};
 use std::sync::Arc;
 use tracing::{error, info, warn};
 
@@ -20,7 +19,7 @@ pub struct Parts {
     /// Index of the first available ring entry to take.
     pub next_avail: u16,
     /// Completions that this ring still owes its driver, from [`Stopped::held`].
-    pub held: Vec<UsedElem>,
+    pub held: Vec<Held>,
     /// Guest memory.
     pub map: Arc<Map>,
     /// Kicks come from here; without it the driver's kicks come as messages, or never.

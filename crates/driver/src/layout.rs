@@ -32,10 +32,11 @@ impl Layout {
     pub(crate) fn new(start: u64, size: u16, features: Features) -> Result<Self, Error> {
         let has = |feature| features.contains(feature);
         let (event_idx, indirect) = (has(Features::EVENT_IDX), has(Features::INDIRECT_DESC));
-        let options = driver::Options::new(size, event_idx, indirect)
-            .map_err(|_| Error::QueueSize { size })?
-            .with_packed(has(Features::RING_PACKED))
-            .with_in_order(has(Features::IN_ORDER));
+        let options = match has(Features::RING_PACKED) {
+            true => driver::Options::packed(size, event_idx, indirect),
+            false => driver::Options::new(size, event_idx, indirect),
+        };
+        let options = options.map_err(|_| Error::QueueSize { size })?.with_in_order(has(Features::IN_ORDER));
         // The packed ring's event areas are smaller than the split ring's, so there is room for either.
         let driver = (start + desc_len(size) as u64).next_multiple_of(LINE);
         let device = (driver + avail_len(size, true) as u64).next_multiple_of(LINE);

@@ -24,7 +24,7 @@ pub(crate) enum Refusal {
     InvalidSize(#[from] InvalidSize),
     #[error("ring size {size}, but at most {max} is possible")]
     SizeTooLarge { size: u32, max: u16 },
-    #[error("ring base {0} does not fit into 16 bits")]
+    #[error("ring base {0:#x} is not an index, or says that requests are in flight")]
     Base(u32),
     #[error("ring {0} is running")]
     Running(u16),

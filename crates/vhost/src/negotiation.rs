@@ -48,6 +48,11 @@ impl Negotiated {
         self.features_set && !self.features.contains(Features::PROTOCOL_FEATURES)
     }
 
+    /// Whether rings have the packed format.
+    pub(crate) fn packed(&self) -> bool {
+        self.features.contains(Features::RING_PACKED)
+    }
+
     /// SET_PROTOCOL_FEATURES.
     pub(crate) fn set_protocol(&mut self, protocol: ProtocolFeatures) -> Result<(), Refusal> {
         let unknown = protocol - PROTOCOL_FEATURES;

@@ -186,9 +186,13 @@ impl Drop for Rings {
 
 /// The shape of a ring of this size.
 pub(crate) fn options(size: u16, features: Features) -> Result<Options, Refusal> {
-    let (event_idx, indirect) =
-        (features.contains(Features::EVENT_IDX), features.contains(Features::INDIRECT_DESC));
-    Ok(Options::new(size, event_idx, indirect)?)
+    let has = |feature| features.contains(feature);
+    let (event_idx, indirect) = (has(Features::EVENT_IDX), has(Features::INDIRECT_DESC));
+    let options = match has(Features::RING_PACKED) {
+        true => Options::packed(size, event_idx, indirect),
+        false => Options::new(size, event_idx, indirect),
+    };
+    Ok(options?.with_in_order(has(Features::IN_ORDER)))
 }
 
 /// Whether the areas are in guest memory.

@@ -5,6 +5,7 @@ use crate::memory::Memory;
 use crate::negotiation::{Negotiated, PROTOCOL_FEATURES, offered};
 use crate::rings::{self, Rings};
 use crate::server::Statistics;
+use crate::setup::Setup;
 use kickless_device::{Call, Device, Kick, Place, Update};
 use kickless_memory::{SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
@@ -200,7 +201,8 @@ impl<'a> Session<'a> {
 
     fn set_vring_base(&mut self, state: VringState) -> Result<(), Refusal> {
         let index = self.rings.index(state.index)?;
-        let base = u16::try_from(state.num).map_err(|_| Refusal::Base(state.num))?;
+        let base =
+            Setup::index_of_base(state.num, self.negotiated.packed()).ok_or(Refusal::Base(state.num))?;
         self.while_stopped(index)?.setup.set_base(base);
         Ok(())
     }
@@ -237,11 +239,12 @@ impl<'a> Session<'a> {
     fn get_vring_base(&mut self, index: u32) -> Result<Reply, Refusal> {
         let checked = self.rings.index(index)?;
         self.rings.stop(checked)?;
+        let packed = self.negotiated.packed();
         let ring = self.rings.get(checked);
         // It starts again with the next kick descriptor.
         ring.setup.started = false;
         ring.kick = None;
-        Ok(Reply::VringBase(VringState { index, num: ring.setup.next_avail.into() }))
+        Ok(Reply::VringBase(VringState { index, num: ring.setup.base(packed) }))
     }
 
     fn set_vring_kick(&mut self, kick: VringFd) -> Result<(), Refusal> {

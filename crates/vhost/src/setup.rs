@@ -1,8 +1,7 @@
 //! What the front-end has said of a ring. Pure.
 
 use kickless_device::Stopped;
-use kickless_spec::ring::UsedElem;
-use kickless_virtqueue::device::Addresses;
+use kickless_virtqueue::device::{Addresses, Held};
 
 /// The set-up of one ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,10 +10,11 @@ pub(crate) struct Setup {
     pub(crate) size: Option<u16>,
     /// Where its areas lie, once SET_VRING_ADDR has come.
     pub(crate) addresses: Option<Addresses>,
-    /// The first available entry to take: what SET_VRING_BASE said, or where it stopped.
+    /// The first available entry to take: what SET_VRING_BASE said, or where it stopped. In a packed ring bit 15 is the wrap
+    /// counter.
     pub(crate) next_avail: u16,
     /// Completions that it still owes its driver from when it ran last.
-    pub(crate) held: Vec<UsedElem>,
+    pub(crate) held: Vec<Held>,
     /// A kick descriptor has come and GET_VRING_BASE has not: *started* in the words of the specification.
     pub(crate) started: bool,
     /// SET_VRING_ENABLE, or no protocol features, with which rings are enabled from the beginning.
@@ -26,6 +26,21 @@ impl Setup {
     pub(crate) fn resume(&mut self, Stopped { next_avail, held }: Stopped) {
         self.next_avail = next_avail;
         self.held = held;
+    }
+
+    /// What GET_VRING_BASE answers. QEMU wants of a packed ring also, in the upper half, how far it is used; when a ring has
+    /// stopped that is as far as it is taken.
+    pub(crate) fn base(&self, packed: bool) -> u32 {
+        let next = u32::from(self.next_avail);
+        if packed { next << 16 | next } else { next }
+    }
+
+    /// The index in what SET_VRING_BASE says; `None` for what cannot be resumed. The upper half of a packed ring's is as
+    /// in [`Setup::base`], or, where the front-end does not say how far it is used, zero. Chains that were taken and not used
+    /// are not known here, so it has to be the same index.
+    pub(crate) fn index_of_base(base: u32, packed: bool) -> Option<u16> {
+        let (low, high) = (base as u16, (base >> 16) as u16);
+        (high == 0 || (packed && high == low)).then_some(low)
     }
 
     /// SET_VRING_BASE. Another index than where it stopped begins another life of the ring, whose driver is owed
@@ -52,13 +67,25 @@ mod tests {
 
     #[test]
     fn completions_are_owed_within_one_life() {
-        let held = vec![UsedElem { id: 3.into(), len: 1.into() }];
+        let held = vec![Held { id: 3, len: 1, descriptors: 0 }];
         let mut setup = Setup::default();
         setup.resume(Stopped { next_avail: 9, held: held.clone() });
         setup.set_base(9);
         assert_eq!((setup.next_avail, &setup.held), (9, &held));
         setup.set_base(0);
         assert_eq!((setup.next_avail, setup.held), (0, Vec::new()));
+    }
+
+    #[test]
+    fn bases_of_both_formats() {
+        let setup = Setup { next_avail: 0x8003, ..Setup::default() };
+        assert_eq!((setup.base(false), setup.base(true)), (0x8003, 0x8003_8003));
+        for base in [0x8003, 0x8003_8003] {
+            assert_eq!(Setup::index_of_base(base, true), Some(0x8003));
+        }
+        assert_eq!(Setup::index_of_base(0x8003, false), Some(0x8003));
+        assert_eq!(Setup::index_of_base(0x8003_8003, false), None);
+        assert_eq!(Setup::index_of_base(0x8002_8003, true), None);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Descriptor chains.
 
 use crate::RingError;
-use crate::device::Metadata;
+use crate::device::{Metadata, Options};
+use crate::packed::Place;
 use kickless_memory::{Gpa, Map};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 
@@ -72,28 +73,61 @@ impl Chain {
     #[inline]
     pub(crate) fn walk(&mut self, map: &Map, ring: &Metadata, head: u16) -> Result<(), RingError> {
         let size = ring.options().size();
+        self.begin(head);
+        if head >= size {
+            return Err(RingError::Head { head, size });
+        }
+        let walk = Walk::new(head, size);
+        let (mut walk, table) =
+            walk.table(&mut self.buffers, head, u32::from(size), |index| Ok(ring.descriptor(index)))?;
+        if let Some(table) = table {
+            walk = walk.indirect(&mut self.buffers, map, &table, ring.options())?;
+        }
+        self.end(walk)
+    }
+
+    /// Takes the chain that starts at `place` of a packed ring, in which `room` descriptors can be available. How many it
+    /// has. Errors name the place where others name the head.
+    #[inline]
+    pub(crate) fn walk_packed(
+        &mut self,
+        map: &Map,
+        ring: &Metadata,
+        place: Place,
+        room: u16,
+    ) -> Result<u16, RingError> {
+        let size = ring.options().size();
+        self.begin(place.index);
+        let (mut count, mut id) = (0, 0);
+        let walk = Walk::new(place.index, room);
+        let (mut walk, table) = walk.table(&mut self.buffers, 0, u32::from(size) + 1, |nth| {
+            let desc = ring.packed_descriptor(place.after(nth, size));
+            (count, id) = (nth + 1, desc.next);
+            Ok(Descriptor { next: nth + 1, ..desc })
+        })?;
+        if let Some(table) = table {
+            walk = walk.indirect(&mut self.buffers, map, &table, ring.options())?;
+        }
+        if id >= size {
+            return Err(RingError::Head { head: id, size });
+        }
+        self.head = id;
+        self.end(walk)?;
+        Ok(count)
+    }
+
+    #[inline]
+    fn begin(&mut self, head: u16) {
         self.head = head;
         self.buffers.clear();
         if self.buffers.capacity() > BUFFERS_KEPT {
             self.buffers.shrink_to(BUFFERS_KEPT);
         }
-        if head >= size {
-            return Err(RingError::Head { head, size });
-        }
-        let walk = Walk {
-            head,
-            left: size,
-            max: size,
-            writable: false,
-            readable: 0,
-            readable_len: 0,
-            writable_len: 0,
-        };
-        let (mut walk, table) =
-            walk.table(&mut self.buffers, head, u32::from(size), |index| Ok(ring.descriptor(index)))?;
-        if let Some(table) = table {
-            walk = walk.indirect(&mut self.buffers, map, &table, ring.options().indirect())?;
-        }
+    }
+
+    #[inline]
+    fn end(&mut self, walk: Walk) -> Result<(), RingError> {
+        let head = self.head;
         let len = walk.readable_len + walk.writable_len;
         if len > CHAIN_BYTES_MAX {
             return Err(RingError::TooManyBytes { head, len });
@@ -124,6 +158,25 @@ impl Descriptor {
     fn from_le(words: [u64; 2]) -> Self {
         Self::new(words.map(u64::from_le))
     }
+
+    /// A descriptor of the packed format, which has an id where the other has flags, and flags where that has `next`.
+    #[inline]
+    pub(crate) fn from_packed_le(words: [u64; 2]) -> Self {
+        let Self { flags: id, next: flags, .. } = Self::from_le(words);
+        Self { flags, next: id, ..Self::from_le(words) }
+    }
+
+    /// Entry `index` of an indirect table with `entries`. In the packed format they follow one another, and neither NEXT nor
+    /// the id mean anything (virtio 1.3, section 2.8.7).
+    #[inline]
+    fn in_table(words: [u64; 2], packed: bool, index: u16, entries: u32) -> Self {
+        if !packed {
+            return Self::from_le(words);
+        }
+        let desc = Self::from_packed_le(words);
+        let next = if u32::from(index) + 1 < entries { DESC_F_NEXT } else { 0 };
+        Self { flags: desc.flags & !DESC_F_NEXT | next, next: index.wrapping_add(1), ..desc }
+    }
 }
 
 /// A walk under way. It goes from hand to hand by value, so that it stays in registers.
@@ -142,6 +195,11 @@ struct Walk {
 }
 
 impl Walk {
+    #[inline]
+    fn new(head: u16, max: u16) -> Self {
+        Self { head, left: max, max, writable: false, readable: 0, readable_len: 0, writable_len: 0 }
+    }
+
     /// Follows the chain from `index` in a table of `entries` descriptors. Ends with the descriptor of an
     /// indirect table, or with none at the end of the chain.
     #[inline]
@@ -150,7 +208,7 @@ impl Walk {
         buffers: &mut Vec<Buffer>,
         mut index: u16,
         entries: u32,
-        read: impl Fn(u16) -> Result<Descriptor, RingError>,
+        mut read: impl FnMut(u16) -> Result<Descriptor, RingError>,
     ) -> Result<(Self, Option<Descriptor>), RingError> {
         let head = self.head;
         loop {
@@ -193,11 +251,12 @@ impl Walk {
         buffers: &mut Vec<Buffer>,
         map: &Map,
         desc: &Descriptor,
-        negotiated: bool,
+        options: &Options,
     ) -> Result<Self, RingError> {
         const DESC: u32 = size_of::<Desc>() as u32;
         let (head, addr, len) = (self.head, desc.addr, desc.len);
-        if !negotiated {
+        let packed = options.is_packed();
+        if !options.indirect() {
             return Err(RingError::IndirectNotNegotiated { head });
         }
         if desc.flags & DESC_F_NEXT != 0 {
@@ -215,9 +274,10 @@ impl Walk {
         let entries = len / DESC;
         let (walk, nested) = match map.span(addr, u64::from(len)) {
             Some(span) => self.table(buffers, 0, entries, |index| {
-                Ok(Descriptor::from_le(span.read(DESC as usize * usize::from(index))))
+                let words = span.read(DESC as usize * usize::from(index));
+                Ok(Descriptor::in_table(words, packed, index, entries))
             })?,
-            None => self.scattered(buffers, map, addr, len)?,
+            None => self.scattered(buffers, map, addr, len, packed)?,
         };
         match nested {
             None => Ok(walk),
@@ -233,12 +293,13 @@ impl Walk {
         map: &Map,
         addr: Gpa,
         len: u32,
+        packed: bool,
     ) -> Result<(Self, Option<Descriptor>), RingError> {
-        let head = self.head;
-        self.table(buffers, 0, len / size_of::<Desc>() as u32, |index| {
+        let (head, entries) = (self.head, len / size_of::<Desc>() as u32);
+        self.table(buffers, 0, entries, |index| {
             addr.checked_add(size_of::<Desc>() as u64 * u64::from(index))
                 .and_then(|at| map.read_obj(at).ok())
-                .map(Descriptor::from_le)
+                .map(|words| Descriptor::in_table(words, packed, index, entries))
                 .ok_or(RingError::IndirectUnmapped { head, addr: addr.0, len })
         })
     }

@@ -14,13 +14,19 @@ pub enum RingError {
         /// How many entries there can be: the queue size, less the chains that the device holds.
         room: u16,
     },
-    /// An entry of the avail ring is no descriptor.
+    /// An entry of the avail ring is no descriptor; or, in a packed ring, an id is as large.
     #[error("head {head} in a table of {size} descriptors")]
     Head {
         /// The entry.
         head: u16,
         /// The queue size.
         size: u16,
+    },
+    /// A packed ring: an id under which a chain is in flight already.
+    #[error("id {id} is in flight twice")]
+    Twice {
+        /// The id.
+        id: u16,
     },
     /// `next` leaves its table.
     #[error("chain {head} goes on at {next} in a table of {entries} descriptors")]

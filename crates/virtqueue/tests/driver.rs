@@ -21,15 +21,40 @@ struct Shape {
     size: u16,
     event_idx: bool,
     indirect: bool,
+    packed: bool,
+    in_order: bool,
 }
 
 impl Shape {
+    fn split(size: u16, event_idx: bool, indirect: bool) -> Self {
+        Self { size, event_idx, indirect, packed: false, in_order: false }
+    }
+
+    fn packed(size: u16, event_idx: bool, indirect: bool) -> Self {
+        Self { packed: true, ..Self::split(size, event_idx, indirect) }
+    }
+
     fn driver(self) -> driver::Options {
-        driver::Options::new(self.size, self.event_idx, self.indirect).unwrap()
+        let Self { size, event_idx, indirect, .. } = self;
+        let options = match self.packed {
+            true => driver::Options::packed(size, event_idx, indirect),
+            false => driver::Options::new(size, event_idx, indirect),
+        };
+        options.unwrap().with_in_order(self.in_order)
     }
 
     fn device(self) -> device::Options {
-        device::Options::new(self.size, self.event_idx, self.indirect).unwrap()
+        let Self { size, event_idx, indirect, .. } = self;
+        let options = match self.packed {
+            true => device::Options::packed(size, event_idx, indirect),
+            false => device::Options::new(size, event_idx, indirect),
+        };
+        options.unwrap().with_in_order(self.in_order)
+    }
+
+    /// Where a device begins.
+    fn base(self) -> u16 {
+        if self.packed { 1 << 15 } else { 0 }
     }
 }
 
@@ -48,12 +73,14 @@ struct Pair {
     submitter: Submitter,
     completer: Completer,
     device: device::Queue,
-    indirect: bool,
+    shape: Shape,
     tables: kickless_memory::Area,
     /// Published and not popped by the device: ids and buffers, oldest first.
     available: VecDeque<(u16, Vec<Buffer>)>,
     /// Popped by the device: head, id as the driver knows it, writable bytes.
     held: Vec<(u16, u16, u32)>,
+    /// With IN_ORDER: popped by the device, oldest first, and the length once it is pushed.
+    order: VecDeque<(u16, Option<u32>)>,
     /// Pushed by the device: id and length, oldest first.
     used: VecDeque<(u16, u32)>,
     /// The driver sleeps until it is called; the device, until it is kicked.
@@ -65,7 +92,7 @@ impl Pair {
         let map = memory();
         let (submitter, completer) = driver::queue(shape.driver(), areas(&map));
         let metadata = device::Metadata::map(&map, &ADDRESSES, &shape.device()).unwrap();
-        let mut device = device::Queue::new(shape.device(), metadata, 0);
+        let mut device = device::Queue::new(shape.device(), metadata, shape.base());
         device.disarm();
         let tables = map.area(UserAddr(USER + TABLES), (SEAM - TABLES) as usize, 16).unwrap();
         Self {
@@ -73,10 +100,11 @@ impl Pair {
             submitter,
             completer,
             device,
-            indirect: shape.indirect,
+            shape,
             tables,
             available: VecDeque::new(),
             held: Vec::new(),
+            order: VecDeque::new(),
             used: VecDeque::new(),
             asleep: (false, false),
         }
@@ -98,8 +126,9 @@ impl Pair {
                 .collect();
             // Tables for the first ids only: the memory of this test is small.
             let place = usize::from(id) * CHAIN * 16;
-            let table = (self.indirect && place + CHAIN * 16 <= self.tables.len() && random.below(3) > 0)
-                .then(|| Table { area: &self.tables, offset: place, addr: TABLES + place as u64 });
+            let table =
+                (self.shape.indirect && place + CHAIN * 16 <= self.tables.len() && random.below(3) > 0)
+                    .then(|| Table { area: &self.tables, offset: place, addr: TABLES + place as u64 });
             match self.submitter.add(&buffers, table) {
                 Ok(given) => assert_eq!(given, id),
                 Err(driver::NoRoom) => break,
@@ -134,6 +163,7 @@ impl Pair {
             assert_eq!(seen, buffers);
             let room = buffers.iter().filter(|b| b.writable).map(|b| b.len).sum();
             self.held.push((chain.head, id, room));
+            self.order.push_back((id, None));
         }
     }
 
@@ -144,7 +174,7 @@ impl Pair {
             let (head, id, room) = self.held.swap_remove(at);
             let len = random.below(u64::from(room) + 1) as u32;
             self.device.push(head, len);
-            self.used.push_back((id, len));
+            self.pushed(id, len);
         }
         if self.device.publish() {
             self.asleep.0 = false;
@@ -153,6 +183,52 @@ impl Pair {
             self.used.is_empty() || !self.asleep.0,
             "the driver sleeps on a completion that it was not called for"
         );
+    }
+
+    /// What the driver sees of it, and when.
+    fn pushed(&mut self, id: u16, len: u32) {
+        if !self.shape.in_order {
+            return self.used.push_back((id, len));
+        }
+        let done = self.order.iter_mut().find(|(other, done)| *other == id && done.is_none()).unwrap();
+        done.1 = Some(len);
+        while let Some(&(id, Some(len))) = self.order.front() {
+            self.order.pop_front();
+            self.used.push_back((id, len));
+        }
+    }
+
+    /// The memory goes away and comes back, with whatever is in it.
+    fn remap(&mut self) {
+        self.device.unmap();
+        let metadata = device::Metadata::map(&self.map, &ADDRESSES, &self.shape.device()).unwrap();
+        self.device.remap(metadata);
+        let _ = self.device.publish();
+        self.asleep = (false, false);
+        self.device.disarm();
+    }
+
+    /// Another device goes on where this one stopped, with what that owed while its memory was away.
+    fn replace_device(&mut self, random: &mut Random) {
+        self.pop(usize::MAX);
+        self.push(random, 3);
+        if random.one_in(2) {
+            self.device.unmap();
+        }
+        while let Some((head, id, room)) = self.held.pop() {
+            self.device.push(head, room);
+            self.pushed(id, room);
+        }
+        if self.device.is_mapped() {
+            let _ = self.device.publish();
+        }
+        let (base, held) = (self.device.next_avail(), self.device.take_held());
+        let metadata = device::Metadata::map(&self.map, &ADDRESSES, &self.shape.device()).unwrap();
+        self.device = device::Queue::new(self.shape.device(), metadata, base);
+        self.device.push_held(&held);
+        let _ = self.device.publish();
+        self.device.disarm();
+        self.asleep = (false, false);
     }
 
     /// The driver takes up to `count` back.
@@ -203,7 +279,9 @@ fn run(shape: Shape, seed: u64, steps: u32) {
     let most = u64::from(shape.size) + 2;
     for _ in 0..steps {
         let count = random.below(most) as usize;
-        match random.below(5) {
+        match random.below(52) / 10 {
+            5 if random.one_in(2) => pair.remap(),
+            5 => pair.replace_device(&mut random),
             0 => {
                 pair.submit(&mut random, count);
             }
@@ -219,10 +297,12 @@ fn run(shape: Shape, seed: u64, steps: u32) {
 }
 
 fn shapes() -> impl Strategy<Value = Shape> {
-    (0u32..8, any::<bool>(), any::<bool>()).prop_map(|(log, event_idx, indirect)| Shape {
-        size: 1 << log,
+    (1u16..130, any::<[bool; 4]>()).prop_map(|(size, [event_idx, indirect, packed, in_order])| Shape {
+        size: if packed { size } else { size.next_power_of_two() },
         event_idx,
         indirect,
+        packed,
+        in_order,
     })
 }
 
@@ -236,16 +316,19 @@ proptest! {
 #[test]
 fn every_size() {
     for log in 0..=15 {
-        let shape = Shape { size: 1 << log, event_idx: log % 2 == 0, indirect: log % 3 == 0 };
+        let shape = Shape::split(1 << log, log % 2 == 0, log % 3 == 0);
         run(shape, log, 40);
+        run(Shape { packed: true, ..shape }, log, 40);
+        run(Shape { packed: true, size: shape.size / 4 * 3 + 1, ..shape }, log, 40);
     }
 }
 
 /// Both indices go round more than once, in steps that have nothing to do with the size.
 #[test]
 fn indices_wrap() {
-    for event_idx in [false, true] {
-        let shape = Shape { size: 64, event_idx, indirect: false };
+    let shapes = [false, true]
+        .map(|event_idx| [Shape::split(64, event_idx, false), Shape::packed(64, event_idx, false)]);
+    for shape in shapes.into_iter().flatten() {
         let (mut pair, mut random) = (Pair::new(shape), Random(7));
         let mut done = 0;
         while done < 200_000 {
@@ -262,8 +345,9 @@ fn indices_wrap() {
 /// A driver that never asks for calls, and a device that never asks for kicks, hear nothing for as long as they go on.
 #[test]
 fn silence() {
-    for event_idx in [false, true] {
-        let shape = Shape { size: 256, event_idx, indirect: false };
+    let shapes = [false, true]
+        .map(|event_idx| [Shape::split(256, event_idx, false), Shape::packed(256, event_idx, false)]);
+    for shape in shapes.into_iter().flatten() {
         let (mut pair, mut random) = (Pair::new(shape), Random(3));
         pair.completer.disable_calls();
         // The first publication of a device that does not know what was said before may call.
@@ -296,7 +380,12 @@ impl Pair {
 
 #[test]
 fn no_room_changes_nothing() {
-    let shape = Shape { size: 4, event_idx: false, indirect: false };
+    for shape in [Shape::split(4, false, false), Shape::packed(4, false, false)] {
+        no_room(shape);
+    }
+}
+
+fn no_room(shape: Shape) {
     let mut pair = Pair::new(shape);
     let three = [Buffer { addr: 1, len: 1, writable: false }; 3];
     assert_eq!(pair.submitter.add(&[], None), Err(driver::NoRoom));
@@ -319,7 +408,7 @@ fn lie(index: u16, elements: &[(u32, u32)]) -> (Pair, Result<Vec<u16>, Lie>) {
 
 /// What comes of this used ring.
 fn say(in_order: bool, chains: u16, index: u16, elements: &[(u32, u32)]) -> (Pair, Result<Vec<u16>, Lie>) {
-    let shape = Shape { size: 8, event_idx: false, indirect: false };
+    let shape = Shape::split(8, false, false);
     let mut pair = Pair::new(shape);
     let options = shape.driver().with_in_order(in_order);
     (pair.submitter, pair.completer) = driver::queue(options, areas(&pair.map));

@@ -326,7 +326,7 @@ fn completions_that_cannot_be_shown_are_handed_on() {
     placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     let stopped = placed.stop().recv_timeout(DEADLINE).unwrap();
     assert_eq!(fixture.driver.used(), 0);
-    assert_eq!(stopped.held.iter().map(|elem| elem.id.get()).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(stopped.held.iter().map(|held| held.id).collect::<Vec<_>>(), [0, 1, 2]);
 
     let vring = fixture.driver.ring(stopped);
     let (fixture, echo) = echo_over(fixture.driver, vring, false, Next::Blocked);

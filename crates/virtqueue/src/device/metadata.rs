@@ -6,18 +6,22 @@
 
 use super::suppress::{Cells, Word};
 use crate::chain::Descriptor;
+use crate::packed::Place;
 use kickless_memory::{Area, Map, Unmapped, UserAddr};
 use kickless_spec::ring::{
-    Desc, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem, avail_len, desc_len, used_len,
+    Desc, EVENT_LEN, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem, avail_len, desc_len,
+    used_len,
 };
 use std::sync::atomic::{Ordering, fence};
 
-/// A queue size that a split ring cannot have.
+/// A queue size that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("queue size {size} is not a power of two from 1 to 32768")]
+#[error("queue size {size} is not {} from 1 to 32768", if *packed { "a number" } else { "a power of two" })]
 pub struct InvalidSize {
     /// The size.
     pub size: u32,
+    /// Of a packed ring.
+    pub packed: bool,
 }
 
 /// The shape of a queue, fixed while it runs.
@@ -26,18 +30,37 @@ pub struct Options {
     size: u16,
     event_idx: bool,
     indirect: bool,
+    packed: bool,
+    in_order: bool,
 }
 
 impl Options {
-    /// A queue of `size` descriptors, with VIRTIO_F_EVENT_IDX and VIRTIO_F_INDIRECT_DESC as negotiated.
+    /// A split queue of `size` descriptors, with VIRTIO_F_EVENT_IDX and VIRTIO_F_INDIRECT_DESC as negotiated.
     ///
     /// # Errors
     /// `size` is not a power of two from 1 to 32768 (virtio 1.3, section 2.7).
     pub fn new(size: u16, event_idx: bool, indirect: bool) -> Result<Self, InvalidSize> {
         if !size.is_power_of_two() || size > QUEUE_SIZE_MAX {
-            return Err(InvalidSize { size: u32::from(size) });
+            return Err(InvalidSize { size: u32::from(size), packed: false });
         }
-        Ok(Self { size, event_idx, indirect })
+        Ok(Self { size, event_idx, indirect, packed: false, in_order: false })
+    }
+
+    /// A packed queue (VIRTIO_F_RING_PACKED) of `size` descriptors, with the others as negotiated.
+    ///
+    /// # Errors
+    /// `size` is not a number from 1 to 32768 (virtio 1.3, section 2.8.10.1).
+    pub fn packed(size: u16, event_idx: bool, indirect: bool) -> Result<Self, InvalidSize> {
+        if size == 0 || size > QUEUE_SIZE_MAX {
+            return Err(InvalidSize { size: u32::from(size), packed: true });
+        }
+        Ok(Self { size, event_idx, indirect, packed: true, in_order: false })
+    }
+
+    /// The same with VIRTIO_F_IN_ORDER as negotiated.
+    #[must_use]
+    pub fn with_in_order(self, in_order: bool) -> Self {
+        Self { in_order, ..self }
     }
 
     /// Descriptors in the table, and entries in each ring.
@@ -57,16 +80,28 @@ impl Options {
     pub fn indirect(&self) -> bool {
         self.indirect
     }
+
+    /// Whether VIRTIO_F_RING_PACKED was negotiated.
+    #[inline]
+    pub fn is_packed(&self) -> bool {
+        self.packed
+    }
+
+    /// Whether VIRTIO_F_IN_ORDER was negotiated.
+    #[inline]
+    pub fn in_order(&self) -> bool {
+        self.in_order
+    }
 }
 
 /// Where the front-end says a queue's areas are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// The descriptor table.
+    /// The descriptor table, or the packed ring.
     pub desc: UserAddr,
-    /// The available ring.
+    /// The available ring, or the packed ring's driver event suppression.
     pub avail: UserAddr,
-    /// The used ring.
+    /// The used ring, or the packed ring's device event suppression.
     pub used: UserAddr,
 }
 
@@ -83,14 +118,18 @@ impl Metadata {
     /// Translates `addresses` for a queue of this shape.
     ///
     /// # Errors
-    /// An area that is not in one slot of `map`, or not aligned as virtio 1.3, section 2.7 asks (16, 2 and 4
-    /// bytes).
+    /// An area that is not in one slot of `map`, or not aligned as virtio 1.3, sections 2.7 and 2.8.10.1 ask (16, 2 and 4
+    /// bytes, or 16, 4 and 4).
     pub fn map(map: &Map, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
-        let Options { size, event_idx, .. } = *options;
+        let Options { size, event_idx, packed, .. } = *options;
+        let (avail, used) = match packed {
+            true => ((EVENT_LEN, 4), (EVENT_LEN, 4)),
+            false => ((avail_len(size, event_idx), 2), (used_len(size, event_idx), 4)),
+        };
         Ok(Self {
             desc: map.area(addresses.desc, desc_len(size), 16)?,
-            avail: map.area(addresses.avail, avail_len(size, event_idx), 2)?,
-            used: map.area(addresses.used, used_len(size, event_idx), 4)?,
+            avail: map.area(addresses.avail, avail.0, avail.1)?,
+            used: map.area(addresses.used, used.0, used.1)?,
             options: *options,
         })
     }
@@ -134,6 +173,24 @@ impl Metadata {
         // SAFETY: `used` was made at least `used_len(size)` long, and a masked index is smaller than the
         // size.
         unsafe { self.used.write_unchecked(at, elem) }
+    }
+
+    /// The packed ring's descriptors.
+    #[inline]
+    pub(super) fn ring(&self) -> &Area {
+        &self.desc
+    }
+
+    /// The packed ring's event suppression structures, the driver's and ours.
+    #[inline]
+    pub(super) fn events(&self) -> (&Area, &Area) {
+        (&self.avail, &self.used)
+    }
+
+    /// The descriptor at a place of a packed ring, read once; its `next` is the chain's id.
+    #[inline]
+    pub(crate) fn packed_descriptor(&self, place: Place) -> Descriptor {
+        Descriptor::from_packed_le(self.desc.read(place.at()))
     }
 
     #[inline]

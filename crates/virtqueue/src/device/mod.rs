@@ -33,34 +33,61 @@
 //! ([`Queue::take_held`]) to the next one ([`Queue::push_held`]).
 
 mod metadata;
+mod order;
+mod packed;
 mod split;
 pub mod suppress;
 
 pub use metadata::{Addresses, InvalidSize, Metadata, Options};
-pub use split::Queue as Split;
+use order::Order;
 
 use crate::{Chain, RingError};
 use kickless_memory::Map;
-use kickless_spec::ring::UsedElem;
 
 /// The device end of one virtqueue, of either ring format.
 #[derive(Debug)]
-pub enum Queue {
-    /// A split ring.
-    Split(Split),
+pub struct Queue {
+    ring: Ring,
+    /// With IN_ORDER only.
+    order: Option<Box<Order>>,
+}
+
+#[derive(Debug)]
+enum Ring {
+    Split(split::Queue),
+    Packed(packed::Queue),
+}
+
+/// A chain that was pushed while the areas were away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// What was pushed.
+    pub id: u16,
+    /// Bytes written.
+    pub len: u32,
+    /// Descriptors that it takes in a packed ring; 0 in a split one.
+    pub descriptors: u16,
 }
 
 /// Runs a method of whichever ring it is.
 macro_rules! forward {
     ($queue:expr, $method:ident $(, $arg:expr)*) => {
-        match $queue {
-            Queue::Split(queue) => queue.$method($($arg),*),
+        match &$queue.ring {
+            Ring::Split(queue) => queue.$method($($arg),*),
+            Ring::Packed(queue) => queue.$method($($arg),*),
+        }
+    };
+    (mut $queue:expr, $method:ident $(, $arg:expr)*) => {
+        match &mut $queue.ring {
+            Ring::Split(queue) => queue.$method($($arg),*),
+            Ring::Packed(queue) => queue.$method($($arg),*),
         }
     };
 }
 
 impl Queue {
-    /// A queue that goes on at entry `next_avail` of its avail ring. The used index is taken from the ring.
+    /// A queue that goes on at entry `next_avail` of its avail ring, or at the place with this index and, in bit 15, this wrap
+    /// counter of a packed one. A split ring says itself how far it is used; a packed one is used up to the same place.
     ///
     /// Kicks are neither enabled nor disabled yet: begin with [`Queue::arm`] or [`Queue::disarm`], and look
     /// at the ring without waiting for a kick.
@@ -68,7 +95,11 @@ impl Queue {
     /// # Panics
     /// `metadata` was mapped for other options.
     pub fn new(options: Options, metadata: Metadata, next_avail: u16) -> Self {
-        Self::Split(Split::new(options, metadata, next_avail))
+        let ring = match options.is_packed() {
+            true => Ring::Packed(packed::Queue::new(options, metadata, next_avail)),
+            false => Ring::Split(split::Queue::new(options, metadata, next_avail)),
+        };
+        Self { ring, order: options.in_order().then(Box::default) }
     }
 
     /// Takes the areas where they are now; the indices stay. The queue is to be looked at as if kicked, and
@@ -77,23 +108,23 @@ impl Queue {
     /// # Panics
     /// `metadata` was mapped for other options.
     pub fn remap(&mut self, metadata: Metadata) {
-        forward!(self, remap, metadata);
+        forward!(mut self, remap, metadata);
     }
 
     /// Lets go of the areas; the indices stay, and what is pushed meanwhile is held until [`Queue::remap`].
     pub fn unmap(&mut self) {
-        forward!(self, unmap);
+        forward!(mut self, unmap);
     }
 
     /// Unmaps the queue for good. What was pushed and never published: nothing unless its areas were away, for the
     /// owner has published everything else.
-    pub fn take_held(&mut self) -> Vec<UsedElem> {
-        forward!(self, take_held)
+    pub fn take_held(&mut self) -> Vec<Held> {
+        forward!(mut self, take_held)
     }
 
     /// Pushes what an earlier queue over the same ring held. To be published.
-    pub fn push_held(&mut self, held: &[UsedElem]) {
-        forward!(self, push_held, held);
+    pub fn push_held(&mut self, held: &[Held]) {
+        forward!(mut self, push_held, held);
     }
 
     /// Whether it has areas.
@@ -108,21 +139,34 @@ impl Queue {
     /// The driver broke the ring. No chain was taken, and every later call gives the same error.
     #[inline]
     pub fn pop(&mut self, map: &Map, chain: &mut Chain) -> Result<bool, RingError> {
-        forward!(self, pop, map, chain)
+        let popped = forward!(mut self, pop, map, chain);
+        if let (Some(order), Ok(true)) = (&mut self.order, popped) {
+            order.popped(chain.head);
+        }
+        popped
     }
 
     /// Hands the chain that was popped last back to the ring: the device has no room for it. The next pop
     /// takes it again. Only the last one, once; otherwise nothing happens.
     #[inline]
     pub fn unpop(&mut self) {
-        forward!(self, unpop);
+        let before = self.in_flight();
+        forward!(mut self, unpop);
+        let gone = self.in_flight() != before;
+        if let Some(order) = self.order.as_mut().filter(|_| gone) {
+            order.unpopped();
+        }
     }
 
     /// Gives a popped chain back to the driver, `len` bytes of whose writable part were written. The driver
     /// does not see it before [`Queue::publish`].
     #[inline]
     pub fn push(&mut self, head: u16, len: u32) {
-        forward!(self, push, head, len);
+        let Some(order) = &mut self.order else { return forward!(mut self, push, head, len) };
+        order.pushed(head, len);
+        while let Some((head, len)) = self.order.as_mut().and_then(|order| order.next()) {
+            forward!(mut self, push, head, len);
+        }
     }
 
     /// Shows the driver what was pushed. Whether it wants to be called for it; a call that this asks for must
@@ -133,7 +177,7 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
-        forward!(self, publish)
+        forward!(mut self, publish)
     }
 
     /// Enables kicks. Whether there is something to pop already: its kick may never come, so it must be
@@ -141,13 +185,13 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn arm(&mut self) -> bool {
-        forward!(self, arm)
+        forward!(mut self, arm)
     }
 
     /// Disables kicks. One that is under way can still come.
     #[inline]
     pub fn disarm(&mut self) {
-        forward!(self, disarm);
+        forward!(mut self, disarm);
     }
 
     /// How many chains there are to pop, as far as the driver says; at most the size.

@@ -1,7 +1,7 @@
 //! The device end of a split virtqueue (virtio 1.3, section 2.7).
 
 use super::suppress::{self, Cells, Word};
-use super::{Metadata, Options};
+use super::{Held, Metadata, Options};
 use crate::{Chain, RingError};
 use kickless_memory::Map;
 use kickless_spec::ring::UsedElem;
@@ -21,7 +21,7 @@ enum Kicks {
 
 /// See [`super::Queue`], which has the same methods.
 #[derive(Debug)]
-pub struct Queue {
+pub(super) struct Queue {
     /// Next entry of the avail ring to pop.
     next_avail: u16,
     /// `avail.idx` when it was read last, checked: entries before it may be popped. Equal to `next_avail`
@@ -106,14 +106,18 @@ impl Queue {
         }
     }
 
-    pub(super) fn take_held(&mut self) -> Vec<UsedElem> {
+    pub(super) fn take_held(&mut self) -> Vec<Held> {
         self.unmap();
         self.next_used = self.published;
-        std::mem::take(&mut self.held)
+        let held = std::mem::take(&mut self.held);
+        // The ids were heads, of 16 bits.
+        held.iter().map(|e| Held { id: e.id.get() as u16, len: e.len.get(), descriptors: 0 }).collect()
     }
 
-    pub(super) fn push_held(&mut self, held: &[UsedElem]) {
-        held.iter().for_each(|elem| self.put(elem));
+    pub(super) fn push_held(&mut self, held: &[Held]) {
+        for Held { id, len, .. } in held {
+            self.put(&UsedElem { id: u32::from(*id).into(), len: (*len).into() });
+        }
     }
 
     #[inline]

@@ -52,15 +52,20 @@ impl Options {
     /// `size` is not a power of two from 1 to 32768.
     pub fn new(size: u16, event_idx: bool, indirect: bool) -> Result<Self, InvalidSize> {
         if !size.is_power_of_two() || size > QUEUE_SIZE_MAX {
-            return Err(InvalidSize { size: size.into() });
+            return Err(InvalidSize { size: size.into(), packed: false });
         }
         Ok(Self { size, event_idx, indirect, packed: false, in_order: false })
     }
 
-    /// The same with VIRTIO_F_RING_PACKED as negotiated.
-    #[must_use]
-    pub fn with_packed(self, packed: bool) -> Self {
-        Self { packed, ..self }
+    /// A packed queue (VIRTIO_F_RING_PACKED) of `size` descriptors, with the others as negotiated.
+    ///
+    /// # Errors
+    /// `size` is not a number from 1 to 32768.
+    pub fn packed(size: u16, event_idx: bool, indirect: bool) -> Result<Self, InvalidSize> {
+        if size == 0 || size > QUEUE_SIZE_MAX {
+            return Err(InvalidSize { size: size.into(), packed: true });
+        }
+        Ok(Self { size, event_idx, indirect, packed: true, in_order: false })
     }
 
     /// The same with VIRTIO_F_IN_ORDER as negotiated.
@@ -89,7 +94,7 @@ impl Options {
 
     /// Whether VIRTIO_F_RING_PACKED was negotiated.
     #[inline]
-    pub fn packed(&self) -> bool {
+    pub fn is_packed(&self) -> bool {
         self.packed
     }
 

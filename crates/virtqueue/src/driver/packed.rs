@@ -1,73 +1,12 @@
-//! The driver's end of a packed virtqueue (virtio 1.3, section 2.8).
-//!
-//! One ring of descriptors that both sides write: the driver makes the next places available, the device overwrites places
-//! with what it has used, in whatever order. Each side counts its rounds by a wrap counter of one bit, and the flags of a
-//! place say whose it is: available if AVAIL is the driver's counter and USED is not, used if both are the device's.
-//!
-//! A batch is shown by the flags of its first descriptor, stored last and with release: the device reads places in their
-//! order, and stops at the first that is not available.
-//!
-//! Notifications are asked for by two structures of four bytes, one of each side, and the argument of
-//! [`crate::device::suppress`] holds with "idx" replaced by the flags of the descriptors: who tells stores flags, passes a
-//! full fence and loads the other side's structure; who listens stores its structure, passes a full fence and loads flags.
+//! The driver's end of a packed virtqueue; what both ends know is in `crate::packed`.
 
 use super::shared::{Record, Shared};
 use super::split::check;
 use super::{Areas, Buffer, Completed, Lie, NoRoom, Options, Table};
-use kickless_spec::ring::{
-    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_FLAGS,
-    EVENT_LEN, EVENT_PLACE, EVENT_WRAP, PACKED_F_AVAIL, PACKED_F_USED, PACKED_FLAGS, PackedDesc, desc_len,
-    event_passed,
-};
+use crate::packed::{self, Place};
+use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_LEN, PackedDesc, desc_len};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-
-/// A place in the ring, and the round that it is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    index: u16,
-    /// The wrap counter.
-    wrap: bool,
-}
-
-impl Place {
-    const FIRST: Self = Self { index: 0, wrap: true };
-
-    /// `count` places on; no more than a round.
-    #[inline]
-    fn after(self, count: u16, size: u16) -> Self {
-        let index = u32::from(self.index) + u32::from(count);
-        if index < u32::from(size) {
-            Self { index: index as u16, ..self }
-        } else {
-            Self { index: (index - u32::from(size)) as u16, wrap: !self.wrap }
-        }
-    }
-
-    /// What the driver writes into the flags of an available descriptor here.
-    #[inline]
-    fn available(self) -> u16 {
-        if self.wrap { PACKED_F_AVAIL } else { PACKED_F_USED }
-    }
-
-    /// Whether flags say that the device has used this place in this round.
-    #[inline]
-    fn is_used(self, flags: u16) -> bool {
-        let (avail, used) = (flags & PACKED_F_AVAIL != 0, flags & PACKED_F_USED != 0);
-        avail == self.wrap && used == self.wrap
-    }
-
-    #[inline]
-    fn at(self) -> usize {
-        usize::from(self.index) * size_of::<PackedDesc>()
-    }
-
-    /// As the event structures carry it.
-    #[inline]
-    fn event(self) -> u16 {
-        self.index | if self.wrap { EVENT_WRAP } else { 0 }
-    }
-}
 
 fn checked(options: Options, areas: Arc<Areas>) -> Arc<Areas> {
     let lengths = [desc_len(options.size), EVENT_LEN, EVENT_LEN];
@@ -212,33 +151,11 @@ impl Submitter {
 
     #[inline]
     pub(super) fn publish(&mut self) -> bool {
-        let Some((first, flags)) = self.first.take() else { return false };
-        // T1. Release: everything else of the batch comes before it.
-        self.areas.desc.store_u16(first.at() + PACKED_FLAGS, flags, Ordering::Release);
-        // T2, whose partner is the device's fence between its event structure and its look at the flags.
-        fence(Ordering::SeqCst);
+        let Some(first) = self.first.take() else { return false };
+        let Areas { desc, device, .. } = &*self.areas;
         let count = std::mem::take(&mut self.undecided);
-        let event = &self.areas.device;
-        match event.load_u16(EVENT_FLAGS, Ordering::Relaxed) {
-            EVENT_F_DISABLE => false,
-            EVENT_F_DESC if self.event_idx => {
-                let place = event.load_u16(EVENT_PLACE, Ordering::Relaxed);
-                passed(place, self.next, count, self.size)
-            }
-            _ => true,
-        }
+        packed::publish(desc, device, self.event_idx, first, self.next, Some(count), self.size)
     }
-}
-
-/// Whether going `count` places on to `next` passed the place that an event structure names.
-#[inline]
-fn passed(event: u16, next: Place, count: u16, size: u16) -> bool {
-    let mut at = event & !EVENT_WRAP;
-    // In another round than `next`: it is behind.
-    if (event & EVENT_WRAP != 0) != next.wrap {
-        at = at.wrapping_sub(size);
-    }
-    event_passed(at, next.index, next.index.wrapping_sub(count))
 }
 
 #[inline]
@@ -284,7 +201,7 @@ impl Completer {
 
     #[inline]
     fn is_used(&self, order: Ordering) -> bool {
-        self.next.is_used(self.areas.desc.load_u16(self.next.at() + PACKED_FLAGS, order))
+        self.next.is_used(self.areas.desc.load_u16(self.next.flags_at(), order))
     }
 
     #[inline]
@@ -346,13 +263,7 @@ impl Completer {
 
     #[inline]
     pub(super) fn enable_calls(&mut self) -> bool {
-        if self.event_idx {
-            self.areas.driver.store_u16(EVENT_PLACE, self.next.event(), Ordering::Relaxed);
-            // Release: a device that reads these flags reads that place.
-            self.areas.driver.store_u16(EVENT_FLAGS, EVENT_F_DESC, Ordering::Release);
-        } else {
-            self.areas.driver.store_u16(EVENT_FLAGS, EVENT_F_ENABLE, Ordering::Relaxed);
-        }
+        packed::ask(&self.areas.driver, self.event_idx, self.next);
         // L2, whose partner is the device's fence between the flags of what it used and its look at this structure.
         fence(Ordering::SeqCst);
         self.batch.is_some() || self.is_used(Ordering::Relaxed)
@@ -360,6 +271,6 @@ impl Completer {
 
     #[inline]
     pub(super) fn disable_calls(&mut self) {
-        self.areas.driver.store_u16(EVENT_FLAGS, EVENT_F_DISABLE, Ordering::Relaxed);
+        packed::quiet(&self.areas.driver);
     }
 }

@@ -52,9 +52,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For a queue of this size, which is a power of two; nothing is in flight.
+    /// For a queue of this size; nothing is in flight.
     pub fn new(size: u16) -> Self {
-        let ids = || (0..size).map(|_| AtomicU16::new(0)).collect();
+        // Rings of a power of two, so that their indices can wrap.
+        let ids = || (0..size.next_power_of_two()).map(|_| AtomicU16::new(0)).collect();
         Self {
             records: (0..size).map(|_| AtomicU64::new(0)).collect(),
             order: ids(),

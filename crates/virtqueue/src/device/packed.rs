@@ -1,0 +1,256 @@
+//! The device end of a packed virtqueue; what both ends know is in `crate::packed`.
+
+use super::{Held, Metadata, Options};
+use crate::packed::{self, Place};
+use crate::{Chain, RingError};
+use kickless_memory::Map;
+use kickless_spec::ring::{DESC_F_WRITE, PackedDesc};
+use std::sync::atomic::{Ordering, fence};
+
+/// See [`super::Queue`], which has the same methods.
+#[derive(Debug)]
+pub(super) struct Queue {
+    /// The next place to pop.
+    next: Place,
+    /// The place where the first of `pushed` goes.
+    used: Place,
+    options: Options,
+    /// Pushed and not published; not in the ring yet.
+    pushed: Vec<Held>,
+    /// Descriptors of the chain in flight under each id; 0: there is none.
+    lengths: Box<[u16]>,
+    /// Chains popped and not pushed, and the descriptors that these and `pushed` have.
+    in_flight: u16,
+    taken: u16,
+    /// The id of the last chain popped, while it can be handed back.
+    can_unpop: Option<u16>,
+    /// Whether a decision about calls was made for everything before `used`.
+    decided: bool,
+    /// Whether kicks were enabled last; `None`: nothing was said yet.
+    kicks: Option<bool>,
+    metadata: Option<Metadata>,
+    broken: Option<RingError>,
+}
+
+impl Queue {
+    pub(super) fn new(options: Options, metadata: Metadata, next_avail: u16) -> Self {
+        let size = options.size();
+        // The front-end's index; one that is past the ring would be read there.
+        let next = Place::from_bits(next_avail);
+        let next = Place { index: next.index % size, ..next };
+        let mut queue = Self {
+            next,
+            used: next,
+            options,
+            pushed: Vec::new(),
+            lengths: vec![0; size.into()].into(),
+            in_flight: 0,
+            taken: 0,
+            can_unpop: None,
+            decided: false,
+            kicks: None,
+            metadata: None,
+            broken: None,
+        };
+        queue.remap(metadata);
+        queue
+    }
+
+    pub(super) fn push_held(&mut self, held: &[Held]) {
+        let count = held.iter().fold(0u16, |sum, held| sum.saturating_add(held.descriptors));
+        // More than fit is nothing that a queue of this size has left.
+        if count > self.options.size() - self.taken {
+            return;
+        }
+        self.used = self.used.before(count, self.options.size());
+        self.taken += count;
+        self.pushed.splice(0..0, held.iter().copied());
+    }
+
+    pub(super) fn take_held(&mut self) -> Vec<Held> {
+        self.unmap();
+        std::mem::take(&mut self.pushed)
+    }
+
+    pub(super) fn remap(&mut self, metadata: Metadata) {
+        assert_eq!(*metadata.options(), self.options, "areas of another shape");
+        self.unmap();
+        self.metadata = Some(metadata);
+        // What the driver was told last is said again where it looks now.
+        match self.kicks.take() {
+            None => {}
+            Some(true) => {
+                let _ = self.arm();
+            }
+            Some(false) => self.disarm(),
+        }
+    }
+
+    pub(super) fn unmap(&mut self) {
+        self.can_unpop = None;
+        self.metadata = None;
+    }
+
+    #[inline]
+    pub(super) fn is_mapped(&self) -> bool {
+        self.metadata.is_some()
+    }
+
+    #[inline]
+    pub(super) fn pop(&mut self, map: &Map, chain: &mut Chain) -> Result<bool, RingError> {
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        let Some(metadata) = &self.metadata else { return Ok(false) };
+        let room = self.options.size() - self.taken;
+        // Acquire: the rest of the batch is read after the flags of its first descriptor.
+        if room == 0 || !is_available(metadata, self.next, Ordering::Acquire) {
+            return Ok(false);
+        }
+        let count = match chain.walk_packed(map, metadata, self.next, room) {
+            Ok(count) => count,
+            Err(error) => return Err(self.latch(error)),
+        };
+        let Some(length) = self.lengths.get_mut(usize::from(chain.head)).filter(|length| **length == 0)
+        else {
+            return Err(self.latch(RingError::Twice { id: chain.head }));
+        };
+        *length = count;
+        self.next = self.next.after(count, self.options.size());
+        self.in_flight += 1;
+        self.taken += count;
+        self.can_unpop = Some(chain.head);
+        Ok(true)
+    }
+
+    #[cold]
+    fn latch(&mut self, error: RingError) -> RingError {
+        self.can_unpop = None;
+        self.broken = Some(error);
+        error
+    }
+
+    #[inline]
+    pub(super) fn unpop(&mut self) {
+        if let Some(id) = self.can_unpop.take()
+            && let Some(count) = self.forget(id)
+        {
+            self.taken -= count;
+            self.next = self.next.before(count, self.options.size());
+        }
+    }
+
+    /// A chain is in flight no more; how many descriptors it has.
+    #[inline]
+    fn forget(&mut self, id: u16) -> Option<u16> {
+        let length = self.lengths.get_mut(usize::from(id))?;
+        let count = std::mem::take(length);
+        if count == 0 {
+            return None;
+        }
+        self.in_flight -= 1;
+        Some(count)
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, id: u16, len: u32) {
+        if self.can_unpop == Some(id) {
+            self.can_unpop = None;
+        }
+        // Not in flight: nothing of ours, so there is no place for it.
+        let Some(descriptors) = self.forget(id) else { return };
+        self.pushed.push(Held { id, len, descriptors });
+    }
+
+    #[inline]
+    pub(super) fn publish(&mut self) -> bool {
+        let (Some(metadata), [first, rest @ ..]) = (&self.metadata, self.pushed.as_slice()) else {
+            return false;
+        };
+        let (ring, size) = (metadata.ring(), self.options.size());
+        let write = |place: Place, held: &Held| -> u16 {
+            let written = if held.len > 0 { DESC_F_WRITE } else { 0 };
+            ring.write(place.at() + 8, &held.len.to_le());
+            ring.write(place.at() + 12, &held.id.to_le());
+            place.used() | written
+        };
+        let first_flags = (self.used, write(self.used, first));
+        let mut place = self.used.after(first.descriptors, size);
+        let mut count = first.descriptors;
+        for held in rest {
+            // Invisible yet, for the first is.
+            let flags = write(place, held);
+            ring.store_u16(place.flags_at(), flags, Ordering::Relaxed);
+            place = place.after(held.descriptors, size);
+            count += held.descriptors;
+        }
+        self.used = place;
+        self.taken -= count;
+        self.pushed.clear();
+        let count = self.decided.then_some(count);
+        self.decided = true;
+        let (theirs, _) = metadata.events();
+        packed::publish(ring, theirs, self.options.event_idx(), first_flags, place, count, size)
+    }
+
+    #[inline]
+    pub(super) fn arm(&mut self) -> bool {
+        self.kicks = Some(true);
+        match &self.metadata {
+            Some(metadata) if self.broken.is_none() => {
+                packed::ask(metadata.events().1, self.options.event_idx(), self.next);
+                // L2, whose partner is the driver's fence between flags of descriptors and its look at our structure.
+                fence(Ordering::SeqCst);
+                is_available(metadata, self.next, Ordering::Relaxed)
+            }
+            _ => false,
+        }
+    }
+
+    #[inline]
+    pub(super) fn disarm(&mut self) {
+        if self.kicks.replace(false) != Some(false)
+            && let Some(metadata) = &self.metadata
+        {
+            packed::quiet(metadata.events().1);
+        }
+    }
+
+    /// Whether there is one, that is: how many there are would take a walk.
+    #[inline]
+    pub(super) fn pending(&self) -> u16 {
+        match &self.metadata {
+            Some(metadata) if self.broken.is_none() => {
+                is_available(metadata, self.next, Ordering::Relaxed).into()
+            }
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn next_avail(&self) -> u16 {
+        self.next.bits()
+    }
+
+    #[inline]
+    pub(super) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    #[inline]
+    pub(super) fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    #[inline]
+    pub(super) fn broken(&self) -> Option<RingError> {
+        self.broken
+    }
+}
+
+#[inline]
+fn is_available(metadata: &Metadata, place: Place, order: Ordering) -> bool {
+    place.is_available(metadata.ring().load_u16(place.flags_at(), order))
+}
+
+const _: () = assert!(size_of::<PackedDesc>() == 16);
