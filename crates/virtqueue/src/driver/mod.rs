@@ -24,86 +24,16 @@
 //! descriptors, and the event words). An id has to be in flight, an index within reach, a length no longer than what
 //! the device may write. Anything else is a [`Lie`], after which the completer says nothing but that.
 
+mod free;
 mod packed;
 pub mod shared;
 mod split;
 pub mod suppress;
 
-use crate::device::InvalidSize;
+pub use crate::device::{InvalidSize, Options};
 use kickless_memory::Area;
-use kickless_spec::ring::QUEUE_SIZE_MAX;
 use shared::Shared;
 use std::sync::Arc;
-
-/// The shape of a queue, fixed while it runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    size: u16,
-    event_idx: bool,
-    indirect: bool,
-    packed: bool,
-    in_order: bool,
-}
-
-impl Options {
-    /// A split queue of `size` descriptors, with VIRTIO_F_EVENT_IDX and VIRTIO_F_INDIRECT_DESC as negotiated.
-    ///
-    /// # Errors
-    /// `size` is not a power of two from 1 to 32768.
-    pub fn new(size: u16, event_idx: bool, indirect: bool) -> Result<Self, InvalidSize> {
-        if !size.is_power_of_two() || size > QUEUE_SIZE_MAX {
-            return Err(InvalidSize { size: size.into(), packed: false });
-        }
-        Ok(Self { size, event_idx, indirect, packed: false, in_order: false })
-    }
-
-    /// A packed queue (VIRTIO_F_RING_PACKED) of `size` descriptors, with the others as negotiated.
-    ///
-    /// # Errors
-    /// `size` is not a number from 1 to 32768.
-    pub fn packed(size: u16, event_idx: bool, indirect: bool) -> Result<Self, InvalidSize> {
-        if size == 0 || size > QUEUE_SIZE_MAX {
-            return Err(InvalidSize { size: size.into(), packed: true });
-        }
-        Ok(Self { size, event_idx, indirect, packed: true, in_order: false })
-    }
-
-    /// The same with VIRTIO_F_IN_ORDER as negotiated.
-    #[must_use]
-    pub fn with_in_order(self, in_order: bool) -> Self {
-        Self { in_order, ..self }
-    }
-
-    /// Descriptors, and the most chains in flight.
-    #[inline]
-    pub fn size(&self) -> u16 {
-        self.size
-    }
-
-    /// Whether VIRTIO_F_EVENT_IDX was negotiated.
-    #[inline]
-    pub fn event_idx(&self) -> bool {
-        self.event_idx
-    }
-
-    /// Whether VIRTIO_F_INDIRECT_DESC was negotiated.
-    #[inline]
-    pub fn indirect(&self) -> bool {
-        self.indirect
-    }
-
-    /// Whether VIRTIO_F_RING_PACKED was negotiated.
-    #[inline]
-    pub fn is_packed(&self) -> bool {
-        self.packed
-    }
-
-    /// Whether VIRTIO_F_IN_ORDER was negotiated.
-    #[inline]
-    pub fn in_order(&self) -> bool {
-        self.in_order
-    }
-}
 
 /// A queue's memory, zeroed, at the addresses that the device was told.
 #[derive(Debug)]
@@ -189,9 +119,9 @@ pub enum Lie {
 /// # Panics
 /// An area is too small or misaligned.
 pub fn queue(options: Options, areas: Areas) -> (Submitter, Completer) {
-    let shared = Arc::new(Shared::new(options.size));
+    let shared = Arc::new(Shared::new(options.size(), options.in_order()));
     let areas = Arc::new(areas);
-    if options.packed {
+    if options.is_packed() {
         let submitter = packed::Submitter::new(options, areas.clone(), shared.clone());
         (Submitter::Packed(submitter), Completer::Packed(packed::Completer::new(options, areas, shared)))
     } else {

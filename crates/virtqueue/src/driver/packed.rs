@@ -1,7 +1,7 @@
 //! The driver's end of a packed virtqueue; what both ends know is in `crate::packed`.
 
 use super::shared::{Record, Shared};
-use super::split::check;
+use super::split::{chain_len, check, writable};
 use super::{Areas, Buffer, Completed, Lie, NoRoom, Options, Table};
 use crate::packed::{self, Place};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_LEN, PackedDesc, desc_len};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 fn checked(options: Options, areas: Arc<Areas>) -> Arc<Areas> {
-    let lengths = [desc_len(options.size), EVENT_LEN, EVENT_LEN];
+    let lengths = [desc_len(options.size()), EVENT_LEN, EVENT_LEN];
     for (area, len) in [&areas.desc, &areas.driver, &areas.device].into_iter().zip(lengths) {
         assert!(area.len() >= len, "an area of {} bytes, but {len} are needed", area.len());
     }
@@ -42,12 +42,12 @@ pub struct Submitter {
 
 impl Submitter {
     pub(super) fn new(options: Options, areas: Arc<Areas>, shared: Arc<Shared>) -> Self {
-        let size = options.size;
+        let size = options.size();
         Self {
             areas: checked(options, areas),
             shared,
             size,
-            event_idx: options.event_idx,
+            event_idx: options.event_idx(),
             free: (0..size).rev().collect(),
             lengths: vec![0; size.into()].into(),
             places: size,
@@ -88,45 +88,38 @@ impl Submitter {
 
     #[inline]
     pub(super) fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
+        let len = chain_len(buffers)?;
         // One buffer needs no table.
-        let table = table.filter(|_| buffers.len() > 1);
-        let count = if table.is_some() { 1 } else { buffers.len() };
-        let fits = |this: &Self| count <= usize::from(this.places) && !this.free.is_empty();
-        if count == 0 {
-            return Err(NoRoom);
-        }
-        if !fits(self) {
+        let table = table.filter(|_| len > 1);
+        let count = if table.is_some() { 1 } else { len };
+        if self.places < count || self.free.is_empty() {
             self.reclaim();
-            if !fits(self) {
+            if self.places < count {
                 return Err(NoRoom);
             }
         }
         let Some(id) = self.free.pop() else { return Err(NoRoom) };
-        let writable = buffers.iter().filter(|b| b.writable).fold(0u32, |sum, b| sum.saturating_add(b.len));
         match table {
             Some(Table { area, offset, addr }) => {
                 for (at, buffer) in buffers.iter().enumerate() {
                     // In a table only WRITE counts: its length says where it ends.
-                    area.write(
-                        offset + at * size_of::<PackedDesc>(),
-                        &desc(buffer.addr, buffer.len, 0, write(buffer)),
-                    );
+                    let entry = desc(buffer.addr, buffer.len, 0, write(buffer));
+                    area.write(offset + at * size_of::<PackedDesc>(), &entry);
                 }
-                let len = (buffers.len() * size_of::<PackedDesc>()) as u32;
-                self.append(addr, len, id, DESC_F_INDIRECT);
+                self.append(addr, u32::from(len) * size_of::<PackedDesc>() as u32, id, DESC_F_INDIRECT);
             }
             None => {
-                for (at, buffer) in buffers.iter().enumerate() {
-                    let next = if at + 1 < count { DESC_F_NEXT } else { 0 };
+                let mut rest = buffers.iter();
+                while let Some(buffer) = rest.next() {
+                    let next = if rest.as_slice().is_empty() { 0 } else { DESC_F_NEXT };
                     self.append(buffer.addr, buffer.len, id, write(buffer) | next);
                 }
             }
         }
-        let count = count as u16;
         self.places -= count;
         self.undecided = self.undecided.saturating_add(count);
         self.lengths[usize::from(id)] = count;
-        self.shared.add(id, self.added, Record { descriptors: count, writable });
+        self.shared.add(id, self.added, Record { descriptors: count, writable: writable(buffers) });
         self.added = self.added.wrapping_add(1);
         Ok(id)
     }
@@ -189,9 +182,9 @@ impl Completer {
         Self {
             areas: checked(options, areas),
             shared,
-            size: options.size,
-            event_idx: options.event_idx,
-            in_order: options.in_order,
+            size: options.size(),
+            event_idx: options.event_idx(),
+            in_order: options.in_order(),
             next: Place::FIRST,
             popped: 0,
             batch: None,
@@ -231,7 +224,13 @@ impl Completer {
     fn element(&self) -> Result<Completed, Lie> {
         let used: PackedDesc = self.areas.desc.read(self.next.at());
         let (id, len) = (used.id.get().into(), used.len.get());
-        check(&self.shared, id, len)
+        match check(&self.shared, id, len) {
+            // Without WRITE the length means nothing (virtio 1.3, section 2.8.4), although some devices tell it there.
+            Err(Lie::Length { id, .. }) if used.flags.get() & DESC_F_WRITE == 0 => {
+                Ok(Completed { id, len: 0 })
+            }
+            checked => checked,
+        }
     }
 
     /// One used descriptor stands for all chains up to its own.
@@ -266,7 +265,7 @@ impl Completer {
         packed::ask(&self.areas.driver, self.event_idx, self.next);
         // L2, whose partner is the device's fence between the flags of what it used and its look at this structure.
         fence(Ordering::SeqCst);
-        self.batch.is_some() || self.is_used(Ordering::Relaxed)
+        self.batch.is_some() || self.lie.is_some() || self.is_used(Ordering::Relaxed)
     }
 
     #[inline]

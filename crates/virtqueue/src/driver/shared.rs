@@ -1,21 +1,24 @@
 //! What the two halves of a driver's queue tell each other.
 //!
-//! Two tables, both of the queue's size, neither locked, nothing allocated after they were made:
+//! Two tables, neither locked, nothing allocated after they were made:
 //!
 //! * `records`: what is in flight under each id (its descriptors, and how much the device may write); 0 for nothing. The
 //!   submitter sets a record when it adds a chain, the completer clears it when it takes the chain back. An id belongs to
 //!   one of them at a time: to the submitter while it is free, from `add` on to the completer (by way of the device), and
 //!   with `give_back` to the submitter again.
 //! * `returned`: ids on their way back, a ring with one producer (the completer) and one consumer (the submitter). It cannot
-//!   run over, for there are no more ids than places, and none is in it twice: a cleared record is in flight no more.
+//!   run over, for there are no more ids than places, and none is in it twice: the completer pops an id only with a record,
+//!   which it clears, and the submitter sets the next one only after it has taken the id out of here.
 //!
 //! And for VIRTIO_F_IN_ORDER a third, `order`: the ids in the order of their submission, which the completer follows.
+//! `tests/driver_loom.rs` runs all of them in every order that the memory model allows.
 //!
 //! # Orders
-//! A record and a place in `order` are stored with release before the chain is shown to the device, and loaded with acquire
-//! after the device has shown that it is done with it; a device that shows what it was never given finds a record of 0, or
-//! one of a chain that was just added, which then counts as completed. `returned` is published by `tail` with release and
-//! taken with acquire: what the completer did with an id's memory is over before the submitter uses it again.
+//! A record is stored with release before the chain is shown to the device, and loaded with acquire after the device has
+//! shown that it is done with it. So the order holds also for a device that shows what it was never given: there is a record
+//! of 0, or one of a chain that was just added, which then counts as completed, and what belongs to it is there.
+//! `returned` is published by `tail` with release and taken with acquire: what the completer did with an id's memory is over
+//! before the submitter uses it again.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -41,26 +44,34 @@ impl Record {
     }
 }
 
+/// On cache lines of its own, of which processors fetch two at a time: what one half writes all the time does not take away
+/// what the other reads all the time.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
 /// The tables.
 #[derive(Debug)]
 pub struct Shared {
     records: Box<[AtomicU64]>,
+    /// Empty without IN_ORDER.
     order: Box<[AtomicU16]>,
     returned: Box<[AtomicU16]>,
     /// Ids ever given back.
-    tail: AtomicU32,
+    tail: Apart<AtomicU32>,
 }
 
 impl Shared {
     /// For a queue of this size; nothing is in flight.
-    pub fn new(size: u16) -> Self {
+    pub fn new(size: u16, in_order: bool) -> Self {
         // Rings of a power of two, so that their indices can wrap.
-        let ids = || (0..size.next_power_of_two()).map(|_| AtomicU16::new(0)).collect();
+        let ids = |len: u16| (0..len).map(|_| AtomicU16::new(0)).collect();
+        let places = size.next_power_of_two();
         Self {
             records: (0..size).map(|_| AtomicU64::new(0)).collect(),
-            order: ids(),
-            returned: ids(),
-            tail: AtomicU32::new(0),
+            order: ids(if in_order { places } else { 0 }),
+            returned: ids(places),
+            tail: Apart(AtomicU32::new(0)),
         }
     }
 
@@ -72,7 +83,10 @@ impl Shared {
     /// The submitter's: `id` is in flight from now on, as the chain with this number of all chains ever added.
     #[inline]
     pub fn add(&self, id: u16, number: u32, record: Record) {
-        self.order[self.place(number)].store(id, Ordering::Release);
+        if let Some(place) = self.order.get(self.place(number)) {
+            place.store(id, Ordering::Relaxed);
+        }
+        // Release, whose partner is the acquire in `in_flight`: the place in `order`, and what belongs to the id, come before.
         self.records[usize::from(id)].store(record.pack(), Ordering::Release);
     }
 
@@ -80,7 +94,7 @@ impl Shared {
     #[inline]
     pub fn returned(&self, taken: u32) -> Option<u16> {
         // Acquire, whose partner is the release in `give_back`.
-        (self.tail.load(Ordering::Acquire) != taken)
+        (self.tail.0.load(Ordering::Acquire) != taken)
             .then(|| self.returned[self.place(taken)].load(Ordering::Relaxed))
     }
 
@@ -91,10 +105,14 @@ impl Shared {
         Record::unpack(word).map(|record| (id as u16, record))
     }
 
-    /// The completer's: the id of the chain with this number.
+    /// The completer's: the id of the chain with this number, if something that was added no earlier was seen in flight.
+    ///
+    /// # Panics
+    /// Without IN_ORDER.
     #[inline]
     pub fn ordered(&self, number: u32) -> u16 {
-        self.order[self.place(number)].load(Ordering::Acquire)
+        // Relaxed: it was stored before the record that was seen.
+        self.order[self.place(number)].load(Ordering::Relaxed)
     }
 
     /// The completer's: the device is done with `id`.
@@ -107,9 +125,9 @@ impl Shared {
     #[inline]
     pub fn give_back(&self, id: u16) {
         // Relaxed: only the completer stores it.
-        let tail = self.tail.load(Ordering::Relaxed);
+        let tail = self.tail.0.load(Ordering::Relaxed);
         self.returned[self.place(tail)].store(id, Ordering::Relaxed);
         // Release: also what was done with the id before.
-        self.tail.store(tail.wrapping_add(1), Ordering::Release);
+        self.tail.0.store(tail.wrapping_add(1), Ordering::Release);
     }
 }

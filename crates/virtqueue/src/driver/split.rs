@@ -1,5 +1,6 @@
 //! The driver's end of a split virtqueue (virtio 1.3, section 2.7).
 
+use super::free::Free;
 use super::shared::{Record, Shared};
 use super::{Areas, Buffer, Completed, Lie, NoRoom, Options, Table, suppress};
 use crate::device::suppress::{Cells, Word};
@@ -22,7 +23,7 @@ struct Ring {
 
 impl Ring {
     fn new(options: Options, areas: Arc<Areas>) -> Self {
-        let Options { size, event_idx, .. } = options;
+        let (size, event_idx) = (options.size(), options.event_idx());
         let lengths = [desc_len(size), avail_len(size, event_idx), used_len(size, event_idx)];
         for (area, len) in [&areas.desc, &areas.driver, &areas.device].into_iter().zip(lengths) {
             assert!(area.len() >= len, "an area of {} bytes, but {len} are needed", area.len());
@@ -71,12 +72,8 @@ pub struct Submitter {
     ring: Ring,
     shared: Arc<Shared>,
     event_idx: bool,
-    /// Descriptors that no chain has; the last is the next one's head, and thereby its id.
-    free: Vec<u16>,
-    /// Of each descriptor in a chain, the one after it: the device cannot write here.
-    next: Box<[u16]>,
-    /// Of each head, how many descriptors its chain has.
-    lengths: Box<[u16]>,
+    /// A chain's id is the number of its first descriptor.
+    free: Free,
     /// Chains ever added; the low bits are the avail index.
     added: u32,
     /// The avail index as the device sees it.
@@ -87,117 +84,84 @@ pub struct Submitter {
 
 impl Submitter {
     pub(super) fn new(options: Options, areas: Arc<Areas>, shared: Arc<Shared>) -> Self {
-        let size = options.size;
         Self {
             ring: Ring::new(options, areas),
             shared,
-            event_idx: options.event_idx,
-            free: (0..size).rev().collect(),
-            next: vec![0; size.into()].into(),
-            lengths: vec![0; size.into()].into(),
+            event_idx: options.event_idx(),
+            free: Free::new(options.size(), options.in_order()),
             added: 0,
             published: 0,
             taken: 0,
         }
     }
 
-    /// Takes descriptors back. The next id stays what it was.
+    /// Takes descriptors back. The next id stays what it was, if there was one.
+    #[inline]
     fn reclaim(&mut self) {
-        let head = self.free.len().checked_sub(1);
         while let Some(id) = self.shared.returned(self.taken) {
             self.taken = self.taken.wrapping_add(1);
-            let mut at = id;
-            for _ in 0..self.lengths[usize::from(id)] {
-                self.free.push(at);
-                at = self.next[usize::from(at)];
-            }
-        }
-        if let (Some(head), Some(last)) = (head, self.free.len().checked_sub(1)) {
-            self.free.swap(head, last);
+            self.free.give(id);
         }
     }
 
     #[inline]
     pub(super) fn room(&mut self) -> usize {
         self.reclaim();
-        self.free.len()
+        self.free.count().into()
     }
 
     #[inline]
     pub(super) fn next_id(&mut self) -> Option<u16> {
-        if self.free.is_empty() {
+        if self.free.count() == 0 {
             self.reclaim();
         }
-        self.free.last().copied()
+        self.free.first()
     }
 
     #[inline]
     pub(super) fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
+        let len = chain_len(buffers)?;
         // One buffer needs no table.
-        let table = table.filter(|_| buffers.len() > 1);
-        let count = if table.is_some() { 1 } else { buffers.len() };
-        if count == 0 || (self.free.len() < count && self.room() < count) {
+        let table = table.filter(|_| len > 1);
+        let count = if table.is_some() { 1 } else { len };
+        if self.free.count() < count && self.room() < count.into() {
             return Err(NoRoom);
         }
-        let mut writable = 0u32;
-        let mut head = 0;
-        match table {
-            Some(Table { area, offset, addr }) => {
-                head = self.take();
-                for (at, buffer) in (0u16..).zip(buffers) {
-                    let last = usize::from(at) + 1 == buffers.len();
-                    let entry = offset + usize::from(at) * size_of::<Desc>();
-                    area.write(entry, &desc(buffer, (!last).then_some(at + 1)));
-                    writable = writable.saturating_add(if buffer.writable { buffer.len } else { 0 });
+        let areas = &self.ring.areas;
+        let write = |index: u16, desc: &Desc| areas.desc.write(usize::from(index) * size_of::<Desc>(), desc);
+        let mut rest = buffers.iter();
+        let head = match table {
+            None => self.free.take(count, |here, after| {
+                if let Some(buffer) = rest.next() {
+                    write(here, &desc(buffer, (!rest.as_slice().is_empty()).then_some(after)));
                 }
-                let len = (buffers.len() * size_of::<Desc>()) as u32;
-                let entry = Desc {
+            }),
+            Some(Table { area, offset, addr }) => {
+                for (at, buffer) in (0..len).zip(buffers) {
+                    let entry = offset + usize::from(at) * size_of::<Desc>();
+                    area.write(entry, &desc(buffer, (at + 1 < len).then_some(at + 1)));
+                }
+                let table = Desc {
                     addr: addr.into(),
-                    len: len.into(),
+                    len: (u32::from(len) * size_of::<Desc>() as u32).into(),
                     flags: DESC_F_INDIRECT.into(),
                     next: 0.into(),
                 };
-                self.write(head, &entry);
+                self.free.take(1, |here, _| write(here, &table))
             }
-            None => {
-                // From the last to the first, so that each knows the one after it.
-                let first = self.free.len() - count;
-                for (at, buffer) in buffers.iter().enumerate() {
-                    let here = self.free[first + count - 1 - at];
-                    let after = (at + 1 < count).then(|| self.free[first + count - 2 - at]);
-                    if at == 0 {
-                        head = here;
-                    }
-                    self.next[usize::from(here)] = after.unwrap_or(0);
-                    self.write(here, &desc(buffer, after));
-                    writable = writable.saturating_add(if buffer.writable { buffer.len } else { 0 });
-                }
-                self.free.truncate(first);
-            }
-        }
-        self.lengths[usize::from(head)] = count as u16;
-        self.shared.add(head, self.added, Record { descriptors: count as u16, writable });
+        };
+        self.shared.add(head, self.added, Record { descriptors: count, writable: writable(buffers) });
         let entry = self.ring.entry(self.added as u16);
-        self.ring.areas.driver.store_u16(RING_ENTRIES + 2 * entry, head, Ordering::Relaxed);
+        areas.driver.store_u16(RING_ENTRIES + 2 * entry, head, Ordering::Relaxed);
         self.added = self.added.wrapping_add(1);
         Ok(head)
-    }
-
-    #[inline]
-    fn take(&mut self) -> u16 {
-        self.free.pop().unwrap_or_default()
-    }
-
-    #[inline]
-    fn write(&self, index: u16, desc: &Desc) {
-        self.ring.areas.desc.write(usize::from(index) * size_of::<Desc>(), desc);
     }
 
     #[inline]
     pub(super) fn publish(&mut self) -> bool {
         let new = self.added as u16;
         let old = std::mem::replace(&mut self.published, new);
-        // Chains of a whole round of the index cannot be in flight at once, so equal means none.
+        // No more than the size are in flight at once, so equal means none.
         new != old && suppress::publish(&self.ring, self.event_idx, old, new)
     }
 }
@@ -212,6 +176,24 @@ fn desc(buffer: &Buffer, next: Option<u16>) -> Desc {
         flags: flags.into(),
         next: next.unwrap_or(0).into(),
     }
+}
+
+/// How many buffers a chain has; it must have some.
+#[inline]
+pub(super) fn chain_len(buffers: &[Buffer]) -> Result<u16, NoRoom> {
+    debug_assert!(buffers.is_sorted_by_key(|buffer| buffer.writable), "writable buffers come last");
+    match u16::try_from(buffers.len()) {
+        Ok(0) | Err(_) => Err(NoRoom),
+        Ok(len) => Ok(len),
+    }
+}
+
+/// How many bytes the device may write.
+#[inline]
+pub(super) fn writable(buffers: &[Buffer]) -> u32 {
+    buffers
+        .iter()
+        .fold(0, |sum: u32, buffer| sum.saturating_add(if buffer.writable { buffer.len } else { 0 }))
 }
 
 /// See [`super::Completer`].
@@ -237,8 +219,8 @@ impl Completer {
         Self {
             ring: Ring::new(options, areas),
             shared,
-            event_idx: options.event_idx,
-            in_order: options.in_order,
+            event_idx: options.event_idx(),
+            in_order: options.in_order(),
             popped: 0,
             seen: 0,
             batch: None,
@@ -257,7 +239,7 @@ impl Completer {
         if self.next_used() == self.seen && !self.refresh()? {
             return Ok(None);
         }
-        let popped = if self.in_order { self.pop_in_order() } else { self.pop_any() };
+        let popped = if self.in_order { self.pop_in_order() } else { self.element() };
         match popped {
             Ok(done) => {
                 self.shared.take(done.id);
@@ -303,11 +285,6 @@ impl Completer {
         check(&self.shared, element.id.get(), element.len.get())
     }
 
-    #[inline]
-    fn pop_any(&mut self) -> Result<Completed, Lie> {
-        self.element()
-    }
-
     /// One element stands for all chains up to its own; the places of the others are skipped.
     fn pop_in_order(&mut self) -> Result<Completed, Lie> {
         let last = match self.batch {
@@ -336,7 +313,7 @@ impl Completer {
     #[inline]
     pub(super) fn enable_calls(&mut self) -> bool {
         self.quiet_event = None;
-        suppress::arm(&self.ring, self.event_idx, self.next_used())
+        suppress::arm(&self.ring, self.event_idx, self.next_used()) || self.lie.is_some()
     }
 
     #[inline]

@@ -1,0 +1,150 @@
+//! Which descriptors of a split ring's table no chain has: the submitter's own account, where the device cannot write.
+//!
+//! A linked list, from whose front descriptors are taken, so that a chain's are linked in the order in which they were. A
+//! chain goes back with all of them at once, behind the first, so that the next id stays what it was; what was used last
+//! is used again first, while it is in the cache.
+//!
+//! With IN_ORDER a chain's descriptors have to lie one after another, chain by chain, round and round the table (virtio
+//! 1.3, section 2.7.5). There the links never change, and a chain that goes back before an older one waits for it.
+
+/// A chain, known by its head.
+#[derive(Clone, Copy, Debug, Default)]
+struct Chain {
+    last: u16,
+    len: u16,
+    /// With IN_ORDER: it has come back and waits for an older one.
+    waits: bool,
+}
+
+/// The account.
+#[derive(Debug)]
+pub(super) struct Free {
+    /// Of each descriptor, the one behind it, in the list or in a chain.
+    links: Box<[u16]>,
+    chains: Box<[Chain]>,
+    first: u16,
+    count: u16,
+    /// With IN_ORDER, the head of the oldest chain that has not gone back, if there is one.
+    oldest: Option<u16>,
+}
+
+impl Free {
+    /// All of `size` descriptors.
+    pub(super) fn new(size: u16, in_order: bool) -> Self {
+        Self {
+            links: (1..size).chain([0]).collect(),
+            chains: vec![Chain::default(); size.into()].into(),
+            first: 0,
+            count: size,
+            oldest: in_order.then_some(0),
+        }
+    }
+
+    #[inline]
+    pub(super) fn count(&self) -> u16 {
+        self.count
+    }
+
+    /// The one that is taken next.
+    #[inline]
+    pub(super) fn first(&self) -> Option<u16> {
+        (self.count > 0).then_some(self.first)
+    }
+
+    /// Takes a chain of `len`, of which there are as many; `each` is told every one, and the one behind it. Its head.
+    #[inline]
+    pub(super) fn take(&mut self, len: u16, mut each: impl FnMut(u16, u16)) -> u16 {
+        debug_assert!(0 < len && len <= self.count);
+        let head = self.first;
+        let mut last = head;
+        for _ in 0..len {
+            last = self.first;
+            self.first = self.links[usize::from(last)];
+            each(last, self.first);
+        }
+        self.count -= len;
+        self.chains[usize::from(head)] = Chain { last, len, waits: false };
+        head
+    }
+
+    /// A chain goes back.
+    #[inline]
+    pub(super) fn give(&mut self, head: u16) {
+        if self.oldest.is_some() {
+            return self.give_in_order(head);
+        }
+        let Chain { last, len, .. } = self.chains[usize::from(head)];
+        if self.count == 0 {
+            self.first = head;
+        } else {
+            let front = usize::from(self.first);
+            self.links[usize::from(last)] = self.links[front];
+            self.links[front] = head;
+        }
+        self.count += len;
+    }
+
+    fn give_in_order(&mut self, head: u16) {
+        self.chains[usize::from(head)].waits = true;
+        while let Some(oldest) = self.oldest.map(usize::from)
+            && self.chains[oldest].waits
+        {
+            let Chain { last, len, .. } = std::mem::take(&mut self.chains[oldest]);
+            self.count += len;
+            self.oldest = Some(self.links[usize::from(last)]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(free: &mut Free, len: u16) -> Vec<u16> {
+        let mut taken = Vec::new();
+        let head = free.take(len, |here, _| taken.push(here));
+        assert_eq!(head, taken[0]);
+        taken
+    }
+
+    #[test]
+    fn the_next_stays_the_next() {
+        let mut free = Free::new(8, false);
+        assert_eq!([take(&mut free, 3), take(&mut free, 2)], [vec![0, 1, 2], vec![3, 4]]);
+        free.give(0);
+        assert_eq!((free.first(), free.count()), (Some(5), 6));
+        assert_eq!(take(&mut free, 6), [5, 0, 1, 2, 6, 7]);
+        assert_eq!(free.first(), None);
+        free.give(3);
+        free.give(5);
+        assert_eq!((take(&mut free, 1), free.count()), (vec![3], 7));
+        assert_eq!(take(&mut free, 7), [5, 0, 1, 2, 6, 7, 4]);
+    }
+
+    #[test]
+    fn round_and_round_in_order() {
+        let mut free = Free::new(4, true);
+        assert_eq!([take(&mut free, 2), take(&mut free, 1)], [vec![0, 1], vec![2]]);
+        // It waits for the older one.
+        free.give(2);
+        assert_eq!((free.first(), free.count()), (Some(3), 1));
+        free.give(0);
+        assert_eq!((free.first(), free.count()), (Some(3), 4));
+        assert_eq!(take(&mut free, 4), [3, 0, 1, 2]);
+        assert_eq!(free.first(), None);
+        free.give(3);
+        assert_eq!((take(&mut free, 1), free.count()), (vec![3], 3));
+    }
+
+    #[test]
+    fn one() {
+        for in_order in [false, true] {
+            let mut free = Free::new(1, in_order);
+            for _ in 0..3 {
+                assert_eq!(take(&mut free, 1), [0]);
+                assert_eq!(free.first(), None);
+                free.give(0);
+            }
+        }
+    }
+}
