@@ -105,7 +105,7 @@ fn rings_that_cannot_be() {
         (|_| Message::SetVringNum(state(1, 2048)), &["SET_VRING_NUM", "ring size 2048", "at most 1024"]),
         (|_| Message::SetVringNum(state(1, 65536 + 256)), &["SET_VRING_NUM", "ring size 65792"]),
         (|_| Message::SetVringNum(state(0, 128)), &["SET_VRING_NUM", "ring 0 is running"]),
-        (|_| Message::SetVringBase(state(1, 65536)), &["SET_VRING_BASE", "65536"]),
+        (|_| Message::SetVringBase(state(1, 65536)), &["SET_VRING_BASE", "0x10000"]),
         (|_| Message::SetVringBase(state(0, 0)), &["SET_VRING_BASE", "ring 0 is running"]),
         (
             |_| Message::SetVringKick(VringFd { index: 1, fd: None }),
@@ -208,8 +208,8 @@ fn memory_that_cannot_be() {
 fn what_was_not_offered() {
     refused(&[
         (
-            |_| Message::SetFeatures(Features::RING_PACKED | Features::PROTOCOL_FEATURES),
-            &["SET_FEATURES", "0x400000000"],
+            |_| Message::SetFeatures(Features::ACCESS_PLATFORM | Features::PROTOCOL_FEATURES),
+            &["SET_FEATURES", "0x200000000"],
         ),
         (
             |_| Message::SetFeatures(Features::from_bits_retain(1 << 63)),
