@@ -48,7 +48,7 @@ mod chain;
 pub mod device;
 pub mod driver;
 mod error;
-mod packed;
+pub mod packed;
 
 pub use chain::{Buffer, Chain, INDIRECT_CHAIN_MAX};
 pub use error::RingError;

@@ -9,7 +9,8 @@
 //!
 //! Notifications are asked for by two structures of four bytes, one of each side. The argument of
 //! [`crate::device::suppress`] holds with "idx" replaced by the flags of the descriptors: who tells stores flags, passes a
-//! full fence and loads the other side's structure; who listens stores its structure, passes a full fence and loads flags.
+//! full fence and loads the other side's structure ([`publish`]); who listens stores its structure, passes a full fence and
+//! loads flags ([`arm`]). `tests/loom.rs` runs these functions in every order the memory model allows.
 
 use kickless_memory::Area;
 use kickless_spec::ring::{
@@ -18,31 +19,61 @@ use kickless_spec::ring::{
 };
 use std::sync::atomic::{Ordering, fence};
 
+/// Access to the 16-bit words of one of the three areas: the memory itself, or a model checker's atomics.
+pub trait Words {
+    /// Loads the word at an offset in bytes.
+    fn load(&self, at: usize, order: Ordering) -> u16;
+    /// Stores the word at an offset in bytes.
+    fn store(&self, at: usize, value: u16, order: Ordering);
+    /// A sequentially consistent fence.
+    fn fence(&self);
+}
+
+impl Words for Area {
+    #[inline(always)]
+    fn load(&self, at: usize, order: Ordering) -> u16 {
+        self.load_u16(at, order)
+    }
+
+    #[inline(always)]
+    fn store(&self, at: usize, value: u16, order: Ordering) {
+        self.store_u16(at, value, order);
+    }
+
+    #[inline(always)]
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
 /// A place in the ring, and the round that it is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) index: u16,
+pub struct Place {
+    /// Which descriptor, from 0 to the size of the ring - 1.
+    pub index: u16,
     /// The wrap counter.
-    pub(crate) wrap: bool,
+    pub wrap: bool,
 }
 
 impl Place {
-    pub(crate) const FIRST: Self = Self { index: 0, wrap: true };
+    /// Where both sides begin.
+    pub const FIRST: Self = Self { index: 0, wrap: true };
 
     /// From an index in the low 15 bits and the wrap counter above them, as event structures and vhost-user carry it.
     #[inline]
-    pub(crate) fn from_bits(bits: u16) -> Self {
+    pub fn from_bits(bits: u16) -> Self {
         Self { index: bits & !EVENT_WRAP, wrap: bits & EVENT_WRAP != 0 }
     }
 
+    /// What [`Place::from_bits`] takes.
     #[inline]
-    pub(crate) fn bits(self) -> u16 {
+    pub fn bits(self) -> u16 {
         self.index | if self.wrap { EVENT_WRAP } else { 0 }
     }
 
     /// `count` places on; no more than a round.
     #[inline]
-    pub(crate) fn after(self, count: u16, size: u16) -> Self {
+    pub fn after(self, count: u16, size: u16) -> Self {
         let index = u32::from(self.index) + u32::from(count);
         if index < u32::from(size) {
             Self { index: index as u16, ..self }
@@ -53,7 +84,7 @@ impl Place {
 
     /// `count` places back; no more than a round.
     #[inline]
-    pub(crate) fn before(self, count: u16, size: u16) -> Self {
+    pub fn before(self, count: u16, size: u16) -> Self {
         match self.index.checked_sub(count) {
             Some(index) => Self { index, ..self },
             None => Self { index: size - (count - self.index), wrap: !self.wrap },
@@ -62,66 +93,84 @@ impl Place {
 
     /// What the driver writes into the flags of an available descriptor here.
     #[inline]
-    pub(crate) fn available(self) -> u16 {
+    pub fn available(self) -> u16 {
         if self.wrap { PACKED_F_AVAIL } else { PACKED_F_USED }
     }
 
     /// What the device writes into the flags of a used descriptor here.
     #[inline]
-    pub(crate) fn used(self) -> u16 {
+    pub fn used(self) -> u16 {
         if self.wrap { PACKED_F_AVAIL | PACKED_F_USED } else { 0 }
     }
 
     /// Whether flags say that the driver has made this place available in this round.
     #[inline]
-    pub(crate) fn is_available(self, flags: u16) -> bool {
+    pub fn is_available(self, flags: u16) -> bool {
         flags & (PACKED_F_AVAIL | PACKED_F_USED) == self.available()
     }
 
     /// Whether flags say that the device has used this place in this round.
     #[inline]
-    pub(crate) fn is_used(self, flags: u16) -> bool {
+    pub fn is_used(self, flags: u16) -> bool {
         flags & (PACKED_F_AVAIL | PACKED_F_USED) == self.used()
     }
 
     /// Where its descriptor begins.
     #[inline]
-    pub(crate) fn at(self) -> usize {
+    pub fn at(self) -> usize {
         usize::from(self.index) * size_of::<PackedDesc>()
     }
 
     /// Where the flags of its descriptor are.
     #[inline]
-    pub(crate) fn flags_at(self) -> usize {
+    pub fn flags_at(self) -> usize {
         self.at() + PACKED_FLAGS
     }
 }
 
+/// Asks to be notified of what comes at `place`. Whether that has come already, by `come` ([`Place::is_available`] or
+/// [`Place::is_used`]): then the notification of it may never come.
+#[inline]
+#[must_use]
+pub fn arm<W: Words>(
+    ring: &W,
+    ours: &W,
+    event_idx: bool,
+    place: Place,
+    come: impl FnOnce(Place, u16) -> bool,
+) -> bool {
+    ask(ours, event_idx, place);
+    // L2, whose partner is the other side's fence between flags of descriptors and its look at our structure.
+    ours.fence();
+    // Relaxed: only whether it came. Who takes it loads it again, with acquire.
+    come(place, ring.load(place.flags_at(), Ordering::Relaxed))
+}
+
 /// Says that a notification is wanted for what comes at `place`. The fence that belongs behind it (L2) is the caller's.
 #[inline]
-pub(crate) fn ask(ours: &Area, event_idx: bool, place: Place) {
+pub fn ask<W: Words>(ours: &W, event_idx: bool, place: Place) {
     if event_idx {
-        ours.store_u16(EVENT_PLACE, place.bits(), Ordering::Relaxed);
+        ours.store(EVENT_PLACE, place.bits(), Ordering::Relaxed);
         // Release: who reads these flags reads that place.
-        ours.store_u16(EVENT_FLAGS, EVENT_F_DESC, Ordering::Release);
+        ours.store(EVENT_FLAGS, EVENT_F_DESC, Ordering::Release);
     } else {
-        ours.store_u16(EVENT_FLAGS, EVENT_F_ENABLE, Ordering::Relaxed);
+        ours.store(EVENT_FLAGS, EVENT_F_ENABLE, Ordering::Relaxed);
     }
 }
 
-/// Says that no notification is wanted.
+/// Says that no notification is wanted. Only a hint: who has looked before notifies all the same.
 #[inline]
-pub(crate) fn quiet(ours: &Area) {
-    ours.store_u16(EVENT_FLAGS, EVENT_F_DISABLE, Ordering::Relaxed);
+pub fn quiet<W: Words>(ours: &W) {
+    ours.store(EVENT_FLAGS, EVENT_F_DISABLE, Ordering::Relaxed);
 }
 
 /// Shows the other side a batch by the flags of its first descriptor. Whether it wants to be notified of the `count` places
 /// up to `next`; `None`: how many there were since the last decision is not known, and if in doubt it is notified.
 #[inline]
 #[must_use]
-pub(crate) fn publish(
-    ring: &Area,
-    theirs: &Area,
+pub fn publish<W: Words>(
+    ring: &W,
+    theirs: &W,
     event_idx: bool,
     (first, flags): (Place, u16),
     next: Place,
@@ -129,14 +178,14 @@ pub(crate) fn publish(
     size: u16,
 ) -> bool {
     // T1. Release: everything else of the batch comes before it.
-    ring.store_u16(first.flags_at(), flags, Ordering::Release);
+    ring.store(first.flags_at(), flags, Ordering::Release);
     // T2, whose partner is the other side's fence between its event structure and its look at the flags.
-    fence(Ordering::SeqCst);
+    ring.fence();
     // Acquire, whose partner is the release in `ask`.
-    match theirs.load_u16(EVENT_FLAGS, Ordering::Acquire) {
+    match theirs.load(EVENT_FLAGS, Ordering::Acquire) {
         EVENT_F_DISABLE => false,
         EVENT_F_DESC if event_idx => {
-            let event = theirs.load_u16(EVENT_PLACE, Ordering::Relaxed);
+            let event = theirs.load(EVENT_PLACE, Ordering::Relaxed);
             count.is_none_or(|count| passed(Place::from_bits(event), next, count, size))
         }
         _ => true,

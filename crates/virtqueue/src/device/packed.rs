@@ -5,7 +5,7 @@ use crate::packed::{self, Place};
 use crate::{Chain, RingError};
 use kickless_memory::Map;
 use kickless_spec::ring::{DESC_F_WRITE, PackedDesc};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 /// See [`super::Queue`], which has the same methods.
 #[derive(Debug)]
@@ -198,10 +198,8 @@ impl Queue {
         self.kicks = Some(true);
         match &self.metadata {
             Some(metadata) if self.broken.is_none() => {
-                packed::ask(metadata.events().1, self.options.event_idx(), self.next);
-                // L2, whose partner is the driver's fence between flags of descriptors and its look at our structure.
-                fence(Ordering::SeqCst);
-                is_available(metadata, self.next, Ordering::Relaxed)
+                let (_, ours) = metadata.events();
+                packed::arm(metadata.ring(), ours, self.options.event_idx(), self.next, Place::is_available)
             }
             _ => false,
         }
