@@ -12,7 +12,7 @@
 //! if !completer.enable_calls() { sleep until called }
 //! ```
 //!
-//! What one half has to tell the other goes through [`Shared`](shared::Shared), which has an argument of its own: what is in
+//! What one half has to tell the other goes through [`Shared`], which has an argument of its own: what is in
 //! flight under which id, and which ids are free again.
 //!
 //! # Ids
