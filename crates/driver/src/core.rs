@@ -56,6 +56,8 @@ pub(crate) struct Session {
     /// None while it is lost.
     pub(crate) connection: Option<Connection>,
     pub(crate) regions: Regions,
+    /// How many of them the back-end takes.
+    pub(crate) regions_max: usize,
     pub(crate) space: Space,
     pub(crate) limits: Limits,
     /// How often the configuration space had changed when it was read.
@@ -104,6 +106,7 @@ impl Core {
         }
         control.watch(connection.as_fd(), requests.as_ref().map(AsFd::as_fd))?;
         let session = Session {
+            regions_max: connection.regions_max,
             connection: Some(connection),
             regions,
             space,
@@ -206,7 +209,10 @@ impl Core {
         {
             let space = match connection.config() {
                 Ok(space) => space,
-                Err(error) => return Err(self.broken(session, error)),
+                Err(error) => {
+                    let old = (session.limits, session.space);
+                    return self.broken(session, error).map(|()| old);
+                }
             };
             let limits = Limits::new(self.features, &space)?.for_queue(self.options.queue_size)?;
             (session.space, session.limits, session.seen) = (space, limits, changes);
@@ -215,20 +221,16 @@ impl Core {
         Ok((session.limits, session.space))
     }
 
-    /// What comes of an error on the connection: it is lost, or the disk is dead, unless it was just a refusal.
-    fn broken(self: &Arc<Self>, session: MutexGuard<'_, Session>, error: Error) -> Error {
+    /// What comes of an error on the connection. If that is lost, all is well as long as another can be had: it is told of
+    /// everything anew. A refusal is passed on. Anything else is a lie.
+    fn broken(self: &Arc<Self>, session: MutexGuard<'_, Session>, error: Error) -> Result<(), Error> {
         drop(session);
         match error {
-            Error::Refused { .. } | Error::Os { .. } => error,
-            error if error.is_loss() => {
-                self.lost(Error::Closed);
-                error
-            }
-            error => {
-                self.die(error);
-                self.dead_error()
-            }
+            Error::Refused { .. } | Error::Os { .. } | Error::InHandler => return Err(error),
+            error if error.is_loss() => self.lost(error),
+            error => self.die(error),
         }
+        if self.is_dead() { Err(self.dead_error()) } else { Ok(()) }
     }
 
     /// Switches the device's write cache.
@@ -238,14 +240,12 @@ impl Core {
             return Err(Error::NotOffered { what: "a switch for its write cache" });
         }
         let mut session = self.session();
-        if let Some(connection) = session.connection.as_mut()
-            && let Err(error) = connection.set_writeback(on)
-        {
-            return Err(self.broken(session, error));
+        let told = session.connection.as_mut().map_or(Ok(()), |connection| connection.set_writeback(on));
+        if !matches!(told, Err(Error::Refused { .. })) {
+            session.writeback = Some(on);
+            session.space.writeback = on.into();
         }
-        session.writeback = Some(on);
-        session.space.writeback = on.into();
-        Ok(())
+        told.or_else(|error| self.broken(session, error))
     }
 
     /// Shares `len` bytes of a file from `offset` on.
@@ -260,7 +260,7 @@ impl Core {
         if self.is_dead() {
             return Err(self.dead_error());
         }
-        let max = session.connection.as_ref().map_or(memory::TABLE_MAX, |connection| connection.regions_max);
+        let max = session.regions_max;
         let region = session.regions.add(file, offset, len, max)?;
         match self.change_memory(session, |connection| connection.add(&region)) {
             Ok(()) => Ok(Registered(region)),
@@ -305,33 +305,32 @@ impl Core {
             change(connection)
         } else {
             self.rings.iter().for_each(|ring| ring.hold(true));
-            let quiet = self.wait_until_quiet();
-            let changed = if quiet { connection.share(regions.all()) } else { Err(Error::Closed) };
+            let changed = self.wait_until_quiet().and_then(|()| connection.share(regions.all()));
             self.rings.iter().for_each(|ring| ring.hold(false));
             changed
         };
-        changed.map_err(|error| self.broken(session, error))
+        changed.or_else(|error| self.broken(session, error))
     }
 
-    /// Waits until nothing is in flight; `false` if it never will be.
-    fn wait_until_quiet(self: &Arc<Self>) -> bool {
+    /// Waits until nothing is in flight.
+    ///
+    /// # Errors
+    /// That will not happen: the connection is lost, the device lies, or this is a handler that would wait for itself.
+    fn wait_until_quiet(&self) -> Result<(), Error> {
+        if ring::is_delivering() {
+            return Err(Error::InHandler);
+        }
         while self.rings.iter().any(|ring| ring.in_flight() > 0) {
-            if self.is_dead() || self.recovering.load(Ordering::Relaxed) || ring::is_delivering() {
-                return false;
+            self.rings.iter().try_for_each(Ring::drain_for_all)?;
+            if self.is_dead() {
+                return Err(self.dead_error());
             }
-            for ring in &self.rings {
-                if let Err(error) = ring.drain_for_all() {
-                    // Not here, with the session in our hands.
-                    self.die_elsewhere(error);
-                    return false;
-                }
-            }
-            if self.control.look().closed {
-                return false;
+            if self.recovering.load(Ordering::Relaxed) || self.control.look().closed {
+                return Err(Error::Closed);
             }
             thread::yield_now();
         }
-        true
+        Ok(())
     }
 
     /// The disk is of no use any more: everything in flight fails, and whatever comes later too.
@@ -343,12 +342,6 @@ impl Core {
             tracing::error!(error = &**error as &dyn std::error::Error, "the disk is dead");
         }
         if ring::is_delivering() { self.bury_elsewhere() } else { self.bury() }
-    }
-
-    fn die_elsewhere(self: &Arc<Self>, error: Error) {
-        if self.dead.set(Arc::new(error)).is_ok() {
-            self.bury_elsewhere();
-        }
     }
 
     /// On another thread, where this one holds a lock that is needed.

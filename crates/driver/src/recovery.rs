@@ -53,11 +53,12 @@ impl Core {
             if !error.is_loss() {
                 return self.die(error);
             }
-            if Instant::now() + pause > deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 let limit = self.options.reconnect_limit;
                 return self.die(Error::Gone { limit, source: Box::new(error) });
             }
-            sleep(&[self.stop.as_fd()], Some(Instant::now() + pause));
+            sleep(&[self.stop.as_fd()], Some(Instant::now() + pause.min(left)));
             pause = (pause * 2).min(PAUSE_MAX);
         }
         tracing::info!("the back-end is back");
@@ -90,7 +91,7 @@ impl Core {
         let mut connection = Connection::open(&self.options, Instant::now(), Some(self.features))?;
         let mut session = self.session();
         let changes = self.changes();
-        let space = connection.config()?;
+        let mut space = connection.config()?;
         let limits = Limits::new(self.features, &space)?.for_queue(self.options.queue_size)?;
         let old = session.limits;
         if limits.size < old.size {
@@ -107,6 +108,7 @@ impl Core {
         }
         if let Some(writeback) = session.writeback {
             connection.set_writeback(writeback)?;
+            space.writeback = writeback.into();
         }
         connection.share(session.regions.all())?;
         let requests = connection.take_requests();
@@ -120,6 +122,7 @@ impl Core {
         }
         self.control.watch(connection.as_fd(), requests.as_ref().map(AsFd::as_fd))?;
         (session.space, session.limits, session.seen) = (space, limits, changes);
+        session.regions_max = connection.regions_max;
         session.connection = Some(connection);
         drop(session);
         self.set_requests(requests);
