@@ -163,7 +163,7 @@ impl Core {
     /// Looks at what has happened on the connection.
     pub(crate) fn attend(self: &Arc<Self>) {
         let happened = self.control.look();
-        if happened.error && self.control.error.take() {
+        if happened.error && self.control.error.take() > 0 {
             return self.die(Error::RingError);
         }
         if happened.message {

@@ -190,6 +190,7 @@ impl Disk {
                 submitted: sum.submitted + counters.submitted,
                 completed: sum.completed + counters.completed,
                 kicks: sum.kicks + counters.kicks,
+                calls: sum.calls + counters.calls,
             }
         })
     }

@@ -1,6 +1,7 @@
 //! Eventfds: kicks, calls, and what wakes a sleeper of our own.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
@@ -23,9 +24,19 @@ impl Event {
         let _ = write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Takes what was signalled; whether anything was.
-    pub(crate) fn take(&self) -> bool {
-        read(&self.0, &mut [0u8; 8]).is_ok()
+    /// Takes what was signalled; how often it was.
+    pub(crate) fn take(&self) -> u64 {
+        let mut count = [0; 8];
+        read(&self.0, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    }
+
+    /// How often it was signalled since it was last taken. Not for the fast path.
+    pub(crate) fn pending(&self) -> u64 {
+        // proc_pid_fdinfo(5): the counter, in hexadecimal.
+        let info =
+            fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd())).unwrap_or_default();
+        let count = info.lines().find_map(|line| line.strip_prefix("eventfd-count:"));
+        count.and_then(|count| u64::from_str_radix(count.trim(), 16).ok()).unwrap_or(0)
     }
 
     /// Another descriptor of the same, to hand out.
@@ -37,5 +48,18 @@ impl Event {
 impl AsFd for Event {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_counted_until_they_are_taken() {
+        let event = Event::new().unwrap();
+        assert_eq!((event.pending(), event.take()), (0, 0));
+        (0..17).for_each(|_| event.signal());
+        assert_eq!((event.pending(), event.take(), event.take()), (17, 17, 0));
     }
 }

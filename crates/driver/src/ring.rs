@@ -60,6 +60,8 @@ pub(crate) struct Ring {
     completed: AtomicU64,
     submitted: AtomicU64,
     kicks: AtomicU64,
+    /// Those that were taken.
+    calls: AtomicU64,
     idle_polls: AtomicU32,
     #[cfg(feature = "locked-kick")]
     locked_kick: bool,
@@ -98,6 +100,8 @@ pub struct Counters {
     pub completed: u64,
     /// Kicks that the device wanted and got.
     pub kicks: u64,
+    /// Calls that the device made, whether anybody slept or not.
+    pub calls: u64,
 }
 
 impl Ring {
@@ -144,6 +148,7 @@ impl Ring {
             completed: AtomicU64::new(0),
             submitted: AtomicU64::new(0),
             kicks: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
             idle_polls: AtomicU32::new(0),
             #[cfg(feature = "locked-kick")]
             locked_kick: false,
@@ -412,8 +417,12 @@ impl Ring {
     pub(crate) fn disarm(&self) -> Result<(), Error> {
         let mut completion = self.completion();
         completion.sleepers -= 1;
-        self.call.take();
+        self.take_calls();
         self.quiet(&mut completion)
+    }
+
+    fn take_calls(&self) {
+        self.calls.fetch_add(self.call.take(), Ordering::Relaxed);
     }
 
     /// Whoever waits for a descriptor of ours asks for calls. `false`: there is something already.
@@ -426,7 +435,7 @@ impl Ring {
     /// Whoever waited outside has come to poll.
     fn come_in(&self, completion: &mut Completing) {
         completion.outside = false;
-        self.call.take();
+        self.take_calls();
         self.ready_event.take();
         // What is there will be found right now; a lie will be found again.
         let _ = self.quiet(completion);
@@ -487,6 +496,7 @@ impl Ring {
             submitted: self.submitted.load(Ordering::Relaxed),
             completed: self.completed.load(Ordering::Relaxed),
             kicks: self.kicks.load(Ordering::Relaxed),
+            calls: self.calls.load(Ordering::Relaxed) + self.call.pending(),
         }
     }
 
