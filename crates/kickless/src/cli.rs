@@ -12,6 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use kickless_disk::Cache;
 use kickless_io::{EngineKind, UnknownEngine};
 
+use crate::bench::Bench;
 use crate::cpus::parse_cpus;
 use crate::size::parse_size;
 
@@ -44,6 +45,9 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve a disk to the virtual machines that connect, one after the other
     Blk(BlkOptions),
+    /// Put load on back-ends and measure them
+    #[command(subcommand)]
+    Bench(Bench),
 }
 
 /// `kickless blk`.
@@ -152,8 +156,10 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
     }
     match Cli::try_parse_from(arguments) {
         Ok(cli) => {
-            let Command::Blk(options) = &cli.command;
-            options.check()?;
+            match &cli.command {
+                Command::Blk(options) => options.check()?,
+                Command::Bench(bench) => bench.check()?,
+            }
             Ok(Request::Run(Box::new(cli)))
         }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
@@ -236,7 +242,7 @@ fn parse_serial(text: &str) -> Result<String, String> {
     Ok(text.into())
 }
 
-fn parse_queue_size(text: &str) -> Result<u16, String> {
+pub(crate) fn parse_queue_size(text: &str) -> Result<u16, String> {
     match text.parse::<u16>() {
         Ok(size) if size.is_power_of_two() && size <= QUEUE_SIZE_MAX => Ok(size),
         _ => Err(format!("it must be a power of two from 1 to {QUEUE_SIZE_MAX}")),
@@ -265,7 +271,7 @@ mod tests {
     fn options(line: &str) -> BlkOptions {
         match parsed(line) {
             Ok(Request::Run(cli)) => {
-                let Command::Blk(options) = cli.command;
+                let Command::Blk(options) = cli.command else { panic!("{line}") };
                 options
             }
             other => panic!("{line}: {other:?}"),

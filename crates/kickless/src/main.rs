@@ -3,6 +3,7 @@
 //! This crate is the program and nothing else: the command line, the log, the socket, and the wiring of the parts, which
 //! know nothing of one another (`wire` alone names concrete disks).
 
+mod bench;
 mod capabilities;
 mod cli;
 mod cpus;
@@ -67,5 +68,6 @@ fn run(cli: &Cli) -> Result<()> {
     log::start(&cli.log_level)?;
     match &cli.command {
         Command::Blk(options) => serve::blk(options),
+        Command::Bench(bench) => bench::carry_out(bench, print),
     }
 }

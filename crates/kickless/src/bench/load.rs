@@ -1,0 +1,276 @@
+//! One thread's load: keeps requests in flight and takes the time of each.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use kickless_driver::{Completion, Data, Disk, Error, Queue, Request};
+
+use super::ledger::{Claim, Ledger};
+use super::offsets::Offsets;
+use super::scenario::{Scenario, Wait};
+use super::slots::{Noted, Slot};
+use super::turn::{Latencies, latencies};
+
+/// How long to sleep at most before looking whether the turn is over.
+const NAP: Duration = Duration::from_millis(50);
+
+/// What all threads of a turn share.
+#[derive(Debug)]
+pub(crate) struct Shared<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) ledger: Option<&'a Ledger>,
+    /// Blocks of the disk.
+    pub(crate) blocks: u64,
+    /// When the turn began, and what is counted from then on: nanoseconds.
+    pub(crate) epoch: Instant,
+    pub(crate) measure_from: u64,
+    pub(crate) measure_to: u64,
+    /// The turn is over before its time.
+    pub(crate) stop: &'a AtomicBool,
+}
+
+/// What one thread saw.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) latencies: Latencies,
+    pub(crate) failed: u64,
+    pub(crate) failure: Option<String>,
+}
+
+/// One thread.
+pub(crate) struct Submitter<'a> {
+    shared: &'a Shared<'a>,
+    queue: Queue,
+    /// Those of all who share the queue.
+    slots: &'a [Slot],
+    offsets: Offsets,
+    /// Slots without a request, and their memory.
+    idle: Vec<(u64, Data)>,
+    /// When requests are due, with a rate.
+    schedule: Option<Schedule>,
+    scratch: Vec<u8>,
+    /// Requests done, for whoever watches.
+    done: &'a AtomicU64,
+    counted: u64,
+    seen: Seen,
+}
+
+/// An even rate.
+#[derive(Clone, Copy, Debug)]
+struct Schedule {
+    first: f64,
+    step: f64,
+    next: u64,
+}
+
+impl Schedule {
+    /// When the next request is due, in nanoseconds.
+    fn due(&self) -> u64 {
+        // Multiplied, not summed up: no error adds up.
+        (self.first + self.step * self.next as f64) as u64
+    }
+}
+
+impl<'a> Submitter<'a> {
+    /// The thread `thread` of all, with its part of the slots of its queue: from `first_slot` on.
+    ///
+    /// # Errors
+    /// The disk has no memory left.
+    pub(crate) fn new(
+        shared: &'a Shared<'a>,
+        disk: &Disk,
+        thread: u16,
+        (slots, first_slot): (&'a [Slot], u64),
+        done: &'a AtomicU64,
+    ) -> Result<Submitter<'a>> {
+        let scenario = shared.scenario;
+        let queue = disk.queue(usize::from(thread % scenario.queues));
+        let block_size = scenario.block_size as usize;
+        let mut idle = Vec::with_capacity(slots.len());
+        for slot in 0..u64::from(scenario.depth) {
+            let mut buffer = disk.buffer(block_size)?;
+            // Its pages are there before the time is taken, and what is written can be told from zeroes.
+            buffer.write(0, &vec![0xa5; block_size]);
+            idle.push((first_slot + slot, Data::from(buffer)));
+        }
+        let (thread, threads) = (u64::from(thread), u64::from(scenario.threads));
+        let schedule = scenario.rate.map(|rate| {
+            let step = 1e9 / f64::from(rate);
+            Schedule { first: step * thread as f64, step: step * threads as f64, next: 0 }
+        });
+        Ok(Submitter {
+            shared,
+            queue,
+            slots,
+            offsets: Offsets::new(scenario.pattern, shared.blocks, thread, threads, scenario.seed),
+            idle,
+            schedule,
+            scratch: vec![0; if shared.ledger.is_some() { block_size } else { 0 }],
+            done,
+            counted: 0,
+            seen: Seen { latencies: latencies()?, failed: 0, failure: None },
+        })
+    }
+
+    #[inline]
+    fn now(&self) -> u64 {
+        self.shared.epoch.elapsed().as_nanos() as u64
+    }
+
+    fn is_over(&self, now: u64) -> bool {
+        now >= self.shared.measure_to || self.shared.stop.load(Ordering::Relaxed)
+    }
+
+    /// Runs the load until its time is over and everything is done.
+    ///
+    /// # Errors
+    /// The disk is dead, or data are wrong.
+    pub(crate) fn run(mut self) -> Result<Seen> {
+        let mut batch = Vec::with_capacity(self.idle.len());
+        let mut reaped = VecDeque::with_capacity(self.slots.len());
+        let mut now = self.now();
+        while !self.is_over(now) {
+            self.prepare(now, &mut batch)?;
+            if !batch.is_empty() {
+                self.queue.submit_or_wait(&mut batch)?;
+            }
+            self.reap(&mut reaped, self.patience())?;
+            now = self.now();
+            self.account(now, &mut reaped)?;
+        }
+        while self.queue.in_flight() > 0 {
+            self.reap(&mut reaped, NAP)?;
+            now = self.now();
+            self.account(now, &mut reaped)?;
+        }
+        // What another thread has found for this queue meanwhile.
+        self.queue.poll(usize::MAX, |completion| reaped.push_back(completion))?;
+        self.account(now, &mut reaped)?;
+        Ok(self.seen)
+    }
+
+    /// Makes requests of all idle slots, or of as many as are due.
+    fn prepare(&mut self, now: u64, batch: &mut Vec<Request>) -> Result<()> {
+        while !self.idle.is_empty() {
+            let start = match &mut self.schedule {
+                None => now,
+                Some(schedule) if schedule.due() <= now => {
+                    let due = schedule.due();
+                    schedule.next += 1;
+                    due
+                }
+                Some(_) => return Ok(()),
+            };
+            let Some((slot, data)) = self.idle.pop() else { return Ok(()) };
+            let read = self.offsets.reads(self.shared.scenario.read);
+            let Some((noted, data)) = self.place(start, read, data)? else { continue };
+            if let Some(at) = self.slots.get(slot as usize) {
+                at.note(noted);
+            }
+            let offset = noted.claim.block * u64::from(self.shared.scenario.block_size);
+            let request = if read { Request::read(offset, data) } else { Request::write(offset, data) };
+            batch.push(request.token(slot));
+        }
+        Ok(())
+    }
+
+    /// Chooses the block, and what to write there.
+    fn place(&mut self, start: u64, read: bool, mut data: Data) -> Result<Option<(Noted, Data)>> {
+        let offsets = &mut self.offsets;
+        let Some(ledger) = self.shared.ledger else {
+            let claim = Claim { block: offsets.next(), generation: 0 };
+            return Ok(Some((Noted { start, read, claim }, data)));
+        };
+        let mut claim = ledger.claim(|| offsets.next()).context(
+            "--verify finds no block that has no request yet: lower --depth, or use more of the disk",
+        )?;
+        if !read {
+            claim.generation = Ledger::after(claim.generation);
+            ledger.fill(claim, &mut self.scratch);
+            if let Data::One(buffer) = &mut data {
+                buffer.write(0, &self.scratch);
+            }
+        }
+        Ok(Some((Noted { start, read, claim }, data)))
+    }
+
+    /// How long to wait for completions: not past the next request, if there is a slot for it.
+    fn patience(&self) -> Duration {
+        match &self.schedule {
+            Some(schedule) if !self.idle.is_empty() => {
+                Duration::from_nanos(schedule.due().saturating_sub(self.now())).min(NAP)
+            }
+            _ => NAP,
+        }
+    }
+
+    /// Takes what is done; waits for something unless polling.
+    fn reap(&self, reaped: &mut VecDeque<Completion>, patience: Duration) -> Result<(), Error> {
+        let max = self.slots.len();
+        let take = |completion| reaped.push_back(completion);
+        match self.shared.scenario.wait {
+            Wait::Poll => self.queue.poll(max, take),
+            Wait::Sleep if patience.is_zero() => self.queue.poll(max, take),
+            Wait::Sleep => self.queue.wait(max, Some(patience), take),
+        }
+        .map(drop)
+    }
+
+    /// Counts what was reaped, and has its slots from now on.
+    fn account(&mut self, now: u64, reaped: &mut VecDeque<Completion>) -> Result<()> {
+        let before = self.counted;
+        while let Some(Completion { token, result, data }) = reaped.pop_front() {
+            let Some(slot) = self.slots.get(token as usize) else { continue };
+            let noted = slot.noted();
+            match result {
+                Ok(()) => {
+                    if noted.start >= self.shared.measure_from && now < self.shared.measure_to {
+                        self.seen.latencies.saturating_record(now.saturating_sub(noted.start).max(1));
+                    }
+                    self.counted += 1;
+                }
+                Err(failure) => {
+                    self.seen.failed += 1;
+                    self.seen.failure.get_or_insert_with(|| failure.to_string());
+                }
+            }
+            self.settle(noted, result.is_ok(), &data)?;
+            self.idle.push((token, data));
+        }
+        if self.counted != before {
+            self.done.store(self.counted, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Checks what was read, and lets go of the block.
+    fn settle(&mut self, noted: Noted, ok: bool, data: &Data) -> Result<()> {
+        let Some(ledger) = self.shared.ledger else { return Ok(()) };
+        let Noted { read, claim, .. } = noted;
+        if read && ok {
+            check(ledger, claim, data, &mut self.scratch)?;
+        }
+        // What a write that failed has left behind is not known: as if nothing had been written yet.
+        ledger.release(claim.block, if ok || read { claim.generation } else { 0 });
+        Ok(())
+    }
+}
+
+/// Checks that a block has what was written last.
+///
+/// # Errors
+/// It has something else.
+pub(crate) fn check(ledger: &Ledger, claim: Claim, data: &Data, scratch: &mut [u8]) -> Result<()> {
+    if let Data::One(buffer) = data {
+        buffer.read(0, scratch);
+    }
+    match ledger.wrong(claim, scratch) {
+        None => Ok(()),
+        Some(byte) => {
+            let offset = claim.block * scratch.len() as u64 + byte as u64;
+            Err(anyhow!("verification failed: byte {offset} of the disk is not what was written there last"))
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! The command line of `kickless bench`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use kickless_driver::Choice;
+
+use super::scenario::{Pattern, Wait};
+use crate::cli::CpuList;
+use crate::cpus::parse_cpus;
+use crate::size::parse_size;
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Put load on one back-end
+    Blk(BlkBench),
+    /// Put the same load on several back-ends, turn by turn, and say how they compare
+    Compare(CompareBench),
+}
+
+/// `kickless bench blk`.
+#[derive(Debug, Args)]
+pub(crate) struct BlkBench {
+    /// The unix socket of the back-end
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket_path: PathBuf,
+    /// The process of the back-end, to say how much processor time it takes
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i32::MAX as i64))]
+    pub(crate) pid: Option<u32>,
+    /// How often to run each load
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    #[command(flatten)]
+    pub(crate) load: LoadOptions,
+}
+
+/// `kickless bench compare`.
+#[derive(Debug, Args)]
+pub(crate) struct CompareBench {
+    /// What to compare with the first of them: sockets, or commands in which {socket} stands for the socket to listen on.
+    /// Either can have a name: NAME=SOCKET, NAME=COMMAND
+    #[arg(value_name = "TARGET", required = true, num_args = 2..)]
+    pub(crate) targets: Vec<String>,
+    /// How many turns each has at each load
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// Start the commands on these CPUs
+    #[arg(long, value_name = "LIST", value_parser = parse_cpu_list)]
+    pub(crate) target_cpu: Option<CpuList>,
+    #[command(flatten)]
+    pub(crate) load: LoadOptions,
+}
+
+/// The load, and what to do with the results. Options that take a list stand for a load of each, and of each combination.
+#[derive(Debug, Args)]
+pub(crate) struct LoadOptions {
+    /// Requests that each thread keeps in flight
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "32", value_parser = clap::value_parser!(u16).range(1..=32768))]
+    pub(crate) depth: Vec<u16>,
+    /// Bytes of a request
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4K", value_parser = parse_block_size)]
+    pub(crate) block_size: Vec<u32>,
+    /// How many of a hundred requests read; the others write, which destroys what is on the disk
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "100", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub(crate) read: Vec<u8>,
+    /// Where requests go
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "random")]
+    pub(crate) pattern: Vec<Pattern>,
+    /// What a thread does that has nothing to do until something completes
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "sleep")]
+    pub(crate) wait: Vec<Wait>,
+    /// Queues to use
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) queues: u16,
+    /// Descriptors in each queue, a power of two [default: 256, or what the depth needs]
+    #[arg(long, value_name = "N", value_parser = crate::cli::parse_queue_size)]
+    pub(crate) queue_size: Option<u16>,
+    /// Threads that submit, which share the queues if there are fewer [default: one for each queue]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) threads: Option<u16>,
+    /// Requests a second, all threads together, evenly spread, whether or not earlier ones are done; latencies count from
+    /// when a request was due [default: a new request as soon as one is done]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rate: Option<u32>,
+    /// How long to measure [default: 10s, or 2s for each turn of a comparison]
+    #[arg(long, value_name = "DURATION", value_parser = parse_time)]
+    pub(crate) time: Option<Duration>,
+    /// How long to run before measuring
+    #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = humantime::parse_duration)]
+    pub(crate) warm_up: Duration,
+    /// Use only so much of the disk, from its start
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) range: Option<u64>,
+    /// Check that reads return what was written
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Packed rings: auto, on or off
+    #[arg(long, value_name = "CHOICE", default_value = "auto", value_parser = parse_choice)]
+    pub(crate) packed: Choice,
+    /// Event indices: auto, on or off
+    #[arg(long, value_name = "CHOICE", default_value = "auto", value_parser = parse_choice)]
+    pub(crate) event_idx: Choice,
+    /// Indirect descriptors: auto, on or off
+    #[arg(long, value_name = "CHOICE", default_value = "auto", value_parser = parse_choice)]
+    pub(crate) indirect: Choice,
+    /// Completion in the order of submission: auto, on or off
+    #[arg(long, value_name = "CHOICE", default_value = "off", value_parser = parse_choice)]
+    pub(crate) in_order: Choice,
+    /// Share huge pages, which must have been set aside
+    #[arg(long)]
+    pub(crate) huge_pages: bool,
+    /// Run the threads on these CPUs, one after the other
+    #[arg(long, value_name = "LIST", value_parser = parse_cpu_list)]
+    pub(crate) cpu: Option<CpuList>,
+    /// Where random offsets start from, to have the same ones again
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) seed: u64,
+    /// Print the results as JSON instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write the results with plots to this file, as one page of HTML
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// Write the report's first plot to this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+impl Bench {
+    /// The load that was asked for.
+    pub(crate) fn load(&self) -> &LoadOptions {
+        match self {
+            Bench::Blk(blk) => &blk.load,
+            Bench::Compare(compare) => &compare.load,
+        }
+    }
+
+    /// How often each target has each load.
+    pub(crate) fn rounds(&self) -> u32 {
+        match self {
+            Bench::Blk(blk) => blk.rounds,
+            Bench::Compare(compare) => compare.rounds,
+        }
+    }
+
+    /// How long a turn is.
+    pub(crate) fn time(&self) -> Duration {
+        let default = if matches!(self, Bench::Blk(_)) { 10 } else { 2 };
+        self.load().time.unwrap_or(Duration::from_secs(default))
+    }
+
+    /// What the options' types cannot say.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let load = self.load();
+        let threads = load.threads.unwrap_or(load.queues);
+        if threads < load.queues {
+            return Err(format!(
+                "--threads={threads} leaves some of --queues={} idle: ask for fewer",
+                load.queues
+            ));
+        }
+        if load.rate.is_some() && threads > load.queues {
+            return Err(
+                "--rate needs a queue for each thread: ask for more --queues or fewer --threads".into()
+            );
+        }
+        if load.verify && load.read.contains(&100) {
+            return Err(
+                "--verify checks what was written, and --read=100 writes nothing: ask for --read=50 or so"
+                    .into(),
+            );
+        }
+        if load.in_order == Choice::On && threads > load.queues {
+            return Err("--in-order=on needs a queue for each thread".into());
+        }
+        Ok(())
+    }
+}
+
+fn parse_cpu_list(text: &str) -> Result<CpuList, String> {
+    parse_cpus(text).map(CpuList)
+}
+
+fn parse_block_size(text: &str) -> Result<u32, String> {
+    match u32::try_from(parse_size(text)?) {
+        Ok(bytes) if bytes > 0 && bytes.is_multiple_of(512) && bytes <= 16 << 20 => Ok(bytes),
+        _ => Err("it must be a multiple of 512, at most 16M".into()),
+    }
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(time) if time >= Duration::from_millis(10) => Ok(time),
+        Ok(_) => Err("it must be 10ms at least".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn parse_choice(text: &str) -> Result<Choice, String> {
+    match text {
+        "auto" => Ok(Choice::Auto),
+        "on" => Ok(Choice::On),
+        "off" => Ok(Choice::Off),
+        _ => Err("it must be auto, on or off".into()),
+    }
+}
+
+impl ValueEnum for Pattern {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Pattern::Random, Pattern::Sequential]
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(clap::builder::PossibleValue::new(self.name()))
+    }
+}
+
+impl ValueEnum for Wait {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Wait::Sleep, Wait::Poll]
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(clap::builder::PossibleValue::new(self.name()))
+    }
+}

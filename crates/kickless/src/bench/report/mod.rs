@@ -1,0 +1,92 @@
+//! The results as one page of HTML that needs nothing else.
+
+mod plot;
+
+use anyhow::Result;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::results::{Load, Results};
+use super::table::rows;
+
+const STYLE: &str = "
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #222; background: #fff }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.5rem }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+th:first-child, td:first-child { text-align: left }
+figure { margin: 1rem 0; display: inline-block } figcaption { color: #555; font-size: 13px }
+svg { max-width: 100%; height: auto }
+";
+
+/// The page.
+///
+/// # Errors
+/// A plot cannot be drawn.
+pub(crate) fn page(results: &Results) -> Result<String> {
+    let title = format!("kickless bench: {}", results.targets.join(", "));
+    let overview = first_plot(results)?;
+    let mut loads = Vec::new();
+    for load in &results.loads {
+        loads.push(section(results, load)?);
+    }
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { (title) }
+                p { (about(results)) }
+                figure {
+                    (PreEscaped(overview))
+                    figcaption { "Requests a second: the median of all turns, with the least and the most." }
+                }
+                @for load in &loads { (load) }
+            }
+        }
+    };
+    Ok(page.into_string())
+}
+
+/// What the figures are.
+fn about(results: &Results) -> String {
+    let rounds = results.loads.first().and_then(|load| load.turns.first()).map_or(0, Vec::len);
+    let seconds = results.loads.first().map_or(0.0, |load| load.scenario.time.as_secs_f64());
+    format!(
+        "{rounds} turns of {seconds} s each, the targets one after the other in each round, with the same driver. Rates and costs are \
+         medians of the turns; latencies are those of all turns together, from when a request was due to when its completion was \
+         seen; a ratio is taken in each round. kickless {}.",
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+/// The plot that says most: the rates of all.
+///
+/// # Errors
+/// It cannot be drawn.
+pub(crate) fn first_plot(results: &Results) -> Result<String> {
+    plot::rates(results)
+}
+
+fn section(results: &Results, load: &Load) -> Result<Markup> {
+    let table = rows(results, load);
+    let (latencies, timeline) = (plot::latencies(results, load)?, plot::timeline(results, load)?);
+    Ok(html! {
+        h2 { (load.scenario) }
+        table {
+            @for (at, row) in table.iter().enumerate() {
+                tr {
+                    @for cell in row {
+                        @if at == 0 { th { (cell) } } @else { td { (cell) } }
+                    }
+                }
+            }
+        }
+        figure { (PreEscaped(latencies)) figcaption { "Latencies by how many requests are no slower." } }
+        figure { (PreEscaped(timeline)) figcaption { "Requests a second, all turns of a target joined." } }
+    })
+}

@@ -1,0 +1,256 @@
+//! Plots as SVG.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use plotters::coord::ranged1d::ValueFormatter;
+use plotters::prelude::*;
+
+use crate::bench::layout::{rate, time};
+use crate::bench::results::{Load, Results};
+use crate::bench::turn::{Latencies, Turn};
+
+/// Colours that people who see few can tell apart (Okabe and Ito).
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(230, 159, 0),
+];
+const FONT: (&str, u32) = ("sans-serif", 13);
+const SMALL: (u32, u32) = (600, 320);
+
+fn colour(target: usize) -> RGBColor {
+    COLOURS.get(target % COLOURS.len()).copied().unwrap_or(BLACK)
+}
+
+/// The powers of ten around them, for a logarithmic axis that has marks in any case.
+fn around(numbers: impl Iterator<Item = f64>) -> Range<f64> {
+    let all: Vec<f64> = numbers.filter(|number| *number > 0.0).map(f64::log10).collect();
+    let (Some(least), Some(most)) =
+        (all.iter().copied().reduce(f64::min), all.iter().copied().reduce(f64::max))
+    else {
+        return 1.0..10.0;
+    };
+    10f64.powf(least.floor())..10f64.powf((most.floor() + 1.0).max(most.ceil()))
+}
+
+/// Requests a second of every target at every load.
+///
+/// # Errors
+/// It cannot be drawn.
+pub(super) fn rates(results: &Results) -> Result<String> {
+    let mut svg = String::new();
+    let loads = results.loads.len();
+    let height = 110 + 44 * loads as u32 + 18 * (loads * results.targets.len()) as u32;
+    {
+        let root = SVGBackend::with_string(&mut svg, (960, height)).into_drawing_area();
+        root.fill(&WHITE)?;
+        let spreads = |at: usize| {
+            results
+                .loads
+                .iter()
+                .enumerate()
+                .filter_map(move |(y, load)| Some((y, load.spread(at, Turn::rate)?)))
+        };
+        let all =
+            (0..results.targets.len()).flat_map(spreads).flat_map(|(_, spread)| [spread.least, spread.most]);
+        let mut chart = ChartBuilder::on(&root)
+            .margin(12)
+            .x_label_area_size(44)
+            .y_label_area_size(330)
+            .build_cartesian_2d(around(all).log_scale(), (0.0..loads as f64).into_segmented_loads(results))?;
+        chart
+            .configure_mesh()
+            .disable_y_mesh()
+            .label_style(FONT)
+            .x_desc("requests a second")
+            .x_label_formatter(&|x| rate(*x))
+            .y_labels(loads)
+            .draw()?;
+        for (at, name) in results.targets.iter().enumerate() {
+            let step = 0.6 / results.targets.len() as f64;
+            let place = |load: usize| (loads - 1 - load) as f64 + 0.8 - step * (at as f64 + 0.5);
+            let colour = colour(at);
+            let whiskers = spreads(at).map(|(y, spread)| {
+                PathElement::new(
+                    vec![(spread.least, place(y)), (spread.most, place(y))],
+                    colour.stroke_width(3),
+                )
+            });
+            chart.draw_series(whiskers)?;
+            let dots =
+                spreads(at).map(|(y, spread)| Circle::new((spread.median, place(y)), 5, colour.filled()));
+            chart
+                .draw_series(dots)?
+                .label(name)
+                .legend(move |(x, y)| Circle::new((x + 8, y), 5, colour.filled()));
+        }
+        legend(&mut chart)?;
+        root.present()?;
+    }
+    Ok(svg)
+}
+
+/// Labels in the middle of each load's band.
+trait IntoSegmentedLoads {
+    fn into_segmented_loads(self, results: &Results) -> Bands;
+}
+
+impl IntoSegmentedLoads for Range<f64> {
+    fn into_segmented_loads(self, results: &Results) -> Bands {
+        Bands {
+            range: self,
+            names: results.loads.iter().rev().map(|load| load.scenario.to_string()).collect(),
+        }
+    }
+}
+
+/// An axis with a band for each load, the first on top.
+struct Bands {
+    range: Range<f64>,
+    names: Vec<String>,
+}
+
+impl Ranged for Bands {
+    type FormatOption = plotters::coord::ranged1d::NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        let share = (value - self.range.start) / (self.range.end - self.range.start);
+        limit.0 + (share * f64::from(limit.1 - limit.0)) as i32
+    }
+
+    fn key_points<Hint: plotters::coord::ranged1d::KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        (0..self.names.len()).map(|at| at as f64 + 0.5).collect()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.range.clone()
+    }
+}
+
+impl ValueFormatter<f64> for Bands {
+    fn format_ext(&self, value: &f64) -> String {
+        self.names.get(*value as usize).cloned().unwrap_or_default()
+    }
+}
+
+/// How many requests are no slower than what, drawn so that each further nine takes the same room.
+///
+/// # Errors
+/// It cannot be drawn.
+pub(super) fn latencies(results: &Results, load: &Load) -> Result<String> {
+    let all: Vec<(usize, Latencies)> = (0..results.targets.len())
+        .filter_map(|at| Some((at, load.latencies(at)?)))
+        .filter(|(_, latencies)| !latencies.is_empty())
+        .collect();
+    let nines =
+        all.iter().map(|(_, latencies)| (latencies.len() as f64).log10()).fold(1.0, f64::max).min(6.0);
+    let points = |latencies: &Latencies| -> Vec<(f64, f64)> {
+        let last = (latencies.len() as f64).log10().min(nines);
+        let steps = (0..=200).map(|step| f64::from(step) / 200.0 * last);
+        steps.map(|x| (x, latencies.value_at_quantile(1.0 - 10f64.powf(-x)) as f64)).collect()
+    };
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, SMALL).into_drawing_area();
+        root.fill(&WHITE)?;
+        let ys = around(all.iter().flat_map(|(_, latencies)| points(latencies)).map(|(_, y)| y));
+        let mut chart = ChartBuilder::on(&root)
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(70)
+            .build_cartesian_2d(0.0..nines, ys.log_scale())?;
+        chart
+            .configure_mesh()
+            .label_style(FONT)
+            .x_labels(8)
+            .x_label_formatter(&|x| quantile(*x))
+            .y_label_formatter(&|y| time(*y))
+            .x_desc("requests")
+            .y_desc("no slower than")
+            .draw()?;
+        for (at, latencies) in &all {
+            let colour = colour(*at);
+            chart
+                .draw_series(LineSeries::new(points(latencies), colour.stroke_width(2)))?
+                .label(results.targets.get(*at).map(String::as_str).unwrap_or_default())
+                .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2)));
+        }
+        legend(&mut chart)?;
+        root.present()?;
+    }
+    Ok(svg)
+}
+
+/// A share of requests, from its number of nines.
+fn quantile(nines: f64) -> String {
+    if nines.fract() != 0.0 {
+        return String::new();
+    }
+    let percent = 100.0 * (1.0 - 10f64.powf(-nines));
+    let digits = (nines as usize).saturating_sub(2);
+    format!("{percent:.digits$} %")
+}
+
+/// Requests a second as they went by.
+///
+/// # Errors
+/// It cannot be drawn.
+pub(super) fn timeline(results: &Results, load: &Load) -> Result<String> {
+    let lines: Vec<Vec<f64>> = load
+        .turns
+        .iter()
+        .map(|turns| turns.iter().flat_map(|turn| turn.timeline.iter().copied()).collect())
+        .collect();
+    let rounds = load.turns.iter().map(Vec::len).max().unwrap_or(0);
+    let seconds = load.scenario.time.as_secs_f64() * rounds as f64;
+    let most = lines.iter().flatten().copied().fold(1.0, f64::max);
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, SMALL).into_drawing_area();
+        root.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&root)
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(70)
+            .build_cartesian_2d(0.0..seconds, 0.0..most * 1.1)?;
+        chart
+            .configure_mesh()
+            .label_style(FONT)
+            .x_desc("seconds under load")
+            .y_desc("requests a second")
+            .y_label_formatter(&|y| rate(y.round()))
+            .draw()?;
+        for (at, line) in lines.iter().enumerate() {
+            let colour = colour(at);
+            let step = seconds / line.len().max(1) as f64;
+            let points = line.iter().enumerate().map(|(x, y)| ((x as f64 + 0.5) * step, *y));
+            chart
+                .draw_series(LineSeries::new(points, colour.stroke_width(1)))?
+                .label(results.targets.get(at).map(String::as_str).unwrap_or_default())
+                .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2)));
+        }
+        legend(&mut chart)?;
+        root.present()?;
+    }
+    Ok(svg)
+}
+
+fn legend<'a, X, Y>(chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>) -> Result<()>
+where
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .label_font(FONT)
+        .draw()?;
+    Ok(())
+}

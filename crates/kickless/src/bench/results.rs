@@ -1,0 +1,144 @@
+//! What all turns came to: medians, spreads and ratios.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::scenario::Scenario;
+use super::turn::{Latencies, Turn, latencies};
+
+/// All turns of all targets at all loads.
+#[derive(Debug)]
+pub(crate) struct Results {
+    /// The targets' names.
+    pub(crate) targets: Vec<String>,
+    /// What each load came to.
+    pub(crate) loads: Vec<Load>,
+}
+
+/// One load.
+#[derive(Debug)]
+pub(crate) struct Load {
+    pub(crate) scenario: Scenario,
+    /// The turns of each target, in the order of the targets.
+    pub(crate) turns: Vec<Vec<Turn>>,
+}
+
+/// The middle one, and the least and the most.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
+}
+
+impl Spread {
+    /// Of these; none of none.
+    pub(crate) fn of(numbers: impl IntoIterator<Item = f64>) -> Option<Spread> {
+        let mut numbers: Vec<f64> = numbers.into_iter().collect();
+        numbers.sort_by(f64::total_cmp);
+        let (least, most) = (*numbers.first()?, *numbers.last()?);
+        let middle = numbers.len() / 2;
+        let upper = *numbers.get(middle)?;
+        let lower = *numbers.get(middle - usize::from(numbers.len().is_multiple_of(2)))?;
+        Some(Spread { median: f64::midpoint(lower, upper), least, most })
+    }
+}
+
+impl Load {
+    /// A figure of each turn of a target.
+    pub(crate) fn spread(&self, target: usize, figure: impl Fn(&Turn) -> f64) -> Option<Spread> {
+        Spread::of(self.turns.get(target)?.iter().map(figure))
+    }
+
+    /// The same, where the turns may not have it.
+    pub(crate) fn spread_of_some(
+        &self,
+        target: usize,
+        figure: impl Fn(&Turn) -> Option<f64>,
+    ) -> Option<Spread> {
+        Spread::of(self.turns.get(target)?.iter().filter_map(figure))
+    }
+
+    /// How many times as many requests a second the first target did as this one, round by round.
+    pub(crate) fn ratio(&self, target: usize) -> Option<Spread> {
+        let (first, other) = (self.turns.first()?, self.turns.get(target)?);
+        Spread::of(first.iter().zip(other).map(|(first, other)| first.rate() / other.rate()))
+    }
+
+    /// Latencies of all turns of a target.
+    pub(crate) fn latencies(&self, target: usize) -> Option<Latencies> {
+        let mut all = latencies().ok()?;
+        for turn in self.turns.get(target)? {
+            all.add(&turn.latencies).ok()?;
+        }
+        Some(all)
+    }
+
+    /// Requests that failed, and how the first did.
+    pub(crate) fn failed(&self, target: usize) -> (u64, Option<&str>) {
+        let turns = self.turns.get(target).map(Vec::as_slice).unwrap_or_default();
+        let count = turns.iter().map(|turn| turn.failed).sum();
+        (count, turns.iter().find_map(|turn| turn.failure.as_deref()))
+    }
+}
+
+impl Results {
+    /// Requests that failed, of all.
+    pub(crate) fn failed(&self) -> u64 {
+        let each = |load: &Load| (0..self.targets.len()).map(|target| load.failed(target).0).sum::<u64>();
+        self.loads.iter().map(each).sum()
+    }
+
+    /// How the first of them did.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        let targets = 0..self.targets.len();
+        self.loads.iter().find_map(|load| targets.clone().find_map(|target| load.failed(target).1))
+    }
+
+    /// All of it, for programs. Times are nanoseconds.
+    pub(crate) fn to_json(&self) -> Value {
+        let loads: Vec<Value> = self.loads.iter().map(|load| self.load_to_json(load)).collect();
+        json!({ "version": env!("CARGO_PKG_VERSION"), "targets": self.targets, "loads": loads })
+    }
+
+    fn load_to_json(&self, load: &Load) -> Value {
+        let targets = self.targets.iter().enumerate().map(|(at, name)| {
+            let latencies = load.latencies(at).map(|all| {
+                json!({
+                    "mean": all.mean(), "p50": all.value_at_quantile(0.5), "p90": all.value_at_quantile(0.9),
+                    "p99": all.value_at_quantile(0.99), "p99.9": all.value_at_quantile(0.999), "max": all.max(),
+                })
+            });
+            json!({
+                "name": name,
+                "iops": load.spread(at, Turn::rate),
+                "bytes_per_second": load.spread(at, |turn| turn.rate() * f64::from(load.scenario.block_size)),
+                "first_to_this": load.ratio(at),
+                "latency": latencies,
+                "kicks_per_request": load.spread(at, Turn::kicks_each),
+                "calls_per_request": load.spread(at, Turn::calls_each),
+                "driver_cpu_per_request": load.spread(at, Turn::driver_cpu_each),
+                "back_end_cpu_per_request": load.spread_of_some(at, Turn::back_end_cpu_each),
+                "failed": load.failed(at).0,
+                "failure": load.failed(at).1,
+                "rounds": load.turns.get(at).map(|turns| turns.iter().map(Turn::rate).collect::<Vec<_>>()),
+                "timelines": load.turns.get(at).map(|turns| turns.iter().map(|turn| turn.timeline.clone()).collect::<Vec<_>>()),
+            })
+        });
+        let targets: Vec<Value> = targets.collect();
+        json!({ "load": load.scenario, "in_words": load.scenario.to_string(), "targets": targets })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spreads() {
+        assert_eq!(Spread::of([]), None);
+        assert_eq!(Spread::of([2.0]), Some(Spread { median: 2.0, least: 2.0, most: 2.0 }));
+        assert_eq!(Spread::of([3.0, 1.0]), Some(Spread { median: 2.0, least: 1.0, most: 3.0 }));
+        assert_eq!(Spread::of([9.0, 1.0, 2.0]), Some(Spread { median: 2.0, least: 1.0, most: 9.0 }));
+    }
+}

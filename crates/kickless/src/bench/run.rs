@@ -1,0 +1,225 @@
+//! One turn: a scenario on a target.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use kickless_driver::{Data, Disk, Request};
+use nix::time::{ClockId, clock_getcpuclockid};
+use nix::unistd::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::ledger::Ledger;
+use super::load::{Seen, Shared, Submitter, check};
+use super::options::LoadOptions;
+use super::progress::Progress;
+use super::scenario::Scenario;
+use super::slots::Slot;
+use super::target::Target;
+use super::turn::{Turn, latencies};
+
+/// Parts of a turn whose rates are kept apart, and the least time of one.
+const PARTS: u32 = 100;
+const PART_MIN: Duration = Duration::from_millis(20);
+
+/// Runs `scenario` on `target`.
+///
+/// # Errors
+/// The target cannot be reached, lacks something that was asked for, dies or gives wrong data.
+pub(crate) fn turn(
+    scenario: &Scenario,
+    target: &Target,
+    load: &LoadOptions,
+    stop: &AtomicBool,
+    progress: &Progress,
+) -> Result<Turn> {
+    let options = scenario.driver_options(target.socket(), load).map_err(|sentence| anyhow!(sentence))?;
+    let disk = Disk::connect(kickless_driver::Options { connect_timeout: target.patience(), ..options })
+        .with_context(|| target.name().to_owned())?;
+    let turn = turn_on(&disk, scenario, target, load, stop, progress);
+    if turn.is_err() || stop.load(Ordering::Relaxed) {
+        // Nobody waits for what is in flight.
+        disk.unplug();
+    }
+    disk.close();
+    turn.with_context(|| target.name().to_owned())
+}
+
+fn turn_on(
+    disk: &Disk,
+    scenario: &Scenario,
+    target: &Target,
+    load: &LoadOptions,
+    stop: &AtomicBool,
+    progress: &Progress,
+) -> Result<Turn> {
+    if disk.queues() < usize::from(scenario.queues) {
+        bail!("it has {} queues: lower --queues={}", disk.queues(), scenario.queues);
+    }
+    let size = scenario.range.unwrap_or(u64::MAX).min(disk.size()?);
+    let blocks = size / u64::from(scenario.block_size);
+    if blocks == 0 {
+        bail!("{size} bytes are less than a block of {}: use more of the disk", scenario.block_size);
+    }
+    let ledger = match scenario.verify {
+        true => Some(Ledger::new(blocks, fastrand::u64(..))?),
+        false => None,
+    };
+    let shared_by = usize::from(scenario.threads.div_ceil(scenario.queues));
+    let slots: Vec<Vec<Slot>> = (0..scenario.queues)
+        .map(|_| (0..shared_by * usize::from(scenario.depth)).map(|_| Slot::default()).collect())
+        .collect();
+    let done: Vec<AtomicU64> = (0..scenario.threads).map(|_| AtomicU64::new(0)).collect();
+    let halted = AtomicBool::new(false);
+    let warm_up = scenario.warm_up.as_nanos() as u64;
+    let shared = Shared {
+        scenario,
+        ledger: ledger.as_ref(),
+        blocks,
+        epoch: Instant::now(),
+        measure_from: warm_up,
+        measure_to: warm_up + scenario.time.as_nanos() as u64,
+        stop: &halted,
+    };
+    let mut submitters = Vec::new();
+    for (thread, done) in (0..scenario.threads).zip(&done) {
+        let (queue, place) = (usize::from(thread % scenario.queues), thread / scenario.queues);
+        let slots = slots.get(queue).map(Vec::as_slice).unwrap_or_default();
+        let first = u64::from(place) * u64::from(scenario.depth);
+        submitters.push(Submitter::new(&shared, disk, thread, (slots, first), done)?);
+    }
+    // The memory is there: now the time counts.
+    let cpu = (driver_cpu(), target.pid().map(back_end_cpu).transpose()?);
+    let before = disk.counters();
+    let (seen, timeline) = thread::scope(|scope| -> Result<_> {
+        let running: Vec<_> = submitters
+            .into_iter()
+            .enumerate()
+            .map(|(at, submitter)| {
+                scope.spawn(move || {
+                    pin(load, at)?;
+                    submitter.run()
+                })
+            })
+            .collect();
+        let finished = || running.iter().any(thread::ScopedJoinHandle::is_finished);
+        let timeline = watch(&shared, &done, stop, progress, finished);
+        if stop.load(Ordering::Relaxed) {
+            halted.store(true, Ordering::Relaxed);
+            disk.unplug();
+        }
+        let ended: Vec<_> = running.into_iter().map(join).collect();
+        if stop.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        Ok((ended.into_iter().collect::<Result<Vec<Seen>>>()?, timeline))
+    })?;
+    let after = disk.counters();
+    let back_end_after = target.pid().map(back_end_cpu).transpose()?;
+    let turn = Turn {
+        seconds: scenario.time.as_secs_f64(),
+        done: 0,
+        failed: 0,
+        failure: None,
+        latencies: latencies()?,
+        submitted: after.submitted - before.submitted,
+        kicks: after.kicks - before.kicks,
+        calls: after.calls - before.calls,
+        driver_cpu: (driver_cpu() - cpu.0).as_secs_f64(),
+        back_end_cpu: back_end_after
+            .zip(cpu.1)
+            .map(|(after, before)| after.saturating_sub(before).as_secs_f64()),
+        timeline,
+    };
+    let turn = seen.into_iter().try_fold(turn, add)?;
+    if let Some(ledger) = &ledger {
+        read_back(disk, scenario, ledger, stop)?;
+    }
+    Ok(turn)
+}
+
+fn join(running: thread::ScopedJoinHandle<'_, Result<Seen>>) -> Result<Seen> {
+    running.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
+}
+
+fn add(mut turn: Turn, seen: Seen) -> Result<Turn> {
+    turn.latencies.add(&seen.latencies)?;
+    turn.done = turn.latencies.len();
+    turn.failed += seen.failed;
+    turn.failure = turn.failure.or(seen.failure);
+    Ok(turn)
+}
+
+fn pin(load: &LoadOptions, thread: usize) -> Result<()> {
+    let Some(cpus) = &load.cpu else { return Ok(()) };
+    let Some(cpu) = cpus.0.get(thread % cpus.0.len().max(1)) else { return Ok(()) };
+    let mut set = CpuSet::new();
+    set.set(*cpu);
+    sched_setaffinity(None, &set).with_context(|| format!("--cpu: there is no CPU {cpu} to be had"))
+}
+
+/// Takes the rate of each part of the turn until it is over; stops early when something has ended the turn.
+fn watch(
+    shared: &Shared<'_>,
+    done: &[AtomicU64],
+    stop: &AtomicBool,
+    progress: &Progress,
+    finished: impl Fn() -> bool,
+) -> Vec<f64> {
+    let part = (shared.scenario.time / PARTS).max(PART_MIN);
+    let all = || done.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
+    let (from, to) = (Duration::from_nanos(shared.measure_from), Duration::from_nanos(shared.measure_to));
+    let mut timeline = Vec::new();
+    let mut last: Option<(Duration, u64)> = None;
+    loop {
+        let now = shared.epoch.elapsed();
+        if now >= to || stop.load(Ordering::Relaxed) || finished() {
+            progress.clear();
+            return timeline;
+        }
+        let count = all();
+        if now >= from {
+            if let Some((then, counted)) = last {
+                timeline.push((count - counted) as f64 / (now - then).as_secs_f64());
+            }
+            last = Some((now, count));
+        }
+        progress.show(now, to, timeline.last().copied());
+        let next = if now < from { from - now } else { part };
+        thread::sleep(next.min(part).min(to.saturating_sub(now)));
+    }
+}
+
+/// Reads every block that was written and compares it.
+fn read_back(disk: &Disk, scenario: &Scenario, ledger: &Ledger, stop: &AtomicBool) -> Result<()> {
+    let block_size = scenario.block_size as usize;
+    let mut scratch = vec![0; block_size];
+    let mut data = Data::from(disk.buffer(block_size)?);
+    for block in 0..ledger.blocks() {
+        let Some(claim) = ledger.try_claim(block) else { continue };
+        if claim.generation == 0 {
+            continue;
+        }
+        if stop.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        data = disk.run(Request::read(block * block_size as u64, data))?;
+        check(ledger, claim, &data, &mut scratch)?;
+    }
+    Ok(())
+}
+
+fn driver_cpu() -> Duration {
+    clock(ClockId::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default()
+}
+
+fn back_end_cpu(pid: u32) -> Result<Duration> {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap_or(i32::MAX));
+    let clock_of = clock_getcpuclockid(pid).with_context(|| format!("there is no process {pid}"))?;
+    clock(clock_of)
+}
+
+fn clock(id: ClockId) -> Result<Duration> {
+    Ok(id.now()?.into())
+}

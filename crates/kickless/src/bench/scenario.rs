@@ -1,0 +1,256 @@
+//! One load out of those that the command line stands for.
+
+use std::fmt;
+use std::time::Duration;
+
+use kickless_driver::{Options, Waiting};
+use serde::Serialize;
+
+use super::layout::bytes;
+use super::options::{Bench, LoadOptions};
+
+/// Where requests go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Pattern {
+    /// Anywhere, each block as likely as any other.
+    Random,
+    /// One block after the other, each thread in a part of its own.
+    Sequential,
+}
+
+impl Pattern {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Pattern::Random => "random",
+            Pattern::Sequential => "sequential",
+        }
+    }
+}
+
+/// What a thread does until something completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Wait {
+    /// It asks for a call and sleeps.
+    Sleep,
+    /// It looks at the ring.
+    Poll,
+}
+
+impl Wait {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Wait::Sleep => "sleep",
+            Wait::Poll => "poll",
+        }
+    }
+}
+
+/// One load.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Scenario {
+    /// Requests that each thread keeps in flight.
+    pub(crate) depth: u16,
+    /// Bytes of a request.
+    pub(crate) block_size: u32,
+    /// Reads in a hundred requests.
+    pub(crate) read: u8,
+    pub(crate) pattern: Pattern,
+    pub(crate) wait: Wait,
+    pub(crate) queues: u16,
+    pub(crate) threads: u16,
+    /// Requests a second of all threads, if that is given.
+    pub(crate) rate: Option<u32>,
+    /// Seconds measured.
+    #[serde(serialize_with = "as_seconds")]
+    pub(crate) time: Duration,
+    /// Seconds run before.
+    #[serde(serialize_with = "as_seconds")]
+    pub(crate) warm_up: Duration,
+    /// Bytes of the disk that are used, if not all.
+    pub(crate) range: Option<u64>,
+    pub(crate) verify: bool,
+    pub(crate) seed: u64,
+}
+
+fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
+}
+
+/// Every load that the command line stands for.
+pub(crate) fn scenarios(bench: &Bench) -> Vec<Scenario> {
+    let load = bench.load();
+    let mut all = Vec::new();
+    for &pattern in &load.pattern {
+        for &read in &load.read {
+            for &block_size in &load.block_size {
+                for &wait in &load.wait {
+                    for &depth in &load.depth {
+                        all.push(Scenario {
+                            depth,
+                            block_size,
+                            read,
+                            pattern,
+                            wait,
+                            queues: load.queues,
+                            threads: load.threads.unwrap_or(load.queues),
+                            rate: load.rate,
+                            time: bench.time(),
+                            warm_up: load.warm_up,
+                            range: load.range,
+                            verify: load.verify,
+                            seed: load.seed,
+                        });
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+impl Scenario {
+    /// Requests that one queue has in flight at most.
+    pub(crate) fn in_flight(&self) -> usize {
+        usize::from(self.depth) * usize::from(self.threads.div_ceil(self.queues))
+    }
+
+    /// How the driver is to reach a back-end for this.
+    ///
+    /// # Errors
+    /// The depth does not fit into a queue.
+    pub(crate) fn driver_options(
+        &self,
+        socket: &std::path::Path,
+        load: &LoadOptions,
+    ) -> Result<Options, String> {
+        let needs = self.in_flight().next_power_of_two().max(256);
+        let size = match load.queue_size {
+            Some(size) if usize::from(size) < self.in_flight() => {
+                return Err(format!(
+                    "--queue-size={size} is less than the {} requests that a queue has in flight",
+                    self.in_flight()
+                ));
+            }
+            Some(size) => size,
+            None => u16::try_from(needs).ok().filter(|size| *size <= 32768).ok_or_else(|| {
+                format!(
+                    "{} requests in flight do not fit into a queue: lower --depth or --threads",
+                    self.in_flight()
+                )
+            })?,
+        };
+        // The blocks, and what their places in the pool waste.
+        let in_all = u64::from(self.depth) * u64::from(self.threads);
+        let memory = in_all * (u64::from(self.block_size).next_power_of_two() + 4096) + (4 << 20);
+        Ok(Options {
+            queues: self.queues,
+            queue_size: size,
+            packed: load.packed,
+            event_idx: load.event_idx,
+            indirect: load.indirect,
+            in_order: load.in_order,
+            huge_pages: load.huge_pages,
+            buffer_memory: memory,
+            reconnect_limit: Duration::ZERO,
+            waiting: match self.wait {
+                Wait::Sleep => Waiting::Sleep,
+                Wait::Poll => Waiting::Spin(Duration::MAX),
+            },
+            reactor: false,
+            ..Options::new(socket)
+        })
+    }
+
+    /// Reads, writes or a mix of both.
+    pub(crate) fn mix(&self) -> String {
+        match self.read {
+            100 => "reads".into(),
+            0 => "writes".into(),
+            read => format!("{read} % reads"),
+        }
+    }
+}
+
+impl fmt::Display for Scenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = |count: u16| if count == 1 { "" } else { "s" };
+        write!(f, "{} {} of {}, ", self.pattern.name(), self.mix(), bytes(self.block_size.into()))?;
+        match self.rate {
+            Some(rate) => write!(f, "{rate} a second, at most {} in flight", self.depth)?,
+            None => write!(f, "{} in flight", self.depth)?,
+        }
+        if self.threads > 1 {
+            write!(f, " each of {} threads", self.threads)?;
+        }
+        write!(
+            f,
+            ", {} queue{}, {}",
+            self.queues,
+            plural(self.queues),
+            match self.wait {
+                Wait::Sleep => "sleeping",
+                Wait::Poll => "polling",
+            }
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::options::Bench;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(subcommand)]
+        bench: Bench,
+    }
+
+    fn bench(line: &str) -> Bench {
+        Line::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).unwrap().bench
+    }
+
+    #[test]
+    fn each_combination_once() {
+        let asked =
+            bench("blk --socket-path=s --depth=1,32 --block-size=4K,64K --wait=sleep,poll --read=0,50,100");
+        let all = scenarios(&asked);
+        assert_eq!(all.len(), 24);
+        assert!(all.iter().enumerate().all(|(at, one)| !all.get(..at).unwrap().contains(one)));
+        assert_eq!(
+            all.first().unwrap().to_string(),
+            "random writes of 4 KiB, 1 in flight, 1 queue, sleeping"
+        );
+    }
+
+    #[test]
+    fn a_queue_holds_what_its_threads_have_in_flight() {
+        let asked = bench("blk --socket-path=s --depth=100 --threads=5 --queues=2");
+        let scenario = scenarios(&asked).remove(0);
+        assert_eq!(scenario.in_flight(), 300);
+        assert_eq!(scenario.driver_options("s".as_ref(), asked.load()).unwrap().queue_size, 512);
+        let asked = bench("blk --socket-path=s --depth=100 --queue-size=64");
+        let scenario = scenarios(&asked).remove(0);
+        assert!(scenario.driver_options("s".as_ref(), asked.load()).unwrap_err().contains("--queue-size=64"));
+        let asked = bench("blk --socket-path=s --depth=32768 --threads=2");
+        assert!(scenarios(&asked).remove(0).driver_options("s".as_ref(), asked.load()).is_err());
+    }
+
+    #[test]
+    fn what_contradicts() {
+        for (line, named) in [
+            ("blk --socket-path=s --queues=4 --threads=2", "--threads"),
+            ("blk --socket-path=s --threads=2 --rate=100", "--rate"),
+            ("blk --socket-path=s --verify", "--verify"),
+            ("compare a b --threads=2 --in-order=on", "--in-order"),
+        ] {
+            assert!(bench(line).check().unwrap_err().contains(named), "{line}");
+        }
+        bench("compare a b --queues=2 --rate=100 --verify --read=50").check().unwrap();
+    }
+}

@@ -1,0 +1,84 @@
+//! The results as text.
+
+use super::layout::{columns, rate, time};
+use super::results::{Load, Results, Spread};
+use super::turn::Turn;
+
+/// All loads, one table each.
+pub(crate) fn text(results: &Results) -> String {
+    let mut text = String::new();
+    for load in &results.loads {
+        text += &format!("{}\n{}\n", load.scenario, columns(&rows(results, load)));
+    }
+    text.truncate(text.trim_end().len());
+    text + "\n"
+}
+
+/// The headings of [`rows`], but for the ratios of a comparison.
+const HEADINGS: [&str; 11] = [
+    "",
+    "IOPS",
+    "MiB/s",
+    "p50",
+    "p99",
+    "p99.9",
+    "max",
+    "kicks/req",
+    "calls/req",
+    "CPU/req driver",
+    "back-end",
+];
+
+/// One load: headings, and a row for each target.
+pub(crate) fn rows(results: &Results, load: &Load) -> Vec<Vec<String>> {
+    let compares = results.targets.len() > 1;
+    let mut headings: Vec<String> = HEADINGS.iter().map(ToString::to_string).collect();
+    let failures = (0..results.targets.len()).any(|at| load.failed(at).0 > 0);
+    if compares {
+        headings.push(format!("{} / this", results.targets.first().map(String::as_str).unwrap_or_default()));
+    }
+    if failures {
+        headings.push("failed".into());
+    }
+    let mut rows = vec![headings];
+    for (at, name) in results.targets.iter().enumerate() {
+        let mut row = vec![name.clone()];
+        row.extend(figures(load, at));
+        if compares {
+            row.push(if at == 0 { String::new() } else { load.ratio(at).map_or("-".into(), ratio) });
+        }
+        if failures {
+            row.push(load.failed(at).0.to_string());
+        }
+        rows.push(row);
+    }
+    rows
+}
+
+/// A ratio with its spread.
+pub(crate) fn ratio(Spread { median, least, most }: Spread) -> String {
+    if least == most { format!("{median:.2}") } else { format!("{median:.2} ({least:.2} to {most:.2})") }
+}
+
+fn figures(load: &Load, at: usize) -> Vec<String> {
+    let median = |figure: fn(&Turn) -> f64| load.spread(at, figure).map(|spread| spread.median);
+    let none = || "-".to_owned();
+    let latencies = load.latencies(at).filter(|all| !all.is_empty());
+    let quantile =
+        |at: f64| latencies.as_ref().map_or_else(none, |all| time(all.value_at_quantile(at) as f64));
+    let iops = median(Turn::rate).unwrap_or_default();
+    let each = |figure: fn(&Turn) -> f64| median(figure).map_or_else(none, |number| format!("{number:.4}"));
+    let back_end = load.spread_of_some(at, Turn::back_end_cpu_each).map(|spread| spread.median);
+    vec![
+        rate(iops.round()),
+        format!("{:.1}", iops * f64::from(load.scenario.block_size) / f64::from(1 << 20)),
+        quantile(0.5),
+        quantile(0.99),
+        quantile(0.999),
+        latencies.as_ref().map_or_else(none, |all| time(all.max() as f64)),
+        each(Turn::kicks_each),
+        each(Turn::calls_each),
+        median(Turn::driver_cpu_each).map_or_else(none, |number| time(number.round())),
+        back_end.map_or_else(none, |number| time(number.round())),
+    ]
+}

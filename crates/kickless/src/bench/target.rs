@@ -1,0 +1,157 @@
+//! What is put under load: a socket where somebody listens, or a command that is started for it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use tempfile::TempDir;
+
+use crate::cli::CpuList;
+
+/// What stands for the socket in a command.
+const SOCKET: &str = "{socket}";
+/// How long a command may take until it listens, and to end.
+const START_MAX: Duration = Duration::from_secs(30);
+const END_MAX: Duration = Duration::from_secs(5);
+
+/// A back-end.
+#[derive(Debug)]
+pub(crate) struct Target {
+    name: String,
+    socket: PathBuf,
+    pid: Option<u32>,
+    started: Option<Started>,
+}
+
+/// A back-end of our own, which ends with us.
+#[derive(Debug)]
+struct Started {
+    child: Child,
+    /// Where its socket is.
+    _dir: TempDir,
+}
+
+impl Target {
+    /// A socket where somebody listens already.
+    pub(crate) fn at(name: String, socket: PathBuf, pid: Option<u32>) -> Target {
+        Target { name, socket, pid, started: None }
+    }
+
+    /// What `text` on the command line means; a command is started, on these CPUs.
+    ///
+    /// # Errors
+    /// The command cannot be started.
+    pub(crate) fn parse(text: &str, cpus: Option<&CpuList>) -> Result<Target> {
+        let (name, what) = named(text);
+        if !what.contains(SOCKET) {
+            return Ok(Target::at(name.unwrap_or(what).into(), what.into(), None));
+        }
+        let dir = tempfile::tempdir().context("no directory for a socket")?;
+        let socket = dir.path().join("target.sock");
+        let command = what.replace(SOCKET, &socket.to_string_lossy());
+        let child = on_cpus(cpus, || {
+            // With `exec` the process is the back-end itself, whose processor time is wanted, and not a shell.
+            let mut shell = Command::new("/bin/sh");
+            shell.arg("-c").arg(format!("exec {command}")).stdin(Stdio::null()).stdout(Stdio::null());
+            shell.spawn().with_context(|| format!("{command} cannot be started"))
+        })?;
+        let name = name.map_or_else(|| program(what), str::to_owned);
+        Ok(Target { name, socket, pid: Some(child.id()), started: Some(Started { child, _dir: dir }) })
+    }
+
+    /// What to call it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it listens.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its process, if that is known.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// How long to wait until it listens.
+    pub(crate) fn patience(&self) -> Duration {
+        if self.started.is_some() { START_MAX } else { Duration::ZERO }
+    }
+
+    /// Calls it otherwise.
+    pub(crate) fn rename(&mut self, name: String) {
+        self.name = name;
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let deadline = Instant::now() + END_MAX;
+        while Instant::now() < deadline {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The name in front of `=`, if that is one: a word without anything that a path or a command could have there.
+fn named(text: &str) -> (Option<&str>, &str) {
+    let is_name = |name: &str| !name.is_empty() && !name.contains(['/', ' ', '{', '-']);
+    match text.split_once('=') {
+        Some((name, what)) if is_name(name) => (Some(name), what),
+        _ => (None, text),
+    }
+}
+
+/// The program of a command, without its directory.
+fn program(command: &str) -> String {
+    let first = command.split_whitespace().next().unwrap_or(command);
+    Path::new(first).file_name().map_or(first.into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Does it on these CPUs, where a child stays then.
+fn on_cpus<T>(cpus: Option<&CpuList>, does: impl FnOnce() -> Result<T>) -> Result<T> {
+    let Some(CpuList(cpus)) = cpus else { return does() };
+    let all = sched_getaffinity(None).context("the CPUs of this process")?;
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
+    sched_setaffinity(None, &set).context("--target-cpu: these CPUs cannot be had")?;
+    let done = does();
+    sched_setaffinity(None, &all).context("the CPUs of this process")?;
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        assert_eq!(named("/run/a.sock"), (None, "/run/a.sock"));
+        assert_eq!(named("spdk=/run/a.sock"), (Some("spdk"), "/run/a.sock"));
+        assert_eq!(named("./k blk --socket-path={socket}"), (None, "./k blk --socket-path={socket}"));
+        assert_eq!(named("a=k blk --fd=3"), (Some("a"), "k blk --fd=3"));
+        assert_eq!(program("/usr/bin/qsd --x"), "qsd");
+    }
+
+    #[test]
+    fn a_command_ends_with_its_target() {
+        let target = Target::parse("sleep=sleep 1000 # {socket}", None).unwrap();
+        let pid = Pid::from_raw(target.pid().unwrap() as i32).unwrap();
+        assert_eq!(target.name(), "sleep");
+        drop(target);
+        assert!(rustix::process::test_kill_process(pid).is_err());
+    }
+}

@@ -1,0 +1,74 @@
+//! What one turn of load came to.
+
+use hdrhistogram::Histogram;
+
+/// The longest latency that is told from longer ones: an hour.
+const LATENCY_MAX: u64 = 3_600_000_000_000;
+/// Latencies are kept to so many digits.
+const DIGITS: u8 = 3;
+
+/// Latencies in nanoseconds.
+pub(crate) type Latencies = Histogram<u64>;
+
+/// None yet.
+///
+/// # Errors
+/// Never: the bounds are right.
+pub(crate) fn latencies() -> anyhow::Result<Latencies> {
+    Ok(Histogram::new_with_bounds(1, LATENCY_MAX, DIGITS)?)
+}
+
+/// What one turn came to. Only requests that were due and done within the measured time count as done.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn {
+    /// Seconds measured.
+    pub(crate) seconds: f64,
+    /// Requests done in them.
+    pub(crate) done: u64,
+    /// Requests that failed, at any time.
+    pub(crate) failed: u64,
+    /// How the first of them did.
+    pub(crate) failure: Option<String>,
+    /// From when a request was due to when its completion was seen.
+    pub(crate) latencies: Latencies,
+    /// Requests, kicks and calls from the first request on, outside of the measured time too.
+    pub(crate) submitted: u64,
+    pub(crate) kicks: u64,
+    pub(crate) calls: u64,
+    /// Processor seconds that this process and the back-end's took, over as long as `submitted` counts.
+    pub(crate) driver_cpu: f64,
+    pub(crate) back_end_cpu: Option<f64>,
+    /// Requests a second, in equal parts of the measured time.
+    pub(crate) timeline: Vec<f64>,
+}
+
+impl Turn {
+    /// Requests a second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.done as f64 / self.seconds
+    }
+
+    fn per_request(&self, number: f64) -> f64 {
+        number / self.submitted.max(1) as f64
+    }
+
+    /// Kicks for each request.
+    pub(crate) fn kicks_each(&self) -> f64 {
+        self.per_request(self.kicks as f64)
+    }
+
+    /// Calls for each request.
+    pub(crate) fn calls_each(&self) -> f64 {
+        self.per_request(self.calls as f64)
+    }
+
+    /// Processor nanoseconds of this process for each request.
+    pub(crate) fn driver_cpu_each(&self) -> f64 {
+        self.per_request(self.driver_cpu * 1e9)
+    }
+
+    /// Processor nanoseconds of the back-end for each request.
+    pub(crate) fn back_end_cpu_each(&self) -> Option<f64> {
+        self.back_end_cpu.map(|seconds| self.per_request(seconds * 1e9))
+    }
+}
