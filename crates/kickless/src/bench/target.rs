@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tempfile::TempDir;
@@ -14,8 +14,9 @@ use crate::cli::CpuList;
 
 /// What stands for the socket in a command.
 const SOCKET: &str = "{socket}";
-/// How long a command may take until it listens, and to end.
+/// How long a command may take until its socket is there, from then until it listens, and to end.
 const START_MAX: Duration = Duration::from_secs(30);
+const LISTEN_MAX: Duration = Duration::from_secs(5);
 const END_MAX: Duration = Duration::from_secs(5);
 
 /// A back-end.
@@ -53,14 +54,17 @@ impl Target {
         let dir = tempfile::tempdir().context("no directory for a socket")?;
         let socket = dir.path().join("target.sock");
         let command = what.replace(SOCKET, &socket.to_string_lossy());
-        let child = on_cpus(cpus, || {
+        let mut child = on_cpus(cpus, || {
             // With `exec` the process is the back-end itself, whose processor time is wanted, and not a shell.
             let mut shell = Command::new("/bin/sh");
             shell.arg("-c").arg(format!("exec {command}")).stdin(Stdio::null()).stdout(Stdio::null());
             shell.spawn().with_context(|| format!("{command} cannot be started"))
         })?;
         let name = name.map_or_else(|| program(what), str::to_owned);
-        Ok(Target { name, socket, pid: Some(child.id()), started: Some(Started { child, _dir: dir }) })
+        let listens = wait_for(&socket, &mut child);
+        let target =
+            Target { name, socket, pid: Some(child.id()), started: Some(Started { child, _dir: dir }) };
+        listens.with_context(|| command).map(|()| target)
     }
 
     /// What to call it.
@@ -78,9 +82,9 @@ impl Target {
         self.pid
     }
 
-    /// How long to wait until it listens.
+    /// How long to go on trying to connect: a socket is there a moment before somebody listens on it.
     pub(crate) fn patience(&self) -> Duration {
-        if self.started.is_some() { START_MAX } else { Duration::ZERO }
+        if self.started.is_some() { LISTEN_MAX } else { Duration::ZERO }
     }
 
     /// Calls it otherwise.
@@ -104,6 +108,24 @@ impl Drop for Started {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Waits for a command's socket.
+///
+/// # Errors
+/// The command ends, or does not make it in time.
+fn wait_for(socket: &Path, child: &mut Child) -> Result<()> {
+    let deadline = Instant::now() + START_MAX;
+    while !socket.exists() {
+        if let Some(status) = child.try_wait()? {
+            bail!("it ended, {status}, without listening on {SOCKET}");
+        }
+        if Instant::now() >= deadline {
+            bail!("it has no socket after {START_MAX:?}: it has to listen on {SOCKET}");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 /// The name in front of `=`, if that is one: a word without anything that a path or a command could have there.
@@ -147,8 +169,14 @@ mod tests {
     }
 
     #[test]
+    fn a_command_that_ends() {
+        let error = Target::parse("false # {socket}", None).unwrap_err();
+        assert!(format!("{error:#}").contains("exit status: 1"), "{error:#}");
+    }
+
+    #[test]
     fn a_command_ends_with_its_target() {
-        let target = Target::parse("sleep=sleep 1000 # {socket}", None).unwrap();
+        let target = Target::parse("sleep=sh -c ': > {socket}; exec sleep 1000'", None).unwrap();
         let pid = Pid::from_raw(target.pid().unwrap() as i32).unwrap();
         assert_eq!(target.name(), "sleep");
         drop(target);
