@@ -7,6 +7,10 @@ use kickless_virtqueue::device::{Addresses, Held, Metadata, Options, Queue};
 use std::sync::Arc;
 use tracing::{error, info, warn};
 
+/// So many completions of a batch are shown to the driver at a time: while we go on, it can take them and make the next
+/// requests of them. Otherwise the two would work in turns.
+const SHOWN_AT_ONCE: u32 = 16;
+
 /// What a vring is made of.
 #[derive(Debug)]
 pub struct Parts {
@@ -46,6 +50,8 @@ pub struct Vring {
     counters: Arc<Counters>,
     /// Something was pushed and is not published yet.
     pushed: bool,
+    /// How much of it the driver cannot have seen.
+    unseen: u32,
     /// Latched: the driver broke the ring, and nothing in it can be trusted until it is set up anew.
     broken: bool,
 }
@@ -71,6 +77,7 @@ impl Vring {
             err,
             counters,
             pushed: !held.is_empty(),
+            unseen: 0,
             broken: false,
         })
     }
@@ -127,12 +134,17 @@ impl Vring {
     }
 
     /// Completes the chain with this head; the device wrote `len` bytes of its writable buffers, counted from the
-    /// first. The driver sees it after [`Vring::publish`].
+    /// first. The driver can count on seeing it after [`Vring::publish`]; in a long batch, it may see it before.
     #[inline]
     pub fn push(&mut self, head: u16, len: u32) {
         // Into a broken ring too: what was popped before it broke is still owed.
         self.queue.push(head, len);
         self.pushed = true;
+        self.unseen += 1;
+        if self.unseen == SHOWN_AT_ONCE {
+            self.unseen = 0;
+            self.queue.show();
+        }
     }
 
     /// Shows the driver all that was pushed, and calls it if it wants that.
@@ -141,6 +153,7 @@ impl Vring {
         if !std::mem::take(&mut self.pushed) {
             return;
         }
+        self.unseen = 0;
         let wanted = self.queue.publish();
         match &self.call {
             Some(call) if wanted => {

@@ -164,21 +164,23 @@ pub fn quiet<W: Words>(ours: &W) {
     ours.store(EVENT_FLAGS, EVENT_F_DISABLE, Ordering::Relaxed);
 }
 
-/// Shows the other side a batch by the flags of its first descriptor. Whether it wants to be notified of the `count` places
-/// up to `next`; `None`: how many there were since the last decision is not known, and if in doubt it is notified.
+/// Shows the other side a batch by the flags of its first descriptor, unless it has seen all of it. Whether it wants to be
+/// notified of the `count` places up to `next`, at most a round; `None`: how many there were since the last decision is not known, and if in doubt it is notified.
 #[inline]
 #[must_use]
 pub fn publish<W: Words>(
     ring: &W,
     theirs: &W,
     event_idx: bool,
-    (first, flags): (Place, u16),
+    first: Option<(Place, u16)>,
     next: Place,
     count: Option<u16>,
     size: u16,
 ) -> bool {
     // T1. Release: everything else of the batch comes before it.
-    ring.store(first.flags_at(), flags, Ordering::Release);
+    if let Some((first, flags)) = first {
+        ring.store(first.flags_at(), flags, Ordering::Release);
+    }
     // T2, whose partner is the other side's fence between its event structure and its look at the flags.
     ring.fence();
     // Acquire, whose partner is the release in `ask`.

@@ -175,6 +175,15 @@ impl Pair {
             let len = random.below(u64::from(room) + 1) as u32;
             self.device.push(head, len);
             self.pushed(id, len);
+            if random.one_in(4) {
+                self.device.show();
+                if !self.asleep.0 && random.one_in(2) {
+                    self.complete(random.below(4) as usize);
+                    if random.one_in(2) {
+                        self.asleep.0 = !self.completer.enable_calls();
+                    }
+                }
+            }
         }
         if self.device.publish() {
             self.asleep.0 = false;

@@ -166,7 +166,9 @@ fn kicks(event_idx: bool) {
 }
 
 /// The device uses elements; the driver takes them, and sleeps when there are none.
-fn calls(event_idx: bool) {
+///
+/// `shown`: the first element is shown without a decision, which follows with that of the last.
+fn calls(event_idx: bool, shown: bool) {
     loom::model(move || {
         let ring = Arc::new(Ring::new(event_idx));
         let device = thread::spawn({
@@ -176,7 +178,12 @@ fn calls(event_idx: bool) {
                     let old = START.wrapping_add(i);
                     let new = old.wrapping_add(1);
                     ring.write(old);
-                    if suppress::publish(&*ring, event_idx, Some(old), new) {
+                    if shown && i + 1 < COUNT {
+                        ring.store(Word::UsedIdx, new, Ordering::Release);
+                        continue;
+                    }
+                    let decided = if shown { START } else { old };
+                    if suppress::publish(&*ring, event_idx, Some(decided), new) {
                         ring.tell();
                     }
                 }
@@ -215,12 +222,14 @@ fn no_kick_is_lost_with_flags() {
 
 #[test]
 fn no_call_is_lost_with_event_idx() {
-    calls(true);
+    calls(true, false);
+    calls(true, true);
 }
 
 #[test]
 fn no_call_is_lost_with_flags() {
-    calls(false);
+    calls(false, false);
+    calls(false, true);
 }
 
 // The same race once, without sleeping, so that it can be shown that the fence is what decides it: loom

@@ -140,7 +140,24 @@ impl Ring {
             }
         }
         let (flags, next) = ((self.direction.mark)(first), first.after(count, SIZE));
-        packed::publish(&self.flags, &self.event, self.event_idx, (first, flags), next, Some(count), SIZE)
+        packed::publish(
+            &self.flags,
+            &self.event,
+            self.event_idx,
+            Some((first, flags)),
+            next,
+            Some(count),
+            SIZE,
+        )
+    }
+
+    /// Shows two places one by one, and decides about both then.
+    fn show_and_publish(&self) -> bool {
+        for place in [START, START.after(1, SIZE)] {
+            self.write(place);
+            self.flags.store(place.flags_at(), (self.direction.mark)(place), Ordering::Release);
+        }
+        packed::publish(&self.flags, &self.event, self.event_idx, None, START.after(2, SIZE), Some(2), SIZE)
     }
 
     /// Takes two elements, and sleeps when there are none.
@@ -198,6 +215,24 @@ fn no_call_is_lost() {
     }
 }
 
+/// What was shown before the decision is a part of it.
+#[test]
+fn no_call_is_lost_for_what_was_shown_before() {
+    for event_idx in [false, true] {
+        loom::model(move || {
+            let ring = Arc::new(Ring::new(CALLS, event_idx));
+            let listener = thread::spawn({
+                let ring = ring.clone();
+                move || ring.listen()
+            });
+            if ring.show_and_publish() {
+                ring.tell();
+            }
+            listener.join().unwrap();
+        });
+    }
+}
+
 /// One publication against one look, without sleeping, since loom cannot unwind out of a deadlock: the listener finds it, or
 /// is told. `fenced`: teller and listener.
 fn once(direction: Direction, event_idx: bool, fenced: (bool, bool)) {
@@ -214,7 +249,7 @@ fn once(direction: Direction, event_idx: bool, fenced: (bool, bool)) {
                 }
             }
         });
-        let (first, next) = ((START, (direction.mark)(START)), START.after(1, SIZE));
+        let (first, next) = (Some((START, (direction.mark)(START))), START.after(1, SIZE));
         let told = if fenced.0 {
             packed::publish(&ring.flags, &ring.event, event_idx, first, next, Some(1), SIZE)
         } else {

@@ -169,6 +169,13 @@ impl Queue {
         }
     }
 
+    /// Shows a driver that is looking what was pushed; one that sleeps is not called. [`Queue::publish`] has to follow, which
+    /// decides about that too.
+    #[inline]
+    pub fn show(&mut self) {
+        forward!(mut self, show);
+    }
+
     /// Shows the driver what was pushed. Whether it wants to be called for it; a call that this asks for must
     /// be made.
     ///

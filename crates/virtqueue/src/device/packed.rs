@@ -24,8 +24,10 @@ pub(super) struct Queue {
     taken: u16,
     /// The id of the last chain popped, while it can be handed back.
     can_unpop: Option<u16>,
-    /// Whether a decision about calls was made for everything before `used`.
-    decided: bool,
+    /// Places used since the last decision about calls; `None`: there was none, or they are more than a round.
+    undecided: Option<u16>,
+    /// There are some.
+    owes_decision: bool,
     /// Whether kicks were enabled last; `None`: nothing was said yet.
     kicks: Option<bool>,
     metadata: Option<Metadata>,
@@ -47,7 +49,8 @@ impl Queue {
             in_flight: 0,
             taken: 0,
             can_unpop: None,
-            decided: false,
+            undecided: None,
+            owes_decision: false,
             kicks: None,
             metadata: None,
             broken: None,
@@ -163,9 +166,32 @@ impl Queue {
     }
 
     #[inline]
+    pub(super) fn show(&mut self) {
+        if let Some((first, flags)) = self.write()
+            && let Some(metadata) = &self.metadata
+        {
+            // Release: everything else of the batch comes before it.
+            metadata.ring().store_u16(first.flags_at(), flags, Ordering::Release);
+        }
+    }
+
+    #[inline]
     pub(super) fn publish(&mut self) -> bool {
+        let first = self.write();
+        let Some(metadata) = self.metadata.as_ref().filter(|_| self.owes_decision) else { return false };
+        self.owes_decision = false;
+        let count = self.undecided.replace(0);
+        let (theirs, _) = metadata.events();
+        let (event_idx, size) = (self.options.event_idx(), self.options.size());
+        packed::publish(metadata.ring(), theirs, event_idx, first, self.used, count, size)
+    }
+
+    /// Writes all that was pushed, but for the flags of the first: these are returned with their place, and make the driver
+    /// see all of it.
+    #[inline]
+    fn write(&mut self) -> Option<(Place, u16)> {
         let (Some(metadata), [first, rest @ ..]) = (&self.metadata, self.pushed.as_slice()) else {
-            return false;
+            return None;
         };
         let (ring, size) = (metadata.ring(), self.options.size());
         let write = |place: Place, held: &Held| -> u16 {
@@ -187,10 +213,10 @@ impl Queue {
         self.used = place;
         self.taken -= count;
         self.pushed.clear();
-        let count = self.decided.then_some(count);
-        self.decided = true;
-        let (theirs, _) = metadata.events();
-        packed::publish(ring, theirs, self.options.event_idx(), first_flags, place, count, size)
+        self.owes_decision = true;
+        self.undecided =
+            self.undecided.and_then(|before| before.checked_add(count)).filter(|all| *all <= size);
+        Some(first_flags)
     }
 
     #[inline]

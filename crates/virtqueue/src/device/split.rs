@@ -34,7 +34,8 @@ pub(super) struct Queue {
     /// Chains popped and not pushed.
     in_flight: u16,
     options: Options,
-    /// Whether a decision about calls was made at `published`.
+    /// `used.idx` at the last decision about calls, and whether there was one.
+    decided_at: u16,
     decided: bool,
     /// Whether the last chain popped can be handed back.
     can_unpop: bool,
@@ -57,6 +58,7 @@ impl Queue {
             published: next_used,
             in_flight: 0,
             options,
+            decided_at: next_used,
             decided: false,
             can_unpop: false,
             kicks: Kicks::Unknown,
@@ -208,13 +210,23 @@ impl Queue {
     }
 
     #[inline]
+    pub(super) fn show(&mut self) {
+        if let Some(metadata) = &self.metadata {
+            // Release: the elements, and what was written into the buffers, come before it.
+            metadata.store(Word::UsedIdx, self.next_used, Ordering::Release);
+            self.published = self.next_used;
+        }
+    }
+
+    #[inline]
     pub(super) fn publish(&mut self) -> bool {
         let Some(metadata) = &self.metadata else { return false };
-        if self.next_used == self.published {
+        if self.next_used == self.decided_at {
             return false;
         }
-        let old = self.decided.then_some(self.published);
+        let old = self.decided.then_some(self.decided_at);
         self.published = self.next_used;
+        self.decided_at = self.next_used;
         self.decided = true;
         suppress::publish(metadata, self.options.event_idx(), old, self.next_used)
     }

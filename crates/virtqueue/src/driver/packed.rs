@@ -147,7 +147,7 @@ impl Submitter {
         let Some(first) = self.first.take() else { return false };
         let Areas { desc, device, .. } = &*self.areas;
         let count = std::mem::take(&mut self.undecided);
-        packed::publish(desc, device, self.event_idx, first, self.next, Some(count), self.size)
+        packed::publish(desc, device, self.event_idx, Some(first), self.next, Some(count), self.size)
     }
 }
 
