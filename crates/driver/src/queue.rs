@@ -115,14 +115,11 @@ impl Queue {
     /// The disk is dead, and there is nothing left to hand out.
     #[inline]
     pub fn poll(&self, max: usize, each: impl FnMut(Completion)) -> Result<usize, Error> {
-        match self.ring().poll(max, each) {
-            Ok(0) => self.idle(),
-            Ok(count) => Ok(count),
-            Err(error) => {
-                self.core().die(error);
-                Ok(0)
-            }
+        let (count, ended) = self.ring().poll(max, each);
+        if let Err(error) = ended {
+            self.core().die(error);
         }
+        if count > 0 { Ok(count) } else { self.idle() }
     }
 
     #[cold]

@@ -88,8 +88,8 @@ struct Completing {
     outside: bool,
 }
 
-/// What ended a round of completions.
-pub(crate) type Drained = Result<usize, Error>;
+/// What a round of completions came to: how many were handed to pollers, and what ended it.
+pub(crate) type Drained = (usize, Result<(), Error>);
 
 /// What a queue has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -294,12 +294,7 @@ impl Ring {
     /// # Errors
     /// The device lied.
     #[inline]
-    fn drain(
-        &self,
-        completion: &mut Completing,
-        max: usize,
-        mut each: impl FnMut(Completion),
-    ) -> (usize, Result<(), Error>) {
+    fn drain(&self, completion: &mut Completing, max: usize, mut each: impl FnMut(Completion)) -> Drained {
         let mut count = 0;
         let mut for_poller = 0;
         let outer = DELIVERS.replace(true);
@@ -340,7 +335,8 @@ impl Ring {
         (for_poller, ended)
     }
 
-    /// Hands completions out: those for pollers to `each`, at most `max` of them. None if another thread is at it.
+    /// Hands completions out: those for pollers to `each`, at most `max` of them; how many, and whether the device lied about
+    /// the next. None if another thread is at it.
     pub(crate) fn poll(&self, max: usize, mut each: impl FnMut(Completion)) -> Drained {
         let mut count = 0;
         while count < max && self.ready_len.load(Ordering::Acquire) > 0 {
@@ -349,15 +345,15 @@ impl Ring {
             count += 1;
         }
         if count == max || is_delivering() {
-            return Ok(count);
+            return (count, Ok(()));
         }
-        let Some(mut completion) = self.try_completion() else { return Ok(count) };
+        let Some(mut completion) = self.try_completion() else { return (count, Ok(())) };
         if completion.outside {
             self.come_in(&mut completion);
         }
         let (polled, ended) = self.drain(&mut completion, max - count, each);
         drop(completion);
-        ended.map(|()| count + polled)
+        (count + polled, ended)
     }
 
     /// Whether it is time to look at the connection, after a poll that found nothing.
