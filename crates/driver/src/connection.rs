@@ -110,6 +110,9 @@ impl Connection {
         self.features = features;
         if wanted.contains(Protocol::MQ) {
             self.queues_max = usize::try_from(self.number(&Message::GetQueueNum)?).unwrap_or(usize::MAX);
+            if self.queues_max == 0 {
+                return Err(Error::NotOffered { what: "a queue" });
+            }
         }
         if wanted.contains(Protocol::CONFIGURE_MEM_SLOTS) {
             let slots = self.number(&Message::GetMaxMemSlots)?;
@@ -133,8 +136,11 @@ impl Connection {
             Reply::Config(Some(config)) => {
                 let mut space = Space::new_zeroed();
                 let len = config.data.len();
-                if config.offset != 0 || len < needs || len > size_of_val(&space) {
+                if len < needs {
                     return Err(Error::ConfigTooShort { len, needs });
+                }
+                if config.offset != 0 || len > size_of_val(&space) {
+                    return Err(Error::WrongAnswer { request: "GET_CONFIG" });
                 }
                 if let Some(place) = space.as_mut_bytes().get_mut(..len) {
                     place.copy_from_slice(&config.data);
@@ -249,7 +255,6 @@ impl Connection {
             Wire::Interrupted | Wire::SendInterrupted { .. } => {
                 Error::NoAnswer { request, limit: self.limit }
             }
-            Wire::Closed => Error::Closed,
             source => Error::Protocol { request, source },
         })
     }

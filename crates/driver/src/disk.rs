@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use kickless_spec::blk::{BlkFeatures, Config, ID_LEN};
+use kickless_spec::blk::{BlkFeatures, Config, ID_LEN, SECTOR_SIZE};
 use kickless_spec::features::Features;
 
 use crate::buffer::{Buffer, Registered};
@@ -417,7 +417,7 @@ impl Disk {
         len: u64,
         request: impl Fn(u64, u64) -> Request,
     ) -> Result<(), Error> {
-        let max = self.core().limits()?.0.range_max(kind).max(1);
+        let max = self.core().limits()?.0.range_max(kind).max(SECTOR_SIZE);
         let (mut at, mut left) = (offset, len);
         while left > 0 {
             let now = left.min(max);

@@ -1,5 +1,7 @@
 //! What the device said it can do, and whether a request keeps to it.
 
+use std::ops::RangeInclusive;
+
 use kickless_spec::blk::{BlkFeatures, Config, ID_LEN, SECTOR_SIZE};
 use kickless_spec::features::Features;
 
@@ -8,6 +10,8 @@ use crate::request::{Kind, Request};
 
 /// Most pieces of data in a request: what the table that each has is made for.
 pub(crate) const PIECES_MAX: usize = 30;
+/// Sizes of a logical block: from a sector to the largest that QEMU lets a disk have.
+const BLOCK_SIZES: RangeInclusive<u32> = SECTOR_SIZE as u32..=2 << 20;
 /// Bytes of `struct virtio_blk_lifetime`.
 pub(crate) const LIFETIME_LEN: usize = 6;
 
@@ -38,7 +42,7 @@ impl Limits {
         let sectors = config.capacity.get();
         let Some(size) = sectors.checked_mul(SECTOR_SIZE) else { return wrong("capacity", sectors) };
         let block_size = if has(BlkFeatures::BLK_SIZE) { config.blk_size.get() } else { SECTOR_SIZE as u32 };
-        if !block_size.is_power_of_two() || u64::from(block_size) < SECTOR_SIZE {
+        if !block_size.is_power_of_two() || !BLOCK_SIZES.contains(&block_size) {
             return wrong("blk_size", block_size.into());
         }
         // Zero is what devices say that have no limit, and drivers have taken it so for long.
@@ -228,7 +232,7 @@ mod tests {
         };
         let huge = Config { capacity: u64::MAX.into(), ..config() };
         assert_eq!(wrong(BlkFeatures::empty(), huge), "capacity");
-        for size in [0u32, 100, 256, 513] {
+        for size in [0u32, 100, 256, 513, 4 << 20, 1 << 31] {
             let odd = Config { blk_size: size.into(), ..config() };
             assert_eq!(wrong(BlkFeatures::BLK_SIZE, odd), "blk_size");
         }
