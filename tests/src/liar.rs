@@ -1,0 +1,205 @@
+//! A vhost-user-blk back-end that lies where it is told to and serves a disk in memory honestly otherwise: what the
+//! driver has to stand.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, Result};
+use kickless_spec::features::Features;
+use kickless_vhost_user::Wait;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{SendFlags, send};
+use tempfile::TempDir;
+
+use crate::driver::Eventfd;
+use crate::liar_lies::{DISK_LEN, Rules};
+use crate::liar_session::Session;
+
+/// A back-end on a thread, which ends when this is dropped.
+pub struct Liar {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    socket: PathBuf,
+    _dir: TempDir,
+}
+
+/// What the back-end's thread and the test both know.
+pub(crate) struct Shared {
+    rules: Mutex<Rules>,
+    disk: Mutex<Vec<u8>>,
+    /// The channel for its own requests, once it has one.
+    channel: Mutex<Option<OwnedFd>>,
+    /// What the driver did that an honest one does not.
+    faults: Mutex<Vec<String>>,
+    /// Descriptors and memory that the driver handed over.
+    pub(crate) handed: Mutex<Vec<OwnedFd>>,
+    pub(crate) acked: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    pub(crate) requests: AtomicU64,
+    pub(crate) stop: Eventfd,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn rules(&self) -> MutexGuard<'_, Rules> {
+        lock(&self.rules)
+    }
+
+    pub(crate) fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
+        lock(&self.disk)
+    }
+
+    pub(crate) fn set_channel(&self, channel: Option<OwnedFd>) {
+        *lock(&self.channel) = channel;
+    }
+
+    pub(crate) fn fault(&self, fault: String) {
+        lock(&self.faults).push(fault);
+    }
+
+    pub(crate) fn hand(&self, fd: impl AsFd) -> Result<()> {
+        lock(&self.handed).push(fd.as_fd().try_clone_to_owned()?);
+        Ok(())
+    }
+}
+
+impl Liar {
+    /// Listens, and serves one connection after the other.
+    ///
+    /// # Errors
+    /// It cannot listen.
+    pub fn start(rules: Rules) -> Result<Liar> {
+        let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
+        let socket = dir.path().join("liar.sock");
+        let listener = UnixListener::bind(&socket)?;
+        let shared = Arc::new(Shared {
+            rules: Mutex::new(rules),
+            disk: Mutex::new(vec![0; DISK_LEN]),
+            channel: Mutex::new(None),
+            faults: Mutex::new(Vec::new()),
+            handed: Mutex::new(Vec::new()),
+            acked: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            stop: Eventfd::new()?,
+        });
+        let theirs = shared.clone();
+        let thread = thread::Builder::new().name("liar".into()).spawn(move || serve(&theirs, &listener))?;
+        Ok(Liar { shared, thread: Some(thread), socket, _dir: dir })
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What it goes by; can be changed at any time.
+    pub fn rules(&self) -> MutexGuard<'_, Rules> {
+        self.shared.rules()
+    }
+
+    /// The bytes of its disk.
+    pub fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.shared.disk()
+    }
+
+    /// The features that the driver acknowledged last.
+    pub fn acked(&self) -> Features {
+        Features::from_bits_retain(self.shared.acked.load(Ordering::Acquire))
+    }
+
+    /// Connections that were taken so far.
+    pub fn connections(&self) -> u64 {
+        self.shared.connections.load(Ordering::Acquire)
+    }
+
+    /// Requests that came out of the rings so far.
+    pub fn requests(&self) -> u64 {
+        self.shared.requests.load(Ordering::Acquire)
+    }
+
+    /// What the driver did that an honest one does not.
+    pub fn faults(&self) -> Vec<String> {
+        lock(&self.shared.faults).clone()
+    }
+
+    /// Descriptors of memory, kicks, calls and errors that the driver handed over, in this order.
+    ///
+    /// # Errors
+    /// The process is out of descriptors.
+    pub fn handed(&self) -> Result<Vec<OwnedFd>> {
+        lock(&self.shared.handed).iter().map(|fd| Ok(fd.try_clone()?)).collect()
+    }
+
+    /// Sends bytes on the channel for its own requests.
+    ///
+    /// # Errors
+    /// There is none, or the driver has closed it.
+    pub fn say(&self, bytes: &[u8]) -> Result<()> {
+        let channel = lock(&self.shared.channel);
+        let channel = channel.as_ref().context("no channel")?;
+        let mut sent = 0;
+        while sent < bytes.len() {
+            sent += send(channel, &bytes[sent..], SendFlags::NOSIGNAL)?;
+        }
+        Ok(())
+    }
+
+    /// Closes the channel for its own requests.
+    pub fn hang_up(&self) {
+        self.shared.set_channel(None);
+    }
+}
+
+impl Drop for Liar {
+    fn drop(&mut self) {
+        self.shared.stop.signal();
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(thread::panicking() || !matches!(ended, Some(Err(_))), "the back-end panicked");
+    }
+}
+
+fn serve(shared: &Shared, listener: &UnixListener) {
+    while ready(listener, shared) {
+        let Ok((socket, _)) = listener.accept() else { continue };
+        shared.connections.fetch_add(1, Ordering::Release);
+        // It ends as it is told to, or because the driver leaves.
+        if let Err(end) = serve_one(shared, socket) {
+            tracing(&end);
+        }
+        shared.set_channel(None);
+    }
+}
+
+fn serve_one(shared: &Shared, socket: UnixStream) -> Result<()> {
+    Session::new(shared, socket)?.run()
+}
+
+/// Shown by the test harness if the test fails.
+fn tracing(end: &anyhow::Error) {
+    eprintln!("the back-end ends a connection: {end:#}");
+}
+
+/// Waits for a connection; `false`: it is to end.
+fn ready(listener: &UnixListener, shared: &Shared) -> bool {
+    loop {
+        let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&shared.stop, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => {}
+            Ok(_) if fds[1].revents().is_empty() => return true,
+            _ => return false,
+        }
+    }
+}
+
+/// As long as it takes, unless the test is over.
+pub(crate) fn patience(shared: &Shared) -> Wait<'_> {
+    Wait::until(shared.stop.as_fd())
+}

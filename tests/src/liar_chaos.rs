@@ -1,0 +1,112 @@
+//! A back-end that answers at random.
+
+use std::sync::atomic::Ordering;
+
+use anyhow::{Result, ensure};
+use kickless_memory::Area;
+
+use crate::liar::Shared;
+use crate::liar_lies::{AnswerLie, RingLie};
+use crate::liar_ring::Ring;
+
+/// What may be said of a request; the rest of the time it is the truth.
+const LIES: [RingLie; 12] = [
+    RingLie::IdOutOfRange,
+    RingLie::IdNotInFlight,
+    RingLie::Twice,
+    RingLie::TooLong,
+    RingLie::IndexJump,
+    RingLie::IndexBack,
+    RingLie::WrongWrap,
+    RingLie::NoStatus,
+    RingLie::Status(7),
+    RingLie::OutOfOrder,
+    RingLie::RingError,
+    RingLie::Silence,
+];
+
+/// Random numbers, and how wild they are.
+pub(crate) struct Chaos {
+    state: u64,
+    /// One of so many answers, requests and looks is a lie.
+    rarity: [u64; 3],
+    /// Memory was scribbled on: what chains say now is not the driver's doing.
+    scribbled: bool,
+}
+
+impl Chaos {
+    pub(crate) fn new(seed: u64, connection: u64) -> Chaos {
+        let mut chaos = Chaos {
+            state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ connection << 32 | 1,
+            rarity: [1; 3],
+            scribbled: false,
+        };
+        chaos.next();
+        let rarity = [chaos.below(6), chaos.below(7), chaos.below(7)];
+        // The first handshake is honest in most runs, or there would be no rings to lie in.
+        let messages = if connection == 1 && rarity[0] > 0 { u64::MAX } else { 8 << rarity[0] };
+        chaos.rarity = [messages, 2 << rarity[1], 2 << rarity[2]];
+        chaos
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        (self.next() >> 16) % limit
+    }
+
+    fn one_in(&mut self, rarity: u64) -> bool {
+        self.below(rarity) == 0
+    }
+
+    fn one_of<T: Copy>(&mut self, what: &[T]) -> T {
+        what[self.below(what.len() as u64) as usize]
+    }
+
+    /// What comes instead of the next answer, if it is a lie.
+    pub(crate) fn answer(&mut self) -> Option<AnswerLie> {
+        self.one_in(self.rarity[0]).then(|| self.one_of(&AnswerLie::ANY))
+    }
+
+    /// Looks at a ring, and answers what is in it one way or other.
+    pub(crate) fn look(&mut self, ring: &mut Ring, shared: &Shared) -> Result<()> {
+        if self.one_in(self.rarity[2]) {
+            self.scribbled = true;
+            for _ in 0..=self.below(16) {
+                self.scribble(ring);
+            }
+            ring.call();
+        }
+        if self.scribbled {
+            ensure!(!self.one_in(4), "enough of it");
+            return Ok(());
+        }
+        if self.one_in(self.rarity[1]) {
+            let at = shared.requests.load(Ordering::Acquire) + self.below(4);
+            let lie = self.one_of(&LIES);
+            shared.rules().ring = Some((at, lie));
+        }
+        ring.look(shared)
+    }
+
+    /// Two bytes of the ring are something else; what a device writes, more often than the rest.
+    fn scribble(&mut self, ring: &Ring) {
+        let areas = ring.areas();
+        let area: &Area = areas[self.one_of(&[0, 0, 1, 2, 2, 2])];
+        let words = (area.len() / 2) as u64;
+        // Indices, and the first entries, are where it hurts.
+        let word = if self.one_in(2) { self.below(words.min(16)) } else { self.below(words) };
+        let at = word as usize * 2;
+        let value = match self.below(3) {
+            0 => self.next() as u16,
+            1 => area.load_u16(at, Ordering::Relaxed).wrapping_add(1),
+            _ => area.load_u16(at, Ordering::Relaxed) ^ 1 << self.below(16),
+        };
+        area.store_u16(at, value, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,300 @@
+//! One connection of a back-end that lies: the messages.
+
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyhow::{Context, Result, bail, ensure};
+use kickless_memory::{Gpa, Map, Slot, UserAddr};
+use kickless_spec::features::Features;
+use kickless_spec::vhost_user::{FrontendRequest as Code, ProtocolFeatures};
+use kickless_vhost_user::{
+    Backend, Expects, FrontendMessage as Message, HEADER_SIZE, Header, MemoryRegion, PAYLOAD_MAX, Received,
+    Reply, ReplyTo, Request, VringState,
+};
+use kickless_virtqueue::device::{Addresses, Options};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use zerocopy::IntoBytes;
+
+use crate::liar::{Shared, patience};
+use crate::liar_chaos::Chaos;
+use crate::liar_lies::AnswerLie;
+use crate::liar_ring::{Events, Ring};
+
+/// What was said of a ring.
+#[derive(Default)]
+struct Told {
+    size: u16,
+    base: u16,
+    addresses: Addresses,
+    kick: Option<OwnedFd>,
+    call: Option<OwnedFd>,
+    err: Option<OwnedFd>,
+    enabled: bool,
+}
+
+/// One connection.
+pub(crate) struct Session<'a> {
+    shared: &'a Shared,
+    socket: UnixStream,
+    backend: Backend,
+    slots: Vec<Slot>,
+    map: Arc<Map>,
+    features: Features,
+    protocol: ProtocolFeatures,
+    told: BTreeMap<u32, Told>,
+    rings: BTreeMap<u32, Ring>,
+    chaos: Option<Chaos>,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn new(shared: &'a Shared, socket: UnixStream) -> Result<Session<'a>> {
+        let connection = shared.connections.load(Ordering::Acquire);
+        let chaos = shared.rules().chaos.map(|seed| Chaos::new(seed, connection));
+        Ok(Session {
+            shared,
+            backend: Backend::new(socket.try_clone()?),
+            socket,
+            slots: Vec::new(),
+            map: Arc::default(),
+            features: Features::empty(),
+            protocol: ProtocolFeatures::empty(),
+            told: BTreeMap::new(),
+            rings: BTreeMap::new(),
+            chaos,
+        })
+    }
+
+    /// Serves until the driver leaves.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        loop {
+            let (message, kicked) = self.wait()?;
+            if message {
+                match self.backend.recv(&patience(self.shared))? {
+                    Some(received) => self.answer(received)?,
+                    None => return Ok(()),
+                }
+            }
+            for index in kicked {
+                if let Some(ring) = self.rings.get_mut(&index) {
+                    match &mut self.chaos {
+                        Some(chaos) => chaos.look(ring, self.shared)?,
+                        None => ring.look(self.shared)?,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether there is a message, and which rings were kicked.
+    fn wait(&mut self) -> Result<(bool, Vec<u32>)> {
+        // Who answers at random may have forgotten an answer that is waited for.
+        let patience = self.chaos.as_ref().map(|_| Timespec { tv_sec: 0, tv_nsec: 30_000_000 });
+        let mut fds =
+            vec![PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.shared.stop, PollFlags::IN)];
+        fds.extend(self.rings.values().map(|ring| PollFd::new(&ring.events.kick, PollFlags::IN)));
+        match poll(&mut fds, patience.as_ref()) {
+            Ok(0) => bail!("nothing happens"),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        ensure!(!ready[1], "the test is over");
+        let kicked = self.rings.keys().zip(&ready[2..]).filter(|(_, ready)| **ready);
+        Ok((ready[0], kicked.map(|(index, _)| *index).collect()))
+    }
+
+    fn answer(&mut self, received: Received<Message>) -> Result<()> {
+        let (header, code) = (received.header, received.message.code());
+        let acknowledged = received.expects() == Expects::Ack;
+        let honest = self.carry_out(received.message)?;
+        let honest = honest.or(acknowledged.then_some(Reply::U64(0)));
+        let lie = self.shared.rules().answers.iter().find(|(of, _)| *of == code).map(|(_, lie)| *lie);
+        let lie = lie.or_else(|| self.chaos.as_mut()?.answer());
+        let Some(reply) = honest else {
+            ensure!(lie != Some(AnswerLie::Closed), "told to close");
+            return Ok(());
+        };
+        match lie {
+            None => Ok(self.backend.reply(&header, &reply, &patience(self.shared))?),
+            Some(lie) => self.lie(lie, &header, &reply),
+        }
+    }
+
+    fn lie(&mut self, lie: AnswerLie, to: &Header, honest: &Reply) -> Result<()> {
+        let mut payload = honest.encode().payload;
+        let mut header = Header::reply(to.request, payload.len());
+        let mut fds = 0;
+        match lie {
+            AnswerLie::Refused => {
+                payload =
+                    if to.request == Code::GetConfig.raw() { Vec::new() } else { 1u64.as_bytes().to_vec() };
+            }
+            AnswerLie::Closed | AnswerLie::Half => {}
+            AnswerLie::Silence => return Ok(()),
+            AnswerLie::OfAnother => header.request = to.request % 40 + 1,
+            AnswerLie::Short => drop(payload.pop()),
+            AnswerLie::Long => payload.extend([0; 9]),
+            AnswerLie::Version => header.flags ^= 3,
+            AnswerLie::Huge => {}
+            AnswerLie::Request => header.flags &= !kickless_spec::vhost_user::FLAG_REPLY,
+            AnswerLie::Fd => fds = 1,
+            AnswerLie::Fds => fds = 9,
+            AnswerLie::Offset => {
+                if let Some(offset) = payload.first_mut() {
+                    *offset ^= 1;
+                }
+            }
+        }
+        header.size = if lie == AnswerLie::Huge { PAYLOAD_MAX as u32 + 1 } else { payload.len() as u32 };
+        let mut bytes = [header.to_bytes().as_slice(), &payload].concat();
+        match lie {
+            AnswerLie::Closed => bytes.clear(),
+            AnswerLie::Half => bytes.truncate(HEADER_SIZE / 2),
+            _ => {}
+        }
+        let file = std::fs::File::open("/dev/null")?;
+        send_with(&self.socket, &bytes, &vec![file.as_fd(); fds])?;
+        ensure!(!matches!(lie, AnswerLie::Closed | AnswerLie::Half), "told to close");
+        Ok(())
+    }
+
+    /// Does what an honest back-end does; its reply, if the message has one of its own.
+    fn carry_out(&mut self, message: Message) -> Result<Option<Reply>> {
+        let number = |value| Ok(Some(Reply::U64(value)));
+        let rules = self.shared.rules().clone();
+        match message {
+            Message::GetFeatures => return number(rules.features.bits()),
+            Message::GetProtocolFeatures => return number(rules.protocol.bits()),
+            Message::GetQueueNum => return number(rules.queues),
+            Message::GetMaxMemSlots => return number(rules.slots),
+            Message::SetFeatures(features) => {
+                self.check(rules.features.contains(features), "features that were not offered");
+                self.features = features;
+                self.shared.acked.store(features.bits(), Ordering::Release);
+            }
+            Message::SetProtocolFeatures(protocol) => {
+                self.check(rules.protocol.contains(protocol), "protocol features that were not offered");
+                self.protocol = protocol;
+            }
+            Message::SetOwner => {}
+            Message::SetBackendReqFd(channel) => self.shared.set_channel(Some(channel)),
+            Message::GetConfig(config) => {
+                let start = (config.offset as usize).min(size_of_val(&rules.config));
+                let data = rules.config.as_bytes()[start..].iter().copied().take(config.data.len());
+                return Ok(Some(Reply::Config(Some(config.answer(&data.collect::<Vec<_>>())))));
+            }
+            Message::SetConfig(_) => {}
+            Message::SetMemTable(regions) => {
+                self.slots.clear();
+                regions.iter().try_for_each(|(region, file)| self.share(region, file))?;
+                self.map = Arc::new(Map::new(self.slots.clone())?);
+            }
+            Message::AddMemReg(region, file) => {
+                self.share(&region, &file)?;
+                self.map = Arc::new(Map::new(self.slots.clone())?);
+            }
+            Message::RemMemReg(region) => {
+                self.slots.retain(|slot| slot.gpa() != Gpa(region.guest_addr));
+                self.map = Arc::new(Map::new(self.slots.clone())?);
+            }
+            message => return self.carry_out_for_ring(message),
+        }
+        Ok(None)
+    }
+
+    fn share(&mut self, region: &MemoryRegion, file: &OwnedFd) -> Result<()> {
+        self.shared.hand(file)?;
+        let (gpa, user) = (Gpa(region.guest_addr), UserAddr(region.user_addr));
+        self.slots.push(Slot::map(file, region.mmap_offset, gpa, user, region.size)?);
+        Ok(())
+    }
+
+    fn check(&self, holds: bool, otherwise: &str) {
+        if !holds {
+            self.shared.fault(otherwise.to_owned());
+        }
+    }
+
+    fn carry_out_for_ring(&mut self, message: Message) -> Result<Option<Reply>> {
+        match message {
+            Message::SetVringNum(VringState { index, num }) => self.told(index).size = u16::try_from(num)?,
+            Message::SetVringBase(VringState { index, num }) => self.told(index).base = num as u16,
+            Message::SetVringAddr(addr) => {
+                self.told(addr.index).addresses = Addresses {
+                    desc: UserAddr(addr.desc_addr),
+                    avail: UserAddr(addr.avail_addr),
+                    used: UserAddr(addr.used_addr),
+                };
+            }
+            Message::SetVringCall(vring) => {
+                vring.fd.iter().try_for_each(|fd| self.shared.hand(fd))?;
+                self.told(vring.index.into()).call = vring.fd;
+            }
+            Message::SetVringErr(vring) => {
+                vring.fd.iter().try_for_each(|fd| self.shared.hand(fd))?;
+                self.told(vring.index.into()).err = vring.fd;
+            }
+            Message::SetVringKick(vring) => {
+                vring.fd.iter().try_for_each(|fd| self.shared.hand(fd))?;
+                self.told(vring.index.into()).kick = vring.fd;
+            }
+            Message::SetVringEnable { index, enable } => {
+                self.told(index).enabled = enable;
+                self.start(index)?;
+            }
+            Message::GetVringBase { index } => {
+                let num = self.rings.remove(&index).map_or(0, |ring| ring.base());
+                return Ok(Some(Reply::VringBase(VringState { index, num })));
+            }
+            other => bail!("{other:?} is not what this driver says"),
+        }
+        Ok(None)
+    }
+
+    fn told(&mut self, index: u32) -> &mut Told {
+        self.told.entry(index).or_default()
+    }
+
+    fn start(&mut self, index: u32) -> Result<()> {
+        let features = self.features;
+        let Told { size, base, addresses, kick, call, err, enabled } = self.told(index);
+        let (size, base, addresses) = (*size, *base, *addresses);
+        let has = |feature| features.contains(feature);
+        let (event_idx, indirect) = (has(Features::EVENT_IDX), has(Features::INDIRECT_DESC));
+        let options = match has(Features::RING_PACKED) {
+            true => Options::packed(size, event_idx, indirect),
+            false => Options::new(size, event_idx, indirect),
+        };
+        let options = options?.with_in_order(has(Features::IN_ORDER));
+        ensure!(*enabled, "disabled");
+        let kick = kick.take().context("no kick")?;
+        let events = Events { kick, call: call.take(), err: err.take() };
+        let mut ring = Ring::new(&self.map, &addresses, options, base, events)?;
+        // A device looks at a ring that starts without waiting for a kick.
+        match &mut self.chaos {
+            Some(chaos) => chaos.look(&mut ring, self.shared)?,
+            None => ring.look(self.shared)?,
+        }
+        ring.call();
+        self.rings.insert(index, ring);
+        Ok(())
+    }
+}
+
+/// Sends bytes, and descriptors with the first of them, as many as there are.
+fn send_with(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    ensure!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)), "too many descriptors");
+    if !bytes.is_empty() {
+        let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        ensure!(sent == bytes.len(), "the socket is full");
+    }
+    Ok(())
+}

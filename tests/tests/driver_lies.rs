@@ -1,0 +1,408 @@
+//! Our driver against a back-end that lies: each lie by its name, and what it comes to.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use kickless_driver::{Choice, Completion, Disk, Error, Failure, Lie, Options, Request};
+use kickless_spec::blk::{BlkFeatures, Config};
+use kickless_spec::features::Features;
+use kickless_spec::vhost_user::{FrontendRequest as Code, ProtocolFeatures};
+use kickless_tests::liar::Liar;
+use kickless_tests::liar_lies::{AnswerLie, RingLie, Rules};
+
+/// Safety net for everything that takes a moment.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What `run` returns. A test that hangs fails.
+fn ends<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = channel();
+    let runner = thread::spawn(move || sender.send(run()));
+    match receiver.recv_timeout(LIMIT) {
+        Ok(value) => value,
+        Err(RecvTimeoutError::Timeout) => panic!("it hangs"),
+        Err(RecvTimeoutError::Disconnected) => std::panic::resume_unwind(runner.join().unwrap_err()),
+    }
+}
+
+/// An error with all that it is caused by, as a program would print it.
+fn whole(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut next = std::error::Error::source(error);
+    while let Some(error) = next {
+        text = format!("{text}: {error}");
+        next = error.source();
+    }
+    text
+}
+
+/// The shape of a ring.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    packed: bool,
+    in_order: bool,
+}
+
+const SPLIT: Shape = Shape { packed: false, in_order: false };
+const PACKED: Shape = Shape { packed: true, in_order: false };
+const ALL: [Shape; 4] =
+    [SPLIT, PACKED, Shape { in_order: true, ..SPLIT }, Shape { in_order: true, ..PACKED }];
+
+fn options(liar: &Liar, shape: Shape) -> Options {
+    let choice = |on| if on { Choice::On } else { Choice::Off };
+    Options {
+        queues: 1,
+        queue_size: 8,
+        packed: choice(shape.packed),
+        in_order: choice(shape.in_order),
+        buffer_memory: 2 << 20,
+        reconnect_limit: Duration::ZERO,
+        ..Options::new(liar.socket())
+    }
+}
+
+/// A disk whose second request meets with a lie.
+fn lied_to(shape: Shape, lie: RingLie) -> (Liar, Disk) {
+    let liar = Liar::start(Rules { ring: Some((1, lie)), ..Rules::default() }).unwrap();
+    let disk = Disk::connect(options(&liar, shape)).unwrap();
+    disk.write_at(&[7; 4096], 0).unwrap();
+    (liar, disk)
+}
+
+/// What the driver says to a lie about its second request; nothing goes on after it.
+fn verdict(shape: Shape, lie: RingLie) -> Lie {
+    ends(move || {
+        let (liar, disk) = lied_to(shape, lie);
+        // What was done before the lie was told may still be done.
+        let error = (0..3).find_map(|_| disk.read_at(&mut [0; 4096], 0).err()).unwrap();
+        assert!(matches!(error, Error::Dead(_)), "{error:?}");
+        let verdict = match &*disk.failure().unwrap() {
+            Error::Lie { queue: 0, source } => *source,
+            other => panic!("{shape:?} {lie:?}: {other:?}"),
+        };
+        assert!(whole(&error).contains(&verdict.to_string()), "{}", whole(&error));
+        assert!(matches!(disk.flush(), Err(Error::Dead(_))));
+        assert!(disk.queue(0).poll(1, drop).is_err());
+        let counters = disk.counters();
+        assert_eq!(counters.submitted, counters.completed, "each request ended");
+        drop(disk);
+        assert_eq!(liar.faults(), [""; 0]);
+        verdict
+    })
+}
+
+#[test]
+fn an_id_out_of_range() {
+    for shape in ALL {
+        assert_eq!(verdict(shape, RingLie::IdOutOfRange), Lie::Id { id: 8 }, "{shape:?}");
+    }
+}
+
+#[test]
+fn an_id_that_is_not_in_flight() {
+    for shape in ALL {
+        assert!(matches!(verdict(shape, RingLie::IdNotInFlight), Lie::Id { id: 0..8 }), "{shape:?}");
+    }
+}
+
+#[test]
+fn an_id_completed_twice() {
+    for shape in ALL {
+        assert!(matches!(verdict(shape, RingLie::Twice), Lie::Id { id: 0..8 }), "{shape:?}");
+    }
+}
+
+#[test]
+fn more_bytes_than_there_is_room_for() {
+    for shape in ALL {
+        let verdict = verdict(shape, RingLie::TooLong);
+        assert!(matches!(verdict, Lie::Length { len: 4098, room: 4097, .. }), "{shape:?}: {verdict:?}");
+    }
+}
+
+#[test]
+fn a_used_index_that_jumps() {
+    for shape in ALL.into_iter().filter(|shape| !shape.packed) {
+        assert_eq!(verdict(shape, RingLie::IndexJump), Lie::Index { from: 1, to: 10, size: 8 });
+        assert_eq!(verdict(shape, RingLie::IndexBack), Lie::Index { from: 1, to: 0, size: 8 });
+    }
+}
+
+#[test]
+fn a_request_that_is_done_before_an_older_one() {
+    ends(|| {
+        // In a split ring there is no element for the older one.
+        let (_liar, disk) = lied_to(Shape { in_order: true, ..SPLIT }, RingLie::OutOfOrder);
+        assert_eq!(results(&disk, 2), [Err(Failure::Dead), Err(Failure::Dead)]);
+        assert!(matches!(&*disk.failure().unwrap(), Error::Lie { source: Lie::Id { .. }, .. }));
+        // In a packed one it is what says that both are done; but nobody has written the older one's status.
+        let (_liar, disk) = lied_to(Shape { in_order: true, ..PACKED }, RingLie::OutOfOrder);
+        assert_eq!(results(&disk, 2), [Err(Failure::NoStatus), Err(Failure::NoStatus)]);
+        // Where it is no lie, the younger one just is done first.
+        for shape in [SPLIT, PACKED] {
+            let (_liar, disk) = lied_to(shape, RingLie::OutOfOrder);
+            let queue = disk.queue(0);
+            let mut batch = reads(&disk, 2);
+            queue.submit(&mut batch).unwrap();
+            let mut done = Vec::new();
+            queue.wait(2, Some(LIMIT), |completion| done.push(completion.token)).unwrap();
+            assert_eq!(done, [1]);
+        }
+    });
+}
+
+fn reads(disk: &Disk, count: u64) -> Vec<Request> {
+    (0..count).map(|token| Request::read(0, disk.buffer(512).unwrap()).token(token)).collect()
+}
+
+/// What came of so many reads in one batch.
+fn results(disk: &Disk, count: usize) -> Vec<Result<(), Failure>> {
+    let queue = disk.queue(0);
+    let mut batch = reads(disk, count as u64);
+    queue.submit(&mut batch).unwrap();
+    let mut results = vec![None; count];
+    let mut done = 0;
+    while done < count {
+        done += queue
+            .wait(count, Some(LIMIT), |completion: Completion| {
+                let before = results[completion.token as usize].replace(completion.result);
+                assert_eq!(before, None, "completed twice");
+            })
+            .unwrap();
+    }
+    results.into_iter().map(Option::unwrap).collect()
+}
+
+#[test]
+fn flags_of_another_round() {
+    ends(|| {
+        let (liar, disk) = lied_to(PACKED, RingLie::WrongWrap);
+        let queue = disk.queue(0);
+        let mut first = reads(&disk, 1);
+        queue.submit(&mut first).unwrap();
+        while liar.requests() < 2 {
+            thread::yield_now();
+        }
+        let events = queue.events().unwrap();
+        assert!(events.arm(), "there is something to poll");
+        assert_eq!(queue.poll(1, drop).unwrap(), 0, "it was taken for done");
+        // The next one brings the truth about both.
+        let mut second = vec![Request::read(0, disk.buffer(512).unwrap()).token(1)];
+        queue.submit(&mut second).unwrap();
+        let mut done = Vec::new();
+        while done.len() < 2 {
+            queue
+                .wait(2, Some(LIMIT), |completion| done.push((completion.token, completion.result)))
+                .unwrap();
+        }
+        assert_eq!(done, [(0, Ok(())), (1, Ok(()))]);
+    });
+}
+
+#[test]
+fn no_status_and_none_that_there_is() {
+    ends(|| {
+        for shape in ALL {
+            for (lie, failure) in [
+                (RingLie::NoStatus, Failure::NoStatus),
+                (RingLie::Status(3), Failure::Status(3)),
+                (RingLie::Status(254), Failure::Status(254)),
+                (RingLie::Status(255), Failure::NoStatus),
+                (RingLie::Status(1), Failure::Io),
+                (RingLie::Status(2), Failure::Unsupported),
+            ] {
+                let (_liar, disk) = lied_to(shape, lie);
+                let error = disk.read_at(&mut [0; 4096], 0).unwrap_err();
+                assert!(matches!(error, Error::Failed(named) if named == failure), "{error:?}");
+                // It is that request's fault alone, and the next one's status is not the last one's.
+                let mut read = [0; 4096];
+                disk.read_at(&mut read, 0).unwrap();
+                assert_eq!(read, [7; 4096]);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_ring_that_cannot_be_read() {
+    ends(|| {
+        let (_liar, disk) = lied_to(SPLIT, RingLie::RingError);
+        disk.read_at(&mut [0; 512], 0).unwrap_err();
+        assert!(matches!(&*disk.failure().unwrap(), Error::RingError));
+    });
+}
+
+#[test]
+fn a_connection_that_closes_mid_request() {
+    ends(|| {
+        for shape in ALL {
+            let (_liar, disk) = lied_to(shape, RingLie::Closed);
+            disk.read_at(&mut [0; 512], 0).unwrap_err();
+            assert!(matches!(&*disk.failure().unwrap(), Error::Closed));
+        }
+        // With time to come back in, nobody notices.
+        let liar = Liar::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() }).unwrap();
+        let disk = Disk::connect(Options { reconnect_limit: LIMIT, ..options(&liar, PACKED) }).unwrap();
+        disk.write_at(&[7; 4096], 0).unwrap();
+        let mut read = [0; 4096];
+        disk.read_at(&mut read, 0).unwrap();
+        assert_eq!((read, liar.connections()), ([7; 4096], 2));
+    });
+}
+
+/// Whoever waits for a request by whichever face hears of it, once, and what was counted is what was handed out.
+#[test]
+fn every_face_hears_of_a_lie() {
+    ends(|| {
+        for shape in ALL {
+            let (_liar, disk) = lied_to(shape, RingLie::Twice);
+            let heard = Arc::new(Mutex::new(Vec::new()));
+            let theirs = heard.clone();
+            let handler =
+                Arc::new(move |completion: Completion| theirs.lock().unwrap().push(completion.token));
+            let queue = disk.queue(0);
+            let mut batch = reads(&disk, 4);
+            batch.push(Request::read(0, disk.buffer(512).unwrap()).on_complete(handler, 9));
+            queue.submit(&mut batch).unwrap();
+            let (mut counted, mut handed) = (0, Vec::new());
+            let error = loop {
+                match queue.wait(3, Some(LIMIT), |completion| handed.push(completion.token)) {
+                    Ok(count) => counted += count,
+                    Err(error) => break error,
+                }
+            };
+            assert!(matches!(error, Error::Dead(_)));
+            handed.sort_unstable();
+            assert_eq!((counted, handed), (4, vec![0, 1, 2, 3]), "{shape:?}");
+            while heard.lock().unwrap().is_empty() {
+                thread::yield_now();
+            }
+            drop((queue, disk));
+            assert_eq!(*heard.lock().unwrap(), [9]);
+        }
+    });
+}
+
+/// The error of connecting to such a back-end.
+fn refusal(rules: Rules) -> Error {
+    ends(move || {
+        let liar = Liar::start(rules).unwrap();
+        let refused = Disk::connect(options(&liar, SPLIT)).map(drop).unwrap_err();
+        assert_eq!(liar.faults(), [""; 0]);
+        refused
+    })
+}
+
+#[test]
+fn too_few_features() {
+    for (lacking, name) in [
+        (Features::VERSION_1, "VIRTIO_F_VERSION_1"),
+        (Features::PROTOCOL_FEATURES, "VHOST_USER_F_PROTOCOL_FEATURES"),
+    ] {
+        let honest = Rules::default();
+        let refused = refusal(Rules { features: honest.features - lacking, ..honest });
+        assert!(matches!(refused, Error::NotOffered { what } if what == name), "{refused:?}");
+    }
+    let honest = Rules::default();
+    let refused = refusal(Rules { protocol: honest.protocol - ProtocolFeatures::CONFIG, ..honest });
+    assert!(matches!(refused, Error::NotOffered { what } if what.contains("configuration")), "{refused:?}");
+}
+
+/// Of whatever is offered, only what the driver knows is taken; the back-end checks that it was offered.
+#[test]
+fn every_feature_there_is_and_none_but_the_needed() {
+    ends(|| {
+        let all = Rules { features: Features::all(), protocol: ProtocolFeatures::all(), ..Rules::default() };
+        let needed = Rules {
+            features: Features::VERSION_1 | Features::PROTOCOL_FEATURES,
+            protocol: ProtocolFeatures::CONFIG,
+            ..Rules::default()
+        };
+        for (rules, shape) in [(all.clone(), PACKED), (all, SPLIT), (needed, SPLIT)] {
+            let offered = rules.features;
+            let liar = Liar::start(rules).unwrap();
+            let disk = Disk::connect(options(&liar, shape)).unwrap();
+            assert!(offered.contains(liar.acked()) && liar.acked() == disk.features());
+            assert!(
+                !liar.acked().contains(Features::ACCESS_PLATFORM)
+                    && !liar.acked().contains(Features::LOG_ALL)
+            );
+            let mut read = [1; 512];
+            disk.read_at(&mut read, 0).unwrap();
+            assert_eq!(read, [0; 512]);
+            drop(disk);
+            assert_eq!(liar.faults(), [""; 0]);
+        }
+    });
+}
+
+#[test]
+fn configuration_that_cannot_be() {
+    let wrong = |change: fn(&mut Config)| {
+        let mut rules = Rules::default();
+        change(&mut rules.config);
+        match refusal(rules) {
+            Error::ConfigField { field, value } => (field, value),
+            other => panic!("{other:?}"),
+        }
+    };
+    for size in [0, 3, 256, 513, 1 << 31] {
+        let change: fn(&mut Config) = match size {
+            0 => |config| config.blk_size = 0.into(),
+            3 => |config| config.blk_size = 3.into(),
+            256 => |config| config.blk_size = 256.into(),
+            513 => |config| config.blk_size = 513.into(),
+            _ => |config| config.blk_size = (1 << 31).into(),
+        };
+        assert_eq!(wrong(change), ("blk_size", size));
+    }
+    assert_eq!(wrong(|config| config.capacity = u64::MAX.into()), ("capacity", u64::MAX));
+    assert_eq!(wrong(|config| config.size_max = 511.into()), ("size_max", 511));
+}
+
+/// What is odd but can be served.
+#[test]
+fn configuration_that_is_odd() {
+    ends(|| {
+        for change in [
+            |config: &mut Config| config.seg_max = 0.into(),
+            |config: &mut Config| config.num_queues = 0.into(),
+            |config: &mut Config| config.num_queues = u16::MAX.into(),
+            |config: &mut Config| config.size_max = 513.into(),
+            |config: &mut Config| config.size_max = u32::MAX.into(),
+        ] {
+            let mut rules = Rules::default();
+            change(&mut rules.config);
+            let liar = Liar::start(rules).unwrap();
+            let disk = Disk::connect(options(&liar, SPLIT)).unwrap();
+            disk.write_at(&[9; 8192], 512).unwrap();
+            let mut read = [0; 8192];
+            disk.read_at(&mut read, 512).unwrap();
+            assert_eq!((disk.queues(), read), (1, [9; 8192]));
+            assert_eq!(liar.faults(), [""; 0]);
+        }
+        // A disk of no bytes has none to read.
+        let mut rules = Rules::default();
+        rules.config.capacity = 0.into();
+        let liar = Liar::start(rules).unwrap();
+        let disk = Disk::connect(options(&liar, SPLIT)).unwrap();
+        assert_eq!(disk.size().unwrap(), 0);
+        assert!(matches!(disk.read_at(&mut [0; 512], 0), Err(Error::Invalid(_))));
+        // A range that no request may have.
+        let mut rules = Rules::default();
+        rules.features |= Features::from_bits_retain(BlkFeatures::DISCARD.bits());
+        let liar = Liar::start(rules).unwrap();
+        let disk = Disk::connect(options(&liar, SPLIT)).unwrap();
+        let refused = disk.discard(0, 512).unwrap_err();
+        assert!(whole(&refused).contains("512 bytes in one request, 0 are possible"), "{}", whole(&refused));
+    });
+}
+
+#[test]
+fn a_back_end_without_queues() {
+    let refused = refusal(Rules { queues: 0, ..Rules::default() });
+    assert!(matches!(refused, Error::NotOffered { what: "a queue" }), "{refused:?}");
+}
