@@ -190,7 +190,7 @@ impl Disk {
                 submitted: sum.submitted + counters.submitted,
                 completed: sum.completed + counters.completed,
                 kicks: sum.kicks + counters.kicks,
-                calls: sum.calls + counters.calls,
+                calls: sum.calls.wrapping_add(counters.calls),
             }
         })
     }

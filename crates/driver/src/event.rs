@@ -1,10 +1,13 @@
 //! Eventfds: kicks, calls, and what wakes a sleeper of our own.
+//!
+//! The back-end has the same open file and can do to it what it likes: take away that it never blocks, above all.
 
 use std::fs;
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::{read, write};
+use rustix::io::{Errno, ReadWriteFlags, preadv2, read, write};
 
 use crate::error::Error;
 
@@ -24,10 +27,17 @@ impl Event {
         let _ = write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Takes what was signalled; how often it was.
+    /// Takes what was signalled; how often it was. Does not wait, whatever the back-end did to the descriptor.
     pub(crate) fn take(&self) -> u64 {
         let mut count = [0; 8];
-        read(&self.0, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+        // No offset.
+        let taken = preadv2(&self.0, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
+        let taken = match taken {
+            // Linux before 5.12.
+            Err(Errno::OPNOTSUPP) => read(&self.0, &mut count),
+            taken => taken,
+        };
+        taken.map_or(0, |_| u64::from_ne_bytes(count))
     }
 
     /// How often it was signalled since it was last taken. Not for the fast path.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kickless_memory::{Area, Gpa, Map, Slot, UserAddr};
 use kickless_spec::vhost_user::MEM_TABLE_REGIONS_MAX;
 use kickless_vhost_user::MemoryRegion;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::sync::Arc;
 
 use crate::error::Error;
@@ -45,7 +45,7 @@ impl Region {
 
     /// Memory of our own, zeroed.
     fn own(gpa: u64, len: u64, huge_pages: bool, disk: u64) -> Result<Self, Error> {
-        let mut flags = MemfdFlags::CLOEXEC;
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         if huge_pages {
             flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         }
@@ -56,6 +56,9 @@ impl Region {
             rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)
                 .map_err(Error::os("huge pages"))?;
         }
+        // The back-end has the file too: were it to cut it short, our next access would be a signal that kills.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(Error::os("shared memory"))?;
         Self::new(file, 0, gpa, len, disk)
     }
 

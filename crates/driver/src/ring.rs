@@ -494,7 +494,8 @@ impl Ring {
             submitted: self.submitted.load(Ordering::Relaxed),
             completed: self.completed.load(Ordering::Relaxed),
             kicks: self.kicks.load(Ordering::Relaxed),
-            calls: self.calls.load(Ordering::Relaxed) + self.call.pending(),
+            // The device counts them, and can count what it likes.
+            calls: self.calls.load(Ordering::Relaxed).wrapping_add(self.call.pending()),
         }
     }
 
@@ -529,11 +530,14 @@ impl Ring {
         let taker = &mut completion.taker;
         in_flight.extend((0..taker.size()).filter_map(|id| taker.take(id)));
         let (submitter, completer) = self.layout.rings(&self.source.region)?;
-        (submission.submitter, submission.limits, submission.kick) = (submitter, limits, kick);
+        (submission.submitter, submission.limits) = (submitter, limits);
+        // Whoever waits in a kick that the last back-end has made to wait goes on.
+        std::mem::replace(&mut submission.kick, kick).take();
         completion.completer = completer;
         let mut refused = Vec::new();
         for mut request in in_flight {
-            if self.add_checked(&mut submission, &mut request).is_err() {
+            // It was submitted when other limits held, perhaps.
+            if limits.check(&request).is_err() || self.add_checked(&mut submission, &mut request).is_err() {
                 refused.push(request);
             }
         }
@@ -553,6 +557,8 @@ impl Ring {
     /// Gives everything in flight back to its owner: nobody will ever complete it.
     pub(crate) fn kill(&self) {
         self.shut();
+        // Whoever waits in a kick that the back-end has made to wait goes on.
+        self.kick().take();
         let mut completion = self.completion();
         // What was completed before counts; a lie is what it was killed for, most likely.
         let _ = self.drain_and_keep(&mut completion);
