@@ -1,7 +1,7 @@
 //! The front-end's side of vhost-user: one connection to a back-end, from the first message to the last.
 
 use std::io;
-use std::mem::{offset_of, size_of_val};
+use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -139,7 +139,7 @@ impl Connection {
                 if len < needs {
                     return Err(Error::ConfigTooShort { len, needs });
                 }
-                if config.offset != 0 || len > size_of_val(&space) {
+                if config.offset != 0 || len > needs || config.spare > 0 {
                     return Err(Error::WrongAnswer { request: "GET_CONFIG" });
                 }
                 if let Some(place) = space.as_mut_bytes().get_mut(..len) {

@@ -207,14 +207,16 @@ impl Core {
         if session.seen != changes
             && let Some(connection) = session.connection.as_mut()
         {
-            let space = match connection.config() {
-                Ok(space) => space,
+            let read = connection.config().and_then(|space| {
+                Ok((Limits::new(self.features, &space)?.for_queue(self.options.queue_size)?, space))
+            });
+            let (limits, space) = match read {
+                Ok(read) => read,
                 Err(error) => {
                     let old = (session.limits, session.space);
                     return self.broken(session, error).map(|()| old);
                 }
             };
-            let limits = Limits::new(self.features, &space)?.for_queue(self.options.queue_size)?;
             (session.space, session.limits, session.seen) = (space, limits, changes);
             self.rings.iter().for_each(|ring| ring.set_limits(limits));
         }
