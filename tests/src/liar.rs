@@ -5,10 +5,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use kickless_driver::Error;
 use kickless_spec::features::Features;
 use kickless_vhost_user::Wait;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -18,6 +21,38 @@ use tempfile::TempDir;
 use crate::driver::Eventfd;
 use crate::liar_lies::{DISK_LEN, Rules};
 use crate::liar_session::Session;
+
+/// Safety net for everything that takes a moment.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// What `run` returns. A test that hangs fails.
+///
+/// # Panics
+/// It hangs, or panics itself.
+#[allow(clippy::panic, reason = "a test fails by panicking")]
+pub fn ends<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = channel();
+    let runner = thread::spawn(move || sender.send(run()));
+    match receiver.recv_timeout(LIMIT) {
+        Ok(value) => value,
+        Err(RecvTimeoutError::Timeout) => panic!("it hangs"),
+        Err(RecvTimeoutError::Disconnected) => match runner.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(_) => panic!("nothing was returned"),
+        },
+    }
+}
+
+/// An error with all that it is caused by, as a program would print it.
+pub fn whole(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut next = std::error::Error::source(error);
+    while let Some(error) = next {
+        text = format!("{text}: {error}");
+        next = error.source();
+    }
+    text
+}
 
 /// A back-end on a thread, which ends when this is dropped.
 pub struct Liar {
@@ -41,6 +76,8 @@ pub(crate) struct Shared {
     pub(crate) connections: AtomicU64,
     pub(crate) requests: AtomicU64,
     pub(crate) stop: Eventfd,
+    /// The connection that there is ends.
+    pub(crate) leave: Eventfd,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -89,6 +126,7 @@ impl Liar {
             connections: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             stop: Eventfd::new()?,
+            leave: Eventfd::new()?,
         });
         let theirs = shared.clone();
         let thread = thread::Builder::new().name("liar".into()).spawn(move || serve(&theirs, &listener))?;
@@ -150,6 +188,11 @@ impl Liar {
             sent += send(channel, &bytes[sent..], SendFlags::NOSIGNAL)?;
         }
         Ok(())
+    }
+
+    /// Closes the connection, wherever it is. The next one is taken.
+    pub fn drop_connection(&self) {
+        self.shared.leave.signal();
     }
 
     /// Closes the channel for its own requests.

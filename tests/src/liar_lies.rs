@@ -95,8 +95,12 @@ pub enum AnswerLie {
     Fd,
     /// The answer with more descriptors than any message has.
     Fds,
-    /// The answer is said to begin elsewhere in the configuration space.
+    /// The configuration space from elsewhere on.
     Offset,
+    /// Less of the configuration space than was asked for.
+    Less,
+    /// More of the configuration space than was asked for.
+    More,
 }
 
 impl AnswerLie {
@@ -142,6 +146,6 @@ pub enum RingLie {
     RingError,
     /// The connection closes instead.
     Closed,
-    /// It is never done.
+    /// It is never done, nor any other.
     Silence,
 }

@@ -37,8 +37,8 @@ pub(crate) struct Ring {
     place: Place,
     /// A request that was not answered truly when it came: id, length, descriptors.
     owed: Option<(u16, u32, u16)>,
-    /// A lie was told, which the truth about other requests would write over.
-    rests: bool,
+    /// A lie was told, which the truth about other requests would write over. Kicks are left where they are.
+    pub(crate) rests: bool,
     pub(crate) events: Events,
 }
 
@@ -157,8 +157,7 @@ impl Ring {
 
     fn lie(&mut self, lie: RingLie, of: &Served, shared: &Shared) -> Result<()> {
         let size = self.options.size();
-        self.rests =
-            !matches!(lie, RingLie::NoStatus | RingLie::Status(_) | RingLie::WrongWrap | RingLie::Silence);
+        self.rests = !matches!(lie, RingLie::NoStatus | RingLie::Status(_) | RingLie::WrongWrap);
         match lie {
             RingLie::IdOutOfRange => self.say(size.into(), of.len),
             RingLie::IdNotInFlight => self.say(u32::from((of.head + 1) % size), of.len),

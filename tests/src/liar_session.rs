@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use anyhow::{Context, Result, bail, ensure};
 use kickless_memory::{Gpa, Map, Slot, UserAddr};
 use kickless_spec::features::Features;
-use kickless_spec::vhost_user::{FrontendRequest as Code, ProtocolFeatures};
+use kickless_spec::vhost_user::{ConfigHeader, FrontendRequest as Code, ProtocolFeatures};
 use kickless_vhost_user::{
     Backend, Expects, FrontendMessage as Message, HEADER_SIZE, Header, MemoryRegion, PAYLOAD_MAX, Received,
     Reply, ReplyTo, Request, VringState,
@@ -95,9 +95,10 @@ impl<'a> Session<'a> {
     fn wait(&mut self) -> Result<(bool, Vec<u32>)> {
         // Who answers at random may have forgotten an answer that is waited for.
         let patience = self.chaos.as_ref().map(|_| Timespec { tv_sec: 0, tv_nsec: 30_000_000 });
-        let mut fds =
-            vec![PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.shared.stop, PollFlags::IN)];
-        fds.extend(self.rings.values().map(|ring| PollFd::new(&ring.events.kick, PollFlags::IN)));
+        let watched = [self.socket.as_fd(), self.shared.stop.as_fd(), self.shared.leave.as_fd()];
+        let mut fds = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).to_vec();
+        let rings = || self.rings.iter().filter(|(_, ring)| !ring.rests);
+        fds.extend(rings().map(|(_, ring)| PollFd::new(&ring.events.kick, PollFlags::IN)));
         match poll(&mut fds, patience.as_ref()) {
             Ok(0) => bail!("nothing happens"),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -105,8 +106,9 @@ impl<'a> Session<'a> {
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         ensure!(!ready[1], "the test is over");
-        let kicked = self.rings.keys().zip(&ready[2..]).filter(|(_, ready)| **ready);
-        Ok((ready[0], kicked.map(|(index, _)| *index).collect()))
+        ensure!(self.shared.leave.take() == 0, "told to leave");
+        let kicked = rings().zip(&ready[3..]).filter(|(_, ready)| **ready);
+        Ok((ready[0], kicked.map(|((index, _), _)| *index).collect()))
     }
 
     fn answer(&mut self, received: Received<Message>) -> Result<()> {
@@ -149,6 +151,11 @@ impl<'a> Session<'a> {
                 if let Some(offset) = payload.first_mut() {
                     *offset ^= 1;
                 }
+            }
+            AnswerLie::Less | AnswerLie::More => {
+                let len = if lie == AnswerLie::Less { 20u8 } else { 61 };
+                payload.resize(size_of::<ConfigHeader>() + usize::from(len), 0);
+                payload[offset_of!(ConfigHeader, size)] = len;
             }
         }
         header.size = if lie == AnswerLie::Huge { PAYLOAD_MAX as u32 + 1 } else { payload.len() as u32 };

@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -10,34 +9,9 @@ use std::time::Duration;
 use kickless_driver::{Choice, Completion, Disk, Error, Failure, Lie, Options, Request};
 use kickless_spec::blk::{BlkFeatures, Config};
 use kickless_spec::features::Features;
-use kickless_spec::vhost_user::{FrontendRequest as Code, ProtocolFeatures};
-use kickless_tests::liar::Liar;
-use kickless_tests::liar_lies::{AnswerLie, RingLie, Rules};
-
-/// Safety net for everything that takes a moment.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// What `run` returns. A test that hangs fails.
-fn ends<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
-    let (sender, receiver) = channel();
-    let runner = thread::spawn(move || sender.send(run()));
-    match receiver.recv_timeout(LIMIT) {
-        Ok(value) => value,
-        Err(RecvTimeoutError::Timeout) => panic!("it hangs"),
-        Err(RecvTimeoutError::Disconnected) => std::panic::resume_unwind(runner.join().unwrap_err()),
-    }
-}
-
-/// An error with all that it is caused by, as a program would print it.
-fn whole(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut next = std::error::Error::source(error);
-    while let Some(error) = next {
-        text = format!("{text}: {error}");
-        next = error.source();
-    }
-    text
-}
+use kickless_spec::vhost_user::ProtocolFeatures;
+use kickless_tests::liar::{LIMIT, Liar, ends, whole};
+use kickless_tests::liar_lies::{RingLie, Rules};
 
 /// The shape of a ring.
 #[derive(Clone, Copy, Debug)]
