@@ -1,14 +1,16 @@
-//! The device end of a split ring in hostile memory.
+//! The device end of a split or packed ring, with and without IN_ORDER, in hostile memory.
 //!
 //! The input is the shape of the queue, an image of what is in memory to begin with, and then a sequence of
 //! operations: the device's, and writes by the driver between them. Nothing in it may panic, take long, or
 //! hand out what breaks the promises of `pop`.
 #![no_main]
 
+use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
 
 use kickless_memory::{Gpa, Map, Slot, UserAddr};
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
+use kickless_virtqueue::packed::Place;
 use kickless_virtqueue::{Chain, INDIRECT_CHAIN_MAX};
 use libfuzzer_sys::fuzz_target;
 
@@ -31,87 +33,167 @@ static MEMORY: LazyLock<Arc<Map>> = LazyLock::new(|| {
 });
 
 fuzz_target!(|data: &[u8]| {
-    let [log_size, flags, start_low, start_high, image_low, image_high, rest @ ..] = data else { return };
-    let size = 1u16 << (log_size % 9);
-    let Ok(options) = Options::new(size, flags & 1 != 0, flags & 2 != 0) else { return };
+    let [size, flags, start_low, start_high, image_low, image_high, rest @ ..] = data else { return };
+    let (event_idx, indirect) = (flags & 1 != 0, flags & 2 != 0);
+    let options = match flags & 4 {
+        0 => Options::new(1 << (size % 9), event_idx, indirect),
+        _ => Options::packed(u16::from(*size) + 1, event_idx, indirect),
+    };
+    let Ok(options) = options else { return };
     let image = usize::from(u16::from_le_bytes([*image_low, *image_high])).min(rest.len()).min(END as usize);
     let (image, ops) = rest.split_at(image);
     let mut memory = [0; END as usize];
     memory[..image.len()].copy_from_slice(image);
     MEMORY.write(Gpa(0), &memory).expect("inside");
-    run(options, u16::from_le_bytes([*start_low, *start_high]), ops);
+    let start = u16::from_le_bytes([*start_low, *start_high]);
+    Device::new(options.with_in_order(flags & 8 != 0), start).run(ops);
 });
 
 fn metadata(options: &Options) -> Metadata {
     Metadata::map(&MEMORY, &ADDRESSES, options).expect("inside and aligned")
 }
 
-fn run(options: Options, start: u16, mut ops: &[u8]) {
-    let mut queue = Queue::new(options, metadata(&options), start);
-    let mut chain = Chain::default();
-    let mut held = Vec::new();
-    while let [op, rest @ ..] = ops {
-        ops = rest;
-        match op % 16 {
-            0..6 => pop(&mut queue, &mut chain, &mut held),
-            6 => write(&mut ops),
-            7 => {
-                // An index that is nearly right.
-                let idx = queue.next_avail().wrapping_add(u16::from(op >> 4));
-                MEMORY.write_obj(Gpa(AVAIL + 2), &idx.to_le_bytes()).expect("inside");
-            }
-            8 => {
-                if !held.is_empty() {
-                    queue.push(held.swap_remove(usize::from(op >> 4) % held.len()), u32::from(*op));
-                }
-            }
-            9 => drop(queue.publish()),
-            10 => drop(queue.arm()),
-            11 => queue.disarm(),
-            12 => queue.unmap(),
-            13 => queue.remap(metadata(&options)),
-            14 => {
-                let before = queue.in_flight();
-                queue.unpop();
-                if queue.in_flight() != before {
-                    held.pop();
-                }
-            }
-            _ => {
-                assert!(queue.pending() <= queue.size());
-                assert!(queue.broken().is_none() || !queue.has_work());
-            }
-        }
-        assert_eq!(usize::from(queue.in_flight()), held.len());
-        assert!(held.len() <= usize::from(queue.size()));
-    }
+/// A device that does what it may, and what it knows of its queue.
+struct Device {
+    queue: Queue,
+    options: Options,
+    chain: Chain,
+    /// Chains that the queue counts, oldest first, and whether the device is done with them.
+    taken: VecDeque<(u16, bool)>,
+    /// The last that was popped, while it can be handed back.
+    last: Option<u16>,
 }
 
-fn pop(queue: &mut Queue, chain: &mut Chain, held: &mut Vec<u16>) {
-    let (next, broken) = (queue.next_avail(), queue.broken());
-    match queue.pop(&MEMORY, chain) {
-        Ok(true) => {
-            assert!(broken.is_none() && queue.is_mapped());
-            assert!(chain.head < queue.size());
-            let buffers = chain.readable().len() + chain.writable().len();
-            assert!(buffers <= usize::from(queue.size().max(INDIRECT_CHAIN_MAX)));
-            assert!(chain.readable().iter().chain(chain.writable()).all(|b| b.len != 0));
-            let len = |buffers: &[kickless_virtqueue::Buffer]| {
-                buffers.iter().map(|b| u64::from(b.len)).sum::<u64>()
-            };
-            assert_eq!(chain.readable_len(), len(chain.readable()));
-            assert_eq!(chain.writable_len(), len(chain.writable()));
-            assert!(chain.readable_len() + chain.writable_len() <= 1 << 32);
-            assert_eq!(queue.next_avail(), next.wrapping_add(1));
-            // The heads are as the driver says, twice the same among them.
-            held.push(chain.head);
+impl Device {
+    fn new(options: Options, start: u16) -> Self {
+        let queue = Queue::new(options, metadata(&options), start);
+        Self { queue, options, chain: Chain::default(), taken: VecDeque::new(), last: None }
+    }
+
+    fn run(&mut self, mut ops: &[u8]) {
+        while let [op, rest @ ..] = ops {
+            ops = rest;
+            let detail = op >> 4;
+            match op % 16 {
+                0..6 => self.pop(),
+                6 => write(&mut ops),
+                7 => self.offer(detail),
+                8 => self.push(detail),
+                9 => drop(self.queue.publish()),
+                10 => drop(self.queue.arm()),
+                11 => self.queue.disarm(),
+                12 if detail % 4 == 3 => self.replace(),
+                12 => {
+                    self.queue.unmap();
+                    self.last = None;
+                }
+                13 => {
+                    self.queue.remap(metadata(&self.options));
+                    self.last = None;
+                }
+                14 => self.unpop(),
+                _ => {
+                    assert!(self.queue.pending() <= self.queue.size());
+                    assert!(self.queue.broken().is_none() || !self.queue.has_work());
+                }
+            }
+            assert_eq!(usize::from(self.queue.in_flight()), self.taken.len());
+            assert!(self.taken.len() <= usize::from(self.queue.size()));
         }
-        Ok(false) => assert!(broken.is_none() && queue.next_avail() == next),
-        Err(error) => {
-            assert!(broken.is_none_or(|broken| broken == error), "an error is for good");
-            assert_eq!(queue.broken(), Some(error));
-            assert_eq!(queue.next_avail(), next);
+    }
+
+    fn pop(&mut self) {
+        let (queue, chain) = (&mut self.queue, &mut self.chain);
+        let (next, broken) = (queue.next_avail(), queue.broken());
+        match queue.pop(&MEMORY, chain) {
+            Ok(true) => {
+                assert!(broken.is_none() && queue.is_mapped());
+                assert!(chain.head < queue.size());
+                let buffers = chain.readable().len() + chain.writable().len();
+                assert!(buffers <= usize::from(queue.size().max(INDIRECT_CHAIN_MAX)));
+                assert!(chain.readable().iter().chain(chain.writable()).all(|b| b.len != 0));
+                let len = |buffers: &[kickless_virtqueue::Buffer]| {
+                    buffers.iter().map(|b| u64::from(b.len)).sum::<u64>()
+                };
+                assert_eq!(chain.readable_len(), len(chain.readable()));
+                assert_eq!(chain.writable_len(), len(chain.writable()));
+                assert!(chain.readable_len() + chain.writable_len() <= 1 << 32);
+                if self.options.is_packed() {
+                    assert!(Place::from_bits(queue.next_avail()).index < queue.size());
+                    assert!(
+                        self.taken.iter().all(|(id, done)| *done || *id != chain.head),
+                        "in flight twice"
+                    );
+                } else {
+                    // The heads are as the driver says, twice the same among them.
+                    assert_eq!(queue.next_avail(), next.wrapping_add(1));
+                }
+                self.taken.push_back((chain.head, false));
+                self.last = Some(chain.head);
+            }
+            Ok(false) => assert!(broken.is_none() && queue.next_avail() == next),
+            Err(error) => {
+                assert!(broken.is_none_or(|broken| broken == error), "an error is for good");
+                assert_eq!(queue.broken(), Some(error));
+                assert_eq!(queue.next_avail(), next);
+                self.last = None;
+            }
         }
+    }
+
+    /// What the driver writes is nearly right.
+    fn offer(&mut self, detail: u8) {
+        let next = self.queue.next_avail();
+        if self.options.is_packed() {
+            let place = Place::from_bits(next)
+                .after(u16::from(detail % 4) % self.options.size(), self.options.size());
+            let id_and_flags =
+                [u16::from(detail % 8).to_le_bytes(), place.available().to_le_bytes()].concat();
+            MEMORY.write(Gpa(DESC + place.at() as u64 + 12), &id_and_flags).expect("inside");
+        } else {
+            let index = next.wrapping_add(u16::from(detail));
+            MEMORY.write_obj(Gpa(AVAIL + 2), &index.to_le_bytes()).expect("inside");
+        }
+    }
+
+    fn push(&mut self, detail: u8) {
+        let count = self.taken.iter().filter(|(_, done)| !done).count();
+        let Some(nth) = usize::from(detail).checked_rem(count) else { return };
+        let Some((head, _)) = self.taken.iter().filter(|(_, done)| !done).nth(nth).copied() else { return };
+        self.queue.push(head, u32::from(detail));
+        if self.last == Some(head) {
+            self.last = None;
+        }
+        // Of two with the same head, the older one.
+        if let Some(at) = self.taken.iter().position(|taken| *taken == (head, false)) {
+            self.taken[at].1 = true;
+            if !self.options.in_order() {
+                self.taken.remove(at);
+            }
+        }
+        while self.taken.front().is_some_and(|(_, done)| *done) {
+            self.taken.pop_front();
+        }
+    }
+
+    fn unpop(&mut self) {
+        // A chain that was pushed is not the device's to hand back.
+        if self.last.take().is_none() {
+            return;
+        }
+        let before = self.queue.in_flight();
+        self.queue.unpop();
+        assert_eq!(self.queue.in_flight() + 1, before);
+        self.taken.pop_back();
+    }
+
+    /// Another queue goes on where this one stopped.
+    fn replace(&mut self) {
+        let next = self.queue.next_avail();
+        let held = self.queue.take_held();
+        assert!(held.len() <= usize::from(self.options.size()));
+        *self = Self::new(self.options, next);
+        self.queue.push_held(&held);
     }
 }
 
