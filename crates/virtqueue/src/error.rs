@@ -11,7 +11,8 @@ pub enum RingError {
         idx: u16,
         /// The first entry that was not popped yet.
         next: u16,
-        /// How many entries there can be: the queue size, less the chains that the device holds.
+        /// How many entries there can be: the queue size, less the chains that the device holds or has not given back yet
+        /// as far as the driver can see.
         room: u16,
     },
     /// An entry of the avail ring is no descriptor; or, in a packed ring, an id is as large.

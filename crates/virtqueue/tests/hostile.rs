@@ -79,6 +79,7 @@ fn more_in_flight_than_descriptors() {
         assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true));
     }
     queue.push(0, 0);
+    let _ = queue.publish();
     driver.publish_as(10);
     let error = RingError::AvailIndex { idx: 10, next: 8, room: 1 };
     assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
@@ -89,6 +90,22 @@ fn more_in_flight_than_descriptors() {
     }
     let _ = queue.publish();
     assert_eq!(driver.map.read_obj::<[u8; 2]>(Gpa(model::USED + 2)).unwrap(), [8, 0]);
+}
+
+/// What the device has pushed and not published counts as well: otherwise it would be written over in the used ring.
+#[test]
+fn more_than_was_given_back() {
+    let (driver, mut queue) = ring(false, &[(0, 1, 0, 0)]);
+    let mut chain = Chain::default();
+    driver.publish_as(8);
+    for _ in 0..8 {
+        assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true));
+        queue.push(0, 0);
+    }
+    driver.publish_as(9);
+    let error = RingError::AvailIndex { idx: 9, next: 8, room: 0 };
+    assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
+    assert_eq!(queue.take_held().len(), 8);
 }
 
 #[test]

@@ -153,7 +153,9 @@ impl Queue {
         // Acquire: entries and descriptors before this index are read after it; its partner is the driver's
         // release.
         let idx = metadata.load(Word::AvailIdx, Ordering::Acquire);
-        let room = self.options.size().saturating_sub(self.in_flight);
+        // What was pushed and is not published yet is not the driver's to use again either.
+        let taken = self.in_flight.saturating_add(self.next_used.wrapping_sub(self.published));
+        let room = self.options.size().saturating_sub(taken);
         if idx.wrapping_sub(self.next_avail) > room {
             return Err(self.latch(RingError::AvailIndex { idx, next: self.next_avail, room }));
         }
