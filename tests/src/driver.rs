@@ -1,4 +1,5 @@
-//! The driver's end of a split virtqueue (virtio 1.3, section 2.7). One thread, no allocation once it is made.
+//! The driver's end of a virtqueue (virtio 1.3, section 2.7), split unless it says otherwise. One thread, and no allocation
+//! once a split one is made.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
@@ -8,12 +9,15 @@ use anyhow::{Result, bail, ensure};
 use kickless_memory::{Area, Gpa};
 use kickless_spec::features::Features;
 use kickless_spec::ring::{
-    AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, RING_ENTRIES, RING_FLAGS,
-    RING_IDX, USED_F_NO_NOTIFY, UsedElem, avail_len, desc_len, event_passed, used_len,
+    AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, EVENT_LEN, PackedDesc,
+    RING_ENTRIES, RING_FLAGS, RING_IDX, USED_F_NO_NOTIFY, UsedElem, avail_len, desc_len, event_passed,
+    used_len,
 };
+use kickless_virtqueue::packed::Place;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use zerocopy::IntoBytes;
 
+use crate::driver_packed::{self, Packed};
 use crate::frontend_memory::Ram;
 
 /// So far behind is the event index of a driver that polls: a device that has not looked at it for a while must not take it
@@ -113,8 +117,8 @@ pub struct Queue {
     kick: Eventfd,
     call: Eventfd,
     err: Eventfd,
-    /// Where the device begins.
-    base: u16,
+    /// Where the device begins, as SET_VRING_BASE says it.
+    base: u32,
     /// `avail.idx`, counting what is not published yet.
     next_avail: u16,
     /// `avail.idx` when it was decided last whether to kick.
@@ -127,6 +131,8 @@ pub struct Queue {
     next: Vec<u16>,
     /// Descriptors of the chain with this head; 0: the device does not have it.
     lengths: Vec<u16>,
+    /// With RING_PACKED, and then most of the above is not used.
+    packed: Option<Packed>,
 }
 
 impl Queue {
@@ -136,13 +142,18 @@ impl Queue {
     /// The memory is too small.
     pub fn new(ram: &mut Ram, index: u16, size: u16, features: Features) -> Result<Queue> {
         let event_idx = features.contains(Features::EVENT_IDX);
+        let packed = features.contains(Features::RING_PACKED);
+        let (avail_len, used_len) = match packed {
+            true => (EVENT_LEN, EVENT_LEN),
+            false => (avail_len(size, event_idx), used_len(size, event_idx)),
+        };
         let mut area = |len, align| -> Result<(u64, Area)> {
             let gpa = ram.take(len, align)?;
             Ok((ram.user(gpa), ram.area(gpa, len, align as usize)?))
         };
         let (desc_user, desc) = area(desc_len(size), 16)?;
-        let (avail_user, avail) = area(avail_len(size, event_idx), 2)?;
-        let (used_user, used) = area(used_len(size, event_idx), 4)?;
+        let (avail_user, avail) = area(avail_len, 4)?;
+        let (used_user, used) = area(used_len, 4)?;
         Ok(Queue {
             index,
             size,
@@ -154,7 +165,7 @@ impl Queue {
             kick: Eventfd::new()?,
             call: Eventfd::new()?,
             err: Eventfd::new()?,
-            base: 0,
+            base: if packed { driver_packed::base(Place::FIRST) } else { 0 },
             next_avail: 0,
             decided: 0,
             next_used: 0,
@@ -163,6 +174,7 @@ impl Queue {
             free: (0..size).rev().collect(),
             next: vec![0; size.into()],
             lengths: vec![0; size.into()],
+            packed: packed.then(|| Packed::new(size, event_idx, Place::FIRST)),
         })
     }
 
@@ -181,13 +193,13 @@ impl Queue {
         self.user
     }
 
-    /// Where the device begins.
-    pub fn base(&self) -> u16 {
+    /// Where the device begins, as SET_VRING_BASE says it.
+    pub fn base(&self) -> u32 {
         self.base
     }
 
     /// Sets where the device begins.
-    pub fn set_base(&mut self, base: u16) {
+    pub fn set_base(&mut self, base: u32) {
         self.base = base;
     }
 
@@ -197,11 +209,44 @@ impl Queue {
     /// They are not.
     pub fn begin_at(&mut self, index: u16) -> Result<()> {
         ensure!(self.free.len() == usize::from(self.size), "the device has chains");
-        (self.base, self.next_avail, self.decided, self.next_used) = (index, index, index, index);
+        self.base = index.into();
+        (self.next_avail, self.decided, self.next_used) = (index, index, index);
         self.avail.store_u16(RING_IDX, index, Ordering::Release);
         self.used.store_u16(RING_IDX, index, Ordering::Release);
         self.set_used_event(index);
         Ok(())
+    }
+
+    /// Begins at this place of a packed ring, which must be empty.
+    ///
+    /// # Errors
+    /// It is not, or is no packed one.
+    pub fn begin_at_place(&mut self, place: Place) -> Result<()> {
+        ensure!(
+            self.packed.is_some() && self.in_flight() == 0,
+            "the device has chains, or it is a split ring"
+        );
+        // What is left of the round before is nobody's.
+        let size = self.size;
+        for index in 0..size {
+            let here = Place { index, wrap: place.wrap == (index < place.index) };
+            self.desc.store_u16(here.flags_at(), here.used(), Ordering::Relaxed);
+        }
+        self.packed = Some(Packed::new(size, self.event_idx, place));
+        self.base = driver_packed::base(place);
+        Ok(())
+    }
+
+    /// Where the next descriptor goes in a packed ring, and where the next used one comes.
+    pub fn places(&self) -> Option<(Place, Place)> {
+        self.packed.as_ref().map(Packed::places)
+    }
+
+    /// Fills the next place of a packed ring, whatever with.
+    pub fn append(&mut self, descriptor: PackedDesc) {
+        if let Some(packed) = &mut self.packed {
+            packed.append(&self.desc, descriptor);
+        }
     }
 
     /// `avail.idx`, counting what is not published yet.
@@ -226,7 +271,10 @@ impl Queue {
 
     /// Chains that the device has.
     pub fn in_flight(&self) -> usize {
-        self.lengths.iter().filter(|length| **length != 0).count()
+        match &self.packed {
+            Some(packed) => packed.in_flight(),
+            None => self.lengths.iter().filter(|length| **length != 0).count(),
+        }
     }
 
     /// Where kicks go.
@@ -271,7 +319,10 @@ impl Queue {
     }
 
     fn ring_features(&self) -> Features {
-        if self.event_idx { Features::EVENT_IDX } else { Features::empty() }
+        let mut features = Features::empty();
+        features.set(Features::EVENT_IDX, self.event_idx);
+        features.set(Features::RING_PACKED, self.packed.is_some());
+        features
     }
 
     /// Makes a chain of these buffers available, by an indirect table at `table` if one is given. Returns its head. The
@@ -281,6 +332,12 @@ impl Queue {
     /// Not enough descriptors are free, or there is no buffer.
     pub fn submit(&mut self, ram: &Ram, buffers: &[Buffer], table: Option<Gpa>) -> Result<u16> {
         ensure!(!buffers.is_empty(), "a chain needs a buffer");
+        if let Some(packed) = &mut self.packed {
+            let Some(table) = table else { return packed.submit(&self.desc, buffers) };
+            let entries = driver_packed::table(buffers);
+            ram.map().write(table, entries.as_bytes())?;
+            return packed.submit_table(&self.desc, table.0, size_of_val(entries.as_slice()) as u32);
+        }
         if let Some(table) = table {
             let entries: Vec<Desc> = chain(buffers, (1u16..).map(Some)).collect();
             ram.map().write(table, entries.as_bytes())?;
@@ -337,6 +394,9 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
+        if let Some(packed) = &mut self.packed {
+            return packed.publish(&self.desc, &self.used);
+        }
         // Release: entries and descriptors come before the index; its partner is the device's acquire.
         self.avail.store_u16(RING_IDX, self.next_avail, Ordering::Release);
         // Its partner is the device's fence between enabling kicks and its last look at the index.
@@ -365,9 +425,12 @@ impl Queue {
         }
     }
 
-    /// How many used elements there are to take.
+    /// How many used elements there are to take, or in a packed ring whether there is one.
     #[inline]
     pub(crate) fn used_ready(&self) -> u16 {
+        if let Some(packed) = &self.packed {
+            return packed.is_ready(&self.desc).into();
+        }
         self.used_idx().wrapping_sub(self.next_used)
     }
 
@@ -386,6 +449,9 @@ impl Queue {
     pub fn take_used(&mut self) -> Result<Option<Used>> {
         if self.used_ready() == 0 {
             return Ok(None);
+        }
+        if let Some(packed) = &mut self.packed {
+            return packed.take(&self.desc).map(Some);
         }
         let elem = self.used_elem();
         let id = elem.id.get();
@@ -445,7 +511,9 @@ impl Queue {
 
     /// Asks for a call for the next used element.
     pub fn enable_calls(&mut self) {
-        if self.event_idx {
+        if let Some(packed) = &self.packed {
+            packed.enable_calls(&self.avail);
+        } else if self.event_idx {
             self.set_used_event(self.next_used);
         } else {
             self.avail.store_u16(RING_FLAGS, 0, Ordering::Relaxed);
@@ -456,7 +524,9 @@ impl Queue {
 
     /// Asks for no calls.
     pub fn disable_calls(&mut self) {
-        if self.event_idx {
+        if let Some(packed) = &self.packed {
+            packed.disable_calls(&self.avail);
+        } else if self.event_idx {
             self.set_used_event(self.next_used.wrapping_sub(EVENT_LAG));
         } else {
             self.avail.store_u16(RING_FLAGS, AVAIL_F_NO_INTERRUPT, Ordering::Relaxed);

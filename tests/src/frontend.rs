@@ -289,7 +289,7 @@ impl Frontend {
     pub fn start(&mut self, queue: &Queue) -> Result<()> {
         let index = queue.index().into();
         self.order(&Message::SetVringNum(VringState { index, num: queue.size().into() }))?;
-        self.order(&Message::SetVringBase(VringState { index, num: queue.base().into() }))?;
+        self.order(&Message::SetVringBase(VringState { index, num: queue.base() }))?;
         self.order(&Message::SetVringAddr(addresses(queue)))?;
         self.set_call(queue)?;
         self.order(&Message::SetVringErr(descriptor(queue, queue.err().as_fd())?))?;
@@ -321,17 +321,21 @@ impl Frontend {
         self.order(&Message::SetVringEnable { index: queue.index().into(), enable })
     }
 
-    /// GET_VRING_BASE: stops a queue, and returns the index of the first available entry that was not taken. Starting the
-    /// queue again goes on from there.
+    /// GET_VRING_BASE: stops a queue, and returns the index of the first available entry that was not taken; of a packed ring,
+    /// its place. Starting the queue again goes on from there.
     ///
     /// # Errors
     /// It is refused.
     pub fn stop(&mut self, queue: &mut Queue) -> Result<u16> {
         match self.ask(&Message::GetVringBase { index: queue.index().into() })? {
             Reply::VringBase(VringState { index, num }) if index == u32::from(queue.index()) => {
-                let base = u16::try_from(num)?;
-                queue.set_base(base);
-                Ok(base)
+                queue.set_base(num);
+                if queue.places().is_none() {
+                    return Ok(u16::try_from(num)?);
+                }
+                let (taken, used) = (num as u16, (num >> 16) as u16);
+                ensure!(taken == used, "it stops with {taken:#x} taken and {used:#x} used");
+                Ok(taken)
             }
             other => bail!("GET_VRING_BASE is answered by {other:?}"),
         }

@@ -28,6 +28,8 @@ pub struct Shape {
     pub event_idx: bool,
     /// INDIRECT_DESC is negotiated, and requests are made so.
     pub indirect: bool,
+    /// RING_PACKED is negotiated.
+    pub packed: bool,
     /// Bytes of memory.
     pub memory: u64,
     /// Its driver has been using the device already, and the front-end comes back to it: as QEMU, it does not read the
@@ -37,7 +39,15 @@ pub struct Shape {
 
 impl Default for Shape {
     fn default() -> Shape {
-        Shape { queues: 1, size: 256, event_idx: true, indirect: false, memory: 64 << 20, returns: false }
+        Shape {
+            queues: 1,
+            size: 256,
+            event_idx: true,
+            indirect: false,
+            packed: false,
+            memory: 64 << 20,
+            returns: false,
+        }
     }
 }
 
@@ -50,6 +60,7 @@ impl Shape {
             );
         features.set(Features::EVENT_IDX, self.event_idx);
         features.set(Features::INDIRECT_DESC, self.indirect);
+        features.set(Features::RING_PACKED, self.packed);
         features
     }
 }

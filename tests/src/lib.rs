@@ -3,6 +3,7 @@
 pub mod daemon;
 pub mod driver;
 pub mod driver_load;
+pub mod driver_packed;
 pub mod driver_request;
 pub mod frontend;
 pub mod frontend_machine;

@@ -27,8 +27,15 @@ with_each_engine! {
 const SIZE: u16 = 256;
 /// Where there is no memory.
 const NOWHERE: Gpa = Gpa(0x100);
-const BOTH: Shape =
-    Shape { queues: 2, size: SIZE, event_idx: true, indirect: true, memory: 64 << 20, returns: false };
+const BOTH: Shape = Shape {
+    queues: 2,
+    size: SIZE,
+    event_idx: true,
+    indirect: true,
+    packed: false,
+    memory: 64 << 20,
+    returns: false,
+};
 const DIRECT: Shape = Shape { indirect: false, ..BOTH };
 
 /// What a guest writes into queue 0, and the words in the log.

@@ -38,6 +38,11 @@ fn shapes() -> impl Iterator<Item = Shape> {
         .map(|(event_idx, indirect)| Shape { event_idx, indirect, ..Shape::default() })
 }
 
+/// The same, and packed.
+fn both_formats() -> impl Iterator<Item = Shape> {
+    shapes().flat_map(|shape| [false, true].map(|packed| Shape { packed, ..shape }))
+}
+
 #[test]
 fn features_config_and_identity() {
     let served = Served::start("io_uring", &["--serial=what it is"]).unwrap();
@@ -87,7 +92,7 @@ fn features_config_and_identity() {
 
 fn every_layout(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
-    for (number, shape) in (0u64..).zip(shapes()) {
+    for (number, shape) in (0u64..).zip(both_formats()) {
         let shape = Shape { size: 1024, ..shape };
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
         for (step, layout) in (0u64..).zip(LAYOUTS) {
@@ -148,7 +153,7 @@ fn fill(machine: &mut Machine, count: usize) {
 fn queues_of_every_size(engine: &str) {
     let served = Served::start(engine, &["--queue-size=32768"]).unwrap();
     for (size, shape) in
-        [1, 2, 256, 1024, 32768].into_iter().flat_map(|size| shapes().map(move |s| (size, s)))
+        [1, 2, 256, 1024, 32768].into_iter().flat_map(|size| both_formats().map(move |s| (size, s)))
     {
         if size == 1 && !shape.indirect {
             continue;
@@ -179,7 +184,7 @@ fn indices_wrap(engine: &str) {
 #[test]
 fn a_driver_that_polls_is_not_called() {
     let served = Served::start("io_uring", &[]).unwrap();
-    for shape in shapes() {
+    for shape in both_formats() {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
         let (ram, queue, place) = (&machine.ram, &mut machine.queues[0], &machine.places[0]);
         // A ring that starts calls once.
@@ -203,7 +208,7 @@ fn a_driver_that_polls_is_not_called() {
 fn four_queues_at_once(engine: &str) {
     for arguments in [&[][..], &["--workers=2"]] {
         let served = Served::start(engine, arguments).unwrap();
-        for shape in shapes() {
+        for shape in both_formats() {
             let mut machine = Machine::start(served.socket(), &Shape { queues: 4, ..shape }).unwrap();
             let Machine { ram, queues, places, .. } = &mut machine;
             let ram = &*ram;
@@ -252,7 +257,7 @@ struct Queues {
 
 fn set_up_anew_under_io(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
-    for shape in shapes() {
+    for shape in both_formats() {
         let mut machine = Machine::start(served.socket(), &Shape { queues: 2, ..shape }).unwrap();
         let features = machine.frontend.features();
         under_io(&mut machine, 50, |frontend, idle, busy| {
@@ -272,7 +277,7 @@ fn set_up_anew_under_io(engine: &str) {
 
 fn disabled_and_enabled_under_io(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
-    for shape in shapes() {
+    for shape in both_formats() {
         let mut machine = Machine::start(served.socket(), &Shape { queues: 2, ..shape }).unwrap();
         under_io(&mut machine, 50, |frontend, _, _| {
             for enable in [false, true] {
@@ -323,7 +328,7 @@ fn kicks_by_message() {
 #[test]
 fn other_eventfds_on_a_live_queue() {
     let served = Served::start("io_uring", &[]).unwrap();
-    for shape in shapes() {
+    for shape in both_formats() {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
         for round in 0..20 {
             let old_call = machine.queues[0].replace_call(Eventfd::new().unwrap());
@@ -347,7 +352,7 @@ fn other_eventfds_on_a_live_queue() {
 #[test]
 fn a_ring_that_moves() {
     let served = Served::start("io_uring", &[]).unwrap();
-    for shape in shapes() {
+    for shape in both_formats() {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
         for round in 0..10 {
             machine.queues[0].move_to(&mut machine.ram).unwrap();

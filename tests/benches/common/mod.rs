@@ -77,8 +77,15 @@ impl Cpus {
 }
 
 /// The machine of all comparisons: what a Linux guest negotiates, one queue.
-pub(crate) const SHAPE: Shape =
-    Shape { queues: 1, size: 256, event_idx: true, indirect: false, memory: 64 << 20, returns: false };
+pub(crate) const SHAPE: Shape = Shape {
+    queues: 1,
+    size: 256,
+    event_idx: true,
+    indirect: false,
+    packed: false,
+    memory: 64 << 20,
+    returns: false,
+};
 
 /// A back-end under load.
 pub(crate) struct Contestant {

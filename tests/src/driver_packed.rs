@@ -1,0 +1,167 @@
+//! What of the driver's end differs in a packed virtqueue (virtio 1.3, section 2.8).
+
+use std::sync::atomic::{Ordering, fence};
+
+use anyhow::{Context, Result, ensure};
+use kickless_memory::Area;
+use kickless_spec::ring::{
+    DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_FLAGS,
+    EVENT_PLACE, PackedDesc,
+};
+use kickless_virtqueue::packed::Place;
+
+use crate::driver::{Buffer, Used};
+
+/// Where the driver stands in a packed ring. The areas are the queue's.
+pub(crate) struct Packed {
+    size: u16,
+    event_idx: bool,
+    /// Where the next descriptor goes.
+    next: Place,
+    /// Where the next used one comes.
+    used: Place,
+    /// The first descriptor of what is not published yet, and its flags; and how many there are.
+    first: Option<(Place, u16)>,
+    unpublished: u16,
+    /// Places that no chain has.
+    room: u16,
+    free: Vec<u16>,
+    /// Descriptors of the chain with this id; 0: the device does not have it.
+    lengths: Vec<u16>,
+}
+
+impl Packed {
+    /// A ring that begins at this place.
+    pub(crate) fn new(size: u16, event_idx: bool, start: Place) -> Packed {
+        Packed {
+            size,
+            event_idx,
+            next: start,
+            used: start,
+            first: None,
+            unpublished: 0,
+            room: size,
+            free: (0..size).rev().collect(),
+            lengths: vec![0; size.into()],
+        }
+    }
+
+    /// Where the next descriptor goes, and where the next used one comes.
+    pub(crate) fn places(&self) -> (Place, Place) {
+        (self.next, self.used)
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        usize::from(self.size) - self.free.len()
+    }
+
+    /// Makes a chain available; its id.
+    pub(crate) fn submit(&mut self, desc: &Area, buffers: &[Buffer]) -> Result<u16> {
+        self.append_chain(desc, &descriptors(buffers))
+    }
+
+    /// The same by a table that was written to memory.
+    pub(crate) fn submit_table(&mut self, desc: &Area, addr: u64, len: u32) -> Result<u16> {
+        self.append_chain(desc, &[entry(addr, len, DESC_F_INDIRECT)])
+    }
+
+    fn append_chain(&mut self, desc: &Area, chain: &[PackedDesc]) -> Result<u16> {
+        let count = u16::try_from(chain.len())?;
+        ensure!(count <= self.room, "{count} descriptors wanted, {} are free", self.room);
+        let id = self.free.pop().context("no id is free")?;
+        (self.room, self.lengths[usize::from(id)]) = (self.room - count, count);
+        for descriptor in chain {
+            self.append(desc, PackedDesc { id: id.into(), ..*descriptor });
+        }
+        Ok(id)
+    }
+
+    /// Fills the next place, whatever with. The device sees it after [`Packed::publish`].
+    pub(crate) fn append(&mut self, desc: &Area, descriptor: PackedDesc) {
+        let at = self.next;
+        let flags = descriptor.flags.get() | at.available();
+        // Of the first one, with the flags that it had: nobody looks past it.
+        let shown =
+            if self.first.is_none() { desc.load_u16(at.flags_at(), Ordering::Relaxed) } else { flags };
+        desc.write(at.at(), &PackedDesc { flags: shown.into(), ..descriptor });
+        self.first.get_or_insert((at, flags));
+        self.next = at.after(1, self.size);
+        self.unpublished += 1;
+    }
+
+    /// Shows the device everything. Whether it wants a kick.
+    pub(crate) fn publish(&mut self, desc: &Area, theirs: &Area) -> bool {
+        let Some((first, flags)) = self.first.take() else { return false };
+        // Release: the rest of the batch comes before these flags; its partner is the device's acquire.
+        desc.store_u16(first.flags_at(), flags, Ordering::Release);
+        // Its partner is the device's fence between enabling kicks and its last look at the flags.
+        fence(Ordering::SeqCst);
+        let count = std::mem::take(&mut self.unpublished);
+        match theirs.load_u16(EVENT_FLAGS, Ordering::Acquire) {
+            EVENT_F_DISABLE => false,
+            EVENT_F_DESC if self.event_idx => {
+                let event = Place::from_bits(theirs.load_u16(EVENT_PLACE, Ordering::Relaxed));
+                (0..count).any(|n| first.after(n, self.size) == event)
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether there is something to take.
+    pub(crate) fn is_ready(&self, desc: &Area) -> bool {
+        self.used.is_used(desc.load_u16(self.used.flags_at(), Ordering::Acquire))
+    }
+
+    /// Takes what there is to take.
+    pub(crate) fn take(&mut self, desc: &Area) -> Result<Used> {
+        let used: PackedDesc = desc.read(self.used.at());
+        let id = used.id.get();
+        let count = self.lengths.get_mut(usize::from(id)).map_or(0, std::mem::take);
+        ensure!(count > 0, "the device gives back chain {id}, which it does not have");
+        self.used = self.used.after(count, self.size);
+        self.room += count;
+        self.free.push(id);
+        Ok(Used { head: id, len: used.len.get() })
+    }
+
+    /// Asks for a call for the next used descriptor.
+    pub(crate) fn enable_calls(&self, ours: &Area) {
+        if self.event_idx {
+            ours.store_u16(EVENT_PLACE, self.used.bits(), Ordering::Relaxed);
+            ours.store_u16(EVENT_FLAGS, EVENT_F_DESC, Ordering::Release);
+        } else {
+            ours.store_u16(EVENT_FLAGS, EVENT_F_ENABLE, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks for no calls.
+    pub(crate) fn disable_calls(&self, ours: &Area) {
+        ours.store_u16(EVENT_FLAGS, EVENT_F_DISABLE, Ordering::Relaxed);
+    }
+}
+
+/// What SET_VRING_BASE says of a ring whose device takes and uses the descriptor at this place next.
+pub(crate) fn base(place: Place) -> u32 {
+    u32::from(place.bits()) << 16 | u32::from(place.bits())
+}
+
+/// A descriptor of no chain yet.
+pub fn entry(addr: u64, len: u32, flags: u16) -> PackedDesc {
+    PackedDesc { addr: addr.into(), len: len.into(), id: 0.into(), flags: flags.into() }
+}
+
+/// The descriptors of a chain, for the ring.
+fn descriptors(buffers: &[Buffer]) -> Vec<PackedDesc> {
+    let last = buffers.len().saturating_sub(1);
+    let flags = |(i, descriptor): (usize, PackedDesc)| {
+        let next = if i < last { DESC_F_NEXT } else { 0 };
+        PackedDesc { flags: (descriptor.flags.get() | next).into(), ..descriptor }
+    };
+    table(buffers).into_iter().enumerate().map(flags).collect()
+}
+
+/// The descriptors of a chain, for an indirect table.
+pub fn table(buffers: &[Buffer]) -> Vec<PackedDesc> {
+    let write = |writable| if writable { DESC_F_WRITE } else { 0 };
+    buffers.iter().map(|buffer| entry(buffer.addr.0, buffer.len, write(buffer.writable))).collect()
+}

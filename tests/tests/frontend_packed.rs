@@ -1,0 +1,354 @@
+//! Packed rings over a real socket: where they stop and go on, memory that moves under them, and guests that write rubbish.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use kickless_memory::Gpa;
+use kickless_spec::blk;
+use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, PackedDesc};
+use kickless_tests::driver::Queue;
+use kickless_tests::driver_packed::entry;
+use kickless_tests::driver_request::{Layout, Place as Memory, Request, pattern};
+use kickless_tests::frontend::{Answer, LIMIT, addresses};
+use kickless_tests::frontend_machine::{Machine, RAM_BASE, Shape};
+use kickless_tests::frontend_memory::Ram;
+use kickless_tests::frontend_served::Served;
+use kickless_tests::with_each_engine;
+use kickless_vhost_user::{FrontendMessage as Message, VringState};
+use kickless_virtqueue::packed::Place;
+use zerocopy::IntoBytes;
+
+with_each_engine! {
+    stops_and_goes_on_in_mid_ring
+    stopping_drains
+    broken_rings
+}
+
+/// No power of two, and odd, so that chains go over the end of the ring and rounds differ.
+const SIZE: u16 = 13;
+const PACKED: Shape = Shape {
+    queues: 2,
+    size: SIZE,
+    event_idx: true,
+    indirect: false,
+    packed: true,
+    memory: 64 << 20,
+    returns: false,
+};
+
+fn shapes() -> impl Iterator<Item = Shape> {
+    [(false, false), (false, true), (true, false), (true, true)]
+        .into_iter()
+        .map(|(event_idx, indirect)| Shape { event_idx, indirect, ..PACKED })
+}
+
+/// Where the driver thinks that the device stands.
+fn next(queue: &Queue) -> Place {
+    let (next, used) = queue.places().unwrap();
+    assert_eq!(next, used, "nothing is in flight");
+    next
+}
+
+fn stops_and_goes_on_in_mid_ring(engine: &str) {
+    let served = Served::start(engine, &[]).unwrap();
+    for shape in shapes() {
+        let mut machine = Machine::start(served.socket(), &shape).unwrap();
+        let mut wraps = [false; 2];
+        for round in 0..40u64 {
+            let data = pattern(round, 1024);
+            machine.write(0, round, &data).unwrap();
+            let stopped = machine.frontend.stop(&mut machine.queues[0]).unwrap();
+            let expected = next(&machine.queues[0]);
+            assert_eq!(Place::from_bits(stopped), expected, "{shape:?}");
+            wraps[usize::from(expected.wrap)] = true;
+            // Both halves say so; the upper one need not be said again.
+            let base = machine.queues[0].base();
+            assert_eq!(base, u32::from(stopped) << 16 | u32::from(stopped));
+            if round % 2 == 0 {
+                machine.queues[0].set_base(u32::from(stopped));
+            }
+            // Another index for what was used is nothing that can be gone on from.
+            let other = (base ^ 1 << 16, base ^ 1 << 31);
+            for num in [other.0, other.1].into_iter().filter(|num| num >> 16 != 0) {
+                let told = Message::SetVringBase(VringState { index: 0, num });
+                assert_eq!(machine.frontend.attempt(&told).unwrap(), Answer::Refused, "{num:#x}");
+            }
+            machine.frontend.start(&machine.queues[0]).unwrap();
+            assert_eq!(machine.read(0, round, 1024).unwrap(), data);
+        }
+        assert_eq!(wraps, [true; 2], "it went round");
+        drop(machine);
+    }
+    served.end().unwrap();
+}
+
+/// A device that takes over a ring where another left it.
+#[test]
+fn begins_anywhere() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    for index in [0, 1, SIZE - 1] {
+        for wrap in [false, true] {
+            let mut machine = Machine::prepare(served.socket(), &PACKED).unwrap();
+            machine.queues[0].begin_at_place(Place { index, wrap }).unwrap();
+            machine.frontend.start(&machine.queues[0]).unwrap();
+            for round in 0..20u64 {
+                let data = pattern(round, 512);
+                machine.write(0, round, &data).unwrap();
+                assert_eq!(machine.read(0, round, 512).unwrap(), data);
+            }
+            let stopped = machine.frontend.stop(&mut machine.queues[0]).unwrap();
+            assert_eq!(Place::from_bits(stopped), next(&machine.queues[0]));
+        }
+    }
+    served.end_untroubled().unwrap();
+}
+
+fn stopping_drains(engine: &str) {
+    const LEN: usize = 64 << 10;
+    let served = Served::start(engine, &[]).unwrap();
+    for shape in shapes() {
+        let mut machine = Machine::start(served.socket(), &Shape { size: 100, ..shape }).unwrap();
+        let places: Vec<Memory> = (0..30).map(|_| Memory::new(&mut machine.ram, LEN).unwrap()).collect();
+        for round in 0..8u64 {
+            let requests: Vec<Request> =
+                (0..30).map(|i| Request::write(i * 128, &pattern(round << 8 | i, LEN))).collect();
+            let (ram, queue) = (&machine.ram, &mut machine.queues[0]);
+            for (place, request) in places.iter().zip(&requests) {
+                let buffers = place.lay_out(ram, request, Layout::Usual).unwrap();
+                queue.submit(ram, &buffers, shape.indirect.then(|| place.table())).unwrap();
+            }
+            queue.flush();
+            let stopped = machine.frontend.stop(queue).unwrap();
+            // Everything taken was given back before the answer: taking it leads to where the ring stopped, and no further.
+            while queue.take_used().unwrap().is_some() {}
+            let (_, used) = queue.places().unwrap();
+            assert_eq!(Place::from_bits(stopped), used, "round {round}");
+            machine.frontend.number(&Message::GetFeatures).unwrap();
+            assert_eq!(machine.queues[0].take_used().unwrap(), None, "a stopped ring moves");
+            // Looked at without a kick.
+            machine.queues[0].kick_fd().take();
+            machine.frontend.start(&machine.queues[0]).unwrap();
+            while machine.queues[0].in_flight() > 0 {
+                machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
+            }
+            for (i, request) in (0..).zip(&requests) {
+                assert!(served.on_disk(i * 128, LEN).unwrap() == request.write, "write {i} of round {round}");
+            }
+        }
+        machine.stop().unwrap();
+    }
+    served.end_untroubled().unwrap();
+}
+
+#[test]
+fn a_disabled_ring_rests_and_needs_no_kick_afterwards() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    for shape in shapes() {
+        let mut machine = Machine::start(served.socket(), &shape).unwrap();
+        for _ in 0..10 {
+            machine.frontend.enable(&machine.queues[0], false).unwrap();
+            let buffers = machine.places[0].lay_out(&machine.ram, &Request::flush(), Layout::Usual).unwrap();
+            let table = shape.indirect.then(|| machine.places[0].table());
+            machine.queues[0].submit(&machine.ram, &buffers, table).unwrap();
+            let _ = machine.queues[0].publish();
+            machine.queues[0].kick();
+            // Messages are taken in order: by the second answer a kick would have been seen.
+            machine.frontend.order(&Message::VringKick { index: 0 }).unwrap();
+            machine.frontend.number(&Message::GetFeatures).unwrap();
+            assert_eq!(machine.queues[0].take_used().unwrap(), None);
+            machine.queues[0].kick_fd().take();
+            machine.frontend.enable(&machine.queues[0], true).unwrap();
+            machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
+        }
+        machine.stop().unwrap();
+    }
+    served.end_untroubled().unwrap();
+}
+
+/// The ring moves to other memory, whose table of regions comes anew, and where it was goes away.
+#[test]
+fn memory_replaced() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    for shape in shapes() {
+        let mut machine = Machine::start(served.socket(), &shape).unwrap();
+        let own = machine.ram.region_and_file().unwrap();
+        for round in 0..20u64 {
+            let mut elsewhere = Ram::new(0x10_0000_0000 + (round << 24), 1 << 20).unwrap();
+            machine.queues[0].move_to(&mut elsewhere).unwrap();
+            let table = vec![
+                (own.0, own.1.as_fd().try_clone_to_owned().unwrap()),
+                elsewhere.region_and_file().unwrap(),
+            ];
+            machine.frontend.order(&Message::SetMemTable(table)).unwrap();
+            machine.frontend.order(&Message::SetVringAddr(addresses(&machine.queues[0]))).unwrap();
+            let data = pattern(round, 1024);
+            machine.write(0, 9, &data).unwrap();
+            assert_eq!(machine.read(0, 9, 1024).unwrap(), data);
+            // The memory goes while a request is there, and comes back.
+            let buffers =
+                machine.places[0].lay_out(&machine.ram, &Request::write(7, &data), Layout::Usual).unwrap();
+            let indirect = shape.indirect.then(|| machine.places[0].table());
+            machine.queues[0].submit(&machine.ram, &buffers, indirect).unwrap();
+            machine.queues[0].flush();
+            machine.frontend.remove(elsewhere.region()).unwrap();
+            machine.frontend.number(&Message::GetFeatures).unwrap();
+            machine.frontend.add(&elsewhere).unwrap();
+            machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
+            assert_eq!(served.on_disk(7, 1024).unwrap(), data);
+        }
+        machine.stop().unwrap();
+    }
+    served.end().unwrap();
+}
+
+/// What a guest writes into ring 0, and the words in the log.
+type Case = (bool, fn(&Ram, &mut Queue, &Memory), &'static [&'static str]);
+
+/// Makes one descriptor available.
+fn offer(queue: &mut Queue, descriptor: PackedDesc) {
+    queue.append(descriptor);
+    queue.flush();
+}
+
+/// Where there is no memory.
+const NOWHERE: u64 = 0x100;
+
+const CASES: &[Case] = &[
+    (
+        false,
+        |_, queue, at| offer(queue, PackedDesc { id: SIZE.into(), ..entry(at.data().0, 16, 0) }),
+        &["head 13 in"],
+    ),
+    (
+        false,
+        |_, queue, at| offer(queue, PackedDesc { id: u16::MAX.into(), ..entry(at.data().0, 16, 0) }),
+        &["head 65535"],
+    ),
+    // A chain all round the ring, and on.
+    (
+        false,
+        |_, queue, at| {
+            (0..SIZE).for_each(|_| queue.append(entry(at.data().0, 16, DESC_F_NEXT)));
+            queue.flush();
+        },
+        &["longer than 13"],
+    ),
+    (
+        false,
+        |_, queue, at| {
+            queue.append(entry(at.data().0, 16, DESC_F_NEXT | DESC_F_WRITE));
+            offer(queue, entry(at.data().0, 16, 0));
+        },
+        &["readable buffer after a writable one"],
+    ),
+    (
+        false,
+        |_, queue, at| {
+            queue.append(entry(at.data().0, u32::MAX, DESC_F_NEXT));
+            offer(queue, entry(at.data().0, u32::MAX, DESC_F_WRITE));
+        },
+        &["has 0x", "bytes"],
+    ),
+    (false, |_, queue, at| offer(queue, entry(at.table().0, 16, DESC_F_INDIRECT)), &["not negotiated"]),
+    (
+        true,
+        |_, queue, at| offer(queue, entry(at.table().0, 16, DESC_F_INDIRECT | DESC_F_NEXT)),
+        &["after its indirect table"],
+    ),
+    (true, |_, queue, at| offer(queue, entry(at.table().0, 0, DESC_F_INDIRECT)), &["of 0 bytes"]),
+    (true, |_, queue, at| offer(queue, entry(at.table().0, 24, DESC_F_INDIRECT)), &["of 24 bytes"]),
+    (true, |_, queue, _| offer(queue, entry(NOWHERE, 64, DESC_F_INDIRECT)), &["not all in guest memory"]),
+    (
+        true,
+        |_, queue, _| offer(queue, entry(u64::MAX - 8, 64, DESC_F_INDIRECT)),
+        &["not all in guest memory"],
+    ),
+    (true, |_, queue, _| offer(queue, entry(RAM_BASE, 0xffff_fff0, DESC_F_INDIRECT)), &["chain"]),
+    (
+        true,
+        |ram, queue, at| {
+            let table = [entry(at.table().0, 16, DESC_F_INDIRECT)];
+            ram.map().write(at.table(), table.as_bytes()).unwrap();
+            offer(queue, entry(at.table().0, 16, DESC_F_INDIRECT));
+        },
+        &["within an indirect table"],
+    ),
+    // The same id again while the device has it: two in one batch.
+    (
+        true,
+        |ram, queue, at| {
+            let request = Request::read(0, 65536);
+            let buffers = at.lay_out(ram, &request, Layout::Usual).unwrap();
+            let table = kickless_tests::driver_packed::table(&buffers);
+            ram.map().write(at.table(), table.as_bytes()).unwrap();
+            for _ in 0..2 {
+                queue.append(PackedDesc { id: 5.into(), ..entry(at.table().0, 48, DESC_F_INDIRECT) });
+            }
+            queue.flush();
+        },
+        &["id 5 is in flight twice"],
+    ),
+];
+
+fn broken_rings(engine: &str) {
+    let served = Served::start(engine, &[]).unwrap();
+    for (indirect, rubbish, words) in CASES {
+        let shape = Shape { indirect: *indirect, ..PACKED };
+        let mut machine = Machine::start(served.socket(), &shape).unwrap();
+        // Not at the beginning of the ring, nor of a round.
+        (0..6).for_each(|sector| machine.write(0, sector, &[4; 512]).unwrap());
+        let seen = served.daemon.log().len();
+        rubbish(&machine.ram, &mut machine.queues[0], &machine.places[0]);
+        assert!(
+            machine.queues[0].err().wait(Instant::now() + LIMIT).unwrap(),
+            "{words:?}: no error was signalled"
+        );
+        assert_eq!(machine.queues[0].err().take(), 1, "{words:?}");
+        let said = |line: &str| {
+            (line.contains(" ERROR ") && line.contains("queue=0") && words.iter().all(|w| line.contains(w)))
+                .then_some(())
+        };
+        served.daemon.log().wait_from(seen, &format!("saying {words:?}"), LIMIT, said).unwrap();
+        // The other one works, and this one can be set up anew.
+        machine.write(1, 5, &[5; 512]).unwrap();
+        machine.queues[0].kick();
+        assert_eq!(machine.read(1, 5, 512).unwrap(), [5; 512]);
+        machine.frontend.stop(&mut machine.queues[0]).unwrap();
+        machine.queues[0] = Queue::new(&mut machine.ram, 0, SIZE, machine.frontend.features()).unwrap();
+        machine.frontend.start(&machine.queues[0]).unwrap();
+        assert_eq!(machine.read(0, 5, 512).unwrap(), [5; 512]);
+        drop(machine);
+        served.serves_the_next().unwrap();
+    }
+    served.end().unwrap();
+}
+
+/// Lengths and addresses that are the request's fault alone.
+#[test]
+fn malformed_requests() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    for shape in shapes() {
+        let mut machine = Machine::start(served.socket(), &shape).unwrap();
+        for len in [1, 511, 513] {
+            let outcome = machine.perform(0, &Request::read(0, len), Layout::Usual).unwrap();
+            assert_eq!(outcome.status, blk::S_IOERR, "{len}");
+        }
+        let request = Request::read(0, 0);
+        for addr in [NOWHERE, RAM_BASE - 512, machine.ram.end(), u64::MAX - 100] {
+            let mut buffers = machine.places[0].lay_out(&machine.ram, &request, Layout::Usual).unwrap();
+            let outside = kickless_tests::driver::Buffer { addr: Gpa(addr), len: 1024, writable: true };
+            buffers.insert(1, outside);
+            let indirect = shape.indirect.then(|| machine.places[0].table());
+            machine.queues[0].submit(&machine.ram, &buffers, indirect).unwrap();
+            machine.queues[0].flush();
+            let used = machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
+            let outcome = machine.places[0].outcome(&machine.ram, &request, used.len).unwrap();
+            assert_eq!(outcome.status, blk::S_IOERR, "{addr:#x}");
+        }
+        machine.write(0, 8, &[8; 512]).unwrap();
+        machine.stop().unwrap();
+    }
+    served.end_untroubled().unwrap();
+}
