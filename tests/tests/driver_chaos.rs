@@ -1,0 +1,200 @@
+//! Our driver against a back-end that answers at random: whatever it says, each request ends once, every call returns, and
+//! nothing but the driver's own memory is touched.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use kickless_driver::{Buffer, Choice, Completion, Disk, Error, Options, Queue, Request, Waiting};
+use kickless_spec::vhost_user::ProtocolFeatures;
+use kickless_tests::driver_request::pattern;
+use kickless_tests::liar::{Liar, ends};
+use kickless_tests::liar_lies::Rules;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+/// Requests by each face.
+const REQUESTS: u64 = 60;
+
+fn options(liar: &Liar, seed: u64) -> Options {
+    let choice = |bit: u64| if seed >> bit & 1 == 0 { Choice::Auto } else { Choice::Off };
+    Options {
+        queues: 1 + (seed % 2) as u16,
+        queue_size: 4 << (seed % 4),
+        packed: choice(0),
+        in_order: choice(1),
+        event_idx: choice(2),
+        indirect: choice(3),
+        waiting: if seed % 5 == 0 { Waiting::Spin(Duration::from_millis(1)) } else { Waiting::Sleep },
+        buffer_memory: 4 << 20,
+        reconnect_limit: Duration::from_millis(if seed % 3 == 0 { 0 } else { 150 }),
+        reply_timeout: Duration::from_millis(500),
+        ..Options::new(liar.socket())
+    }
+}
+
+/// The wake-ups of a thread that awaits.
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+fn blocking(disk: &Disk, seed: u64) {
+    for round in 0..REQUESTS {
+        let at = (seed + round * 7) % 200 * 512;
+        let _ = disk.write_at(&pattern(seed, 1024), at);
+        let _ = disk.read_at(&mut [0; 1536], at);
+        match round % 16 {
+            0 => drop(disk.flush()),
+            1 => drop(disk.get_id()),
+            2 => drop(disk.size()),
+            3 => drop(disk.set_writeback(round % 32 == 3)),
+            _ => {}
+        }
+    }
+}
+
+fn futures(disk: &Disk, seed: u64) {
+    for round in 0..REQUESTS {
+        let Ok(buffer) = disk.buffer(512) else { continue };
+        let finished = block_on(disk.start(Request::read((seed + round) % 100 * 512, buffer)));
+        // Its memory comes back in any case.
+        assert_eq!(finished.data.len(), 512);
+        if let Ok(buffer) = disk.buffer(512) {
+            // Nobody waits for this one.
+            let mut dropped = Box::pin(disk.start(Request::write(0, buffer)));
+            let _ = dropped.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        }
+    }
+}
+
+fn polling(queue: &Queue, disk: &Disk) {
+    let mut ends = vec![0u32; REQUESTS as usize];
+    let mut submitted = vec![false; REQUESTS as usize];
+    let mut counted = 0;
+    let mut handed = 0;
+    let mut next = 0;
+    let mut each = |completion: Completion| {
+        ends[completion.token as usize] += 1;
+        handed += 1;
+        assert_eq!(completion.data.len(), 512);
+    };
+    loop {
+        if let Some(place) = submitted.get_mut(next)
+            && let Ok(buffer) = disk.buffer(512)
+        {
+            let request = Request::read(next as u64 % 100 * 512, buffer).token(next as u64);
+            match queue.submit_one(request) {
+                Ok(()) => *place = true,
+                Err(refused) if matches!(refused.error, Error::Full) => {
+                    counted += queue.wait(1, Some(Duration::from_millis(20)), &mut each).unwrap_or(0);
+                    continue;
+                }
+                Err(refused) => assert_eq!(refused.request.into_data().len(), 512),
+            }
+            next += 1;
+        } else {
+            // All are done, or the disk is dead and has nothing left.
+            match queue.wait(4, Some(Duration::from_millis(20)), &mut each) {
+                Ok(count) => counted += count,
+                Err(_) => break,
+            }
+            if counted == submitted.iter().filter(|submitted| **submitted).count() {
+                break;
+            }
+        }
+    }
+    assert_eq!(counted, handed, "what was counted is what was handed out");
+    for (token, (ends, submitted)) in ends.iter().zip(submitted).enumerate() {
+        assert_eq!(*ends, u32::from(submitted), "request {token}");
+    }
+}
+
+fn handlers(queue: &Queue, disk: &Disk) {
+    let ends: Arc<Vec<AtomicU32>> = Arc::new((0..REQUESTS).map(|_| AtomicU32::new(0)).collect());
+    let theirs = ends.clone();
+    let handler = Arc::new(move |completion: Completion| {
+        theirs[completion.token as usize].fetch_add(1, Ordering::Relaxed);
+    });
+    let mut submitted = 0;
+    for token in 0..REQUESTS {
+        let Ok(buffer) = disk.buffer(512) else { continue };
+        let mut batch = vec![Request::read(0, buffer).on_complete(handler.clone(), token)];
+        if queue.submit_or_wait(&mut batch).is_ok() {
+            submitted += 1;
+        } else {
+            ends[token as usize].fetch_add(1, Ordering::Relaxed);
+            submitted += 1;
+        }
+    }
+    while ends.iter().map(|ends| ends.load(Ordering::Relaxed)).sum::<u32>() < submitted {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(ends.iter().all(|ends| ends.load(Ordering::Relaxed) <= 1), "completed twice");
+}
+
+/// Memory that no request has: whoever writes to it is the driver.
+fn canary(buffer: &mut Buffer) -> Vec<u8> {
+    let bytes = pattern(99, buffer.len());
+    buffer.write(0, &bytes);
+    bytes
+}
+
+/// One disk from connecting to closing; whether it connected.
+fn life(seed: u64) -> bool {
+    let mut rules = Rules { chaos: Some(seed), ..Rules::default() };
+    if seed % 7 == 0 {
+        rules.protocol.remove(ProtocolFeatures::CONFIGURE_MEM_SLOTS);
+    }
+    let liar = Liar::start(rules).unwrap();
+    let Ok(disk) = Disk::connect(options(&liar, seed)) else { return false };
+    let mut before = disk.buffer(4096).unwrap();
+    let mut after = disk.buffer(8192).unwrap();
+    let (first, second) = (canary(&mut before), canary(&mut after));
+    let file = memfd_create("mine", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 1 << 16).unwrap();
+    let registered = disk.register(&file, 0, 1 << 16);
+    thread::scope(|scope| {
+        scope.spawn(|| blocking(&disk, seed));
+        scope.spawn(|| futures(&disk, seed));
+        scope.spawn(|| polling(&disk.queue(0), &disk));
+        scope.spawn(|| handlers(&disk.queue(1), &disk));
+    });
+    assert!(before.to_vec() == first && after.to_vec() == second, "memory of no request was written to");
+    let mut bytes = vec![1; 1 << 16];
+    assert_eq!(rustix::io::pread(&file, &mut bytes, 0), Ok(1 << 16));
+    assert!(bytes.iter().all(|byte| *byte == 0), "memory of no request was written to");
+    drop(registered);
+    true
+}
+
+/// So many seeds, from this one on; `KICKLESS_CHAOS_SEED` and `KICKLESS_CHAOS_RUNS` choose others.
+#[test]
+fn whatever_it_answers() {
+    let number = |name: &str, default| std::env::var(name).map_or(default, |value| value.parse().unwrap());
+    let (seed, runs) = (number("KICKLESS_CHAOS_SEED", 1), number("KICKLESS_CHAOS_RUNS", 100));
+    let mut connected = 0;
+    for seed in seed..seed + runs {
+        println!("seed {seed}");
+        connected += u64::from(ends(move || life(seed)));
+    }
+    assert!(runs < 10 || connected > runs / 2, "only {connected} of {runs} got past the handshake");
+}
