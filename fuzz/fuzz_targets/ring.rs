@@ -60,14 +60,12 @@ struct Device {
     chain: Chain,
     /// Chains that the queue counts, oldest first, and whether the device is done with them.
     taken: VecDeque<(u16, bool)>,
-    /// The last that was popped, while it can be handed back.
-    last: Option<u16>,
 }
 
 impl Device {
     fn new(options: Options, start: u16) -> Self {
         let queue = Queue::new(options, metadata(&options), start);
-        Self { queue, options, chain: Chain::default(), taken: VecDeque::new(), last: None }
+        Self { queue, options, chain: Chain::default(), taken: VecDeque::new() }
     }
 
     fn run(&mut self, mut ops: &[u8]) {
@@ -83,15 +81,9 @@ impl Device {
                 10 => drop(self.queue.arm()),
                 11 => self.queue.disarm(),
                 12 if detail % 4 == 3 => self.replace(),
-                12 => {
-                    self.queue.unmap();
-                    self.last = None;
-                }
-                13 => {
-                    self.queue.remap(metadata(&self.options));
-                    self.last = None;
-                }
-                14 => self.unpop(),
+                12 => self.queue.unmap(),
+                13 => self.queue.remap(metadata(&self.options)),
+                14 => self.queue.show(),
                 _ => {
                     assert!(self.queue.pending() <= self.queue.size());
                     assert!(self.queue.broken().is_none() || !self.queue.has_work());
@@ -108,7 +100,7 @@ impl Device {
         match queue.pop(&MEMORY, chain) {
             Ok(true) => {
                 assert!(broken.is_none() && queue.is_mapped());
-                assert!(chain.head < queue.size());
+                assert!(self.options.is_packed() || chain.head < queue.size());
                 let buffers = chain.readable().len() + chain.writable().len();
                 assert!(buffers <= usize::from(queue.size().max(INDIRECT_CHAIN_MAX)));
                 assert!(chain.readable().iter().chain(chain.writable()).all(|b| b.len != 0));
@@ -129,14 +121,12 @@ impl Device {
                     assert_eq!(queue.next_avail(), next.wrapping_add(1));
                 }
                 self.taken.push_back((chain.head, false));
-                self.last = Some(chain.head);
             }
             Ok(false) => assert!(broken.is_none() && queue.next_avail() == next),
             Err(error) => {
                 assert!(broken.is_none_or(|broken| broken == error), "an error is for good");
                 assert_eq!(queue.broken(), Some(error));
                 assert_eq!(queue.next_avail(), next);
-                self.last = None;
             }
         }
     }
@@ -148,7 +138,7 @@ impl Device {
             let place = Place::from_bits(next)
                 .after(u16::from(detail % 4) % self.options.size(), self.options.size());
             let id_and_flags =
-                [u16::from(detail % 8).to_le_bytes(), place.available().to_le_bytes()].concat();
+                [(u16::from(detail % 8) << (detail / 8 * 13)).to_le_bytes(), place.available().to_le_bytes()].concat();
             MEMORY.write(Gpa(DESC + place.at() as u64 + 12), &id_and_flags).expect("inside");
         } else {
             let index = next.wrapping_add(u16::from(detail));
@@ -161,9 +151,6 @@ impl Device {
         let Some(nth) = usize::from(detail).checked_rem(count) else { return };
         let Some((head, _)) = self.taken.iter().filter(|(_, done)| !done).nth(nth).copied() else { return };
         self.queue.push(head, u32::from(detail));
-        if self.last == Some(head) {
-            self.last = None;
-        }
         // Of two with the same head, the older one.
         if let Some(at) = self.taken.iter().position(|taken| *taken == (head, false)) {
             self.taken[at].1 = true;
@@ -174,17 +161,6 @@ impl Device {
         while self.taken.front().is_some_and(|(_, done)| *done) {
             self.taken.pop_front();
         }
-    }
-
-    fn unpop(&mut self) {
-        // A chain that was pushed is not the device's to hand back.
-        if self.last.take().is_none() {
-            return;
-        }
-        let before = self.queue.in_flight();
-        self.queue.unpop();
-        assert_eq!(self.queue.in_flight() + 1, before);
-        self.taken.pop_back();
     }
 
     /// Another queue goes on where this one stopped.

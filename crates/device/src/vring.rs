@@ -128,11 +128,6 @@ impl Vring {
         }
     }
 
-    /// Puts back the chain that the last [`Vring::pop`] took.
-    pub fn unpop(&mut self) {
-        self.queue.unpop();
-    }
-
     /// Completes the chain with this head; the device wrote `len` bytes of its writable buffers, counted from the
     /// first. The driver can count on seeing it after [`Vring::publish`]; in a long batch, it may see it before.
     #[inline]

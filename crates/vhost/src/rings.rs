@@ -87,12 +87,13 @@ impl Rings {
         }
         let counters = self.statistics.queue(index);
         let ring = &mut self.rings[usize::from(index)];
+        let next_avail = ring.setup.next_avail(options.is_packed());
         let clone = |fd: &Option<Call>| fd.as_ref().map(Call::try_clone).transpose();
         let vring = Vring::new(Parts {
             index,
             options,
             addresses,
-            next_avail: ring.setup.next_avail,
+            next_avail,
             held: ring.setup.held.clone(),
             map: map.clone(),
             kick: ring.kick.as_ref().map(Kick::try_clone).transpose().map_err(Refusal::Descriptor)?,
@@ -109,7 +110,7 @@ impl Rings {
         })?;
         ring.running = Some(placed);
         ring.setup.held = Vec::new();
-        debug!(ring = index, size, next_avail = ring.setup.next_avail, "ring runs");
+        debug!(ring = index, size, next_avail, "ring runs");
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! What the front-end has said of a ring. Pure.
 
 use kickless_device::Stopped;
+use kickless_spec::ring::EVENT_WRAP;
 use kickless_virtqueue::device::{Addresses, Held};
 
 /// The set-up of one ring.
@@ -11,8 +12,8 @@ pub(crate) struct Setup {
     /// Where its areas lie, once SET_VRING_ADDR has come.
     pub(crate) addresses: Option<Addresses>,
     /// The first available entry to take: what SET_VRING_BASE said, or where it stopped. In a packed ring bit 15 is the wrap
-    /// counter.
-    pub(crate) next_avail: u16,
+    /// counter. `None`: nothing was said yet, and it begins where rings begin.
+    pub(crate) next_avail: Option<u16>,
     /// Completions that it still owes its driver from when it ran last.
     pub(crate) held: Vec<Held>,
     /// A kick descriptor has come and GET_VRING_BASE has not: *started* in the words of the specification.
@@ -24,14 +25,19 @@ pub(crate) struct Setup {
 impl Setup {
     /// Goes on from where it stopped.
     pub(crate) fn resume(&mut self, Stopped { next_avail, held }: Stopped) {
-        self.next_avail = next_avail;
+        self.next_avail = Some(next_avail);
         self.held = held;
+    }
+
+    /// The first available entry to take. A packed ring begins at index 0 in a round with the wrap counter set.
+    pub(crate) fn next_avail(&self, packed: bool) -> u16 {
+        self.next_avail.unwrap_or(if packed { EVENT_WRAP } else { 0 })
     }
 
     /// What GET_VRING_BASE answers. QEMU wants of a packed ring also, in the upper half, how far it is used; when a ring has
     /// stopped that is as far as it is taken.
     pub(crate) fn base(&self, packed: bool) -> u32 {
-        let next = u32::from(self.next_avail);
+        let next = u32::from(self.next_avail(packed));
         if packed { next << 16 | next } else { next }
     }
 
@@ -46,10 +52,10 @@ impl Setup {
     /// SET_VRING_BASE. Another index than where it stopped begins another life of the ring, whose driver is owed
     /// nothing.
     pub(crate) fn set_base(&mut self, next_avail: u16) {
-        if next_avail != self.next_avail {
+        if Some(next_avail) != self.next_avail {
             self.held = Vec::new();
         }
-        self.next_avail = next_avail;
+        self.next_avail = Some(next_avail);
     }
 
     /// Whether it is to run: all that is needed is known, it was started, and it is enabled.
@@ -71,15 +77,16 @@ mod tests {
         let mut setup = Setup::default();
         setup.resume(Stopped { next_avail: 9, held: held.clone() });
         setup.set_base(9);
-        assert_eq!((setup.next_avail, &setup.held), (9, &held));
+        assert_eq!((setup.next_avail, &setup.held), (Some(9), &held));
         setup.set_base(0);
-        assert_eq!((setup.next_avail, setup.held), (0, Vec::new()));
+        assert_eq!((setup.next_avail, setup.held), (Some(0), Vec::new()));
     }
 
     #[test]
     fn bases_of_both_formats() {
-        let setup = Setup { next_avail: 0x8003, ..Setup::default() };
+        let setup = Setup { next_avail: Some(0x8003), ..Setup::default() };
         assert_eq!((setup.base(false), setup.base(true)), (0x8003, 0x8003_8003));
+        assert_eq!((Setup::default().base(false), Setup::default().base(true)), (0, 0x8000_8000));
         for base in [0x8003, 0x8003_8003] {
             assert_eq!(Setup::index_of_base(base, true), Some(0x8003));
         }
@@ -93,7 +100,7 @@ mod tests {
         let whole = Setup {
             size: Some(256),
             addresses: Some(Addresses::default()),
-            next_avail: 7,
+            next_avail: Some(7),
             held: Vec::new(),
             started: true,
             enabled: true,

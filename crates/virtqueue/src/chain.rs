@@ -108,9 +108,6 @@ impl Chain {
         if let Some(table) = table {
             walk = walk.indirect(&mut self.buffers, map, &table, ring.options())?;
         }
-        if id >= size {
-            return Err(RingError::Head { head: id, size });
-        }
         self.head = id;
         self.end(walk)?;
         Ok(count)

@@ -15,13 +15,25 @@ pub enum RingError {
         /// as far as the driver can see.
         room: u16,
     },
-    /// An entry of the avail ring is no descriptor; or, in a packed ring, an id is as large.
+    /// An entry of the avail ring is no descriptor.
     #[error("head {head} in a table of {size} descriptors")]
     Head {
         /// The entry.
         head: u16,
         /// The queue size.
         size: u16,
+    },
+    /// A packed ring: something is available where the device holds all there is.
+    #[error("more descriptors are available than the ring has")]
+    Full,
+    /// A packed ring that an earlier device has served beyond where this one is to begin.
+    #[error(
+        "the ring was served beyond {base:#x} already: the front-end does not know how far a device had come that was lost, \
+         and a packed ring does not say it"
+    )]
+    Base {
+        /// Where to begin: an index, with the wrap counter in bit 15.
+        base: u16,
     },
     /// A packed ring: an id under which a chain is in flight already.
     #[error("id {id} is in flight twice")]

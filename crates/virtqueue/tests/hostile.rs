@@ -3,8 +3,8 @@
 
 mod model;
 
-use kickless_memory::Gpa;
-use kickless_virtqueue::device::{Options, Queue};
+use kickless_memory::{Gpa, Map};
+use kickless_virtqueue::device::{Metadata, Options, Queue};
 use kickless_virtqueue::{Chain, INDIRECT_CHAIN_MAX, RingError};
 use model::{Driver, Random};
 use proptest::prelude::*;
@@ -30,8 +30,6 @@ fn error(driver: &Driver, queue: &mut Queue) -> RingError {
     let mut chain = Chain::default();
     let next = queue.next_avail();
     let error = queue.pop(&driver.map, &mut chain).unwrap_err();
-    assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
-    queue.unpop();
     assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
     assert_eq!((queue.broken(), queue.next_avail(), queue.in_flight()), (Some(error), next, 0));
     assert!(!queue.has_work() && !queue.arm());
@@ -278,5 +276,79 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+/// A packed ring of four with these descriptors from 0 on: ids and flags.
+fn packed(descs: &[(u16, u16)], base: u16) -> (std::sync::Arc<Map>, Queue) {
+    let map = model::memory();
+    for (at, &(id, flags)) in descs.iter().enumerate() {
+        set_packed(&map, at as u64, id, flags);
+    }
+    let options = Options::packed(4, true, true).unwrap();
+    let metadata = Metadata::map(&map, &model::ADDRESSES, &options).unwrap();
+    let queue = Queue::new(options, metadata, base);
+    (map, queue)
+}
+
+fn set_packed(map: &Map, at: u64, id: u16, flags: u16) {
+    map.write_obj(Gpa(model::DESC + 16 * at), &0x1000u64.to_le_bytes()).unwrap();
+    map.write_obj(Gpa(model::DESC + 16 * at + 8), &16u32.to_le_bytes()).unwrap();
+    map.write_obj(Gpa(model::DESC + 16 * at + 12), &id.to_le_bytes()).unwrap();
+    map.write_obj(Gpa(model::DESC + 16 * at + 14), &flags.to_le_bytes()).unwrap();
+}
+
+const AVAIL: u16 = 1 << 7;
+const USED: u16 = 1 << 15;
+
+/// Otherwise it would look as if there was always something to pop, and never be popped.
+#[test]
+fn more_than_a_packed_ring_has() {
+    let descs = [(0, AVAIL | 1), (0, AVAIL | 1), (0, AVAIL | 1), (0, AVAIL)];
+    let (map, mut queue) = packed(&descs, 0x8000);
+    let mut chain = Chain::default();
+    assert_eq!(queue.pop(&map, &mut chain), Ok(true));
+    assert_eq!(queue.pop(&map, &mut chain), Ok(false));
+    set_packed(&map, 0, 1, USED);
+    assert_eq!(queue.pop(&map, &mut chain), Err(RingError::Full));
+    assert!(!queue.arm() && !queue.has_work());
+    // What it holds is still owed.
+    queue.push(0, 0);
+    let _ = queue.publish();
+    assert_eq!(queue.in_flight(), 0);
+}
+
+#[test]
+fn ids_of_a_packed_ring_are_the_drivers() {
+    let (map, mut queue) = packed(&[(4, AVAIL), (u16::MAX, AVAIL), (4, AVAIL)], 0x8000);
+    let mut chain = Chain::default();
+    for id in [4, u16::MAX] {
+        assert_eq!(queue.pop(&map, &mut chain), Ok(true));
+        assert_eq!(chain.head, id);
+    }
+    assert_eq!(queue.pop(&map, &mut chain), Err(RingError::Twice { id: 4 }));
+}
+
+#[test]
+fn a_packed_ring_that_was_served_beyond_its_base() {
+    let mut chain = Chain::default();
+    for (descs, base) in [
+        (vec![(0, AVAIL | USED)], 0x8000),
+        (vec![(0, AVAIL), (1, AVAIL | USED)], 0x8000),
+        (vec![(0, USED), (1, USED), (2, AVAIL | USED)], 0x8002),
+    ] {
+        let (map, mut queue) = packed(&descs, base);
+        assert_eq!(queue.pop(&map, &mut chain), Err(RingError::Base { base }), "{descs:?}");
+        assert!(!queue.arm() && !queue.has_work());
+    }
+    for (descs, base) in [
+        (vec![], 0x8000),
+        (vec![(0, AVAIL), (1, AVAIL)], 0x8000),
+        // Used in the round before, and left over inside a chain of it.
+        (vec![(0, AVAIL | USED), (1, 0), (2, USED), (3, 0)], 0x8001),
+        (vec![(0, 0), (1, AVAIL | USED)], 1),
+    ] {
+        let (map, mut queue) = packed(&descs, base);
+        assert!(queue.pop(&map, &mut chain).is_ok(), "{descs:?}");
     }
 }

@@ -82,17 +82,10 @@ impl Rig {
     fn pop(&mut self) {
         self.asleep = false;
         for _ in 0..=self.random.below(u64::from(self.driver.options.size())) {
-            let next = self.queue.next_avail();
             let popped = self.queue.pop(&self.driver.map, &mut self.chain).unwrap();
             assert_eq!(popped, self.queue.is_mapped() && !self.waiting.is_empty());
             if !popped {
                 break;
-            }
-            if self.random.one_in(8) {
-                self.queue.unpop();
-                self.queue.unpop();
-                assert_eq!(self.queue.next_avail(), next);
-                continue;
             }
             let (head, bufs) = self.waiting.pop_front().unwrap();
             assert_eq!(self.chain.head, head);

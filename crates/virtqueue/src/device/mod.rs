@@ -146,18 +146,6 @@ impl Queue {
         popped
     }
 
-    /// Hands the chain that was popped last back to the ring: the device has no room for it. The next pop
-    /// takes it again. Only the last one, once; otherwise nothing happens.
-    #[inline]
-    pub fn unpop(&mut self) {
-        let before = self.in_flight();
-        forward!(mut self, unpop);
-        let gone = self.in_flight() != before;
-        if let Some(order) = self.order.as_mut().filter(|_| gone) {
-            order.unpopped();
-        }
-    }
-
     /// Gives a popped chain back to the driver, `len` bytes of whose writable part were written. The driver
     /// does not see it before [`Queue::publish`].
     #[inline]

@@ -13,12 +13,6 @@ impl Order {
         self.0.push_back((head, None));
     }
 
-    /// The last chain popped goes back.
-    #[inline]
-    pub(super) fn unpopped(&mut self) {
-        self.0.pop_back();
-    }
-
     /// The device is done with `head`. Whose turn it is then is for [`Order::next`] to say.
     #[inline]
     pub(super) fn pushed(&mut self, head: u16, len: u32) {
@@ -49,8 +43,7 @@ mod tests {
         assert_eq!(order.next(), None);
         order.pushed(1, 10);
         assert_eq!(std::iter::from_fn(|| order.next()).collect::<Vec<_>>(), [(1, 10), (2, 20), (3, 30)]);
-        order.unpopped();
-        order.pushed(4, 0);
+        order.pushed(5, 0);
         assert_eq!(order.next(), None);
     }
 }

@@ -7,6 +7,9 @@ use kickless_memory::Map;
 use kickless_spec::ring::{DESC_F_WRITE, PackedDesc};
 use std::sync::atomic::Ordering;
 
+/// An id is whatever the driver likes (virtio 1.3, section 2.8.5). Zeroes that are not used take no memory.
+const IDS: usize = 1 << 16;
+
 /// See [`super::Queue`], which has the same methods.
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -22,8 +25,6 @@ pub(super) struct Queue {
     /// Chains popped and not pushed, and the descriptors that these and `pushed` have.
     in_flight: u16,
     taken: u16,
-    /// The id of the last chain popped, while it can be handed back.
-    can_unpop: Option<u16>,
     /// Places used since the last decision about calls; `None`: there was none, or they are more than a round.
     undecided: Option<u16>,
     /// There are some.
@@ -45,16 +46,18 @@ impl Queue {
             used: next,
             options,
             pushed: Vec::new(),
-            lengths: vec![0; size.into()].into(),
+            lengths: vec![0; IDS].into(),
             in_flight: 0,
             taken: 0,
-            can_unpop: None,
             undecided: None,
             owes_decision: false,
             kicks: None,
             metadata: None,
             broken: None,
         };
+        if is_stale(&metadata, next) {
+            queue.broken = Some(RingError::Base { base: next.bits() });
+        }
         queue.remap(metadata);
         queue
     }
@@ -90,7 +93,6 @@ impl Queue {
     }
 
     pub(super) fn unmap(&mut self) {
-        self.can_unpop = None;
         self.metadata = None;
     }
 
@@ -105,10 +107,13 @@ impl Queue {
             return Err(error);
         }
         let Some(metadata) = &self.metadata else { return Ok(false) };
-        let room = self.options.size() - self.taken;
         // Acquire: the rest of the batch is read after the flags of its first descriptor.
-        if room == 0 || !is_available(metadata, self.next, Ordering::Acquire) {
+        if !is_available(metadata, self.next, Ordering::Acquire) {
             return Ok(false);
+        }
+        let room = self.options.size() - self.taken;
+        if room == 0 {
+            return Err(self.latch(RingError::Full));
         }
         let count = match chain.walk_packed(map, metadata, self.next, room) {
             Ok(count) => count,
@@ -122,25 +127,13 @@ impl Queue {
         self.next = self.next.after(count, self.options.size());
         self.in_flight += 1;
         self.taken += count;
-        self.can_unpop = Some(chain.head);
         Ok(true)
     }
 
     #[cold]
     fn latch(&mut self, error: RingError) -> RingError {
-        self.can_unpop = None;
         self.broken = Some(error);
         error
-    }
-
-    #[inline]
-    pub(super) fn unpop(&mut self) {
-        if let Some(id) = self.can_unpop.take()
-            && let Some(count) = self.forget(id)
-        {
-            self.taken -= count;
-            self.next = self.next.before(count, self.options.size());
-        }
     }
 
     /// A chain is in flight no more; how many descriptors it has.
@@ -157,9 +150,6 @@ impl Queue {
 
     #[inline]
     pub(super) fn push(&mut self, id: u16, len: u32) {
-        if self.can_unpop == Some(id) {
-            self.can_unpop = None;
-        }
         // Not in flight: nothing of ours, so there is no place for it.
         let Some(descriptors) = self.forget(id) else { return };
         self.pushed.push(Held { id, len, descriptors });
@@ -270,6 +260,16 @@ impl Queue {
     pub(super) fn broken(&self) -> Option<RingError> {
         self.broken
     }
+}
+
+/// Whether a device has been past `next` already. A front-end that lost the last device does not know how far that was, for
+/// nothing in a packed ring says so (in a split ring `used.idx` does), and names the base that it heard of last.
+///
+/// In a round with the wrap counter set, what is used has both flags set, which nothing that comes later than `next` can
+/// have: in the round before they were different, or both clear. With the counter clear, memory that is all zeroes looks the same.
+fn is_stale(metadata: &Metadata, next: Place) -> bool {
+    let flags = |index| metadata.ring().load_u16(Place { index, ..next }.flags_at(), Ordering::Relaxed);
+    next.wrap && (next.index..metadata.options().size()).any(|index| next.is_used(flags(index)))
 }
 
 #[inline]

@@ -37,8 +37,6 @@ pub(super) struct Queue {
     /// `used.idx` at the last decision about calls, and whether there was one.
     decided_at: u16,
     decided: bool,
-    /// Whether the last chain popped can be handed back.
-    can_unpop: bool,
     kicks: Kicks,
     /// `avail_event` as it stands in the ring, unless `kicks` is unknown. With EVENT_IDX only.
     kick_event: u16,
@@ -60,7 +58,6 @@ impl Queue {
             options,
             decided_at: next_used,
             decided: false,
-            can_unpop: false,
             kicks: Kicks::Unknown,
             kick_event: 0,
             metadata: None,
@@ -98,7 +95,6 @@ impl Queue {
 
     pub(super) fn unmap(&mut self) {
         self.avail_seen = self.next_avail;
-        self.can_unpop = false;
         let Some(metadata) = self.metadata.take() else { return };
         // Read back from the ring: what the driver scribbled there in the meantime harms itself alone.
         let mut at = self.published;
@@ -140,7 +136,6 @@ impl Queue {
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         self.in_flight += 1;
-        self.can_unpop = true;
         Ok(true)
     }
 
@@ -179,20 +174,8 @@ impl Queue {
     #[cold]
     fn latch(&mut self, error: RingError) -> RingError {
         self.avail_seen = self.next_avail;
-        self.can_unpop = false;
         self.broken = Some(error);
         error
-    }
-
-    #[inline]
-    pub(super) fn unpop(&mut self) {
-        // Of what was all pushed, nothing can go back.
-        if std::mem::take(&mut self.can_unpop)
-            && let Some(in_flight) = self.in_flight.checked_sub(1)
-        {
-            self.in_flight = in_flight;
-            self.next_avail = self.next_avail.wrapping_sub(1);
-        }
     }
 
     #[inline]
