@@ -216,16 +216,6 @@ fn offer(queue: &mut Queue, descriptor: PackedDesc) {
 const NOWHERE: u64 = 0x100;
 
 const CASES: &[Case] = &[
-    (
-        false,
-        |_, queue, at| offer(queue, PackedDesc { id: SIZE.into(), ..entry(at.data().0, 16, 0) }),
-        &["head 13 in"],
-    ),
-    (
-        false,
-        |_, queue, at| offer(queue, PackedDesc { id: u16::MAX.into(), ..entry(at.data().0, 16, 0) }),
-        &["head 65535"],
-    ),
     // A chain all round the ring, and on.
     (
         false,
