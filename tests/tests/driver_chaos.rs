@@ -29,9 +29,9 @@ fn options(liar: &Liar, seed: u64) -> Options {
         in_order: choice(1),
         event_idx: choice(2),
         indirect: choice(3),
-        waiting: if seed % 5 == 0 { Waiting::Spin(Duration::from_millis(1)) } else { Waiting::Sleep },
+        waiting: if seed.is_multiple_of(5) { Waiting::Spin(Duration::from_millis(1)) } else { Waiting::Sleep },
         buffer_memory: 4 << 20,
-        reconnect_limit: Duration::from_millis(if seed % 3 == 0 { 0 } else { 150 }),
+        reconnect_limit: Duration::from_millis(if seed.is_multiple_of(3) { 0 } else { 150 }),
         reply_timeout: Duration::from_millis(500),
         ..Options::new(liar.socket())
     }
@@ -161,7 +161,7 @@ fn canary(buffer: &mut Buffer) -> Vec<u8> {
 /// One disk from connecting to closing; whether it connected.
 fn life(seed: u64) -> bool {
     let mut rules = Rules { chaos: Some(seed), ..Rules::default() };
-    if seed % 7 == 0 {
+    if seed.is_multiple_of(7) {
         rules.protocol.remove(ProtocolFeatures::CONFIGURE_MEM_SLOTS);
     }
     let liar = Liar::start(rules).unwrap();

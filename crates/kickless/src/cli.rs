@@ -154,6 +154,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
     {
         return Ok(Request::PrintCapabilities);
     }
+    let part = if arguments.get(1).is_some_and(|word| word == "bench") { "bench" } else { "blk" };
     match Cli::try_parse_from(arguments) {
         Ok(cli) => {
             match &cli.command {
@@ -165,20 +166,22 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             Ok(Request::Print(error.render().to_string()))
         }
-        Err(error) => Err(sentence(&error)),
+        Err(error) => Err(sentence(&error, part)),
     }
 }
 
 /// What `error` says, without the usage that follows it.
-fn sentence(error: &clap::Error) -> String {
+fn sentence(error: &clap::Error, part: &str) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return "say what to do, for example: kickless blk --socket-path=PATH --blk-file=PATH".into();
+        let example =
+            if part == "blk" { "--socket-path=PATH --blk-file=PATH" } else { "blk --socket-path=PATH" };
+        return format!("say what to do, for example: kickless {part} {example}");
     }
     let text = error.render().to_string();
     let lines = text.lines().take_while(|line| !line.trim().is_empty()).map(str::trim);
     let joined = lines.collect::<Vec<_>>().join(" ");
     let said = joined.strip_prefix("error: ").unwrap_or(&joined);
-    format!("{said} (see kickless blk --help)")
+    format!("{said} (see kickless {part} --help)")
 }
 
 impl BlkOptions {
@@ -379,6 +382,15 @@ mod tests {
             ("kickless blk --fd=3 --blk-file=a --poll=always", "--poll"),
             ("kickless blk --fd=3 --blk-file=a stray", "stray"),
             ("kickless net", "net"),
+            ("kickless bench", "kickless bench blk"),
+            ("kickless bench blk", "--socket-path"),
+            ("kickless bench blk --socket-path=s --depth=0", "--depth"),
+            ("kickless bench blk --socket-path=s --block-size=4000", "--block-size"),
+            ("kickless bench blk --socket-path=s --read=101", "--read"),
+            ("kickless bench blk --socket-path=s --time=1ms", "--time"),
+            ("kickless bench blk --socket-path=s --verify", "--verify"),
+            ("kickless bench compare a", "TARGET"),
+            ("kickless bench compare a b --packed=maybe", "kickless bench --help"),
         ] {
             let sentence = match parsed(line) {
                 Err(sentence) => sentence,

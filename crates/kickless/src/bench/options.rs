@@ -11,6 +11,9 @@ use crate::cli::CpuList;
 use crate::cpus::parse_cpus;
 use crate::size::parse_size;
 
+/// The largest process number there is (proc(5), `pid_max`).
+const PID_MAX: i64 = 1 << 22;
+
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
@@ -27,7 +30,7 @@ pub(crate) struct BlkBench {
     #[arg(long, value_name = "PATH")]
     pub(crate) socket_path: PathBuf,
     /// The process of the back-end, to say how much processor time it takes
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i32::MAX as i64))]
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=PID_MAX))]
     pub(crate) pid: Option<u32>,
     /// How often to run each load
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]

@@ -1,0 +1,229 @@
+//! `kickless bench` against real back-ends.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::fs;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us, kickless_binary};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// As the storage daemon takes it: in bytes.
+const NULL: &str = "null:67108864";
+
+fn serve(program: Program, disk: &str) -> Daemon {
+    Daemon::start(&DaemonConfig { program, ..DaemonConfig::new(disk) }).unwrap()
+}
+
+fn bench(arguments: &[&str]) -> Output {
+    Command::new(kickless_binary().unwrap()).arg("bench").args(arguments).output().unwrap()
+}
+
+fn on(daemon: &Daemon, arguments: &str) -> Output {
+    let socket = format!("--socket-path={}", daemon.socket().display());
+    let time = if arguments.contains("--time") { None } else { Some("--time=50ms") };
+    let words = ["blk", &socket, "--warm-up=5ms"];
+    bench(&words.into_iter().chain(time).chain(arguments.split_whitespace()).collect::<Vec<_>>())
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Its results, which have to be those of a success.
+fn results(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The one sentence on standard error, of something that must fail.
+fn sentence(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    let said = text(&output.stderr);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    said
+}
+
+#[test]
+fn every_load_on_either_back_end() {
+    for program in [Program::Kickless, Program::StorageDaemon] {
+        let daemon = serve(program, NULL);
+        let pid = format!("--pid={}", daemon.pid());
+        let loads =
+            "--depth=1,32 --block-size=4K,64K --read=100,50,0 --wait=sleep,poll --pattern=random,sequential";
+        let results = results(&on(&daemon, &format!("{pid} {loads} --queues=2 --json")));
+        let loads = results["loads"].as_array().unwrap();
+        assert_eq!(loads.len(), 48);
+        for load in loads {
+            let target = &load["targets"][0];
+            assert!(target["iops"]["median"].as_f64().unwrap() > 0.0, "{load}");
+            assert!(target["latency"]["p50"].as_u64().unwrap() > 0, "{load}");
+            assert!(target["latency"]["p50"].as_u64() <= target["latency"]["max"].as_u64(), "{load}");
+            assert!(target["driver_cpu_per_request"]["median"].as_f64().unwrap() > 0.0, "{load}");
+            assert!(target["back_end_cpu_per_request"]["median"].is_number(), "{load}");
+            assert!(target["kicks_per_request"]["median"].as_f64().unwrap() <= 1.0, "{load}");
+            assert_eq!(target["failed"], 0, "{load}");
+        }
+    }
+}
+
+#[test]
+fn threads_share_queues_and_data_are_right() {
+    for program in [Program::Kickless, Program::StorageDaemon] {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("disk.img");
+        fs::File::create_new(&image).unwrap().set_len(8 << 20).unwrap();
+        let daemon = serve(program, image.to_str().unwrap());
+        for shape in ["--packed=off", "--packed=auto --event-idx=off", "--indirect=off --wait=poll"] {
+            let load = "--depth=8 --threads=4 --queues=2 --read=40 --block-size=512,8K --verify --json";
+            results(&on(&daemon, &format!("{load} {shape}")));
+        }
+    }
+}
+
+#[test]
+fn data_that_are_wrong_are_found() {
+    let daemon = serve(Program::Kickless, "null:1M");
+    let said = sentence(&on(&daemon, "--verify --read=50"));
+    assert!(said.contains("verification failed: byte "), "{said}");
+}
+
+#[test]
+fn requests_that_fail_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("disk.img");
+    let file = fs::File::create_new(&image).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let daemon = serve(Program::Kickless, image.to_str().unwrap());
+    // Reads past the end of a file that was cut off under the daemon.
+    file.set_len(0).unwrap();
+    let output = on(&daemon, "--depth=4");
+    let said = sentence(&output);
+    assert!(said.contains("requests failed, the first with: I/O error"), "{said}");
+    assert!(text(&output.stdout).contains("failed"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn what_cannot_be_had() {
+    let dir = tempfile::tempdir().unwrap();
+    let nobody = format!("--socket-path={}", dir.path().join("nobody.sock").display());
+    assert!(sentence(&bench(&["blk", &nobody])).contains("nobody.sock"));
+    let daemon = serve(Program::StorageDaemon, "null:1048576");
+    for (arguments, named) in [
+        ("--queues=5", "4 queues"),
+        ("--packed=on", "does not offer"),
+        ("--block-size=2M", "less than a block"),
+        ("--depth=300 --queue-size=256", "--queue-size=256"),
+        ("--pid=4194304", "no process"),
+        ("--report=/nonexistent/report.html", "/nonexistent/report.html"),
+    ] {
+        let said = sentence(&on(&daemon, arguments));
+        assert!(said.contains(named), "{arguments}: {said}");
+    }
+}
+
+#[test]
+fn a_rate_is_kept_and_what_is_late_is_counted() {
+    let daemon = serve(Program::Kickless, NULL);
+    let results = results(&on(&daemon, "--rate=2000 --time=500ms --json"));
+    let target = &results["loads"][0]["targets"][0];
+    // 1000 requests are due; those at the edges may fall outside.
+    let iops = target["iops"]["median"].as_f64().unwrap();
+    assert!(iops <= 2010.0, "{iops}");
+    // A back-end that stands still for a time: everything that was due meanwhile has waited for it, not just what was in
+    // flight.
+    let socket = format!("--socket-path={}", daemon.socket().display());
+    let seen = daemon.log().len();
+    let child = dying_with_us(kickless_binary().unwrap())
+        .args(["bench", "blk", &socket, "--rate=1000", "--depth=1", "--time=4s", "--warm-up=0s", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    is_used(&daemon, seen);
+    thread::sleep(Duration::from_millis(500));
+    let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    thread::sleep(Duration::from_millis(1500));
+    kill_process(pid, Signal::CONT).unwrap();
+    let results: Value = serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
+    let latency = &results["loads"][0]["targets"][0]["latency"];
+    // With one in flight, a closed loop would have seen one slow request in some hundreds.
+    assert!(latency["p90"].as_u64().unwrap() > 100_000_000, "{latency}");
+}
+
+#[test]
+fn targets_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let kickless = kickless_binary().unwrap();
+    let ours = format!("{} blk --socket-path={{socket}} --blk-file=null:64M", kickless.display());
+    let theirs = "theirs=qemu-storage-daemon --blockdev null-co,node-name=n,size=67108864,read-zeroes=off \
+                  --export vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path={socket}";
+    let served = serve(Program::Kickless, "mem:64M");
+    let report = dir.path().join("report.html");
+    let plot = dir.path().join("plot.svg");
+    let (report_option, plot_option) =
+        (format!("--report={}", report.display()), format!("--plot={}", plot.display()));
+    let socket = format!("served={}", served.socket().display());
+    let load = ["--rounds=3", "--time=20ms", "--warm-up=5ms", "--depth=1,8"];
+    let words = ["compare", &ours, theirs, &socket, &ours, &report_option, &plot_option];
+    let output = bench(&words.into_iter().chain(load).collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    for word in ["kickless ", "kickless 2 ", "theirs ", "served ", "kickless / this"] {
+        assert!(table.contains(word), "{word}: {table}");
+    }
+    let page = fs::read_to_string(report).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.matches("<svg").count() == 5, "{page}");
+    // Nothing in it is somewhere else.
+    assert!(!page.contains("src=") && !page.contains("href="), "{page}");
+    assert!(fs::read_to_string(plot).unwrap().starts_with("<svg"));
+
+    let output = bench(&["compare", "--rounds=3", "--time=20ms", "--json", &ours, theirs]);
+    let targets = &results(&output)["loads"][0]["targets"];
+    assert_eq!(targets[0]["rounds"].as_array().unwrap().len(), 3);
+    assert!(targets[1]["first_to_this"]["median"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_target_that_does_not_start() {
+    let said = sentence(&bench(&["compare", "a=false {socket}", "/b.sock"]));
+    assert!(said.contains("exit status: 1"), "{said}");
+}
+
+/// Waits until a front-end has come, after the first `seen` lines of the log.
+fn is_used(daemon: &Daemon, seen: usize) {
+    let connected = |line: &str| line.contains("front-end connected").then_some(());
+    daemon.log().wait_from(seen, "a front-end", Duration::from_secs(30), connected).unwrap();
+}
+
+fn started(daemon: &Daemon) -> Child {
+    let socket = format!("--socket-path={}", daemon.socket().display());
+    dying_with_us(kickless_binary().unwrap())
+        .args(["bench", "blk", &socket, "--time=1000s"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn interrupted_and_left_alone() {
+    let daemon = serve(Program::Kickless, NULL);
+    let seen = daemon.log().len();
+    let child = started(&daemon);
+    is_used(&daemon, seen);
+    kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(sentence(&output).contains("interrupted"));
+    // The back-end goes away under load.
+    let seen = daemon.log().len();
+    let child = started(&daemon);
+    is_used(&daemon, seen);
+    drop(daemon);
+    let said = sentence(&child.wait_with_output().unwrap());
+    assert!(said.contains("connection") || said.contains("cannot connect"), "{said}");
+}
