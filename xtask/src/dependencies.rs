@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 /// Each crate, and those of ours that it may name; what these may name, it may as well. Dependencies of tests are free.
-const MAY_NAME: [(&str, &[&str]); 12] = [
+const MAY_NAME: [(&str, &[&str]); 13] = [
     ("spec", &[]),
     ("memory", &["spec"]),
     ("virtqueue", &["memory"]),
@@ -19,6 +19,7 @@ const MAY_NAME: [(&str, &[&str]); 12] = [
     ("blk", &["device", "disk"]),
     ("vhost", &["device", "vhost-user"]),
     ("driver", &["virtqueue", "vhost-user"]),
+    ("driver-c", &["driver"]),
     ("kickless", &["worker", "blk", "vhost", "driver"]),
 ];
 /// These only test and check, and nothing names them: they may name what they like.

@@ -35,6 +35,8 @@ pub struct Buffer {
 enum Owner {
     Pool(Arc<Source>),
     Region(Arc<Region>),
+    /// A part of a buffer that several requests use.
+    Whole(Arc<Buffer>),
 }
 
 impl Buffer {
@@ -54,7 +56,13 @@ impl Buffer {
         match &self.owner {
             Owner::Pool(source) => &source.region,
             Owner::Region(region) => region,
+            Owner::Whole(whole) => whole.region(),
         }
+    }
+
+    /// Lets several requests use parts of it at once.
+    pub fn share(self) -> Shared {
+        Shared(Arc::new(self))
     }
 
     /// How many bytes a request transfers; all of them, unless [`Buffer::set_len`] said otherwise.
@@ -124,6 +132,7 @@ impl Buffer {
         match &self.owner {
             Owner::Pool(other) => Arc::ptr_eq(source, other),
             Owner::Region(region) => !region.is_removed() && region.is_beside(&source.region),
+            Owner::Whole(whole) => whole.is_of(source),
         }
     }
 }
@@ -139,6 +148,37 @@ impl Drop for Buffer {
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} of {} bytes at {:#x})", self.len, self.capacity, self.addr)
+    }
+}
+
+/// A buffer of which several requests use parts at once ([`Buffer::share`]). The memory stays until this and all parts are
+/// gone.
+#[derive(Debug)]
+pub struct Shared(Arc<Buffer>);
+
+impl Shared {
+    /// How many bytes there are.
+    pub fn capacity(&self) -> usize {
+        self.0.capacity()
+    }
+
+    /// `len` bytes from `offset` on, for one request at a time; `None` where there are none. Nothing keeps two of them from
+    /// overlapping.
+    #[inline]
+    pub fn buffer(&self, offset: u64, len: u32) -> Option<Buffer> {
+        let end = offset.checked_add(len.into())?;
+        let owner = Owner::Whole(self.0.clone());
+        (end <= self.0.capacity.into()).then(|| Buffer {
+            owner,
+            addr: self.0.addr + offset,
+            len,
+            capacity: len,
+        })
+    }
+
+    /// As [`Buffer::as_ptr`].
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.0.as_ptr()
     }
 }
 
@@ -166,6 +206,13 @@ impl Registered {
         let end = offset.checked_add(len.into())?;
         let owner = Owner::Region(self.0.clone());
         (end <= self.0.len()).then(|| Buffer { owner, addr: self.0.gpa() + offset, len, capacity: len })
+    }
+
+    /// Its bytes in this process, [`Registered::len`] of them, at an address of the driver's own, valid while this or a
+    /// buffer of it lives. The back-end can write there at any time.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        let at = self.0.map().contiguous(Gpa(self.0.gpa()), self.0.len());
+        at.unwrap_or(NonNull::dangling())
     }
 }
 

@@ -75,7 +75,7 @@ mod seat;
 mod slots;
 mod wait;
 
-pub use buffer::{Buffer, Data, Registered};
+pub use buffer::{Buffer, Data, Registered, Shared};
 pub use disk::{Disk, Lifetime};
 pub use error::{Error, Failure, Invalid};
 pub use future::{Finished, InFlight};

@@ -1,0 +1,95 @@
+//! What C's pointers point to, null excepted.
+#![expect(unsafe_code, reason = "C's pointers")]
+
+use std::mem::MaybeUninit;
+use std::slice;
+
+use crate::error::Fault;
+
+/// # Safety
+/// `pointer` is null, or points to a `T` that stays and is not written to while the reference is used.
+#[inline]
+pub(crate) unsafe fn reference<'a, T>(pointer: *const T, name: &'static str) -> Result<&'a T, Fault> {
+    check(pointer, name)?;
+    // SAFETY: neither null nor unaligned; the rest is the caller's promise.
+    Ok(unsafe { &*pointer })
+}
+
+/// # Safety
+/// `pointer` is null, or points to `len` of `T` that stay and are not written to while the slice is used.
+#[inline]
+pub(crate) unsafe fn array<'a, T>(
+    pointer: *const T,
+    len: usize,
+    name: &'static str,
+) -> Result<&'a [T], Fault> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    check(pointer, name)?;
+    check_len::<T>(len)?;
+    // SAFETY: neither null nor unaligned, and no longer than memory can be; the rest is the caller's promise.
+    Ok(unsafe { slice::from_raw_parts(pointer, len) })
+}
+
+/// # Safety
+/// `pointer` is null, or there is room for `len` of `T` that nobody else uses while the slice is.
+#[inline]
+pub(crate) unsafe fn room<'a, T>(
+    pointer: *mut T,
+    len: usize,
+    name: &'static str,
+) -> Result<&'a mut [MaybeUninit<T>], Fault> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    check(pointer, name)?;
+    check_len::<T>(len)?;
+    // SAFETY: neither null nor unaligned, and no longer than memory can be; nothing is said of what is there; the rest is
+    // the caller's promise.
+    Ok(unsafe { slice::from_raw_parts_mut(pointer.cast(), len) })
+}
+
+/// Puts `value` where C wants to have it.
+///
+/// # Safety
+/// `place` is null, or there is room for a `T` that nobody else uses.
+#[inline]
+pub(crate) unsafe fn put<T>(place: *mut T, value: T, name: &'static str) -> Result<(), Fault> {
+    check(place, name)?;
+    // SAFETY: neither null nor unaligned; the rest is the caller's promise.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// A handle for C, which owns it from now on.
+pub(crate) fn handle<T>(value: T) -> *mut T {
+    Box::into_raw(Box::new(value))
+}
+
+/// Takes a handle back, unless it is null.
+///
+/// # Safety
+/// It is null or came from [`handle`], and was not taken back before.
+pub(crate) unsafe fn take_back<T>(pointer: *mut T) -> Result<Option<Box<T>>, Fault> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    check(pointer, "the handle")?;
+    // SAFETY: it came from a box, by the caller's promise.
+    Ok(Some(unsafe { Box::from_raw(pointer) }))
+}
+
+#[inline]
+fn check<T>(pointer: *const T, name: &'static str) -> Result<(), Fault> {
+    if pointer.is_null() {
+        return Err(Fault::Null(name));
+    }
+    if pointer.is_aligned() { Ok(()) } else { Err(Fault::Unaligned(name)) }
+}
+
+#[inline]
+fn check_len<T>(len: usize) -> Result<(), Fault> {
+    let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+    bytes.map(drop).ok_or(Fault::Argument("a length is more than memory can have"))
+}
