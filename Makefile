@@ -1,7 +1,7 @@
 # What can be done here. Each target sets up what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
-.PHONY: build setup test check demo fuzz bench install
+.PHONY: build setup test check demo fuzz bench install install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
@@ -35,8 +35,24 @@ bench: build
 	tools/setup
 	cargo bench --locked -p kickless-tests
 
-install: build
+# The program, and the driver for programs in C.
+install: build install-driver
 	install -D -m 755 $${CARGO_TARGET_DIR:-target}/release/kickless $(DESTDIR)$(PREFIX)/bin/kickless
 	install -d $(DESTDIR)$(PREFIX)/libexec $(DESTDIR)$(PREFIX)/share/qemu/vhost-user
 	ln -sf ../bin/kickless $(DESTDIR)$(PREFIX)/libexec/kickless-blk
 	sed 's|"/usr/|"$(PREFIX)/|' dist/50-kickless-blk.json >$(DESTDIR)$(PREFIX)/share/qemu/vhost-user/50-kickless-blk.json
+
+# Just the driver: library, header and pkg-config file.
+DRIVER_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+install-driver:
+	cargo build --locked --release -p kickless-driver-c
+	built=$${CARGO_TARGET_DIR:-target}/release lib=$(DESTDIR)$(PREFIX)/lib && \
+	soname=$$(readelf -d $$built/libkickless_driver.so | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p') && \
+	install -D -m 755 $$built/libkickless_driver.so $$lib/libkickless_driver.so.$(DRIVER_VERSION) && \
+	ln -sf libkickless_driver.so.$(DRIVER_VERSION) $$lib/$$soname && \
+	ln -sf $$soname $$lib/libkickless_driver.so && \
+	install -m 644 $$built/libkickless_driver.a $$lib/libkickless_driver.a && \
+	install -D -m 644 $$built/include/kickless_driver.h $(DESTDIR)$(PREFIX)/include/kickless_driver.h && \
+	install -d $$lib/pkgconfig
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(DRIVER_VERSION)|' crates/driver-c/kickless-driver.pc.in \
+		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/kickless-driver.pc

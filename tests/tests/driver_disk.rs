@@ -68,6 +68,7 @@ with_each_back_end! {
     threads_share_a_queue
     all_faces_at_once
     pieces_of_memory
+    parts_of_a_buffer
     memory_of_the_callers_own
     what_is_dropped_is_done_all_the_same
     a_ring_that_is_full
@@ -342,6 +343,44 @@ fn pieces_of_memory(program: Program) {
     }
 }
 
+fn parts_of_a_buffer(program: Program) {
+    let served = serve(program);
+    let disk = Disk::connect(Options { buffer_memory: 2 << 20, ..served.options() }).unwrap();
+    let queue = disk.queue(0);
+    let shared = disk.buffer(1 << 20).unwrap().share();
+    assert_eq!(shared.capacity(), 1 << 20);
+    assert!(shared.buffer((1 << 20) - 511, 512).is_none() && shared.buffer(u64::MAX, 512).is_none());
+    for write in [true, false] {
+        let mut batch = Vec::new();
+        for n in 0..64u64 {
+            let mut part = shared.buffer(n * 4096, 4096).unwrap();
+            part.write(0, &if write { pattern(n, 4096) } else { vec![0; 4096] });
+            let at = n * 8192;
+            let request = if write { Request::write(at, part) } else { Request::read(at, part) };
+            batch.push(request.token(n));
+        }
+        queue.submit_or_wait(&mut batch).unwrap();
+        let mut done = 0;
+        while done < 64 {
+            let count = queue.wait(64, Some(LIMIT), |completion| {
+                completion.result.unwrap();
+                let part = completion.data.into_buffer().unwrap();
+                assert!(part.to_vec() == pattern(completion.token, 4096));
+            });
+            done += count.unwrap();
+        }
+    }
+    // It comes back with the last part.
+    let part = shared.buffer(4096, 4096).unwrap();
+    drop(shared);
+    let all = || disk.buffer(2 << 20);
+    assert!(matches!(all(), Err(Error::NoMemory { .. })));
+    let data = disk.run(Request::read(8192, part)).unwrap();
+    assert!(data.pieces()[0].to_vec() == pattern(1, 4096));
+    drop(data);
+    drop(all().unwrap());
+}
+
 fn memory_of_the_callers_own(program: Program) {
     let served = serve(program);
     let disk = served.connect();
@@ -570,7 +609,7 @@ fn who_polls_is_not_called() {
 fn the_example() {
     let served = serve(Program::Kickless);
     let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
-    let arguments = ["run", "--quiet", "--offline", "-p", "kickless-driver", "--example", "disk", "--"];
+    let arguments = ["run", "--quiet", "--offline", "-p", "kickless-driver", "--example", "read_write", "--"];
     let output = Command::new(cargo)
         .args(arguments)
         .arg(served.daemon.socket())

@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{CreateFlags, Event as Ready, EventData, EventFlags, add, create, wait};
 
 use crate::error::Error;
@@ -54,12 +53,12 @@ impl Control {
 
     /// What has happened since it was last dealt with.
     pub(crate) fn look(&self) -> Happened {
-        let mut events: Vec<Ready> = Vec::with_capacity(4);
+        let mut events = [Ready { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 4];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut happened = Happened::default();
         // An error can only be a signal that interrupts, and then the next look tells.
-        let _ = wait(&self.epoll, spare_capacity(&mut events), Some(&now));
-        for event in &events {
+        let count = wait(&self.epoll, &mut events, Some(&now)).unwrap_or_default();
+        for event in events.iter().take(count) {
             match event.data.u64() {
                 SOCKET => happened.closed = true,
                 REQUESTS => happened.message = true,

@@ -1,6 +1,5 @@
 //! The disk's own thread, which completes futures and callbacks that nobody polls for. It starts with the first of them.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -10,7 +9,7 @@ use crate::core::Core;
 use crate::error::Error;
 use crate::options::Waiting;
 use crate::ring::Ring;
-use crate::wait::sleep;
+use crate::wait::{is_ready, readable, sleep};
 
 impl Core {
     /// Starts the thread, unless it runs or is not wanted.
@@ -71,13 +70,13 @@ impl Core {
         let busy = self.rings.iter().filter(|ring| !ring.arm()).count();
         let mut happened = false;
         if busy == 0 {
-            let mut fds = vec![self.control.as_fd(), self.reactor_event.as_fd()];
-            fds.extend(self.rings.iter().map(|ring| ring.call.as_fd()));
-            let ready = sleep(&fds, None);
-            if ready.get(1) == Some(&true) {
+            let mut fds = vec![readable(&self.control), readable(&*self.reactor_event)];
+            fds.extend(self.rings.iter().map(|ring| readable(&ring.call)));
+            sleep(&mut fds, None);
+            if fds.get(1).is_some_and(is_ready) {
                 self.reactor_event.take();
             }
-            happened = ready.first() == Some(&true);
+            happened = fds.first().is_some_and(is_ready);
         }
         for ring in &self.rings {
             if let Err(error) = ring.disarm() {

@@ -16,7 +16,7 @@ use crate::core::Core;
 use crate::error::Error;
 use crate::event::Event;
 use crate::limits::Limits;
-use crate::wait::sleep;
+use crate::wait::{readable, sleep};
 
 /// Pauses between attempts: the first, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
@@ -58,7 +58,7 @@ impl Core {
                 let limit = self.options.reconnect_limit;
                 return self.die(Error::Gone { limit, source: Box::new(error) });
             }
-            sleep(&[self.stop.as_fd()], Some(Instant::now() + pause.min(left)));
+            sleep(&mut [readable(&self.stop)], Some(Instant::now() + pause.min(left)));
             pause = (pause * 2).min(PAUSE_MAX);
         }
         tracing::info!("the back-end is back");

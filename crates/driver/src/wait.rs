@@ -1,6 +1,6 @@
 //! How threads wait for completions: one sleeps on the queue's events for all, the others in their seats.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -146,13 +146,14 @@ impl Core {
     fn doze(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
         let mut happened = false;
         if ring.arm() && seat.lie_down(&ring.wake) {
-            let fds = [ring.call.as_fd(), ring.wake.as_fd(), self.control.as_fd()];
-            let ready = sleep(&fds, deadline);
+            let mut fds = [readable(&ring.call), readable(&*ring.wake), readable(&self.control)];
+            sleep(&mut fds, deadline);
             seat.get_up();
-            if ready.get(1) == Some(&true) {
+            let [_, wake, control] = &fds;
+            if is_ready(wake) {
                 ring.wake.take();
             }
-            happened = ready.get(2) == Some(&true);
+            happened = is_ready(control);
         }
         if let Err(error) = ring.disarm() {
             self.die(error);
@@ -163,15 +164,20 @@ impl Core {
     }
 }
 
-/// Sleeps until one of the descriptors is readable; which of them are.
-pub(crate) fn sleep(fds: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Vec<bool> {
-    let mut polled: Vec<PollFd<'_>> =
-        fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+/// A descriptor to sleep on.
+pub(crate) fn readable<'a>(fd: &'a impl AsFd) -> PollFd<'a> {
+    PollFd::new(fd, PollFlags::IN)
+}
+
+/// Sleeps until one of the descriptors is readable.
+pub(crate) fn sleep(fds: &mut [PollFd<'_>], deadline: Option<Instant>) {
     let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     // An error can only be a signal that interrupts: whoever slept looks for itself.
-    if poll(&mut polled, timeout.as_ref()).is_err() {
-        return vec![false; fds.len()];
-    }
-    polled.iter().map(|fd| !fd.revents().is_empty()).collect()
+    let _ = poll(fds, timeout.as_ref());
+}
+
+/// Whether that is what ended the sleep.
+pub(crate) fn is_ready(fd: &PollFd<'_>) -> bool {
+    !fd.revents().is_empty()
 }

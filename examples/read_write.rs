@@ -1,9 +1,9 @@
-//! Writes to a disk and reads it back: `cargo run -p kickless-driver --example disk -- SOCKET`.
+//! Writes to a disk and reads it back: `cargo run -p kickless-driver --example read_write -- SOCKET`.
 
 use kickless_driver::{Disk, Options, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let socket = std::env::args().nth(1).ok_or("usage: disk SOCKET")?;
+    let socket = std::env::args().nth(1).ok_or("usage: read_write SOCKET")?;
     let disk = Disk::connect(Options::new(socket))?;
     println!("{}: {} bytes in {} queues", disk.get_id()?, disk.size()?, disk.queues());
     disk.write_at(&[7; 4096], 8192)?;

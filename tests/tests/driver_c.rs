@@ -1,0 +1,166 @@
+//! The driver's C interface: what `make install-driver` installs, and programs that are built with it.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us, repository, wait_for_exit};
+use tempfile::TempDir;
+
+/// For a program of ours, under valgrind too.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Where the driver is installed, once for all tests; it is part of what was built.
+fn installed() -> &'static Path {
+    static PLACE: OnceLock<PathBuf> = OnceLock::new();
+    PLACE.get_or_init(|| {
+        let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver_c");
+        let prefix = format!("PREFIX={}", place.display());
+        succeed(Command::new("make").args(["install-driver", &prefix]).current_dir(repository()));
+        place
+    })
+}
+
+/// Runs it to its end, which has to be a good one. What it printed.
+fn succeed(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{said}{complained}", output.status);
+    said
+}
+
+/// What pkg-config says of the driver.
+fn pkg_config(arguments: &[&str]) -> Vec<String> {
+    let mut command = Command::new("pkg-config");
+    command.args(arguments).arg("kickless-driver");
+    let said = succeed(command.env("PKG_CONFIG_PATH", installed().join("lib/pkgconfig")));
+    said.split_ascii_whitespace().map(str::to_owned).collect()
+}
+
+/// Builds a program from a source file of the repository.
+fn build(dir: &Path, source: &str, further: &[String]) -> PathBuf {
+    let program = dir.join(Path::new(source).file_stem().unwrap());
+    let mut compiler = Command::new("cc");
+    compiler.args(["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&program);
+    compiler.arg(repository().join(source)).args(pkg_config(&["--cflags"])).args(further);
+    succeed(&mut compiler);
+    program
+}
+
+/// Runs a program with the installed library. It is killed if it does not end.
+fn run<A: AsRef<OsStr>>(program: impl AsRef<OsStr>, arguments: impl IntoIterator<Item = A>) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name| File::create(dir.path().join(name)).unwrap();
+    let mut child = dying_with_us(program)
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", installed().join("lib"))
+        .stdin(Stdio::null())
+        .stdout(place("said"))
+        .stderr(place("complained"))
+        .spawn()
+        .unwrap();
+    let status = wait_for_exit(&mut child, LIMIT);
+    let read = |name| fs::read_to_string(dir.path().join(name)).unwrap();
+    let (said, complained) = (read("said"), read("complained"));
+    if status.is_err() {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let status = status.unwrap_or_else(|_| panic!("it does not end: {said}{complained}"));
+    assert!(status.success(), "{status}\n{said}{complained}");
+    said
+}
+
+fn under_valgrind(program: &Path, socket: &Path) -> String {
+    let options = ["--quiet", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"];
+    let arguments = options.map(OsStr::new).into_iter().chain([program.as_os_str(), socket.as_os_str()]);
+    run("valgrind", arguments)
+}
+
+/// A back-end with an image of zeroes.
+fn serve(program: Program, dir: &TempDir) -> Daemon {
+    let image = dir.path().join("disk.img");
+    File::create_new(&image).unwrap().set_len(16 << 20).unwrap();
+    Daemon::start(&DaemonConfig { program, ..DaemonConfig::new(&image) }).unwrap()
+}
+
+#[test]
+fn the_example() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = serve(Program::Kickless, &dir);
+    let example = build(dir.path(), "examples/read_write.c", &pkg_config(&["--libs"]));
+    assert!(run(&example, [daemon.socket()]).contains("written and read back"));
+    assert!(under_valgrind(&example, daemon.socket()).contains("written and read back"));
+}
+
+#[test]
+fn the_example_linked_statically() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = serve(Program::Kickless, &dir);
+    let mut libraries = pkg_config(&["--libs", "--static"]);
+    for library in libraries.iter_mut().filter(|library| *library == "-lkickless_driver") {
+        *library = "-l:libkickless_driver.a".to_owned();
+    }
+    let example = build(dir.path(), "examples/read_write.c", &libraries);
+    assert!(run(&example, [daemon.socket()]).contains("written and read back"));
+}
+
+fn every_function(program: Program) {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = serve(program, &dir);
+    let test = build(dir.path(), "tests/c/driver.c", &pkg_config(&["--libs"]));
+    assert!(run(&test, [daemon.socket()]).contains("all is as it should be"));
+    assert!(under_valgrind(&test, daemon.socket()).contains("all is as it should be"));
+}
+
+#[test]
+fn every_function_with_kickless() {
+    every_function(Program::Kickless);
+}
+
+#[test]
+fn every_function_with_the_storage_daemon() {
+    every_function(Program::StorageDaemon);
+}
+
+#[test]
+fn no_allocation_for_a_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = serve(Program::Kickless, &dir);
+    let test = build(dir.path(), "tests/c/allocations.c", &pkg_config(&["--libs"]));
+    assert!(run(&test, [daemon.socket()]).contains("no allocations"));
+}
+
+/// The header by itself, in the languages that can use it.
+#[test]
+fn the_header() {
+    let header = installed().join("include/kickless_driver.h");
+    for (compiler, language) in
+        [("cc", ["-std=c99", "-xc"]), ("cc", ["-std=c11", "-xc"]), ("c++", ["-std=c++11", "-xc++"])]
+    {
+        let mut command = Command::new(compiler);
+        command
+            .args(language)
+            .args(["-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror"])
+            .arg(&header);
+        succeed(&mut command);
+    }
+    let header = fs::read_to_string(header).unwrap();
+    let library = succeed(
+        Command::new("nm")
+            .args(["-D", "--defined-only", "--format=posix"])
+            .arg(installed().join("lib/libkickless_driver.so")),
+    );
+    let exported: Vec<&str> = library.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(exported.len() > 20, "{exported:?}");
+    for name in exported {
+        assert!(header.contains(&format!(" {name}(")) || header.contains(&format!("*{name}(")), "{name}");
+    }
+}
