@@ -347,9 +347,9 @@ fn parts_of_a_buffer(program: Program) {
     let served = serve(program);
     let disk = Disk::connect(Options { buffer_memory: 2 << 20, ..served.options() }).unwrap();
     let queue = disk.queue(0);
-    let shared = disk.buffer(1 << 20).unwrap().share();
-    assert_eq!(shared.capacity(), 1 << 20);
-    assert!(shared.buffer((1 << 20) - 511, 512).is_none() && shared.buffer(u64::MAX, 512).is_none());
+    let shared = disk.buffer(2 << 20).unwrap().share();
+    assert_eq!(shared.capacity(), 2 << 20);
+    assert!(shared.buffer((2 << 20) - 511, 512).is_none() && shared.buffer(u64::MAX, 512).is_none());
     for write in [true, false] {
         let mut batch = Vec::new();
         for n in 0..64u64 {
