@@ -30,9 +30,11 @@ fuzz:
 	tools/setup
 	tools/fuzz $(FUZZ_RUNS)
 
-# The ratios of speed, side by side with others, and the memory figure.
+# The ratios of speed, side by side with others, as one report and, part by part, as text, and the memory figure. With
+# TARGETS="NAME=SOCKET ...", the report compares those too.
 bench: build
 	tools/setup
+	tools/bench $(TARGETS)
 	cargo bench --locked -p kickless-tests
 
 # The program, and the driver for programs in C.

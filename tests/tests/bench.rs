@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us, kickless_binary};
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us, kickless_binary, repository};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -198,6 +198,20 @@ fn a_target_that_does_not_start() {
 fn is_used(daemon: &Daemon, seen: usize) {
     let connected = |line: &str| line.contains("front-end connected").then_some(());
     daemon.log().wait_from(seen, "a front-end", Duration::from_secs(30), connected).unwrap();
+}
+
+/// `make bench` makes its report with this.
+#[test]
+fn the_side_by_side() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = Command::new(repository().join("tools/bench"))
+        .env("KICKLESS_BENCH_QUICK", "1")
+        .env("KICKLESS_BENCH_OUT", dir.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("qemu-storage-daemon"));
+    assert!(dir.path().join("report.html").exists() && dir.path().join("plot.svg").exists());
 }
 
 fn started(daemon: &Daemon) -> Child {

@@ -29,7 +29,11 @@ fn options(liar: &Liar, seed: u64) -> Options {
         in_order: choice(1),
         event_idx: choice(2),
         indirect: choice(3),
-        waiting: if seed.is_multiple_of(5) { Waiting::Spin(Duration::from_millis(1)) } else { Waiting::Sleep },
+        waiting: if seed.is_multiple_of(5) {
+            Waiting::Spin(Duration::from_millis(1))
+        } else {
+            Waiting::Sleep
+        },
         buffer_memory: 4 << 20,
         reconnect_limit: Duration::from_millis(if seed.is_multiple_of(3) { 0 } else { 150 }),
         reply_timeout: Duration::from_millis(500),

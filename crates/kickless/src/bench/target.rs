@@ -130,7 +130,7 @@ fn wait_for(socket: &Path, child: &mut Child) -> Result<()> {
 
 /// The name in front of `=`, if that is one: a word without anything that a path or a command could have there.
 fn named(text: &str) -> (Option<&str>, &str) {
-    let is_name = |name: &str| !name.is_empty() && !name.contains(['/', ' ', '{', '-']);
+    let is_name = |name: &str| !name.is_empty() && !name.contains(['/', ' ', '{']);
     match text.split_once('=') {
         Some((name, what)) if is_name(name) => (Some(name), what),
         _ => (None, text),
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn names() {
         assert_eq!(named("/run/a.sock"), (None, "/run/a.sock"));
-        assert_eq!(named("spdk=/run/a.sock"), (Some("spdk"), "/run/a.sock"));
+        assert_eq!(named("a-b=/run/a.sock"), (Some("a-b"), "/run/a.sock"));
         assert_eq!(named("./k blk --socket-path={socket}"), (None, "./k blk --socket-path={socket}"));
         assert_eq!(named("a=k blk --fd=3"), (Some("a"), "k blk --fd=3"));
         assert_eq!(program("/usr/bin/qsd --x"), "qsd");
