@@ -138,7 +138,8 @@ impl Device {
             let place = Place::from_bits(next)
                 .after(u16::from(detail % 4) % self.options.size(), self.options.size());
             let id_and_flags =
-                [(u16::from(detail % 8) << (detail / 8 * 13)).to_le_bytes(), place.available().to_le_bytes()].concat();
+                [(u16::from(detail % 8) << (detail / 8 * 13)).to_le_bytes(), place.available().to_le_bytes()]
+                    .concat();
             MEMORY.write(Gpa(DESC + place.at() as u64 + 12), &id_and_flags).expect("inside");
         } else {
             let index = next.wrapping_add(u16::from(detail));
