@@ -1,7 +1,7 @@
 # What can be done here. Each target sets up what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
-.PHONY: build setup test check demo fuzz bench install install-driver
+.PHONY: build setup test check demo fuzz bench fio install install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
@@ -36,6 +36,11 @@ bench: build
 	tools/setup
 	tools/bench $(TARGETS)
 	cargo bench --locked -p kickless-tests
+
+# target/fio/kickless.so: fio's engine for any vhost-user-blk back-end.
+fio:
+	tools/setup
+	fio/prepare
 
 # The program, and the driver for programs in C.
 install: build install-driver
