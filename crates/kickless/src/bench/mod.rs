@@ -1,14 +1,16 @@
 //! `kickless bench`: puts load on vhost-user-blk back-ends, ours or others', and says what came of it.
 //!
 //! `options` is what can be asked for, `scenario` one load of those, `target` what it is put on. `run` carries one scenario
-//! out on one target with a thread (`load`) for each submitter, and makes a `Turn` of it (`turn`). `rounds` does that for each scenario and target; `blk` and `compare` differ
-//! only in how many targets and rounds there are. What came of it all is a `Results`, which `table`, JSON and `report` show.
+//! out on one target with a thread (`load`) for each submitter, and makes a `Turn` of it (`turn`). `rounds` does that for
+//! each scenario and target, for one back-end as for several. What came of it all is a `Results`, which `table`, JSON and
+//! `report` show. `parts` measures single parts without a back-end.
 
 mod layout;
 mod ledger;
 mod load;
 mod offsets;
 mod options;
+mod parts;
 mod progress;
 mod report;
 mod results;
@@ -20,5 +22,20 @@ mod table;
 mod target;
 mod turn;
 
+use anyhow::Result;
+
 pub(crate) use options::Bench;
-pub(crate) use rounds::carry_out;
+use options::{BackEnds, Part};
+
+/// Does what was asked for and prints what came of it.
+///
+/// # Errors
+/// A back-end cannot be reached, lacks something or dies, data are wrong, or requests failed.
+pub(crate) fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+    match bench {
+        Bench::Blk(blk) => rounds::carry_out(BackEnds::Blk(blk), print),
+        Bench::Compare(compare) => rounds::carry_out(BackEnds::Compare(compare), print),
+        Bench::Ring(options) => parts::carry_out(Part::Ring, options, print),
+        Bench::Memory(options) => parts::carry_out(Part::Memory, options, print),
+    }
+}

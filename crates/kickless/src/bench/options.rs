@@ -21,6 +21,42 @@ pub(crate) enum Bench {
     Blk(BlkBench),
     /// Put the same load on several back-ends, turn by turn, and say how they compare
     Compare(CompareBench),
+    /// Measure virtqueues alone, both ends in one thread
+    Ring(PartOptions),
+    /// Measure translation of guest addresses and copies alone
+    Memory(PartOptions),
+}
+
+/// A part that is measured alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Virtqueues.
+    Ring,
+    /// Guest memory.
+    Memory,
+}
+
+/// What is asked for of any part.
+#[derive(Debug, Args)]
+pub(crate) struct PartOptions {
+    /// How often to measure each operation, all of them in turn
+    #[arg(long, value_name = "N", default_value = "7", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rounds: u32,
+    /// How long to measure each operation in a round
+    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = parse_time)]
+    pub(crate) time: Duration,
+    /// Print the results as JSON instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A benchmark of back-ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum BackEnds<'a> {
+    /// One.
+    Blk(&'a BlkBench),
+    /// Several.
+    Compare(&'a CompareBench),
 }
 
 /// `kickless bench blk`.
@@ -132,25 +168,39 @@ pub(crate) struct LoadOptions {
 }
 
 impl Bench {
-    /// The load that was asked for.
-    pub(crate) fn load(&self) -> &LoadOptions {
+    /// What the options' types cannot say.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub(crate) fn check(&self) -> Result<(), String> {
         match self {
-            Bench::Blk(blk) => &blk.load,
-            Bench::Compare(compare) => &compare.load,
+            Bench::Blk(blk) => BackEnds::Blk(blk).check(),
+            Bench::Compare(compare) => BackEnds::Compare(compare).check(),
+            Bench::Ring(_) | Bench::Memory(_) => Ok(()),
+        }
+    }
+}
+
+impl<'a> BackEnds<'a> {
+    /// The load that was asked for.
+    pub(crate) fn load(self) -> &'a LoadOptions {
+        match self {
+            BackEnds::Blk(blk) => &blk.load,
+            BackEnds::Compare(compare) => &compare.load,
         }
     }
 
     /// How often each target has each load.
-    pub(crate) fn rounds(&self) -> u32 {
+    pub(crate) fn rounds(self) -> u32 {
         match self {
-            Bench::Blk(blk) => blk.rounds,
-            Bench::Compare(compare) => compare.rounds,
+            BackEnds::Blk(blk) => blk.rounds,
+            BackEnds::Compare(compare) => compare.rounds,
         }
     }
 
     /// How long a turn is.
-    pub(crate) fn time(&self) -> Duration {
-        let default = if matches!(self, Bench::Blk(_)) { 10 } else { 2 };
+    pub(crate) fn time(self) -> Duration {
+        let default = if matches!(self, BackEnds::Blk(_)) { 10 } else { 2 };
         self.load().time.unwrap_or(Duration::from_secs(default))
     }
 
@@ -158,7 +208,7 @@ impl Bench {
     ///
     /// # Errors
     /// One sentence.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    fn check(self) -> Result<(), String> {
         let load = self.load();
         let threads = load.threads.unwrap_or(load.queues);
         if threads < load.queues {

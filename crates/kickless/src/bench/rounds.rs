@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use super::options::Bench;
+use super::options::BackEnds;
 use super::progress::Progress;
 use super::results::{Load, Results};
 use super::scenario::{Scenario, scenarios};
@@ -21,7 +21,7 @@ use super::{report, run, table};
 ///
 /// # Errors
 /// A target cannot be reached, lacks something or dies, data are wrong, or requests failed.
-pub(crate) fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+pub(crate) fn carry_out(bench: BackEnds<'_>, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, stop.clone()).context("signals cannot be waited for")?;
@@ -58,14 +58,14 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 /// The targets, started if need be, each with a name of its own.
-fn targets(bench: &Bench) -> Result<Vec<Target>> {
+fn targets(bench: BackEnds<'_>) -> Result<Vec<Target>> {
     let mut targets: Vec<Target> = Vec::new();
     match bench {
-        Bench::Blk(blk) => {
+        BackEnds::Blk(blk) => {
             let name = blk.socket_path.to_string_lossy().into_owned();
             targets.push(Target::at(name, blk.socket_path.clone(), blk.pid));
         }
-        Bench::Compare(compare) => {
+        BackEnds::Compare(compare) => {
             for text in &compare.targets {
                 let mut target = Target::parse(text, compare.target_cpu.as_ref())?;
                 let taken = |name: &str| targets.iter().any(|other| other.name() == name);
@@ -83,7 +83,7 @@ fn targets(bench: &Bench) -> Result<Vec<Target>> {
 
 /// The turns of each target at one load. Who begins changes from round to round.
 fn rounds(
-    bench: &Bench,
+    bench: BackEnds<'_>,
     scenario: &Scenario,
     targets: &[Target],
     stop: &AtomicBool,

@@ -7,7 +7,7 @@ use kickless_driver::{Options, Waiting};
 use serde::Serialize;
 
 use super::layout::bytes;
-use super::options::{Bench, LoadOptions};
+use super::options::{BackEnds, LoadOptions};
 
 /// Where requests go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -81,7 +81,7 @@ fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S:
 }
 
 /// Every load that the command line stands for.
-pub(crate) fn scenarios(bench: &Bench) -> Vec<Scenario> {
+pub(crate) fn scenarios(bench: BackEnds<'_>) -> Vec<Scenario> {
     let load = bench.load();
     let mut all = Vec::new();
     for &pattern in &load.pattern {
@@ -215,11 +215,19 @@ mod tests {
         Line::try_parse_from(std::iter::once("bench").chain(line.split_whitespace())).unwrap().bench
     }
 
+    fn asked(bench: &Bench) -> BackEnds<'_> {
+        match bench {
+            Bench::Blk(blk) => BackEnds::Blk(blk),
+            Bench::Compare(compare) => BackEnds::Compare(compare),
+            Bench::Ring(_) | Bench::Memory(_) => panic!("no load"),
+        }
+    }
+
     #[test]
     fn each_combination_once() {
-        let asked =
+        let line =
             bench("blk --socket-path=s --depth=1,32 --block-size=4K,64K --wait=sleep,poll --read=0,50,100");
-        let all = scenarios(&asked);
+        let all = scenarios(asked(&line));
         assert_eq!(all.len(), 24);
         assert!(all.iter().enumerate().all(|(at, one)| !all.get(..at).unwrap().contains(one)));
         assert_eq!(
@@ -230,15 +238,20 @@ mod tests {
 
     #[test]
     fn a_queue_holds_what_its_threads_have_in_flight() {
-        let asked = bench("blk --socket-path=s --depth=100 --threads=5 --queues=2");
-        let scenario = scenarios(&asked).remove(0);
+        let line = bench("blk --socket-path=s --depth=100 --threads=5 --queues=2");
+        let scenario = scenarios(asked(&line)).remove(0);
         assert_eq!(scenario.in_flight(), 300);
-        assert_eq!(scenario.driver_options("s".as_ref(), asked.load()).unwrap().queue_size, 512);
-        let asked = bench("blk --socket-path=s --depth=100 --queue-size=64");
-        let scenario = scenarios(&asked).remove(0);
-        assert!(scenario.driver_options("s".as_ref(), asked.load()).unwrap_err().contains("--queue-size=64"));
-        let asked = bench("blk --socket-path=s --depth=32768 --threads=2");
-        assert!(scenarios(&asked).remove(0).driver_options("s".as_ref(), asked.load()).is_err());
+        assert_eq!(scenario.driver_options("s".as_ref(), asked(&line).load()).unwrap().queue_size, 512);
+        let line = bench("blk --socket-path=s --depth=100 --queue-size=64");
+        let scenario = scenarios(asked(&line)).remove(0);
+        assert!(
+            scenario
+                .driver_options("s".as_ref(), asked(&line).load())
+                .unwrap_err()
+                .contains("--queue-size=64")
+        );
+        let line = bench("blk --socket-path=s --depth=32768 --threads=2");
+        assert!(scenarios(asked(&line)).remove(0).driver_options("s".as_ref(), asked(&line).load()).is_err());
     }
 
     #[test]

@@ -1,0 +1,69 @@
+//! Translation of guest addresses, and copies from and to guest memory.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use super::Operation;
+
+/// One slot's bytes.
+const SLOT: u64 = 1 << 20;
+/// What most machines have (RAM below and above the hole), and the most that vhost-user has.
+const SLOTS: [u64; 3] = [1, 3, 509];
+const PAGE: u64 = 4096;
+
+/// Each operation, in maps of several sizes.
+pub(super) fn operations() -> Result<Vec<Operation>> {
+    let mut all = Vec::new();
+    for slots in SLOTS {
+        let map = memory(slots)?;
+        let within = |what: &str| format!("{what}, {slots} slot{}", if slots == 1 { "" } else { "s" });
+        // Never the same slot twice running, and always one that is not the first looked at.
+        let addresses = || {
+            let mut random = fastrand::Rng::with_seed(slots);
+            move || Gpa(random.u64(..slots * SLOT / PAGE - 1) * PAGE)
+        };
+
+        let (at, pages) = (addresses(), map.clone());
+        all.push(Operation::new(within("page translated into a segment"), translate(pages, at)));
+        let (mut at, pages) = (addresses(), map.clone());
+        all.push(Operation::new(within("64-bit word read"), move || {
+            black_box(pages.read_obj::<u64>(at())?);
+            Ok(1)
+        }));
+        let (mut at, pages) = (addresses(), map.clone());
+        all.push(Operation::new(within("status byte written"), move || {
+            pages.write_obj(at(), black_box(&0u8))?;
+            Ok(1)
+        }));
+        let mut at = addresses();
+        let mut page = [0; PAGE as usize];
+        all.push(Operation::new(within("page copied out"), move || {
+            map.read(at(), black_box(&mut page))?;
+            Ok(1)
+        }));
+    }
+    Ok(all)
+}
+
+fn translate(map: Arc<Map>, mut at: impl FnMut() -> Gpa + 'static) -> impl FnMut() -> Result<u32> + 'static {
+    let mut iov = Iov::default();
+    move || {
+        iov.clear();
+        iov.push(&map, at(), PAGE as u32)?;
+        black_box(iov.segments());
+        Ok(1)
+    }
+}
+
+fn memory(slots: u64) -> Result<Arc<Map>> {
+    let slot = |nth: u64| -> Result<Slot> {
+        let file = memfd_create("kickless-bench", MemfdFlags::CLOEXEC).context("no memory")?;
+        ftruncate(&file, SLOT).context("no memory")?;
+        Ok(Slot::map(&file, 0, Gpa(nth * SLOT), UserAddr(nth * SLOT), SLOT)?)
+    };
+    Ok(Arc::new(Map::new((0..slots).map(slot).collect::<Result<_>>()?)?))
+}
