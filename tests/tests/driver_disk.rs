@@ -9,12 +9,12 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kickless_driver::{Choice, Disk, Error, Failure, Invalid, Options, Queue, Request, Waiting};
+use kickless_driver::{Choice, Completion, Disk, Error, Failure, Invalid, Options, Queue, Request, Waiting};
 use kickless_spec::blk::BlkFeatures;
 use kickless_spec::features::Features;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program, repository};
@@ -603,6 +603,33 @@ fn who_polls_is_not_called() {
             assert!(calls <= 4, "{packed:?} {event_idx:?}: {calls} calls");
         }
     }
+}
+
+/// A handler runs under a lock of its queue.
+#[test]
+fn what_a_handler_may_do() {
+    let served = serve(Program::Kickless);
+    let disk = served.connect();
+    let (told, heard) = mpsc::channel();
+    let handler = {
+        let disk = disk.clone();
+        move |completion: Completion| {
+            let memory = memfd_create("caller", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&memory, 4096).unwrap();
+            let refused = [
+                disk.register(&memory, 0, 4096).map(drop),
+                disk.set_writeback(true),
+                disk.flush(),
+                disk.queue(0).wait(1, None, |_| {}).map(drop),
+            ];
+            assert!(refused.iter().all(|refused| matches!(refused, Err(Error::InHandler))), "{refused:?}");
+            assert_eq!(disk.size().unwrap(), SIZE as u64);
+            told.send(completion.result).unwrap();
+        }
+    };
+    let read = Request::read(0, disk.buffer(4096).unwrap()).on_complete(Arc::new(handler), 0);
+    disk.queue(0).submit_one(read).unwrap();
+    assert_eq!(heard.recv_timeout(LIMIT).unwrap(), Ok(()));
 }
 
 #[test]

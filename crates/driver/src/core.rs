@@ -35,7 +35,10 @@ pub(crate) struct Core {
     pub(crate) source: Arc<Source>,
     pub(crate) control: Control,
     pub(crate) features: Features,
+    /// Taken before any queue's lock for completions, so that a handler, which runs under one, must not take it.
     session: Mutex<Session>,
+    /// What was last read of the back-end, for handlers.
+    known: Mutex<(Limits, Space)>,
     /// The back-end's own channel, apart from the session so that who sleeps at a queue can serve it.
     requests: Mutex<Option<FrontendResponder>>,
     /// What it died of.
@@ -122,6 +125,7 @@ impl Core {
             control,
             features,
             session: Mutex::new(session),
+            known: Mutex::new((limits, space)),
             requests: Mutex::new(requests),
             dead: OnceLock::new(),
             stop: Event::new()?,
@@ -133,7 +137,9 @@ impl Core {
         }))
     }
 
+    /// The conversation with the back-end.
     pub(crate) fn session(&self) -> MutexGuard<'_, Session> {
+        debug_assert!(!ring::is_delivering(), "a handler has a queue's lock already");
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -201,7 +207,12 @@ impl Core {
     }
 
     /// What requests must keep to and the configuration space, read anew if it has changed.
+    ///
+    /// In a handler, as they were when they were read last.
     pub(crate) fn limits(self: &Arc<Self>) -> Result<(Limits, Space), Error> {
+        if ring::is_delivering() {
+            return if self.is_dead() { Err(self.dead_error()) } else { Ok(*self.known()) };
+        }
         let mut session = self.session();
         let changes = self.changes();
         if session.seen != changes
@@ -218,9 +229,14 @@ impl Core {
                 }
             };
             (session.space, session.limits, session.seen) = (space, limits, changes);
+            *self.known() = (limits, space);
             self.rings.iter().for_each(|ring| ring.set_limits(limits));
         }
         Ok((session.limits, session.space))
+    }
+
+    pub(crate) fn known(&self) -> MutexGuard<'_, (Limits, Space)> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What comes of an error on the connection. If that is lost, all is well as long as another can be had: it is told of
@@ -241,11 +257,15 @@ impl Core {
         if !offered.contains(BlkFeatures::CONFIG_WCE) {
             return Err(Error::NotOffered { what: "a switch for its write cache" });
         }
+        if ring::is_delivering() {
+            return Err(Error::InHandler);
+        }
         let mut session = self.session();
         let told = session.connection.as_mut().map_or(Ok(()), |connection| connection.set_writeback(on));
         if !matches!(told, Err(Error::Refused { .. })) {
             session.writeback = Some(on);
             session.space.writeback = on.into();
+            self.known().1.writeback = on.into();
         }
         told.or_else(|error| self.broken(session, error))
     }
@@ -275,6 +295,9 @@ impl Core {
 
     /// Shares no more what nobody refers to.
     pub(crate) fn sweep(self: &Arc<Self>) -> Result<(), Error> {
+        if ring::is_delivering() {
+            return Err(Error::InHandler);
+        }
         loop {
             let mut session = self.session();
             let Some(region) = session.regions.unused() else { return Ok(()) };

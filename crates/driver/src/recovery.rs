@@ -122,6 +122,7 @@ impl Core {
         }
         self.control.watch(connection.as_fd(), requests.as_ref().map(AsFd::as_fd))?;
         (session.space, session.limits, session.seen) = (space, limits, changes);
+        *self.known() = (limits, space);
         session.regions_max = connection.regions_max;
         session.connection = Some(connection);
         drop(session);
