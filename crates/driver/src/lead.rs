@@ -1,9 +1,10 @@
 //! Which of the threads that wait at a queue sleeps on its events, for all of them.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use crate::event::Event;
+use crate::primitive::{Mutex, MutexGuard};
 use crate::seat::Seat;
 
 /// The role of the one that sleeps on the queue's events and hands out what has come. The others sleep in their seats, until

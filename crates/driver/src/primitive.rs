@@ -1,9 +1,11 @@
-//! The standard library's atomics and cells, or those that loom watches.
+//! The standard library's atomics, cells and locks, or those that loom watches.
 
 #[cfg(loom)]
-pub(crate) use loom::{cell::UnsafeCell, sync::Arc, sync::atomic::AtomicBool};
+pub(crate) use loom::cell::UnsafeCell;
+#[cfg(loom)]
+pub(crate) use loom::sync::{Arc, Condvar, Mutex, MutexGuard, atomic::AtomicBool};
 #[cfg(not(loom))]
-pub(crate) use std::{sync::Arc, sync::atomic::AtomicBool};
+pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, atomic::AtomicBool};
 
 /// `std::cell::UnsafeCell` with loom's face.
 #[cfg(not(loom))]

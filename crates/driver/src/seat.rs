@@ -1,12 +1,13 @@
 //! Where somebody waits for one request: a thread that blocks, or a future.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use crate::buffer::Data;
 use crate::error::Failure;
 use crate::event::Event;
+use crate::primitive::{Condvar, Mutex, MutexGuard};
 
 /// What is waited for.
 pub(crate) type Outcome = (Result<(), Failure>, Data);

@@ -1,0 +1,326 @@
+//! What threads hand to one another at a queue, in every order that the memory model allows, up to a number of preemptions.
+//!
+//! The code under test is the driver's own, taken from its files: slots, seats, the role of the one that sleeps for all. What
+//! it stands on (events, buffers) is replaced by what loom can watch. Kicks are a model of `Ring::show` and of a connection that
+//! is made again, with the suppression that the rings use. A wake-up that is lost is a deadlock, which loom finds.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-driver --release --test loom`
+#![cfg(loom)]
+#![allow(unsafe_code, dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+#[path = "../src/lead.rs"]
+mod lead;
+#[path = "../src/primitive.rs"]
+mod primitive;
+#[path = "../src/seat.rs"]
+mod seat;
+#[path = "../src/slots.rs"]
+mod slots;
+
+mod buffer {
+    /// What a request brings back.
+    pub(crate) type Data = u32;
+}
+
+mod error {
+    #[derive(Debug)]
+    pub(crate) enum Failure {}
+}
+
+mod event {
+    use loom::sync::{Condvar, Mutex};
+
+    /// An eventfd.
+    #[derive(Debug, Default)]
+    pub(crate) struct Event {
+        signalled: Mutex<bool>,
+        told: Condvar,
+    }
+
+    impl Event {
+        pub(crate) fn signal(&self) {
+            *self.signalled.lock().unwrap() = true;
+            self.told.notify_one();
+        }
+
+        pub(crate) fn take(&self) -> bool {
+            std::mem::take(&mut *self.signalled.lock().unwrap())
+        }
+
+        pub(crate) fn sleep(&self) {
+            let mut signalled = self.signalled.lock().unwrap();
+            while !std::mem::take(&mut *signalled) {
+                signalled = self.told.wait(signalled).unwrap();
+            }
+        }
+    }
+}
+
+use event::Event;
+use kickless_virtqueue::device::suppress::{self as device, Cells, Word};
+use kickless_virtqueue::driver::suppress as driver;
+use lead::Lead;
+use loom::sync::Mutex;
+use loom::sync::atomic::{AtomicBool, AtomicU16, fence};
+use loom::thread;
+use seat::Seat;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// A request goes in, a device that lies says at any moment that it is done, and the id is used again.
+#[test]
+fn a_request_is_taken_once_whatever_the_device_says() {
+    check(3, || {
+        let (mut filler, mut taker) = slots::slots::<Box<u16>>(1);
+        let completer = thread::spawn(move || {
+            let mut taken: Vec<u16> = (0..2).filter_map(|_| taker.take(0)).map(|request| *request).collect();
+            // Once the other has ended, what is left.
+            (std::mem::take(&mut taken), taker)
+        });
+        let mut refused = 0;
+        for request in [1, 2] {
+            refused += u16::from(filler.fill(0, Box::new(request)).is_err());
+        }
+        let (mut taken, mut taker) = completer.join().unwrap();
+        taken.extend(taker.take(0).map(|request| *request));
+        assert_eq!(taken.len() as u16 + refused, 2);
+        assert!(taken.is_sorted(), "{taken:?}");
+    });
+}
+
+const WAITERS: usize = 3;
+
+/// A queue as those who wait see it: what is done, and who wants to be called.
+struct Queue {
+    lead: Lead,
+    seats: [Arc<Seat>; WAITERS],
+    /// Done by the device, and not handed out yet. The lock is that for completions.
+    done: [AtomicBool; WAITERS],
+    handed_out: Mutex<[bool; WAITERS]>,
+    /// The eventfd of calls and the one that wakes the leader: one is waited for as well as the other.
+    events: Arc<Event>,
+}
+
+impl Queue {
+    /// Hands out what is done, to whomever it belongs.
+    fn drain_for_all(&self) {
+        let mut handed_out = self.handed_out.lock().unwrap();
+        for at in 0..WAITERS {
+            if !handed_out[at] && self.done[at].load(Ordering::Acquire) {
+                handed_out[at] = true;
+                self.seats[at].complete((Ok(()), at as u32));
+            }
+        }
+    }
+
+    /// As `Core::await_seat`, `pause`, `lead` and `doze`.
+    fn wait(&self, at: usize) {
+        let seat = &self.seats[at];
+        loop {
+            if let Some((_, data)) = seat.take() {
+                assert_eq!(data, at as u32);
+                self.lead.pass_on();
+                return;
+            }
+            if !self.lead.take_or_follow(seat) {
+                seat.wait(None);
+                self.lead.stop_following(seat);
+                continue;
+            }
+            loop {
+                self.drain_for_all();
+                if seat.is_called() {
+                    break;
+                }
+                if seat.lie_down(&self.events) {
+                    self.events.sleep();
+                    seat.get_up();
+                }
+            }
+            self.lead.give_up();
+        }
+    }
+}
+
+/// Three threads wait at one queue, one of them for all; whoever goes first leaves the others served. The request `polled` is
+/// found by another thread, which polls and sleeps nowhere; for the others the device calls.
+fn waiting(polled: usize) {
+    check(2, move || {
+        let queue = Arc::new(Queue {
+            lead: Lead::default(),
+            seats: Default::default(),
+            done: [(); WAITERS].map(|()| AtomicBool::new(false)),
+            handed_out: Mutex::new([false; WAITERS]),
+            events: Arc::default(),
+        });
+        let waiters = [1, 2].map(|at| {
+            let queue = queue.clone();
+            thread::spawn(move || queue.wait(at))
+        });
+        let device = thread::spawn({
+            let queue = queue.clone();
+            move || {
+                for (at, done) in queue.done.iter().enumerate() {
+                    done.store(true, Ordering::Release);
+                    if at == polled { queue.drain_for_all() } else { queue.events.signal() }
+                }
+            }
+        });
+        queue.wait(0);
+        waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+        device.join().unwrap();
+    });
+}
+
+#[test]
+fn nobody_sleeps_on_when_its_request_is_done() {
+    waiting(0);
+    waiting(2);
+}
+
+/// The words of a split ring with event indices.
+struct Ring([AtomicU16; 6]);
+
+impl Ring {
+    /// Nothing is in it, and the device has said nothing about kicks yet.
+    fn new() -> Arc<Ring> {
+        Arc::new(Ring([0, 0, 0, 0, 0, 0].map(AtomicU16::new)))
+    }
+}
+
+impl Cells for Ring {
+    fn load(&self, word: Word, order: Ordering) -> u16 {
+        self.0[word as usize].load(order)
+    }
+
+    fn store(&self, word: Word, value: u16, order: Ordering) {
+        self.0[word as usize].store(value, order);
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// What the submission lock protects.
+struct Submission {
+    ring: Arc<Ring>,
+    next: u16,
+    kick: Arc<Event>,
+    dead: bool,
+}
+
+/// As `Ring::submit_one` and `Ring::show`: the decision under the lock, the kick outside. Whether it was submitted.
+fn submit(submission: &Mutex<Submission>) -> bool {
+    let mut locked = submission.lock().unwrap();
+    if locked.dead {
+        return false;
+    }
+    let old = locked.next;
+    locked.next = old + 1;
+    if driver::publish(&*locked.ring, true, old, old + 1) {
+        let kick = locked.kick.clone();
+        drop(locked);
+        kick.signal();
+    }
+    true
+}
+
+/// A device that serves `count` requests of a ring, and sleeps where there are none.
+fn serve(ring: &Ring, kick: &Event, count: u16) {
+    let mut next = 0;
+    while next < count {
+        next = ring.load(Word::AvailIdx, Ordering::Acquire);
+        if next < count && !device::arm(ring, true, next) {
+            kick.sleep();
+        }
+    }
+}
+
+/// Threads submit to one queue, and each decides under the lock and kicks after it.
+#[test]
+fn every_request_is_seen() {
+    check(3, || {
+        let (ring, kick) = (Ring::new(), Arc::new(Event::default()));
+        let submission =
+            Arc::new(Mutex::new(Submission { ring: ring.clone(), next: 0, kick: kick.clone(), dead: false }));
+        let other = thread::spawn({
+            let submission = submission.clone();
+            move || submit(&submission)
+        });
+        let device = thread::spawn(move || serve(&ring, &kick, 2));
+        assert!(submit(&submission));
+        assert!(other.join().unwrap());
+        device.join().unwrap();
+    });
+}
+
+/// The back-end is another one from some moment on: a request is submitted to the first one, whose kick nobody hears any more, and
+/// is put into the new ring; or it is submitted to the new one. `kicks`: the queue is kicked once when it begins anew.
+fn another_back_end(kicks: bool) {
+    check(3, move || {
+        let (ring, kick) = (Ring::new(), Arc::new(Event::default()));
+        let submission = Arc::new(Mutex::new(Submission { ring, next: 0, kick, dead: false }));
+        let submitter = thread::spawn({
+            let submission = submission.clone();
+            move || submit(&submission)
+        });
+        let (new_ring, new_kick) = (Ring::new(), Arc::new(Event::default()));
+        // The new back-end has been told of the ring, and has looked at it and found nothing.
+        let asleep = !device::arm(&*new_ring, true, 0);
+        assert!(asleep);
+        // As `Ring::renew`.
+        let mut locked = submission.lock().unwrap();
+        locked.ring = new_ring.clone();
+        locked.kick = new_kick.clone();
+        // Shown by a release store, and not by a decision: the queue is kicked in any case.
+        new_ring.store(Word::AvailIdx, locked.next, Ordering::Release);
+        drop(locked);
+        if kicks {
+            new_kick.signal();
+        }
+        assert!(submitter.join().unwrap());
+        assert!(new_kick.take(), "the new back-end sleeps on a request");
+        assert_eq!(new_ring.load(Word::AvailIdx, Ordering::Acquire), 1);
+    });
+}
+
+#[test]
+fn a_kick_for_a_back_end_that_is_gone_is_made_good() {
+    another_back_end(true);
+}
+
+#[test]
+#[should_panic(expected = "sleeps on a request")]
+fn without_a_kick_of_each_queue_one_is_lost() {
+    another_back_end(false);
+}
+
+/// The disk is unplugged while a thread is between the decision and the kick: it kicks what is still there, and whoever comes later
+/// is refused.
+#[test]
+fn unplugged_between_decision_and_kick() {
+    check(3, || {
+        let (ring, kick) = (Ring::new(), Arc::new(Event::default()));
+        let submission = Arc::new(Mutex::new(Submission { ring, next: 0, kick, dead: false }));
+        let submitter = thread::spawn({
+            let submission = submission.clone();
+            move || submit(&submission)
+        });
+        submission.lock().unwrap().dead = true;
+        // Whatever was submitted is given back by whoever unplugs: nothing is submitted after it.
+        let in_flight = submission.lock().unwrap().next;
+        let submitted = submitter.join().unwrap();
+        assert_eq!(submission.lock().unwrap().next, in_flight);
+        assert_eq!(u16::from(submitted), in_flight);
+        // The kick's eventfd went with the last who needed it.
+        let submission = Arc::into_inner(submission).unwrap().into_inner().unwrap();
+        assert_eq!(Arc::strong_count(&submission.kick), 1);
+    });
+}
