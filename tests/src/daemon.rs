@@ -16,6 +16,9 @@ use crate::transcript::Transcript;
 /// Safety net for everything that takes a daemon a moment.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// How long a daemon has to end by itself after a test has failed.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+
 /// Which back-end serves the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
@@ -227,7 +230,13 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended already; there is nobody to tell.
+        // It may have ended already; there is nobody to tell. After a failure, its own summary may say why.
+        if thread::panicking()
+            && let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
+            && kill_process(pid, Signal::TERM).is_ok()
+        {
+            let _ = wait_for_exit(&mut self.child, LAST_WORDS);
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {

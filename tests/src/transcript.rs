@@ -23,6 +23,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     lines: Vec<String>,
+    /// When the last of them came.
+    last: Option<Instant>,
     ended: bool,
 }
 
@@ -44,7 +46,10 @@ impl Transcript {
             while matches!(reader.read_until(b'\n', &mut line), Ok(length) if length > 0) {
                 let text = String::from_utf8_lossy(&line).trim_end().to_owned();
                 line.clear();
-                shared.lock().lines.push(text);
+                let mut state = shared.lock();
+                state.lines.push(text);
+                state.last = Some(Instant::now());
+                drop(state);
                 shared.changed.notify_all();
             }
             shared.lock().ended = true;
@@ -68,7 +73,12 @@ impl Transcript {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("{}: nothing more was printed in time", self.name);
+                let quiet = state.last.map_or(Duration::MAX, |last| last.elapsed());
+                bail!(
+                    "{}: nothing more was printed in time, the last line {} s ago",
+                    self.name,
+                    quiet.as_secs()
+                );
             }
             let (again, _) =
                 self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
