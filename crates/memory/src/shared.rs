@@ -40,23 +40,37 @@ pub(crate) unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
 }
 
 /// Reads one value, once: what is returned does not change under the caller's hands. Where it lies aligned,
-/// in whole words, so that a field of up to eight bytes is not torn.
+/// in words of eight bytes, or of four, so that a field of up to that many is not torn.
 ///
 /// # Safety
 /// `from` must be valid for `size_of::<T>()` bytes of shared memory.
 #[inline]
 pub(crate) unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
-    if !size_of::<T>().is_multiple_of(8) || !from.cast::<u64>().is_aligned() {
+    if size_of::<T>().is_multiple_of(8) && from.cast::<u64>().is_aligned() {
+        // SAFETY: the caller's promise, and what was just checked.
+        unsafe { read_words::<T, u64>(from) }
+    } else if size_of::<T>().is_multiple_of(4) && from.cast::<u32>().is_aligned() {
+        // SAFETY: as above.
+        unsafe { read_words::<T, u32>(from) }
+    } else {
         // SAFETY: the caller's promise.
-        return unsafe { read_bytes(from) };
+        unsafe { read_bytes(from) }
     }
+}
+
+/// [`read_obj`] for what lies aligned.
+///
+/// # Safety
+/// As [`read_obj`]; also, `from` must be aligned for `W`, of which `T` must be a whole number.
+#[inline]
+unsafe fn read_words<T: FromBytes, W: FromBytes>(from: NonNull<u8>) -> T {
     let mut value = MaybeUninit::<T>::uninit();
-    for i in 0..size_of::<T>() / 8 {
+    for i in 0..size_of::<T>() / size_of::<W>() {
         // Volatile, so that the compiler can neither repeat the read nor leave it out. SAFETY: both are valid
-        // for the size of `T`, `from` by the caller, and `from` is aligned (checked above).
+        // for the size of `T`, and `from` is aligned, by the caller.
         unsafe {
-            let word = from.cast::<u64>().add(i).as_ptr().read_volatile();
-            value.as_mut_ptr().cast::<u64>().add(i).write_unaligned(word);
+            let word = from.cast::<W>().add(i).as_ptr().read_volatile();
+            value.as_mut_ptr().cast::<W>().add(i).write_unaligned(word);
         }
     }
     // SAFETY: all of its bytes were written, and `T` may hold any (`FromBytes`).

@@ -1,0 +1,264 @@
+//! What a request costs at the driver's end of a ring: add and publish, pop and give back of a chain of three descriptors (a
+//! header, a page, a status byte), in batches of 32 and of 1, in one thread and with warm caches.
+//!
+//! Both ends are measured together and then the device's alone, over rings filled beforehand, which is subtracted: turn by
+//! turn, each the best of many short runs, for what others do on the machine does not count. Where there is valgrind, it
+//! counts the driver's instructions, which are the same each time.
+//!
+//!     cargo bench -p kickless-virtqueue --bench driver [-- --quick]
+#![allow(clippy::unwrap_used, reason = "a benchmark")]
+
+#[path = "../tests/model/mod.rs"]
+mod model;
+
+use kickless_memory::{Area, Map, UserAddr};
+use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Submitter, Table};
+use kickless_virtqueue::{Chain, device};
+use model::{ADDRESSES, AVAIL, DESC, SEAM, TABLES, USED, USER, memory};
+use std::hint::black_box;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const SIZE: u16 = 256;
+const BATCH_MAX: usize = 32;
+/// Nanoseconds for a request in a batch of 32, at most.
+const TARGET_NS: f64 = 30.0;
+/// Bytes from one indirect table to the next.
+const TABLE_STRIDE: usize = 64;
+/// Requests that are run where instructions are counted.
+const COUNTED: usize = 32 * 1024;
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    packed: bool,
+    in_order: bool,
+    indirect: bool,
+    batch: usize,
+}
+
+impl Shape {
+    fn all() -> impl Iterator<Item = Shape> {
+        (0..16).map(|bits| Shape {
+            batch: if bits & 8 == 0 { BATCH_MAX } else { 1 },
+            packed: bits & 4 != 0,
+            in_order: bits & 2 != 0,
+            indirect: bits & 1 != 0,
+        })
+    }
+
+    fn options(self) -> device::Options {
+        let options = match self.packed {
+            true => device::Options::packed(SIZE, true, self.indirect),
+            false => device::Options::new(SIZE, true, self.indirect),
+        };
+        options.unwrap().with_in_order(self.in_order)
+    }
+
+    /// Where a device begins.
+    fn base(self) -> u16 {
+        if self.packed { 1 << 15 } else { 0 }
+    }
+}
+
+/// The driver's end, and room for its tables.
+struct Driver {
+    submitter: Submitter,
+    completer: Completer,
+    tables: Area,
+    indirect: bool,
+}
+
+impl Driver {
+    /// Adds so many requests and shows them. How many there was room for.
+    #[inline(never)]
+    fn counted_submit(&mut self, count: usize) -> usize {
+        for done in 0..count {
+            let Some(id) = self.submitter.next_id() else { return done };
+            // What a request's memory is, by its id.
+            let addr = 0x1000 * u64::from(id);
+            let buffers = [
+                Buffer { addr, len: 16, writable: false },
+                Buffer { addr: 0x10_0000 + addr, len: 4096, writable: true },
+                Buffer { addr: addr + 32, len: 1, writable: true },
+            ];
+            let offset = TABLE_STRIDE * usize::from(id);
+            let table = Table { area: &self.tables, offset, addr: TABLES + offset as u64 };
+            if self.submitter.add(black_box(&buffers), self.indirect.then_some(table)).is_err() {
+                return done;
+            }
+        }
+        black_box(self.submitter.publish());
+        count
+    }
+
+    /// Takes back what is done. How many.
+    #[inline(never)]
+    fn counted_complete(&mut self) -> usize {
+        let mut count = 0;
+        while let Some(done) = self.completer.pop().unwrap() {
+            self.completer.give_back(black_box(done).id);
+            count += 1;
+        }
+        count
+    }
+}
+
+/// The device's end.
+struct Device {
+    queue: device::Queue,
+    map: Arc<Map>,
+    chain: Chain,
+    heads: Vec<u16>,
+}
+
+impl Device {
+    /// Pops and pushes up to so many requests, and shows them. How many.
+    #[inline(never)]
+    fn round(&mut self, count: usize) -> usize {
+        self.heads.clear();
+        while self.heads.len() < count && self.queue.pop(&self.map, &mut self.chain).unwrap() {
+            black_box((self.chain.readable(), self.chain.writable()));
+            self.heads.push(self.chain.head);
+        }
+        for &head in &self.heads {
+            self.queue.push(head, 4097);
+        }
+        black_box(self.queue.publish());
+        self.heads.len()
+    }
+}
+
+fn pair(shape: Shape) -> (Driver, Device) {
+    let map = memory();
+    let area = |gpa: u64, len: u64| map.area(UserAddr(USER + gpa), len as usize, 16).unwrap();
+    let areas = Areas {
+        desc: area(DESC, AVAIL - DESC),
+        driver: area(AVAIL, USED - AVAIL),
+        device: area(USED, TABLES - USED),
+    };
+    let (submitter, mut completer) = driver::queue(shape.options(), areas);
+    completer.disable_calls();
+    let metadata = device::Metadata::map(&map, &ADDRESSES, &shape.options()).unwrap();
+    let mut queue = device::Queue::new(shape.options(), metadata, shape.base());
+    queue.disarm();
+    let tables = area(TABLES, SEAM - TABLES);
+    let driver = Driver { submitter, completer, tables, indirect: shape.indirect };
+    (driver, Device { queue, map, chain: Chain::default(), heads: Vec::with_capacity(BATCH_MAX) })
+}
+
+/// Runs about so many requests through both ends; nanoseconds for one.
+fn both(shape: Shape, (driver, device): &mut (Driver, Device), requests: usize) -> f64 {
+    let rounds = requests / shape.batch;
+    let start = Instant::now();
+    for _ in 0..rounds {
+        let submitted = driver.counted_submit(shape.batch);
+        let served = device.round(shape.batch);
+        assert_eq!((submitted, driver.counted_complete()), (served, served));
+    }
+    per_request(start.elapsed(), rounds * shape.batch)
+}
+
+/// Runs about so many requests through the device's end; nanoseconds for one.
+fn device_alone(shape: Shape, (driver, device): &mut (Driver, Device), requests: usize) -> f64 {
+    // Three descriptors each, or one.
+    let chains = usize::from(SIZE) / if shape.indirect { 1 } else { 3 };
+    let batches = chains / shape.batch;
+    let mut spent = Duration::ZERO;
+    let mut done = 0;
+    while done < requests {
+        for _ in 0..batches {
+            assert_eq!(driver.counted_submit(shape.batch), shape.batch);
+        }
+        let start = Instant::now();
+        for _ in 0..batches {
+            done += device.round(shape.batch);
+        }
+        spent += start.elapsed();
+        assert_eq!(driver.counted_complete(), batches * shape.batch);
+    }
+    per_request(spent, done)
+}
+
+fn per_request(spent: Duration, requests: usize) -> f64 {
+    spent.as_nanos() as f64 / requests as f64
+}
+
+/// Instructions of the driver for a request, if there is something to count them.
+fn instructions(index: usize) -> Option<f64> {
+    let program = std::env::current_exe().ok()?;
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])
+        .args(["--toggle-collect=*counted_submit*", "--toggle-collect=*counted_complete*"])
+        .arg(program)
+        .arg(format!("--counted={index}"))
+        .output()
+        .ok()?;
+    let log = String::from_utf8_lossy(&output.stderr);
+    let (_, collected) = log.split_once("Collected :")?;
+    let count: f64 = collected.split_ascii_whitespace().next()?.parse().ok()?;
+    (output.status.success() && count > 0.0).then_some(count / COUNTED as f64)
+}
+
+/// The child whose instructions are counted.
+fn counted(index: usize) {
+    let shape = Shape::all().nth(index).unwrap();
+    both(shape, &mut pair(shape), COUNTED);
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn row(index: usize, shape: Shape, rounds: usize, runs: usize, quick: bool) {
+    const REQUESTS: usize = 4096;
+    let mut ends = pair(shape);
+    let best = |run: &mut dyn FnMut() -> f64| (0..runs).map(|_| run()).fold(f64::MAX, f64::min);
+    let (mut boths, mut devices, mut drivers) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let both = best(&mut || both(shape, &mut ends, REQUESTS));
+        let device = best(&mut || device_alone(shape, &mut ends, REQUESTS));
+        boths.push(both);
+        devices.push(device);
+        drivers.push(both - device);
+    }
+    let driver = median(&mut drivers);
+    let instructions = if quick { None } else { instructions(index) };
+    println!(
+        "  {:6} {:8} {:8} {:>5} {:>7.1} {:>7.1} {driver:>7.1}  {:>5.1} .. {:<5.1} {:>12}",
+        if shape.packed { "packed" } else { "split" },
+        if shape.in_order { "in-order" } else { "" },
+        if shape.indirect { "indirect" } else { "direct" },
+        shape.batch,
+        median(&mut boths),
+        median(&mut devices),
+        drivers[0],
+        drivers[rounds - 1],
+        instructions.map_or_else(|| "-".into(), |count| format!("{count:.1}")),
+    );
+}
+
+fn main() {
+    let asked = |word: &str| std::env::args().any(|argument| argument == word);
+    if let Some(index) =
+        std::env::args().find_map(|argument| argument.strip_prefix("--counted=")?.parse().ok())
+    {
+        return counted(index);
+    }
+    let short = std::env::var_os("KICKLESS_BENCH_QUICK").is_some_and(|value| value == "1");
+    let quick = short || asked("--quick") || !asked("--bench");
+    let (rounds, runs) = if quick { (1, 3) } else { (7, 100) };
+    println!(
+        "the driver's end of a ring of {SIZE}, ns for each request, {rounds} turns of each{}",
+        if quick { "  (short form: not a measurement)" } else { "" }
+    );
+    println!(
+        "  {:24} {:>5} {:>7} {:>7} {:>7}  {:>5} .. {:<5} {:>12}",
+        "", "batch", "both", "device", "driver", "least", "most", "instructions"
+    );
+    for (index, shape) in Shape::all().enumerate() {
+        row(index, shape, rounds, runs, quick);
+    }
+    println!("target: at most {TARGET_NS:.0} ns in a batch of {BATCH_MAX}");
+}
