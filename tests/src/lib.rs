@@ -18,4 +18,5 @@ pub mod liar_session;
 pub mod qemu;
 pub mod qmp;
 pub mod scratch;
+pub mod stage;
 pub mod transcript;

@@ -1,0 +1,248 @@
+//! What a request costs at the driver's end, header, status and completion included: `Queue::submit` and `Queue::poll` of
+//! reads of 4 KiB, in batches of 32 and of 1, with the device, a disk that answers at once, in the same thread.
+//!
+//! Both ends are measured together and then the device's alone, which is subtracted: turn by turn, each the best of many
+//! short runs, for what others do on the machine does not count. Where there is valgrind, it counts the driver's
+//! instructions, which are the same each time.
+//!
+//!     cargo bench -p kickless-tests --bench driver_path [-- --quick]
+
+mod common;
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use common::{Plan, Spread};
+use kickless_driver::{Choice, Completion, Data, OnComplete, Options, Queue, Request};
+use kickless_tests::stage::{Pair, Stage};
+
+const DISK_SIZE: u64 = 1 << 30;
+const BATCH_MAX: usize = 32;
+/// Requests in flight while the device is measured alone.
+const FILL: usize = 256;
+/// Requests of one short run.
+const REQUESTS: usize = 4096;
+/// Requests whose instructions are counted.
+const COUNTED: usize = 16 * 1024;
+/// Nanoseconds for a request in a batch of 32, at most: submission and completion.
+const TARGET_NS: f64 = 30.0;
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    packed: bool,
+    in_order: bool,
+    /// To a handler instead of the poller.
+    handler: bool,
+    batch: usize,
+}
+
+impl Shape {
+    fn all() -> Vec<Shape> {
+        let mut all = Vec::new();
+        for batch in [BATCH_MAX, 1] {
+            for (packed, in_order) in [(false, false), (false, true), (true, false), (true, true)] {
+                all.push(Shape { packed, in_order, handler: false, batch });
+            }
+            all.push(Shape { packed: false, in_order: false, handler: true, batch });
+        }
+        all
+    }
+
+    fn options(self) -> Options {
+        let choice = |on| if on { Choice::On } else { Choice::Off };
+        Options {
+            packed: choice(self.packed),
+            in_order: choice(self.in_order),
+            event_idx: Choice::On,
+            indirect: Choice::On,
+            buffer_memory: 8 << 20,
+            // The thread that measures polls.
+            reactor: false,
+            ..Options::new("")
+        }
+    }
+
+    fn name(self) -> String {
+        let ring = if self.packed { "packed" } else { "split" };
+        let order = if self.in_order { ", in-order" } else { "" };
+        format!("{ring}{order}{}", if self.handler { ", handler" } else { "" })
+    }
+}
+
+/// Takes the memory back, as a program's own handler would.
+struct Collector(std::sync::Mutex<Vec<Data>>, AtomicUsize);
+
+impl OnComplete for Collector {
+    fn complete(&self, completion: Completion) {
+        self.1.fetch_add(usize::from(completion.result.is_ok()), Ordering::Relaxed);
+        if let Ok(mut data) = self.0.lock() {
+            data.push(completion.data);
+        }
+    }
+}
+
+/// Submits and takes completions.
+struct Driver {
+    queue: Queue,
+    data: Vec<Data>,
+    batch: Vec<Request>,
+    collector: Option<Arc<Collector>>,
+    next: u64,
+}
+
+impl Driver {
+    fn new(pair: &Pair, handler: bool) -> Result<Driver> {
+        let data = (0..FILL).map(|_| Ok(pair.disk.buffer(4096)?.into())).collect::<Result<_>>()?;
+        let collector =
+            || Arc::new(Collector(std::sync::Mutex::new(Vec::with_capacity(FILL)), AtomicUsize::new(0)));
+        Ok(Driver {
+            queue: pair.disk.queue(0),
+            data,
+            batch: Vec::with_capacity(BATCH_MAX),
+            collector: handler.then(collector),
+            next: 0,
+        })
+    }
+
+    #[inline(never)]
+    fn counted_submit(&mut self, count: usize) -> Result<()> {
+        for _ in 0..count {
+            let Some(data) = self.data.pop() else { break };
+            self.next = (self.next + 4096) % DISK_SIZE;
+            let request = Request::read(self.next, data);
+            self.batch.push(match &self.collector {
+                None => request.token(self.next),
+                Some(collector) => request.on_complete(collector.clone(), self.next),
+            });
+        }
+        self.queue.submit(&mut self.batch)?;
+        Ok(())
+    }
+
+    /// How many were completed well.
+    #[inline(never)]
+    fn counted_complete(&mut self) -> Result<usize> {
+        let mut done = 0;
+        self.queue.poll(FILL, |completion| {
+            done += usize::from(completion.result.is_ok());
+            self.data.push(completion.data);
+        })?;
+        if let Some(collector) = &self.collector {
+            done += collector.1.swap(0, Ordering::Relaxed);
+            if let Ok(mut data) = collector.0.lock() {
+                self.data.append(&mut data);
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Runs about so many requests through both ends; nanoseconds for one.
+fn both(batch: usize, driver: &mut Driver, stage: &mut Stage, requests: usize) -> Result<f64> {
+    let rounds = requests / batch;
+    let start = Instant::now();
+    for _ in 0..rounds {
+        driver.counted_submit(batch)?;
+        stage.poll(batch as u32);
+        ensure!(driver.counted_complete()? == batch, "the device has not answered");
+    }
+    Ok(per_request(start.elapsed(), rounds * batch))
+}
+
+/// Runs about so many requests through the device's end; nanoseconds for one.
+fn device_alone(batch: usize, driver: &mut Driver, stage: &mut Stage, requests: usize) -> Result<f64> {
+    let batches = FILL / batch;
+    let (mut spent, mut done) = (Duration::ZERO, 0);
+    while done < requests {
+        for _ in 0..batches {
+            driver.counted_submit(batch)?;
+        }
+        let start = Instant::now();
+        for _ in 0..batches {
+            done += stage.poll(batch as u32) as usize;
+        }
+        spent += start.elapsed();
+        ensure!(driver.counted_complete()? == batches * batch, "the device has not answered");
+    }
+    Ok(per_request(spent, done))
+}
+
+fn per_request(spent: Duration, requests: usize) -> f64 {
+    spent.as_nanos() as f64 / requests as f64
+}
+
+/// Instructions of the driver for a request, if there is something to count them.
+fn instructions(index: usize) -> Option<f64> {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])
+        .args(["--toggle-collect=*counted_submit*", "--toggle-collect=*counted_complete*"])
+        .arg(std::env::current_exe().ok()?)
+        .arg(format!("--counted={index}"))
+        .output()
+        .ok()?;
+    let log = String::from_utf8_lossy(&output.stderr);
+    let (_, collected) = log.split_once("Collected :")?;
+    let count: f64 = collected.split_ascii_whitespace().next()?.parse().ok()?;
+    (output.status.success() && count > 0.0).then_some(count / COUNTED as f64)
+}
+
+fn row(index: usize, shape: Shape, plan: &Plan) -> Result<()> {
+    let mut pair = Pair::start(DISK_SIZE, shape.options())?;
+    let mut driver = Driver::new(&pair, shape.handler)?;
+    let runs = if plan.quick { 2 } else { 100 };
+    let (mut boths, mut devices) = (Vec::new(), Vec::new());
+    for _ in 0..plan.rounds {
+        let (mut least_both, mut least_device) = (f64::MAX, f64::MAX);
+        for _ in 0..runs {
+            least_both = least_both.min(both(shape.batch, &mut driver, &mut pair.stage, REQUESTS)?);
+            let device = device_alone(shape.batch, &mut driver, &mut pair.stage, REQUESTS)?;
+            least_device = least_device.min(device);
+        }
+        boths.push(least_both);
+        devices.push(least_device);
+    }
+    let ours = Spread::of(boths.iter().zip(&devices).map(|(both, device)| both - device));
+    let instructions = if plan.quick { None } else { instructions(index) };
+    println!(
+        "  {:<18} {:>5} {:>7.1} {:>7.1} {:>7.1}  {:>5.1} .. {:<5.1} {:>12}",
+        shape.name(),
+        shape.batch,
+        Spread::of(boths).median,
+        Spread::of(devices).median,
+        ours.median,
+        ours.min,
+        ours.max,
+        instructions.map_or_else(|| "-".into(), |count| format!("{count:.0}")),
+    );
+    Ok(())
+}
+
+/// The child whose instructions are counted.
+fn counted(shape: Shape) -> Result<()> {
+    let mut pair = Pair::start(DISK_SIZE, shape.options())?;
+    let mut driver = Driver::new(&pair, shape.handler)?;
+    both(shape.batch, &mut driver, &mut pair.stage, COUNTED).map(drop)
+}
+
+fn main() -> Result<()> {
+    let shapes = Shape::all();
+    let index =
+        std::env::args().find_map(|argument| argument.strip_prefix("--counted=")?.parse::<usize>().ok());
+    if let Some(shape) = index.and_then(|index| shapes.get(index)) {
+        return counted(*shape);
+    }
+    let plan = Plan::from_arguments();
+    println!("reads of 4 KiB, ns for each, {} turns of each{}", plan.rounds, plan.remark());
+    println!(
+        "  {:<18} {:>5} {:>7} {:>7} {:>7}  {:>5} .. {:<5} {:>12}",
+        "", "batch", "both", "device", "driver", "least", "most", "instructions"
+    );
+    for (index, shape) in shapes.into_iter().enumerate() {
+        row(index, shape, &plan)?;
+    }
+    println!("target: at most {TARGET_NS:.0} ns in a batch of {BATCH_MAX}{}", plan.remark());
+    Ok(())
+}
