@@ -10,13 +10,11 @@
 mod common;
 
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use common::{Plan, Spread};
-use kickless_driver::{Choice, Completion, Data, OnComplete, Options, Queue, Request};
+use kickless_driver::{Choice, Data, Options, Queue, Request};
 use kickless_tests::stage::{Pair, Stage};
 
 const DISK_SIZE: u64 = 1 << 30;
@@ -34,8 +32,6 @@ const TARGET_NS: f64 = 30.0;
 struct Shape {
     packed: bool,
     in_order: bool,
-    /// To a handler instead of the poller.
-    handler: bool,
     batch: usize,
 }
 
@@ -44,9 +40,8 @@ impl Shape {
         let mut all = Vec::new();
         for batch in [BATCH_MAX, 1] {
             for (packed, in_order) in [(false, false), (false, true), (true, false), (true, true)] {
-                all.push(Shape { packed, in_order, handler: false, batch });
+                all.push(Shape { packed, in_order, batch });
             }
-            all.push(Shape { packed: false, in_order: false, handler: true, batch });
         }
         all
     }
@@ -68,19 +63,7 @@ impl Shape {
     fn name(self) -> String {
         let ring = if self.packed { "packed" } else { "split" };
         let order = if self.in_order { ", in-order" } else { "" };
-        format!("{ring}{order}{}", if self.handler { ", handler" } else { "" })
-    }
-}
-
-/// Takes the memory back, as a program's own handler would.
-struct Collector(std::sync::Mutex<Vec<Data>>, AtomicUsize);
-
-impl OnComplete for Collector {
-    fn complete(&self, completion: Completion) {
-        self.1.fetch_add(usize::from(completion.result.is_ok()), Ordering::Relaxed);
-        if let Ok(mut data) = self.0.lock() {
-            data.push(completion.data);
-        }
+        format!("{ring}{order}")
     }
 }
 
@@ -89,22 +72,13 @@ struct Driver {
     queue: Queue,
     data: Vec<Data>,
     batch: Vec<Request>,
-    collector: Option<Arc<Collector>>,
     next: u64,
 }
 
 impl Driver {
-    fn new(pair: &Pair, handler: bool) -> Result<Driver> {
+    fn new(pair: &Pair) -> Result<Driver> {
         let data = (0..FILL).map(|_| Ok(pair.disk.buffer(4096)?.into())).collect::<Result<_>>()?;
-        let collector =
-            || Arc::new(Collector(std::sync::Mutex::new(Vec::with_capacity(FILL)), AtomicUsize::new(0)));
-        Ok(Driver {
-            queue: pair.disk.queue(0),
-            data,
-            batch: Vec::with_capacity(BATCH_MAX),
-            collector: handler.then(collector),
-            next: 0,
-        })
+        Ok(Driver { queue: pair.disk.queue(0), data, batch: Vec::with_capacity(BATCH_MAX), next: 0 })
     }
 
     #[inline(never)]
@@ -112,11 +86,7 @@ impl Driver {
         for _ in 0..count {
             let Some(data) = self.data.pop() else { break };
             self.next = (self.next + 4096) % DISK_SIZE;
-            let request = Request::read(self.next, data);
-            self.batch.push(match &self.collector {
-                None => request.token(self.next),
-                Some(collector) => request.on_complete(collector.clone(), self.next),
-            });
+            self.batch.push(Request::read(self.next, data).token(self.next));
         }
         self.queue.submit(&mut self.batch)?;
         Ok(())
@@ -130,12 +100,6 @@ impl Driver {
             done += usize::from(completion.result.is_ok());
             self.data.push(completion.data);
         })?;
-        if let Some(collector) = &self.collector {
-            done += collector.1.swap(0, Ordering::Relaxed);
-            if let Ok(mut data) = collector.0.lock() {
-                self.data.append(&mut data);
-            }
-        }
         Ok(done)
     }
 }
@@ -191,7 +155,7 @@ fn instructions(index: usize) -> Option<f64> {
 
 fn row(index: usize, shape: Shape, plan: &Plan) -> Result<()> {
     let mut pair = Pair::start(DISK_SIZE, shape.options())?;
-    let mut driver = Driver::new(&pair, shape.handler)?;
+    let mut driver = Driver::new(&pair)?;
     let runs = if plan.quick { 2 } else { 100 };
     let (mut boths, mut devices) = (Vec::new(), Vec::new());
     for _ in 0..plan.rounds {
@@ -223,7 +187,7 @@ fn row(index: usize, shape: Shape, plan: &Plan) -> Result<()> {
 /// The child whose instructions are counted.
 fn counted(shape: Shape) -> Result<()> {
     let mut pair = Pair::start(DISK_SIZE, shape.options())?;
-    let mut driver = Driver::new(&pair, shape.handler)?;
+    let mut driver = Driver::new(&pair)?;
     both(shape.batch, &mut driver, &mut pair.stage, COUNTED).map(drop)
 }
 

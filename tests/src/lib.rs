@@ -1,5 +1,6 @@
 //! What the end-to-end tests and the benchmarks share.
 
+pub mod allocations;
 pub mod daemon;
 pub mod driver;
 pub mod driver_load;

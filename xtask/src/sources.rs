@@ -9,13 +9,14 @@ use anyhow::{Context, Result, ensure};
 /// Lines of a source file, tests included.
 const LINES_MAX: usize = 800;
 /// Where the lint against unsafe code may be lifted, each file for itself.
-const ISLANDS: [&str; 6] = [
+const ISLANDS: [&str; 7] = [
     "crates/memory/",
     "crates/virtqueue/",
     "crates/io/",
     "crates/driver/src/slots.rs",
     "crates/driver-c/",
     "crates/kickless/src/listen.rs",
+    "tests/src/allocations.rs",
 ];
 /// Beginnings of paths that exist on one machine only.
 const PRIVATE_PATHS: [&str; 3] = ["/root/", "/home/", "/work/"];

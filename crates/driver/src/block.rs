@@ -5,6 +5,7 @@ use kickless_memory::Area;
 use kickless_spec::blk::{Header, SECTOR_SIZE};
 use kickless_virtqueue::driver::{Buffer, Table};
 
+use crate::buffer::Data;
 use crate::limits::{Limits, PIECES_MAX};
 use crate::request::{Kind, Request};
 
@@ -74,16 +75,41 @@ impl Blocks {
         Table { area: &self.area, offset, addr: self.addr + offset as u64 }
     }
 
+    /// [`Blocks::lay_out`] for what nearly all requests are: a read or write of one piece of memory.
+    #[inline]
+    pub(crate) fn lay_out_plain(&self, id: u16, request: &Request, limits: &Limits) -> Option<[Buffer; 3]> {
+        let (Kind::Read | Kind::Write, Data::One(buffer)) = (request.kind, &request.data) else {
+            return None;
+        };
+        let len = buffer.len() as u32;
+        if len > limits.piece_len_max {
+            return None;
+        }
+        let at = self.write_header(id, request.kind, request.offset / SECTOR_SIZE);
+        Some([
+            Buffer { addr: at, len: HEADER_LEN, writable: false },
+            Buffer { addr: buffer.addr(), len, writable: request.kind.device_writes() },
+            Buffer { addr: at + STATUS as u64, len: 1, writable: true },
+        ])
+    }
+
+    /// Writes a header, and a status that no device writes; where the block is.
+    #[inline]
+    fn write_header(&self, id: u16, kind: Kind, sector: u64) -> u64 {
+        let at = usize::from(id) * STRIDE;
+        let header = Header { kind: kind.code().into(), reserved: 0.into(), sector: sector.into() };
+        self.area.write(at, &header);
+        self.area.write(at + STATUS, &NONE);
+        self.addr + at as u64
+    }
+
     /// Writes what belongs to a request that was checked, and makes its chain.
     #[inline]
     pub(crate) fn lay_out(&self, id: u16, request: &Request, limits: &Limits, chain: &mut Chain) {
         let at = usize::from(id) * STRIDE;
-        let addr = self.addr + at as u64;
         let on_range = matches!(request.kind, Kind::Discard | Kind::WriteZeroes);
         let sector = if on_range { 0 } else { request.offset / SECTOR_SIZE };
-        let header = Header { kind: request.kind.code().into(), reserved: 0.into(), sector: sector.into() };
-        self.area.write(at, &header);
-        self.area.write(at + STATUS, &NONE);
+        let addr = self.write_header(id, request.kind, sector);
         chain.len = 0;
         chain.push(addr, HEADER_LEN, false);
         if on_range {

@@ -405,7 +405,7 @@ impl Core {
 
     /// Requests completed by all queues.
     pub(crate) fn completed(&self) -> u64 {
-        self.rings.iter().map(|ring| ring.counters().completed).sum()
+        self.rings.iter().map(Ring::completed).sum()
     }
 }
 

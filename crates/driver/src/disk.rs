@@ -18,6 +18,7 @@ use crate::options::Options;
 use crate::queue::Queue;
 use crate::request::{Kind, Notify, Request};
 use crate::ring::{Counters, is_delivering};
+use crate::seat::Seat;
 
 /// Bytes that are copied for one request, so that long transfers overlap the copies.
 const CHUNK: u64 = 256 << 10;
@@ -62,6 +63,39 @@ pub struct Lifetime {
     pub type_a: u16,
     /// Wear of MLC cells in steps of 10 %; 0 not known.
     pub type_b: u16,
+}
+
+/// The seats of those, oldest first. Not on the heap: nothing is allocated for a transfer.
+#[derive(Default)]
+struct Pieces {
+    seats: [Option<Arc<Seat>>; CHUNKS_AT_ONCE],
+    first: usize,
+    len: usize,
+}
+
+impl Pieces {
+    fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn is_full(&self) -> bool {
+        self.len == CHUNKS_AT_ONCE
+    }
+
+    /// There must be room.
+    fn push_back(&mut self, seat: Arc<Seat>) {
+        if let Some(place) = self.seats.get_mut((self.first + self.len) % CHUNKS_AT_ONCE) {
+            *place = Some(seat);
+            self.len += 1;
+        }
+    }
+
+    fn pop_front(&mut self) -> Option<Arc<Seat>> {
+        let seat = self.seats.get_mut(self.first)?.take()?;
+        self.first = (self.first + 1) % CHUNKS_AT_ONCE;
+        self.len -= 1;
+        Some(seat)
+    }
 }
 
 thread_local! {
@@ -315,11 +349,11 @@ impl Disk {
             return Err(Error::InHandler);
         }
         let chunk_max = core.limits()?.0.len_max().min(CHUNK);
-        let mut waiting = std::collections::VecDeque::new();
+        let mut waiting = Pieces::default();
         let mut ended = Ok(());
         let (mut sent, mut done) = (0, 0);
         while done < len {
-            if ended.is_ok() && sent < len && waiting.len() < CHUNKS_AT_ONCE {
+            if ended.is_ok() && sent < len && !waiting.is_full() {
                 let chunk = (len - sent).min(chunk_max);
                 // Memory of others comes back some day; our own only when we go on.
                 let Some(mut buffer) = self.buffer_for(chunk, waiting.is_empty()) else {
@@ -355,7 +389,7 @@ impl Disk {
     /// Waits for the oldest of the pieces.
     fn finish(
         &self,
-        waiting: &mut std::collections::VecDeque<Arc<crate::seat::Seat>>,
+        waiting: &mut Pieces,
         done: &mut u64,
         empty: &mut impl FnMut(&Buffer),
         ended: Result<(), Error>,

@@ -91,11 +91,6 @@ impl Limits {
         max.min(u64::from(u32::MAX) * SECTOR_SIZE)
     }
 
-    /// Descriptors that a request takes which was checked.
-    pub(crate) fn chain_len(&self, request: &Request) -> usize {
-        2 + self.check(request).unwrap_or_default()
-    }
-
     /// Whether the device would take the request; how many descriptors of data it needs.
     #[inline]
     pub(crate) fn check(&self, request: &Request) -> Result<usize, Invalid> {

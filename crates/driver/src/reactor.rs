@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFd;
+
 use crate::core::Core;
 use crate::error::Error;
 use crate::options::Waiting;
@@ -34,6 +36,8 @@ impl Core {
             Waiting::Sleep => Duration::ZERO,
             Waiting::Spin(time) => time,
         };
+        let mut fds = vec![readable(&self.control), readable(&*self.reactor_event)];
+        fds.extend(self.rings.iter().map(|ring| readable(&ring.call)));
         let mut last = Instant::now();
         let mut completed = 0;
         while !self.is_dead() {
@@ -52,7 +56,7 @@ impl Core {
                 std::hint::spin_loop();
                 continue;
             }
-            self.sleep_at_all();
+            self.sleep_at_all(&mut fds);
         }
     }
 
@@ -64,15 +68,14 @@ impl Core {
         }
     }
 
-    /// Sleeps until the device calls for any queue, or something else happens.
-    fn sleep_at_all(self: &Arc<Self>) {
+    /// Sleeps until the device calls for any queue, or something else happens. `fds`: the connection's, the thread's own, and
+    /// then those of all queues.
+    fn sleep_at_all(self: &Arc<Self>, fds: &mut [PollFd<'_>]) {
         // All of them, so that all can be disarmed.
         let busy = self.rings.iter().filter(|ring| !ring.arm()).count();
         let mut happened = false;
         if busy == 0 {
-            let mut fds = vec![readable(&self.control), readable(&*self.reactor_event)];
-            fds.extend(self.rings.iter().map(|ring| readable(&ring.call)));
-            sleep(&mut fds, None);
+            sleep(fds, None);
             if fds.get(1).is_some_and(is_ready) {
                 self.reactor_event.take();
             }

@@ -4,11 +4,12 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::iter;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kickless_spec::blk::{S_IOERR, S_OK, S_UNSUPP};
-use kickless_virtqueue::driver::{Completer, Submitter};
+use kickless_virtqueue::driver::{Completer, NoRoom, Submitter, Table};
 
 use crate::block::{Blocks, Chain};
 use crate::buffer::{Data, Source};
@@ -195,21 +196,25 @@ impl Ring {
     /// was not submitted stays in the batch.
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
         let mut submission = self.submission();
-        let mut taken = 0;
-        let mut ended = None;
-        for request in batch.iter_mut() {
-            match self.add(&mut submission, request) {
-                Ok(()) => taken += 1,
-                Err(error) => {
-                    ended = Some(error);
-                    break;
-                }
+        let (count, mut ended) = self.admit(&mut submission, batch);
+        let mut requests = batch.drain(..count);
+        let mut refused = None;
+        for request in requests.by_ref() {
+            if let Err(request) = self.add(&mut submission, request) {
+                refused = Some(request);
+                break;
             }
         }
-        self.show(submission, taken);
-        if taken > 0 {
-            batch.drain(..taken);
+        let mut taken = count;
+        if let Some(request) = refused {
+            let back: Vec<Request> = iter::once(request).chain(requests).collect();
+            taken -= back.len();
+            batch.splice(..0, back);
+            ended = Some(Error::Full);
+        } else {
+            drop(requests);
         }
+        self.show(submission, taken);
         match ended {
             Some(error) if taken == 0 || !matches!(error, Error::Full) => Err(error),
             _ => Ok(taken),
@@ -222,9 +227,42 @@ impl Ring {
     /// As [`Ring::submit`]; the request is as it was.
     pub(crate) fn submit_one(&self, request: &mut Request) -> Result<(), Error> {
         let mut submission = self.submission();
-        self.add(&mut submission, request)?;
+        if let (0, error) = self.admit(&mut submission, std::slice::from_ref(request)) {
+            return Err(error.unwrap_or(Error::Full));
+        }
+        let taken = std::mem::replace(request, Request::flush());
+        if let Err(back) = self.add(&mut submission, taken) {
+            *request = back;
+            return Err(Error::Full);
+        }
         self.show(submission, 1);
         Ok(())
+    }
+
+    /// How many of these can be submitted now, and why no more.
+    #[inline]
+    fn admit(&self, submission: &mut Submission, requests: &[Request]) -> (usize, Option<Error>) {
+        let Submission { submitter, limits, indirect, held, dead, .. } = submission;
+        if *dead {
+            return (0, Some(Error::Unplugged));
+        }
+        if *held {
+            return (0, Some(Error::Full));
+        }
+        // Takes ids back too, so that each that follows is known before it is used.
+        let mut room = submitter.room();
+        for (count, request) in requests.iter().enumerate() {
+            let needs = match self.check(limits, request) {
+                Ok(_) if *indirect => 1,
+                Ok(pieces) => pieces + 2,
+                Err(invalid) => return (count, Some(invalid.into())),
+            };
+            match room.checked_sub(needs) {
+                Some(left) => room = left,
+                None => return (count, Some(Error::Full)),
+            }
+        }
+        (requests.len(), None)
     }
 
     /// Shows the device what was added, and lets go of the lock before it kicks.
@@ -250,43 +288,45 @@ impl Ring {
         kick.signal();
     }
 
-    /// Takes the request, unless there is an error.
+    /// Whether the device would take the request; how many descriptors of data it needs.
     #[inline]
-    fn add(&self, submission: &mut Submission, request: &mut Request) -> Result<(), Error> {
-        if submission.dead {
-            return Err(Error::Unplugged);
-        }
-        if submission.held {
-            return Err(Error::Full);
-        }
-        self.check(&submission.limits, request)?;
-        self.add_checked(submission, request)
-    }
-
-    #[inline]
-    fn check(&self, limits: &Limits, request: &Request) -> Result<(), Invalid> {
-        limits.check(request)?;
+    fn check(&self, limits: &Limits, request: &Request) -> Result<usize, Invalid> {
+        let pieces = limits.check(request)?;
         let ours = request.data.pieces().iter().all(|buffer| buffer.is_of(&self.source));
-        if ours { Ok(()) } else { Err(Invalid::ForeignBuffer) }
+        if ours { Ok(pieces) } else { Err(Invalid::ForeignBuffer) }
     }
 
+    /// Adds a request that was admitted.
+    ///
+    /// # Errors
+    /// There is no room after all; the request comes back.
     #[inline]
-    fn add_checked(&self, submission: &mut Submission, request: &mut Request) -> Result<(), Error> {
+    fn add(&self, submission: &mut Submission, request: Request) -> Result<(), Request> {
         let Submission { submitter, filler, limits, chain, indirect, .. } = submission;
-        // The id is the next one's only as long as nothing has to be reclaimed for it.
-        let needs = if *indirect { 1 } else { limits.chain_len(request) };
-        let id = if submitter.room() < needs { None } else { submitter.next_id() };
-        let Some(id) = id else { return Err(Error::Full) };
-        self.blocks.lay_out(id, request, limits, chain);
+        let Some(id) = submitter.next_id() else { return Err(request) };
         let table = indirect.then(|| self.blocks.table(id));
-        if submitter.add(chain.buffers(), table) != Ok(id) {
-            return Err(Error::Full);
+        let added = match self.blocks.lay_out_plain(id, &request, limits) {
+            Some(buffers) => submitter.add(&buffers, table),
+            None => self.add_other(submitter, chain, (id, &request, limits), table),
+        };
+        if added != Ok(id) {
+            return Err(request);
         }
         // Before it is published; a device that is faster than that lies.
-        filler.fill(id, std::mem::replace(request, Request::flush())).map_err(|back| {
-            *request = back;
-            Error::Full
-        })
+        filler.fill(id, request)
+    }
+
+    /// Adds a request that is not a plain one. Apart, so that the way of those is short.
+    #[inline(never)]
+    fn add_other(
+        &self,
+        submitter: &mut Submitter,
+        chain: &mut Chain,
+        (id, request, limits): (u16, &Request, &Limits),
+        table: Option<Table<'_>>,
+    ) -> Result<u16, NoRoom> {
+        self.blocks.lay_out(id, request, limits, chain);
+        submitter.add(chain.buffers(), table)
     }
 
     /// Hands out up to `max` completions: those for pollers to `each`, others to whom they are for.
@@ -489,6 +529,12 @@ impl Ring {
         self.submitted.load(Ordering::Acquire).saturating_sub(completed)
     }
 
+    /// Requests that were completed: what [`Ring::counters`] says, without asking the kernel for anything.
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Relaxed)
+    }
+
+    /// Not for the fast path.
     pub(crate) fn counters(&self) -> Counters {
         Counters {
             submitted: self.submitted.load(Ordering::Relaxed),
@@ -535,9 +581,11 @@ impl Ring {
         std::mem::replace(&mut submission.kick, kick).take();
         completion.completer = completer;
         let mut refused = Vec::new();
-        for mut request in in_flight {
+        for request in in_flight {
             // It was submitted when other limits held, perhaps.
-            if limits.check(&request).is_err() || self.add_checked(&mut submission, &mut request).is_err() {
+            if limits.check(&request).is_err() {
+                refused.push(request);
+            } else if let Err(request) = self.add(&mut submission, request) {
                 refused.push(request);
             }
         }

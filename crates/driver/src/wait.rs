@@ -174,7 +174,9 @@ pub(crate) fn sleep(fds: &mut [PollFd<'_>], deadline: Option<Instant>) {
     let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     // An error can only be a signal that interrupts: whoever slept looks for itself.
-    let _ = poll(fds, timeout.as_ref());
+    if poll(fds, timeout.as_ref()).is_err() {
+        fds.iter_mut().for_each(PollFd::clear_revents);
+    }
 }
 
 /// Whether that is what ended the sleep.

@@ -90,6 +90,22 @@ impl Area {
         unsafe { shared::write_obj(self.at(offset, size_of::<T>()), value) }
     }
 
+    /// Writes `count` values from `offset` on, as far as there are so many. Must be in the area.
+    #[inline]
+    pub fn write_each<T: IntoBytes + Immutable>(
+        &self,
+        offset: usize,
+        count: usize,
+        values: impl Iterator<Item = T>,
+    ) {
+        let len = count.checked_mul(size_of::<T>());
+        let start = self.at(offset, len.unwrap_or(usize::MAX));
+        for (index, value) in (0..count).zip(values) {
+            // SAFETY: `at` has checked the bounds of `count` values; the memory is alive as long as `self`.
+            unsafe { shared::write_obj(start.add(index * size_of::<T>()), &value) }
+        }
+    }
+
     /// [`Area::load_u16`], relaxed, for who has checked before.
     ///
     /// # Safety

@@ -178,7 +178,8 @@ impl Submitter {
     /// # Errors
     /// There is no room; nothing has changed. Also for a chain without buffers, or with more than the queue has
     /// descriptors.
-    #[inline]
+    // Always: whoever knows how many buffers there are has no loops then.
+    #[inline(always)]
     pub fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
         forward!(self, Submitter, add, buffers, table)
     }

@@ -86,7 +86,7 @@ impl Submitter {
         self.free.last().copied().filter(|_| self.places > 0)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
         let len = chain_len(buffers)?;
         // One buffer needs no table.
@@ -101,11 +101,9 @@ impl Submitter {
         let Some(id) = self.free.pop() else { return Err(NoRoom) };
         match table {
             Some(Table { area, offset, addr }) => {
-                for (at, buffer) in buffers.iter().enumerate() {
-                    // In a table only WRITE counts: its length says where it ends.
-                    let entry = desc(buffer.addr, buffer.len, 0, write(buffer));
-                    area.write(offset + at * size_of::<PackedDesc>(), &entry);
-                }
+                // In a table only WRITE counts: its length says where it ends.
+                let entries = buffers.iter().map(|buffer| desc(buffer.addr, buffer.len, 0, write(buffer)));
+                area.write_each(offset, len.into(), entries);
                 self.append(addr, u32::from(len) * size_of::<PackedDesc>() as u32, id, DESC_F_INDIRECT);
             }
             None => {

@@ -118,7 +118,7 @@ impl Submitter {
         self.free.first()
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
         let len = chain_len(buffers)?;
         // One buffer needs no table.
@@ -137,10 +137,9 @@ impl Submitter {
                 }
             }),
             Some(Table { area, offset, addr }) => {
-                for (at, buffer) in (0..len).zip(buffers) {
-                    let entry = offset + usize::from(at) * size_of::<Desc>();
-                    area.write(entry, &desc(buffer, (at + 1 < len).then_some(at + 1)));
-                }
+                let entries =
+                    (0..len).zip(buffers).map(|(at, buffer)| desc(buffer, (at + 1 < len).then_some(at + 1)));
+                area.write_each(offset, len.into(), entries);
                 let table = Desc {
                     addr: addr.into(),
                     len: (u32::from(len) * size_of::<Desc>() as u32).into(),

@@ -1,0 +1,203 @@
+//! The driver allocates nothing for a request, by whichever face it comes. One test: the counter is the whole program's.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use kickless_driver::{Choice, Completion, Data, Disk, InFlight, OnComplete, Options, Request};
+use kickless_tests::allocations::Counting;
+use kickless_tests::daemon::{Daemon, DaemonConfig};
+use kickless_tests::liar::ends;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const DISK_SIZE: u64 = 16 << 20;
+const BLOCK: usize = 4096;
+const REQUESTS: u64 = 10_000;
+/// Enough that everything that is kept is there.
+const WARM_UP: u64 = 1000;
+/// In flight at once, where a face can have several.
+const DEPTH: u64 = 32;
+
+fn offset(number: u64) -> u64 {
+    number * BLOCK as u64 % DISK_SIZE
+}
+
+/// One thread that waits, with and without copies.
+fn blocking(disk: &Disk, requests: u64) {
+    let mut bytes = [0; BLOCK];
+    for number in 0..requests / 4 {
+        disk.write_at(&bytes, offset(number)).unwrap();
+        disk.read_at(&mut bytes, offset(number)).unwrap();
+        let buffer = disk.buffer(BLOCK).unwrap();
+        drop(disk.run(Request::read(offset(number), buffer)).unwrap());
+        disk.flush().unwrap();
+    }
+}
+
+/// More than one request for each call.
+fn long(disk: &Disk, bytes: &mut [u8]) {
+    for _ in 0..16 {
+        disk.write_at(bytes, 0).unwrap();
+        disk.read_at(bytes, 0).unwrap();
+    }
+}
+
+fn buffers(disk: &Disk) -> Vec<Data> {
+    (0..DEPTH).map(|_| disk.buffer(BLOCK).unwrap().into()).collect()
+}
+
+/// Batches with tokens; `wait` or `poll`.
+fn polling(disk: &Disk, requests: u64, data: &mut Vec<Data>, batch: &mut Vec<Request>, sleep: bool) {
+    let queue = disk.queue_of_thread();
+    let (mut sent, mut done) = (0, 0);
+    while done < requests {
+        while sent < requests
+            && let Some(data) = data.pop()
+        {
+            batch.push(Request::read(offset(sent), data).token(sent));
+            sent += 1;
+        }
+        queue.submit_or_wait(batch).unwrap();
+        let each = |completion: Completion| {
+            completion.result.unwrap();
+            data.push(completion.data);
+        };
+        done += match sleep {
+            true => queue.wait(DEPTH as usize, None, each),
+            false => queue.poll(DEPTH as usize, each),
+        }
+        .unwrap() as u64;
+    }
+}
+
+/// Submits the next request from the completion of the last.
+struct Chain {
+    disk: Mutex<Option<Disk>>,
+    me: Mutex<Option<Arc<dyn OnComplete>>>,
+    left: AtomicU64,
+    waiter: Thread,
+}
+
+impl OnComplete for Chain {
+    fn complete(&self, completion: Completion) {
+        completion.result.unwrap();
+        let left = self.left.fetch_sub(1, Ordering::Relaxed) - 1;
+        if left < DEPTH {
+            // The last of its chain.
+            if left == 0 {
+                self.waiter.unpark();
+            }
+            return;
+        }
+        let request = Request::read(offset(left), completion.data);
+        let me = self.me.lock().unwrap().clone().unwrap();
+        let disk = self.disk.lock().unwrap().clone().unwrap();
+        disk.queue(completion.token as usize).submit_one(request.on_complete(me, completion.token)).unwrap();
+    }
+}
+
+/// Callbacks, on the disk's own thread.
+fn callbacks(chain: &Arc<Chain>, requests: u64, data: &mut Vec<Data>) {
+    let disk = chain.disk.lock().unwrap().clone().unwrap();
+    chain.left.store(requests, Ordering::Relaxed);
+    for data in data.drain(..) {
+        let request = Request::read(0, data).on_complete(chain.clone(), 0);
+        disk.queue(0).submit_one(request).unwrap();
+    }
+    while chain.left.load(Ordering::Relaxed) > 0 {
+        thread::park();
+    }
+}
+
+struct Unparks(Thread);
+
+impl Wake for Unparks {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Futures: one after the other, and several at once.
+fn futures(disk: &Disk, requests: u64, all: &mut Vec<InFlight>, waker: &Waker) {
+    let mut context = Context::from_waker(waker);
+    for number in 0..requests / 2 {
+        let mut future = pin!(disk.read(offset(number), disk.buffer(BLOCK).unwrap()));
+        while future.as_mut().poll(&mut context).map(Result::unwrap).is_pending() {
+            thread::park();
+        }
+    }
+    let mut left = requests / 2;
+    while left > 0 || !all.is_empty() {
+        while left > 0 && all.len() < DEPTH as usize {
+            all.push(disk.start(Request::read(offset(left), disk.buffer(BLOCK).unwrap())));
+            left -= 1;
+        }
+        let before = all.len();
+        all.retain_mut(|future| match Pin::new(future).poll(&mut context) {
+            Poll::Pending => true,
+            Poll::Ready(finished) => {
+                finished.result.unwrap();
+                false
+            }
+        });
+        if all.len() == before {
+            thread::park();
+        }
+    }
+}
+
+/// Runs it to warm up, and then so that it counts.
+fn counted(what: &str, mut run: impl FnMut(u64)) {
+    run(WARM_UP);
+    let before = Counting::count();
+    run(REQUESTS);
+    let count = Counting::count() - before;
+    // What other parts of the program do (a queue of seats that grows for the first time) is not for each request.
+    assert!(count < REQUESTS / 100, "{what}: {count} allocations for {REQUESTS} requests");
+}
+
+fn every_face(daemon: &Daemon, packed: Choice) {
+    let disk = Disk::connect(Options { packed, queues: 1, ..Options::new(daemon.socket()) }).unwrap();
+    counted("blocking", |requests| blocking(&disk, requests));
+    let mut bytes = vec![0; 8 << 20];
+    counted("long transfers", |_| long(&disk, &mut bytes));
+    let (mut data, mut batch) = (buffers(&disk), Vec::with_capacity(DEPTH as usize));
+    for sleep in [false, true] {
+        counted("polling", |requests| polling(&disk, requests, &mut data, &mut batch, sleep));
+    }
+    let waker = Waker::from(Arc::new(Unparks(thread::current())));
+    let mut all = Vec::with_capacity(DEPTH as usize);
+    counted("futures", |requests| futures(&disk, requests, &mut all, &waker));
+    let chain = Arc::new(Chain {
+        disk: Mutex::new(Some(disk.clone())),
+        me: Mutex::new(None),
+        left: AtomicU64::new(0),
+        waiter: thread::current(),
+    });
+    *chain.me.lock().unwrap() = Some(chain.clone());
+    data.clear();
+    counted("callbacks", |requests| {
+        data.extend(std::iter::repeat_with(|| Data::from(disk.buffer(BLOCK).unwrap())).take(DEPTH as usize));
+        callbacks(&chain, requests, &mut data);
+    });
+    *chain.me.lock().unwrap() = None;
+    *chain.disk.lock().unwrap() = None;
+}
+
+#[test]
+fn nothing_is_allocated_for_a_request() {
+    ends(|| {
+        let config = DaemonConfig { queues: 1, ..DaemonConfig::new(format!("null:{DISK_SIZE}")) };
+        let daemon = Daemon::start(&config).unwrap();
+        for packed in [Choice::Off, Choice::On] {
+            every_face(&daemon, packed);
+        }
+    });
+}
