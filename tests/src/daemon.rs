@@ -56,6 +56,8 @@ pub struct DaemonConfig {
     pub arguments: Vec<String>,
     /// A thread of its own for the disk, for the storage daemon only.
     pub iothread: bool,
+    /// That thread polls before it sleeps, as it does by default.
+    pub polls: bool,
 }
 
 impl DaemonConfig {
@@ -69,6 +71,7 @@ impl DaemonConfig {
             wrapper: None,
             arguments: Vec::new(),
             iothread: false,
+            polls: true,
         }
     }
 
@@ -101,7 +104,8 @@ impl DaemonConfig {
                     }
                 }
                 if self.iothread {
-                    words.extend(["--object".into(), "iothread,id=thread".into()]);
+                    let polling = if self.polls { "" } else { ",poll-max-ns=0" };
+                    words.extend(["--object".into(), format!("iothread,id=thread{polling}").into()]);
                 }
                 words.push("--export".into());
                 let mut export = joined(
