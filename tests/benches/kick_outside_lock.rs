@@ -133,7 +133,7 @@ fn submit(disk: &Disk, measures: &AtomicBool, over: &AtomicBool) -> Result<Histo
         let start = Instant::now();
         data = disk.run(Request::read(0, data))?;
         if measures.load(Ordering::Relaxed) {
-            latencies.saturating_record(start.elapsed().as_nanos() as u64);
+            latencies.record(start.elapsed().as_nanos() as u64)?;
         }
     }
     Ok(latencies)
