@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use kickless_memory::{Area, Gpa, Map};
 use kickless_spec::blk;
 use kickless_spec::ring::{
-    DESC_F_WRITE, EVENT_LEN, RING_ENTRIES, RING_IDX, UsedElem, avail_len, desc_len, used_len,
+    DESC_F_INDIRECT, DESC_F_WRITE, EVENT_LEN, RING_ENTRIES, RING_IDX, UsedElem, avail_len, desc_len, used_len,
 };
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
 use kickless_virtqueue::packed::Place;
@@ -136,7 +136,7 @@ impl Ring {
             head: chain.head,
             len: data_len + 1,
             room: u32::try_from(chain.writable_len())?,
-            descriptors: if self.options.indirect() { 1 } else { u16::try_from(buffers)? },
+            descriptors: if self.is_indirect() { 1 } else { u16::try_from(buffers)? },
         };
         match lie {
             Some(lie) => self.lie(lie, &served, shared),
@@ -148,6 +148,13 @@ impl Ring {
                 Ok(())
             }
         }
+    }
+
+    /// Of a packed ring: whether the request that is served has a table.
+    fn is_indirect(&self) -> bool {
+        let ahead = self.owed.map_or(0, |(_, _, descriptors)| descriptors);
+        let at = self.place.after(ahead, self.options.size()).flags_at();
+        self.options.is_packed() && self.desc.load_u16(at, Ordering::Relaxed) & DESC_F_INDIRECT != 0
     }
 
     fn push(&mut self, head: u16, len: u32, descriptors: u16) {

@@ -38,7 +38,8 @@ pub struct Options {
     pub packed: Choice,
     /// Event indices. Default: [`Choice::Auto`].
     pub event_idx: Choice,
-    /// Indirect descriptors, so that each request takes one descriptor of the ring. Default: [`Choice::Auto`].
+    /// Indirect descriptors, so that each request takes one descriptor of the ring. Used where more than half of the ring would
+    /// be taken otherwise, for a device is faster without. Default: [`Choice::Auto`].
     pub indirect: Choice,
     /// Requests complete in the order of their submission. Default: [`Choice::Off`], for it makes the fast wait for the slow.
     pub in_order: Choice,

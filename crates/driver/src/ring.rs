@@ -80,6 +80,16 @@ struct Submission {
     dead: bool,
 }
 
+/// What can be submitted of a batch.
+struct Admitted {
+    /// So many of its first requests.
+    count: usize,
+    /// There are descriptors enough for all of their buffers, without tables.
+    direct: bool,
+    /// Why no more.
+    ended: Option<Error>,
+}
+
 struct Completing {
     completer: Completer,
     taker: Taker<Request>,
@@ -196,11 +206,11 @@ impl Ring {
     /// was not submitted stays in the batch.
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
         let mut submission = self.submission();
-        let (count, mut ended) = self.admit(&mut submission, batch);
+        let Admitted { count, direct, mut ended } = self.admit(&mut submission, batch);
         let mut requests = batch.drain(..count);
         let mut refused = None;
         for request in requests.by_ref() {
-            if let Err(request) = self.add(&mut submission, request) {
+            if let Err(request) = self.add(&mut submission, request, direct) {
                 refused = Some(request);
                 break;
             }
@@ -227,11 +237,12 @@ impl Ring {
     /// As [`Ring::submit`]; the request is as it was.
     pub(crate) fn submit_one(&self, request: &mut Request) -> Result<(), Error> {
         let mut submission = self.submission();
-        if let (0, error) = self.admit(&mut submission, std::slice::from_ref(request)) {
-            return Err(error.unwrap_or(Error::Full));
+        let Admitted { count, direct, ended } = self.admit(&mut submission, std::slice::from_ref(request));
+        if count == 0 {
+            return Err(ended.unwrap_or(Error::Full));
         }
         let taken = std::mem::replace(request, Request::flush());
-        if let Err(back) = self.add(&mut submission, taken) {
+        if let Err(back) = self.add(&mut submission, taken, direct) {
             *request = back;
             return Err(Error::Full);
         }
@@ -239,30 +250,37 @@ impl Ring {
         Ok(())
     }
 
-    /// How many of these can be submitted now, and why no more.
+    /// How many of these can be submitted now.
     #[inline]
-    fn admit(&self, submission: &mut Submission, requests: &[Request]) -> (usize, Option<Error>) {
+    fn admit(&self, submission: &mut Submission, requests: &[Request]) -> Admitted {
         let Submission { submitter, limits, indirect, held, dead, .. } = submission;
-        if *dead {
-            return (0, Some(Error::Unplugged));
-        }
-        if *held {
-            return (0, Some(Error::Full));
+        let mut admitted = Admitted { count: 0, direct: !*indirect, ended: None };
+        if *dead || *held {
+            admitted.ended = Some(if *dead { Error::Unplugged } else { Error::Full });
+            return admitted;
         }
         // Takes ids back too, so that each that follows is known before it is used.
-        let mut room = submitter.room();
-        for (count, request) in requests.iter().enumerate() {
+        let room = submitter.room();
+        let (mut taken, mut descriptors) = (0, 0);
+        for request in requests {
             let needs = match self.check(limits, request) {
-                Ok(_) if *indirect => 1,
                 Ok(pieces) => pieces + 2,
-                Err(invalid) => return (count, Some(invalid.into())),
+                Err(invalid) => {
+                    admitted.ended = Some(invalid.into());
+                    break;
+                }
             };
-            match room.checked_sub(needs) {
-                Some(left) => room = left,
-                None => return (count, Some(Error::Full)),
+            let takes = if *indirect { 1 } else { needs };
+            if taken + takes > room {
+                admitted.ended = Some(Error::Full);
+                break;
             }
+            (taken, descriptors) = (taken + takes, descriptors + needs);
+            admitted.count += 1;
         }
-        (requests.len(), None)
+        // A table is one place more for the device to look at: it is for when descriptors get short.
+        admitted.direct |= descriptors + usize::from(self.layout.size()) / 2 <= room;
+        admitted
     }
 
     /// Shows the device what was added, and lets go of the lock before it kicks.
@@ -296,15 +314,15 @@ impl Ring {
         if ours { Ok(pieces) } else { Err(Invalid::ForeignBuffer) }
     }
 
-    /// Adds a request that was admitted.
+    /// Adds a request that was admitted, without a table if `direct`.
     ///
     /// # Errors
     /// There is no room after all; the request comes back.
     #[inline]
-    fn add(&self, submission: &mut Submission, request: Request) -> Result<(), Request> {
-        let Submission { submitter, filler, limits, chain, indirect, .. } = submission;
+    fn add(&self, submission: &mut Submission, request: Request, direct: bool) -> Result<(), Request> {
+        let Submission { submitter, filler, limits, chain, .. } = submission;
         let Some(id) = submitter.next_id() else { return Err(request) };
-        let table = indirect.then(|| self.blocks.table(id));
+        let table = (!direct).then(|| self.blocks.table(id));
         let added = match self.blocks.lay_out_plain(id, &request, limits) {
             Some(buffers) => submitter.add(&buffers, table),
             None => self.add_other(submitter, chain, (id, &request, limits), table),
@@ -581,11 +599,12 @@ impl Ring {
         std::mem::replace(&mut submission.kick, kick).take();
         completion.completer = completer;
         let mut refused = Vec::new();
+        let direct = !submission.indirect;
         for request in in_flight {
             // It was submitted when other limits held, perhaps.
             if limits.check(&request).is_err() {
                 refused.push(request);
-            } else if let Err(request) = self.add(&mut submission, request) {
+            } else if let Err(request) = self.add(&mut submission, request, direct) {
                 refused.push(request);
             }
         }

@@ -123,7 +123,7 @@ impl Submitter {
     }
 
     /// Fills the next place.
-    #[inline]
+    #[inline(always)]
     fn append(&mut self, addr: u64, len: u32, id: u16, flags: u16) {
         let (at, flags) = (self.next, flags | self.next.available());
         let entry = desc(addr, len, id, flags);
