@@ -6,7 +6,7 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-driver --release --test loom`
 #![cfg(loom)]
-#![allow(unsafe_code, dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 #[path = "../src/lead.rs"]
 mod lead;
