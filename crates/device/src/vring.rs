@@ -7,9 +7,11 @@ use kickless_virtqueue::device::{Addresses, Held, Metadata, Options, Queue};
 use std::sync::Arc;
 use tracing::{error, info, warn};
 
-/// So many completions of a batch are shown to the driver at a time: while we go on, it can take them and make the next
-/// requests of them. Otherwise the two would work in turns.
+/// The first completion of a batch is shown to the driver at once, and the others so many at a time: while we go on, it can take them
+/// and make the next requests of them. Otherwise the two would work in turns, and a driver that has found nothing would be
+/// about to sleep when we are done.
 const SHOWN_AT_ONCE: u32 = 16;
+const FIRST_SHOWN: u32 = 1;
 
 /// What a vring is made of.
 #[derive(Debug)]
@@ -52,6 +54,8 @@ pub struct Vring {
     pushed: bool,
     /// How much of it the driver cannot have seen.
     unseen: u32,
+    /// How much that may come to.
+    unseen_max: u32,
     /// Latched: the driver broke the ring, and nothing in it can be trusted until it is set up anew.
     broken: bool,
 }
@@ -78,6 +82,7 @@ impl Vring {
             counters,
             pushed: !held.is_empty(),
             unseen: 0,
+            unseen_max: FIRST_SHOWN,
             broken: false,
         })
     }
@@ -136,8 +141,9 @@ impl Vring {
         self.queue.push(head, len);
         self.pushed = true;
         self.unseen += 1;
-        if self.unseen == SHOWN_AT_ONCE {
+        if self.unseen == self.unseen_max {
             self.unseen = 0;
+            self.unseen_max = SHOWN_AT_ONCE;
             self.queue.show();
         }
     }
@@ -149,6 +155,7 @@ impl Vring {
             return;
         }
         self.unseen = 0;
+        self.unseen_max = FIRST_SHOWN;
         let wanted = self.queue.publish();
         match &self.call {
             Some(call) if wanted => {
