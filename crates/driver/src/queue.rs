@@ -1,6 +1,6 @@
 //! A queue of a disk, for those who submit in batches and poll.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -209,6 +209,12 @@ impl Events {
     pub fn arm(&self) -> bool {
         self.queue.core().attend();
         self.queue.ring().arm_outside() && !self.queue.core().is_dead()
+    }
+}
+
+impl AsRawFd for Events {
+    fn as_raw_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
     }
 }
 
