@@ -161,7 +161,7 @@ impl Queue {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break Ok(0);
             }
-            self.core().pause(ring, &seat, deadline);
+            self.core().pause_to_poll(ring, &seat, deadline);
         };
         ring.unwatch(&seat);
         ring.lead.pass_on();

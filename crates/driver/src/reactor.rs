@@ -81,8 +81,10 @@ impl Core {
             }
             happened = fds.first().is_some_and(is_ready);
         }
-        for ring in &self.rings {
-            if let Err(error) = ring.disarm() {
+        // Those of the queues come last.
+        let calls = fds.iter().skip(2).map(|call| busy == 0 && is_ready(call));
+        for (ring, called) in self.rings.iter().zip(calls) {
+            if let Err(error) = ring.disarm(called) {
                 self.die(error);
             }
         }

@@ -466,14 +466,17 @@ impl Ring {
         !completion.completer.enable_calls()
     }
 
-    /// After a sleep.
+    /// After a sleep; `called`: by the device. A call that nobody has slept for ends the next sleep at once, which is rarer than
+    /// there being none.
     ///
     /// # Errors
     /// The device lied.
-    pub(crate) fn disarm(&self) -> Result<(), Error> {
+    pub(crate) fn disarm(&self, called: bool) -> Result<(), Error> {
         let mut completion = self.completion();
         completion.sleepers -= 1;
-        self.take_calls();
+        if called {
+            self.take_calls();
+        }
         self.quiet(&mut completion)
     }
 

@@ -76,13 +76,33 @@ impl Core {
 
     /// Waits until the seat is called, or so; the caller looks itself whether there is what it waits for.
     pub(crate) fn pause(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
-        if !ring.lead.take_or_follow(seat) {
+        if self.takes_lead(ring, seat, deadline) {
+            self.lead(ring, seat, deadline);
+            ring.lead.give_up();
+        }
+    }
+
+    /// The same for who polls afterwards: what comes is left in the ring, not taken out to be kept for pollers.
+    pub(crate) fn pause_to_poll(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
+        if self.options.waiting != Waiting::Sleep {
+            return self.pause(ring, seat, deadline);
+        }
+        if self.takes_lead(ring, seat, deadline) {
+            if !seat.is_called() {
+                self.doze(ring, seat, deadline);
+            }
+            ring.lead.give_up();
+        }
+    }
+
+    /// Whether this thread is the one that sleeps on the queue's events. If another is, this waits until the seat is called.
+    fn takes_lead(&self, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) -> bool {
+        let leads = ring.lead.take_or_follow(seat);
+        if !leads {
             seat.wait(deadline);
             ring.lead.stop_following(seat);
-            return;
         }
-        self.lead(ring, seat, deadline);
-        ring.lead.give_up();
+        leads
     }
 
     /// Hands out what comes until the seat is called.
@@ -144,18 +164,18 @@ impl Core {
 
     /// Sleeps until the device calls, the seat is called, or something happens on the connection.
     fn doze(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
-        let mut happened = false;
+        let (mut called, mut happened) = (false, false);
         if ring.arm() && seat.lie_down(&ring.wake) {
             let mut fds = [readable(&ring.call), readable(&*ring.wake), readable(&self.control)];
             sleep(&mut fds, deadline);
             seat.get_up();
-            let [_, wake, control] = &fds;
+            let [call, wake, control] = &fds;
             if is_ready(wake) {
                 ring.wake.take();
             }
-            happened = is_ready(control);
+            (called, happened) = (is_ready(call), is_ready(control));
         }
-        if let Err(error) = ring.disarm() {
+        if let Err(error) = ring.disarm(called) {
             self.die(error);
         }
         if happened {
