@@ -26,6 +26,7 @@ pub(crate) fn blk(options: &BlkOptions) -> Result<Server> {
         engine: options.engine,
         depth: ENGINE_DEPTH,
         cpus: options.cpu.clone().map_or_else(Vec::new, |list| list.0),
+        poll: kickless_worker::Poll::default(),
     };
     let place: Arc<dyn Place> = Arc::new(Pool::start(&pool).context("the workers cannot be started")?);
     Ok(Server::new(device, place))

@@ -2,6 +2,7 @@
 
 use crate::mailbox::{Item, Key, Mailbox};
 use crate::policy::{self, Empty};
+use crate::poll::Poll;
 use crate::waiter::{Ready, Waiter};
 use kickless_device::{Context, Next, Source, Stopped, Update, Vring};
 use kickless_io::{Completion, Engine};
@@ -53,6 +54,7 @@ impl Drop for CloseWhenDone {
 
 /// One worker's thread.
 pub(crate) struct EventLoop {
+    poll: Poll,
     mailbox: Arc<Mailbox>,
     engine: Engine,
     waiter: Waiter,
@@ -74,9 +76,10 @@ pub(crate) struct EventLoop {
 }
 
 impl EventLoop {
-    pub(crate) fn new(mailbox: Arc<Mailbox>, engine: Engine) -> io::Result<Self> {
+    pub(crate) fn new(mailbox: Arc<Mailbox>, engine: Engine, poll: Poll) -> io::Result<Self> {
         let waiter = Waiter::new(mailbox.waker().as_fd(), engine.event())?;
         Ok(Self {
+            poll,
             mailbox,
             engine,
             waiter,
@@ -169,7 +172,7 @@ impl EventLoop {
                     self.let_wait(number);
                 }
                 Next::Idle if stopping => self.try_finish(number),
-                next => match policy::empty(now.saturating_duration_since(entry.last_work)) {
+                next => match policy::empty(self.poll, now.saturating_duration_since(entry.last_work)) {
                     Empty::Look => self.ready.push_back(number),
                     Empty::Arm if entry.source.vring().arm() => {
                         entry.source.vring().disarm();

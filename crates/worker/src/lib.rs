@@ -23,7 +23,9 @@
 mod event_loop;
 mod mailbox;
 pub mod policy;
+mod poll;
 mod pool;
 mod waiter;
 
+pub use poll::Poll;
 pub use pool::{Options, Pool};

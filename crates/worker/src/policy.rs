@@ -1,5 +1,6 @@
 //! When a queue that was found empty goes from looking to being kicked. Pure: times in, decision out.
 
+use crate::Poll;
 use std::time::Duration;
 
 /// How long an empty queue is looked at before it is armed. About what the driver's kick and the worker's wake-up cost together
@@ -16,8 +17,14 @@ pub enum Empty {
 }
 
 /// Decides for a queue that last yielded work `idle` ago.
-pub fn empty(idle: Duration) -> Empty {
-    if idle < LINGER { Empty::Look } else { Empty::Arm }
+pub fn empty(poll: Poll, idle: Duration) -> Empty {
+    let look = match poll {
+        Poll::Always => true,
+        Poll::Never => false,
+        Poll::Auto { .. } => idle < LINGER,
+        Poll::Rate { stop_idle, .. } => idle < stop_idle,
+    };
+    if look { Empty::Look } else { Empty::Arm }
 }
 
 #[cfg(test)]
@@ -26,8 +33,11 @@ mod tests {
 
     #[test]
     fn lingers_then_arms() {
-        assert_eq!(empty(Duration::ZERO), Empty::Look);
-        assert_eq!(empty(LINGER - Duration::from_nanos(1)), Empty::Look);
-        assert_eq!(empty(LINGER), Empty::Arm);
+        let auto = Poll::default();
+        assert_eq!(empty(auto, Duration::ZERO), Empty::Look);
+        assert_eq!(empty(auto, LINGER - Duration::from_nanos(1)), Empty::Look);
+        assert_eq!(empty(auto, LINGER), Empty::Arm);
+        assert_eq!(empty(Poll::Never, Duration::ZERO), Empty::Arm);
+        assert_eq!(empty(Poll::Always, Duration::MAX), Empty::Look);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::event_loop::EventLoop;
 use crate::mailbox::{Item, Key, Mailbox};
+use crate::poll::Poll;
 use kickless_device::{Place, Placed, Source, Stopped, Update};
 use kickless_io::{Engine, EngineKind, Waker};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -23,6 +24,8 @@ pub struct Options {
     pub depth: u32,
     /// CPUs to run on, one worker on each in turn; empty: wherever the scheduler puts them.
     pub cpus: Vec<usize>,
+    /// When rings are looked at without kicks.
+    pub poll: Poll,
 }
 
 /// A fixed number of workers. Dropping it stops all sources, waits for what is in flight and ends the threads.
@@ -56,7 +59,7 @@ impl Worker {
     fn start(n: usize, cpu: Option<usize>, options: &Options) -> io::Result<Self> {
         let mailbox = Arc::new(Mailbox::new(Waker::new()?));
         let (started, start) = channel();
-        let (kind, depth, theirs) = (options.engine, options.depth, mailbox.clone());
+        let (kind, depth, poll, theirs) = (options.engine, options.depth, options.poll, mailbox.clone());
         // The engine is made on the thread that uses it: io_uring's single issuer is bound to it.
         let thread = std::thread::Builder::new().name(format!("worker {n}")).spawn(move || {
             let event_loop = pin(cpu).and_then(|()| {
@@ -65,7 +68,7 @@ impl Worker {
                 if n == 0 {
                     announce(&engine);
                 }
-                EventLoop::new(theirs, engine)
+                EventLoop::new(theirs, engine, poll)
             });
             let event_loop = match event_loop {
                 Ok(event_loop) => {

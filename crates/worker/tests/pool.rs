@@ -6,7 +6,7 @@ use kickless_io::{Completion, Engine, EngineKind};
 use kickless_memory::{Gpa, Map, Slot, UserAddr};
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Options};
-use kickless_worker::Pool;
+use kickless_worker::{Poll, Pool};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -202,7 +202,14 @@ fn echo_over(driver: Driver, vring: Vring, hold: bool, holding: Next) -> (Fixtur
 
 fn pool(workers: usize) -> Pool {
     let engine = EngineKind::Threads;
-    Pool::start(&kickless_worker::Options { workers, engine, depth: 16, cpus: Vec::new() }).unwrap()
+    Pool::start(&kickless_worker::Options {
+        workers,
+        engine,
+        depth: 16,
+        cpus: Vec::new(),
+        poll: Poll::default(),
+    })
+    .unwrap()
 }
 
 impl Fixture {
