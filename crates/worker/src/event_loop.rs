@@ -1,7 +1,7 @@
 //! THE loop: poll, submit, complete, arm, sleep.
 
 use crate::mailbox::{Item, Key, Mailbox};
-use crate::policy::{self, Empty};
+use crate::policy::{Host, Nanos, Policy, Verdict};
 use crate::poll::Poll;
 use crate::waiter::{Ready, Waiter};
 use kickless_device::{Context, Next, Source, Stopped, Update, Vring};
@@ -37,8 +37,7 @@ struct Entry {
     state: State,
     /// It is among those that any completion, or the waker, makes ready.
     waits: bool,
-    /// When the ring last yielded work, or the last of it that took no longer than one turn was completed.
-    last_work: Instant,
+    policy: Policy,
     /// Who waits for it to stop.
     stopping: Vec<Sender<Stopped>>,
 }
@@ -55,6 +54,7 @@ impl Drop for CloseWhenDone {
 /// One worker's thread.
 pub(crate) struct EventLoop {
     poll: Poll,
+    started: Instant,
     mailbox: Arc<Mailbox>,
     engine: Engine,
     waiter: Waiter,
@@ -80,6 +80,7 @@ impl EventLoop {
         let waiter = Waiter::new(mailbox.waker().as_fd(), engine.event())?;
         Ok(Self {
             poll,
+            started: Instant::now(),
             mailbox,
             engine,
             waiter,
@@ -144,7 +145,7 @@ impl EventLoop {
         if self.ready.is_empty() {
             return;
         }
-        let now = Instant::now();
+        let (now, host) = (self.now(), Host::default());
         for _ in 0..self.ready.len() {
             let Some(number) = self.ready.pop_front() else { return };
             let Some(entry) = self.entries[number as usize].as_mut() else { continue };
@@ -157,7 +158,7 @@ impl EventLoop {
             if polled.served > 0 {
                 counters.requests.add(polled.served.into());
                 counters.polls_with_work.add(1);
-                entry.last_work = now;
+                entry.policy.found(now, polled.served);
             } else {
                 counters.polls_without_work.add(1);
             }
@@ -172,13 +173,15 @@ impl EventLoop {
                     self.let_wait(number);
                 }
                 Next::Idle if stopping => self.try_finish(number),
-                next => match policy::empty(self.poll, now.saturating_duration_since(entry.last_work)) {
-                    Empty::Look => self.ready.push_back(number),
-                    Empty::Arm if entry.source.vring().arm() => {
+                next => match entry.policy.empty(now, &host, entry.source.in_flight() > 0) {
+                    Verdict::Spin { .. } | Verdict::Nap { .. } => self.ready.push_back(number),
+                    Verdict::Arm if entry.source.vring().arm() => {
                         entry.source.vring().disarm();
+                        entry.policy.still_busy();
                         self.ready.push_back(number);
                     }
-                    Empty::Arm => {
+                    Verdict::Arm => {
+                        entry.policy.armed(now);
                         entry.state = State::Armed;
                         if next == Next::Waiting {
                             self.let_wait(number);
@@ -199,7 +202,7 @@ impl EventLoop {
         if self.completions.is_empty() {
             return;
         }
-        let mut now = None;
+        let now = self.now();
         let mut completions = std::mem::take(&mut self.completions);
         let mut rest = completions.drain(..).peekable();
         while let Some(first) = rest.next() {
@@ -217,9 +220,7 @@ impl EventLoop {
             let waits = entry.source.complete(&mut context, &mut self.batch);
             self.batch.clear();
             if entry.state == State::Ready {
-                // What comes next comes after this: a device that is done before it returns from being asked, such as one in
-                // RAM, leaves nothing of the time that began when the request was taken.
-                entry.last_work = *now.get_or_insert_with(Instant::now);
+                entry.policy.found(now, 0);
             }
             if waits {
                 self.make_ready(number);
@@ -231,6 +232,10 @@ impl EventLoop {
         self.completions = completions;
         // Any completion can have made the room that a source waits for.
         self.unblock();
+    }
+
+    fn now(&self) -> Nanos {
+        self.started.elapsed().as_nanos() as Nanos
     }
 
     fn let_wait(&mut self, number: u32) {
@@ -261,12 +266,13 @@ impl EventLoop {
 
     /// Puts a source on the ready list, if it is not there or about to be.
     fn make_ready(&mut self, number: u32) {
+        let now = self.now();
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         match entry.state {
             State::Ready => return,
             State::Armed => {
                 entry.source.vring().disarm();
-                entry.last_work = Instant::now();
+                entry.policy.woken(now, &Host::default(), 0);
             }
             State::Blocked | State::Draining => {}
         }
@@ -349,7 +355,7 @@ impl EventLoop {
             source,
             state: State::Ready,
             waits: false,
-            last_work: Instant::now(),
+            policy: Policy::new(self.poll, 1024),
             stopping: Vec::new(),
         };
         match self.entries.get_mut(number as usize) {

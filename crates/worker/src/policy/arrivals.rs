@@ -1,0 +1,106 @@
+//! How many requests come for each unit of time.
+
+use super::Nanos;
+
+/// The unit of time that a rate is for: 2^30 ns, a little over a second.
+const UNIT: u32 = 30;
+/// Counted over at least so long.
+const SPAN: Nanos = 1_000_000;
+/// A longer wait is a pause of the load, of which no more than this counts: the rate is that of a load that is there.
+const PAUSE: Nanos = 8_000_000;
+/// A rate moves towards what was counted last by a part in so many.
+const WEIGHT: u64 = 4;
+/// No queue has more.
+const MOST: u64 = 1 << 32;
+
+/// A moving average of a queue's requests for each unit of time.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    /// Nothing is known before the first span is over.
+    rate: Option<u64>,
+    since: Nanos,
+    count: u64,
+    paused: Nanos,
+}
+
+/// `count` in `time`, as a rate.
+pub(super) fn rate(count: u64, time: Nanos) -> u64 {
+    ((count.min(MOST) << UNIT) / time.max(1)).min(MOST)
+}
+
+/// As much as comes in `time` at `rate`, in 256ths.
+pub(super) fn expected_256(rate: u64, time: Nanos) -> u64 {
+    ((u128::from(rate) * u128::from(time)) >> (UNIT - 8)) as u64
+}
+
+/// How long it takes at `rate` until `count` have come.
+pub(super) fn time_of(count: u64, rate: u64) -> Nanos {
+    (count << UNIT) / rate.max(1)
+}
+
+impl Arrivals {
+    pub(super) fn record(&mut self, requests: u32) {
+        self.count += u64::from(requests);
+    }
+
+    /// A wait of this length is over.
+    pub(super) fn waited(&mut self, wait: Nanos) {
+        self.paused = self.paused.saturating_add(wait.saturating_sub(PAUSE));
+    }
+
+    /// Closes the span if it is long enough; whether it was.
+    pub(super) fn look(&mut self, now: Nanos) -> bool {
+        let time = now.saturating_sub(self.since);
+        if time < SPAN {
+            return false;
+        }
+        let counted = rate(self.count, time.saturating_sub(self.paused).max(SPAN));
+        self.rate = Some(self.rate.map_or(counted, |old| (old * (WEIGHT - 1) + counted) / WEIGHT));
+        (self.since, self.count, self.paused) = (now, 0, 0);
+        true
+    }
+
+    /// The rate, if any is known.
+    pub(super) fn rate(&self) -> Option<u64> {
+        self.rate
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_steady_rate_is_found_and_a_pause_does_not_end_it() {
+        let mut arrivals = Arrivals::default();
+        let mut now = 0;
+        arrivals.look(now);
+        for _ in 0..10_000 {
+            now += 10_000;
+            arrivals.record(1);
+            arrivals.look(now);
+        }
+        let steady = arrivals.rate().unwrap();
+        assert!((105_000..110_000).contains(&steady), "{steady}: a hundred thousand in 10^9 ns");
+        arrivals.waited(900_000_000);
+        arrivals.record(1);
+        assert!(arrivals.look(now + 900_000_000));
+        let after = arrivals.rate().unwrap();
+        assert!(after > steady * 7 / 10, "{after} after {steady}");
+        assert_eq!(expected_256(steady, 20_000), steady * 20_000 / (1 << 22));
+        assert!(time_of(10, steady).abs_diff(100_000) < 3_000);
+    }
+
+    #[test]
+    fn absurd_numbers_stay_bounded() {
+        let mut arrivals = Arrivals::default();
+        for now in [Nanos::MAX / 2, 0, Nanos::MAX] {
+            arrivals.record(u32::MAX);
+            arrivals.waited(Nanos::MAX);
+            arrivals.look(now);
+        }
+        assert!(arrivals.rate().unwrap() <= MOST);
+        assert!(expected_256(MOST, 1_000_000_000) > 0);
+        assert!(time_of(u64::from(u16::MAX), 0) > 0);
+    }
+}
