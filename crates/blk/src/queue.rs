@@ -13,6 +13,9 @@ use std::io;
 use std::sync::Arc;
 use tracing::debug;
 
+/// So many bytes of data cost as much as a request does: see [`Source::poll`].
+const COST_BYTES: u64 = 4096;
+
 /// A running queue.
 pub(crate) struct Queue {
     vring: Vring,
@@ -45,15 +48,24 @@ impl Queue {
         }
     }
 
-    /// Understands the popped chain and starts it in the free slot.
-    fn begin(&mut self, context: &mut Context<'_>, slot: u32) {
+    /// Understands the popped chain and starts it in the free slot. What it costs.
+    fn begin(&mut self, context: &mut Context<'_>, slot: u32) -> u32 {
         let head = self.chain.head;
-        let request = match parse(&self.chain, self.vring.map(), self.bounds) {
-            Ok(request) => request,
-            Err(reject) => {
-                return self.reject(head, reject);
+        match parse(&self.chain, self.vring.map(), self.bounds) {
+            Ok(request) => {
+                let blocks = request.data_len / COST_BYTES;
+                self.start(context, slot, request);
+                1 + u32::try_from(blocks).unwrap_or(u32::MAX - 1)
             }
-        };
+            Err(reject) => {
+                self.reject(head, reject);
+                1
+            }
+        }
+    }
+
+    fn start(&mut self, context: &mut Context<'_>, slot: u32, request: Request) {
+        let head = self.chain.head;
         let wanted = match request.kind {
             Kind::Read { offset } => disk::Request::Read { offset },
             Kind::Write { offset } => {
@@ -200,9 +212,9 @@ impl Source for Queue {
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
         self.retry(context);
-        let mut served = 0;
+        let (mut served, mut cost) = (0, 0u32);
         let next = loop {
-            if served == budget && budget > 0 {
+            if cost >= budget && budget > 0 {
                 break Next::More;
             }
             // A request can wait for a buffer or a range that others hold, and more can be begun beside it. Where it is the
@@ -216,10 +228,10 @@ impl Source for Queue {
                 break if waits { Next::Waiting } else { Next::Idle };
             }
             served += 1;
-            self.begin(context, slot);
+            cost = cost.saturating_add(self.begin(context, slot));
         };
         self.vring.publish();
-        Polled { served, next }
+        Polled { served, cost, next }
     }
 
     fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {

@@ -34,6 +34,8 @@ pub enum Next {
 pub struct Polled {
     /// Heads popped.
     pub served: u32,
+    /// What they take of the budget: see [`Source::poll`].
+    pub cost: u32,
     /// Where the source stands.
     pub next: Next,
 }
@@ -57,8 +59,9 @@ pub trait Source: Send {
     /// Gives it back.
     fn detach(&mut self, engine: &mut Engine);
 
-    /// Goes on with requests that had to wait, then pops at most `budget` heads and submits them. With a budget of 0 none
-    /// is popped: the source is stopping.
+    /// Goes on with requests that had to wait, then pops heads and submits them until what they cost comes to `budget`: 1 for
+    /// each request or packet, and 1 for each whole 4 KiB of its data, so that neither many nor large ones are free. The last
+    /// may cost more than was left. With a budget of 0 none is popped: the source is stopping.
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
     /// Takes completions of its own operations; empties `completions`. Whether a request waits for something, so that the

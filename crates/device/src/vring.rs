@@ -56,6 +56,10 @@ pub struct Vring {
     unseen: u32,
     /// How much that may come to.
     unseen_max: u32,
+    /// Calls are not made at once, but when the worker says so.
+    calls_later: bool,
+    /// The driver is owed a call.
+    owes_call: bool,
     /// Latched: the driver broke the ring, and nothing in it can be trusted until it is set up anew.
     broken: bool,
 }
@@ -83,6 +87,8 @@ impl Vring {
             pushed: !held.is_empty(),
             unseen: 0,
             unseen_max: FIRST_SHOWN,
+            calls_later: false,
+            owes_call: false,
             broken: false,
         })
     }
@@ -158,12 +164,37 @@ impl Vring {
         self.unseen_max = FIRST_SHOWN;
         let wanted = self.queue.publish();
         match &self.call {
+            Some(_) if wanted && self.calls_later => self.owes_call = true,
             Some(call) if wanted => {
                 call.signal();
                 self.counters.calls.add(1);
             }
             _ => self.counters.calls_suppressed.add(1),
         }
+    }
+
+    /// From now on calls that the driver wants are owed until the worker makes them with [`Vring::call`], so that one call tells
+    /// of several batches.
+    pub fn call_later(&mut self, later: bool) {
+        self.calls_later = later;
+    }
+
+    /// Whether the driver is owed a call.
+    #[inline]
+    pub fn owes_call(&self) -> bool {
+        self.owes_call
+    }
+
+    /// Whether there is something to pop, as far as the driver says.
+    #[inline]
+    pub fn has_work(&self) -> bool {
+        !self.broken && self.queue.has_work()
+    }
+
+    /// How many chains there are to pop, as far as the driver says; none in a broken ring, or one that is not in memory. In a
+    /// packed ring this looks at each descriptor of theirs.
+    pub fn pending(&self) -> u16 {
+        if self.broken { 0 } else { self.queue.pending() }
     }
 
     /// Asks the driver for kicks, then looks once more; `true`: there is work already, and the kick for it may never
@@ -182,6 +213,7 @@ impl Vring {
     /// Calls the driver without having anything new for it: a call that was made before may have gone where nobody
     /// looks, for while a ring is stopped, or its interrupt masked, the front-end has other descriptors in place.
     pub fn call(&mut self) {
+        self.owes_call = false;
         if let Some(call) = &self.call {
             call.signal();
             self.counters.calls.add(1);
@@ -193,6 +225,9 @@ impl Vring {
     pub fn stop(&mut self) -> Stopped {
         if let Some(kick) = &self.kick {
             kick.take();
+        }
+        if self.owes_call {
+            self.call();
         }
         // What is there already is what comes next's to find.
         let _ = self.arm();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use kickless_blk::Blk;
-use kickless_device::{Device, Place};
+use kickless_device::Device;
 use kickless_disk::lock;
 use kickless_disk::{Disk, DiskSpec};
 use kickless_vhost::Server;
@@ -27,9 +27,10 @@ pub(crate) fn blk(options: &BlkOptions) -> Result<Server> {
         depth: ENGINE_DEPTH,
         cpus: options.cpu.clone().map_or_else(Vec::new, |list| list.0),
         poll: kickless_worker::Poll::default(),
+        call_coalesce: None,
     };
-    let place: Arc<dyn Place> = Arc::new(Pool::start(&pool).context("the workers cannot be started")?);
-    Ok(Server::new(device, place))
+    let pool = Arc::new(Pool::start(&pool).context("the workers cannot be started")?);
+    Ok(Server::new(device, pool.place(1)))
 }
 
 fn device(options: &BlkOptions) -> Result<Blk> {

@@ -1,46 +1,27 @@
 //! THE loop: poll, submit, complete, arm, sleep.
 
-use crate::mailbox::{Item, Key, Mailbox};
-use crate::policy::{Host, Nanos, Policy, Verdict};
+use crate::clock::{Clock, Nanos};
+use crate::entry::{Entry, State};
+use crate::list::PollList;
+use crate::mailbox::{Key, Mailbox};
 use crate::poll::Poll;
+use crate::senses::Senses;
+use crate::team::Team;
 use crate::waiter::{Ready, Waiter};
-use kickless_device::{Context, Next, Source, Stopped, Update, Vring};
 use kickless_io::{Completion, Engine};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
-use tracing::{debug, error};
+use std::time::Duration;
+use tracing::error;
 
-/// Heads that a source may pop in one visit, so that one busy queue cannot keep the others waiting.
-const BUDGET: u32 = 64;
-/// After so much work, in heads popped and visits made, kicks and the mailbox are looked at even if nothing needs waiting.
+/// After so much work, in cost and visits made, kicks and the mailbox are looked at even if nothing needs waiting.
 const WORK_BETWEEN_LOOKS: u32 = 128;
+/// And after so much time.
+const TIME_BETWEEN_LOOKS: Nanos = 50_000;
 /// How long operations wait that the kernel could not take and of which it will not tell.
-const RETRY: Duration = Duration::from_millis(1);
-
-/// The states of a source; see the crate's documentation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Armed,
-    Ready,
-    Blocked,
-    /// Stopping, with something in flight.
-    Draining,
-}
-
-struct Entry {
-    key: Key,
-    source: Box<dyn Source>,
-    state: State,
-    /// It is among those that any completion, or the waker, makes ready.
-    waits: bool,
-    policy: Policy,
-    /// Who waits for it to stop.
-    stopping: Vec<Sender<Stopped>>,
-}
+const RETRY: Nanos = 1_000_000;
 
 /// Closes the mailbox when the loop ends, however it ends: nobody waits for an answer that will not come.
 struct CloseWhenDone(Arc<Mailbox>);
@@ -51,63 +32,113 @@ impl Drop for CloseWhenDone {
     }
 }
 
+/// What a turn of the loop was spent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spent {
+    Work,
+    Looking,
+    Asleep,
+}
+
 /// One worker's thread.
 pub(crate) struct EventLoop {
-    poll: Poll,
-    started: Instant,
-    mailbox: Arc<Mailbox>,
-    engine: Engine,
-    waiter: Waiter,
+    pub(crate) team: Arc<Team>,
+    /// Its place in the team.
+    pub(crate) seat: usize,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) clock: Clock,
+    pub(crate) poll: Poll,
+    /// How long calls may be put off.
+    pub(crate) call_coalesce: Option<Nanos>,
+    pub(crate) engine: Engine,
+    pub(crate) waiter: Waiter,
+    pub(crate) senses: Senses,
     /// By source number, which is reused: nothing of a source is in flight when it goes.
-    entries: Vec<Option<Entry>>,
-    free: Vec<u32>,
-    numbers: HashMap<Key, u32>,
-    ready: VecDeque<u32>,
-    waiting: Vec<u32>,
+    pub(crate) entries: Vec<Option<Entry>>,
+    pub(crate) free: Vec<u32>,
+    pub(crate) numbers: HashMap<Key, u32>,
+    pub(crate) list: PollList,
+    /// Those that nap.
+    pub(crate) naps: Vec<u32>,
+    /// When the first of them is to be woken, or earlier.
+    pub(crate) next_nap: Nanos,
+    pub(crate) waiting: Vec<u32>,
+    /// Those that owe a call.
+    pub(crate) owing: Vec<u32>,
     /// Reaped, and those of one source among them.
-    completions: Vec<Completion>,
-    batch: Vec<Completion>,
+    pub(crate) completions: Vec<Completion>,
+    pub(crate) batch: Vec<Completion>,
     /// Events of the last wait, taken out so that sources can change while they are handled.
     happened: Vec<Ready>,
-    work: u32,
-    engine_ready: bool,
+    pub(crate) work: u32,
+    /// Whether this turn found anything to do.
+    pub(crate) worked: bool,
+    pub(crate) engine_ready: bool,
     engine_failed: bool,
-    ending: bool,
+    pub(crate) ending: bool,
+    /// Time spent on work since loads were last looked at, and when that was.
+    pub(crate) busy: Nanos,
+    pub(crate) balanced: Nanos,
+    /// Loads were above the limit the last time too.
+    pub(crate) crowded: bool,
 }
 
 impl EventLoop {
-    pub(crate) fn new(mailbox: Arc<Mailbox>, engine: Engine, poll: Poll) -> io::Result<Self> {
-        let waiter = Waiter::new(mailbox.waker().as_fd(), engine.event())?;
+    pub(crate) fn new(
+        team: Arc<Team>,
+        seat: usize,
+        engine: Engine,
+        poll: Poll,
+        call_coalesce: Option<Nanos>,
+    ) -> io::Result<Self> {
+        let (mailbox, clock) = (team.seats[seat].mailbox.clone(), team.clock);
+        let mut waiter = Waiter::new(mailbox.waker().as_fd(), engine.event())?;
+        let senses = Senses::new(clock, &mut waiter)?;
         Ok(Self {
-            poll,
-            started: Instant::now(),
+            team,
+            seat,
             mailbox,
+            clock,
+            poll,
+            call_coalesce,
             engine,
             waiter,
+            senses,
             entries: Vec::new(),
             free: Vec::new(),
             numbers: HashMap::new(),
-            ready: VecDeque::new(),
+            list: PollList::default(),
+            naps: Vec::new(),
+            next_nap: Nanos::MAX,
             waiting: Vec::new(),
+            owing: Vec::new(),
             completions: Vec::new(),
             batch: Vec::new(),
             happened: Vec::new(),
             work: 0,
+            worked: false,
             engine_ready: false,
             engine_failed: false,
             ending: false,
+            busy: 0,
+            balanced: 0,
+            crowded: false,
         })
     }
 
     /// Runs until it is asked to end and all sources have stopped.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let _closed = CloseWhenDone(self.mailbox.clone());
-        self.turn()
+        self.turns()
     }
 
-    fn turn(&mut self) -> io::Result<()> {
+    fn turns(&mut self) -> io::Result<()> {
+        let mut now = self.clock.now();
+        let mut looked = now;
         loop {
-            self.visit_ready();
+            self.worked = false;
+            self.wake_naps(now);
+            self.visit_listed(now);
             self.submit();
             self.complete();
             // A completion can queue an operation (the store after a load, the rest of a short transfer), which must not wait
@@ -118,16 +149,40 @@ impl EventLoop {
             if self.ending && self.numbers.is_empty() {
                 return Ok(());
             }
-            let timeout = match (self.ready.is_empty(), self.engine.needs_turn()) {
-                (true, false) => None,
-                (true, true) => Some(RETRY),
-                (false, _) => Some(Duration::ZERO),
-            };
-            if timeout != Some(Duration::ZERO) || self.work >= WORK_BETWEEN_LOOKS {
+            self.pay_calls();
+            let mut spent = if self.worked { Spent::Work } else { Spent::Looking };
+            let idle = self.list.is_empty();
+            if idle || self.work >= WORK_BETWEEN_LOOKS || now.saturating_sub(looked) >= TIME_BETWEEN_LOOKS {
                 self.work = 0;
-                self.wait(timeout)?;
+                // What went into this turn so far is work all the same.
+                now = self.account(now, spent);
+                if idle {
+                    spent = Spent::Asleep;
+                    self.sleep(now)?;
+                } else {
+                    self.wait(Some(Duration::ZERO))?;
+                }
+                self.senses.look(now);
+                self.balance(now);
+                looked = now;
+            } else if !self.worked {
+                std::hint::spin_loop();
             }
+            now = self.account(now, spent);
         }
+    }
+
+    /// Books the time since `before`; the time now.
+    #[inline]
+    fn account(&mut self, before: Nanos, spent: Spent) -> Nanos {
+        let now = self.clock.now();
+        let passed = now.saturating_sub(before);
+        match spent {
+            Spent::Work => self.busy += passed,
+            Spent::Looking => self.senses.spun(passed),
+            Spent::Asleep => {}
+        }
+        now
     }
 
     /// Starts what the sources queued. An engine that has failed completes everything with its error, which the drivers
@@ -140,161 +195,30 @@ impl EventLoop {
         }
     }
 
-    /// Each ready source once, a budget each.
-    fn visit_ready(&mut self) {
-        if self.ready.is_empty() {
-            return;
+    /// Waits for whatever comes first: an event, the end of a nap, a call that is due.
+    fn sleep(&mut self, now: Nanos) -> io::Result<()> {
+        let retry = if self.engine.needs_turn() { now + RETRY } else { Nanos::MAX };
+        let due = self.first_call_due().min(retry).min(self.next_nap);
+        if due == Nanos::MAX {
+            self.wait(None)?;
+            return Ok(());
         }
-        let (now, host) = (self.now(), Host::default());
-        for _ in 0..self.ready.len() {
-            let Some(number) = self.ready.pop_front() else { return };
-            let Some(entry) = self.entries[number as usize].as_mut() else { continue };
-            let stopping = !entry.stopping.is_empty();
-            let mut context =
-                Context { engine: &mut self.engine, source: number, waker: self.mailbox.waker() };
-            let polled = entry.source.poll(&mut context, if stopping { 0 } else { BUDGET });
-            self.work += 1 + polled.served;
-            let counters = entry.source.vring().counters();
-            if polled.served > 0 {
-                counters.requests.add(polled.served.into());
-                counters.polls_with_work.add(1);
-                entry.policy.found(now, polled.served);
-            } else {
-                counters.polls_without_work.add(1);
-            }
-            match polled.next {
-                Next::More => self.ready.push_back(number),
-                Next::Blocked => {
-                    entry.state = State::Blocked;
-                    self.let_wait(number);
-                }
-                Next::Waiting if stopping => {
-                    entry.state = State::Blocked;
-                    self.let_wait(number);
-                }
-                Next::Idle if stopping => self.try_finish(number),
-                next => match entry.policy.empty(now, &host, entry.source.in_flight() > 0) {
-                    Verdict::Spin { .. } | Verdict::Nap { .. } => self.ready.push_back(number),
-                    Verdict::Arm if entry.source.vring().arm() => {
-                        entry.source.vring().disarm();
-                        entry.policy.still_busy();
-                        self.ready.push_back(number);
-                    }
-                    Verdict::Arm => {
-                        entry.policy.armed(now);
-                        entry.state = State::Armed;
-                        if next == Next::Waiting {
-                            self.let_wait(number);
-                        }
-                    }
-                },
-            }
+        if !self.wait(Some(Duration::from_nanos(due.saturating_sub(now))))? && due > now {
+            self.senses.slept(self.clock.now().saturating_sub(due));
         }
+        Ok(())
     }
 
-    /// Reaps the engine and gives each source its own.
-    fn complete(&mut self) {
-        // An engine that says it is ready is listened to even if nothing is in flight: only a reap makes it unready.
-        if self.engine.in_flight() == 0 && !std::mem::take(&mut self.engine_ready) {
-            return;
-        }
-        self.engine.reap(&mut self.completions);
-        if self.completions.is_empty() {
-            return;
-        }
-        let now = self.now();
-        let mut completions = std::mem::take(&mut self.completions);
-        let mut rest = completions.drain(..).peekable();
-        while let Some(first) = rest.next() {
-            let number = first.token.source;
-            self.batch.push(first);
-            while let Some(next) = rest.next_if(|next| next.token.source == number) {
-                self.batch.push(next);
-            }
-            let Some(entry) = self.entries[number as usize].as_mut() else {
-                self.batch.clear();
-                continue;
-            };
-            let mut context =
-                Context { engine: &mut self.engine, source: number, waker: self.mailbox.waker() };
-            let waits = entry.source.complete(&mut context, &mut self.batch);
-            self.batch.clear();
-            if entry.state == State::Ready {
-                entry.policy.found(now, 0);
-            }
-            if waits {
-                self.make_ready(number);
-            } else if entry.state == State::Draining {
-                self.try_finish(number);
-            }
-        }
-        drop(rest);
-        self.completions = completions;
-        // Any completion can have made the room that a source waits for.
-        self.unblock();
-    }
-
-    fn now(&self) -> Nanos {
-        self.started.elapsed().as_nanos() as Nanos
-    }
-
-    fn let_wait(&mut self, number: u32) {
-        if let Some(entry) = self.entries[number as usize].as_mut()
-            && !std::mem::replace(&mut entry.waits, true)
-        {
-            self.waiting.push(number);
-        }
-    }
-
-    /// Has all who wait look whether there is room by now.
-    fn unblock(&mut self) {
-        let mut waiting = std::mem::take(&mut self.waiting);
-        // Who was first the last time is last now: where there is little room, it is not always the same source's.
-        if !waiting.is_empty() {
-            waiting.rotate_left(1);
-        }
-        for number in waiting.drain(..) {
-            // A number can have a new owner, who does not wait.
-            if let Some(entry) = self.entries[number as usize].as_mut()
-                && std::mem::take(&mut entry.waits)
-            {
-                self.make_ready(number);
-            }
-        }
-        self.waiting = waiting;
-    }
-
-    /// Puts a source on the ready list, if it is not there or about to be.
-    fn make_ready(&mut self, number: u32) {
-        let now = self.now();
-        let Some(entry) = self.entries[number as usize].as_mut() else { return };
-        match entry.state {
-            State::Ready => return,
-            State::Armed => {
-                entry.source.vring().disarm();
-                entry.policy.woken(now, &Host::default(), 0);
-            }
-            State::Blocked | State::Draining => {}
-        }
-        entry.state = State::Ready;
-        self.ready.push_back(number);
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    /// Waits, and handles what happened; whether anything did.
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
         let mut happened = std::mem::take(&mut self.happened);
         happened.extend(self.waiter.wait(timeout)?);
+        let any = !happened.is_empty();
         for ready in happened.drain(..) {
             match ready {
                 // The loop reaps after each wait.
                 Ready::Engine => self.engine_ready = true,
-                Ready::Kick(number) => {
-                    if let Some(entry) = self.entries.get_mut(number as usize).and_then(Option::as_mut) {
-                        entry.source.vring().counters().kicks.add(1);
-                        if entry.state == State::Armed {
-                            self.make_ready(number);
-                        }
-                    }
-                }
+                Ready::Kick(number) => self.kicked(number),
                 Ready::Mailbox => {
                     self.mailbox.waker().clear();
                     for item in self.mailbox.take() {
@@ -305,108 +229,54 @@ impl EventLoop {
             }
         }
         self.happened = happened;
-        Ok(())
+        Ok(any)
     }
 
-    fn handle(&mut self, item: Item) {
-        match item {
-            Item::Put(key, source) => self.put(key, source),
-            Item::Update(key, update, done) => {
-                if let Some(&number) = self.numbers.get(&key) {
-                    self.update(number, update);
-                }
-                // Whoever asked may have gone.
-                let _ = done.send(());
-            }
-            Item::Stop(key, done) => {
-                if let Some(&number) = self.numbers.get(&key)
-                    && let Some(entry) = self.entries[number as usize].as_mut()
-                {
-                    entry.stopping.push(done);
-                    self.make_ready(number);
-                }
-            }
-            Item::End => {
-                self.ending = true;
-                let all: Vec<u32> = self.numbers.values().copied().collect();
-                for number in all {
-                    if let Some(entry) = self.entries[number as usize].as_mut() {
-                        // Nobody hears the answer; the source stops all the same.
-                        entry.stopping.push(std::sync::mpsc::channel().0);
-                        self.make_ready(number);
-                    }
-                }
-            }
-        }
-    }
-
-    fn put(&mut self, key: Key, mut source: Box<dyn Source>) {
-        let number = self.free.pop().unwrap_or(self.entries.len() as u32);
-        let attached = source.attach(&mut self.engine);
-        let vring = source.vring();
-        let watched = vring.kick().map_or(Ok(()), |kick| self.waiter.add(kick.as_fd(), number));
-        if let Err(error) = attached.and(watched) {
-            vring.fail(&format_args!("its worker cannot serve it: {error}"));
-        }
-        vring.disarm();
-        vring.call();
-        let entry = Entry {
-            key,
-            source,
-            state: State::Ready,
-            waits: false,
-            policy: Policy::new(self.poll, 1024),
-            stopping: Vec::new(),
-        };
-        match self.entries.get_mut(number as usize) {
-            Some(place) => *place = Some(entry),
-            None => self.entries.push(Some(entry)),
-        }
-        self.numbers.insert(key, number);
-        self.ready.push_back(number);
-    }
-
-    fn update(&mut self, number: u32, update: Update) {
-        let Some(entry) = self.entries[number as usize].as_mut() else { return };
-        let vring = entry.source.vring();
-        let memory = matches!(update, Update::Memory(_));
-        if let Update::Kick(new) = &update {
-            if let Some(old) = vring.kick() {
-                self.waiter.remove(old.as_fd());
-            }
-            let watched = new.as_ref().map_or(Ok(()), |new| self.waiter.add(new.as_fd(), number));
-            if let Err(error) = watched {
-                vring.fail(&format_args!("cannot wait for its kicks: {error}"));
-            }
-        }
-        vring.apply(update);
-        if memory {
-            entry.source.memory_changed();
-        }
-        self.make_ready(number);
-    }
-
-    /// Ends a stopping source if nothing of it is in flight.
-    fn try_finish(&mut self, number: u32) {
-        let Some(entry) = self.entries[number as usize].as_mut() else { return };
-        if entry.source.in_flight() > 0 {
-            entry.state = State::Draining;
+    /// Has those look that have napped long enough.
+    #[inline]
+    fn wake_naps(&mut self, now: Nanos) {
+        if now < self.next_nap {
             return;
         }
-        let Some(mut entry) = self.entries[number as usize].take() else { return };
-        self.numbers.remove(&entry.key);
-        self.free.push(number);
-        entry.source.detach(&mut self.engine);
-        let vring: &mut Vring = entry.source.vring();
-        if let Some(kick) = vring.kick() {
-            self.waiter.remove(kick.as_fd());
+        self.next_nap = Nanos::MAX;
+        let mut naps = std::mem::take(&mut self.naps);
+        naps.retain(|&number| {
+            // One that was woken by something else, or is gone, is not in that state any more.
+            let Some(entry) = self.entries[number as usize].as_ref() else { return false };
+            let State::Napping { until } = entry.state else { return false };
+            if until > now {
+                self.next_nap = self.next_nap.min(until);
+                return true;
+            }
+            self.make_polled(number);
+            false
+        });
+        self.naps = naps;
+    }
+
+    /// When the first call that is owed is due.
+    fn first_call_due(&self) -> Nanos {
+        let due = |number: &u32| self.entries[*number as usize].as_ref().and_then(|entry| entry.call_due);
+        self.owing.iter().filter_map(due).min().unwrap_or(Nanos::MAX)
+    }
+
+    /// Makes the calls that are due.
+    #[inline]
+    fn pay_calls(&mut self) {
+        if self.owing.is_empty() {
+            return;
         }
-        let stopped = vring.stop();
-        debug!(queue = vring.index(), next_avail = stopped.next_avail, "queue stopped");
-        // Everything that the source held (memory above all) is let go before anybody hears that it stopped.
-        drop(entry.source);
-        for done in entry.stopping {
-            let _ = done.send(stopped.clone());
-        }
+        let now = self.clock.now();
+        let entries = &mut self.entries;
+        self.owing.retain(|&number| {
+            let Some(entry) = entries[number as usize].as_mut() else { return false };
+            match entry.call_due {
+                Some(due) if due > now => return true,
+                Some(_) if entry.source.vring().owes_call() => entry.source.vring().call(),
+                _ => {}
+            }
+            entry.call_due = None;
+            false
+        });
     }
 }

@@ -1,30 +1,49 @@
-//! Worker threads: the loop that serves virtqueues.
+//! Worker threads: the loop that serves virtqueues, and decides when to look at them without being kicked.
 //!
-//! A [`Pool`] is a [`Place`](kickless_device::Place): sources are put on its workers in turn. Each worker is one thread with
-//! one I/O engine, and serves any number of sources of any number of devices. It sleeps in one wait for all that can
-//! happen: kicks, completions of the engine, and its mailbox.
+//! A [`Pool`] has a number of workers and gives each device a [`Place`](kickless_device::Place) on them
+//! ([`Pool::place`]). Each worker is one thread with one I/O engine, and serves any number of sources of any number of devices.
+//! It sleeps in one wait for all that can happen: kicks, completions of the engine, its mailbox, and the end of a nap.
 //!
 //! # A source's states
-//! * *armed*: its ring is empty and kicks are enabled; a kick or a work item makes it ready. If a request of its waits for
-//!   something that others hold, so does all that makes a blocked one ready.
-//! * *ready*: on the ready list, kicks disabled, visited round robin with a bounded budget. A ring found empty stays
-//!   ready for a short while (see [`policy`]), because arming it, being kicked and waking up cost more than a few looks.
-//! * *blocked*: there may be work, but no room for it; kicks stay disabled. Any completion, or the waker, makes it ready.
-//! * *stopping*: asked to stop; nothing is popped, and it is visited until nothing is in flight.
-//! * *resting*: broken or out of memory; only a work item makes it ready.
+//! * *polled*: on the poll list (`list`), kicks disabled, visited in turn with a bounded budget. A ring that is found empty stays
+//!   on the list as long as its policy says ([`policy`]).
+//! * *napping*: kicks disabled, and not looked at until a time that its policy named.
+//! * *armed*: its ring is empty and kicks are enabled; a kick or a work item puts it on the list. If a request of its waits for
+//!   something that others hold, so does all that makes a blocked one polled.
+//! * *blocked*: there may be work, but no room for it. It leaves the list, kicks stay disabled. Any completion, or the waker,
+//!   puts it back.
+//! * *leaving*: asked to stop or to move; nothing is popped, and it is visited until nothing is in flight (*draining*). From then
+//!   on this worker knows nothing of it, so it cannot begin to poll again.
+//! * *resting*: broken or out of memory; only a work item puts it on the list.
 //!
 //! # Why no kick is lost
-//! From ready to armed: kicks are enabled, a full fence, then the avail index is read again
-//! ([`Vring::arm`](kickless_device::Vring::arm)); work found there keeps the source ready. A kick descriptor is waited for
-//! edge-triggered and never read: each kick is an event of its own, one that came while the source was ready is
-//! a look too many, and adding a descriptor that has been kicked before gives an event at once. A work item is put into
-//! the mailbox before its eventfd is written, and the mailbox is emptied after the wait returned.
+//! From polled to armed: kicks are enabled, a full fence, then the avail index is read again
+//! ([`Vring::arm`](kickless_device::Vring::arm)); work found there keeps the source polled. A kick descriptor is waited for
+//! edge-triggered and never read: each kick is an event of its own, one that came while the source was polled is
+//! counted and nothing more, and adding a descriptor that has been kicked before gives an event at once. A kick for which there
+//! is nothing in the ring leaves the source armed. A work item is put into the mailbox before its eventfd is written, and the
+//! mailbox is emptied after the wait returned.
+//!
+//! # Who has which part of a worker
+//! `list` shares it out between devices by deficit round robin. A worker that has too much to do gives a source to another
+//! (`balance`): it stops popping, waits until nothing is in flight, lets go of it and puts it into the other's mailbox, with
+//! everything that the source has been asked and not been told yet. Whoever asks something of a source holds a lock that says
+//! where it is, and the move is made under it; so the order of what was asked is kept, and nothing is asked of a worker
+//! that does not have the source. The new worker waits for the same kick descriptor, and looks at the ring once.
 
+mod balance;
+mod clock;
+mod control;
+mod entry;
 mod event_loop;
+mod list;
 mod mailbox;
 pub mod policy;
 mod poll;
 mod pool;
+mod senses;
+mod team;
+mod visit;
 mod waiter;
 
 pub use poll::Poll;

@@ -1,23 +1,58 @@
 //! Work items for a worker.
 
+use crate::policy::Policy;
+use crate::poll::Poll;
 use kickless_device::{Source, Stopped, Update};
 use kickless_io::Waker;
 use std::sync::mpsc::Sender;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Names a source for as long as the pool lives; never used again.
 pub(crate) type Key = u64;
 
+/// Whose source it is, and where it is.
+#[derive(Clone)]
+pub(crate) struct Tenant {
+    /// The device's number in the pool, and its weight.
+    pub(crate) device: u64,
+    pub(crate) weight: u32,
+    /// The worker that the source is on. Work items for the source are put in with this locked, so that one that moves takes all
+    /// that were put in before with it, in their order, and later ones follow it.
+    pub(crate) seat: Arc<Mutex<usize>>,
+}
+
+/// A source that comes from another worker.
+pub(crate) struct Arrival {
+    pub(crate) source: Box<dyn Source>,
+    pub(crate) policy: Policy,
+}
+
 /// What a worker is asked to do between two rounds.
 pub(crate) enum Item {
     /// Run this source from now on.
-    Put(Key, Box<dyn Source>),
+    Put(Key, Tenant, Box<dyn Source>),
+    /// Go on with this source of another worker's.
+    Adopt(Key, Tenant, Box<Arrival>),
     /// Change it; say when that is done.
     Update(Key, Update, Sender<()>),
     /// Stop it; say when it has.
     Stop(Key, Sender<Stopped>),
+    /// Hand all sources that are there to another worker.
+    MoveAll(usize),
+    /// Poll by this rule; say when that is in force.
+    Poll(Poll, Sender<()>),
     /// End, once all sources have stopped.
     End,
+}
+
+impl Item {
+    /// Whether it is for a source that is already there.
+    fn concerns(&self, key: Key) -> bool {
+        match self {
+            Self::Update(whose, ..) | Self::Stop(whose, _) => *whose == key,
+            Self::Put(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(..) | Self::End => false,
+        }
+    }
 }
 
 /// A queue of work items and the eventfd that wakes their worker.
@@ -37,19 +72,30 @@ impl Mailbox {
     }
 
     /// Puts an item in and wakes the worker: in this order, so that the worker, which clears the waker and then takes the
-    /// items, either takes this one now or is woken for it. Where the worker has ended the item is dropped, and
-    /// with it the sender of its answer: whoever waits for that learns of it.
-    pub(crate) fn put(&self, item: Item) {
-        if let Some(items) = &mut *self.items.lock().unwrap_or_else(PoisonError::into_inner) {
-            items.push(item);
+    /// items, either takes this one now or is woken for it. Where the worker has ended the item comes back; dropped, it takes
+    /// the sender of its answer along, and whoever waits for that learns of it.
+    pub(crate) fn put(&self, item: Item) -> Result<(), Item> {
+        match &mut *self.items.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(items) => items.push(item),
+            None => return Err(item),
         }
         self.waker.wake();
+        Ok(())
     }
 
     /// Takes all items, in the order they were put in.
     pub(crate) fn take(&self) -> Vec<Item> {
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         items.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Takes the items for one source, in the order they were put in.
+    pub(crate) fn take_for(&self, key: Key) -> Vec<Item> {
+        let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(items) = items.as_mut() else { return Vec::new() };
+        let (taken, left) = std::mem::take(items).into_iter().partition(|item| item.concerns(key));
+        *items = left;
+        taken
     }
 
     /// The worker has ended: nothing is taken any more.

@@ -1,16 +1,19 @@
 //! A pool of workers.
 
+use crate::clock::{Clock, nanos};
 use crate::event_loop::EventLoop;
-use crate::mailbox::{Item, Key, Mailbox};
+use crate::mailbox::{Item, Key, Mailbox, Tenant};
 use crate::poll::Poll;
+use crate::team::Team;
 use kickless_device::{Place, Placed, Source, Stopped, Update};
 use kickless_io::{Engine, EngineKind, Waker};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tracing::{error, info, warn};
 
 /// How a pool is made.
@@ -26,18 +29,18 @@ pub struct Options {
     pub cpus: Vec<usize>,
     /// When rings are looked at without kicks.
     pub poll: Poll,
+    /// How long a call to a driver may be put off, so that it tells of more than one batch; `None`: it is made with its batch.
+    pub call_coalesce: Option<Duration>,
 }
 
 /// A fixed number of workers. Dropping it stops all sources, waits for what is in flight and ends the threads.
 pub struct Pool {
-    workers: Vec<Worker>,
+    team: Arc<Team>,
+    threads: Vec<JoinHandle<()>>,
     /// Counts sources ever put, which also spreads them over the workers.
     keys: AtomicU64,
-}
-
-struct Worker {
-    mailbox: Arc<Mailbox>,
-    thread: Option<JoinHandle<()>>,
+    /// Counts devices.
+    devices: AtomicU64,
 }
 
 impl Pool {
@@ -46,48 +49,79 @@ impl Pool {
     /// # Errors
     /// A thread, an engine or a CPU cannot be had.
     pub fn start(options: &Options) -> io::Result<Self> {
-        let mut workers = Vec::with_capacity(options.workers);
-        for n in 0..options.workers.max(1) {
-            let cpu = (!options.cpus.is_empty()).then(|| options.cpus[n % options.cpus.len()]);
-            workers.push(Worker::start(n, cpu, options)?);
+        let mailboxes = (0..options.workers.max(1))
+            .map(|_| Ok(Arc::new(Mailbox::new(Waker::new()?))))
+            .collect::<io::Result<Vec<_>>>()?;
+        let team = Arc::new(Team::new(Clock::start(), mailboxes));
+        let mut pool =
+            Self { team, threads: Vec::new(), keys: AtomicU64::new(0), devices: AtomicU64::new(0) };
+        for seat in 0..pool.team.seats.len() {
+            let thread = start_worker(&pool.team, seat, options)?;
+            pool.threads.push(thread);
         }
-        Ok(Self { workers, keys: AtomicU64::new(0) })
+        Ok(pool)
+    }
+
+    /// A device's share of the pool: its sources have as much of a crowded worker's time together as those of any other device, times
+    /// `weight` (at least 1).
+    pub fn place(self: &Arc<Self>, weight: u32) -> Arc<dyn Place> {
+        let device = self.devices.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Share { pool: self.clone(), device, weight })
+    }
+
+    /// Changes when rings are polled, of all sources that there are and that come; returns when it is in force.
+    pub fn set_poll(&self, poll: Poll) {
+        let ask = |seat: &crate::team::Seat| {
+            let (done, answer) = channel();
+            seat.mailbox.put(Item::Poll(poll, done)).ok().map(|()| answer)
+        };
+        let answers: Vec<_> = self.team.seats.iter().map(ask).collect();
+        for answer in answers.into_iter().flatten() {
+            // A worker that has ended polls nothing.
+            let _ = answer.recv();
+        }
+    }
+
+    /// Moves all sources that are on one worker now to another, each as soon as what is in flight of it is done. Nothing is lost and
+    /// nothing stops; the load may bring them back. Workers are counted from 0; those that there are not are ignored.
+    pub fn move_all(&self, from: usize, to: usize) {
+        if let Some(seat) = self.team.seats.get(from) {
+            // A worker that has ended has no sources.
+            let _ = seat.mailbox.put(Item::MoveAll(to));
+        }
     }
 }
 
-impl Worker {
-    fn start(n: usize, cpu: Option<usize>, options: &Options) -> io::Result<Self> {
-        let mailbox = Arc::new(Mailbox::new(Waker::new()?));
-        let (started, start) = channel();
-        let (kind, depth, poll, theirs) = (options.engine, options.depth, options.poll, mailbox.clone());
-        // The engine is made on the thread that uses it: io_uring's single issuer is bound to it.
-        let thread = std::thread::Builder::new().name(format!("worker {n}")).spawn(move || {
-            let event_loop = pin(cpu).and_then(|()| {
-                kickless_io::prepare_to_signal();
-                let engine = Engine::open(kind, depth).map_err(io::Error::other)?;
-                if n == 0 {
-                    announce(&engine);
-                }
-                EventLoop::new(theirs, engine, poll)
-            });
-            let event_loop = match event_loop {
-                Ok(event_loop) => {
-                    let _ = started.send(Ok(()));
-                    event_loop
-                }
-                Err(error) => {
-                    let _ = started.send(Err(error));
-                    return;
-                }
-            };
-            if let Err(error) = event_loop.run() {
-                error!(worker = n, %error, "worker ended");
+fn start_worker(team: &Arc<Team>, seat: usize, options: &Options) -> io::Result<JoinHandle<()>> {
+    let cpu = (!options.cpus.is_empty()).then(|| options.cpus[seat % options.cpus.len()]);
+    let (started, start) = channel();
+    let (team, options) = (team.clone(), options.clone());
+    // The engine is made on the thread that uses it: io_uring's single issuer is bound to it.
+    let thread = std::thread::Builder::new().name(format!("worker {seat}")).spawn(move || {
+        let event_loop = pin(cpu).and_then(|()| {
+            kickless_io::prepare_to_signal();
+            let engine = Engine::open(options.engine, options.depth).map_err(io::Error::other)?;
+            if seat == 0 {
+                announce(&engine);
             }
-        })?;
-        let worker = Self { mailbox, thread: Some(thread) };
-        start.recv().map_err(|_| io::Error::other("the worker ended before it began"))??;
-        Ok(worker)
-    }
+            EventLoop::new(team, seat, engine, options.poll, options.call_coalesce.map(nanos))
+        });
+        let event_loop = match event_loop {
+            Ok(event_loop) => {
+                let _ = started.send(Ok(()));
+                event_loop
+            }
+            Err(error) => {
+                let _ = started.send(Err(error));
+                return;
+            }
+        };
+        if let Err(error) = event_loop.run() {
+            error!(worker = seat, %error, "worker ended");
+        }
+    })?;
+    start.recv().map_err(|_| io::Error::other("the worker ended before it began"))??;
+    Ok(thread)
 }
 
 fn pin(cpu: Option<usize>) -> io::Result<()> {
@@ -110,41 +144,52 @@ fn announce(engine: &Engine) {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        for worker in &self.workers {
-            worker.mailbox.put(Item::End);
+        for seat in &self.team.seats {
+            // One that has ended already is asked in vain.
+            let _ = seat.mailbox.put(Item::End);
         }
-        for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take()
-                && thread.join().is_err()
-            {
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
                 error!("a worker panicked");
             }
         }
     }
 }
 
-impl Place for Pool {
+/// A device's share of a pool.
+struct Share {
+    pool: Arc<Pool>,
+    device: u64,
+    weight: u32,
+}
+
+impl Place for Share {
     fn put(&self, source: Box<dyn Source>) -> io::Result<Box<dyn Placed>> {
-        let key = self.keys.fetch_add(1, Ordering::Relaxed);
-        let worker = &self.workers[(key % self.workers.len() as u64) as usize];
-        if worker.thread.as_ref().is_none_or(JoinHandle::is_finished) {
-            return Err(io::Error::other("the worker has ended"));
-        }
-        worker.mailbox.put(Item::Put(key, source));
-        Ok(Box::new(Running { key, mailbox: worker.mailbox.clone() }))
+        let (team, key) = (&self.pool.team, self.pool.keys.fetch_add(1, Ordering::Relaxed));
+        let seat = (key % team.seats.len() as u64) as usize;
+        let tenant = Tenant { device: self.device, weight: self.weight, seat: Arc::new(Mutex::new(seat)) };
+        let seat = tenant.seat.clone();
+        let place = seat.lock().unwrap_or_else(PoisonError::into_inner);
+        let put = team.seats[*place].mailbox.put(Item::Put(key, tenant, source));
+        drop(place);
+        put.map_err(|_| io::Error::other("the worker has ended"))?;
+        Ok(Box::new(Running { key, team: team.clone(), seat }))
     }
 }
 
 /// A source on a worker.
 struct Running {
     key: Key,
-    mailbox: Arc<Mailbox>,
+    team: Arc<Team>,
+    seat: Arc<Mutex<usize>>,
 }
 
 impl Running {
     fn ask<T>(&self, item: impl FnOnce(Sender<T>) -> Item) -> Receiver<T> {
         let (done, answer) = channel();
-        self.mailbox.put(item(done));
+        let seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
+        // From a worker that has ended there is no answer, which the receiver tells.
+        let _ = self.team.seats[*seat].mailbox.put(item(done));
         answer
     }
 }

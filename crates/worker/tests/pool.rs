@@ -145,7 +145,7 @@ impl Source for Echo {
             (true, true) => Next::More,
             (true, false) => Next::Idle,
         };
-        Polled { served, next }
+        Polled { served, cost: served, next }
     }
 
     fn complete(&mut self, _: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
@@ -200,16 +200,16 @@ fn echo_over(driver: Driver, vring: Vring, hold: bool, holding: Next) -> (Fixtur
     (Fixture { driver, seen, release, popped }, Box::new(echo))
 }
 
-fn pool(workers: usize) -> Pool {
+fn start(workers: usize, poll: Poll) -> Arc<Pool> {
     let engine = EngineKind::Threads;
-    Pool::start(&kickless_worker::Options {
-        workers,
-        engine,
-        depth: 16,
-        cpus: Vec::new(),
-        poll: Poll::default(),
-    })
-    .unwrap()
+    let options =
+        kickless_worker::Options { workers, engine, depth: 16, cpus: Vec::new(), poll, call_coalesce: None };
+    Arc::new(Pool::start(&options).unwrap())
+}
+
+/// The only one that holds on to its pool.
+fn pool(workers: usize) -> Arc<dyn Place> {
+    start(workers, Poll::default()).place(1)
 }
 
 impl Fixture {

@@ -189,8 +189,8 @@ impl Queue {
         forward!(mut self, disarm);
     }
 
-    /// How many chains there are to pop, as far as the driver says; at most the size.
-    #[inline]
+    /// How many chains there are to pop, as far as the driver says; at most the size. In a packed ring this looks at each
+    /// descriptor of theirs.
     pub fn pending(&self) -> u16 {
         forward!(self, pending)
     }
@@ -198,7 +198,7 @@ impl Queue {
     /// Whether there is something to pop. A broken ring has nothing.
     #[inline]
     pub fn has_work(&self) -> bool {
-        self.pending() != 0
+        forward!(self, has_work)
     }
 
     /// The first entry of the avail ring that was not popped: where a later queue goes on.

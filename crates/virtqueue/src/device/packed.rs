@@ -4,7 +4,7 @@ use super::{Held, Metadata, Options};
 use crate::packed::{self, Place};
 use crate::{Chain, RingError};
 use kickless_memory::Map;
-use kickless_spec::ring::{DESC_F_WRITE, PackedDesc};
+use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, PackedDesc};
 use std::sync::atomic::Ordering;
 
 /// An id is whatever the driver likes (virtio 1.3, section 2.8.5). Zeroes that are not used take no memory.
@@ -230,15 +230,26 @@ impl Queue {
         }
     }
 
-    /// Whether there is one, that is: how many there are would take a walk.
-    #[inline]
+    /// Counts the last descriptors of chains.
     pub(super) fn pending(&self) -> u16 {
-        match &self.metadata {
-            Some(metadata) if self.broken.is_none() => {
-                is_available(metadata, self.next, Ordering::Relaxed).into()
-            }
-            _ => 0,
+        let Some(metadata) = &self.metadata else { return 0 };
+        if self.broken.is_some() {
+            return 0;
         }
+        let places = (0..self.options.size()).map(|n| self.next.after(n, self.options.size()));
+        let flags =
+            places.map(|place| (place, metadata.ring().load_u16(place.flags_at(), Ordering::Relaxed)));
+        let there = flags.take_while(|(place, flags)| place.is_available(*flags));
+        there.filter(|(_, flags)| flags & DESC_F_NEXT == 0).count() as u16
+    }
+
+    #[inline]
+    pub(super) fn has_work(&self) -> bool {
+        self.broken.is_none()
+            && self
+                .metadata
+                .as_ref()
+                .is_some_and(|metadata| is_available(metadata, self.next, Ordering::Relaxed))
     }
 
     #[inline]

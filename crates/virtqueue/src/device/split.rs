@@ -254,6 +254,11 @@ impl Queue {
     }
 
     #[inline]
+    pub(super) fn has_work(&self) -> bool {
+        self.pending() != 0
+    }
+
+    #[inline]
     pub(super) fn next_avail(&self) -> u16 {
         self.next_avail
     }

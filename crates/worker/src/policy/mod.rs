@@ -23,13 +23,16 @@
 //! [`armed`](Policy::armed), or in [`still_busy`](Policy::still_busy) and a visit. A sleep ends in
 //! [`woken`](Policy::woken) and a visit.
 
+#[allow(dead_code, reason = "what decides about naps comes next")]
 mod arrivals;
 mod auto;
 mod host;
+mod pressure;
 mod rate;
 mod waits;
 
 pub use host::Host;
+pub use pressure::{Pressure, Usage};
 
 use crate::Poll;
 use auto::Auto;

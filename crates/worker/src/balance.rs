@@ -1,0 +1,69 @@
+//! Which source is to move to which worker. Pure.
+
+/// A worker that is less busy than this, in thousandths, keeps what it has.
+pub(crate) const CROWDED: u32 = 800;
+/// A move has to lower the load of the busier of the two by this much.
+const GAIN: u32 = 50;
+/// A source that takes less than this of a crowded worker's time may go as well, if where it goes there is nothing to wait for.
+const SMALL: u32 = 100;
+const FREE: u32 = 100;
+
+/// Chooses a source and the worker for it to go to, both by their places in the slices; `None`: leave everything where it is.
+///
+/// `here` is this worker's place in `loads`, in thousandths of each worker's time; `shares` is what the sources that could go
+/// take of this one's.
+pub(crate) fn choose(here: usize, loads: &[u32], shares: &[u32]) -> Option<(usize, usize)> {
+    let load = *loads.get(here)?;
+    let others = loads.iter().enumerate().filter(|(seat, _)| *seat != here);
+    let (seat, &theirs) = others.min_by_key(|(_, load)| **load)?;
+    let busy = shares.iter().filter(|share| **share > 0).count();
+    if load < CROWDED || busy < 2 {
+        return None;
+    }
+    let worst = |share: u32| (load.saturating_sub(share)).max(theirs.saturating_add(share));
+    let candidates = shares.iter().enumerate().filter(|(_, share)| **share > 0);
+    // Of those that help as much, the smallest: it has the least to finish before it can go.
+    let (source, &share) = candidates.min_by_key(|(_, share)| (worst(**share), **share))?;
+    let helps = worst(share) + GAIN <= load || (share <= SMALL && theirs + share <= FREE);
+    helps.then_some((source, seat))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn from_the_crowded_to_the_idle() {
+        assert_eq!(choose(0, &[1000, 0], &[500, 500]), Some((0, 1)));
+        assert_eq!(choose(1, &[300, 1000, 10], &[100, 400, 500]), Some((2, 2)));
+        // Big and small: the small one goes.
+        assert_eq!(choose(0, &[1000, 20], &[970, 30]), Some((1, 1)));
+    }
+
+    #[test]
+    fn nothing_moves_without_need_or_gain() {
+        assert_eq!(choose(0, &[700, 0], &[350, 350]), None, "not crowded");
+        assert_eq!(choose(0, &[1000, 1000], &[500, 500]), None, "no room elsewhere");
+        assert_eq!(choose(0, &[1000, 0], &[1000]), None, "alone");
+        assert_eq!(choose(0, &[1000, 0], &[1000, 0]), None, "as good as alone");
+        assert_eq!(choose(0, &[1000], &[500, 500]), None, "the only worker");
+        assert_eq!(choose(0, &[], &[]), None);
+    }
+
+    proptest! {
+        /// Moves come to an end, whatever the load, if nothing else changes.
+        #[test]
+        fn moves_settle(shares in prop::collection::vec(prop::collection::vec(0u32..1000, 0..6), 1..5)) {
+            let mut shares = shares;
+            for _ in 0..200 {
+                let loads: Vec<u32> = shares.iter().map(|s| s.iter().sum::<u32>()).collect();
+                let step = (0..shares.len()).find_map(|here| choose(here, &loads, &shares[here]).map(|c| (here, c)));
+                let Some((here, (source, to))) = step else { return Ok(()) };
+                let share = shares[here].remove(source);
+                shares[to].push(share);
+            }
+            prop_assert!(false, "still moving: {:?}", shares);
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Time, as this crate counts it.
+
+use std::time::{Duration, Instant};
+
+/// Nanoseconds since the pool was made.
+pub(crate) type Nanos = u64;
+
+/// The clock of a pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    #[inline]
+    pub(crate) fn now(self) -> Nanos {
+        nanos(self.0.elapsed())
+    }
+}
+
+/// A duration, or the longest there is.
+#[inline]
+pub(crate) fn nanos(duration: Duration) -> Nanos {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,256 @@
+//! What the loop is asked to do: sources come, change, move and go.
+
+use crate::balance;
+use crate::clock::Nanos;
+use crate::entry::{Entry, State};
+use crate::event_loop::EventLoop;
+use crate::mailbox::{Arrival, Item, Key, Tenant};
+use crate::policy::Policy;
+use kickless_device::{Source, Update, Vring};
+use std::os::fd::AsFd;
+use std::sync::PoisonError;
+use tracing::{debug, info};
+
+/// Loads are looked at so often, if the worker is awake.
+const BALANCE_EVERY: Nanos = 100_000_000;
+/// A source that has come stays for so long.
+const STAY_LEAST: Nanos = 1_000_000_000;
+
+impl EventLoop {
+    pub(crate) fn handle(&mut self, item: Item) {
+        match item {
+            Item::Put(key, tenant, source) => {
+                let number = self.settle(key, tenant, source, None);
+                // A call that was made before may have gone where nobody looked.
+                if let Some(entry) = self.entries[number as usize].as_mut() {
+                    entry.source.vring().call();
+                }
+            }
+            Item::Adopt(key, tenant, arrival) => {
+                let Arrival { source, policy } = *arrival;
+                let number = self.settle(key, tenant, source, Some(policy));
+                if let Some(entry) = self.entries[number as usize].as_mut() {
+                    entry.source.vring().counters().moves.add(1);
+                }
+            }
+            Item::Update(key, update, done) => {
+                if let Some(&number) = self.numbers.get(&key) {
+                    self.update(number, update);
+                }
+                // Whoever asked may have gone.
+                let _ = done.send(());
+            }
+            Item::Stop(key, done) => {
+                if let Some(&number) = self.numbers.get(&key)
+                    && let Some(entry) = self.entries[number as usize].as_mut()
+                {
+                    entry.stopping.push(done);
+                    self.make_polled(number);
+                }
+            }
+            Item::MoveAll(seat) => {
+                for number in 0..self.entries.len() as u32 {
+                    self.begin_move(number, seat);
+                }
+            }
+            Item::Poll(poll, done) => {
+                self.poll = poll;
+                for number in 0..self.entries.len() as u32 {
+                    if let Some(entry) = self.entries[number as usize].as_mut() {
+                        entry.policy.set(poll);
+                        self.make_polled(number);
+                    }
+                }
+                let _ = done.send(());
+            }
+            Item::End => {
+                self.ending = true;
+                let all: Vec<u32> = self.numbers.values().copied().collect();
+                for number in all {
+                    if let Some(entry) = self.entries[number as usize].as_mut() {
+                        // Nobody hears the answer; the source stops all the same.
+                        entry.stopping.push(std::sync::mpsc::channel().0);
+                        self.make_polled(number);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes a source in. It is looked at once, kick or no kick.
+    fn settle(
+        &mut self,
+        key: Key,
+        tenant: Tenant,
+        mut source: Box<dyn Source>,
+        policy: Option<Policy>,
+    ) -> u32 {
+        let now = self.clock.now();
+        let number = self.free.pop().unwrap_or(self.entries.len() as u32);
+        let attached = source.attach(&mut self.engine);
+        let vring = source.vring();
+        let watched = vring.kick().map_or(Ok(()), |kick| self.waiter.add(kick.as_fd(), number));
+        if let Err(error) = attached.and(watched) {
+            vring.fail(&format_args!("its worker cannot serve it: {error}"));
+        }
+        vring.call_later(self.call_coalesce.is_some());
+        vring.disarm();
+        let policy = policy.unwrap_or_else(|| Policy::new(self.poll, vring.size()));
+        let flow = self.list.join(tenant.device, tenant.weight);
+        let entry = Entry {
+            key,
+            tenant,
+            source,
+            flow,
+            policy,
+            state: State::Polled,
+            spin_until: None,
+            counted: now,
+            waits: false,
+            call_due: None,
+            cost: 0,
+            came: now,
+            moving: None,
+            // Asked to end, and told of one more: it is not to stay.
+            stopping: if self.ending { vec![std::sync::mpsc::channel().0] } else { Vec::new() },
+        };
+        match self.entries.get_mut(number as usize) {
+            Some(place) => *place = Some(entry),
+            None => self.entries.push(Some(entry)),
+        }
+        self.numbers.insert(key, number);
+        self.list.push(flow, number);
+        number
+    }
+
+    fn update(&mut self, number: u32, update: Update) {
+        let Some(entry) = self.entries[number as usize].as_mut() else { return };
+        let vring = entry.source.vring();
+        let memory = matches!(update, Update::Memory(_));
+        if let Update::Kick(new) = &update {
+            if let Some(old) = vring.kick() {
+                self.waiter.remove(old.as_fd());
+            }
+            let watched = new.as_ref().map_or(Ok(()), |new| self.waiter.add(new.as_fd(), number));
+            if let Err(error) = watched {
+                vring.fail(&format_args!("cannot wait for its kicks: {error}"));
+            }
+        }
+        vring.apply(update);
+        if memory {
+            entry.source.memory_changed();
+        }
+        self.make_polled(number);
+    }
+
+    /// Looks whether a source had better be on another worker, and begins to move it there.
+    #[inline]
+    pub(crate) fn balance(&mut self, now: Nanos) {
+        if now.saturating_sub(self.balanced) >= BALANCE_EVERY {
+            self.look_at_loads(now);
+        }
+    }
+
+    #[cold]
+    fn look_at_loads(&mut self, now: Nanos) {
+        let elapsed = now.saturating_sub(std::mem::replace(&mut self.balanced, now)).max(1);
+        let thousandths = |part: u64, whole: u64| (u128::from(part) * 1000 / u128::from(whole.max(1))) as u32;
+        let busy = thousandths(std::mem::take(&mut self.busy), elapsed).min(1000);
+        self.team.tell(self.seat, busy, now);
+        let cost: u64 = self.entries.iter().flatten().map(|entry| entry.cost).sum();
+        let mut candidates = Vec::new();
+        let mut moving = false;
+        for (number, entry) in self.entries.iter_mut().enumerate() {
+            let Some(entry) = entry else { continue };
+            entry.count_time(now);
+            moving |= entry.is_leaving();
+            let share = thousandths(std::mem::take(&mut entry.cost), cost) * busy / 1000;
+            let stays = now.saturating_sub(entry.came) < STAY_LEAST;
+            candidates.push((number as u32, if stays { 0 } else { share }));
+        }
+        let crowded = std::mem::replace(&mut self.crowded, busy >= balance::CROWDED);
+        // Once may be a burst. And a move that is under way changes the loads.
+        if !crowded || moving || self.ending {
+            return;
+        }
+        let loads: Vec<u32> = self.team.loads(now).collect();
+        let shares: Vec<u32> = candidates.iter().map(|candidate| candidate.1).collect();
+        if let Some((source, seat)) = balance::choose(self.seat, &loads, &shares) {
+            let number = candidates[source].0;
+            debug!(from = self.seat, to = seat, load = busy, share = shares[source], "a queue moves");
+            self.begin_move(number, seat);
+        }
+    }
+
+    /// From now on nothing is popped from the source; it moves when what is in flight is done.
+    fn begin_move(&mut self, number: u32, seat: usize) {
+        if let Some(entry) = self.entries[number as usize].as_mut()
+            && seat != self.seat
+            && seat < self.team.seats.len()
+            && !entry.is_leaving()
+        {
+            entry.moving = Some(seat);
+            self.make_polled(number);
+        }
+    }
+
+    /// Ends or moves a leaving source, which is not on the list, if nothing of it is in flight.
+    pub(crate) fn try_leave(&mut self, number: u32) {
+        let now = self.clock.now();
+        let Some(entry) = self.entries[number as usize].as_mut() else { return };
+        if entry.source.in_flight() > 0 {
+            entry.enter(State::Draining, now);
+            return;
+        }
+        entry.count_time(now);
+        let Some(mut entry) = self.entries[number as usize].take() else { return };
+        self.numbers.remove(&entry.key);
+        self.free.push(number);
+        self.list.leave(entry.flow);
+        entry.source.detach(&mut self.engine);
+        let vring: &mut Vring = entry.source.vring();
+        if let Some(kick) = vring.kick() {
+            self.waiter.remove(kick.as_fd());
+        }
+        if let (Some(seat), true) = (entry.moving, entry.stopping.is_empty()) {
+            return self.hand_over(entry, seat);
+        }
+        let stopped = vring.stop();
+        debug!(queue = vring.index(), next_avail = stopped.next_avail, "queue stopped");
+        // Everything that the source held (memory above all) is let go before anybody hears that it stopped.
+        drop(entry.source);
+        for done in entry.stopping {
+            let _ = done.send(stopped.clone());
+        }
+    }
+
+    /// Gives a source to another worker, and with it all that it has been asked and not been told yet.
+    fn hand_over(&mut self, mut entry: Entry, seat: usize) {
+        let (key, tenant) = (entry.key, entry.tenant.clone());
+        let vring = entry.source.vring();
+        if vring.owes_call() {
+            vring.call();
+        }
+        let queue = vring.index();
+        let arrival = Box::new(Arrival { source: entry.source, policy: entry.policy });
+        let mailbox = &self.team.seats[seat].mailbox;
+        let mut place = tenant.seat.lock().unwrap_or_else(PoisonError::into_inner);
+        match mailbox.put(Item::Adopt(key, tenant.clone(), arrival)) {
+            Ok(()) => {
+                for item in self.mailbox.take_for(key) {
+                    // It took the first; and if it has ended since, so does everything.
+                    let _ = mailbox.put(item);
+                }
+                *place = seat;
+                info!(queue, from = self.seat, to = seat, "queue moved to another worker");
+            }
+            // That worker has ended: it stays here.
+            Err(Item::Adopt(key, tenant, arrival)) => {
+                drop(place);
+                let Arrival { source, policy } = *arrival;
+                self.settle(key, tenant, source, Some(policy));
+            }
+            Err(_) => {}
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! A source on a worker.
+
+use crate::clock::Nanos;
+use crate::list::Flow;
+use crate::mailbox::{Key, Tenant};
+use crate::policy::Policy;
+use kickless_device::{Source, Stopped};
+use std::sync::mpsc::Sender;
+
+/// The states of a source; see the crate's documentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Kicks are enabled.
+    Armed,
+    /// On the poll list.
+    Polled,
+    /// Kicks are disabled, and it is not looked at before then.
+    Napping { until: Nanos },
+    /// There may be work, but no room for it.
+    Blocked,
+    /// Stopping or moving, with something in flight.
+    Draining,
+}
+
+pub(crate) struct Entry {
+    pub(crate) key: Key,
+    pub(crate) tenant: Tenant,
+    pub(crate) source: Box<dyn Source>,
+    pub(crate) flow: Flow,
+    pub(crate) policy: Policy,
+    pub(crate) state: State,
+    /// Polled, and found empty: its policy is asked again then.
+    pub(crate) spin_until: Option<Nanos>,
+    /// Since when its time is not in the counters yet.
+    pub(crate) counted: Nanos,
+    /// It is among those that any completion, or the waker, puts on the list.
+    pub(crate) waits: bool,
+    /// Calls that it owes its driver are due then.
+    pub(crate) call_due: Option<Nanos>,
+    /// What it has taken since loads were last looked at.
+    pub(crate) cost: u64,
+    /// When it came to this worker.
+    pub(crate) came: Nanos,
+    /// The worker that it is to go to.
+    pub(crate) moving: Option<usize>,
+    /// Who waits for it to stop.
+    pub(crate) stopping: Vec<Sender<Stopped>>,
+}
+
+impl Entry {
+    /// Whether nothing is to be popped any more.
+    pub(crate) fn is_leaving(&self) -> bool {
+        !self.stopping.is_empty() || self.moving.is_some()
+    }
+
+    /// Puts the time that has passed into the counters of the present mode.
+    pub(crate) fn count_time(&mut self, now: Nanos) {
+        let armed = self.state == State::Armed;
+        let passed = now.saturating_sub(std::mem::replace(&mut self.counted, now));
+        let counters = self.source.vring().counters();
+        if armed { counters.notified_ns.add(passed) } else { counters.polled_ns.add(passed) }
+    }
+
+    /// Changes its state; the time until now is the old one's.
+    pub(crate) fn enter(&mut self, state: State, now: Nanos) {
+        if (self.state == State::Armed) != (state == State::Armed) {
+            self.count_time(now);
+        }
+        self.state = state;
+        self.spin_until = None;
+    }
+}

@@ -1,0 +1,349 @@
+//! The poll list: which source is visited next, and how much it may take. Pure.
+//!
+//! Sources belong to devices, and it is devices that share a worker: deficit round robin (Shreedhar and Varghese, 1995) between
+//! them, each with its weight, and round robin between the sources of one. What a device takes is counted in the cost that
+//! [`Source::poll`](kickless_device::Source::poll) tells of, requests as well as bytes. A device that leaves some of its turn
+//! because it has nothing more to do loses it.
+//!
+//! A long turn is efficient: one submission to the engine and one call for many requests. A short one lets the others come to
+//! theirs. Alone, a device has long turns. Beside one that is *light*, that takes what there is and has nothing more
+//! to do, it has the shortest: the light one, whose next request comes when its last is answered, would otherwise wait for a
+//! long turn of the other each time.
+
+use crate::clock::Nanos;
+use std::collections::VecDeque;
+
+/// The cost that a device may have in one turn if no other is on the list.
+const TURN_ALONE: u32 = 64;
+/// The same beside others that are as busy: this divided by their number, but no less than the least.
+const TURNS_TOGETHER: u32 = 64;
+const TURN_LEAST: u32 = 8;
+/// The same beside a light device.
+const TURN_SHORT: u32 = 2;
+/// A device counts as light for so long after a turn that it did not use up.
+const LIGHT_NS: Nanos = 1_000_000;
+
+/// A device's place on one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flow(usize);
+
+#[derive(Debug)]
+struct Share {
+    device: u64,
+    weight: u32,
+    /// Sources of the device on this worker; 0: the place is free.
+    members: usize,
+    /// Its sources that are on the list.
+    sources: VecDeque<u32>,
+    /// What it may still take: carried over as long as there is more to do.
+    deficit: i64,
+    /// Sources left to visit in this turn.
+    turn: usize,
+    /// Until when it counts as light.
+    light_until: Nanos,
+    /// Whether a visit of this turn left something to do.
+    more: bool,
+    /// Whether a visit of this turn found anything.
+    found: bool,
+}
+
+/// What a visit came to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visit {
+    /// What was taken.
+    pub(crate) cost: u32,
+    /// There is more to take.
+    pub(crate) more: bool,
+    /// The source stays on the list.
+    pub(crate) stays: bool,
+}
+
+/// The poll list of one worker.
+#[derive(Debug, Default)]
+pub(crate) struct PollList {
+    flows: Vec<Share>,
+    /// Flows with sources on the list. The front one's turn it is, once it has begun.
+    active: VecDeque<usize>,
+    /// Turns left in this round, and whether the front flow's has begun.
+    round: usize,
+    begun: bool,
+    sources: usize,
+}
+
+impl PollList {
+    /// One more source of a device, which has this share. It is not on the list yet.
+    pub(crate) fn join(&mut self, device: u64, weight: u32) -> Flow {
+        let free = self.flows.iter().position(|flow| flow.members == 0);
+        let known = self.flows.iter().position(|flow| flow.members > 0 && flow.device == device);
+        if let Some(index) = known {
+            self.flows[index].members += 1;
+            return Flow(index);
+        }
+        let share = Share {
+            device,
+            weight: weight.max(1),
+            members: 1,
+            sources: VecDeque::new(),
+            deficit: 0,
+            turn: 0,
+            light_until: 0,
+            more: false,
+            found: false,
+        };
+        match free {
+            Some(index) => self.flows[index] = share,
+            None => self.flows.push(share),
+        }
+        Flow(free.unwrap_or(self.flows.len() - 1))
+    }
+
+    /// A source of it is gone; it is on the list no more.
+    pub(crate) fn leave(&mut self, flow: Flow) {
+        self.flows[flow.0].members -= 1;
+    }
+
+    /// Puts a source on the list, at the end.
+    pub(crate) fn push(&mut self, flow: Flow, source: u32) {
+        let share = &mut self.flows[flow.0];
+        // A flow whose turn it is stays where it is, in front.
+        if share.sources.is_empty() && !(self.begun && self.active.front() == Some(&flow.0)) {
+            self.active.push_back(flow.0);
+        }
+        share.sources.push_back(source);
+        self.sources += 1;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sources == 0
+    }
+
+    /// Begins a round, in which each device that is on the list now has one turn.
+    pub(crate) fn begin_round(&mut self) {
+        self.round = self.active.len();
+    }
+
+    /// The next source of the round, which is off the list until [`PollList::visited`], and what it may take.
+    pub(crate) fn next(&mut self, now: Nanos) -> Option<(u32, u32)> {
+        loop {
+            if self.round == 0 {
+                return None;
+            }
+            let &index = self.active.front()?;
+            if !self.begun {
+                let turn = self.turn(index, now);
+                let share = &mut self.flows[index];
+                share.deficit += i64::from(turn) * i64::from(share.weight);
+                (share.turn, share.more, share.found) = (share.sources.len(), false, false);
+                self.begun = true;
+            }
+            let share = &mut self.flows[index];
+            if share.turn > 0 && share.deficit > 0 {
+                share.turn -= 1;
+                if let Some(source) = share.sources.pop_front() {
+                    self.sources -= 1;
+                    return Some((source, u32::try_from(share.deficit).unwrap_or(u32::MAX)));
+                }
+            }
+            self.end_turn(index, now);
+        }
+    }
+
+    /// The source that [`PollList::next`] gave was visited.
+    #[inline]
+    pub(crate) fn visited(&mut self, flow: Flow, source: u32, visit: Visit) {
+        let share = &mut self.flows[flow.0];
+        share.deficit -= i64::from(visit.cost);
+        share.more |= visit.more;
+        share.found |= visit.cost > 0;
+        if visit.stays {
+            share.sources.push_back(source);
+            self.sources += 1;
+        }
+    }
+
+    fn end_turn(&mut self, index: usize, now: Nanos) {
+        let share = &mut self.flows[index];
+        // What sources would still have done that were not visited is more, too.
+        let more = share.more || share.turn > 0;
+        if !more {
+            share.deficit = share.deficit.min(0);
+            if share.found {
+                share.light_until = now + LIGHT_NS;
+            }
+        }
+        self.active.pop_front();
+        if !share.sources.is_empty() {
+            self.active.push_back(index);
+        }
+        self.begun = false;
+        self.round -= 1;
+    }
+
+    fn turn(&self, index: usize, now: Nanos) -> u32 {
+        let active = self.active.len() as u32;
+        if active == 1 {
+            return TURN_ALONE;
+        }
+        let mut others = self.active.iter().filter(|other| **other != index);
+        if others.any(|other| self.flows[*other].light_until > now) {
+            return TURN_SHORT;
+        }
+        (TURNS_TOGETHER / active).max(TURN_LEAST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each source has to do; a visit takes whole requests, as a source does.
+    struct World {
+        list: PollList,
+        flows: Vec<Flow>,
+        waiting: Vec<u32>,
+        request_cost: Vec<u32>,
+        taken: Vec<u64>,
+        now: Nanos,
+    }
+
+    impl World {
+        /// Sources by device, with the device's weight and the cost of its requests.
+        fn new(sources: &[(u64, u32, u32)]) -> Self {
+            let mut list = PollList::default();
+            let flows: Vec<Flow> =
+                sources.iter().map(|(device, weight, _)| list.join(*device, *weight)).collect();
+            for (source, flow) in flows.iter().enumerate() {
+                list.push(*flow, source as u32);
+            }
+            let request_cost = sources.iter().map(|source| source.2).collect();
+            let count = sources.len();
+            Self { list, flows, waiting: vec![u32::MAX; count], request_cost, taken: vec![0; count], now: 0 }
+        }
+
+        /// One round; the largest cost between two visits of each source.
+        fn round(&mut self) -> Vec<u32> {
+            let mut visited = Vec::new();
+            self.now += 1000;
+            self.list.begin_round();
+            while let Some((source, budget)) = self.list.next(self.now) {
+                let at = source as usize;
+                let (mut cost, mut left) = (0, self.waiting[at]);
+                while cost < budget && left > 0 {
+                    cost += self.request_cost[at];
+                    left = left.saturating_sub(1);
+                }
+                if self.waiting[at] != u32::MAX {
+                    self.waiting[at] = left;
+                }
+                self.taken[at] += u64::from(cost);
+                let visit = Visit { cost, more: left > 0 && cost >= budget, stays: true };
+                self.list.visited(self.flows[at], source, visit);
+                visited.push(source);
+            }
+            visited
+        }
+    }
+
+    #[test]
+    fn a_device_with_many_queues_has_no_more_than_one_with_a_single_queue() {
+        let mut world = World::new(&[(1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1), (2, 1, 1)]);
+        for _ in 0..1000 {
+            world.round();
+        }
+        let first: u64 = world.taken[..4].iter().sum();
+        assert!(first.abs_diff(world.taken[4]) <= first / 100, "{:?}", world.taken);
+        assert!(
+            world.taken[..4].iter().all(|taken| taken.abs_diff(first / 4) <= first / 50),
+            "{:?}",
+            world.taken
+        );
+    }
+
+    #[test]
+    fn weights_and_large_requests() {
+        let mut world = World::new(&[(1, 1, 1), (2, 3, 1), (3, 1, 33), (4, 1, 257)]);
+        for _ in 0..10_000 {
+            world.round();
+        }
+        let unit = world.taken[0] as f64;
+        for (taken, weight) in world.taken.iter().zip([1.0, 3.0, 1.0, 1.0]) {
+            assert!((*taken as f64 / unit / weight - 1.0).abs() < 0.01, "{:?}", world.taken);
+        }
+    }
+
+    #[test]
+    fn alone_it_has_long_turns_and_beside_a_light_one_short_ones() {
+        let mut world = World::new(&[(1, 1, 1)]);
+        world.round();
+        assert_eq!(world.taken, [64]);
+
+        let mut world = World::new(&[(1, 1, 1), (2, 1, 1)]);
+        world.round();
+        assert_eq!(world.taken, [32, 32]);
+
+        let mut world = World::new(&[(1, 1, 1), (2, 1, 1)]);
+        world.waiting[1] = 1;
+        world.round();
+        let before = world.taken[0];
+        for _ in 0..10 {
+            world.waiting[1] = 1;
+            world.round();
+            assert_eq!(world.waiting[1], 0);
+        }
+        assert!(world.taken[0] - before <= 10 * u64::from(TURN_SHORT), "{:?}", world.taken);
+        // Long after the light one did anything.
+        let before = world.taken[0];
+        world.now += 2 * LIGHT_NS;
+        world.round();
+        assert_eq!(world.taken[0] - before, 32);
+    }
+
+    #[test]
+    fn an_idle_device_saves_nothing_up() {
+        let mut world = World::new(&[(1, 1, 1), (2, 1, 1)]);
+        world.waiting[1] = 0;
+        for _ in 0..100 {
+            world.round();
+        }
+        let before = world.taken[0];
+        world.waiting[1] = u32::MAX;
+        for _ in 0..10 {
+            world.round();
+        }
+        assert!(world.taken[1].abs_diff(world.taken[0] - before) <= 64, "{:?}", world.taken);
+    }
+
+    #[test]
+    fn places_of_devices_that_are_gone_are_used_again() {
+        let mut list = PollList::default();
+        let (a, b) = (list.join(7, 1), list.join(8, 1));
+        assert_eq!(list.join(7, 1), a);
+        list.leave(a);
+        list.leave(a);
+        assert_eq!(list.join(9, 2), a);
+        list.push(b, 4);
+        list.push(a, 5);
+        list.begin_round();
+        assert_eq!(list.next(0).map(|next| next.0), Some(4));
+        list.visited(b, 4, Visit { cost: 0, more: false, stays: false });
+        assert_eq!(list.next(0).map(|next| next.0), Some(5));
+        list.visited(a, 5, Visit { cost: 0, more: false, stays: true });
+        assert_eq!(list.next(0), None);
+        assert!(!list.is_empty());
+    }
+
+    #[test]
+    fn what_joins_in_the_middle_of_a_turn_is_visited_in_the_next_round() {
+        let mut list = PollList::default();
+        let flow = list.join(1, 1);
+        list.push(flow, 0);
+        list.begin_round();
+        assert!(list.next(0).is_some());
+        // A neighbour is woken while the only source of the flow is off the list.
+        list.push(flow, 1);
+        list.visited(flow, 0, Visit { cost: 0, more: false, stays: false });
+        assert_eq!(list.next(0), None);
+        list.begin_round();
+        assert_eq!(list.next(0).map(|next| next.0), Some(1));
+    }
+}

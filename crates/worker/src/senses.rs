@@ -1,0 +1,173 @@
+//! What a worker finds out about its machine: the price of a sleep, and whether others want its core.
+
+use crate::clock::{Clock, Nanos, nanos};
+use crate::policy::{Host, Pressure, Usage};
+use crate::waiter::Waiter;
+use rustix::thread::{gettid, sched_getcpu};
+use rustix::time::{ClockId, clock_gettime};
+use std::fs::File;
+use std::io;
+use std::num::NonZeroU64;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// Sleeps that are measured at the start, and how long each is.
+const SLEEPS: u32 = 16;
+const SLEEP: Duration = Duration::from_micros(50);
+/// A sleep that ends later than this many times the usual says nothing about the price of one: something else ran.
+const OUTLIER: Nanos = 4;
+/// The weight of what was known against one new measurement.
+const KNOWN: Nanos = 15;
+/// Steal time is looked up this often: the kernel puts a line for each CPU and each interrupt together for it.
+const STEAL_EVERY: Nanos = 100_000_000;
+/// Others are looked for only after this much time was spent on looking at empty rings.
+const SPUN_LEAST: Nanos = 500_000;
+/// A tick of `/proc/stat` (`USER_HZ` is 100 on all architectures that we run on).
+const TICK: Nanos = 10_000_000;
+
+/// What the policies of a worker are told about the world.
+pub(crate) struct Senses {
+    pub(crate) host: Host,
+    clock: Clock,
+    pressure: Pressure,
+    /// `None`: the kernel does not tell.
+    schedstat: Option<File>,
+    stat: Option<File>,
+    steal: Nanos,
+    steal_at: Nanos,
+    /// Spent on looks that found nothing, since others were last looked for.
+    spun: Nanos,
+}
+
+impl Senses {
+    /// Measures what sleeping costs, on the thread that is going to do it.
+    pub(crate) fn new(clock: Clock, waiter: &mut Waiter) -> io::Result<Self> {
+        // Naps are short, and the kernel may otherwise add 50 us to each. Where it cannot be had, naps are measured longer.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let open = |path: &str| File::open(path).ok();
+        let mut senses = Self {
+            host: Host { sleep_cpu: 0, wake_delay: 0, nap_overshoot: 0, contended: false },
+            clock,
+            pressure: Pressure::default(),
+            schedstat: open(&format!("/proc/self/task/{}/schedstat", gettid().as_raw_nonzero())),
+            stat: open("/proc/stat"),
+            steal: 0,
+            steal_at: 0,
+            spun: 0,
+        };
+        let mut late = Vec::new();
+        let cpu_before = cpu_time();
+        for _ in 0..SLEEPS {
+            let due = clock.now() + nanos(SLEEP);
+            // Nobody knows this worker yet: nothing but the time can end the wait.
+            let _ = waiter.wait(Some(SLEEP))?.count();
+            late.push(clock.now().saturating_sub(due));
+        }
+        let cpu = cpu_time().saturating_sub(cpu_before) / Nanos::from(SLEEPS);
+        late.sort_unstable();
+        let delay = late[late.len() / 2];
+        // A timer that wakes an idle core does what a kick from another core does.
+        senses.host =
+            Host { sleep_cpu: cpu.max(1), wake_delay: delay, nap_overshoot: delay, contended: false };
+        Ok(senses)
+    }
+
+    /// A sleep ended `late` after the time it was to end.
+    pub(crate) fn slept(&mut self, late: Nanos) {
+        let known = self.host.nap_overshoot;
+        if self.host.contended || late > known.saturating_mul(OUTLIER) {
+            return;
+        }
+        let delay = (known * KNOWN + late) / (KNOWN + 1);
+        (self.host.nap_overshoot, self.host.wake_delay) = (delay, delay);
+    }
+
+    /// This much time went into looks that found nothing.
+    #[inline]
+    pub(crate) fn spun(&mut self, time: Nanos) {
+        self.spun += time;
+    }
+
+    /// Looks for others that want the core, if it is time to.
+    #[inline]
+    pub(crate) fn look(&mut self, now: Nanos) {
+        if now >= self.pressure.next() && (self.spun >= SPUN_LEAST || self.host.contended) {
+            self.sample(now);
+        }
+    }
+
+    #[cold]
+    fn sample(&mut self, now: Nanos) {
+        let Some((cpu, run_delay)) = self.schedstat.as_ref().and_then(read_schedstat) else { return };
+        if now.saturating_sub(self.steal_at) >= STEAL_EVERY
+            && let Some(steal) = self.stat.as_ref().and_then(|stat| read_steal(stat, sched_getcpu()))
+        {
+            (self.steal, self.steal_at) = (steal, now);
+        }
+        let usage = Usage { run_delay, steal: self.steal, cpu };
+        let contended = self.pressure.sample(now, &usage, std::mem::take(&mut self.spun));
+        if contended != self.host.contended {
+            tracing::debug!(contended, at = self.clock.now(), "whether others want this worker's core");
+        }
+        self.host.contended = contended;
+    }
+}
+
+fn cpu_time() -> Nanos {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Time on a CPU and time in a run queue.
+fn read_schedstat(file: &File) -> Option<(Nanos, Nanos)> {
+    let mut text = [0; 96];
+    let len = file.read_at(&mut text, 0).ok()?;
+    parse_schedstat(&text[..len])
+}
+
+fn parse_schedstat(text: &[u8]) -> Option<(Nanos, Nanos)> {
+    let mut numbers = std::str::from_utf8(text).ok()?.split_ascii_whitespace().map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn read_steal(file: &File, cpu: usize) -> Option<Nanos> {
+    // Lines of CPUs come first, of less than 128 bytes each.
+    let mut text = vec![0; (cpu + 2) * 128];
+    let len = file.read_at(&mut text, 0).ok()?;
+    parse_steal(&text[..len], cpu)
+}
+
+/// The eighth number of the CPU's line (`proc_stat(5)`).
+fn parse_steal(text: &[u8], cpu: usize) -> Option<Nanos> {
+    let name = format!("cpu{cpu}");
+    let text = String::from_utf8_lossy(text);
+    let mut words = text
+        .lines()
+        .map(str::split_ascii_whitespace)
+        .find_map(|mut line| (line.next() == Some(name.as_str())).then_some(line))?;
+    words.nth(7)?.parse::<u64>().ok()?.checked_mul(TICK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_tells() {
+        assert_eq!(parse_schedstat(b"119258 272226 3\n"), Some((119_258, 272_226)));
+        assert_eq!(parse_schedstat(b""), None);
+        assert_eq!(parse_schedstat(b"1 x 3"), None);
+        let stat =
+            b"cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\ncpu1 1 2 3 4 5 6 7 11 0 0\nintr 1 2\n";
+        assert_eq!(parse_steal(stat, 1), Some(110_000_000));
+        assert_eq!(parse_steal(stat, 2), None);
+        assert_eq!(parse_steal(b"cpu1 1 2", 1), None);
+    }
+
+    #[test]
+    fn of_this_thread() {
+        let stat = File::open("/proc/stat").unwrap();
+        assert!(read_steal(&stat, sched_getcpu()).is_some());
+        assert!(cpu_time() > 0);
+    }
+}

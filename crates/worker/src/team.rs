@@ -1,0 +1,44 @@
+//! The workers of a pool, as each of them sees the others.
+
+use crate::clock::{Clock, Nanos};
+use crate::mailbox::Mailbox;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A load that is older than this is that of a worker which has been asleep since.
+const STALE_NS: Nanos = 300_000_000;
+
+/// One worker, from outside.
+pub(crate) struct Seat {
+    pub(crate) mailbox: Arc<Mailbox>,
+    /// How busy it was, in thousandths, and when that was found. The two may be of different times, which does not matter.
+    busy: AtomicU32,
+    at: AtomicU64,
+}
+
+/// All workers of a pool.
+pub(crate) struct Team {
+    pub(crate) clock: Clock,
+    pub(crate) seats: Vec<Seat>,
+}
+
+impl Team {
+    pub(crate) fn new(clock: Clock, mailboxes: Vec<Arc<Mailbox>>) -> Self {
+        let seat = |mailbox| Seat { mailbox, busy: AtomicU32::new(0), at: AtomicU64::new(0) };
+        Self { clock, seats: mailboxes.into_iter().map(seat).collect() }
+    }
+
+    /// Says how busy a worker is, in thousandths of its time. Only the worker itself does.
+    pub(crate) fn tell(&self, seat: usize, busy: u32, now: Nanos) {
+        self.seats[seat].busy.store(busy, Ordering::Relaxed);
+        self.seats[seat].at.store(now, Ordering::Relaxed);
+    }
+
+    /// How busy the workers are, in thousandths.
+    pub(crate) fn loads(&self, now: Nanos) -> impl Iterator<Item = u32> + '_ {
+        self.seats.iter().map(move |seat| {
+            let age = now.saturating_sub(seat.at.load(Ordering::Relaxed));
+            if age > STALE_NS { 0 } else { seat.busy.load(Ordering::Relaxed) }
+        })
+    }
+}

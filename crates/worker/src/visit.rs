@@ -1,0 +1,261 @@
+//! What the loop does with sources: visits, completions, and who is looked at.
+
+use crate::clock::Nanos;
+use crate::entry::State;
+use crate::event_loop::EventLoop;
+use crate::list::Visit;
+use crate::policy::Verdict;
+use kickless_device::{Context, Next};
+
+impl EventLoop {
+    /// One round of the poll list.
+    pub(crate) fn visit_listed(&mut self, now: Nanos) {
+        if self.list.is_empty() {
+            return;
+        }
+        self.list.begin_round();
+        while let Some((number, budget)) = self.list.next(now) {
+            let Some(flow) = self.entries[number as usize].as_ref().map(|entry| entry.flow) else { continue };
+            let visit = self.visit(number, budget, now);
+            self.work += 1 + visit.cost;
+            self.list.visited(flow, number, visit);
+        }
+    }
+
+    /// One look at a source, which is off the list meanwhile.
+    fn visit(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
+        let gone = Visit { cost: 0, more: false, stays: false };
+        let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
+        let leaving = entry.is_leaving();
+        let mut context = Context { engine: &mut self.engine, source: number, waker: self.mailbox.waker() };
+        let polled = entry.source.poll(&mut context, if leaving { 0 } else { budget });
+        let cost = polled.cost;
+        let counters = entry.source.vring().counters();
+        if polled.served > 0 {
+            self.worked = true;
+            counters.requests.add(polled.served.into());
+            counters.polls_with_work.add(1);
+            entry.cost += u64::from(cost);
+            if entry.spin_until.take().is_some() {
+                counters.kicks_avoided.add(1);
+            }
+            entry.policy.found(now, polled.served);
+        } else {
+            counters.polls_without_work.add(1);
+        }
+        if self.call_coalesce.is_some() {
+            self.owe_call(number);
+        }
+        let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
+        match polled.next {
+            Next::More => return Visit { cost, more: true, stays: true },
+            Next::Blocked => {
+                entry.enter(State::Blocked, now);
+                self.let_wait(number);
+            }
+            Next::Waiting if leaving => {
+                entry.enter(State::Blocked, now);
+                self.let_wait(number);
+            }
+            Next::Idle if leaving => self.try_leave(number),
+            // What it pushed may draw the next request before this turn is over.
+            _ if polled.served > 0 => return Visit { cost, more: false, stays: true },
+            next => {
+                let stays =
+                    entry.spin_until.is_some_and(|until| now < until) || self.found_empty(number, now);
+                if !stays && next == Next::Waiting {
+                    self.let_wait(number);
+                }
+                return Visit { cost, more: false, stays };
+            }
+        }
+        Visit { cost, more: false, stays: false }
+    }
+
+    /// Asks the policy what to do with a source on the list that was found empty. Whether it stays there.
+    fn found_empty(&mut self, number: u32, now: Nanos) -> bool {
+        let Some(entry) = self.entries[number as usize].as_mut() else { return false };
+        let on_disk = entry.source.in_flight() > 0;
+        match entry.policy.empty(now, &self.senses.host, on_disk) {
+            Verdict::Spin { until } => {
+                entry.spin_until = Some(until);
+                true
+            }
+            Verdict::Nap { until } => {
+                entry.enter(State::Napping { until }, now);
+                self.next_nap = self.next_nap.min(until);
+                if !self.naps.contains(&number) {
+                    self.naps.push(number);
+                }
+                false
+            }
+            Verdict::Arm if entry.source.vring().arm() => {
+                entry.source.vring().disarm();
+                entry.policy.still_busy();
+                entry.spin_until = None;
+                true
+            }
+            Verdict::Arm => {
+                entry.policy.armed(now);
+                entry.enter(State::Armed, now);
+                false
+            }
+        }
+    }
+
+    /// Reaps the engine and gives each source its own.
+    pub(crate) fn complete(&mut self) {
+        // An engine that says it is ready is listened to even if nothing is in flight: only a reap makes it unready.
+        if self.engine.in_flight() == 0 && !std::mem::take(&mut self.engine_ready) {
+            return;
+        }
+        self.engine.reap(&mut self.completions);
+        if self.completions.is_empty() {
+            return;
+        }
+        self.worked = true;
+        let mut completions = std::mem::take(&mut self.completions);
+        let mut rest = completions.drain(..).peekable();
+        while let Some(first) = rest.next() {
+            let number = first.token.source;
+            self.batch.push(first);
+            while let Some(next) = rest.next_if(|next| next.token.source == number) {
+                self.batch.push(next);
+            }
+            self.work += self.batch.len() as u32;
+            if let Some(entry) = self.entries[number as usize].as_mut() {
+                let mut context =
+                    Context { engine: &mut self.engine, source: number, waker: self.mailbox.waker() };
+                let waits = entry.source.complete(&mut context, &mut self.batch);
+                self.completed(number, waits);
+            }
+            self.batch.clear();
+        }
+        drop(rest);
+        self.completions = completions;
+        // Any completion can have made the room that a source waits for.
+        self.unblock();
+    }
+
+    /// A source has taken completions.
+    fn completed(&mut self, number: u32, waits: bool) {
+        if self.call_coalesce.is_some() {
+            self.owe_call(number);
+        }
+        let Some(entry) = self.entries[number as usize].as_mut() else { return };
+        match entry.state {
+            State::Draining => self.try_leave(number),
+            _ if waits => self.make_polled(number),
+            State::Polled if entry.spin_until.is_some() => {
+                entry.spin_until = None;
+                entry.policy.found(self.clock.now(), 0);
+            }
+            // The answer may draw the next request soon.
+            State::Armed => {
+                let now = self.clock.now();
+                entry.policy.woken(now, &self.senses.host, entry.source.vring().pending());
+                entry.policy.found(now, 0);
+                let on_disk = entry.source.in_flight() > 0;
+                match entry.policy.empty(now, &self.senses.host, on_disk) {
+                    Verdict::Spin { until } => {
+                        self.list_it(number, now);
+                        if let Some(entry) = self.entries[number as usize].as_mut() {
+                            entry.spin_until = Some(until);
+                        }
+                    }
+                    Verdict::Nap { .. } | Verdict::Arm => entry.policy.armed(now),
+                }
+            }
+            State::Napping { .. } => {
+                self.make_polled(number);
+                if let Some(entry) = self.entries[number as usize].as_mut() {
+                    entry.policy.found(self.clock.now(), 0);
+                }
+            }
+            State::Polled | State::Blocked => {}
+        }
+    }
+
+    pub(crate) fn let_wait(&mut self, number: u32) {
+        if let Some(entry) = self.entries[number as usize].as_mut()
+            && !std::mem::replace(&mut entry.waits, true)
+        {
+            self.waiting.push(number);
+        }
+    }
+
+    /// Has all who wait look whether there is room by now.
+    pub(crate) fn unblock(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let mut waiting = std::mem::take(&mut self.waiting);
+        // Who was first the last time is last now: where there is little room, it is not always the same source's.
+        waiting.rotate_left(1);
+        for number in waiting.drain(..) {
+            // A number can have a new owner, who does not wait.
+            if let Some(entry) = self.entries[number as usize].as_mut()
+                && std::mem::take(&mut entry.waits)
+            {
+                self.make_polled(number);
+            }
+        }
+        self.waiting = waiting;
+    }
+
+    /// Puts a source on the poll list, if it is not there or about to be.
+    pub(crate) fn make_polled(&mut self, number: u32) {
+        let Some(entry) = self.entries[number as usize].as_mut() else { return };
+        match entry.state {
+            State::Polled => {
+                // It is looked at in any case, and asks its policy anew.
+                entry.spin_until = None;
+                return;
+            }
+            State::Armed | State::Napping { .. } => {
+                let pending = entry.source.vring().pending();
+                if pending > 0 && entry.state != State::Armed {
+                    entry.source.vring().counters().kicks_avoided.add(1);
+                }
+                entry.policy.woken(self.clock.now(), &self.senses.host, pending);
+            }
+            State::Blocked | State::Draining => {}
+        }
+        self.list_it(number, self.clock.now());
+    }
+
+    fn list_it(&mut self, number: u32, now: Nanos) {
+        let Some(entry) = self.entries[number as usize].as_mut() else { return };
+        if entry.state == State::Armed {
+            entry.source.vring().disarm();
+        }
+        entry.enter(State::Polled, now);
+        self.list.push(entry.flow, number);
+    }
+
+    /// A driver kicked.
+    pub(crate) fn kicked(&mut self, number: u32) {
+        let Some(entry) = self.entries.get_mut(number as usize).and_then(Option::as_mut) else { return };
+        let armed = entry.state == State::Armed;
+        let vring = entry.source.vring();
+        vring.counters().kicks.add(1);
+        if armed && vring.has_work() {
+            self.make_polled(number);
+        } else {
+            // Kicks stay enabled, so nothing is missed.
+            vring.counters().kicks_in_vain.add(1);
+        }
+    }
+
+    /// Notes when the call is due that a source put off.
+    fn owe_call(&mut self, number: u32) {
+        let Some(entry) = self.entries[number as usize].as_mut() else { return };
+        if let Some(delay) = self.call_coalesce
+            && entry.call_due.is_none()
+            && entry.source.vring().owes_call()
+        {
+            entry.call_due = Some(self.clock.now().saturating_add(delay));
+            self.owing.push(number);
+        }
+    }
+}
