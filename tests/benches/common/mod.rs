@@ -22,14 +22,16 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The short form unless `cargo bench` runs it, without `--quick` and without `KICKLESS_BENCH_QUICK=1`.
+    /// The short form unless `cargo bench` runs it, without `--quick` and without `KICKLESS_BENCH_QUICK=1`. `--millis=N` says how
+    /// long a turn is, where the machine cannot be had for long.
     pub(crate) fn from_arguments() -> Plan {
         let asked = |word: &str| std::env::args().any(|argument| argument == word);
         let short = std::env::var_os("KICKLESS_BENCH_QUICK").is_some_and(|value| value == "1");
         if short || asked("--quick") || !asked("--bench") {
             Plan { rounds: 1, time: Duration::from_millis(100), quick: true }
         } else {
-            Plan { rounds: 7, time: Duration::from_secs(2), quick: false }
+            let millis = argument("--millis=").and_then(|millis| millis.parse().ok()).unwrap_or(2000);
+            Plan { rounds: 7, time: Duration::from_millis(millis), quick: false }
         }
     }
 
@@ -37,6 +39,11 @@ impl Plan {
     pub(crate) fn remark(&self) -> &'static str {
         if self.quick { "  (short form: not a measurement)" } else { "" }
     }
+}
+
+/// What follows `name` among the arguments.
+pub(crate) fn argument(name: &str) -> Option<String> {
+    std::env::args().find_map(|argument| argument.strip_prefix(name).map(str::to_owned))
 }
 
 /// The driver has one CPU and all back-ends have another: where the scheduler puts a back-end onto the spinning driver's CPU,

@@ -6,7 +6,9 @@
 //! back-ends the second. The rings are split: over vhost-user, the crate (0.6.1) says of a packed ring that it begins at 0,
 //! which stands for wrap counters of 0, while its own begin at 1, so that no request is ever found.
 //!
-//!     cargo bench -p kickless-tests --bench driver_vs_virtio_driver [-- --quick]
+//!     cargo bench -p kickless-tests --bench driver_vs_virtio_driver [-- --quick | --millis=N] [--only=TEXT]
+//!
+//! `--only`: those comparisons in whose headings the text is.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -16,7 +18,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use common::{BLOCK, Cpus, Plan, Spread, cpu_ns_per_request, cpu_seconds};
+use common::{BLOCK, Cpus, Plan, Spread, argument, cpu_ns_per_request, cpu_seconds};
 use kickless_driver::{Choice, Completion, Data, Disk, Options, Queue, Request};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use rustix::time::{ClockId, clock_gettime};
@@ -175,6 +177,11 @@ fn thread_cpu() -> f64 {
 
 fn compare(stand: &mut Stand, plan: &Plan, depth: u16, sleep: bool) -> Result<()> {
     let load = Load { depth, sleep, time: plan.time };
+    let how = if sleep { "sleeping" } else { "polling" };
+    let heading = format!("{}, {depth} in flight, {how}", stand.name);
+    if argument("--only=").is_some_and(|only| !heading.contains(&only)) {
+        return Ok(());
+    }
     let mut turns: [Vec<Turn>; 2] = Default::default();
     for round in 0..plan.rounds {
         // Who begins changes.
@@ -182,8 +189,7 @@ fn compare(stand: &mut Stand, plan: &Plan, depth: u16, sleep: bool) -> Result<()
             turns[which].push(stand.turn(which, &load)?);
         }
     }
-    let how = if sleep { "sleeping" } else { "polling" };
-    println!("\n{}, {depth} in flight, {how}", stand.name);
+    println!("\n{heading}");
     println!(
         "  {:<16} {:>9}  {:>9} .. {:<9} {:>9} {:>14} {:>16}",
         "", "reads/s", "least", "most", "kicks/req", "driver ns/req", "back-end ns/req"
