@@ -41,8 +41,8 @@ pub struct Options {
     pub connect_timeout_ms: i64,
     /// For how many milliseconds to wait for the answer to a message. Default: 10 s.
     pub reply_timeout_ms: i64,
-    /// For how many microseconds a thread that waits looks at the ring before it sleeps; -1: it never sleeps. Default: it
-    /// sleeps at once.
+    /// For how many microseconds a thread that waits looks at the ring before it sleeps; -1: it never sleeps. Default:
+    /// for a few, as long as that pays, that is while the device mostly answers within them.
     pub spin_us: i64,
     /// Queues, never more than the back-end offers. Default: as many as the process has CPUs.
     pub queues: u32,
@@ -126,7 +126,7 @@ impl Options {
             connect_timeout: milliseconds(self.connect_timeout_ms, defaults.connect_timeout)?,
             reply_timeout: milliseconds(self.reply_timeout_ms, defaults.reply_timeout)?,
             waiting: match self.spin_us {
-                0 => Waiting::Sleep,
+                0 => defaults.waiting,
                 -1 => Waiting::Spin(Duration::MAX),
                 time => Waiting::Spin(Duration::from_micros(positive(time)?)),
             },

@@ -1,6 +1,7 @@
 //! Where a queue's rings and blocks are in the disk's own memory.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use kickless_spec::features::Features;
 use kickless_spec::ring::{avail_len, desc_len, used_len};
@@ -66,9 +67,9 @@ impl Layout {
     /// Rings in their first state, and the driver's ends of them.
     pub(crate) fn rings(&self, region: &Arc<Region>) -> Result<(Submitter, Completer), Error> {
         let RingPlace { desc, driver, device, .. } = self.place;
-        let zeroes = vec![0; (self.blocks - desc) as usize];
-        let wiped = region.map().write(kickless_memory::Gpa(desc), &zeroes);
-        debug_assert!(wiped.is_ok());
+        let rings = region.area(desc, (self.blocks - desc) as usize, 16)?;
+        // Word by word: somebody may be looking whether there is something to take.
+        (0..rings.len()).step_by(2).for_each(|at| rings.store_u16(at, 0, Ordering::Relaxed));
         let areas = driver::Areas {
             desc: region.area(desc, (driver - desc) as usize, 16)?,
             driver: region.area(driver, (device - driver) as usize, 4)?,

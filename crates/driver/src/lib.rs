@@ -59,6 +59,7 @@ mod disk;
 mod error;
 mod event;
 mod future;
+mod glance;
 mod layout;
 mod lead;
 mod limits;

@@ -18,8 +18,11 @@ pub enum Choice {
 /// What a thread does that waits for a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
-    /// It asks for a call and sleeps.
+    /// It asks for a call and sleeps; before that it looks at the ring for a few microseconds, as long as that pays: while the
+    /// device mostly answers within them.
     #[default]
+    Auto,
+    /// It asks for a call and sleeps, at once.
     Sleep,
     /// It looks at the ring for so long before it sleeps. [`Duration::MAX`]: it never sleeps.
     Spin(Duration),
@@ -54,7 +57,7 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// For how long to wait for the answer to a message. Default 10 s.
     pub reply_timeout: Duration,
-    /// What a thread does that waits for a completion. Default: it sleeps.
+    /// What a thread does that waits for a completion. Default: [`Waiting::Auto`].
     pub waiting: Waiting,
     /// Whether a thread of the disk completes futures and callbacks. Without it, they complete when somebody calls
     /// [`Queue::poll`](crate::Queue::poll) or blocks on the same queue. The thread starts with the first request that
@@ -81,7 +84,7 @@ impl Options {
             reconnect_limit: Duration::from_secs(30),
             connect_timeout: Duration::ZERO,
             reply_timeout: Duration::from_secs(10),
-            waiting: Waiting::Sleep,
+            waiting: Waiting::Auto,
             reactor: true,
             #[cfg(feature = "locked-kick")]
             locked_kick: false,

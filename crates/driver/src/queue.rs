@@ -150,8 +150,15 @@ impl Queue {
         if is_delivering() {
             return Err(Error::InHandler);
         }
+        let ring = self.ring();
+        if timeout != Some(Duration::ZERO) && self.core().glance(ring, None) {
+            let count = self.poll(max, &mut each)?;
+            if count > 0 {
+                return Ok(count);
+            }
+        }
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let (ring, seat) = (self.ring(), self.ring().seats.take());
+        let seat = ring.seats.take();
         ring.watch(&seat);
         let counted = loop {
             match self.poll(max, &mut each) {

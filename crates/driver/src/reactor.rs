@@ -33,7 +33,7 @@ impl Core {
     fn react(self: Arc<Self>) {
         let mut led = vec![false; self.rings.len()];
         let spin = match self.options.waiting {
-            Waiting::Sleep => Duration::ZERO,
+            Waiting::Auto | Waiting::Sleep => Duration::ZERO,
             Waiting::Spin(time) => time,
         };
         let mut fds = vec![readable(&self.control), readable(&*self.reactor_event)];

@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kickless_spec::blk::{S_IOERR, S_OK, S_UNSUPP};
-use kickless_virtqueue::driver::{Completer, NoRoom, Submitter, Table};
+use kickless_virtqueue::driver::{Completer, Glimpse, NoRoom, Position, Submitter, Table};
 
 use crate::block::{Blocks, Chain};
 use crate::buffer::{Data, Source};
 use crate::error::{Error, Failure, Invalid};
 use crate::event::Event;
+use crate::glance::Glance;
 use crate::layout::Layout;
 use crate::lead::Lead;
 use crate::limits::Limits;
@@ -40,6 +41,9 @@ pub(crate) struct Ring {
     index: usize,
     submission: Mutex<Submission>,
     completion: Mutex<Completing>,
+    /// Whether to take that lock, for who polls.
+    glimpse: Glimpse,
+    pub(crate) glance: Glance,
     blocks: Blocks,
     source: Arc<Source>,
     layout: Layout,
@@ -99,6 +103,15 @@ struct Completing {
     outside: bool,
 }
 
+impl Completing {
+    /// Where the completer is, for those outside of the lock.
+    #[inline]
+    fn position(&self) -> Position {
+        // Who polls has to come in.
+        if self.outside { Position::DUE } else { self.completer.position() }
+    }
+}
+
 /// What a round of completions came to: how many were handed to pollers, and what ended it.
 pub(crate) type Drained = (usize, Result<(), Error>);
 
@@ -131,6 +144,9 @@ impl Ring {
         let size = usize::from(layout.size());
         let (filler, taker) = slots(size);
         let indirect = layout.indirect();
+        let glimpse = completer.glimpse();
+        let completing = Completing { completer, taker, sleepers: 0, outside: false };
+        glimpse.set(completing.position());
         let submission = Submission {
             submitter,
             filler,
@@ -144,7 +160,9 @@ impl Ring {
         Ok(Self {
             index,
             submission: Mutex::new(submission),
-            completion: Mutex::new(Completing { completer, taker, sleepers: 0, outside: false }),
+            completion: Mutex::new(completing),
+            glimpse,
+            glance: Glance::default(),
             blocks,
             source,
             layout,
@@ -390,6 +408,7 @@ impl Ring {
             self.completed.store(self.completed.load(Ordering::Relaxed) + count, Ordering::Release);
             self.tell_watchers();
         }
+        self.glimpse.set(completion.position());
         (for_poller, ended)
     }
 
@@ -402,7 +421,7 @@ impl Ring {
             each(completion);
             count += 1;
         }
-        if count == max || is_delivering() {
+        if count == max || !self.glimpse.sees() || is_delivering() {
             return (count, Ok(()));
         }
         let Some(mut completion) = self.try_completion() else { return (count, Ok(())) };
@@ -453,6 +472,13 @@ impl Ring {
         completion
     }
 
+    /// Whether there is something for a poller, or for anybody, as far as can be seen in passing.
+    pub(crate) fn is_due(&self) -> bool {
+        self.has_ready()
+            || self.glimpse.sees()
+                && self.try_completion().is_some_and(|completion| completion.completer.is_due())
+    }
+
     /// Whether there is something for a poller that somebody else has found.
     pub(crate) fn has_ready(&self) -> bool {
         self.ready_len.load(Ordering::Acquire) > 0
@@ -488,6 +514,7 @@ impl Ring {
     pub(crate) fn arm_outside(&self) -> bool {
         let mut completion = self.completion();
         completion.outside = true;
+        self.glimpse.set(completion.position());
         !completion.completer.enable_calls() && !self.has_ready()
     }
 
@@ -620,6 +647,7 @@ impl Ring {
         } else {
             completion.completer.disable_calls();
         }
+        self.glimpse.set(completion.position());
         self.fail(refused.into_iter());
         Ok(())
     }

@@ -85,6 +85,12 @@ impl Seat {
         std::mem::take(&mut state.nudged) || state.outcome.is_some()
     }
 
+    /// Whether there is, without forgetting anything.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let state = self.state();
+        state.nudged || state.outcome.is_some()
+    }
+
     /// Sleeps until there is, or until the deadline.
     pub(crate) fn wait(&self, deadline: Option<Instant>) {
         let mut state = self.state();

@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::core::Core;
 use crate::error::Error;
+use crate::glance;
 use crate::options::Waiting;
 use crate::request::{Notify, Request};
 use crate::ring::{Ring, is_delivering};
@@ -15,6 +16,7 @@ use crate::seat::{Outcome, Seat};
 
 /// How often a thread that spins looks at the clock, and how often at the connection.
 const SPINS_PER_CLOCK: u32 = 32;
+const LOOKS_PER_CLOCK: u32 = 8;
 const CLOCKS_PER_ATTENTION: u32 = 64;
 
 impl Core {
@@ -84,7 +86,7 @@ impl Core {
 
     /// The same for who polls afterwards: what comes is left in the ring, not taken out to be kept for pollers.
     pub(crate) fn pause_to_poll(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
-        if self.options.waiting != Waiting::Sleep {
+        if matches!(self.options.waiting, Waiting::Spin(_)) {
             return self.pause(ring, seat, deadline);
         }
         if self.takes_lead(ring, seat, deadline) {
@@ -108,7 +110,7 @@ impl Core {
     /// Hands out what comes until the seat is called.
     fn lead(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
         let spin = match self.options.waiting {
-            Waiting::Sleep => Duration::ZERO,
+            Waiting::Auto | Waiting::Sleep => Duration::ZERO,
             Waiting::Spin(time) => time,
         };
         loop {
@@ -121,8 +123,35 @@ impl Core {
             if !spin.is_zero() && self.spin(ring, seat, spin, deadline) {
                 return;
             }
-            self.doze(ring, seat, deadline);
+            if !self.glance(ring, Some(seat)) {
+                self.doze(ring, seat, deadline);
+            }
         }
+    }
+
+    /// Looks at the ring for a moment, if that is wanted and has paid lately. Whether there is something: in the ring, for
+    /// pollers, or at the seat.
+    pub(crate) fn glance(&self, ring: &Ring, seat: Option<&Arc<Seat>>) -> bool {
+        if self.options.waiting != Waiting::Auto || !ring.glance.is_due() {
+            return false;
+        }
+        let start = Instant::now();
+        let paid = loop {
+            if (0..LOOKS_PER_CLOCK).any(|_| {
+                std::hint::spin_loop();
+                ring.is_due()
+            }) {
+                break true;
+            }
+            if seat.is_some_and(|seat| seat.is_wanted()) {
+                break true;
+            }
+            if start.elapsed() >= glance::TIME {
+                break false;
+            }
+        };
+        ring.glance.ended(paid);
+        paid
     }
 
     fn is_over(&self, deadline: Option<Instant>) -> bool {

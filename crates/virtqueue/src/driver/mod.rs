@@ -25,12 +25,14 @@
 //! the device may write. Anything else is a [`Lie`], after which the completer says nothing but that.
 
 mod free;
+mod glimpse;
 mod packed;
 pub mod shared;
 mod split;
 pub mod suppress;
 
 pub use crate::device::{InvalidSize, Options};
+pub use glimpse::{Glimpse, Position};
 use kickless_memory::Area;
 use shared::Shared;
 use std::sync::Arc;
@@ -201,6 +203,23 @@ impl Completer {
     #[inline]
     pub fn pop(&mut self) -> Result<Option<Completed>, Lie> {
         forward!(self, Completer, pop)
+    }
+
+    /// Whether there is something to pop: a chain, or a lie.
+    #[inline]
+    pub fn is_due(&self) -> bool {
+        forward!(self, Completer, is_due)
+    }
+
+    /// Looks at the ring from outside, from the first [`Glimpse::set`] on.
+    pub fn glimpse(&self) -> Glimpse {
+        Glimpse::new(forward!(self, Completer, areas).clone())
+    }
+
+    /// For [`Glimpse::set`].
+    #[inline]
+    pub fn position(&self) -> Position {
+        forward!(self, Completer, position)
     }
 
     /// Lets an id that was popped be used again: nothing of its memory is needed any more. Once for each.

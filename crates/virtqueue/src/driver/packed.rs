@@ -2,7 +2,7 @@
 
 use super::shared::{Record, Shared};
 use super::split::{chain_len, check, writable};
-use super::{Areas, Buffer, Completed, Lie, NoRoom, Options, Table};
+use super::{Areas, Buffer, Completed, Lie, NoRoom, Options, Position, Table};
 use crate::packed::{self, Place};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_LEN, PackedDesc, desc_len};
 use std::sync::Arc;
@@ -254,6 +254,21 @@ impl Completer {
     }
 
     #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        self.batch.is_some() || self.lie.is_some() || self.is_used(Ordering::Relaxed)
+    }
+
+    pub(super) fn areas(&self) -> &Arc<Areas> {
+        &self.areas
+    }
+
+    #[expect(clippy::unused_self, reason = "the split ring's needs it")]
+    #[inline]
+    pub(super) fn position(&self) -> Position {
+        Position::DUE
+    }
+
+    #[inline]
     pub(super) fn give_back(&mut self, id: u16) {
         self.shared.give_back(id);
     }
@@ -263,7 +278,7 @@ impl Completer {
         packed::ask(&self.areas.driver, self.event_idx, self.next);
         // L2, whose partner is the device's fence between the flags of what it used and its look at this structure.
         fence(Ordering::SeqCst);
-        self.batch.is_some() || self.lie.is_some() || self.is_used(Ordering::Relaxed)
+        self.is_due()
     }
 
     #[inline]

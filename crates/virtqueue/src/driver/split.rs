@@ -2,7 +2,7 @@
 
 use super::free::Free;
 use super::shared::{Record, Shared};
-use super::{Areas, Buffer, Completed, Lie, NoRoom, Options, Table, suppress};
+use super::{Areas, Buffer, Completed, Lie, NoRoom, Options, Position, Table, suppress};
 use crate::device::suppress::{Cells, Word};
 use kickless_spec::ring::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem,
@@ -302,6 +302,20 @@ impl Completer {
             return Err(Lie::Id { id: last.id.into() });
         }
         Ok(Completed { id, len: record.writable })
+    }
+
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        self.lie.is_some() || self.ring.load(Word::UsedIdx, Ordering::Relaxed) != self.next_used()
+    }
+
+    pub(super) fn areas(&self) -> &Arc<Areas> {
+        &self.ring.areas
+    }
+
+    #[inline]
+    pub(super) fn position(&self) -> Position {
+        if self.lie.is_some() { Position::DUE } else { Position::at(self.next_used()) }
     }
 
     #[inline]
