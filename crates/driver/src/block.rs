@@ -1,5 +1,8 @@
-//! What belongs to each id of a queue in shared memory, besides the rings: one block of 64 bytes with header, range and
-//! status, and an indirect table behind it.
+//! What belongs to each id of a queue in shared memory, besides the rings: a block of 32 bytes with header and status, a range, and
+//! an indirect table.
+//!
+//! All blocks lie side by side, for both sides touch one for each request: so they are on few pages, and where processors fetch
+//! ahead they fetch what is needed next.
 
 use kickless_memory::Area;
 use kickless_spec::blk::{Header, SECTOR_SIZE};
@@ -9,16 +12,14 @@ use crate::buffer::Data;
 use crate::limits::{Limits, PIECES_MAX};
 use crate::request::{Kind, Request};
 
-/// Bytes from one block to the next: header, range and status share a cache line, and the table has those after it.
-const STRIDE: usize = TABLE + 16 * CHAIN_MAX;
+/// Bytes from one block to the next.
+const STRIDE: usize = 32;
 /// Most descriptors in a chain: data, header and status.
 const CHAIN_MAX: usize = PIECES_MAX + 2;
 const HEADER_LEN: u32 = 16;
-const RANGE: usize = 16;
-const RANGE_LEN: u32 = 16;
-const STATUS: usize = 32;
-/// Where the table begins.
-const TABLE: usize = 64;
+const STATUS: usize = 16;
+const RANGE_LEN: usize = 16;
+const TABLE_LEN: usize = 16 * CHAIN_MAX;
 /// What the status is before the device has written one.
 const NONE: u8 = 0xff;
 /// Write zeroes: the place may be given up.
@@ -30,6 +31,9 @@ pub(crate) struct Blocks {
     area: Area,
     /// The device's address of the first.
     addr: u64,
+    /// Where the ranges begin, behind the blocks, and the tables, behind those.
+    ranges: usize,
+    tables: usize,
 }
 
 /// The chain of a request.
@@ -60,18 +64,20 @@ impl Chain {
 impl Blocks {
     /// Bytes that `size` blocks take.
     pub(crate) fn len(size: u16) -> usize {
-        usize::from(size) * STRIDE
+        usize::from(size) * (STRIDE + RANGE_LEN + TABLE_LEN)
     }
 
-    /// `area` has as many bytes, the first of them at the device's address `addr`.
-    pub(crate) fn new(area: Area, addr: u64) -> Self {
-        Self { area, addr }
+    /// Those of a queue of this size. `area` has as many bytes as they take, the first of them at the device's address `addr`.
+    pub(crate) fn new(area: Area, addr: u64, size: u16) -> Self {
+        let ranges = usize::from(size) * STRIDE;
+        let tables = ranges + usize::from(size) * RANGE_LEN;
+        Self { area, addr, ranges, tables }
     }
 
     /// Room for the table of `id`.
     #[inline]
     pub(crate) fn table(&self, id: u16) -> Table<'_> {
-        let offset = usize::from(id) * STRIDE + TABLE;
+        let offset = self.tables + usize::from(id) * TABLE_LEN;
         Table { area: &self.area, offset, addr: self.addr + offset as u64 }
     }
 
@@ -106,7 +112,6 @@ impl Blocks {
     /// Writes what belongs to a request that was checked, and makes its chain.
     #[inline]
     pub(crate) fn lay_out(&self, id: u16, request: &Request, limits: &Limits, chain: &mut Chain) {
-        let at = usize::from(id) * STRIDE;
         let on_range = matches!(request.kind, Kind::Discard | Kind::WriteZeroes);
         let sector = if on_range { 0 } else { request.offset / SECTOR_SIZE };
         let addr = self.write_header(id, request.kind, sector);
@@ -115,10 +120,11 @@ impl Blocks {
         if on_range {
             let sectors = u32::try_from(request.range.len / SECTOR_SIZE).unwrap_or(u32::MAX);
             let flags = if request.range.unmap { UNMAP } else { 0 };
-            self.area.write(at + RANGE, &(request.offset / SECTOR_SIZE).to_le_bytes());
-            self.area.write(at + RANGE + 8, &sectors.to_le_bytes());
-            self.area.write(at + RANGE + 12, &flags.to_le_bytes());
-            chain.push(addr + RANGE as u64, RANGE_LEN, false);
+            let at = self.ranges + usize::from(id) * RANGE_LEN;
+            self.area.write(at, &(request.offset / SECTOR_SIZE).to_le_bytes());
+            self.area.write(at + 8, &sectors.to_le_bytes());
+            self.area.write(at + 12, &flags.to_le_bytes());
+            chain.push(self.addr + at as u64, RANGE_LEN as u32, false);
         }
         let writable = request.kind.device_writes();
         for buffer in request.data.pieces() {

@@ -81,6 +81,6 @@ impl Layout {
     /// What belongs to its ids.
     pub(crate) fn blocks(&self, region: &Arc<Region>) -> Result<Blocks, Error> {
         let area = region.area(self.blocks, Blocks::len(self.size()), 64)?;
-        Ok(Blocks::new(area, self.blocks))
+        Ok(Blocks::new(area, self.blocks, self.size()))
     }
 }
