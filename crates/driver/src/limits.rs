@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use kickless_spec::blk::{BlkFeatures, Config, ID_LEN, SECTOR_SIZE};
 use kickless_spec::features::Features;
 
+use crate::buffer::Buffer;
 use crate::error::{Error, Invalid};
 use crate::request::{Kind, Request};
 
@@ -91,8 +92,23 @@ impl Limits {
         max.min(u64::from(u32::MAX) * SECTOR_SIZE)
     }
 
-    /// Whether the device would take the request; how many descriptors of data it needs.
+    /// Whether [`Limits::check`] finds one piece and nothing wrong with a read or write of one piece, which nearly all requests are.
     #[inline]
+    pub(crate) fn is_plain(&self, request: &Request, buffer: &Buffer) -> bool {
+        let kind = match request.kind {
+            Kind::Read => true,
+            Kind::Write => !self.features.contains(BlkFeatures::RO),
+            _ => false,
+        };
+        let (offset, len) = (request.offset, buffer.len() as u64);
+        kind && len != 0
+            && len <= u64::from(self.piece_len_max)
+            && (offset | len) & (SECTOR_SIZE - 1) == 0
+            && len <= self.size
+            && offset <= self.size - len
+    }
+
+    /// Whether the device would take the request; how many descriptors of data it needs.
     pub(crate) fn check(&self, request: &Request) -> Result<usize, Invalid> {
         match request.kind {
             Kind::Read | Kind::Write => {

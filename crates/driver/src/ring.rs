@@ -4,7 +4,6 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::iter;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -225,18 +224,20 @@ impl Ring {
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
         let mut submission = self.submission();
         let Admitted { count, direct, mut ended } = self.admit(&mut submission, batch);
+        let (mut taken, mut refused) = (0, None);
         let mut requests = batch.drain(..count);
-        let mut refused = None;
-        for request in requests.by_ref() {
-            if let Err(request) = self.add(&mut submission, request, direct) {
+        while let Some(request) = requests.as_slice().first() {
+            let Some(id) = self.add(&mut submission, request, direct) else { break };
+            let Some(request) = requests.next() else { break };
+            if let Err(request) = submission.filler.fill(id, request) {
                 refused = Some(request);
                 break;
             }
+            taken += 1;
         }
-        let mut taken = count;
-        if let Some(request) = refused {
-            let back: Vec<Request> = iter::once(request).chain(requests).collect();
-            taken -= back.len();
+        if taken < count {
+            // A device that lies can have it so.
+            let back: Vec<Request> = refused.into_iter().chain(requests).collect();
             batch.splice(..0, back);
             ended = Some(Error::Full);
         } else {
@@ -259,8 +260,9 @@ impl Ring {
         if count == 0 {
             return Err(ended.unwrap_or(Error::Full));
         }
+        let Some(id) = self.add(&mut submission, request, direct) else { return Err(Error::Full) };
         let taken = std::mem::replace(request, Request::flush());
-        if let Err(back) = self.add(&mut submission, taken, direct) {
+        if let Err(back) = submission.filler.fill(id, taken) {
             *request = back;
             return Err(Error::Full);
         }
@@ -327,29 +329,34 @@ impl Ring {
     /// Whether the device would take the request; how many descriptors of data it needs.
     #[inline]
     fn check(&self, limits: &Limits, request: &Request) -> Result<usize, Invalid> {
+        if let Data::One(buffer) = &request.data
+            && limits.is_plain(request, buffer)
+            && buffer.is_of(&self.source)
+        {
+            return Ok(1);
+        }
+        self.check_other(limits, request)
+    }
+
+    #[cold]
+    fn check_other(&self, limits: &Limits, request: &Request) -> Result<usize, Invalid> {
         let pieces = limits.check(request)?;
         let ours = request.data.pieces().iter().all(|buffer| buffer.is_of(&self.source));
         if ours { Ok(pieces) } else { Err(Invalid::ForeignBuffer) }
     }
 
-    /// Adds a request that was admitted, without a table if `direct`.
-    ///
-    /// # Errors
-    /// There is no room after all; the request comes back.
+    /// Adds a request that was admitted, without a table if `direct`. Under which id it has to be put before it is published: a
+    /// device that is faster than that lies. `None`: there is no room after all.
     #[inline]
-    fn add(&self, submission: &mut Submission, request: Request, direct: bool) -> Result<(), Request> {
-        let Submission { submitter, filler, limits, chain, .. } = submission;
-        let Some(id) = submitter.next_id() else { return Err(request) };
+    fn add(&self, submission: &mut Submission, request: &Request, direct: bool) -> Option<u16> {
+        let Submission { submitter, limits, chain, .. } = submission;
+        let id = submitter.next_id()?;
         let table = (!direct).then(|| self.blocks.table(id));
-        let added = match self.blocks.lay_out_plain(id, &request, limits) {
+        let added = match self.blocks.lay_out_plain(id, request, limits) {
             Some(buffers) => submitter.add(&buffers, table),
-            None => self.add_other(submitter, chain, (id, &request, limits), table),
+            None => self.add_other(submitter, chain, (id, request, limits), table),
         };
-        if added != Ok(id) {
-            return Err(request);
-        }
-        // Before it is published; a device that is faster than that lies.
-        filler.fill(id, request)
+        added.ok().filter(|added| *added == id)
     }
 
     /// Adds a request that is not a plain one. Apart, so that the way of those is short.
@@ -632,10 +639,11 @@ impl Ring {
         let direct = !submission.indirect;
         for request in in_flight {
             // It was submitted when other limits held, perhaps.
-            if limits.check(&request).is_err() {
-                refused.push(request);
-            } else if let Err(request) = self.add(&mut submission, request, direct) {
-                refused.push(request);
+            let allowed = limits.check(&request).is_ok();
+            let added = if allowed { self.add(&mut submission, &request, direct) } else { None };
+            match added {
+                Some(id) => refused.extend(submission.filler.fill(id, request).err()),
+                None => refused.push(request),
             }
         }
         // It is kicked in any case.

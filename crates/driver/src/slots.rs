@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "island: cells that two threads hand to one another")]
 
+use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 
 use crate::primitive::{Arc, AtomicBool, UnsafeCell};
@@ -12,7 +13,18 @@ use crate::primitive::{Arc, AtomicBool, UnsafeCell};
 struct Slot<T> {
     /// Set: it is the taker's. Clear: it is the filler's.
     full: AtomicBool,
-    value: UnsafeCell<Option<T>>,
+    /// Whole while the flag is set.
+    value: UnsafeCell<MaybeUninit<T>>,
+}
+
+impl<T> Drop for Slot<T> {
+    fn drop(&mut self) {
+        // Acquire, whose partner is the release in `fill`.
+        if self.full.load(Ordering::Acquire) {
+            // SAFETY: the flag is set, so the value is whole; nobody else is left who could take it.
+            self.value.with_mut(|place| unsafe { (*place).assume_init_drop() });
+        }
+    }
 }
 
 struct Slots<T>(Box<[Slot<T>]>);
@@ -31,7 +43,7 @@ pub(crate) struct Taker<T>(Arc<Slots<T>>);
 
 /// Places for `size` values, all empty, and their two ends.
 pub(crate) fn slots<T>(size: usize) -> (Filler<T>, Taker<T>) {
-    let empty = |_| Slot { full: AtomicBool::new(false), value: UnsafeCell::new(None) };
+    let empty = |_| Slot { full: AtomicBool::new(false), value: UnsafeCell::new(MaybeUninit::uninit()) };
     let slots = Arc::new(Slots((0..size).map(empty).collect()));
     (Filler(slots.clone()), Taker(slots))
 }
@@ -52,7 +64,7 @@ impl<T> Filler<T> {
             // SAFETY:
             // - the flag is clear, so the taker keeps away; it was seen with acquire, so what the taker did is over;
             // - there is no other filler, and this one is borrowed mutably.
-            unsafe { *place = Some(value) };
+            unsafe { (*place).write(value) };
         });
         // Release, whose partner is the acquire in `take`.
         slot.full.store(true, Ordering::Release);
@@ -72,12 +84,13 @@ impl<T> Taker<T> {
         let value = slot.value.with_mut(|place| {
             // SAFETY:
             // - the flag is set, so the filler keeps away; it was seen with acquire, so the value is whole;
-            // - there is no other taker, and this one is borrowed mutably.
-            unsafe { (*place).take() }
+            // - there is no other taker, and this one is borrowed mutably;
+            // - the flag is cleared below, so the value is read once.
+            unsafe { (*place).assume_init_read() }
         });
         // Release, whose partner is the acquire in `fill`.
         slot.full.store(false, Ordering::Release);
-        value
+        Some(value)
     }
 
     /// How many places there are.
