@@ -1,6 +1,7 @@
 //! What the end-to-end tests and the benchmarks share.
 
 pub mod allocations;
+pub mod block_on;
 pub mod daemon;
 pub mod driver;
 pub mod driver_load;

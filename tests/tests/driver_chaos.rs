@@ -3,15 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::Duration;
 
 use kickless_driver::{Buffer, Choice, Completion, Disk, Error, Options, Queue, Request, Waiting};
 use kickless_spec::vhost_user::ProtocolFeatures;
+use kickless_tests::block_on::block_on;
 use kickless_tests::driver_request::pattern;
 use kickless_tests::liar::{Liar, ends};
 use kickless_tests::liar_lies::Rules;
@@ -38,26 +38,6 @@ fn options(liar: &Liar, seed: u64) -> Options {
         reconnect_limit: Duration::from_millis(if seed.is_multiple_of(3) { 0 } else { 150 }),
         reply_timeout: Duration::from_millis(500),
         ..Options::new(liar.socket())
-    }
-}
-
-/// The wake-ups of a thread that awaits.
-struct Unpark(thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
     }
 }
 

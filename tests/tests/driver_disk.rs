@@ -3,20 +3,19 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use std::fs::File;
-use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_driver::{Choice, Completion, Disk, Error, Failure, Invalid, Options, Queue, Request, Waiting};
 use kickless_spec::blk::BlkFeatures;
 use kickless_spec::features::Features;
+use kickless_tests::block_on::block_on;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program, repository};
 use kickless_tests::driver_request::pattern;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -76,27 +75,6 @@ with_each_back_end! {
     closed_under_load
     sleeping_outside
     spinning
-}
-
-/// The wake-ups of a thread that awaits.
-struct Unpark(thread::Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// A runtime for one future.
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
 }
 
 /// Writes at random places and keeps a model of what must be there.

@@ -6,11 +6,12 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread::{self, Thread};
 
 use kickless_driver::{Choice, Completion, Data, Disk, InFlight, OnComplete, Options, Request};
 use kickless_tests::allocations::Counting;
+use kickless_tests::block_on::unpark_me;
 use kickless_tests::daemon::{Daemon, DaemonConfig};
 use kickless_tests::liar::ends;
 
@@ -116,14 +117,6 @@ fn callbacks(chain: &Arc<Chain>, requests: u64, data: &mut Vec<Data>) {
     }
 }
 
-struct Unparks(Thread);
-
-impl Wake for Unparks {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
 /// Futures: one after the other, and several at once.
 fn futures(disk: &Disk, requests: u64, all: &mut Vec<InFlight>, waker: &Waker) {
     let mut context = Context::from_waker(waker);
@@ -172,7 +165,7 @@ fn every_face(daemon: &Daemon, packed: Choice) {
     for sleep in [false, true] {
         counted("polling", |requests| polling(&disk, requests, &mut data, &mut batch, sleep));
     }
-    let waker = Waker::from(Arc::new(Unparks(thread::current())));
+    let waker = unpark_me();
     let mut all = Vec::with_capacity(DEPTH as usize);
     counted("futures", |requests| futures(&disk, requests, &mut all, &waker));
     let chain = Arc::new(Chain {
