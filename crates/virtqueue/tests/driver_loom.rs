@@ -232,17 +232,13 @@ fn kick(event_idx: bool, fenced: bool) {
 }
 
 fn call(event_idx: bool, fenced: bool) {
+    fn publish(ring: &Ring, event_idx: bool) -> bool {
+        device::suppress::show(ring, NEXT);
+        device::suppress::decide(ring, event_idx, Some(START), NEXT)
+    }
     match event_idx {
-        true => once(
-            fenced,
-            |ring| device::suppress::publish(ring, true, Some(START), NEXT),
-            |ring| driver::suppress::arm(ring, true, START),
-        ),
-        false => once(
-            fenced,
-            |ring| device::suppress::publish(ring, false, Some(START), NEXT),
-            |ring| driver::suppress::arm(ring, false, START),
-        ),
+        true => once(fenced, |ring| publish(ring, true), |ring| driver::suppress::arm(ring, true, START)),
+        false => once(fenced, |ring| publish(ring, false), |ring| driver::suppress::arm(ring, false, START)),
     }
 }
 

@@ -179,11 +179,12 @@ fn calls(event_idx: bool, shown: bool) {
                     let new = old.wrapping_add(1);
                     ring.write(old);
                     if shown && i + 1 < COUNT {
-                        ring.store(Word::UsedIdx, new, Ordering::Release);
+                        suppress::show(&*ring, new);
                         continue;
                     }
                     let decided = if shown { START } else { old };
-                    if suppress::publish(&*ring, event_idx, Some(decided), new) {
+                    suppress::show(&*ring, new);
+                    if suppress::decide(&*ring, event_idx, Some(decided), new) {
                         ring.tell();
                     }
                 }
@@ -259,11 +260,15 @@ fn kick_once(event_idx: bool, fenced: bool) {
 }
 
 fn call_once(event_idx: bool, fenced: bool) {
-    const NEW: u16 = START.wrapping_add(1);
+    fn publish<C: Cells>(ring: &C, event_idx: bool) -> bool {
+        const NEW: u16 = START.wrapping_add(1);
+        suppress::show(ring, NEW);
+        suppress::decide(ring, event_idx, Some(START), NEW)
+    }
     let tell: fn(&Ring) -> bool = if fenced {
-        |ring| suppress::publish(ring, ring.event_idx, Some(START), NEW)
+        |ring| publish(ring, ring.event_idx)
     } else {
-        |ring| suppress::publish(&Unfenced(ring), ring.event_idx, Some(START), NEW)
+        |ring| publish(&Unfenced(ring), ring.event_idx)
     };
     once(event_idx, tell, |ring| driver::ask(ring, START));
 }

@@ -414,3 +414,23 @@ fn table_over_the_seam_of_two_slots() {
     assert_eq!(chain.readable(), [0, 1].map(|i| Buffer { addr: Gpa(i), len: 10 }));
     assert_eq!(chain.writable(), [Buffer { addr: Gpa(2), len: 10 }]);
 }
+
+/// What was shown is not stored once more, for the driver may be looking at it: publishing it only decides about the call.
+#[test]
+fn what_was_shown_is_not_stored_again() {
+    const USED_IDX: Gpa = Gpa(model::USED + 2);
+    for event_idx in [false, true] {
+        let mut driver = Driver::new(Options::new(8, event_idx, false).unwrap(), 0);
+        let head = driver.add(&[Buf { addr: 0, len: 1, writable: true }], 1).unwrap();
+        let _ = driver.publish();
+        let mut queue = driver.device();
+        assert_eq!(queue.pop(&driver.map, &mut Chain::default()), Ok(true));
+        queue.push(head, 1);
+        queue.show();
+        assert_eq!(driver.map.read_obj::<[u8; 2]>(USED_IDX).unwrap(), [1, 0]);
+        driver.map.write_obj(USED_IDX, &[7u8, 7]).unwrap();
+        assert!(queue.publish(), "it was not decided about before");
+        assert!(!queue.publish(), "it was");
+        assert_eq!(driver.map.read_obj::<[u8; 2]>(USED_IDX).unwrap(), [7, 7]);
+    }
+}

@@ -196,24 +196,26 @@ impl Queue {
 
     #[inline]
     pub(super) fn show(&mut self) {
-        if let Some(metadata) = &self.metadata {
-            // Release: the elements, and what was written into the buffers, come before it.
-            metadata.store(Word::UsedIdx, self.next_used, Ordering::Release);
+        // A store of what is there already would still take the cache line from a driver that looks at it.
+        if self.published != self.next_used
+            && let Some(metadata) = &self.metadata
+        {
+            suppress::show(metadata, self.next_used);
             self.published = self.next_used;
         }
     }
 
     #[inline]
     pub(super) fn publish(&mut self) -> bool {
+        self.show();
         let Some(metadata) = &self.metadata else { return false };
         if self.next_used == self.decided_at {
             return false;
         }
         let old = self.decided.then_some(self.decided_at);
-        self.published = self.next_used;
         self.decided_at = self.next_used;
         self.decided = true;
-        suppress::publish(metadata, self.options.event_idx(), old, self.next_used)
+        suppress::decide(metadata, self.options.event_idx(), old, self.next_used)
     }
 
     #[inline]

@@ -21,11 +21,11 @@
 //! | direction | teller | publishes | listener | says it with |
 //! |---|---|---|---|---|
 //! | kick | driver | `avail.idx` | device ([`arm`]) | `avail_event`, or `used.flags` without NO_NOTIFY |
-//! | call | device ([`publish`]) | `used.idx` | driver | `used_event`, or `avail.flags` without NO_INTERRUPT |
+//! | call | device ([`show`], [`decide`]) | `used.idx` | driver | `used_event`, or `avail.flags` without NO_INTERRUPT |
 //!
 //! With EVENT_IDX the listener names the index whose passing it wants to hear of, and the teller compares
-//! that with the window from the index of its *last decision* to the new one: a decision for each
-//! publication, none left out, or an event in the gap is lost. A listener that does not sleep does not touch
+//! that with the window from the index of its *last decision* to the new one: each publication is followed by a decision, its own
+//! or one for several, or an event in the gap is lost. A listener that does not sleep does not touch
 //! its event index, which the teller's index has passed and does not pass again before it has gone round
 //! ([`quiet`]).
 //!
@@ -97,15 +97,20 @@ pub fn quiet<C: Cells>(cells: &C, event_idx: bool, passed: u16) {
     }
 }
 
-/// Shows the driver the used elements up to `new`. Whether it wants a call for them.
+/// Shows a driver that is looking the used elements up to `new`: T1. [`decide`] has to follow.
+#[inline]
+pub fn show<C: Cells>(cells: &C, new: u16) {
+    // Release: the elements, and what was written into the buffers, come before it.
+    cells.store(Word::UsedIdx, new, Ordering::Release);
+}
+
+/// Whether the driver wants a call for what it was shown, up to `new`.
 ///
 /// `old` is the index at the last decision; `None` if that is not known, and then the driver is called if in
 /// doubt.
 #[inline]
 #[must_use]
-pub fn publish<C: Cells>(cells: &C, event_idx: bool, old: Option<u16>, new: u16) -> bool {
-    // T1. Release: the elements, and what was written into the buffers, come before it.
-    cells.store(Word::UsedIdx, new, Ordering::Release);
+pub fn decide<C: Cells>(cells: &C, event_idx: bool, old: Option<u16>, new: u16) -> bool {
     // T2, whose partner is the driver's fence between used_event or avail.flags and its look at used.idx.
     cells.fence();
     if event_idx {
