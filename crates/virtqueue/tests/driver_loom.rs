@@ -1,18 +1,14 @@
-//! The driver's two halves in every order that the memory model allows: what they tell each other (`driver::shared`), and
-//! who has to notify whom (`driver::suppress`, against the device's `device::suppress`).
+//! The driver's two halves in every order that the memory model allows: what they tell each other (`driver::shared`). Who has
+//! to notify whom is in `tests/loom.rs`.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-virtqueue --release --test driver_loom`
 #![cfg(loom)]
 #![allow(unsafe_code, clippy::unwrap_used, reason = "tests")]
 
-use kickless_spec::ring::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY};
-use kickless_virtqueue::device;
-use kickless_virtqueue::device::suppress::{Cells, Word};
-use kickless_virtqueue::driver;
 use kickless_virtqueue::driver::shared::{Record, Shared};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU16, fence};
+use loom::sync::atomic::AtomicU16;
 use loom::thread;
 use std::sync::atomic::Ordering;
 
@@ -164,112 +160,4 @@ fn a_lie_about_a_batch() {
         }
         submitter.join().unwrap();
     });
-}
-
-/// The indices wrap in the middle.
-const START: u16 = u16::MAX;
-
-/// The words of a split ring.
-struct Ring {
-    words: [AtomicU16; 6],
-    fenced: bool,
-}
-
-impl Ring {
-    /// Nobody wants to be told anything to begin with.
-    fn new(fenced: bool) -> Self {
-        let passed = START.wrapping_sub(8);
-        let words = [AVAIL_F_NO_INTERRUPT, START, passed, USED_F_NO_NOTIFY, START, passed];
-        Self { words: words.map(AtomicU16::new), fenced }
-    }
-}
-
-impl Cells for Ring {
-    fn load(&self, word: Word, order: Ordering) -> u16 {
-        self.words[word as usize].load(order)
-    }
-
-    fn store(&self, word: Word, value: u16, order: Ordering) {
-        self.words[word as usize].store(value, order);
-    }
-
-    fn fence(&self) {
-        if self.fenced {
-            fence(Ordering::SeqCst);
-        }
-    }
-}
-
-/// One publication against one look, by our two ends: the listener finds it, or is told.
-fn once(fenced: bool, tell: fn(&Ring) -> bool, listen: fn(&Ring) -> bool) {
-    loom::model(move || {
-        let ring = Arc::new(Ring::new(fenced));
-        let listener = thread::spawn({
-            let ring = ring.clone();
-            move || listen(&ring)
-        });
-        let told = tell(&ring);
-        let found = listener.join().unwrap();
-        assert!(told || found, "lost");
-    });
-}
-
-const NEXT: u16 = START.wrapping_add(1);
-
-fn kick(event_idx: bool, fenced: bool) {
-    match event_idx {
-        true => once(
-            fenced,
-            |ring| driver::suppress::publish(ring, true, START, NEXT),
-            |ring| device::suppress::arm(ring, true, START),
-        ),
-        false => once(
-            fenced,
-            |ring| driver::suppress::publish(ring, false, START, NEXT),
-            |ring| device::suppress::arm(ring, false, START),
-        ),
-    }
-}
-
-fn call(event_idx: bool, fenced: bool) {
-    fn publish(ring: &Ring, event_idx: bool) -> bool {
-        device::suppress::show(ring, NEXT);
-        device::suppress::decide(ring, event_idx, Some(START), NEXT)
-    }
-    match event_idx {
-        true => once(fenced, |ring| publish(ring, true), |ring| driver::suppress::arm(ring, true, START)),
-        false => once(fenced, |ring| publish(ring, false), |ring| driver::suppress::arm(ring, false, START)),
-    }
-}
-
-#[test]
-fn nothing_is_lost() {
-    for event_idx in [false, true] {
-        kick(event_idx, true);
-        call(event_idx, true);
-    }
-}
-
-#[test]
-#[should_panic(expected = "lost")]
-fn kicks_with_event_idx_need_the_fences() {
-    kick(true, false);
-}
-
-#[test]
-#[should_panic(expected = "lost")]
-fn kicks_with_flags_need_the_fences() {
-    kick(false, false);
-}
-
-#[test]
-#[should_panic(expected = "lost")]
-fn calls_with_event_idx_need_the_fences() {
-    call(true, false);
-}
-
-#[test]
-#[should_panic(expected = "lost")]
-fn calls_with_flags_need_the_fences() {
-    call(false, false);
 }

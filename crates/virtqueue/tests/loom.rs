@@ -1,6 +1,6 @@
 //! The suppression of kicks and calls in every order that the memory model allows.
 //!
-//! The functions under test are those that the rings use (`device::suppress`), over words that loom watches.
+//! The functions under test are those that the rings use (`device::suppress` and `driver::suppress`), over words that loom watches.
 //! Nobody polls here: who sleeps wakes only when told, so that a notification which is lost is a deadlock,
 //! and loom finds it.
 //!
@@ -8,18 +8,22 @@
 #![cfg(loom)]
 #![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use kickless_spec::ring::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY, event_passed};
-use kickless_virtqueue::device::suppress::{self, Cells, Word};
+use kickless_spec::ring::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY};
+use kickless_virtqueue::device::suppress::{self as device, Cells, Word};
+use kickless_virtqueue::driver::suppress as driver;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU16, fence};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use std::sync::atomic::Ordering;
 
-/// How many elements go through; each is published on its own.
+/// How many elements go through.
 const COUNT: u16 = 2;
 /// The indices wrap in the middle.
 const START: u16 = u16::MAX;
+const END: u16 = START.wrapping_add(COUNT);
+/// An event index that has been passed.
+const PASSED: u16 = START.wrapping_sub(8);
 
 /// The words of a ring, one element for each round, and an eventfd.
 struct Ring {
@@ -27,7 +31,6 @@ struct Ring {
     elements: [UnsafeCell<u16>; COUNT as usize],
     event: Mutex<bool>,
     told: Condvar,
-    event_idx: bool,
 }
 
 // SAFETY: the elements are handed over by the indices; loom checks each access to them.
@@ -35,15 +38,13 @@ unsafe impl Sync for Ring {}
 
 impl Ring {
     /// Nobody wants to be told anything to begin with.
-    fn new(event_idx: bool) -> Self {
-        let passed = START.wrapping_sub(8);
-        let words = [AVAIL_F_NO_INTERRUPT, START, passed, USED_F_NO_NOTIFY, START, passed];
+    fn new() -> Self {
+        let words = [AVAIL_F_NO_INTERRUPT, START, PASSED, USED_F_NO_NOTIFY, START, PASSED];
         Self {
             words: words.map(AtomicU16::new),
             elements: [UnsafeCell::new(0), UnsafeCell::new(0)],
             event: Mutex::new(false),
             told: Condvar::new(),
-            event_idx,
         }
     }
 
@@ -86,78 +87,45 @@ impl Cells for Ring {
     }
 }
 
-/// The same ring, but without the device's fence.
-struct Unfenced<'a>(&'a Ring);
-
-impl Cells for Unfenced<'_> {
-    fn load(&self, word: Word, order: Ordering) -> u16 {
-        self.0.load(word, order)
-    }
-
-    fn store(&self, word: Word, value: u16, order: Ordering) {
-        self.0.store(word, value, order);
-    }
-
-    fn fence(&self) {}
-}
-
-/// The driver's half, as the standard describes it.
-mod driver {
-    use super::*;
-
-    /// Publishes an avail index; whether to kick.
-    pub(crate) fn publish(ring: &Ring, old: u16, new: u16) -> bool {
-        ring.store(Word::AvailIdx, new, Ordering::Release);
-        ring.fence();
-        if ring.event_idx {
-            event_passed(ring.load(Word::AvailEvent, Ordering::Relaxed), new, old)
-        } else {
-            ring.load(Word::UsedFlags, Ordering::Relaxed) & USED_F_NO_NOTIFY == 0
+/// The listener's half: it takes the elements up to the index in `word`, and sleeps when there are none.
+fn listen(ring: &Ring, word: Word, arm: impl Fn(u16) -> bool, quiet: impl Fn()) {
+    let mut next = START;
+    loop {
+        let idx = ring.load(word, Ordering::Acquire);
+        while next != idx {
+            ring.read(next);
+            next = next.wrapping_add(1);
         }
-    }
-
-    /// Asks for calls; whether something was used already.
-    pub(crate) fn ask(ring: &Ring, used: u16) -> bool {
-        if ring.event_idx {
-            ring.store(Word::UsedEvent, used, Ordering::Relaxed);
-        } else {
-            ring.store(Word::AvailFlags, 0, Ordering::Relaxed);
+        if next == END {
+            return;
         }
-        ring.fence();
-        ring.load(Word::UsedIdx, Ordering::Relaxed) != used
+        if !arm(next) {
+            ring.sleep();
+        }
+        quiet();
     }
 }
 
 /// The driver makes elements available; the device takes them, and sleeps when there are none.
 fn kicks(event_idx: bool) {
     loom::model(move || {
-        let ring = Arc::new(Ring::new(event_idx));
+        let ring = Arc::new(Ring::new());
         let device = thread::spawn({
             let ring = ring.clone();
             move || {
-                let mut next = START;
-                while next != START.wrapping_add(COUNT) {
-                    let idx = ring.load(Word::AvailIdx, Ordering::Acquire);
-                    while next != idx {
-                        ring.read(next);
-                        next = next.wrapping_add(1);
-                    }
-                    if next == START.wrapping_add(COUNT) {
-                        break;
-                    }
-                    if !suppress::arm(&*ring, event_idx, next) {
-                        ring.sleep();
-                    }
+                // An event index needs no silencing.
+                let quiet = || {
                     if !event_idx {
-                        suppress::quiet(&*ring, event_idx, next.wrapping_sub(8));
+                        device::quiet(&*ring, false, PASSED)
                     }
-                }
+                };
+                listen(&ring, Word::AvailIdx, |next| device::arm(&*ring, event_idx, next), quiet);
             }
         });
         for i in 0..COUNT {
             let old = START.wrapping_add(i);
             ring.write(old);
-            if driver::publish(&ring, old, old.wrapping_add(1)) {
+            if driver::publish(&*ring, event_idx, old, old.wrapping_add(1)) {
                 ring.tell();
             }
         }
@@ -165,48 +133,36 @@ fn kicks(event_idx: bool) {
     });
 }
 
-/// The device uses elements; the driver takes them, and sleeps when there are none.
-///
-/// `shown`: the first element is shown without a decision, which follows with that of the last.
-fn calls(event_idx: bool, shown: bool) {
+/// The device uses elements; the driver takes them, and sleeps when there are none. Each is shown on its own, and a decision
+/// follows with each, or one with the last for all: that publication only decides, for there is nothing left to show.
+fn calls(event_idx: bool, decide_once: bool) {
     loom::model(move || {
-        let ring = Arc::new(Ring::new(event_idx));
+        let ring = Arc::new(Ring::new());
         let device = thread::spawn({
             let ring = ring.clone();
             move || {
+                let mut decided_at = START;
                 for i in 0..COUNT {
                     let old = START.wrapping_add(i);
                     let new = old.wrapping_add(1);
                     ring.write(old);
-                    if shown && i + 1 < COUNT {
-                        suppress::show(&*ring, new);
+                    device::show(&*ring, new);
+                    if decide_once && new != END {
                         continue;
                     }
-                    let decided = if shown { START } else { old };
-                    suppress::show(&*ring, new);
-                    if suppress::decide(&*ring, event_idx, Some(decided), new) {
+                    if device::decide(&*ring, event_idx, Some(decided_at), new) {
                         ring.tell();
                     }
+                    decided_at = new;
                 }
             }
         });
-        let mut next = START;
-        while next != START.wrapping_add(COUNT) {
-            let idx = ring.load(Word::UsedIdx, Ordering::Acquire);
-            while next != idx {
-                ring.read(next);
-                next = next.wrapping_add(1);
-            }
-            if next == START.wrapping_add(COUNT) {
-                break;
-            }
-            if !driver::ask(&ring, next) {
-                ring.sleep();
-            }
+        let quiet = || {
             if !event_idx {
-                ring.store(Word::AvailFlags, AVAIL_F_NO_INTERRUPT, Ordering::Relaxed);
+                driver::quiet(&*ring, false, PASSED)
             }
-        }
+        };
+        listen(&ring, Word::UsedIdx, |next| driver::arm(&*ring, event_idx, next), quiet);
         device.join().unwrap();
     });
 }
@@ -233,74 +189,109 @@ fn no_call_is_lost_with_flags() {
     calls(false, true);
 }
 
-// The same race once, without sleeping, so that it can be shown that the fence is what decides it: loom
+// The same race once, without sleeping, so that it can be shown that the fences are what decides it: loom
 // cannot unwind out of a deadlock.
 
+/// The ring as an end sees it that may lack its fence.
+struct End<'a> {
+    ring: &'a Ring,
+    fenced: bool,
+}
+
+impl Cells for End<'_> {
+    fn load(&self, word: Word, order: Ordering) -> u16 {
+        self.ring.load(word, order)
+    }
+
+    fn store(&self, word: Word, value: u16, order: Ordering) {
+        self.ring.store(word, value, order);
+    }
+
+    fn fence(&self) {
+        if self.fenced {
+            self.ring.fence();
+        }
+    }
+}
+
+/// Who has a fence.
+#[derive(Clone, Copy)]
+struct Fences {
+    teller: bool,
+    listener: bool,
+}
+
+const BOTH: Fences = Fences { teller: true, listener: true };
+
 /// One publication against one look: the listener finds it, or is told.
-fn once(event_idx: bool, tell: fn(&Ring) -> bool, listen: fn(&Ring) -> bool) {
+fn once(fences: Fences, tell: fn(&End<'_>) -> bool, listen: fn(&End<'_>) -> bool) {
     loom::model(move || {
-        let ring = Arc::new(Ring::new(event_idx));
+        let ring = Arc::new(Ring::new());
         let listener = thread::spawn({
             let ring = ring.clone();
-            move || listen(&ring)
+            move || listen(&End { ring: &ring, fenced: fences.listener })
         });
-        let told = tell(&ring);
+        let told = tell(&End { ring: &ring, fenced: fences.teller });
         let found = listener.join().unwrap();
         assert!(told || found, "lost");
     });
 }
 
-fn kick_once(event_idx: bool, fenced: bool) {
-    let listen: fn(&Ring) -> bool = if fenced {
-        |ring| suppress::arm(ring, ring.event_idx, START)
-    } else {
-        |ring| suppress::arm(&Unfenced(ring), ring.event_idx, START)
+const NEXT: u16 = START.wrapping_add(1);
+
+fn kick_with_event_idx(fences: Fences) {
+    once(fences, |end| driver::publish(end, true, START, NEXT), |end| device::arm(end, true, START));
+}
+
+fn kick_with_flags(fences: Fences) {
+    once(fences, |end| driver::publish(end, false, START, NEXT), |end| device::arm(end, false, START));
+}
+
+fn call_with_event_idx(fences: Fences) {
+    let tell = |end: &End<'_>| {
+        device::show(end, NEXT);
+        device::decide(end, true, Some(START), NEXT)
     };
-    once(event_idx, |ring| driver::publish(ring, START, START.wrapping_add(1)), listen);
+    once(fences, tell, |end| driver::arm(end, true, START));
 }
 
-fn call_once(event_idx: bool, fenced: bool) {
-    fn publish<C: Cells>(ring: &C, event_idx: bool) -> bool {
-        const NEW: u16 = START.wrapping_add(1);
-        suppress::show(ring, NEW);
-        suppress::decide(ring, event_idx, Some(START), NEW)
-    }
-    let tell: fn(&Ring) -> bool = if fenced {
-        |ring| publish(ring, ring.event_idx)
-    } else {
-        |ring| publish(&Unfenced(ring), ring.event_idx)
+fn call_with_flags(fences: Fences) {
+    let tell = |end: &End<'_>| {
+        device::show(end, NEXT);
+        device::decide(end, false, Some(START), NEXT)
     };
-    once(event_idx, tell, |ring| driver::ask(ring, START));
+    once(fences, tell, |end| driver::arm(end, false, START));
 }
 
-#[test]
-fn one_race_with_the_fence() {
-    for event_idx in [false, true] {
-        kick_once(event_idx, true);
-        call_once(event_idx, true);
-    }
+/// Each is won with both fences, and lost without either.
+macro_rules! races {
+    ($($race:ident)*) => {
+        $(mod $race {
+            use super::{$race, BOTH, Fences};
+
+            #[test]
+            fn is_won() {
+                $race(BOTH);
+            }
+
+            #[test]
+            #[should_panic(expected = "lost")]
+            fn needs_the_tellers_fence() {
+                $race(Fences { teller: false, ..BOTH });
+            }
+
+            #[test]
+            #[should_panic(expected = "lost")]
+            fn needs_the_listeners_fence() {
+                $race(Fences { listener: false, ..BOTH });
+            }
+        })*
+    };
 }
 
-#[test]
-#[should_panic(expected = "lost")]
-fn kicks_with_event_idx_need_the_fence() {
-    kick_once(true, false);
-}
-
-#[test]
-#[should_panic(expected = "lost")]
-fn kicks_with_flags_need_the_fence() {
-    kick_once(false, false);
-}
-
-#[test]
-#[should_panic(expected = "lost")]
-fn calls_with_event_idx_need_the_fence() {
-    call_once(true, false);
-}
-
-#[test]
-#[should_panic(expected = "lost")]
-fn calls_with_flags_need_the_fence() {
-    call_once(false, false);
+races! {
+    kick_with_event_idx
+    kick_with_flags
+    call_with_event_idx
+    call_with_flags
 }
