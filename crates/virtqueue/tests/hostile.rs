@@ -67,43 +67,37 @@ fn avail_index_behind() {
     assert_eq!(error(&driver, &mut queue), RingError::AvailIndex { idx: 65_535, next: 0, room: 8 });
 }
 
-/// More chains at once than there are descriptors: what the device holds counts.
+/// More chains at once than there are descriptors. What the device holds counts, and so does what it has pushed and not
+/// published: otherwise it would be written over in the used ring.
 #[test]
 fn more_in_flight_than_descriptors() {
-    let (driver, mut queue) = ring(false, &[(0, 1, 0, 0)]);
-    let mut chain = Chain::default();
-    driver.publish_as(8);
-    for _ in 0..8 {
-        assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true));
+    for (published, pushed) in [(0, 0), (0, 3), (0, 8), (1, 0), (3, 2), (8, 0)] {
+        for ends in [false, true] {
+            let (driver, mut queue) = ring(false, &[(0, 1, 0, 0)]);
+            let mut chain = Chain::default();
+            driver.publish_as(8);
+            for _ in 0..8 {
+                assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true));
+            }
+            (0..published).for_each(|_| queue.push(0, 0));
+            let _ = queue.publish();
+            (0..pushed).for_each(|_| queue.push(0, 0));
+            let idx = 8 + published + 1;
+            driver.publish_as(idx);
+            let error = RingError::AvailIndex { idx, next: 8, room: published };
+            assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
+            let left = 8 - published - pushed;
+            assert_eq!(queue.in_flight(), left);
+            if ends {
+                assert_eq!(queue.take_held().len(), usize::from(pushed));
+            } else {
+                // What it has can still be given back.
+                (0..left).for_each(|_| queue.push(0, 0));
+                let _ = queue.publish();
+                assert_eq!(driver.map.read_obj::<[u8; 2]>(Gpa(model::USED + 2)).unwrap(), [8, 0]);
+            }
+        }
     }
-    queue.push(0, 0);
-    let _ = queue.publish();
-    driver.publish_as(10);
-    let error = RingError::AvailIndex { idx: 10, next: 8, room: 1 };
-    assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
-    assert_eq!(queue.in_flight(), 7);
-    // What it has can still be given back.
-    for _ in 0..7 {
-        queue.push(0, 0);
-    }
-    let _ = queue.publish();
-    assert_eq!(driver.map.read_obj::<[u8; 2]>(Gpa(model::USED + 2)).unwrap(), [8, 0]);
-}
-
-/// What the device has pushed and not published counts as well: otherwise it would be written over in the used ring.
-#[test]
-fn more_than_was_given_back() {
-    let (driver, mut queue) = ring(false, &[(0, 1, 0, 0)]);
-    let mut chain = Chain::default();
-    driver.publish_as(8);
-    for _ in 0..8 {
-        assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true));
-        queue.push(0, 0);
-    }
-    driver.publish_as(9);
-    let error = RingError::AvailIndex { idx: 9, next: 8, room: 0 };
-    assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
-    assert_eq!(queue.take_held().len(), 8);
 }
 
 #[test]
