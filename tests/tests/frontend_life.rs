@@ -292,20 +292,29 @@ fn disabled_and_enabled_under_io(engine: &str) {
 #[test]
 fn a_disabled_queue_rests_and_needs_no_kick_afterwards() {
     let served = Served::start("io_uring", &[]).unwrap();
-    let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
-    machine.frontend.enable(&machine.queues[0], false).unwrap();
-    let buffers = machine.places[0].lay_out(&machine.ram, &Request::flush(), Layout::Usual).unwrap();
-    machine.queues[0].submit(&machine.ram, &buffers, None).unwrap();
-    assert!(machine.queues[0].publish() || machine.queues[0].used_idx() == 0);
-    machine.queues[0].kick();
-    // Messages are taken in order: by the second answer a kick would have been seen.
-    machine.frontend.order(&Message::VringKick { index: 0 }).unwrap();
-    machine.frontend.number(&Message::GetFeatures).unwrap();
-    assert_eq!(machine.queues[0].used_idx(), 0);
-    machine.queues[0].kick_fd().take();
-    machine.frontend.enable(&machine.queues[0], true).unwrap();
-    machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
-    drop(machine);
+    for shape in both_formats() {
+        // So small that it wraps.
+        let mut machine = Machine::start(served.socket(), &Shape { size: 8, ..shape }).unwrap();
+        for _ in 0..10 {
+            machine.frontend.enable(&machine.queues[0], false).unwrap();
+            // Of a type that there is none of, so that it is answered as soon as it is taken.
+            let request = Request { kind: 99, ..Request::flush() };
+            let buffers = machine.places[0].lay_out(&machine.ram, &request, Layout::Usual).unwrap();
+            let table = shape.indirect.then(|| machine.places[0].table());
+            machine.queues[0].submit(&machine.ram, &buffers, table).unwrap();
+            let _ = machine.queues[0].publish();
+            machine.queues[0].kick();
+            // A ring that runs has been looked at when the second of these is answered.
+            for _ in 0..2 {
+                machine.frontend.order(&Message::VringKick { index: 0 }).unwrap();
+            }
+            assert_eq!(machine.queues[0].take_used().unwrap(), None);
+            machine.queues[0].kick_fd().take();
+            machine.frontend.enable(&machine.queues[0], true).unwrap();
+            machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
+        }
+        machine.stop().unwrap();
+    }
     served.end_untroubled().unwrap();
 }
 

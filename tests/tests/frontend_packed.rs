@@ -142,34 +142,6 @@ fn stopping_drains(engine: &str) {
     served.end_untroubled().unwrap();
 }
 
-#[test]
-fn a_disabled_ring_rests_and_needs_no_kick_afterwards() {
-    let served = Served::start("io_uring", &[]).unwrap();
-    for shape in shapes() {
-        let mut machine = Machine::start(served.socket(), &shape).unwrap();
-        for _ in 0..10 {
-            machine.frontend.enable(&machine.queues[0], false).unwrap();
-            // Of a type that there is none of, so that it is answered as soon as it is taken.
-            let request = Request { kind: 99, ..Request::flush() };
-            let buffers = machine.places[0].lay_out(&machine.ram, &request, Layout::Usual).unwrap();
-            let table = shape.indirect.then(|| machine.places[0].table());
-            machine.queues[0].submit(&machine.ram, &buffers, table).unwrap();
-            let _ = machine.queues[0].publish();
-            machine.queues[0].kick();
-            // A ring that runs has been looked at when the second of these is answered.
-            for _ in 0..2 {
-                machine.frontend.order(&Message::VringKick { index: 0 }).unwrap();
-            }
-            assert_eq!(machine.queues[0].take_used().unwrap(), None);
-            machine.queues[0].kick_fd().take();
-            machine.frontend.enable(&machine.queues[0], true).unwrap();
-            machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
-        }
-        machine.stop().unwrap();
-    }
-    served.end_untroubled().unwrap();
-}
-
 /// The ring moves to other memory, whose table of regions comes anew, and where it was goes away.
 #[test]
 fn memory_replaced() {
