@@ -88,9 +88,11 @@ impl GuestConfig {
         add(&["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,memory-backend=mem0"]);
         add(match assets.accel() {
             Accel::Kvm => &["-accel", "kvm", "-cpu", "host"],
-            // A thread for each CPU: with one for all of them, or for the only one that there can be, QEMU 7.2 leaves the guest's
-            // memory barriers out, and then a driver loses kicks and calls (its fence between an event index and its look at the
-            // ring is none). What this mode does to a booting kernel now and then is seen to below.
+            // A thread for each CPU, and a second CPU that there could be: where all CPUs are in one thread, or there can only be
+            // one, QEMU translates guest code as if nobody ran beside it. Then an mfence is left out (up to QEMU 8.0), and a
+            // locked instruction, which is Linux's full barrier on x86, becomes a load and a store (later versions too). So a
+            // driver loses kicks and calls: nothing is between its store of an event index and its look at the ring. What
+            // several threads do to a booting kernel now and then is seen to below.
             Accel::Tcg => &["-accel", "tcg,thread=multi"],
         });
         if !self.resets {
