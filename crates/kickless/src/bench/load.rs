@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -9,6 +10,7 @@ use kickless_driver::{Completion, Data, Disk, Error, Queue, Request};
 
 use super::ledger::{Claim, Ledger};
 use super::offsets::Offsets;
+use super::pace::{Cycle, Schedule};
 use super::scenario::{Scenario, Wait};
 use super::slots::{Noted, Slot};
 use super::turn::{Latencies, latencies};
@@ -23,6 +25,8 @@ pub(crate) struct Shared<'a> {
     pub(crate) ledger: Option<&'a Ledger>,
     /// Blocks of the disk.
     pub(crate) blocks: u64,
+    /// When the load is on, if it is not always.
+    pub(crate) cycle: Option<Cycle>,
     /// When the turn began, and what is counted from then on: nanoseconds.
     pub(crate) epoch: Instant,
     pub(crate) measure_from: u64,
@@ -57,22 +61,6 @@ pub(crate) struct Submitter<'a> {
     seen: Seen,
 }
 
-/// An even rate.
-#[derive(Clone, Copy, Debug)]
-struct Schedule {
-    first: f64,
-    step: f64,
-    next: u64,
-}
-
-impl Schedule {
-    /// When the next request is due, in nanoseconds.
-    fn due(&self) -> u64 {
-        // Multiplied, not summed up: no error adds up.
-        (self.first + self.step * self.next as f64) as u64
-    }
-}
-
 impl<'a> Submitter<'a> {
     /// The thread `thread` of all, with its part of the slots of its queue: from `first_slot` on.
     ///
@@ -96,10 +84,7 @@ impl<'a> Submitter<'a> {
             idle.push((first_slot + slot, Data::from(buffer)));
         }
         let (thread, threads) = (u64::from(thread), u64::from(scenario.threads));
-        let schedule = scenario.rate.map(|rate| {
-            let step = 1e9 / f64::from(rate);
-            Schedule { first: step * thread as f64, step: step * threads as f64, next: 0 }
-        });
+        let schedule = scenario.rate.map(|rate| Schedule::new(rate, thread, threads, shared.cycle));
         Ok(Submitter {
             shared,
             queue,
@@ -136,7 +121,7 @@ impl<'a> Submitter<'a> {
             if !batch.is_empty() {
                 self.queue.submit_or_wait(&mut batch)?;
             }
-            self.reap(&mut reaped, self.patience())?;
+            self.reap(&mut reaped, self.patience(now))?;
             now = self.now();
             self.account(now, &mut reaped)?;
         }
@@ -153,12 +138,15 @@ impl<'a> Submitter<'a> {
 
     /// Makes requests of all idle slots, or of as many as are due.
     fn prepare(&mut self, now: u64, batch: &mut Vec<Request>) -> Result<()> {
+        if self.schedule.is_none() && self.on_from(now) > now {
+            return Ok(());
+        }
         while !self.idle.is_empty() {
             let start = match &mut self.schedule {
                 None => now,
                 Some(schedule) if schedule.due() <= now => {
                     let due = schedule.due();
-                    schedule.next += 1;
+                    schedule.pass();
                     due
                 }
                 Some(_) => return Ok(()),
@@ -196,14 +184,23 @@ impl<'a> Submitter<'a> {
         Ok(Some((Noted { start, read, claim }, data)))
     }
 
+    /// From when on the load is on: `now`, if it is.
+    fn on_from(&self, now: u64) -> u64 {
+        self.shared.cycle.map_or(now, |cycle| cycle.on_from(now))
+    }
+
     /// How long to wait for completions: not past the next request, if there is a slot for it.
-    fn patience(&self) -> Duration {
-        match &self.schedule {
-            Some(schedule) if !self.idle.is_empty() => {
-                Duration::from_nanos(schedule.due().saturating_sub(self.now())).min(NAP)
-            }
-            _ => NAP,
-        }
+    fn patience(&self, now: u64) -> Duration {
+        let next = match &self.schedule {
+            _ if self.idle.is_empty() => return NAP,
+            Some(schedule) => schedule.due(),
+            // While the load is on, it is a completion that makes the next one.
+            None => match self.on_from(now) {
+                on if on > now => on,
+                _ => return NAP,
+            },
+        };
+        Duration::from_nanos(next.saturating_sub(self.now())).min(NAP)
     }
 
     /// Takes what is done; waits for something unless polling.
@@ -211,11 +208,24 @@ impl<'a> Submitter<'a> {
         let max = self.slots.len();
         let take = |completion| reaped.push_back(completion);
         match self.shared.scenario.wait {
+            // Who has nothing to look for does not look, however it waits.
+            Wait::Poll if self.is_off() => {
+                thread::sleep(patience);
+                Ok(0)
+            }
             Wait::Poll => self.queue.poll(max, take),
             Wait::Sleep if patience.is_zero() => self.queue.poll(max, take),
             Wait::Sleep => self.queue.wait(max, Some(patience), take),
         }
         .map(drop)
+    }
+
+    /// Whether the load is off and all of it done.
+    fn is_off(&self) -> bool {
+        self.shared.cycle.is_some() && self.queue.in_flight() == 0 && {
+            let now = self.now();
+            self.on_from(now) > now
+        }
     }
 
     /// Counts what was reaped, and has its slots from now on.

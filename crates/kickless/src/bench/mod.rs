@@ -10,6 +10,7 @@ mod ledger;
 mod load;
 mod offsets;
 mod options;
+mod pace;
 mod parts;
 mod progress;
 mod report;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use kickless_driver::Choice;
 
+use super::pace::OnOff;
 use super::scenario::{Pattern, Wait};
 use crate::cli::CpuList;
 use crate::cpus::parse_cpus;
@@ -95,8 +96,8 @@ pub(crate) struct CompareBench {
 /// The load, and what to do with the results. Options that take a list stand for a load of each, and of each combination.
 #[derive(Debug, Args)]
 pub(crate) struct LoadOptions {
-    /// Requests that each thread keeps in flight
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "32", value_parser = clap::value_parser!(u16).range(1..=32768))]
+    /// Requests that each thread keeps in flight [default: 32; with --rate, at most 256]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=32768))]
     pub(crate) depth: Vec<u16>,
     /// Bytes of a request
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4K", value_parser = parse_block_size)]
@@ -121,8 +122,11 @@ pub(crate) struct LoadOptions {
     pub(crate) threads: Option<u16>,
     /// Requests a second, all threads together, evenly spread, whether or not earlier ones are done; latencies count from
     /// when a request was due [default: a new request as soon as one is done]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) rate: Option<u32>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) rate: Vec<u32>,
+    /// Load for so long, then none for so long, over and over, such as 100ms,900ms [default: always]
+    #[arg(long, value_name = "ON,OFF", value_parser = parse_on_off)]
+    pub(crate) on_off: Option<OnOff>,
     /// How long to measure [default: 10s, or 2s for each turn of a comparison]
     #[arg(long, value_name = "DURATION", value_parser = parse_time)]
     pub(crate) time: Option<Duration>,
@@ -165,6 +169,24 @@ pub(crate) struct LoadOptions {
     /// Write the report's first plot to this file, as SVG
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
+    /// Write a plot of latency and back-end CPU against --rate to this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot_rate: Option<PathBuf>,
+    /// Write a plot of requests, kicks and back-end CPU over the time of the first load to this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot_time: Option<PathBuf>,
+}
+
+impl LoadOptions {
+    /// `--depth`, or what it is where nothing is said.
+    pub(crate) fn depths(&self) -> Vec<u16> {
+        match (self.depth.is_empty(), self.rate.is_empty()) {
+            (false, _) => self.depth.clone(),
+            (true, true) => vec![32],
+            // An open loop that waits for room is none.
+            (true, false) => vec![256],
+        }
+    }
 }
 
 impl Bench {
@@ -217,10 +239,13 @@ impl<'a> BackEnds<'a> {
                 load.queues
             ));
         }
-        if load.rate.is_some() && threads > load.queues {
+        if !load.rate.is_empty() && threads > load.queues {
             return Err(
                 "--rate needs a queue for each thread: ask for more --queues or fewer --threads".into()
             );
+        }
+        if load.plot_rate.is_some() && load.rate.len() < 2 {
+            return Err("--plot-rate draws one load at several rates: name them with --rate".into());
         }
         if load.verify && load.read.contains(&100) {
             return Err(
@@ -252,6 +277,16 @@ fn parse_time(text: &str) -> Result<Duration, String> {
         Ok(_) => Err("it must be 10ms at least".into()),
         Err(error) => Err(error.to_string()),
     }
+}
+
+fn parse_on_off(text: &str) -> Result<OnOff, String> {
+    let (on, off) = text.split_once(',').ok_or("it must be two durations, such as 100ms,900ms")?;
+    let [on, off] = [on, off].map(|text| humantime::parse_duration(text).map_err(|error| error.to_string()));
+    let (on, off) = (on?, off?);
+    if on.is_zero() || on + off > Duration::from_secs(3600) {
+        return Err("the load must be on for some time, and come back within an hour".into());
+    }
+    Ok(OnOff { on, off })
 }
 
 fn parse_choice(text: &str) -> Result<Choice, String> {

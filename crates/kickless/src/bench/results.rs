@@ -121,6 +121,8 @@ impl Results {
                 "back_end_cpu_per_request": load.spread_of_some(at, Turn::back_end_cpu_each),
                 "failed": load.failed(at).0,
                 "failure": load.failed(at).1,
+                "back_end_cores": load.spread_of_some(at, Turn::back_end_cores),
+                "turns": load.turns.get(at).map(|turns| turns.iter().map(turn_to_json).collect::<Vec<_>>()),
                 "rounds": load.turns.get(at).map(|turns| turns.iter().map(Turn::rate).collect::<Vec<_>>()),
                 "timelines": load.turns.get(at).map(|turns| turns.iter().map(|turn| turn.timeline.clone()).collect::<Vec<_>>()),
             })
@@ -128,6 +130,20 @@ impl Results {
         let targets: Vec<Value> = targets.collect();
         json!({ "load": load.scenario, "in_words": load.scenario.to_string(), "targets": targets })
     }
+}
+
+/// What one turn came to.
+fn turn_to_json(turn: &Turn) -> Value {
+    json!({
+        "iops": turn.rate(),
+        "p50": turn.latency(0.5),
+        "p99": turn.latency(0.99),
+        "kicks_per_request": turn.kicks_each(),
+        "calls_per_request": turn.calls_each(),
+        "driver_cpu_per_request": turn.driver_cpu_each(),
+        "back_end_cpu_per_request": turn.back_end_cpu_each(),
+        "back_end_cores": turn.back_end_cores(),
+    })
 }
 
 #[cfg(test)]

@@ -40,6 +40,12 @@ pub(crate) fn carry_out(bench: BackEnds<'_>, print: impl FnOnce(&str) -> Result<
     if let Some(path) = &load.plot {
         write(path, &report::first_plot(&results)?)?;
     }
+    if let Some(path) = &load.plot_rate {
+        write(path, &report::over_rate(&results)?)?;
+    }
+    if let Some(path) = &load.plot_time {
+        write(path, &report::over_time(&results)?)?;
+    }
     print(&if load.json {
         serde_json::to_string_pretty(&results.to_json())? + "\n"
     } else {

@@ -1,5 +1,6 @@
 //! One turn: a scenario on a target.
 
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,15 +14,18 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use super::ledger::Ledger;
 use super::load::{Seen, Shared, Submitter, check};
 use super::options::LoadOptions;
+use super::pace::Cycle;
 use super::progress::Progress;
 use super::scenario::Scenario;
 use super::slots::Slot;
 use super::target::Target;
-use super::turn::{Turn, latencies};
+use super::turn::{Moment, Turn, latencies};
 
 /// Parts of a turn whose rates are kept apart, and the least time of one.
 const PARTS: u32 = 100;
 const PART_MIN: Duration = Duration::from_millis(20);
+/// A part where all that happens is to be drawn over time.
+const MOMENT: Duration = Duration::from_millis(10);
 
 /// Runs `scenario` on `target`.
 ///
@@ -77,6 +81,7 @@ fn turn_on(
         scenario,
         ledger: ledger.as_ref(),
         blocks,
+        cycle: scenario.on_off.map(|times| Cycle::new(times, warm_up)),
         epoch: Instant::now(),
         measure_from: warm_up,
         measure_to: warm_up + scenario.time.as_nanos() as u64,
@@ -91,20 +96,32 @@ fn turn_on(
     }
     // The memory is there: now the time counts.
     let cpu = (driver_cpu(), target.pid().map(back_end_cpu).transpose()?);
+    let began = Instant::now();
     let before = disk.counters();
-    let (seen, timeline) = thread::scope(|scope| -> Result<_> {
+    let (seen, moments) = thread::scope(|scope| -> Result<_> {
         let running: Vec<_> = submitters
             .into_iter()
             .enumerate()
             .map(|(at, submitter)| {
                 scope.spawn(move || {
                     pin(load, at)?;
+                    be_punctual();
                     submitter.run()
                 })
             })
             .collect();
         let finished = || running.iter().any(thread::ScopedJoinHandle::is_finished);
-        let timeline = watch(&shared, &done, stop, progress, finished);
+        let part = match load.plot_time {
+            Some(_) => MOMENT,
+            None => (scenario.time / PARTS).max(PART_MIN),
+        };
+        let look = || Look {
+            done: done.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
+            kicks: disk.counters().kicks,
+            // One that has gone shows when the turn is over.
+            back_end_cpu: target.pid().and_then(|pid| back_end_cpu(pid).ok()),
+        };
+        let moments = watch(&shared, part, look, stop, progress, finished);
         if stop.load(Ordering::Relaxed) {
             halted.store(true, Ordering::Relaxed);
             disk.unplug();
@@ -113,10 +130,11 @@ fn turn_on(
         if stop.load(Ordering::Relaxed) {
             bail!("interrupted");
         }
-        Ok((ended.into_iter().collect::<Result<Vec<Seen>>>()?, timeline))
+        Ok((ended.into_iter().collect::<Result<Vec<Seen>>>()?, moments))
     })?;
     let after = disk.counters();
     let back_end_after = target.pid().map(back_end_cpu).transpose()?;
+    let whole = began.elapsed().as_secs_f64();
     let turn = Turn {
         seconds: scenario.time.as_secs_f64(),
         done: 0,
@@ -130,7 +148,9 @@ fn turn_on(
         back_end_cpu: back_end_after
             .zip(cpu.1)
             .map(|(after, before)| after.saturating_sub(before).as_secs_f64()),
-        timeline,
+        whole,
+        timeline: moments.iter().map(|moment| moment.requests).collect(),
+        moments: if load.plot_time.is_some() { moments } else { Vec::new() },
     };
     let turn = seen.into_iter().try_fold(turn, add)?;
     if let Some(ledger) = &ledger {
@@ -159,33 +179,58 @@ fn pin(load: &LoadOptions, thread: usize) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("--cpu: there is no CPU {cpu} to be had"))
 }
 
-/// Takes the rate of each part of the turn until it is over; stops early when something has ended the turn.
+/// Sleeps end when they are to, not up to 50 us later.
+fn be_punctual() {
+    // Where it is refused, requests are made late, which shows in their latencies.
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+}
+
+/// What is counted at one moment.
+#[derive(Clone, Copy)]
+struct Look {
+    done: u64,
+    kicks: u64,
+    back_end_cpu: Option<Duration>,
+}
+
+impl Look {
+    /// What has happened since an earlier one.
+    fn since(&self, earlier: &Look, (from, to): (Duration, Duration)) -> Moment {
+        let seconds = (to - from).as_secs_f64();
+        let cpu = self.back_end_cpu.zip(earlier.back_end_cpu);
+        Moment {
+            at: f64::midpoint(from.as_secs_f64(), to.as_secs_f64()),
+            requests: (self.done - earlier.done) as f64 / seconds,
+            kicks: (self.kicks - earlier.kicks) as f64 / seconds,
+            back_end_cpu: cpu.map(|(now, then)| now.saturating_sub(then).as_secs_f64() / seconds),
+        }
+    }
+}
+
+/// Takes down what happens in each part of the turn until it is over; stops early when something has ended the turn.
 fn watch(
     shared: &Shared<'_>,
-    done: &[AtomicU64],
+    part: Duration,
+    look: impl Fn() -> Look,
     stop: &AtomicBool,
     progress: &Progress,
     finished: impl Fn() -> bool,
-) -> Vec<f64> {
-    let part = (shared.scenario.time / PARTS).max(PART_MIN);
-    let all = || done.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
+) -> Vec<Moment> {
     let (from, to) = (Duration::from_nanos(shared.measure_from), Duration::from_nanos(shared.measure_to));
-    let mut timeline = Vec::new();
-    let mut last: Option<(Duration, u64)> = None;
+    let mut moments: Vec<Moment> = Vec::new();
+    let mut last: Option<(Duration, Look)> = None;
     loop {
         let now = shared.epoch.elapsed();
         if now >= to || stop.load(Ordering::Relaxed) || finished() {
             progress.clear();
-            return timeline;
+            return moments;
         }
-        let count = all();
         if now >= from {
-            if let Some((then, counted)) = last {
-                timeline.push((count - counted) as f64 / (now - then).as_secs_f64());
-            }
-            last = Some((now, count));
+            let seen = look();
+            moments.extend(last.map(|(then, earlier)| seen.since(&earlier, (then - from, now - from))));
+            last = Some((now, seen));
         }
-        progress.show(now, to, timeline.last().copied());
+        progress.show(now, to, moments.last().map(|moment| moment.requests));
         let next = if now < from { from - now } else { part };
         thread::sleep(next.min(part).min(to.saturating_sub(now)));
     }

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::layout::bytes;
 use super::options::{BackEnds, LoadOptions};
+use super::pace::OnOff;
 
 /// Where requests go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -64,6 +65,8 @@ pub(crate) struct Scenario {
     pub(crate) threads: u16,
     /// Requests a second of all threads, if that is given.
     pub(crate) rate: Option<u32>,
+    /// When the load is on, if it is not always.
+    pub(crate) on_off: Option<OnOff>,
     /// Seconds measured.
     #[serde(serialize_with = "as_seconds")]
     pub(crate) time: Duration,
@@ -76,20 +79,23 @@ pub(crate) struct Scenario {
     pub(crate) seed: u64,
 }
 
-fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+/// A duration as JSON has it.
+pub(super) fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(time.as_secs_f64())
 }
 
 /// Every load that the command line stands for.
 pub(crate) fn scenarios(bench: BackEnds<'_>) -> Vec<Scenario> {
     let load = bench.load();
+    let rates: Vec<Option<u32>> =
+        if load.rate.is_empty() { vec![None] } else { load.rate.iter().copied().map(Some).collect() };
     let mut all = Vec::new();
     for &pattern in &load.pattern {
         for &read in &load.read {
             for &block_size in &load.block_size {
                 for &wait in &load.wait {
-                    for &depth in &load.depth {
-                        all.push(Scenario {
+                    for depth in load.depths() {
+                        all.extend(rates.iter().map(|&rate| Scenario {
                             depth,
                             block_size,
                             read,
@@ -97,13 +103,14 @@ pub(crate) fn scenarios(bench: BackEnds<'_>) -> Vec<Scenario> {
                             wait,
                             queues: load.queues,
                             threads: load.threads.unwrap_or(load.queues),
-                            rate: load.rate,
+                            rate,
+                            on_off: load.on_off,
                             time: bench.time(),
                             warm_up: load.warm_up,
                             range: load.range,
                             verify: load.verify,
                             seed: load.seed,
-                        });
+                        }));
                     }
                 }
             }
@@ -195,7 +202,11 @@ impl fmt::Display for Scenario {
                 Wait::Sleep => "sleeping",
                 Wait::Poll => "polling",
             }
-        )
+        )?;
+        match self.on_off {
+            Some(OnOff { on, off }) => write!(f, ", {on:?} on and {off:?} off"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -234,6 +245,14 @@ mod tests {
             all.first().unwrap().to_string(),
             "random writes of 4 KiB, 1 in flight, 1 queue, sleeping"
         );
+        let line = bench("blk --socket-path=s --rate=100,2000 --on-off=100ms,900ms");
+        let words: Vec<String> = scenarios(asked(&line)).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            words,
+            [100, 2000].map(|rate| format!(
+                "random reads of 4 KiB, {rate} a second, at most 256 in flight, 1 queue, sleeping, 100ms on and 900ms off"
+            ))
+        );
     }
 
     #[test]
@@ -261,6 +280,7 @@ mod tests {
             ("blk --socket-path=s --threads=2 --rate=100", "--rate"),
             ("blk --socket-path=s --verify", "--verify"),
             ("compare a b --threads=2 --in-order=on", "--in-order"),
+            ("compare a b --rate=100 --plot-rate=f.svg", "--plot-rate"),
         ] {
             assert!(bench(line).check().unwrap_err().contains(named), "{line}");
         }

@@ -15,7 +15,7 @@ pub(crate) fn text(results: &Results) -> String {
 }
 
 /// The headings of [`rows`], but for the ratios of a comparison.
-const HEADINGS: [&str; 11] = [
+const HEADINGS: [&str; 12] = [
     "",
     "IOPS",
     "MiB/s",
@@ -27,6 +27,7 @@ const HEADINGS: [&str; 11] = [
     "calls/req",
     "CPU/req driver",
     "back-end",
+    "of a core",
 ];
 
 /// One load: headings, and a row for each target.
@@ -69,6 +70,7 @@ fn figures(load: &Load, at: usize) -> Vec<String> {
     let iops = median(Turn::rate).unwrap_or_default();
     let each = |figure: fn(&Turn) -> f64| median(figure).map_or_else(none, |number| format!("{number:.4}"));
     let back_end = load.spread_of_some(at, Turn::back_end_cpu_each).map(|spread| spread.median);
+    let cores = load.spread_of_some(at, Turn::back_end_cores).map(|spread| spread.median);
     vec![
         rate(iops.round()),
         format!("{:.1}", iops * f64::from(load.scenario.block_size) / f64::from(1 << 20)),
@@ -80,5 +82,6 @@ fn figures(load: &Load, at: usize) -> Vec<String> {
         each(Turn::calls_each),
         median(Turn::driver_cpu_each).map_or_else(none, |number| time(number.round())),
         back_end.map_or_else(none, |number| time(number.round())),
+        cores.map_or_else(none, |share| format!("{:.1} %", share * 100.0)),
     ]
 }

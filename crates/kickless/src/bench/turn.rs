@@ -38,8 +38,25 @@ pub(crate) struct Turn {
     /// Processor seconds that this process and the back-end's took, over as long as `submitted` counts.
     pub(crate) driver_cpu: f64,
     pub(crate) back_end_cpu: Option<f64>,
+    /// Seconds over which these are counted.
+    pub(crate) whole: f64,
     /// Requests a second, in equal parts of the measured time.
     pub(crate) timeline: Vec<f64>,
+    /// What happened in these parts, for a plot over time.
+    pub(crate) moments: Vec<Moment>,
+}
+
+/// A part of the measured time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    /// Its middle, in seconds of the measured time.
+    pub(crate) at: f64,
+    /// Requests done, a second.
+    pub(crate) requests: f64,
+    /// Kicks, a second.
+    pub(crate) kicks: f64,
+    /// The back-end's share of a processor, if its process is known.
+    pub(crate) back_end_cpu: Option<f64>,
 }
 
 impl Turn {
@@ -65,6 +82,16 @@ impl Turn {
     /// Processor nanoseconds of this process for each request.
     pub(crate) fn driver_cpu_each(&self) -> f64 {
         self.per_request(self.driver_cpu * 1e9)
+    }
+
+    /// Processors that the back-end kept busy.
+    pub(crate) fn back_end_cores(&self) -> Option<f64> {
+        self.back_end_cpu.map(|seconds| seconds / self.whole)
+    }
+
+    /// Nanoseconds that half of the requests took no longer than; or any other share of them.
+    pub(crate) fn latency(&self, quantile: f64) -> f64 {
+        self.latencies.value_at_quantile(quantile) as f64
     }
 
     /// Processor nanoseconds of the back-end for each request.

@@ -1,5 +1,7 @@
 //! The results as one page of HTML that needs nothing else.
 
+mod over_rate;
+mod over_time;
 mod plot;
 
 use anyhow::Result;
@@ -70,6 +72,22 @@ fn about(results: &Results) -> String {
 /// It cannot be drawn.
 pub(crate) fn first_plot(results: &Results) -> Result<String> {
     plot::rates(results)
+}
+
+/// Latency and back-end CPU against the rate asked for.
+///
+/// # Errors
+/// It cannot be drawn.
+pub(crate) fn over_rate(results: &Results) -> Result<String> {
+    over_rate::draw(results)
+}
+
+/// What happened when at the first load.
+///
+/// # Errors
+/// It cannot be drawn.
+pub(crate) fn over_time(results: &Results) -> Result<String> {
+    results.loads.first().map_or_else(|| Ok(String::new()), |load| over_time::draw(results, load))
 }
 
 fn section(results: &Results, load: &Load) -> Result<Markup> {

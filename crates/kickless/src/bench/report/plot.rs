@@ -19,15 +19,16 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
     RGBColor(230, 159, 0),
 ];
-const FONT: (&str, u32) = ("sans-serif", 13);
+pub(super) const FONT: (&str, u32) = ("sans-serif", 13);
 const SMALL: (u32, u32) = (600, 320);
 
-fn colour(target: usize) -> RGBColor {
+/// Each target has one of its own.
+pub(super) fn colour(target: usize) -> RGBColor {
     COLOURS.get(target % COLOURS.len()).copied().unwrap_or(BLACK)
 }
 
 /// The powers of ten around them, for a logarithmic axis that has marks in any case.
-fn around(numbers: impl Iterator<Item = f64>) -> Range<f64> {
+pub(super) fn around(numbers: impl Iterator<Item = f64>) -> Range<f64> {
     let all: Vec<f64> = numbers.filter(|number| *number > 0.0).map(f64::log10).collect();
     let (Some(least), Some(most)) =
         (all.iter().copied().reduce(f64::min), all.iter().copied().reduce(f64::max))
@@ -240,7 +241,11 @@ pub(super) fn timeline(results: &Results, load: &Load) -> Result<String> {
     Ok(svg)
 }
 
-fn legend<'a, X, Y>(chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>) -> Result<()>
+/// Which line is whose.
+///
+/// # Errors
+/// It cannot be drawn.
+pub(super) fn legend<'a, X, Y>(chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>) -> Result<()>
 where
     X: Ranged<ValueType = f64>,
     Y: Ranged<ValueType = f64>,

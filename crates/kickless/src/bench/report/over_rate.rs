@@ -1,0 +1,99 @@
+//! Latency and the back-end's processor time against the rate that was asked for, as SVG.
+
+use anyhow::Result;
+use plotters::prelude::*;
+
+use super::over_time::percent;
+use super::plot::{FONT, around, colour, legend};
+use crate::bench::layout::{rate, time};
+use crate::bench::results::{Results, Spread};
+use crate::bench::turn::Turn;
+
+const SIZE: (u32, u32) = (960, 560);
+const UPPER: u32 = 290;
+
+/// The median latency of each target over its processor time, at each rate: medians of the turns, with the least and the
+/// most.
+///
+/// # Errors
+/// It cannot be drawn.
+pub(super) fn draw(results: &Results) -> Result<String> {
+    let rates = || results.loads.iter().filter_map(|load| load.scenario.rate.map(f64::from));
+    // Half a step of room on either side: dots on the frame are hard to see.
+    let least = rates().fold(f64::INFINITY, f64::min) / 1.3;
+    let xs = least..rates().fold(1.0, f64::max) * 1.3;
+    let lines = |figure: fn(&Turn) -> Option<f64>| -> Vec<Vec<(f64, Spread)>> {
+        (0..results.targets.len())
+            .map(|at| {
+                let point = |load: &crate::bench::results::Load| {
+                    Some((f64::from(load.scenario.rate?), load.spread_of_some(at, figure)?))
+                };
+                results.loads.iter().filter_map(point).collect()
+            })
+            .collect()
+    };
+    let latencies = lines(|turn| (!turn.latencies.is_empty()).then(|| turn.latency(0.5)));
+    let cores = lines(Turn::back_end_cores);
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        root.fill(&WHITE)?;
+        let (upper, lower) = root.split_vertically(UPPER);
+        let ys = around(latencies.iter().flatten().flat_map(|(_, spread)| [spread.least, spread.most]));
+        let mut chart = ChartBuilder::on(&upper)
+            .margin(12)
+            .margin_bottom(0)
+            .y_label_area_size(80)
+            .build_cartesian_2d(xs.clone().log_scale(), ys.log_scale())?;
+        chart
+            .configure_mesh()
+            .label_style(FONT)
+            .y_desc("median latency")
+            .y_label_formatter(&|y| time(*y))
+            .draw()?;
+        series(&mut chart, &latencies, &results.targets)?;
+        legend(&mut chart)?;
+        let most = cores.iter().flatten().map(|(_, spread)| spread.most).fold(1.0, f64::max);
+        let mut chart = ChartBuilder::on(&lower)
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(80)
+            .build_cartesian_2d(xs.log_scale(), 0.0..most * 1.05)?;
+        chart
+            .configure_mesh()
+            .label_style(FONT)
+            .x_desc("requests a second")
+            .x_label_formatter(&|x| rate(*x))
+            .y_desc("back-end CPU")
+            .y_label_formatter(&|y| percent(*y))
+            .draw()?;
+        series(&mut chart, &cores, &results.targets)?;
+        root.present()?;
+    }
+    Ok(svg)
+}
+
+/// A line for each target, with a dot and whiskers at each rate.
+fn series<'a, X, Y>(
+    chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
+    lines: &[Vec<(f64, Spread)>],
+    names: &[String],
+) -> Result<()>
+where
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    for (at, (line, name)) in lines.iter().zip(names).enumerate() {
+        let colour = colour(at);
+        let medians = || line.iter().map(|(x, spread)| (*x, spread.median));
+        chart
+            .draw_series(LineSeries::new(medians(), colour.stroke_width(2)))?
+            .label(name.as_str())
+            .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2)));
+        chart.draw_series(medians().map(|point| Circle::new(point, 3, colour.filled())))?;
+        chart.draw_series(line.iter().map(|(x, Spread { least, most, .. })| {
+            PathElement::new(vec![(*x, *least), (*x, *most)], colour.stroke_width(1))
+        }))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! What happened when, as SVG: requests, kicks and the back-end's processor time.
+
+use anyhow::Result;
+use plotters::prelude::*;
+
+use super::plot::{FONT, colour, legend};
+use crate::bench::layout::rate;
+use crate::bench::results::{Load, Results};
+use crate::bench::turn::Moment;
+
+const WIDTH: u32 = 960;
+/// The last part has the time below it.
+const HEIGHTS: [u32; 3] = [150, 150, 190];
+
+/// One figure of a moment, and what to call it.
+type Figure = (&'static str, fn(&Moment) -> Option<f64>, fn(f64) -> String);
+
+const FIGURES: [Figure; 3] = [
+    ("requests/s", |moment| Some(moment.requests), rate),
+    ("kicks/s", |moment| Some(moment.kicks), rate),
+    ("back-end CPU", |moment| moment.back_end_cpu, percent),
+];
+
+/// A share of one processor.
+pub(super) fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// The last turn of each target at a load, one figure below the other.
+///
+/// # Errors
+/// It cannot be drawn.
+pub(super) fn draw(results: &Results, load: &Load) -> Result<String> {
+    let lines: Vec<&[Moment]> = load
+        .turns
+        .iter()
+        .map(|turns| turns.last().map(|turn| turn.moments.as_slice()).unwrap_or_default())
+        .collect();
+    let seconds = load.scenario.time.as_secs_f64();
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHTS.iter().sum())).into_drawing_area();
+        root.fill(&WHITE)?;
+        let mut rest = root.clone();
+        for (at, ((name, figure, write), height)) in FIGURES.into_iter().zip(HEIGHTS).enumerate() {
+            let (area, below) = rest.split_vertically(height);
+            rest = below;
+            let is_last = at + 1 == FIGURES.len();
+            let most = lines.iter().copied().flatten().filter_map(figure).fold(0.0, f64::max);
+            let most = if is_last { most.max(1.0) } else { most.max(100.0) };
+            let mut chart = ChartBuilder::on(&area)
+                .margin(10)
+                .margin_bottom(if is_last { 10 } else { 0 })
+                .x_label_area_size(if is_last { 40 } else { 0 })
+                .y_label_area_size(80)
+                .build_cartesian_2d(0.0..seconds, 0.0..most * 1.05)?;
+            chart
+                .configure_mesh()
+                .disable_x_mesh()
+                .label_style(FONT)
+                .x_labels(12)
+                .y_labels(4)
+                .x_desc(if is_last { "seconds" } else { "" })
+                .y_desc(name)
+                .y_label_formatter(&|y| write(*y))
+                .draw()?;
+            for (target, moments) in lines.iter().enumerate() {
+                let colour = colour(target);
+                let points = moments.iter().filter_map(|moment| Some((moment.at, figure(moment)?)));
+                chart
+                    .draw_series(LineSeries::new(points, colour.stroke_width(1)))?
+                    .label(results.targets.get(target).map(String::as_str).unwrap_or_default())
+                    .legend(move |(x, y)| {
+                        PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2))
+                    });
+            }
+            if at == 0 {
+                legend(&mut chart)?;
+            }
+        }
+        root.present()?;
+    }
+    Ok(svg)
+}
