@@ -19,9 +19,9 @@ const PID_MAX: i64 = 1 << 22;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
     /// Put load on one back-end
-    Blk(BlkBench),
+    Blk(Box<BlkBench>),
     /// Put the same load on several back-ends, turn by turn, and say how they compare
-    Compare(CompareBench),
+    Compare(Box<CompareBench>),
     /// Measure virtqueues alone, both ends in one thread
     Ring(PartOptions),
     /// Measure translation of guest addresses and copies alone
