@@ -9,24 +9,18 @@
 
 mod common;
 
-use std::fs::{self, File};
-use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
+use common::zram::{CONTROL, DEVICE, Zram};
 use common::{
     BLOCK, Contestant, Cpus, Plan, Spread, Turn, cpu_ns_per_request, cpu_seconds_of_ended_children, head, row,
 };
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver_load::random_sectors;
-use kickless_tests::driver_request::pattern;
-use kickless_tests::frontend::LIMIT;
 
-const DEVICE: &str = "/dev/zram0";
-const CONTROL: &str = "/sys/block/zram0";
 const DEPTH: u16 = 32;
 
 fn main() -> Result<()> {
@@ -82,54 +76,6 @@ fn main() -> Result<()> {
         plan.remark()
     );
     Ok(())
-}
-
-/// The device, ours for a while.
-struct Zram;
-
-impl Zram {
-    fn take(size: u64) -> Result<Zram> {
-        let _ = Command::new("modprobe").arg("zram").stderr(Stdio::null()).status();
-        let control = Path::new(CONTROL);
-        ensure!(control.exists(), "there is no {DEVICE}");
-        let in_use: u64 = fs::read_to_string(control.join("disksize"))?.trim().parse()?;
-        ensure!(
-            in_use == 0,
-            "{DEVICE} has a size, so somebody uses it: `echo 1 > {CONTROL}/reset` if nobody does"
-        );
-        fs::write(control.join("disksize"), size.to_string())
-            .with_context(|| format!("{DEVICE} cannot be sized"))?;
-        let zram = Zram;
-        fill(size).with_context(|| format!("{DEVICE} cannot be filled"))?;
-        Ok(zram)
-    }
-}
-
-impl Drop for Zram {
-    fn drop(&mut self) {
-        // The kernel closes the files of an io_uring instance some time after its process has ended.
-        let deadline = Instant::now() + LIMIT;
-        while let Err(error) = fs::write(format!("{CONTROL}/reset"), "1") {
-            if Instant::now() > deadline {
-                return eprintln!("{DEVICE} cannot be reset: {error}");
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
-/// Each block half random and half zeroes.
-fn fill(size: u64) -> Result<()> {
-    let mut device = File::options().write(true).open(DEVICE)?;
-    let mut chunk = vec![0; 1 << 20];
-    for number in 0..size / chunk.len() as u64 {
-        for (block, bytes) in (0u64..).zip(chunk.chunks_mut(BLOCK as usize)) {
-            let half = bytes.len() / 2;
-            bytes[..half].copy_from_slice(&pattern(number << 16 | block, half));
-        }
-        device.write_all(&chunk)?;
-    }
-    Ok(device.sync_all()?)
 }
 
 /// One turn of fio; its processor time is with starting and ending.

@@ -4,7 +4,7 @@ use anyhow::Result;
 use plotters::prelude::*;
 
 use super::over_time::percent;
-use super::plot::{FONT, around, colour, legend};
+use super::plot::{FONT, around, colour, legend_at};
 use crate::bench::layout::{rate, time};
 use crate::bench::results::{Results, Spread};
 use crate::bench::turn::Turn;
@@ -52,7 +52,8 @@ pub(super) fn draw(results: &Results) -> Result<String> {
             .y_label_formatter(&|y| time(*y))
             .draw()?;
         series(&mut chart, &latencies, &results.targets)?;
-        legend(&mut chart)?;
+        // The load that a back-end cannot take is to the right, and its latency above the others.
+        legend_at(&mut chart, SeriesLabelPosition::UpperLeft)?;
         let most = cores.iter().flatten().map(|(_, spread)| spread.most).fold(1.0, f64::max);
         let mut chart = ChartBuilder::on(&lower)
             .margin(12)
@@ -64,6 +65,8 @@ pub(super) fn draw(results: &Results) -> Result<String> {
             .label_style(FONT)
             .x_desc("requests a second")
             .x_label_formatter(&|x| rate(*x))
+            .y_labels(6)
+            .y_max_light_lines(2)
             .y_desc("back-end CPU")
             .y_label_formatter(&|y| percent(*y))
             .draw()?;

@@ -60,6 +60,7 @@ pub(super) fn draw(results: &Results, load: &Load) -> Result<String> {
                 .label_style(FONT)
                 .x_labels(12)
                 .y_labels(4)
+                .y_max_light_lines(2)
                 .x_desc(if is_last { "seconds" } else { "" })
                 .y_desc(name)
                 .y_label_formatter(&|y| write(*y))
