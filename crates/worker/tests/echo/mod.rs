@@ -1,0 +1,252 @@
+//! Sources that do no I/O of their own, and the drivers of their rings.
+#![allow(dead_code, reason = "no test needs all of it")]
+
+use kickless_device::{Call, Context, Counters, Kick, Next, Parts, Place, Polled, Source, Stopped, Vring};
+use kickless_io::{Completion, Engine, EngineKind};
+use kickless_memory::{Gpa, Map, Slot, UserAddr};
+use kickless_spec::ring::event_passed;
+use kickless_virtqueue::Chain;
+use kickless_virtqueue::device::{Addresses, Options};
+use kickless_worker::{Poll, Pool};
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Only a net for a test that hangs.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const USER: u64 = 0x10_0000;
+pub(crate) const AVAIL: u64 = 0x1000;
+pub(crate) const USED: u64 = 0x2000;
+pub(crate) const SIZE: u16 = 256;
+
+pub(crate) fn guest_map() -> Arc<Map> {
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+    Arc::new(Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(USER), 1 << 20).unwrap()]).unwrap())
+}
+
+/// The driver's end of a ring whose descriptors are all one empty chain each.
+pub(crate) struct Driver {
+    pub(crate) map: Arc<Map>,
+    pub(crate) avail: u16,
+    pub(crate) kick: OwnedFd,
+    pub(crate) call: OwnedFd,
+    pub(crate) counters: Arc<Counters>,
+}
+
+impl Driver {
+    pub(crate) fn new() -> (Self, Vring) {
+        let map = guest_map();
+        let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let driver = Self { map, avail: 0, kick, call, counters: Arc::default() };
+        let vring = driver.ring(Stopped { next_avail: 0, held: Vec::new() });
+        (driver, vring)
+    }
+
+    /// The ring, as it goes on after this.
+    pub(crate) fn ring(&self, Stopped { next_avail, held }: Stopped) -> Vring {
+        Vring::new(Parts {
+            index: 0,
+            options: Options::new(SIZE, true, false).unwrap(),
+            addresses: Addresses {
+                desc: UserAddr(USER),
+                avail: UserAddr(USER + AVAIL),
+                used: UserAddr(USER + USED),
+            },
+            next_avail,
+            held,
+            map: self.map.clone(),
+            kick: Some(Kick::new(self.kick.try_clone().unwrap()).unwrap()),
+            call: Some(Call::new(self.call.try_clone().unwrap()).unwrap()),
+            err: None,
+            counters: self.counters.clone(),
+        })
+        .unwrap()
+    }
+
+    pub(crate) fn submit(&mut self, count: u16) {
+        for _ in 0..count {
+            let head = self.avail % SIZE;
+            self.map.write(Gpa(AVAIL + 4 + 2 * u64::from(head)), &head.to_le_bytes()).unwrap();
+            self.avail = self.avail.wrapping_add(1);
+        }
+        self.map.write(Gpa(AVAIL + 2), &self.avail.to_le_bytes()).unwrap();
+    }
+
+    pub(crate) fn kick(&self) {
+        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Submits one, and kicks if the device asks for it.
+    pub(crate) fn submit_and_kick_if_asked(&mut self) -> bool {
+        let old = self.avail;
+        self.submit(1);
+        fence(Ordering::SeqCst);
+        let mut event = [0; 2];
+        self.map.read(Gpa(USED + 4 + 8 * u64::from(SIZE)), &mut event).unwrap();
+        let asked = event_passed(u16::from_le_bytes(event), self.avail, old);
+        if asked {
+            self.kick();
+        }
+        asked
+    }
+
+    /// Sets the event index of calls.
+    pub(crate) fn ask_for_a_call(&self, after: u16) {
+        self.map.write(Gpa(AVAIL + 4 + 2 * u64::from(SIZE)), &after.to_le_bytes()).unwrap();
+    }
+
+    pub(crate) fn used(&self) -> u16 {
+        let mut idx = [0; 2];
+        self.map.read(Gpa(USED + 2), &mut idx).unwrap();
+        u16::from_le_bytes(idx)
+    }
+}
+
+/// What a test sees of its source.
+#[derive(Default)]
+pub(crate) struct Seen {
+    pub(crate) attached: AtomicU32,
+    pub(crate) detached: AtomicU32,
+    pub(crate) memory_changed: AtomicU32,
+    pub(crate) dropped: AtomicU32,
+}
+
+/// Pops everything and pushes it at once, or holds it back until it is told.
+pub(crate) struct Echo {
+    vring: Vring,
+    chain: Chain,
+    held: Vec<u16>,
+    hold: bool,
+    /// What it says while it holds something back.
+    holding: Next,
+    pub(crate) release: Arc<Mutex<bool>>,
+    pub(crate) seen: Arc<Seen>,
+    /// A message for each batch that was popped.
+    pub(crate) popped: Sender<u32>,
+}
+
+impl Source for Echo {
+    fn vring(&mut self) -> &mut Vring {
+        &mut self.vring
+    }
+
+    fn attach(&mut self, _: &mut Engine) -> io::Result<()> {
+        self.seen.attached.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn detach(&mut self, _: &mut Engine) {
+        assert!(self.held.is_empty(), "detached with requests in flight");
+        self.seen.detached.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn poll(&mut self, _: &mut Context<'_>, budget: u32) -> Polled {
+        if *self.release.lock().unwrap() {
+            self.held.drain(..).for_each(|head| self.vring.push(head, 0));
+        }
+        let mut served = 0;
+        while served < budget && self.vring.pop(&mut self.chain) {
+            served += 1;
+            if self.hold {
+                self.held.push(self.chain.head);
+            } else {
+                self.vring.push(self.chain.head, 0);
+            }
+        }
+        self.vring.publish();
+        if served > 0 {
+            let _ = self.popped.send(served);
+        }
+        let next = match (self.held.is_empty(), served == budget && budget > 0) {
+            (false, _) => self.holding,
+            (true, true) => Next::More,
+            (true, false) => Next::Idle,
+        };
+        Polled { served, cost: served, next }
+    }
+
+    fn complete(&mut self, _: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
+        completions.clear();
+        false
+    }
+
+    fn in_flight(&self) -> usize {
+        self.held.len()
+    }
+
+    fn memory_changed(&mut self) {
+        self.seen.memory_changed.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.seen.dropped.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+pub(crate) struct Fixture {
+    pub(crate) driver: Driver,
+    pub(crate) seen: Arc<Seen>,
+    pub(crate) release: Arc<Mutex<bool>>,
+    pub(crate) popped: Receiver<u32>,
+}
+
+pub(crate) fn source(hold: bool) -> (Fixture, Box<dyn Source>) {
+    source_that(hold, Next::Blocked)
+}
+
+pub(crate) fn source_that(hold: bool, holding: Next) -> (Fixture, Box<dyn Source>) {
+    let (driver, vring) = Driver::new();
+    echo_over(driver, vring, hold, holding)
+}
+
+pub(crate) fn echo_over(
+    driver: Driver,
+    vring: Vring,
+    hold: bool,
+    holding: Next,
+) -> (Fixture, Box<dyn Source>) {
+    let (seen, release) = (Arc::<Seen>::default(), Arc::new(Mutex::new(false)));
+    let (sender, popped) = channel();
+    let echo = Echo {
+        vring,
+        chain: Chain::default(),
+        held: Vec::new(),
+        hold,
+        holding,
+        release: release.clone(),
+        seen: seen.clone(),
+        popped: sender,
+    };
+    (Fixture { driver, seen, release, popped }, Box::new(echo))
+}
+
+pub(crate) fn options(workers: usize, poll: Poll) -> kickless_worker::Options {
+    let engine = EngineKind::Threads;
+    kickless_worker::Options { workers, engine, depth: 16, cpus: Vec::new(), poll, call_coalesce: None }
+}
+
+pub(crate) fn start(options: &kickless_worker::Options) -> Arc<Pool> {
+    Arc::new(Pool::start(options).unwrap())
+}
+
+/// The only one that holds on to its pool.
+pub(crate) fn pool(workers: usize) -> Arc<dyn Place> {
+    start(&options(workers, Poll::default())).place(1)
+}
+
+impl Fixture {
+    pub(crate) fn wait_popped(&self, count: u32) {
+        let mut left = count;
+        while left > 0 {
+            left -= self.popped.recv_timeout(DEADLINE).expect("the worker did not look");
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! When a pool looks, and where: modes, knobs, moves between workers, calls that are put off.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+mod echo;
+
+use echo::{DEADLINE, Fixture, options, source, start};
+use kickless_device::{Placed, Update};
+use kickless_worker::{Poll, Pool};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const QUEUES: usize = 8;
+const REQUESTS: u16 = 20_000;
+
+const RULES: [Poll; 6] = [
+    Poll::Never,
+    Poll::Auto { latency: Duration::from_micros(100) },
+    Poll::Always,
+    Poll::Rate { start_per_sec: 1, stop_idle: Duration::from_micros(10) },
+    Poll::Auto { latency: Duration::ZERO },
+    Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_secs(3) },
+];
+
+/// Eight drivers that kick only when they are asked to, and wait for each answer, beside something that disturbs them. A kick that
+/// is lost holds its driver for good.
+fn stress(
+    workers: usize,
+    poll: Poll,
+    disturb: impl Fn(&Pool, usize) + Sync,
+) -> Vec<(Fixture, Box<dyn Placed>)> {
+    let pool = start(&options(workers, poll));
+    let place = pool.place(1);
+    let done = AtomicBool::new(false);
+    let all: Vec<_> = std::thread::scope(|scope| {
+        let drivers: Vec<_> = (0..QUEUES)
+            .map(|queue| {
+                let (mut fixture, echo) = source(false);
+                let placed = place.put(echo).unwrap();
+                scope.spawn(move || {
+                    for request in 0..REQUESTS / QUEUES as u16 {
+                        fixture.driver.submit_and_kick_if_asked();
+                        fixture.wait_popped(1);
+                        // Let it be found asleep, too.
+                        for _ in 0..(usize::from(request) * 7 + queue) % 41 * 20 {
+                            std::hint::spin_loop();
+                        }
+                        if request % 512 == 0 {
+                            placed.update(Update::Look).recv_timeout(DEADLINE).expect("no answer");
+                        }
+                    }
+                    (fixture, placed)
+                })
+            })
+            .collect();
+        let disturber = scope.spawn(|| {
+            for step in 0.. {
+                if done.load(Ordering::Relaxed) {
+                    return;
+                }
+                disturb(&pool, step);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        let all = drivers.into_iter().map(|driver| driver.join().unwrap()).collect();
+        done.store(true, Ordering::Relaxed);
+        disturber.join().unwrap();
+        all
+    });
+    for (fixture, placed) in &all {
+        assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, REQUESTS / QUEUES as u16);
+        assert_eq!(fixture.driver.used(), REQUESTS / QUEUES as u16);
+        assert_eq!(fixture.seen.dropped.load(Ordering::SeqCst), 1);
+    }
+    all
+}
+
+#[test]
+fn no_kick_is_lost_under_any_rule() {
+    for rule in RULES {
+        stress(2, rule, |_, _| {});
+    }
+}
+
+#[test]
+fn knobs_can_be_turned_while_queues_run() {
+    stress(2, Poll::default(), |pool, step| pool.set_poll(RULES[step % RULES.len()]));
+}
+
+#[test]
+fn queues_move_between_workers_and_nothing_is_lost() {
+    let all = stress(3, Poll::default(), |pool, step| pool.move_all(step % 3, (step + 1 + step / 3 % 2) % 3));
+    let moves: u64 = all.iter().map(|(fixture, _)| fixture.driver.counters.moves.get()).sum();
+    assert!(moves > 0);
+    let (attached, detached) = all.iter().fold((0, 0), |(attached, detached), (fixture, _)| {
+        (
+            attached + fixture.seen.attached.load(Ordering::SeqCst),
+            detached + fixture.seen.detached.load(Ordering::SeqCst),
+        )
+    });
+    assert_eq!(attached, detached);
+    assert_eq!(u64::from(attached), moves + QUEUES as u64);
+}
+
+#[test]
+fn a_queue_with_something_in_flight_moves_when_that_is_done() {
+    let pool = start(&options(2, Poll::Never));
+    let (mut fixture, echo) = source(true);
+    let placed = pool.place(1).put(echo).unwrap();
+    fixture.driver.submit(3);
+    fixture.driver.kick();
+    fixture.wait_popped(3);
+    pool.move_all(0, 1);
+    fixture.driver.submit(2);
+    fixture.driver.kick();
+    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    assert!(fixture.popped.try_recv().is_err(), "popped by a worker that is to give it away");
+    *fixture.release.lock().unwrap() = true;
+    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    // What it could not take there it takes here.
+    fixture.wait_popped(2);
+    assert_eq!(fixture.driver.counters.moves.get(), 1);
+    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, 5);
+}
+
+#[test]
+fn one_that_moves_can_be_stopped() {
+    let pool = start(&options(2, Poll::Never));
+    let (mut fixture, echo) = source(true);
+    let placed = pool.place(1).put(echo).unwrap();
+    fixture.driver.submit(1);
+    fixture.driver.kick();
+    fixture.wait_popped(1);
+    pool.move_all(0, 1);
+    let stopping = placed.stop();
+    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    assert!(stopping.try_recv().is_err(), "stopped with requests in flight");
+    *fixture.release.lock().unwrap() = true;
+    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    assert_eq!(stopping.recv_timeout(DEADLINE).unwrap().next_avail, 1);
+    assert_eq!(fixture.driver.counters.moves.get(), 0);
+}
+
+#[test]
+fn moving_to_where_nobody_is_does_nothing() {
+    let pool = start(&options(1, Poll::Never));
+    let (mut fixture, echo) = source(false);
+    let placed = pool.place(1).put(echo).unwrap();
+    pool.move_all(0, 7);
+    pool.move_all(9, 0);
+    pool.move_all(0, 0);
+    fixture.driver.submit(1);
+    fixture.driver.kick();
+    fixture.wait_popped(1);
+    assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, 1);
+    assert_eq!(fixture.driver.counters.moves.get(), 0);
+}
+
+/// A pool ends while queues are on their way.
+#[test]
+fn a_pool_can_end_while_queues_move() {
+    for _ in 0..50 {
+        let pool = start(&options(3, Poll::default()));
+        let place = pool.place(1);
+        let all: Vec<_> = (0..QUEUES)
+            .map(|_| {
+                let (mut fixture, echo) = source(false);
+                fixture.driver.submit(1);
+                (place.put(echo).unwrap(), fixture)
+            })
+            .collect();
+        (0..3).for_each(|seat| pool.move_all(seat, (seat + 1) % 3));
+        drop((pool, place));
+        for (placed, fixture) in all {
+            assert_eq!(fixture.seen.dropped.load(Ordering::SeqCst), 1);
+            assert!(placed.stop().recv_timeout(DEADLINE).is_err());
+        }
+    }
+}
+
+#[test]
+fn kicks_without_work_are_counted_and_change_nothing() {
+    let pool = start(&options(1, Poll::Never));
+    let (mut fixture, echo) = source(false);
+    let placed = pool.place(1).put(echo).unwrap();
+    for _ in 0..1000 {
+        fixture.driver.kick();
+    }
+    // The worker has heard the last one of them, in one event or in many.
+    let deadline = Instant::now() + DEADLINE;
+    while fixture.driver.counters.kicks_in_vain.get() == 0 {
+        assert!(Instant::now() < deadline, "no kick was heard");
+        std::thread::yield_now();
+    }
+    assert!(fixture.popped.try_recv().is_err());
+    for _ in 0..10 {
+        fixture.driver.submit_and_kick_if_asked();
+        fixture.wait_popped(1);
+    }
+    assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, 10);
+}
+
+fn calls(fixture: &Fixture) -> u64 {
+    let mut count = [0; 8];
+    match rustix::io::read(&fixture.driver.call, &mut count) {
+        Ok(_) => u64::from_ne_bytes(count),
+        Err(Errno::AGAIN) => 0,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A driver that asks for a call with each batch.
+fn batches(fixture: &mut Fixture, placed: &dyn Placed, count: u32) {
+    for _ in 0..count {
+        let used = fixture.driver.used();
+        fixture.driver.ask_for_a_call(used);
+        fixture.driver.submit(1);
+        fixture.driver.kick();
+        fixture.wait_popped(1);
+        placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    }
+}
+
+#[test]
+fn a_call_is_put_off_and_tells_of_many_batches() {
+    let put_off = |delay| {
+        let options = kickless_worker::Options { call_coalesce: delay, ..options(1, Poll::Always) };
+        let pool = start(&options);
+        let (mut fixture, echo) = source(false);
+        let placed = pool.place(1).put(echo).unwrap();
+        placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        // The one at the start of each ring.
+        assert_eq!(calls(&fixture), 1);
+        batches(&mut fixture, placed.as_ref(), 20);
+        let before = calls(&fixture);
+        placed.stop().recv_timeout(DEADLINE).unwrap();
+        (before, before + calls(&fixture))
+    };
+    assert_eq!(put_off(None).1, 20);
+    // What is owed when the ring stops is paid.
+    assert_eq!(put_off(Some(Duration::from_secs(3600))), (0, 1));
+    let (_, all) = put_off(Some(Duration::from_micros(1)));
+    assert!((1..=20).contains(&all), "{all}");
+}
+
+/// And it comes, although nothing else happens.
+#[test]
+fn a_call_that_is_put_off_is_made() {
+    for rule in [Poll::Never, Poll::Always, Poll::default()] {
+        let delay = Some(Duration::from_millis(2));
+        let pool = start(&kickless_worker::Options { call_coalesce: delay, ..options(1, rule) });
+        let (mut fixture, echo) = source(false);
+        let placed: Arc<dyn Placed> = Arc::from(pool.place(1).put(echo).unwrap());
+        placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        let _ = calls(&fixture);
+        batches(&mut fixture, placed.as_ref(), 1);
+        let deadline = Instant::now() + DEADLINE;
+        while calls(&fixture) == 0 {
+            assert!(Instant::now() < deadline, "no call");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
