@@ -20,54 +20,77 @@ impl Count {
     }
 }
 
-/// The counters of one virtqueue, written by its worker. They go on from one start of the queue to the next.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Chains taken out of the ring.
-    pub requests: Count,
-    /// Wake-ups by the driver's kick. Kicks that came while the queue was being served are folded into one.
-    pub kicks: Count,
-    /// Kicks that came although there was nothing to do.
-    pub kicks_in_vain: Count,
-    /// Waits for work that ended with a look at the ring, kicks being disabled: without polling each would have drawn a kick.
-    pub kicks_avoided: Count,
-    /// Nanoseconds with kicks disabled, as of the last time that they were enabled or, if later, of the last tenth of a second in
-    /// which the worker was awake.
-    pub polled_ns: Count,
-    /// Nanoseconds with kicks enabled, as of the same time.
-    pub notified_ns: Count,
-    /// Times that the queue went from one worker to another.
-    pub moves: Count,
-    /// Calls sent to the driver.
-    pub calls: Count,
-    /// Batches of completions of which the driver did not want to be told.
-    pub calls_suppressed: Count,
-    /// Looks at the ring that found work.
-    pub polls_with_work: Count,
-    /// Looks at the ring that found none.
-    pub polls_without_work: Count,
-    /// Requests that were answered with an error.
-    pub errors: Count,
+/// Makes the struct and, of the same list, what is logged.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// The counters of one virtqueue, written by its worker. They go on from one start of the queue to the next.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: Count,)*
+        }
+
+        impl Counters {
+            /// Each counter's name and value, in the order of the fields.
+            pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name.get()),)*].into_iter()
+            }
+        }
+    };
 }
 
+counters! {
+    /// Chains taken out of the ring.
+    requests,
+    /// Requests that were answered with an error.
+    errors,
+    /// Wake-ups by the driver's kick. Kicks that came while the queue was being served are folded into one.
+    kicks,
+    /// Kicks that came although there was nothing to do.
+    kicks_in_vain,
+    /// Waits for work that ended with a look at the ring, kicks being disabled: without polling each would have drawn a kick.
+    kicks_avoided,
+    /// Nanoseconds with kicks disabled, as of the last time that they were enabled or, if later, of the last tenth of a second in
+    /// which the worker was awake.
+    polled_ns,
+    /// Nanoseconds with kicks enabled, as of the same time.
+    notified_ns,
+    /// Times that the queue went from one worker to another.
+    moves,
+    /// Calls sent to the driver.
+    calls,
+    /// Batches of completions of which the driver did not want to be told.
+    calls_suppressed,
+    /// Looks at the ring that found work.
+    polls_with_work,
+    /// Looks at the ring that found none.
+    polls_without_work,
+}
+
+/// `name=value` of each, with spaces between.
 impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "requests={} kicks={} kicks_in_vain={} kicks_avoided={} polled_ns={} notified_ns={} moves={} calls={} \
-             calls_suppressed={} polls_with_work={} polls_without_work={} errors={}",
-            self.requests.get(),
-            self.kicks.get(),
-            self.kicks_in_vain.get(),
-            self.kicks_avoided.get(),
-            self.polled_ns.get(),
-            self.notified_ns.get(),
-            self.moves.get(),
-            self.calls.get(),
-            self.calls_suppressed.get(),
-            self.polls_with_work.get(),
-            self.polls_without_work.get(),
-            self.errors.get()
-        )
+        for (n, (name, value)) in self.each().enumerate() {
+            let space = if n == 0 { "" } else { " " };
+            write!(f, "{space}{name}={value}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_of_them_are_shown() {
+        let counters = Counters::default();
+        counters.requests.add(7);
+        counters.polls_without_work.add(9);
+        let shown = counters.to_string();
+        assert!(
+            shown.starts_with("requests=7 errors=0 ") && shown.ends_with(" polls_without_work=9"),
+            "{shown}"
+        );
+        assert_eq!(shown.split(' ').count(), counters.each().count());
     }
 }

@@ -85,22 +85,36 @@ pub(crate) struct Address {
     path: PathBuf,
     mode: Option<u32>,
     group: Option<u32>,
+    /// How a sentence names the options that say the path, the mode and the group.
+    options: [String; 3],
 }
 
 impl Address {
-    /// Checks what the command line says of the socket; changes nothing.
+    /// Checks what was said of the socket; changes nothing. `named` says how a sentence names an option.
     ///
     /// # Errors
     /// It could not be made; one sentence that names the option.
-    pub(crate) fn new(path: &Path, mode: Option<u32>, group: Option<&str>) -> Result<Self> {
-        let group = group.map(group_id).transpose()?;
+    pub(crate) fn new(
+        path: &Path,
+        mode: Option<u32>,
+        group: Option<&str>,
+        named: impl Fn(&str) -> String,
+    ) -> Result<Self> {
+        let options = ["socket-path", "socket-mode", "socket-group"].map(named);
+        let group = group.map(group_id).transpose().with_context(|| options[2].clone())?;
         let length = path.as_os_str().as_bytes().len();
         ensure!(
             length <= PATH_BYTES_MAX,
-            "--socket-path: the path has {length} bytes and a socket's may have {PATH_BYTES_MAX}: use a shorter one"
+            "{}: the path has {length} bytes and a socket's may have {PATH_BYTES_MAX}: use a shorter one",
+            options[0]
         );
-        look_at(path).with_context(|| format!("--socket-path={}", path.display()))?;
-        Ok(Self { path: path.to_owned(), mode, group })
+        let address = Self { path: path.to_owned(), mode, group, options };
+        look_at(path).with_context(|| address.named())?;
+        Ok(address)
+    }
+
+    fn named(&self) -> String {
+        format!("{}: {}", self.options[0], self.path.display())
     }
 
     /// Makes the socket, replacing one that nobody listens on any more. From here on whoever connects waits to be served.
@@ -108,7 +122,7 @@ impl Address {
     /// # Errors
     /// It cannot be made; one sentence that names the option.
     pub(crate) fn bind(&self) -> Result<Endpoint> {
-        let listener = self.listen().with_context(|| format!("--socket-path={}", self.path.display()))?;
+        let listener = self.listen().with_context(|| self.named())?;
         Ok(Endpoint::Listening(listener))
     }
 
@@ -128,11 +142,12 @@ impl Address {
         let made = fs::symlink_metadata(path).context("the socket has gone")?;
         let name = Name { path: path.to_owned(), identity: (made.dev(), made.ino()) };
         if let Some(group) = self.group {
-            chown(path, None, Some(group)).context("its group cannot be set (--socket-group)")?;
+            chown(path, None, Some(group))
+                .with_context(|| format!("its group cannot be set ({})", self.options[2]))?;
         }
         if let Some(mode) = self.mode {
             fs::set_permissions(path, fs::Permissions::from_mode(mode))
-                .context("its permissions cannot be set (--socket-mode)")?;
+                .with_context(|| format!("its permissions cannot be set ({})", self.options[1]))?;
         }
         listen(&socket, BACKLOG).context("nobody can connect to it")?;
         Ok(Listener { socket: socket.into(), _name: Some(name) })
@@ -182,10 +197,8 @@ fn group_id(group: &str) -> Result<u32> {
     }
     match Group::from_name(group) {
         Ok(Some(found)) => Ok(found.gid.as_raw()),
-        Ok(None) => bail!("--socket-group={group}: there is no such group"),
-        Err(error) => {
-            Err(error).with_context(|| format!("--socket-group={group}: groups cannot be looked up"))
-        }
+        Ok(None) => bail!("there is no group {group}"),
+        Err(error) => Err(error).context("groups cannot be looked up"),
     }
 }
 
@@ -214,7 +227,7 @@ mod tests {
     use super::*;
 
     fn bound(path: &Path, mode: Option<u32>) -> Result<Endpoint, String> {
-        Address::new(path, mode, None)
+        Address::new(path, mode, None, |option| format!("--{option}"))
             .and_then(|address| address.bind())
             .map_err(|error| format!("{error:#}"))
     }
@@ -303,7 +316,10 @@ mod tests {
     fn groups() {
         assert_eq!(group_id("0").unwrap(), 0);
         assert_eq!(group_id("root").unwrap(), 0);
-        assert!(group_id("no such group").unwrap_err().to_string().contains("--socket-group"));
+        assert!(group_id("no such group").unwrap_err().to_string().contains("no such group"));
+        let named = |option: &str| format!("--{option}");
+        let refused = Address::new(Path::new("socket"), None, Some("no such group"), named).unwrap_err();
+        assert!(refused.to_string().contains("--socket-group"), "{refused}");
     }
 
     #[test]

@@ -7,11 +7,13 @@ mod bench;
 mod capabilities;
 mod cli;
 mod cpus;
+mod duration;
 mod listen;
 mod log;
 mod serve;
+mod service;
+mod signals;
 mod size;
-mod stop;
 mod wire;
 
 use std::io::{Write, stdout};
@@ -19,7 +21,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use cli::{Cli, Command, Request};
+use cli::{Request, Work};
 
 /// A wrong command line; everything else that goes wrong is 1.
 const EXIT_USAGE: u8 = 2;
@@ -35,7 +37,7 @@ fn main() -> ExitCode {
     let outcome = match request {
         Request::Print(text) => print(&text),
         Request::PrintCapabilities => print(&(capabilities::blk() + "\n")),
-        Request::Run(cli) => run(&cli),
+        Request::Run { log_level, work } => run(&log_level, &work),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -64,10 +66,10 @@ fn print(text: &str) -> Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output cannot be written to")
 }
 
-fn run(cli: &Cli) -> Result<()> {
-    log::start(&cli.log_level)?;
-    match &cli.command {
-        Command::Blk(options) => serve::blk(options),
-        Command::Bench(bench) => bench::carry_out(bench, print),
+fn run(log_level: &str, work: &Work) -> Result<()> {
+    log::start(log_level)?;
+    match work {
+        Work::Serve(service) => serve::serve(service),
+        Work::Bench(bench) => bench::carry_out(bench, print),
     }
 }

@@ -1,15 +1,20 @@
-//! `kickless blk`: from the command line to the last request.
+//! Serving devices: from the first descriptor to the last request.
 
-use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::{self, ScopedJoinHandle};
 
-use anyhow::{Context, Result, bail};
-use kickless_vhost::Ended;
+use anyhow::{Context, Result, anyhow};
+use kickless_vhost::{Ended, Server};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tracing::info;
+use tracing::{error, info, warn};
 
-use crate::cli::{BlkFile, BlkOptions};
 use crate::listen::{Address, Endpoint};
-use crate::{stop, wire};
+use crate::service::{Device, Said, Service, Socket};
+use crate::signals::Signals;
+use crate::wire;
 
 /// Where front-ends are to come from.
 enum Origin {
@@ -17,39 +22,135 @@ enum Origin {
     Path(Address),
 }
 
-/// Serves the disk until a signal comes, or until the only front-end has left where there is but one.
+/// A device that can be served.
+struct Ready<'s> {
+    device: &'s Device,
+    server: Server,
+    endpoint: Endpoint,
+}
+
+/// Serves all devices until a signal comes, or until the only front-end has left where there is but one.
 ///
 /// # Errors
-/// It cannot be served, or not any longer: one sentence.
-pub(crate) fn blk(options: &BlkOptions) -> Result<()> {
+/// They cannot be served, or one of them not any longer: one sentence.
+pub(crate) fn serve(service: &Service) -> Result<()> {
     // First: a descriptor that we opened ourselves must not be mistaken for one that was passed on to us.
-    let origin = match (options.fd, &options.socket_path) {
-        (Some(fd), _) => Origin::Inherited(Endpoint::inherit(fd)?),
-        (None, Some(path)) => {
-            Origin::Path(Address::new(path, options.socket_mode, options.socket_group.as_deref())?)
-        }
-        (None, None) => bail!("give either --socket-path or --fd"),
-    };
-    let stop = stop::on_signal()?;
+    let origins = in_spans(service, |device| origin(device, service.said))?;
+    let signals = Signals::catch()?;
     raise_descriptor_limit();
-    let server = wire::blk(options)?;
-    // Last: a socket that is there is one that is served.
-    let endpoint = match origin {
-        Origin::Inherited(endpoint) => endpoint,
-        Origin::Path(address) => address.bind()?,
-    };
-    info!(version = env!("CARGO_PKG_VERSION"), disk = %name(&options.blk_file), "serving");
+    let servers = wire::servers(service)?;
+    // Last, and all of them before any is served: a socket that is there is one that is served.
+    let mut ready = Vec::with_capacity(servers.len());
+    for ((device, server), origin) in service.devices.iter().zip(servers).zip(origins) {
+        let endpoint = match origin {
+            Origin::Inherited(endpoint) => endpoint,
+            Origin::Path(address) => address.bind()?,
+        };
+        ready.push(Ready { device, server, endpoint });
+    }
+    for Ready { device, .. } in &ready {
+        let disk = &device.disk.blk_file;
+        device.span().in_scope(|| info!(version = env!("CARGO_PKG_VERSION"), %disk, "serving"));
+    }
+    let served = serve_all(&ready, &signals);
+    log_counters(&ready, "summary");
+    served
+}
+
+/// What `each` makes of every device, with the log's lines marked by the device's name.
+pub(crate) fn in_spans<T>(service: &Service, each: impl Fn(&Device) -> Result<T>) -> Result<Vec<T>> {
+    service.devices.iter().map(|device| device.span().in_scope(|| each(device))).collect()
+}
+
+fn origin(device: &Device, said: Said) -> Result<Origin> {
+    match &device.socket {
+        Socket::Inherited(fd) => Ok(Origin::Inherited(Endpoint::inherit(*fd)?)),
+        Socket::Path { path, mode, group } => {
+            let address = Address::new(path, *mode, group.as_deref(), |option| device.option(said, option));
+            Ok(Origin::Path(address?))
+        }
+    }
+}
+
+/// A thread serves each device, and this one waits for signals until all of these have ended. The first error of theirs, if any;
+/// a device that cannot be served any longer leaves the others alone.
+fn serve_all(ready: &[Ready<'_>], signals: &Signals) -> Result<()> {
+    // What all threads hold on to: it closes when the last of them has ended.
+    let (ended, running) = UnixStream::pair().context("no descriptors are left to wait with")?;
+    thread::scope(|scope| {
+        let running = Arc::new(running);
+        let mut threads = Vec::with_capacity(ready.len());
+        let mut started = Ok(());
+        for each in ready {
+            let name = each.device.name.clone().unwrap_or_else(|| "session".into());
+            let running = running.clone();
+            let thread = thread::Builder::new().name(name).spawn_scoped(scope, move || {
+                let served = each.device.span().in_scope(|| serve_one(each, signals));
+                drop(running);
+                served
+            });
+            match thread {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    signals.end();
+                    started = Err(error).context("no threads can be started");
+                    break;
+                }
+            }
+        }
+        drop(running);
+        report_until(&ended, signals, || log_counters(ready, "counters"));
+        let ends: Vec<Result<()>> = threads.into_iter().map(joined).collect();
+        ends.into_iter().fold(started, Result::and)
+    })
+}
+
+fn joined(thread: ScopedJoinHandle<'_, Result<()>>) -> Result<()> {
+    thread.join().unwrap_or_else(|_| Err(anyhow!("a session panicked")))
+}
+
+fn serve_one(ready: &Ready<'_>, signals: &Signals) -> Result<()> {
+    let Ready { device, server, endpoint } = ready;
     let served = match endpoint {
         Endpoint::Listening(listener) => {
-            server.serve(&listener.socket, stop.as_fd()).context("no front-end can be served any more")
+            server.serve(&listener.socket, signals.stop()).context("no front-end can be served any more")
         }
-        Endpoint::Connected(connection) => match server.serve_connection(connection, stop.as_fd()) {
-            Ok(()) | Err(Ended::Stopped) => Ok(()),
-            Err(ended) => Err(ended).context("the connection of --fd was dropped"),
-        },
+        Endpoint::Connected(connection) => {
+            let connection = connection.try_clone().context("the connection of --fd cannot be used")?;
+            match server.serve_connection(connection, signals.stop()) {
+                Ok(()) | Err(Ended::Stopped) => Ok(()),
+                Err(ended) => Err(ended).context("the connection of --fd was dropped"),
+            }
+        }
     };
-    server.statistics().log();
+    let Some(name) = &device.name else { return served };
     served
+        .inspect_err(|error| error!(error = format!("{error:#}"), "served no longer; other devices are"))
+        .with_context(|| format!("device {name}"))
+}
+
+/// Calls `report` whenever a signal asks for it, until the other end of `ended` is closed.
+fn report_until(ended: &UnixStream, signals: &Signals, report: impl Fn()) {
+    loop {
+        let mut fds =
+            [PollFd::new(ended, PollFlags::IN), PollFd::from_borrowed_fd(signals.report(), PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return warn!(%error, "SIGUSR1 cannot be waited for any more"),
+        }
+        if !fds[0].revents().is_empty() {
+            return;
+        }
+        if signals.take_report() {
+            report();
+        }
+    }
+}
+
+fn log_counters(ready: &[Ready<'_>], occasion: &str) {
+    for Ready { device, server, .. } in ready {
+        device.span().in_scope(|| server.statistics().log(occasion));
+    }
 }
 
 /// Each queue and each piece of guest memory takes descriptors, and the limit on them is low for the sake of programs that
@@ -58,12 +159,4 @@ fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     // Where this is refused, the limit that there is may do.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-}
-
-fn name(disk: &BlkFile) -> String {
-    match disk {
-        BlkFile::Path(path) => path.display().to_string(),
-        BlkFile::Null(bytes) => format!("null:{bytes}"),
-        BlkFile::Memory(bytes) => format!("mem:{bytes}"),
-    }
 }

@@ -1,55 +1,61 @@
-//! The only file that knows which parts there are: it makes a device of a command line.
+//! The only file that knows which parts there are: it makes devices of what was asked for.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use kickless_blk::Blk;
-use kickless_device::Device;
-use kickless_disk::lock;
-use kickless_disk::{Disk, DiskSpec};
+use kickless_disk::{Disk, DiskSpec, lock};
 use kickless_vhost::Server;
 use kickless_worker::Pool;
+use tracing::info;
 
-use crate::cli::{BlkFile, BlkOptions, Switch};
+use crate::serve::in_spans;
+use crate::service::{self, BlkFile, Device, Said, Service};
 
 /// Operations that a worker can have in flight. Its queues may hold more requests; they wait their turn.
 const ENGINE_DEPTH: u32 = 1024;
 
-/// Opens the disk, starts the workers and puts the two behind a server.
+/// Opens the disks, starts the workers and puts each disk with its share of them behind a server.
 ///
 /// # Errors
-/// Something that the command line asks for cannot be had: one sentence.
-pub(crate) fn blk(options: &BlkOptions) -> Result<Server> {
-    let device: Arc<dyn Device> = Arc::new(device(options)?);
-    let pool = kickless_worker::Options {
-        workers: options.workers().into(),
-        engine: options.engine,
-        depth: ENGINE_DEPTH,
-        cpus: options.cpu.clone().map_or_else(Vec::new, |list| list.0),
-        poll: kickless_worker::Poll::default(),
-        call_coalesce: None,
-    };
-    let pool = Arc::new(Pool::start(&pool).context("the workers cannot be started")?);
-    Ok(Server::new(device, pool.place(1)))
+/// Something that is asked for cannot be had: one sentence.
+pub(crate) fn servers(service: &Service) -> Result<Vec<Server>> {
+    let disks = in_spans(service, |device| disk(device, service.said))?;
+    let pool = pool(&service.pool)?;
+    let served = disks.into_iter().zip(&service.devices);
+    Ok(served.map(|(disk, device)| Server::new(Arc::new(disk), pool.place(device.weight))).collect())
 }
 
-fn device(options: &BlkOptions) -> Result<Blk> {
-    let lock = options.lock == Switch::On;
-    let spec = match &options.blk_file {
+fn pool(of: &service::Pool) -> Result<Arc<Pool>> {
+    let options = kickless_worker::Options {
+        workers: of.workers.into(),
+        engine: of.engine,
+        depth: ENGINE_DEPTH,
+        cpus: of.cpus.clone(),
+        poll: of.poll,
+        call_coalesce: of.call_coalesce,
+    };
+    let pool = Pool::start(&options).context("the workers cannot be started")?;
+    info!(workers = of.workers, poll = ?of.poll, call_coalesce = ?of.call_coalesce, "pool");
+    Ok(Arc::new(pool))
+}
+
+fn disk(device: &Device, said: Said) -> Result<Blk> {
+    let of = &device.disk;
+    let spec = match &of.blk_file {
         BlkFile::Path(path) => DiskSpec::File(path.clone()),
         BlkFile::Null(bytes) => DiskSpec::Null(*bytes),
         BlkFile::Memory(bytes) => DiskSpec::Memory(*bytes),
     };
-    let disk =
-        Disk::open(&spec, &kickless_disk::Options { read_only: options.read_only, cache: options.cache })
-            .context("--blk-file")?;
-    if let (Some(file), BlkFile::Path(path), true, false) =
-        (disk.file(), &options.blk_file, lock, options.incoming)
+    let option = || device.option(said, "blk-file");
+    let disk = Disk::open(&spec, &kickless_disk::Options { read_only: of.read_only, cache: of.cache })
+        .with_context(option)?;
+    if let (Some(file), BlkFile::Path(path), true, false) = (disk.file(), &of.blk_file, of.lock, of.incoming)
     {
-        lock::check(file, options.read_only)
-            .with_context(|| format!("--blk-file: {} cannot be locked", path.display()))?;
+        lock::check(file, of.read_only)
+            .with_context(|| format!("{}: {} cannot be locked", option(), path.display()))?;
     }
-    let serial = options.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
-    let (queues_max, queue_size_max) = (options.num_queues, options.queue_size);
-    Ok(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock }))
+    let serial = of.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
+    let (queues_max, queue_size_max) = (of.num_queues, of.queue_size);
+    Ok(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: of.lock }))
 }

@@ -128,7 +128,10 @@ fn a_wrong_command_line_is_status_2_and_one_sentence() {
         &["blk", "--blk-file=b"],
         &["blk", "--socket-path=a", "--blk-file=b", "--queue-size=100"],
         &["blk", "--socket-path=a", "--blk-file=b", "--engine=aio"],
-        &["blk", "--socket-path=a", "--blk-file=b", "--poll=always"],
+        &["blk", "--socket-path=a", "--blk-file=b", "--poll=sometimes"],
+        &["blk", "--socket-path=a", "--blk-file=b", "--poll=always", "--poll-stop-idle=3s"],
+        &["blk", "--socket-path=a", "--blk-file=b", "--poll-latency=1h"],
+        &["blk", "--socket-path=a", "--blk-file=b", "--call-coalesce=5"],
     ] {
         let output = kickless(arguments);
         let said = String::from_utf8(output.stderr).unwrap();

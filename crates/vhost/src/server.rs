@@ -35,24 +35,14 @@ impl Statistics {
         self.kicks_ignored.get()
     }
 
-    /// Logs a line for each queue that was ever used.
-    pub fn log(&self) {
-        for (queue, c) in self.queues.iter().enumerate().filter(|(_, c)| c.requests.get() + c.kicks.get() > 0)
-        {
-            info!(
-                queue,
-                requests = c.requests.get(),
-                errors = c.errors.get(),
-                kicks = c.kicks.get(),
-                calls = c.calls.get(),
-                calls_suppressed = c.calls_suppressed.get(),
-                polls_with_work = c.polls_with_work.get(),
-                polls_without_work = c.polls_without_work.get(),
-                "summary"
-            );
+    /// Logs a line for each queue that was ever used. It begins with the `occasion`.
+    pub fn log(&self, occasion: &str) {
+        let used = |counters: &Counters| counters.requests.get() + counters.kicks.get() > 0;
+        for (queue, counters) in self.queues.iter().enumerate().filter(|(_, counters)| used(counters)) {
+            info!("{occasion} queue={queue} {counters}");
         }
         if self.kicks_ignored() > 0 {
-            info!(kicks_ignored = self.kicks_ignored(), "summary");
+            info!("{occasion} kicks_ignored={}", self.kicks_ignored());
         }
     }
 }

@@ -8,8 +8,8 @@ use kickless_driver::Choice;
 
 use super::pace::OnOff;
 use super::scenario::{Pattern, Wait};
-use crate::cli::CpuList;
-use crate::cpus::parse_cpus;
+use crate::cli::{CpuList, parse_cpu_list};
+use crate::duration::parse_duration;
 use crate::size::parse_size;
 
 /// The largest process number there is (proc(5), `pid_max`).
@@ -131,7 +131,7 @@ pub(crate) struct LoadOptions {
     #[arg(long, value_name = "DURATION", value_parser = parse_time)]
     pub(crate) time: Option<Duration>,
     /// How long to run before measuring
-    #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = parse_duration)]
     pub(crate) warm_up: Duration,
     /// Use only so much of the disk, from its start
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -260,10 +260,6 @@ impl<'a> BackEnds<'a> {
     }
 }
 
-fn parse_cpu_list(text: &str) -> Result<CpuList, String> {
-    parse_cpus(text).map(CpuList)
-}
-
 fn parse_block_size(text: &str) -> Result<u32, String> {
     match u32::try_from(parse_size(text)?) {
         Ok(bytes) if bytes > 0 && bytes.is_multiple_of(512) && bytes <= 16 << 20 => Ok(bytes),
@@ -272,16 +268,15 @@ fn parse_block_size(text: &str) -> Result<u32, String> {
 }
 
 fn parse_time(text: &str) -> Result<Duration, String> {
-    match humantime::parse_duration(text) {
-        Ok(time) if time >= Duration::from_millis(10) => Ok(time),
-        Ok(_) => Err("it must be 10ms at least".into()),
-        Err(error) => Err(error.to_string()),
+    match parse_duration(text)? {
+        time if time >= Duration::from_millis(10) => Ok(time),
+        _ => Err("it must be 10ms at least".into()),
     }
 }
 
 fn parse_on_off(text: &str) -> Result<OnOff, String> {
     let (on, off) = text.split_once(',').ok_or("it must be two durations, such as 100ms,900ms")?;
-    let [on, off] = [on, off].map(|text| humantime::parse_duration(text).map_err(|error| error.to_string()));
+    let [on, off] = [on, off].map(parse_duration);
     let (on, off) = (on?, off?);
     if on.is_zero() || on + off > Duration::from_secs(3600) {
         return Err("the load must be on for some time, and come back within an hour".into());

@@ -1,0 +1,199 @@
+//! Command lines, right and wrong.
+
+use std::time::Duration;
+
+use kickless_disk::Cache;
+use kickless_io::EngineKind;
+use kickless_worker::Poll;
+
+use super::*;
+use crate::service::{BlkFile, Socket};
+
+fn parsed(line: &str) -> Result<Request, String> {
+    parse(line.split_whitespace().map(OsString::from))
+}
+
+fn service(line: &str) -> Service {
+    match parsed(line) {
+        Ok(Request::Run { work, .. }) => match *work {
+            Work::Serve(service) => service,
+            other @ Work::Bench(_) => panic!("{line}: {other:?}"),
+        },
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+#[test]
+fn defaults() {
+    let service = service("kickless blk --socket-path=/run/a.sock --blk-file=/a.img");
+    let [device] = &service.devices[..] else { panic!("{service:?}") };
+    let Socket::Path { path, mode: None, group: None } = &device.socket else { panic!("{device:?}") };
+    assert_eq!(path, Path::new("/run/a.sock"));
+    let (pool, disk) = (&service.pool, &device.disk);
+    assert_eq!(disk.blk_file, BlkFile::Path("/a.img".into()));
+    assert_eq!((disk.num_queues, disk.queue_size, disk.cache, disk.lock), (64, 1024, Cache::None, true));
+    assert!(!disk.read_only && !disk.incoming && disk.serial.is_none());
+    assert_eq!((pool.workers, pool.engine, pool.cpus.len()), (1, EngineKind::Auto, 0));
+    assert_eq!((pool.poll, pool.call_coalesce), (Poll::default(), None));
+    assert_eq!((&device.name, device.weight), (&None, 1));
+}
+
+#[test]
+fn everything_said() {
+    let service = service(
+        "/usr/bin/kickless-blk --fd 3 --blk-file mem:1.5G --read-only --serial=disk-1 --num-queues=4 --queue-size=256 \
+         --engine=io_uring --cache=writeback --lock=off --workers=4 --cpu=8,0-1 --poll=rate --poll-start-rate=0 \
+         --poll-stop-idle=1.5ms --call-coalesce=20us",
+    );
+    let (pool, disk) = (&service.pool, &service.devices[0].disk);
+    assert!(matches!(service.devices[0].socket, Socket::Inherited(3)));
+    assert_eq!(disk.blk_file, BlkFile::Memory(3 << 29));
+    assert_eq!((disk.num_queues, disk.queue_size, disk.cache, disk.lock), (4, 256, Cache::Writeback, false));
+    assert_eq!(disk.serial.as_deref(), Some("disk-1"));
+    assert!(disk.read_only);
+    assert_eq!((pool.workers, pool.engine), (4, EngineKind::Uring));
+    assert_eq!(pool.cpus, [8, 0, 1]);
+    assert_eq!(pool.poll, Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_micros(1500) });
+    assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
+}
+
+#[test]
+fn polling() {
+    let micros = Duration::from_micros;
+    for (options, poll) in [
+        ("--poll=auto", Poll::default()),
+        ("--poll-latency=1ms", Poll::Auto { latency: micros(1000) }),
+        ("--poll=auto --poll-latency=0us", Poll::Auto { latency: micros(0) }),
+        ("--poll=always", Poll::Always),
+        ("--poll=never", Poll::Never),
+        ("--poll=rate", Poll::Rate { start_per_sec: Poll::START_PER_SEC, stop_idle: Poll::STOP_IDLE }),
+        ("--poll-start-rate=9", Poll::Rate { start_per_sec: 9, stop_idle: Poll::STOP_IDLE }),
+        ("--poll-stop-idle=7us", Poll::Rate { start_per_sec: Poll::START_PER_SEC, stop_idle: micros(7) }),
+    ] {
+        assert_eq!(
+            service(&format!("kickless blk --fd=3 --blk-file=a {options}")).pool.poll,
+            poll,
+            "{options}"
+        );
+    }
+    assert_eq!(service("kickless blk --fd=3 --blk-file=a --call-coalesce=0us").pool.call_coalesce, None);
+}
+
+#[test]
+fn one_worker_for_each_cpu() {
+    assert_eq!(service("kickless blk --fd=3 --blk-file=a --cpu=0-2").pool.workers, 3);
+    assert_eq!(service("kickless blk --fd=3 --blk-file=a --cpu=0-2 --workers=6").pool.workers, 6);
+}
+
+#[test]
+fn a_path_that_only_looks_like_a_keyword() {
+    let service = service("kickless blk --fd=3 --blk-file=./null:1G");
+    assert_eq!(service.devices[0].disk.blk_file, BlkFile::Path("./null:1G".into()));
+}
+
+#[test]
+fn capabilities_whatever_else_is_said() {
+    for line in [
+        "kickless blk --print-capabilities",
+        "kickless-blk --print-capabilities",
+        "/opt/kickless-blk --no-such-option --fd=x --print-capabilities --fd=4",
+    ] {
+        assert!(matches!(parsed(line), Ok(Request::PrintCapabilities)), "{line}");
+    }
+    assert!(parsed("kickless --print-capabilities").is_err());
+}
+
+#[test]
+fn help_and_version_are_no_mistakes() {
+    for line in ["kickless --help", "kickless --version", "kickless blk --help", "kickless-blk -h"] {
+        assert!(matches!(parsed(line), Ok(Request::Print(_))), "{line}");
+    }
+}
+
+#[test]
+fn each_mistake_gets_one_sentence_that_names_the_option() {
+    for (line, named) in [
+        ("kickless", "kickless blk"),
+        ("kickless blk", "--blk-file"),
+        ("kickless blk --blk-file=a", "--socket-path"),
+        ("kickless blk --socket-path=s", "--blk-file"),
+        ("kickless blk --socket-path= --blk-file=a", "--socket-path"),
+        ("kickless blk --socket-path=s --fd=3 --blk-file=a", "--fd"),
+        ("kickless blk --fd=0 --blk-file=a", "--fd"),
+        ("kickless blk --fd=-1 --blk-file=a", "--fd"),
+        ("kickless blk --fd=3 --socket-mode=0600 --blk-file=a", "--socket-mode"),
+        ("kickless blk --fd=3 --socket-group=kvm --blk-file=a", "--socket-group"),
+        ("kickless blk --fd=3 --blk-file=", "--blk-file"),
+        ("kickless blk --fd=3 --blk-file=null:", "--blk-file"),
+        ("kickless blk --fd=3 --blk-file=null:0", "--blk-file"),
+        ("kickless blk --fd=3 --blk-file=null:1000", "512"),
+        ("kickless blk --fd=3 --blk-file=mem:9E", "too large"),
+        ("kickless blk --fd=3 --blk-file=a --blk-file=b", "--blk-file"),
+        ("kickless blk --fd=3 --blk-file=a --num-queues=0", "--num-queues"),
+        ("kickless blk --fd=3 --blk-file=a --num-queues=257", "--num-queues"),
+        ("kickless blk --fd=3 --blk-file=a --queue-size=0", "--queue-size"),
+        ("kickless blk --fd=3 --blk-file=a --queue-size=300", "power of two"),
+        ("kickless blk --fd=3 --blk-file=a --queue-size=65536", "--queue-size"),
+        ("kickless blk --fd=3 --blk-file=a --engine=aio", "not there yet"),
+        ("kickless blk --fd=3 --blk-file=a --engine=spdk", "--engine"),
+        ("kickless blk --fd=3 --blk-file=a --cache=unsafe", "--cache"),
+        ("kickless blk --fd=3 --blk-file=a --lock=maybe", "--lock"),
+        ("kickless blk --fd=3 --blk-file=a --serial=123456789012345678901", "--serial"),
+        ("kickless blk --fd=3 --blk-file=a --serial=disk\u{e9}", "--serial"),
+        ("kickless blk --fd=3 --blk-file=a --workers=0", "--workers"),
+        ("kickless blk --fd=3 --blk-file=a --workers=1 --cpu=0-3", "--workers"),
+        ("kickless blk --fd=3 --blk-file=a --cpu=3-1", "--cpu"),
+        ("kickless blk --fd=3 --blk-file=null:1G --incoming", "--incoming"),
+        ("kickless blk --socket-path=s --blk-file=a --socket-mode=0999", "--socket-mode"),
+        ("kickless blk --socket-path=s --blk-file=a --socket-mode=1777", "--socket-mode"),
+        ("kickless blk --fd=3 --blk-file=a --workers=257", "1 to 256"),
+        ("kickless blk --fd=3 --blk-file=a --poll=sometimes", "--poll"),
+        ("kickless blk --fd=3 --blk-file=a --poll=", "--poll"),
+        ("kickless blk --fd=3 --blk-file=a --poll-latency=", "--poll-latency"),
+        ("kickless blk --fd=3 --blk-file=a --poll-latency=100", "no unit"),
+        ("kickless blk --fd=3 --blk-file=a --poll-latency=-1us", "--poll-latency"),
+        ("kickless blk --fd=3 --blk-file=a --poll-latency=2s", "1s at most"),
+        (
+            "kickless blk --fd=3 --blk-file=a --poll=never --poll-latency=1ms",
+            "--poll-latency: it is for --poll=auto",
+        ),
+        (
+            "kickless blk --fd=3 --blk-file=a --poll-latency=1ms --poll-stop-idle=1s",
+            "or --poll-stop-idle out",
+        ),
+        ("kickless blk --fd=3 --blk-file=a --poll-start-rate=-1", "--poll-start-rate"),
+        ("kickless blk --fd=3 --blk-file=a --poll-start-rate=5k", "--poll-start-rate"),
+        ("kickless blk --fd=3 --blk-file=a --poll-start-rate=1000000001", "from 0 to 1000000000"),
+        (
+            "kickless blk --fd=3 --blk-file=a --poll=auto --poll-start-rate=1",
+            "--poll-start-rate: it is for --poll=rate",
+        ),
+        (
+            "kickless blk --fd=3 --blk-file=a --poll=always --poll-stop-idle=1s",
+            "leave it or --poll=always out",
+        ),
+        ("kickless blk --fd=3 --blk-file=a --poll-stop-idle=0s", "above 0"),
+        ("kickless blk --fd=3 --blk-file=a --poll-stop-idle=61m", "1h at most"),
+        ("kickless blk --fd=3 --blk-file=a --poll-stop-idle=3", "--poll-stop-idle"),
+        ("kickless blk --fd=3 --blk-file=a --call-coalesce=soon", "--call-coalesce"),
+        ("kickless blk --fd=3 --blk-file=a --call-coalesce=1.1s", "--call-coalesce"),
+        ("kickless blk --fd=3 --blk-file=a stray", "stray"),
+        ("kickless net", "net"),
+        ("kickless bench", "kickless bench blk"),
+        ("kickless bench blk", "--socket-path"),
+        ("kickless bench blk --socket-path=s --depth=0", "--depth"),
+        ("kickless bench blk --socket-path=s --block-size=4000", "--block-size"),
+        ("kickless bench blk --socket-path=s --read=101", "--read"),
+        ("kickless bench blk --socket-path=s --time=1ms", "--time"),
+        ("kickless bench blk --socket-path=s --verify", "--verify"),
+        ("kickless bench compare a", "TARGET"),
+        ("kickless bench compare a b --packed=maybe", "kickless bench --help"),
+    ] {
+        let sentence = match parsed(line) {
+            Err(sentence) => sentence,
+            Ok(request) => panic!("{line}: {request:?}"),
+        };
+        assert!(sentence.contains(named), "{line}: {sentence}");
+        assert!(!sentence.contains('\n'), "{line}: {sentence}");
+    }
+}

@@ -1,0 +1,113 @@
+//! Signals, as descriptors that become readable: SIGTERM and SIGINT end the program, SIGUSR1 asks it what it has counted.
+
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::low_level::pipe;
+
+/// The signals that are waited for. None of them kills the process any more.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    stop: UnixStream,
+    /// Where to write, to end without a signal.
+    stopping: UnixStream,
+    report: UnixStream,
+}
+
+impl Signals {
+    /// From now on signals are waited for.
+    ///
+    /// # Errors
+    /// The process is out of descriptors.
+    pub(crate) fn catch() -> Result<Self> {
+        let (stop, stopping) = pair()?;
+        for signal in [SIGTERM, SIGINT] {
+            watch(signal, &stopping)?;
+        }
+        let (report, reporting) = pair()?;
+        watch(SIGUSR1, &reporting)?;
+        Ok(Self { stop, stopping, report })
+    }
+
+    /// Readable, and for good, once the program is to end.
+    pub(crate) fn stop(&self) -> BorrowedFd<'_> {
+        self.stop.as_fd()
+    }
+
+    /// Makes [`Signals::stop`] readable.
+    pub(crate) fn end(&self) {
+        // One byte is enough, and if there is no room for it there is one.
+        let _ = io::Write::write(&mut &self.stopping, &[0]);
+    }
+
+    /// Readable once somebody asks for the counters, until [`Signals::take_report`].
+    pub(crate) fn report(&self) -> BorrowedFd<'_> {
+        self.report.as_fd()
+    }
+
+    /// Whether somebody has asked for the counters, once or more often.
+    pub(crate) fn take_report(&self) -> bool {
+        let mut asked = false;
+        while matches!((&self.report).read(&mut [0; 64]), Ok(1..)) {
+            asked = true;
+        }
+        asked
+    }
+}
+
+fn pair() -> Result<(UnixStream, UnixStream)> {
+    let (ours, theirs) = UnixStream::pair().context("no descriptors are left to wait for signals with")?;
+    for end in [&ours, &theirs] {
+        end.set_nonblocking(true).context("signals cannot be waited for")?;
+    }
+    Ok((ours, theirs))
+}
+
+fn watch(signal: i32, with: &UnixStream) -> Result<()> {
+    let with = with.try_clone().context("no descriptors are left to wait for signals with")?;
+    pipe::register(signal, with).context("signals cannot be waited for")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::process::{Signal, getpid, kill_process};
+
+    use super::*;
+
+    fn readable(fd: BorrowedFd<'_>, within: Duration) -> bool {
+        let timeout = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
+        poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+    }
+
+    // One test: the signals are the process's.
+    #[test]
+    fn signals_make_them_readable() {
+        let signals = Signals::catch().unwrap();
+        let limit = Duration::from_secs(20);
+        assert!(!readable(signals.stop(), Duration::ZERO) && !readable(signals.report(), Duration::ZERO));
+        assert!(!signals.take_report());
+        for _ in 0..2 {
+            kill_process(getpid(), Signal::USR1).unwrap();
+            assert!(readable(signals.report(), limit));
+            assert!(signals.take_report());
+        }
+        assert!(!readable(signals.stop(), Duration::ZERO));
+
+        kill_process(getpid(), Signal::TERM).unwrap();
+        assert!(readable(signals.stop(), limit));
+        kill_process(getpid(), Signal::INT).unwrap();
+        assert!(readable(signals.stop(), Duration::ZERO));
+
+        let signals = Signals::catch().unwrap();
+        assert!(!readable(signals.stop(), Duration::ZERO));
+        signals.end();
+        assert!(readable(signals.stop(), Duration::ZERO));
+    }
+}
