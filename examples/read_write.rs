@@ -10,10 +10,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     disk.flush()?;
 
     // The same bytes without a copy, the kernel's or ours.
-    let buffer = disk.buffer(4096)?;
-    let data = disk.run(Request::read(8192, buffer))?;
-    let read = data.into_buffer().ok_or("no buffer")?.to_vec();
-    if read != [7; 4096] {
+    let read = disk.run(Request::read(8192, disk.buffer(4096)?))?;
+    if read.into_buffer().is_none_or(|buffer| buffer.to_vec() != [7; 4096]) {
         return Err("the disk has something else".into());
     }
     println!("written and read back");
