@@ -1,7 +1,7 @@
 # What can be done here. Each target sets up what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
-.PHONY: build setup test check demo fuzz bench fio install install-driver
+.PHONY: build setup test check demo fuzz bench bench-poll fio install install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
@@ -36,6 +36,11 @@ bench: build
 	tools/setup
 	tools/bench $(TARGETS)
 	cargo bench --locked -p kickless-tests
+
+# What polling gains and costs, as tables; `tools/bench-poll --pictures` draws the pictures.
+bench-poll: build
+	tools/setup
+	tools/bench-poll
 
 # target/fio/kickless.so: fio's engine for any vhost-user-blk back-end.
 fio:

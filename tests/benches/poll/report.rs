@@ -1,0 +1,91 @@
+//! Tables, and what has to come of them.
+
+use crate::common::Spread;
+use crate::compare::{Figures, Way};
+
+/// What a figure must not go beyond.
+#[derive(Clone, Copy)]
+pub(crate) enum Target {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// All targets so far.
+#[derive(Default)]
+pub(crate) struct Report {
+    load: String,
+    held: usize,
+    missed: Vec<String>,
+}
+
+impl Report {
+    /// Prints a load, and what each way to poll came to.
+    pub(crate) fn table(&mut self, load: &str, ways: &[Way], turns: &[Vec<Figures>]) {
+        self.begin(load);
+        println!(
+            "  {:<12} {:>9}  {:>9} .. {:<9} {:>10} {:>10} {:>10} {:>10} {:>9}",
+            "", "reads/s", "least", "most", "p50 us", "p99 us", "kicks/req", "CPU ns/req", "of a core"
+        );
+        for ((name, _), turns) in ways.iter().zip(turns) {
+            let of = |figure: fn(&Figures) -> f64| Spread::of(turns.iter().map(figure));
+            let rate = of(|turn| turn.iops);
+            println!(
+                "  {name:<12} {:>9.0}  {:>9.0} .. {:<9.0} {:>10.2} {:>10.1} {:>10.5} {:>10.0} {:>7.1} %",
+                rate.median,
+                rate.min,
+                rate.max,
+                of(|turn| turn.p50).median / 1e3,
+                of(|turn| turn.p99).median / 1e3,
+                of(|turn| turn.kicks).median,
+                of(|turn| turn.cpu_each).median,
+                of(|turn| turn.cores).median * 100.0
+            );
+        }
+    }
+
+    /// Prints a load; what is checked from now on is of this one.
+    pub(crate) fn begin(&mut self, load: &str) {
+        println!("\n{load}");
+        self.load = load.into();
+    }
+
+    /// Prints a figure of each round beside its target. What counts is the median.
+    pub(crate) fn check(&mut self, what: &str, each: impl IntoIterator<Item = f64>, target: Target) {
+        let Spread { median, min, max } = Spread::of(each);
+        let (words, bound, holds) = match target {
+            Target::AtLeast(bound) => ("at least", bound, median >= bound),
+            Target::AtMost(bound) => ("at most", bound, median <= bound),
+        };
+        let verdict = if holds { "holds" } else { "MISSED" };
+        let line = format!("{what} = {median:.3} ({min:.3} .. {max:.3}), target: {words} {bound}");
+        println!("  {line}: {verdict}");
+        if holds {
+            self.held += 1;
+        } else {
+            self.missed.push(format!("{}: {line}", self.load));
+        }
+    }
+
+    /// Prints how many targets were held, and which were not.
+    pub(crate) fn close(self, quick: bool) {
+        if quick {
+            return println!("\nall loads run; the short form measures nothing");
+        }
+        println!("\n=== {} of {} targets hold", self.held, self.held + self.missed.len());
+        for line in self.missed {
+            println!("  missed: {line}");
+        }
+    }
+}
+
+/// `figure` of one by that of the other, round by round; nothing by nothing is nothing.
+pub(crate) fn ratios<'a>(
+    ours: &'a [Figures],
+    theirs: &'a [Figures],
+    figure: impl Fn(&Figures) -> f64 + 'a,
+) -> impl Iterator<Item = f64> + 'a {
+    ours.iter().zip(theirs).map(move |(ours, theirs)| match (figure(ours), figure(theirs)) {
+        (0.0, _) => 0.0,
+        (ours, theirs) => ours / theirs,
+    })
+}
