@@ -1,12 +1,26 @@
 //! What to do with each wait, from what is known of the queue and of the machine.
 
-use super::arrivals::Arrivals;
+use super::arrivals::{Arrivals, expected_256, time_of};
+use super::reaction::{Manner, Reaction};
 use super::waits::Waits;
 use super::{Host, Nanos, Verdict};
 
 /// What a nanosecond of delay is worth, in nanoseconds of processor time, where it costs throughput.
 const DELAY_WORTH: Nanos = 8;
-/// Decisions are worked out anew after so many waits.
+/// A load that loses less than one part in so many by the delay of a wake for each request is slow: no delay is worth anything.
+const SLOW: u64 = 64;
+/// A nap shorter than so many times what a sleep costs saves little.
+const NAP_WORTH: Nanos = 2;
+/// No accepted delay is taken to be longer.
+const LATENCY_MAX: Nanos = 1_000_000_000;
+/// So many naps in a row in which nothing came, and the queue is armed.
+const NAPS_MAX: u8 = 2;
+/// Requests that come in a window of the trial, if it takes no longer than `WINDOW_MAX` times the accepted delay.
+const WINDOW_COUNT: u64 = 16;
+const WINDOW_MAX: Nanos = 32;
+/// There is no trial with loads of less than one request in so many times the accepted delay.
+const TRIAL_MAX: u64 = 4;
+/// Plans are made anew after so many waits, and more often at first.
 const REPLAN: u32 = 32;
 
 /// The wait that goes on, if there is one.
@@ -15,39 +29,74 @@ struct Wait {
     open: bool,
     on_disk: bool,
     since: Nanos,
-    asleep_since: Option<Nanos>,
+    naps: u8,
+    nap_until: Nanos,
+    asleep: Asleep,
     /// When what ended the sleep probably came.
     came: Option<Nanos>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Asleep {
+    #[default]
+    No,
+    Armed(Nanos),
+    Napping(Nanos),
+}
+
+/// What to do with waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Plan {
+    /// How long to spin: with nothing in flight, and with something.
+    limits: [Nanos; 2],
+    /// How long to nap then; 0: not at all.
+    nap: Nanos,
 }
 
 /// The state of `auto` for one queue.
 #[derive(Debug)]
 pub(super) struct Auto {
+    ring_size: u16,
+    latency: Nanos,
+    /// With nothing in flight, and with something.
     waits: [Waits; 2],
     arrivals: Arrivals,
-    /// How long to spin: with nothing in flight, and with something.
-    limits: [Nanos; 2],
+    reaction: Reaction,
+    eager: Plan,
+    patient: Plan,
+    /// How long windows of the trial are to be, if there is something to be found out.
+    window: Option<Nanos>,
     waits_until_replan: u32,
+    contended: bool,
     wait: Wait,
 }
 
 impl Auto {
-    pub(super) fn new(_ring_size: u16) -> Self {
+    pub(super) fn new(ring_size: u16) -> Self {
         Self {
+            ring_size,
+            latency: 0,
             waits: Default::default(),
             arrivals: Arrivals::default(),
-            limits: [0; 2],
+            reaction: Reaction::default(),
+            eager: Plan::default(),
+            patient: Plan::default(),
+            window: None,
             waits_until_replan: 0,
+            contended: false,
             wait: Wait::default(),
         }
     }
 
-    pub(super) fn set(&mut self, _latency: Nanos) {
+    pub(super) fn set(&mut self, latency: Nanos) {
+        self.latency = latency.min(LATENCY_MAX);
+        self.wait = Wait::default();
         self.waits_until_replan = 0;
     }
 
     pub(super) fn found(&mut self, now: Nanos, requests: u32) {
         self.arrivals.record(requests);
+        self.reaction.record(requests);
         if !self.wait.open {
             return;
         }
@@ -58,32 +107,107 @@ impl Auto {
     }
 
     pub(super) fn empty(&mut self, now: Nanos, host: &Host, on_disk: bool) -> Verdict {
-        if !self.wait.open {
-            self.wait = Wait { open: true, on_disk, since: now, asleep_since: None, came: None };
-            if self.waits_until_replan == 0 {
-                self.replan(host);
-            }
-            self.waits_until_replan -= 1;
-            self.arrivals.look(now);
+        self.reaction.look(now);
+        if self.wait.open {
+            self.wait.came = None;
+        } else {
+            self.begin_wait(now, host, on_disk);
         }
-        self.wait.came = None;
-        let until = self.wait.since.saturating_add(self.limits[usize::from(on_disk)]);
-        if now < until { Verdict::Spin { until } } else { Verdict::Arm }
+        if host.contended != self.contended {
+            self.replan(now, host);
+        }
+        let plan = match self.reaction.manner() {
+            Manner::Eager => self.eager,
+            Manner::Patient => self.patient,
+        };
+        let until = self.wait.since.saturating_add(plan.limits[usize::from(on_disk)]);
+        if now < until {
+            // The window is to end when it should.
+            let end = self.reaction.end().filter(|&end| end > now).unwrap_or(until);
+            return Verdict::Spin { until: until.min(end) };
+        }
+        if plan.nap == 0 {
+            return Verdict::Arm;
+        }
+        // A nap that another queue's work has cut short goes on.
+        if now >= self.wait.nap_until && self.wait.naps < NAPS_MAX {
+            self.wait.naps += 1;
+            self.wait.nap_until = now.saturating_add(plan.nap);
+        }
+        if now >= self.wait.nap_until {
+            return Verdict::Arm;
+        }
+        self.wait.asleep = Asleep::Napping(now);
+        Verdict::Nap { until: self.wait.nap_until }
     }
 
     pub(super) fn armed(&mut self, now: Nanos) {
-        self.wait.asleep_since = Some(now);
+        self.wait.asleep = Asleep::Armed(now);
     }
 
-    pub(super) fn woken(&mut self, now: Nanos, host: &Host, _pending: u16) {
-        if let Some(since) = self.wait.asleep_since.take() {
-            self.wait.came = Some(now.saturating_sub(host.wake_delay).max(since));
+    pub(super) fn woken(&mut self, now: Nanos, host: &Host, pending: u16) {
+        let woken_by_event = now.saturating_sub(host.wake_delay);
+        self.wait.came = match std::mem::take(&mut self.wait.asleep) {
+            Asleep::No => None,
+            Asleep::Armed(since) => Some(woken_by_event.max(since)),
+            Asleep::Napping(since) if pending == 0 => Some(woken_by_event.max(since)),
+            // They came at any time during the nap: the first of n after one part in n + 1.
+            Asleep::Napping(since) => {
+                Some(since.saturating_add(now.saturating_sub(since) / (Nanos::from(pending) + 1)))
+            }
+        };
+    }
+
+    fn begin_wait(&mut self, now: Nanos, host: &Host, on_disk: bool) {
+        self.wait = Wait { open: true, on_disk, since: now, ..Wait::default() };
+        if self.arrivals.look(now) || self.waits_until_replan == 0 {
+            self.replan(now, host);
+        }
+        self.waits_until_replan -= 1;
+        self.reaction.wait_begins(now, self.window);
+    }
+
+    /// Works out what follows from all that is known.
+    fn replan(&mut self, now: Nanos, host: &Host) {
+        self.contended = host.contended;
+        let seen = self.waits[0].total() + self.waits[1].total();
+        self.waits_until_replan = (seen / 4).clamp(1, REPLAN);
+        let rate = self.arrivals.rate();
+        let slow = rate.is_some_and(|rate| expected_256(rate, host.wake_delay) < 256 / SLOW);
+        let thrifty = host.sleep_cpu;
+        let latency_first = match host.contended || slow {
+            true => thrifty,
+            false => thrifty.saturating_add(host.wake_delay.saturating_mul(DELAY_WORTH)),
+        };
+        let patient = if host.wake_delay <= self.latency { thrifty } else { latency_first };
+        self.eager = Plan { limits: self.limits(latency_first), nap: 0 };
+        self.patient = Plan { limits: self.limits(patient), nap: self.nap(rate, host) };
+        if self.patient.nap > 0 {
+            self.patient.limits[0] = 0;
+        }
+        let trial = !host.contended && self.eager != self.patient;
+        self.window = rate.filter(|_| trial).and_then(|rate| self.window(rate));
+        if host.contended {
+            self.reaction.abandon(now);
         }
     }
 
-    fn replan(&mut self, host: &Host) {
-        let cost = host.sleep_cpu.saturating_add(host.wake_delay.saturating_mul(DELAY_WORTH));
-        self.limits = [self.waits[0].limit(cost), self.waits[1].limit(cost)];
-        self.waits_until_replan = REPLAN;
+    fn limits(&self, cost: Nanos) -> [Nanos; 2] {
+        [self.waits[0].limit(cost), self.waits[1].limit(cost)]
+    }
+
+    /// As long as the owner accepts, and until a quarter of the ring is full; 0 if that is not worth it.
+    fn nap(&self, rate: Option<u64>, host: &Host) -> Nanos {
+        let Some(rate) = rate else { return 0 };
+        let quarter = time_of(u64::from(self.ring_size) / 4, rate);
+        let nap = self.latency.saturating_sub(host.nap_overshoot).min(quarter);
+        let pays = nap >= host.sleep_cpu.saturating_mul(NAP_WORTH) && expected_256(rate, nap) >= 256;
+        if pays { nap } else { 0 }
+    }
+
+    fn window(&self, rate: u64) -> Option<Nanos> {
+        let enough = expected_256(rate, self.latency) * TRIAL_MAX >= 256;
+        let longest = self.latency.saturating_mul(WINDOW_MAX);
+        enough.then(|| time_of(WINDOW_COUNT, rate).clamp(self.latency, longest))
     }
 }

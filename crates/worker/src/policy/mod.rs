@@ -11,7 +11,7 @@
 //! # Parts
 //! * `waits`: how long waits have been, and how long it pays to spin for such: the ski-rental problem.
 //! * `arrivals`: how many requests come for each unit of time.
-//! * `reaction`: whether requests come later if they are answered later, by experiment.
+//! * `reaction`: whether requests come later if they are answered later, by a trial.
 //! * `auto`: what follows from these for each wait.
 //! * `rate`: the rule of 2014, which takes none of it into account.
 //! * [`Pressure`]: whether other threads want the core.
@@ -29,6 +29,7 @@ mod auto;
 mod host;
 mod pressure;
 mod rate;
+mod reaction;
 mod waits;
 
 pub use host::Host;

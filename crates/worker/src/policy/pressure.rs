@@ -1,38 +1,204 @@
-//! Whether other threads want the core.
+//! Whether other threads want the core on which a worker spins.
 
 use super::Nanos;
 
-const EVERY: Nanos = 10_000_000;
+/// How long between samples.
+const INTERVAL: Nanos = 10_000_000;
+/// A worker that spun for less than one part in so many of a sample is in nobody's way.
+const SPUN: Nanos = 8;
+/// The worker waited for the core for one part in so many of the time: 5 %.
+const DELAYED: Nanos = 20;
+/// The core itself was taken away for one part in so many of the time: 10 %.
+const STOLEN: Nanos = 10;
+/// What one threshold counts for.
+const ONE: u32 = 256;
+/// A sample counts for no more than so many thresholds, ...
+const CLIP: u32 = 3 * ONE;
+/// ... and moves the average by a part in so many: two bad samples in a row are enough, one is not.
+const WEIGHT: u32 = 4;
+/// How long the worker does without spinning: at first, ...
+const BACK_OFF: Nanos = 100_000_000;
+/// ... and at most, if each return is met by contention.
+const BACK_OFF_MAX: Nanos = 2_000_000_000;
 
-/// Running totals of a thread and its CPU.
+/// Running totals of a worker's thread and of its core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Time for which the thread was ready to run and did not.
+    /// For how long the thread was ready to run and did not (`/proc/thread-self/schedstat`, second column). Always 0 where the
+    /// kernel does not tell.
     pub run_delay: Nanos,
-    /// Time that the hypervisor gave to others.
+    /// How often another thread was given the core while this one wanted it (`ru_nivcsw`).
+    pub involuntary: u64,
+    /// For how long the hypervisor gave the core to others (`/proc/stat`, `steal`).
     pub steal: Nanos,
-    /// Time for which the thread ran.
+    /// Processor time of the thread.
     pub cpu: Nanos,
 }
 
-/// What one worker sees of others.
-#[derive(Debug, Default)]
+/// Watches one worker's core. While it is contended, the worker's [`Host::contended`](super::Host::contended) says so and its
+/// queues spin no longer than a sleep would take. It comes back after 100 ms to see, and after twice as long each time that it
+/// finds contention again, up to 2 s; a tenth of a second of undisturbed spinning, and all is forgotten.
+#[derive(Debug)]
 pub struct Pressure {
-    last: Usage,
-    at: Nanos,
+    last: Option<(Nanos, Usage)>,
+    /// The smoothed pressure while spinning, in 256ths of what is too much.
+    pressure: u32,
+    contended: bool,
+    until: Nanos,
+    back_off: Nanos,
+    /// For how long there has been spinning without contention.
+    quiet: Nanos,
+}
+
+impl Default for Pressure {
+    fn default() -> Self {
+        Self { last: None, pressure: 0, contended: false, until: 0, back_off: BACK_OFF, quiet: 0 }
+    }
 }
 
 impl Pressure {
-    /// Takes the totals; whether others want the core.
-    pub fn sample(&mut self, now: Nanos, usage: &Usage, _spun: Nanos) -> bool {
-        let elapsed = now.saturating_sub(self.at);
-        let waited = usage.run_delay.saturating_sub(self.last.run_delay);
-        (self.last, self.at) = (*usage, now);
-        waited > elapsed / 10
+    /// Takes a sample; `spun` is the time on the clock spent in spins since the last one. Whether the core is contended.
+    pub fn sample(&mut self, now: Nanos, usage: &Usage, spun: Nanos) -> bool {
+        let Some((then, old)) = self.last.replace((now, *usage)) else { return self.contended };
+        let time = now.saturating_sub(then);
+        if self.contended && now < self.until {
+            return true;
+        }
+        let back = std::mem::take(&mut self.contended);
+        // The time since the last sample was not spent as it will be from now on.
+        if back || time == 0 || spun < time / SPUN {
+            return false;
+        }
+        let strength = strength(&old, usage, time, spun);
+        self.pressure = (self.pressure * (WEIGHT - 1) + strength) / WEIGHT;
+        if self.pressure < ONE {
+            self.quiet = self.quiet.saturating_add(time);
+            if self.quiet >= BACK_OFF {
+                self.back_off = BACK_OFF;
+            }
+            return false;
+        }
+        self.contended = true;
+        self.until = now.saturating_add(self.back_off);
+        self.back_off = (self.back_off * 2).min(BACK_OFF_MAX);
+        (self.pressure, self.quiet) = (0, 0);
+        true
     }
 
-    /// When to take the next.
+    /// When to take the next sample, if the worker is not asleep then.
     pub fn next(&self) -> Nanos {
-        self.at + EVERY
+        self.last.map_or(0, |(then, _)| then.saturating_add(INTERVAL))
+    }
+}
+
+/// How much of what is too much this sample shows, in 256ths.
+fn strength(old: &Usage, new: &Usage, time: Nanos, spun: Nanos) -> u32 {
+    let delay = new.run_delay.saturating_sub(old.run_delay);
+    // Spinning that took no processor time was waiting for the core, whether the kernel tells or not.
+    let robbed = spun.saturating_sub(new.cpu.saturating_sub(old.cpu));
+    let steal = new.steal.saturating_sub(old.steal);
+    let switches = match new.run_delay {
+        0 => new.involuntary.saturating_sub(old.involuntary).saturating_mul(INTERVAL),
+        _ => 0,
+    };
+    let most = delay.max(robbed).saturating_mul(DELAYED).max(steal.saturating_mul(STOLEN)).max(switches);
+    (u128::from(most) * u128::from(ONE) / u128::from(time.max(1))).min(u128::from(CLIP)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Nanos = INTERVAL;
+
+    /// A worker that spins all the time, in samples, and what happens in each.
+    struct Worker {
+        pressure: Pressure,
+        now: Nanos,
+        usage: Usage,
+    }
+
+    impl Worker {
+        fn new() -> Self {
+            let mut worker = Self { pressure: Pressure::default(), now: 0, usage: Usage::default() };
+            assert_eq!(worker.pressure.next(), 0);
+            assert!(!worker.sample(0, 0));
+            worker
+        }
+
+        fn sample(&mut self, delay: Nanos, spun: Nanos) -> bool {
+            self.usage.run_delay += delay;
+            self.usage.cpu += INTERVAL - delay;
+            self.now += INTERVAL;
+            let contended = self.pressure.sample(self.now, &self.usage, spun);
+            assert_eq!(self.pressure.next(), self.now + INTERVAL);
+            contended
+        }
+    }
+
+    #[test]
+    fn one_bad_sample_is_an_accident_and_two_are_contention() {
+        let mut worker = Worker::new();
+        assert!(!worker.sample(ALL / 2, ALL));
+        for _ in 0..10 {
+            assert!(!worker.sample(0, ALL));
+        }
+        assert!(!worker.sample(ALL / 2, ALL));
+        assert!(worker.sample(ALL / 2, ALL));
+    }
+
+    #[test]
+    fn backs_off_for_longer_each_time_and_forgets_it_when_all_is_quiet() {
+        let mut worker = Worker::new();
+        let mut lengths = Vec::new();
+        for _ in 0..7 {
+            while !worker.sample(ALL / 2, ALL) {}
+            let since = worker.now;
+            while worker.sample(0, 0) {}
+            lengths.push((worker.now - since) / 1_000_000);
+        }
+        assert_eq!(lengths, [100, 200, 400, 800, 1600, 2000, 2000]);
+        (0..12).for_each(|_| assert!(!worker.sample(0, ALL)));
+        while !worker.sample(ALL / 2, ALL) {}
+        let since = worker.now;
+        while worker.sample(0, 0) {}
+        assert_eq!(worker.now - since, BACK_OFF);
+    }
+
+    #[test]
+    fn a_worker_that_hardly_spins_is_in_nobodys_way() {
+        let mut worker = Worker::new();
+        (0..100).for_each(|_| assert!(!worker.sample(ALL / 2, ALL / 10)));
+    }
+
+    #[test]
+    fn small_delays_are_no_contention() {
+        let mut worker = Worker::new();
+        (0..100).for_each(|_| assert!(!worker.sample(ALL / 25, ALL)));
+        assert!((0..100).any(|_| worker.sample(ALL / 15, ALL)));
+    }
+
+    #[test]
+    fn each_sign_is_enough_by_itself() {
+        let signs: [(&str, Usage, bool); 5] = [
+            ("run delay", Usage { run_delay: ALL / 10, cpu: ALL, ..Usage::default() }, true),
+            ("stolen", Usage { steal: ALL / 5, cpu: ALL, ..Usage::default() }, true),
+            ("robbed", Usage { cpu: ALL * 9 / 10, ..Usage::default() }, true),
+            ("switches", Usage { involuntary: 2, cpu: ALL, ..Usage::default() }, true),
+            ("nothing", Usage { cpu: ALL, steal: ALL / 20, ..Usage::default() }, false),
+        ];
+        for (name, each, expected) in signs {
+            let mut pressure = Pressure::default();
+            let mut usage = Usage::default();
+            let mut contended = false;
+            for sample in 0..20 {
+                contended |= pressure.sample(sample * INTERVAL, &usage, ALL);
+                usage.run_delay += each.run_delay;
+                usage.involuntary += each.involuntary;
+                usage.steal += each.steal;
+                usage.cpu += each.cpu;
+            }
+            assert_eq!(contended, expected, "{name}");
+        }
     }
 }

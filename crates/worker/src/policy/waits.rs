@@ -69,6 +69,11 @@ impl Waits {
         }
     }
 
+    /// How many are remembered.
+    pub(super) fn total(&self) -> u32 {
+        self.total
+    }
+
     /// How long to spin for a wait if sleeping costs `cost`. The shortest of several equally good ones.
     pub(super) fn limit(&self, cost: Nanos) -> Nanos {
         if self.total < FEW {
