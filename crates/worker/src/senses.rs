@@ -32,6 +32,8 @@ pub(crate) struct Senses {
     pressure: Pressure,
     /// `None`: the kernel does not tell.
     schedstat: Option<File>,
+    /// Where it does not, its switches do.
+    status: Option<File>,
     stat: Option<File>,
     steal: Nanos,
     steal_at: Nanos,
@@ -45,11 +47,13 @@ impl Senses {
         // Naps are short, and the kernel may otherwise add 50 us to each. Where it cannot be had, naps are measured longer.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let open = |path: &str| File::open(path).ok();
+        let thread = gettid().as_raw_nonzero();
         let mut senses = Self {
             host: Host { sleep_cpu: 0, wake_delay: 0, nap_overshoot: 0, contended: false },
             clock,
             pressure: Pressure::default(),
-            schedstat: open(&format!("/proc/self/task/{}/schedstat", gettid().as_raw_nonzero())),
+            schedstat: open(&format!("/proc/self/task/{thread}/schedstat")),
+            status: open(&format!("/proc/self/task/{thread}/status")),
             stat: open("/proc/stat"),
             steal: 0,
             steal_at: 0,
@@ -98,13 +102,16 @@ impl Senses {
 
     #[cold]
     fn sample(&mut self, now: Nanos) {
-        let Some((cpu, run_delay)) = self.schedstat.as_ref().and_then(read_schedstat) else { return };
+        let (cpu, run_delay, involuntary) = match self.schedstat.as_ref().and_then(read_schedstat) {
+            Some((cpu, run_delay)) => (cpu, run_delay, 0),
+            None => (cpu_time(), 0, self.status.as_ref().and_then(read_switches).unwrap_or(0)),
+        };
         if now.saturating_sub(self.steal_at) >= STEAL_EVERY
             && let Some(steal) = self.stat.as_ref().and_then(|stat| read_steal(stat, sched_getcpu()))
         {
             (self.steal, self.steal_at) = (steal, now);
         }
-        let usage = Usage { run_delay, steal: self.steal, cpu };
+        let usage = Usage { run_delay, involuntary, steal: self.steal, cpu };
         let contended = self.pressure.sample(now, &usage, std::mem::take(&mut self.spun));
         if contended != self.host.contended {
             tracing::debug!(contended, at = self.clock.now(), "whether others want this worker's core");
@@ -128,6 +135,17 @@ fn read_schedstat(file: &File) -> Option<(Nanos, Nanos)> {
 fn parse_schedstat(text: &[u8]) -> Option<(Nanos, Nanos)> {
     let mut numbers = std::str::from_utf8(text).ok()?.split_ascii_whitespace().map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn read_switches(file: &File) -> Option<u64> {
+    let mut text = vec![0; 4096];
+    let len = file.read_at(&mut text, 0).ok()?;
+    parse_switches(&text[..len])
+}
+
+fn parse_switches(text: &[u8]) -> Option<u64> {
+    let text = String::from_utf8_lossy(text);
+    text.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"))?.trim().parse().ok()
 }
 
 fn read_steal(file: &File, cpu: usize) -> Option<Nanos> {
@@ -169,5 +187,6 @@ mod tests {
         let stat = File::open("/proc/stat").unwrap();
         assert!(read_steal(&stat, sched_getcpu()).is_some());
         assert!(cpu_time() > 0);
+        assert!(read_switches(&File::open("/proc/thread-self/status").unwrap()).is_some());
     }
 }
