@@ -3,6 +3,7 @@
 mod over_rate;
 mod over_time;
 mod plot;
+mod thin;
 
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};

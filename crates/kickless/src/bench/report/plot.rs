@@ -6,6 +6,7 @@ use anyhow::Result;
 use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 
+use super::thin::thinned;
 use crate::bench::layout::{rate, time};
 use crate::bench::results::{Load, Results};
 use crate::bench::turn::{Latencies, Turn};
@@ -21,6 +22,8 @@ const COLOURS: [RGBColor; 6] = [
 ];
 pub(super) const FONT: (&str, u32) = ("sans-serif", 13);
 const SMALL: (u32, u32) = (600, 320);
+/// Faint lines between two marks of a small plot's axes: most of the bytes, if there are the usual ten.
+const FAINT_LINES: usize = 2;
 
 /// Each target has one of its own.
 pub(super) fn colour(target: usize) -> RGBColor {
@@ -171,6 +174,7 @@ pub(super) fn latencies(results: &Results, load: &Load) -> Result<String> {
             .x_labels(8)
             .x_label_formatter(&|x| quantile(*x))
             .y_label_formatter(&|y| time(*y))
+            .max_light_lines(FAINT_LINES)
             .x_desc("requests")
             .y_desc("no slower than")
             .draw()?;
@@ -222,6 +226,7 @@ pub(super) fn timeline(results: &Results, load: &Load) -> Result<String> {
         chart
             .configure_mesh()
             .label_style(FONT)
+            .max_light_lines(FAINT_LINES)
             .x_desc("seconds under load")
             .y_desc("requests a second")
             .y_label_formatter(&|y| rate(y.round()))
@@ -229,9 +234,10 @@ pub(super) fn timeline(results: &Results, load: &Load) -> Result<String> {
         for (at, line) in lines.iter().enumerate() {
             let colour = colour(at);
             let step = seconds / line.len().max(1) as f64;
-            let points = line.iter().enumerate().map(|(x, y)| ((x as f64 + 0.5) * step, *y));
+            let points: Vec<_> =
+                line.iter().enumerate().map(|(x, y)| ((x as f64 + 0.5) * step, *y)).collect();
             chart
-                .draw_series(LineSeries::new(points, colour.stroke_width(1)))?
+                .draw_series(LineSeries::new(thinned(&points), colour.stroke_width(1)))?
                 .label(results.targets.get(at).map(String::as_str).unwrap_or_default())
                 .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2)));
         }
