@@ -21,15 +21,7 @@ use kickless_tests::frontend_machine::{Machine, Shape};
 use kickless_tests::frontend_memory::MEMFD_NAME;
 use kickless_tests::guest::image_dir;
 
-const SHAPE: Shape = Shape {
-    queues: 4,
-    size: 256,
-    event_idx: true,
-    indirect: true,
-    packed: false,
-    memory: 1 << 30,
-    returns: false,
-};
+const SHAPE: Shape = Shape { queues: 4, indirect: true, memory: 1 << 30, ..Shape::LINUX };
 const IMAGE_SIZE: u64 = 256 << 20;
 /// Bytes of a request under load.
 const BLOCK: usize = 64 << 10;

@@ -39,19 +39,22 @@ pub struct Shape {
 
 impl Default for Shape {
     fn default() -> Shape {
-        Shape {
-            queues: 1,
-            size: 256,
-            event_idx: true,
-            indirect: false,
-            packed: false,
-            memory: 64 << 20,
-            returns: false,
-        }
+        Shape::LINUX
     }
 }
 
 impl Shape {
+    /// What a Linux guest negotiates, but for indirect descriptors; one queue.
+    pub const LINUX: Shape = Shape {
+        queues: 1,
+        size: 256,
+        event_idx: true,
+        indirect: false,
+        packed: false,
+        memory: 64 << 20,
+        returns: false,
+    };
+
     /// The features that such a machine wants.
     pub fn features(&self) -> Features {
         let mut features = Features::VERSION_1

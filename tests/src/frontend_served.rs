@@ -3,12 +3,15 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
 use crate::daemon::{Daemon, DaemonConfig};
+use crate::driver::Queue;
 use crate::driver_request::pattern;
+use crate::frontend::LIMIT;
 use crate::frontend_machine::{Machine, Shape};
 use crate::guest::image_dir;
 
@@ -82,6 +85,38 @@ impl Served {
         machine.stop()?;
         drop(machine);
         self.daemon.returns_to(self.holdings)
+    }
+
+    /// A guest has broken queue 0 of two, when the log had `seen` lines. The daemon says so, to the front-end and in the log
+    /// with these words; the queue stays as it is while the other one works, and can be set up anew.
+    ///
+    /// # Errors
+    /// It is otherwise.
+    pub fn breaks_and_mends(&self, machine: &mut Machine, seen: usize, words: &[&str]) -> Result<()> {
+        let err = machine.queues[0].err();
+        ensure!(err.wait(Instant::now() + LIMIT)?, "{words:?}: no error was signalled");
+        ensure!(err.take() == 1, "{words:?}: the error was signalled more than once");
+        let said = |line: &str| {
+            (line.contains(" ERROR ") && line.contains("queue=0") && words.iter().all(|w| line.contains(w)))
+                .then_some(())
+        };
+        self.daemon.log().wait_from(seen, &format!("saying {words:?}"), LIMIT, said)?;
+
+        machine.write(1, 5, &[5; 512])?;
+        let used = machine.queues[0].used_ready();
+        machine.queues[0].kick();
+        ensure!(
+            machine.read(1, 5, 512)? == [5; 512],
+            "{words:?}: the other queue reads what was not written"
+        );
+        ensure!(machine.queues[0].used_ready() == used, "{words:?}: a broken queue moves");
+
+        machine.frontend.stop(&mut machine.queues[0])?;
+        let size = machine.shape().size;
+        machine.queues[0] = Queue::new(&mut machine.ram, 0, size, machine.frontend.features())?;
+        machine.frontend.start(&machine.queues[0])?;
+        ensure!(machine.read(0, 5, 512)? == [5; 512], "{words:?}: the new queue reads what was not written");
+        Ok(())
     }
 
     /// Ends the daemon with SIGTERM; its log. It must have gone on until now and end with status 0.

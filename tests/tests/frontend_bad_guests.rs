@@ -27,15 +27,7 @@ with_each_engine! {
 const SIZE: u16 = 256;
 /// Where there is no memory.
 const NOWHERE: Gpa = Gpa(0x100);
-const BOTH: Shape = Shape {
-    queues: 2,
-    size: SIZE,
-    event_idx: true,
-    indirect: true,
-    packed: false,
-    memory: 64 << 20,
-    returns: false,
-};
+const BOTH: Shape = Shape { queues: 2, size: SIZE, indirect: true, ..Shape::LINUX };
 const DIRECT: Shape = Shape { indirect: false, ..BOTH };
 
 /// What a guest writes into queue 0, and the words in the log.
@@ -130,30 +122,6 @@ const CASES: &[Case] = &[
     (BOTH, |_, queue, _| offer(queue, desc(Gpa(RAM_BASE), 0xffff_fff0, DESC_F_INDIRECT, 0)), &["chain 0"]),
 ];
 
-/// The daemon has told that queue 0 of two is broken; queue 1 works; queue 0 can be stopped, and started anew.
-fn broken_and_mended(served: &Served, machine: &mut Machine, seen: usize, words: &[&str]) {
-    let deadline = Instant::now() + LIMIT;
-    assert!(machine.queues[0].err().wait(deadline).unwrap(), "{words:?}: no error was signalled");
-    assert_eq!(machine.queues[0].err().take(), 1, "{words:?}");
-    let said = |line: &str| {
-        (line.contains(" ERROR ") && line.contains("queue=0") && words.iter().all(|w| line.contains(w)))
-            .then_some(())
-    };
-    served.daemon.log().wait_from(seen, &format!("saying {words:?}"), LIMIT, said).unwrap();
-
-    machine.write(1, 5, &[5; 512]).unwrap();
-    // It stays as it is, whatever is kicked.
-    let used = machine.queues[0].used_idx();
-    machine.queues[0].kick();
-    assert_eq!(machine.read(1, 5, 512).unwrap(), [5; 512]);
-    assert_eq!(machine.queues[0].used_idx(), used);
-
-    machine.frontend.stop(&mut machine.queues[0]).unwrap();
-    machine.queues[0] = Queue::new(&mut machine.ram, 0, SIZE, machine.frontend.features()).unwrap();
-    machine.frontend.start(&machine.queues[0]).unwrap();
-    assert_eq!(machine.read(0, 5, 512).unwrap(), [5; 512]);
-}
-
 fn broken_rings(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for (shape, rubbish, words) in CASES {
@@ -161,7 +129,7 @@ fn broken_rings(engine: &str) {
         machine.write(0, 4, &[4; 512]).unwrap();
         let seen = served.daemon.log().len();
         rubbish(&machine.ram, &mut machine.queues[0], &machine.places[0]);
-        broken_and_mended(&served, &mut machine, seen, words);
+        served.breaks_and_mends(&mut machine, seen, words).unwrap();
         drop(machine);
         served.serves_the_next().unwrap();
     }
@@ -188,7 +156,7 @@ fn a_ring_broken_with_requests_in_flight(engine: &str) {
         let status =
             |place: &Place| place.outcome(&machine.ram, &Request::write(0, &[6; 65536]), 0).unwrap().status;
         assert!(places.iter().all(|place| status(place) == blk::S_OK));
-        broken_and_mended(&served, &mut machine, seen, &["head 256"]);
+        served.breaks_and_mends(&mut machine, seen, &["head 256"]).unwrap();
         drop(machine);
         served.serves_the_next().unwrap();
     }

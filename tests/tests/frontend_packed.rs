@@ -28,15 +28,7 @@ with_each_engine! {
 
 /// No power of two, and odd, so that chains go over the end of the ring and rounds differ.
 const SIZE: u16 = 13;
-const PACKED: Shape = Shape {
-    queues: 2,
-    size: SIZE,
-    event_idx: true,
-    indirect: false,
-    packed: true,
-    memory: 64 << 20,
-    returns: false,
-};
+const PACKED: Shape = Shape { queues: 2, size: SIZE, packed: true, ..Shape::LINUX };
 
 fn shapes() -> impl Iterator<Item = Shape> {
     [(false, false), (false, true), (true, false), (true, true)]
@@ -266,24 +258,7 @@ fn broken_rings(engine: &str) {
         (0..6).for_each(|sector| machine.write(0, sector, &[4; 512]).unwrap());
         let seen = served.daemon.log().len();
         rubbish(&machine.ram, &mut machine.queues[0], &machine.places[0]);
-        assert!(
-            machine.queues[0].err().wait(Instant::now() + LIMIT).unwrap(),
-            "{words:?}: no error was signalled"
-        );
-        assert_eq!(machine.queues[0].err().take(), 1, "{words:?}");
-        let said = |line: &str| {
-            (line.contains(" ERROR ") && line.contains("queue=0") && words.iter().all(|w| line.contains(w)))
-                .then_some(())
-        };
-        served.daemon.log().wait_from(seen, &format!("saying {words:?}"), LIMIT, said).unwrap();
-        // The other one works, and this one can be set up anew.
-        machine.write(1, 5, &[5; 512]).unwrap();
-        machine.queues[0].kick();
-        assert_eq!(machine.read(1, 5, 512).unwrap(), [5; 512]);
-        machine.frontend.stop(&mut machine.queues[0]).unwrap();
-        machine.queues[0] = Queue::new(&mut machine.ram, 0, SIZE, machine.frontend.features()).unwrap();
-        machine.frontend.start(&machine.queues[0]).unwrap();
-        assert_eq!(machine.read(0, 5, 512).unwrap(), [5; 512]);
+        served.breaks_and_mends(&mut machine, seen, words).unwrap();
         drop(machine);
         served.serves_the_next().unwrap();
     }

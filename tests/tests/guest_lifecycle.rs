@@ -5,18 +5,7 @@
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig, Results};
 use kickless_tests::scratch::{Scratch, numbers};
-
-/// Makes a test of each function for each engine.
-macro_rules! with_each_engine {
-    ($($name:ident)*) => {
-        mod io_uring {
-            $(#[test] fn $name() { super::$name("io_uring"); })*
-        }
-        mod threads {
-            $(#[test] fn $name() { super::$name("threads"); })*
-        }
-    };
-}
+use kickless_tests::with_each_engine;
 
 with_each_engine! {
     guests_in_turn_on_one_daemon

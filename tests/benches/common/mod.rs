@@ -85,17 +85,6 @@ impl Cpus {
     }
 }
 
-/// The machine of all comparisons: what a Linux guest negotiates, one queue.
-pub(crate) const SHAPE: Shape = Shape {
-    queues: 1,
-    size: 256,
-    event_idx: true,
-    indirect: false,
-    packed: false,
-    memory: 64 << 20,
-    returns: false,
-};
-
 /// A back-end under load.
 pub(crate) struct Contestant {
     /// What to call it.
@@ -131,7 +120,7 @@ impl Contestant {
     /// # Errors
     /// It does not serve.
     pub(crate) fn new(name: impl Into<String>, daemon: Daemon) -> Result<Contestant> {
-        let machine = Machine::start(daemon.socket(), &SHAPE)?;
+        let machine = Machine::start(daemon.socket(), &Shape::LINUX)?;
         Ok(Contestant { name: name.into(), daemon, machine })
     }
 
