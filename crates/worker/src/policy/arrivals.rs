@@ -10,8 +10,20 @@ const SPAN: Nanos = 1_000_000;
 const PAUSE: Nanos = 8_000_000;
 /// A rate moves towards what was counted last by a part in so many.
 const WEIGHT: u64 = 4;
+/// A rate so many times as high or as low is another load's.
+const OTHER: u64 = 3;
+/// But of fewer than so many, chance makes as many more or less.
+const MANY: u64 = 32;
 /// No queue has more.
 const MOST: u64 = 1 << 32;
+
+/// What a span showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    Same,
+    /// A rate so much higher or lower that it is probably another load's.
+    Change,
+}
 
 /// A moving average of a queue's requests for each unit of time.
 #[derive(Debug, Default)]
@@ -48,16 +60,20 @@ impl Arrivals {
         self.paused = self.paused.saturating_add(wait.saturating_sub(PAUSE));
     }
 
-    /// Closes the span if it is long enough; whether it was.
-    pub(super) fn look(&mut self, now: Nanos) -> bool {
+    /// Closes the span if it is long enough, and tells what that showed.
+    pub(super) fn look(&mut self, now: Nanos) -> Option<Seen> {
         let time = now.saturating_sub(self.since);
         if time < SPAN {
-            return false;
+            return None;
         }
-        let counted = rate(self.count, time.saturating_sub(self.paused).max(SPAN));
-        self.rate = Some(self.rate.map_or(counted, |old| (old * (WEIGHT - 1) + counted) / WEIGHT));
+        let busy = time.saturating_sub(self.paused).max(SPAN);
+        let counted = rate(self.count, busy);
+        let old = self.rate.unwrap_or(counted);
+        self.rate = Some((old * (WEIGHT - 1) + counted) / WEIGHT);
+        let many = self.count.max(expected_256(old, busy) / 256) >= MANY;
         (self.since, self.count, self.paused) = (now, 0, 0);
-        true
+        let other = counted < old / OTHER || counted > old.saturating_mul(OTHER);
+        Some(if many && other { Seen::Change } else { Seen::Same })
     }
 
     /// The rate, if any is known.
@@ -78,13 +94,14 @@ mod tests {
         for _ in 0..10_000 {
             now += 10_000;
             arrivals.record(1);
-            arrivals.look(now);
+            assert_ne!(arrivals.look(now), Some(Seen::Change));
         }
         let steady = arrivals.rate().unwrap();
         assert!((105_000..110_000).contains(&steady), "{steady}: a hundred thousand in 10^9 ns");
         arrivals.waited(900_000_000);
         arrivals.record(1);
-        assert!(arrivals.look(now + 900_000_000));
+        assert_eq!(arrivals.look(now + 900_000_000), Some(Seen::Change));
+        assert_eq!(arrivals.look(now + 900_000_001), None);
         let after = arrivals.rate().unwrap();
         assert!(after > steady * 7 / 10, "{after} after {steady}");
         assert_eq!(expected_256(steady, 20_000), steady * 20_000 / (1 << 22));

@@ -1,7 +1,7 @@
 //! What to do with each wait, from what is known of the queue and of the machine.
 
-use super::arrivals::{Arrivals, expected_256, time_of};
-use super::reaction::{Manner, Reaction};
+use super::arrivals::{Arrivals, Seen, expected_256, time_of};
+use super::reaction::{Lengths, Manner, Reaction};
 use super::waits::Waits;
 use super::{Host, Nanos, Verdict};
 
@@ -18,6 +18,8 @@ const NAPS_MAX: u8 = 2;
 /// Requests that come in a window of the trial, if it takes no longer than `WINDOW_MAX` times the accepted delay.
 const WINDOW_COUNT: u64 = 16;
 const WINDOW_MAX: Nanos = 32;
+/// The longer windows of the trial are at least so many times the accepted delay.
+const WINDOW_LONG: Nanos = 8;
 /// There is no trial with loads of less than one request in so many times the accepted delay.
 const TRIAL_MAX: u64 = 4;
 /// Plans are made anew after so many waits, and more often at first.
@@ -65,7 +67,7 @@ pub(super) struct Auto {
     eager: Plan,
     patient: Plan,
     /// How long windows of the trial are to be, if there is something to be found out.
-    window: Option<Nanos>,
+    windows: Option<Lengths>,
     waits_until_replan: u32,
     contended: bool,
     wait: Wait,
@@ -81,7 +83,7 @@ impl Auto {
             reaction: Reaction::default(),
             eager: Plan::default(),
             patient: Plan::default(),
-            window: None,
+            windows: None,
             waits_until_replan: 0,
             contended: false,
             wait: Wait::default(),
@@ -160,11 +162,15 @@ impl Auto {
 
     fn begin_wait(&mut self, now: Nanos, host: &Host, on_disk: bool) {
         self.wait = Wait { open: true, on_disk, since: now, ..Wait::default() };
-        if self.arrivals.look(now) || self.waits_until_replan == 0 {
+        let seen = self.arrivals.look(now);
+        if seen.is_some() || self.waits_until_replan == 0 {
             self.replan(now, host);
         }
+        if seen == Some(Seen::Change) {
+            self.reaction.load_changed(now);
+        }
         self.waits_until_replan -= 1;
-        self.reaction.wait_begins(now, self.window);
+        self.reaction.wait_begins(now, self.windows);
     }
 
     /// Works out what follows from all that is known.
@@ -186,7 +192,7 @@ impl Auto {
             self.patient.limits[0] = 0;
         }
         let trial = !host.contended && self.eager != self.patient;
-        self.window = rate.filter(|_| trial).and_then(|rate| self.window(rate));
+        self.windows = rate.filter(|_| trial).and_then(|rate| self.windows(rate));
         if host.contended {
             self.reaction.abandon(now);
         }
@@ -200,14 +206,21 @@ impl Auto {
     fn nap(&self, rate: Option<u64>, host: &Host) -> Nanos {
         let Some(rate) = rate else { return 0 };
         let quarter = time_of(u64::from(self.ring_size) / 4, rate);
-        let nap = self.latency.saturating_sub(host.nap_overshoot).min(quarter);
-        let pays = nap >= host.sleep_cpu.saturating_mul(NAP_WORTH) && expected_256(rate, nap) >= 256;
+        // Half of all naps end later than they do on average.
+        let late = host.nap_overshoot.saturating_add(host.nap_overshoot / 4);
+        let nap = self.latency.saturating_sub(late).min(quarter);
+        // Of naps there are as many as fit into the time, of other sleeps one for each wait.
+        let fewer = expected_256(rate, nap) >= 256 && self.waits[0].mostly_within(nap);
+        let pays = fewer && nap >= host.sleep_cpu.saturating_mul(NAP_WORTH);
         if pays { nap } else { 0 }
     }
 
-    fn window(&self, rate: u64) -> Option<Nanos> {
-        let enough = expected_256(rate, self.latency) * TRIAL_MAX >= 256;
-        let longest = self.latency.saturating_mul(WINDOW_MAX);
-        enough.then(|| time_of(WINDOW_COUNT, rate).clamp(self.latency, longest))
+    fn windows(&self, rate: u64) -> Option<Lengths> {
+        if expected_256(rate, self.latency) * TRIAL_MAX < 256 {
+            return None;
+        }
+        let enough = time_of(WINDOW_COUNT, rate);
+        let of = |times| enough.clamp(self.latency * times, self.latency * WINDOW_MAX);
+        Some(Lengths { short: of(1), long: of(WINDOW_LONG) })
     }
 }

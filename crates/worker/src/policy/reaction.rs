@@ -32,14 +32,30 @@ const SCATTER: i64 = ONE / 20;
 const PAIRS_MIN: i64 = 4;
 /// At so many all are halved.
 const PAIRS_MAX: i64 = 256;
+/// A difference that is seen in short windows already.
+const DRASTIC: i64 = ONE / 2;
+/// What the last decision found of the loss counts for so many pairs.
+const PRIOR: i64 = 2;
 /// Where the load reacts, a pair is followed by so many windows' lengths without: as many as keep the loss below half a percent
 /// at the loss that pairs have shown, within these bounds.
 const LOSSES_KEPT_BELOW: i64 = 200;
-const REST: std::ops::RangeInclusive<i64> = 8..=200;
+const REST: std::ops::RangeInclusive<i64> = 5..=200;
 /// Where it does not, the trial costs processor time: 4 % of it.
 const REST_PATIENT: Nanos = 24;
+/// But if something seems to have changed, that should be known soon: for so many pairs less.
+const REST_ALERT: Nanos = 4;
+const ALERT: u8 = 8;
+/// So many windows' lengths pass before the load can seem to have changed once more.
+const DEAF: Nanos = 256;
 /// A window that took so many times its length was interrupted by a pause of the load and says nothing.
 const PAUSED: Nanos = 4;
+/// Some loads lose nothing in a window and much in the long run: many in flight, which a nap now and then leaves spread, and naps
+/// without end make one bunch. A load that turned out to react although trials had not shown it is served eagerly for so long,
+/// and twice as long each time, unless a trial shows the difference.
+const HOLD: Nanos = 500_000_000;
+const HOLD_MAX: Nanos = 16_000_000_000;
+/// Patience that was right for so long was no mistake.
+const LASTED: Nanos = 4_000_000_000;
 
 #[derive(Debug)]
 struct Window {
@@ -49,20 +65,48 @@ struct Window {
     count: u64,
 }
 
+/// How long windows are to be so that enough comes in them to compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lengths {
+    /// For a difference that is drastic.
+    pub(super) short: Nanos,
+    /// For any other: a request that is delayed shows only when the one that follows it is due.
+    pub(super) long: Nanos,
+}
+
 /// What pairs have shown: differences between the manners, less what is tolerated.
 #[derive(Debug, Default)]
 struct Evidence {
     pairs: i64,
     sum: i64,
     squares: i64,
+    /// The share of requests that patience costs: all that was compared, and what was known before.
+    losses: i64,
+    compared: i64,
+    prior: i64,
 }
 
 impl Evidence {
+    fn lost(&mut self, difference: i64) {
+        if self.loss() - difference >= DRASTIC {
+            // Another load, which can be tried more often at once.
+            (self.prior, self.losses, self.compared) = (difference, 0, 0);
+        }
+        self.losses += difference;
+        self.compared += 1;
+    }
+
+    fn loss(&self) -> i64 {
+        (self.prior * PRIOR + self.losses) / (PRIOR + self.compared)
+    }
+
     fn add(&mut self, difference: i64) {
         if self.pairs >= PAIRS_MAX {
             self.pairs /= 2;
             self.sum /= 2;
             self.squares /= 2;
+            self.losses /= 2;
+            self.compared /= 2;
         }
         let difference = difference.clamp(-CLIP, CLIP) - TOLERATED;
         self.pairs += 1;
@@ -89,12 +133,24 @@ pub(super) struct Reaction {
     window: Option<Window>,
     /// The first of a pair: its manner and its rate.
     first: Option<(Manner, u64)>,
+    /// Windows are to be long.
+    long: bool,
     /// The length of the windows of this pair.
     length: Nanos,
     /// When the next window may begin.
     next: Nanos,
-    /// The share of requests that patience has cost.
-    loss: i64,
+    /// Drastic pairs in a row for the manner that is not in force.
+    surprises: u8,
+    /// Pairs that are to follow one another quickly.
+    alert: u8,
+    deaf_until: Nanos,
+    /// Since when patience is in force.
+    since: Nanos,
+    /// A trial has shown, since the load was found to react, that it does.
+    confirmed: bool,
+    /// If none has, no patience until then.
+    held_until: Nanos,
+    hold: Nanos,
     evidence: Evidence,
     random: u32,
 }
@@ -106,10 +162,17 @@ impl Default for Reaction {
             manner: Manner::Eager,
             window: None,
             first: None,
+            long: false,
             length: 0,
             next: 0,
-            loss: ONE / 4,
-            evidence: Evidence::default(),
+            surprises: 0,
+            alert: 0,
+            deaf_until: 0,
+            since: 0,
+            confirmed: false,
+            held_until: 0,
+            hold: 0,
+            evidence: Evidence { prior: ONE / 4, ..Evidence::default() },
             random: 0x9e37_79b9,
         }
     }
@@ -133,25 +196,38 @@ impl Reaction {
         }
     }
 
-    /// A wait begins, and with it a window if one is due. `length`: of windows in which enough comes to compare, or nothing if
-    /// there is nothing to be compared.
-    pub(super) fn wait_begins(&mut self, now: Nanos, length: Option<Nanos>) {
+    /// A wait begins, and with it a window if one is due. No `lengths`: there is nothing to be compared.
+    pub(super) fn wait_begins(&mut self, now: Nanos, lengths: Option<Lengths>) {
         if now < self.next || self.window.is_some() {
             return;
         }
-        let manner = match (self.first, length) {
+        let manner = match (self.first, lengths) {
             (_, None) => {
                 self.first = None;
                 return;
             }
             (Some((Manner::Eager, _)), _) => Manner::Patient,
             (Some((Manner::Patient, _)), _) => Manner::Eager,
-            (None, Some(length)) => {
-                self.length = length;
+            (None, Some(lengths)) => {
+                self.length = if self.long { lengths.long } else { lengths.short };
                 if self.toss() { Manner::Eager } else { Manner::Patient }
             }
         };
         self.window = Some(Window { manner, since: now, end: now.saturating_add(self.length), count: 0 });
+    }
+
+    /// Another load seems to have come: what was seen of the old one is no evidence, and the new one is tried soon and often.
+    /// Not again and again, or a load that is unsteady by nature would never be known.
+    pub(super) fn load_changed(&mut self, now: Nanos) {
+        if now < self.deaf_until {
+            return;
+        }
+        self.deaf_until = now.saturating_add(DEAF * self.length);
+        self.evidence = Evidence { prior: self.evidence.loss(), ..Evidence::default() };
+        if self.manner == Manner::Patient {
+            self.alert = ALERT;
+            self.next = self.next.min(now.saturating_add(REST_ALERT * self.length));
+        }
     }
 
     /// Gives up a window that is open, and the pair with it.
@@ -173,7 +249,11 @@ impl Reaction {
         }
         let rate = rate(window.count, time);
         match self.first.take() {
-            None => self.first = Some((window.manner, rate)),
+            None => {
+                self.first = Some((window.manner, rate));
+                // What the first window did to the load is not to be seen in the second.
+                self.next = now.saturating_add(self.length / 4);
+            }
             Some((Manner::Eager, eager)) => self.compare(now, eager, rate),
             Some((Manner::Patient, patient)) => self.compare(now, rate, patient),
         }
@@ -183,22 +263,60 @@ impl Reaction {
         let larger = eager.max(patient) as i64;
         if larger > 0 {
             let difference = (eager as i64 - patient as i64) * ONE / larger;
-            self.loss += (difference.max(0) - self.loss) / 4;
-            self.evidence.add(difference);
+            let drastic = difference.abs() >= DRASTIC;
+            // In a short window a load can look as if it did not react, because it has not had the time.
+            self.evidence.lost(difference);
+            if drastic || self.long {
+                self.weigh(difference, drastic);
+            }
+            self.long = !drastic;
         }
         if let Some(manner) = self.evidence.verdict() {
             // The next trial begins anew: what has been decided is no evidence.
-            self.evidence = Evidence::default();
-            self.manner = manner;
+            self.evidence = Evidence { prior: self.evidence.loss(), ..Evidence::default() };
+            self.decide(now, manner);
         }
         self.rest(now);
+    }
+
+    fn decide(&mut self, now: Nanos, manner: Manner) {
+        match (self.manner, manner) {
+            (Manner::Eager, Manner::Eager) => self.confirmed = true,
+            (Manner::Eager, Manner::Patient) if self.confirmed || now >= self.held_until => {
+                self.manner = manner;
+                self.since = now;
+            }
+            (Manner::Patient, Manner::Eager) => {
+                let lasted = now.saturating_sub(self.since) >= LASTED;
+                self.hold = if lasted { HOLD } else { (self.hold * 2).clamp(HOLD, HOLD_MAX) };
+                self.held_until = now.saturating_add(self.hold);
+                self.confirmed = false;
+                self.manner = manner;
+            }
+            (_, Manner::Patient) => {}
+        }
+        (self.surprises, self.alert) = (0, 0);
+    }
+
+    /// Adds to the evidence. Two drastic pairs in a row for the other manner, and what was seen before them is of another load.
+    fn weigh(&mut self, difference: i64, drastic: bool) {
+        let favours = if difference > 0 { Manner::Eager } else { Manner::Patient };
+        self.surprises = if drastic && favours != self.manner { self.surprises.saturating_add(1) } else { 0 };
+        self.alert = if self.surprises > 0 { ALERT } else { self.alert.saturating_sub(1) };
+        if self.surprises == 2 {
+            self.evidence = Evidence { prior: difference, ..Evidence::default() };
+            self.evidence.add(difference);
+        }
+        self.evidence.add(difference);
     }
 
     fn rest(&mut self, now: Nanos) {
         let rest = match self.manner {
             Manner::Eager => {
-                (self.loss * LOSSES_KEPT_BELOW / ONE).clamp(*REST.start(), *REST.end()) as Nanos * self.length
+                (self.evidence.loss() * LOSSES_KEPT_BELOW / ONE).clamp(*REST.start(), *REST.end()) as Nanos
+                    * self.length
             }
+            Manner::Patient if self.alert > 0 => REST_ALERT * self.length,
             Manner::Patient => REST_PATIENT * self.length,
         };
         // Not in step with anything that the load does.
@@ -224,23 +342,23 @@ mod tests {
     use super::*;
 
     const LENGTH: Nanos = 100_000;
+    const LENGTHS: Option<Lengths> = Some(Lengths { short: LENGTH, long: LENGTH });
 
     /// Runs pairs with these counts of an eager and of a patient window until something is decided; how many pairs that took.
     fn until_decided(reaction: &mut Reaction, counts: impl Fn(u64) -> (u64, u64)) -> u64 {
         let mut now = reaction.next;
         for pair in 1..=PAIRS_MAX as u64 * 4 {
-            let before = reaction.evidence.pairs;
             let (eager, patient) = counts(pair);
             for _ in 0..2 {
                 now = now.max(reaction.next);
-                reaction.wait_begins(now, Some(LENGTH));
+                reaction.wait_begins(now, LENGTHS);
                 let manner = reaction.window.as_ref().unwrap().manner;
                 reaction.record(if manner == Manner::Eager { eager as u32 } else { patient as u32 });
                 now += LENGTH;
                 reaction.look(now);
                 assert!(reaction.window.is_none());
             }
-            if reaction.evidence.pairs < before + 1 {
+            if reaction.evidence.pairs + reaction.evidence.compared == 0 {
                 return pair;
             }
         }
@@ -250,7 +368,7 @@ mod tests {
     #[test]
     fn what_is_drastic_is_decided_at_once() {
         let mut reaction = Reaction::default();
-        assert_eq!(until_decided(&mut reaction, |_| (20, 20)), 4);
+        assert_eq!(until_decided(&mut reaction, |_| (20, 20)), 5, "the first was short and undecided");
         assert_eq!(reaction.manner, Manner::Patient);
         assert_eq!(until_decided(&mut reaction, |_| (20, 2)), 4);
         assert_eq!(reaction.manner, Manner::Eager);
@@ -273,7 +391,7 @@ mod tests {
         assert_eq!(until_decided(&mut reaction, |_| (0, 0)), 1, "no pair was counted");
         assert_eq!(reaction.evidence.pairs, 0);
         let mut now = reaction.next;
-        reaction.wait_begins(now, Some(LENGTH));
+        reaction.wait_begins(now, LENGTHS);
         now += LENGTH * PAUSED + 1;
         reaction.look(now);
         assert!(reaction.window.is_none() && reaction.first.is_none());
@@ -283,11 +401,12 @@ mod tests {
     #[test]
     fn the_dearer_the_trial_the_rarer() {
         let rest = |loss, manner| {
-            let mut reaction = Reaction { length: LENGTH, loss, manner, ..Reaction::default() };
+            let evidence = Evidence { prior: loss, ..Evidence::default() };
+            let mut reaction = Reaction { length: LENGTH, evidence, manner, ..Reaction::default() };
             reaction.rest(0);
             reaction.next / LENGTH
         };
-        assert!((7..=10).contains(&rest(0, Manner::Eager)));
+        assert!((4..=6).contains(&rest(0, Manner::Eager)));
         assert!((150..=226).contains(&rest(ONE * 9 / 10, Manner::Eager)));
         assert!((20..=28).contains(&rest(ONE * 9 / 10, Manner::Patient)));
     }
@@ -297,7 +416,7 @@ mod tests {
         let mut reaction = Reaction::default();
         reaction.wait_begins(5, None);
         assert_eq!(reaction.end(), None);
-        reaction.wait_begins(5, Some(LENGTH));
+        reaction.wait_begins(5, LENGTHS);
         assert_eq!(reaction.end(), Some(5 + LENGTH));
         reaction.abandon(6);
         assert_eq!(reaction.end(), None);

@@ -74,6 +74,12 @@ impl Waits {
         self.total
     }
 
+    /// At least half of all waits ended within `time`.
+    pub(super) fn mostly_within(&self, time: Nanos) -> bool {
+        let within: u32 = self.counts[..bucket(time)].iter().copied().map(u32::from).sum();
+        within * 2 >= self.total
+    }
+
     /// How long to spin for a wait if sleeping costs `cost`. The shortest of several equally good ones.
     pub(super) fn limit(&self, cost: Nanos) -> Nanos {
         if self.total < FEW {
@@ -94,6 +100,10 @@ impl Waits {
             let all = spun + (Nanos::from(self.total) - ended) * (end + cost);
             if all < least {
                 (best, least) = (end, all);
+                // Nothing is known of what is longer than all that was seen: from there on as without history.
+                if ended == Nanos::from(self.total) {
+                    best += cost;
+                }
             }
         }
         best
@@ -132,8 +142,10 @@ mod tests {
 
     #[test]
     fn spins_through_short_waits_and_not_for_long_ones() {
-        let short = of(&[(10_000, 100)]).limit(40_000);
+        let short = of(&[(10_000, 99), (500_000, 1)]).limit(40_000);
         assert!((10_001..=13_000).contains(&short), "{short}");
+        // Without a longer one, as long again as sleeping costs.
+        assert_eq!(of(&[(10_000, 100)]).limit(40_000), short + 40_000);
         assert_eq!(of(&[(60_000, 100)]).limit(40_000), 0);
         assert_eq!(of(&[(Nanos::MAX, 100)]).limit(40_000), 0);
         // One in ten that is long does not spoil it; nine do.
@@ -160,6 +172,15 @@ mod tests {
                 assert!(ours <= best + best / 8, "{waits:?} at {cost}: {ours} against {best}");
             }
         }
+    }
+
+    #[test]
+    fn half_of_them_within_a_time() {
+        let waits = of(&[(10_000, 50), (100_000, 50)]);
+        assert!(waits.mostly_within(20_000));
+        assert!(!waits.mostly_within(9_000));
+        assert!(!of(&[(10_000, 49), (100_000, 50)]).mostly_within(20_000));
+        assert!(of(&[(10_000, 49), (100_000, 50)]).mostly_within(200_000));
     }
 
     #[test]

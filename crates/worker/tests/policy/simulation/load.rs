@@ -1,0 +1,167 @@
+//! What a driver sends, and when.
+
+use fastrand::Rng;
+use kickless_worker::policy::Nanos;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ops::Range;
+
+pub(crate) const US: Nanos = 1_000;
+pub(crate) const MS: Nanos = 1_000_000;
+pub(crate) const SEC: Nanos = 1_000_000_000;
+
+/// When a part of a load is there: `on` out of each `on + off`, the first time at `from`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gate {
+    pub(crate) from: Nanos,
+    pub(crate) on: Nanos,
+    pub(crate) off: Nanos,
+}
+
+impl Gate {
+    pub(crate) const OPEN: Gate = Gate { from: 0, on: Nanos::MAX / 2, off: 0 };
+
+    /// The first time from `at` on that it is open.
+    fn admit(&self, at: Nanos) -> Nanos {
+        if at < self.from {
+            return self.from;
+        }
+        let phase = (at - self.from) % (self.on + self.off);
+        if phase < self.on { at } else { at - phase + self.on + self.off }
+    }
+}
+
+/// Times between requests of a load that does not react.
+#[derive(Clone, Debug)]
+pub(crate) enum Gaps {
+    Steady(Nanos),
+    Poisson(Nanos),
+    /// So many at once, `spacing` apart, every `every`.
+    Bursts {
+        every: Nanos,
+        count: u32,
+        spacing: Nanos,
+    },
+    /// Over and over.
+    Recorded(Vec<u32>),
+}
+
+/// A closed loop: each of `in_flight` is sent again so long after it was answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Closed {
+    pub(crate) in_flight: u32,
+    pub(crate) think: Range<Nanos>,
+    pub(crate) gate: Gate,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Open {
+    pub(crate) gaps: Gaps,
+    pub(crate) gate: Gate,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Load {
+    pub(crate) closed: Option<Closed>,
+    pub(crate) open: Option<Open>,
+    /// How long the disk takes; 0: it answers at once.
+    pub(crate) disk: Range<Nanos>,
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Request {
+    pub(crate) at: Nanos,
+    /// It belongs to a closed loop: a delay of it delays others.
+    pub(crate) closed: bool,
+}
+
+/// Processor time that the driver takes to send a request.
+const SEND: Nanos = 300;
+
+/// A driver at work.
+pub(crate) struct Driver {
+    load: Load,
+    rng: Rng,
+    /// Sent, or to be sent, and not yet popped.
+    coming: BinaryHeap<Reverse<Request>>,
+    /// When it has sent what it is sending.
+    free: Nanos,
+    opened: u64,
+    last_open: Nanos,
+}
+
+impl Driver {
+    pub(crate) fn new(load: Load, seed: u64) -> Self {
+        let mut driver = Self {
+            rng: Rng::with_seed(seed),
+            coming: BinaryHeap::new(),
+            free: 0,
+            opened: 0,
+            last_open: 0,
+            load,
+        };
+        for _ in 0..driver.load.closed.as_ref().map_or(0, |closed| closed.in_flight) {
+            driver.answered(Request { at: 0, closed: true }, 0);
+        }
+        driver.open_next();
+        driver
+    }
+
+    pub(crate) fn next_at(&self) -> Option<Nanos> {
+        self.coming.peek().map(|next| next.0.at)
+    }
+
+    /// Takes a request that has been sent by `now`.
+    pub(crate) fn pop(&mut self, now: Nanos) -> Option<Request> {
+        let request = self.coming.peek().filter(|next| next.0.at <= now)?.0;
+        self.coming.pop();
+        if !request.closed {
+            self.open_next();
+        }
+        Some(request)
+    }
+
+    /// How many have been sent by `now` and wait; `most` is enough.
+    pub(crate) fn pending(&self, now: Nanos, most: usize) -> u16 {
+        if self.next_at().is_none_or(|at| at > now) {
+            return 0;
+        }
+        // Those of an open load that are not generated yet are not seen: at least one is.
+        self.coming.iter().filter(|next| next.0.at <= now).take(most).count() as u16
+    }
+
+    pub(crate) fn answered(&mut self, request: Request, at: Nanos) {
+        let Some(closed) = self.load.closed.as_ref().filter(|_| request.closed) else { return };
+        let ready = closed.gate.admit(at + self.rng.u64(closed.think.clone()));
+        self.free = self.free.max(ready) + SEND;
+        self.coming.push(Reverse(Request { at: self.free, closed: true }));
+    }
+
+    /// The request that is being sent needs a kick, which keeps the driver for so long.
+    pub(crate) fn kick(&mut self, at: Nanos, cost: Nanos) {
+        self.free = self.free.max(at + cost);
+    }
+
+    /// How long the disk takes for this one.
+    pub(crate) fn disk(&mut self) -> Option<Nanos> {
+        let disk = self.load.disk.clone();
+        (!disk.is_empty()).then(|| self.rng.u64(disk))
+    }
+
+    fn open_next(&mut self) {
+        let Some(open) = &self.load.open else { return };
+        let gap = match &open.gaps {
+            Gaps::Steady(gap) => *gap,
+            Gaps::Poisson(mean) => (-(1.0 - self.rng.f64()).ln() * *mean as f64) as Nanos,
+            Gaps::Bursts { every, count, spacing } => match self.opened % u64::from(*count) {
+                0 => every - spacing * u64::from(count - 1),
+                _ => *spacing,
+            },
+            Gaps::Recorded(gaps) => Nanos::from(gaps[self.opened as usize % gaps.len()]),
+        };
+        self.opened += 1;
+        self.last_open = open.gate.admit(self.last_open + gap);
+        self.coming.push(Reverse(Request { at: self.last_open, closed: false }));
+    }
+}

@@ -1,0 +1,316 @@
+//! A worker's core, in simulated time.
+
+use super::chooser::{Chooser, Rule};
+use super::load::{Driver, Load, MS, Request, US};
+use fastrand::Rng;
+use kickless_worker::policy::{Host, Nanos, Pressure, Usage, Verdict};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// What things cost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    pub(crate) sleep_cpu: Nanos,
+    pub(crate) wake_delay: Nanos,
+    /// A wake takes so much longer at most.
+    pub(crate) wake_jitter: Nanos,
+    /// A look at a ring.
+    pub(crate) look: Nanos,
+    /// The work for a request.
+    pub(crate) service: Nanos,
+    /// What a kick costs the driver.
+    pub(crate) kick: Nanos,
+    /// Another thread wants the core all the time.
+    pub(crate) hog: bool,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            sleep_cpu: 8 * US,
+            wake_delay: 25 * US,
+            wake_jitter: 20 * US,
+            look: 100,
+            service: 500,
+            kick: 3 * US,
+            hog: false,
+        }
+    }
+}
+
+/// What a run came to, after its warm-up.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) time: Nanos,
+    pub(crate) cpu: Nanos,
+    pub(crate) requests: u64,
+    pub(crate) kicks: u64,
+    pub(crate) sleeps: u64,
+    /// From sent to popped, of each request.
+    pub(crate) delays: Vec<u32>,
+    /// Delays that cost something: of the first request after each wait, in a closed loop all of it, otherwise what is more
+    /// than the owner accepts.
+    pub(crate) dear_delay: Nanos,
+    /// When the worker last ran.
+    pub(crate) last_run: Nanos,
+    pub(crate) verdicts: Vec<Verdict>,
+}
+
+impl Outcome {
+    pub(crate) fn cpu_share(&self) -> f64 {
+        self.cpu as f64 / self.time as f64
+    }
+
+    pub(crate) fn per_sec(&self) -> f64 {
+        self.requests as f64 / (self.time as f64 / 1e9)
+    }
+
+    pub(crate) fn mean_delay(&self) -> f64 {
+        self.delays.iter().map(|&delay| f64::from(delay)).sum::<f64>() / self.delays.len().max(1) as f64
+    }
+
+    pub(crate) fn median_delay(&mut self) -> Nanos {
+        let middle = self.delays.len() / 2;
+        if self.delays.is_empty() {
+            return 0;
+        }
+        Nanos::from(*self.delays.select_nth_unstable(middle).1)
+    }
+
+    /// Processor time and what delays are worth, for each request.
+    pub(crate) fn cost(&self) -> f64 {
+        (self.cpu as f64 + super::table::DELAY_WORTH * self.dear_delay as f64) / self.requests.max(1) as f64
+    }
+}
+
+/// A fair scheduler lets a thread run ahead of another by so much before the other has its turn.
+const GRANULE: Nanos = 3 * MS;
+/// Heads popped in one visit.
+const BUDGET: u32 = 64;
+
+/// A core that the worker may have to share with a hog.
+#[derive(Default)]
+struct Core {
+    now: Nanos,
+    hog: bool,
+    usage: Usage,
+    /// Processor time that each has had, the worker's moved on while it sleeps.
+    worker: Nanos,
+    other: Nanos,
+}
+
+impl Core {
+    /// The worker runs until it has had so much.
+    fn run(&mut self, cpu: Nanos) {
+        let mut left = cpu;
+        while left > 0 {
+            let turn =
+                if self.hog { (self.other + GRANULE).saturating_sub(self.worker).max(1) } else { left };
+            let part = left.min(turn);
+            self.now += part;
+            self.usage.cpu += part;
+            self.worker += part;
+            left -= part;
+            self.give_way(GRANULE);
+        }
+    }
+
+    /// The worker spins until the clock says so.
+    fn spin_until(&mut self, until: Nanos) {
+        while self.now < until {
+            let step = if self.hog { 50 * US } else { Nanos::MAX };
+            self.run(step.min(until - self.now));
+        }
+    }
+
+    /// Sleeps until something happens at `at`, and wakes after a delay.
+    fn sleep_until(&mut self, at: Nanos, delay: Nanos) {
+        let asleep = at.max(self.now) - self.now;
+        self.now += asleep;
+        if self.hog {
+            self.other += asleep;
+            self.worker = self.worker.max(self.other.saturating_sub(GRANULE / 2));
+        }
+        self.now += delay;
+        self.give_way(MS);
+    }
+
+    /// If the worker is ahead by so much, the other runs until it has caught up.
+    fn give_way(&mut self, ahead: Nanos) {
+        if self.hog && self.worker >= self.other + ahead {
+            let turn = self.worker - self.other;
+            self.now += turn;
+            self.other += turn;
+            self.usage.run_delay += turn;
+            self.usage.involuntary += 1;
+        }
+    }
+}
+
+/// A worker that serves one queue.
+pub(crate) struct Worker {
+    machine: Machine,
+    core: Core,
+    driver: Driver,
+    chooser: Chooser,
+    host: Host,
+    pressure: Pressure,
+    latency: Nanos,
+    rng: Rng,
+    /// When what is in flight is done, and which request it is.
+    disk: BinaryHeap<Reverse<(Nanos, Request)>>,
+    spun: Nanos,
+    waited: bool,
+    outcome: Outcome,
+}
+
+impl Worker {
+    pub(crate) fn new(machine: Machine, load: Load, rule: Rule, latency: Nanos) -> Self {
+        let host = Host {
+            sleep_cpu: machine.sleep_cpu,
+            wake_delay: machine.wake_delay + machine.wake_jitter / 2,
+            nap_overshoot: machine.wake_delay + machine.wake_jitter / 2,
+            contended: false,
+        };
+        Self {
+            core: Core { hog: machine.hog, ..Core::default() },
+            driver: Driver::new(load, 1),
+            chooser: Chooser::new(rule, 256),
+            host,
+            pressure: Pressure::default(),
+            latency,
+            rng: Rng::with_seed(2),
+            disk: BinaryHeap::new(),
+            spun: 0,
+            waited: true,
+            outcome: Outcome::default(),
+            machine,
+        }
+    }
+
+    /// Runs for a while that does not count, and then for one that does.
+    pub(crate) fn run(mut self, warm_up: Nanos, time: Nanos) -> Outcome {
+        while self.core.now < warm_up && self.turn(warm_up) {}
+        let (began, cpu) = (self.core.now, self.core.usage.cpu);
+        self.outcome = Outcome::default();
+        let end = began + time;
+        while self.core.now < end && self.turn(end) {}
+        self.outcome.time = self.core.now.max(end) - began;
+        self.outcome.cpu = self.core.usage.cpu - cpu;
+        self.outcome
+    }
+
+    /// One visit and what follows; whether there is anything to come.
+    fn turn(&mut self, end: Nanos) -> bool {
+        if self.core.now >= self.pressure.next() {
+            let spun = std::mem::take(&mut self.spun);
+            self.host.contended = self.pressure.sample(self.core.now, &self.core.usage, spun);
+        }
+        self.outcome.last_run = self.core.now;
+        self.core.run(self.machine.look);
+        if self.pop() | self.complete() {
+            self.waited = false;
+            return true;
+        }
+        self.waited = true;
+        let on_disk = !self.disk.is_empty();
+        let verdict = self.chooser.empty(self.core.now, &self.host, on_disk);
+        let done = self.disk.peek().map(|next| next.0.0);
+        let event = [self.driver.next_at(), done].into_iter().flatten().min();
+        match verdict {
+            Verdict::Spin { until } => {
+                let until = until.min(event.unwrap_or(end)).min(end);
+                let since = self.core.now;
+                self.core.spin_until(until);
+                self.spun += self.core.now - since;
+            }
+            // A completion ends it as well.
+            Verdict::Nap { until } => self.sleep(until.min(done.unwrap_or(until))),
+            Verdict::Arm if self.driver.next_at().is_some_and(|at| at <= self.core.now) => {
+                self.chooser.still_busy();
+            }
+            Verdict::Arm => {
+                self.chooser.armed(self.core.now);
+                let Some(at) = event.filter(|&at| at < end) else {
+                    self.core.now = self.core.now.max(end);
+                    return false;
+                };
+                if self.driver.next_at() == Some(at) {
+                    self.outcome.kicks += 1;
+                    self.driver.kick(at, self.machine.kick);
+                }
+                self.sleep(at);
+            }
+        }
+        true
+    }
+
+    fn sleep(&mut self, until: Nanos) {
+        self.outcome.sleeps += 1;
+        self.core.run(self.machine.sleep_cpu / 2);
+        let jitter = self.rng.u64(0..=self.machine.wake_jitter);
+        // The second half of what it costs is part of the delay.
+        let cpu = self.machine.sleep_cpu / 2;
+        self.core.sleep_until(until, (self.machine.wake_delay + jitter).saturating_sub(cpu));
+        self.core.run(cpu);
+        let pending = self.driver.pending(self.core.now, 256);
+        self.chooser.woken(self.core.now, &self.host, pending);
+    }
+
+    fn pop(&mut self) -> bool {
+        let found = self.core.now;
+        let mut popped = 0;
+        while popped < BUDGET
+            && let Some(request) = self.driver.pop(found)
+        {
+            if popped == 0 {
+                // The policy is told before the work is done, as by the loop, which knows the number by then.
+                self.note_wait(request);
+            }
+            popped += 1;
+            self.outcome.delays.push((self.core.now - request.at) as u32);
+            self.core.run(self.machine.service);
+            match self.driver.disk() {
+                Some(time) => self.disk.push(Reverse((self.core.now + time, request))),
+                None => self.answer(request),
+            }
+        }
+        if popped > 0 {
+            self.chooser.found(found, popped);
+        }
+        popped > 0
+    }
+
+    fn note_wait(&mut self, request: Request) {
+        if self.waited {
+            let delay = self.core.now - request.at;
+            let accepted = if request.closed { 0 } else { self.latency };
+            self.outcome.dear_delay += delay.saturating_sub(accepted);
+        }
+    }
+
+    fn complete(&mut self) -> bool {
+        let mut any = false;
+        while let Some(&Reverse((done, request))) = self.disk.peek()
+            && done <= self.core.now
+        {
+            self.disk.pop();
+            if self.waited && !any {
+                let accepted = if request.closed { 0 } else { self.latency };
+                self.outcome.dear_delay += (self.core.now - done).saturating_sub(accepted);
+            }
+            any = true;
+            self.core.run(self.machine.service / 2);
+            self.answer(request);
+        }
+        if any {
+            self.chooser.found(self.core.now, 0);
+        }
+        any
+    }
+
+    fn answer(&mut self, request: Request) {
+        self.outcome.requests += 1;
+        self.driver.answered(request, self.core.now);
+    }
+}
