@@ -1,0 +1,171 @@
+//! What has been promised, held in simulation. All of it is deterministic.
+
+use crate::simulation::chooser::Rule;
+use crate::simulation::load::{Gaps, Load, MS, SEC, US};
+use crate::simulation::machine::{Machine, Outcome, Worker};
+use crate::simulation::patterns::{POLLING, Pattern, SLEEPING, all, changing, closed, on_off, open};
+use crate::simulation::table::{ALWAYS, AUTO, LATENCY, NEVER, RATE, run};
+use kickless_worker::policy::Nanos;
+
+fn run_for(machine: Machine, load: &Load, rule: Rule, warm_up: Nanos, time: Nanos) -> Outcome {
+    Worker::new(machine, load.clone(), rule, LATENCY).run(warm_up, time)
+}
+
+/// Runs one after another from the start, with no warm-up: what is learnt on the way counts.
+fn both(load: &Load, rule: Rule, other: Rule, time: Nanos) -> (Outcome, Outcome) {
+    let machine = Machine::default();
+    (run_for(machine, load, rule, 0, time), run_for(machine, load, other, 0, time))
+}
+
+#[test]
+fn closed_loops_are_as_fast_as_with_always() {
+    for in_flight in [1, 32] {
+        for think in [POLLING, SLEEPING, 20 * US..40 * US] {
+            let (mut auto, mut always) = both(&closed(in_flight, think.clone()), AUTO, ALWAYS, SEC);
+            let share = auto.per_sec() / always.per_sec();
+            assert!(share >= 0.975, "{in_flight} in flight, {think:?}: {share}");
+            assert!(auto.median_delay() <= always.median_delay() + 500, "{in_flight} in flight, {think:?}");
+        }
+    }
+}
+
+#[test]
+fn a_disk_is_waited_for_by_the_same_rule() {
+    for in_flight in [1, 32] {
+        let load = Load { disk: 60 * US..100 * US, ..closed(in_flight, POLLING) };
+        // That naps make one bunch of 32 in flight has to be found out first.
+        let auto = run_for(Machine::default(), &load, AUTO, SEC, SEC);
+        let always = run_for(Machine::default(), &load, ALWAYS, 0, 200 * MS);
+        let share = auto.per_sec() / always.per_sec();
+        assert!(share >= 0.975, "{in_flight} in flight: {share}");
+    }
+    let slow = Load { disk: 4 * MS..6 * MS, ..closed(1, POLLING) };
+    let (auto, always) = both(&slow, AUTO, ALWAYS, SEC);
+    assert!(auto.per_sec() >= always.per_sec() * 0.975);
+    assert!(auto.cpu_share() < 0.01, "{}: so slow a disk is slept for", auto.cpu_share());
+}
+
+/// The rate of `always` that a worker has at most.
+fn peak(machine: Machine) -> f64 {
+    run_for(machine, &closed(64, 100..200), ALWAYS, 0, 20 * MS).per_sec()
+}
+
+#[test]
+fn open_loops_cost_a_part_of_a_core_and_a_delay_within_what_is_accepted() {
+    let machine = Machine::default();
+    for (part, most) in [(2.0, 0.7), (10.0, 0.3), (100.0, 0.3)] {
+        let gap = (1e9 * part / peak(machine)) as Nanos;
+        for gaps in [Gaps::Steady(gap), Gaps::Poisson(gap)] {
+            let load = open(gaps.clone());
+            let mut auto = run_for(machine, &load, AUTO, SEC, 300 * MS);
+            let mut always = run_for(machine, &load, ALWAYS, 0, 100 * MS);
+            assert!(auto.cpu_share() <= most, "{gaps:?}: {}", auto.cpu_share());
+            assert!(auto.median_delay() <= always.median_delay() + LATENCY, "{gaps:?}");
+        }
+    }
+}
+
+#[test]
+fn naps_hardly_ever_delay_by_more_than_is_accepted() {
+    let mut auto = run_for(Machine::default(), &open(Gaps::Poisson(5 * US)), AUTO, 500 * MS, 300 * MS);
+    auto.delays.sort_unstable();
+    let late = auto.delays.partition_point(|&delay| Nanos::from(delay) <= LATENCY + 10 * US);
+    assert!(late >= auto.delays.len() * 99 / 100);
+    assert!(auto.kicks * 20 <= auto.requests, "{} kicks", auto.kicks);
+}
+
+#[test]
+fn a_trickle_costs_what_it_costs_with_never() {
+    for gaps in [Gaps::Steady(10 * MS), Gaps::Poisson(10 * MS)] {
+        for disk in [0..0, 60 * US..100 * US] {
+            let load = Load { disk: disk.clone(), ..open(gaps.clone()) };
+            let (auto, never) = both(&load, AUTO, NEVER, 5 * SEC);
+            let ratio = auto.cpu_share() / never.cpu_share();
+            assert!(ratio <= 1.2, "{gaps:?}, disk {disk:?}: {ratio}");
+        }
+    }
+}
+
+#[test]
+fn an_idle_queue_is_armed_and_then_there_is_nothing() {
+    for load in [closed(1, POLLING), closed(32, SLEEPING), open(Gaps::Poisson(5 * US))] {
+        let mut load = load;
+        // It ends after a second, for good.
+        for gate in [
+            load.closed.as_mut().map(|closed| &mut closed.gate),
+            load.open.as_mut().map(|open| &mut open.gate),
+        ]
+        .into_iter()
+        .flatten()
+        {
+            (gate.on, gate.off) = (SEC, 1000 * SEC);
+        }
+        let auto = run_for(Machine::default(), &load, AUTO, SEC + MS, 10 * SEC);
+        assert!(auto.cpu <= MS, "{} ns", auto.cpu);
+        assert!(auto.last_run <= SEC + 2 * MS, "{}", auto.last_run);
+    }
+}
+
+#[test]
+fn on_off_loads_are_served_as_by_the_original_rule_for_a_fifth_of_its_time() {
+    for (in_flight, think) in [(1, POLLING), (1, SLEEPING), (32, SLEEPING)] {
+        let (auto, rate) = both(&on_off(in_flight, think.clone()), AUTO, RATE, 4 * SEC);
+        let share = auto.per_sec() / rate.per_sec();
+        assert!(share >= 0.97, "{in_flight} in flight, {think:?}: {share}");
+        let cpu = auto.cpu_share() / rate.cpu_share();
+        assert!(cpu <= 0.2, "{in_flight} in flight, {think:?}: {cpu}");
+    }
+}
+
+#[test]
+fn a_contended_core_is_left_to_others() {
+    let machine = Machine { hog: true, ..Machine::default() };
+    for load in [closed(1, POLLING), closed(1, SLEEPING), closed(32, SLEEPING), open(Gaps::Poisson(50 * US))]
+    {
+        let auto = run_for(machine, &load, AUTO, 0, 4 * SEC);
+        let never = run_for(machine, &load, NEVER, 0, 4 * SEC);
+        let share = auto.per_sec() / never.per_sec();
+        assert!(share >= 0.97, "{load:?}: {share}");
+    }
+}
+
+#[test]
+fn a_load_that_turns_into_another_is_known_soon() {
+    // Half of the time closed, half of it open at a rate that takes a tenth of a core.
+    let load = changing(1, POLLING, Gaps::Poisson(5 * US));
+    let (auto, always) = both(&load, AUTO, ALWAYS, 4 * SEC);
+    let share = auto.per_sec() / always.per_sec();
+    assert!(share >= 0.95, "{share}");
+    assert!(auto.cpu_share() <= 0.9, "{}", auto.cpu_share());
+}
+
+#[test]
+fn bursts_and_slow_requests_are_not_spun_for() {
+    let bursts = Gaps::Bursts { every: MS, count: 64, spacing: 500 };
+    for gaps in [bursts, Gaps::Steady(500 * US), Gaps::Poisson(500 * US)] {
+        let load = open(gaps.clone());
+        let auto = run_for(Machine::default(), &load, AUTO, 500 * MS, SEC);
+        let never = run_for(Machine::default(), &load, NEVER, 0, SEC);
+        assert!(auto.cpu_share() <= never.cpu_share() * 1.2, "{gaps:?}: {}", auto.cpu_share());
+    }
+}
+
+#[test]
+fn no_fixed_rule_is_much_better_for_any_load() {
+    let mut worst = Vec::new();
+    for pattern in all() {
+        // A fixed rule has nothing to learn.
+        let changes = pattern.name.contains("on-off") || pattern.name.contains("changing");
+        let (fixed, ours) = if changes { (SEC, 2 * SEC) } else { (50 * MS, 500 * MS) };
+        let short = Pattern { warm_up: 0, time: fixed, ..pattern };
+        let best = Rule::fixed().map(|rule| run(&short, rule).cost()).fold(f64::INFINITY, f64::min);
+        let long = Pattern { warm_up: pattern.warm_up.min(SEC), time: ours, ..short };
+        let regret = run(&long, AUTO).cost() / best;
+        // On a contended core there are no trials, and so no naps that they would allow.
+        let most = if pattern.machine.hog { 1.8 } else { 1.6 };
+        if regret > most {
+            worst.push((pattern.name, regret));
+        }
+    }
+    assert!(worst.is_empty(), "{worst:?}");
+}
