@@ -6,8 +6,6 @@ use super::Nanos;
 const UNIT: u32 = 30;
 /// Counted over at least so long.
 const SPAN: Nanos = 1_000_000;
-/// A longer wait is a pause of the load, of which no more than this counts: the rate is that of a load that is there.
-const PAUSE: Nanos = 8_000_000;
 /// A rate moves towards what was counted last by a part in so many.
 const WEIGHT: u64 = 4;
 /// A rate so many times as high or as low is another load's.
@@ -32,7 +30,6 @@ pub(super) struct Arrivals {
     rate: Option<u64>,
     since: Nanos,
     count: u64,
-    paused: Nanos,
 }
 
 /// `count` in `time`, as a rate.
@@ -55,23 +52,17 @@ impl Arrivals {
         self.count += u64::from(requests);
     }
 
-    /// A wait of this length is over.
-    pub(super) fn waited(&mut self, wait: Nanos) {
-        self.paused = self.paused.saturating_add(wait.saturating_sub(PAUSE));
-    }
-
     /// Closes the span if it is long enough, and tells what that showed.
     pub(super) fn look(&mut self, now: Nanos) -> Option<Seen> {
         let time = now.saturating_sub(self.since);
         if time < SPAN {
             return None;
         }
-        let busy = time.saturating_sub(self.paused).max(SPAN);
-        let counted = rate(self.count, busy);
+        let counted = rate(self.count, time);
         let old = self.rate.unwrap_or(counted);
         self.rate = Some((old * (WEIGHT - 1) + counted) / WEIGHT);
-        let many = self.count.max(expected_256(old, busy) / 256) >= MANY;
-        (self.since, self.count, self.paused) = (now, 0, 0);
+        let many = self.count.max(expected_256(old, time) / 256) >= MANY;
+        (self.since, self.count) = (now, 0);
         let other = counted < old / OTHER || counted > old.saturating_mul(OTHER);
         Some(if many && other { Seen::Change } else { Seen::Same })
     }
@@ -98,7 +89,6 @@ mod tests {
         }
         let steady = arrivals.rate().unwrap();
         assert!((105_000..110_000).contains(&steady), "{steady}: a hundred thousand in 10^9 ns");
-        arrivals.waited(900_000_000);
         arrivals.record(1);
         assert_eq!(arrivals.look(now + 900_000_000), Some(Seen::Change));
         assert_eq!(arrivals.look(now + 900_000_001), None);
@@ -113,7 +103,6 @@ mod tests {
         let mut arrivals = Arrivals::default();
         for now in [Nanos::MAX / 2, 0, Nanos::MAX] {
             arrivals.record(u32::MAX);
-            arrivals.waited(Nanos::MAX);
             arrivals.look(now);
         }
         assert!(arrivals.rate().unwrap() <= MOST);

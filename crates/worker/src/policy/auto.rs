@@ -104,7 +104,6 @@ impl Auto {
         }
         let wait = self.wait.came.unwrap_or(now).saturating_sub(self.wait.since);
         self.waits[usize::from(self.wait.on_disk)].record(wait);
-        self.arrivals.waited(wait);
         self.wait.open = false;
     }
 

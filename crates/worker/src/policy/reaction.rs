@@ -22,7 +22,7 @@ pub(super) enum Manner {
 const ONE: i64 = 1024;
 /// A load that loses less than a tenth by being served patiently does not react.
 const TOLERATED: i64 = ONE / 10;
-/// No pair of windows counts for more than this, so that evidence of a load that was there before is soon outweighed.
+/// No pair of windows counts for more than this: requests that come in bunches differ much from window to window, and mean nothing.
 const CLIP: i64 = ONE * 35 / 100;
 /// What chance explains: a mean within the root of so many times its variance.
 const CHANCE: i64 = 6;
@@ -342,6 +342,7 @@ mod tests {
     use super::*;
 
     const LENGTH: Nanos = 100_000;
+    const SEC: Nanos = 1_000_000_000;
     const LENGTHS: Option<Lengths> = Some(Lengths { short: LENGTH, long: LENGTH });
 
     /// Runs pairs with these counts of an eager and of a patient window until something is decided; how many pairs that took.
@@ -421,6 +422,83 @@ mod tests {
         reaction.abandon(6);
         assert_eq!(reaction.end(), None);
         assert!(reaction.next > 6);
+    }
+
+    #[test]
+    fn bunches_are_noise() {
+        let mut reaction = Reaction::default();
+        let bunches = |pair: u64| [(64, 4), (30, 30), (4, 64), (30, 30)][pair as usize % 4];
+        assert!(until_decided(&mut reaction, bunches) <= 60);
+        assert_eq!(reaction.manner, Manner::Patient);
+    }
+
+    #[test]
+    fn pairs_that_are_alike_are_not_taken_for_certainty() {
+        let mut reaction = Reaction::default();
+        assert!(until_decided(&mut reaction, |_| (1000, 890)) > 100, "just above what is tolerated");
+    }
+
+    #[test]
+    fn what_was_seen_of_another_load_is_outweighed_at_once() {
+        let mut reaction = Reaction::default();
+        until_decided(&mut reaction, |_| (20, 20));
+        assert_eq!(reaction.manner, Manner::Patient);
+        // Much noise, and no decision yet.
+        let noise = Evidence { pairs: 20, sum: -20 * 100, squares: 20 * 200_000, ..Evidence::default() };
+        assert!(noise.verdict().is_none());
+        reaction.evidence = noise;
+        assert_eq!(until_decided(&mut reaction, |_| (20, 2)), 4);
+        assert_eq!(reaction.manner, Manner::Eager);
+    }
+
+    #[test]
+    fn another_load_is_tried_soon_but_not_again_and_again() {
+        let mut reaction = Reaction { manner: Manner::Patient, length: LENGTH, ..Reaction::default() };
+        reaction.rest(0);
+        assert!(reaction.next > 10 * LENGTH);
+        reaction.evidence.pairs = 3;
+        reaction.load_changed(LENGTH);
+        assert_eq!(reaction.next, (1 + REST_ALERT) * LENGTH);
+        assert_eq!(reaction.evidence.pairs, 0);
+        reaction.evidence.pairs = 3;
+        reaction.load_changed(DEAF * LENGTH);
+        assert_eq!(reaction.evidence.pairs, 3);
+        reaction.load_changed((1 + DEAF) * LENGTH);
+        assert_eq!(reaction.evidence.pairs, 0);
+    }
+
+    #[test]
+    fn patience_that_was_wrong_is_not_tried_again_at_once() {
+        let mut reaction = Reaction::default();
+        let mut now = SEC;
+        let mut holds = Vec::new();
+        for _ in 0..8 {
+            reaction.decide(now, Manner::Patient);
+            assert_eq!(reaction.manner, Manner::Patient);
+            reaction.decide(now + SEC, Manner::Eager);
+            holds.push((reaction.held_until - now - SEC) / HOLD);
+            reaction.decide(reaction.held_until - 1, Manner::Patient);
+            assert_eq!(reaction.manner, Manner::Eager);
+            now = reaction.held_until;
+        }
+        assert_eq!(holds, [1, 2, 4, 8, 16, 32, 32, 32]);
+        reaction.decide(now, Manner::Patient);
+        reaction.decide(now + LASTED, Manner::Eager);
+        assert_eq!(reaction.held_until, now + LASTED + HOLD, "it had been right for long");
+        reaction.decide(now + LASTED, Manner::Eager);
+        reaction.decide(now + LASTED, Manner::Patient);
+        assert_eq!(reaction.manner, Manner::Patient, "trials had shown the difference, and show none now");
+    }
+
+    #[test]
+    fn trials_keep_no_step() {
+        let mut reaction = Reaction { length: LENGTH, ..Reaction::default() };
+        let mut rests = std::collections::BTreeSet::new();
+        for _ in 0..20 {
+            reaction.rest(0);
+            rests.insert(reaction.next);
+        }
+        assert!(rests.len() > 10, "{rests:?}");
     }
 
     #[test]

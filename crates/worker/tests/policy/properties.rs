@@ -65,7 +65,7 @@ fn steps() -> impl Strategy<Value = Vec<(Nanos, Step)>> {
 const HOST: Host = Host { sleep_cpu: 8_000, wake_delay: 30_000, nap_overshoot: 30_000, contended: false };
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
 
     #[test]
     fn every_verdict_is_possible_to_follow(
@@ -216,4 +216,25 @@ fn a_contended_core_is_spun_on_for_no_longer_than_a_sleep_takes() {
     assert_eq!(policy.empty(now, &contended, false), Verdict::Arm, "waits are longer");
     policy.found(now, 1);
     assert!(matches!(policy.empty(now, &HOST, false), Verdict::Spin { .. }), "and back");
+}
+
+#[test]
+fn a_contended_core_is_not_experimented_on() {
+    let contended = Host { contended: true, ..HOST };
+    let naps = |host: &Host, policy: &mut Policy, now: &mut Nanos, waits: u32| {
+        (0..waits).any(|_| {
+            let verdict = policy.empty(*now, host, false);
+            *now += 5_000;
+            let napped = matches!(verdict, Verdict::Nap { .. });
+            if !napped {
+                policy.found(*now, 1);
+            }
+            napped
+        })
+    };
+    let mut policy = Policy::new(Poll::default(), 256);
+    let mut now = 0;
+    assert!(!naps(&contended, &mut policy, &mut now, 10_000), "no window begins");
+    assert!(naps(&HOST, &mut policy, &mut now, 10_000), "a patient window begins");
+    assert!(!naps(&contended, &mut policy, &mut now, 10_000), "it ends, and no other begins");
 }

