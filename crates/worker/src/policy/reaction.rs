@@ -428,7 +428,7 @@ mod tests {
     fn bunches_are_noise() {
         let mut reaction = Reaction::default();
         let bunches = |pair: u64| [(64, 4), (30, 30), (4, 64), (30, 30)][pair as usize % 4];
-        assert!(until_decided(&mut reaction, bunches) <= 60);
+        assert!(until_decided(&mut reaction, bunches) <= 400);
         assert_eq!(reaction.manner, Manner::Patient);
     }
 

@@ -238,3 +238,33 @@ fn a_contended_core_is_not_experimented_on() {
     assert!(naps(&HOST, &mut policy, &mut now, 10_000), "a patient window begins");
     assert!(!naps(&contended, &mut policy, &mut now, 10_000), "it ends, and no other begins");
 }
+
+#[test]
+fn a_nap_ends_before_a_quarter_of_the_ring_is_full() {
+    let gap = 5_000;
+    let mut policy = Policy::new(Poll::default(), 32);
+    let (mut now, mut served, mut longest) = (0, 0, 0);
+    for _ in 0..200_000 {
+        let come = now / gap;
+        if come > served {
+            policy.found(now, (come - served) as u32);
+            served = come;
+            now += 500;
+            continue;
+        }
+        match policy.empty(now, &HOST, false) {
+            Verdict::Spin { until } => now = until.min((served + 1) * gap),
+            Verdict::Arm => {
+                policy.armed(now);
+                now = (served + 1) * gap + HOST.wake_delay;
+                policy.woken(now, &HOST, (now / gap - served) as u16);
+            }
+            Verdict::Nap { until } => {
+                longest = longest.max(until - now);
+                now = until;
+                policy.woken(now, &HOST, (now / gap - served) as u16);
+            }
+        }
+    }
+    assert!((7 * gap..=9 * gap).contains(&longest), "{longest}");
+}
