@@ -128,7 +128,7 @@ pub struct Daemon {
     child: Child,
     socket: PathBuf,
     log: Transcript,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Daemon {
@@ -140,6 +140,32 @@ impl Daemon {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
         let socket = dir.path().join("blk.sock");
         let words = config.command(&socket)?;
+        Daemon::launch(&words, dir, socket, config.program == Program::Kickless)
+    }
+
+    /// Starts `kickless serve` with a pool and devices, and waits until it serves them. `pool` has the lines of `[pool]`; a
+    /// device has a name and further lines.
+    ///
+    /// # Errors
+    /// As for [`Daemon::start`].
+    pub fn serve(pool: &str, devices: &[(&str, &str)]) -> Result<Daemon> {
+        let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
+        let mut config = format!("[pool]\n{pool}\n");
+        for (name, lines) in devices {
+            let socket = socket_of(dir.path(), name);
+            config +=
+                &format!("[[device]]\nname = '{name}'\nsocket-path = '{}'\n{lines}\n", socket.display());
+        }
+        let path = dir.path().join("disks.toml");
+        fs::write(&path, config)?;
+        let mut option = OsString::from("--config=");
+        option.push(&path);
+        let first = devices.first().context("no device")?.0;
+        let socket = socket_of(dir.path(), first);
+        Daemon::launch(&[kickless_binary()?.into(), "serve".into(), option], dir, socket, true)
+    }
+
+    fn launch(words: &[OsString], dir: TempDir, socket: PathBuf, says_so: bool) -> Result<Daemon> {
         let mut child = dying_with_us(&words[0])
             .args(&words[1..])
             .stdin(Stdio::null())
@@ -149,7 +175,7 @@ impl Daemon {
             .with_context(|| format!("cannot run {words:?}"))?;
         let stderr = child.stderr.take().context("no pipe")?;
         let log = Transcript::of("daemon", stderr);
-        let mut daemon = Daemon { child, socket, log, _dir: dir };
+        let mut daemon = Daemon { child, socket, log, dir };
         let deadline = Instant::now() + LIMIT;
         while !listens(&daemon.socket)? {
             if let Some(status) = daemon.child.try_wait()? {
@@ -159,13 +185,27 @@ impl Daemon {
             ensure!(Instant::now() < deadline, "{words:?} does not listen");
             thread::sleep(Duration::from_millis(5));
         }
-        if config.program == Program::Kickless {
+        if says_so {
             // It listens before all else, and opens descriptors until it says that it serves.
             daemon
                 .log
                 .wait_for("saying that it serves", LIMIT, |line| line.contains(" serving ").then_some(()))?;
         }
         Ok(daemon)
+    }
+
+    /// Where the front-ends of one device of several connect.
+    pub fn socket_of(&self, device: &str) -> PathBuf {
+        socket_of(self.dir.path(), device)
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
+        Ok(kill_process(pid, signal)?)
     }
 
     /// Where front-ends connect.
@@ -224,8 +264,7 @@ impl Daemon {
     /// # Errors
     /// It does not end in time.
     pub fn stop(mut self) -> Result<(ExitStatus, Vec<String>)> {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
-        kill_process(pid, Signal::TERM)?;
+        self.signal(Signal::TERM)?;
         let status = wait_for_exit(&mut self.child, LIMIT).context("the daemon goes on after SIGTERM")?;
         let lines = self.log.whole(LIMIT)?;
         Ok((status, lines))
@@ -235,10 +274,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         // It may have ended already; there is nobody to tell. After a failure, its own summary may say why.
-        if thread::panicking()
-            && let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
-            && kill_process(pid, Signal::TERM).is_ok()
-        {
+        if thread::panicking() && self.signal(Signal::TERM).is_ok() {
             let _ = wait_for_exit(&mut self.child, LAST_WORDS);
         }
         let _ = self.child.kill();
@@ -269,6 +305,10 @@ pub fn wait_for_exit(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
         ensure!(Instant::now() < deadline, "process {} does not end", child.id());
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+fn socket_of(dir: &Path, device: &str) -> PathBuf {
+    dir.join(format!("{device}.sock"))
 }
 
 /// Whether somebody listens on a unix socket; found out without connecting, which a back-end would take for a front-end.

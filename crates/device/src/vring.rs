@@ -5,7 +5,7 @@ use kickless_memory::{Map, Unmapped};
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Held, Metadata, Options, Queue};
 use std::sync::Arc;
-use tracing::{error, info, warn};
+use tracing::{Span, error, info, warn};
 
 /// The first completion of a batch is shown to the driver at once, and the others so many at a time: while we go on, it can take them
 /// and make the next requests of them. Otherwise the two would work in turns, and a driver that has found nothing would be
@@ -62,6 +62,8 @@ pub struct Vring {
     owes_call: bool,
     /// Latched: the driver broke the ring, and nothing in it can be trusted until it is set up anew.
     broken: bool,
+    /// What the log's lines about this ring belong to: whatever was current when it was made, on the transport's thread.
+    span: Span,
 }
 
 impl Vring {
@@ -90,6 +92,7 @@ impl Vring {
             calls_later: false,
             owes_call: false,
             broken: false,
+            span: Span::current(),
         })
     }
 
@@ -237,7 +240,7 @@ impl Vring {
     /// Latches that this ring cannot be served, logs `why` and tells the front-end. It rests until it is set up anew.
     pub fn fail(&mut self, why: &dyn std::fmt::Display) {
         self.broken = true;
-        error!(queue = self.index, error = %why, "virtqueue broken; it rests until it is set up anew");
+        error!(parent: &self.span, queue = self.index, error = %why, "virtqueue broken; it rests until it is set up anew");
         if let Some(err) = &self.err {
             err.signal();
         }
@@ -275,14 +278,14 @@ impl Vring {
         match Metadata::map(&self.map, &self.addresses, &self.options) {
             Ok(metadata) => {
                 if !self.queue.is_mapped() {
-                    info!(queue = self.index, "the ring is in guest memory again");
+                    info!(parent: &self.span, queue = self.index, "the ring is in guest memory again");
                 }
                 self.queue.remap(metadata);
                 // What was pushed while it rested.
                 self.pushed = true;
             }
             Err(error) => {
-                warn!(queue = self.index, %error, "the ring is not in guest memory any more; it rests");
+                warn!(parent: &self.span, queue = self.index, %error, "the ring is not in guest memory any more; it rests");
                 self.queue.unmap();
             }
         }

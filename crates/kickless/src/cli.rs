@@ -7,7 +7,7 @@ mod blk;
 mod pool;
 #[cfg(test)]
 mod tests;
-mod values;
+pub(crate) mod values;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ use clap::{Parser, Subcommand};
 use crate::bench::Bench;
 use crate::service::{Said, Service};
 use blk::BlkOptions;
+pub(crate) use pool::{PollOptions, PoolOptions};
 pub(crate) use values::{CpuList, parse_cpu_list, parse_queue_size};
 
 /// The name under which the program is the block back-end without being told so.
@@ -41,6 +42,12 @@ struct Cli {
 enum Command {
     /// Serve a disk to the virtual machines that connect, one after the other
     Blk(BlkOptions),
+    /// Serve many disks, which share the workers, as a file describes them
+    Serve {
+        /// The file: TOML with [pool], [defaults] and a [[device]] for each disk
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
     /// Put load on back-ends and measure them
     #[command(subcommand)]
     Bench(Bench),
@@ -54,7 +61,7 @@ pub(crate) enum Request {
         /// Which log lines to print.
         log_level: String,
         /// What to do.
-        work: Box<Work>,
+        work: Work,
     },
     /// Print what the block back-end can do.
     PrintCapabilities,
@@ -65,10 +72,12 @@ pub(crate) enum Request {
 /// What there is to do.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Serve.
+    /// Serve this.
     Serve(Service),
+    /// Serve what this file says.
+    ServeFile(PathBuf),
     /// Measure.
-    Bench(Bench),
+    Bench(Box<Bench>),
 }
 
 /// Reads a command line, the program's own name first.
@@ -87,9 +96,10 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
     {
         return Ok(Request::PrintCapabilities);
     }
-    let part = if arguments.get(1).is_some_and(|word| word == "bench") { "bench" } else { "blk" };
+    let part = ["bench", "serve"].into_iter().find(|part| arguments.get(1).is_some_and(|word| word == part));
+    let part = part.unwrap_or("blk");
     match Cli::try_parse_from(arguments) {
-        Ok(Cli { command, log_level }) => Ok(Request::Run { log_level, work: Box::new(command.work()?) }),
+        Ok(Cli { command, log_level }) => Ok(Request::Run { log_level, work: command.work()? }),
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             Ok(Request::Print(error.render().to_string()))
         }
@@ -105,7 +115,8 @@ impl Command {
                 Ok(service) => Ok(Work::Serve(service)),
                 Err(mistake) => Err(format!("{}: {}", Said::CommandLine.option(mistake.option), mistake.why)),
             },
-            Command::Bench(bench) => bench.check().map(|()| Work::Bench(bench)),
+            Command::Serve { config } => Ok(Work::ServeFile(config)),
+            Command::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),
         }
     }
 }
@@ -114,7 +125,7 @@ impl Command {
 fn sentence(error: &clap::Error, part: &str) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let example =
-            if part == "blk" { "--socket-path=PATH --blk-file=PATH" } else { "blk --socket-path=PATH" };
+            if part == "bench" { "blk --socket-path=PATH" } else { "--socket-path=PATH --blk-file=PATH" };
         return format!("say what to do, for example: kickless {part} {example}");
     }
     let text = error.render().to_string();

@@ -6,6 +6,7 @@
 mod bench;
 mod capabilities;
 mod cli;
+mod config;
 mod cpus;
 mod duration;
 mod listen;
@@ -70,6 +71,7 @@ fn run(log_level: &str, work: &Work) -> Result<()> {
     log::start(log_level)?;
     match work {
         Work::Serve(service) => serve::serve(service),
+        Work::ServeFile(path) => serve::serve(&config::read(path)?),
         Work::Bench(bench) => bench::carry_out(bench, print),
     }
 }

@@ -286,3 +286,122 @@ fn refused_descriptor(descriptor: OwnedFd) -> String {
     assert_eq!(output.status.code(), Some(1));
     String::from_utf8(output.stderr).unwrap()
 }
+
+/// Runs `kickless serve` with this file; what it says.
+fn refused_config(scratch: &Scratch, config: impl AsRef<[u8]>) -> String {
+    let path = scratch.dir.path().join("disks.toml");
+    fs::write(&path, config).unwrap();
+    refused(Command::new(PROGRAM).arg("serve").arg(format!("--config={}", path.display())))
+}
+
+#[test]
+fn a_wrong_file_is_one_sentence_with_its_line() {
+    let scratch = Scratch::new();
+    for (config, said) in [
+        ("", "disks.toml: there is no device"),
+        ("[pool]\npoll = 'often'\n", "disks.toml:2: poll = 'often': it must be"),
+        (
+            "[[device]]\nsocket-path = 's'\nblk-file = 'null:1G'\nqueues = 4\n",
+            "disks.toml:4: \"queues\" is unknown",
+        ),
+        ("[[device]]\nblk-file = \n", "disks.toml:2: "),
+    ] {
+        let sentence = refused_config(&scratch, config);
+        assert!(sentence.contains(said), "{config}: {sentence}");
+    }
+    let binary = refused_config(&scratch, [0xff, 0xfe]);
+    assert!(binary.contains("disks.toml") && binary.contains("utf-8"), "{binary}");
+    let missing = refused(Command::new(PROGRAM).args(["serve", "--config=/nonexistent/disks.toml"]));
+    assert!(missing.contains("--config=/nonexistent/disks.toml: No such file"), "{missing}");
+    let directory = refused(Command::new(PROGRAM).args(["serve", "--config=/"]));
+    assert!(directory.contains("--config=/"), "{directory}");
+}
+
+/// A `[[device]]` that serves `disk` on a socket of this name in the directory.
+fn device(scratch: &Scratch, name: &str, disk: &str) -> String {
+    let socket = scratch.dir.path().join(name);
+    format!("[[device]]\nsocket-path = '{}'\nblk-file = '{disk}'\ncache = 'writeback'\n", socket.display())
+}
+
+#[test]
+fn all_devices_or_none() {
+    let scratch = Scratch::new();
+    let good = device(&scratch, "good", "null:1G");
+    let socket = scratch.dir.path().join("good");
+
+    let missing = refused_config(&scratch, good.clone() + &device(&scratch, "web", "/nonexistent.img"));
+    assert!(missing.contains("device web: blk-file: /nonexistent.img"), "{missing}");
+    assert!(!socket.exists());
+
+    let file = File::options().read(true).write(true).open(&scratch.image).unwrap();
+    let lock = ImageLock::acquire(&file, false).unwrap();
+    let locked =
+        refused_config(&scratch, good.clone() + &device(&scratch, "web", scratch.image.to_str().unwrap()));
+    assert!(locked.contains("device web: blk-file: ") && locked.contains("another process"), "{locked}");
+    assert!(!socket.exists());
+    drop(lock);
+
+    let _listener = UnixListener::bind(scratch.dir.path().join("web")).unwrap();
+    let taken = refused_config(&scratch, good.clone() + &device(&scratch, "web", "null:1G"));
+    assert!(taken.contains("device web: socket-path: ") && taken.contains("listening"), "{taken}");
+    assert!(!socket.exists());
+
+    let group = refused_config(&scratch, good.clone() + "socket-group = 'no-such-group'\n");
+    assert!(group.contains("device good: socket-group: there is no group no-such-group"), "{group}");
+}
+
+#[test]
+fn devices_of_a_file() {
+    let scratch = Scratch::new();
+    let path = scratch.dir.path().join("disks.toml");
+    let image = scratch.image.to_str().unwrap();
+    let config = format!(
+        "[pool]\nworkers = 2\n{}socket-mode = '0620'\n{}",
+        device(&scratch, "a", "mem:1M"),
+        device(&scratch, "b", image)
+    );
+    fs::write(&path, config).unwrap();
+    let serve =
+        || Daemon::start(Command::new(PROGRAM).arg("serve").arg(format!("--config={}", path.display())));
+    for signal in [Signal::TERM, Signal::INT] {
+        let daemon = serve();
+        let sockets = ["a", "b"].map(|name| scratch.dir.path().join(name));
+        for socket in &sockets {
+            UnixStream::connect(socket).unwrap();
+        }
+        assert_eq!(fs::metadata(&sockets[0]).unwrap().permissions().mode() & 0o777, 0o620);
+        daemon.signal(signal);
+        let (status, said) = daemon.end();
+        assert_eq!(status, Some(0), "{said}");
+        assert!(said.contains("device{name=a}: ") && said.contains("device{name=b}: "), "{said}");
+        assert!(!sockets[0].exists() && !sockets[1].exists());
+    }
+    // Whose name stays behind is replaced.
+    let mut daemon = serve();
+    daemon.0.kill().unwrap();
+    daemon.0.wait().unwrap();
+    assert!(scratch.dir.path().join("b").exists());
+    let daemon = serve();
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end().0, Some(0));
+}
+
+#[test]
+fn counters_on_demand() {
+    let scratch = Scratch::new();
+    let mut daemon = Daemon::start(&mut scratch.blk(Path::new("null:1M")));
+    let mut log = BufReader::new(daemon.0.stderr.take().unwrap());
+    for _ in 0..2 {
+        daemon.signal(Signal::USR1);
+        let mut line = String::new();
+        while !line.contains(" counters queues_used=0") {
+            line.clear();
+            assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended");
+        }
+    }
+    daemon.signal(Signal::TERM);
+    let mut rest = String::new();
+    log.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains(" summary queues_used=0"), "{rest}");
+    assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
+}

@@ -35,9 +35,12 @@ impl Statistics {
         self.kicks_ignored.get()
     }
 
-    /// Logs a line for each queue that was ever used. It begins with the `occasion`.
+    /// Logs a line for each queue that was ever used, or one that says that none was. Each begins with the `occasion`.
     pub fn log(&self, occasion: &str) {
         let used = |counters: &Counters| counters.requests.get() + counters.kicks.get() > 0;
+        if !self.queues.iter().any(|counters| used(counters)) {
+            info!("{occasion} queues_used=0");
+        }
         for (queue, counters) in self.queues.iter().enumerate().filter(|(_, counters)| used(counters)) {
             info!("{occasion} queue={queue} {counters}");
         }

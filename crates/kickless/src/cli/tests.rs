@@ -15,10 +15,7 @@ fn parsed(line: &str) -> Result<Request, String> {
 
 fn service(line: &str) -> Service {
     match parsed(line) {
-        Ok(Request::Run { work, .. }) => match *work {
-            Work::Serve(service) => service,
-            other @ Work::Bench(_) => panic!("{line}: {other:?}"),
-        },
+        Ok(Request::Run { work: Work::Serve(service), .. }) => service,
         other => panic!("{line}: {other:?}"),
     }
 }
@@ -179,6 +176,10 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --fd=3 --blk-file=a --call-coalesce=1.1s", "--call-coalesce"),
         ("kickless blk --fd=3 --blk-file=a stray", "stray"),
         ("kickless net", "net"),
+        ("kickless serve", "--config <FILE>"),
+        ("kickless serve --config", "--config"),
+        ("kickless serve --config=", "--config"),
+        ("kickless serve --config=a --blk-file=b", "kickless serve --help"),
         ("kickless bench", "kickless bench blk"),
         ("kickless bench blk", "--socket-path"),
         ("kickless bench blk --socket-path=s --depth=0", "--depth"),

@@ -1,0 +1,237 @@
+//! A table of a configuration file, whose keys are taken one by one. What is left at the end is unknown.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Error, Result, anyhow};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::service::Mistake;
+
+/// Values are shown as they are written, up to here.
+const SHOWN_CHARS_MAX: usize = 60;
+
+/// A file's text, and what sentences call it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Text<'t> {
+    /// The file.
+    pub(super) path: &'t Path,
+    /// What is in it.
+    pub(super) text: &'t str,
+}
+
+impl Text<'_> {
+    /// A sentence about what begins at byte `start`, or about the whole.
+    pub(super) fn mistake(&self, start: Option<usize>, what: impl Display) -> Error {
+        match start {
+            Some(start) => self.at(self.line(start), what),
+            None => anyhow!("{}: {what}", self.path.display()),
+        }
+    }
+
+    /// A sentence about a line.
+    pub(super) fn at(&self, line: usize, what: impl Display) -> Error {
+        anyhow!("{}:{line}: {what}", self.path.display())
+    }
+
+    fn line(&self, start: usize) -> usize {
+        1 + self.text.bytes().take(start).filter(|byte| *byte == b'\n').count()
+    }
+
+    /// What stands there, on one line.
+    fn shown(&self, span: Range<usize>) -> String {
+        let written = self.text.get(span).unwrap_or_default();
+        let mut shown: String =
+            written.chars().take_while(|c| !c.is_control()).take(SHOWN_CHARS_MAX).collect();
+        if shown.len() < written.len() {
+            shown.push_str("...");
+        }
+        shown
+    }
+}
+
+/// How a value is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// In quotes.
+    Text,
+    /// As a number.
+    Number,
+}
+
+/// A key and its value, and where they are.
+#[derive(Debug)]
+struct Entry<'t> {
+    start: usize,
+    span: Range<usize>,
+    value: DeValue<'t>,
+}
+
+/// A table.
+#[derive(Debug)]
+pub(super) struct Section<'t> {
+    text: &'t Text<'t>,
+    title: &'static str,
+    start: Option<usize>,
+    entries: BTreeMap<String, Entry<'t>>,
+    /// The keys that it can have and, of those that it has, where.
+    known: Vec<(&'static str, Option<usize>)>,
+}
+
+impl<'t> Section<'t> {
+    /// The whole file, as a table of its tables.
+    ///
+    /// # Errors
+    /// It is no TOML.
+    pub(super) fn whole(text: &'t Text<'t>) -> Result<Self> {
+        let table = DeTable::parse(text.text).map_err(|error| {
+            let what = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+            text.mistake(error.span().map(|span| span.start), what)
+        })?;
+        Ok(Self::of(text, "the file", None, table.into_inner()))
+    }
+
+    /// A table that is not there.
+    pub(super) fn absent(text: &'t Text<'t>, title: &'static str) -> Self {
+        Self::of(text, title, None, DeTable::default())
+    }
+
+    fn of(text: &'t Text<'t>, title: &'static str, start: Option<usize>, table: DeTable<'t>) -> Self {
+        let entries = table.into_iter().map(|(key, value)| {
+            let (start, span) = (key.span().start, value.span());
+            (key.into_inner().into_owned(), Entry { start, span, value: value.into_inner() })
+        });
+        Self { text, title, start, entries: entries.collect(), known: Vec::new() }
+    }
+
+    /// The table `key`, which is written `title`.
+    ///
+    /// # Errors
+    /// It is no table.
+    pub(super) fn table(&mut self, key: &'static str, title: &'static str) -> Result<Option<Self>> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(Entry { start, value: DeValue::Table(table), .. }) => {
+                Ok(Some(Self::of(self.text, title, Some(start), table)))
+            }
+            Some(entry) => {
+                Err(self.text.mistake(Some(entry.start), format!("{key}: it must be a table: write {title}")))
+            }
+        }
+    }
+
+    /// The tables `key`, each of which is written `title`, in the order of the file.
+    ///
+    /// # Errors
+    /// They are no tables.
+    pub(super) fn tables(&mut self, key: &'static str, title: &'static str) -> Result<Vec<Self>> {
+        let Some(Entry { start, value, .. }) = self.take(key) else { return Ok(Vec::new()) };
+        let wrong = |start| self.text.mistake(Some(start), format!("{key}: begin each with {title}"));
+        let DeValue::Array(array) = value else { return Err(wrong(start)) };
+        let each = array.into_iter().map(|item: Spanned<DeValue<'t>>| {
+            let start = item.span().start;
+            match item.into_inner() {
+                DeValue::Table(table) => Ok(Self::of(self.text, title, Some(start), table)),
+                _ => Err(wrong(start)),
+            }
+        });
+        each.collect()
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Entry<'t>> {
+        let entry = self.entries.remove(key);
+        self.known.push((key, entry.as_ref().map(|entry| entry.start)));
+        entry
+    }
+
+    /// The value of `key`, which is written as `kind` says and read by `parse`.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub(super) fn get<T>(
+        &mut self,
+        key: &'static str,
+        kind: Kind,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Result<Option<T>> {
+        let Some(entry) = self.take(key) else { return Ok(None) };
+        let parsed = match (kind, &entry.value) {
+            (Kind::Text, DeValue::String(text)) => parse(text),
+            (Kind::Number, DeValue::Integer(number)) => {
+                match i128::from_str_radix(number.as_str(), number.radix()) {
+                    Ok(number) => parse(&number.to_string()),
+                    Err(_) => parse(number.as_str()),
+                }
+            }
+            (Kind::Text, _) => Err("it must be text, in quotes".into()),
+            (Kind::Number, _) => Err("it must be a whole number, without quotes".into()),
+        };
+        parsed.map(Some).map_err(|why| self.refuse(key, &entry, &why))
+    }
+
+    /// The value of `key`, which is `true` or `false`.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub(super) fn flag(&mut self, key: &'static str) -> Result<Option<bool>> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(Entry { value: DeValue::Boolean(flag), .. }) => Ok(Some(flag)),
+            Some(entry) => Err(self.refuse(key, &entry, "it must be true or false, without quotes")),
+        }
+    }
+
+    fn refuse(&self, key: &str, entry: &Entry<'_>, why: &str) -> Error {
+        let shown = self.text.shown(entry.span.clone());
+        self.text.mistake(Some(entry.start), format!("{key} = {shown}: {why}"))
+    }
+
+    /// `value`, which `key` must have.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn needed<T>(&self, key: &'static str, value: Option<T>) -> Result<T> {
+        value.ok_or_else(|| self.text.mistake(self.start, format!("{key}: this {} needs one", self.title)))
+    }
+
+    /// Whether `key` is there and has not been taken.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// What is wrong with `key`, at its line if it is there.
+    pub(super) fn wrong(&self, key: &str, why: impl Display) -> Error {
+        self.text.mistake(self.start_of(key), format!("{key}: {why}"))
+    }
+
+    /// What is wrong with keys that do not go together.
+    pub(super) fn mistake(&self, mistake: &Mistake) -> Error {
+        self.wrong(mistake.option, &mistake.why)
+    }
+
+    /// Where `key` is, or else the section.
+    pub(super) fn line(&self, key: &str) -> usize {
+        self.start_of(key).map_or(1, |start| self.text.line(start))
+    }
+
+    fn start_of(&self, key: &str) -> Option<usize> {
+        let taken = self.known.iter().find(|(known, _)| *known == key).and_then(|(_, start)| *start);
+        taken.or_else(|| self.entries.get(key).map(|entry| entry.start)).or(self.start)
+    }
+
+    /// All keys must have been taken.
+    ///
+    /// # Errors
+    /// There are others.
+    pub(super) fn end(&self) -> Result<()> {
+        let Some((key, entry)) = self.entries.iter().min_by_key(|(_, entry)| entry.start) else {
+            return Ok(());
+        };
+        let known: Vec<&str> = self.known.iter().map(|(key, _)| *key).collect();
+        let what = format!("{key:?} is unknown: {} can have {}", self.title, known.join(", "));
+        Err(self.text.mistake(Some(entry.start), what))
+    }
+}

@@ -1,0 +1,230 @@
+//! Files, right and wrong.
+
+use std::time::Duration;
+
+use kickless_worker::Poll;
+use proptest::prelude::*;
+
+use super::*;
+use crate::service::BlkFile;
+
+fn parsed(text: &str) -> Result<Service, String> {
+    parse(Path::new("disks.toml"), text).map_err(|error| format!("{error:#}"))
+}
+
+#[test]
+fn one_device_and_nothing_else() {
+    let service = parsed("[[device]]\nsocket-path = '/run/web.sock'\nblk-file = 'null:1G'").unwrap();
+    let [device] = &service.devices[..] else { panic!("{service:?}") };
+    let Socket::Path { path, mode: None, group: None } = &device.socket else { panic!("{device:?}") };
+    assert_eq!(path, Path::new("/run/web.sock"));
+    assert_eq!((device.name.as_deref(), device.weight), (Some("web"), 1));
+    let disk = &device.disk;
+    assert_eq!((&disk.blk_file, disk.num_queues, disk.queue_size), (&BlkFile::Null(1 << 30), 64, 1024));
+    assert_eq!((disk.cache, disk.lock, disk.read_only, disk.incoming), (Cache::None, true, false, false));
+    assert_eq!((service.pool.workers, service.pool.poll), (1, Poll::default()));
+}
+
+#[test]
+fn everything_said() {
+    let service = parsed(
+        r#"
+        [pool]
+        workers = 4
+        cpu = "8,0-1"
+        engine = "threads"
+        poll = "rate"
+        poll-start-rate = 10_000
+        poll-stop-idle = "1.5ms"
+        call-coalesce = "20us"
+        [defaults]
+        kind = "blk"
+        num-queues = 4
+        cache = "writeback"
+        lock = "off"
+        weight = 7
+        socket-mode = "0660"
+        [[device]]
+        name = "web"
+        kind = "blk"
+        socket-path = "/run/1.sock"
+        blk-file = "/srv/web.img"
+        serial = "web-1"
+        incoming = true
+        socket-group = "kvm"
+        [[device]]
+        name = "db"
+        socket-path = "/run/2.sock"
+        blk-file = "mem:64M"
+        read-only = true
+        num-queues = 8
+        queue-size = 0x100
+        cache = "none"
+        lock = "on"
+        weight = 1000
+        socket-mode = "0600"
+        "#,
+    )
+    .unwrap();
+    let pool = &service.pool;
+    assert_eq!((pool.workers, &pool.cpus[..], pool.engine), (4, &[8, 0, 1][..], EngineKind::Threads));
+    assert_eq!(pool.poll, Poll::Rate { start_per_sec: 10_000, stop_idle: Duration::from_micros(1500) });
+    assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
+    let [web, db] = &service.devices[..] else { panic!("{service:?}") };
+    assert_eq!((web.name.as_deref(), db.name.as_deref()), (Some("web"), Some("db")));
+    assert_eq!((web.weight, db.weight), (7, 1000));
+    let of = |device: &Device| {
+        (device.disk.num_queues, device.disk.queue_size, device.disk.cache, device.disk.lock)
+    };
+    assert_eq!(of(web), (4, 1024, Cache::Writeback, false));
+    assert_eq!(of(db), (8, 256, Cache::None, true));
+    assert_eq!((web.disk.incoming, web.disk.read_only), (true, false));
+    assert_eq!((db.disk.incoming, db.disk.read_only), (false, true));
+    assert_eq!(web.disk.serial.as_deref(), Some("web-1"));
+    let socket = |device: &Device| match &device.socket {
+        Socket::Path { mode, group, .. } => (*mode, group.clone()),
+        Socket::Inherited(_) => panic!("{device:?}"),
+    };
+    assert_eq!((socket(web), socket(db)), ((Some(0o660), Some("kvm".into())), (Some(0o600), None)));
+}
+
+#[test]
+fn the_example_of_the_manual() {
+    let manual = include_str!("../../../../docs/operating.md");
+    let (_, rest) = manual.split_once("```toml\n").unwrap();
+    let (example, _) = rest.split_once("```").unwrap();
+    assert!(parsed(example).unwrap().devices.len() > 1);
+}
+
+#[test]
+fn each_mistake_gets_one_sentence_with_its_line_and_key() {
+    let device = "[[device]]\nsocket-path = '/a/b.sock'\nblk-file = 'null:1G'\n";
+    for (text, said) in [
+        ("", "disks.toml: there is no device"),
+        ("[pool]\n", "no device"),
+        ("device = []", "no device"),
+        ("[pool\n", "disks.toml:1: "),
+        ("a = \n", "disks.toml:1: "),
+        ("[pool]\nworkers = 1\nworkers = 2\n", "disks.toml:3: duplicate key"),
+        ("[pool]\n[pool]\n", "disks.toml:2: duplicate key"),
+        ("\n[pol]\n", "disks.toml:2: \"pol\" is unknown: the file can have pool, defaults, device"),
+        ("pool = 1", "disks.toml:1: pool: it must be a table: write [pool]"),
+        ("[[pool]]", "disks.toml:1: pool: it must be a table"),
+        ("[device]\nname='a'", "disks.toml:1: device: begin each with [[device]]"),
+        ("device = [1]", "disks.toml:1: device: begin each with [[device]]"),
+        ("[pool]\nwokers = 1\n", "disks.toml:2: \"wokers\" is unknown: [pool] can have engine, workers"),
+        ("[pool]\nworkers = 0\n", "disks.toml:2: workers = 0: it must be a number from 1 to 256"),
+        ("[pool]\nworkers = -1\n", "disks.toml:2: workers = -1: it must be a number from 1 to 256"),
+        ("[pool]\nworkers = '2'\n", "disks.toml:2: workers = '2': it must be a whole number, without quotes"),
+        ("[pool]\nworkers = 2.0\n", "without quotes"),
+        ("[pool]\nworkers = 999999999999999999999999999999999999999999\n", "disks.toml:2: workers = 9999"),
+        ("[pool]\nworkers = [\n1,\n2]\n", "disks.toml:2: workers = [...: it must be a whole number"),
+        (
+            "[pool]\nworkers = 1\ncpu = '0-3'\n",
+            "disks.toml:2: workers: 1 leaves some of the 4 CPUs of cpu idle",
+        ),
+        ("[pool]\ncpu = 3\n", "disks.toml:2: cpu = 3: it must be text, in quotes"),
+        ("[pool]\ncpu = 'x'\n", "is not the number of a CPU"),
+        ("[pool]\nengine = 'aio'\n", "disks.toml:2: engine = 'aio': it is not there yet"),
+        ("[pool]\nengine = 'spdk'\n", "disks.toml:2: engine = 'spdk': an engine is"),
+        (
+            "[pool]\npoll = 'sometimes'\n",
+            "disks.toml:2: poll = 'sometimes': it must be auto or always or never or rate",
+        ),
+        ("[pool]\npoll = true\n", "disks.toml:2: poll = true: it must be text, in quotes"),
+        ("[pool]\npoll-latency = 100\n", "disks.toml:2: poll-latency = 100: it must be text, in quotes"),
+        ("[pool]\npoll-latency = '100'\n", "has no unit"),
+        ("[pool]\npoll-latency = ''\n", "disks.toml:2: poll-latency = '': \"\" is not a duration"),
+        ("[pool]\npoll-latency = '5s'\n", "1s at most"),
+        ("[pool]\npoll-stop-idle = '0s'\n", "disks.toml:2: poll-stop-idle = '0s': it must be above 0"),
+        ("[pool]\npoll-start-rate = -4\n", "disks.toml:2: poll-start-rate = -4: it must be a number from 0"),
+        (
+            "[pool]\npoll-stop-idle = '1s'\npoll = 'always'",
+            "disks.toml:2: poll-stop-idle: it is for poll = \"rate\"; leave it or poll = \"always\" out",
+        ),
+        (
+            "[pool]\npoll = 'never'\npoll-latency = '1us'",
+            "disks.toml:3: poll-latency: it is for poll = \"auto\"",
+        ),
+        ("[pool]\ncall-coalesce = '2s'\n", "disks.toml:2: call-coalesce = '2s': it must be 1s at most"),
+        ("[defaults]\nsocket-path = 'a'\n", "disks.toml:2: socket-path: it is each device's own"),
+        ("[defaults]\nname = 'a'\n", "disks.toml:2: name: it is each device's own"),
+        (
+            "[defaults]\nworkers = 1\n",
+            "disks.toml:2: \"workers\" is unknown: [defaults] can have kind, read-only",
+        ),
+        (
+            "[defaults]\nweight = 1001\n[[device]]\n",
+            "disks.toml:2: weight = 1001: it must be a number from 1 to 1000",
+        ),
+        ("\n[[device]]\nblk-file = 'a'\n", "disks.toml:2: socket-path: this [[device]] needs one"),
+        ("[[device]]\nsocket-path = 'a'\n", "disks.toml:1: blk-file: this [[device]] needs one"),
+        ("[[device]]\nsocket-path = ''\n", "disks.toml:2: socket-path = '': it is empty"),
+        (
+            "[[device]]\nsocket-path = '/'\nblk-file = 'a'\n",
+            "disks.toml:2: socket-path: no name can be made of it",
+        ),
+        ("[[device]]\nblk-file = 'null:1000'\n", "not a multiple of 512"),
+        ("[[device]]\nblk-file = 'mem:1X'\n", "disks.toml:2: blk-file = 'mem:1X': \"X\" is not a unit"),
+        ("[[device]]\nkind = 'net'\n", "disks.toml:2: kind = 'net': the only kind of device is blk"),
+        ("[[device]]\nname = 'a b'\n", "disks.toml:2: name = 'a b': it must be 1 to 64 letters"),
+        ("[[device]]\nserial = '123456789012345678901'\n", "disks.toml:2: serial"),
+        ("[[device]]\nread-only = 'yes'\n", "disks.toml:2: read-only = 'yes': it must be true or false"),
+        ("[[device]]\nlock = true\n", "disks.toml:2: lock = true: it must be text, in quotes"),
+        ("[[device]]\nlock = 'maybe'\n", "disks.toml:2: lock = 'maybe': it must be on or off"),
+        ("[[device]]\ncache = 'unsafe'\n", "disks.toml:2: cache = 'unsafe': a cache mode is"),
+        (
+            "[[device]]\nnum-queues = 257\n",
+            "disks.toml:2: num-queues = 257: it must be a number from 1 to 256",
+        ),
+        ("[[device]]\nqueue-size = 300\n", "disks.toml:2: queue-size = 300: it must be a power of two"),
+        (
+            "[[device]]\nsocket-mode = 0o660\n",
+            "disks.toml:2: socket-mode = 0o660: it must be text, in quotes",
+        ),
+        (
+            "[[device]]\nsocket-mode = '0999'\n",
+            "disks.toml:2: socket-mode = '0999': it must be an octal number",
+        ),
+        ("[[device]]\nfd = 3\n", "disks.toml:2: \"fd\" is unknown: [[device]] can have kind"),
+        (
+            "[[device]]\nsocket-path='s'\nblk-file='null:1G'\nincoming=true",
+            "disks.toml:4: incoming: it needs a blk-file that another host can use",
+        ),
+        (&format!("{device}\n{device}name = 'b'"), "disks.toml:8: name: the device of line 1 has b already"),
+        (
+            &format!("{device}\n{device}name = 'c'"),
+            "disks.toml:6: socket-path: the device of line 2 has /a/b.sock already",
+        ),
+        (
+            "[[device]]\nsocket-path='/tmp/../tmp/a'\nblk-file='null:1G'\n[[device]]\nname='b'\nsocket-path='/tmp/a'\nblk-file='null:1G'",
+            "disks.toml:6: socket-path: the device of line 2 has /tmp/a already",
+        ),
+    ] {
+        let sentence = parsed(text).unwrap_err();
+        assert!(sentence.starts_with("disks.toml:") && sentence.contains(said), "{text}: {sentence}");
+        assert!(!sentence.contains('\n'), "{text}: {sentence}");
+    }
+}
+
+/// Something like a line of a file.
+fn line() -> impl Strategy<Value = String> {
+    let key = "pool|defaults|device|workers|cpu|poll|poll-latency|name|socket-path|blk-file|weight|lock|[a-z.\"-]{0,6}";
+    let value = "'[a-z0-9:./-]{0,8}'|[0-9]{1,40}|-?0x[0-9a-f]{1,9}|true|\\[[0-9,]{0,4}\\]|\\{[a-z=1]{0,5}\\}|\\PC{0,10}";
+    prop_oneof![
+        Just("[[device]]".to_owned()),
+        Just("[pool]".to_owned()),
+        Just("[defaults]".to_owned()),
+        (key, value).prop_map(|(key, value)| format!("{key} = {value}")),
+        "\\PC{0,30}",
+    ]
+}
+
+proptest! {
+    #[test]
+    fn never_panics(lines in prop::collection::vec(line(), 0..20)) {
+        if let Err(sentence) = parsed(&lines.join("\n")) {
+            prop_assert!(sentence.starts_with("disks.toml:") && !sentence.contains('\n'), "{sentence:?}");
+        }
+    }
+}
