@@ -52,7 +52,7 @@ pub(crate) type Way = (&'static str, &'static str);
 pub(crate) const AUTO: Way = ("auto", "--poll=auto");
 pub(crate) const ALWAYS: Way = ("always", "--poll=always");
 pub(crate) const NEVER: Way = ("never", "--poll=never");
-pub(crate) const RATE: Way = ("rate, 3s", "--poll=rate --poll-stop-idle=3s");
+pub(crate) const RATE: Way = ("rate-3s", "--poll=rate --poll-stop-idle=3s");
 
 impl Settings {
     /// The short form unless `cargo bench` runs it, without `--quick`.

@@ -43,7 +43,7 @@ fn main() -> Result<()> {
     println!("{}", settings.about());
     // Dropped at the end, when no back-end has it open any more.
     let (zram, disks) = disks(&settings)?;
-    let mut report = Report::default();
+    let mut report = Report::new(settings.quick);
     for (name, section) in SECTIONS {
         if chosen(name) {
             println!("\n=== {name}");
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
         }
     }
     drop(zram);
-    report.close(settings.quick);
+    report.close();
     Ok(())
 }
 

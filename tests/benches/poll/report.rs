@@ -11,14 +11,20 @@ pub(crate) enum Target {
 }
 
 /// All targets so far.
-#[derive(Default)]
 pub(crate) struct Report {
+    /// The figures mean nothing.
+    quick: bool,
     load: String,
     held: usize,
     missed: Vec<String>,
 }
 
 impl Report {
+    /// None yet.
+    pub(crate) fn new(quick: bool) -> Report {
+        Report { quick, load: String::new(), held: 0, missed: Vec::new() }
+    }
+
     /// Prints a load, and what each way to poll came to.
     pub(crate) fn table(&mut self, load: &str, ways: &[Way], turns: &[Vec<Figures>]) {
         self.begin(load);
@@ -56,9 +62,13 @@ impl Report {
             Target::AtLeast(bound) => ("at least", bound, median >= bound),
             Target::AtMost(bound) => ("at most", bound, median <= bound),
         };
-        let verdict = if holds { "holds" } else { "MISSED" };
+        let verdict = match (self.quick, holds) {
+            (true, _) => "",
+            (_, true) => ": holds",
+            (_, false) => ": MISSED",
+        };
         let line = format!("{what} = {median:.3} ({min:.3} .. {max:.3}), target: {words} {bound}");
-        println!("  {line}: {verdict}");
+        println!("  {line}{verdict}");
         if holds {
             self.held += 1;
         } else {
@@ -67,8 +77,8 @@ impl Report {
     }
 
     /// Prints how many targets were held, and which were not.
-    pub(crate) fn close(self, quick: bool) {
-        if quick {
+    pub(crate) fn close(self) {
+        if self.quick {
             return println!("\nall loads run; the short form measures nothing");
         }
         println!("\n=== {} of {} targets hold", self.held, self.held + self.missed.len());
