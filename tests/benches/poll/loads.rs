@@ -11,7 +11,7 @@ use crate::common::Spread;
 use crate::compare::{ALWAYS, AUTO, Disk, Figures, NEVER, RATE, Settings};
 use crate::report::{Report, Target, ratios};
 
-const TURN: Duration = Duration::from_millis(800);
+const TURN: Duration = Duration::from_millis(500);
 const WAITS: [(&str, &str); 2] = [("sleeping", "--wait=sleep"), ("polling", "--wait=poll")];
 /// The delay that `auto` may add, in nanoseconds: the default of `--poll-latency`.
 const POLL_LATENCY: f64 = 100e3;

@@ -1,0 +1,44 @@
+//! What polling saves a guest: its notifications, counted in the guest itself.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig};
+use kickless_tests::scratch::numbers;
+
+const READS: u64 = 2000;
+/// A ring that is polled draws no notification. When polling begins, one may be on its way.
+const STRAY: u64 = 2;
+
+fn serve(poll: &str) -> Daemon {
+    let arguments = vec![format!("--poll={poll}")];
+    Daemon::start(&DaemonConfig { arguments, ..DaemonConfig::new("mem:64M") }).unwrap()
+}
+
+#[test]
+fn a_guest_notifies_who_does_not_look() {
+    if Program::from_environment() != Program::Kickless {
+        println!("about our own polling only");
+        return;
+    }
+    let daemons = ["always", "always", "never", "never"].map(serve);
+    let rings = ["event_idx=on", "event_idx=off"];
+    let disks = daemons.iter().zip(rings.iter().cycle());
+    let disks = disks.map(|(daemon, ring)| DiskConfig::new(daemon.socket(), &format!("num-queues=1,{ring}")));
+    let task = format!("kl.task=notify kl.disks=vda,vdb,vdc,vdd kl.reads={READS}");
+    let results = Guest::start(&GuestConfig::new(&task, disks.collect())).unwrap().finish().unwrap();
+    let number = |key: String| numbers(&results, &key).unwrap().iter().sum::<u64>();
+    for (disk, ring) in ["vda", "vdb", "vdc", "vdd"].into_iter().zip(rings.into_iter().cycle()) {
+        let (reads, notified) = (number(format!("{disk}.reads")), number(format!("{disk}.notifications")));
+        println!("{disk}, {ring}: {reads} reads, {notified} notifications");
+        assert!(reads >= READS, "{disk}: {reads} reads");
+        if disk <= "vdb" {
+            assert!(notified <= STRAY, "{disk} is always polled and drew {notified} notifications");
+        } else {
+            assert!(notified > 0, "{disk} is never polled and drew no notification");
+        }
+    }
+    for daemon in daemons {
+        assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+    }
+}
