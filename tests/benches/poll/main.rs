@@ -11,6 +11,7 @@ mod common;
 mod compare;
 mod idle;
 mod loads;
+mod others;
 mod report;
 mod shared;
 
@@ -44,6 +45,7 @@ fn main() -> Result<()> {
     // Dropped at the end, when no back-end has it open any more.
     let (zram, disks) = disks(&settings)?;
     let mut report = Report::new(settings.quick);
+    let others = others::Clock::start()?;
     for (name, section) in SECTIONS {
         if chosen(name) {
             println!("\n=== {name}");
@@ -51,6 +53,7 @@ fn main() -> Result<()> {
         }
     }
     drop(zram);
+    println!("\nother processes kept {:.2} CPUs busy meanwhile", others.cores()?);
     report.close();
     Ok(())
 }
