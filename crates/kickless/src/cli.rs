@@ -44,7 +44,7 @@ enum Command {
     Blk(BlkOptions),
     /// Serve many disks, which share the workers, as a file describes them
     Serve {
-        /// The file: TOML with [pool], [defaults] and a [[device]] for each disk
+        /// The file: TOML, with tables for the pool, for defaults and for each device
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
