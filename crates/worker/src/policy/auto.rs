@@ -23,7 +23,7 @@ const WINDOW_LONG: Nanos = 8;
 /// There is no trial with loads of less than one request in so many times the accepted delay.
 const TRIAL_MAX: u64 = 4;
 /// Plans are made anew after so many waits, and more often at first.
-const REPLAN: u32 = 32;
+const REPLAN: u32 = 64;
 
 /// The wait that goes on, if there is one.
 #[derive(Debug, Default)]
