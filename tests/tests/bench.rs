@@ -229,6 +229,47 @@ fn the_side_by_side() {
     assert!(dir.path().join("report.html").exists() && dir.path().join("plot.svg").exists());
 }
 
+/// The pictures of the documents are made with this.
+#[test]
+fn the_pictures_of_polling() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = Command::new(repository().join("tools/bench-poll"))
+        .args(["--pictures", "--quick"])
+        .env("KICKLESS_BENCH_OUT", dir.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for (name, words) in
+        [("rates.svg", ["median latency", "requests a second"]), ("on-off.svg", ["kicks/s", "rate-3s"])]
+    {
+        let plot = fs::read_to_string(dir.path().join(name)).unwrap();
+        assert!(
+            plot.len() < 60_000 && words.iter().all(|word| plot.contains(word)),
+            "{name}: {}",
+            plot.len()
+        );
+    }
+}
+
+#[test]
+fn a_load_that_comes_and_goes() {
+    let daemon = serve(Program::Kickless, NULL);
+    let pid = format!("--pid={}", daemon.pid());
+    for wait in ["sleep", "poll"] {
+        let load = format!("--rate=2000,20000 --on-off=20ms,30ms --time=500ms --wait={wait} --json {pid}");
+        let results = results(&on(&daemon, &load));
+        let loads = results["loads"].as_array().unwrap();
+        assert_eq!(loads.len(), 2);
+        for (load, rate) in loads.iter().zip([2000.0, 20000.0]) {
+            let target = &load["targets"][0];
+            // Two fifths of the time.
+            let iops = target["iops"]["median"].as_f64().unwrap();
+            assert!(iops > 0.0 && iops <= rate * 0.42, "{iops} of {rate}");
+            assert!(target["turns"][0]["back_end_cores"].is_number(), "{target}");
+        }
+    }
+}
+
 fn started(daemon: &Daemon) -> Child {
     let socket = format!("--socket-path={}", daemon.socket().display());
     dying_with_us(kickless_binary().unwrap())
