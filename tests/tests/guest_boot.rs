@@ -154,7 +154,7 @@ fn boot_through_ovmf(properties: &str) {
     fs::write(
         &script,
         "fs0:\r\necho OVMF reads the disk\r\n\
-         vmlinuz.efi initrd=\\base.img console=ttyS0 quiet panic=-1 kl.task=firmware\r\n",
+         vmlinuz.efi initrd=\\base.img console=ttyS0 quiet panic=-1 no_timer_check kl.task=firmware\r\n",
     )
     .unwrap();
     make_efi_disk(
