@@ -68,13 +68,28 @@ pub(crate) struct Connection {
     /// Regions that it takes.
     pub(crate) regions_max: usize,
     limit: Duration,
+    deadline: Option<Instant>,
 }
 
 impl Connection {
-    /// Connects and negotiates. With `known`, the features that were agreed on before are insisted on.
-    pub(crate) fn open(options: &Options, deadline: Instant, known: Option<Features>) -> Result<Self, Error> {
-        let socket = connect_by(&options.socket, deadline)?;
-        let mut connection = Self {
+    /// Connects, trying until the deadline, and negotiates.
+    pub(crate) fn open(options: &Options, deadline: Instant) -> Result<Self, Error> {
+        let mut connection = Self::new(options, connect_by(&options.socket, deadline)?);
+        connection.negotiate(options, None)?;
+        Ok(connection)
+    }
+
+    /// The same once more, trying once and insisting on the features that were agreed on before. Until
+    /// [`Connection::take_time`], no answer is waited for past the deadline.
+    pub(crate) fn open_again(options: &Options, deadline: Instant, known: Features) -> Result<Self, Error> {
+        let mut connection = Self::new(options, connect_by(&options.socket, Instant::now())?);
+        connection.deadline = Some(deadline);
+        connection.negotiate(options, Some(known))?;
+        Ok(connection)
+    }
+
+    fn new(options: &Options, socket: OwnedFd) -> Self {
+        Self {
             frontend: Frontend::new(socket),
             requests: None,
             features: Features::empty(),
@@ -82,9 +97,13 @@ impl Connection {
             queues_max: 1,
             regions_max: TABLE_MAX,
             limit: options.reply_timeout,
-        };
-        connection.negotiate(options, known)?;
-        Ok(connection)
+            deadline: None,
+        }
+    }
+
+    /// There is no deadline any more.
+    pub(crate) fn take_time(&mut self) {
+        self.deadline = None;
     }
 
     fn negotiate(&mut self, options: &Options, known: Option<Features>) -> Result<(), Error> {
@@ -250,11 +269,11 @@ impl Connection {
     fn call(&mut self, message: &Message) -> Result<Option<Reply>, Error> {
         let request = message.code().name();
         let acknowledged = self.protocol.contains(Protocol::REPLY_ACK);
-        let wait = Wait::FOREVER.at_most(self.limit);
+        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let limit = left.map_or(self.limit, |left| left.min(self.limit));
+        let wait = Wait::FOREVER.at_most(limit);
         self.frontend.call(message, acknowledged, &wait).map_err(|source| match source {
-            Wire::Interrupted | Wire::SendInterrupted { .. } => {
-                Error::NoAnswer { request, limit: self.limit }
-            }
+            Wire::Interrupted | Wire::SendInterrupted { .. } => Error::NoAnswer { request, limit },
             source => Error::Protocol { request, source },
         })
     }

@@ -18,7 +18,7 @@ use crate::event::Event;
 use crate::layout::Layout;
 use crate::limits::Limits;
 use crate::memory::{self, Region, Regions};
-use crate::options::Options;
+use crate::options::{Options, deadline_after};
 use crate::pool::Pool;
 use crate::ring::{self, Ring};
 
@@ -74,8 +74,8 @@ pub(crate) struct Session {
 impl Core {
     /// Connects, and starts all queues.
     pub(crate) fn open(options: Options) -> Result<Arc<Self>, Error> {
-        let deadline = Instant::now().checked_add(options.connect_timeout).unwrap_or_else(Instant::now);
-        let mut connection = Connection::open(&options, deadline, None)?;
+        let deadline = deadline_after(options.connect_timeout);
+        let mut connection = Connection::open(&options, deadline)?;
         let features = connection.features;
         let space = connection.config()?;
         let limits = Limits::new(features, &space)?.for_queue(options.queue_size)?;

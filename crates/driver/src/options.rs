@@ -1,7 +1,7 @@
 //! What a disk is opened with.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Whether to use a feature.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,7 +51,8 @@ pub struct Options {
     /// Bytes of shared memory for [`Disk::buffer`](crate::Disk::buffer) and for copies; rounded up to 2 MiB. It costs
     /// nothing before it is used, except as huge pages. Default 64 MiB.
     pub buffer_memory: u64,
-    /// For how long to go on trying when the back-end has closed the connection; zero for not at all. Default 30 s.
+    /// For how long to go on trying when the back-end has closed the connection; zero for not at all, [`Duration::MAX`] for
+    /// ever. Default 30 s.
     pub reconnect_limit: Duration,
     /// For how long to wait for somebody to listen on the socket, at first. Default: not at all.
     pub connect_timeout: Duration,
@@ -66,6 +67,14 @@ pub struct Options {
     /// Kick while holding the submission lock, to see what that costs.
     #[cfg(feature = "locked-kick")]
     pub locked_kick: bool,
+}
+
+/// Longer times than this are as good as this, and clocks can add it up.
+const TIME_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// When so much time will have passed.
+pub(crate) fn deadline_after(time: Duration) -> Instant {
+    Instant::now() + time.min(TIME_MAX)
 }
 
 impl Options {

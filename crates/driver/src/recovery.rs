@@ -16,11 +16,14 @@ use crate::core::Core;
 use crate::error::Error;
 use crate::event::Event;
 use crate::limits::Limits;
+use crate::options::deadline_after;
 use crate::wait::{readable, sleep};
 
 /// Pauses between attempts: the first, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// What an attempt has for all answers, however late it is.
+const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 
 impl Core {
     /// The connection is gone: gets another, on a thread of its own. Says so once for each outage.
@@ -46,7 +49,7 @@ impl Core {
             if self.is_dead() {
                 return;
             }
-            let error = match self.reconnect() {
+            let error = match self.reconnect(deadline) {
                 Ok(()) => break,
                 Err(error) => error,
             };
@@ -83,12 +86,13 @@ impl Core {
             _ => now,
         };
         session.stuck = Some((since, completed));
-        since + self.options.reconnect_limit
+        deadline_after(self.options.reconnect_limit.saturating_sub(since.elapsed()))
     }
 
-    /// One attempt.
-    fn reconnect(self: &Arc<Self>) -> Result<(), Error> {
-        let mut connection = Connection::open(&self.options, Instant::now(), Some(self.features))?;
+    /// One attempt, in which no answer is waited for past the deadline, but for a moment.
+    fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<(), Error> {
+        let mut connection =
+            Connection::open_again(&self.options, deadline.max(deadline_after(ATTEMPT_MIN)), self.features)?;
         let mut session = self.session();
         let changes = self.changes();
         let mut space = connection.config()?;
@@ -124,6 +128,7 @@ impl Core {
         (session.space, session.limits, session.seen) = (space, limits, changes);
         *self.known() = (limits, space);
         session.regions_max = connection.regions_max;
+        connection.take_time();
         session.connection = Some(connection);
         drop(session);
         self.set_requests(requests);
