@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use kickless_driver::{Disk, Error, Options};
+use kickless_driver::{Completion, Disk, Error, Options, Request};
 use kickless_spec::vhost_user::FrontendRequest as Code;
-use kickless_tests::liar::{Liar, ends};
+use kickless_tests::liar::{LIMIT, Liar, ends};
 use kickless_tests::liar_lies::{AnswerLie, Rules};
 
 fn options(liar: &Liar) -> Options {
@@ -46,5 +49,51 @@ fn the_time_to_come_back_counts_for_a_back_end_that_is_silent() {
         liar.drop_connection();
         assert!(matches!(disk.read_at(&mut [0; 512], 0), Err(Error::Dead(_))));
         assert!(matches!(&*disk.failure().unwrap(), Error::Gone { .. }));
+    });
+}
+
+#[test]
+fn a_handler_that_panics() {
+    ends(|| {
+        let liar = Liar::start(Rules::default()).unwrap();
+        // By the disk's own thread, and by whoever waits.
+        for reactor in [true, false] {
+            let disk = Disk::connect(Options { reactor, ..options(&liar) }).unwrap();
+            let (told, heard) = channel();
+            let handler = Arc::new(move |completion: Completion| {
+                told.send(completion.token).unwrap();
+                assert!(completion.token != 7, "on purpose");
+            });
+            for token in [7, 8] {
+                let read = Request::read(0, disk.buffer(512).unwrap());
+                disk.queue(0).submit_one(read.on_complete(handler.clone(), token)).unwrap();
+                disk.read_at(&mut [0; 512], 0).unwrap();
+                assert_eq!(heard.recv_timeout(LIMIT), Ok(token));
+            }
+            assert_eq!(disk.queue(0).in_flight(), 0);
+        }
+    });
+}
+
+#[test]
+fn a_poller_that_panics() {
+    ends(|| {
+        let liar = Liar::start(Rules::default()).unwrap();
+        let disk = Disk::connect(options(&liar)).unwrap();
+        let queue = disk.queue(0);
+        let read = |token| Request::read(0, disk.buffer(512).unwrap()).token(token);
+        queue.submit_or_wait(&mut vec![read(1), read(2)]).unwrap();
+        for token in [1, 2] {
+            let taken = catch_unwind(AssertUnwindSafe(|| {
+                queue.wait(1, None, |completion| {
+                    assert_eq!(completion.token, token);
+                    panic!("on purpose");
+                })
+            }));
+            assert!(taken.is_err());
+        }
+        assert_eq!(queue.in_flight(), 0);
+        // The thread counts as inside a handler no more.
+        disk.read_at(&mut [0; 512], 0).unwrap();
     });
 }

@@ -194,7 +194,7 @@ impl Core {
         }
         self.changes.fetch_add(1, Ordering::Release);
         let listeners = self.on_change.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        listeners.iter().for_each(|listener| listener());
+        listeners.iter().for_each(|listener| ring::survive(|| listener()));
     }
 
     /// How often the configuration space has changed.

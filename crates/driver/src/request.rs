@@ -148,7 +148,7 @@ pub struct Completion {
 
 /// Takes completions. Runs on whichever thread finds them, while that holds the completion lock of the queue: it may submit
 /// requests, and ask for the disk's size and the like, but whatever would wait, or talk to the back-end, is
-/// [`Error::InHandler`](crate::Error::InHandler).
+/// [`Error::InHandler`](crate::Error::InHandler). A panic ends the handler and nothing else.
 pub trait OnComplete: Send + Sync {
     /// A request is done.
     fn complete(&self, completion: Completion);

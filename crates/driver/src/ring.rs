@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -33,6 +34,33 @@ thread_local! {
 /// Whether this thread is inside a handler of completions.
 pub(crate) fn is_delivering() -> bool {
     DELIVERS.get()
+}
+
+/// Completions that are being handed out. What a caller does with one can panic: the rest is in order all the same.
+struct Delivery<'a> {
+    ring: &'a Ring,
+    outer: bool,
+    count: u64,
+}
+
+impl<'a> Delivery<'a> {
+    #[inline]
+    fn begin(ring: &'a Ring) -> Self {
+        Self { ring, outer: DELIVERS.replace(true), count: 0 }
+    }
+}
+
+impl Drop for Delivery<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        DELIVERS.set(self.outer);
+        if self.count > 0 {
+            // One writer at a time, under the completion lock.
+            let completed = &self.ring.completed;
+            completed.store(completed.load(Ordering::Relaxed) + self.count, Ordering::Release);
+            self.ring.tell_watchers();
+        }
+    }
 }
 
 /// One queue.
@@ -378,9 +406,8 @@ impl Ring {
     /// The device lied.
     #[inline]
     fn drain(&self, completion: &mut Completing, max: usize, mut each: impl FnMut(Completion)) -> Drained {
-        let mut count = 0;
         let mut for_poller = 0;
-        let outer = DELIVERS.replace(true);
+        let mut delivery = Delivery::begin(self);
         let mut ended = Ok(());
         while for_poller < max {
             match completion.completer.pop() {
@@ -392,7 +419,7 @@ impl Ring {
                     };
                     // Only now may the id be used again.
                     completion.completer.give_back(done.id);
-                    count += 1;
+                    delivery.count += 1;
                     let Request { notify, data, .. } = request;
                     let result = result(status);
                     match notify {
@@ -410,11 +437,7 @@ impl Ring {
                 }
             }
         }
-        DELIVERS.set(outer);
-        if count > 0 {
-            self.completed.store(self.completed.load(Ordering::Relaxed) + count, Ordering::Release);
-            self.tell_watchers();
-        }
+        drop(delivery);
         self.glimpse.set(completion.position());
         (for_poller, ended)
     }
@@ -678,18 +701,15 @@ impl Ring {
     }
 
     fn fail(&self, requests: impl Iterator<Item = Request>) {
-        let outer = DELIVERS.replace(true);
-        let mut count = 0;
+        let mut delivery = Delivery::begin(self);
         for Request { notify, data, .. } in requests {
-            count += 1;
+            delivery.count += 1;
             let result = Err(Failure::Dead);
             match notify {
                 Notify::Poller(token) => self.keep(Completion { token, result, data }),
                 other => deliver(other, result, data),
             }
         }
-        DELIVERS.set(outer);
-        self.completed.fetch_add(count, Ordering::Release);
     }
 }
 
@@ -709,7 +729,17 @@ fn result(status: Option<u8>) -> Result<(), Failure> {
 fn deliver(notify: Notify, result: Result<(), Failure>, data: Data) {
     match notify {
         Notify::Seat(seat) => seat.complete((result, data)),
-        Notify::Handler(handler, token) => handler.complete(Completion { token, result, data }),
+        Notify::Handler(handler, token) => {
+            survive(|| handler.complete(Completion { token, result, data }));
+        }
         Notify::Poller(_) => {}
+    }
+}
+
+/// Calls something of the caller's that runs on whichever thread finds the reason: others rely on that thread, so it goes on
+/// after a panic, which has been printed by then.
+pub(crate) fn survive(call: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(call)).is_err() {
+        tracing::error!("a handler panicked");
     }
 }
