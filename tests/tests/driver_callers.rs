@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use kickless_driver::{Completion, Disk, Error, Options, Request};
@@ -95,5 +96,38 @@ fn a_poller_that_panics() {
         assert_eq!(queue.in_flight(), 0);
         // The thread counts as inside a handler no more.
         disk.read_at(&mut [0; 512], 0).unwrap();
+    });
+}
+
+#[test]
+fn a_listener_that_waits() {
+    ends(|| {
+        let liar = Liar::start(Rules::default()).unwrap();
+        let disk = Disk::connect(options(&liar)).unwrap();
+        let (told, heard) = channel();
+        let (told, listening) = (Mutex::new(told), disk.clone());
+        let kept = Arc::new(());
+        let known = Arc::downgrade(&kept);
+        let listener = move || {
+            let _ = &kept;
+            let read = listening.read_at(&mut [0; 512], 0);
+            let waited = listening.queue(0).wait(1, None, |_| {}).map(drop);
+            told.lock().unwrap().send((listening.size().unwrap(), [read, waited])).unwrap();
+        };
+        disk.on_config_change(listener).unwrap();
+        liar.rules().config.capacity = 8.into();
+        // A change of the configuration space, by the back-end's message 2 of version 1.
+        let message: Vec<u8> = [2u32, 1, 0].into_iter().flat_map(u32::to_le_bytes).collect();
+        while liar.say(&message).is_err() {
+            thread::yield_now();
+        }
+        let (size, waits) = heard.recv_timeout(LIMIT).unwrap();
+        assert_eq!(size, 4096);
+        assert!(waits.iter().all(|waited| matches!(waited, Err(Error::InHandler))), "{waits:?}");
+        disk.read_at(&mut [0; 512], 0).unwrap();
+        disk.close();
+        while known.upgrade().is_some() {
+            thread::yield_now();
+        }
     });
 }

@@ -1,5 +1,6 @@
 //! A disk: its queues, its connection, its memory, and how it dies.
 
+use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,6 +28,16 @@ const QUEUES_MAX: usize = 256;
 
 /// What is told when the configuration space has changed.
 pub(crate) type OnChange = Arc<dyn Fn() + Send + Sync>;
+
+thread_local! {
+    /// This thread is telling of a change, and may be one that others wait for.
+    static TELLS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is inside something of the caller's that must not wait: it would wait for itself.
+pub(crate) fn is_called_back() -> bool {
+    ring::is_delivering() || TELLS.get()
+}
 
 /// What all handles of a disk share.
 pub(crate) struct Core {
@@ -194,7 +205,9 @@ impl Core {
         }
         self.changes.fetch_add(1, Ordering::Release);
         let listeners = self.on_change.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let outer = TELLS.replace(true);
         listeners.iter().for_each(|listener| ring::survive(|| listener()));
+        TELLS.set(outer);
     }
 
     /// How often the configuration space has changed.
@@ -342,7 +355,7 @@ impl Core {
     /// # Errors
     /// That will not happen: the connection is lost, the device lies, or this is a handler that would wait for itself.
     fn wait_until_quiet(&self) -> Result<(), Error> {
-        if ring::is_delivering() {
+        if is_called_back() {
             return Err(Error::InHandler);
         }
         while self.rings.iter().any(|ring| ring.in_flight() > 0) {
@@ -383,6 +396,9 @@ impl Core {
         self.rings.iter().for_each(Ring::kill);
         self.session().connection = None;
         self.set_requests(None);
+        // They may have handles of the disk.
+        let listeners = std::mem::take(&mut *self.on_change.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(listeners);
     }
 
     /// Ends in good order: waits until what is in flight is done, as long as the back-end answers.

@@ -11,13 +11,13 @@ use kickless_spec::blk::{BlkFeatures, Config, ID_LEN, SECTOR_SIZE};
 use kickless_spec::features::Features;
 
 use crate::buffer::{Buffer, Registered};
-use crate::core::Core;
+use crate::core::{Core, is_called_back};
 use crate::error::{Error, Invalid};
 use crate::limits::LIFETIME_LEN;
 use crate::options::Options;
 use crate::queue::Queue;
 use crate::request::{Kind, Notify, Request};
-use crate::ring::{Counters, is_delivering};
+use crate::ring::Counters;
 use crate::seat::Seat;
 
 /// Bytes that are copied for one request, so that long transfers overlap the copies.
@@ -41,8 +41,8 @@ pub(crate) struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if is_delivering() {
-            // A handler had it: the completion lock, which closing needs, is held by this very thread.
+        if is_called_back() {
+            // A handler had it: this very thread has what closing needs.
             let core = self.core.clone();
             let spawned = thread::Builder::new().name("kickless-close".into()).spawn(move || core.close());
             if spawned.is_err() {
@@ -194,7 +194,9 @@ impl Disk {
         self.core().changes()
     }
 
-    /// Calls `listener` whenever that happens, on whichever thread listens; the disk's own is started for it.
+    /// Calls `listener` whenever that happens, on whichever thread listens; the disk's own is started for it. It may ask for
+    /// the size and the rest of the configuration, and submit; whatever waits for a request is [`Error::InHandler`]. It is
+    /// dropped when the disk dies: one that has a handle of the disk keeps it open until [`Disk::close`].
     ///
     /// # Errors
     /// There is no thread to be had.
@@ -264,7 +266,7 @@ impl Disk {
     /// Closes the disk for all who use it: waits for what is in flight, as long as the back-end answers, and fails
     /// everything later.
     pub fn close(&self) {
-        if is_delivering() {
+        if is_called_back() {
             return self.core().die(Error::Unplugged);
         }
         self.core().close();
@@ -345,7 +347,7 @@ impl Disk {
         }
         let core = self.core();
         let ring = &core.rings[self.index_of_thread()];
-        if is_delivering() {
+        if is_called_back() {
             return Err(Error::InHandler);
         }
         let chunk_max = core.limits()?.0.len_max().min(CHUNK);

@@ -138,8 +138,9 @@ pub enum Error {
     /// The ring has no room for the request now.
     #[error("the ring is full")]
     Full,
-    /// A handler of completions wanted to wait, or to talk to the back-end: it could wait for itself.
-    #[error("a handler of completions must not wait")]
+    /// A handler of completions wanted to wait, or to talk to the back-end, or a listener to changes to wait: it could wait for
+    /// itself.
+    #[error("a handler must not wait")]
     InHandler,
     /// No buffer of this size is left in the shared memory, whose size is
     /// [`Options::buffer_memory`](crate::Options::buffer_memory).

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
 
-use crate::core::Core;
+use crate::core::{Core, is_called_back};
 use crate::disk::{Disk, Handle};
 use crate::error::Error;
 use crate::request::{Completion, Notify, Request};
-use crate::ring::{Counters, Ring, is_delivering};
+use crate::ring::{Counters, Ring};
 
 /// A request that was not submitted.
 #[derive(Debug, thiserror::Error)]
@@ -147,7 +147,7 @@ impl Queue {
         if count > 0 || max == 0 {
             return Ok(count);
         }
-        if is_delivering() {
+        if is_called_back() {
             return Err(Error::InHandler);
         }
         let ring = self.ring();

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::core::Core;
+use crate::core::{Core, is_called_back};
 use crate::error::Error;
 use crate::glance;
 use crate::options::Waiting;
 use crate::request::{Notify, Request};
-use crate::ring::{Ring, is_delivering};
+use crate::ring::Ring;
 use crate::seat::{Outcome, Seat};
 
 /// How often a thread that spins looks at the clock, and how often at the connection.
@@ -26,7 +26,7 @@ impl Core {
     /// The request is wrong or the disk is dead.
     pub(crate) fn run(self: &Arc<Self>, ring: &Ring, mut request: Request) -> Result<Outcome, Error> {
         // It would wait for itself.
-        if is_delivering() {
+        if is_called_back() {
             return Err(Error::InHandler);
         }
         let seat = ring.seats.take();
@@ -57,7 +57,7 @@ impl Core {
             Err(Error::Full) => {}
             Err(error) => return Err(self.explain(error)),
         }
-        if is_delivering() {
+        if is_called_back() {
             return Err(Error::InHandler);
         }
         let seat = ring.seats.take();
