@@ -73,6 +73,7 @@ with_each_back_end! {
     a_ring_that_is_full
     unplugged_under_load
     closed_under_load
+    what_was_in_flight_when_it_was_closed
     sleeping_outside
     spinning
 }
@@ -524,6 +525,22 @@ fn unplugged_under_load(program: Program) {
 
 fn closed_under_load(program: Program) {
     under_load(program, Disk::close);
+}
+
+fn what_was_in_flight_when_it_was_closed(program: Program) {
+    let served = serve(program);
+    let disk = Disk::connect(Options { queues: 1, ..served.options() }).unwrap();
+    let queue = disk.queue(0);
+    let writes = (0..60).map(|block| {
+        let mut buffer = disk.buffer(256 << 10).unwrap();
+        buffer.write(0, &[7; 256 << 10]);
+        Request::write(block * (256 << 10), buffer).token(block)
+    });
+    queue.submit_or_wait(&mut writes.collect()).unwrap();
+    disk.close();
+    let mut done = Vec::new();
+    while queue.poll(64, |completion| done.push(completion.result)).is_ok() {}
+    assert_eq!(done, [Ok(()); 60]);
 }
 
 fn sleeping_outside(program: Program) {

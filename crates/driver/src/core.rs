@@ -407,6 +407,9 @@ impl Core {
             return;
         }
         self.rings.iter().for_each(Ring::shut);
+        if !is_called_back() {
+            self.rings.iter().for_each(|ring| self.finish(ring));
+        }
         if !self.recovering.load(Ordering::Relaxed) {
             let mut session = self.session();
             if let Some(connection) = session.connection.as_mut() {

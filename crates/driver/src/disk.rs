@@ -263,8 +263,8 @@ impl Disk {
         self.core().unregister(memory)
     }
 
-    /// Closes the disk for all who use it: waits for what is in flight, as long as the back-end answers, and fails
-    /// everything later.
+    /// Closes the disk for all who use it: refuses new requests and waits for those in flight, as long as the back-end completes
+    /// one within each [`Options::reply_timeout`].
     pub fn close(&self) {
         if is_called_back() {
             return self.core().die(Error::Unplugged);

@@ -56,7 +56,7 @@ pub struct Options {
     pub reconnect_limit: Duration,
     /// For how long to wait for somebody to listen on the socket, at first. Default: not at all.
     pub connect_timeout: Duration,
-    /// For how long to wait for the answer to a message. Default 10 s.
+    /// For how long to wait for the answer to a message, and, when the disk is closed, for the next completion. Default 10 s.
     pub reply_timeout: Duration,
     /// What a thread does that waits for a completion. Default: [`Waiting::Auto`].
     pub waiting: Waiting,

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::core::{Core, is_called_back};
 use crate::error::Error;
 use crate::glance;
-use crate::options::Waiting;
+use crate::options::{Waiting, deadline_after};
 use crate::request::{Notify, Request};
 use crate::ring::Ring;
 use crate::seat::{Outcome, Seat};
@@ -45,6 +45,25 @@ impl Core {
             }
             self.pause(ring, &seat, None);
         }
+    }
+
+    /// Waits until nothing of the queue is in flight, as long as the back-end completes something from time to time. Some
+    /// back-ends drop what is in flight when a queue is stopped.
+    pub(crate) fn finish(self: &Arc<Self>, ring: &Ring) {
+        let seat = ring.seats.take();
+        ring.watch(&seat);
+        let mut completed = ring.completed();
+        let mut deadline = deadline_after(self.options.reply_timeout);
+        while ring.in_flight() > 0 && !self.is_dead() && !self.is_over(Some(deadline)) {
+            self.pause(ring, &seat, Some(deadline));
+            let now = ring.completed();
+            if now != completed {
+                (completed, deadline) = (now, deadline_after(self.options.reply_timeout));
+            }
+        }
+        ring.unwatch(&seat);
+        ring.lead.pass_on();
+        ring.seats.give_back(seat);
     }
 
     /// Submits a request, when there is room for it.
