@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use kickless_driver::{Completion, Disk, Error, Options, Request};
+use kickless_driver::{Choice, Completion, Disk, Error, Options, Request};
+use kickless_spec::blk::BlkFeatures;
+use kickless_spec::features::Features;
 use kickless_spec::vhost_user::FrontendRequest as Code;
 use kickless_tests::liar::{LIMIT, Liar, ends};
-use kickless_tests::liar_lies::{AnswerLie, Rules};
+use kickless_tests::liar_lies::{AnswerLie, DISK_LEN, RingLie, Rules};
 
 fn options(liar: &Liar) -> Options {
     Options { queues: 1, queue_size: 8, buffer_memory: 2 << 20, ..Options::new(liar.socket()) }
@@ -71,7 +73,10 @@ fn a_handler_that_panics() {
                 disk.read_at(&mut [0; 512], 0).unwrap();
                 assert_eq!(heard.recv_timeout(LIMIT), Ok(token));
             }
-            assert_eq!(disk.queue(0).in_flight(), 0);
+            // Counted when a round of completions is over.
+            while disk.queue(0).in_flight() > 0 {
+                thread::yield_now();
+            }
         }
     });
 }
@@ -129,5 +134,52 @@ fn a_listener_that_waits() {
         while known.upgrade().is_some() {
             thread::yield_now();
         }
+    });
+}
+
+#[test]
+fn a_range_that_is_wrong_changes_nothing() {
+    ends(|| {
+        let rules = Rules::default();
+        let blk = BlkFeatures::DISCARD | BlkFeatures::WRITE_ZEROES;
+        let features = rules.features | Features::from_bits_retain(blk.bits());
+        let liar = Liar::start(Rules { features, ..rules }).unwrap();
+        let disk = Disk::connect(options(&liar)).unwrap();
+        let mut bytes = vec![7; DISK_LEN];
+        let len = DISK_LEN as u64;
+        for refused in [
+            disk.write_at(&bytes, 512),
+            disk.write_at(&bytes[1..], 0),
+            disk.read_at(&mut bytes, 512),
+            disk.discard(512, len),
+            disk.discard(u64::MAX - 511, len),
+            disk.write_zeroes(512, len, false),
+        ] {
+            assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+        }
+        assert_eq!(liar.requests(), 0);
+    });
+}
+
+#[test]
+fn what_could_not_be_submitted_stays_in_the_batch() {
+    ends(|| {
+        // Nothing is ever done, so that the ring stays full.
+        let liar = Liar::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
+        let disk = Disk::connect(Options { indirect: Choice::On, ..options(&liar) }).unwrap();
+        let queue = disk.queue(0);
+        let read = |token| Request::read(0, disk.buffer(512).unwrap()).token(token);
+        let mut batch: Vec<Request> = (0..64).map(read).collect();
+        thread::scope(|scope| {
+            let submitter = scope.spawn(|| queue.submit_or_wait(&mut batch));
+            while liar.requests() == 0 {
+                thread::yield_now();
+            }
+            disk.unplug();
+            assert!(matches!(submitter.join().unwrap(), Err(Error::Dead(_))));
+        });
+        let mut done = 0;
+        while queue.poll(64, |_| done += 1).is_ok() {}
+        assert_eq!(done + batch.len(), 64);
     });
 }

@@ -365,13 +365,18 @@ fn configuration_that_is_odd() {
         let disk = Disk::connect(options(&liar, SPLIT)).unwrap();
         assert_eq!(disk.size().unwrap(), 0);
         assert!(matches!(disk.read_at(&mut [0; 512], 0), Err(Error::Invalid(_))));
-        // A range that no request may have.
-        let mut rules = Rules::default();
-        rules.features |= Features::from_bits_retain(BlkFeatures::DISCARD.bits());
-        let liar = Liar::start(rules).unwrap();
-        let disk = Disk::connect(options(&liar, SPLIT)).unwrap();
-        let refused = disk.discard(0, 512).unwrap_err();
-        assert!(whole(&refused).contains("512 bytes in one request, 0 are possible"), "{}", whole(&refused));
+        // As the length of a piece, no sectors in a discard are no limit; more than there may be are one.
+        for (max, limited) in [(0, false), (1, true)] {
+            let mut rules = Rules::default();
+            rules.features |= Features::from_bits_retain(BlkFeatures::DISCARD.bits());
+            rules.config.max_discard_sectors = max.into();
+            let liar = Liar::start(rules).unwrap();
+            let disk = Disk::connect(options(&liar, SPLIT)).unwrap();
+            let refused = disk.run(Request::discard(0, 1024)).unwrap_err();
+            let said = whole(&refused);
+            assert_eq!(said.contains("1024 bytes in one request, 512 are possible"), limited, "{said}");
+            assert_eq!(liar.requests(), u64::from(!limited));
+        }
     });
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use kickless_spec::blk::{BlkFeatures, Config, ID_LEN, SECTOR_SIZE};
+use kickless_spec::blk::{BlkFeatures, Config, ID_LEN};
 use kickless_spec::features::Features;
 
 use crate::buffer::{Buffer, Registered};
@@ -350,7 +350,10 @@ impl Disk {
         if is_called_back() {
             return Err(Error::InHandler);
         }
-        let chunk_max = core.limits()?.0.len_max().min(CHUNK);
+        let (limits, _) = core.limits()?;
+        // All or nothing, as far as that can be known.
+        limits.check_whole(kind, offset, len)?;
+        let chunk_max = limits.chunk_max(CHUNK);
         let mut waiting = Pieces::default();
         let mut ended = Ok(());
         let (mut sent, mut done) = (0, 0);
@@ -372,7 +375,7 @@ impl Disk {
                 };
                 let seat = ring.seats.take();
                 request.notify = Notify::Seat(seat.clone());
-                match core.submit_or_wait(ring, request) {
+                match core.submit_or_wait(ring, &mut request) {
                     Ok(()) => {
                         waiting.push_back(seat);
                         sent += chunk;
@@ -453,13 +456,16 @@ impl Disk {
         len: u64,
         request: impl Fn(u64, u64) -> Request,
     ) -> Result<(), Error> {
-        let max = self.core().limits()?.0.range_max(kind).max(SECTOR_SIZE);
-        let (mut at, mut left) = (offset, len);
-        while left > 0 {
-            let now = left.min(max);
+        if len == 0 {
+            return Ok(());
+        }
+        let (limits, _) = self.core().limits()?;
+        limits.check_whole(kind, offset, len)?;
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let now = limits.next_range(kind, at, end);
             self.run(request(at, now))?;
-            left -= now;
-            at = at.saturating_add(now);
+            at += now;
         }
         Ok(())
     }

@@ -29,6 +29,8 @@ pub(crate) struct Limits {
     /// Bytes in one discard and one write-zeroes request.
     discard_max: u64,
     write_zeroes_max: u64,
+    /// Where a range that is split to be discarded had best be: multiples of so many bytes.
+    discard_alignment: u64,
     /// Bytes of a logical block.
     pub(crate) block_size: u32,
 }
@@ -59,13 +61,16 @@ impl Limits {
             _ => PIECES_MAX,
         };
         let bytes = |sectors: u32| u64::from(sectors) * SECTOR_SIZE;
+        // Zero is no limit here either.
+        let range_max = |sectors: u32| bytes(if sectors == 0 { u32::MAX } else { sectors });
         Ok(Self {
             size,
             features,
             piece_len_max,
             pieces_max: pieces_max.min(PIECES_MAX),
-            discard_max: bytes(config.max_discard_sectors.get()),
-            write_zeroes_max: bytes(config.max_write_zeroes_sectors.get()),
+            discard_max: range_max(config.max_discard_sectors.get()),
+            write_zeroes_max: range_max(config.max_write_zeroes_sectors.get()),
+            discard_alignment: bytes(config.discard_sector_alignment.get()),
             block_size,
         })
     }
@@ -88,8 +93,52 @@ impl Limits {
 
     /// Bytes that one discard or write-zeroes request can have.
     pub(crate) fn range_max(&self, kind: Kind) -> u64 {
-        let max = if kind == Kind::Discard { self.discard_max } else { self.write_zeroes_max };
-        max.min(u64::from(u32::MAX) * SECTOR_SIZE)
+        if kind == Kind::Discard { self.discard_max } else { self.write_zeroes_max }
+    }
+
+    /// Bytes of each of the requests that a read or write is split into: whole blocks, where a request takes one.
+    pub(crate) fn chunk_max(&self, most: u64) -> u64 {
+        let max = self.len_max().min(most);
+        let whole = max - max % u64::from(self.block_size);
+        if whole > 0 { whole } else { max }
+    }
+
+    /// Bytes of the next request when the range from `at` to `end` is discarded or zeroed. It ends where a block does: devices
+    /// may refuse parts of blocks, or leave them as they are.
+    pub(crate) fn next_range(&self, kind: Kind, at: u64, end: u64) -> u64 {
+        let max = self.range_max(kind);
+        if end - at <= max {
+            return end - at;
+        }
+        let block = u64::from(self.block_size);
+        let align = if kind == Kind::Discard { self.discard_alignment.max(block) } else { block };
+        let over = (at + max) % align;
+        if over < max { max - over } else { max }
+    }
+
+    /// Whether the device would do all of this, in as many requests as it takes.
+    ///
+    /// # Errors
+    /// It would refuse at least one of them.
+    pub(crate) fn check_whole(&self, kind: Kind, offset: u64, len: u64) -> Result<(), Invalid> {
+        self.check_kind(kind)?;
+        self.check_range(offset, len)
+    }
+
+    /// Whether there are requests of this kind.
+    fn check_kind(&self, kind: Kind) -> Result<(), Invalid> {
+        let (feature, what) = match kind {
+            Kind::Read | Kind::Write | Kind::GetId => (BlkFeatures::empty(), ""),
+            Kind::Flush => (BlkFeatures::FLUSH, "FLUSH"),
+            Kind::GetLifetime => (BlkFeatures::LIFETIME, "GET_LIFETIME"),
+            Kind::Discard => (BlkFeatures::DISCARD, "DISCARD"),
+            Kind::WriteZeroes => (BlkFeatures::WRITE_ZEROES, "WRITE_ZEROES"),
+        };
+        if !self.features.contains(feature) {
+            return Err(Invalid::NotOffered { what });
+        }
+        let changes = matches!(kind, Kind::Write | Kind::Discard | Kind::WriteZeroes);
+        if changes && self.features.contains(BlkFeatures::RO) { Err(Invalid::ReadOnly) } else { Ok(()) }
     }
 
     /// Whether [`Limits::check`] finds one piece and nothing wrong with a read or write of one piece, which nearly all requests are.
@@ -157,9 +206,7 @@ impl Limits {
     }
 
     fn check_other(&self, request: &Request) -> Result<usize, Invalid> {
-        let offered = |feature, what| {
-            if self.features.contains(feature) { Ok(()) } else { Err(Invalid::NotOffered { what }) }
-        };
+        self.check_kind(request.kind)?;
         let exactly = |len: usize| {
             self.check_pieces(request)?;
             if request.data.len() == len as u64 {
@@ -168,21 +215,10 @@ impl Limits {
             Err(Invalid::TooLong { len: request.data.len(), max: len as u64 })
         };
         match request.kind {
-            Kind::Flush => offered(BlkFeatures::FLUSH, "FLUSH").map(|()| 0),
+            Kind::Flush => Ok(0),
             Kind::GetId => exactly(ID_LEN),
-            Kind::GetLifetime => {
-                offered(BlkFeatures::LIFETIME, "GET_LIFETIME")?;
-                exactly(LIFETIME_LEN)
-            }
+            Kind::GetLifetime => exactly(LIFETIME_LEN),
             Kind::Discard | Kind::WriteZeroes => {
-                let (feature, what) = match request.kind {
-                    Kind::Discard => (BlkFeatures::DISCARD, "DISCARD"),
-                    _ => (BlkFeatures::WRITE_ZEROES, "WRITE_ZEROES"),
-                };
-                offered(feature, what)?;
-                if self.features.contains(BlkFeatures::RO) {
-                    return Err(Invalid::ReadOnly);
-                }
                 self.check_range(request.offset, request.range.len)?;
                 let max = self.range_max(request.kind);
                 if request.range.len > max {
@@ -233,6 +269,34 @@ mod tests {
         assert_eq!(disk.check(&Request::flush()), Err(Invalid::NotOffered { what: "FLUSH" }));
         let read_only = limits(BlkFeatures::DISCARD | BlkFeatures::RO, &config()).unwrap();
         assert_eq!(read_only.check(&Request::discard(0, 512)), Err(Invalid::ReadOnly));
+    }
+
+    #[test]
+    fn pieces_of_a_range_are_whole_blocks() {
+        let config = Config {
+            capacity: 1024.into(),
+            blk_size: 4096.into(),
+            size_max: 4608.into(),
+            seg_max: 3.into(),
+            max_discard_sectors: 50.into(),
+            discard_sector_alignment: 16.into(),
+            ..config()
+        };
+        let features = BlkFeatures::BLK_SIZE | BlkFeatures::SEG_MAX | BlkFeatures::SIZE_MAX;
+        let disk = limits(features, &config).unwrap();
+        let split = |kind, mut at, end| {
+            let mut ends = Vec::new();
+            while at < end {
+                at += disk.next_range(kind, at, end);
+                ends.push(at / 512);
+            }
+            ends
+        };
+        assert_eq!(split(Kind::Discard, 4096, 120 * 512), [48, 96, 120]);
+        assert_eq!(split(Kind::Discard, 0, 50 * 512), [50]);
+        // Without a limit in the configuration space, one request takes all.
+        assert_eq!(split(Kind::WriteZeroes, 512, 1024 * 512), [1024]);
+        assert_eq!((disk.len_max(), disk.chunk_max(1 << 20), disk.chunk_max(512)), (13824, 12288, 512));
     }
 
     #[test]

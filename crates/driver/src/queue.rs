@@ -75,8 +75,9 @@ impl Queue {
             match self.submit(batch) {
                 Ok(_) => {}
                 Err(Error::Full) => {
-                    let request = batch.remove(0);
-                    self.core().submit_or_wait(self.ring(), request)?;
+                    let Some(first) = batch.first_mut() else { break };
+                    self.core().submit_or_wait(self.ring(), first)?;
+                    batch.remove(0);
                 }
                 Err(error) => return Err(error),
             }

@@ -31,7 +31,7 @@ impl Core {
         }
         let seat = ring.seats.take();
         request.notify = Notify::Seat(seat.clone());
-        self.submit_or_wait(ring, request)?;
+        self.submit_or_wait(ring, &mut request)?;
         Ok(self.await_seat(ring, seat))
     }
 
@@ -66,12 +66,12 @@ impl Core {
         ring.seats.give_back(seat);
     }
 
-    /// Submits a request, when there is room for it.
+    /// Submits a request, when there is room for it. What is left of it is another.
     ///
     /// # Errors
-    /// The request is wrong or the disk is dead.
-    pub(crate) fn submit_or_wait(self: &Arc<Self>, ring: &Ring, mut request: Request) -> Result<(), Error> {
-        match ring.submit_one(&mut request) {
+    /// The request is wrong or the disk is dead; the request is as it was.
+    pub(crate) fn submit_or_wait(self: &Arc<Self>, ring: &Ring, request: &mut Request) -> Result<(), Error> {
+        match ring.submit_one(request) {
             Ok(()) => return Ok(()),
             Err(Error::Full) => {}
             Err(error) => return Err(self.explain(error)),
@@ -82,7 +82,7 @@ impl Core {
         let seat = ring.seats.take();
         ring.watch(&seat);
         let submitted = loop {
-            match ring.submit_one(&mut request) {
+            match ring.submit_one(request) {
                 Ok(()) => break Ok(()),
                 Err(Error::Full) => {}
                 Err(error) => break Err(self.explain(error)),
