@@ -155,6 +155,56 @@ fn a_rate_is_kept_and_what_is_late_is_counted() {
     assert!(latency["p90"].as_u64().unwrap() > 100_000_000, "{latency}");
 }
 
+/// What stands still until the time is over has not been quick.
+#[test]
+fn a_back_end_that_stops_before_the_end() {
+    let daemon = serve(Program::Kickless, NULL);
+    let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
+    for depth in ["1", "2048"] {
+        let socket = format!("--socket-path={}", daemon.socket().display());
+        let seen = daemon.log().len();
+        let depth = format!("--depth={depth}");
+        let child = dying_with_us(kickless_binary().unwrap())
+            .args(["bench", "blk", &socket, "--rate=1000", &depth, "--time=3s", "--warm-up=0s", "--json"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        is_used(&daemon, seen);
+        // Past what is said before the first request, and then past the end.
+        thread::sleep(Duration::from_millis(500));
+        kill_process(pid, Signal::STOP).unwrap();
+        thread::sleep(Duration::from_millis(3500));
+        kill_process(pid, Signal::CONT).unwrap();
+        let results: Value = serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
+        let target = &results["loads"][0]["targets"][0];
+        assert!(target["latency"]["max"].as_u64().unwrap() > 200_000_000, "{target}");
+        assert_eq!(target["never_sent"].as_u64().unwrap() > 0, depth == "--depth=1", "{target}");
+    }
+}
+
+#[test]
+fn interrupted_while_the_back_end_stands_still() {
+    let daemon = serve(Program::Kickless, NULL);
+    let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
+    let socket = format!("--socket-path={}", daemon.socket().display());
+    let seen = daemon.log().len();
+    let child = dying_with_us(kickless_binary().unwrap())
+        .args(["bench", "blk", &socket, "--time=2s"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    is_used(&daemon, seen);
+    thread::sleep(Duration::from_millis(500));
+    kill_process(pid, Signal::STOP).unwrap();
+    thread::sleep(Duration::from_millis(2500));
+    kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::INT).unwrap();
+    let output = child.wait_with_output();
+    kill_process(pid, Signal::CONT).unwrap();
+    assert!(sentence(&output.unwrap()).contains("interrupted"));
+}
+
 #[test]
 fn targets_are_compared() {
     let dir = tempfile::tempdir().unwrap();

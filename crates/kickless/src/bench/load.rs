@@ -16,7 +16,9 @@ use super::slots::{Noted, Slot};
 use super::turn::{Latencies, latencies};
 
 /// How long to sleep at most before looking whether the turn is over.
-const NAP: Duration = Duration::from_millis(50);
+pub(super) const NAP: Duration = Duration::from_millis(50);
+/// In how many steps requests that were never sent are counted.
+const UNSENT_STEPS: u64 = 100_000;
 
 /// What all threads of a turn share.
 #[derive(Debug)]
@@ -39,6 +41,10 @@ pub(crate) struct Shared<'a> {
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) latencies: Latencies,
+    /// Requests done in the measured time.
+    pub(crate) done: u64,
+    /// Requests that were due in it and never sent, for want of a slot.
+    pub(crate) unsent: u64,
     pub(crate) failed: u64,
     pub(crate) failure: Option<String>,
 }
@@ -95,7 +101,7 @@ impl<'a> Submitter<'a> {
             scratch: vec![0; if shared.ledger.is_some() { block_size } else { 0 }],
             done,
             counted: 0,
-            seen: Seen { latencies: latencies()?, failed: 0, failure: None },
+            seen: Seen { latencies: latencies()?, done: 0, unsent: 0, failed: 0, failure: None },
         })
     }
 
@@ -133,7 +139,25 @@ impl<'a> Submitter<'a> {
         // What another thread has found for this queue meanwhile.
         self.queue.poll(usize::MAX, |completion| reaped.push_back(completion))?;
         self.account(now, &mut reaped)?;
+        self.give_up(now);
         Ok(self.seen)
+    }
+
+    /// What was due in time and never sent has waited at least until now.
+    fn give_up(&mut self, now: u64) {
+        let Some(schedule) = &self.schedule else { return };
+        let (from, to) = (self.shared.measure_from, self.shared.measure_to);
+        let left = schedule.left(from, to);
+        // As many as a histogram can tell apart are enough.
+        let stride = ((left.end - left.start) / UNSENT_STEPS).max(1);
+        let mut at = left.start;
+        while at < left.end {
+            let count = stride.min(left.end - at);
+            let waited = now.saturating_sub(schedule.due_of(at));
+            self.seen.latencies.saturating_record_n(waited.max(1), count);
+            self.seen.unsent += count;
+            at += count;
+        }
     }
 
     /// Makes requests of all idle slots, or of as many as are due.
@@ -236,9 +260,12 @@ impl<'a> Submitter<'a> {
             let noted = slot.noted();
             match result {
                 Ok(()) => {
-                    if noted.start >= self.shared.measure_from && now < self.shared.measure_to {
+                    let measured = self.shared.measure_from..self.shared.measure_to;
+                    // Also of those that are done later: the slowest must not be missing.
+                    if measured.contains(&noted.start) {
                         self.seen.latencies.saturating_record(now.saturating_sub(noted.start).max(1));
                     }
+                    self.seen.done += u64::from(measured.contains(&now));
                     self.counted += 1;
                 }
                 Err(failure) => {

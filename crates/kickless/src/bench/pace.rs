@@ -1,5 +1,6 @@
 //! When requests are due: an even rate, and times when the load is off.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -63,9 +64,31 @@ impl Schedule {
 
     /// When the next request is due, in nanoseconds of the run.
     pub(crate) fn due(&self) -> u64 {
+        self.due_of(self.next)
+    }
+
+    /// When the request with this number is due.
+    pub(crate) fn due_of(&self, number: u64) -> u64 {
         // Multiplied, not summed up: no error adds up.
-        let on = (self.first + self.step * self.next as f64) as u64;
+        let on = (self.first + self.step * number as f64) as u64;
         self.cycle.map_or(on, |cycle| cycle.after(on))
+    }
+
+    /// The requests that are due from `from` on and before `to`, and were not made.
+    pub(crate) fn left(&self, from: u64, to: u64) -> Range<u64> {
+        let end = self.number_at(to);
+        self.next.max(self.number_at(from)).min(end)..end
+    }
+
+    /// The first request that is due at `time` or later.
+    fn number_at(&self, time: u64) -> u64 {
+        // The load is never on for longer than the run has lasted.
+        let (mut low, mut high) = (0, (time as f64 / self.step) as u64 + 1);
+        while low < high {
+            let middle = u64::midpoint(low, high);
+            if self.due_of(middle) < time { low = middle + 1 } else { high = middle }
+        }
+        low
     }
 
     /// That request has been made.
@@ -105,6 +128,10 @@ mod tests {
             })
             .collect();
         assert_eq!(due, [1000, 3000, 5000]);
+        assert_eq!((schedule.left(0, 7001), schedule.left(7001, 11_000)), (3..4, 4..5));
+        assert!(schedule.left(0, 5000).is_empty() && schedule.left(20_000, 19_000).is_empty());
+        let paused = Schedule::new(1_000_000, 0, 1, Some(cycle(2000, 8000, 0)));
+        assert_eq!((paused.due_of(2), paused.left(2000, 20_000)), (10_000, 2..4));
     }
 
     proptest! {

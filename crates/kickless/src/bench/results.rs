@@ -119,6 +119,7 @@ impl Results {
                 "calls_per_request": load.spread(at, Turn::calls_each),
                 "driver_cpu_per_request": load.spread(at, Turn::driver_cpu_each),
                 "back_end_cpu_per_request": load.spread_of_some(at, Turn::back_end_cpu_each),
+                "never_sent": load.turns.get(at).map(|turns| turns.iter().map(|turn| turn.unsent).sum::<u64>()),
                 "failed": load.failed(at).0,
                 "failure": load.failed(at).1,
                 "back_end_cores": load.spread_of_some(at, Turn::back_end_cores),

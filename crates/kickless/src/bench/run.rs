@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::ledger::Ledger;
-use super::load::{Seen, Shared, Submitter, check};
+use super::load::{NAP, Seen, Shared, Submitter, check};
 use super::options::LoadOptions;
 use super::pace::Cycle;
 use super::progress::Progress;
@@ -26,6 +26,8 @@ const PARTS: u32 = 100;
 const PART_MIN: Duration = Duration::from_millis(20);
 /// A part where all that happens is to be drawn over time.
 const MOMENT: Duration = Duration::from_millis(10);
+/// How often to look whether the last requests are done.
+const LAST_LOOK: Duration = Duration::from_millis(1);
 
 /// Runs `scenario` on `target`.
 ///
@@ -122,6 +124,10 @@ fn turn_on(
             back_end_cpu: target.pid().and_then(|pid| back_end_cpu(pid).ok()),
         };
         let moments = watch(&shared, part, look, stop, progress, finished);
+        // A back-end that has stopped answering must not keep anybody from going.
+        while !running.iter().all(thread::ScopedJoinHandle::is_finished) && !stop.load(Ordering::Relaxed) {
+            thread::sleep(LAST_LOOK);
+        }
         if stop.load(Ordering::Relaxed) {
             halted.store(true, Ordering::Relaxed);
             disk.unplug();
@@ -138,6 +144,7 @@ fn turn_on(
     let turn = Turn {
         seconds: scenario.time.as_secs_f64(),
         done: 0,
+        unsent: 0,
         failed: 0,
         failure: None,
         latencies: latencies()?,
@@ -165,7 +172,8 @@ fn join(running: thread::ScopedJoinHandle<'_, Result<Seen>>) -> Result<Seen> {
 
 fn add(mut turn: Turn, seen: Seen) -> Result<Turn> {
     turn.latencies.add(&seen.latencies)?;
-    turn.done = turn.latencies.len();
+    turn.done += seen.done;
+    turn.unsent += seen.unsent;
     turn.failed += seen.failed;
     turn.failure = turn.failure.or(seen.failure);
     Ok(turn)
@@ -246,13 +254,26 @@ fn read_back(disk: &Disk, scenario: &Scenario, ledger: &Ledger, stop: &AtomicBoo
         if claim.generation == 0 {
             continue;
         }
-        if stop.load(Ordering::Relaxed) {
-            bail!("interrupted");
-        }
-        data = disk.run(Request::read(block * block_size as u64, data))?;
+        data = read_or_stop(disk, Request::read(block * block_size as u64, data), stop)?;
         check(ledger, claim, &data, &mut scratch)?;
     }
     Ok(())
+}
+
+/// A read that the user can end.
+fn read_or_stop(disk: &Disk, request: Request, stop: &AtomicBool) -> Result<Data> {
+    let queue = disk.queue(0);
+    queue.submit_one(request).map_err(|refused| refused.error)?;
+    let mut done = None;
+    while done.is_none() {
+        if stop.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        queue.wait(1, Some(NAP), |completion| done = Some((completion.result, completion.data)))?;
+    }
+    let (result, data) = done.context("nothing was read")?;
+    result?;
+    Ok(data)
 }
 
 fn driver_cpu() -> Duration {

@@ -18,7 +18,8 @@ pub(crate) fn latencies() -> anyhow::Result<Latencies> {
     Ok(Histogram::new_with_bounds(1, LATENCY_MAX, DIGITS)?)
 }
 
-/// What one turn came to. Only requests that were due and done within the measured time count as done.
+/// What one turn came to. Requests done within the measured time count as done; latencies are those of all that were due in
+/// it.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn {
     /// Seconds measured.
@@ -29,7 +30,9 @@ pub(crate) struct Turn {
     pub(crate) failed: u64,
     /// How the first of them did.
     pub(crate) failure: Option<String>,
-    /// From when a request was due to when its completion was seen.
+    /// Requests that were due in them and never sent, having no slot.
+    pub(crate) unsent: u64,
+    /// From when a request was due to when its completion was seen, or to the end for those that were never sent.
     pub(crate) latencies: Latencies,
     /// Requests, kicks and calls from the first request on, outside of the measured time too.
     pub(crate) submitted: u64,
