@@ -160,12 +160,12 @@ fn a_rate_is_kept_and_what_is_late_is_counted() {
 fn a_back_end_that_stops_before_the_end() {
     let daemon = serve(Program::Kickless, NULL);
     let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
-    for depth in ["1", "2048"] {
+    for depth in ["1", "1024"] {
         let socket = format!("--socket-path={}", daemon.socket().display());
         let seen = daemon.log().len();
         let depth = format!("--depth={depth}");
         let child = dying_with_us(kickless_binary().unwrap())
-            .args(["bench", "blk", &socket, "--rate=1000", &depth, "--time=3s", "--warm-up=0s", "--json"])
+            .args(["bench", "blk", &socket, "--rate=200", &depth, "--time=3s", "--warm-up=0s", "--json"])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -68,7 +68,9 @@ fn print(text: &str) -> Result<()> {
 }
 
 fn run(log_level: &str, work: &Work) -> Result<()> {
-    log::start(log_level)?;
+    // What the driver reports of a back-end is the benchmark's result: it is said once.
+    let but = if matches!(work, Work::Bench(_)) { "kickless_driver=off," } else { "" };
+    log::start(but, log_level)?;
     match work {
         Work::Serve(service) => serve::serve(service),
         Work::ServeFile(path) => serve::serve(&config::read(path)?),
