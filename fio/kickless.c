@@ -384,6 +384,24 @@ static enum fio_q_status kickless_queue(struct thread_data *td, struct io_u *io_
     return FIO_Q_QUEUED;
 }
 
+/* What fio wants to know of requests that the device has from now on: when, and how many at once. */
+static void tell_issued(struct thread_data *td, const kl_request *requests, unsigned int count)
+{
+    struct timespec now;
+    unsigned int at;
+    io_u_mark_submit(td, count);
+    if (!fio_fill_issue_time(td))
+        return;
+    fio_gettime(&now, NULL);
+    for (at = 0; at < count; at++) {
+        struct io_u *io_u = (struct io_u *)(uintptr_t)requests[at].cookie;
+        io_u->issue_time = now;
+        io_u_queued(td, io_u);
+    }
+    if (td->o.read_iolog_file)
+        td->last_issue = now;
+}
+
 /* Submits what there is room for, and goes on with the rest the next time. */
 static int kickless_commit(struct thread_data *td)
 {
@@ -398,6 +416,8 @@ static int kickless_commit(struct thread_data *td)
             job->failed[job->failed_count++] =
                 (kl_completion){.cookie = job->pending[first].cookie, .result = count};
             count = 1;
+        } else {
+            tell_issued(td, job->pending + first, count);
         }
         first += count;
     }

@@ -130,9 +130,9 @@ fn a_rate_is_kept_and_what_is_late_is_counted() {
     let daemon = serve(Program::Kickless, NULL);
     let results = results(&on(&daemon, "--rate=2000 --time=500ms --json"));
     let target = &results["loads"][0]["targets"][0];
-    // 1000 requests are due; those at the edges may fall outside.
+    // 1000 requests are due, and ten before that may be late.
     let iops = target["iops"]["median"].as_f64().unwrap();
-    assert!(iops <= 2010.0, "{iops}");
+    assert!(iops <= 2030.0, "{iops}");
     // A back-end that stands still for a time: everything that was due meanwhile has waited for it, not just what was in
     // flight.
     let socket = format!("--socket-path={}", daemon.socket().display());

@@ -210,3 +210,14 @@ fn what_goes_wrong_is_said() {
         assert!(run.complaints.contains(sentence), "{options:?}: {}", run.complaints);
     }
 }
+
+/// Its report says when requests were issued, and how many at once.
+#[test]
+fn what_was_issued_is_reported() {
+    let served = serve(Program::Kickless);
+    let run =
+        served.fio(&["--rw=read", "--bs=4k", "--iodepth=32", "--iodepth_batch=16", "--thread", &size()]);
+    let job = run.job();
+    assert_eq!(job["read"]["slat_ns"]["N"].as_u64().unwrap(), SIZE / 4096);
+    assert!(job["iodepth_submit"]["16"].as_f64().unwrap() > 0.0, "{}", job["iodepth_submit"]);
+}
