@@ -183,3 +183,27 @@ fn what_could_not_be_submitted_stays_in_the_batch() {
         assert_eq!(done + batch.len(), 64);
     });
 }
+
+#[test]
+fn completions_that_nobody_polls_for_keep_nobody_awake() {
+    ends(|| {
+        let liar = Liar::start(Rules::default()).unwrap();
+        let disk = Disk::connect(options(&liar)).unwrap();
+        let read = Request::read(0, disk.buffer(512).unwrap());
+        disk.queue(0).submit_one(read.token(1)).unwrap();
+        // Finds the other's completion too, which is kept from now on.
+        disk.read_at(&mut [0; 512], 0).unwrap();
+        liar.rules().ring = Some((2, RingLie::Silence));
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| disk.read_at(&mut [0; 512], 0));
+            while liar.requests() < 3 {
+                thread::yield_now();
+            }
+            // Who waits has to see that, or nobody does.
+            liar.rules().ring = None;
+            liar.drop_connection();
+            reader.join().unwrap().unwrap();
+        });
+        assert_eq!(disk.queue(0).poll(1, |completion| assert_eq!(completion.token, 1)).unwrap(), 1);
+    });
+}

@@ -504,9 +504,12 @@ impl Ring {
 
     /// Whether there is something for a poller, or for anybody, as far as can be seen in passing.
     pub(crate) fn is_due(&self) -> bool {
-        self.has_ready()
-            || self.glimpse.sees()
-                && self.try_completion().is_some_and(|completion| completion.completer.is_due())
+        self.has_ready() || self.is_due_in_ring()
+    }
+
+    /// Whether there is something that nobody has found yet. What is kept for pollers does not end a wait for something else.
+    pub(crate) fn is_due_in_ring(&self) -> bool {
+        self.glimpse.sees() && self.try_completion().is_some_and(|completion| completion.completer.is_due())
     }
 
     /// Whether there is something for a poller that somebody else has found.

@@ -148,8 +148,8 @@ impl Core {
         }
     }
 
-    /// Looks at the ring for a moment, if that is wanted and has paid lately. Whether there is something: in the ring, for
-    /// pollers, or at the seat.
+    /// Looks at the ring for a moment, if that is wanted and has paid lately. Whether there is something: in the ring, or at
+    /// the seat; without a seat, kept for pollers.
     pub(crate) fn glance(&self, ring: &Ring, seat: Option<&Arc<Seat>>) -> bool {
         if self.options.waiting != Waiting::Auto || !ring.glance.is_due() {
             return false;
@@ -158,7 +158,7 @@ impl Core {
         let paid = loop {
             if (0..LOOKS_PER_CLOCK).any(|_| {
                 std::hint::spin_loop();
-                ring.is_due()
+                if seat.is_some() { ring.is_due_in_ring() } else { ring.is_due() }
             }) {
                 break true;
             }
