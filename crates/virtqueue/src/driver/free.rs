@@ -1,8 +1,9 @@
 //! Which descriptors of a split ring's table no chain has: the submitter's own account, where the device cannot write.
 //!
 //! A linked list, from whose front descriptors are taken, so that a chain's are linked in the order in which they were. A
-//! chain goes back with all of them at once, behind the first, so that the next id stays what it was; what was used last
-//! is used again first, while it is in the cache.
+//! chain goes back with all of them at once, to the front: what was used last is used again first, while it is in the cache,
+//! and descriptors that lie side by side stay in one chain, on a cache line or two, as long as chains are of one length. Where
+//! the next id is known already and has to stay what it is, the chain goes behind the first descriptor.
 //!
 //! With IN_ORDER a chain's descriptors have to lie one after another, chain by chain, round and round the table (virtio
 //! 1.3, section 2.7.5). There the links never change, and a chain that goes back before an older one waits for it.
@@ -67,9 +68,21 @@ impl Free {
         head
     }
 
-    /// A chain goes back.
+    /// A chain goes back; without IN_ORDER its head is the next id.
     #[inline]
     pub(super) fn give(&mut self, head: u16) {
+        if self.oldest.is_some() {
+            return self.give_in_order(head);
+        }
+        let Chain { last, len, .. } = self.chains[usize::from(head)];
+        self.links[usize::from(last)] = self.first;
+        self.first = head;
+        self.count += len;
+    }
+
+    /// A chain goes back; the next id stays what it was, if there was one.
+    #[cold]
+    pub(super) fn give_behind(&mut self, head: u16) {
         if self.oldest.is_some() {
             return self.give_in_order(head);
         }
@@ -108,15 +121,28 @@ mod tests {
     }
 
     #[test]
-    fn the_next_stays_the_next() {
+    fn what_was_used_last_is_used_next() {
         let mut free = Free::new(8, false);
         assert_eq!([take(&mut free, 3), take(&mut free, 2)], [vec![0, 1, 2], vec![3, 4]]);
         free.give(0);
-        assert_eq!((free.first(), free.count()), (Some(5), 6));
-        assert_eq!(take(&mut free, 6), [5, 0, 1, 2, 6, 7]);
+        assert_eq!((free.first(), free.count()), (Some(0), 6));
+        assert_eq!([take(&mut free, 3), take(&mut free, 3)], [vec![0, 1, 2], vec![5, 6, 7]]);
         assert_eq!(free.first(), None);
         free.give(3);
         free.give(5);
+        assert_eq!(take(&mut free, 5), [5, 6, 7, 3, 4]);
+    }
+
+    #[test]
+    fn the_next_stays_the_next() {
+        let mut free = Free::new(8, false);
+        assert_eq!([take(&mut free, 3), take(&mut free, 2)], [vec![0, 1, 2], vec![3, 4]]);
+        free.give_behind(0);
+        assert_eq!((free.first(), free.count()), (Some(5), 6));
+        assert_eq!(take(&mut free, 6), [5, 0, 1, 2, 6, 7]);
+        assert_eq!(free.first(), None);
+        free.give_behind(3);
+        free.give_behind(5);
         assert_eq!((take(&mut free, 1), free.count()), (vec![3], 7));
         assert_eq!(take(&mut free, 7), [5, 0, 1, 2, 6, 7, 4]);
     }

@@ -161,7 +161,7 @@ macro_rules! forward {
 }
 
 impl Submitter {
-    /// How many chains of one descriptor can be added now.
+    /// How many chains of one descriptor can be added now. Takes ids back, so that the next one can be another than before.
     #[inline]
     pub fn room(&mut self) -> usize {
         forward!(self, Submitter, room)

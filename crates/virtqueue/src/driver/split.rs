@@ -95,25 +95,34 @@ impl Submitter {
         }
     }
 
-    /// Takes descriptors back. The next id stays what it was, if there was one.
+    /// Takes descriptors back.
     #[inline]
-    fn reclaim(&mut self) {
+    fn reclaim(&mut self, give: impl Fn(&mut Free, u16)) {
         while let Some(id) = self.shared.returned(self.taken) {
             self.taken = self.taken.wrapping_add(1);
-            self.free.give(id);
+            give(&mut self.free, id);
         }
+    }
+
+    /// As many descriptors as are needed, taking some back if there are too few; the next id stays what it was, if there was one.
+    #[inline]
+    fn has_room(&mut self, count: u16) -> bool {
+        if self.free.count() < count {
+            self.reclaim(Free::give_behind);
+        }
+        self.free.count() >= count
     }
 
     #[inline]
     pub(super) fn room(&mut self) -> usize {
-        self.reclaim();
+        self.reclaim(Free::give);
         self.free.count().into()
     }
 
     #[inline]
     pub(super) fn next_id(&mut self) -> Option<u16> {
         if self.free.count() == 0 {
-            self.reclaim();
+            self.reclaim(Free::give);
         }
         self.free.first()
     }
@@ -124,7 +133,7 @@ impl Submitter {
         // One buffer needs no table.
         let table = table.filter(|_| len > 1);
         let count = if table.is_some() { 1 } else { len };
-        if self.free.count() < count && self.room() < count.into() {
+        if !self.has_room(count) {
             return Err(NoRoom);
         }
         let areas = &self.ring.areas;
