@@ -262,7 +262,7 @@ impl Completer {
         &self.areas
     }
 
-    #[expect(clippy::unused_self, reason = "the split ring's needs it")]
+    /// There is no word that could be looked at from outside.
     #[inline]
     pub(super) fn position(&self) -> Position {
         Position::DUE
