@@ -14,6 +14,8 @@ use std::time::Duration;
 /// Sleeps that are measured at the start, and how long each is.
 const SLEEPS: u32 = 16;
 const SLEEP: Duration = Duration::from_micros(50);
+/// No machine is taken to be slower to wake: what is, is busy with something else.
+const DELAY_MOST: Nanos = 200_000;
 /// A sleep that ends later than this many times the usual says nothing about the price of one: something else ran.
 const OUTLIER: Nanos = 4;
 /// The weight of what was known against one new measurement.
@@ -69,20 +71,25 @@ impl Senses {
         }
         let cpu = cpu_time().saturating_sub(cpu_before) / Nanos::from(SLEEPS);
         late.sort_unstable();
-        let delay = late[late.len() / 2];
+        // Of those that nothing else disturbed.
+        let delay = late[late.len() / 4].min(DELAY_MOST);
         // A timer that wakes an idle core does what a kick from another core does.
-        senses.host =
-            Host { sleep_cpu: cpu.max(1), wake_delay: delay, nap_overshoot: delay, contended: false };
+        senses.host = Host {
+            sleep_cpu: cpu.clamp(1, DELAY_MOST),
+            wake_delay: delay,
+            nap_overshoot: delay,
+            contended: false,
+        };
         Ok(senses)
     }
 
     /// A sleep ended `late` after the time it was to end.
     pub(crate) fn slept(&mut self, late: Nanos) {
         let known = self.host.nap_overshoot;
-        if self.host.contended || late > known.saturating_mul(OUTLIER) {
+        if self.host.contended || late > known.max(1000).saturating_mul(OUTLIER) {
             return;
         }
-        let delay = (known * KNOWN + late) / (KNOWN + 1);
+        let delay = ((known * KNOWN + late) / (KNOWN + 1)).min(DELAY_MOST);
         (self.host.nap_overshoot, self.host.wake_delay) = (delay, delay);
     }
 

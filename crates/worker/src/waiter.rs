@@ -1,8 +1,8 @@
 //! One wait for all that can happen.
 
 use rustix::buffer::spare_capacity;
-use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -51,17 +51,63 @@ impl Waiter {
 
     /// Waits until something is ready, but no longer than `timeout`.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<impl Iterator<Item = Ready> + '_> {
-        let timeout =
-            timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
         self.events.clear();
-        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), timeout.as_ref()) {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let timeout = match timeout {
+            None => None,
+            Some(Duration::ZERO) => Some(&now),
+            Some(timeout) => {
+                // The wait of epoll that every kernel has counts milliseconds.
+                let timeout =
+                    Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+                let mut epoll = [PollFd::new(&self.epoll, PollFlags::IN)];
+                if matches!(poll(&mut epoll, Some(&timeout)), Ok(0) | Err(Errno::INTR)) {
+                    return Ok(self.happened());
+                }
+                Some(&now)
+            }
+        };
+        match epoll::wait(&self.epoll, spare_capacity(&mut self.events), timeout) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
-        Ok(self.events.iter().map(|event| match event.data.u64() {
+        Ok(self.happened())
+    }
+
+    fn happened(&self) -> impl Iterator<Item = Ready> + '_ {
+        self.events.iter().map(|event| match event.data.u64() {
             MAILBOX => Ready::Mailbox,
             ENGINE => Ready::Engine,
             source => Ready::Kick(source as u32),
-        }))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::os::fd::AsFd;
+    use std::time::Instant;
+
+    #[test]
+    fn a_wait_is_as_long_as_it_should_be_or_ends_with_an_event() {
+        let eventfd = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let (mailbox, engine, kick) = (eventfd(), eventfd(), eventfd());
+        let mut waiter = Waiter::new(mailbox.as_fd(), engine.as_fd()).unwrap();
+        waiter.add(kick.as_fd(), 7).unwrap();
+        let time = Duration::from_micros(50);
+        // Some of them are not interrupted by anything else, and so end within the millisecond.
+        let slept = |waiter: &mut Waiter| {
+            let start = Instant::now();
+            assert_eq!(waiter.wait(Some(time)).unwrap().count(), 0);
+            start.elapsed()
+        };
+        let shortest = (0..1000).map(|_| slept(&mut waiter)).min().unwrap();
+        assert!(shortest >= time && shortest < Duration::from_millis(1), "{shortest:?}");
+        rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+        let happened: Vec<_> = waiter.wait(Some(Duration::from_secs(60))).unwrap().collect();
+        assert_eq!(happened, [Ready::Kick(7)]);
+        assert_eq!(waiter.wait(Some(Duration::ZERO)).unwrap().count(), 0, "it is edge-triggered");
     }
 }
