@@ -22,7 +22,7 @@ const WINDOW_MAX: Nanos = 32;
 const WINDOW_LONG: Nanos = 8;
 /// There is no trial with loads of less than one request in so many times the accepted delay.
 const TRIAL_MAX: u64 = 4;
-/// Plans are made anew after so many waits, and more often at first.
+/// Plans are made anew after so many waits, and when a rate has been counted.
 const REPLAN: u32 = 64;
 
 /// The wait that goes on, if there is one.
@@ -175,8 +175,7 @@ impl Auto {
     /// Works out what follows from all that is known.
     fn replan(&mut self, now: Nanos, host: &Host) {
         self.contended = host.contended;
-        let seen = self.waits[0].total() + self.waits[1].total();
-        self.waits_until_replan = (seen / 4).clamp(1, REPLAN);
+        self.waits_until_replan = REPLAN;
         let rate = self.arrivals.rate();
         let slow = rate.is_some_and(|rate| expected_256(rate, host.wake_delay) < 256 / SLOW);
         let thrifty = host.sleep_cpu;
@@ -221,5 +220,74 @@ impl Auto {
         let enough = time_of(WINDOW_COUNT, rate);
         let of = |times| enough.clamp(self.latency * times, self.latency * WINDOW_MAX);
         Some(Lengths { short: of(1), long: of(WINDOW_LONG) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: Host = Host { sleep_cpu: 8_000, wake_delay: 30_000, nap_overshoot: 30_000, contended: false };
+
+    fn auto(latency: Nanos) -> Auto {
+        let mut auto = Auto::new(256);
+        auto.set(latency);
+        auto
+    }
+
+    #[test]
+    fn a_wait_that_ended_in_a_sleep_counts_without_the_delay_of_the_wake() {
+        let mut auto = auto(100_000);
+        auto.empty(0, &HOST, false);
+        auto.armed(0);
+        auto.woken(50_000, &HOST, 1);
+        auto.found(50_000, 1);
+        assert!(auto.waits[0].mostly_within(30_000) && !auto.waits[0].mostly_within(15_000));
+    }
+
+    #[test]
+    fn a_wake_for_another_queue_does_not_end_a_wait() {
+        let mut auto = auto(100_000);
+        auto.empty(0, &HOST, true);
+        auto.armed(0);
+        auto.woken(50_000, &HOST, 0);
+        auto.empty(50_000, &HOST, true);
+        auto.found(200_000, 0);
+        assert!(auto.waits[1].mostly_within(300_000) && !auto.waits[1].mostly_within(150_000));
+    }
+
+    #[test]
+    fn naps_go_on_when_cut_short_and_two_in_vain_are_enough() {
+        let mut auto = auto(100_000);
+        auto.empty(0, &HOST, false);
+        let nap = Plan { limits: [0, 0], nap: 50_000 };
+        (auto.eager, auto.patient) = (nap, nap);
+        assert_eq!(auto.empty(0, &HOST, false), Verdict::Nap { until: 50_000 });
+        assert_eq!(auto.empty(20_000, &HOST, false), Verdict::Nap { until: 50_000 });
+        assert_eq!(auto.empty(50_000, &HOST, false), Verdict::Nap { until: 100_000 });
+        assert_eq!(auto.empty(100_000, &HOST, false), Verdict::Arm);
+        auto.set(10_000);
+        assert!(!auto.wait.open, "a nap of the old length is forgotten");
+    }
+
+    #[test]
+    fn a_nap_has_to_pay() {
+        let auto = auto(100_000);
+        let rate = Some(super::super::arrivals::rate(200_000, 1_000_000_000));
+        assert_eq!(auto.nap(rate, &HOST), 62_500);
+        assert_eq!(auto.nap(rate, &Host { sleep_cpu: 32_000, ..HOST }), 0);
+        assert_eq!(auto.nap(rate, &Host { nap_overshoot: 90_000, ..HOST }), 0);
+        assert_eq!(auto.nap(Some(1_000), &HOST), 0, "nothing would come");
+        assert_eq!(auto.nap(None, &HOST), 0);
+    }
+
+    #[test]
+    fn a_delay_that_is_not_accepted_is_dear_to_the_patient_too() {
+        for (latency, same) in [(10_000, true), (29_999, true), (30_000, false), (100_000, false)] {
+            let mut auto = auto(latency);
+            (0..8).for_each(|_| auto.waits[0].record(20_000));
+            auto.replan(0, &HOST);
+            assert_eq!(auto.eager == auto.patient, same, "{latency}");
+        }
     }
 }

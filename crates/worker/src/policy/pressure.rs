@@ -166,6 +166,15 @@ mod tests {
     }
 
     #[test]
+    fn what_was_before_the_return_is_not_held_against_it() {
+        let mut worker = Worker::new();
+        while !worker.sample(ALL / 2, ALL) {}
+        while worker.sample(ALL / 2, ALL) {}
+        assert!(!worker.sample(ALL / 2, ALL));
+        assert!(worker.sample(ALL / 2, ALL));
+    }
+
+    #[test]
     fn a_worker_that_hardly_spins_is_in_nobodys_way() {
         let mut worker = Worker::new();
         (0..100).for_each(|_| assert!(!worker.sample(ALL / 2, ALL / 10)));

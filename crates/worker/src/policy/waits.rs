@@ -69,11 +69,6 @@ impl Waits {
         }
     }
 
-    /// How many are remembered.
-    pub(super) fn total(&self) -> u32 {
-        self.total
-    }
-
     /// At least half of all waits ended within `time`.
     pub(super) fn mostly_within(&self, time: Nanos) -> bool {
         let within: u32 = self.counts[..bucket(time)].iter().copied().map(u32::from).sum();

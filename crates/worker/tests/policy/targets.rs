@@ -148,6 +148,12 @@ fn a_load_that_turns_into_another_is_known_soon() {
     let share = auto.per_sec() / always.per_sec();
     assert!(share >= 0.95, "{share}");
     assert!(auto.cpu_share() <= 0.9, "{}", auto.cpu_share());
+
+    let load = changing(32, SLEEPING, Gaps::Poisson(50 * US));
+    let (auto, always) = both(&load, AUTO, ALWAYS, 8 * SEC);
+    let share = auto.per_sec() / always.per_sec();
+    assert!(share >= 0.96, "{share}");
+    assert!(auto.cpu_share() <= 0.9, "{}", auto.cpu_share());
 }
 
 #[test]
