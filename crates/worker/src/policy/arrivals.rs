@@ -6,8 +6,10 @@ use super::Nanos;
 const UNIT: u32 = 30;
 /// Counted over at least so long.
 const SPAN: Nanos = 1_000_000;
-/// A rate moves towards what was counted last by a part in so many.
-const WEIGHT: u64 = 4;
+/// Of a longer span no more than this counts: the rate is that of a load that is there, not that of its pauses.
+const PAUSE: Nanos = 8_000_000;
+/// What was counted before loses a part in so many with each span.
+const FADE: u64 = 8;
 /// A rate so many times as high or as low is another load's.
 const OTHER: u64 = 3;
 /// But of fewer than so many, chance makes as many more or less.
@@ -30,11 +32,14 @@ pub(super) struct Arrivals {
     rate: Option<u64>,
     since: Nanos,
     count: u64,
+    /// Requests of the recent past, in 256ths, and the time in which they came.
+    recent: u64,
+    time: Nanos,
 }
 
 /// `count` in `time`, as a rate.
 pub(super) fn rate(count: u64, time: Nanos) -> u64 {
-    ((count.min(MOST) << UNIT) / time.max(1)).min(MOST)
+    ((u128::from(count) << UNIT) / u128::from(time.max(1))).min(u128::from(MOST)) as u64
 }
 
 /// As much as comes in `time` at `rate`, in 256ths.
@@ -59,8 +64,11 @@ impl Arrivals {
             return None;
         }
         let counted = rate(self.count, time);
+        // Counts and times are added up, not rates: short gaps would count for more than long ones.
+        self.recent = self.recent - self.recent / FADE + 256 * self.count.min(MOST);
+        self.time = self.time - self.time / FADE + time.min(PAUSE);
         let old = self.rate.unwrap_or(counted);
-        self.rate = Some((old * (WEIGHT - 1) + counted) / WEIGHT);
+        self.rate = Some(rate(self.recent, self.time.saturating_mul(256)));
         let many = self.count.max(expected_256(old, time) / 256) >= MANY;
         (self.since, self.count) = (now, 0);
         let other = counted < old / OTHER || counted > old.saturating_mul(OTHER);
@@ -93,9 +101,22 @@ mod tests {
         assert_eq!(arrivals.look(now + 900_000_000), Some(Seen::Change));
         assert_eq!(arrivals.look(now + 900_000_001), None);
         let after = arrivals.rate().unwrap();
-        assert!(after > steady * 7 / 10, "{after} after {steady}");
+        assert!(after > steady / 3 && after < steady, "{after} after {steady}");
         assert_eq!(expected_256(steady, 20_000), steady * 20_000 / (1 << 22));
         assert!(time_of(10, steady).abs_diff(100_000) < 3_000);
+    }
+
+    #[test]
+    fn short_gaps_among_long_ones_do_not_make_a_rate_high() {
+        let mut arrivals = Arrivals::default();
+        let mut now = 0;
+        for number in 0..100 {
+            now += if number % 2 == 0 { 1_000_000 } else { 7_000_000 };
+            arrivals.record(1);
+            arrivals.look(now);
+            let rate = arrivals.rate().unwrap();
+            assert!(number < 20 || (200..350).contains(&rate), "{rate}: one in 4 ms");
+        }
     }
 
     #[test]

@@ -139,11 +139,13 @@ impl Auto {
             return Verdict::Arm;
         }
         self.wait.asleep = Asleep::Napping(now);
+        self.reaction.slept();
         Verdict::Nap { until: self.wait.nap_until }
     }
 
     pub(super) fn armed(&mut self, now: Nanos) {
         self.wait.asleep = Asleep::Armed(now);
+        self.reaction.slept();
     }
 
     pub(super) fn woken(&mut self, now: Nanos, host: &Host, pending: u16) {

@@ -25,15 +25,17 @@ const TOLERATED: i64 = ONE / 10;
 /// No pair of windows counts for more than this: requests that come in bunches differ much from window to window, and mean nothing.
 const CLIP: i64 = ONE * 35 / 100;
 /// What chance explains: a mean within the root of so many times its variance.
-const CHANCE: i64 = 6;
-/// Pairs that seem all alike are taken to scatter by so much.
-const SCATTER: i64 = ONE / 20;
+const CHANCE: i64 = 9;
+/// How much few pairs scatter says little: so many are added that scatter by so much.
+const ADDED: i64 = 4;
+const SCATTER: i64 = ONE / 5;
 /// No decision on fewer pairs.
 const PAIRS_MIN: i64 = 4;
 /// At so many all are halved.
 const PAIRS_MAX: i64 = 256;
-/// A difference that is seen in short windows already.
+/// A difference that is seen in short windows already, if it is also more than so many times what chance makes of the counts.
 const DRASTIC: i64 = ONE / 2;
+const DRASTIC_CHANCE: u64 = 9;
 /// What the last decision found of the loss counts for so many pairs.
 const PRIOR: i64 = 2;
 /// Where the load reacts, a pair is followed by so many windows' lengths without: as many as keep the loss below half a percent
@@ -57,12 +59,30 @@ const HOLD_MAX: Nanos = 16_000_000_000;
 /// Patience that was right for so long was no mistake.
 const LASTED: Nanos = 4_000_000_000;
 
+/// What came in a window.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    rate: u64,
+    count: u64,
+}
+
+impl Counted {
+    /// By more than chance makes of two counts of independent events.
+    fn differs(self, other: Self) -> bool {
+        let difference = self.count.abs_diff(other.count);
+        difference.saturating_mul(difference)
+            > DRASTIC_CHANCE * self.count.saturating_add(other.count).min(1 << 32)
+    }
+}
+
 #[derive(Debug)]
 struct Window {
     manner: Manner,
     since: Nanos,
     end: Nanos,
     count: u64,
+    /// The queue was left alone in it.
+    slept: bool,
 }
 
 /// How long windows are to be so that enough comes in them to compare.
@@ -120,7 +140,7 @@ impl Evidence {
         }
         // mean^2 > CHANCE * variance / pairs, multiplied out.
         let square = self.sum * self.sum;
-        let scattered = (self.pairs * self.squares - square).max((self.pairs * SCATTER).pow(2));
+        let scattered = self.pairs * (self.squares + ADDED * SCATTER * SCATTER) - square;
         let clear = self.pairs * square > CHANCE * scattered;
         clear.then_some(if self.sum > 0 { Manner::Eager } else { Manner::Patient })
     }
@@ -131,8 +151,8 @@ impl Evidence {
 pub(super) struct Reaction {
     manner: Manner,
     window: Option<Window>,
-    /// The first of a pair: its manner and its rate.
-    first: Option<(Manner, u64)>,
+    /// The first of a pair, and its manner.
+    first: Option<(Manner, Counted)>,
     /// Windows are to be long.
     long: bool,
     /// The length of the windows of this pair.
@@ -196,6 +216,13 @@ impl Reaction {
         }
     }
 
+    /// The queue naps or is armed.
+    pub(super) fn slept(&mut self) {
+        if let Some(window) = &mut self.window {
+            window.slept = true;
+        }
+    }
+
     /// A wait begins, and with it a window if one is due. No `lengths`: there is nothing to be compared.
     pub(super) fn wait_begins(&mut self, now: Nanos, lengths: Option<Lengths>) {
         if now < self.next || self.window.is_some() {
@@ -213,7 +240,8 @@ impl Reaction {
                 if self.toss() { Manner::Eager } else { Manner::Patient }
             }
         };
-        self.window = Some(Window { manner, since: now, end: now.saturating_add(self.length), count: 0 });
+        self.window =
+            Some(Window { manner, since: now, end: now.saturating_add(self.length), count: 0, slept: false });
     }
 
     /// Another load seems to have come: what was seen of the old one is no evidence, and the new one is tried soon and often.
@@ -242,28 +270,31 @@ impl Reaction {
     pub(super) fn look(&mut self, now: Nanos) {
         let Some(window) = self.window.take_if(|window| now >= window.end) else { return };
         let time = now.saturating_sub(window.since);
-        if time > self.length.saturating_mul(PAUSED) {
+        let paused = time > self.length.saturating_mul(PAUSED);
+        // Patience that never came to anything has not been tried.
+        let untried = window.manner == Manner::Patient && !window.slept;
+        if paused || untried {
             self.first = None;
             self.rest(now);
             return;
         }
-        let rate = rate(window.count, time);
+        let counted = Counted { rate: rate(window.count, time), count: window.count };
         match self.first.take() {
             None => {
-                self.first = Some((window.manner, rate));
+                self.first = Some((window.manner, counted));
                 // What the first window did to the load is not to be seen in the second.
                 self.next = now.saturating_add(self.length / 4);
             }
-            Some((Manner::Eager, eager)) => self.compare(now, eager, rate),
-            Some((Manner::Patient, patient)) => self.compare(now, rate, patient),
+            Some((Manner::Eager, eager)) => self.compare(now, eager, counted),
+            Some((Manner::Patient, patient)) => self.compare(now, counted, patient),
         }
     }
 
-    fn compare(&mut self, now: Nanos, eager: u64, patient: u64) {
-        let larger = eager.max(patient) as i64;
+    fn compare(&mut self, now: Nanos, eager: Counted, patient: Counted) {
+        let larger = eager.rate.max(patient.rate) as i64;
         if larger > 0 {
-            let difference = (eager as i64 - patient as i64) * ONE / larger;
-            let drastic = difference.abs() >= DRASTIC;
+            let difference = (eager.rate as i64 - patient.rate as i64) * ONE / larger;
+            let drastic = difference.abs() >= DRASTIC && eager.differs(patient);
             // In a short window a load can look as if it did not react, because it has not had the time.
             self.evidence.lost(difference);
             if drastic || self.long {
@@ -354,6 +385,9 @@ mod tests {
                 now = now.max(reaction.next);
                 reaction.wait_begins(now, LENGTHS);
                 let manner = reaction.window.as_ref().unwrap().manner;
+                if manner == Manner::Patient {
+                    reaction.slept();
+                }
                 reaction.record(if manner == Manner::Eager { eager as u32 } else { patient as u32 });
                 now += LENGTH;
                 reaction.look(now);
@@ -369,9 +403,9 @@ mod tests {
     #[test]
     fn what_is_drastic_is_decided_at_once() {
         let mut reaction = Reaction::default();
-        assert_eq!(until_decided(&mut reaction, |_| (20, 20)), 5, "the first was short and undecided");
+        assert_eq!(until_decided(&mut reaction, |_| (20, 20)), 14, "the first was short and says nothing");
         assert_eq!(reaction.manner, Manner::Patient);
-        assert_eq!(until_decided(&mut reaction, |_| (20, 2)), 4);
+        assert_eq!(until_decided(&mut reaction, |_| (20, 2)), 5);
         assert_eq!(reaction.manner, Manner::Eager);
     }
 
@@ -394,9 +428,24 @@ mod tests {
         let mut now = reaction.next;
         reaction.wait_begins(now, LENGTHS);
         now += LENGTH * PAUSED + 1;
+        reaction.slept();
         reaction.look(now);
         assert!(reaction.window.is_none() && reaction.first.is_none());
         assert!(reaction.next > now);
+    }
+
+    #[test]
+    fn patience_that_did_nothing_is_no_evidence() {
+        let mut reaction = Reaction::default();
+        let mut now = 0;
+        for _ in 0..100 {
+            now = now.max(reaction.next);
+            reaction.wait_begins(now, LENGTHS);
+            reaction.record(20);
+            now += LENGTH;
+            reaction.look(now);
+        }
+        assert_eq!((reaction.evidence.compared, reaction.manner), (0, Manner::Eager));
     }
 
     #[test]
@@ -447,7 +496,7 @@ mod tests {
         let noise = Evidence { pairs: 20, sum: -20 * 100, squares: 20 * 200_000, ..Evidence::default() };
         assert!(noise.verdict().is_none());
         reaction.evidence = noise;
-        assert_eq!(until_decided(&mut reaction, |_| (20, 2)), 4);
+        assert_eq!(until_decided(&mut reaction, |_| (20, 2)), 5);
         assert_eq!(reaction.manner, Manner::Eager);
     }
 

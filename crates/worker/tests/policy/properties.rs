@@ -208,6 +208,21 @@ fn auto_without_history_spins_for_what_a_sleep_costs() {
 }
 
 #[test]
+fn waits_of_an_armed_queue_are_known_without_the_delay_of_the_wake() {
+    let mut policy = Policy::new(Poll::default(), 256);
+    let mut now = 0;
+    for _ in 0..200 {
+        policy.empty(now, &HOST, false);
+        policy.armed(now);
+        now += 20_000 + HOST.wake_delay;
+        policy.woken(now, &HOST, 1);
+        policy.found(now, 1);
+    }
+    let Verdict::Spin { until } = policy.empty(now, &HOST, false) else { panic!("it must spin") };
+    assert!(until - now < 280_000, "{}", until - now);
+}
+
+#[test]
 fn a_contended_core_is_spun_on_for_no_longer_than_a_sleep_takes() {
     let mut policy = Policy::new(Poll::default(), 256);
     let mut now = 0;

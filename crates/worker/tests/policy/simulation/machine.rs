@@ -165,7 +165,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(machine: Machine, load: Load, rule: Rule, latency: Nanos) -> Self {
+    pub(crate) fn new(machine: Machine, load: Load, rule: Rule, latency: Nanos, seed: u64) -> Self {
         let host = Host {
             sleep_cpu: machine.sleep_cpu,
             wake_delay: machine.wake_delay + machine.wake_jitter / 2,
@@ -174,12 +174,12 @@ impl Worker {
         };
         Self {
             core: Core { hog: machine.hog, ..Core::default() },
-            driver: Driver::new(load, 1),
+            driver: Driver::new(load, seed),
             chooser: Chooser::new(rule, 256),
             host,
             pressure: Pressure::default(),
             latency,
-            rng: Rng::with_seed(2),
+            rng: Rng::with_seed(!seed),
             disk: BinaryHeap::new(),
             spun: 0,
             waited: true,

@@ -12,6 +12,7 @@ pub(crate) struct Pattern {
     pub(crate) machine: Machine,
     pub(crate) warm_up: Nanos,
     pub(crate) time: Nanos,
+    pub(crate) seed: u64,
 }
 
 /// Answers come back to a driver that polls.
@@ -53,7 +54,8 @@ pub(crate) fn recorded(text: &str) -> Gaps {
 }
 
 pub(crate) fn all() -> Vec<Pattern> {
-    let pattern = |name, load| Pattern { name, load, machine: Machine::default(), warm_up: SEC, time: SEC };
+    let pattern =
+        |name, load| Pattern { name, load, machine: Machine::default(), warm_up: SEC, time: SEC, seed: 1 };
     let fast = |name, load| Pattern { warm_up: 300 * MS, time: 200 * MS, ..pattern(name, load) };
     let slow = |name, load| Pattern { warm_up: 2 * SEC, time: 8 * SEC, ..pattern(name, load) };
     let hog = |name, load| Pattern {

@@ -21,7 +21,8 @@ pub(crate) const RATE: Rule =
     Rule::Policy(Poll::Rate { start_per_sec: Poll::START_PER_SEC, stop_idle: Poll::STOP_IDLE });
 
 pub(crate) fn run(pattern: &Pattern, rule: Rule) -> Outcome {
-    Worker::new(pattern.machine, pattern.load.clone(), rule, LATENCY).run(pattern.warm_up, pattern.time)
+    Worker::new(pattern.machine, pattern.load.clone(), rule, LATENCY, pattern.seed)
+        .run(pattern.warm_up, pattern.time)
 }
 
 /// The fixed rule that costs least for this load, and what it costs.
