@@ -32,7 +32,7 @@ fn a_guest_notifies_who_does_not_look() {
     let rings = ["event_idx=on", "event_idx=off"];
     let disks = daemons.iter().zip(rings.iter().cycle());
     let disks = disks.map(|(daemon, ring)| DiskConfig::new(daemon.socket(), &format!("num-queues=1,{ring}")));
-    let task = format!("kl.task=notify kl.disks=vda,vdb,vdc,vdd kl.reads={READS}");
+    let task = format!("kl.task=notify kl.disks=vda,vdb,vdc,vdd kl.reads={READS} kl.depth=1");
     let results = Guest::start(&GuestConfig::new(&task, disks.collect())).unwrap().finish().unwrap();
     let number = |key: String| numbers(&results, &key).unwrap().iter().sum::<u64>();
     for (disk, ring) in ["vda", "vdb", "vdc", "vdd"].into_iter().zip(rings.into_iter().cycle()) {
