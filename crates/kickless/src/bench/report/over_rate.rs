@@ -52,8 +52,8 @@ pub(super) fn draw(results: &Results) -> Result<String> {
             .y_label_formatter(&|y| time(*y))
             .draw()?;
         series(&mut chart, &latencies, &results.targets)?;
-        // The load that a back-end cannot take is to the right, and its latency above the others.
-        legend_at(&mut chart, SeriesLabelPosition::UpperLeft)?;
+        // Where there is little load, nobody is fast: whoever sleeps has to be woken.
+        legend_at(&mut chart, SeriesLabelPosition::LowerLeft)?;
         let most = cores.iter().flatten().map(|(_, spread)| spread.most).fold(1.0, f64::max);
         let mut chart = ChartBuilder::on(&lower)
             .margin(12)

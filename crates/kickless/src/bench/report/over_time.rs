@@ -12,6 +12,10 @@ const WIDTH: u32 = 960;
 /// The last part has the time below it.
 const HEIGHTS: [u32; 3] = [150, 150, 190];
 
+/// Moments whose mean is drawn of the processor time: the kernel counts that of a thread that runs by its ticks, which are
+/// about as long as a moment.
+const SMOOTHED: usize = 3;
+
 /// One figure of a moment, and what to call it.
 type Figure = (&'static str, fn(&Moment) -> Option<f64>, fn(f64) -> String);
 
@@ -24,6 +28,15 @@ const FIGURES: [Figure; 3] = [
 /// A share of one processor.
 pub(super) fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
+}
+
+/// The means of each point and its neighbours.
+fn smoothed(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let mean = |near: &[(f64, f64)]| {
+        let middle = near.get(near.len() / 2)?.0;
+        Some((middle, near.iter().map(|(_, y)| y).sum::<f64>() / near.len() as f64))
+    };
+    points.windows(SMOOTHED).filter_map(mean).collect()
 }
 
 /// The last turn of each target at a load, one figure below the other.
@@ -46,8 +59,15 @@ pub(super) fn draw(results: &Results, load: &Load) -> Result<String> {
             let (area, below) = rest.split_vertically(height);
             rest = below;
             let is_last = at + 1 == FIGURES.len();
-            let most = lines.iter().copied().flatten().filter_map(figure).fold(0.0, f64::max);
-            let most = if is_last { most.max(1.0) } else { most.max(100.0) };
+            let drawn = |moments: &&[Moment]| -> Vec<(f64, f64)> {
+                let points = moments.iter().filter_map(|moment| Some((moment.at, figure(moment)?))).collect();
+                if is_last { smoothed(points) } else { points }
+            };
+            let drawn: Vec<Vec<(f64, f64)>> = lines.iter().map(drawn).collect();
+            let most = drawn
+                .iter()
+                .flatten()
+                .fold(if is_last { 1.0 } else { 100.0 }, |most: f64, (_, y)| most.max(*y));
             let mut chart = ChartBuilder::on(&area)
                 .margin(10)
                 .margin_bottom(if is_last { 10 } else { 0 })
@@ -65,9 +85,8 @@ pub(super) fn draw(results: &Results, load: &Load) -> Result<String> {
                 .y_desc(name)
                 .y_label_formatter(&|y| write(*y))
                 .draw()?;
-            for (target, moments) in lines.iter().enumerate() {
+            for (target, points) in drawn.into_iter().enumerate() {
                 let colour = colour(target);
-                let points = moments.iter().filter_map(|moment| Some((moment.at, figure(moment)?)));
                 chart
                     .draw_series(LineSeries::new(points, colour.stroke_width(1)))?
                     .label(results.targets.get(target).map(String::as_str).unwrap_or_default())
