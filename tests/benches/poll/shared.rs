@@ -206,7 +206,7 @@ impl Side {
 
 /// Keeps one in flight, and the other's many if they are to be `beside` it: the other's requests, and the latencies of the one.
 fn run(many: &mut Side, one: &mut Side, beside: bool, time: Duration) -> Result<(u64, Histogram<u64>)> {
-    let mut latencies = Histogram::new(3)?;
+    let mut latencies = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
     let mut others = 0;
     let started = Instant::now();
     loop {
