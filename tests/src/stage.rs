@@ -114,8 +114,10 @@ impl Pair {
 }
 
 impl Stage {
-    /// Serves up to so many requests. How many.
-    pub fn poll(&mut self, budget: u32) -> u32 {
+    /// Serves reads of 4 KiB, up to so many. How many.
+    pub fn poll(&mut self, reads: u32) -> u32 {
+        // What a device may spend on a poll is counted in requests and blocks of data, and such a read is one of each.
+        let budget = reads.saturating_mul(2);
         let mut context = Context { engine: &mut self.engine, source: 0, waker: &self.waker };
         self.source.poll(&mut context, budget).served
     }
