@@ -34,7 +34,7 @@ struct Served {
 }
 
 impl Served {
-    fn start(settings: &Settings, devices: usize) -> Result<Served> {
+    fn start(settings: &Settings, cpus: &Cpus, devices: usize) -> Result<Served> {
         let dir = tempfile::tempdir()?;
         let sockets: Vec<PathBuf> = (0..devices).map(|at| dir.path().join(format!("{at}.sock"))).collect();
         let mut config = "[pool]\nworkers = 1\npoll = \"auto\"\n".to_owned();
@@ -47,13 +47,14 @@ impl Served {
         }
         let file = dir.path().join("devices.toml");
         fs::write(&file, config)?;
-        Cpus::get()?.for_back_ends()?;
+        cpus.for_back_ends()?;
         let mut child = dying_with_us(&settings.kickless)
             .arg("serve")
             .arg(format!("--config={}", file.display()))
             .arg("--log-level=warn")
             .stdin(Stdio::null())
             .spawn()?;
+        cpus.for_others()?;
         let deadline = Instant::now() + LIMIT;
         while !sockets.iter().all(|socket| socket.exists()) {
             let ended = child.try_wait()?;
@@ -84,22 +85,23 @@ impl Drop for Served {
 
 /// One busy device beside many that are connected and idle, against the same device alone.
 pub(crate) fn many(settings: &Settings, _: &[Disk], report: &mut Report) -> Result<()> {
-    let (alone, many) = (Served::start(settings, 1)?, Served::start(settings, MANY)?);
+    let cpus = Cpus::get()?;
+    let (alone, many) = (Served::start(settings, &cpus, 1)?, Served::start(settings, &cpus, MANY)?);
     // Each has been used, and may be used again at any time.
     let idle: Vec<Driver> = (1..MANY).map(|at| many.connect(at, Waiting::Sleep)).collect::<Result<_>>()?;
     for driver in &idle {
         driver.read_at(&mut [0; BLOCK as usize], 0)?;
     }
-    Cpus::get()?.for_others()?;
-    for (depth, wait, driver) in [(1, "sleep", "sleeping"), (32, "poll", "polling")] {
+    // Not a driver that sleeps: whether it has to is decided by a hair with one request in flight, and its rate with it.
+    for depth in [1, 32] {
         let mut figures: [Vec<Figures>; 2] = Default::default();
         for round in 0..settings.rounds {
             for at in [round % 2, (round + 1) % 2] {
                 let served = [&alone, &many][at];
-                figures[at].extend(busy(settings, served, depth, wait)?);
+                figures[at].extend(busy(settings, served, depth)?);
             }
         }
-        let load = format!("null:, {depth} in flight, {driver} driver");
+        let load = format!("null:, {depth} in flight, polling driver");
         let [alone, many] = &figures;
         report.table(&load, &[("alone", ""), ("one of 64", "")], &figures);
         report.check(
@@ -112,12 +114,12 @@ pub(crate) fn many(settings: &Settings, _: &[Disk], report: &mut Report) -> Resu
 }
 
 /// A turn of load on the first device.
-fn busy(settings: &Settings, served: &Served, depth: u16, wait: &str) -> Result<Vec<Figures>> {
+fn busy(settings: &Settings, served: &Served, depth: u16) -> Result<Vec<Figures>> {
     let mut command = Command::new(&settings.kickless);
     command.args(["bench", "blk", "--json"]);
     command.arg(format!("--socket-path={}", served.sockets[0].display()));
     command.arg(format!("--pid={}", served.child.id()));
-    command.args([format!("--depth={depth}"), format!("--wait={wait}")]);
+    command.args([format!("--depth={depth}"), "--wait=poll".into()]);
     command.arg(format!("--time={}us", settings.time(TURN).as_micros()));
     if let Some([driver, _]) = settings.cpus {
         command.arg(format!("--cpu={driver}"));
@@ -128,8 +130,9 @@ fn busy(settings: &Settings, served: &Served, depth: u16, wait: &str) -> Result<
 /// A device with one request in flight beside one with many, against itself alone. One thread drives both and never sleeps, so
 /// that they do not take a CPU from one another.
 pub(crate) fn unequal(settings: &Settings, _: &[Disk], report: &mut Report) -> Result<()> {
-    let served = Served::start(settings, 2)?;
-    Cpus::get()?.for_driver()?;
+    let cpus = Cpus::get()?;
+    let served = Served::start(settings, &cpus, 2)?;
+    cpus.for_driver()?;
     let drivers = [0, 1].map(|at| served.connect(at, Waiting::Spin(Duration::MAX)));
     let [many, one] = drivers;
     let mut sides = [Side::new(many?, DEPTHS[0])?, Side::new(one?, DEPTHS[1])?];
@@ -146,7 +149,7 @@ pub(crate) fn unequal(settings: &Settings, _: &[Disk], report: &mut Report) -> R
             }
         }
     }
-    Cpus::get()?.for_others()?;
+    cpus.for_others()?;
     report.begin("null:, a device with 1 in flight, alone and beside one with 128, polling driver");
     let [alone, beside] = &medians;
     println!(
