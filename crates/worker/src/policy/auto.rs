@@ -179,7 +179,8 @@ impl Auto {
         self.contended = host.contended;
         self.waits_until_replan = REPLAN;
         let rate = self.arrivals.rate();
-        let slow = rate.is_some_and(|rate| expected_256(rate, host.wake_delay) < 256 / SLOW);
+        // A queue of which nothing is known is one more that sleeps: nothing is spent on it before it is busy.
+        let slow = rate.is_none_or(|rate| expected_256(rate, host.wake_delay) < 256 / SLOW);
         let thrifty = host.sleep_cpu;
         let latency_first = match host.contended || slow {
             true => thrifty,
@@ -288,6 +289,8 @@ mod tests {
         for (latency, same) in [(10_000, true), (29_999, true), (30_000, false), (100_000, false)] {
             let mut auto = auto(latency);
             (0..8).for_each(|_| auto.waits[0].record(20_000));
+            auto.arrivals.record(1_000);
+            auto.arrivals.look(10_000_000);
             auto.replan(0, &HOST);
             assert_eq!(auto.eager == auto.patient, same, "{latency}");
         }

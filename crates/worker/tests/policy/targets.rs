@@ -75,7 +75,7 @@ fn open_loops_cost_a_part_of_a_core_and_a_delay_within_what_is_accepted() {
             let gap = (1e9 * part / peak(machine)) as Nanos;
             for gaps in [Gaps::Steady(gap), Gaps::Poisson(gap)] {
                 let load = open(gaps.clone());
-                let mut auto = run_for(machine, &load, AUTO, SEC, 300 * MS, seed);
+                let mut auto = run_for(machine, &load, AUTO, 2 * SEC, 300 * MS, seed);
                 let mut always = run_for(machine, &load, ALWAYS, 0, 100 * MS, seed);
                 assert!(auto.cpu_share() <= most, "{gaps:?}: {}", auto.cpu_share());
                 assert!(auto.median_delay() <= always.median_delay() + LATENCY, "{gaps:?}");
@@ -179,13 +179,13 @@ fn a_load_that_turns_into_another_is_known_soon() {
         let (auto, always) = both(&load, AUTO, ALWAYS, 4 * SEC, seed);
         let share = auto.per_sec() / always.per_sec();
         assert!(share >= 0.95, "{share}");
-        assert!(auto.cpu_share() <= 0.9, "{}", auto.cpu_share());
+        assert!(auto.cpu_share() <= 0.95, "{}", auto.cpu_share());
 
         let load = changing(32, SLEEPING, Gaps::Poisson(50 * US));
         let (auto, always) = both(&load, AUTO, ALWAYS, 8 * SEC, seed);
         let share = auto.per_sec() / always.per_sec();
         assert!(share >= 0.96, "{share}");
-        assert!(auto.cpu_share() <= 0.9, "{}", auto.cpu_share());
+        assert!(auto.cpu_share() <= 0.95, "{}", auto.cpu_share());
     }
 }
 
@@ -212,7 +212,12 @@ fn no_fixed_rule_is_much_better_for_any_load() {
         }
         // A fixed rule has nothing to learn.
         let changes = pattern.name.contains("on-off") || pattern.name.contains("changing");
-        let (fixed, ours) = if changes { (SEC, 2 * SEC) } else { (30 * MS, 500 * MS) };
+        let (fixed, ours) = match pattern.time {
+            _ if changes => (SEC, 2 * SEC),
+            // Few requests in a second.
+            time if time > SEC => (300 * MS, 2 * SEC),
+            _ => (30 * MS, 500 * MS),
+        };
         let short = Pattern { warm_up: 0, time: fixed, seed: seeds()[0], ..pattern };
         let best = Rule::fixed().map(|rule| run(&short, rule).cost()).fold(f64::INFINITY, f64::min);
         let regret = run(&Pattern { warm_up: pattern.warm_up, time: ours, ..short }, AUTO).cost() / best;

@@ -94,7 +94,10 @@ pub(crate) fn all() -> Vec<Pattern> {
         pattern("disk 80 us, closed 32", on_disk(closed(32, POLLING), disk.clone())),
         slow("disk 80 us, trickle", on_disk(open(Gaps::Poisson(10 * MS)), disk)),
         slow("disk 5 ms, closed 1", on_disk(closed(1, POLLING), 4 * MS..6 * MS)),
-        slow("disk 5 ms, closed 32", on_disk(closed(32, POLLING), 4 * MS..6 * MS)),
+        Pattern {
+            warm_up: 6 * SEC,
+            ..slow("disk 5 ms, closed 32", on_disk(closed(32, POLLING), 4 * MS..6 * MS))
+        },
         slow("changing: closed 1, open 200 k/s", changing(1, POLLING, Gaps::Poisson(5 * US))),
         slow("changing: closed 32, open 20 k/s", changing(32, SLEEPING, Gaps::Poisson(50 * US))),
         hog("contended: closed 1, driver polls", closed(1, POLLING)),
