@@ -37,7 +37,8 @@ fn closed_loops_are_as_fast_as_with_always() {
     for seed in seeds() {
         for in_flight in [1, 32] {
             for think in [POLLING, SLEEPING, 20 * US..40 * US] {
-                let (mut auto, mut always) = both(&closed(in_flight, think.clone()), AUTO, ALWAYS, SEC, seed);
+                let (mut auto, mut always) =
+                    both(&closed(in_flight, think.clone()), AUTO, ALWAYS, 300 * MS, seed);
                 let share = auto.per_sec() / always.per_sec();
                 assert!(share >= 0.975, "{in_flight} in flight, {think:?}: {share}");
                 assert!(
@@ -163,8 +164,8 @@ fn a_contended_core_is_left_to_others() {
         for load in
             [closed(1, POLLING), closed(1, SLEEPING), closed(32, SLEEPING), open(Gaps::Poisson(50 * US))]
         {
-            let auto = run_for(machine, &load, AUTO, 0, 4 * SEC, seed);
-            let never = run_for(machine, &load, NEVER, 0, 4 * SEC, seed);
+            let auto = run_for(machine, &load, AUTO, 0, 2 * SEC, seed);
+            let never = run_for(machine, &load, NEVER, 0, 2 * SEC, seed);
             let share = auto.per_sec() / never.per_sec();
             assert!(share >= 0.97, "{load:?}: {share}");
         }
@@ -182,7 +183,7 @@ fn a_load_that_turns_into_another_is_known_soon() {
         assert!(auto.cpu_share() <= 0.95, "{}", auto.cpu_share());
 
         let load = changing(32, SLEEPING, Gaps::Poisson(50 * US));
-        let (auto, always) = both(&load, AUTO, ALWAYS, 8 * SEC, seed);
+        let (auto, always) = both(&load, AUTO, ALWAYS, 4 * SEC, seed);
         let share = auto.per_sec() / always.per_sec();
         assert!(share >= 0.96, "{share}");
         assert!(auto.cpu_share() <= 0.95, "{}", auto.cpu_share());
