@@ -107,6 +107,26 @@ mod tests {
     }
 
     #[test]
+    fn a_change_is_more_than_chance_makes_of_few() {
+        let of = |counts: [u32; 2]| {
+            let mut arrivals = Arrivals::default();
+            let mut now = 0;
+            for _ in 0..100 {
+                now += SPAN;
+                arrivals.record(counts[0]);
+                arrivals.look(now);
+            }
+            arrivals.record(counts[1]);
+            arrivals.look(now + SPAN)
+        };
+        assert_eq!(of([8, 31]), Some(Seen::Same));
+        assert_eq!(of([8, 33]), Some(Seen::Change));
+        assert_eq!(of([100, 10]), Some(Seen::Change));
+        assert_eq!(of([100, 50]), Some(Seen::Same));
+        assert_eq!(of([20, 0]), Some(Seen::Same));
+    }
+
+    #[test]
     fn short_gaps_among_long_ones_do_not_make_a_rate_high() {
         let mut arrivals = Arrivals::default();
         let mut now = 0;

@@ -274,6 +274,17 @@ mod tests {
     }
 
     #[test]
+    fn a_spin_ends_with_the_window_of_a_trial() {
+        let mut auto = auto(100_000);
+        auto.empty(0, &HOST, false);
+        let spin = Plan { limits: [300_000, 300_000], nap: 0 };
+        (auto.eager, auto.patient) = (spin, spin);
+        auto.reaction.wait_begins(0, Some(Lengths { short: 100_000, long: 100_000 }));
+        assert_eq!(auto.empty(10_000, &HOST, false), Verdict::Spin { until: 100_000 });
+        assert_eq!(auto.empty(100_000, &HOST, false), Verdict::Spin { until: 300_000 });
+    }
+
+    #[test]
     fn a_nap_has_to_pay() {
         let auto = auto(100_000);
         let rate = Some(super::super::arrivals::rate(200_000, 1_000_000_000));

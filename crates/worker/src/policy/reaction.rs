@@ -29,8 +29,6 @@ const CHANCE: i64 = 9;
 /// How much few pairs scatter says little: so many are added that scatter by so much.
 const ADDED: i64 = 4;
 const SCATTER: i64 = ONE / 5;
-/// No decision on fewer pairs.
-const PAIRS_MIN: i64 = 4;
 /// At so many all are halved.
 const PAIRS_MAX: i64 = 256;
 /// A difference that is seen in short windows already, if it is also more than so many times what chance makes of the counts.
@@ -135,9 +133,6 @@ impl Evidence {
     }
 
     fn verdict(&self) -> Option<Manner> {
-        if self.pairs < PAIRS_MIN {
-            return None;
-        }
         // mean^2 > CHANCE * variance / pairs, multiplied out.
         let square = self.sum * self.sum;
         let scattered = self.pairs * (self.squares + ADDED * SCATTER * SCATTER) - square;
@@ -192,7 +187,7 @@ impl Default for Reaction {
             confirmed: false,
             held_until: 0,
             hold: 0,
-            evidence: Evidence { prior: ONE / 4, ..Evidence::default() },
+            evidence: Evidence::default(),
             random: 0x9e37_79b9,
         }
     }
@@ -551,9 +546,25 @@ mod tests {
     }
 
     #[test]
+    fn drastic_is_what_chance_does_not_make_of_the_counts() {
+        let mut reaction = Reaction::default();
+        let of = |count| Counted { rate: count * 100, count };
+        reaction.compare(0, of(16), of(7));
+        assert_eq!((reaction.evidence.pairs, reaction.long), (0, true), "longer windows will tell");
+        reaction.compare(0, of(16), of(2));
+        assert_eq!((reaction.evidence.pairs, reaction.long), (1, false));
+    }
+
+    #[test]
     fn both_orders_are_used() {
         let mut reaction = Reaction::default();
-        let eager = (0..1000).filter(|_| reaction.toss()).count();
+        let (mut now, mut eager) = (0, 0);
+        for _ in 0..1000 {
+            reaction.wait_begins(now, LENGTHS);
+            eager += u32::from(reaction.manner() == Manner::Eager);
+            reaction.abandon(now);
+            now = reaction.next;
+        }
         assert!((400..600).contains(&eager), "{eager}");
     }
 }

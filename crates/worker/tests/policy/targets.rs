@@ -11,10 +11,8 @@ use std::time::Duration;
 
 /// Chances that each promise is held under. `POLICY_SEED=N` tries others.
 fn seeds() -> Vec<u64> {
-    match std::env::var("POLICY_SEED") {
-        Ok(seed) => vec![seed.parse().unwrap()],
-        Err(_) => vec![1, 2, 3],
-    }
+    let wanted = std::env::var("POLICY_SEED").ok().and_then(|seed| seed.parse().ok());
+    wanted.map_or_else(|| vec![1, 2, 3], |seed| vec![seed])
 }
 
 fn run_for(machine: Machine, load: &Load, rule: Rule, warm_up: Nanos, time: Nanos, seed: u64) -> Outcome {
