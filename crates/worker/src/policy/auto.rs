@@ -203,16 +203,16 @@ impl Auto {
         [self.waits[0].limit(cost), self.waits[1].limit(cost)]
     }
 
-    /// As long as the owner accepts, and until a quarter of the ring is full; 0 if that is not worth it.
+    /// As long as the owner accepts, and until a quarter of the ring is full; 0 if that is not worth it. The delay of the wake
+    /// comes on top, as it does with a kick: a request waits for half of the nap and that on average.
     fn nap(&self, rate: Option<u64>, host: &Host) -> Nanos {
         let Some(rate) = rate else { return 0 };
         let quarter = time_of(u64::from(self.ring_size) / 4, rate);
-        // Half of all naps end later than they do on average.
-        let late = host.nap_overshoot.saturating_add(host.nap_overshoot / 4);
-        let nap = self.latency.saturating_sub(late).min(quarter);
+        let nap = self.latency.min(quarter);
         // Of naps there are as many as fit into the time, of other sleeps one for each wait.
         let fewer = expected_256(rate, nap) >= 256 && self.waits[0].mostly_within(nap);
-        let pays = fewer && nap >= host.sleep_cpu.saturating_mul(NAP_WORTH);
+        let pays =
+            fewer && nap >= host.sleep_cpu.saturating_mul(NAP_WORTH) && host.nap_overshoot <= self.latency;
         if pays { nap } else { 0 }
     }
 
@@ -288,9 +288,9 @@ mod tests {
     fn a_nap_has_to_pay() {
         let auto = auto(100_000);
         let rate = Some(super::super::arrivals::rate(200_000, 1_000_000_000));
-        assert_eq!(auto.nap(rate, &HOST), 62_500);
-        assert_eq!(auto.nap(rate, &Host { sleep_cpu: 32_000, ..HOST }), 0);
-        assert_eq!(auto.nap(rate, &Host { nap_overshoot: 90_000, ..HOST }), 0);
+        assert_eq!(auto.nap(rate, &HOST), 100_000);
+        assert_eq!(auto.nap(rate, &Host { sleep_cpu: 51_000, ..HOST }), 0);
+        assert_eq!(auto.nap(rate, &Host { nap_overshoot: 110_000, ..HOST }), 0);
         assert_eq!(auto.nap(Some(1_000), &HOST), 0, "nothing would come");
         assert_eq!(auto.nap(None, &HOST), 0);
     }

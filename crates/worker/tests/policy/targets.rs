@@ -84,12 +84,13 @@ fn open_loops_cost_a_part_of_a_core_and_a_delay_within_what_is_accepted() {
 }
 
 #[test]
-fn naps_hardly_ever_delay_by_more_than_is_accepted() {
+fn naps_hardly_ever_delay_by_more_than_is_accepted_and_a_wake() {
     for seed in seeds() {
-        let mut auto =
-            run_for(Machine::default(), &open(Gaps::Poisson(5 * US)), AUTO, 500 * MS, 300 * MS, seed);
+        let machine = Machine::default();
+        let accepted = LATENCY + machine.wake_delay + machine.wake_jitter + 10 * US;
+        let mut auto = run_for(machine, &open(Gaps::Poisson(5 * US)), AUTO, 500 * MS, 300 * MS, seed);
         auto.delays.sort_unstable();
-        let late = auto.delays.partition_point(|&delay| Nanos::from(delay) <= LATENCY + 10 * US);
+        let late = auto.delays.partition_point(|&delay| Nanos::from(delay) <= accepted);
         assert!(late >= auto.delays.len() * 99 / 100);
         assert!(auto.kicks * 20 <= auto.requests, "{} kicks", auto.kicks);
     }
@@ -184,7 +185,7 @@ fn a_load_that_turns_into_another_is_known_soon() {
         let load = changing(32, SLEEPING, Gaps::Poisson(50 * US));
         let (auto, always) = both(&load, AUTO, ALWAYS, 4 * SEC, seed);
         let share = auto.per_sec() / always.per_sec();
-        assert!(share >= 0.96, "{share}");
+        assert!(share >= 0.95, "{share}");
     }
 }
 

@@ -49,7 +49,7 @@ pub(crate) struct Outcome {
     /// From sent to popped, of each request.
     pub(crate) delays: Vec<u32>,
     /// Delays that cost something: of the first request after each wait, in a closed loop all of it, otherwise what is more
-    /// than the owner accepts.
+    /// than the owner accepts and any wake takes.
     pub(crate) dear_delay: Nanos,
     /// When the worker last ran.
     pub(crate) last_run: Nanos,
@@ -284,7 +284,11 @@ impl Worker {
     fn note_wait(&mut self, request: Request) {
         if self.waited {
             let delay = self.core.now - request.at;
-            let accepted = if request.closed { 0 } else { self.latency };
+            let accepted = if request.closed {
+                0
+            } else {
+                self.latency + self.machine.wake_delay + self.machine.wake_jitter
+            };
             self.outcome.dear_delay += delay.saturating_sub(accepted);
         }
     }
@@ -296,7 +300,11 @@ impl Worker {
         {
             self.disk.pop();
             if self.waited && !any {
-                let accepted = if request.closed { 0 } else { self.latency };
+                let accepted = if request.closed {
+                    0
+                } else {
+                    self.latency + self.machine.wake_delay + self.machine.wake_jitter
+                };
                 self.outcome.dear_delay += (self.core.now - done).saturating_sub(accepted);
             }
             any = true;
