@@ -24,6 +24,8 @@ const WINDOW_LONG: Nanos = 8;
 const TRIAL_MAX: u64 = 4;
 /// Plans are made anew after so many waits, and when a rate has been counted.
 const REPLAN: u32 = 64;
+/// But not before this much time has passed.
+const PLAN_AGE: Nanos = 100_000;
 
 /// The wait that goes on, if there is one.
 #[derive(Debug, Default)]
@@ -69,6 +71,8 @@ pub(super) struct Auto {
     /// How long windows of the trial are to be, if there is something to be found out.
     windows: Option<Lengths>,
     waits_until_replan: u32,
+    /// When that was done last.
+    planned: Option<Nanos>,
     contended: bool,
     wait: Wait,
 }
@@ -85,6 +89,7 @@ impl Auto {
             patient: Plan::default(),
             windows: None,
             waits_until_replan: 0,
+            planned: None,
             contended: false,
             wait: Wait::default(),
         }
@@ -93,7 +98,7 @@ impl Auto {
     pub(super) fn set(&mut self, latency: Nanos) {
         self.latency = latency.min(LATENCY_MAX);
         self.wait = Wait::default();
-        self.waits_until_replan = 0;
+        (self.waits_until_replan, self.planned) = (0, None);
     }
 
     pub(super) fn found(&mut self, now: Nanos, requests: u32) {
@@ -165,7 +170,12 @@ impl Auto {
         self.wait = Wait { open: true, on_disk, since: now, ..Wait::default() };
         let seen = self.arrivals.look(now);
         if seen.is_some() || self.waits_until_replan == 0 {
-            self.replan(now, host);
+            // Where waits are short, a plan is old after more of them.
+            let fresh = self.planned.is_some_and(|planned| now.saturating_sub(planned) < PLAN_AGE);
+            match seen.is_none() && fresh {
+                true => self.waits_until_replan = REPLAN,
+                false => self.replan(now, host),
+            }
         }
         if seen == Some(Seen::Change) {
             self.reaction.load_changed(now);
@@ -177,7 +187,7 @@ impl Auto {
     /// Works out what follows from all that is known.
     fn replan(&mut self, now: Nanos, host: &Host) {
         self.contended = host.contended;
-        self.waits_until_replan = REPLAN;
+        (self.waits_until_replan, self.planned) = (REPLAN, Some(now));
         let rate = self.arrivals.rate();
         // A queue of which nothing is known is one more that sleeps: nothing is spent on it before it is busy.
         let slow = rate.is_none_or(|rate| expected_256(rate, host.wake_delay) < 256 / SLOW);

@@ -40,6 +40,10 @@ const PRIOR: i64 = 2;
 /// at the loss that pairs have shown, within these bounds.
 const LOSSES_KEPT_BELOW: i64 = 200;
 const REST: std::ops::RangeInclusive<i64> = 5..=200;
+/// The more pairs in a row have left no doubt that it reacts, the longer the rest: twice as long after so many, ...
+const SURE: u8 = 8;
+/// ... and as many times as that, of which there are so many at most.
+const SURE_MAX: u8 = 7 * SURE;
 /// Where it does not, the trial costs processor time: 4 % of it.
 const REST_PATIENT: Nanos = 24;
 /// But if something seems to have changed, that should be known soon: for so many pairs less.
@@ -156,6 +160,8 @@ pub(super) struct Reaction {
     next: Nanos,
     /// Drastic pairs in a row for the manner that is not in force.
     surprises: u8,
+    /// Pairs in a row that have left no doubt that it reacts.
+    sure: u8,
     /// Pairs that are to follow one another quickly.
     alert: u8,
     deaf_until: Nanos,
@@ -181,6 +187,7 @@ impl Default for Reaction {
             length: 0,
             next: 0,
             surprises: 0,
+            sure: 0,
             alert: 0,
             deaf_until: 0,
             since: 0,
@@ -247,10 +254,15 @@ impl Reaction {
         }
         self.deaf_until = now.saturating_add(DEAF * self.length);
         self.evidence = Evidence { prior: self.evidence.loss(), ..Evidence::default() };
-        if self.manner == Manner::Patient {
-            self.alert = ALERT;
-            self.next = self.next.min(now.saturating_add(REST_ALERT * self.length));
-        }
+        self.sure = 0;
+        let rest = match self.manner {
+            Manner::Patient => {
+                self.alert = ALERT;
+                REST_ALERT
+            }
+            Manner::Eager => *REST.end() as Nanos,
+        };
+        self.next = self.next.min(now.saturating_add(rest * self.length));
     }
 
     /// Gives up a window that is open, and the pair with it.
@@ -290,6 +302,7 @@ impl Reaction {
         if larger > 0 {
             let difference = (eager.rate as i64 - patient.rate as i64) * ONE / larger;
             let drastic = difference.abs() >= DRASTIC && eager.differs(patient);
+            self.sure = if drastic && difference > 0 { (self.sure + 1).min(SURE_MAX) } else { 0 };
             // In a short window a load can look as if it did not react, because it has not had the time.
             self.evidence.lost(difference);
             if drastic || self.long {
@@ -341,6 +354,7 @@ impl Reaction {
             Manner::Eager => {
                 (self.evidence.loss() * LOSSES_KEPT_BELOW / ONE).clamp(*REST.start(), *REST.end()) as Nanos
                     * self.length
+                    * Nanos::from(1 + self.sure / SURE)
             }
             Manner::Patient if self.alert > 0 => REST_ALERT * self.length,
             Manner::Patient => REST_PATIENT * self.length,
