@@ -144,8 +144,9 @@ impl EventLoop {
         }
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         match entry.state {
-            State::Draining => self.try_leave(number),
+            // One that is leaving too: nothing else would go on with the request.
             _ if waits => self.make_polled(number),
+            State::Draining => self.try_leave(number),
             State::Polled if entry.spin_until.is_some() => {
                 entry.spin_until = None;
                 entry.policy.found(self.clock.now(), 0);

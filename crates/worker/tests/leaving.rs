@@ -1,0 +1,96 @@
+//! A source that is asked to stop while a request of its own finds no room to go on.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+mod echo;
+
+use echo::{DEADLINE, Driver, options, start};
+use kickless_device::{Context, Next, Polled, Source, Vring};
+use kickless_io::{Buffers, Completion, Engine, FileId, Op, OpKind, Token};
+use kickless_virtqueue::Chain;
+use kickless_worker::Poll;
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+
+/// One request at a time, of two steps. The second has to wait for something that the next poll finds.
+struct TwoSteps {
+    vring: Vring,
+    chain: Chain,
+    file: Option<FileId>,
+    in_flight: bool,
+    waits: bool,
+    popped: Sender<()>,
+}
+
+impl TwoSteps {
+    fn queue(&mut self, context: &mut Context<'_>) {
+        let file = self.file.expect("it is attached");
+        let op = Op { file, kind: OpKind::Flush, offset: 0, buffers: Buffers::None };
+        context.engine.queue(op, Token { source: context.source, slot: 0 }).unwrap();
+    }
+}
+
+impl Source for TwoSteps {
+    fn vring(&mut self) -> &mut Vring {
+        &mut self.vring
+    }
+
+    fn attach(&mut self, engine: &mut Engine) -> io::Result<()> {
+        let file: OwnedFd = memfd_create("disk", MemfdFlags::CLOEXEC)?;
+        self.file = Some(engine.register(Arc::new(File::from(file))).map_err(io::Error::other)?);
+        Ok(())
+    }
+
+    fn detach(&mut self, engine: &mut Engine) {
+        engine.unregister(self.file.take().expect("it is attached"));
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
+        if std::mem::take(&mut self.waits) {
+            self.vring.push(self.chain.head, 0);
+            self.in_flight = false;
+        }
+        let mut served = 0;
+        if !self.in_flight && budget > 0 && self.vring.pop(&mut self.chain) {
+            served = 1;
+            self.in_flight = true;
+            self.queue(context);
+            let _ = self.popped.send(());
+        }
+        self.vring.publish();
+        Polled { served, cost: served, next: Next::Idle }
+    }
+
+    fn complete(&mut self, _: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
+        completions.clear();
+        self.waits = true;
+        true
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight.into()
+    }
+
+    fn memory_changed(&mut self) {}
+}
+
+#[test]
+fn it_goes_on_with_what_waits_and_stops() {
+    let pool = start(&options(1, Poll::Never));
+    let place = pool.place(1);
+    for _ in 0..200 {
+        let (mut driver, vring) = Driver::new();
+        let (popped, is_popped) = channel();
+        driver.submit(1);
+        let source =
+            TwoSteps { vring, chain: Chain::default(), file: None, in_flight: false, waits: false, popped };
+        let placed = place.put(Box::new(source)).unwrap();
+        is_popped.recv_timeout(DEADLINE).unwrap();
+        // It comes before the completion, with it or after it.
+        let stopped = placed.stop().recv_timeout(DEADLINE).expect("it never stopped");
+        assert_eq!((stopped.next_avail, driver.used()), (1, 1));
+    }
+}
