@@ -27,7 +27,9 @@ impl EventLoop {
                 }
             }
             Item::Adopt(key, tenant, arrival) => {
-                let Arrival { source, policy } = *arrival;
+                let Arrival { source, mut policy } = *arrival;
+                // It may have left before it was told there, and come after this worker was told.
+                policy.set(self.poll);
                 let number = self.settle(key, tenant, source, Some(policy));
                 if let Some(entry) = self.entries[number as usize].as_mut() {
                     entry.source.vring().counters().moves.add(1);

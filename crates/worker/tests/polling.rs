@@ -3,8 +3,8 @@
 
 mod echo;
 
-use echo::{DEADLINE, Fixture, options, source, start};
-use kickless_device::{Placed, Update};
+use echo::{DEADLINE, Fixture, options, source, source_that, start};
+use kickless_device::{Next, Placed, Update};
 use kickless_worker::{Poll, Pool};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -141,6 +141,42 @@ fn one_that_moves_can_be_stopped() {
     placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert_eq!(stopping.recv_timeout(DEADLINE).unwrap().next_avail, 1);
     assert_eq!(fixture.driver.counters.moves.get(), 0);
+}
+
+/// The rule changes between the time when a queue leaves one worker and the time when it comes to another.
+#[test]
+fn a_queue_on_its_way_hears_of_a_new_rule() {
+    let pool = start(&options(2, Poll::Always));
+    let place = pool.place(1);
+    let (mut moved, echo) = source_that(true, Next::Waiting);
+    let on_first = place.put(echo).unwrap();
+    moved.driver.submit(1);
+    moved.wait_popped(1);
+    let (mut other, echo) = source(false);
+    let on_second = place.put(echo).unwrap();
+    pool.move_all(0, 1);
+    on_first.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    let asks_for_kicks = |fixture: &mut Fixture| {
+        let deadline = Instant::now() + DEADLINE;
+        while !fixture.driver.submit_and_kick_if_asked() {
+            assert!(Instant::now() < deadline, "still polled");
+            fixture.wait_popped(1);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    std::thread::scope(|scope| {
+        let mut release = moved.release.lock().unwrap();
+        on_first.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        // Now the first worker comes no further than to its queue, and the second hears of the rule.
+        scope.spawn(|| pool.set_poll(Poll::Never));
+        asks_for_kicks(&mut other);
+        *release = true;
+    });
+    on_first.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    asks_for_kicks(&mut moved);
+    for placed in [on_first, on_second] {
+        placed.stop().recv_timeout(DEADLINE).unwrap();
+    }
 }
 
 #[test]
