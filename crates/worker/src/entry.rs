@@ -56,7 +56,9 @@ impl Entry {
     /// Puts the time that has passed into the counters of the present mode.
     pub(crate) fn count_time(&mut self, now: Nanos) {
         let armed = self.state == State::Armed;
-        let passed = now.saturating_sub(std::mem::replace(&mut self.counted, now));
+        let passed = now.saturating_sub(self.counted);
+        // A round has one time, which can be a little before that of a change that was made in it.
+        self.counted = self.counted.max(now);
         let counters = self.source.vring().counters();
         if armed { counters.notified_ns.add(passed) } else { counters.polled_ns.add(passed) }
     }

@@ -162,10 +162,14 @@ impl EventLoop {
                 } else {
                     self.wait(Some(Duration::ZERO))?;
                 }
+                // The time after the wait: what the wait changed has been counted up to then.
+                now = self.account(now, spent);
                 self.senses.look(now);
                 self.balance(now);
                 looked = now;
-            } else if !self.worked {
+                continue;
+            }
+            if !self.worked {
                 std::hint::spin_loop();
             }
             now = self.account(now, spent);

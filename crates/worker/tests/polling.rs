@@ -180,6 +180,26 @@ fn a_queue_on_its_way_hears_of_a_new_rule() {
 }
 
 #[test]
+fn no_time_is_counted_twice() {
+    let pool = start(&options(1, Poll::Never));
+    let start = Instant::now();
+    let (mut fixture, echo) = source(false);
+    let placed = pool.place(1).put(echo).unwrap();
+    for _ in 0..5 {
+        // Long enough for loads to be looked at after each sleep; and the first one ends in vain.
+        std::thread::sleep(Duration::from_millis(120));
+        fixture.driver.kick();
+        std::thread::sleep(Duration::from_millis(120));
+        fixture.driver.submit_and_kick_if_asked();
+        fixture.wait_popped(1);
+    }
+    placed.stop().recv_timeout(DEADLINE).unwrap();
+    let counters = &fixture.driver.counters;
+    let counted = Duration::from_nanos(counters.notified_ns.get() + counters.polled_ns.get());
+    assert!(counted <= start.elapsed(), "{counted:?}");
+}
+
+#[test]
 fn moving_to_where_nobody_is_does_nothing() {
     let pool = start(&options(1, Poll::Never));
     let (mut fixture, echo) = source(false);
