@@ -17,7 +17,8 @@ impl EventLoop {
         while let Some((number, budget)) = self.list.next(now) {
             let Some(flow) = self.entries[number as usize].as_ref().map(|entry| entry.flow) else { continue };
             let visit = self.visit(number, budget, now);
-            self.work += 1 + visit.cost;
+            // A request can be of 4 GiB, and there can be many of them.
+            self.work = self.work.saturating_add(visit.cost).saturating_add(1);
             self.list.visited(flow, number, visit);
         }
     }
@@ -122,7 +123,7 @@ impl EventLoop {
             while let Some(next) = rest.next_if(|next| next.token.source == number) {
                 self.batch.push(next);
             }
-            self.work += self.batch.len() as u32;
+            self.work = self.work.saturating_add(self.batch.len() as u32);
             if let Some(entry) = self.entries[number as usize].as_mut() {
                 let mut context =
                     Context { engine: &mut self.engine, source: number, waker: self.mailbox.waker() };
