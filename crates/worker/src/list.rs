@@ -67,6 +67,10 @@ pub(crate) struct PollList {
     /// Turns left in this round, and whether the front flow's has begun.
     round: usize,
     begun: bool,
+    /// Whether anything was taken in this round.
+    taken: bool,
+    /// The flows among the active ones that count as light for longest, two of them: each has others.
+    light: [(usize, Nanos); 2],
     sources: usize,
 }
 
@@ -120,6 +124,31 @@ impl PollList {
     /// Begins a round, in which each device that is on the list now has one turn.
     pub(crate) fn begin_round(&mut self) {
         self.round = self.active.len();
+        // What a device took beyond its turn it owes the others. A round in which nobody took anything shows that there are none to
+        // pay; the worker would go round and round with nothing to do.
+        let forgiven = !std::mem::take(&mut self.taken);
+        self.light = Default::default();
+        for at in 0..self.active.len() {
+            let index = self.active[at];
+            let share = &mut self.flows[index];
+            if forgiven {
+                share.deficit = share.deficit.max(0);
+            }
+            let until = share.light_until;
+            self.is_light(index, until);
+        }
+    }
+
+    /// Notes until when a flow counts as light.
+    fn is_light(&mut self, index: usize, until: Nanos) {
+        let [first, second] = &mut self.light;
+        if first.0 != index && until > first.1 {
+            *second = std::mem::replace(first, (index, until));
+        } else if first.0 == index {
+            first.1 = until;
+        } else if until > second.1 {
+            *second = (index, until);
+        }
     }
 
     /// The next source of the round, which is off the list until [`PollList::visited`], and what it may take.
@@ -153,6 +182,7 @@ impl PollList {
     pub(crate) fn visited(&mut self, flow: Flow, source: u32, visit: Visit) {
         let share = &mut self.flows[flow.0];
         share.deficit -= i64::from(visit.cost);
+        self.taken |= visit.cost > 0;
         share.more |= visit.more;
         share.found |= visit.cost > 0;
         if visit.stays {
@@ -171,9 +201,15 @@ impl PollList {
                 share.light_until = now + LIGHT_NS;
             }
         }
+        let (stays, light_until) = (!share.sources.is_empty(), share.light_until);
         self.active.pop_front();
-        if !share.sources.is_empty() {
+        if stays {
             self.active.push_back(index);
+            self.is_light(index, light_until);
+        } else if self.light[0].0 == index {
+            self.light = [self.light[1], Default::default()];
+        } else if self.light[1].0 == index {
+            self.light[1] = Default::default();
         }
         self.begun = false;
         self.round -= 1;
@@ -184,8 +220,9 @@ impl PollList {
         if active == 1 {
             return TURN_ALONE;
         }
-        let mut others = self.active.iter().filter(|other| **other != index);
-        if others.any(|other| self.flows[*other].light_until > now) {
+        // Not a look at each of them, which would be made for each of them.
+        let [first, second] = self.light;
+        if (if first.0 == index { second } else { first }).1 > now {
             return TURN_SHORT;
         }
         (TURNS_TOGETHER / active).max(TURN_LEAST)
@@ -311,6 +348,48 @@ mod tests {
             world.round();
         }
         assert!(world.taken[1].abs_diff(world.taken[0] - before) <= 64, "{:?}", world.taken);
+    }
+
+    #[test]
+    fn what_is_owed_is_forgotten_when_there_is_nobody_to_pay() {
+        // One with requests of 4 GiB, alone, and beside a device that has nothing to do.
+        for devices in [1, 2] {
+            let mut world = World::new(&[(1, 1, 1 << 20), (2, 1, 1)][..devices]);
+            world.waiting[1..].fill(0);
+            for _ in 0..10 {
+                world.round();
+            }
+            assert_eq!(world.taken[0], 5 << 20, "every other round");
+        }
+    }
+
+    #[test]
+    fn each_is_beside_the_light_ones_but_not_beside_itself() {
+        let budgets = |list: &mut PollList, now| {
+            let mut budgets = [0; 4];
+            list.begin_round();
+            while let Some((source, budget)) = list.next(now) {
+                budgets[source as usize] = budget;
+                // Those of the sources 1 and up take what there is.
+                let visit = Visit { cost: 1, more: source == 0, stays: true };
+                list.visited(Flow(source as usize), source, visit);
+            }
+            budgets
+        };
+        for devices in 2..=4 {
+            let mut list = PollList::default();
+            for device in 0..devices {
+                let flow = list.join(device.into(), 1);
+                list.push(flow, device);
+            }
+            budgets(&mut list, 0);
+            let before = list.flows[0].deficit;
+            let second = budgets(&mut list, 1);
+            assert_eq!(i64::from(second[0]), before + i64::from(TURN_SHORT));
+            // The only light one is not beside any.
+            let alone = if devices == 2 { TURNS_TOGETHER / 2 } else { TURN_SHORT };
+            assert!(second[1..devices as usize].iter().all(|budget| *budget == alone), "{second:?}");
+        }
     }
 
     #[test]
