@@ -109,6 +109,7 @@ impl EventLoop {
             spin_until: None,
             counted: now,
             waits: false,
+            naps: false,
             call_due: None,
             cost: 0,
             came: now,
@@ -208,6 +209,13 @@ impl EventLoop {
         let Some(mut entry) = self.entries[number as usize].take() else { return };
         self.numbers.remove(&entry.key);
         self.free.push(number);
+        // The number's next owner is to be in these once.
+        if entry.naps {
+            self.naps.retain(|napping| *napping != number);
+        }
+        if entry.call_due.is_some() {
+            self.owing.retain(|owing| *owing != number);
+        }
         self.list.leave(entry.flow);
         entry.source.detach(&mut self.engine);
         let vring: &mut Vring = entry.source.vring();

@@ -35,6 +35,8 @@ pub(crate) struct Entry {
     pub(crate) counted: Nanos,
     /// It is among those that any completion, or the waker, puts on the list.
     pub(crate) waits: bool,
+    /// It is among those that are to be woken, or have been woken by something else before.
+    pub(crate) naps: bool,
     /// Calls that it owes its driver are due then.
     pub(crate) call_due: Option<Nanos>,
     /// What it has taken since loads were last looked at.

@@ -65,6 +65,8 @@ pub(crate) struct EventLoop {
     pub(crate) waiting: Vec<u32>,
     /// Those that owe a call.
     pub(crate) owing: Vec<u32>,
+    /// When the first of these is due, or earlier.
+    pub(crate) next_call: Nanos,
     /// Reaped, and those of one source among them.
     pub(crate) completions: Vec<Completion>,
     pub(crate) batch: Vec<Completion>,
@@ -112,6 +114,7 @@ impl EventLoop {
             next_nap: Nanos::MAX,
             waiting: Vec::new(),
             owing: Vec::new(),
+            next_call: Nanos::MAX,
             completions: Vec::new(),
             batch: Vec::new(),
             happened: Vec::new(),
@@ -202,7 +205,7 @@ impl EventLoop {
     /// Waits for whatever comes first: an event, the end of a nap, a call that is due.
     fn sleep(&mut self, now: Nanos) -> io::Result<()> {
         let retry = if self.engine.needs_turn() { now + RETRY } else { Nanos::MAX };
-        let due = self.first_call_due().min(retry).min(self.next_nap);
+        let due = self.next_call.min(retry).min(self.next_nap);
         if due == Nanos::MAX {
             self.wait(None)?;
             return Ok(());
@@ -245,23 +248,21 @@ impl EventLoop {
         self.next_nap = Nanos::MAX;
         let mut naps = std::mem::take(&mut self.naps);
         naps.retain(|&number| {
-            // One that was woken by something else, or is gone, is not in that state any more.
-            let Some(entry) = self.entries[number as usize].as_ref() else { return false };
-            let State::Napping { until } = entry.state else { return false };
-            if until > now {
+            // One that was woken by something else is not in that state any more.
+            let Some(entry) = self.entries[number as usize].as_mut() else { return false };
+            if let State::Napping { until } = entry.state
+                && until > now
+            {
                 self.next_nap = self.next_nap.min(until);
                 return true;
             }
-            self.make_polled(number);
+            entry.naps = false;
+            if matches!(entry.state, State::Napping { .. }) {
+                self.make_polled(number);
+            }
             false
         });
         self.naps = naps;
-    }
-
-    /// When the first call that is owed is due.
-    fn first_call_due(&self) -> Nanos {
-        let due = |number: &u32| self.entries[*number as usize].as_ref().and_then(|entry| entry.call_due);
-        self.owing.iter().filter_map(due).min().unwrap_or(Nanos::MAX)
     }
 
     /// Makes the calls that are due.
@@ -271,11 +272,18 @@ impl EventLoop {
             return;
         }
         let now = self.clock.now();
-        let entries = &mut self.entries;
+        if now < self.next_call {
+            return;
+        }
+        self.next_call = Nanos::MAX;
+        let (entries, next_call) = (&mut self.entries, &mut self.next_call);
         self.owing.retain(|&number| {
             let Some(entry) = entries[number as usize].as_mut() else { return false };
             match entry.call_due {
-                Some(due) if due > now => return true,
+                Some(due) if due > now => {
+                    *next_call = due.min(*next_call);
+                    return true;
+                }
                 Some(_) if entry.source.vring().owes_call() => entry.source.vring().call(),
                 _ => {}
             }

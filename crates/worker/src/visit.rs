@@ -85,7 +85,7 @@ impl EventLoop {
             Verdict::Nap { until } => {
                 entry.enter(State::Napping { until }, now);
                 self.next_nap = self.next_nap.min(until);
-                if !self.naps.contains(&number) {
+                if !std::mem::replace(&mut entry.naps, true) {
                     self.naps.push(number);
                 }
                 false
@@ -256,7 +256,9 @@ impl EventLoop {
             && entry.call_due.is_none()
             && entry.source.vring().owes_call()
         {
-            entry.call_due = Some(self.clock.now().saturating_add(delay));
+            let due = self.clock.now().saturating_add(delay);
+            entry.call_due = Some(due);
+            self.next_call = self.next_call.min(due);
             self.owing.push(number);
         }
     }
