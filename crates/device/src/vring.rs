@@ -195,7 +195,7 @@ impl Vring {
     }
 
     /// How many chains there are to pop, as far as the driver says; none in a broken ring, or one that is not in memory. In a
-    /// packed ring this looks at each descriptor of theirs.
+    /// packed ring those count whose descriptors are among the first 256.
     pub fn pending(&self) -> u16 {
         if self.broken { 0 } else { self.queue.pending() }
     }

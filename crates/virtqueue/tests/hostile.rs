@@ -275,11 +275,15 @@ proptest! {
 
 /// A packed ring of four with these descriptors from 0 on: ids and flags.
 fn packed(descs: &[(u16, u16)], base: u16) -> (std::sync::Arc<Map>, Queue) {
+    packed_of(4, descs, base)
+}
+
+fn packed_of(size: u16, descs: &[(u16, u16)], base: u16) -> (std::sync::Arc<Map>, Queue) {
     let map = model::memory();
     for (at, &(id, flags)) in descs.iter().enumerate() {
         set_packed(&map, at as u64, id, flags);
     }
-    let options = Options::packed(4, true, true).unwrap();
+    let options = Options::packed(size, true, true).unwrap();
     let metadata = Metadata::map(&map, &model::ADDRESSES, &options).unwrap();
     let queue = Queue::new(options, metadata, base);
     (map, queue)
@@ -294,6 +298,18 @@ fn set_packed(map: &Map, at: u64, id: u16, flags: u16) {
 
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
+
+/// Counting what is pending takes no longer in a large ring.
+#[test]
+fn what_is_pending_in_a_packed_ring() {
+    assert_eq!(packed_of(1024, &[], 0x8000).1.pending(), 0);
+    let descs = [(0, AVAIL | NEXT), (0, AVAIL), (1, AVAIL), (2, 0)];
+    assert_eq!(packed_of(1024, &descs, 0x8000).1.pending(), 2);
+    assert_eq!(packed(&[(0, AVAIL); 4], 0x8000).1.pending(), 4);
+    assert_eq!(packed_of(1024, &[(0, AVAIL); 1024], 0x8000).1.pending(), 256);
+    // One chain, whose end is far.
+    assert_eq!(packed_of(1024, &[(0, AVAIL | NEXT); 1000], 0x8000).1.pending(), 1);
+}
 
 /// Otherwise it would look as if there was always something to pop, and never be popped.
 #[test]

@@ -189,8 +189,8 @@ impl Queue {
         forward!(mut self, disarm);
     }
 
-    /// How many chains there are to pop, as far as the driver says; at most the size. In a packed ring this looks at each
-    /// descriptor of theirs.
+    /// How many chains there are to pop, as far as the driver says; at most the size. In a packed ring
+    /// these are counted by their descriptors, of which the first 256 are looked at.
     pub fn pending(&self) -> u16 {
         forward!(self, pending)
     }

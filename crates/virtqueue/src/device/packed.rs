@@ -10,6 +10,10 @@ use std::sync::atomic::Ordering;
 /// An id is whatever the driver likes (virtio 1.3, section 2.8.5). Zeroes that are not used take no memory.
 const IDS: usize = 1 << 16;
 
+/// So many descriptors are looked at to count what is pending. The driver can fill a ring of 32768, and have it counted again and
+/// again.
+const PENDING_LOOKS: u16 = 256;
+
 /// See [`super::Queue`], which has the same methods.
 #[derive(Debug)]
 pub(super) struct Queue {
@@ -230,17 +234,20 @@ impl Queue {
         }
     }
 
-    /// Counts the last descriptors of chains.
+    /// Counts the last descriptors of chains, among so many descriptors as are no work to look at.
     pub(super) fn pending(&self) -> u16 {
         let Some(metadata) = &self.metadata else { return 0 };
         if self.broken.is_some() {
             return 0;
         }
-        let places = (0..self.options.size()).map(|n| self.next.after(n, self.options.size()));
+        let places =
+            (0..self.options.size().min(PENDING_LOOKS)).map(|n| self.next.after(n, self.options.size()));
         let flags =
             places.map(|place| (place, metadata.ring().load_u16(place.flags_at(), Ordering::Relaxed)));
         let there = flags.take_while(|(place, flags)| place.is_available(*flags));
-        there.filter(|(_, flags)| flags & DESC_F_NEXT == 0).count() as u16
+        let ends = there.filter(|(_, flags)| flags & DESC_F_NEXT == 0).count() as u16;
+        // A chain can be longer than that.
+        ends.max(self.has_work().into())
     }
 
     #[inline]
