@@ -39,6 +39,8 @@ pub(crate) struct Senses {
     stat: Option<File>,
     steal: Nanos,
     steal_at: Nanos,
+    /// The CPU that was looked up last, and its total.
+    steal_of: Option<(usize, Nanos)>,
     /// Spent on looks that found nothing, since others were last looked for.
     spun: Nanos,
 }
@@ -59,6 +61,7 @@ impl Senses {
             stat: open("/proc/stat"),
             steal: 0,
             steal_at: 0,
+            steal_of: None,
             spun: 0,
         };
         let mut late = Vec::new();
@@ -113,10 +116,12 @@ impl Senses {
             Some((cpu, run_delay)) => (cpu, run_delay, 0),
             None => (cpu_time(), 0, self.status.as_ref().and_then(read_switches).unwrap_or(0)),
         };
+        let cpu_now = sched_getcpu();
         if now.saturating_sub(self.steal_at) >= STEAL_EVERY
-            && let Some(steal) = self.stat.as_ref().and_then(|stat| read_steal(stat, sched_getcpu()))
+            && let Some(total) = self.stat.as_ref().and_then(|stat| read_steal(stat, cpu_now))
         {
-            (self.steal, self.steal_at) = (steal, now);
+            self.steal += stolen_since(self.steal_of.replace((cpu_now, total)), cpu_now, total);
+            self.steal_at = now;
         }
         let usage = Usage { run_delay, involuntary, steal: self.steal, cpu };
         let contended = self.pressure.sample(now, &usage, std::mem::take(&mut self.spun));
@@ -125,6 +130,11 @@ impl Senses {
         }
         self.host.contended = contended;
     }
+}
+
+/// What was stolen since the last look. Totals are since the machine started, and each CPU's its own.
+fn stolen_since(last: Option<(usize, Nanos)>, cpu: usize, total: Nanos) -> Nanos {
+    last.filter(|last| last.0 == cpu).map_or(0, |last| total.saturating_sub(last.1))
 }
 
 fn cpu_time() -> Nanos {
@@ -187,6 +197,14 @@ mod tests {
         assert_eq!(parse_steal(stat, 1), Some(110_000_000));
         assert_eq!(parse_steal(stat, 2), None);
         assert_eq!(parse_steal(b"cpu1 1 2", 1), None);
+    }
+
+    #[test]
+    fn the_past_of_a_cpu_is_not_stolen_from_who_comes_to_it() {
+        assert_eq!(stolen_since(None, 3, 1_000_000), 0);
+        assert_eq!(stolen_since(Some((3, 400_000)), 3, 1_000_000), 600_000);
+        assert_eq!(stolen_since(Some((2, 400_000)), 3, 1_000_000), 0);
+        assert_eq!(stolen_since(Some((3, 400_000)), 3, 300_000), 0);
     }
 
     #[test]
