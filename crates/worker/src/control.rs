@@ -8,7 +8,6 @@ use crate::mailbox::{Arrival, Item, Key, Tenant};
 use crate::policy::Policy;
 use kickless_device::{Source, Update, Vring};
 use std::os::fd::AsFd;
-use std::sync::PoisonError;
 use tracing::{debug, info};
 
 /// Loads are looked at so often, if the worker is awake.
@@ -236,27 +235,17 @@ impl EventLoop {
 
     /// Gives a source to another worker, and with it all that it has been asked and not been told yet.
     fn hand_over(&mut self, mut entry: Entry, seat: usize) {
-        let (key, tenant) = (entry.key, entry.tenant.clone());
+        let (key, tenant) = (entry.key, entry.tenant);
         let vring = entry.source.vring();
         if vring.owes_call() {
             vring.call();
         }
         let queue = vring.index();
         let arrival = Box::new(Arrival { source: entry.source, policy: entry.policy });
-        let mailbox = &self.team.seats[seat].mailbox;
-        let mut place = tenant.seat.lock().unwrap_or_else(PoisonError::into_inner);
-        match mailbox.put(Item::Adopt(key, tenant.clone(), arrival)) {
-            Ok(()) => {
-                for item in self.mailbox.take_for(key) {
-                    // It took the first; and if it has ended since, so does everything.
-                    let _ = mailbox.put(item);
-                }
-                *place = seat;
-                info!(queue, from = self.seat, to = seat, "queue moved to another worker");
-            }
+        match self.team.hand_over(key, &tenant, arrival, (self.seat, seat)) {
+            Ok(()) => info!(queue, from = self.seat, to = seat, "queue moved to another worker"),
             // That worker has ended: it stays here.
             Err(Item::Adopt(key, tenant, arrival)) => {
-                drop(place);
                 let Arrival { source, policy } = *arrival;
                 self.settle(key, tenant, source, Some(policy));
             }

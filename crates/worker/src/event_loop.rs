@@ -227,7 +227,6 @@ impl EventLoop {
                 Ready::Engine => self.engine_ready = true,
                 Ready::Kick(number) => self.kicked(number),
                 Ready::Mailbox => {
-                    self.mailbox.waker().clear();
                     for item in self.mailbox.take() {
                         self.handle(item);
                     }

@@ -22,7 +22,7 @@
 //! edge-triggered and never read: each kick is an event of its own, one that came while the source was polled is
 //! counted and nothing more, and adding a descriptor that has been kicked before gives an event at once. A kick for which there
 //! is nothing in the ring leaves the source armed. A work item is put into the mailbox before its eventfd is written, and the
-//! mailbox is emptied after the wait returned.
+//! mailbox is emptied after the wait returned. `tests/loom.rs` has all this in every order that the memory model allows.
 //!
 //! # Who has which part of a worker
 //! `list` shares it out between devices by deficit round robin. A worker that has too much to do gives a source to another
@@ -41,6 +41,7 @@ mod mailbox;
 pub mod policy;
 mod poll;
 mod pool;
+mod primitive;
 mod senses;
 mod team;
 mod visit;

@@ -2,10 +2,9 @@
 
 use crate::policy::Policy;
 use crate::poll::Poll;
+use crate::primitive::{Mutex, Sender, Waker};
 use kickless_device::{Source, Stopped, Update};
-use kickless_io::Waker;
-use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 /// Names a source for as long as the pool lives; never used again.
 pub(crate) type Key = u64;
@@ -72,7 +71,7 @@ impl Mailbox {
     }
 
     /// Puts an item in and wakes the worker: in this order, so that the worker, which clears the waker and then takes the
-    /// items, either takes this one now or is woken for it. Where the worker has ended the item comes back; dropped, it takes
+    /// items ([`Mailbox::take`]), either takes this one now or is woken for it. Where the worker has ended the item comes back; dropped, it takes
     /// the sender of its answer along, and whoever waits for that learns of it.
     pub(crate) fn put(&self, item: Item) -> Result<(), Item> {
         match &mut *self.items.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -83,8 +82,9 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Takes all items, in the order they were put in.
+    /// Clears the waker, and takes all items, in the order they were put in.
     pub(crate) fn take(&self) -> Vec<Item> {
+        self.waker.clear();
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         items.as_mut().map(std::mem::take).unwrap_or_default()
     }

@@ -11,7 +11,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tracing::{error, info, warn};
@@ -169,9 +169,7 @@ impl Place for Share {
         let seat = (key % team.seats.len() as u64) as usize;
         let tenant = Tenant { device: self.device, weight: self.weight, seat: Arc::new(Mutex::new(seat)) };
         let seat = tenant.seat.clone();
-        let place = seat.lock().unwrap_or_else(PoisonError::into_inner);
-        let put = team.seats[*place].mailbox.put(Item::Put(key, tenant, source));
-        drop(place);
+        let put = team.put(&seat, Item::Put(key, tenant, source));
         put.map_err(|_| io::Error::other("the worker has ended"))?;
         Ok(Box::new(Running { key, team: team.clone(), seat }))
     }
@@ -187,9 +185,8 @@ struct Running {
 impl Running {
     fn ask<T>(&self, item: impl FnOnce(Sender<T>) -> Item) -> Receiver<T> {
         let (done, answer) = channel();
-        let seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
         // From a worker that has ended there is no answer, which the receiver tells.
-        let _ = self.team.seats[*seat].mailbox.put(item(done));
+        let _ = self.team.put(&self.seat, item(done));
         answer
     }
 }

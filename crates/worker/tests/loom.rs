@@ -1,0 +1,305 @@
+//! How work comes to a worker, moves to another and ends, in every order that the memory model allows, up to a number of
+//! preemptions.
+//!
+//! The code under test is the crate's own, taken from its files: the mailbox, and how a team finds the worker that has a source
+//! and hands it over. What they stand on (eventfds, epoll, channels) is replaced by what loom can watch; the loop around them is
+//! a model of the real one ([`worker`]), and the ring's suppression is that of the rings. An item or a kick that is lost is a
+//! deadlock, which loom finds.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-worker --release --test loom`
+#![cfg(loom)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+#[path = "../src/clock.rs"]
+mod clock;
+#[path = "loom/events.rs"]
+mod events;
+#[path = "../src/mailbox.rs"]
+mod mailbox;
+#[path = "loom/ring.rs"]
+mod ring;
+#[path = "../src/team.rs"]
+mod team;
+#[path = "loom/worker.rs"]
+mod worker;
+
+mod policy {
+    pub(crate) struct Policy;
+}
+
+mod poll {
+    pub(crate) struct Poll;
+}
+
+mod primitive {
+    pub(crate) use crate::events::{Sender, Waker};
+    pub(crate) use loom::sync::Mutex;
+}
+
+use crate::events::{Events, Receiver, Sender, channel};
+use crate::mailbox::{Item, Mailbox, Tenant};
+use crate::ring::{END, Ring};
+use crate::team::Team;
+use crate::worker::{KEY, Worker, team, tenant};
+use kickless_device::{Stopped, Update};
+use loom::thread;
+use std::sync::Arc;
+
+fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// A mailbox, and what its worker waits for.
+fn mailbox() -> (Arc<Mailbox>, Arc<Events>) {
+    let events = Arc::new(Events::default());
+    (Arc::new(Mailbox::new(events.waker())), events)
+}
+
+/// Asks for an answer; there is none if the worker has ended.
+fn ask(mailbox: &Mailbox) -> Receiver<()> {
+    let (done, answer) = channel();
+    let _ = mailbox.put(Item::Update(KEY, Update::Look, done));
+    answer
+}
+
+/// A worker that answers until it is to end; how many answers it gave.
+fn answer_all(mailbox: &Mailbox, events: &Events) -> u32 {
+    let mut answers = 0;
+    loop {
+        events.sleep();
+        for item in mailbox.take() {
+            match item {
+                Item::Update(_, _, done) => done.send(()).unwrap(),
+                Item::End => {
+                    mailbox.close();
+                    return answers;
+                }
+                _ => panic!("nobody put that in"),
+            }
+            answers += 1;
+        }
+    }
+}
+
+#[test]
+fn every_item_is_answered() {
+    check(3, || {
+        let (mailbox, events) = mailbox();
+        let worker = thread::spawn({
+            let mailbox = mailbox.clone();
+            move || answer_all(&mailbox, &events)
+        });
+        let asker = thread::spawn({
+            let mailbox = mailbox.clone();
+            move || ask(&mailbox).recv()
+        });
+        let (first, second) = (ask(&mailbox), ask(&mailbox));
+        assert_eq!((first.recv(), second.recv()), (Some(()), Some(())));
+        assert_eq!(asker.join().unwrap(), Some(()));
+        assert!(mailbox.put(Item::End).is_ok());
+        assert_eq!(worker.join().unwrap(), 3);
+    });
+}
+
+/// Who asks before the end is answered; who asks meanwhile is answered, or learns that there will be no answer.
+#[test]
+fn nobody_waits_for_a_worker_that_ends() {
+    check(3, || {
+        let (mailbox, events) = mailbox();
+        let worker = thread::spawn({
+            let mailbox = mailbox.clone();
+            move || answer_all(&mailbox, &events)
+        });
+        let asker = thread::spawn({
+            let mailbox = mailbox.clone();
+            move || ask(&mailbox).recv()
+        });
+        let before = ask(&mailbox);
+        assert!(mailbox.put(Item::End).is_ok());
+        let after = ask(&mailbox);
+        assert_eq!(before.recv(), Some(()));
+        after.recv();
+        let meanwhile = asker.join().unwrap();
+        assert!(worker.join().unwrap() >= 1 + u32::from(meanwhile.is_some()));
+        assert!(mailbox.put(Item::End).is_err());
+    });
+}
+
+/// A worker that fails does not look at its mailbox any more.
+#[test]
+fn nobody_waits_for_a_worker_that_fails() {
+    check(3, || {
+        let (mailbox, _events) = mailbox();
+        let worker = thread::spawn({
+            let mailbox = mailbox.clone();
+            move || mailbox.close()
+        });
+        let asker = thread::spawn({
+            let mailbox = mailbox.clone();
+            move || ask(&mailbox).recv()
+        });
+        assert_eq!(ask(&mailbox).recv(), None);
+        assert_eq!(asker.join().unwrap(), None);
+        worker.join().unwrap();
+    });
+}
+
+/// Asks for something of the queue.
+fn put<T>(team: &Team, tenant: &Tenant, item: impl FnOnce(Sender<T>) -> Item) -> Receiver<T> {
+    let (done, answer) = channel();
+    let _ = team.put(&tenant.seat, item(done));
+    answer
+}
+
+/// Two workers, of which the first has a queue.
+struct Pair {
+    team: Arc<Team>,
+    tenant: Tenant,
+    ring: Arc<Ring>,
+    threads: [thread::JoinHandle<()>; 2],
+}
+
+impl Pair {
+    fn start() -> Self {
+        let ((team, events), tenant, ring) = (team(), tenant(), Arc::new(Ring::new(true)));
+        let first = Worker::new(&team, 0, &events[0], &ring).with_queue(tenant.clone());
+        let second = Worker::new(&team, 1, &events[1], &ring);
+        let threads = [thread::spawn(|| first.run()), thread::spawn(|| second.run())];
+        Self { team, tenant, ring, threads }
+    }
+
+    fn move_to(&self, from: usize, to: usize) {
+        let _ = self.team.seats[from].mailbox.put(Item::MoveAll(to));
+    }
+
+    /// Two updates and a stop, with something else after the first.
+    fn ask(&self, between: impl FnOnce()) -> (Receiver<()>, Receiver<()>, Receiver<Stopped>) {
+        let first = put(&self.team, &self.tenant, |done| Item::Update(KEY, Update::Look, done));
+        between();
+        let second = put(&self.team, &self.tenant, |done| Item::Update(KEY, Update::Kick(None), done));
+        (first, second, put(&self.team, &self.tenant, |done| Item::Stop(KEY, done)))
+    }
+
+    fn end(&self, seat: usize) {
+        let _ = self.team.seats[seat].mailbox.put(Item::End);
+    }
+
+    /// What the queue was asked, in that order, once both workers have ended.
+    fn join(self) -> Vec<u8> {
+        for thread in self.threads {
+            thread.join().unwrap();
+        }
+        self.ring.asked()
+    }
+}
+
+/// The queue moves while it is asked something, and back if there is time: each request is answered once, in order, by the
+/// worker that has it.
+#[test]
+fn a_queue_that_moves_takes_along_what_it_was_asked() {
+    for back in [false, true] {
+        check(2, move || {
+            let pair = Pair::start();
+            let (first, second, stopped) = pair.ask(|| {
+                pair.move_to(0, 1);
+                if back {
+                    pair.move_to(1, 0);
+                }
+            });
+            assert_eq!((first.recv(), second.recv()), (Some(()), Some(())));
+            assert!(stopped.recv().is_some());
+            pair.end(0);
+            pair.end(1);
+            assert_eq!(pair.join(), [1, 2, 3]);
+        });
+    }
+}
+
+/// The same, but the workers end: some of it is not answered, and nobody waits for it. What is answered comes before what is not.
+#[test]
+fn a_queue_that_moves_while_the_workers_end() {
+    for order in [[0, 1], [1, 0]] {
+        check(2, move || {
+            let pair = Pair::start();
+            let (first, second, stopped) = pair.ask(|| {
+                pair.move_to(0, 1);
+                order.iter().for_each(|seat| pair.end(*seat));
+            });
+            let (first, second) = (first.recv(), second.recv());
+            let stopped = stopped.recv();
+            assert!(first >= second, "{first:?} {second:?}");
+            let asked = pair.join();
+            assert!([1, 2, 3].starts_with(&asked), "{asked:?}");
+            assert!(stopped.is_none() || asked.len() == 3);
+        });
+    }
+}
+
+/// How the queue leaves its worker.
+#[derive(Clone, Copy)]
+enum Leaves {
+    /// It is stopped, and somebody else begins where it ended.
+    Stopped,
+    /// Its worker is to end, and somebody else begins then.
+    Ended,
+    /// It moves.
+    Moved,
+}
+
+/// A driver publishes requests, and kicks if asked to, while the worker polls, arms, and lets the queue go. Whoever has it then looks once,
+/// and after that sleeps until there is a kick: it is a deadlock if the kick for a request that is left does not come. That the old
+/// worker touches the queue after it said that it has let go is a race, which loom finds.
+fn leave(event_idx: bool, leaves: Leaves) {
+    check(2, move || {
+        let ((team, events), tenant, ring) = (team(), tenant(), Arc::new(Ring::new(event_idx)));
+        let worker = Worker::new(&team, 0, &events[0], &ring).with_queue(tenant.clone());
+        let worker = thread::spawn(|| worker.run());
+        let driver = thread::spawn({
+            let ring = ring.clone();
+            move || ring.drive()
+        });
+        let next = Worker::new(&team, 1, &events[1], &ring);
+        let old = &team.seats[0].mailbox;
+        match leaves {
+            Leaves::Stopped => {
+                let stopped = put(&team, &tenant, |done| Item::Stop(KEY, done)).recv().unwrap();
+                assert_eq!(stopped.next_avail, ring.next());
+                next.with_queue(tenant).serve_until(END);
+                assert!(old.put(Item::End).is_ok());
+                worker.join().unwrap();
+            }
+            Leaves::Ended => {
+                assert!(old.put(Item::End).is_ok());
+                worker.join().unwrap();
+                next.with_queue(tenant).serve_until(END);
+            }
+            Leaves::Moved => {
+                assert!(old.put(Item::MoveAll(1)).is_ok());
+                next.serve_until(END);
+                assert!(old.put(Item::End).is_ok());
+                worker.join().unwrap();
+            }
+        }
+        driver.join().unwrap();
+    });
+}
+
+#[test]
+fn no_kick_is_lost_when_a_queue_is_stopped() {
+    leave(false, Leaves::Stopped);
+    leave(true, Leaves::Stopped);
+}
+
+#[test]
+fn no_kick_is_lost_when_a_worker_ends() {
+    leave(false, Leaves::Ended);
+    leave(true, Leaves::Ended);
+}
+
+#[test]
+fn no_kick_is_lost_when_a_queue_moves() {
+    leave(false, Leaves::Moved);
+    leave(true, Leaves::Moved);
+}

@@ -1,0 +1,220 @@
+//! The loop of a worker with one queue at most, as far as it says who has the queue and when it is looked at: the states polled,
+//! armed and leaving.
+
+use crate::clock::Clock;
+use crate::events::{Events, Sender, channel};
+use crate::mailbox::{Arrival, Item, Key, Mailbox, Tenant};
+use crate::policy::Policy;
+use crate::ring::Ring;
+use crate::team::Team;
+use kickless_device::{Context, Polled, Source, Stopped, Update, Vring};
+use kickless_io::{Completion, Engine};
+use loom::sync::Mutex;
+use std::sync::Arc;
+
+pub(crate) const KEY: Key = 7;
+
+/// Stands for the queue: who has it may touch what `Ring` keeps for the device.
+struct Token;
+
+impl Source for Token {
+    fn vring(&mut self) -> &mut Vring {
+        panic!("the model looks at the ring itself")
+    }
+
+    fn attach(&mut self, _: &mut Engine) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn detach(&mut self, _: &mut Engine) {}
+
+    fn poll(&mut self, _: &mut Context<'_>, _: u32) -> Polled {
+        panic!("the model looks at the ring itself")
+    }
+
+    fn complete(&mut self, _: &mut Context<'_>, _: &mut Vec<Completion>) -> bool {
+        false
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn memory_changed(&mut self) {}
+}
+
+/// Two workers of a pool, from outside, and what each waits for.
+pub(crate) fn team() -> (Arc<Team>, [Arc<Events>; 2]) {
+    let events = [Arc::<Events>::default(), Arc::<Events>::default()];
+    let mailboxes = events.iter().map(|events| Arc::new(Mailbox::new(events.waker()))).collect();
+    (Arc::new(Team::new(Clock::start(), mailboxes)), events)
+}
+
+/// A tenant that begins at the first worker.
+pub(crate) fn tenant() -> Tenant {
+    Tenant { device: 0, weight: 1, seat: Arc::new(Mutex::new(0)) }
+}
+
+/// A queue on a worker.
+struct Queue {
+    tenant: Tenant,
+    source: Box<dyn Source>,
+    /// On the poll list; otherwise it is armed.
+    polled: bool,
+    moving: Option<usize>,
+    stopping: Vec<Sender<Stopped>>,
+}
+
+pub(crate) struct Worker {
+    team: Arc<Team>,
+    seat: usize,
+    events: Arc<Events>,
+    ring: Arc<Ring>,
+    queue: Option<Queue>,
+    ending: bool,
+}
+
+impl Worker {
+    pub(crate) fn new(team: &Arc<Team>, seat: usize, events: &Arc<Events>, ring: &Arc<Ring>) -> Self {
+        let (team, events, ring) = (team.clone(), events.clone(), ring.clone());
+        Self { team, seat, events, ring, queue: None, ending: false }
+    }
+
+    /// Takes a queue in, to look at it once.
+    pub(crate) fn settle(&mut self, tenant: Tenant, source: Box<dyn Source>) {
+        assert!(self.queue.is_none());
+        self.ring.watch(&self.events);
+        self.ring.disarm();
+        let stopping = if self.ending { vec![channel().0] } else { Vec::new() };
+        self.queue = Some(Queue { tenant, source, polled: true, moving: None, stopping });
+    }
+
+    /// Begins with a queue.
+    pub(crate) fn with_queue(mut self, tenant: Tenant) -> Self {
+        self.settle(tenant, Box::new(Token));
+        self
+    }
+
+    /// Runs until it is to end and has no queue.
+    pub(crate) fn run(mut self) {
+        while self.turn() {}
+        self.team.seats[self.seat].mailbox.close();
+    }
+
+    /// Runs until all requests up to `end` have been served, with the queue that it has, or gets.
+    pub(crate) fn serve_until(mut self, end: u16) {
+        while self.queue.is_none() || self.ring.next() != end {
+            assert!(self.turn());
+        }
+        self.ring.unwatch();
+        self.team.seats[self.seat].mailbox.close();
+    }
+
+    /// One turn of the loop; whether there is to be another.
+    fn turn(&mut self) -> bool {
+        self.visit();
+        if self.ending && self.queue.is_none() {
+            return false;
+        }
+        let polled = self.queue.as_ref().is_some_and(|queue| queue.polled);
+        let happened = if polled { self.events.look() } else { self.events.sleep() };
+        if happened.kick
+            && let Some(queue) = self.queue.as_mut().filter(|queue| !queue.polled)
+            && self.ring.has_work()
+        {
+            poll(queue, &self.ring);
+        }
+        if happened.mailbox {
+            for item in self.team.clone().seats[self.seat].mailbox.take() {
+                self.handle(item);
+            }
+        }
+        true
+    }
+
+    /// One look at the queue, if it is polled.
+    fn visit(&mut self) {
+        let Some(queue) = self.queue.as_mut().filter(|queue| queue.polled) else { return };
+        if queue.moving.is_some() || !queue.stopping.is_empty() {
+            return self.leave();
+        }
+        if self.ring.serve() {
+            return;
+        }
+        if self.ring.arm() {
+            self.ring.disarm();
+        } else {
+            queue.polled = false;
+        }
+    }
+
+    fn handle(&mut self, item: Item) {
+        let queue = self.queue.as_mut();
+        match item {
+            Item::Adopt(key, tenant, arrival) => {
+                assert_eq!(key, KEY);
+                self.settle(tenant, arrival.source);
+            }
+            Item::Update(_, update, done) => {
+                assert!(queue.is_some() || self.ending, "asked of one that does not have it");
+                if let Some(queue) = queue {
+                    self.ring.note(if matches!(update, Update::Look) { 1 } else { 2 });
+                    poll(queue, &self.ring);
+                }
+                assert!(done.send(()).is_ok());
+            }
+            Item::Stop(_, done) => {
+                assert!(queue.is_some() || self.ending, "asked of one that does not have it");
+                if let Some(queue) = queue {
+                    self.ring.note(3);
+                    queue.stopping.push(done);
+                    poll(queue, &self.ring);
+                }
+            }
+            Item::MoveAll(seat) => {
+                if let Some(queue) = queue
+                    && seat != self.seat
+                    && queue.stopping.is_empty()
+                {
+                    queue.moving.get_or_insert(seat);
+                    poll(queue, &self.ring);
+                }
+            }
+            Item::End => {
+                self.ending = true;
+                if let Some(queue) = queue {
+                    queue.stopping.push(channel().0);
+                    poll(queue, &self.ring);
+                }
+            }
+            Item::Put(..) | Item::Poll(..) => panic!("nobody put that in"),
+        }
+    }
+
+    /// Stops the queue, or gives it to the other worker.
+    fn leave(&mut self) {
+        let Some(queue) = self.queue.take() else { return };
+        self.ring.unwatch();
+        if let (Some(seat), true) = (queue.moving, queue.stopping.is_empty()) {
+            let arrival = Box::new(Arrival { source: queue.source, policy: Policy });
+            match self.team.hand_over(KEY, &queue.tenant, arrival, (self.seat, seat)) {
+                Ok(()) => {}
+                Err(Item::Adopt(_, tenant, arrival)) => self.settle(tenant, arrival.source),
+                Err(_) => panic!("something else came back"),
+            }
+            return;
+        }
+        let next_avail = self.ring.next();
+        drop(queue.source);
+        for done in queue.stopping {
+            let _ = done.send(Stopped { next_avail, held: Vec::new() });
+        }
+    }
+}
+
+/// Puts it on the list.
+fn poll(queue: &mut Queue, ring: &Ring) {
+    if !std::mem::replace(&mut queue.polled, true) {
+        ring.disarm();
+    }
+}
