@@ -85,7 +85,7 @@ fn answer_all(mailbox: &Mailbox, events: &Events) -> u32 {
 
 #[test]
 fn every_item_is_answered() {
-    check(3, || {
+    check(2, || {
         let (mailbox, events) = mailbox();
         let worker = thread::spawn({
             let mailbox = mailbox.clone();
@@ -106,7 +106,7 @@ fn every_item_is_answered() {
 /// Who asks before the end is answered; who asks meanwhile is answered, or learns that there will be no answer.
 #[test]
 fn nobody_waits_for_a_worker_that_ends() {
-    check(3, || {
+    check(2, || {
         let (mailbox, events) = mailbox();
         let worker = thread::spawn({
             let mailbox = mailbox.clone();
@@ -215,6 +215,22 @@ fn a_queue_that_moves_takes_along_what_it_was_asked() {
             assert_eq!(pair.join(), [1, 2, 3]);
         });
     }
+}
+
+/// It stays where it is if the other worker has ended.
+#[test]
+fn a_queue_that_cannot_move_is_not_lost() {
+    check(2, || {
+        let ((team, events), tenant, ring) = (team(), tenant(), Arc::new(Ring::new(true)));
+        let worker = Worker::new(&team, 0, &events[0], &ring).with_queue(tenant.clone());
+        team.seats[1].mailbox.close();
+        let worker = thread::spawn(|| worker.run());
+        assert!(team.seats[0].mailbox.put(Item::MoveAll(1)).is_ok());
+        assert_eq!(put(&team, &tenant, |done| Item::Update(KEY, Update::Look, done)).recv(), Some(()));
+        assert!(put(&team, &tenant, |done| Item::Stop(KEY, done)).recv().is_some());
+        assert!(team.seats[0].mailbox.put(Item::End).is_ok());
+        worker.join().unwrap();
+    });
 }
 
 /// The same, but the workers end: some of it is not answered, and nobody waits for it. What is answered comes before what is not.
