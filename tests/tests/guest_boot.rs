@@ -1,4 +1,5 @@
-//! Stock Linux guests and both firmwares read and write disks that the daemon serves, in every ring format it offers.
+//! Stock Linux guests and both firmwares read and write disks that the daemon serves, in every ring format it offers, and
+//! whether it polls when it pays (`--poll=auto`) or always.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -9,23 +10,40 @@ use std::process::Command;
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::guest::{Assets, image_dir, make_image, sha256};
-use kickless_tests::qemu::{Boot, DiskConfig, Guest, GuestConfig, LIMIT, Results};
+use kickless_tests::qemu::{Boot, DiskConfig, Guest, GuestConfig, LIMIT};
 use kickless_tests::scratch::{Scratch, numbers};
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+/// The arguments that make a daemon poll always. One CPU is enough for all who spin; the emulated guest needs another.
+fn always() -> Vec<String> {
+    let all = sched_getaffinity(None).unwrap();
+    let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
+    vec!["--poll=always".to_owned(), format!("--cpu={first}")]
+}
+
+/// With either rule of polling, for a test that boots a guest for each.
+fn rules() -> [Vec<String>; 2] {
+    [Vec::new(), always()]
+}
 
 /// One disk of the guest: what it is served by and how its rings are to look.
 struct Case {
     engine: &'static str,
+    always: bool,
     event_idx: bool,
     indirect: bool,
     packed: bool,
 }
 
-fn cases(packed: bool) -> Vec<Case> {
+/// Every engine with every ring feature. One case of each engine is always polled, for those who spin get in each other's way: which
+/// one depends on the ring format and on `many` queues, so that any two of the choices meet in every way somewhere.
+fn cases(packed: bool, many: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     for engine in ["io_uring", "threads"] {
         for event_idx in [true, false] {
             for indirect in [true, false] {
-                cases.push(Case { engine, event_idx, indirect, packed });
+                let always = event_idx == ((engine == "io_uring") ^ packed) && indirect == (event_idx ^ many);
+                cases.push(Case { engine, always, event_idx, indirect, packed });
             }
         }
     }
@@ -40,12 +58,14 @@ fn switch(on: bool) -> &'static str {
 fn check_all_cases(cpus: u32, queues: u16, packed: bool) {
     let mut served = Vec::new();
     let mut disks = Vec::new();
-    for (index, case) in cases(packed).into_iter().enumerate() {
+    for (index, case) in cases(packed, queues > 1).into_iter().enumerate() {
         let scratch = Scratch::new().unwrap();
+        let mut arguments = if case.always { always() } else { Vec::new() };
+        arguments.push(format!("--serial=case-{index}"));
         let daemon = Daemon::start(&DaemonConfig {
             engine: Some(case.engine.to_owned()),
             queues,
-            arguments: vec![format!("--serial=case-{index}")],
+            arguments,
             ..DaemonConfig::new(scratch.path())
         })
         .unwrap();
@@ -78,8 +98,9 @@ fn check_all_cases(cpus: u32, queues: u16, packed: bool) {
             assert_eq!(result("serial"), format!("case-{index}"), "{disk}");
         }
         println!(
-            "{disk}: {queues} queues, {}, event_idx {}, indirect {}, packed {}: verified, interrupts by queue {interrupts:?}",
+            "{disk}: {queues} queues, {}, polled {}, event_idx {}, indirect {}, packed {}: verified, interrupts by queue {interrupts:?}",
             case.engine,
+            if case.always { "always" } else { "when it pays" },
             switch(case.event_idx),
             switch(case.indirect),
             switch(case.packed)
@@ -120,11 +141,14 @@ fn seabios_boots_from_the_disk() {
     image.write_all(MESSAGE.as_bytes()).unwrap();
     image.write_all(&[0]).unwrap();
     drop(image);
-    let daemon = Daemon::start(&DaemonConfig::new(scratch.path())).unwrap();
-    let disk = DiskConfig::new(daemon.socket(), "num-queues=1");
-    let guest = Guest::start(&GuestConfig { boot: Boot::Bios, ..GuestConfig::new("", vec![disk]) }).unwrap();
-    for text in ["boot sector running", MESSAGE] {
-        guest.console().wait_for(text, LIMIT, |line| line.contains(text).then_some(())).unwrap();
+    for arguments in rules() {
+        let daemon = Daemon::start(&DaemonConfig { arguments, ..DaemonConfig::new(scratch.path()) }).unwrap();
+        let disk = DiskConfig::new(daemon.socket(), "num-queues=1");
+        let guest =
+            Guest::start(&GuestConfig { boot: Boot::Bios, ..GuestConfig::new("", vec![disk]) }).unwrap();
+        for text in ["boot sector running", MESSAGE] {
+            guest.console().wait_for(text, LIMIT, |line| line.contains(text).then_some(())).unwrap();
+        }
     }
     println!("SeaBIOS read the boot sector and the boot sector read the next one");
 }
@@ -163,12 +187,15 @@ fn boot_through_ovmf(properties: &str) {
     );
     let length = fs::metadata(&path).unwrap().len();
     let before = sha256(&path, 0, length).unwrap();
-    let daemon = Daemon::start(&DaemonConfig::new(&path)).unwrap();
-    let disk = DiskConfig::new(daemon.socket(), properties);
-    let guest = Guest::start(&GuestConfig { boot: Boot::Efi, ..GuestConfig::new("", vec![disk]) }).unwrap();
-    let results = guest.finish().unwrap();
-    assert_eq!(results["firmware"], "efi");
-    assert_eq!(results["vda.content"], before, "the guest that OVMF booted reads something else");
+    for arguments in rules() {
+        let daemon = Daemon::start(&DaemonConfig { arguments, ..DaemonConfig::new(&path) }).unwrap();
+        let disk = DiskConfig::new(daemon.socket(), properties);
+        let guest =
+            Guest::start(&GuestConfig { boot: Boot::Efi, ..GuestConfig::new("", vec![disk]) }).unwrap();
+        let results = guest.finish().unwrap();
+        assert_eq!(results["firmware"], "efi");
+        assert_eq!(results["vda.content"], before, "the guest that OVMF booted reads something else");
+    }
     println!(
         "OVMF loaded the kernel and the initramfs ({} MiB disk) and Linux found all of it intact",
         length >> 20
@@ -191,12 +218,14 @@ fn ovmf_boots_through_the_legacy_interface() {
     boot_through_ovmf("num-queues=1,disable-legacy=off");
 }
 
-fn check_one(daemon: &Daemon, scratch: &Scratch, cpus: u32) -> Results {
-    let disk = DiskConfig::new(daemon.socket(), "");
-    let guest = Guest::start(&GuestConfig::new("kl.task=check kl.size=16", vec![disk]).cpus(cpus)).unwrap();
+/// Boots one guest that has a disk from each daemon.
+fn check_each(daemons: &[Daemon; 2], scratches: &[Scratch; 2], cpus: u32) {
+    let disks = daemons.iter().map(|daemon| DiskConfig::new(daemon.socket(), "")).collect();
+    let guest = Guest::start(&GuestConfig::new("kl.task=check kl.size=16", disks).cpus(cpus)).unwrap();
     let results = guest.finish().unwrap();
-    scratch.compare(&results, "vda").unwrap();
-    results
+    for (scratch, disk) in scratches.iter().zip(["vda", "vdb"]) {
+        scratch.compare(&results, disk).unwrap();
+    }
 }
 
 #[test]
@@ -205,22 +234,27 @@ fn without_io_uring_auto_falls_back_and_says_so_once() {
         println!("about our own engines only");
         return;
     }
-    let scratch = Scratch::new().unwrap();
-    let forbidden = DaemonConfig {
+    let scratches = [Scratch::new().unwrap(), Scratch::new().unwrap()];
+    let forbidden = |scratch: &Scratch, arguments| DaemonConfig {
         engine: Some("auto".to_owned()),
         wrapper: Some(env!("CARGO_BIN_EXE_without-io-uring").into()),
+        arguments,
         ..DaemonConfig::new(scratch.path())
     };
-    let daemon = Daemon::start(&forbidden).unwrap();
-    check_one(&daemon, &scratch, 2);
-    check_one(&daemon, &scratch, 1);
-    let told = daemon.log().grep("io_uring");
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains("threads"), "{told:?}");
-    println!("fell back: {}", told[0]);
-    drop(daemon);
+    let [first, second] = rules();
+    let configs = [forbidden(&scratches[0], first), forbidden(&scratches[1], second)];
+    let daemons = configs.each_ref().map(|config| Daemon::start(config).unwrap());
+    check_each(&daemons, &scratches, 2);
+    check_each(&daemons, &scratches, 1);
+    for daemon in daemons {
+        let told = daemon.log().grep("io_uring");
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].contains("threads"), "{told:?}");
+        println!("fell back: {}", told[0]);
+    }
 
     // Asked for by name, it must not fall back behind the user's back.
+    let [forbidden, _] = configs;
     let Err(refused) = Daemon::start(&DaemonConfig { engine: Some("io_uring".to_owned()), ..forbidden })
     else {
         panic!("--engine=io_uring started although io_uring is forbidden");
@@ -231,15 +265,17 @@ fn without_io_uring_auto_falls_back_and_says_so_once() {
 
 #[test]
 fn the_image_is_as_long_as_the_guest_thinks() {
-    let scratch = Scratch::new().unwrap();
-    let daemon = Daemon::start(&DaemonConfig::new(scratch.path())).unwrap();
-    // The last sector is written and read by the reset counter.
-    let disk = DiskConfig::new(daemon.socket(), "");
-    let guest = Guest::start(&GuestConfig::new("kl.task=resets kl.rounds=0", vec![disk])).unwrap();
-    assert_eq!(guest.finish().unwrap()["boots"], "1");
-    let mut last = [0; 512];
-    let mut image = File::open(scratch.path()).unwrap();
-    image.seek(SeekFrom::End(-512)).unwrap();
-    image.read_exact(&mut last).unwrap();
-    assert_eq!(last[..2], *b"1\0");
+    for arguments in rules() {
+        let scratch = Scratch::new().unwrap();
+        let daemon = Daemon::start(&DaemonConfig { arguments, ..DaemonConfig::new(scratch.path()) }).unwrap();
+        // The last sector is written and read by the reset counter.
+        let disk = DiskConfig::new(daemon.socket(), "");
+        let guest = Guest::start(&GuestConfig::new("kl.task=resets kl.rounds=0", vec![disk])).unwrap();
+        assert_eq!(guest.finish().unwrap()["boots"], "1");
+        let mut last = [0; 512];
+        let mut image = File::open(scratch.path()).unwrap();
+        image.seek(SeekFrom::End(-512)).unwrap();
+        image.read_exact(&mut last).unwrap();
+        assert_eq!(last[..2], *b"1\0");
+    }
 }
