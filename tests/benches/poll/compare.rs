@@ -54,6 +54,9 @@ pub(crate) const ALWAYS: Way = ("always", "--poll=always");
 pub(crate) const NEVER: Way = ("never", "--poll=never");
 pub(crate) const RATE: Way = ("rate-3s", "--poll=rate --poll-stop-idle=3s");
 
+/// Before each turn is measured.
+const WARM_UP: Duration = Duration::from_millis(600);
+
 impl Settings {
     /// The short form unless `cargo bench` runs it, without `--quick`.
     pub(crate) fn from_arguments() -> Result<Settings> {
@@ -98,7 +101,8 @@ impl Settings {
                 disk.file
             )
         };
-        let warm_up = self.time(Duration::from_millis(200)) / if self.quick { 10 } else { 1 };
+        // What a load is like is found out in that time.
+        let warm_up = self.time(WARM_UP) / if self.quick { 10 } else { 1 };
         let mut command = Command::new(&self.kickless);
         command.args(["bench", "compare", "--json"]).args(ways.iter().map(back_end)).args(load);
         command.arg(format!("--rounds={}", self.rounds));
