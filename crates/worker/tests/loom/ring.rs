@@ -1,11 +1,9 @@
 //! A split ring with its kick descriptor, and what its device keeps of it.
-#![allow(unsafe_code, reason = "loom's cells")]
 
 use crate::events::Events;
 use kickless_spec::ring::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY};
 use kickless_virtqueue::device::suppress::{self, Cells, Word};
 use kickless_virtqueue::driver::suppress as driver;
-use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU16, fence};
 use std::sync::Arc;
@@ -27,18 +25,14 @@ struct Kick {
 pub(crate) struct Ring {
     event_idx: bool,
     words: [AtomicU16; 6],
-    requests: [UnsafeCell<u16>; COUNT as usize],
-    /// The next to serve: whoever has the queue alone.
-    next: UnsafeCell<u16>,
-    /// What the queue was asked, likewise.
-    asked: UnsafeCell<Vec<u8>>,
+    /// Relaxed: what makes them visible is the index.
+    requests: [AtomicU16; COUNT as usize],
+    /// The next to serve. Relaxed: it goes with the queue, to whoever has that.
+    next: AtomicU16,
+    /// What the queue was asked. A lock that loom does not know, so that it orders nothing.
+    asked: std::sync::Mutex<Vec<u8>>,
     kick: Mutex<Kick>,
 }
-
-// SAFETY: the requests are handed over by the indices, the rest with the queue; loom checks each access.
-unsafe impl Sync for Ring {}
-// SAFETY: as above.
-unsafe impl Send for Ring {}
 
 impl Ring {
     /// Empty, and no kicks are wanted.
@@ -48,9 +42,9 @@ impl Ring {
         Self {
             event_idx,
             words: words.map(AtomicU16::new),
-            requests: [UnsafeCell::new(0), UnsafeCell::new(0)],
-            next: UnsafeCell::new(START),
-            asked: UnsafeCell::new(Vec::new()),
+            requests: [AtomicU16::new(0), AtomicU16::new(0)],
+            next: AtomicU16::new(START),
+            asked: std::sync::Mutex::default(),
             kick: Mutex::new(Kick::default()),
         }
     }
@@ -59,8 +53,7 @@ impl Ring {
     pub(crate) fn drive(&self) {
         for nth in 0..COUNT {
             let old = START.wrapping_add(nth);
-            // SAFETY: loom checks that nobody else has it: that is a part of what is tested.
-            self.requests[usize::from(nth)].with_mut(|request| unsafe { *request = old });
+            self.requests[usize::from(nth)].store(old, Ordering::Relaxed);
             if driver::publish(self, self.event_idx, old, old.wrapping_add(1)) {
                 let mut kick = self.kick.lock().unwrap();
                 kick.kicked = true;
@@ -88,8 +81,7 @@ impl Ring {
     }
 
     pub(crate) fn next(&self) -> u16 {
-        // SAFETY: loom checks that nobody else has the queue.
-        self.next.with(|next| unsafe { *next })
+        self.next.load(Ordering::Relaxed)
     }
 
     pub(crate) fn has_work(&self) -> bool {
@@ -102,12 +94,11 @@ impl Ring {
         if !self.has_work() {
             return false;
         }
-        // SAFETY: as in `drive`.
-        let request =
-            self.requests[usize::from(next.wrapping_sub(START))].with(|request| unsafe { *request });
+        let request = self.requests[usize::from(next.wrapping_sub(START))].load(Ordering::Relaxed);
         assert_eq!(request, next, "not the one that was published");
-        // SAFETY: as in `next`.
-        self.next.with_mut(|at| unsafe { *at = next.wrapping_add(1) });
+        // Who touches the queue without having been given it finds an old value, or is found by the other: no two serve one request.
+        let was = self.next.swap(next.wrapping_add(1), Ordering::Relaxed);
+        assert_eq!(was, next, "two have the queue");
         true
     }
 
@@ -125,13 +116,11 @@ impl Ring {
 
     /// Notes what the queue was asked.
     pub(crate) fn note(&self, what: u8) {
-        // SAFETY: as in `next`.
-        self.asked.with_mut(|asked| unsafe { (*asked).push(what) });
+        self.asked.lock().unwrap().push(what);
     }
 
     pub(crate) fn asked(&self) -> Vec<u8> {
-        // SAFETY: as in `next`.
-        self.asked.with(|asked| unsafe { (*asked).clone() })
+        self.asked.lock().unwrap().clone()
     }
 }
 
