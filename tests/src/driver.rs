@@ -427,7 +427,7 @@ impl Queue {
 
     /// How many used elements there are to take, or in a packed ring whether there is one.
     #[inline]
-    pub(crate) fn used_ready(&self) -> u16 {
+    pub fn used_ready(&self) -> u16 {
         if let Some(packed) = &self.packed {
             return packed.is_ready(&self.desc).into();
         }

@@ -245,9 +245,11 @@ const CASES: &[Case] = &[
             }
             queue.flush();
         },
-        &["id 5 is in flight twice"],
+        &TWICE,
     ),
 ];
+
+const TWICE: [&str; 1] = ["id 5 is in flight twice"];
 
 fn broken_rings(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
@@ -258,6 +260,14 @@ fn broken_rings(engine: &str) {
         (0..6).for_each(|sector| machine.write(0, sector, &[4; 512]).unwrap());
         let seen = served.daemon.log().len();
         rubbish(&machine.ram, &mut machine.queues[0], &machine.places[0]);
+        if *words == TWICE {
+            // The first of the two was taken before the ring broke, and is still answered.
+            let deadline = Instant::now() + LIMIT;
+            while machine.queues[0].used_ready() == 0 {
+                assert!(Instant::now() < deadline, "a request that was taken is not answered");
+                std::thread::yield_now();
+            }
+        }
         served.breaks_and_mends(&mut machine, seen, words).unwrap();
         drop(machine);
         served.serves_the_next().unwrap();
