@@ -39,6 +39,7 @@ pub(crate) fn serve(service: &Service) -> Result<()> {
     let signals = Signals::catch()?;
     raise_descriptor_limit();
     let servers = wire::servers(service)?;
+    let ended = UnixStream::pair().context("no descriptors are left to wait with")?;
     // Last, and all of them before any is served: a socket that is there is one that is served.
     let mut ready = Vec::with_capacity(servers.len());
     for ((device, server), origin) in service.devices.iter().zip(servers).zip(origins) {
@@ -52,7 +53,7 @@ pub(crate) fn serve(service: &Service) -> Result<()> {
         let disk = &device.disk.blk_file;
         device.span().in_scope(|| info!(version = env!("CARGO_PKG_VERSION"), %disk, "serving"));
     }
-    let served = serve_all(&ready, &signals);
+    let served = serve_all(&ready, &signals, ended);
     log_counters(&ready, "summary");
     served
 }
@@ -73,10 +74,13 @@ fn origin(device: &Device, said: Said) -> Result<Origin> {
 }
 
 /// A thread serves each device, and this one waits for signals until all of these have ended. The first error of theirs, if any;
-/// a device that cannot be served any longer leaves the others alone.
-fn serve_all(ready: &[Ready<'_>], signals: &Signals) -> Result<()> {
-    // What all threads hold on to: it closes when the last of them has ended.
-    let (ended, running) = UnixStream::pair().context("no descriptors are left to wait with")?;
+/// a device that cannot be served any longer leaves the others alone. All threads hold on to the second of the pair, so that the
+/// first hears when the last of them has ended.
+fn serve_all(
+    ready: &[Ready<'_>],
+    signals: &Signals,
+    (ended, running): (UnixStream, UnixStream),
+) -> Result<()> {
     thread::scope(|scope| {
         let running = Arc::new(running);
         let mut threads = Vec::with_capacity(ready.len());
