@@ -189,7 +189,8 @@ impl Queue {
 
     /// A descriptor that becomes readable when there is something to poll, for epoll, or `AsyncFd` in tokio.
     ///
-    /// Before each sleep call [`arm`](Events::arm), and sleep only if it says so; after it, [`Queue::poll`].
+    /// Before each sleep call [`arm`](Events::arm), and sleep only if it says so; after it, [`Queue::poll`]. One thread at a time
+    /// sleeps on a queue like this: of several, one could take the wake-up that was another's.
     ///
     /// # Errors
     /// The kernel gives no descriptor.
