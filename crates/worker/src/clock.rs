@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Nanoseconds since the pool was made.
-pub(crate) type Nanos = u64;
+/// A time, or a point in time on one clock that never goes back: nanoseconds.
+pub type Nanos = u64;
 
 /// The clock of a pool.
 #[derive(Clone, Copy, Debug)]

@@ -32,16 +32,14 @@ mod rate;
 mod reaction;
 mod waits;
 
+pub use crate::clock::Nanos;
 pub use host::Host;
 pub use pressure::{Pressure, Usage};
 
 use crate::Poll;
+use crate::clock::nanos;
 use auto::Auto;
 use rate::Rate;
-use std::time::Duration;
-
-/// A time, or a point in time on one clock that never goes back: nanoseconds.
-pub type Nanos = u64;
 
 /// What to do with a queue that was found empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,8 +126,4 @@ impl Policy {
     pub fn is_polled(&self) -> bool {
         self.polled
     }
-}
-
-fn nanos(duration: Duration) -> Nanos {
-    Nanos::try_from(duration.as_nanos()).unwrap_or(Nanos::MAX)
 }
