@@ -155,7 +155,7 @@ impl EventLoop {
             // The answer may draw the next request soon.
             State::Armed => {
                 let now = self.clock.now();
-                entry.policy.woken(now, &self.senses.host, entry.source.vring().pending());
+                entry.policy.woken(now, &self.senses.host, 0);
                 entry.policy.found(now, 0);
                 let on_disk = entry.source.in_flight() > 0;
                 match entry.policy.empty(now, &self.senses.host, on_disk) {
@@ -214,9 +214,10 @@ impl EventLoop {
                 entry.spin_until = None;
                 return;
             }
-            State::Armed | State::Napping { .. } => {
+            State::Armed => entry.policy.woken(self.clock.now(), &self.senses.host, 0),
+            State::Napping { .. } => {
                 let pending = entry.source.vring().pending();
-                if pending > 0 && entry.state != State::Armed {
+                if pending > 0 {
                     entry.source.vring().counters().kicks_avoided.add(1);
                 }
                 entry.policy.woken(self.clock.now(), &self.senses.host, pending);

@@ -117,7 +117,7 @@ impl Policy {
         self.auto.armed(now);
     }
 
-    /// A nap or the sleep of an armed queue is over, whatever ended it; `pending` entries are in the ring.
+    /// A nap or the sleep of an armed queue is over, whatever ended it; after a nap, `pending` entries are in the ring.
     pub fn woken(&mut self, now: Nanos, host: &Host, pending: u16) {
         self.auto.woken(now, host, pending);
     }
