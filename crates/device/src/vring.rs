@@ -176,7 +176,7 @@ impl Vring {
         }
     }
 
-    /// From now on calls that the driver wants are owed until the worker makes them with [`Vring::call`], so that one call tells
+    /// From now on calls that the driver wants are owed until the worker makes them with [`Vring::pay_call`], so that one call tells
     /// of several batches.
     pub fn call_later(&mut self, later: bool) {
         self.calls_later = later;
@@ -213,6 +213,14 @@ impl Vring {
         }
     }
 
+    /// Makes the call that the driver is owed, if it is.
+    #[inline]
+    pub fn pay_call(&mut self) {
+        if self.owes_call {
+            self.call();
+        }
+    }
+
     /// Calls the driver without having anything new for it: a call that was made before may have gone where nobody
     /// looks, for while a ring is stopped, or its interrupt masked, the front-end has other descriptors in place.
     pub fn call(&mut self) {
@@ -229,9 +237,7 @@ impl Vring {
         if let Some(kick) = &self.kick {
             kick.take();
         }
-        if self.owes_call {
-            self.call();
-        }
+        self.pay_call();
         // What is there already is what comes next's to find.
         let _ = self.arm();
         Stopped { next_avail: self.queue.next_avail(), held: self.queue.take_held() }

@@ -237,9 +237,7 @@ impl EventLoop {
     fn hand_over(&mut self, mut entry: Entry, seat: usize) {
         let (key, tenant) = (entry.key, entry.tenant);
         let vring = entry.source.vring();
-        if vring.owes_call() {
-            vring.call();
-        }
+        vring.pay_call();
         let queue = vring.index();
         let arrival = Box::new(Arrival { source: entry.source, policy: entry.policy });
         match self.team.hand_over(key, &tenant, arrival, (self.seat, seat)) {

@@ -283,8 +283,8 @@ impl EventLoop {
                     *next_call = due.min(*next_call);
                     return true;
                 }
-                Some(_) if entry.source.vring().owes_call() => entry.source.vring().call(),
-                _ => {}
+                Some(_) => entry.source.vring().pay_call(),
+                None => {}
             }
             entry.call_due = None;
             false
