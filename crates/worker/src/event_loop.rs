@@ -153,20 +153,21 @@ impl EventLoop {
                 return Ok(());
             }
             self.pay_calls();
-            let mut spent = if self.worked { Spent::Work } else { Spent::Looking };
+            let spent = if self.worked { Spent::Work } else { Spent::Looking };
             let idle = self.list.is_empty();
             if idle || self.work >= WORK_BETWEEN_LOOKS || now.saturating_sub(looked) >= TIME_BETWEEN_LOOKS {
                 self.work = 0;
                 // What went into this turn so far is work all the same.
                 now = self.account(now, spent);
-                if idle {
-                    spent = Spent::Asleep;
+                let waited = if idle {
                     self.sleep(now)?;
+                    Spent::Asleep
                 } else {
                     self.wait(Some(Duration::ZERO))?;
-                }
+                    spent
+                };
                 // The time after the wait: what the wait changed has been counted up to then.
-                now = self.account(now, spent);
+                now = self.account(now, waited);
                 self.senses.look(now);
                 self.balance(now);
                 looked = now;
