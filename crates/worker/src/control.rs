@@ -6,8 +6,9 @@ use crate::entry::{Entry, State};
 use crate::event_loop::EventLoop;
 use crate::mailbox::{Arrival, Item, Key, Tenant};
 use crate::policy::Policy;
-use kickless_device::{Source, Update, Vring};
+use kickless_device::{Source, Stopped, Update, Vring};
 use std::os::fd::AsFd;
+use std::sync::mpsc::{Sender, channel};
 use tracing::{debug, info};
 
 /// Loads are looked at so often, if the worker is awake.
@@ -69,8 +70,7 @@ impl EventLoop {
                 let all: Vec<u32> = self.numbers.values().copied().collect();
                 for number in all {
                     if let Some(entry) = self.entries[number as usize].as_mut() {
-                        // Nobody hears the answer; the source stops all the same.
-                        entry.stopping.push(std::sync::mpsc::channel().0);
+                        entry.stopping.push(unheard());
                         self.make_polled(number);
                     }
                 }
@@ -114,7 +114,7 @@ impl EventLoop {
             came: now,
             moving: None,
             // Asked to end, and told of one more: it is not to stay.
-            stopping: if self.ending { vec![std::sync::mpsc::channel().0] } else { Vec::new() },
+            stopping: if self.ending { vec![unheard()] } else { Vec::new() },
         };
         match self.entries.get_mut(number as usize) {
             Some(place) => *place = Some(entry),
@@ -250,4 +250,9 @@ impl EventLoop {
             Err(_) => {}
         }
     }
+}
+
+/// Where the answer of a source goes that stops although nobody has asked it to.
+fn unheard() -> Sender<Stopped> {
+    channel().0
 }
