@@ -83,18 +83,27 @@ fn answer_all(mailbox: &Mailbox, events: &Events) -> u32 {
     }
 }
 
+/// Somebody who asks once.
+fn asker(mailbox: &Arc<Mailbox>) -> thread::JoinHandle<Option<()>> {
+    let mailbox = mailbox.clone();
+    thread::spawn(move || ask(&mailbox).recv())
+}
+
+/// A mailbox, a worker that answers what comes to it, and somebody who asks.
+fn answered() -> (Arc<Mailbox>, thread::JoinHandle<u32>, thread::JoinHandle<Option<()>>) {
+    let (mailbox, events) = mailbox();
+    let worker = thread::spawn({
+        let mailbox = mailbox.clone();
+        move || answer_all(&mailbox, &events)
+    });
+    let asker = asker(&mailbox);
+    (mailbox, worker, asker)
+}
+
 #[test]
 fn every_item_is_answered() {
     check(2, || {
-        let (mailbox, events) = mailbox();
-        let worker = thread::spawn({
-            let mailbox = mailbox.clone();
-            move || answer_all(&mailbox, &events)
-        });
-        let asker = thread::spawn({
-            let mailbox = mailbox.clone();
-            move || ask(&mailbox).recv()
-        });
+        let (mailbox, worker, asker) = answered();
         let (first, second) = (ask(&mailbox), ask(&mailbox));
         assert_eq!((first.recv(), second.recv()), (Some(()), Some(())));
         assert_eq!(asker.join().unwrap(), Some(()));
@@ -107,15 +116,7 @@ fn every_item_is_answered() {
 #[test]
 fn nobody_waits_for_a_worker_that_ends() {
     check(2, || {
-        let (mailbox, events) = mailbox();
-        let worker = thread::spawn({
-            let mailbox = mailbox.clone();
-            move || answer_all(&mailbox, &events)
-        });
-        let asker = thread::spawn({
-            let mailbox = mailbox.clone();
-            move || ask(&mailbox).recv()
-        });
+        let (mailbox, worker, asker) = answered();
         let before = ask(&mailbox);
         assert!(mailbox.put(Item::End).is_ok());
         let after = ask(&mailbox);
@@ -136,10 +137,7 @@ fn nobody_waits_for_a_worker_that_fails() {
             let mailbox = mailbox.clone();
             move || mailbox.close()
         });
-        let asker = thread::spawn({
-            let mailbox = mailbox.clone();
-            move || ask(&mailbox).recv()
-        });
+        let asker = asker(&mailbox);
         assert_eq!(ask(&mailbox).recv(), None);
         assert_eq!(asker.join().unwrap(), None);
         worker.join().unwrap();
