@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
 
-use kickless_memory::{Area, Gpa, Map, Slot, UserAddr};
+use kickless_memory::{Area, Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_WRITE, EVENT_LEN, RING_ENTRIES, RING_IDX, avail_len, desc_len, used_len};
 use kickless_virtqueue::driver::{Areas, Buffer, Completer, Lie, Options, Submitter, Table, queue};
 use kickless_virtqueue::packed::Place;
@@ -25,11 +25,11 @@ const END: u64 = 0x6800;
 const BEYOND: u64 = 0x7000;
 const BUFFERS_MAX: usize = 4;
 
-static MEMORY: LazyLock<Arc<Map>> = LazyLock::new(|| {
+static MEMORY: LazyLock<Arc<View>> = LazyLock::new(|| {
     let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
     rustix::fs::ftruncate(&file, BEYOND).expect("room");
     let slot = Slot::map(&file, 0, Gpa(0), UserAddr(0), BEYOND).expect("a mapping");
-    Arc::new(Map::new(vec![slot]).expect("one slot"))
+    Arc::new(View::new(Map::new(vec![slot]).expect("one slot")))
 });
 
 fuzz_target!(|data: &[u8]| {
@@ -70,7 +70,7 @@ struct Driver {
 }
 
 fn area(at: u64, len: usize) -> Area {
-    MEMORY.area(UserAddr(at), len, 16).expect("inside and aligned")
+    MEMORY.map().area(UserAddr(at), len, 16).expect("inside and aligned")
 }
 
 /// The device's own words.

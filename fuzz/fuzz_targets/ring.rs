@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
 
-use kickless_memory::{Gpa, Map, Slot, UserAddr};
+use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
 use kickless_virtqueue::packed::Place;
 use kickless_virtqueue::{Chain, INDIRECT_CHAIN_MAX};
@@ -23,13 +23,13 @@ const AVAIL: u64 = 0x1000;
 const USED: u64 = 0x1800;
 const ADDRESSES: Addresses = Addresses { desc: UserAddr(DESC), avail: UserAddr(AVAIL), used: UserAddr(USED) };
 
-static MEMORY: LazyLock<Arc<Map>> = LazyLock::new(|| {
+static MEMORY: LazyLock<Arc<View>> = LazyLock::new(|| {
     let slot = |gpa: u64, len: u64| {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
         rustix::fs::ftruncate(&file, len).expect("room");
         Slot::map(&file, 0, Gpa(gpa), UserAddr(gpa), len).expect("a mapping")
     };
-    Arc::new(Map::new(vec![slot(0, SEAM), slot(SEAM, END - SEAM)]).expect("no overlap"))
+    Arc::new(View::new(Map::new(vec![slot(0, SEAM), slot(SEAM, END - SEAM)]).expect("no overlap")))
 });
 
 fuzz_target!(|data: &[u8]| {

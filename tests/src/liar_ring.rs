@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail};
-use kickless_memory::{Area, Gpa, Map};
+use kickless_memory::{Area, Gpa, View};
 use kickless_spec::blk;
 use kickless_spec::ring::{
     DESC_F_INDIRECT, DESC_F_WRITE, EVENT_LEN, RING_ENTRIES, RING_IDX, UsedElem, avail_len, desc_len, used_len,
@@ -27,7 +27,7 @@ pub(crate) struct Events {
 
 /// A ring that runs.
 pub(crate) struct Ring {
-    map: Arc<Map>,
+    view: Arc<View>,
     queue: Queue,
     options: Options,
     desc: Area,
@@ -54,7 +54,7 @@ struct Served {
 
 impl Ring {
     pub(crate) fn new(
-        map: &Arc<Map>,
+        view: &Arc<View>,
         addresses: &Addresses,
         options: Options,
         base: u16,
@@ -65,14 +65,14 @@ impl Ring {
             true => (EVENT_LEN, EVENT_LEN),
             false => (avail_len(size, options.event_idx()), used_len(size, options.event_idx())),
         };
-        let area = |at, len| map.area(at, len, 2).context("a ring outside of the memory");
+        let area = |at, len| view.map().area(at, len, 2).context("a ring outside of the memory");
         let (desc, avail) = (area(addresses.desc, desc_len(size))?, area(addresses.avail, avail)?);
         let used = area(addresses.used, used)?;
-        let metadata = Metadata::map(map, addresses, &options)?;
+        let metadata = Metadata::map(view, addresses, &options)?;
         let queue = Queue::new(options, metadata, base);
         let place = Place::from_bits(base);
         Ok(Ring {
-            map: map.clone(),
+            view: view.clone(),
             queue,
             options,
             desc,
@@ -99,7 +99,7 @@ impl Ring {
         let mut chain = Chain::default();
         while !self.rests {
             while !self.rests {
-                match self.queue.pop(&self.map, &mut chain) {
+                match self.queue.pop(&self.view, &mut chain) {
                     Ok(true) => self.serve(&chain, shared)?,
                     Ok(false) => break,
                     Err(error) => {
@@ -121,7 +121,7 @@ impl Ring {
     fn serve(&mut self, chain: &Chain, shared: &Shared) -> Result<()> {
         let number = shared.requests.fetch_add(1, Ordering::Release);
         let lie = shared.rules().ring.filter(|(at, _)| *at == number).map(|(_, lie)| lie);
-        let (data_len, status) = carry_out(&self.map, chain, shared)?;
+        let (data_len, status) = carry_out(&self.view, chain, shared)?;
         let status = match lie {
             Some(RingLie::NoStatus | RingLie::OutOfOrder) => None,
             Some(RingLie::Status(status)) => Some(status),
@@ -129,7 +129,7 @@ impl Ring {
         };
         if let (Some(status), Some(last)) = (status, chain.writable().last()) {
             let at = Gpa(last.addr.0 + u64::from(last.len) - 1);
-            self.map.write(at, &[status])?;
+            self.view.write(at, &[status])?;
         }
         let buffers = chain.readable().len() + chain.writable().len();
         let served = Served {
@@ -186,7 +186,7 @@ impl Ring {
             RingLie::OutOfOrder => {
                 // The one after it.
                 let mut chain = Chain::default();
-                if self.queue.pop(&self.map, &mut chain)? {
+                if self.queue.pop(&self.view, &mut chain)? {
                     shared.requests.fetch_add(1, Ordering::Release);
                     self.say(chain.head.into(), 1);
                 }
@@ -239,11 +239,11 @@ impl Ring {
 }
 
 /// Does what a chain asks for; bytes of data written, and the status.
-fn carry_out(map: &Map, chain: &Chain, shared: &Shared) -> Result<(u32, u8)> {
+fn carry_out(view: &View, chain: &Chain, shared: &Shared) -> Result<(u32, u8)> {
     let mut readable = Vec::new();
     for Buffer { addr, len } in chain.readable() {
         let mut bytes = vec![0; *len as usize];
-        map.read(*addr, &mut bytes)?;
+        view.read(*addr, &mut bytes)?;
         readable.extend(bytes);
     }
     let (header, data) = blk::Header::read_from_prefix(&readable).ok().context("no header")?;
@@ -264,7 +264,7 @@ fn carry_out(map: &Map, chain: &Chain, shared: &Shared) -> Result<(u32, u8)> {
     let mut rest = read.as_slice();
     for Buffer { addr, len } in chain.writable() {
         let (now, later) = rest.split_at(rest.len().min(*len as usize));
-        map.write(*addr, now)?;
+        view.write(*addr, now)?;
         rest = later;
     }
     Ok((u32::try_from(read.len())?, blk::S_OK))

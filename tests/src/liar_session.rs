@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, bail, ensure};
-use kickless_memory::{Gpa, Map, Slot, UserAddr};
+use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::{ConfigHeader, FrontendRequest as Code, ProtocolFeatures};
 use kickless_vhost_user::{
@@ -44,7 +44,7 @@ pub(crate) struct Session<'a> {
     socket: UnixStream,
     backend: Backend,
     slots: Vec<Slot>,
-    map: Arc<Map>,
+    view: Arc<View>,
     features: Features,
     protocol: ProtocolFeatures,
     told: BTreeMap<u32, Told>,
@@ -61,7 +61,7 @@ impl<'a> Session<'a> {
             backend: Backend::new(socket.try_clone()?),
             socket,
             slots: Vec::new(),
-            map: Arc::default(),
+            view: Arc::default(),
             features: Features::empty(),
             protocol: ProtocolFeatures::empty(),
             told: BTreeMap::new(),
@@ -200,15 +200,15 @@ impl<'a> Session<'a> {
             Message::SetMemTable(regions) => {
                 self.slots.clear();
                 regions.iter().try_for_each(|(region, file)| self.share(region, file))?;
-                self.map = Arc::new(Map::new(self.slots.clone())?);
+                self.view = Arc::new(View::new(Map::new(self.slots.clone())?));
             }
             Message::AddMemReg(region, file) => {
                 self.share(&region, &file)?;
-                self.map = Arc::new(Map::new(self.slots.clone())?);
+                self.view = Arc::new(View::new(Map::new(self.slots.clone())?));
             }
             Message::RemMemReg(region) => {
                 self.slots.retain(|slot| slot.gpa() != Gpa(region.guest_addr));
-                self.map = Arc::new(Map::new(self.slots.clone())?);
+                self.view = Arc::new(View::new(Map::new(self.slots.clone())?));
             }
             message => return self.carry_out_for_ring(message),
         }
@@ -282,7 +282,7 @@ impl<'a> Session<'a> {
         ensure!(*enabled, "disabled");
         let kick = kick.take().context("no kick")?;
         let events = Events { kick, call: call.take(), err: err.take() };
-        let mut ring = Ring::new(&self.map, &addresses, options, base, events)?;
+        let mut ring = Ring::new(&self.view, &addresses, options, base, events)?;
         // A device looks at a ring that starts without waiting for a kick.
         match &mut self.chaos {
             Some(chaos) => chaos.look(&mut ring, self.shared)?,

@@ -51,7 +51,7 @@ impl Queue {
     /// Understands the popped chain and starts it in the free slot. What it costs.
     fn begin(&mut self, context: &mut Context<'_>, slot: u32) -> u32 {
         let head = self.chain.head;
-        match parse(&self.chain, self.vring.map(), self.bounds) {
+        match parse(&self.chain, self.vring.view(), self.bounds) {
             Ok(request) => {
                 let blocks = request.data_len / COST_BYTES;
                 self.start(context, slot, request);
@@ -80,7 +80,7 @@ impl Queue {
             let reject = Reject { status: Some(request.status), code: blk::S_IOERR, why };
             return self.reject(head, reject);
         }
-        entry.fill(self.vring.map(), head, request.status, request.kind, request.data_len);
+        entry.fill(self.vring.view(), head, request.status, request.kind, request.data_len);
         self.slots.take();
         let step = self.on_disk(context, slot, |disk, lane, io| disk.start(lane, io, wanted));
         self.after(slot, step);
@@ -117,8 +117,8 @@ impl Queue {
         let entry = self.slots.get(slot);
         let (head, status, read_len) = (entry.head, entry.status, entry.read_len);
         let code = if result.is_ok() { blk::S_OK } else { blk::S_IOERR };
-        let written = entry.map.as_ref().is_some_and(|map| map.write_obj(status, &code).is_ok());
-        entry.unpin_unless(self.vring.map());
+        let written = entry.view.as_ref().is_some_and(|view| view.write_obj(status, &code).is_ok());
+        entry.unpin_unless(self.vring.view());
         self.slots.release(slot);
         match result {
             Ok(()) => self.vring.push(head, read_len.saturating_add(written.into())),
@@ -132,7 +132,7 @@ impl Queue {
     fn reject(&mut self, head: u16, reject: Reject) {
         debug!(queue = self.vring.index(), head, why = reject.why, "request rejected");
         let data_len = self.chain.writable_len().saturating_sub(1);
-        let written = reject.status.is_some_and(|at| self.vring.map().write_obj(at, &reject.code).is_ok());
+        let written = reject.status.is_some_and(|at| self.vring.view().write_obj(at, &reject.code).is_ok());
         self.push_failed(head, written, data_len as u32);
     }
 
@@ -144,13 +144,13 @@ impl Queue {
     }
 
     fn get_id(&mut self, head: u16, request: Request) {
-        let (map, id) = (self.vring.map(), &self.shared.id);
+        let (view, id) = (self.vring.view(), &self.shared.id);
         let mut done = 0;
         let written = request::data(self.chain.writable(), 0, request.data_len.min(id.len() as u64))
             .try_for_each(|(addr, len)| {
                 let start = done;
                 done += len as usize;
-                map.write(addr, &id[start..done])
+                view.write(addr, &id[start..done])
             });
         if written.is_err() {
             let why = "data buffer is not in guest memory";
@@ -158,7 +158,7 @@ impl Queue {
         }
         // A longer buffer stays as it was past the string, so what is pushed ends there.
         let to_status = request.data_len == done as u64;
-        let written = map.write_obj(request.status, &blk::S_OK).is_ok();
+        let written = view.write_obj(request.status, &blk::S_OK).is_ok();
         self.vring.push(head, done as u32 + u32::from(to_status && written));
     }
 
@@ -188,7 +188,7 @@ fn translate(
         _ => chain.writable(),
     };
     for (addr, len) in request::data(buffers, request::data_start(request.kind), request.data_len) {
-        if iov.push(vring.map(), addr, len).is_err() {
+        if iov.push(vring.view(), addr, len).is_err() {
             iov.clear();
             return Err("data buffer is not in guest memory");
         }
@@ -249,7 +249,7 @@ impl Source for Queue {
     }
 
     fn memory_changed(&mut self) {
-        let map = self.vring.map();
-        self.slots.each_free(|slot| slot.unpin_unless(map));
+        let view = self.vring.view();
+        self.slots.each_free(|slot| slot.unpin_unless(view));
     }
 }

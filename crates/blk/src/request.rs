@@ -1,6 +1,6 @@
 //! What a chain asks for. Pure: a chain and its memory in, a request out.
 
-use kickless_memory::{Gpa, Map};
+use kickless_memory::{Gpa, View};
 use kickless_spec::blk;
 use kickless_virtqueue::{Buffer, Chain};
 use zerocopy::{FromBytes, IntoBytes};
@@ -63,15 +63,15 @@ const HEADER_LEN: u64 = size_of::<blk::Header>() as u64;
 /// # Errors
 /// Status IOERR: no header, data not a multiple of 512 bytes, a range that leaves the disk, a write to a read-only disk.
 /// Status UNSUPP: an unknown request type. Without a status byte nothing can be answered, and the chain is only returned.
-pub fn parse(chain: &Chain, map: &Map, bounds: Bounds) -> Result<Request, Reject> {
-    let status = status_of(chain.writable()).filter(|&at| map.contains(at, 1)).ok_or(Reject {
+pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reject> {
+    let status = status_of(chain.writable()).filter(|&at| view.contains(at, 1)).ok_or(Reject {
         status: None,
         code: blk::S_IOERR,
         why: "no status byte in guest memory",
     })?;
     let reject = |code, why| Reject { status: Some(status), code, why };
     let header =
-        header_of(chain.readable(), map).ok_or_else(|| reject(blk::S_IOERR, "no header in guest memory"))?;
+        header_of(chain.readable(), view).ok_or_else(|| reject(blk::S_IOERR, "no header in guest memory"))?;
     let readable = chain.readable_len() - HEADER_LEN;
     let writable = chain.writable_len() - 1;
     let (kind, data_len) = match header.kind.get() {
@@ -123,16 +123,16 @@ fn status_of(writable: &[Buffer]) -> Option<Gpa> {
     last.addr.checked_add(u64::from(last.len) - 1)
 }
 
-fn header_of(readable: &[Buffer], map: &Map) -> Option<blk::Header> {
+fn header_of(readable: &[Buffer], view: &View) -> Option<blk::Header> {
     let first = readable.first()?;
     if u64::from(first.len) >= HEADER_LEN {
-        return map.read_obj(first.addr).ok();
+        return view.read_obj(first.addr).ok();
     }
     // Spread over several buffers: legal, and no driver in use does it.
     let mut bytes = [0; HEADER_LEN as usize];
     let mut at = 0;
     for (addr, len) in data(readable, 0, HEADER_LEN) {
-        map.read(addr, &mut bytes[at..at + len as usize]).ok()?;
+        view.read(addr, &mut bytes[at..at + len as usize]).ok()?;
         at += len as usize;
     }
     (at == bytes.len()).then(|| blk::Header::read_from_bytes(bytes.as_bytes()).ok()).flatten()

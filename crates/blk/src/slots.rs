@@ -2,7 +2,7 @@
 
 use crate::request::Kind;
 use kickless_disk::Io;
-use kickless_memory::{Gpa, Map};
+use kickless_memory::{Gpa, View};
 use std::sync::Arc;
 
 /// One request in flight.
@@ -13,8 +13,8 @@ pub(crate) struct Slot {
     /// Where its status byte goes.
     pub(crate) status: Gpa,
     /// The memory that `status` is in. Memory may have changed when the request is done, and the driver has to hear of
-    /// it all the same. Kept from request to request, like the map of an `Iov`.
-    pub(crate) map: Option<Arc<Map>>,
+    /// it all the same. Kept from request to request, like the view of an `Iov`.
+    pub(crate) view: Option<Arc<View>>,
     /// Bytes of data that the driver gets.
     pub(crate) read_len: u32,
     /// What the disk does for it.
@@ -23,15 +23,15 @@ pub(crate) struct Slot {
 
 impl Slot {
     fn new() -> Self {
-        Self { head: 0, status: Gpa(0), map: None, read_len: 0, io: Io::default() }
+        Self { head: 0, status: Gpa(0), view: None, read_len: 0, io: Io::default() }
     }
 
     /// Takes in a request.
-    pub(crate) fn fill(&mut self, map: &Arc<Map>, head: u16, status: Gpa, kind: Kind, data_len: u64) {
+    pub(crate) fn fill(&mut self, view: &Arc<View>, head: u16, status: Gpa, kind: Kind, data_len: u64) {
         self.head = head;
         self.status = status;
-        if !self.map.as_ref().is_some_and(|old| Arc::ptr_eq(old, map)) {
-            self.map = Some(map.clone());
+        if !self.view.as_ref().is_some_and(|old| Arc::ptr_eq(old, view)) {
+            self.view = Some(view.clone());
         }
         // A chain holds at most 2^32 bytes, its status byte among them.
         self.read_len = if matches!(kind, Kind::Read { .. }) { data_len as u32 } else { 0 };
@@ -40,10 +40,10 @@ impl Slot {
 
 impl Slot {
     /// Lets go of memory that is not `current`.
-    pub(crate) fn unpin_unless(&mut self, current: &Arc<Map>) {
+    pub(crate) fn unpin_unless(&mut self, current: &Arc<View>) {
         self.io.buffers_mut().unpin_unless(current);
-        if self.map.as_ref().is_some_and(|map| !Arc::ptr_eq(map, current)) {
-            self.map = None;
+        if self.view.as_ref().is_some_and(|view| !Arc::ptr_eq(view, current)) {
+            self.view = None;
         }
     }
 }

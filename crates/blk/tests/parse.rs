@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 use kickless_blk::{Bounds, Kind, Reject, Request, parse};
-use kickless_memory::{Gpa, Map, Slot, UserAddr};
+use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::blk::{self, Header};
 use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, Desc};
 use kickless_virtqueue::Chain;
@@ -19,7 +19,7 @@ const SIZE: u16 = 128;
 const DISK: u64 = 1 << 16;
 
 struct Guest {
-    map: Map,
+    view: View,
 }
 
 impl Guest {
@@ -27,7 +27,7 @@ impl Guest {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, MEMORY).unwrap();
         let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
-        Self { map: Map::new(vec![slot]).unwrap() }
+        Self { view: View::new(Map::new(vec![slot]).unwrap()) }
     }
 
     /// A chain of these buffers, popped from a real ring.
@@ -42,26 +42,26 @@ impl Guest {
                 flags: (flags | next).into(),
                 next: (i as u16 + 1).into(),
             };
-            self.map.write_obj(Gpa(16 * i as u64), &desc).unwrap();
+            self.view.write_obj(Gpa(16 * i as u64), &desc).unwrap();
         }
-        self.map.write_obj(Gpa(AVAIL + 2), &1u16.to_le_bytes()).unwrap();
+        self.view.write_obj(Gpa(AVAIL + 2), &1u16.to_le_bytes()).unwrap();
         let options = Options::new(SIZE, false, false).unwrap();
         let addresses =
             Addresses { desc: UserAddr(USER), avail: UserAddr(USER + AVAIL), used: UserAddr(USER + USED) };
-        let mut queue = Queue::new(options, Metadata::map(&self.map, &addresses, &options).unwrap(), 0);
+        let mut queue = Queue::new(options, Metadata::map(&self.view, &addresses, &options).unwrap(), 0);
         let mut chain = Chain::default();
-        assert!(queue.pop(&self.map, &mut chain).unwrap());
+        assert!(queue.pop(&self.view, &mut chain).unwrap());
         chain
     }
 
     fn header(&self, kind: u32, sector: u64) {
         let header = Header { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
-        self.map.write_obj(Gpa(BUFFERS), &header).unwrap();
+        self.view.write_obj(Gpa(BUFFERS), &header).unwrap();
     }
 
     fn parse(&self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> Result<Request, Reject> {
         let bounds = Bounds { size: DISK, read_only: false };
-        parse(&self.chain(readable, writable), &self.map, bounds)
+        parse(&self.chain(readable, writable), &self.view, bounds)
     }
 }
 
@@ -139,10 +139,10 @@ fn read_only_disks_are_read_only() {
     let bounds = Bounds { size: DISK, read_only: true };
     guest.header(blk::T_OUT, 0);
     let chain = guest.chain(&[HEADER, (DATA, 512)], &[STATUS]);
-    assert_eq!(code(parse(&chain, &guest.map, bounds)), IOERR);
+    assert_eq!(code(parse(&chain, &guest.view, bounds)), IOERR);
     guest.header(blk::T_IN, 0);
     let chain = guest.chain(&[HEADER], &[(DATA, 512), STATUS]);
-    assert!(parse(&chain, &guest.map, bounds).is_ok());
+    assert!(parse(&chain, &guest.view, bounds).is_ok());
 }
 
 /// Cuts `len` bytes at `addr` into pieces at these places.
@@ -183,7 +183,7 @@ proptest! {
     ) {
         prop_assume!(readable.len() + writable.len() > 0);
         let guest = Guest::new();
-        guest.map.write(Gpa(BUFFERS), &header).unwrap();
+        guest.view.write(Gpa(BUFFERS), &header).unwrap();
         let fit = |list: Vec<(u64, u32)>| -> Vec<(u64, u32)> {
             list.into_iter()
                 .map(|(addr, len)| (if near { BUFFERS + addr % 64 } else { addr }, len % 4096))
@@ -192,7 +192,7 @@ proptest! {
         let (readable, writable) = (fit(readable), fit(writable));
         match guest.parse(&readable, &writable) {
             Ok(request) => {
-                prop_assert!(guest.map.contains(request.status, 1));
+                prop_assert!(guest.view.contains(request.status, 1));
                 if let Kind::Read { offset } | Kind::Write { offset } = request.kind {
                     prop_assert!(offset + request.data_len <= DISK);
                     prop_assert_eq!((offset % 512, request.data_len % 512), (0, 0));

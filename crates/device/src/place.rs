@@ -1,7 +1,7 @@
 //! Where sources are put, and what is asked of them there.
 
 use crate::{Call, Kick, Source};
-use kickless_memory::Map;
+use kickless_memory::View;
 use kickless_virtqueue::device::{Addresses, Held};
 use std::io;
 use std::sync::Arc;
@@ -31,8 +31,8 @@ pub trait Placed: Send {
 #[derive(Debug)]
 pub enum Update {
     /// Guest memory is this now. Requests in flight keep what they were submitted with. A ring that is not in memory any more
-    /// rests until a later map has it.
-    Memory(Arc<Map>),
+    /// rests until a later view has it.
+    Memory(Arc<View>),
     /// The ring areas lie here now; indices stay.
     Addresses(Addresses),
     /// Kicks come from here now. The ring is looked at once.

@@ -71,6 +71,6 @@ pub trait Source: Send {
     /// Heads popped and not pushed yet.
     fn in_flight(&self) -> usize;
 
-    /// The memory map was replaced: let go of references to the old one that no request in flight needs.
+    /// The view of memory was replaced: let go of references to the old one that no request in flight needs.
     fn memory_changed(&mut self);
 }

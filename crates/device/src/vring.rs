@@ -1,7 +1,7 @@
 //! A virtqueue with what hangs on it: memory, descriptors for kicks and calls, counters.
 
 use crate::{Call, Counters, Kick, Stopped, Update};
-use kickless_memory::{Map, Unmapped};
+use kickless_memory::{Unmapped, View};
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Held, Metadata, Options, Queue};
 use std::sync::Arc;
@@ -26,8 +26,8 @@ pub struct Parts {
     pub next_avail: u16,
     /// Completions that this ring still owes its driver, from [`Stopped::held`].
     pub held: Vec<Held>,
-    /// Guest memory.
-    pub map: Arc<Map>,
+    /// What its device sees of guest memory.
+    pub view: Arc<View>,
     /// Kicks come from here; without it the driver's kicks come as messages, or never.
     pub kick: Option<Kick>,
     /// Calls go here; without it the driver polls.
@@ -45,7 +45,7 @@ pub struct Vring {
     queue: Queue,
     options: Options,
     addresses: Addresses,
-    map: Arc<Map>,
+    view: Arc<View>,
     kick: Option<Kick>,
     call: Option<Call>,
     err: Option<Call>,
@@ -72,8 +72,8 @@ impl Vring {
     /// # Errors
     /// An area is not, or not in one piece, in guest memory, or is misaligned.
     pub fn new(parts: Parts) -> Result<Self, Unmapped> {
-        let Parts { index, options, addresses, next_avail, held, map, kick, call, err, counters } = parts;
-        let metadata = Metadata::map(&map, &addresses, &options)?;
+        let Parts { index, options, addresses, next_avail, held, view, kick, call, err, counters } = parts;
+        let metadata = Metadata::map(&view, &addresses, &options)?;
         let mut queue = Queue::new(options, metadata, next_avail);
         queue.push_held(&held);
         Ok(Self {
@@ -81,7 +81,7 @@ impl Vring {
             queue,
             options,
             addresses,
-            map,
+            view,
             kick,
             call,
             err,
@@ -108,8 +108,8 @@ impl Vring {
 
     /// Guest memory as it is now.
     #[inline]
-    pub fn map(&self) -> &Arc<Map> {
-        &self.map
+    pub fn view(&self) -> &Arc<View> {
+        &self.view
     }
 
     /// Where to count.
@@ -133,7 +133,7 @@ impl Vring {
         if self.broken {
             return false;
         }
-        match self.queue.pop(&self.map, chain) {
+        match self.queue.pop(&self.view, chain) {
             Ok(popped) => popped,
             Err(error) => {
                 self.fail(&error);
@@ -255,8 +255,8 @@ impl Vring {
     /// Applies a change. The kick descriptor, which its worker waits for, is exchanged by the worker.
     pub fn apply(&mut self, update: Update) {
         match update {
-            Update::Memory(map) => {
-                self.map = map;
+            Update::Memory(view) => {
+                self.view = view;
                 self.remap();
             }
             Update::Addresses(addresses) if addresses != self.addresses => {
@@ -281,7 +281,7 @@ impl Vring {
     }
 
     fn remap(&mut self) {
-        match Metadata::map(&self.map, &self.addresses, &self.options) {
+        match Metadata::map(&self.view, &self.addresses, &self.options) {
             Ok(metadata) => {
                 if !self.queue.is_mapped() {
                     info!(parent: &self.span, queue = self.index, "the ring is in guest memory again");

@@ -175,10 +175,10 @@ fn a_read_only_disk_takes_no_writes() {
     for (name, disk) in each_kind(64 << 10, true) {
         assert!(disk.limits().read_only);
         let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
-        let map = guest(4096);
+        let view = guest(4096);
         for durable in [false, true] {
             for (offset, len) in [(0, 512), (1 << 40, 512), (0, 0), (1, 3)] {
-                worker.io(0).buffers_mut().push(&map, Gpa(0), len).unwrap();
+                worker.io(0).buffers_mut().push(&view, Gpa(0), len).unwrap();
                 // At once, without an operation.
                 let step = worker.start(0, Request::Write { offset, durable });
                 assert_eq!(step, Step::Done(Err(IoError::ReadOnly)), "{name}");

@@ -10,7 +10,7 @@ mod common;
 use common::{Loop, Random, Worker, guest, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Request, Step};
 use kickless_io::EngineKind;
-use kickless_memory::{Gpa, Map};
+use kickless_memory::{Gpa, View};
 use proptest::prelude::*;
 use std::fs;
 use std::ops::Range;
@@ -120,7 +120,7 @@ struct Active {
 /// One worker with its part of the model.
 struct Player<'a> {
     worker: Worker<'a>,
-    map: Arc<Map>,
+    view: Arc<View>,
     random: Random,
     runs: Vec<Range<u64>>,
     model: Vec<u8>,
@@ -132,7 +132,7 @@ impl<'a> Player<'a> {
     fn new(disk: &'a Disk, load: Load, random: Random, runs: Vec<Range<u64>>, model: Vec<u8>) -> Self {
         Self {
             worker: Worker::new(disk, load.engine, load.depth).with_slots(load.slots),
-            map: guest(load.slots as u64 * AREA),
+            view: guest(load.slots as u64 * AREA),
             random,
             left: if runs.is_empty() { 0 } else { load.requests },
             runs,
@@ -192,10 +192,10 @@ impl<'a> Player<'a> {
             }
             at += len;
             let gpa = Gpa(slot as u64 * AREA + start as u64);
-            self.worker.io(slot).buffers_mut().push(&self.map, gpa, len as u32).unwrap();
+            self.worker.io(slot).buffers_mut().push(&self.view, gpa, len as u32).unwrap();
         }
         assert_eq!(at, bytes.end);
-        self.map.write(Gpa(slot as u64 * AREA), &before).unwrap();
+        self.view.write(Gpa(slot as u64 * AREA), &before).unwrap();
         let offset = bytes.start as u64;
         let request = if write {
             Request::Write { offset, durable: self.random.from(0..20) == 0 }
@@ -245,7 +245,7 @@ impl<'a> Player<'a> {
 
     fn area(&self, slot: usize) -> Vec<u8> {
         let mut bytes = vec![0; AREA as usize];
-        self.map.read(Gpa(slot as u64 * AREA), &mut bytes).unwrap();
+        self.view.read(Gpa(slot as u64 * AREA), &mut bytes).unwrap();
         bytes
     }
 }

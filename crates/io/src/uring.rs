@@ -373,7 +373,7 @@ impl Drop for Uring {
 mod tests {
     use super::*;
     use crate::{AlignedBuf, Buffers};
-    use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr};
+    use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -438,10 +438,10 @@ mod tests {
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, 1 << 20).unwrap();
         let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
-        let map = Arc::new(Map::new(vec![slot]).unwrap());
+        let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
         let mut iov = Iov::default();
-        iov.push(&map, Gpa(0), 1024).unwrap();
-        iov.push(&map, Gpa(8192), 3072).unwrap();
+        iov.push(&view, Gpa(0), 1024).unwrap();
+        iov.push(&view, Gpa(8192), 3072).unwrap();
         queue(&mut uring, file, OpKind::Read, 7, Buffers::Guest(iov));
         queue(&mut uring, file, OpKind::Read, 9, buffer(0));
         for Completion { token, result, buffers } in finish(&mut uring) {

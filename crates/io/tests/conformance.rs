@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_io::{AlignedBuf, Buffers, Completion, Engine, EngineKind, Errno, FileId, Op, OpKind, Token};
-use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr};
+use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -123,16 +123,16 @@ fn read(engine: &mut Engine, file: FileId, offset: u64, len: usize) -> (Result<u
 }
 
 /// `len` bytes of guest memory from address 0 on.
-fn guest(len: u64) -> Arc<Map> {
+fn guest(len: u64) -> Arc<View> {
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, len).unwrap();
-    Arc::new(Map::new(vec![Slot::map(file, 0, Gpa(0), UserAddr(0), len).unwrap()]).unwrap())
+    Arc::new(View::new(Map::new(vec![Slot::map(file, 0, Gpa(0), UserAddr(0), len).unwrap()]).unwrap()))
 }
 
-fn iov(map: &Arc<Map>, ranges: impl IntoIterator<Item = (u64, u32)>) -> Iov {
+fn iov(view: &Arc<View>, ranges: impl IntoIterator<Item = (u64, u32)>) -> Iov {
     let mut iov = Iov::default();
     for (gpa, len) in ranges {
-        iov.push(map, Gpa(gpa), len).unwrap();
+        iov.push(view, Gpa(gpa), len).unwrap();
     }
     iov
 }
@@ -182,10 +182,10 @@ fn guest_memory_in_segments(kind: EngineKind) {
     let mut engine = Engine::open(kind, 8).unwrap();
     let (_image, file) = image(&pattern(4096));
     let id = engine.register(file.clone()).unwrap();
-    let map = guest(64 << 10);
+    let view = guest(64 << 10);
     // One segment; several, which begin anywhere and do not lie in order.
     for ranges in [vec![(0x1000, 2048)], vec![(0x5003, 1000), (0x2001, 7), (0x9000, 1041)]] {
-        let done = run(&mut engine, id, OpKind::Read, 100, Buffers::Guest(iov(&map, ranges.clone())));
+        let done = run(&mut engine, id, OpKind::Read, 100, Buffers::Guest(iov(&view, ranges.clone())));
         assert_eq!(done.result, Ok(2048));
         let Buffers::Guest(mut back) = done.buffers else { panic!("not the buffers that went in") };
         assert_eq!(back.len(), 2048, "a transfer takes nothing off");
@@ -207,8 +207,8 @@ fn more_segments_than_one_call_takes(kind: EngineKind) {
     let len = SEGMENTS * 16;
     let (_image, file) = image(&pattern(len as usize));
     let id = engine.register(file.clone()).unwrap();
-    let map = guest((SEGMENTS * 32).next_multiple_of(4096));
-    let segments = || iov(&map, (0..SEGMENTS).map(|i| (i * 32, 16)));
+    let view = guest((SEGMENTS * 32).next_multiple_of(4096));
+    let segments = || iov(&view, (0..SEGMENTS).map(|i| (i * 32, 16)));
     for op in [OpKind::Read, WRITE] {
         let mut left = segments();
         let (mut at, mut parts) = (0, 0);
@@ -437,22 +437,22 @@ fn opened_here_and_used_there(kind: EngineKind) {
 
 fn dropped_with_operations_in_flight(kind: EngineKind) {
     const COUNT: usize = 64;
-    let map = guest(COUNT as u64 * 4096);
-    let released = map.slots()[0].mapping().released();
+    let view = guest(COUNT as u64 * 4096);
+    let released = view.map().slots()[0].mapping().released();
     let (_image, file) = image(&[]);
     let mut engine = Engine::open(kind, 2 * COUNT as u32).unwrap();
     let id = engine.register(file.clone()).unwrap();
     for i in 0..COUNT as u64 {
-        map.write(Gpa(i * 4096), &[i as u8 + 1; 4096]).unwrap();
-        queue(&mut engine, 0, id, WRITE, i * 4096, Buffers::Guest(iov(&map, [(i * 4096, 4096)])));
+        view.write(Gpa(i * 4096), &[i as u8 + 1; 4096]).unwrap();
+        queue(&mut engine, 0, id, WRITE, i * 4096, Buffers::Guest(iov(&view, [(i * 4096, 4096)])));
     }
     engine.submit().unwrap();
     // Queued only: never done, and given up.
     for _ in 0..COUNT {
-        queue(&mut engine, 0, id, WRITE, 0, Buffers::Guest(iov(&map, [(0, 4096)])));
+        queue(&mut engine, 0, id, WRITE, 0, Buffers::Guest(iov(&view, [(0, 4096)])));
     }
     assert_eq!(engine.in_flight(), 2 * COUNT);
-    drop(map);
+    drop(view);
     drop(engine);
     // Nothing uses the guest's memory or the file any more, and what was started is done.
     assert!(released.wait(std::time::Duration::ZERO));

@@ -1,14 +1,14 @@
 //! Translated ranges, and the reference that keeps them valid.
 #![expect(unsafe_code, reason = "island: pointers into slots, handed to the kernel")]
 
-use crate::{Gpa, Map, Unmapped, shared};
+use crate::{Gpa, Unmapped, View, shared};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// The buffers of one request as the kernel takes them (`struct iovec`), in order.
 ///
-/// It holds the map that it was translated with, so that no address in it dangles. A request slot keeps its
-/// `Iov` from request to request: the reference is taken when the map changed, not for each request. What the
+/// It holds the view that it was translated with, so that no address in it dangles. A request slot keeps its
+/// `Iov` from request to request: the reference is taken when the view changed, not for each request. What the
 /// operating system has not finished with must own the `Iov` until it has; that is the engines' business.
 #[derive(Debug, Default)]
 pub struct Iov {
@@ -16,7 +16,7 @@ pub struct Iov {
     segments: Vec<libc::iovec>,
     first: usize,
     len: u64,
-    pin: Option<Arc<Map>>,
+    pin: Option<Arc<View>>,
 }
 
 /// A spare capacity that a request may keep for the next one; a longer one is given back.
@@ -31,8 +31,8 @@ impl Iov {
         self.len = 0;
     }
 
-    /// Empties it and lets go of its map, unless that is `current`.
-    pub fn unpin_unless(&mut self, current: &Arc<Map>) {
+    /// Empties it and lets go of its view, unless that is `current`.
+    pub fn unpin_unless(&mut self, current: &Arc<View>) {
         self.clear();
         if self.pin.as_ref().is_some_and(|pin| !Arc::ptr_eq(pin, current)) {
             self.pin = None;
@@ -42,16 +42,17 @@ impl Iov {
     /// Adds `len` bytes at `gpa`. Ranges that follow one another in host memory become one segment.
     ///
     /// # Errors
-    /// A part of the range is not guest memory, or it was filled from another map so far; it is unchanged
+    /// A part of the range is not guest memory, or it was filled from another view so far; it is unchanged
     /// then.
     #[inline]
-    pub fn push(&mut self, map: &Arc<Map>, gpa: Gpa, len: u32) -> Result<(), Unmapped> {
+    pub fn push(&mut self, view: &Arc<View>, gpa: Gpa, len: u32) -> Result<(), Unmapped> {
         let unmapped = Unmapped { addr: gpa.0, len: u64::from(len) };
         match &self.pin {
-            Some(pin) if Arc::ptr_eq(pin, map) => {}
-            _ if self.segments.is_empty() => self.pin = Some(map.clone()),
+            Some(pin) if Arc::ptr_eq(pin, view) => {}
+            _ if self.segments.is_empty() => self.pin = Some(view.clone()),
             _ => return Err(unmapped),
         }
+        let map = view.map();
         // The usual case, without the loop: one slot holds it all.
         if let Some(host) = map.contiguous(gpa, u64::from(len)) {
             self.add(host, len as usize);

@@ -2,27 +2,28 @@
 //!
 //! The guest and the front-end can write this memory at any time, so nothing here hands out a Rust reference to it:
 //! bytes are read once into a copy, and written by copy. Addresses of different spaces ([`Gpa`], [`Iova`],
-//! [`UserAddr`]) are different types and never convert into one another but through a [`Map`].
+//! [`UserAddr`]) are different types and never convert into one another but through a [`Map`] or a
+//! [`View`].
 //!
 //! # Ownership
 //! A [`Mapping`] is one `mmap` of a file that the front-end shares; a [`Slot`] says which guest-physical range it
-//! stands for; a [`Map`] is the immutable set of all slots. Memory changes by making a *new* map and swapping it whole:
-//! a session makes it, each worker takes it when it next looks, and no lock is taken for any of it on the data path.
-//! Whoever still uses an old map, a request in flight ([`Iov`]) or a ring ([`Area`]), holds a reference to it, made once
-//! when the map was installed and not for each request; a mapping goes away with the last one. [`Released`] lets the
+//! stands for; a [`Map`] is the immutable set of all slots, and a [`View`] is what a device sees of it. Memory changes by
+//! making a *new* view and swapping it whole: a session makes it, each worker takes it when it next looks, and no lock is
+//! taken for any of it on the data path. Whoever still uses an old view, a request in flight ([`Iov`]) or a ring ([`Area`]), holds a reference to it, made once
+//! when the view was installed and not for each request; a mapping goes away with the last one. [`Released`] lets the
 //! session wait for that.
 //!
 //! ```
-//! use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr};
+//! use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
 //! use std::sync::Arc;
 //!
 //! let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?;
 //! rustix::fs::ftruncate(&file, 1 << 20)?;
 //! let slot = Slot::map(&file, 0, Gpa(0x1000), UserAddr(0x7000_0000), 1 << 20)?;
-//! let map = Arc::new(Map::new(vec![slot])?);
-//! map.write(Gpa(0x2000), b"hello")?;
+//! let view = Arc::new(View::new(Map::new(vec![slot])?));
+//! view.write(Gpa(0x2000), b"hello")?;
 //! let mut iov = Iov::default();
-//! iov.push(&map, Gpa(0x2001), 3)?;
+//! iov.push(&view, Gpa(0x2001), 3)?;
 //! let mut copy = [0; 3];
 //! iov.read(0, &mut copy);
 //! assert_eq!(&copy, b"ell");
@@ -38,6 +39,7 @@ mod mapping;
 mod ram;
 mod shared;
 mod slot;
+mod view;
 
 pub use addr::{Gpa, Iova, UserAddr};
 pub use area::{Area, Span};
@@ -47,3 +49,4 @@ pub use map::{Map, SLOTS_MAX};
 pub use mapping::{Mapping, Released};
 pub use ram::Ram;
 pub use slot::Slot;
+pub use view::View;

@@ -10,11 +10,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// The most slots a map can have: as many as QEMU's vhost-user front-end can use (512 KVM slots less three).
 pub const SLOTS_MAX: usize = 509;
 
-/// All guest memory at one moment. Never changes: a change makes a new map.
-#[derive(Debug, Default)]
+/// All guest memory at one moment. Never changes: a change makes a new map. Clones share the slots.
+#[derive(Clone, Debug, Default)]
 pub struct Map {
     /// Sorted by guest-physical address, without overlap.
-    slots: Box<[Slot]>,
+    slots: Arc<[Slot]>,
 }
 
 impl Map {

@@ -94,7 +94,7 @@ impl Drop for Ram {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Gpa, Map, Slot, UserAddr};
+    use crate::{Gpa, Map, Slot, UserAddr, View};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::sync::Arc;
 
@@ -103,7 +103,7 @@ mod tests {
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 1 << 16).unwrap();
         let slot = Slot::map(&file, 0, Gpa(0), UserAddr(0), 1 << 16).unwrap();
-        let map = Arc::new(Map::new(vec![slot]).unwrap());
+        let map = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
         map.write(Gpa(0), &[1; 100]).unwrap();
         map.write(Gpa(4096), &[2; 100]).unwrap();
         let mut iov = Iov::default();

@@ -1,7 +1,7 @@
 //! Slots, maps, areas and buffers, as a front-end and a guest could ask for them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_memory::{Area, Error, Gpa, Iov, Map, SLOTS_MAX, Slot, Unmapped, UserAddr};
+use kickless_memory::{Area, Error, Gpa, Iov, Map, SLOTS_MAX, Slot, Unmapped, UserAddr, View};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::OwnedFd;
@@ -22,8 +22,12 @@ fn slot(gpa: u64, len: u64) -> Slot {
     Slot::map(file(len), 0, Gpa(gpa), UserAddr(gpa), len).unwrap()
 }
 
-fn map(slots: &[(u64, u64)]) -> Arc<Map> {
-    Arc::new(Map::new(slots.iter().map(|&(gpa, len)| slot(gpa, len)).collect()).unwrap())
+fn map(slots: &[(u64, u64)]) -> Map {
+    Map::new(slots.iter().map(|&(gpa, len)| slot(gpa, len)).collect()).unwrap()
+}
+
+fn view(slots: &[(u64, u64)]) -> Arc<View> {
+    Arc::new(View::new(map(slots)))
 }
 
 mod slots {
@@ -289,27 +293,27 @@ mod lifetimes {
 
     #[test]
     fn a_mapping_goes_with_its_last_user() {
-        let map = map(&[(0, PAGE)]);
-        let released = map.slots()[0].mapping().released();
-        let area = map.area(UserAddr(0), 16, 16).unwrap();
+        let view = view(&[(0, PAGE)]);
+        let released = view.map().slots()[0].mapping().released();
+        let area = view.map().area(UserAddr(0), 16, 16).unwrap();
         let mut iov = Iov::default();
-        iov.push(&map, Gpa(0), 16).unwrap();
-        drop(map);
+        iov.push(&view, Gpa(0), 16).unwrap();
+        drop(view);
         assert!(!released.wait(NOW));
         drop(area);
         assert!(!released.wait(NOW), "a request is in flight");
         iov.clear();
         assert!(!released.wait(NOW), "kept for the next request");
-        iov.unpin_unless(&Arc::new(Map::default()));
+        iov.unpin_unless(&Arc::new(View::default()));
         assert!(released.wait(NOW) && released.wait(NOW));
     }
 
     #[test]
     fn an_area_alone_keeps_its_memory() {
-        let map = map(&[(0, PAGE), (PAGE, PAGE)]);
-        let released = [0, 1].map(|i| map.slots()[i].mapping().released());
-        let area = map.area(UserAddr(PAGE), 16, 16).unwrap();
-        drop(map);
+        let view = view(&[(0, PAGE), (PAGE, PAGE)]);
+        let released = [0, 1].map(|i| view.map().slots()[i].mapping().released());
+        let area = view.map().area(UserAddr(PAGE), 16, 16).unwrap();
+        drop(view);
         area.write(0, &1u64);
         assert!(released[0].wait(NOW), "only what holds the area stays");
         assert!(!released[1].wait(NOW));
@@ -319,12 +323,12 @@ mod lifetimes {
 
     #[test]
     fn waiting_ends_when_another_thread_lets_go() {
-        let map = map(&[(0, PAGE)]);
-        let released = map.slots()[0].mapping().released();
+        let view = view(&[(0, PAGE)]);
+        let released = view.map().slots()[0].mapping().released();
         assert!(!released.wait(Duration::from_millis(20)));
         let thread = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(20));
-            drop(map);
+            drop(view);
         });
         assert!(released.wait(Duration::from_secs(20)));
         thread.join().unwrap();
@@ -335,8 +339,8 @@ mod iovs {
     use super::*;
 
     #[test]
-    fn one_map_at_a_time() {
-        let (a, b) = (map(&[(0, PAGE)]), map(&[(0, PAGE)]));
+    fn one_view_at_a_time() {
+        let (a, b) = (view(&[(0, PAGE)]), view(&[(0, PAGE)]));
         let mut iov = Iov::default();
         iov.push(&a, Gpa(0), 8).unwrap();
         assert!(iov.push(&b, Gpa(0), 8).is_err());
@@ -349,22 +353,22 @@ mod iovs {
 
     #[test]
     fn what_is_not_memory_changes_nothing() {
-        let map = map(&[(0, PAGE), (2 * PAGE, PAGE)]);
+        let view = view(&[(0, PAGE), (2 * PAGE, PAGE)]);
         let mut iov = Iov::default();
-        iov.push(&map, Gpa(0), 8).unwrap();
+        iov.push(&view, Gpa(0), 8).unwrap();
         for (gpa, len) in [(PAGE - 1, 2), (PAGE, 1), (0, u32::MAX), (u64::MAX, 2), (3 * PAGE - 1, 2)] {
-            assert_eq!(iov.push(&map, Gpa(gpa), len), Err(Unmapped { addr: gpa, len: u64::from(len) }));
+            assert_eq!(iov.push(&view, Gpa(gpa), len), Err(Unmapped { addr: gpa, len: u64::from(len) }));
         }
-        iov.push(&map, Gpa(u64::MAX), 0).unwrap();
+        iov.push(&view, Gpa(u64::MAX), 0).unwrap();
         assert_eq!((iov.len(), iov.segments().len()), (8, 1));
     }
 
     #[test]
     fn neighbours_become_one_segment() {
-        let map = map(&[(0, PAGE)]);
+        let view = view(&[(0, PAGE)]);
         let mut iov = Iov::default();
         for gpa in [0, 512, 1024, 3072, 2048] {
-            iov.push(&map, Gpa(gpa), 512).unwrap();
+            iov.push(&view, Gpa(gpa), 512).unwrap();
         }
         assert_eq!(iov.segments().iter().map(|s| s.iov_len).collect::<Vec<_>>(), [1536, 512, 512]);
         assert!(iov.is_aligned(512, 512) && !iov.is_aligned(1024, 1024) && iov.is_aligned(1024, 512));
@@ -373,11 +377,11 @@ mod iovs {
     /// Not even onto a segment that was used up.
     #[test]
     fn pushed_after_all_was_used() {
-        let map = map(&[(0, PAGE)]);
+        let view = view(&[(0, PAGE)]);
         let mut iov = Iov::default();
-        iov.push(&map, Gpa(0), 100).unwrap();
+        iov.push(&view, Gpa(0), 100).unwrap();
         iov.advance(100);
-        iov.push(&map, Gpa(100), 50).unwrap();
+        iov.push(&view, Gpa(100), 50).unwrap();
         assert_eq!((iov.len(), iov.segments().len()), (50, 1));
         iov.advance(u64::MAX);
         assert!(iov.is_empty() && iov.segments().is_empty());
@@ -422,7 +426,7 @@ proptest! {
         slots in layout(),
         ranges in proptest::collection::vec((0u64..150_000, 0usize..12_000, any::<u8>()), 1..40),
     ) {
-        let map = map(&slots);
+        let view = view(&slots);
         let mut model = Model { bytes: vec![0; 1 << 18], present: vec![false; 1 << 18] };
         for &(gpa, len) in &slots {
             model.present[gpa as usize..(gpa + len) as usize].fill(true);
@@ -431,11 +435,11 @@ proptest! {
         for (start, len, fill) in ranges {
             let gpa = start % (end + 10);
             let there = model.has(gpa, len as u64);
-            prop_assert_eq!(map.contains(Gpa(gpa), len as u64), there);
+            prop_assert_eq!(view.contains(Gpa(gpa), len as u64), there);
             let data: Vec<u8> = (0..len).map(|i| fill.wrapping_add(i as u8)).collect();
-            prop_assert_eq!(map.write(Gpa(gpa), &data).is_ok(), there);
+            prop_assert_eq!(view.write(Gpa(gpa), &data).is_ok(), there);
             let mut iov = Iov::default();
-            prop_assert_eq!(iov.push(&map, Gpa(gpa), len as u32).is_ok(), there);
+            prop_assert_eq!(iov.push(&view, Gpa(gpa), len as u32).is_ok(), there);
             if there {
                 model.bytes[gpa as usize..][..len].copy_from_slice(&data);
                 prop_assert_eq!(iov.len(), len as u64);
@@ -444,7 +448,7 @@ proptest! {
         }
         let mut seen = vec![0; end as usize];
         for &(gpa, len) in &slots {
-            map.read(Gpa(gpa), &mut seen[gpa as usize..][..len as usize]).unwrap();
+            view.read(Gpa(gpa), &mut seen[gpa as usize..][..len as usize]).unwrap();
         }
         prop_assert_eq!(&seen, &model.bytes[..end as usize]);
     }
@@ -456,18 +460,18 @@ proptest! {
         copies in proptest::collection::vec((0u64..40_000, 0usize..6000, any::<bool>(), any::<u8>()), 0..10),
         steps in proptest::collection::vec(0u64..9000, 0..10),
     ) {
-        let map = map(&slots);
+        let view = view(&slots);
         let end = slots.last().map_or(0, |&(gpa, len)| gpa + len);
         let mut iov = Iov::default();
         // The guest address of each byte.
         let mut gpas = Vec::new();
         for (start, len) in pushes {
             let gpa = start % end;
-            if iov.push(&map, Gpa(gpa), len).is_ok() {
+            if iov.push(&view, Gpa(gpa), len).is_ok() {
                 gpas.extend(gpa..gpa + u64::from(len));
             }
         }
-        let look = |gpa: u64| map.read_obj::<u8>(Gpa(gpa)).unwrap();
+        let look = |gpa: u64| view.read_obj::<u8>(Gpa(gpa)).unwrap();
         let mut steps = steps.into_iter();
         for (offset, len, write, fill) in copies {
             prop_assert_eq!(iov.len(), gpas.len() as u64);

@@ -5,7 +5,7 @@ use crate::server::Statistics;
 use crate::setup::Setup;
 use crate::wait;
 use kickless_device::{Call, Device, Kick, Parts, Place, Placed, Update, Vring};
-use kickless_memory::Map;
+use kickless_memory::View;
 use kickless_spec::features::Features;
 use kickless_virtqueue::device::{Addresses, Metadata, Options};
 use std::sync::Arc;
@@ -61,10 +61,10 @@ impl Rings {
     }
 
     /// Makes the ring run or stop as its set-up says.
-    pub(crate) fn settle(&mut self, index: u16, map: &Arc<Map>, features: Features) -> Result<(), Refusal> {
+    pub(crate) fn settle(&mut self, index: u16, view: &Arc<View>, features: Features) -> Result<(), Refusal> {
         let wanted = self.get(index).setup.runs();
         match (wanted, self.is_running(index)) {
-            (Some((size, addresses)), false) => self.start(index, size, addresses, map, features),
+            (Some((size, addresses)), false) => self.start(index, size, addresses, view, features),
             (None, true) => Ok(self.stop(index)?),
             _ => Ok(()),
         }
@@ -75,12 +75,12 @@ impl Rings {
         index: u16,
         size: u16,
         addresses: Addresses,
-        map: &Arc<Map>,
+        view: &Arc<View>,
         features: Features,
     ) -> Result<(), Refusal> {
         let options = options(size, features)?;
         // Before the device is opened, so that a front-end's mistake has no other effect.
-        check_areas(index, map, &addresses, &options)?;
+        check_areas(index, view, &addresses, &options)?;
         if !self.open {
             self.device.open().map_err(|source| Refusal::Start { index, source })?;
             self.open = true;
@@ -95,7 +95,7 @@ impl Rings {
             addresses,
             next_avail,
             held: ring.setup.held.clone(),
-            map: map.clone(),
+            view: view.clone(),
             kick: ring.kick.as_ref().map(Kick::try_clone).transpose().map_err(Refusal::Descriptor)?,
             call: clone(&ring.call).map_err(Refusal::Descriptor)?,
             err: clone(&ring.err).map_err(Refusal::Descriptor)?,
@@ -199,9 +199,9 @@ pub(crate) fn options(size: u16, features: Features) -> Result<Options, Refusal>
 /// Whether the areas are in guest memory.
 pub(crate) fn check_areas(
     index: u16,
-    map: &Map,
+    view: &View,
     addresses: &Addresses,
     options: &Options,
 ) -> Result<(), Refusal> {
-    Metadata::map(map, addresses, options).map(drop).map_err(|source| Refusal::Areas { index, source })
+    Metadata::map(view, addresses, options).map(drop).map_err(|source| Refusal::Areas { index, source })
 }

@@ -167,7 +167,7 @@ impl<'a> Session<'a> {
     }
 
     fn settle(&mut self, index: u16) -> Result<(), Refusal> {
-        self.rings.settle(index, self.memory.map(), self.negotiated.features)
+        self.rings.settle(index, self.memory.view(), self.negotiated.features)
     }
 
     /// Rings that run keep what they were started with; only logging could change under them, which we do not offer.
@@ -224,12 +224,12 @@ impl<'a> Session<'a> {
             avail: UserAddr(addr.avail_addr),
             used: UserAddr(addr.used_addr),
         };
-        let map = self.memory.map();
+        let view = self.memory.view();
         // The specification puts these three in no order; what is not known yet is checked when the ring starts.
         if let Some(size) = self.rings.get(index).setup.size
-            && !map.slots().is_empty()
+            && !view.map().slots().is_empty()
         {
-            rings::check_areas(index, map, &addresses, &rings::options(size, self.negotiated.features)?)?;
+            rings::check_areas(index, view, &addresses, &rings::options(size, self.negotiated.features)?)?;
         }
         self.rings.get(index).setup.addresses = Some(addresses);
         self.rings.update(index, Update::Addresses(addresses))?;

@@ -11,7 +11,7 @@
 #[path = "../tests/model/mod.rs"]
 mod model;
 
-use kickless_memory::{Area, Map, UserAddr};
+use kickless_memory::{Area, UserAddr, View};
 use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Submitter, Table};
 use kickless_virtqueue::{Chain, device};
 use model::{ADDRESSES, AVAIL, DESC, SEAM, TABLES, USED, USER, memory};
@@ -107,7 +107,7 @@ impl Driver {
 /// The device's end.
 struct Device {
     queue: device::Queue,
-    map: Arc<Map>,
+    view: Arc<View>,
     chain: Chain,
     heads: Vec<u16>,
 }
@@ -117,7 +117,7 @@ impl Device {
     #[inline(never)]
     fn round(&mut self, count: usize) -> usize {
         self.heads.clear();
-        while self.heads.len() < count && self.queue.pop(&self.map, &mut self.chain).unwrap() {
+        while self.heads.len() < count && self.queue.pop(&self.view, &mut self.chain).unwrap() {
             black_box((self.chain.readable(), self.chain.writable()));
             self.heads.push(self.chain.head);
         }
@@ -130,8 +130,8 @@ impl Device {
 }
 
 fn pair(shape: Shape) -> (Driver, Device) {
-    let map = memory();
-    let area = |gpa: u64, len: u64| map.area(UserAddr(USER + gpa), len as usize, 16).unwrap();
+    let view = memory();
+    let area = |gpa: u64, len: u64| view.map().area(UserAddr(USER + gpa), len as usize, 16).unwrap();
     let areas = Areas {
         desc: area(DESC, AVAIL - DESC),
         driver: area(AVAIL, USED - AVAIL),
@@ -139,12 +139,12 @@ fn pair(shape: Shape) -> (Driver, Device) {
     };
     let (submitter, mut completer) = driver::queue(shape.options(), areas);
     completer.disable_calls();
-    let metadata = device::Metadata::map(&map, &ADDRESSES, &shape.options()).unwrap();
+    let metadata = device::Metadata::map(&view, &ADDRESSES, &shape.options()).unwrap();
     let mut queue = device::Queue::new(shape.options(), metadata, shape.base());
     queue.disarm();
     let tables = area(TABLES, SEAM - TABLES);
     let driver = Driver { submitter, completer, tables, indirect: shape.indirect };
-    (driver, Device { queue, map, chain: Chain::default(), heads: Vec::with_capacity(BATCH_MAX) })
+    (driver, Device { queue, view, chain: Chain::default(), heads: Vec::with_capacity(BATCH_MAX) })
 }
 
 /// Runs about so many requests through both ends; nanoseconds for one.

@@ -25,7 +25,7 @@ fn bufs() -> [Buf; 3] {
 #[inline(never)]
 fn round(queue: &mut Queue, driver: &Driver, chain: &mut Chain, heads: &mut Vec<u16>) {
     heads.clear();
-    while queue.pop(&driver.map, chain).unwrap() {
+    while queue.pop(&driver.view, chain).unwrap() {
         black_box((chain.readable(), chain.writable()));
         heads.push(chain.head);
     }

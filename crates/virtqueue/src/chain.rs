@@ -3,7 +3,7 @@
 use crate::RingError;
 use crate::device::{Metadata, Options};
 use crate::packed::Place;
-use kickless_memory::{Gpa, Map};
+use kickless_memory::{Gpa, Iova, View};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 
 /// The most descriptors in a chain with an indirect table, where the queue itself is smaller.
@@ -71,7 +71,7 @@ impl Chain {
     /// Takes the chain that starts at descriptor `head`. Each descriptor is read once. After an error only
     /// `head` means anything.
     #[inline]
-    pub(crate) fn walk(&mut self, map: &Map, ring: &Metadata, head: u16) -> Result<(), RingError> {
+    pub(crate) fn walk(&mut self, view: &View, ring: &Metadata, head: u16) -> Result<(), RingError> {
         let size = ring.options().size();
         self.begin(head);
         if head >= size {
@@ -81,7 +81,7 @@ impl Chain {
         let (mut walk, table) =
             walk.table(&mut self.buffers, head, u32::from(size), |index| Ok(ring.descriptor(index)))?;
         if let Some(table) = table {
-            walk = walk.indirect(&mut self.buffers, map, &table, ring.options())?;
+            walk = walk.indirect(&mut self.buffers, view, &table, ring.options())?;
         }
         self.end(walk)
     }
@@ -91,7 +91,7 @@ impl Chain {
     #[inline]
     pub(crate) fn walk_packed(
         &mut self,
-        map: &Map,
+        view: &View,
         ring: &Metadata,
         place: Place,
         room: u16,
@@ -106,7 +106,7 @@ impl Chain {
             Ok(Descriptor { next: nth + 1, ..desc })
         })?;
         if let Some(table) = table {
-            walk = walk.indirect(&mut self.buffers, map, &table, ring.options())?;
+            walk = walk.indirect(&mut self.buffers, view, &table, ring.options())?;
         }
         self.head = id;
         self.end(walk)?;
@@ -139,7 +139,7 @@ impl Chain {
 /// A descriptor as it was read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Descriptor {
-    addr: Gpa,
+    addr: Iova,
     len: u32,
     flags: u16,
     next: u16,
@@ -149,7 +149,7 @@ impl Descriptor {
     /// From its two words, in our byte order: `addr`, then `len`, `flags` and `next` from the lowest bit on.
     #[inline]
     pub(crate) fn new([addr, rest]: [u64; 2]) -> Self {
-        Self { addr: Gpa(addr), len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
+        Self { addr: Iova(addr), len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
     }
 
     fn from_le(words: [u64; 2]) -> Self {
@@ -227,7 +227,7 @@ impl Walk {
                 self.readable_len += len;
             }
             if len != 0 {
-                buffers.push(Buffer { addr: desc.addr, len: desc.len });
+                buffers.push(Buffer { addr: View::direct(desc.addr), len: desc.len });
                 self.readable += usize::from(!writable);
             }
             if desc.flags & DESC_F_NEXT == 0 {
@@ -246,12 +246,12 @@ impl Walk {
     fn indirect(
         mut self,
         buffers: &mut Vec<Buffer>,
-        map: &Map,
+        view: &View,
         desc: &Descriptor,
         options: &Options,
     ) -> Result<Self, RingError> {
         const DESC: u32 = size_of::<Desc>() as u32;
-        let (head, addr, len) = (self.head, desc.addr, desc.len);
+        let (head, addr, len) = (self.head, View::direct(desc.addr), desc.len);
         let packed = options.is_packed();
         if !options.indirect() {
             return Err(RingError::IndirectNotNegotiated { head });
@@ -269,12 +269,12 @@ impl Walk {
             self.max = INDIRECT_CHAIN_MAX;
         }
         let entries = len / DESC;
-        let (walk, nested) = match map.span(addr, u64::from(len)) {
+        let (walk, nested) = match view.span(addr, u64::from(len)) {
             Some(span) => self.table(buffers, 0, entries, |index| {
                 let words = span.read(DESC as usize * usize::from(index));
                 Ok(Descriptor::in_table(words, packed, index, entries))
             })?,
-            None => self.scattered(buffers, map, addr, len, packed)?,
+            None => self.scattered(buffers, view, addr, len, packed)?,
         };
         match nested {
             None => Ok(walk),
@@ -287,7 +287,7 @@ impl Walk {
     fn scattered(
         self,
         buffers: &mut Vec<Buffer>,
-        map: &Map,
+        view: &View,
         addr: Gpa,
         len: u32,
         packed: bool,
@@ -295,7 +295,7 @@ impl Walk {
         let (head, entries) = (self.head, len / size_of::<Desc>() as u32);
         self.table(buffers, 0, entries, |index| {
             addr.checked_add(size_of::<Desc>() as u64 * u64::from(index))
-                .and_then(|at| map.read_obj(at).ok())
+                .and_then(|at| view.read_obj(at).ok())
                 .map(|words| Descriptor::in_table(words, packed, index, entries))
                 .ok_or(RingError::IndirectUnmapped { head, addr: addr.0, len })
         })

@@ -13,18 +13,18 @@
 //! them makes this crate panic, allocate more than a chain's worth, or run longer than a chain may be.
 //!
 //! ```
-//! use kickless_memory::{Gpa, Map, Slot, UserAddr};
+//! use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 //! use kickless_virtqueue::{Chain, device};
 //!
 //! let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?;
 //! rustix::fs::ftruncate(&file, 1 << 20)?;
-//! let map = Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(0x10_0000), 1 << 20)?])?;
+//! let view = View::new(Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(0x10_0000), 1 << 20)?])?);
 //!
 //! // What the driver would do: descriptor 3 is one 512-byte buffer, and it is the first entry of the avail ring.
-//! map.write_obj(Gpa(48), &0x8000u64)?;
-//! map.write_obj(Gpa(56), &512u32)?;
-//! map.write_obj(Gpa(0x1004), &3u16)?;
-//! map.write_obj(Gpa(0x1002), &1u16)?;
+//! view.write_obj(Gpa(48), &0x8000u64)?;
+//! view.write_obj(Gpa(56), &512u32)?;
+//! view.write_obj(Gpa(0x1004), &3u16)?;
+//! view.write_obj(Gpa(0x1002), &1u16)?;
 //!
 //! let options = device::Options::new(8, false, false)?;
 //! let addresses = device::Addresses {
@@ -32,15 +32,15 @@
 //!     avail: UserAddr(0x10_1000),
 //!     used: UserAddr(0x10_2000),
 //! };
-//! let metadata = device::Metadata::map(&map, &addresses, &options)?;
+//! let metadata = device::Metadata::map(&view, &addresses, &options)?;
 //! let mut queue = device::Queue::new(options, metadata, 0);
 //! let mut chain = Chain::default();
-//! while queue.pop(&map, &mut chain)? {
+//! while queue.pop(&view, &mut chain)? {
 //!     assert_eq!((chain.head, chain.readable()[0].addr, chain.readable()[0].len), (3, Gpa(0x8000), 512));
 //!     queue.push(chain.head, 0);
 //! }
 //! assert!(queue.publish(), "the driver wants to be called");
-//! assert_eq!(map.read_obj::<u16>(Gpa(0x2002))?, 1);
+//! assert_eq!(view.read_obj::<u16>(Gpa(0x2002))?, 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

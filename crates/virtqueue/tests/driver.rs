@@ -4,7 +4,7 @@
 
 mod model;
 
-use kickless_memory::{Gpa, Map, UserAddr};
+use kickless_memory::{Gpa, UserAddr, View};
 use kickless_spec::ring::{RING_ENTRIES, RING_IDX, UsedElem};
 use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Lie, Submitter, Table};
 use kickless_virtqueue::{Chain, device};
@@ -58,8 +58,8 @@ impl Shape {
     }
 }
 
-fn areas(map: &Map) -> Areas {
-    let area = |gpa: u64, len: u64| map.area(UserAddr(USER + gpa), len as usize, 16).unwrap();
+fn areas(view: &View) -> Areas {
+    let area = |gpa: u64, len: u64| view.map().area(UserAddr(USER + gpa), len as usize, 16).unwrap();
     Areas {
         desc: area(DESC, AVAIL - DESC),
         driver: area(AVAIL, USED - AVAIL),
@@ -69,7 +69,7 @@ fn areas(map: &Map) -> Areas {
 
 /// Both ends of one ring, and what there should be in it.
 struct Pair {
-    map: Arc<Map>,
+    view: Arc<View>,
     submitter: Submitter,
     completer: Completer,
     device: device::Queue,
@@ -89,14 +89,14 @@ struct Pair {
 
 impl Pair {
     fn new(shape: Shape) -> Self {
-        let map = memory();
-        let (submitter, completer) = driver::queue(shape.driver(), areas(&map));
-        let metadata = device::Metadata::map(&map, &ADDRESSES, &shape.device()).unwrap();
+        let view = memory();
+        let (submitter, completer) = driver::queue(shape.driver(), areas(&view));
+        let metadata = device::Metadata::map(&view, &ADDRESSES, &shape.device()).unwrap();
         let mut device = device::Queue::new(shape.device(), metadata, shape.base());
         device.disarm();
-        let tables = map.area(UserAddr(USER + TABLES), (SEAM - TABLES) as usize, 16).unwrap();
+        let tables = view.map().area(UserAddr(USER + TABLES), (SEAM - TABLES) as usize, 16).unwrap();
         Self {
-            map,
+            view,
             submitter,
             completer,
             device,
@@ -148,7 +148,7 @@ impl Pair {
     fn pop(&mut self, count: usize) {
         let mut chain = Chain::default();
         for _ in 0..count {
-            if !self.device.pop(&self.map, &mut chain).unwrap() {
+            if !self.device.pop(&self.view, &mut chain).unwrap() {
                 assert!(self.available.is_empty());
                 return;
             }
@@ -210,7 +210,7 @@ impl Pair {
     /// The memory goes away and comes back, with whatever is in it.
     fn remap(&mut self) {
         self.device.unmap();
-        let metadata = device::Metadata::map(&self.map, &ADDRESSES, &self.shape.device()).unwrap();
+        let metadata = device::Metadata::map(&self.view, &ADDRESSES, &self.shape.device()).unwrap();
         self.device.remap(metadata);
         let _ = self.device.publish();
         self.asleep = (false, false);
@@ -232,7 +232,7 @@ impl Pair {
             let _ = self.device.publish();
         }
         let (base, held) = (self.device.next_avail(), self.device.take_held());
-        let metadata = device::Metadata::map(&self.map, &ADDRESSES, &self.shape.device()).unwrap();
+        let metadata = device::Metadata::map(&self.view, &ADDRESSES, &self.shape.device()).unwrap();
         self.device = device::Queue::new(self.shape.device(), metadata, base);
         self.device.push_held(&held);
         let _ = self.device.publish();
@@ -405,9 +405,9 @@ fn no_room(shape: Shape) {
     assert_eq!((pair.submitter.next_id(), pair.submitter.room()), (next, 1));
     let _ = pair.submitter.publish();
     let mut chain = Chain::default();
-    assert!(pair.device.pop(&pair.map, &mut chain).unwrap());
+    assert!(pair.device.pop(&pair.view, &mut chain).unwrap());
     assert_eq!((chain.head, chain.readable().len()), (id, 3));
-    assert!(!pair.device.pop(&pair.map, &mut chain).unwrap());
+    assert!(!pair.device.pop(&pair.view, &mut chain).unwrap());
 }
 
 /// Writes to the used ring as a device that lies would, in a queue of 8 with two chains in flight.
@@ -420,16 +420,16 @@ fn say(in_order: bool, chains: u16, index: u16, elements: &[(u32, u32)]) -> (Pai
     let shape = Shape::split(8, false, false);
     let mut pair = Pair::new(shape);
     let options = shape.driver().with_in_order(in_order);
-    (pair.submitter, pair.completer) = driver::queue(options, areas(&pair.map));
+    (pair.submitter, pair.completer) = driver::queue(options, areas(&pair.view));
     for _ in 0..chains {
         pair.submitter.add(&[Buffer { addr: 0, len: 10, writable: true }], None).unwrap();
     }
     let _ = pair.submitter.publish();
     for (at, (id, len)) in elements.iter().enumerate() {
         let element = UsedElem { id: (*id).into(), len: (*len).into() };
-        pair.map.write_obj(Gpa(USED + (RING_ENTRIES + 8 * at) as u64), &element).unwrap();
+        pair.view.write_obj(Gpa(USED + (RING_ENTRIES + 8 * at) as u64), &element).unwrap();
     }
-    pair.map.write_obj(Gpa(USED + RING_IDX as u64), &index.to_le_bytes()).unwrap();
+    pair.view.write_obj(Gpa(USED + RING_IDX as u64), &index.to_le_bytes()).unwrap();
     let mut ids = Vec::new();
     let said = loop {
         match pair.completer.pop() {

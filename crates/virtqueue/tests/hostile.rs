@@ -3,7 +3,7 @@
 
 mod model;
 
-use kickless_memory::{Gpa, Map};
+use kickless_memory::{Gpa, View};
 use kickless_virtqueue::device::{Metadata, Options, Queue};
 use kickless_virtqueue::{Chain, INDIRECT_CHAIN_MAX, RingError};
 use model::{Driver, Random};
@@ -29,12 +29,12 @@ fn ring(indirect: bool, descs: &[(u64, u32, u16, u16)]) -> (Driver, Queue) {
 fn error(driver: &Driver, queue: &mut Queue) -> RingError {
     let mut chain = Chain::default();
     let next = queue.next_avail();
-    let error = queue.pop(&driver.map, &mut chain).unwrap_err();
-    assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
+    let error = queue.pop(&driver.view, &mut chain).unwrap_err();
+    assert_eq!(queue.pop(&driver.view, &mut chain), Err(error));
     assert_eq!((queue.broken(), queue.next_avail(), queue.in_flight()), (Some(error), next, 0));
     assert!(!queue.has_work() && !queue.arm());
     queue.remap(driver.metadata());
-    assert_eq!(queue.pop(&driver.map, &mut chain), Err(error), "a new mapping heals nothing");
+    assert_eq!(queue.pop(&driver.view, &mut chain), Err(error), "a new mapping heals nothing");
     error
 }
 
@@ -48,7 +48,7 @@ fn indirect(addr: u64, len: u32, table: &[(u64, u32, u16, u16)]) -> RingError {
     let (driver, mut queue) = ring(true, &[(addr, len, INDIRECT, 0)]);
     for (i, &(addr, len, flags, next)) in table.iter().enumerate() {
         let at = Gpa(model::TABLES + 16 * i as u64);
-        driver.map.write_obj(at, &model::desc(addr, len, flags, next)).unwrap();
+        driver.view.write_obj(at, &model::desc(addr, len, flags, next)).unwrap();
     }
     error(&driver, &mut queue)
 }
@@ -77,7 +77,7 @@ fn more_in_flight_than_descriptors() {
             let mut chain = Chain::default();
             driver.publish_as(8);
             for _ in 0..8 {
-                assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true));
+                assert_eq!(queue.pop(&driver.view, &mut chain), Ok(true));
             }
             (0..published).for_each(|_| queue.push(0, 0));
             let _ = queue.publish();
@@ -85,7 +85,7 @@ fn more_in_flight_than_descriptors() {
             let idx = 8 + published + 1;
             driver.publish_as(idx);
             let error = RingError::AvailIndex { idx, next: 8, room: published };
-            assert_eq!(queue.pop(&driver.map, &mut chain), Err(error));
+            assert_eq!(queue.pop(&driver.view, &mut chain), Err(error));
             let left = 8 - published - pushed;
             assert_eq!(queue.in_flight(), left);
             if ends {
@@ -94,7 +94,7 @@ fn more_in_flight_than_descriptors() {
                 // What it has can still be given back.
                 (0..left).for_each(|_| queue.push(0, 0));
                 let _ = queue.publish();
-                assert_eq!(driver.map.read_obj::<[u8; 2]>(Gpa(model::USED + 2)).unwrap(), [8, 0]);
+                assert_eq!(driver.view.read_obj::<[u8; 2]>(Gpa(model::USED + 2)).unwrap(), [8, 0]);
             }
         }
     }
@@ -129,7 +129,7 @@ fn longest_chain_is_legal() {
     let descs: Vec<_> = (0..8).map(|i| (0, 1, if i < 7 { NEXT } else { 0 }, i + 1)).collect();
     let (driver, mut queue) = ring(false, &descs);
     let mut chain = Chain::default();
-    assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true));
+    assert_eq!(queue.pop(&driver.view, &mut chain), Ok(true));
     assert_eq!(chain.readable().len(), 8);
 }
 
@@ -138,7 +138,7 @@ fn more_than_4_gib() {
     let most = [(0, u32::MAX, NEXT, 1), (0, 1, WRITE, 0)];
     let (driver, mut queue) = ring(false, &most);
     let mut chain = Chain::default();
-    assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true), "2^32 bytes are legal");
+    assert_eq!(queue.pop(&driver.view, &mut chain), Ok(true), "2^32 bytes are legal");
     assert_eq!(chain.readable_len() + chain.writable_len(), 1 << 32);
     let more = direct(&[(0, u32::MAX, NEXT, 1), (0, 2, WRITE, 0)]);
     assert_eq!(more, RingError::TooManyBytes { head: 0, len: (1 << 32) + 1 });
@@ -185,7 +185,7 @@ fn indirect_table_outside_memory() {
     // The first descriptor is memory, the second is not, or lies past the end of all addresses.
     let (driver, mut queue) = ring(true, &[(model::MEMORY - 16, 32, INDIRECT, 0)]);
     let at = Gpa(model::MEMORY - 16);
-    driver.map.write_obj(at, &model::desc(0, 1, NEXT, 1)).unwrap();
+    driver.view.write_obj(at, &model::desc(0, 1, NEXT, 1)).unwrap();
     let unmapped = RingError::IndirectUnmapped { head: 0, addr: model::MEMORY - 16, len: 32 };
     assert_eq!(error(&driver, &mut queue), unmapped);
 }
@@ -197,10 +197,10 @@ fn unusual_but_legal() {
     let (driver, mut queue) = ring(true, &[(0x1000, 16, NEXT, 1), (model::TABLES, 48, INDIRECT | WRITE, 0)]);
     for (i, (len, flags)) in [(512, NEXT), (0, NEXT | WRITE), (1, WRITE)].into_iter().enumerate() {
         let desc = model::desc(0x2000, len, flags, i as u16 + 1);
-        driver.map.write_obj(Gpa(model::TABLES + 16 * i as u64), &desc).unwrap();
+        driver.view.write_obj(Gpa(model::TABLES + 16 * i as u64), &desc).unwrap();
     }
     let mut chain = Chain::default();
-    assert_eq!(queue.pop(&driver.map, &mut chain), Ok(true));
+    assert_eq!(queue.pop(&driver.view, &mut chain), Ok(true));
     let lens = |buffers: &[kickless_virtqueue::Buffer]| buffers.iter().map(|b| b.len).collect::<Vec<_>>();
     assert_eq!((lens(chain.readable()), lens(chain.writable())), (vec![16, 512], vec![1]));
 }
@@ -216,7 +216,7 @@ fn scribble(random: &mut Random, driver: &Driver) {
             2 => model::USED + random.below(6 + 8 * size),
             _ => model::TABLES + random.below(4096),
         };
-        driver.map.write_obj(Gpa(at), &bytes.to_le_bytes()).unwrap();
+        driver.view.write_obj(Gpa(at), &bytes.to_le_bytes()).unwrap();
     }
     for _ in 0..random.below(64) {
         let near = [0, model::TABLES, model::SEAM - 24, model::MEMORY - 16][random.below(4) as usize];
@@ -224,7 +224,7 @@ fn scribble(random: &mut Random, driver: &Driver) {
         let desc = model::desc(near + random.below(3), len, flags, random.below(size + 1) as u16);
         let at =
             if random.one_in(2) { model::TABLES + 16 * random.below(8) } else { 16 * random.below(size) };
-        driver.map.write_obj(Gpa(at), &desc).unwrap();
+        driver.view.write_obj(Gpa(at), &desc).unwrap();
     }
 }
 
@@ -258,7 +258,7 @@ proptest! {
                             if let Some(head) = held.pop() { queue.push(head, 1) }
                         }
                     },
-                    _ => while let Ok(true) = queue.pop(&driver.map, &mut chain) {
+                    _ => while let Ok(true) = queue.pop(&driver.view, &mut chain) {
                         let max = usize::from(options.size().max(INDIRECT_CHAIN_MAX));
                         prop_assert!(chain.head < options.size());
                         prop_assert!(chain.readable().len() + chain.writable().len() <= max);
@@ -274,26 +274,26 @@ proptest! {
 }
 
 /// A packed ring of four with these descriptors from 0 on: ids and flags.
-fn packed(descs: &[(u16, u16)], base: u16) -> (std::sync::Arc<Map>, Queue) {
+fn packed(descs: &[(u16, u16)], base: u16) -> (std::sync::Arc<View>, Queue) {
     packed_of(4, descs, base)
 }
 
-fn packed_of(size: u16, descs: &[(u16, u16)], base: u16) -> (std::sync::Arc<Map>, Queue) {
-    let map = model::memory();
+fn packed_of(size: u16, descs: &[(u16, u16)], base: u16) -> (std::sync::Arc<View>, Queue) {
+    let view = model::memory();
     for (at, &(id, flags)) in descs.iter().enumerate() {
-        set_packed(&map, at as u64, id, flags);
+        set_packed(&view, at as u64, id, flags);
     }
     let options = Options::packed(size, true, true).unwrap();
-    let metadata = Metadata::map(&map, &model::ADDRESSES, &options).unwrap();
+    let metadata = Metadata::map(&view, &model::ADDRESSES, &options).unwrap();
     let queue = Queue::new(options, metadata, base);
-    (map, queue)
+    (view, queue)
 }
 
-fn set_packed(map: &Map, at: u64, id: u16, flags: u16) {
-    map.write_obj(Gpa(model::DESC + 16 * at), &0x1000u64.to_le_bytes()).unwrap();
-    map.write_obj(Gpa(model::DESC + 16 * at + 8), &16u32.to_le_bytes()).unwrap();
-    map.write_obj(Gpa(model::DESC + 16 * at + 12), &id.to_le_bytes()).unwrap();
-    map.write_obj(Gpa(model::DESC + 16 * at + 14), &flags.to_le_bytes()).unwrap();
+fn set_packed(view: &View, at: u64, id: u16, flags: u16) {
+    view.write_obj(Gpa(model::DESC + 16 * at), &0x1000u64.to_le_bytes()).unwrap();
+    view.write_obj(Gpa(model::DESC + 16 * at + 8), &16u32.to_le_bytes()).unwrap();
+    view.write_obj(Gpa(model::DESC + 16 * at + 12), &id.to_le_bytes()).unwrap();
+    view.write_obj(Gpa(model::DESC + 16 * at + 14), &flags.to_le_bytes()).unwrap();
 }
 
 const AVAIL: u16 = 1 << 7;
@@ -315,12 +315,12 @@ fn what_is_pending_in_a_packed_ring() {
 #[test]
 fn more_than_a_packed_ring_has() {
     let descs = [(0, AVAIL | 1), (0, AVAIL | 1), (0, AVAIL | 1), (0, AVAIL)];
-    let (map, mut queue) = packed(&descs, 0x8000);
+    let (view, mut queue) = packed(&descs, 0x8000);
     let mut chain = Chain::default();
-    assert_eq!(queue.pop(&map, &mut chain), Ok(true));
-    assert_eq!(queue.pop(&map, &mut chain), Ok(false));
-    set_packed(&map, 0, 1, USED);
-    assert_eq!(queue.pop(&map, &mut chain), Err(RingError::Full));
+    assert_eq!(queue.pop(&view, &mut chain), Ok(true));
+    assert_eq!(queue.pop(&view, &mut chain), Ok(false));
+    set_packed(&view, 0, 1, USED);
+    assert_eq!(queue.pop(&view, &mut chain), Err(RingError::Full));
     assert!(!queue.arm() && !queue.has_work());
     // What it holds is still owed.
     queue.push(0, 0);
@@ -330,13 +330,13 @@ fn more_than_a_packed_ring_has() {
 
 #[test]
 fn ids_of_a_packed_ring_are_the_drivers() {
-    let (map, mut queue) = packed(&[(4, AVAIL), (u16::MAX, AVAIL), (4, AVAIL)], 0x8000);
+    let (view, mut queue) = packed(&[(4, AVAIL), (u16::MAX, AVAIL), (4, AVAIL)], 0x8000);
     let mut chain = Chain::default();
     for id in [4, u16::MAX] {
-        assert_eq!(queue.pop(&map, &mut chain), Ok(true));
+        assert_eq!(queue.pop(&view, &mut chain), Ok(true));
         assert_eq!(chain.head, id);
     }
-    assert_eq!(queue.pop(&map, &mut chain), Err(RingError::Twice { id: 4 }));
+    assert_eq!(queue.pop(&view, &mut chain), Err(RingError::Twice { id: 4 }));
 }
 
 #[test]
@@ -347,8 +347,8 @@ fn a_packed_ring_that_was_served_beyond_its_base() {
         (vec![(0, AVAIL), (1, AVAIL | USED)], 0x8000),
         (vec![(0, USED), (1, USED), (2, AVAIL | USED)], 0x8002),
     ] {
-        let (map, mut queue) = packed(&descs, base);
-        assert_eq!(queue.pop(&map, &mut chain), Err(RingError::Base { base }), "{descs:?}");
+        let (view, mut queue) = packed(&descs, base);
+        assert_eq!(queue.pop(&view, &mut chain), Err(RingError::Base { base }), "{descs:?}");
         assert!(!queue.arm() && !queue.has_work());
     }
     for (descs, base) in [
@@ -358,7 +358,7 @@ fn a_packed_ring_that_was_served_beyond_its_base() {
         (vec![(0, AVAIL | USED), (1, 0), (2, USED), (3, 0)], 0x8001),
         (vec![(0, 0), (1, AVAIL | USED)], 1),
     ] {
-        let (map, mut queue) = packed(&descs, base);
-        assert!(queue.pop(&map, &mut chain).is_ok(), "{descs:?}");
+        let (view, mut queue) = packed(&descs, base);
+        assert!(queue.pop(&view, &mut chain).is_ok(), "{descs:?}");
     }
 }

@@ -82,7 +82,7 @@ impl Rig {
     fn pop(&mut self) {
         self.asleep = false;
         for _ in 0..=self.random.below(u64::from(self.driver.options.size())) {
-            let popped = self.queue.pop(&self.driver.map, &mut self.chain).unwrap();
+            let popped = self.queue.pop(&self.driver.view, &mut self.chain).unwrap();
             assert_eq!(popped, self.queue.is_mapped() && !self.waiting.is_empty());
             if !popped {
                 break;
@@ -169,7 +169,7 @@ impl Rig {
         while !self.waiting.is_empty() {
             self.pop();
         }
-        assert!(!self.queue.pop(&self.driver.map, &mut self.chain).unwrap());
+        assert!(!self.queue.pop(&self.driver.view, &mut self.chain).unwrap());
         while !self.held.is_empty() {
             self.push();
         }
@@ -219,14 +219,14 @@ fn sizes() {
 
 #[test]
 fn alignment_and_bounds_of_areas() {
-    let map = memory();
+    let view = memory();
     let options = Options::new(256, true, true).unwrap();
     let at = |desc, avail, used| {
         let mut addresses = ADDRESSES;
         addresses.desc.0 = addresses.desc.0.wrapping_add(desc);
         addresses.avail.0 += avail;
         addresses.used.0 += used;
-        Metadata::map(&map, &addresses, &options).is_ok()
+        Metadata::map(&view, &addresses, &options).is_ok()
     };
     assert!(at(0, 0, 0));
     assert!(at(16, 2, 4));
@@ -255,10 +255,10 @@ fn indices_wrap() {
                 driver.publish();
                 assert_eq!(queue.pending(), options.size());
                 for &head in &heads {
-                    assert!(queue.pop(&driver.map, &mut chain).unwrap());
+                    assert!(queue.pop(&driver.view, &mut chain).unwrap());
                     assert_eq!(chain.head, head);
                 }
-                assert!(!queue.pop(&driver.map, &mut chain).unwrap());
+                assert!(!queue.pop(&driver.view, &mut chain).unwrap());
                 for &head in heads.iter().rev() {
                     queue.push(head, round + u32::from(head));
                 }
@@ -288,7 +288,7 @@ fn polling_draws_no_kick() {
                     driver.add(&[Buf { addr: 0, len: 1, writable: true }], 1).unwrap();
                 }
                 let kick = driver.publish();
-                while queue.pop(&driver.map, &mut chain).unwrap() {
+                while queue.pop(&driver.view, &mut chain).unwrap() {
                     queue.push(chain.head, 0);
                 }
                 let _ = queue.publish();
@@ -327,7 +327,7 @@ fn calls_are_decided_over_all_that_was_published() {
                 driver.add(&[Buf { addr: 0, len: 1, writable: true }], 1).unwrap();
             }
             driver.publish();
-            while queue.pop(&driver.map, chain).unwrap() {
+            while queue.pop(&driver.view, chain).unwrap() {
                 queue.push(chain.head, 0);
             }
             queue.publish()
@@ -336,7 +336,7 @@ fn calls_are_decided_over_all_that_was_published() {
         driver.take().unwrap();
         // used_event is so many past the index 65535.
         let event = 65_535u16.wrapping_add(asked_at);
-        driver.map.write_obj(Gpa(model::AVAIL + 4 + 16), &event).unwrap();
+        driver.view.write_obj(Gpa(model::AVAIL + 4 + 16), &event).unwrap();
         let calls: Vec<bool> = [2, 2, 1].map(|n| round(&mut driver, &mut queue, &mut chain, n)).into();
         assert_eq!(calls.iter().position(|&c| c), called_in, "asked at {asked_at}: {calls:?}");
         assert!(calls.iter().filter(|&&c| c).count() <= 1);
@@ -354,7 +354,7 @@ fn what_is_pushed_while_unmapped_comes_later() {
     }
     driver.publish();
     let mut heads = Vec::new();
-    while queue.pop(&driver.map, &mut chain).unwrap() {
+    while queue.pop(&driver.view, &mut chain).unwrap() {
         heads.push(chain.head);
     }
     queue.push(heads[0], 10);
@@ -364,13 +364,13 @@ fn what_is_pushed_while_unmapped_comes_later() {
     assert!(!queue.is_mapped() && !queue.has_work() && !queue.arm());
     queue.push(heads[2], 12);
     assert!(!queue.publish());
-    assert!(!queue.pop(&driver.map, &mut chain).unwrap());
+    assert!(!queue.pop(&driver.view, &mut chain).unwrap());
     assert_eq!(driver.take(), Some((heads[0], 10)));
     assert_eq!(driver.take(), None, "neither what was pushed before the areas went, nor after");
     assert!(!driver.ask());
     queue.unmap();
     // The places where they go were scribbled over in the meantime.
-    driver.map.write_obj(Gpa(model::USED + 4), &[0xffu8; 8]).unwrap();
+    driver.view.write_obj(Gpa(model::USED + 4), &[0xffu8; 8]).unwrap();
     queue.remap(driver.metadata());
     queue.push(heads[3], 13);
     assert!(queue.publish(), "asked for before");
@@ -390,7 +390,7 @@ fn indirect_chains_longer_than_the_queue() {
         .collect();
     driver.add(&bufs, 0).unwrap();
     driver.publish();
-    assert!(queue.pop(&driver.map, &mut chain).unwrap());
+    assert!(queue.pop(&driver.view, &mut chain).unwrap());
     assert_eq!((chain.readable().len(), chain.writable().len()), (500, 524));
     assert_eq!(chain.writable()[0], Buffer { addr: Gpa(500), len: 501 });
 }
@@ -405,12 +405,12 @@ fn table_over_the_seam_of_two_slots() {
     for i in 0..3u16 {
         let flags = if i < 2 { 1 } else { 2 };
         let desc = model::desc(u64::from(i), 10, flags, i + 1);
-        driver.map.write_obj(Gpa(table + 16 * u64::from(i)), &desc).unwrap();
+        driver.view.write_obj(Gpa(table + 16 * u64::from(i)), &desc).unwrap();
     }
     driver.write_desc(1, table, 48, 4, 0);
     driver.offer(1);
     driver.publish();
-    assert!(queue.pop(&driver.map, &mut chain).unwrap());
+    assert!(queue.pop(&driver.view, &mut chain).unwrap());
     assert_eq!(chain.readable(), [0, 1].map(|i| Buffer { addr: Gpa(i), len: 10 }));
     assert_eq!(chain.writable(), [Buffer { addr: Gpa(2), len: 10 }]);
 }
@@ -424,13 +424,13 @@ fn what_was_shown_is_not_stored_again() {
         let head = driver.add(&[Buf { addr: 0, len: 1, writable: true }], 1).unwrap();
         let _ = driver.publish();
         let mut queue = driver.device();
-        assert_eq!(queue.pop(&driver.map, &mut Chain::default()), Ok(true));
+        assert_eq!(queue.pop(&driver.view, &mut Chain::default()), Ok(true));
         queue.push(head, 1);
         queue.show();
-        assert_eq!(driver.map.read_obj::<[u8; 2]>(USED_IDX).unwrap(), [1, 0]);
-        driver.map.write_obj(USED_IDX, &[7u8, 7]).unwrap();
+        assert_eq!(driver.view.read_obj::<[u8; 2]>(USED_IDX).unwrap(), [1, 0]);
+        driver.view.write_obj(USED_IDX, &[7u8, 7]).unwrap();
         assert!(queue.publish(), "it was not decided about before");
         assert!(!queue.publish(), "it was");
-        assert_eq!(driver.map.read_obj::<[u8; 2]>(USED_IDX).unwrap(), [7, 7]);
+        assert_eq!(driver.view.read_obj::<[u8; 2]>(USED_IDX).unwrap(), [7, 7]);
     }
 }

@@ -33,14 +33,14 @@ fn run(log_size: u32, event_idx: bool, polls: bool, requests: u32) {
     let options = Options::new(1 << log_size, event_idx, true).unwrap();
     let mut driver = Driver::new(options, 65_500);
     let mut queue = driver.device();
-    let map = driver.map.clone();
+    let view = driver.view.clone();
     let (kick, kicked) = sync_channel(1);
     let (call, called) = sync_channel(1);
     let device = std::thread::spawn(move || {
         let (mut chain, mut random, mut served) = (Chain::default(), Random(1), 0u32);
         loop {
             let before = served;
-            while queue.pop(&map, &mut chain).unwrap() {
+            while queue.pop(&view, &mut chain).unwrap() {
                 // The driver's number of the request, in both of its buffers.
                 let number = served as u64;
                 assert_eq!((chain.readable()[0].addr.0, chain.writable()[0].addr.0), (number, !number));

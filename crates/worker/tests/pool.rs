@@ -55,7 +55,7 @@ fn updates_come_in_order_and_do_not_stop_it() {
     fixture.driver.kick();
     placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert!(fixture.popped.try_recv().is_err());
-    placed.update(Update::Memory(fixture.driver.map.clone())).recv_timeout(DEADLINE).unwrap();
+    placed.update(Update::Memory(fixture.driver.view.clone())).recv_timeout(DEADLINE).unwrap();
     fixture.wait_popped(3);
     assert_eq!(fixture.seen.memory_changed.load(Ordering::SeqCst), 2);
     // A new kick descriptor that was signalled before it came.

@@ -4,7 +4,7 @@
 
 use kickless_disk::{Cache, Disk, Io, IoError, Lane, Options, Request, Step};
 use kickless_io::{Completion, Engine, EngineKind, FileId, Waker};
-use kickless_memory::{Gpa, Map, Slot, UserAddr};
+use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
@@ -53,10 +53,10 @@ pub fn image(contents: &[u8]) -> NamedTempFile {
 }
 
 /// `len` bytes of guest memory from address 0 on.
-pub fn guest(len: u64) -> Arc<Map> {
+pub fn guest(len: u64) -> Arc<View> {
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, len).unwrap();
-    Arc::new(Map::new(vec![Slot::map(file, 0, Gpa(0), UserAddr(0), len).unwrap()]).unwrap())
+    Arc::new(View::new(Map::new(vec![Slot::map(file, 0, Gpa(0), UserAddr(0), len).unwrap()]).unwrap()))
 }
 
 /// A loop device with blocks of 4096 bytes, until this is dropped.
@@ -198,9 +198,9 @@ impl<'a> Worker<'a> {
 
     /// Writes from guest memory that begins at `misaligned`.
     pub fn write(&mut self, offset: u64, bytes: &[u8], misaligned: u64) -> Result<(), IoError> {
-        let map = guest((bytes.len() as u64 + misaligned + 1).next_multiple_of(4096));
-        map.write(Gpa(misaligned), bytes).unwrap();
-        self.io(0).buffers_mut().push(&map, Gpa(misaligned), bytes.len() as u32).unwrap();
+        let view = guest((bytes.len() as u64 + misaligned + 1).next_multiple_of(4096));
+        view.write(Gpa(misaligned), bytes).unwrap();
+        self.io(0).buffers_mut().push(&view, Gpa(misaligned), bytes.len() as u32).unwrap();
         let result = self.run(Request::Write { offset, durable: false });
         self.io(0).buffers_mut().clear();
         result
@@ -208,12 +208,12 @@ impl<'a> Worker<'a> {
 
     /// Reads into guest memory that begins at `misaligned`.
     pub fn read_into(&mut self, offset: u64, len: usize, misaligned: u64) -> (Result<(), IoError>, Vec<u8>) {
-        let map = guest((len as u64 + misaligned + 1).next_multiple_of(4096));
-        self.io(0).buffers_mut().push(&map, Gpa(misaligned), len as u32).unwrap();
+        let view = guest((len as u64 + misaligned + 1).next_multiple_of(4096));
+        self.io(0).buffers_mut().push(&view, Gpa(misaligned), len as u32).unwrap();
         let result = self.run(Request::Read { offset });
         self.io(0).buffers_mut().clear();
         let mut bytes = vec![0; len];
-        map.read(Gpa(misaligned), &mut bytes).unwrap();
+        view.read(Gpa(misaligned), &mut bytes).unwrap();
         (result, bytes)
     }
 

@@ -7,7 +7,7 @@
 use super::suppress::{Cells, Word};
 use crate::chain::Descriptor;
 use crate::packed::Place;
-use kickless_memory::{Area, Map, Unmapped, UserAddr};
+use kickless_memory::{Area, Unmapped, UserAddr, View};
 use kickless_spec::ring::{
     Desc, EVENT_LEN, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem, avail_len, desc_len,
     used_len,
@@ -118,10 +118,11 @@ impl Metadata {
     /// Translates `addresses` for a queue of this shape.
     ///
     /// # Errors
-    /// An area that is not in one slot of `map`, or not aligned as virtio 1.3, sections 2.7 and 2.8.10.1 ask (16, 2 and 4
+    /// An area that is not in one slot of the view's map, or not aligned as virtio 1.3, sections 2.7 and 2.8.10.1 ask (16, 2 and 4
     /// bytes, or 16, 4 and 4).
-    pub fn map(map: &Map, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
+    pub fn map(view: &View, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
         let Options { size, event_idx, packed, .. } = *options;
+        let map = view.map();
         let (avail, used) = match packed {
             true => ((EVENT_LEN, 4), (EVENT_LEN, 4)),
             false => ((avail_len(size, event_idx), 2), (used_len(size, event_idx), 4)),

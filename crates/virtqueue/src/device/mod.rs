@@ -42,7 +42,7 @@ pub use metadata::{Addresses, InvalidSize, Metadata, Options};
 use order::Order;
 
 use crate::{Chain, RingError};
-use kickless_memory::Map;
+use kickless_memory::View;
 
 /// The device end of one virtqueue, of either ring format.
 #[derive(Debug)]
@@ -138,8 +138,8 @@ impl Queue {
     /// # Errors
     /// The driver broke the ring. No chain was taken, and every later call gives the same error.
     #[inline]
-    pub fn pop(&mut self, map: &Map, chain: &mut Chain) -> Result<bool, RingError> {
-        let popped = forward!(mut self, pop, map, chain);
+    pub fn pop(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
+        let popped = forward!(mut self, pop, view, chain);
         if let (Some(order), Ok(true)) = (&mut self.order, popped) {
             order.popped(chain.head);
         }

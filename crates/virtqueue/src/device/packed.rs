@@ -3,7 +3,7 @@
 use super::{Held, Metadata, Options};
 use crate::packed::{self, Place};
 use crate::{Chain, RingError};
-use kickless_memory::Map;
+use kickless_memory::View;
 use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, PackedDesc};
 use std::sync::atomic::Ordering;
 
@@ -106,7 +106,7 @@ impl Queue {
     }
 
     #[inline]
-    pub(super) fn pop(&mut self, map: &Map, chain: &mut Chain) -> Result<bool, RingError> {
+    pub(super) fn pop(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
         if let Some(error) = self.broken {
             return Err(error);
         }
@@ -119,7 +119,7 @@ impl Queue {
         if room == 0 {
             return Err(self.latch(RingError::Full));
         }
-        let count = match chain.walk_packed(map, metadata, self.next, room) {
+        let count = match chain.walk_packed(view, metadata, self.next, room) {
             Ok(count) => count,
             Err(error) => return Err(self.latch(error)),
         };

@@ -3,7 +3,7 @@
 use super::suppress::{self, Cells, Word};
 use super::{Held, Metadata, Options};
 use crate::{Chain, RingError};
-use kickless_memory::Map;
+use kickless_memory::View;
 use kickless_spec::ring::UsedElem;
 use std::sync::atomic::Ordering;
 
@@ -124,13 +124,13 @@ impl Queue {
     }
 
     #[inline]
-    pub(super) fn pop(&mut self, map: &Map, chain: &mut Chain) -> Result<bool, RingError> {
+    pub(super) fn pop(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
         if self.next_avail == self.avail_seen && !self.refresh()? {
             return Ok(false);
         }
         let Some(metadata) = &self.metadata else { return Ok(false) };
         let head = metadata.avail_entry(self.next_avail);
-        let walked = chain.walk(map, metadata, head);
+        let walked = chain.walk(view, metadata, head);
         if let Err(error) = walked {
             return Err(self.latch(error));
         }

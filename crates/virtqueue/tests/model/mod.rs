@@ -1,7 +1,7 @@
 //! A driver in miniature, with the guest memory that it lives in.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test uses a part of it")]
 
-use kickless_memory::{Area, Gpa, Map, Slot, UserAddr};
+use kickless_memory::{Area, Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{
     AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, RING_ENTRIES, RING_FLAGS,
     RING_IDX, USED_F_NO_NOTIFY, UsedElem, avail_len, desc_len, event_passed, used_len,
@@ -22,13 +22,13 @@ pub const MEMORY: u64 = 0x20_0000;
 /// Two slots lie next to one another in guest memory, but not in ours; this is their seam.
 pub const SEAM: u64 = 0x18_0000;
 
-pub fn memory() -> Arc<Map> {
+pub fn memory() -> Arc<View> {
     let slot = |gpa: u64, len: u64| {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, len).unwrap();
         Slot::map(&file, 0, Gpa(gpa), UserAddr(USER + gpa), len).unwrap()
     };
-    Arc::new(Map::new(vec![slot(0, SEAM), slot(SEAM, MEMORY - SEAM)]).unwrap())
+    Arc::new(View::new(Map::new(vec![slot(0, SEAM), slot(SEAM, MEMORY - SEAM)]).unwrap()))
 }
 
 pub const ADDRESSES: Addresses =
@@ -66,7 +66,7 @@ pub struct Buf {
 }
 
 pub struct Driver {
-    pub map: Arc<Map>,
+    pub view: Arc<View>,
     pub options: Options,
     desc: Area,
     avail: Area,
@@ -84,9 +84,9 @@ pub struct Driver {
 impl Driver {
     /// A ring both of whose indices stand at `start`.
     pub fn new(options: Options, start: u16) -> Self {
-        let map = memory();
+        let view = memory();
         let (size, event_idx) = (options.size(), options.event_idx());
-        let area = |addr, len| map.area(UserAddr(USER + addr), len, 4).unwrap();
+        let area = |addr, len| view.map().area(UserAddr(USER + addr), len, 4).unwrap();
         let (desc, avail, used) = (
             area(DESC, desc_len(size)),
             area(AVAIL, avail_len(size, event_idx)),
@@ -95,7 +95,7 @@ impl Driver {
         avail.store_u16(RING_IDX, start, Ordering::Relaxed);
         used.store_u16(RING_IDX, start, Ordering::Relaxed);
         Self {
-            map,
+            view,
             options,
             desc,
             avail,
@@ -110,7 +110,7 @@ impl Driver {
     }
 
     pub fn metadata(&self) -> Metadata {
-        Metadata::map(&self.map, &ADDRESSES, &self.options).unwrap()
+        Metadata::map(&self.view, &ADDRESSES, &self.options).unwrap()
     }
 
     /// A device that begins where this driver is, which has offered nothing before.
@@ -175,7 +175,7 @@ impl Driver {
             let last = i + 1 == bufs.len();
             let flags = if b.writable { DESC_F_WRITE } else { 0 } | if last { 0 } else { DESC_F_NEXT };
             let next = if last { 0 } else { i as u16 + 1 };
-            self.map.write_obj(Gpa(table + 16 * i as u64), &desc(b.addr, b.len, flags, next)).unwrap();
+            self.view.write_obj(Gpa(table + 16 * i as u64), &desc(b.addr, b.len, flags, next)).unwrap();
         }
         table
     }

@@ -3,7 +3,7 @@
 
 use kickless_device::{Call, Context, Counters, Kick, Next, Parts, Place, Polled, Source, Stopped, Vring};
 use kickless_io::{Completion, Engine, EngineKind};
-use kickless_memory::{Gpa, Map, Slot, UserAddr};
+use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::event_passed;
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Options};
@@ -23,15 +23,17 @@ pub(crate) const AVAIL: u64 = 0x1000;
 pub(crate) const USED: u64 = 0x2000;
 pub(crate) const SIZE: u16 = 256;
 
-pub(crate) fn guest_map() -> Arc<Map> {
+pub(crate) fn guest_memory() -> Arc<View> {
     let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 1 << 20).unwrap();
-    Arc::new(Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(USER), 1 << 20).unwrap()]).unwrap())
+    Arc::new(View::new(
+        Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(USER), 1 << 20).unwrap()]).unwrap(),
+    ))
 }
 
 /// The driver's end of a ring whose descriptors are all one empty chain each.
 pub(crate) struct Driver {
-    pub(crate) map: Arc<Map>,
+    pub(crate) view: Arc<View>,
     pub(crate) avail: u16,
     pub(crate) kick: OwnedFd,
     pub(crate) call: OwnedFd,
@@ -40,10 +42,10 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn new() -> (Self, Vring) {
-        let map = guest_map();
+        let view = guest_memory();
         let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        let driver = Self { map, avail: 0, kick, call, counters: Arc::default() };
+        let driver = Self { view, avail: 0, kick, call, counters: Arc::default() };
         let vring = driver.ring(Stopped { next_avail: 0, held: Vec::new() });
         (driver, vring)
     }
@@ -60,7 +62,7 @@ impl Driver {
             },
             next_avail,
             held,
-            map: self.map.clone(),
+            view: self.view.clone(),
             kick: Some(Kick::new(self.kick.try_clone().unwrap()).unwrap()),
             call: Some(Call::new(self.call.try_clone().unwrap()).unwrap()),
             err: None,
@@ -72,10 +74,10 @@ impl Driver {
     pub(crate) fn submit(&mut self, count: u16) {
         for _ in 0..count {
             let head = self.avail % SIZE;
-            self.map.write(Gpa(AVAIL + 4 + 2 * u64::from(head)), &head.to_le_bytes()).unwrap();
+            self.view.write(Gpa(AVAIL + 4 + 2 * u64::from(head)), &head.to_le_bytes()).unwrap();
             self.avail = self.avail.wrapping_add(1);
         }
-        self.map.write(Gpa(AVAIL + 2), &self.avail.to_le_bytes()).unwrap();
+        self.view.write(Gpa(AVAIL + 2), &self.avail.to_le_bytes()).unwrap();
     }
 
     pub(crate) fn kick(&self) {
@@ -88,7 +90,7 @@ impl Driver {
         self.submit(1);
         fence(Ordering::SeqCst);
         let mut event = [0; 2];
-        self.map.read(Gpa(USED + 4 + 8 * u64::from(SIZE)), &mut event).unwrap();
+        self.view.read(Gpa(USED + 4 + 8 * u64::from(SIZE)), &mut event).unwrap();
         let asked = event_passed(u16::from_le_bytes(event), self.avail, old);
         if asked {
             self.kick();
@@ -98,12 +100,12 @@ impl Driver {
 
     /// Sets the event index of calls.
     pub(crate) fn ask_for_a_call(&self, after: u16) {
-        self.map.write(Gpa(AVAIL + 4 + 2 * u64::from(SIZE)), &after.to_le_bytes()).unwrap();
+        self.view.write(Gpa(AVAIL + 4 + 2 * u64::from(SIZE)), &after.to_le_bytes()).unwrap();
     }
 
     pub(crate) fn used(&self) -> u16 {
         let mut idx = [0; 2];
-        self.map.read(Gpa(USED + 2), &mut idx).unwrap();
+        self.view.read(Gpa(USED + 2), &mut idx).unwrap();
         u16::from_le_bytes(idx)
     }
 }

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr};
+use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::Operation;
@@ -19,7 +19,7 @@ const PAGE: u64 = 4096;
 pub(super) fn operations() -> Result<Vec<Operation>> {
     let mut all = Vec::new();
     for slots in SLOTS {
-        let map = memory(slots)?;
+        let view = memory(slots)?;
         let within = |what: &str| format!("{what}, {slots} slot{}", if slots == 1 { "" } else { "s" });
         // Never the same slot twice running, and always one that is not the first looked at.
         let addresses = || {
@@ -27,14 +27,14 @@ pub(super) fn operations() -> Result<Vec<Operation>> {
             move || Gpa(random.u64(..slots * SLOT / PAGE - 1) * PAGE)
         };
 
-        let (at, pages) = (addresses(), map.clone());
+        let (at, pages) = (addresses(), view.clone());
         all.push(Operation::new(within("page translated into a segment"), translate(pages, at)));
-        let (mut at, pages) = (addresses(), map.clone());
+        let (mut at, pages) = (addresses(), view.clone());
         all.push(Operation::new(within("64-bit word read"), move || {
             black_box(pages.read_obj::<u64>(at())?);
             Ok(1)
         }));
-        let (mut at, pages) = (addresses(), map.clone());
+        let (mut at, pages) = (addresses(), view.clone());
         all.push(Operation::new(within("status byte written"), move || {
             pages.write_obj(at(), black_box(&0u8))?;
             Ok(1)
@@ -42,28 +42,31 @@ pub(super) fn operations() -> Result<Vec<Operation>> {
         let mut at = addresses();
         let mut page = [0; PAGE as usize];
         all.push(Operation::new(within("page copied out"), move || {
-            map.read(at(), black_box(&mut page))?;
+            view.read(at(), black_box(&mut page))?;
             Ok(1)
         }));
     }
     Ok(all)
 }
 
-fn translate(map: Arc<Map>, mut at: impl FnMut() -> Gpa + 'static) -> impl FnMut() -> Result<u32> + 'static {
+fn translate(
+    view: Arc<View>,
+    mut at: impl FnMut() -> Gpa + 'static,
+) -> impl FnMut() -> Result<u32> + 'static {
     let mut iov = Iov::default();
     move || {
         iov.clear();
-        iov.push(&map, at(), PAGE as u32)?;
+        iov.push(&view, at(), PAGE as u32)?;
         black_box(iov.segments());
         Ok(1)
     }
 }
 
-fn memory(slots: u64) -> Result<Arc<Map>> {
+fn memory(slots: u64) -> Result<Arc<View>> {
     let slot = |nth: u64| -> Result<Slot> {
         let file = memfd_create("kickless-bench", MemfdFlags::CLOEXEC).context("no memory")?;
         ftruncate(&file, SLOT).context("no memory")?;
         Ok(Slot::map(&file, 0, Gpa(nth * SLOT), UserAddr(nth * SLOT), SLOT)?)
     };
-    Ok(Arc::new(Map::new((0..slots).map(slot).collect::<Result<_>>()?)?))
+    Ok(Arc::new(View::new(Map::new((0..slots).map(slot).collect::<Result<_>>()?)?)))
 }

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use kickless_memory::{Gpa, Map, Slot, UserAddr};
+use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{EVENT_WRAP, avail_len, desc_len, used_len};
 use kickless_virtqueue::driver::{Areas, Buffer, Completer, Submitter, queue};
 use kickless_virtqueue::{Chain, device};
@@ -39,7 +39,7 @@ pub(super) fn operations() -> Result<Vec<Operation>> {
 
 /// A queue's two ends.
 struct Ends {
-    map: Arc<Map>,
+    view: Arc<View>,
     submitter: Submitter,
     completer: Completer,
     device: device::Queue,
@@ -52,14 +52,14 @@ impl Ends {
         let file = memfd_create("kickless-bench", MemfdFlags::CLOEXEC).context("no memory")?;
         ftruncate(&file, LEN).context("no memory")?;
         let slot = Slot::map(&file, 0, Gpa(0), UserAddr(0), LEN)?;
-        let map = Arc::new(Map::new(vec![slot])?);
+        let view = Arc::new(View::new(Map::new(vec![slot])?));
         let options = if packed {
             device::Options::packed(SIZE, true, false)
         } else {
             device::Options::new(SIZE, true, false)
         };
         let options = options?.with_in_order(in_order);
-        let area = |at: u64, len: usize| map.area(UserAddr(at), len, 16);
+        let area = |at: u64, len: usize| view.map().area(UserAddr(at), len, 16);
         let areas = Areas {
             desc: area(DESC, desc_len(SIZE))?,
             driver: area(DRIVER, avail_len(SIZE, true))?,
@@ -67,13 +67,13 @@ impl Ends {
         };
         let addresses =
             device::Addresses { desc: UserAddr(DESC), avail: UserAddr(DRIVER), used: UserAddr(DEVICE) };
-        let metadata = device::Metadata::map(&map, &addresses, &options)?;
+        let metadata = device::Metadata::map(&view, &addresses, &options)?;
         let (submitter, mut completer) = queue(options, areas);
         let mut device = device::Queue::new(options, metadata, if packed { EVENT_WRAP } else { 0 });
         // Both ends poll.
         device.disarm();
         completer.disable_calls();
-        Ok(Ends { map, submitter, completer, device, chain: Chain::default(), heads: Vec::new() })
+        Ok(Ends { view, submitter, completer, device, chain: Chain::default(), heads: Vec::new() })
     }
 
     /// So many requests there and back: a header, a page, a status byte.
@@ -84,7 +84,7 @@ impl Ends {
             self.submitter.add(black_box(&buffers), None).ok().context("a ring with room is full")?;
         }
         black_box(self.submitter.publish());
-        while self.device.pop(&self.map, &mut self.chain)? {
+        while self.device.pop(&self.view, &mut self.chain)? {
             black_box((self.chain.readable(), self.chain.writable()));
             self.heads.push(self.chain.head);
         }
