@@ -113,6 +113,27 @@ impl Machine {
         Ok(Machine { frontend, ram, queues, places, shape: *shape })
     }
 
+    /// Moves to another back-end, as a virtual machine that is migrated there: the same memory and rings, and a front-end that
+    /// has yet to start them. Returns the one that it had.
+    ///
+    /// # Errors
+    /// The back-end refuses something that it must not.
+    pub fn move_to(&mut self, socket: &Path) -> Result<Frontend> {
+        let mut frontend = Frontend::connect(socket)?;
+        frontend.negotiate(self.shape.features())?;
+        frontend.config()?;
+        frontend.share(&[&self.ram])?;
+        Ok(std::mem::replace(&mut self.frontend, frontend))
+    }
+
+    /// Starts all queues where they stopped.
+    ///
+    /// # Errors
+    /// The back-end refuses.
+    pub fn resume(&mut self) -> Result<()> {
+        self.queues.iter().try_for_each(|queue| self.frontend.start(queue))
+    }
+
     /// How it was made.
     pub fn shape(&self) -> &Shape {
         &self.shape

@@ -58,6 +58,23 @@ impl Served {
         Ok(Served { daemon, image, holdings, _dir: dir })
     }
 
+    /// Another daemon on the same image.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn beside(&self, engine: &str, arguments: &[&str]) -> Result<Daemon> {
+        Daemon::start(&DaemonConfig {
+            engine: Some(engine.to_owned()),
+            arguments: arguments.iter().map(ToString::to_string).collect(),
+            ..DaemonConfig::new(&self.image)
+        })
+    }
+
+    /// The image.
+    pub fn image(&self) -> &Path {
+        &self.image
+    }
+
     /// Where front-ends connect.
     pub fn socket(&self) -> &Path {
         self.daemon.socket()

@@ -9,8 +9,13 @@ use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tracing::{debug, warn};
 use zerocopy::IntoBytes;
+
+/// How long a queue that starts waits for the image's lock: a process whose virtual machine has moved here may be a moment late with
+/// letting go.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How a disk shows itself.
 #[derive(Clone, Debug)]
@@ -96,6 +101,11 @@ impl Device for Blk {
         self.shared.writeback.store(true, Ordering::Relaxed);
     }
 
+    fn take_over(&self) {
+        self.shared.introduced.store(false, Ordering::Relaxed);
+        self.shared.writeback.store(false, Ordering::Relaxed);
+    }
+
     fn read_config(&self, offset: usize, into: &mut [u8]) {
         let Options { queues_max, queue_size_max, .. } = self.options;
         let space =
@@ -117,13 +127,15 @@ impl Device for Blk {
     fn open(&self) -> Result<(), StartError> {
         if !self.shared.disk.limits().read_only && !self.shared.introduced.swap(true, Ordering::Relaxed) {
             warn!(
-                "the front-end has not read the configuration space, so its driver may have turned the write cache \
-                 off: every write is made durable until the driver chooses a cache mode or a virtual machine starts"
+                "the driver began with another process and may have turned the write cache off there: every write is \
+                 made durable until it chooses a cache mode or a virtual machine starts"
             );
         }
         if let Some(file) = self.shared.disk.file().filter(|_| self.options.lock) {
-            let lock = ImageLock::acquire(file, self.shared.disk.limits().read_only);
-            self.set_lock(Some(lock.map_err(|error| StartError(Box::new(error)))?));
+            let read_only = self.shared.disk.limits().read_only;
+            let lock = ImageLock::acquire_within(file, read_only, LOCK_PATIENCE)
+                .map_err(|error| StartError(format!("the image cannot be locked: {error}").into()))?;
+            self.set_lock(Some(lock));
         }
         Ok(())
     }

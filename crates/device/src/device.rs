@@ -21,6 +21,10 @@ pub trait Device: Send + Sync {
     /// it was at first. Not called where a front-end comes back to a device that its driver has been using.
     fn introduce(&self);
 
+    /// The driver turns out to have begun with another process, whence it was moved here: what it changed there in the
+    /// configuration space is not known.
+    fn take_over(&self);
+
     /// Copies the configuration space from `offset` on; zeros past its end.
     fn read_config(&self, offset: usize, into: &mut [u8]);
 

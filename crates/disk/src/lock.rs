@@ -11,6 +11,8 @@
 
 use std::fs::File;
 use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -24,6 +26,9 @@ const WRITES: i64 = 101;
 const ALONE_READING: i64 = 200;
 /// "Nobody else may write."
 const ALONE_WRITING: i64 = 201;
+
+/// How often is looked for a lock that is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// What one kind of user says with its locks.
 struct Claim {
@@ -67,6 +72,11 @@ impl LockError {
             _ => Self::Exclusive,
         }
     }
+
+    /// Whether it can be had once others let go.
+    fn is_held(&self) -> bool {
+        !matches!(self, Self::Unsupported(_))
+    }
 }
 
 /// An image that others know to be in use, until this is dropped.
@@ -99,6 +109,27 @@ impl ImageLock {
         }
         check(&lock.file, read_only)?;
         Ok(lock)
+    }
+
+    /// As [`ImageLock::acquire`], but waits up to `patience` for others to let go.
+    ///
+    /// # Errors
+    /// They do not, or the file cannot be locked. Nothing is held then.
+    pub fn acquire_within(file: &File, read_only: bool, patience: Duration) -> Result<Self, LockError> {
+        let deadline = Instant::now() + patience;
+        let mut waits = false;
+        loop {
+            // Nothing is held while looking: of two that wait, each would find the other's bytes.
+            match check(file, read_only).and_then(|()| Self::acquire(file, read_only)) {
+                Err(error) if error.is_held() && Instant::now() < deadline => {
+                    if !std::mem::replace(&mut waits, true) {
+                        tracing::info!(%error, "waiting for the image's lock");
+                    }
+                    thread::sleep(LOOK_EVERY);
+                }
+                result => return result,
+            }
+        }
     }
 }
 
@@ -187,6 +218,19 @@ mod tests {
         drop(ImageLock::acquire(&a, false).unwrap());
         drop(ImageLock::acquire(&b, false).unwrap());
         drop(ImageLock::acquire(&a, false).unwrap());
+    }
+
+    #[test]
+    fn waited_for_until_the_other_lets_go() {
+        let image = image();
+        let (a, b) = (open(image.path(), false), open(image.path(), false));
+        let held = ImageLock::acquire(&a, false).unwrap();
+        let refused = ImageLock::acquire_within(&b, false, Duration::from_millis(20));
+        assert!(matches!(refused, Err(LockError::NotShared)));
+        let waiting = thread::spawn(move || ImageLock::acquire_within(&b, false, Duration::from_secs(60)));
+        drop(held);
+        let _theirs = waiting.join().unwrap().unwrap();
+        assert!(ImageLock::acquire(&a, false).is_err());
     }
 
     #[test]

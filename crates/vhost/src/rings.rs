@@ -30,12 +30,14 @@ pub(crate) struct Rings {
     statistics: Arc<Statistics>,
     /// The device is open: from the first ring that runs until none is started any more.
     open: bool,
+    /// The front-end behaves as if its driver were about to begin. The first ring to start says whether it is.
+    pub(crate) begins: bool,
 }
 
 impl Rings {
     pub(crate) fn new(device: Arc<dyn Device>, place: Arc<dyn Place>, statistics: Arc<Statistics>) -> Self {
         let rings = (0..device.queues_max()).map(|_| Ring::default()).collect();
-        Self { rings, device, place, statistics, open: false }
+        Self { rings, device, place, statistics, open: false, begins: false }
     }
 
     /// The ring that a message names, checked.
@@ -82,6 +84,10 @@ impl Rings {
         // Before the device is opened, so that a front-end's mistake has no other effect.
         check_areas(index, view, &addresses, &options)?;
         if !self.open {
+            let packed = options.is_packed();
+            if std::mem::take(&mut self.begins) && self.rings.iter().any(|ring| ring.setup.goes_on(packed)) {
+                self.device.take_over();
+            }
             self.device.open().map_err(|source| Refusal::Start { index, source })?;
             self.open = true;
         }
@@ -142,7 +148,7 @@ impl Rings {
         ended
     }
 
-    /// Closes the device if no ring is started any more. To be called after the reply that tells of it.
+    /// Closes the device if no ring is started any more.
     pub(crate) fn close_if_unused(&mut self) {
         if self.open && !self.rings.iter().any(|ring| ring.setup.started || ring.running.is_some()) {
             self.device.close();

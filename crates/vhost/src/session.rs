@@ -143,6 +143,7 @@ impl<'a> Session<'a> {
             Message::GetConfig(config) => {
                 if !std::mem::replace(&mut self.introduced, true) {
                     self.device.introduce();
+                    self.rings.begins = true;
                 }
                 let mut data = vec![0; config.data.len()];
                 self.device.read_config(config.offset as usize, &mut data);
@@ -244,7 +245,10 @@ impl<'a> Session<'a> {
         // It starts again with the next kick descriptor.
         ring.setup.started = false;
         ring.kick = None;
-        Ok(Reply::VringBase(VringState { index, num: ring.setup.base(packed) }))
+        let num = ring.setup.base(packed);
+        // Before the answer: once a virtual machine has stopped, another process may be given the disk.
+        self.rings.close_if_unused();
+        Ok(Reply::VringBase(VringState { index, num }))
     }
 
     fn set_vring_kick(&mut self, kick: VringFd) -> Result<(), Refusal> {

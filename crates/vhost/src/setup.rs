@@ -34,6 +34,11 @@ impl Setup {
         self.next_avail.unwrap_or(if packed { EVENT_WRAP } else { 0 })
     }
 
+    /// Whether it goes on from where a driver had come to.
+    pub(crate) fn goes_on(&self, packed: bool) -> bool {
+        self.next_avail(packed) != Self::default().next_avail(packed)
+    }
+
     /// What GET_VRING_BASE answers. QEMU wants of a packed ring also, in the upper half, how far it is used; when a ring has
     /// stopped that is as far as it is taken.
     pub(crate) fn base(&self, packed: bool) -> u32 {

@@ -1,0 +1,115 @@
+//! An image goes from one process to another, as when a virtual machine is migrated: never do both write.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::thread;
+
+use kickless_disk::lock::ImageLock;
+use kickless_tests::daemon::Daemon;
+use kickless_tests::driver_request::pattern;
+use kickless_tests::frontend::{Answer, LIMIT, descriptor};
+use kickless_tests::frontend_machine::{Machine, Shape};
+use kickless_tests::frontend_served::Served;
+use kickless_vhost_user::FrontendMessage as Message;
+
+const INCOMING: &[&str] = &["--incoming"];
+
+fn open(image: &Path) -> File {
+    File::options().read(true).write(true).open(image).unwrap()
+}
+
+fn says(daemon: &Daemon, words: &[&str]) -> usize {
+    let lines = daemon.log().lines();
+    lines.iter().filter(|line| words.iter().all(|word| line.contains(word))).count()
+}
+
+/// The answer to the last message that makes the only queue, which is enabled, run.
+fn starts(machine: &mut Machine) -> Answer {
+    let kick = descriptor(&machine.queues[0], machine.queues[0].kick_fd().as_fd()).unwrap();
+    machine.frontend.attempt(&Message::SetVringKick(kick)).unwrap()
+}
+
+#[test]
+fn the_destination_starts_while_the_source_works_and_takes_the_image_when_it_stops() {
+    for packed in [false, true] {
+        let source = Served::start("io_uring", &[]).unwrap();
+        let shape = Shape { packed, ..Shape::default() };
+        let mut machine = Machine::start(source.socket(), &shape).unwrap();
+        let destination = source.beside("threads", INCOMING).unwrap();
+        let data = pattern(1, 8192);
+        machine.write(0, 8, &data).unwrap();
+        assert_eq!(says(&destination, &["still"]), 0);
+
+        // Nobody has it once the last queue's base has been told.
+        machine.stop().unwrap();
+        drop(ImageLock::acquire(&open(source.image()), false).unwrap());
+        let mut left = machine.move_to(destination.socket()).unwrap();
+        machine.resume().unwrap();
+        assert!(ImageLock::acquire(&open(source.image()), false).is_err());
+        assert_eq!(machine.read(0, 8, data.len()).unwrap(), data);
+        machine.write(0, 64, &data).unwrap();
+        assert_eq!(says(&destination, &["every write is made durable"]), 1);
+
+        // The source, asked to go on all the same, cannot.
+        let seen = source.daemon.log().len();
+        std::mem::swap(&mut machine.frontend, &mut left);
+        assert_eq!(starts(&mut machine), Answer::Refused);
+        let said = |line: &str| line.contains("the image cannot be locked: another process").then_some(());
+        source.daemon.log().wait_from(seen, "saying why", LIMIT, said).unwrap();
+        machine.frontend.ask(&Message::GetVringBase { index: 0 }).unwrap();
+        std::mem::swap(&mut machine.frontend, &mut left);
+        assert_eq!(machine.read(0, 64, data.len()).unwrap(), data);
+
+        // Cancelled: it goes on where it was.
+        machine.stop().unwrap();
+        machine.frontend = left;
+        machine.resume().unwrap();
+        machine.write(0, 8, &pattern(2, 4096)).unwrap();
+        assert!(ImageLock::acquire(&open(source.image()), false).is_err());
+        machine.stop().unwrap();
+        let (status, _) = destination.stop().unwrap();
+        assert_eq!(status.code(), Some(0));
+        source.end().unwrap();
+    }
+}
+
+#[test]
+fn a_source_that_is_late_is_waited_for() {
+    let source = Served::start("io_uring", &[]).unwrap();
+    let destination = source.beside("io_uring", INCOMING).unwrap();
+    let file = open(source.image());
+    let late = ImageLock::acquire(&file, false).unwrap();
+    let mut machine = Machine::prepare(destination.socket(), &Shape::default()).unwrap();
+    thread::scope(|scope| {
+        let resumed = scope.spawn(|| machine.resume());
+        let waits = |line: &str| line.contains("waiting for the image's lock").then_some(());
+        destination.log().wait_for("waiting", LIMIT, waits).unwrap();
+        drop(late);
+        resumed.join().unwrap().unwrap();
+    });
+    machine.write(0, 8, &pattern(3, 4096)).unwrap();
+    machine.stop().unwrap();
+    source.end_untroubled().unwrap();
+}
+
+/// The destination is killed while it works; the kernel unlocks the image then, and the source can have it.
+#[test]
+fn the_source_goes_on_after_the_destination_has_died() {
+    let source = Served::start("threads", &[]).unwrap();
+    let mut machine = Machine::start(source.socket(), &Shape::default()).unwrap();
+    let destination = source.beside("io_uring", INCOMING).unwrap();
+    machine.stop().unwrap();
+    let left = machine.move_to(destination.socket()).unwrap();
+    machine.resume().unwrap();
+    machine.write(0, 8, &pattern(4, 4096)).unwrap();
+    drop(destination);
+    machine.frontend = left;
+    machine.frontend.share(&[&machine.ram]).unwrap();
+    machine.resume().unwrap();
+    assert_eq!(machine.read(0, 8, 4096).unwrap(), pattern(4, 4096));
+    machine.stop().unwrap();
+    source.end_untroubled().unwrap();
+}
