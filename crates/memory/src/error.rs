@@ -69,6 +69,53 @@ pub enum Error {
     },
 }
 
+/// Why a log cannot be had. The front-end is to blame for each but [`LogError::Mmap`].
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// A log of zero bytes.
+    #[error("the log is empty")]
+    Empty,
+    /// Its words would not be aligned.
+    #[error("the log's mmap offset {offset:#x} is no multiple of 8")]
+    Misaligned {
+        /// Where it begins in its file.
+        offset: u64,
+    },
+    /// An end that does not fit into 64 bits.
+    #[error("mmap offset {offset:#x} plus size {len:#x} of the log wraps around")]
+    Wraps {
+        /// Where it begins in its file.
+        offset: u64,
+        /// Its size in bytes.
+        len: u64,
+    },
+    /// The file ends before the log does.
+    #[error("the log needs {needs:#x} bytes of its file, which has {has:#x}")]
+    FileTooShort {
+        /// Offset plus size.
+        needs: u64,
+        /// The file's size.
+        has: u64,
+    },
+    /// There is guest memory that it has no bits for.
+    #[error("a log of {has} bytes is too small: guest memory up to {end} takes {needs} bytes")]
+    TooSmall {
+        /// Its size in bytes.
+        has: u64,
+        /// The size that would do.
+        needs: u64,
+        /// The last byte of guest memory.
+        end: Gpa,
+    },
+    /// The kernel refused.
+    #[error("the log cannot be mapped")]
+    Mmap {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
 /// A range that is not, or not wholly, in the memory that the front-end shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len:#x} bytes at {addr:#x} are not in guest memory")]

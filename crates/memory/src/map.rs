@@ -218,6 +218,29 @@ impl Map {
             .ok_or(Unmapped { addr: user.0, len: len as u64 })
     }
 
+    /// Calls `each` with the guest-physical ranges that `len` bytes at a host address are. Bytes that two slots share are
+    /// in both.
+    #[inline]
+    pub(crate) fn each_gpa_of(&self, host: NonNull<u8>, len: usize, mut each: impl FnMut(Gpa, u64)) {
+        let (mut at, mut left) = (host.as_ptr().addr(), len as u64);
+        // Once, unless the kernel put two mappings side by side and the range goes over their seam.
+        while left > 0 {
+            let mut here = 0;
+            for slot in &self.slots {
+                let offset = at.wrapping_sub(slot.mapping().base().as_ptr().addr()) as u64;
+                if offset < slot.len() {
+                    here = left.min(slot.len() - offset);
+                    each(Gpa(slot.gpa().0 + offset), here);
+                }
+            }
+            if here == 0 {
+                return;
+            }
+            at += here as usize;
+            left -= here;
+        }
+    }
+
     /// The guest-physical address of the front-end's address `user`.
     pub fn gpa_of(&self, user: UserAddr) -> Option<Gpa> {
         self.slots.iter().find_map(|slot| {

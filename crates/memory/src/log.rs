@@ -1,0 +1,286 @@
+//! The bitmap in which a vhost-user front-end finds the pages that a device has written.
+//!
+//! One bit for each page of 4 KiB of guest-physical address: page *n* is bit *n* % 8 of byte *n* / 8. The front-end made the
+//! memory and takes bits out of it behind our back, when it likes, by exchanging whole words for zero. So there is nothing
+//! to remember between two looks: that a bit was set a moment ago says nothing.
+//!
+//! # No write is lost
+//! ```text
+//!   device                                  front-end
+//!   W1  store data                          H1  exchange word for 0
+//!   W2  full fence                          H2  full fence
+//!   W3  load word                           H3  read the pages whose bits there were
+//!   W4  OR the bit in if it is clear
+//! ```
+//! W2 and H2 are partners. A device that finds the bit set (W3) need not set it, but only if whoever takes that bit then
+//! also sees the data: W3 read what was there before H1, so W2 comes before H2, and H3 sees W1. Without W2 the data could
+//! still be in its core's buffer when the front-end copies the page and W3 has looked, and the page would be copied
+//! without them and never again. A device that finds the bit clear sets it after W1, for a later H1 to find. OR is an
+//! atomic read-modify-write, and so is the front-end's exchange: neither undoes what the other, or another
+//! device, does to the other bits of the word.
+//!
+//! The fence is what a look costs, so marks are gathered ([`Gather`]) and committed together, once for each batch:
+//! after its data and before the used index that publishes them. What is written to publish them (the index itself, event
+//! fields) is marked after that by the same rule.
+#![expect(unsafe_code, reason = "island: atomic access to the words of a mapping")]
+
+use crate::mapping::{Failure, Mapping};
+use crate::{Gpa, LogError, Map};
+use kickless_spec::vhost_user::LOG_PAGE_SIZE;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Pages in a word.
+const WORD_PAGES: u64 = u64::BITS as u64;
+/// Bytes of guest-physical address in a word.
+const WORD_SPAN: u64 = WORD_PAGES * LOG_PAGE_SIZE;
+/// Bytes of guest-physical address in a byte.
+const BYTE_SPAN: u64 = 8 * LOG_PAGE_SIZE;
+
+/// Access to the words of a bitmap: a front-end's memory, or a model checker's atomics. In our byte order bit *n* of a word is
+/// its page *n*.
+pub trait Words {
+    /// A word as it is; all ones where there is none, for then there is nothing to set.
+    fn load(&self, index: u64) -> u64;
+    /// Sets bits of a word; what it was before.
+    fn or(&self, index: u64, bits: u64) -> u64;
+    /// A sequentially consistent fence.
+    fn fence(&self);
+}
+
+/// How many words are gathered before they have to be committed.
+const GATHERED_MAX: usize = 64;
+
+/// Marks that are not in a bitmap yet.
+#[derive(Debug)]
+pub struct Gather {
+    words: [(u64, u64); GATHERED_MAX],
+    len: usize,
+    /// Where a word was put last that has the same number modulo the table's length. Only a hint.
+    places: [u8; GATHERED_MAX],
+}
+
+impl Default for Gather {
+    fn default() -> Self {
+        Self { words: [(0, 0); GATHERED_MAX], len: 0, places: [0; GATHERED_MAX] }
+    }
+}
+
+impl Gather {
+    /// Whether there is nothing in it.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds bits of a word; `false` where there is no room: commit, and add them again.
+    #[inline]
+    #[must_use]
+    pub fn add(&mut self, word: u64, bits: u64) -> bool {
+        let hint = &mut self.places[word as usize % GATHERED_MAX];
+        if let Some(entry) = self.words[..self.len].get_mut(usize::from(*hint))
+            && entry.0 == word
+        {
+            entry.1 |= bits;
+            return true;
+        }
+        let Some(entry) = self.words.get_mut(self.len) else { return false };
+        *entry = (word, bits);
+        *hint = self.len as u8;
+        self.len += 1;
+        true
+    }
+
+    /// Sets in `words` all that was gathered, and empties it. Whether a bit was clear before.
+    ///
+    /// What is marked was written before this is called.
+    #[inline]
+    pub fn commit<W: Words>(&mut self, words: &W) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        // W2, whose partner is the front-end's fence (its exchange is one) between its exchange and its look at the page.
+        words.fence();
+        self.commit_fenced(words)
+    }
+
+    /// [`Gather::commit`] where a sequentially consistent fence has come between what is marked and this already.
+    #[inline]
+    pub fn commit_fenced<W: Words>(&mut self, words: &W) -> bool {
+        let mut news = false;
+        for &(word, bits) in &self.words[..self.len] {
+            if words.load(word) & bits != bits {
+                news |= words.or(word, bits) & bits != bits;
+            }
+        }
+        self.len = 0;
+        news
+    }
+
+    /// Empties it.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+}
+
+/// The words that stand for `len` bytes at `gpa`, and which of their bits. Nothing for no bytes.
+#[inline]
+pub fn words_of(gpa: Gpa, len: u64) -> impl Iterator<Item = (u64, u64)> {
+    let first = gpa.0 / LOG_PAGE_SIZE;
+    let last = gpa.0.saturating_add(len.saturating_sub(1)) / LOG_PAGE_SIZE;
+    let words = if len == 0 { 1..=0 } else { first / WORD_PAGES..=last / WORD_PAGES };
+    words.map(move |word| {
+        let start = word * WORD_PAGES;
+        let low = u64::MAX << (first.max(start) - start);
+        let high = u64::MAX >> (WORD_PAGES - 1 - (last.min(start + (WORD_PAGES - 1)) - start));
+        (word, low & high)
+    })
+}
+
+/// The shared bitmap of a front-end. Mapped until the last reference to it goes.
+#[derive(Debug)]
+pub struct Log {
+    mapping: Mapping,
+}
+
+impl Log {
+    /// Maps `len` bytes of `file` from `offset`.
+    ///
+    /// # Errors
+    /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the kernel's refusal
+    /// to map it.
+    pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, LogError> {
+        if len == 0 {
+            return Err(LogError::Empty);
+        }
+        if !offset.is_multiple_of(size_of::<u64>() as u64) {
+            return Err(LogError::Misaligned { offset });
+        }
+        let failed = |failure| match failure {
+            Failure::Wraps => LogError::Wraps { offset, len },
+            Failure::TooShort { needs, has } => LogError::FileTooShort { needs, has },
+            Failure::Os(source) => LogError::Mmap { source },
+        };
+        let part = Mapping::part_of(&file, offset, len).map_err(failed)?;
+        Ok(Self { mapping: Mapping::new(file, part).map_err(failed)? })
+    }
+
+    /// Its length in bytes; never zero.
+    #[expect(clippy::len_without_is_empty, reason = "a log is never empty")]
+    pub fn len(&self) -> u64 {
+        self.mapping.len()
+    }
+
+    /// Whether it has a bit for each page of guest memory.
+    ///
+    /// # Errors
+    /// It is too small; the error names both sizes.
+    pub fn covers(&self, map: &Map) -> Result<(), LogError> {
+        let Some(last) = map.slots().last() else { return Ok(()) };
+        let end = last.gpa().0 + (last.len() - 1);
+        let needs = end / BYTE_SPAN + 1;
+        match self.len() >= needs {
+            true => Ok(()),
+            false => Err(LogError::TooSmall { has: self.len(), needs, end: Gpa(end) }),
+        }
+    }
+
+    /// The word of the bitmap at `index`; `None` past its end.
+    ///
+    /// All access to the front-end's memory goes through here. The file behind it can have been made shorter since, and
+    /// then it ends in SIGBUS, as in guest memory.
+    #[inline]
+    fn word(&self, index: u64) -> Option<&AtomicU64> {
+        if index >= self.len().div_ceil(size_of::<u64>() as u64) {
+            return None;
+        }
+        // SAFETY: a multiple of 8 below the length of the mapping, which fits into isize.
+        let at = unsafe { self.mapping.base().cast::<u64>().add(index as usize) };
+        // SAFETY:
+        // - it is aligned: the mapping begins at a page, and the log at a multiple of 8 in it (checked in `map`);
+        // - all 8 bytes are mapped: the first of them is, and a word does not cross pages, of which whole ones are mapped;
+        // - it is alive as long as `self`, and all accesses to it in this program are atomic; the front-end's are not in
+        //   this program.
+        Some(unsafe { AtomicU64::from_ptr(at.as_ptr()) })
+    }
+
+    /// Whether the page of `gpa` is marked now.
+    pub fn is_marked(&self, gpa: Gpa) -> bool {
+        let bit = 1 << (gpa.0 / LOG_PAGE_SIZE % WORD_PAGES);
+        // Acquire: who finds it marked may go on to read the page.
+        self.word(gpa.0 / WORD_SPAN).is_some_and(|w| u64::from_le(w.load(Ordering::Acquire)) & bit != 0)
+    }
+
+    /// Takes all marks out, as a front-end does, and calls `each` with the page numbers.
+    pub fn harvest(&self, mut each: impl FnMut(u64)) {
+        for index in 0..self.len().div_ceil(size_of::<u64>() as u64) {
+            let Some(word) = self.word(index) else { return };
+            // As Linux' and QEMU's own harvests: most words are zero, and a look costs less than an exchange.
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            // H1 and H2 in one, where an exchange is a full fence; where it is not, the fence is one.
+            let mut bits = u64::from_le(word.swap(0, Ordering::SeqCst));
+            fence(Ordering::SeqCst);
+            while bits != 0 {
+                each(index * WORD_PAGES + u64::from(bits.trailing_zeros()));
+                bits &= bits - 1;
+            }
+        }
+    }
+}
+
+impl Words for Log {
+    #[inline]
+    fn load(&self, index: u64) -> u64 {
+        self.word(index).map_or(u64::MAX, |word| u64::from_le(word.load(Ordering::Relaxed)))
+    }
+
+    #[inline]
+    fn or(&self, index: u64, bits: u64) -> u64 {
+        self.word(index).map_or(u64::MAX, |word| {
+            // Relaxed: the fence before it makes whoever finds the bit see the data, and the used index that is stored
+            // later is stored with release.
+            u64::from_le(word.fetch_or(bits.to_le(), Ordering::Relaxed))
+        })
+    }
+
+    #[inline]
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_ranges() {
+        let of = |gpa, len| words_of(Gpa(gpa), len).collect::<Vec<_>>();
+        assert_eq!(of(0, 0), []);
+        assert_eq!(of(0, 1), [(0, 1)]);
+        assert_eq!(of(4095, 1), [(0, 1)]);
+        assert_eq!(of(4095, 2), [(0, 3)]);
+        assert_eq!(of(63 * 4096, 4096), [(0, 1 << 63)]);
+        assert_eq!(of(63 * 4096 + 4095, 2), [(0, 1 << 63), (1, 1)]);
+        assert_eq!(of(64 * 4096, 128 * 4096), [(1, u64::MAX), (2, u64::MAX)]);
+        assert_eq!(of(4096, 130 * 4096), [(0, !1), (1, u64::MAX), (2, 7)]);
+        assert_eq!(of(u64::MAX, 9), [(u64::MAX / WORD_SPAN, 1 << 63)]);
+    }
+
+    #[test]
+    fn gathers_by_word_until_it_is_full() {
+        let mut gather = Gather::default();
+        for _ in 0..3 {
+            for word in 0..GATHERED_MAX as u64 {
+                assert!(gather.add(word * 7, 1 << (word % 64)));
+            }
+        }
+        assert_eq!(gather.len, GATHERED_MAX);
+        assert!(gather.add(7, 1 << 5));
+        assert!(!gather.add(1 << 20, 1));
+        gather.clear();
+        assert!(gather.is_empty() && gather.add(1 << 20, 1));
+    }
+}

@@ -1,0 +1,164 @@
+//! The log of a front-end: what is refused, and what is marked, against a model.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use kickless_memory::{Gpa, Log, LogError, Map, Marks, Slot, UserAddr};
+use proptest::prelude::*;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+fn file(len: u64) -> OwnedFd {
+    let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, len).unwrap();
+    file
+}
+
+fn log(len: u64) -> Log {
+    Log::map(file(len), 0, len).unwrap()
+}
+
+fn pages(log: &Log) -> BTreeSet<u64> {
+    let mut pages = BTreeSet::new();
+    log.harvest(|page| assert!(pages.insert(page)));
+    pages
+}
+
+#[test]
+fn what_cannot_be_mapped() {
+    let file = file(4096);
+    let error = |offset, len| Log::map(&file, offset, len).unwrap_err();
+    assert!(matches!(error(0, 0), LogError::Empty));
+    assert!(matches!(error(4, 8), LogError::Misaligned { offset: 4 }));
+    assert!(matches!(error(u64::MAX - 7, 16), LogError::Wraps { .. }));
+    assert!(matches!(error(8, 4096), LogError::FileTooShort { needs: 4104, has: 4096 }));
+    let (read_end, _) = rustix::pipe::pipe().unwrap();
+    assert!(matches!(Log::map(read_end, 0, 8).unwrap_err(), LogError::Mmap { .. }));
+    assert_eq!(Log::map(&file, 4088, 3).unwrap().len(), 3);
+}
+
+#[test]
+fn too_small_names_both_sizes() {
+    let slot = |gpa, len| Slot::map(file(len), 0, Gpa(gpa), UserAddr(0), len).unwrap();
+    let map = Map::new(vec![slot(0, 1 << 20), slot(1 << 32, 1 << 15)]).unwrap();
+    // 2^20 pages below the second slot, and 8 in it.
+    let (needs, has) = ((1 << 17) + 1, 1 << 17);
+    log(needs).covers(&map).unwrap();
+    let error = log(has).covers(&map).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "a log of 131072 bytes is too small: guest memory up to 0x100007fff takes 131073 bytes"
+    );
+    log(1).covers(&Map::default()).unwrap();
+}
+
+#[test]
+fn bits_lie_where_the_specification_says() {
+    let file = file(8192);
+    let log = Arc::new(Log::map(&file, 64, 32).unwrap());
+    let mut marks = Marks::off();
+    marks.set_log(Some(&log));
+    for page in [0u64, 9, 63, 64, 200] {
+        marks.wrote(Gpa(page * 4096 + 17), 1);
+    }
+    marks.commit();
+    let mut bytes = [0; 8192];
+    rustix::io::pread(&file, &mut bytes, 0).unwrap();
+    let mut expected = [0u8; 8192];
+    for (byte, bit) in [(0, 0), (1, 1), (7, 7), (8, 0), (25, 0)] {
+        expected[64 + byte] |= 1 << bit;
+    }
+    assert_eq!(bytes, expected);
+}
+
+/// What lies past the end of a log is nobody's: a log of 3 bytes has 24 pages, and no mark goes past its last word.
+#[test]
+fn nothing_past_the_end() {
+    let file = file(4096);
+    let log = Arc::new(Log::map(&file, 0, 3).unwrap());
+    let mut marks = Marks::off();
+    marks.set_log(Some(&log));
+    marks.wrote(Gpa(64 * 4096), 1 << 30);
+    marks.wrote(Gpa(u64::MAX - 5), 100);
+    marks.commit();
+    assert!(!marks.take_news());
+    let mut bytes = [0; 4096];
+    rustix::io::pread(&file, &mut bytes, 0).unwrap();
+    assert_eq!(bytes, [0; 4096]);
+}
+
+#[test]
+fn news_are_bits_that_were_clear() {
+    let log = Arc::new(log(4096));
+    let mut marks = Marks::off();
+    marks.wrote(Gpa(0), 1);
+    marks.commit();
+    assert!(!marks.is_on() && !marks.is_pending() && !marks.take_news());
+    marks.set_log(Some(&log));
+    marks.wrote(Gpa(0), 4097);
+    assert!(marks.is_pending());
+    assert_eq!(pages(&log), BTreeSet::new());
+    marks.commit();
+    assert!(marks.take_news() && !marks.take_news() && !marks.is_pending());
+    marks.wrote(Gpa(4096), 1);
+    marks.commit_fenced();
+    assert!(!marks.take_news());
+    assert_eq!(pages(&log), [0, 1].into());
+    marks.wrote(Gpa(4096), 1);
+    marks.commit();
+    assert!(marks.take_news());
+}
+
+#[test]
+fn a_new_log_gets_what_comes_and_the_old_one_what_was() {
+    let (old, new) = (Arc::new(log(4096)), Arc::new(log(8192)));
+    let mut marks = Marks::off();
+    marks.set_log(Some(&old));
+    marks.wrote(Gpa(0), 1);
+    marks.set_log(Some(&new));
+    marks.wrote(Gpa(4096), 1);
+    marks.set_log(None);
+    marks.wrote(Gpa(8192), 1);
+    marks.commit();
+    assert_eq!((pages(&old), pages(&new)), ([0].into(), [1].into()));
+    // Nothing of ours keeps a log that is not written any more.
+    assert_eq!((Arc::strong_count(&old), Arc::strong_count(&new)), (1, 1));
+}
+
+proptest! {
+    /// What was written and committed is found by the next harvest; what was not written is not.
+    #[test]
+    fn marks_what_was_written(
+        steps in prop::collection::vec((0u64..1 << 26, 1u64..1 << 17, 0u8..20), 1..100)
+    ) {
+        let log = Arc::new(log((1 << 26 >> 15) + 8));
+        let mut marks = Marks::off();
+        marks.set_log(Some(&log));
+        // Since it was found last; and since the last harvest, of which a part is committed early for want of room.
+        let (mut owed, mut written) = (BTreeSet::new(), BTreeSet::new());
+        for (gpa, len, then) in steps {
+            marks.wrote(Gpa(gpa), len);
+            let touched = gpa / 4096..=(gpa + len - 1) / 4096;
+            owed.extend(touched.clone());
+            written.extend(touched);
+            if then < 2 {
+                let committed = then == 0;
+                if committed {
+                    marks.commit();
+                }
+                let found = pages(&log);
+                prop_assert!(found.is_subset(&written));
+                owed.retain(|page| !found.contains(page));
+                prop_assert!(owed.is_empty() || !committed);
+                written.clone_from(&owed);
+                if !committed {
+                    // Of the pages that were found, the last write may be still to be committed.
+                    written.extend(found);
+                }
+            }
+        }
+        marks.commit();
+        let found = pages(&log);
+        prop_assert!(owed.is_subset(&found) && found.is_subset(&written));
+    }
+}

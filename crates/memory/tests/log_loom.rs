@@ -1,0 +1,238 @@
+//! The log of a front-end in every order that the memory model allows.
+//!
+//! The functions under test are those that [`kickless_memory::Marks`] uses, over words that loom watches.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --test log_loom`
+#![cfg(loom)]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use kickless_memory::log::{Gather, Words};
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+/// A bitmap of one word, whose owner can take it back.
+struct Bitmap {
+    word: AtomicU64,
+    gone: AtomicBool,
+}
+
+impl Bitmap {
+    fn new(bits: u64) -> Self {
+        Self { word: AtomicU64::new(bits), gone: AtomicBool::new(false) }
+    }
+
+    /// H1 and H2 of the argument in `kickless_memory::log`.
+    fn harvest(&self) -> u64 {
+        let bits = self.word.swap(0, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        bits
+    }
+}
+
+impl Words for Bitmap {
+    fn load(&self, _: u64) -> u64 {
+        // Relaxed: had it been taken back after the last access, in the order of what was asked and answered, this could not
+        // see it.
+        assert!(!self.gone.load(Ordering::Relaxed), "written after it was taken back");
+        self.word.load(Ordering::Relaxed)
+    }
+
+    fn or(&self, _: u64, bits: u64) -> u64 {
+        self.word.fetch_or(bits, Ordering::Relaxed)
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// A page, of which one word stands for its data, and the front-end's copy of it.
+#[derive(Default)]
+struct Page(AtomicU64);
+
+impl Page {
+    fn write(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    fn copy(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+fn mark(gather: &mut Gather, log: &Bitmap, bits: u64) {
+    assert!(gather.add(0, bits));
+    gather.commit(log);
+}
+
+/// The front-end harvests beside a worker that writes one page again and again. The last copy is the last write, also
+/// where a bit is set already.
+#[test]
+fn no_write_is_lost() {
+    for bits in [0, 1] {
+        loom::model(move || {
+            let shared = Arc::new((Bitmap::new(bits), Page::default()));
+            let worker = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (log, page) = &*shared;
+                    let mut gather = Gather::default();
+                    for value in 1..=2 {
+                        page.write(value);
+                        mark(&mut gather, log, 1);
+                    }
+                })
+            };
+            let (log, page) = &*shared;
+            let mut copy = 0;
+            for _ in 0..2 {
+                if log.harvest() & 1 != 0 {
+                    copy = page.copy();
+                }
+            }
+            worker.join().unwrap();
+            if log.harvest() & 1 != 0 {
+                copy = page.copy();
+            }
+            assert_eq!(copy, 2);
+        });
+    }
+}
+
+/// Whoever has seen the used index finds what it publishes in a harvest: in the one before, or in the next.
+#[test]
+fn what_is_published_is_marked() {
+    for bits in [0, 1] {
+        loom::model(move || {
+            let shared = Arc::new((Bitmap::new(bits), Page::default(), AtomicU64::new(0)));
+            let worker = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (log, page, used) = &*shared;
+                    page.write(1);
+                    mark(&mut Gather::default(), log, 1);
+                    used.store(1, Ordering::Release);
+                })
+            };
+            let (log, page, used) = &*shared;
+            let mut copy = 0;
+            if log.harvest() & 1 != 0 {
+                copy = page.copy();
+            }
+            if used.load(Ordering::Acquire) == 1 {
+                if log.harvest() & 1 != 0 {
+                    copy = page.copy();
+                }
+                assert_eq!(copy, 1);
+            }
+            worker.join().unwrap();
+        });
+    }
+}
+
+/// A fence that comes anyway (that of the decision about calls) serves for the mark of the used index, which follows it.
+#[test]
+fn one_fence_serves_for_both() {
+    loom::model(|| {
+        let shared = Arc::new((Bitmap::new(1), Page::default()));
+        let worker = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (log, used) = &*shared;
+                let mut gather = Gather::default();
+                used.0.store(1, Ordering::Release);
+                fence(Ordering::SeqCst);
+                assert!(gather.add(0, 1));
+                gather.commit_fenced(log);
+            })
+        };
+        let (log, used) = &*shared;
+        let mut copy = 0;
+        if log.harvest() & 1 != 0 {
+            copy = used.copy();
+        }
+        worker.join().unwrap();
+        if log.harvest() & 1 != 0 {
+            copy = used.copy();
+        }
+        assert_eq!(copy, 1);
+    });
+}
+
+/// Two workers mark neighbours in one word while the front-end takes it: nobody undoes another's bit.
+#[test]
+fn workers_share_a_word() {
+    loom::model(|| {
+        let shared = Arc::new((Bitmap::new(0), [Page::default(), Page::default()]));
+        let workers: Vec<_> = (0..2usize)
+            .map(|at| {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (log, pages) = &*shared;
+                    pages[at].write(1);
+                    mark(&mut Gather::default(), log, 1 << at);
+                })
+            })
+            .collect();
+        let (log, pages) = &*shared;
+        let mut copies = [0; 2];
+        let mut harvest = || {
+            let bits = log.harvest();
+            for (at, copy) in copies.iter_mut().enumerate().filter(|(at, _)| bits & 1 << at != 0) {
+                *copy = pages[at].copy();
+            }
+        };
+        harvest();
+        for worker in workers {
+            worker.join().unwrap();
+        }
+        harvest();
+        assert_eq!(copies, [1, 1]);
+    });
+}
+
+/// SET_LOG_BASE against a worker that marks: once it is answered nobody writes the old log, and what was written before and
+/// after is in one of the two.
+#[test]
+fn a_log_is_taken_back_when_the_change_is_answered() {
+    loom::model(|| {
+        let logs = Arc::new([Bitmap::new(0), Bitmap::new(0)]);
+        let pages = Arc::new([Page::default(), Page::default()]);
+        // A worker's mailbox, and the answer to what is put in there.
+        let (asked, answered) = (Arc::new(Mutex::new(false)), Arc::new(Mutex::new(false)));
+        let worker = {
+            let (logs, pages, asked, answered) =
+                (logs.clone(), pages.clone(), asked.clone(), answered.clone());
+            thread::spawn(move || {
+                let (mut gather, mut current) = (Gather::default(), 0);
+                for (at, page) in pages.iter().enumerate() {
+                    if *asked.lock().unwrap() {
+                        // As `Marks::set_log`.
+                        gather.commit(&logs[current]);
+                        current = 1;
+                        *answered.lock().unwrap() = true;
+                    }
+                    page.write(1);
+                    assert!(gather.add(0, 1 << at));
+                    if at == 1 {
+                        gather.commit(&logs[current]);
+                    }
+                }
+            })
+        };
+        *asked.lock().unwrap() = true;
+        let mut found = 0;
+        if *answered.lock().unwrap() {
+            found |= logs[0].harvest();
+            logs[0].gone.store(true, Ordering::Relaxed);
+        }
+        worker.join().unwrap();
+        if !logs[0].gone.load(Ordering::Relaxed) {
+            found |= logs[0].harvest();
+        }
+        found |= logs[1].harvest();
+        assert_eq!(found, 0b11);
+        assert!(pages.iter().all(|page| page.copy() == 1));
+    });
+}
