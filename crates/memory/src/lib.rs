@@ -33,11 +33,13 @@
 mod addr;
 mod area;
 mod error;
+pub mod fault;
 mod iov;
 pub mod log;
 mod map;
 mod mapping;
 mod marks;
+mod primitive;
 mod ram;
 mod shared;
 mod slot;

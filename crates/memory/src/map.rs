@@ -1,6 +1,7 @@
 //! The immutable map of all slots.
 #![expect(unsafe_code, reason = "island: pointers into slots")]
 
+use crate::fault::Damaged;
 use crate::mapping::{Mapping, Part};
 use crate::{Area, Error, Gpa, Slot, Span, Unmapped, UserAddr, shared};
 use std::ptr::NonNull;
@@ -72,7 +73,15 @@ impl Map {
     }
 
     pub(crate) fn mapping_of(&self, part: Part) -> Option<Arc<Mapping>> {
-        self.slots.iter().find(|s| s.part().is_same(&part)).map(|s| s.mapping().clone())
+        // One that is damaged shows something else than the file by now.
+        let same = |slot: &&Slot| slot.part().is_same(&part) && !slot.mapping().is_damaged();
+        self.slots.iter().find(same).map(|slot| slot.mapping().clone())
+    }
+
+    /// A slot that has lost pages, if there is one: see [`crate::fault`].
+    pub fn damaged(&self) -> Option<Damaged> {
+        let slot = self.slots.iter().find(|slot| slot.mapping().is_damaged())?;
+        Some(Damaged { gpa: slot.gpa(), user: slot.user(), len: slot.len(), first: slot.mapping().tell() })
     }
 
     /// The host address of `gpa`, and how many bytes follow it in the same slot.

@@ -1,11 +1,13 @@
 //! One `mmap` of a file that the front-end shares.
 #![expect(unsafe_code, reason = "island: mmap and munmap")]
 
+use crate::fault::{Entry, MAPPINGS, Range};
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -39,6 +41,10 @@ pub struct Mapping {
     /// First byte of the part.
     base: NonNull<u8>,
     part: Part,
+    /// Where [`crate::fault`] knows it from.
+    entry: &'static Entry,
+    /// Somebody was told that it is damaged.
+    told: AtomicBool,
     released: Released,
 }
 
@@ -103,7 +109,17 @@ impl Mapping {
         let _ = unsafe { madvise(whole.as_ptr().cast(), whole_len, Advice::LinuxDontDump) };
         // SAFETY: `head` < `whole_len`, for `part.len` is added to it.
         let base = unsafe { whole.add(head as usize) };
-        Ok(Self { whole, whole_len, base, part, released: Released::default() })
+        let start = whole.as_ptr().expose_provenance();
+        let entry = MAPPINGS.add(Range { start, len: whole_len, page: page as usize });
+        Ok(Self {
+            whole,
+            whole_len,
+            base,
+            part,
+            entry,
+            told: AtomicBool::new(false),
+            released: Released::default(),
+        })
     }
 
     /// First byte. Valid for [`Mapping::len`] bytes as long as this mapping lives.
@@ -121,6 +137,16 @@ impl Mapping {
         self.part.len
     }
 
+    /// Whether pages of it were missing when somebody touched them: [`crate::fault`].
+    pub fn is_damaged(&self) -> bool {
+        self.entry.misses() > 0
+    }
+
+    /// Whether nobody has asked this before.
+    pub(crate) fn tell(&self) -> bool {
+        !self.told.swap(true, Ordering::Relaxed)
+    }
+
     /// Lets the caller wait until this mapping is gone.
     pub fn released(&self) -> Released {
         self.released.clone()
@@ -129,12 +155,14 @@ impl Mapping {
 
 // SAFETY: the pointers are to shared memory that any thread may access, by copies only, while the mapping lives.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; nothing in it changes after it was made.
+// SAFETY: as above; what changes in it are atomics.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that `mmap` returned; all users hold a reference, so this was the last.
+        // First, for what comes to lie there next is not ours.
+        MAPPINGS.remove(self.entry);
+        // SAFETY: exactly the range that `mmap` returned, also where parts of it were replaced since; all users hold a reference, so this was the last.
         let unmapped = unsafe { munmap(self.whole.as_ptr().cast(), self.whole_len) };
         debug_assert!(unmapped.is_ok());
         self.released.set();

@@ -1,0 +1,285 @@
+//! Files that are cut short while they are mapped.
+#![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests; some are about what is not ours")]
+
+use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, fault};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+const PAGE: u64 = 4096;
+/// Which of [`child`]'s lives to lead.
+const CHILD: &str = "KICKLESS_FAULT_CHILD";
+
+fn memory(pages: u64, flags: MemfdFlags) -> (OwnedFd, Arc<Map>) {
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC | flags).unwrap();
+    ftruncate(&file, pages * PAGE).unwrap();
+    let map = map_of(&file, pages);
+    (file, map)
+}
+
+fn map_of(file: &OwnedFd, pages: u64) -> Arc<Map> {
+    let slot = Slot::map(file, 0, Gpa(0), UserAddr(0x7000_0000), pages * PAGE).unwrap();
+    Arc::new(Map::new(vec![slot]).unwrap())
+}
+
+#[test]
+fn reads_writes_and_atomics_go_on() {
+    fault::guard().unwrap();
+    fault::guard().unwrap();
+    let (file, map) = memory(8, MemfdFlags::empty());
+    let (_other_file, other) = memory(8, MemfdFlags::empty());
+    for page in 0..8 {
+        map.write(Gpa(page * PAGE), &[7; PAGE as usize]).unwrap();
+    }
+    let area = map.area(UserAddr(0x7000_0000 + 6 * PAGE), 64, 16).unwrap();
+    let mut iov = Iov::default();
+    iov.push(&map, Gpa(PAGE), 4 * PAGE as u32).unwrap();
+    let before = fault::damages();
+    assert_eq!(map.damaged(), None);
+
+    ftruncate(&file, 3 * PAGE).unwrap();
+    assert_eq!(map.damaged(), None, "nobody has touched it yet");
+    assert_eq!(area.load_u16(2, Ordering::Acquire), 0);
+    area.store_u16(2, 5, Ordering::Release);
+    assert_eq!(area.load_u16(2, Ordering::Acquire), 5);
+    map.write(Gpa(4 * PAGE), &[1; 10]).unwrap();
+    assert_eq!(map.read_obj::<u64>(Gpa(7 * PAGE)).unwrap(), 0);
+    let mut seen = vec![9; 4 * PAGE as usize];
+    assert_eq!(iov.read(0, &mut seen), seen.len());
+    // What is there is shown, what is not is zeroes, or what was written since.
+    let (there, gone) = seen.split_at(2 * PAGE as usize);
+    assert!(there.iter().all(|b| *b == 7));
+    assert!(gone[..PAGE as usize].iter().all(|b| *b == 0));
+    assert_eq!(gone[PAGE as usize..][..11], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]);
+
+    assert_ne!(fault::damages(), before);
+    let damaged = map.damaged().unwrap();
+    assert_eq!((damaged.gpa, damaged.len, damaged.first), (Gpa(0), 8 * PAGE, true));
+    assert!(!map.damaged().unwrap().first);
+    assert_eq!(other.damaged(), None);
+
+    // As long again as it was, it is another memory: who maps it gets a mapping of the file.
+    ftruncate(&file, 8 * PAGE).unwrap();
+    let slot = Slot::map_or_share(&file, 0, Gpa(0), UserAddr(0), 8 * PAGE, Some(&map)).unwrap();
+    let again = Map::new(vec![slot]).unwrap();
+    map.write(Gpa(6 * PAGE), &[3]).unwrap();
+    assert_eq!(again.read_obj::<u8>(Gpa(6 * PAGE)).unwrap(), 0);
+    assert_eq!(again.damaged(), None);
+}
+
+#[test]
+fn huge_pages_that_are_not_there() {
+    const HUGE: u64 = 2 << 20;
+    fault::guard().unwrap();
+    let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    // A kernel without them has none that could be missing.
+    let Ok(file) = memfd_create("guest", flags) else { return };
+    ftruncate(&file, 4 * HUGE).unwrap();
+    // Reservations are not asked for when it is mapped, so it may or may not be there; and is not, after this.
+    let map = map_of(&file, 4 * HUGE / PAGE);
+    map.write(Gpa(2 * HUGE), b"hello").unwrap();
+    ftruncate(&file, 0).unwrap();
+    for gpa in [HUGE + 5, 3 * HUGE - 1, HUGE + HUGE / 2] {
+        map.write_obj(Gpa(gpa), &1u8).unwrap();
+        assert_eq!(map.read_obj::<u8>(Gpa(gpa)).unwrap(), 1);
+    }
+    assert!(map.damaged().is_some());
+}
+
+/// Holes at many places, whether the file has them or somebody makes them one by one, cost no more than a few of the kernel's
+/// mappings.
+#[test]
+fn many_holes() {
+    const PAGES: u64 = 4096;
+    fault::guard().unwrap();
+    let (file, map) = memory(PAGES, MemfdFlags::empty());
+    let host = |gpa| map.contiguous(Gpa(gpa), 1).unwrap().as_ptr().addr();
+    let (first, last) = (host(0), host(PAGES * PAGE - 1));
+    ftruncate(&file, 0).unwrap();
+    for page in (0..PAGES).rev().step_by(2) {
+        map.write_obj(Gpa(page * PAGE), &1u8).unwrap();
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let ours = maps.lines().filter(|line| {
+        let start = line.split('-').next().map(|start| usize::from_str_radix(start, 16).unwrap());
+        start.is_some_and(|start| (first..=last).contains(&start))
+    });
+    assert!(ours.count() < 40, "{maps}");
+}
+
+#[test]
+fn all_threads_at_once() {
+    const THREADS: u64 = 8;
+    const PAGES: u64 = 256;
+    fault::guard().unwrap();
+    for _ in 0..50 {
+        let (file, shared) = memory(PAGES, MemfdFlags::empty());
+        let start = Barrier::new(THREADS as usize);
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (shared, start, file) = (&shared, &start, &file);
+                scope.spawn(move || {
+                    let (own_file, own) = memory(PAGES, MemfdFlags::empty());
+                    start.wait();
+                    ftruncate(&own_file, 0).unwrap();
+                    if thread == 0 {
+                        ftruncate(file, PAGE).unwrap();
+                    }
+                    for page in 0..PAGES {
+                        shared.write_obj(Gpa(page * PAGE + thread), &1u8).unwrap();
+                        own.write_obj(Gpa(page * PAGE), &page).unwrap();
+                        assert_eq!(own.read_obj::<u64>(Gpa(page * PAGE)).unwrap(), page);
+                    }
+                    assert!(own.damaged().is_some());
+                });
+            }
+        });
+        assert!(shared.damaged().is_some());
+    }
+}
+
+#[test]
+fn mappings_come_and_go_under_the_handler() {
+    fault::guard().unwrap();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let (_file, map) = memory(3, MemfdFlags::empty());
+                    let (_other, more) = memory(70, MemfdFlags::empty());
+                    map.write_obj(Gpa(PAGE), &1u8).unwrap();
+                    drop(map);
+                    more.write_obj(Gpa(PAGE), &1u8).unwrap();
+                    assert_eq!(more.damaged(), None, "a fault of somebody else");
+                }
+            });
+        }
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..2000 {
+                    let (file, map) = memory(4, MemfdFlags::empty());
+                    ftruncate(&file, PAGE).unwrap();
+                    map.write_obj(Gpa(2 * PAGE), &0x55u8).unwrap();
+                    assert_eq!(map.read_obj::<u8>(Gpa(2 * PAGE)).unwrap(), 0x55);
+                    assert!(map.damaged().is_some());
+                }
+                over.store(true, Ordering::Relaxed);
+            });
+        }
+    });
+}
+
+/// A mapping that `kickless_memory` knows nothing of, behind a file that is shorter.
+fn foreign() -> *mut u8 {
+    let file = memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
+    // SAFETY: a new mapping, somewhere; it stays.
+    let at = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            PAGE as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            std::os::fd::AsRawFd::as_raw_fd(&file),
+            0,
+        )
+    };
+    assert_ne!(at, libc::MAP_FAILED);
+    at.cast()
+}
+
+fn touch(at: *mut u8) {
+    // SAFETY: a page that is mapped, though there is nothing behind it: a signal is what is wanted.
+    unsafe { at.write_volatile(1) }
+}
+
+extern "C" fn leave(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: async-signal-safe; the kernel gives a valid `info`.
+    unsafe { libc::_exit(if (*info).si_code == libc::BUS_ADRERR { 42 } else { 43 }) }
+}
+
+fn set_handler(handler: libc::sighandler_t, flags: libc::c_int) {
+    // SAFETY: all zeroes are valid, and so is the handler.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler;
+        action.sa_flags = flags;
+        assert_eq!(libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut()), 0);
+    }
+}
+
+/// No test, but what the next one runs in processes of its own.
+#[test]
+fn child() {
+    let Ok(life) = std::env::var(CHILD) else { return };
+    let ours = || {
+        let (file, map) = memory(1, MemfdFlags::empty());
+        ftruncate(&file, 0).unwrap();
+        map.write_obj(Gpa(0), &1u8).unwrap();
+    };
+    let theirs = leave as extern "C" fn(_, _, _) as usize;
+    match life.as_str() {
+        "unguarded" => ours(),
+        "guarded" => {
+            fault::guard().unwrap();
+            ours();
+        }
+        "foreign" => {
+            fault::guard().unwrap();
+            ours();
+            touch(foreign());
+        }
+        "foreign-handled" => {
+            set_handler(theirs, libc::SA_SIGINFO);
+            fault::guard().unwrap();
+            ours();
+            touch(foreign());
+        }
+        "ignored" => {
+            set_handler(libc::SIG_IGN, 0);
+            fault::guard().unwrap();
+            // SAFETY: a signal to this thread.
+            assert_eq!(unsafe { libc::raise(libc::SIGBUS) }, 0);
+            ours();
+            touch(foreign());
+        }
+        "sent" | "sent-default" => {
+            if life == "sent-default" {
+                set_handler(libc::SIG_DFL, 0);
+            }
+            fault::guard().unwrap();
+            // SAFETY: a signal to this thread.
+            unsafe { libc::raise(libc::SIGBUS) };
+            // What was there before may have waited for a fault.
+            // SAFETY: as above.
+            unsafe { libc::raise(libc::SIGBUS) };
+        }
+        "sent-handled" => {
+            set_handler(theirs, libc::SA_SIGINFO);
+            fault::guard().unwrap();
+            // SAFETY: a signal to this thread.
+            unsafe { libc::raise(libc::SIGBUS) };
+        }
+        other => panic!("no life {other}"),
+    }
+}
+
+fn end_of(life: &str) -> ExitStatus {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child", "--test-threads=1"]).env(CHILD, life);
+    command.output().unwrap().status
+}
+
+#[test]
+fn what_is_not_ours_goes_where_it_went() {
+    assert!(end_of("guarded").success());
+    for life in ["unguarded", "foreign", "ignored", "sent", "sent-default"] {
+        assert_eq!(end_of(life).signal(), Some(libc::SIGBUS), "{life}");
+    }
+    assert_eq!(end_of("foreign-handled").code(), Some(42));
+    assert_eq!(end_of("sent-handled").code(), Some(43));
+}
