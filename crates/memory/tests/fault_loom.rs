@@ -1,0 +1,102 @@
+//! The registry of mappings, in every order that the memory model allows: a signal handler looks through it while mappings
+//! come and go.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --test fault_loom`
+#![cfg(loom)]
+#![allow(dead_code, unsafe_code, unreachable_pub, clippy::unwrap_used, reason = "tests")]
+
+#[path = "../src/fault/registry.rs"]
+mod registry;
+
+mod primitive {
+    pub(crate) use loom::sync::Mutex;
+    pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+}
+
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::thread;
+use registry::{Range, Registry};
+use std::sync::Arc;
+
+fn registry() -> Arc<Registry> {
+    Arc::new(Registry {
+        first: primitive::AtomicPtr::new(std::ptr::null_mut()),
+        spare: primitive::Mutex::new(Vec::new()),
+    })
+}
+
+fn range(start: usize, len: usize) -> Range {
+    Range { start, len, page: 1 }
+}
+
+/// One thread has a fault in its mapping while others come and go, in an entry that is used again and in new ones. It finds its
+/// own, whole.
+#[test]
+fn who_uses_a_mapping_finds_it() {
+    loom::model(|| {
+        let registry = registry();
+        let other = registry.add(range(100, 10));
+        let ours = registry.add(range(200, 10));
+        let changing = {
+            let registry = registry.clone();
+            thread::spawn(move || {
+                registry.remove(other);
+                // In the same entry; half of each, it would hold 205 as well.
+                registry.add(range(50, 200 - 50));
+                registry.add(range(300, 10));
+            })
+        };
+        let (found, at) = registry.find(205).unwrap();
+        assert!(std::ptr::eq(found, ours));
+        assert_eq!(at, range(200, 10));
+        changing.join().unwrap();
+    });
+}
+
+/// A fault in memory that was never ours is nobody's, whatever changes meanwhile: no half-changed entry seems to hold it.
+#[test]
+fn what_is_not_ours_is_not_found() {
+    loom::model(|| {
+        let registry = registry();
+        let low = registry.add(range(100, 10));
+        let changing = {
+            let registry = registry.clone();
+            thread::spawn(move || {
+                registry.remove(low);
+                // With the old start and the new length, 150 would be ours.
+                registry.add(range(200, 100));
+            })
+        };
+        assert!(registry.find(150).is_none());
+        changing.join().unwrap();
+    });
+}
+
+/// A mapping that another thread made and handed over is found, and a fault in it is counted for it alone.
+#[test]
+fn a_mapping_that_was_handed_over_is_found() {
+    loom::model(|| {
+        let registry = registry();
+        let handed = Arc::new(AtomicUsize::new(0));
+        let making = {
+            let (registry, handed) = (registry.clone(), handed.clone());
+            thread::spawn(move || {
+                let first = registry.add(range(10, 10));
+                registry.remove(first);
+                let second = registry.add(range(400, 10));
+                handed.store(401, Ordering::Release);
+                second
+            })
+        };
+        let address = handed.load(Ordering::Acquire);
+        if address != 0 {
+            let (found, at) = registry.find(address).unwrap();
+            assert_eq!(at, range(400, 10));
+            assert_eq!(found.miss(), 0);
+            let made = making.join().unwrap();
+            assert_eq!(made.misses(), 1);
+        } else {
+            assert_eq!(making.join().unwrap().misses(), 0);
+        }
+    });
+}
