@@ -1,6 +1,8 @@
 //! One disk of several kinds.
 
-use crate::{DiskSpec, Error, FileDisk, Io, Lane, Limits, MemoryDisk, NullDisk, Options, Request, Step};
+use crate::{
+    DiskSpec, Error, FaultDisk, FileDisk, Io, Lane, Limits, MemoryDisk, NullDisk, Options, Request, Step,
+};
 use kickless_io::{Completion, Engine, FileId};
 use std::fs::File;
 
@@ -13,6 +15,8 @@ pub enum Disk {
     Null(NullDisk),
     /// RAM.
     Memory(MemoryDisk),
+    /// One of the others, with faults. For tests.
+    Fault(Box<FaultDisk>),
 }
 
 impl Disk {
@@ -28,6 +32,9 @@ impl Disk {
             DiskSpec::File(path) => Self::File(FileDisk::open(path, options)?),
             DiskSpec::Null(size) => Self::Null(NullDisk::new(*size, options.read_only)?),
             DiskSpec::Memory(size) => Self::Memory(MemoryDisk::new(*size, options.read_only)?),
+            DiskSpec::Fault(rules, under) => {
+                Self::Fault(Box::new(FaultDisk::new(rules, Self::open(under, options)?)?))
+            }
         })
     }
 
@@ -37,6 +44,7 @@ impl Disk {
             Self::File(file) => file.limits(),
             Self::Null(null) => null.limits(),
             Self::Memory(memory) => memory.limits(),
+            Self::Fault(fault) => fault.under().limits(),
         }
     }
 
@@ -45,6 +53,7 @@ impl Disk {
         match self {
             Self::File(file) => Some(file.file()),
             Self::Null(_) | Self::Memory(_) => None,
+            Self::Fault(fault) => fault.under().file(),
         }
     }
 
@@ -55,6 +64,7 @@ impl Disk {
             Self::File(file) => file.identity(),
             Self::Null(_) => "kickless-null",
             Self::Memory(_) => "kickless-mem",
+            Self::Fault(fault) => fault.under().identity(),
         }
     }
 
@@ -66,6 +76,7 @@ impl Disk {
         match self {
             Self::File(file) => Ok(Some(file.attach(engine)?)),
             Self::Null(_) | Self::Memory(_) => Ok(None),
+            Self::Fault(fault) => fault.under().attach(engine),
         }
     }
 
@@ -84,6 +95,7 @@ impl Disk {
             Self::File(file) => file.start(lane, io, request),
             Self::Null(null) => null.start(io, request),
             Self::Memory(memory) => memory.start(io, request),
+            Self::Fault(fault) => fault.start(lane, io, request),
         }
     }
 
@@ -94,6 +106,7 @@ impl Disk {
             Self::File(file) => file.resume(lane, io, completion),
             // They never have an operation in an engine.
             Self::Null(_) | Self::Memory(_) => Step::Pending,
+            Self::Fault(fault) => fault.resume(lane, io, completion),
         }
     }
 
@@ -104,6 +117,7 @@ impl Disk {
             Self::File(file) => file.drive(lane, io),
             // They are never busy.
             Self::Null(_) | Self::Memory(_) => Step::Busy,
+            Self::Fault(fault) => fault.retry(lane, io),
         }
     }
 }

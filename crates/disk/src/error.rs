@@ -80,6 +80,19 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// Rules that mean nothing on the disk under them.
+    #[error(
+        "{fault} cannot be injected into {under}, which answers at once; it needs a file or block device"
+    )]
+    Fault {
+        /// The fault, as it is written.
+        fault: &'static str,
+        /// The disk.
+        under: &'static str,
+    },
+    /// No thread can be had for the delays of injected faults.
+    #[error("there is no thread for injected delays: {0}")]
+    Timer(#[source] io::Error),
     /// The engine cannot take the file.
     #[error("the I/O engine cannot use the disk: {0}")]
     Engine(#[from] kickless_io::Error),

@@ -45,6 +45,11 @@ impl FileDisk {
         &self.identity
     }
 
+    /// What offsets and lengths of operations are multiples of.
+    pub(crate) fn unit(&self) -> u64 {
+        self.direct.as_ref().map_or(crate::SECTOR, |direct| direct.block)
+    }
+
     pub(crate) fn attach(&self, engine: &mut Engine) -> Result<FileId, Error> {
         Ok(engine.register(self.file.clone())?)
     }

@@ -1,9 +1,10 @@
 //! A request on its way, and what a device and a disk say to each other about it.
 
 use crate::bounce::{Permit, Waiting};
+use crate::fault::Held;
 use crate::range::Ticket;
 use crate::{IoError, Limits, SECTOR};
-use kickless_io::{Engine, FileId, Waker};
+use kickless_io::{Buffers, Engine, FileId, Op, OpKind, Token, Waker};
 use kickless_memory::Iov;
 
 /// What the guest wants. How many bytes is what the [`Io`]'s buffers hold.
@@ -41,6 +42,35 @@ pub struct Lane<'a> {
     pub waker: &'a Waker,
 }
 
+/// Where a request's operations go: straight to an engine, or past a disk's injected faults. Chosen at compile time, so that
+/// the one pays nothing for the other.
+pub(crate) trait Outlet {
+    /// Sends an operation on its way.
+    ///
+    /// # Errors
+    /// Not now ([`Step::Busy`]), or not at all; the buffers come back.
+    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)>;
+
+    /// What wakes the worker.
+    fn waker(&self) -> &Waker;
+}
+
+impl Outlet for Lane<'_> {
+    #[inline]
+    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
+        let Some(file) = self.file else {
+            return Err((Step::Done(Err(IoError::Os(kickless_io::Errno::BADF))), buffers));
+        };
+        let token = Token { source: self.source, slot: self.slot };
+        self.engine.queue(Op { file, kind, offset, buffers }, token).map_err(|op| (Step::Busy, op.buffers))
+    }
+
+    #[inline]
+    fn waker(&self) -> &Waker {
+        self.waker
+    }
+}
+
 /// How far a request has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -73,6 +103,8 @@ pub struct Io {
     pub(crate) retries: u16,
     pub(crate) range: Option<Ticket>,
     pub(crate) bounce: Option<Box<Bounce>>,
+    /// What a disk with injected faults does to it.
+    pub(crate) held: Option<Box<Held>>,
 }
 
 /// What comes next.
@@ -81,6 +113,8 @@ pub(crate) enum Phase {
     /// No request.
     #[default]
     Idle,
+    /// Not begun: a fault is in its way.
+    Held,
     /// Decide how to do what is left.
     Plan,
     /// Transfer from or to the guest's buffers.

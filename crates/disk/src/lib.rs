@@ -33,6 +33,7 @@
 mod bounce;
 mod disk;
 mod error;
+mod fault;
 mod file;
 mod io;
 pub mod lock;
@@ -43,6 +44,7 @@ mod spec;
 
 pub use disk::Disk;
 pub use error::{Error, IoError};
+pub use fault::{BadRule, FaultDisk, FaultRules};
 pub use file::FileDisk;
 pub use io::{Io, Lane, Request, Step};
 pub use memory::MemoryDisk;

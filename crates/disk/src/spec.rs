@@ -1,5 +1,6 @@
 //! Which disk, how, and what it can do.
 
+use crate::FaultRules;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -16,6 +17,8 @@ pub enum DiskSpec {
     Null(u64),
     /// So many bytes of RAM, zero to begin with.
     Memory(u64),
+    /// Another disk, with faults. For tests.
+    Fault(FaultRules, Box<DiskSpec>),
 }
 
 /// Whether the host's page cache is used.

@@ -1,10 +1,10 @@
 //! What is to be served, however it was said: on the command line or in a file.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kickless_disk::Cache;
+use kickless_disk::{Cache, FaultRules};
 use kickless_io::EngineKind;
 use kickless_worker::Poll;
 use tracing::{Span, error_span};
@@ -94,6 +94,30 @@ pub(crate) enum BlkFile {
     Null(u64),
     /// Memory of this process. Bytes.
     Memory(u64),
+    /// Another of these with faults, for tests.
+    Fault(Box<Fault>),
+}
+
+/// A disk with faults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// What goes wrong.
+    pub(crate) rules: FaultRules,
+    /// The same as it was written.
+    pub(crate) text: String,
+    /// Where.
+    pub(crate) under: BlkFile,
+}
+
+impl BlkFile {
+    /// The file or block device, if there is one.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            BlkFile::Path(path) => Some(path),
+            BlkFile::Null(_) | BlkFile::Memory(_) => None,
+            BlkFile::Fault(fault) => fault.under.path(),
+        }
+    }
 }
 
 impl fmt::Display for BlkFile {
@@ -102,6 +126,7 @@ impl fmt::Display for BlkFile {
             BlkFile::Path(path) => path.display().fmt(f),
             BlkFile::Null(bytes) => write!(f, "null:{bytes}"),
             BlkFile::Memory(bytes) => write!(f, "mem:{bytes}"),
+            BlkFile::Fault(fault) => write!(f, "fault:{}:{}", fault.text, fault.under),
         }
     }
 }
@@ -148,7 +173,7 @@ impl Disk {
     /// # Errors
     /// They do not go together.
     pub(crate) fn check(&self, said: Said) -> Result<(), Mistake> {
-        if self.incoming && !matches!(self.blk_file, BlkFile::Path(_)) {
+        if self.incoming && self.blk_file.path().is_none() {
             let why = format!(
                 "it needs a {} that another host can use, not null: or mem:",
                 said.option("blk-file")

@@ -42,20 +42,24 @@ fn pool(of: &service::Pool) -> Result<Arc<Pool>> {
 
 fn disk(device: &Device, said: Said) -> Result<Blk> {
     let of = &device.disk;
-    let spec = match &of.blk_file {
-        BlkFile::Path(path) => DiskSpec::File(path.clone()),
-        BlkFile::Null(bytes) => DiskSpec::Null(*bytes),
-        BlkFile::Memory(bytes) => DiskSpec::Memory(*bytes),
-    };
+    let spec = spec(&of.blk_file);
     let option = || device.option(said, "blk-file");
     let disk = Disk::open(&spec, &kickless_disk::Options { read_only: of.read_only, cache: of.cache })
         .with_context(option)?;
-    if let (Some(file), BlkFile::Path(path), true, false) = (disk.file(), &of.blk_file, of.lock, of.incoming)
-    {
+    if let (Some(file), Some(path), true, false) = (disk.file(), of.blk_file.path(), of.lock, of.incoming) {
         lock::check(file, of.read_only)
             .with_context(|| format!("{}: {} cannot be locked", option(), path.display()))?;
     }
     let serial = of.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
     let (queues_max, queue_size_max) = (of.num_queues, of.queue_size);
     Ok(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: of.lock }))
+}
+
+fn spec(of: &BlkFile) -> DiskSpec {
+    match of {
+        BlkFile::Path(path) => DiskSpec::File(path.clone()),
+        BlkFile::Null(bytes) => DiskSpec::Null(*bytes),
+        BlkFile::Memory(bytes) => DiskSpec::Memory(*bytes),
+        BlkFile::Fault(fault) => DiskSpec::Fault(fault.rules.clone(), Box::new(spec(&fault.under))),
+    }
 }

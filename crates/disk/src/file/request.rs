@@ -3,10 +3,10 @@
 
 use super::{Direct, FileDisk};
 use crate::bounce::BUFFER_BYTES;
-use crate::io::{Bounce, Phase};
+use crate::io::{Bounce, Outlet, Phase};
 use crate::range::Ranges;
-use crate::{Io, IoError, Lane, Request, Step};
-use kickless_io::{Buffers, Completion, Errno, Op, OpKind, Token};
+use crate::{Io, IoError, Request, Step};
+use kickless_io::{Buffers, Completion, Errno, OpKind};
 use std::sync::Arc;
 
 /// So often in a row may the kernel say "again".
@@ -17,7 +17,7 @@ type Flow = Result<(), Step>;
 
 impl FileDisk {
     #[inline]
-    pub(crate) fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
+    pub(crate) fn start(&self, lane: &mut impl Outlet, io: &mut Io, request: Request) -> Step {
         io.at = match io.check(request, &self.limits) {
             Ok(at) => at,
             Err(e) => return Step::Done(Err(e)),
@@ -30,7 +30,7 @@ impl FileDisk {
     }
 
     /// Goes as far as it can.
-    pub(crate) fn drive(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
+    pub(crate) fn drive(&self, lane: &mut impl Outlet, io: &mut Io) -> Step {
         if io.sent {
             return Step::Pending;
         }
@@ -43,7 +43,7 @@ impl FileDisk {
                 Phase::Store => bounce(lane, io, OpKind::Write { durable: io.durable }),
                 Phase::Flush => queue(lane, OpKind::Flush, 0, Buffers::None).map_err(|(step, _)| step),
                 // Nothing was started.
-                Phase::Idle => return Step::Busy,
+                Phase::Idle | Phase::Held => return Step::Busy,
             };
             if let Err(step) = flow {
                 io.sent = step == Step::Pending;
@@ -71,7 +71,7 @@ impl FileDisk {
     }
 
     /// The guest's buffers, as they are.
-    fn direct(&self, lane: &mut Lane<'_>, io: &mut Io) -> Flow {
+    fn direct(&self, lane: &mut impl Outlet, io: &mut Io) -> Flow {
         if io.write
             && let Some(ranges) = self.ranges()
         {
@@ -93,12 +93,12 @@ impl FileDisk {
     }
 
     /// Gets a buffer, *then* the range: who waits for a range has all that it takes to give its own back.
-    fn prepare(&self, lane: &mut Lane<'_>, io: &mut Io) -> Flow {
+    fn prepare(&self, lane: &mut impl Outlet, io: &mut Io) -> Flow {
         let (Some(direct), Some(bounce)) = (&self.direct, &mut io.bounce) else {
             return Err(Step::Done(Err(IoError::Stuck)));
         };
         if bounce.permit.is_none() {
-            match direct.pool.take(&mut bounce.waiting, lane.waker) {
+            match direct.pool.take(&mut bounce.waiting, lane.waker()) {
                 Ok(Some(permit)) => bounce.permit = Some(permit),
                 Ok(None) => return Err(Step::Busy),
                 Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
@@ -132,7 +132,7 @@ impl FileDisk {
         }
     }
 
-    pub(crate) fn resume(&self, lane: &mut Lane<'_>, io: &mut Io, completion: Completion) -> Step {
+    pub(crate) fn resume(&self, lane: &mut impl Outlet, io: &mut Io, completion: Completion) -> Step {
         io.sent = false;
         match completion.buffers {
             Buffers::Guest(buffers) => io.buffers = buffers,
@@ -168,7 +168,7 @@ impl FileDisk {
                 io.phase = Phase::Plan;
             }
             Phase::Load | Phase::Store => self.bounced(io, bytes as usize),
-            Phase::Idle | Phase::Plan | Phase::Prepare => return Step::Pending,
+            Phase::Idle | Phase::Held | Phase::Plan | Phase::Prepare => return Step::Pending,
         }
         self.drive(lane, io)
     }
@@ -221,14 +221,14 @@ impl Bounce {
 }
 
 /// Holds the range of the present piece up to `end`, or waits for it.
-fn hold(lane: &Lane<'_>, io: &mut Io, ranges: &Arc<Ranges>, end: u64, exclusive: bool) -> Flow {
+fn hold(lane: &impl Outlet, io: &mut Io, ranges: &Arc<Ranges>, end: u64, exclusive: bool) -> Flow {
     let start = io.bounce.as_ref().map_or(io.at, |bounce| bounce.at);
-    let ticket = io.range.get_or_insert_with(|| ranges.ask(start..end, exclusive, lane.waker));
+    let ticket = io.range.get_or_insert_with(|| ranges.ask(start..end, exclusive, lane.waker()));
     if ticket.is_held() { Ok(()) } else { Err(Step::Busy) }
 }
 
 /// Transfers what is left of the bounce buffer.
-fn bounce(lane: &mut Lane<'_>, io: &mut Io, kind: OpKind) -> Flow {
+fn bounce(lane: &mut impl Outlet, io: &mut Io, kind: OpKind) -> Flow {
     let Some(bounce) = &mut io.bounce else { return Err(Step::Done(Err(IoError::Stuck))) };
     let Some(permit) = &mut bounce.permit else { return Err(Step::Done(Err(IoError::Stuck))) };
     let Some(mut buffer) = permit.buffer.take() else { return Err(Step::Done(Err(IoError::Stuck))) };
@@ -242,13 +242,9 @@ fn bounce(lane: &mut Lane<'_>, io: &mut Io, kind: OpKind) -> Flow {
 }
 
 /// Puts one operation into the engine. Never goes on at once; the buffers come back where it is full.
-fn queue(lane: &mut Lane<'_>, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
-    let Some(file) = lane.file else {
-        return Err((Step::Done(Err(IoError::Os(Errno::BADF))), buffers));
-    };
-    let token = Token { source: lane.source, slot: lane.slot };
-    match lane.engine.queue(Op { file, kind, offset, buffers }, token) {
+fn queue(lane: &mut impl Outlet, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
+    match lane.send(kind, offset, buffers) {
         Ok(()) => Err((Step::Pending, Buffers::None)),
-        Err(op) => Err((Step::Busy, op.buffers)),
+        Err(back) => Err(back),
     }
 }

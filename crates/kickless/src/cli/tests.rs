@@ -101,6 +101,15 @@ fn capabilities_whatever_else_is_said() {
 }
 
 #[test]
+fn faults_are_written_before_their_disk() {
+    let text = "fault:seed=7,eio@1.5%+read,delay=1ms@nth=3:/dev/disk/by-id:1";
+    let parsed = values::parse_blk_file(text.into()).unwrap();
+    assert_eq!((parsed.to_string(), parsed.path()), (text.to_owned(), Some("/dev/disk/by-id:1".as_ref())));
+    let BlkFile::Fault(fault) = parsed else { panic!("{text}") };
+    assert_eq!(Ok(fault.rules), "seed=7,eio@1.5%+read,delay=1ms@nth=3".parse());
+}
+
+#[test]
 fn help_and_version_are_no_mistakes() {
     for line in ["kickless --help", "kickless --version", "kickless blk --help", "kickless-blk -h"] {
         assert!(matches!(parsed(line), Ok(Request::Print(_))), "{line}");
@@ -126,6 +135,14 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --fd=3 --blk-file=null:1000", "512"),
         ("kickless blk --fd=3 --blk-file=mem:9E", "too large"),
         ("kickless blk --fd=3 --blk-file=a --blk-file=b", "--blk-file"),
+        ("kickless blk --fd=3 --blk-file=fault:a", "fault:RULES:DISK"),
+        ("kickless blk --fd=3 --blk-file=fault::a", "needs rules"),
+        ("kickless blk --fd=3 --blk-file=fault:fire:a", "no fault"),
+        ("kickless blk --fd=3 --blk-file=fault:eio@often:a", "no condition"),
+        ("kickless blk --fd=3 --blk-file=fault:eio:", "--blk-file"),
+        ("kickless blk --fd=3 --blk-file=fault:eio:mem:0", "above 0"),
+        ("kickless blk --fd=3 --blk-file=fault:eio:fault:short:a", "one fault: is enough"),
+        ("kickless blk --fd=3 --blk-file=fault:eio:null:1G --incoming", "--incoming"),
         ("kickless blk --fd=3 --blk-file=a --num-queues=0", "--num-queues"),
         ("kickless blk --fd=3 --blk-file=a --num-queues=257", "--num-queues"),
         ("kickless blk --fd=3 --blk-file=a --queue-size=0", "--queue-size"),

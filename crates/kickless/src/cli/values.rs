@@ -6,11 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use kickless_disk::BadRule;
 use kickless_io::{EngineKind, UnknownEngine};
 
 use crate::cpus::parse_cpus;
 use crate::duration::parse_duration;
-use crate::service::BlkFile;
+use crate::service::{BlkFile, Fault};
 use crate::size::parse_size;
 
 /// The most queues unless something else is said.
@@ -96,7 +97,18 @@ pub(crate) fn parse_blk_file(text: OsString) -> Result<BlkFile, String> {
     match text.to_str().and_then(|text| text.split_once(':')) {
         Some(("null", bytes)) => size(bytes).map(BlkFile::Null),
         Some(("mem", bytes)) => size(bytes).map(BlkFile::Memory),
+        Some(("fault", rest)) => parse_fault(rest),
         _ => Ok(BlkFile::Path(Path::new(&text).to_owned())),
+    }
+}
+
+/// What follows `fault:`.
+fn parse_fault(text: &str) -> Result<BlkFile, String> {
+    let (rules, under) = text.split_once(':').ok_or("write fault:RULES:DISK")?;
+    let parsed = rules.parse().map_err(|error: BadRule| error.to_string())?;
+    match parse_blk_file(under.into())? {
+        BlkFile::Fault(_) => Err("one fault: is enough; put all rules into it".into()),
+        under => Ok(BlkFile::Fault(Box::new(Fault { rules: parsed, text: rules.into(), under }))),
     }
 }
 

@@ -1,0 +1,324 @@
+//! Faults on purpose: a disk of its own for tests, around any other.
+//!
+//! A file's faults hit its operations, on their way to the engine and back, so that what the file makes of an error, a short
+//! transfer or "again" is what it makes of a real one. A disk without operations, which answers at once, has its requests hit.
+
+mod rules;
+mod timer;
+
+use crate::io::{Outlet, Phase};
+use crate::{Disk, Error, FileDisk, Io, IoError, Lane, Request, Step};
+use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
+use kickless_memory::Iov;
+pub use rules::{BadRule, FaultRules};
+use rules::{Dice, Effect, Kind, Subject};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use timer::Timer;
+
+/// An operation that is to be overtaken waits so long for another at most.
+const OVERTAKEN_WITHIN: Duration = Duration::from_millis(5);
+
+/// A disk with injected faults.
+#[derive(Debug)]
+pub struct FaultDisk {
+    under: Disk,
+    state: Mutex<State>,
+    timer: Timer,
+}
+
+/// What all workers share. Locked for each operation.
+#[derive(Debug)]
+struct State {
+    dice: Dice,
+    /// Operations that nothing holds up any more.
+    passed: u64,
+}
+
+/// What is done to one request.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    /// What to start when the way is free, where it is the request that is held up.
+    request: Option<Request>,
+    /// What was decided on the next operation, until it is on its way.
+    verdict: Option<Verdict>,
+    /// What is in the engine in its stead.
+    stand_in: Option<StandIn>,
+}
+
+/// What was decided on an operation.
+#[derive(Clone, Copy, Debug)]
+enum Verdict {
+    Pass,
+    Fail(Errno),
+    /// A part of this many bytes.
+    Short(u64),
+    /// Not before this time.
+    Wait(Instant),
+    /// Not before another one than these has passed, or this time.
+    Overtaken(u64, Instant),
+}
+
+/// What an engine does instead of an operation.
+#[derive(Debug)]
+enum StandIn {
+    /// Nothing, to be reported as this error.
+    Failure(Errno, Buffers),
+    /// A part of it, with a buffer of ours.
+    Part(Iov, OpKind),
+}
+
+impl FaultDisk {
+    /// Puts faults before a disk.
+    ///
+    /// # Errors
+    /// It can have no such faults, or there is no thread for the delays.
+    pub fn new(rules: &FaultRules, under: Disk) -> Result<Self, Error> {
+        let at_once = match &under {
+            Disk::Null(_) => Some("null:"),
+            Disk::Memory(_) => Some("mem:"),
+            Disk::Fault(_) => Some("a disk with faults"),
+            Disk::File(_) => None,
+        };
+        let partial = |effect: &Effect| matches!(effect, Effect::Short | Effect::Error(Errno::AGAIN));
+        if let Some(under) = at_once
+            && let Some(rule) = rules.rules.iter().find(|rule| partial(&rule.effect))
+        {
+            return Err(Error::Fault { fault: rule.effect.name(), under });
+        }
+        let state = Mutex::new(State { dice: Dice::new(rules), passed: 0 });
+        Ok(Self { under, state, timer: Timer::start().map_err(Error::Timer)? })
+    }
+
+    /// The disk that has the faults.
+    pub(crate) fn under(&self) -> &Disk {
+        &self.under
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
+        io.held = Some(Box::default());
+        if let Disk::File(file) = &self.under {
+            return self.past(lane, io, |outlet, io| file.start(outlet, io, request));
+        }
+        if let Some(held) = &mut io.held {
+            held.request = Some(request);
+        }
+        io.phase = Phase::Held;
+        self.retry(lane, io)
+    }
+
+    pub(crate) fn retry(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
+        match &self.under {
+            Disk::File(file) => self.past(lane, io, |outlet, io| file.drive(outlet, io)),
+            under => self.at_once(under, lane, io),
+        }
+    }
+
+    /// Starts a request of a disk that answers at once, if nothing holds it up.
+    fn at_once(&self, under: &Disk, lane: &mut Lane<'_>, io: &mut Io) -> Step {
+        let len = io.buffers.len();
+        let Some(held) = &mut io.held else { return Step::Busy };
+        let Some(request) = held.request else { return under.retry(lane, io) };
+        match self.decide(held, subject_of(request, len), lane.waker) {
+            Verdict::Wait(_) | Verdict::Overtaken(..) => return Step::Busy,
+            Verdict::Fail(errno) => {
+                io.held = None;
+                return io.finish(Err(IoError::Os(errno)));
+            }
+            Verdict::Pass | Verdict::Short(_) => {}
+        }
+        io.held = None;
+        io.phase = Phase::Idle;
+        under.start(lane, io, request)
+    }
+
+    pub(crate) fn resume(&self, lane: &mut Lane<'_>, io: &mut Io, mut completion: Completion) -> Step {
+        let stand_in = io.held.as_mut().and_then(|held| held.stand_in.take());
+        match stand_in {
+            Some(StandIn::Failure(errno, buffers)) => {
+                completion.result = Err(errno);
+                completion.buffers = buffers;
+            }
+            Some(StandIn::Part(mut iov, kind)) => {
+                if let (Buffers::Owned(part), Ok(bytes), OpKind::Read) =
+                    (&completion.buffers, completion.result, kind)
+                {
+                    iov.write(0, &part[..(bytes as usize).min(part.len())]);
+                }
+                completion.buffers = Buffers::Guest(iov);
+            }
+            None => {}
+        }
+        match &self.under {
+            Disk::File(file) => self.past(lane, io, |outlet, io| file.resume(outlet, io, completion)),
+            under => under.resume(lane, io, completion),
+        }
+    }
+
+    /// Runs a step of a file whose operations come past the faults.
+    fn past(
+        &self,
+        lane: &mut Lane<'_>,
+        io: &mut Io,
+        step: impl FnOnce(&mut Past<'_, '_>, &mut Io) -> Step,
+    ) -> Step {
+        let mut held = io.held.take().unwrap_or_default();
+        let step = step(&mut Past { disk: self, lane, held: &mut held }, io);
+        if !matches!(step, Step::Done(_)) {
+            io.held = Some(held);
+        }
+        step
+    }
+
+    /// What becomes of an operation now. Rolled for once; a wait that is over is a pass.
+    fn decide(&self, held: &mut Held, subject: Subject, waker: &Waker) -> Verdict {
+        let mut state = self.state();
+        let verdict = match held.verdict.take() {
+            None => self.rolled(&mut state, subject, waker),
+            Some(Verdict::Wait(due)) if Instant::now() >= due => Verdict::Pass,
+            Some(Verdict::Overtaken(passed, due)) if state.passed > passed || Instant::now() >= due => {
+                Verdict::Pass
+            }
+            Some(verdict) => verdict,
+        };
+        held.verdict = Some(verdict);
+        if !matches!(verdict, Verdict::Wait(_) | Verdict::Overtaken(..)) {
+            state.passed += 1;
+        }
+        verdict
+    }
+
+    fn rolled(&self, state: &mut State, subject: Subject, waker: &Waker) -> Verdict {
+        let later = |time: Duration| {
+            let due = Instant::now() + time;
+            self.timer.wake_at(due, waker);
+            due
+        };
+        match state.dice.roll(subject) {
+            None => Verdict::Pass,
+            Some(Effect::Error(errno)) => Verdict::Fail(errno),
+            Some(Effect::Delay(range)) => {
+                let span = (*range.end() - *range.start()).as_micros() as u64;
+                let more = Duration::from_micros(state.dice.random() % (span + 1));
+                Verdict::Wait(later(*range.start() + more))
+            }
+            Some(Effect::Reorder) => Verdict::Overtaken(state.passed, later(OVERTAKEN_WITHIN)),
+            Some(Effect::Short) => {
+                let unit =
+                    if let Disk::File(file) = &self.under { FileDisk::unit(file) } else { subject.len };
+                match subject.len.div_ceil(unit.max(1)) {
+                    // It has no part.
+                    0 | 1 => Verdict::Pass,
+                    units => Verdict::Short(unit * (1 + state.dice.random() % (units - 1))),
+                }
+            }
+        }
+    }
+}
+
+fn subject_of(request: Request, len: u64) -> Subject {
+    match request {
+        Request::Read { offset } => Subject { kind: Kind::Read, at: offset, len },
+        Request::Write { offset, .. } => Subject { kind: Kind::Write, at: offset, len },
+        Request::Flush => Subject { kind: Kind::Flush, at: 0, len: 0 },
+    }
+}
+
+/// The way to an engine past the faults.
+struct Past<'a, 'l> {
+    disk: &'a FaultDisk,
+    lane: &'a mut Lane<'l>,
+    held: &'a mut Held,
+}
+
+impl Past<'_, '_> {
+    /// Sends something else, and keeps what is needed to tell the file of what it asked for.
+    fn send_instead(
+        &mut self,
+        kind: OpKind,
+        offset: u64,
+        buffers: Buffers,
+        stand_in: StandIn,
+    ) -> Result<(), (Step, Buffers)> {
+        let sent = self.lane.send(kind, offset, buffers);
+        match sent {
+            Ok(()) => {
+                self.held.stand_in = Some(stand_in);
+                Ok(())
+            }
+            Err((step, _)) => Err((
+                step,
+                match stand_in {
+                    StandIn::Failure(_, buffers) => buffers,
+                    StandIn::Part(iov, _) => Buffers::Guest(iov),
+                },
+            )),
+        }
+    }
+
+    fn send_part(
+        &mut self,
+        kind: OpKind,
+        offset: u64,
+        buffers: Buffers,
+        len: usize,
+    ) -> Result<(), (Step, Buffers)> {
+        match buffers {
+            Buffers::None => self.lane.send(kind, offset, buffers),
+            Buffers::Owned(mut buffer) => {
+                let start = buffer.window().start;
+                buffer.set_window(start..start + len);
+                self.lane.send(kind, offset, Buffers::Owned(buffer))
+            }
+            Buffers::Guest(iov) => {
+                let Ok(mut part) = AlignedBuf::new(len, rustix::param::page_size()) else {
+                    return Err((Step::Done(Err(IoError::Os(Errno::NOMEM))), Buffers::Guest(iov)));
+                };
+                if kind != OpKind::Read {
+                    iov.read(0, &mut part);
+                }
+                self.send_instead(kind, offset, Buffers::Owned(part), StandIn::Part(iov, kind))
+            }
+        }
+    }
+}
+
+impl Outlet for Past<'_, '_> {
+    fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
+        let len = match &buffers {
+            Buffers::None => 0,
+            Buffers::Guest(iov) => iov.len(),
+            Buffers::Owned(buffer) => buffer.window().len() as u64,
+        };
+        let subject = Subject { kind: kind_of(kind), at: offset, len };
+        let sent = match self.disk.decide(self.held, subject, self.lane.waker) {
+            Verdict::Pass => self.lane.send(kind, offset, buffers),
+            Verdict::Wait(_) | Verdict::Overtaken(..) => return Err((Step::Busy, buffers)),
+            Verdict::Short(len) => self.send_part(kind, offset, buffers, len as usize),
+            // A read of nothing fails in its stead: the error comes the way that errors come.
+            Verdict::Fail(errno) => {
+                self.send_instead(OpKind::Read, 0, Buffers::None, StandIn::Failure(errno, buffers))
+            }
+        };
+        if sent.is_ok() {
+            self.held.verdict = None;
+        }
+        sent
+    }
+
+    fn waker(&self) -> &Waker {
+        self.lane.waker
+    }
+}
+
+fn kind_of(kind: OpKind) -> Kind {
+    match kind {
+        OpKind::Read => Kind::Read,
+        OpKind::Write { .. } => Kind::Write,
+        OpKind::Flush => Kind::Flush,
+    }
+}

@@ -1,0 +1,362 @@
+//! Which faults, and when. Pure but for a count and a seeded generator.
+
+use kickless_io::Errno;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Longer delays are of no use to a test.
+const DELAY_MAX: Duration = Duration::from_secs(60);
+
+/// What is to go wrong. See `docs/disks.md` for how it is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultRules {
+    pub(super) seed: u64,
+    pub(super) rules: Vec<Rule>,
+}
+
+/// One fault, and when it happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub(super) effect: Effect,
+    /// Of which kinds of operation; none: of all.
+    kinds: Vec<Kind>,
+    /// Of those that touch these sectors.
+    sectors: Option<RangeInclusive<u64>>,
+    when: When,
+}
+
+/// What happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// It fails, and has done nothing.
+    Error(Errno),
+    /// It transfers a part.
+    Short,
+    /// It begins later, after a time between these.
+    Delay(RangeInclusive<Duration>),
+    /// It begins after one that comes later.
+    Reorder,
+}
+
+impl Effect {
+    /// As it is written.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Error(Errno::IO) => "eio",
+            Self::Error(Errno::NOSPC) => "enospc",
+            Self::Error(_) => "eagain",
+            Self::Short => "short",
+            Self::Delay(_) => "delay",
+            Self::Reorder => "reorder",
+        }
+    }
+}
+
+/// A kind of operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write,
+    Flush,
+}
+
+/// Which of those that a rule is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Always,
+    /// So many in a million, at random.
+    Rate(u32),
+    /// Only this one, counted from 1.
+    Nth(u64),
+    /// Each that is a multiple of this.
+    Every(u64),
+}
+
+/// An operation, as the rules see it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Subject {
+    pub(super) kind: Kind,
+    /// First byte.
+    pub(super) at: u64,
+    /// How many; none for a flush.
+    pub(super) len: u64,
+}
+
+/// A rule that cannot be understood. One sentence each.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRule {
+    /// No rules at all.
+    #[error("fault: needs rules, as in fault:eio@1%:DISK")]
+    Empty,
+    /// No such fault.
+    #[error(
+        "{0:?} is no fault; there are eio, enospc, eagain, short, delay=TIME and reorder, and seed=NUMBER"
+    )]
+    Fault(String),
+    /// No such condition.
+    #[error(
+        "{0:?} is no condition of a fault; there are read, write, flush, FIRST-LAST (sectors), N%, nth=N and every=N"
+    )]
+    Condition(String),
+    /// Two of which one says what the other denies.
+    #[error("{0:?} has more than one of the conditions N%, nth=N and every=N, or of sector ranges")]
+    Twice(String),
+    /// A share of more than all, or none.
+    #[error("{0:?} is no share of the operations; write 0.0001% to 100%")]
+    Rate(String),
+    /// Zero, or no number.
+    #[error("{0:?} has no number above 0 after its =")]
+    Number(String),
+    /// Not two sectors in order.
+    #[error("{0:?} are no sectors; write FIRST-LAST")]
+    Sectors(String),
+    /// No time.
+    #[error("{0:?} is no delay; write 500us, 2ms or 1ms-5ms, 60s at most")]
+    Delay(String),
+}
+
+impl FromStr for FaultRules {
+    type Err = BadRule;
+
+    fn from_str(text: &str) -> Result<Self, BadRule> {
+        let (mut seed, mut rules) = (1, Vec::new());
+        for word in text.split(',') {
+            match word.strip_prefix("seed=") {
+                Some(number) => seed = number.parse().map_err(|_| BadRule::Number(word.into()))?,
+                None if text.is_empty() => return Err(BadRule::Empty),
+                None => rules.push(word.parse()?),
+            }
+        }
+        if rules.is_empty() { Err(BadRule::Empty) } else { Ok(Self { seed, rules }) }
+    }
+}
+
+impl FromStr for Rule {
+    type Err = BadRule;
+
+    fn from_str(text: &str) -> Result<Self, BadRule> {
+        let (effect, conditions) = match text.split_once('@') {
+            Some((effect, conditions)) => (effect, Some(conditions)),
+            None => (text, None),
+        };
+        let mut rule =
+            Self { effect: parse_effect(effect)?, kinds: vec![], sectors: None, when: When::Always };
+        for condition in conditions.into_iter().flat_map(|all| all.split('+')) {
+            if let Some(kind) = parse_kind(condition) {
+                rule.kinds.push(kind);
+            } else if let Some(when) = parse_when(condition)? {
+                if std::mem::replace(&mut rule.when, when) != When::Always {
+                    return Err(BadRule::Twice(text.into()));
+                }
+            } else if rule.sectors.replace(parse_sectors(condition)?).is_some() {
+                return Err(BadRule::Twice(text.into()));
+            }
+        }
+        Ok(rule)
+    }
+}
+
+fn parse_effect(text: &str) -> Result<Effect, BadRule> {
+    Ok(match text {
+        "eio" => Effect::Error(Errno::IO),
+        "enospc" => Effect::Error(Errno::NOSPC),
+        "eagain" => Effect::Error(Errno::AGAIN),
+        "short" => Effect::Short,
+        "reorder" => Effect::Reorder,
+        _ => match text.strip_prefix("delay=") {
+            Some(time) => Effect::Delay(parse_delay(time).ok_or_else(|| BadRule::Delay(time.into()))?),
+            None => return Err(BadRule::Fault(text.into())),
+        },
+    })
+}
+
+fn parse_delay(text: &str) -> Option<RangeInclusive<Duration>> {
+    let (least, most) = text.split_once('-').unwrap_or((text, text));
+    let (least, most) = (parse_time(least)?, parse_time(most)?);
+    (least <= most && most <= DELAY_MAX).then_some(least..=most)
+}
+
+fn parse_time(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
+    let number: u64 = number.parse().ok()?;
+    match unit {
+        "us" => Some(Duration::from_micros(number)),
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        _ => None,
+    }
+}
+
+fn parse_kind(text: &str) -> Option<Kind> {
+    match text {
+        "read" => Some(Kind::Read),
+        "write" => Some(Kind::Write),
+        "flush" => Some(Kind::Flush),
+        _ => None,
+    }
+}
+
+fn parse_when(text: &str) -> Result<Option<When>, BadRule> {
+    let number = |digits: &str| match digits.parse() {
+        Ok(number @ 1..) => Ok(number),
+        _ => Err(BadRule::Number(text.into())),
+    };
+    if let Some(digits) = text.strip_prefix("nth=") {
+        return Ok(Some(When::Nth(number(digits)?)));
+    }
+    if let Some(digits) = text.strip_prefix("every=") {
+        return Ok(Some(When::Every(number(digits)?)));
+    }
+    let Some(share) = text.strip_suffix('%') else { return Ok(None) };
+    let (whole, fraction) = share.split_once('.').unwrap_or((share, ""));
+    let bad = || BadRule::Rate(text.into());
+    if fraction.len() > 4 {
+        return Err(bad());
+    }
+    match format!("{whole}{fraction:0<4}").parse() {
+        Ok(millionths @ 1..=1_000_000) => Ok(Some(When::Rate(millionths))),
+        _ => Err(bad()),
+    }
+}
+
+fn parse_sectors(text: &str) -> Result<RangeInclusive<u64>, BadRule> {
+    let begins_with_digit = text.starts_with(|c: char| c.is_ascii_digit());
+    let Some((first, last)) = text.split_once('-').filter(|_| begins_with_digit) else {
+        return Err(BadRule::Condition(text.into()));
+    };
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) if first <= last => Ok(first..=last),
+        _ => Err(BadRule::Sectors(text.into())),
+    }
+}
+
+impl Rule {
+    fn is_about(&self, subject: Subject) -> bool {
+        let Subject { kind, at, len } = subject;
+        let of_kind = self.kinds.is_empty() || self.kinds.contains(&kind);
+        let there = self.sectors.as_ref().is_none_or(|sectors| {
+            let (first, end) = (at / crate::SECTOR, at.saturating_add(len).div_ceil(crate::SECTOR));
+            len > 0 && first <= *sectors.end() && end > *sectors.start()
+        });
+        // A flush has no part that it could do.
+        of_kind && there && (self.effect != Effect::Short || len > 0)
+    }
+}
+
+/// The rules at work.
+#[derive(Debug)]
+pub(super) struct Dice {
+    rules: Vec<(Rule, u64)>,
+    state: u64,
+}
+
+impl Dice {
+    pub(super) fn new(rules: &FaultRules) -> Self {
+        Self { rules: rules.rules.iter().map(|rule| (rule.clone(), 0)).collect(), state: rules.seed }
+    }
+
+    /// What happens to this operation: the effect of the first rule that applies. Each rule counts all that it is about.
+    pub(super) fn roll(&mut self, subject: Subject) -> Option<Effect> {
+        let mut effect = None;
+        for place in 0..self.rules.len() {
+            let random = self.random();
+            let (rule, count) = &mut self.rules[place];
+            if !rule.is_about(subject) {
+                continue;
+            }
+            *count += 1;
+            let applies = match rule.when {
+                When::Always => true,
+                When::Rate(millionths) => random % 1_000_000 < u64::from(millionths),
+                When::Nth(number) => *count == number,
+                When::Every(number) => count.is_multiple_of(number),
+            };
+            if applies && effect.is_none() {
+                effect = Some(rule.effect.clone());
+            }
+        }
+        effect
+    }
+
+    /// SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+    pub(super) fn random(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(text: &str) -> Result<FaultRules, BadRule> {
+        text.parse()
+    }
+
+    /// Which of the first `count` sector-long operations of this kind are hit, each at the next sector.
+    fn hits(text: &str, kind: Kind, count: u64) -> Vec<u64> {
+        let mut dice = Dice::new(&rules(text).unwrap());
+        (0..count).filter(|i| dice.roll(Subject { kind, at: i * 512, len: 512 }).is_some()).collect()
+    }
+
+    #[test]
+    fn places() {
+        assert_eq!(hits("eio", Kind::Read, 3), [0, 1, 2]);
+        assert_eq!(hits("eio@nth=3", Kind::Read, 9), [2]);
+        assert_eq!(hits("eio@every=4", Kind::Read, 9), [3, 7]);
+        assert_eq!(hits("eio@2-4", Kind::Read, 9), [2, 3, 4]);
+        assert_eq!(hits("eio@2-9+every=2", Kind::Read, 7), [3, 5]);
+        assert_eq!(hits("eio@write", Kind::Read, 9), []);
+        assert_eq!(hits("eio@write+read", Kind::Read, 2), [0, 1]);
+        assert_eq!(hits("enospc@nth=2,eio@nth=5", Kind::Write, 9), [1, 4]);
+        // An operation that only touches the range; a flush is nowhere, and never short.
+        let mut dice = Dice::new(&rules("eio@2-4,short").unwrap());
+        assert_eq!(dice.roll(Subject { kind: Kind::Read, at: 0, len: 1025 }), Some(Effect::Error(Errno::IO)));
+        assert_eq!(dice.roll(Subject { kind: Kind::Read, at: 0, len: 1024 }), Some(Effect::Short));
+        assert_eq!(dice.roll(Subject { kind: Kind::Flush, at: 1024, len: 0 }), None);
+    }
+
+    #[test]
+    fn rates_come_near_and_come_again() {
+        let some = hits("eio@12.5%", Kind::Read, 10_000);
+        assert!((1000..1500).contains(&some.len()), "{}", some.len());
+        assert_eq!(hits("eio@12.5%", Kind::Read, 10_000), some);
+        assert_ne!(hits("seed=2,eio@12.5%", Kind::Read, 10_000), some);
+    }
+
+    #[test]
+    fn what_is_no_rule() {
+        assert_eq!(rules(""), Err(BadRule::Empty));
+        assert_eq!(rules("seed=3"), Err(BadRule::Empty));
+        for (text, error) in [
+            ("seed=x", BadRule::Number("seed=x".into())),
+            ("fire", BadRule::Fault("fire".into())),
+            ("eio,,short", BadRule::Fault(String::new())),
+            ("eio@", BadRule::Condition(String::new())),
+            ("eio@often", BadRule::Condition("often".into())),
+            ("eio@-5", BadRule::Condition("-5".into())),
+            ("eio@5-4", BadRule::Sectors("5-4".into())),
+            ("eio@5-x", BadRule::Sectors("5-x".into())),
+            ("eio@1-2+3-4", BadRule::Twice("eio@1-2+3-4".into())),
+            ("eio@1%+nth=2", BadRule::Twice("eio@1%+nth=2".into())),
+            ("eio@nth=0", BadRule::Number("nth=0".into())),
+            ("eio@every=", BadRule::Number("every=".into())),
+            ("eio@0%", BadRule::Rate("0%".into())),
+            ("eio@101%", BadRule::Rate("101%".into())),
+            ("eio@0.00001%", BadRule::Rate("0.00001%".into())),
+            ("eio@.%", BadRule::Rate(".%".into())),
+            ("delay=", BadRule::Delay(String::new())),
+            ("delay=5", BadRule::Delay("5".into())),
+            ("delay=2ms-1ms", BadRule::Delay("2ms-1ms".into())),
+            ("delay=61s", BadRule::Delay("61s".into())),
+        ] {
+            assert_eq!(rules(text), Err(error), "{text}");
+        }
+        let delay = Effect::Delay(Duration::from_micros(500)..=Duration::from_millis(2));
+        assert_eq!(rules("delay=500us-2ms").unwrap().rules[0].effect, delay);
+    }
+}
