@@ -112,9 +112,9 @@ impl Senses {
 
     #[cold]
     fn sample(&mut self, now: Nanos) {
-        let (cpu, run_delay, involuntary) = match self.schedstat.as_ref().and_then(read_schedstat) {
-            Some((cpu, run_delay)) => (cpu, run_delay, 0),
-            None => (cpu_time(), 0, self.status.as_ref().and_then(read_switches).unwrap_or(0)),
+        let (run_delay, involuntary) = match self.schedstat.as_ref().and_then(read_run_delay) {
+            Some(run_delay) => (run_delay, 0),
+            None => (0, self.status.as_ref().and_then(read_switches).unwrap_or(0)),
         };
         let cpu_now = sched_getcpu();
         if now.saturating_sub(self.steal_at) >= STEAL_EVERY
@@ -123,7 +123,9 @@ impl Senses {
             self.steal += stolen_since(self.steal_of.replace((cpu_now, total)), cpu_now, total);
             self.steal_at = now;
         }
-        let usage = Usage { run_delay, involuntary, steal: self.steal, cpu };
+        // Not that of schedstat, which for a thread that runs is as old as the last tick: up to 4 ms, which would look as if the
+        // thread had not had its core.
+        let usage = Usage { run_delay, involuntary, steal: self.steal, cpu: cpu_time() };
         let contended = self.pressure.sample(now, &usage, std::mem::take(&mut self.spun));
         if contended != self.host.contended {
             tracing::debug!(contended, at = self.clock.now(), "whether others want this worker's core");
@@ -142,16 +144,16 @@ fn cpu_time() -> Nanos {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Time on a CPU and time in a run queue.
-fn read_schedstat(file: &File) -> Option<(Nanos, Nanos)> {
+/// Time in a run queue.
+fn read_run_delay(file: &File) -> Option<Nanos> {
     let mut text = [0; 96];
     let len = file.read_at(&mut text, 0).ok()?;
-    parse_schedstat(&text[..len])
+    parse_run_delay(&text[..len])
 }
 
-fn parse_schedstat(text: &[u8]) -> Option<(Nanos, Nanos)> {
-    let mut numbers = std::str::from_utf8(text).ok()?.split_ascii_whitespace().map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+/// The second number of three.
+fn parse_run_delay(text: &[u8]) -> Option<Nanos> {
+    std::str::from_utf8(text).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 fn read_switches(file: &File) -> Option<u64> {
@@ -189,9 +191,9 @@ mod tests {
 
     #[test]
     fn what_the_kernel_tells() {
-        assert_eq!(parse_schedstat(b"119258 272226 3\n"), Some((119_258, 272_226)));
-        assert_eq!(parse_schedstat(b""), None);
-        assert_eq!(parse_schedstat(b"1 x 3"), None);
+        assert_eq!(parse_run_delay(b"119258 272226 3\n"), Some(272_226));
+        assert_eq!(parse_run_delay(b""), None);
+        assert_eq!(parse_run_delay(b"1 x 3"), None);
         let stat =
             b"cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\ncpu1 1 2 3 4 5 6 7 11 0 0\nintr 1 2\n";
         assert_eq!(parse_steal(stat, 1), Some(110_000_000));
