@@ -235,7 +235,7 @@ impl Map {
         // Once, unless the kernel put two mappings side by side and the range goes over their seam.
         while left > 0 {
             let mut here = 0;
-            for slot in &self.slots {
+            for slot in &*self.slots {
                 let offset = at.wrapping_sub(slot.mapping().base().as_ptr().addr()) as u64;
                 if offset < slot.len() {
                     here = left.min(slot.len() - offset);
