@@ -1,7 +1,7 @@
 //! Files that are cut short while they are mapped.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests; some are about what is not ours")]
 
-use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, fault};
+use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View, fault};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -37,7 +37,7 @@ fn reads_writes_and_atomics_go_on() {
     }
     let area = map.area(UserAddr(0x7000_0000 + 6 * PAGE), 64, 16).unwrap();
     let mut iov = Iov::default();
-    iov.push(&map, Gpa(PAGE), 4 * PAGE as u32).unwrap();
+    iov.push(&Arc::new(View::new(Map::clone(&map))), Gpa(PAGE), 4 * PAGE as u32).unwrap();
     let before = fault::damages();
     assert_eq!(map.damaged(), None);
 
