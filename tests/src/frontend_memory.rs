@@ -69,6 +69,14 @@ impl Ram {
         &self.map
     }
 
+    /// Cuts the file off at `gpa`: what comes from there on is no memory any more, on either side.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn truncate(&self, gpa: Gpa) -> Result<()> {
+        Ok(ftruncate(&self.file, FILE_OFFSET + (gpa.0 - self.region.guest_addr))?)
+    }
+
     /// As messages tell of it.
     pub fn region(&self) -> MemoryRegion {
         self.region

@@ -1,11 +1,12 @@
 //! A virtqueue with what hangs on it: memory, descriptors for kicks and calls, counters.
 
 use crate::{Call, Counters, Kick, Stopped, Update};
+use kickless_memory::fault::{self, Damaged};
 use kickless_memory::{Unmapped, View};
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Held, Metadata, Options, Queue};
 use std::sync::Arc;
-use tracing::{Span, error, info, warn};
+use tracing::{Span, debug, error, info, warn};
 
 /// The first completion of a batch is shown to the driver at once, and the others so many at a time: while we go on, it can take them
 /// and make the next requests of them. Otherwise the two would work in turns, and a driver that has found nothing would be
@@ -62,6 +63,10 @@ pub struct Vring {
     owes_call: bool,
     /// Latched: the driver broke the ring, and nothing in it can be trusted until it is set up anew.
     broken: bool,
+    /// Guest memory has lost pages: what was made of it is not shown to anybody.
+    damaged: bool,
+    /// [`fault::damages`] when guest memory was found to be sound. It may have been damaged before the ring was made.
+    damages: usize,
     /// What the log's lines about this ring belong to: whatever was current when it was made, on the transport's thread.
     span: Span,
 }
@@ -92,6 +97,8 @@ impl Vring {
             calls_later: false,
             owes_call: false,
             broken: false,
+            damaged: false,
+            damages: 0,
             span: Span::current(),
         })
     }
@@ -122,7 +129,7 @@ impl Vring {
         self.kick.as_ref()
     }
 
-    /// Whether the driver broke it.
+    /// Whether it is broken: by its driver, or because its memory was taken away.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
@@ -134,9 +141,16 @@ impl Vring {
             return false;
         }
         match self.queue.pop(&self.view, chain) {
-            Ok(popped) => popped,
+            Ok(true) => true,
+            Ok(false) => {
+                self.is_sound();
+                false
+            }
             Err(error) => {
-                self.fail(&error);
+                // Zeroes in the place of a ring make no sense either.
+                if self.is_sound() {
+                    self.fail(&error);
+                }
                 false
             }
         }
@@ -153,7 +167,9 @@ impl Vring {
         if self.unseen == self.unseen_max {
             self.unseen = 0;
             self.unseen_max = SHOWN_AT_ONCE;
-            self.queue.show();
+            if self.is_sound() {
+                self.queue.show();
+            }
         }
     }
 
@@ -165,6 +181,9 @@ impl Vring {
         }
         self.unseen = 0;
         self.unseen_max = FIRST_SHOWN;
+        if !self.is_sound() {
+            return;
+        }
         let wanted = self.queue.publish();
         match &self.call {
             Some(_) if wanted && self.calls_later => self.owes_call = true,
@@ -190,8 +209,16 @@ impl Vring {
 
     /// Whether there is something to pop, as far as the driver says.
     #[inline]
-    pub fn has_work(&self) -> bool {
-        !self.broken && self.queue.has_work()
+    pub fn has_work(&mut self) -> bool {
+        if self.broken {
+            return false;
+        }
+        let has_work = self.queue.has_work();
+        if !has_work {
+            // In zeroes in the place of a ring there is nothing either.
+            self.is_sound();
+        }
+        has_work
     }
 
     /// How many chains there are to pop, as far as the driver says; none in a broken ring, or one that is not in memory. In a
@@ -203,7 +230,7 @@ impl Vring {
     /// Asks the driver for kicks, then looks once more; `true`: there is work already, and the kick for it may never
     /// come.
     pub fn arm(&mut self) -> bool {
-        !self.broken && self.queue.arm()
+        !self.broken && self.queue.arm() && self.is_sound()
     }
 
     /// Tells the driver that no kicks are needed.
@@ -240,13 +267,46 @@ impl Vring {
         self.pay_call();
         // What is there already is what comes next's to find.
         let _ = self.arm();
-        Stopped { next_avail: self.queue.next_avail(), held: self.queue.take_held() }
+        let held = self.queue.take_held();
+        // What a request has left in damaged memory is no answer to it.
+        let held = if self.is_sound() { held } else { Vec::new() };
+        Stopped { next_avail: self.queue.next_avail(), held }
+    }
+
+    /// Whether guest memory is all there, as far as it has been touched: to be asked after that, and before the driver is told of
+    /// what came of it. A ring that has lost some is broken.
+    #[inline]
+    fn is_sound(&mut self) -> bool {
+        let damages = fault::damages();
+        if damages != self.damages {
+            self.damages = damages;
+            self.look_for_damage();
+        }
+        !self.damaged
+    }
+
+    #[cold]
+    fn look_for_damage(&mut self) {
+        let Some(damaged) = self.view.damaged().filter(|_| !self.damaged) else { return };
+        self.damaged = true;
+        let Damaged { first, .. } = damaged;
+        // All rings of the device find it, and one tells.
+        if first {
+            error!(parent: &self.span, queue = self.index, error = %damaged, "virtqueues broken; they rest until they are set up anew");
+        } else {
+            debug!(parent: &self.span, queue = self.index, error = %damaged, "virtqueue broken");
+        }
+        self.latch();
     }
 
     /// Latches that this ring cannot be served, logs `why` and tells the front-end. It rests until it is set up anew.
     pub fn fail(&mut self, why: &dyn std::fmt::Display) {
-        self.broken = true;
         error!(parent: &self.span, queue = self.index, error = %why, "virtqueue broken; it rests until it is set up anew");
+        self.latch();
+    }
+
+    fn latch(&mut self) {
+        self.broken = true;
         if let Some(err) = &self.err {
             err.signal();
         }
@@ -256,6 +316,8 @@ impl Vring {
     pub fn apply(&mut self, update: Update) {
         match update {
             Update::Memory(view) => {
+                // While the memory is there to tell.
+                self.is_sound();
                 self.view = view;
                 self.remap();
             }

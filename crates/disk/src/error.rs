@@ -113,6 +113,9 @@ pub enum IoError {
     /// The kernel neither writes nor says why, or asks to try again without end.
     #[error("no progress")]
     Stuck,
+    /// The buffers' memory has lost pages.
+    #[error("the guest's memory is damaged")]
+    Damaged,
     /// The operating system's reason.
     #[error("{0}")]
     Os(Errno),

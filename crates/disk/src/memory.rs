@@ -41,6 +41,9 @@ impl MemoryDisk {
             Request::Write { .. } => self.ram.copy_from(offset, &io.buffers),
             Request::Flush => len,
         };
+        if io.buffers.is_damaged() {
+            return Step::Done(Err(IoError::Damaged));
+        }
         Step::Done(if copied == len { Ok(()) } else { Err(IoError::Range) })
     }
 }

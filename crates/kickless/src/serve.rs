@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 
 use anyhow::{Context, Result, anyhow};
+use kickless_memory::fault;
 use kickless_vhost::{Ended, Server};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -37,6 +38,7 @@ pub(crate) fn serve(service: &Service) -> Result<()> {
     // First: a descriptor that we opened ourselves must not be mistaken for one that was passed on to us.
     let origins = in_spans(service, |device| origin(device, service.said))?;
     let signals = Signals::catch()?;
+    fault::guard().context("the process cannot be kept from a front-end that takes its memory away")?;
     raise_descriptor_limit();
     let servers = wire::servers(service)?;
     let ended = UnixStream::pair().context("no descriptors are left to wait with")?;

@@ -1,7 +1,7 @@
 //! Translated ranges, and the reference that keeps them valid.
 #![expect(unsafe_code, reason = "island: pointers into slots, handed to the kernel")]
 
-use crate::{Gpa, Unmapped, View, shared};
+use crate::{Gpa, Unmapped, View, fault, shared};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -101,6 +101,13 @@ impl Iov {
         self.segments()
             .iter()
             .all(|s| s.iov_base.addr().is_multiple_of(align) && s.iov_len.is_multiple_of(align_len))
+    }
+
+    /// Whether memory that it was translated with has lost pages, so that what was copied from it may be anything: see
+    /// [`crate::fault`].
+    #[inline]
+    pub fn is_damaged(&self) -> bool {
+        fault::damages() != 0 && self.pin.as_ref().is_some_and(|pin| pin.map().is_damaged())
     }
 
     /// Takes `bytes` off the front: a short transfer did that much.

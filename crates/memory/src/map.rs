@@ -84,6 +84,11 @@ impl Map {
         Some(Damaged { gpa: slot.gpa(), user: slot.user(), len: slot.len(), first: slot.mapping().tell() })
     }
 
+    #[cold]
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.slots.iter().any(|slot| slot.mapping().is_damaged())
+    }
+
     /// The host address of `gpa`, and how many bytes follow it in the same slot.
     #[inline]
     pub(crate) fn find(&self, gpa: Gpa) -> Option<(NonNull<u8>, u64)> {

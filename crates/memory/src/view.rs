@@ -1,5 +1,6 @@
 //! What a device sees of guest memory.
 
+use crate::fault::Damaged;
 use crate::{Gpa, Iova, Map, Span, Unmapped};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -22,6 +23,11 @@ impl View {
     #[inline]
     pub fn map(&self) -> &Map {
         &self.map
+    }
+
+    /// Memory in view that has lost pages, if there is some: see [`crate::fault`].
+    pub fn damaged(&self) -> Option<Damaged> {
+        self.map.damaged()
     }
 
     /// The guest-physical address that a driver's address stands for: the same number, where no IOMMU stands between.

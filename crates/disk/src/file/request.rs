@@ -35,6 +35,10 @@ impl FileDisk {
             return Step::Pending;
         }
         loop {
+            // Zeroes in the place of the guest's data are not to be stored.
+            if io.write && matches!(io.phase, Phase::Direct | Phase::Store) && io.buffers.is_damaged() {
+                return io.finish(Err(IoError::Damaged));
+            }
             let flow = match io.phase {
                 Phase::Plan => self.plan(io),
                 Phase::Direct => self.direct(lane, io),

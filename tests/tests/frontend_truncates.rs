@@ -1,0 +1,147 @@
+//! Front-ends that cut the file of their memory short while the device uses it. Nobody but their own device suffers from that.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use kickless_memory::{Gpa, fault};
+use kickless_tests::daemon::Daemon;
+use kickless_tests::driver::Queue;
+use kickless_tests::driver_request::{Layout, Place, Request};
+use kickless_tests::frontend::LIMIT;
+use kickless_tests::frontend_machine::{DATA_LEN_MAX, Machine, RAM_BASE, Shape, hammer};
+use kickless_tests::frontend_memory::Ram;
+use kickless_tests::guest::image_dir;
+use kickless_tests::with_each_engine;
+
+with_each_engine! {
+    memory_that_goes_away
+}
+
+const SHAPE: Shape = Shape { queues: 2, ..Shape::LINUX };
+const PACKED: Shape = Shape { packed: true, ..SHAPE };
+
+/// Where the memory ends from now on.
+type Cut = fn(&Machine) -> Gpa;
+
+/// All of it goes; all but a page of the rings; what requests have, but not the rings.
+const CUTS: [Cut; 3] = [
+    |_| Gpa(RAM_BASE),
+    |_| Gpa(RAM_BASE + 4096),
+    |machine| Gpa(machine.places[0].data().0.min(machine.places[1].data().0) - 4096),
+];
+
+/// Submits requests to both queues and takes what comes back, until there have been `enough`, or the device gives up.
+fn load(machine: &mut Machine, enough: u64) -> u64 {
+    let mut done = 0;
+    let deadline = Instant::now() + LIMIT;
+    while done < enough && !machine.queues.iter().any(|queue| queue.err().take() > 0) {
+        assert!(Instant::now() < deadline, "neither answers nor an error after {done} requests");
+        for (queue, place) in machine.queues.iter_mut().zip(&machine.places) {
+            let request = match done % 2 {
+                0 => Request::write(8, &[7; 8192]),
+                _ => Request::read(8, 8192),
+            };
+            // Once its memory is gone, this queue makes no sense to us either.
+            if queue.in_flight() < 8
+                && let Ok(buffers) = place.lay_out(&machine.ram, &request, Layout::Usual)
+            {
+                let _ = queue.submit(&machine.ram, &buffers, None);
+            }
+            let _ = queue.publish();
+            queue.kick();
+            while let Ok(Some(_)) = queue.take_used() {
+                done += 1;
+            }
+        }
+        thread::yield_now();
+    }
+    done
+}
+
+fn memory_that_goes_away(engine: &str) {
+    fault::guard().unwrap();
+    let dir = image_dir().unwrap();
+    let image = dir.path().join("disk.img");
+    File::create_new(&image).unwrap().set_len(16 << 20).unwrap();
+    let file = format!("blk-file = '{}'\nnum-queues = 2\nlock = 'off'", image.display());
+    let devices = [("file", file.as_str()), ("memory", "blk-file = 'mem:16M'\nnum-queues = 2")];
+    for cut_device in ["file", "memory"] {
+        // One worker: what goes on does so on the very thread that had the fault.
+        let mut daemon = Daemon::serve(&format!("workers = 1\nengine = '{engine}'"), &devices).unwrap();
+        let holdings = daemon.holdings().unwrap();
+        let spared = if cut_device == "file" { "memory" } else { "file" };
+        let (over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+        thread::scope(|scope| {
+            let socket = daemon.socket_of(spared);
+            let other = scope.spawn(|| {
+                let machine = &mut Machine::start(&socket, &SHAPE).unwrap();
+                let (queue, place) = (&mut machine.queues[0], &machine.places[0]);
+                let enough = |done| {
+                    rounds.store(done, Ordering::Relaxed);
+                    over.load(Ordering::Relaxed)
+                };
+                hammer(&machine.ram, queue, place, false, 64, enough).unwrap();
+            });
+            for shape in [SHAPE, PACKED] {
+                for cut in CUTS {
+                    cut_short(&daemon, cut_device, &shape, cut);
+                    // The other goes on.
+                    let (before, deadline) = (rounds.load(Ordering::Relaxed), Instant::now() + LIMIT);
+                    while rounds.load(Ordering::Relaxed) < before + 2 {
+                        assert!(!other.is_finished() && Instant::now() < deadline, "{spared} stands still");
+                        thread::yield_now();
+                    }
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        daemon.returns_to(holdings).unwrap();
+        assert!(daemon.is_running().unwrap());
+        let (status, log) = daemon.stop().unwrap();
+        assert_eq!(status.code(), Some(0), "{log:#?}");
+        let said: Vec<_> = log.iter().filter(|line| line.contains(" ERROR ")).collect();
+        let ours = |line: &&&String| {
+            line.contains("is damaged: its file was cut short")
+                && line.contains(&format!("name={cut_device}"))
+        };
+        assert_eq!(said.iter().filter(ours).count(), 2 * CUTS.len(), "one line each time: {said:#?}");
+        assert_eq!(said.len(), 2 * CUTS.len(), "{said:#?}");
+    }
+}
+
+/// A machine has its memory cut short, starts again in new memory on the same connection, and once more on another one.
+fn cut_short(daemon: &Daemon, device: &str, shape: &Shape, cut: Cut) {
+    let socket = daemon.socket_of(device);
+    let mut machine = Machine::start(&socket, shape).unwrap();
+    assert!(load(&mut machine, 200) >= 200);
+    machine.ram.truncate(cut(&machine)).unwrap();
+    load(&mut machine, u64::MAX);
+
+    for queue in &mut machine.queues {
+        machine.frontend.stop(queue).unwrap();
+    }
+    let mut ram = Ram::new(RAM_BASE, shape.memory).unwrap();
+    machine.frontend.share(&[&ram]).unwrap();
+    for index in 0..shape.queues {
+        let queue = Queue::new(&mut ram, index, shape.size, machine.frontend.features()).unwrap();
+        machine.frontend.start(&queue).unwrap();
+        machine.queues[usize::from(index)] = queue;
+        machine.places[usize::from(index)] = Place::new(&mut ram, DATA_LEN_MAX).unwrap();
+    }
+    machine.ram = ram;
+    serves(&mut machine);
+    machine.stop().unwrap();
+    drop(machine);
+    serves(&mut Machine::start(&socket, shape).unwrap());
+}
+
+fn serves(machine: &mut Machine) {
+    for index in 0..2 {
+        machine.write(index, 16, &[index as u8 + 1; 4096]).unwrap();
+        assert_eq!(machine.read(index, 16, 4096).unwrap(), [index as u8 + 1; 4096]);
+    }
+}
