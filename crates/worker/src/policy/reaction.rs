@@ -27,7 +27,7 @@ const CLIP: i64 = ONE * 35 / 100;
 /// What chance explains: a mean within the root of so many times its variance.
 const CHANCE: i64 = 9;
 /// How much few pairs scatter says little: so many are added that scatter by so much.
-const ADDED: i64 = 4;
+const ADDED: i64 = 2;
 const SCATTER: i64 = ONE / 5;
 /// At so many all are halved.
 const PAIRS_MAX: i64 = 256;
@@ -39,20 +39,23 @@ const PRIOR: i64 = 2;
 /// Where the load reacts, a pair is followed by so many windows' lengths without: as many as keep the loss below half a percent
 /// at the loss that pairs have shown, within these bounds.
 const LOSSES_KEPT_BELOW: i64 = 200;
-const REST: std::ops::RangeInclusive<i64> = 5..=200;
+const REST: std::ops::RangeInclusive<i64> = 2..=200;
 /// The more pairs in a row have left no doubt that it reacts, the longer the rest: twice as long after so many, ...
 const SURE: u8 = 8;
 /// ... and as many times as that, of which there are so many at most.
 const SURE_MAX: u8 = 7 * SURE;
-/// Where it does not, the trial costs processor time: 4 % of it.
+/// Where it does not, the trial costs processor time: 4 % of it, and half as much each time that the trial has shown it once more,
+/// down to half a percent.
 const REST_PATIENT: Nanos = 24;
+const CONFIRMED_MAX: u8 = 3;
 /// But if something seems to have changed, that should be known soon: for so many pairs less.
 const REST_ALERT: Nanos = 4;
 const ALERT: u8 = 8;
 /// So many windows' lengths pass before the load can seem to have changed once more.
 const DEAF: Nanos = 256;
-/// A window that took so many times its length was interrupted by a pause of the load and says nothing.
-const PAUSED: Nanos = 4;
+/// A window that ended later than it should by more than so many of the short ones was disturbed, by a pause of the load or by
+/// whatever else kept the worker, and says nothing. It ends with a nap, which is hardly longer than one.
+const LATE: Nanos = 3;
 /// Some loads lose nothing in a window and much in the long run: many in flight, which a nap now and then leaves spread, and naps
 /// without end make one bunch. A load that turned out to react although trials had not shown it is served eagerly for so long,
 /// and twice as long each time, unless a trial shows the difference.
@@ -156,6 +159,8 @@ pub(super) struct Reaction {
     long: bool,
     /// The length of the windows of this pair.
     length: Nanos,
+    /// They end no later than so much after that.
+    late_max: Nanos,
     /// When the next window may begin.
     next: Nanos,
     /// Drastic pairs in a row for the manner that is not in force.
@@ -165,6 +170,8 @@ pub(super) struct Reaction {
     /// Pairs that are to follow one another quickly.
     alert: u8,
     deaf_until: Nanos,
+    /// How often in a row the trial has shown, while patience was in force, that it costs nothing.
+    confirmed_patience: u8,
     /// Since when patience is in force.
     since: Nanos,
     /// A trial has shown, since the load was found to react, that it does.
@@ -185,11 +192,13 @@ impl Default for Reaction {
             first: None,
             long: false,
             length: 0,
+            late_max: 0,
             next: 0,
             surprises: 0,
             sure: 0,
             alert: 0,
             deaf_until: 0,
+            confirmed_patience: 0,
             since: 0,
             confirmed: false,
             held_until: 0,
@@ -239,6 +248,7 @@ impl Reaction {
             (Some((Manner::Patient, _)), _) => Manner::Eager,
             (None, Some(lengths)) => {
                 self.length = if self.long { lengths.long } else { lengths.short };
+                self.late_max = lengths.short.saturating_mul(LATE);
                 if self.toss() { Manner::Eager } else { Manner::Patient }
             }
         };
@@ -257,7 +267,7 @@ impl Reaction {
         self.sure = 0;
         let rest = match self.manner {
             Manner::Patient => {
-                self.alert = ALERT;
+                (self.alert, self.confirmed_patience) = (ALERT, 0);
                 REST_ALERT
             }
             Manner::Eager => *REST.end() as Nanos,
@@ -277,10 +287,10 @@ impl Reaction {
     pub(super) fn look(&mut self, now: Nanos) {
         let Some(window) = self.window.take_if(|window| now >= window.end) else { return };
         let time = now.saturating_sub(window.since);
-        let paused = time > self.length.saturating_mul(PAUSED);
+        let disturbed = now - window.end > self.late_max;
         // Patience that never came to anything has not been tried.
         let untried = window.manner == Manner::Patient && !window.slept;
-        if paused || untried {
+        if disturbed || untried {
             self.first = None;
             self.rest(now);
             return;
@@ -322,8 +332,7 @@ impl Reaction {
         match (self.manner, manner) {
             (Manner::Eager, Manner::Eager) => self.confirmed = true,
             (Manner::Eager, Manner::Patient) if self.confirmed || now >= self.held_until => {
-                self.manner = manner;
-                self.since = now;
+                (self.manner, self.since, self.confirmed_patience) = (manner, now, 0);
             }
             (Manner::Patient, Manner::Eager) => {
                 let lasted = now.saturating_sub(self.since) >= LASTED;
@@ -332,7 +341,10 @@ impl Reaction {
                 self.confirmed = false;
                 self.manner = manner;
             }
-            (_, Manner::Patient) => {}
+            (Manner::Patient, Manner::Patient) => {
+                self.confirmed_patience = (self.confirmed_patience + 1).min(CONFIRMED_MAX);
+            }
+            (Manner::Eager, Manner::Patient) => {}
         }
         (self.surprises, self.alert) = (0, 0);
     }
@@ -357,7 +369,7 @@ impl Reaction {
                     * Nanos::from(1 + self.sure / SURE)
             }
             Manner::Patient if self.alert > 0 => REST_ALERT * self.length,
-            Manner::Patient => REST_PATIENT * self.length,
+            Manner::Patient => (REST_PATIENT << self.confirmed_patience) * self.length,
         };
         // Not in step with anything that the load does.
         let more = rest / 4 * Nanos::from(self.draw() % 256) / 256;
@@ -412,9 +424,9 @@ mod tests {
     #[test]
     fn what_is_drastic_is_decided_at_once() {
         let mut reaction = Reaction::default();
-        assert_eq!(until_decided(&mut reaction, |_| (20, 20)), 14, "the first was short and says nothing");
+        assert_eq!(until_decided(&mut reaction, |_| (20, 20)), 10, "the first was short and says nothing");
         assert_eq!(reaction.manner, Manner::Patient);
-        assert_eq!(until_decided(&mut reaction, |_| (20, 2)), 5);
+        assert_eq!(until_decided(&mut reaction, |_| (20, 2)), 4);
         assert_eq!(reaction.manner, Manner::Eager);
     }
 
@@ -436,7 +448,7 @@ mod tests {
         assert_eq!(reaction.evidence.pairs, 0);
         let mut now = reaction.next;
         reaction.wait_begins(now, LENGTHS);
-        now += LENGTH * PAUSED + 1;
+        now += LENGTH * (1 + LATE) + 1;
         reaction.slept();
         reaction.look(now);
         assert!(reaction.window.is_none() && reaction.first.is_none());
@@ -465,7 +477,7 @@ mod tests {
             reaction.rest(0);
             reaction.next / LENGTH
         };
-        assert!((4..=6).contains(&rest(0, Manner::Eager)));
+        assert!((1..=2).contains(&rest(0, Manner::Eager)));
         assert!((150..=226).contains(&rest(ONE * 9 / 10, Manner::Eager)));
         assert!((20..=28).contains(&rest(ONE * 9 / 10, Manner::Patient)));
     }
@@ -493,7 +505,7 @@ mod tests {
     #[test]
     fn pairs_that_are_alike_are_not_taken_for_certainty() {
         let mut reaction = Reaction::default();
-        assert!(until_decided(&mut reaction, |_| (1000, 890)) > 100, "just above what is tolerated");
+        assert!(until_decided(&mut reaction, |_| (1000, 890)) > 50, "just above what is tolerated");
     }
 
     #[test]
@@ -505,7 +517,7 @@ mod tests {
         let noise = Evidence { pairs: 20, sum: -20 * 100, squares: 20 * 200_000, ..Evidence::default() };
         assert!(noise.verdict().is_none());
         reaction.evidence = noise;
-        assert_eq!(until_decided(&mut reaction, |_| (20, 2)), 5);
+        assert_eq!(until_decided(&mut reaction, |_| (20, 2)), 4);
         assert_eq!(reaction.manner, Manner::Eager);
     }
 

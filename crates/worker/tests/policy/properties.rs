@@ -226,7 +226,7 @@ fn waits_of_an_armed_queue_are_known_without_the_delay_of_the_wake() {
 fn a_contended_core_is_spun_on_for_no_longer_than_a_sleep_takes() {
     let mut policy = Policy::new(Poll::default(), 256);
     let mut now = 0;
-    assert!(matches!(after(&mut policy, &mut now, 60_000, 100), Verdict::Spin { .. }));
+    assert!(matches!(after(&mut policy, &mut now, 60_000, 20), Verdict::Spin { .. }));
     let contended = Host { contended: true, ..HOST };
     assert_eq!(policy.empty(now, &contended, false), Verdict::Arm, "waits are longer");
     policy.found(now, 1);

@@ -42,6 +42,13 @@ pub(crate) enum Gaps {
         count: u32,
         spacing: Nanos,
     },
+    /// One each `gap`, from a driver that sleeps meanwhile and wakes late, by up to `late`; one wake in a hundred is late by up to
+    /// `stall` more. What has become due by then is sent at once.
+    Asleep {
+        gap: Nanos,
+        late: Nanos,
+        stall: Nanos,
+    },
     /// Over and over.
     Recorded(Vec<u32>),
 }
@@ -89,6 +96,8 @@ pub(crate) struct Driver {
     free: Nanos,
     opened: u64,
     last_open: Nanos,
+    /// When a driver that sleeps sends.
+    awake: Nanos,
 }
 
 impl Driver {
@@ -99,6 +108,7 @@ impl Driver {
             free: 0,
             opened: 0,
             last_open: 0,
+            awake: 0,
             load,
         };
         for _ in 0..driver.load.closed.as_ref().map_or(0, |closed| closed.in_flight) {
@@ -158,10 +168,19 @@ impl Driver {
                 0 => every - spacing * u64::from(count - 1),
                 _ => *spacing,
             },
+            Gaps::Asleep { gap, .. } => *gap,
             Gaps::Recorded(gaps) => Nanos::from(gaps[self.opened as usize % gaps.len()]),
         };
         self.opened += 1;
         self.last_open = open.gate.admit(self.last_open + gap);
-        self.coming.push(Reverse(Request { at: self.last_open, closed: false }));
+        let mut at = self.last_open;
+        if let Gaps::Asleep { late, stall, .. } = open.gaps {
+            if at > self.awake {
+                let stalled = self.rng.u8(0..100) == 0;
+                self.awake = at + self.rng.u64(0..=late) + if stalled { self.rng.u64(0..=stall) } else { 0 };
+            }
+            at = self.awake;
+        }
+        self.coming.push(Reverse(Request { at, closed: false }));
     }
 }

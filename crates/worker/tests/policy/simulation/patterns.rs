@@ -44,6 +44,11 @@ pub(crate) fn changing(in_flight: u32, think: Range<Nanos>, gaps: Gaps) -> Load 
     }
 }
 
+/// A driver that wakes late, and now and then very late.
+pub(crate) fn asleep(gap: Nanos) -> Gaps {
+    Gaps::Asleep { gap, late: 60 * US, stall: 3 * MS }
+}
+
 fn on_disk(load: Load, disk: Range<Nanos>) -> Load {
     Load { disk, ..load }
 }
@@ -82,6 +87,8 @@ pub(crate) fn all() -> Vec<Pattern> {
             machine: Machine { service: 150, ..Machine::default() },
             ..fast("open 4 M/s Poisson", open(Gaps::Poisson(250)))
         },
+        slow("open 20 k/s, driver sleeps", open(asleep(50 * US))),
+        slow("open 200 k/s, driver sleeps", open(asleep(5 * US))),
         slow("trickle 100/s", open(Gaps::Poisson(10 * MS))),
         slow("bursts of 64 each ms", open(bursts)),
         slow("recorded: commits of a database", open(recorded(include_str!("../../data/database.txt")))),
