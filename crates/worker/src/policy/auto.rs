@@ -74,6 +74,8 @@ pub(super) struct Auto {
     /// When that was done last.
     planned: Option<Nanos>,
     contended: bool,
+    /// A nap has left half of the ring full: until then it is served eagerly.
+    crowded_until: Nanos,
     wait: Wait,
 }
 
@@ -91,6 +93,7 @@ impl Auto {
             waits_until_replan: 0,
             planned: None,
             contended: false,
+            crowded_until: 0,
             wait: Wait::default(),
         }
     }
@@ -123,8 +126,8 @@ impl Auto {
             self.replan(now, host);
         }
         let plan = match self.reaction.manner() {
-            Manner::Eager => self.eager,
-            Manner::Patient => self.patient,
+            Manner::Patient if now >= self.crowded_until => self.patient,
+            Manner::Eager | Manner::Patient => self.eager,
         };
         let until = self.wait.since.saturating_add(plan.limits[usize::from(on_disk)]);
         if now < until {
@@ -161,6 +164,11 @@ impl Auto {
             Asleep::Napping(since) if pending == 0 => Some(woken_by_event.max(since)),
             // They came at any time during the nap: the first of n after one part in n + 1.
             Asleep::Napping(since) => {
+                // A driver that has fallen behind sends as soon as there is room: what is in the way of that is the naps.
+                if pending >= self.ring_size / 2 {
+                    let as_long = self.patient.nap.saturating_add(host.nap_overshoot);
+                    self.crowded_until = now.saturating_add(as_long);
+                }
                 Some(since.saturating_add(now.saturating_sub(since) / (Nanos::from(pending) + 1)))
             }
         };
@@ -214,15 +222,16 @@ impl Auto {
     }
 
     /// As long as the owner accepts, and until a quarter of the ring is full; 0 if that is not worth it. The delay of the wake
-    /// comes on top, as it does with a kick: a request waits for half of the nap and that on average.
+    /// comes on top, as it does with a kick: a request waits for half of both on average, and its answer for one more wake, of
+    /// the driver. Where wakes are so slow that this would be more than the owner accepts, naps are shorter.
     fn nap(&self, rate: Option<u64>, host: &Host) -> Nanos {
         let Some(rate) = rate else { return 0 };
         let quarter = time_of(u64::from(self.ring_size) / 4, rate);
-        let nap = self.latency.min(quarter);
+        let accepted = (2 * self.latency).saturating_sub(3 * host.nap_overshoot.min(LATENCY_MAX));
+        let nap = self.latency.min(quarter).min(accepted);
         // Of naps there are as many as fit into the time, of other sleeps one for each wait.
         let fewer = expected_256(rate, nap) >= 256 && self.waits[0].mostly_within(nap);
-        let pays =
-            fewer && nap >= host.sleep_cpu.saturating_mul(NAP_WORTH) && host.nap_overshoot <= self.latency;
+        let pays = fewer && nap > 0 && nap >= host.sleep_cpu.saturating_mul(NAP_WORTH);
         if pays { nap } else { 0 }
     }
 

@@ -48,8 +48,9 @@ const SURE_MAX: u8 = 7 * SURE;
 /// down to half a percent.
 const REST_PATIENT: Nanos = 24;
 const CONFIRMED_MAX: u8 = 3;
-/// But if something seems to have changed, that should be known soon: for so many pairs less.
-const REST_ALERT: Nanos = 4;
+/// But if something seems to have changed, that should be known soon: for so many pairs less. Not at once, or all of them would
+/// fall into one disturbance: a driver that was kept from running and makes up for it does react until it has.
+const REST_ALERT: Nanos = 2;
 const ALERT: u8 = 8;
 /// So many windows' lengths pass before the load can seem to have changed once more.
 const DEAF: Nanos = 256;
@@ -159,8 +160,8 @@ pub(super) struct Reaction {
     long: bool,
     /// The length of the windows of this pair.
     length: Nanos,
-    /// They end no later than so much after that.
-    late_max: Nanos,
+    /// What lengths there are.
+    lengths: Lengths,
     /// When the next window may begin.
     next: Nanos,
     /// Drastic pairs in a row for the manner that is not in force.
@@ -192,7 +193,7 @@ impl Default for Reaction {
             first: None,
             long: false,
             length: 0,
-            late_max: 0,
+            lengths: Lengths { short: 0, long: 0 },
             next: 0,
             surprises: 0,
             sure: 0,
@@ -248,7 +249,7 @@ impl Reaction {
             (Some((Manner::Patient, _)), _) => Manner::Eager,
             (None, Some(lengths)) => {
                 self.length = if self.long { lengths.long } else { lengths.short };
-                self.late_max = lengths.short.saturating_mul(LATE);
+                self.lengths = lengths;
                 if self.toss() { Manner::Eager } else { Manner::Patient }
             }
         };
@@ -268,11 +269,11 @@ impl Reaction {
         let rest = match self.manner {
             Manner::Patient => {
                 (self.alert, self.confirmed_patience) = (ALERT, 0);
-                REST_ALERT
+                REST_ALERT * self.lengths.long
             }
-            Manner::Eager => *REST.end() as Nanos,
+            Manner::Eager => *REST.end() as Nanos * self.length,
         };
-        self.next = self.next.min(now.saturating_add(rest * self.length));
+        self.next = self.next.min(now.saturating_add(rest));
     }
 
     /// Gives up a window that is open, and the pair with it.
@@ -287,7 +288,7 @@ impl Reaction {
     pub(super) fn look(&mut self, now: Nanos) {
         let Some(window) = self.window.take_if(|window| now >= window.end) else { return };
         let time = now.saturating_sub(window.since);
-        let disturbed = now - window.end > self.late_max;
+        let disturbed = now.saturating_sub(window.end) > self.lengths.short.saturating_mul(LATE);
         // Patience that never came to anything has not been tried.
         let untried = window.manner == Manner::Patient && !window.slept;
         if disturbed || untried {
@@ -368,8 +369,8 @@ impl Reaction {
                     * self.length
                     * Nanos::from(1 + self.sure / SURE)
             }
-            Manner::Patient if self.alert > 0 => REST_ALERT * self.length,
-            Manner::Patient => (REST_PATIENT << self.confirmed_patience) * self.length,
+            Manner::Patient if self.alert > 0 => REST_ALERT * self.lengths.long,
+            Manner::Patient => (REST_PATIENT << self.confirmed_patience) * self.lengths.long,
         };
         // Not in step with anything that the load does.
         let more = rest / 4 * Nanos::from(self.draw() % 256) / 256;
@@ -395,7 +396,8 @@ mod tests {
 
     const LENGTH: Nanos = 100_000;
     const SEC: Nanos = 1_000_000_000;
-    const LENGTHS: Option<Lengths> = Some(Lengths { short: LENGTH, long: LENGTH });
+    const BOTH: Lengths = Lengths { short: LENGTH, long: LENGTH };
+    const LENGTHS: Option<Lengths> = Some(BOTH);
 
     /// Runs pairs with these counts of an eager and of a patient window until something is decided; how many pairs that took.
     fn until_decided(reaction: &mut Reaction, counts: impl Fn(u64) -> (u64, u64)) -> u64 {
@@ -473,7 +475,8 @@ mod tests {
     fn the_dearer_the_trial_the_rarer() {
         let rest = |loss, manner| {
             let evidence = Evidence { prior: loss, ..Evidence::default() };
-            let mut reaction = Reaction { length: LENGTH, evidence, manner, ..Reaction::default() };
+            let mut reaction =
+                Reaction { length: LENGTH, lengths: BOTH, evidence, manner, ..Reaction::default() };
             reaction.rest(0);
             reaction.next / LENGTH
         };
@@ -523,7 +526,8 @@ mod tests {
 
     #[test]
     fn another_load_is_tried_soon_but_not_again_and_again() {
-        let mut reaction = Reaction { manner: Manner::Patient, length: LENGTH, ..Reaction::default() };
+        let mut reaction =
+            Reaction { manner: Manner::Patient, length: LENGTH, lengths: BOTH, ..Reaction::default() };
         reaction.rest(0);
         assert!(reaction.next > 10 * LENGTH);
         reaction.evidence.pairs = 3;
