@@ -17,6 +17,7 @@ pub mod liar_chaos;
 pub mod liar_lies;
 pub mod liar_ring;
 pub mod liar_session;
+pub mod migration;
 pub mod qemu;
 pub mod qmp;
 pub mod scratch;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -62,6 +62,8 @@ pub struct GuestConfig {
     pub disks: Vec<DiskConfig>,
     /// Whether a reset starts the guest anew; it ends QEMU otherwise.
     pub resets: bool,
+    /// Where a running machine is received instead of booting one: a socket that QEMU makes.
+    pub incoming: Option<PathBuf>,
 }
 
 impl GuestConfig {
@@ -73,6 +75,7 @@ impl GuestConfig {
             memory_mib: 512,
             disks,
             resets: false,
+            incoming: None,
         }
     }
 
@@ -130,6 +133,9 @@ impl GuestConfig {
                 add(&["-drive", &format!("if=pflash,unit=1,format=raw,file={}", variables.display())]);
             }
         }
+        if let Some(path) = &self.incoming {
+            add(&["-incoming", &format!("unix:{}", path.display())]);
+        }
         for (index, disk) in self.disks.iter().enumerate() {
             add(&["-chardev", &format!("socket,id=chr{index},path={}", disk.socket.display())]);
             let mut device = format!("vhost-user-blk-pci,id=disk{index},chardev=chr{index}");
@@ -153,13 +159,16 @@ pub struct Guest {
     child: Child,
     console: Transcript,
     results: Transcript,
+    /// The other direction of the second serial port.
+    to_guest: UnixStream,
     messages: Transcript,
     qmp: Qmp,
     _dir: TempDir,
 }
 
 impl Guest {
-    /// Starts QEMU, and waits until a test kernel has booted; firmware boots while this returns.
+    /// Starts QEMU, and waits until a test kernel has booted; firmware boots while this returns, and a machine that is to be received
+    /// has yet to come.
     ///
     /// On an emulated machine of several CPUs that kernel has been seen to hang, in one boot of a thousand or so, with a CPU
     /// stuck before it had a driver for any disk. Such a machine is started anew, and says so.
@@ -170,7 +179,7 @@ impl Guest {
         const ATTEMPTS: u32 = 3;
         for _ in 1..ATTEMPTS {
             let guest = Guest::launch(config)?;
-            if !matches!(config.boot, Boot::Kernel(_)) || guest.boots() {
+            if config.incoming.is_some() || !matches!(config.boot, Boot::Kernel(_)) || guest.boots() {
                 return Ok(guest);
             }
             eprintln!("the kernel hung before it had a disk; started anew\n{}", guest.last_words());
@@ -214,11 +223,14 @@ impl Guest {
         let console = Transcript::of("console", child.stdout.take().context("no pipe")?);
         let messages = Transcript::of("QEMU", child.stderr.take().context("no pipe")?);
         let connected = (|| {
-            let results = Transcript::of("results", accept(&results, &mut child)?);
-            anyhow::Ok((results, Qmp::new(accept(&qmp, &mut child)?)?))
+            let port = accept(&results, &mut child)?;
+            let results = Transcript::of("results", port.try_clone()?);
+            anyhow::Ok((results, port, Qmp::new(accept(&qmp, &mut child)?)?))
         })();
         match connected {
-            Ok((results, qmp)) => Ok(Guest { child, console, results, messages, qmp, _dir: dir }),
+            Ok((results, to_guest, qmp)) => {
+                Ok(Guest { child, console, results, to_guest, messages, qmp, _dir: dir })
+            }
             Err(error) => {
                 child.kill()?;
                 child.wait()?;
@@ -236,6 +248,22 @@ impl Guest {
     /// The lines of the second serial port, as they come.
     pub fn results(&self) -> &Transcript {
         &self.results
+    }
+
+    /// Writes a line to the guest's second serial port.
+    ///
+    /// # Errors
+    /// QEMU has ended.
+    pub fn tell(&mut self, line: &str) -> Result<()> {
+        Ok(self.to_guest.write_all(format!("{line}\n").as_bytes())?)
+    }
+
+    /// Whether QEMU runs still.
+    ///
+    /// # Errors
+    /// The process cannot be asked for.
+    pub fn is_running(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
     }
 
     /// QEMU's monitor.

@@ -1,0 +1,180 @@
+//! Live migration of a guest from one QEMU to another on this machine, watched from outside.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::qemu::{Guest, GuestConfig, LIMIT};
+
+/// How often QEMU is asked how far it is.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+/// A migration under way, as QEMU tells of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// Pages that are still to be sent, as far as is known.
+    pub pages_left: u64,
+    /// Pages that the machine has.
+    pub pages: u64,
+    /// Pages that were written to since they were sent, a second.
+    pub dirty_rate: u64,
+    /// How often the log of dirty pages has been taken.
+    pub rounds: u64,
+    /// Mbit/s.
+    pub mbps: f64,
+}
+
+/// A migration that is over.
+#[derive(Clone, Copy, Debug)]
+pub struct Finished {
+    /// From its beginning to its end.
+    pub total: Duration,
+    /// As long as the guest did not run.
+    pub downtime: Duration,
+    /// How often the log of dirty pages was taken.
+    pub rounds: u64,
+    /// What went over the wire.
+    pub bytes: u64,
+}
+
+/// A QEMU that waits for a machine.
+pub struct Destination {
+    /// The machine, once it has come.
+    pub guest: Guest,
+    uri: String,
+    _dir: TempDir,
+}
+
+impl Destination {
+    /// Starts QEMU with the same machine, on these disks.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(config: &GuestConfig) -> Result<Destination> {
+        let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
+        let socket: PathBuf = dir.path().join("migration");
+        let uri = format!("unix:{}", socket.display());
+        let guest = Guest::start(&GuestConfig { incoming: Some(socket), ..config.clone() })?;
+        Ok(Destination { guest, uri, _dir: dir })
+    }
+
+    /// Takes the guest over from `source`, whose QEMU is left with nothing to run; `each` is told how far it is.
+    ///
+    /// # Errors
+    /// The migration fails, or does not end in time.
+    pub fn receive(self, source: &mut Guest, each: impl FnMut(&Progress)) -> Result<(Guest, Finished)> {
+        self.begin(source, UNBOUNDED)?;
+        let finished = follow(source, each)
+            .with_context(|| format!("the destination said:\n{}", self.guest.last_words()))?;
+        let mut guest = self.guest;
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let status = guest.qmp().execute("query-status", json!({}))?;
+            match status["status"].as_str() {
+                Some("running") => return Ok((guest, finished)),
+                Some("inmigrate") if Instant::now() < deadline => thread::sleep(ASK_EVERY),
+                _ => bail!("the guest has come, and stands: {status}"),
+            }
+        }
+    }
+
+    /// Begins to receive the guest, at so many bytes a second at most.
+    ///
+    /// # Errors
+    /// QEMU refuses.
+    pub fn begin(&self, source: &mut Guest, bandwidth: u64) -> Result<()> {
+        let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": DOWNTIME_MS });
+        source.qmp().execute("migrate-set-parameters", parameters)?;
+        source.qmp().execute("migrate", json!({ "uri": self.uri }))?;
+        Ok(())
+    }
+}
+
+/// As fast as the machine can.
+pub const UNBOUNDED: u64 = 16 << 30;
+/// The guest may stand for so long: an emulated CPU that shares its host fills memory slowly and empties it slowly.
+const DOWNTIME_MS: u64 = 1000;
+
+/// Where a migration stands.
+#[derive(Clone, Copy, Debug)]
+pub enum State {
+    /// It goes on.
+    Active(Progress),
+    /// It is done.
+    Completed(Finished),
+    /// It was given up, because it was asked for or something failed; the source can go on.
+    Over(&'static str),
+}
+
+/// Asks a source how far it is.
+///
+/// # Errors
+/// It does not answer.
+pub fn state(source: &mut Guest) -> Result<State> {
+    let info = source.qmp().execute("query-migrate", json!({}))?;
+    let ram = &info["ram"];
+    let number = |value: &Value| value.as_u64().unwrap_or(0);
+    let millis = |key: &str| Duration::from_millis(number(&info[key]));
+    Ok(match info["status"].as_str() {
+        Some("completed") => State::Completed(Finished {
+            total: millis("total-time"),
+            downtime: millis("downtime"),
+            rounds: number(&ram["dirty-sync-count"]),
+            bytes: number(&ram["transferred"]),
+        }),
+        Some("failed") => State::Over("failed"),
+        Some("cancelled") => State::Over("cancelled"),
+        Some(_) => {
+            let page = number(&ram["page-size"]).max(1);
+            State::Active(Progress {
+                pages_left: number(&ram["remaining"]) / page,
+                pages: number(&ram["total"]) / page,
+                dirty_rate: number(&ram["dirty-pages-rate"]),
+                rounds: number(&ram["dirty-sync-count"]),
+                mbps: ram["mbps"].as_f64().unwrap_or(0.0),
+            })
+        }
+        None => bail!("no migration: {info}"),
+    })
+}
+
+/// Waits until a migration is done.
+///
+/// # Errors
+/// It fails, or does not end in time.
+pub fn follow(source: &mut Guest, mut each: impl FnMut(&Progress)) -> Result<Finished> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match state(source)? {
+            State::Completed(finished) => return Ok(finished),
+            State::Over(how) => bail!("the migration {how}: {}", source.last_words()),
+            State::Active(progress) => each(&progress),
+        }
+        ensure!(Instant::now() < deadline, "the migration does not end");
+        thread::sleep(ASK_EVERY);
+    }
+}
+
+/// Waits until a migration that is not to succeed is over, and the guest runs again where it was.
+///
+/// # Errors
+/// It succeeds, or does not end in time.
+pub fn comes_to_nothing(source: &mut Guest) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match state(source)? {
+            State::Over(_) => break,
+            State::Completed(_) => bail!("the migration succeeded"),
+            State::Active(_) => {}
+        }
+        ensure!(Instant::now() < deadline, "the migration does not end");
+        thread::sleep(ASK_EVERY);
+    }
+    let status = source.qmp().execute("query-status", json!({}))?;
+    ensure!(status["status"] == "running", "the guest does not go on: {status}");
+    Ok(())
+}
