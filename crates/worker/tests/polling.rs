@@ -166,8 +166,13 @@ fn a_queue_on_its_way_hears_of_a_new_rule() {
     };
     std::thread::scope(|scope| {
         let mut release = moved.release.lock().unwrap();
-        on_first.update(Update::Look).recv_timeout(DEADLINE).unwrap();
-        // Now the first worker comes no further than to its queue, and the second hears of the rule.
+        // The first worker comes to its queue, and no further; the second hears of the rule.
+        let _looks = on_first.update(Update::Look);
+        let deadline = Instant::now() + DEADLINE;
+        while moved.seen.kept.load(Ordering::SeqCst) == 0 {
+            assert!(Instant::now() < deadline, "never polled");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         scope.spawn(|| pool.set_poll(Poll::Never));
         asks_for_kicks(&mut other);
         *release = true;
