@@ -21,7 +21,8 @@ const END: u64 = 0x4000;
 const DESC: u64 = 0;
 const AVAIL: u64 = 0x1000;
 const USED: u64 = 0x1800;
-const ADDRESSES: Addresses = Addresses { desc: UserAddr(DESC), avail: UserAddr(AVAIL), used: UserAddr(USED) };
+const ADDRESSES: Addresses =
+    Addresses { desc: UserAddr(DESC), avail: UserAddr(AVAIL), used: UserAddr(USED), log: None };
 
 static MEMORY: LazyLock<Arc<View>> = LazyLock::new(|| {
     let slot = |gpa: u64, len: u64| {

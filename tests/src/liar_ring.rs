@@ -129,7 +129,7 @@ impl Ring {
         };
         if let (Some(status), Some(last)) = (status, chain.writable().last()) {
             let at = Gpa(last.addr.0 + u64::from(last.len) - 1);
-            self.view.write(at, &[status])?;
+            self.view.map().write(at, &[status])?;
         }
         let buffers = chain.readable().len() + chain.writable().len();
         let served = Served {
@@ -264,7 +264,7 @@ fn carry_out(view: &View, chain: &Chain, shared: &Shared) -> Result<(u32, u8)> {
     let mut rest = read.as_slice();
     for Buffer { addr, len } in chain.writable() {
         let (now, later) = rest.split_at(rest.len().min(*len as usize));
-        view.write(*addr, now)?;
+        view.map().write(*addr, now)?;
         rest = later;
     }
     Ok((u32::try_from(read.len())?, blk::S_OK))

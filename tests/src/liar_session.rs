@@ -237,6 +237,7 @@ impl<'a> Session<'a> {
                     desc: UserAddr(addr.desc_addr),
                     avail: UserAddr(addr.avail_addr),
                     used: UserAddr(addr.used_addr),
+                    log: None,
                 };
             }
             Message::SetVringCall(vring) => {

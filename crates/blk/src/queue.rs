@@ -6,6 +6,7 @@ use crate::slots::Slots;
 use kickless_device::{Context, Next, Polled, Source, Vring};
 use kickless_disk::{self as disk, Lane, Step};
 use kickless_io::{Completion, Engine, FileId};
+use kickless_memory::{Iov, Marks, View};
 use kickless_spec::blk;
 use kickless_virtqueue::Chain;
 use std::collections::VecDeque;
@@ -76,7 +77,7 @@ impl Queue {
             Kind::GetId => return self.get_id(head, request),
         };
         let entry = self.slots.get(slot);
-        if let Err(why) = translate(entry.io.buffers_mut(), &self.chain, &self.vring, &request) {
+        if let Err(why) = translate(entry.io.buffers_mut(), &self.chain, self.vring.memory(), &request) {
             let reject = Reject { status: Some(request.status), code: blk::S_IOERR, why };
             return self.reject(head, reject);
         }
@@ -99,6 +100,7 @@ impl Queue {
             slot,
             file: self.file,
             waker: context.waker,
+            marks: self.vring.memory().1,
         };
         step(&self.shared.disk, &mut lane, &mut self.slots.get(slot).io)
     }
@@ -117,8 +119,9 @@ impl Queue {
         let entry = self.slots.get(slot);
         let (head, status, read_len) = (entry.head, entry.status, entry.read_len);
         let code = if result.is_ok() { blk::S_OK } else { blk::S_IOERR };
-        let written = entry.view.as_ref().is_some_and(|view| view.write_obj(status, &code).is_ok());
-        entry.unpin_unless(self.vring.view());
+        let (view, marks) = self.vring.memory();
+        let written = entry.view.as_ref().is_some_and(|view| view.write_obj(status, &code, marks).is_ok());
+        entry.unpin_unless((view, marks));
         self.slots.release(slot);
         match result {
             Ok(()) => self.vring.push(head, read_len.saturating_add(written.into())),
@@ -132,7 +135,8 @@ impl Queue {
     fn reject(&mut self, head: u16, reject: Reject) {
         debug!(queue = self.vring.index(), head, why = reject.why, "request rejected");
         let data_len = self.chain.writable_len().saturating_sub(1);
-        let written = reject.status.is_some_and(|at| self.vring.view().write_obj(at, &reject.code).is_ok());
+        let (view, marks) = self.vring.memory();
+        let written = reject.status.is_some_and(|at| view.write_obj(at, &reject.code, marks).is_ok());
         self.push_failed(head, written, data_len as u32);
     }
 
@@ -144,13 +148,13 @@ impl Queue {
     }
 
     fn get_id(&mut self, head: u16, request: Request) {
-        let (view, id) = (self.vring.view(), &self.shared.id);
+        let ((view, marks), id) = (self.vring.memory(), &self.shared.id);
         let mut done = 0;
         let written = request::data(self.chain.writable(), 0, request.data_len.min(id.len() as u64))
             .try_for_each(|(addr, len)| {
                 let start = done;
                 done += len as usize;
-                view.write(addr, &id[start..done])
+                view.write(addr, &id[start..done], marks)
             });
         if written.is_err() {
             let why = "data buffer is not in guest memory";
@@ -158,7 +162,7 @@ impl Queue {
         }
         // A longer buffer stays as it was past the string, so what is pushed ends there.
         let to_status = request.data_len == done as u64;
-        let written = view.write_obj(request.status, &blk::S_OK).is_ok();
+        let written = view.write_obj(request.status, &blk::S_OK, marks).is_ok();
         self.vring.push(head, done as u32 + u32::from(to_status && written));
     }
 
@@ -177,19 +181,19 @@ impl Queue {
 
 /// Fills `iov` with the data buffers of a request.
 fn translate(
-    iov: &mut kickless_memory::Iov,
+    iov: &mut Iov,
     chain: &Chain,
-    vring: &Vring,
+    (view, marks): (&Arc<View>, &mut Marks),
     request: &Request,
 ) -> Result<(), &'static str> {
-    iov.clear();
+    iov.clear(marks);
     let buffers = match request.kind {
         Kind::Write { .. } => chain.readable(),
         _ => chain.writable(),
     };
     for (addr, len) in request::data(buffers, request::data_start(request.kind), request.data_len) {
-        if iov.push(vring.view(), addr, len).is_err() {
-            iov.clear();
+        if iov.push(view, addr, len).is_err() {
+            iov.clear(marks);
             return Err("data buffer is not in guest memory");
         }
     }
@@ -249,7 +253,7 @@ impl Source for Queue {
     }
 
     fn memory_changed(&mut self) {
-        let view = self.vring.view();
-        self.slots.each_free(|slot| slot.unpin_unless(view));
+        let (view, marks) = self.vring.memory();
+        self.slots.each_free(|slot| slot.unpin_unless((view, marks)));
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::request::Kind;
 use kickless_disk::Io;
-use kickless_memory::{Gpa, View};
+use kickless_memory::{Gpa, Marks, View};
 use std::sync::Arc;
 
 /// One request in flight.
@@ -39,9 +39,9 @@ impl Slot {
 }
 
 impl Slot {
-    /// Lets go of memory that is not `current`.
-    pub(crate) fn unpin_unless(&mut self, current: &Arc<View>) {
-        self.io.buffers_mut().unpin_unless(current);
+    /// Lets go of the buffers, and of memory that is not `current`.
+    pub(crate) fn unpin_unless(&mut self, (current, marks): (&Arc<View>, &mut Marks)) {
+        self.io.buffers_mut().unpin_unless(current, marks);
         if self.view.as_ref().is_some_and(|view| !Arc::ptr_eq(view, current)) {
             self.view = None;
         }

@@ -42,12 +42,16 @@ impl Guest {
                 flags: (flags | next).into(),
                 next: (i as u16 + 1).into(),
             };
-            self.view.write_obj(Gpa(16 * i as u64), &desc).unwrap();
+            self.view.map().write_obj(Gpa(16 * i as u64), &desc).unwrap();
         }
-        self.view.write_obj(Gpa(AVAIL + 2), &1u16.to_le_bytes()).unwrap();
+        self.view.map().write_obj(Gpa(AVAIL + 2), &1u16.to_le_bytes()).unwrap();
         let options = Options::new(SIZE, false, false).unwrap();
-        let addresses =
-            Addresses { desc: UserAddr(USER), avail: UserAddr(USER + AVAIL), used: UserAddr(USER + USED) };
+        let addresses = Addresses {
+            desc: UserAddr(USER),
+            avail: UserAddr(USER + AVAIL),
+            used: UserAddr(USER + USED),
+            log: None,
+        };
         let mut queue = Queue::new(options, Metadata::map(&self.view, &addresses, &options).unwrap(), 0);
         let mut chain = Chain::default();
         assert!(queue.pop(&self.view, &mut chain).unwrap());
@@ -56,7 +60,7 @@ impl Guest {
 
     fn header(&self, kind: u32, sector: u64) {
         let header = Header { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
-        self.view.write_obj(Gpa(BUFFERS), &header).unwrap();
+        self.view.map().write_obj(Gpa(BUFFERS), &header).unwrap();
     }
 
     fn parse(&self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> Result<Request, Reject> {
@@ -183,7 +187,7 @@ proptest! {
     ) {
         prop_assume!(readable.len() + writable.len() > 0);
         let guest = Guest::new();
-        guest.view.write(Gpa(BUFFERS), &header).unwrap();
+        guest.view.map().write(Gpa(BUFFERS), &header).unwrap();
         let fit = |list: Vec<(u64, u32)>| -> Vec<(u64, u32)> {
             list.into_iter()
                 .map(|(addr, len)| (if near { BUFFERS + addr % 64 } else { addr }, len % 4096))

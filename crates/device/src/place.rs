@@ -30,7 +30,8 @@ pub trait Placed: Send {
 /// A change to a running source. None of them stops it.
 #[derive(Debug)]
 pub enum Update {
-    /// Guest memory is this now. Requests in flight keep what they were submitted with. A ring that is not in memory any more
+    /// Guest memory is this now, and its log. Requests in flight keep what they were submitted with, but what they write from now on
+    /// is marked in this log: once the change is answered, nobody writes the one before. A ring that is not in memory any more
     /// rests until a later view has it.
     Memory(Arc<View>),
     /// The ring areas lie here now; indices stay.
@@ -42,6 +43,8 @@ pub enum Update {
     Call(Option<Call>),
     /// A broken ring is told here.
     Err(Option<Call>),
+    /// It is told here that pages were marked in the log.
+    Logged(Option<Call>),
     /// Look at the ring: the front-end kicked by message.
     Look,
 }

@@ -2,7 +2,7 @@
 
 use crate::{Call, Counters, Kick, Stopped, Update};
 use kickless_memory::fault::{self, Damaged};
-use kickless_memory::{Unmapped, View};
+use kickless_memory::{Marks, Unmapped, View};
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Held, Metadata, Options, Queue};
 use std::sync::Arc;
@@ -35,6 +35,8 @@ pub struct Parts {
     pub call: Option<Call>,
     /// A broken ring is told here.
     pub err: Option<Call>,
+    /// It is told here that pages were marked in the log.
+    pub logged: Option<Call>,
     /// Where to count.
     pub counters: Arc<Counters>,
 }
@@ -50,6 +52,7 @@ pub struct Vring {
     kick: Option<Kick>,
     call: Option<Call>,
     err: Option<Call>,
+    logged: Option<Call>,
     counters: Arc<Counters>,
     /// Something was pushed and is not published yet.
     pushed: bool,
@@ -77,9 +80,10 @@ impl Vring {
     /// # Errors
     /// An area is not, or not in one piece, in guest memory, or is misaligned.
     pub fn new(parts: Parts) -> Result<Self, Unmapped> {
-        let Parts { index, options, addresses, next_avail, held, view, kick, call, err, counters } = parts;
+        let Parts { index, options, addresses, next_avail, held, view, kick, call, err, logged, counters } =
+            parts;
         let metadata = Metadata::map(&view, &addresses, &options)?;
-        let mut queue = Queue::new(options, metadata, next_avail);
+        let mut queue = Queue::logged(options, metadata, next_avail, view.log());
         queue.push_held(&held);
         Ok(Self {
             index,
@@ -90,6 +94,7 @@ impl Vring {
             kick,
             call,
             err,
+            logged,
             counters,
             pushed: !held.is_empty(),
             unseen: 0,
@@ -117,6 +122,12 @@ impl Vring {
     #[inline]
     pub fn view(&self) -> &Arc<View> {
         &self.view
+    }
+
+    /// Guest memory as it is now, and where to mark what is written to it.
+    #[inline]
+    pub fn memory(&mut self) -> (&Arc<View>, &mut Marks) {
+        (&self.view, self.queue.marks())
     }
 
     /// Where to count.
@@ -177,14 +188,16 @@ impl Vring {
     #[inline]
     pub fn publish(&mut self) {
         if !std::mem::take(&mut self.pushed) {
-            return;
+            // A part of a request may be done.
+            return self.settle_marks();
         }
         self.unseen = 0;
         self.unseen_max = FIRST_SHOWN;
         if !self.is_sound() {
-            return;
+            return self.settle_marks();
         }
         let wanted = self.queue.publish();
+        self.settle_marks();
         match &self.call {
             Some(_) if wanted && self.calls_later => self.owes_call = true,
             Some(call) if wanted => {
@@ -230,13 +243,28 @@ impl Vring {
     /// Asks the driver for kicks, then looks once more; `true`: there is work already, and the kick for it may never
     /// come.
     pub fn arm(&mut self) -> bool {
-        !self.broken && self.queue.arm() && self.is_sound()
+        let come = !self.broken && self.queue.arm() && self.is_sound();
+        self.settle_marks();
+        come
     }
 
     /// Tells the driver that no kicks are needed.
     pub fn disarm(&mut self) {
         if !self.broken {
             self.queue.disarm();
+            self.settle_marks();
+        }
+    }
+
+    /// Sees to it that no mark waits, and that the front-end hears of those that are new.
+    #[inline]
+    fn settle_marks(&mut self) {
+        let marks = self.queue.marks();
+        marks.commit();
+        if marks.take_news()
+            && let Some(logged) = &self.logged
+        {
+            logged.signal();
         }
     }
 
@@ -270,6 +298,7 @@ impl Vring {
         let held = self.queue.take_held();
         // What a request has left in damaged memory is no answer to it.
         let held = if self.is_sound() { held } else { Vec::new() };
+        self.settle_marks();
         Stopped { next_avail: self.queue.next_avail(), held }
     }
 
@@ -318,6 +347,7 @@ impl Vring {
             Update::Memory(view) => {
                 // While the memory is there to tell.
                 self.is_sound();
+                self.queue.marks().set_log(view.log());
                 self.view = view;
                 self.remap();
             }
@@ -337,9 +367,11 @@ impl Vring {
                 }
                 self.err = err;
             }
+            Update::Logged(logged) => self.logged = logged,
             Update::Kick(kick) => self.kick = kick,
             Update::Addresses(_) | Update::Look => {}
         }
+        self.settle_marks();
     }
 
     fn remap(&mut self) {

@@ -94,7 +94,7 @@ impl Disk {
         match self {
             Self::File(file) => file.start(lane, io, request),
             Self::Null(null) => null.start(io, request),
-            Self::Memory(memory) => memory.start(io, request),
+            Self::Memory(memory) => memory.start(lane, io, request),
             Self::Fault(fault) => fault.start(lane, io, request),
         }
     }

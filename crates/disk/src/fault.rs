@@ -9,7 +9,7 @@ mod timer;
 use crate::io::{Outlet, Phase};
 use crate::{Disk, Error, FileDisk, Io, IoError, Lane, Request, Step};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
-use kickless_memory::Iov;
+use kickless_memory::{Iov, Marks};
 pub use rules::{BadRule, FaultRules};
 use rules::{Dice, Effect, Kind, Subject};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -147,7 +147,7 @@ impl FaultDisk {
                 if let (Buffers::Owned(part), Ok(bytes), OpKind::Read) =
                     (&completion.buffers, completion.result, kind)
                 {
-                    iov.write(0, &part[..(bytes as usize).min(part.len())]);
+                    iov.write(0, &part[..(bytes as usize).min(part.len())], lane.marks);
                 }
                 completion.buffers = Buffers::Guest(iov);
             }
@@ -312,6 +312,10 @@ impl Outlet for Past<'_, '_> {
 
     fn waker(&self) -> &Waker {
         self.lane.waker
+    }
+
+    fn marks(&mut self) -> &mut Marks {
+        self.lane.marks
     }
 }
 

@@ -5,7 +5,7 @@ use crate::fault::Held;
 use crate::range::Ticket;
 use crate::{IoError, Limits, SECTOR};
 use kickless_io::{Buffers, Engine, FileId, Op, OpKind, Token, Waker};
-use kickless_memory::Iov;
+use kickless_memory::{Iov, Marks};
 
 /// What the guest wants. How many bytes is what the [`Io`]'s buffers hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub struct Lane<'a> {
     /// Signalled when a request of this lane that got [`Step::Busy`] for want of something that is shared,
     /// and no engine can announce, should be retried.
     pub waker: &'a Waker,
+    /// Where writes to the guest's buffers are marked.
+    pub marks: &'a mut Marks,
 }
 
 /// Where a request's operations go: straight to an engine, or past a disk's injected faults. Chosen at compile time, so that
@@ -53,6 +55,9 @@ pub(crate) trait Outlet {
 
     /// What wakes the worker.
     fn waker(&self) -> &Waker;
+
+    /// Where writes to the guest's buffers are marked.
+    fn marks(&mut self) -> &mut Marks;
 }
 
 impl Outlet for Lane<'_> {
@@ -68,6 +73,11 @@ impl Outlet for Lane<'_> {
     #[inline]
     fn waker(&self) -> &Waker {
         self.waker
+    }
+
+    #[inline]
+    fn marks(&mut self) -> &mut Marks {
+        self.marks
     }
 }
 

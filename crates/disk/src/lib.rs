@@ -15,11 +15,12 @@
 //! ```
 //! use kickless_disk::{Disk, DiskSpec, Io, Lane, Options, Request, Step};
 //! use kickless_io::{Engine, EngineKind, Waker};
+//! use kickless_memory::Marks;
 //!
 //! let disk = Disk::open(&DiskSpec::Null(1 << 30), &Options::default())?;
 //! let mut engine = Engine::open(EngineKind::Auto, 16)?;
-//! let (file, waker) = (disk.attach(&mut engine)?, Waker::new()?);
-//! let mut lane = Lane { engine: &mut engine, source: 0, slot: 0, file, waker: &waker };
+//! let (file, waker, mut marks) = (disk.attach(&mut engine)?, Waker::new()?, Marks::off());
+//! let mut lane = Lane { engine: &mut engine, source: 0, slot: 0, file, waker: &waker, marks: &mut marks };
 //! let step = disk.start(&mut lane, &mut Io::default(), Request::Flush);
 //! assert_eq!(step, Step::Done(Ok(())));
 //! # Ok::<(), Box<dyn std::error::Error>>(())

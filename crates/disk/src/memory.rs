@@ -1,7 +1,7 @@
 //! A RAM disk.
 
 use crate::spec::SECTOR;
-use crate::{Error, Io, IoError, Limits, Request, Step};
+use crate::{Error, Io, IoError, Lane, Limits, Request, Step};
 use kickless_memory::Ram;
 
 /// A disk in RAM, zero to begin with and gone with the process. A page costs memory from the first write to
@@ -30,14 +30,14 @@ impl MemoryDisk {
     }
 
     #[inline]
-    pub(crate) fn start(&self, io: &mut Io, request: Request) -> Step {
+    pub(crate) fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
         let offset = match io.check(request, &self.limits) {
             Ok(offset) => offset,
             Err(e) => return Step::Done(Err(e)),
         };
         let len = io.buffers.len();
         let copied = match request {
-            Request::Read { .. } => self.ram.copy_to(offset, &mut io.buffers),
+            Request::Read { .. } => self.ram.copy_to(offset, &mut io.buffers, lane.marks),
             Request::Write { .. } => self.ram.copy_from(offset, &io.buffers),
             Request::Flush => len,
         };

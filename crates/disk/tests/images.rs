@@ -6,7 +6,7 @@ mod common;
 use common::{Loop, Random, Worker, guest, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request, Step};
 use kickless_io::EngineKind;
-use kickless_memory::Gpa;
+use kickless_memory::{Gpa, Marks};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -182,7 +182,7 @@ fn a_read_only_disk_takes_no_writes() {
                 // At once, without an operation.
                 let step = worker.start(0, Request::Write { offset, durable });
                 assert_eq!(step, Step::Done(Err(IoError::ReadOnly)), "{name}");
-                worker.io(0).buffers_mut().clear();
+                worker.io(0).buffers_mut().clear(&mut Marks::off());
             }
         }
         assert_eq!(worker.read(0, 4096).0, Ok(()), "{name}");

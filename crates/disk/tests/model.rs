@@ -10,7 +10,7 @@ mod common;
 use common::{Loop, Random, Worker, guest, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Request, Step};
 use kickless_io::EngineKind;
-use kickless_memory::{Gpa, View};
+use kickless_memory::{Gpa, Marks, View};
 use proptest::prelude::*;
 use std::fs;
 use std::ops::Range;
@@ -195,7 +195,7 @@ impl<'a> Player<'a> {
             self.worker.io(slot).buffers_mut().push(&self.view, gpa, len as u32).unwrap();
         }
         assert_eq!(at, bytes.end);
-        self.view.write(Gpa(slot as u64 * AREA), &before).unwrap();
+        self.view.map().write(Gpa(slot as u64 * AREA), &before).unwrap();
         let offset = bytes.start as u64;
         let request = if write {
             Request::Write { offset, durable: self.random.from(0..20) == 0 }
@@ -240,7 +240,7 @@ impl<'a> Player<'a> {
             if active.write { "write" } else { "read" },
             active.sectors
         );
-        self.worker.io(slot).buffers_mut().clear();
+        self.worker.io(slot).buffers_mut().clear(&mut Marks::off());
     }
 
     fn area(&self, slot: usize) -> Vec<u8> {

@@ -67,18 +67,21 @@ const SEGMENTS_MAX: usize = 1024;
 impl Buffers {
     /// What the kernel takes. The addresses are valid until the buffers are changed or dropped; moving them
     /// is no change, for what they point to is not in here.
-    pub(crate) fn view(&mut self) -> View {
+    pub(crate) fn view(&mut self, kind: OpKind) -> View {
         match self {
             Self::None => View::One(std::ptr::null_mut(), 0),
             Self::Owned(buf) => {
                 let (at, len) = buf.raw_window();
                 View::One(at, len)
             }
-            Self::Guest(iov) => match iov.segments() {
-                [] => View::One(std::ptr::null_mut(), 0),
-                [one] => View::One(one.iov_base.cast(), one.iov_len),
-                many => View::Many(many.as_ptr(), many.len().min(SEGMENTS_MAX)),
-            },
+            Self::Guest(iov) => {
+                let segments = if kind == OpKind::Read { iov.segments_to_fill() } else { iov.segments() };
+                match segments {
+                    [] => View::One(std::ptr::null_mut(), 0),
+                    [one] => View::One(one.iov_base.cast(), one.iov_len),
+                    many => View::Many(many.as_ptr(), many.len().min(SEGMENTS_MAX)),
+                }
+            }
         }
     }
 }

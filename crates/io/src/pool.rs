@@ -161,7 +161,7 @@ fn perform(file: &File, op: &mut Op) -> Result<u32, Errno> {
     let Ok(offset) = libc::off_t::try_from(op.offset) else { return Err(Errno::INVAL) };
     let flags = if op.kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
     let one;
-    let (segments, count) = match op.buffers.view() {
+    let (segments, count) = match op.buffers.view(op.kind) {
         View::One(at, len) => {
             one = libc::iovec { iov_base: at.cast(), iov_len: len };
             (&raw const one, 1)

@@ -321,7 +321,7 @@ fn entry(operation: &mut InFlight, files: &Files) -> squeue::Entry {
     let offset = *offset;
     let flags = if *kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
     let short = |len: usize| len.min(BYTES_MAX) as u32;
-    let entry = match (*kind, buffers.view()) {
+    let entry = match (*kind, buffers.view(*kind)) {
         (OpKind::Flush, _) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         (OpKind::Read, View::One(at, len)) => opcode::Read::new(fd, at, short(len)).offset(offset).build(),
         (OpKind::Read, View::Many(at, count)) => {

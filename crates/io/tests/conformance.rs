@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_io::{AlignedBuf, Buffers, Completion, Engine, EngineKind, Errno, FileId, Op, OpKind, Token};
-use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
+use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -194,7 +194,7 @@ fn guest_memory_in_segments(kind: EngineKind) {
         assert_eq!(got, pattern(4096)[100..2148]);
 
         // Only what is left goes back.
-        back.advance(48);
+        back.advance(48, &mut Marks::off());
         let done = run(&mut engine, id, DURABLE, 4096, Buffers::Guest(back));
         assert_eq!(done.result, Ok(2000));
         assert_eq!(read(&mut engine, id, 4096, 2000), (Ok(2000), pattern(4096)[148..2148].to_vec()));
@@ -219,7 +219,7 @@ fn more_segments_than_one_call_takes(kind: EngineKind) {
             assert!(n > 0 && n <= 1024 * 16);
             let Buffers::Guest(back) = done.buffers else { panic!("not the buffers that went in") };
             left = back;
-            left.advance(n);
+            left.advance(n, &mut Marks::off());
             at += n;
             parts += 1;
         }
@@ -443,7 +443,7 @@ fn dropped_with_operations_in_flight(kind: EngineKind) {
     let mut engine = Engine::open(kind, 2 * COUNT as u32).unwrap();
     let id = engine.register(file.clone()).unwrap();
     for i in 0..COUNT as u64 {
-        view.write(Gpa(i * 4096), &[i as u8 + 1; 4096]).unwrap();
+        view.map().write(Gpa(i * 4096), &[i as u8 + 1; 4096]).unwrap();
         queue(&mut engine, 0, id, WRITE, i * 4096, Buffers::Guest(iov(&view, [(i * 4096, 4096)])));
     }
     engine.submit().unwrap();

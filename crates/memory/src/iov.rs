@@ -1,7 +1,7 @@
 //! Translated ranges, and the reference that keeps them valid.
 #![expect(unsafe_code, reason = "island: pointers into slots, handed to the kernel")]
 
-use crate::{Gpa, Unmapped, View, fault, shared};
+use crate::{Gpa, Marks, Unmapped, View, fault, shared};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -10,6 +10,10 @@ use std::sync::Arc;
 /// It holds the view that it was translated with, so that no address in it dangles. A request slot keeps its
 /// `Iov` from request to request: the reference is taken when the view changed, not for each request. What the
 /// operating system has not finished with must own the `Iov` until it has; that is the engines' business.
+///
+/// What is written to it is marked: by whoever copies into it at once, and where the kernel was given it to write to
+/// ([`Iov::segments_to_fill`]), when it is taken off the front ([`Iov::advance`]). What is left then and may have been
+/// written (the operation failed) is marked when it is emptied.
 #[derive(Debug, Default)]
 pub struct Iov {
     /// `first..` are not used up yet.
@@ -17,6 +21,8 @@ pub struct Iov {
     first: usize,
     len: u64,
     pin: Option<Arc<View>>,
+    /// The kernel was given what is left, to write to it.
+    exposed: bool,
 }
 
 /// A spare capacity that a request may keep for the next one; a longer one is given back.
@@ -24,7 +30,11 @@ const SEGMENTS_KEPT: usize = 256;
 
 impl Iov {
     /// Empties it for the next request.
-    pub fn clear(&mut self) {
+    #[inline]
+    pub fn clear(&mut self, marks: &mut Marks) {
+        if std::mem::take(&mut self.exposed) && self.len > 0 {
+            self.mark(self.len, marks);
+        }
         self.segments.clear();
         self.segments.shrink_to(SEGMENTS_KEPT);
         self.first = 0;
@@ -32,8 +42,8 @@ impl Iov {
     }
 
     /// Empties it and lets go of its view, unless that is `current`.
-    pub fn unpin_unless(&mut self, current: &Arc<View>) {
-        self.clear();
+    pub fn unpin_unless(&mut self, current: &Arc<View>, marks: &mut Marks) {
+        self.clear(marks);
         if self.pin.as_ref().is_some_and(|pin| !Arc::ptr_eq(pin, current)) {
             self.pin = None;
         }
@@ -96,6 +106,23 @@ impl Iov {
         &self.segments[self.first..]
     }
 
+    /// The segments left, for the kernel to write to.
+    pub fn segments_to_fill(&mut self) -> &[libc::iovec] {
+        self.exposed = true;
+        self.segments()
+    }
+
+    /// The first `bytes` that are left were written.
+    #[inline]
+    fn mark(&self, bytes: u64, marks: &mut Marks) {
+        if let Some(pin) = &self.pin
+            && marks.is_on()
+        {
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            self.pieces(0, bytes, |host, _, n| marks.wrote_host(pin.map(), host, n));
+        }
+    }
+
     /// Whether each segment starts at a multiple of `align` and is a multiple of `align_len` long.
     pub fn is_aligned(&self, align: usize, align_len: usize) -> bool {
         self.segments()
@@ -113,8 +140,12 @@ impl Iov {
     /// Takes `bytes` off the front: a short transfer did that much.
     ///
     /// Takes all where fewer are left.
-    pub fn advance(&mut self, bytes: u64) {
+    #[inline]
+    pub fn advance(&mut self, bytes: u64, marks: &mut Marks) {
         let mut left = bytes.min(self.len);
+        if self.exposed {
+            self.mark(left, marks);
+        }
         self.len -= left;
         while left > 0 {
             let segment = &mut self.segments[self.first];
@@ -165,10 +196,27 @@ impl Iov {
     }
 
     /// Copies bytes in, from `offset` on; how many fitted, at most `from.len()`.
-    pub fn write(&mut self, offset: u64, from: &[u8]) -> usize {
-        self.pieces(offset, from.len(), |host, at, n| {
+    pub fn write(&mut self, offset: u64, from: &[u8], marks: &mut Marks) -> usize {
+        self.fill(offset, from.len(), marks, |host, at, n| {
             // SAFETY: the piece lies in a segment, whose slot `pin` keeps mapped.
             unsafe { shared::write(host, &from[at..at + n]) }
+        })
+    }
+
+    /// As [`Iov::pieces`], for an `each` that writes all of what it is given.
+    #[inline]
+    pub(crate) fn fill(
+        &mut self,
+        offset: u64,
+        len: usize,
+        marks: &mut Marks,
+        mut each: impl FnMut(NonNull<u8>, usize, usize),
+    ) -> usize {
+        self.pieces(offset, len, |host, at, n| {
+            each(host, at, n);
+            if let Some(pin) = &self.pin {
+                marks.wrote_host(pin.map(), host, n);
+            }
         })
     }
 }

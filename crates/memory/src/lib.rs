@@ -14,14 +14,14 @@
 //! session wait for that.
 //!
 //! ```
-//! use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
+//! use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
 //! use std::sync::Arc;
 //!
 //! let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?;
 //! rustix::fs::ftruncate(&file, 1 << 20)?;
 //! let slot = Slot::map(&file, 0, Gpa(0x1000), UserAddr(0x7000_0000), 1 << 20)?;
 //! let view = Arc::new(View::new(Map::new(vec![slot])?));
-//! view.write(Gpa(0x2000), b"hello")?;
+//! view.write(Gpa(0x2000), b"hello", &mut Marks::off())?;
 //! let mut iov = Iov::default();
 //! iov.push(&view, Gpa(0x2001), 3)?;
 //! let mut copy = [0; 3];

@@ -16,7 +16,12 @@ pub const SLOTS_MAX: usize = 509;
 pub struct Map {
     /// Sorted by guest-physical address, without overlap.
     slots: Arc<[Slot]>,
+    /// The places of all slots in there, sorted by host address. Slots that share a mapping have the same.
+    by_host: Arc<[u16]>,
 }
+
+/// So many slots are looked through; of more the right one is searched for.
+const SCANNED_MAX: usize = 8;
 
 impl Map {
     /// A map of `slots`, in any order.
@@ -34,7 +39,13 @@ impl Map {
                 return Err(Error::Overlaps { gpa: pair[1].gpa(), other: pair[0].gpa() });
             }
         }
-        Ok(Self { slots: slots.into() })
+        Ok(Self::of_sorted(slots))
+    }
+
+    fn of_sorted(slots: Vec<Slot>) -> Self {
+        let mut by_host: Vec<u16> = (0..slots.len() as u16).collect();
+        by_host.sort_by_key(|&at| slots[usize::from(at)].mapping().base());
+        Self { slots: slots.into(), by_host: by_host.into() }
     }
 
     /// This map and one slot more.
@@ -64,7 +75,7 @@ impl Map {
             .position(|s| s.gpa() == gpa && s.user() == user && s.len() == len)
             .ok_or(Error::NoSuchSlot { gpa, user, len })?;
         let removed = slots.remove(at);
-        Ok((Self { slots: slots.into() }, removed))
+        Ok((Self::of_sorted(slots), removed))
     }
 
     /// The slots, by rising guest-physical address.
@@ -93,7 +104,7 @@ impl Map {
     #[inline]
     pub(crate) fn find(&self, gpa: Gpa) -> Option<(NonNull<u8>, u64)> {
         // Few slots are the rule: two or three for a guest without hot-plug. A scan beats a search there.
-        let slot = if self.slots.len() <= 8 {
+        let slot = if self.slots.len() <= SCANNED_MAX {
             return self.slots.iter().find_map(|slot| Self::host(slot, gpa));
         } else {
             let after = self.slots.partition_point(|s| s.gpa() <= gpa);
@@ -240,7 +251,7 @@ impl Map {
         // Once, unless the kernel put two mappings side by side and the range goes over their seam.
         while left > 0 {
             let mut here = 0;
-            for slot in &*self.slots {
+            for slot in self.slots_around(at) {
                 let offset = at.wrapping_sub(slot.mapping().base().as_ptr().addr()) as u64;
                 if offset < slot.len() {
                     here = left.min(slot.len() - offset);
@@ -253,6 +264,28 @@ impl Map {
             at += here as usize;
             left -= here;
         }
+    }
+
+    /// Slots of which some may hold the byte at a host address; all that do are among them.
+    #[inline]
+    fn slots_around(&self, host: usize) -> impl Iterator<Item = &Slot> {
+        let base = |at: u16| self.slots[usize::from(at)].mapping().base().as_ptr().addr();
+        let candidates = match &*self.by_host {
+            few if few.len() <= SCANNED_MAX => few,
+            many => {
+                let end = many.partition_point(|&at| base(at) <= host);
+                let last = many[..end].last().map_or(0, |&at| base(at));
+                &many[many[..end].partition_point(|&at| base(at) < last)..end]
+            }
+        };
+        candidates.iter().map(|&at| &self.slots[usize::from(at)])
+    }
+
+    /// The guest-physical address of the first byte of an area of this map.
+    pub fn gpa_of_area(&self, area: &Area) -> Option<Gpa> {
+        let mut found = None;
+        self.each_gpa_of(area.host(), usize::from(!area.is_empty()), |gpa, _| found = found.or(Some(gpa)));
+        found
     }
 
     /// The guest-physical address of the front-end's address `user`.

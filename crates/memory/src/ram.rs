@@ -1,7 +1,7 @@
 //! Memory of our own, as large as a disk, that several threads copy from and to at once.
 #![expect(unsafe_code, reason = "island: mmap, munmap and racing copies")]
 
-use crate::{Iov, shared};
+use crate::{Iov, Marks, shared};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::io;
 use std::ptr::NonNull;
@@ -49,32 +49,32 @@ impl Ram {
 
     /// Copies from `offset` on into all of `to`; how many bytes there were up to the end.
     #[inline]
-    pub fn copy_to(&self, offset: u64, to: &mut Iov) -> u64 {
-        self.copy(offset, to, |here, guest, n| {
-            // SAFETY: the bytes lie in this mapping and in a segment of `to`, both of which are alive; the
-            // mappings are different ones, so they do not overlap.
-            unsafe { shared::copy(here, guest, n) }
-        })
+    pub fn copy_to(&self, offset: u64, to: &mut Iov, marks: &mut Marks) -> u64 {
+        let (start, len) = self.range(offset, to);
+        to.fill(0, len, marks, |guest, at, n| {
+            // SAFETY:
+            // - `at + n` is at most `len`, and `start + len` at most the length of this mapping;
+            // - the bytes lie in this mapping and in a segment of `to`, both of which are alive; the mappings are different
+            //   ones, so they do not overlap.
+            unsafe { shared::copy(self.base.add(start + at), guest, n) }
+        }) as u64
     }
 
     /// Copies all of `from` to `offset` on; how many bytes there were up to the end.
     #[inline]
     pub fn copy_from(&self, offset: u64, from: &Iov) -> u64 {
-        self.copy(offset, from, |here, guest, n| {
+        let (start, len) = self.range(offset, from);
+        from.pieces(0, len, |guest, at, n| {
             // SAFETY: as in `copy_to`, with the roles exchanged.
-            unsafe { shared::copy(guest, here, n) }
-        })
+            unsafe { shared::copy(guest, self.base.add(start + at), n) }
+        }) as u64
     }
 
-    /// Calls `each` with matching pieces of both sides.
+    /// Where the bytes from `offset` on begin that can be copied from or to all of `guest`, and how many there are up to the end.
     #[inline]
-    fn copy(&self, offset: u64, guest: &Iov, each: impl Fn(NonNull<u8>, NonNull<u8>, usize)) -> u64 {
+    fn range(&self, offset: u64, guest: &Iov) -> (usize, usize) {
         let start = usize::try_from(offset).unwrap_or(usize::MAX).min(self.len);
-        let len = usize::try_from(guest.len()).unwrap_or(usize::MAX).min(self.len - start);
-        guest.pieces(0, len, |host, at, n| {
-            // SAFETY: `at + n` is at most `len`, and `start + len` at most the length of the mapping.
-            each(unsafe { self.base.add(start + at) }, host, n);
-        }) as u64
+        (start, usize::try_from(guest.len()).unwrap_or(usize::MAX).min(self.len - start))
     }
 }
 
@@ -112,9 +112,9 @@ mod tests {
 
         let ram = Ram::new(8192).unwrap();
         assert_eq!(ram.copy_from(50, &iov), 200);
-        iov.clear();
+        iov.clear(&mut Marks::off());
         iov.push(&map, Gpa(8192), 300).unwrap();
-        assert_eq!(ram.copy_to(0, &mut iov), 300);
+        assert_eq!(ram.copy_to(0, &mut iov, &mut Marks::off()), 300);
         let mut seen = [9; 300];
         map.read(Gpa(8192), &mut seen).unwrap();
         assert_eq!(seen[..50], [0; 50]);
@@ -124,7 +124,7 @@ mod tests {
 
         assert_eq!(ram.copy_from(8192 - 10, &iov), 10);
         assert_eq!(ram.copy_from(8192, &iov), 0);
-        assert_eq!(ram.copy_to(u64::MAX, &mut iov), 0);
+        assert_eq!(ram.copy_to(u64::MAX, &mut iov, &mut Marks::off()), 0);
         assert!(Ram::new(0).is_err());
         assert!(Ram::new(u64::MAX).is_err());
     }

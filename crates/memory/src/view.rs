@@ -1,7 +1,8 @@
 //! What a device sees of guest memory.
 
 use crate::fault::Damaged;
-use crate::{Gpa, Iova, Map, Span, Unmapped};
+use crate::{Gpa, Iova, Log, LogError, Map, Marks, Span, Unmapped};
+use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// What a device sees of guest memory at one moment. Never changes: a change makes a new view, which each worker takes when
@@ -11,12 +12,31 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 #[derive(Debug, Default)]
 pub struct View {
     map: Map,
+    log: Option<Arc<Log>>,
 }
 
 impl View {
     /// A view of this memory.
     pub fn new(map: Map) -> Self {
-        Self { map }
+        Self { map, log: None }
+    }
+
+    /// The same, and what devices write is marked in this log, if there is one. A queue takes it from its current view
+    /// ([`Marks::set_log`]), also for a request that was submitted with an older one.
+    ///
+    /// # Errors
+    /// The log has not a bit for each page of this memory.
+    pub fn with_log(self, log: Option<Arc<Log>>) -> Result<Self, LogError> {
+        if let Some(log) = &log {
+            log.covers(&self.map)?;
+        }
+        Ok(Self { log, ..self })
+    }
+
+    /// Where writes are marked; it has a bit for each page of the memory in view.
+    #[inline]
+    pub fn log(&self) -> Option<&Arc<Log>> {
+        self.log.as_ref()
     }
 
     /// The memory in view.
@@ -56,12 +76,14 @@ impl View {
         self.map.read(gpa, into)
     }
 
-    /// As [`Map::write`].
+    /// As [`Map::write`], and marked.
     ///
     /// # Errors
     /// A part of the range is not guest memory; nothing was written then.
-    pub fn write(&self, gpa: Gpa, from: &[u8]) -> Result<(), Unmapped> {
-        self.map.write(gpa, from)
+    pub fn write(&self, gpa: Gpa, from: &[u8], marks: &mut Marks) -> Result<(), Unmapped> {
+        self.map.write(gpa, from)?;
+        marks.wrote(gpa, from.len() as u64);
+        Ok(())
     }
 
     /// As [`Map::read_obj`].
@@ -73,12 +95,19 @@ impl View {
         self.map.read_obj(gpa)
     }
 
-    /// As [`Map::write_obj`].
+    /// As [`Map::write_obj`], and marked.
     ///
     /// # Errors
     /// A part of the range is not guest memory; nothing was written then.
     #[inline]
-    pub fn write_obj<T: IntoBytes + Immutable>(&self, gpa: Gpa, value: &T) -> Result<(), Unmapped> {
-        self.map.write_obj(gpa, value)
+    pub fn write_obj<T: IntoBytes + Immutable>(
+        &self,
+        gpa: Gpa,
+        value: &T,
+        marks: &mut Marks,
+    ) -> Result<(), Unmapped> {
+        self.map.write_obj(gpa, value)?;
+        marks.wrote(gpa, size_of::<T>() as u64);
+        Ok(())
     }
 }

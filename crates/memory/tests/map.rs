@@ -1,7 +1,7 @@
 //! Slots, maps, areas and buffers, as a front-end and a guest could ask for them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_memory::{Area, Error, Gpa, Iov, Map, SLOTS_MAX, Slot, Unmapped, UserAddr, View};
+use kickless_memory::{Area, Error, Gpa, Iov, Map, Marks, SLOTS_MAX, Slot, Unmapped, UserAddr, View};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::OwnedFd;
@@ -302,9 +302,9 @@ mod lifetimes {
         assert!(!released.wait(NOW));
         drop(area);
         assert!(!released.wait(NOW), "a request is in flight");
-        iov.clear();
+        iov.clear(&mut Marks::off());
         assert!(!released.wait(NOW), "kept for the next request");
-        iov.unpin_unless(&Arc::new(View::default()));
+        iov.unpin_unless(&Arc::new(View::default()), &mut Marks::off());
         assert!(released.wait(NOW) && released.wait(NOW));
     }
 
@@ -345,9 +345,9 @@ mod iovs {
         iov.push(&a, Gpa(0), 8).unwrap();
         assert!(iov.push(&b, Gpa(0), 8).is_err());
         assert_eq!((iov.len(), iov.segments().len()), (8, 1));
-        iov.clear();
+        iov.clear(&mut Marks::off());
         iov.push(&b, Gpa(0), 8).unwrap();
-        iov.unpin_unless(&b);
+        iov.unpin_unless(&b, &mut Marks::off());
         iov.push(&b, Gpa(0), 8).unwrap();
     }
 
@@ -380,10 +380,10 @@ mod iovs {
         let view = view(&[(0, PAGE)]);
         let mut iov = Iov::default();
         iov.push(&view, Gpa(0), 100).unwrap();
-        iov.advance(100);
+        iov.advance(100, &mut Marks::off());
         iov.push(&view, Gpa(100), 50).unwrap();
         assert_eq!((iov.len(), iov.segments().len()), (50, 1));
-        iov.advance(u64::MAX);
+        iov.advance(u64::MAX, &mut Marks::off());
         assert!(iov.is_empty() && iov.segments().is_empty());
     }
 }
@@ -437,7 +437,7 @@ proptest! {
             let there = model.has(gpa, len as u64);
             prop_assert_eq!(view.contains(Gpa(gpa), len as u64), there);
             let data: Vec<u8> = (0..len).map(|i| fill.wrapping_add(i as u8)).collect();
-            prop_assert_eq!(view.write(Gpa(gpa), &data).is_ok(), there);
+            prop_assert_eq!(view.map().write(Gpa(gpa), &data).is_ok(), there);
             let mut iov = Iov::default();
             prop_assert_eq!(iov.push(&view, Gpa(gpa), len as u32).is_ok(), there);
             if there {
@@ -478,7 +478,7 @@ proptest! {
             let rest = gpas.get(offset as usize..).unwrap_or(&[]);
             let n = rest.len().min(len);
             if write {
-                prop_assert_eq!(iov.write(offset, &vec![fill; len]), n);
+                prop_assert_eq!(iov.write(offset, &vec![fill; len], &mut Marks::off()), n);
                 prop_assert!(rest[..n].iter().all(|&gpa| look(gpa) == fill));
             } else {
                 let mut copy = vec![fill; len];
@@ -486,7 +486,7 @@ proptest! {
                 prop_assert!(rest[..n].iter().zip(&copy).all(|(&gpa, &byte)| look(gpa) == byte));
             }
             if let Some(step) = steps.next() {
-                iov.advance(step);
+                iov.advance(step, &mut Marks::off());
                 gpas.drain(..gpas.len().min(step as usize));
             }
         }

@@ -28,8 +28,10 @@ pub(crate) enum Refusal {
     Base(u32),
     #[error("ring {0} is running")]
     Running(u16),
-    #[error("logging of ring writes was not offered")]
-    Log,
+    #[error("no file descriptor, without which nothing can be logged")]
+    NoLog,
+    #[error(transparent)]
+    Log(#[from] kickless_memory::LogError),
     #[error("no file descriptor, and polling a ring without kicks was not offered")]
     NoKick,
     #[error("its file descriptor cannot be used: {0}")]

@@ -4,15 +4,48 @@ use crate::error::Refusal;
 use crate::rings::Rings;
 use crate::wait;
 use kickless_device::Update;
-use kickless_memory::{Gpa, Map, Released, Slot, UserAddr, View};
+use kickless_memory::{Gpa, Log, LogError, Map, Released, Slot, UserAddr, View};
 use kickless_vhost_user::MemoryRegion;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use tracing::{debug, info};
 
 /// What is in force. Replaced whole.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     view: Arc<View>,
+    logging: Logging,
+}
+
+/// What the front-end has said of its log.
+#[derive(Debug, Default)]
+struct Logging {
+    /// SET_LOG_BASE. It has a bit for each page of the memory that is in force.
+    base: Option<Arc<Log>>,
+    /// VHOST_F_LOG_ALL. Without a base that is legal, and means nothing yet: QEMU starts rings before it has sent one.
+    on: bool,
+}
+
+impl Logging {
+    /// Where writes are to be marked now.
+    fn in_force(&self) -> Option<Arc<Log>> {
+        self.base.clone().filter(|_| self.on)
+    }
+
+    /// Memory becomes `map`. A base that is too small for it serves no more, and is refused that while anybody marks in it:
+    /// a front-end that adds memory sends a larger log first.
+    fn fit(&mut self, map: &Map, rings: &Rings) -> Result<(), LogError> {
+        if let Some(base) = &self.base
+            && let Err(error) = base.covers(map)
+        {
+            if self.on && rings.any_running() {
+                return Err(error);
+            }
+            debug!(%error, "the log is let go");
+            self.base = None;
+        }
+        Ok(())
+    }
 }
 
 fn slot(region: &MemoryRegion, file: &OwnedFd, old: Option<&Map>) -> Result<Slot, Refusal> {
@@ -59,10 +92,44 @@ impl Memory {
         self.replace(map, rings)
     }
 
+    /// SET_LOG_BASE. When this returns, nobody writes the log before it.
+    pub(crate) fn set_log_base(
+        &mut self,
+        file: &OwnedFd,
+        offset: u64,
+        len: u64,
+        rings: &mut Rings,
+    ) -> Result<(), Refusal> {
+        let log = Log::map(file, offset, len)?;
+        log.covers(self.view.map())?;
+        self.logging.base = Some(Arc::new(log));
+        self.log_as_said(rings)
+    }
+
+    /// VHOST_F_LOG_ALL. When this returns, all writes are marked, or none.
+    pub(crate) fn set_logging(&mut self, on: bool, rings: &mut Rings) -> Result<(), Refusal> {
+        self.logging.on = on;
+        self.log_as_said(rings)
+    }
+
+    fn log_as_said(&mut self, rings: &mut Rings) -> Result<(), Refusal> {
+        let log = self.logging.in_force();
+        if self.view.log().map(Arc::as_ptr) == log.as_ref().map(Arc::as_ptr) {
+            return Ok(());
+        }
+        match &log {
+            Some(log) => info!(bytes = log.len(), "writes to guest memory are marked in a log"),
+            None => info!("writes to guest memory are not marked any more"),
+        }
+        self.view = Arc::new(View::new(self.view.map().clone()).with_log(log)?);
+        Ok(rings.update_all(|| Update::Memory(self.view.clone()))?)
+    }
+
     /// Puts `map` in force: workers take it between two rounds, without stopping, and requests in flight end with what
     /// they began with. Returns when every worker has it and nobody uses what is not in it any more.
     fn replace(&mut self, map: Map, rings: &mut Rings) -> Result<(), Refusal> {
-        let view = Arc::new(View::new(map));
+        self.logging.fit(&map, rings)?;
+        let view = Arc::new(View::new(map).with_log(self.logging.in_force())?);
         let old = std::mem::replace(&mut self.view, view.clone());
         let gone: Vec<Released> = old
             .map()

@@ -12,6 +12,7 @@ use kickless_spec::vhost_user::ProtocolFeatures;
 pub(crate) const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::REPLY_ACK)
     .union(ProtocolFeatures::CONFIG)
+    .union(ProtocolFeatures::LOG_SHMFD)
     .union(ProtocolFeatures::RESET_DEVICE)
     .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
@@ -28,7 +29,7 @@ pub(crate) struct Negotiated {
 
 /// Feature bits of the device and of vhost-user.
 pub(crate) fn offered(device: &dyn Device) -> Features {
-    device.features() | Features::PROTOCOL_FEATURES
+    device.features() | Features::PROTOCOL_FEATURES | Features::LOG_ALL
 }
 
 impl Negotiated {

@@ -8,6 +8,7 @@ use kickless_device::{Call, Device, Kick, Parts, Place, Placed, Update, Vring};
 use kickless_memory::View;
 use kickless_spec::features::Features;
 use kickless_virtqueue::device::{Addresses, Metadata, Options};
+use std::io;
 use std::sync::Arc;
 use tracing::{debug, error};
 
@@ -28,6 +29,8 @@ pub(crate) struct Rings {
     device: Arc<dyn Device>,
     place: Arc<dyn Place>,
     statistics: Arc<Statistics>,
+    /// It is told here that pages were marked in the log.
+    logged: Option<Call>,
     /// The device is open: from the first ring that runs until none is started any more.
     open: bool,
     /// The front-end behaves as if its driver were about to begin. The first ring to start says whether it is.
@@ -37,7 +40,7 @@ pub(crate) struct Rings {
 impl Rings {
     pub(crate) fn new(device: Arc<dyn Device>, place: Arc<dyn Place>, statistics: Arc<Statistics>) -> Self {
         let rings = (0..device.queues_max()).map(|_| Ring::default()).collect();
-        Self { rings, device, place, statistics, open: false, begins: false }
+        Self { rings, device, place, statistics, logged: None, open: false, begins: false }
     }
 
     /// The ring that a message names, checked.
@@ -60,6 +63,24 @@ impl Rings {
 
     pub(crate) fn is_running(&self, index: u16) -> bool {
         self.rings[usize::from(index)].running.is_some()
+    }
+
+    /// Whether any ring runs.
+    pub(crate) fn any_running(&self) -> bool {
+        self.rings.iter().any(|ring| ring.running.is_some())
+    }
+
+    /// SET_LOG_FD: each ring tells there that it has marked pages which were not marked.
+    pub(crate) fn set_logged(&mut self, logged: Call) -> Result<(), Refusal> {
+        let answers: Vec<_> = self
+            .rings
+            .iter()
+            .filter_map(|ring| ring.running.as_ref())
+            .map(|running| Ok(running.update(Update::Logged(Some(logged.try_clone()?)))))
+            .collect::<io::Result<_>>()
+            .map_err(Refusal::Descriptor)?;
+        self.logged = Some(logged);
+        Ok(answers.iter().try_for_each(|from| wait::answer(from, "a change of all rings", None))?)
     }
 
     /// Makes the ring run or stop as its set-up says.
@@ -105,6 +126,7 @@ impl Rings {
             kick: ring.kick.as_ref().map(Kick::try_clone).transpose().map_err(Refusal::Descriptor)?,
             call: clone(&ring.call).map_err(Refusal::Descriptor)?,
             err: clone(&ring.err).map_err(Refusal::Descriptor)?,
+            logged: clone(&self.logged).map_err(Refusal::Descriptor)?,
             counters,
         })
         .map_err(|source| Refusal::Areas { index, source })?;

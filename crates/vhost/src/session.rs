@@ -7,11 +7,11 @@ use crate::rings::{self, Rings};
 use crate::server::Statistics;
 use crate::setup::Setup;
 use kickless_device::{Call, Device, Kick, Place, Update};
-use kickless_memory::{SLOTS_MAX, UserAddr};
+use kickless_memory::{Gpa, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_vhost_user::{
-    Backend, Error, Expects, FrontendMessage as Message, Header, Received, Refused, Reply, Request,
+    Backend, Error, Expects, FrontendMessage as Message, Header, LogBase, Received, Refused, Reply, Request,
     VringAddr, VringFd, VringState, Wait,
 };
 use kickless_virtqueue::device::Addresses;
@@ -140,6 +140,11 @@ impl<'a> Session<'a> {
                 self.memory.remove(&region, &mut self.rings).and_then(done)
             }
 
+            Message::SetLogBase(base) => self.set_log_base(base).map(Some),
+            Message::SetLogFd(fd) => {
+                self.rings.set_logged(Call::new(fd).map_err(Refusal::Descriptor)?).and_then(done)
+            }
+
             Message::GetConfig(config) => {
                 if !std::mem::replace(&mut self.introduced, true) {
                     self.device.introduce();
@@ -171,14 +176,24 @@ impl<'a> Session<'a> {
         self.rings.settle(index, self.memory.view(), self.negotiated.features)
     }
 
-    /// Rings that run keep what they were started with; only logging could change under them, which we do not offer.
+    /// Rings that run keep what they were started with, but for logging.
     fn set_features(&mut self, features: Features) -> Result<(), Refusal> {
         self.negotiated.set_features(&*self.device, features)?;
+        self.memory.set_logging(features.contains(Features::LOG_ALL), &mut self.rings)?;
         if self.negotiated.always_enabled() {
             self.rings.each_setup(|setup| setup.enabled = true);
             (0..self.device.queues_max()).try_for_each(|index| self.settle(index))?;
         }
         Ok(())
+    }
+
+    fn set_log_base(&mut self, base: LogBase) -> Result<Reply, Refusal> {
+        self.negotiated.need(ProtocolFeatures::LOG_SHMFD)?;
+        let LogBase::Shared { mmap_size, mmap_offset, fd: Some(file) } = base else {
+            return Err(Refusal::NoLog);
+        };
+        self.memory.set_log_base(&file, mmap_offset, mmap_size, &mut self.rings)?;
+        Ok(Reply::U64(0))
     }
 
     fn reset(&mut self) -> Result<(), Refusal> {
@@ -217,13 +232,11 @@ impl<'a> Session<'a> {
 
     fn set_vring_addr(&mut self, addr: &VringAddr) -> Result<(), Refusal> {
         let index = self.rings.index(addr.index)?;
-        if addr.log {
-            return Err(Refusal::Log);
-        }
         let addresses = Addresses {
             desc: UserAddr(addr.desc_addr),
             avail: UserAddr(addr.avail_addr),
             used: UserAddr(addr.used_addr),
+            log: addr.log.then_some(Gpa(addr.log_guest_addr)),
         };
         let view = self.memory.view();
         // The specification puts these three in no order; what is not known yet is checked when the ring starts.

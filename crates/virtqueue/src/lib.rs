@@ -21,16 +21,17 @@
 //! let view = View::new(Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(0x10_0000), 1 << 20)?])?);
 //!
 //! // What the driver would do: descriptor 3 is one 512-byte buffer, and it is the first entry of the avail ring.
-//! view.write_obj(Gpa(48), &0x8000u64)?;
-//! view.write_obj(Gpa(56), &512u32)?;
-//! view.write_obj(Gpa(0x1004), &3u16)?;
-//! view.write_obj(Gpa(0x1002), &1u16)?;
+//! view.map().write_obj(Gpa(48), &0x8000u64)?;
+//! view.map().write_obj(Gpa(56), &512u32)?;
+//! view.map().write_obj(Gpa(0x1004), &3u16)?;
+//! view.map().write_obj(Gpa(0x1002), &1u16)?;
 //!
 //! let options = device::Options::new(8, false, false)?;
 //! let addresses = device::Addresses {
 //!     desc: UserAddr(0x10_0000),
 //!     avail: UserAddr(0x10_1000),
 //!     used: UserAddr(0x10_2000),
+//!     log: None,
 //! };
 //! let metadata = device::Metadata::map(&view, &addresses, &options)?;
 //! let mut queue = device::Queue::new(options, metadata, 0);

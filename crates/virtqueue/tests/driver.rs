@@ -427,9 +427,9 @@ fn say(in_order: bool, chains: u16, index: u16, elements: &[(u32, u32)]) -> (Pai
     let _ = pair.submitter.publish();
     for (at, (id, len)) in elements.iter().enumerate() {
         let element = UsedElem { id: (*id).into(), len: (*len).into() };
-        pair.view.write_obj(Gpa(USED + (RING_ENTRIES + 8 * at) as u64), &element).unwrap();
+        pair.view.map().write_obj(Gpa(USED + (RING_ENTRIES + 8 * at) as u64), &element).unwrap();
     }
-    pair.view.write_obj(Gpa(USED + RING_IDX as u64), &index.to_le_bytes()).unwrap();
+    pair.view.map().write_obj(Gpa(USED + RING_IDX as u64), &index.to_le_bytes()).unwrap();
     let mut ids = Vec::new();
     let said = loop {
         match pair.completer.pop() {

@@ -48,7 +48,7 @@ fn indirect(addr: u64, len: u32, table: &[(u64, u32, u16, u16)]) -> RingError {
     let (driver, mut queue) = ring(true, &[(addr, len, INDIRECT, 0)]);
     for (i, &(addr, len, flags, next)) in table.iter().enumerate() {
         let at = Gpa(model::TABLES + 16 * i as u64);
-        driver.view.write_obj(at, &model::desc(addr, len, flags, next)).unwrap();
+        driver.view.map().write_obj(at, &model::desc(addr, len, flags, next)).unwrap();
     }
     error(&driver, &mut queue)
 }
@@ -185,7 +185,7 @@ fn indirect_table_outside_memory() {
     // The first descriptor is memory, the second is not, or lies past the end of all addresses.
     let (driver, mut queue) = ring(true, &[(model::MEMORY - 16, 32, INDIRECT, 0)]);
     let at = Gpa(model::MEMORY - 16);
-    driver.view.write_obj(at, &model::desc(0, 1, NEXT, 1)).unwrap();
+    driver.view.map().write_obj(at, &model::desc(0, 1, NEXT, 1)).unwrap();
     let unmapped = RingError::IndirectUnmapped { head: 0, addr: model::MEMORY - 16, len: 32 };
     assert_eq!(error(&driver, &mut queue), unmapped);
 }
@@ -197,7 +197,7 @@ fn unusual_but_legal() {
     let (driver, mut queue) = ring(true, &[(0x1000, 16, NEXT, 1), (model::TABLES, 48, INDIRECT | WRITE, 0)]);
     for (i, (len, flags)) in [(512, NEXT), (0, NEXT | WRITE), (1, WRITE)].into_iter().enumerate() {
         let desc = model::desc(0x2000, len, flags, i as u16 + 1);
-        driver.view.write_obj(Gpa(model::TABLES + 16 * i as u64), &desc).unwrap();
+        driver.view.map().write_obj(Gpa(model::TABLES + 16 * i as u64), &desc).unwrap();
     }
     let mut chain = Chain::default();
     assert_eq!(queue.pop(&driver.view, &mut chain), Ok(true));
@@ -216,7 +216,7 @@ fn scribble(random: &mut Random, driver: &Driver) {
             2 => model::USED + random.below(6 + 8 * size),
             _ => model::TABLES + random.below(4096),
         };
-        driver.view.write_obj(Gpa(at), &bytes.to_le_bytes()).unwrap();
+        driver.view.map().write_obj(Gpa(at), &bytes.to_le_bytes()).unwrap();
     }
     for _ in 0..random.below(64) {
         let near = [0, model::TABLES, model::SEAM - 24, model::MEMORY - 16][random.below(4) as usize];
@@ -224,7 +224,7 @@ fn scribble(random: &mut Random, driver: &Driver) {
         let desc = model::desc(near + random.below(3), len, flags, random.below(size + 1) as u16);
         let at =
             if random.one_in(2) { model::TABLES + 16 * random.below(8) } else { 16 * random.below(size) };
-        driver.view.write_obj(Gpa(at), &desc).unwrap();
+        driver.view.map().write_obj(Gpa(at), &desc).unwrap();
     }
 }
 
@@ -290,10 +290,10 @@ fn packed_of(size: u16, descs: &[(u16, u16)], base: u16) -> (std::sync::Arc<View
 }
 
 fn set_packed(view: &View, at: u64, id: u16, flags: u16) {
-    view.write_obj(Gpa(model::DESC + 16 * at), &0x1000u64.to_le_bytes()).unwrap();
-    view.write_obj(Gpa(model::DESC + 16 * at + 8), &16u32.to_le_bytes()).unwrap();
-    view.write_obj(Gpa(model::DESC + 16 * at + 12), &id.to_le_bytes()).unwrap();
-    view.write_obj(Gpa(model::DESC + 16 * at + 14), &flags.to_le_bytes()).unwrap();
+    view.map().write_obj(Gpa(model::DESC + 16 * at), &0x1000u64.to_le_bytes()).unwrap();
+    view.map().write_obj(Gpa(model::DESC + 16 * at + 8), &16u32.to_le_bytes()).unwrap();
+    view.map().write_obj(Gpa(model::DESC + 16 * at + 12), &id.to_le_bytes()).unwrap();
+    view.map().write_obj(Gpa(model::DESC + 16 * at + 14), &flags.to_le_bytes()).unwrap();
 }
 
 const AVAIL: u16 = 1 << 7;

@@ -336,7 +336,7 @@ fn calls_are_decided_over_all_that_was_published() {
         driver.take().unwrap();
         // used_event is so many past the index 65535.
         let event = 65_535u16.wrapping_add(asked_at);
-        driver.view.write_obj(Gpa(model::AVAIL + 4 + 16), &event).unwrap();
+        driver.view.map().write_obj(Gpa(model::AVAIL + 4 + 16), &event).unwrap();
         let calls: Vec<bool> = [2, 2, 1].map(|n| round(&mut driver, &mut queue, &mut chain, n)).into();
         assert_eq!(calls.iter().position(|&c| c), called_in, "asked at {asked_at}: {calls:?}");
         assert!(calls.iter().filter(|&&c| c).count() <= 1);
@@ -370,7 +370,7 @@ fn what_is_pushed_while_unmapped_comes_later() {
     assert!(!driver.ask());
     queue.unmap();
     // The places where they go were scribbled over in the meantime.
-    driver.view.write_obj(Gpa(model::USED + 4), &[0xffu8; 8]).unwrap();
+    driver.view.map().write_obj(Gpa(model::USED + 4), &[0xffu8; 8]).unwrap();
     queue.remap(driver.metadata());
     queue.push(heads[3], 13);
     assert!(queue.publish(), "asked for before");
@@ -405,7 +405,7 @@ fn table_over_the_seam_of_two_slots() {
     for i in 0..3u16 {
         let flags = if i < 2 { 1 } else { 2 };
         let desc = model::desc(u64::from(i), 10, flags, i + 1);
-        driver.view.write_obj(Gpa(table + 16 * u64::from(i)), &desc).unwrap();
+        driver.view.map().write_obj(Gpa(table + 16 * u64::from(i)), &desc).unwrap();
     }
     driver.write_desc(1, table, 48, 4, 0);
     driver.offer(1);
@@ -428,7 +428,7 @@ fn what_was_shown_is_not_stored_again() {
         queue.push(head, 1);
         queue.show();
         assert_eq!(driver.view.read_obj::<[u8; 2]>(USED_IDX).unwrap(), [1, 0]);
-        driver.view.write_obj(USED_IDX, &[7u8, 7]).unwrap();
+        driver.view.map().write_obj(USED_IDX, &[7u8, 7]).unwrap();
         assert!(queue.publish(), "it was not decided about before");
         assert!(!queue.publish(), "it was");
         assert_eq!(driver.view.read_obj::<[u8; 2]>(USED_IDX).unwrap(), [7, 7]);

@@ -165,20 +165,20 @@ impl FileDisk {
             }
             Phase::Direct => {
                 io.at += u64::from(bytes);
-                io.buffers.advance(u64::from(bytes));
+                io.buffers.advance(u64::from(bytes), lane.marks());
                 if io.buffers.is_empty() {
                     return io.finish(Ok(()));
                 }
                 io.phase = Phase::Plan;
             }
-            Phase::Load | Phase::Store => self.bounced(io, bytes as usize),
+            Phase::Load | Phase::Store => self.bounced(lane, io, bytes as usize),
             Phase::Idle | Phase::Held | Phase::Plan | Phase::Prepare => return Step::Pending,
         }
         self.drive(lane, io)
     }
 
     /// So many bytes more have gone between the bounce buffer and the file.
-    fn bounced(&self, io: &mut Io, bytes: usize) {
+    fn bounced(&self, lane: &mut impl Outlet, io: &mut Io, bytes: usize) {
         let Some(bounce) = &mut io.bounce else { return };
         bounce.done += bytes;
         if bounce.done < bounce.total {
@@ -191,10 +191,10 @@ impl FileDisk {
         if !io.write
             && let Some(buffer) = bounce.permit.as_ref().and_then(|p| p.buffer.as_ref())
         {
-            io.buffers.write(0, &buffer[skip..skip + len]);
+            io.buffers.write(0, &buffer[skip..skip + len], lane.marks());
         }
         io.at += len as u64;
-        io.buffers.advance(len as u64);
+        io.buffers.advance(len as u64, lane.marks());
         io.phase = Phase::Plan;
     }
 }

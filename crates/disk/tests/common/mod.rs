@@ -4,7 +4,7 @@
 
 use kickless_disk::{Cache, Disk, Io, IoError, Lane, Options, Request, Step};
 use kickless_io::{Completion, Engine, EngineKind, FileId, Waker};
-use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
+use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
@@ -104,6 +104,7 @@ pub struct Worker<'a> {
     file: Option<FileId>,
     waker: Waker,
     places: Vec<Place>,
+    marks: Marks,
     done: Vec<Completion>,
 }
 
@@ -112,7 +113,8 @@ impl<'a> Worker<'a> {
         let mut engine = Engine::open(kind, depth).unwrap();
         let file = disk.attach(&mut engine).unwrap();
         let waker = Waker::new().unwrap();
-        Self { disk, engine, file, waker, places: Vec::new(), done: Vec::new() }.with_slots(1)
+        Self { disk, engine, file, waker, places: Vec::new(), marks: Marks::off(), done: Vec::new() }
+            .with_slots(1)
     }
 
     pub fn with_slots(mut self, slots: usize) -> Self {
@@ -132,6 +134,7 @@ impl<'a> Worker<'a> {
             slot: slot as u32,
             file: self.file,
             waker: &self.waker,
+            marks: &mut self.marks,
         };
         let step = step(self.disk, &mut lane, &mut place.io);
         place.busy = step == Step::Busy;
@@ -199,10 +202,10 @@ impl<'a> Worker<'a> {
     /// Writes from guest memory that begins at `misaligned`.
     pub fn write(&mut self, offset: u64, bytes: &[u8], misaligned: u64) -> Result<(), IoError> {
         let view = guest((bytes.len() as u64 + misaligned + 1).next_multiple_of(4096));
-        view.write(Gpa(misaligned), bytes).unwrap();
+        view.map().write(Gpa(misaligned), bytes).unwrap();
         self.io(0).buffers_mut().push(&view, Gpa(misaligned), bytes.len() as u32).unwrap();
         let result = self.run(Request::Write { offset, durable: false });
-        self.io(0).buffers_mut().clear();
+        self.io(0).buffers_mut().clear(&mut Marks::off());
         result
     }
 
@@ -211,7 +214,7 @@ impl<'a> Worker<'a> {
         let view = guest((len as u64 + misaligned + 1).next_multiple_of(4096));
         self.io(0).buffers_mut().push(&view, Gpa(misaligned), len as u32).unwrap();
         let result = self.run(Request::Read { offset });
-        self.io(0).buffers_mut().clear();
+        self.io(0).buffers_mut().clear(&mut Marks::off());
         let mut bytes = vec![0; len];
         view.read(Gpa(misaligned), &mut bytes).unwrap();
         (result, bytes)

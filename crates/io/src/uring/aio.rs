@@ -148,7 +148,7 @@ fn filled(operation: &mut InFlight, files: &Files) -> Control {
     let fd = files.get(operation.held).map_or(-1, |(file, ..)| file.as_raw_fd());
     let write = matches!(operation.op.kind, OpKind::Write { .. });
     let durable = operation.op.kind == OpKind::Write { durable: true };
-    let (opcode, buf, nbytes) = match (operation.op.buffers.view(), write) {
+    let (opcode, buf, nbytes) = match (operation.op.buffers.view(operation.op.kind), write) {
         (View::One(at, len), write) => {
             (if write { PWRITE } else { PREAD }, at as u64, len.min(super::BYTES_MAX) as u64)
         }

@@ -7,7 +7,7 @@
 use super::suppress::{Cells, Word};
 use crate::chain::Descriptor;
 use crate::packed::Place;
-use kickless_memory::{Area, Unmapped, UserAddr, View};
+use kickless_memory::{Area, Gpa, Marks, Unmapped, UserAddr, View};
 use kickless_spec::ring::{
     Desc, EVENT_LEN, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem, avail_len, desc_len,
     used_len,
@@ -103,6 +103,19 @@ pub struct Addresses {
     pub avail: UserAddr,
     /// The used ring, or the packed ring's device event suppression.
     pub used: UserAddr,
+    /// What is written to the ring is marked in the log of its view (VHOST_VRING_F_LOG): of a split ring, as if its used ring
+    /// began here. A packed ring is written in other places than the front-ends that exist name here; its marks go to where it
+    /// lies.
+    pub log: Option<Gpa>,
+}
+
+/// Where the parts of a ring that the device writes are in the log.
+#[derive(Clone, Copy, Debug)]
+struct Logged {
+    /// The descriptors of a packed ring.
+    desc: Gpa,
+    /// The used ring, or the packed ring's device event suppression.
+    used: Gpa,
 }
 
 /// A queue's areas, translated once and written to directly until the memory behind them changes.
@@ -112,6 +125,7 @@ pub struct Metadata {
     avail: Area,
     used: Area,
     options: Options,
+    logged: Option<Logged>,
 }
 
 impl Metadata {
@@ -119,7 +133,7 @@ impl Metadata {
     ///
     /// # Errors
     /// An area that is not in one slot of the view's map, or not aligned as virtio 1.3, sections 2.7 and 2.8.10.1 ask (16, 2 and 4
-    /// bytes, or 16, 4 and 4).
+    /// bytes, or 16, 4 and 4); a place for the log that is not guest memory.
     pub fn map(view: &View, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
         let Options { size, event_idx, packed, .. } = *options;
         let map = view.map();
@@ -127,12 +141,21 @@ impl Metadata {
             true => ((EVENT_LEN, 4), (EVENT_LEN, 4)),
             false => ((avail_len(size, event_idx), 2), (used_len(size, event_idx), 4)),
         };
-        Ok(Self {
-            desc: map.area(addresses.desc, desc_len(size), 16)?,
-            avail: map.area(addresses.avail, avail.0, avail.1)?,
-            used: map.area(addresses.used, used.0, used.1)?,
-            options: *options,
-        })
+        let desc = map.area(addresses.desc, desc_len(size), 16)?;
+        let avail = map.area(addresses.avail, avail.0, avail.1)?;
+        let used = map.area(addresses.used, used.0, used.1)?;
+        let logged = match addresses.log {
+            None => None,
+            Some(gpa) if !packed => {
+                let (addr, len) = (gpa.0, used.len() as u64);
+                map.contains(gpa, len).then_some(()).ok_or(Unmapped { addr, len })?;
+                Some(Logged { desc: gpa, used: gpa })
+            }
+            Some(_) => {
+                map.gpa_of_area(&desc).zip(map.gpa_of_area(&used)).map(|(desc, used)| Logged { desc, used })
+            }
+        };
+        Ok(Self { desc, avail, used, options: *options, logged })
     }
 
     /// The shape that the areas are long enough for.
@@ -174,6 +197,39 @@ impl Metadata {
         // SAFETY: `used` was made at least `used_len(size)` long, and a masked index is smaller than the
         // size.
         unsafe { self.used.write_unchecked(at, elem) }
+    }
+
+    /// Marks `count` used elements from `first` on, modulo the size.
+    #[inline]
+    pub(super) fn mark_used_elems(&self, first: u16, count: u16, marks: &mut Marks) {
+        let Some(Logged { used, .. }) = self.logged else { return };
+        let start = first & self.mask();
+        let here = count.min(self.options.size - start);
+        for (at, count) in [(start, here), (0, count - here)] {
+            let at = RING_ENTRIES + size_of::<UsedElem>() * usize::from(at);
+            marks.wrote(Gpa(used.0 + at as u64), u64::from(count) * size_of::<UsedElem>() as u64);
+        }
+    }
+
+    /// Marks a word of the used ring.
+    #[inline]
+    pub(super) fn mark_word(&self, word: Word, marks: &mut Marks) {
+        let Some(Logged { used, .. }) = self.logged else { return };
+        marks.wrote(Gpa(used.0 + self.place(word).1 as u64), size_of::<u16>() as u64);
+    }
+
+    /// Marks the descriptor at a place of a packed ring.
+    #[inline]
+    pub(super) fn mark_descriptor(&self, place: Place, marks: &mut Marks) {
+        let Some(Logged { desc, .. }) = self.logged else { return };
+        marks.wrote(Gpa(desc.0 + place.at() as u64), size_of::<Desc>() as u64);
+    }
+
+    /// Marks the packed ring's device event suppression.
+    #[inline]
+    pub(super) fn mark_event(&self, marks: &mut Marks) {
+        let Some(Logged { used, .. }) = self.logged else { return };
+        marks.wrote(used, EVENT_LEN as u64);
     }
 
     /// The packed ring's descriptors.

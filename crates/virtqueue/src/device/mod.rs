@@ -42,12 +42,14 @@ pub use metadata::{Addresses, InvalidSize, Metadata, Options};
 use order::Order;
 
 use crate::{Chain, RingError};
-use kickless_memory::View;
+use kickless_memory::{Log, Marks, View};
+use std::sync::Arc;
 
 /// The device end of one virtqueue, of either ring format.
 #[derive(Debug)]
 pub struct Queue {
     ring: Ring,
+    marks: Marks,
     /// With IN_ORDER only.
     order: Option<Box<Order>>,
 }
@@ -95,11 +97,29 @@ impl Queue {
     /// # Panics
     /// `metadata` was mapped for other options.
     pub fn new(options: Options, metadata: Metadata, next_avail: u16) -> Self {
+        Self::logged(options, metadata, next_avail, None)
+    }
+
+    /// [`Queue::new`] of a queue that is logged from the beginning.
+    ///
+    /// # Panics
+    /// As [`Queue::new`].
+    pub fn logged(options: Options, metadata: Metadata, next_avail: u16, log: Option<&Arc<Log>>) -> Self {
+        let mut marks = Marks::off();
+        marks.set_log(log);
         let ring = match options.is_packed() {
-            true => Ring::Packed(packed::Queue::new(options, metadata, next_avail)),
-            false => Ring::Split(split::Queue::new(options, metadata, next_avail)),
+            true => Ring::Packed(packed::Queue::new(options, metadata, next_avail, &mut marks)),
+            false => Ring::Split(split::Queue::new(options, metadata, next_avail, &mut marks)),
         };
-        Self { ring, order: options.in_order().then(Box::default) }
+        marks.commit();
+        Self { ring, marks, order: options.in_order().then(Box::default) }
+    }
+
+    /// The marks of all that is written for this queue: what its owner writes into buffers goes here, what it writes into the
+    /// ring is there already. They are in the log before the driver is shown what they belong to.
+    #[inline]
+    pub fn marks(&mut self) -> &mut Marks {
+        &mut self.marks
     }
 
     /// Takes the areas where they are now; the indices stay. The queue is to be looked at as if kicked, and
@@ -108,18 +128,22 @@ impl Queue {
     /// # Panics
     /// `metadata` was mapped for other options.
     pub fn remap(&mut self, metadata: Metadata) {
-        forward!(mut self, remap, metadata);
+        forward!(mut self, remap, metadata, &mut self.marks);
+        self.marks.commit();
     }
 
     /// Lets go of the areas; the indices stay, and what is pushed meanwhile is held until [`Queue::remap`].
     pub fn unmap(&mut self) {
-        forward!(mut self, unmap);
+        forward!(mut self, unmap, &mut self.marks);
+        self.marks.commit();
     }
 
     /// Unmaps the queue for good. What was pushed and never published: nothing unless its areas were away, for the
     /// owner has published everything else.
     pub fn take_held(&mut self) -> Vec<Held> {
-        forward!(mut self, take_held)
+        let held = forward!(mut self, take_held, &mut self.marks);
+        self.marks.commit();
+        held
     }
 
     /// Pushes what an earlier queue over the same ring held. To be published.
@@ -139,7 +163,7 @@ impl Queue {
     /// The driver broke the ring. No chain was taken, and every later call gives the same error.
     #[inline]
     pub fn pop(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
-        let popped = forward!(mut self, pop, view, chain);
+        let popped = forward!(mut self, pop, view, chain, &mut self.marks);
         if let (Some(order), Ok(true)) = (&mut self.order, popped) {
             order.popped(chain.head);
         }
@@ -161,7 +185,7 @@ impl Queue {
     /// decides about that too.
     #[inline]
     pub fn show(&mut self) {
-        forward!(mut self, show);
+        forward!(mut self, show, &mut self.marks);
     }
 
     /// Shows the driver what was pushed. Whether it wants to be called for it; a call that this asks for must
@@ -172,7 +196,10 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
-        forward!(mut self, publish)
+        let wanted = forward!(mut self, publish, &mut self.marks);
+        // Of a ring that shows nothing now, because it is not in memory, the buffers are all the same.
+        self.marks.commit();
+        wanted
     }
 
     /// Enables kicks. Whether there is something to pop already: its kick may never come, so it must be
@@ -180,13 +207,13 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn arm(&mut self) -> bool {
-        forward!(mut self, arm)
+        forward!(mut self, arm, &mut self.marks)
     }
 
     /// Disables kicks. One that is under way can still come.
     #[inline]
     pub fn disarm(&mut self) {
-        forward!(mut self, disarm);
+        forward!(mut self, disarm, &mut self.marks);
     }
 
     /// How many chains there are to pop, as far as the driver says; at most the size. In a packed ring

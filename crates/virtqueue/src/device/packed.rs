@@ -3,7 +3,7 @@
 use super::{Held, Metadata, Options};
 use crate::packed::{self, Place};
 use crate::{Chain, RingError};
-use kickless_memory::View;
+use kickless_memory::{Marks, View};
 use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, PackedDesc};
 use std::sync::atomic::Ordering;
 
@@ -40,7 +40,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(options: Options, metadata: Metadata, next_avail: u16) -> Self {
+    pub(super) fn new(options: Options, metadata: Metadata, next_avail: u16, marks: &mut Marks) -> Self {
         let size = options.size();
         // The front-end's index; one that is past the ring would be read there.
         let next = Place::from_bits(next_avail);
@@ -62,7 +62,7 @@ impl Queue {
         if is_stale(&metadata, next) {
             queue.broken = Some(RingError::Base { base: next.bits() });
         }
-        queue.remap(metadata);
+        queue.remap(metadata, marks);
         queue
     }
 
@@ -77,26 +77,27 @@ impl Queue {
         self.pushed.splice(0..0, held.iter().copied());
     }
 
-    pub(super) fn take_held(&mut self) -> Vec<Held> {
-        self.unmap();
+    pub(super) fn take_held(&mut self, marks: &mut Marks) -> Vec<Held> {
+        self.unmap(marks);
         std::mem::take(&mut self.pushed)
     }
 
-    pub(super) fn remap(&mut self, metadata: Metadata) {
+    pub(super) fn remap(&mut self, metadata: Metadata, marks: &mut Marks) {
         assert_eq!(*metadata.options(), self.options, "areas of another shape");
-        self.unmap();
+        self.unmap(marks);
         self.metadata = Some(metadata);
         // What the driver was told last is said again where it looks now.
         match self.kicks.take() {
             None => {}
             Some(true) => {
-                let _ = self.arm();
+                let _ = self.arm(marks);
             }
-            Some(false) => self.disarm(),
+            Some(false) => self.disarm(marks),
         }
     }
 
-    pub(super) fn unmap(&mut self) {
+    /// Nothing is in the ring that was not shown, so nothing is to be marked.
+    pub(super) fn unmap(&mut self, _: &mut Marks) {
         self.metadata = None;
     }
 
@@ -106,7 +107,7 @@ impl Queue {
     }
 
     #[inline]
-    pub(super) fn pop(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
+    pub(super) fn pop(&mut self, view: &View, chain: &mut Chain, _: &mut Marks) -> Result<bool, RingError> {
         if let Some(error) = self.broken {
             return Err(error);
         }
@@ -160,30 +161,37 @@ impl Queue {
     }
 
     #[inline]
-    pub(super) fn show(&mut self) {
-        if let Some((first, flags)) = self.write()
+    pub(super) fn show(&mut self, marks: &mut Marks) {
+        if let Some((first, flags)) = self.write(marks)
             && let Some(metadata) = &self.metadata
         {
             // Release: everything else of the batch comes before it.
             metadata.ring().store_u16(first.flags_at(), flags, Ordering::Release);
+            // To be committed after the store: by the decision that has to follow.
+            metadata.mark_descriptor(first, marks);
         }
     }
 
     #[inline]
-    pub(super) fn publish(&mut self) -> bool {
-        let first = self.write();
+    pub(super) fn publish(&mut self, marks: &mut Marks) -> bool {
+        let first = self.write(marks);
         let Some(metadata) = self.metadata.as_ref().filter(|_| self.owes_decision) else { return false };
         self.owes_decision = false;
         let count = self.undecided.replace(0);
         let (theirs, _) = metadata.events();
         let (event_idx, size) = (self.options.event_idx(), self.options.size());
-        packed::publish(metadata.ring(), theirs, event_idx, first, self.used, count, size)
+        let wanted = packed::publish(metadata.ring(), theirs, event_idx, first, self.used, count, size);
+        if let Some((first, _)) = first {
+            metadata.mark_descriptor(first, marks);
+        }
+        marks.commit_fenced();
+        wanted
     }
 
     /// Writes all that was pushed, but for the flags of the first: these are returned with their place, and make the driver
-    /// see all of it.
+    /// see all of it. What was written is marked, and what comes with it.
     #[inline]
-    fn write(&mut self) -> Option<(Place, u16)> {
+    fn write(&mut self, marks: &mut Marks) -> Option<(Place, u16)> {
         let (Some(metadata), [first, rest @ ..]) = (&self.metadata, self.pushed.as_slice()) else {
             return None;
         };
@@ -201,9 +209,11 @@ impl Queue {
             // Invisible yet, for the first is.
             let flags = write(place, held);
             ring.store_u16(place.flags_at(), flags, Ordering::Relaxed);
+            metadata.mark_descriptor(place, marks);
             place = place.after(held.descriptors, size);
             count += held.descriptors;
         }
+        marks.commit();
         self.used = place;
         self.taken -= count;
         self.pushed.clear();
@@ -214,23 +224,29 @@ impl Queue {
     }
 
     #[inline]
-    pub(super) fn arm(&mut self) -> bool {
+    pub(super) fn arm(&mut self, marks: &mut Marks) -> bool {
         self.kicks = Some(true);
         match &self.metadata {
             Some(metadata) if self.broken.is_none() => {
                 let (_, ours) = metadata.events();
-                packed::arm(metadata.ring(), ours, self.options.event_idx(), self.next, Place::is_available)
+                let event_idx = self.options.event_idx();
+                let come = packed::arm(metadata.ring(), ours, event_idx, self.next, Place::is_available);
+                metadata.mark_event(marks);
+                marks.commit_fenced();
+                come
             }
             _ => false,
         }
     }
 
     #[inline]
-    pub(super) fn disarm(&mut self) {
+    pub(super) fn disarm(&mut self, marks: &mut Marks) {
         if self.kicks.replace(false) != Some(false)
             && let Some(metadata) = &self.metadata
         {
             packed::quiet(metadata.events().1);
+            metadata.mark_event(marks);
+            marks.commit();
         }
     }
 

@@ -3,7 +3,7 @@
 use super::suppress::{self, Cells, Word};
 use super::{Held, Metadata, Options};
 use crate::{Chain, RingError};
-use kickless_memory::View;
+use kickless_memory::{Marks, View};
 use kickless_spec::ring::UsedElem;
 use std::sync::atomic::Ordering;
 
@@ -47,7 +47,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(options: Options, metadata: Metadata, next_avail: u16) -> Self {
+    pub(super) fn new(options: Options, metadata: Metadata, next_avail: u16, marks: &mut Marks) -> Self {
         let next_used = metadata.load(Word::UsedIdx, Ordering::Relaxed);
         let mut queue = Self {
             next_avail,
@@ -64,21 +64,23 @@ impl Queue {
             broken: None,
             held: Vec::new(),
         };
-        queue.remap(metadata);
+        queue.remap(metadata, marks);
         queue
     }
 
-    pub(super) fn remap(&mut self, metadata: Metadata) {
+    pub(super) fn remap(&mut self, metadata: Metadata, marks: &mut Marks) {
         assert_eq!(*metadata.options(), self.options, "areas of another shape");
-        self.unmap();
+        self.unmap(marks);
         let first = self.next_used.wrapping_sub(self.held.len() as u16);
         for (i, elem) in self.held.iter().enumerate() {
             metadata.set_used_elem(first.wrapping_add(i as u16), elem);
         }
+        metadata.mark_used_elems(first, self.held.len() as u16, marks);
         self.held = Vec::new();
         if self.options.event_idx() {
             // The flags mean nothing then, and are zero (virtio 1.3, section 2.7.10.2).
             metadata.store(Word::UsedFlags, 0, Ordering::Relaxed);
+            metadata.mark_word(Word::UsedFlags, marks);
         }
         self.metadata = Some(metadata);
         // What the driver was told last is said again where it looks now. Whether there is work already need
@@ -87,15 +89,16 @@ impl Queue {
         match std::mem::replace(&mut self.kicks, Kicks::Unknown) {
             Kicks::Unknown => {}
             Kicks::On => {
-                let _ = self.arm();
+                let _ = self.arm(marks);
             }
-            Kicks::Off => self.disarm(),
+            Kicks::Off => self.disarm(marks),
         }
     }
 
-    pub(super) fn unmap(&mut self) {
+    pub(super) fn unmap(&mut self, marks: &mut Marks) {
         self.avail_seen = self.next_avail;
         let Some(metadata) = self.metadata.take() else { return };
+        metadata.mark_used_elems(self.published, self.next_used.wrapping_sub(self.published), marks);
         // Read back from the ring: what the driver scribbled there in the meantime harms itself alone.
         let mut at = self.published;
         while at != self.next_used {
@@ -104,8 +107,8 @@ impl Queue {
         }
     }
 
-    pub(super) fn take_held(&mut self) -> Vec<Held> {
-        self.unmap();
+    pub(super) fn take_held(&mut self, marks: &mut Marks) -> Vec<Held> {
+        self.unmap(marks);
         self.next_used = self.published;
         let held = std::mem::take(&mut self.held);
         // The ids were heads, of 16 bits.
@@ -124,8 +127,13 @@ impl Queue {
     }
 
     #[inline]
-    pub(super) fn pop(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
-        if self.next_avail == self.avail_seen && !self.refresh()? {
+    pub(super) fn pop(
+        &mut self,
+        view: &View,
+        chain: &mut Chain,
+        marks: &mut Marks,
+    ) -> Result<bool, RingError> {
+        if self.next_avail == self.avail_seen && !self.refresh(marks)? {
             return Ok(false);
         }
         let Some(metadata) = &self.metadata else { return Ok(false) };
@@ -140,7 +148,7 @@ impl Queue {
     }
 
     /// Looks how far the driver is. Whether there is something to pop.
-    fn refresh(&mut self) -> Result<bool, RingError> {
+    fn refresh(&mut self, marks: &mut Marks) -> Result<bool, RingError> {
         if let Some(error) = self.broken {
             return Err(error);
         }
@@ -161,6 +169,8 @@ impl Queue {
         {
             self.kick_event = self.passed(idx);
             suppress::quiet(metadata, true, self.kick_event);
+            metadata.mark_word(Word::AvailEvent, marks);
+            marks.commit();
         }
         Ok(idx != self.next_avail)
     }
@@ -195,19 +205,26 @@ impl Queue {
     }
 
     #[inline]
-    pub(super) fn show(&mut self) {
+    pub(super) fn show(&mut self, marks: &mut Marks) {
         // A store of what is there already would still take the cache line from a driver that looks at it.
         if self.published != self.next_used
             && let Some(metadata) = &self.metadata
         {
+            if marks.is_on() {
+                let count = self.next_used.wrapping_sub(self.published);
+                metadata.mark_used_elems(self.published, count, marks);
+                marks.commit();
+            }
             suppress::show(metadata, self.next_used);
             self.published = self.next_used;
+            // To be committed after the store: by the decision that has to follow.
+            metadata.mark_word(Word::UsedIdx, marks);
         }
     }
 
     #[inline]
-    pub(super) fn publish(&mut self) -> bool {
-        self.show();
+    pub(super) fn publish(&mut self, marks: &mut Marks) -> bool {
+        self.show(marks);
         let Some(metadata) = &self.metadata else { return false };
         if self.next_used == self.decided_at {
             return false;
@@ -215,23 +232,29 @@ impl Queue {
         let old = self.decided.then_some(self.decided_at);
         self.decided_at = self.next_used;
         self.decided = true;
-        suppress::decide(metadata, self.options.event_idx(), old, self.next_used)
+        let wanted = suppress::decide(metadata, self.options.event_idx(), old, self.next_used);
+        marks.commit_fenced();
+        wanted
     }
 
     #[inline]
-    pub(super) fn arm(&mut self) -> bool {
+    pub(super) fn arm(&mut self, marks: &mut Marks) -> bool {
         self.kicks = Kicks::On;
         self.kick_event = self.next_avail;
         match &self.metadata {
             Some(metadata) if self.broken.is_none() => {
-                suppress::arm(metadata, self.options.event_idx(), self.next_avail)
+                let event_idx = self.options.event_idx();
+                let come = suppress::arm(metadata, event_idx, self.next_avail);
+                metadata.mark_word(if event_idx { Word::AvailEvent } else { Word::UsedFlags }, marks);
+                marks.commit_fenced();
+                come
             }
             _ => false,
         }
     }
 
     #[inline]
-    pub(super) fn disarm(&mut self) {
+    pub(super) fn disarm(&mut self, marks: &mut Marks) {
         // With EVENT_IDX, the event index of the last time it was armed has been passed, or is about to be.
         if self.kicks == Kicks::Off || (self.options.event_idx() && self.kicks == Kicks::On) {
             self.kicks = Kicks::Off;
@@ -240,7 +263,10 @@ impl Queue {
         self.kicks = Kicks::Off;
         self.kick_event = self.passed(self.next_avail);
         if let Some(metadata) = &self.metadata {
-            suppress::quiet(metadata, self.options.event_idx(), self.kick_event);
+            let event_idx = self.options.event_idx();
+            suppress::quiet(metadata, event_idx, self.kick_event);
+            metadata.mark_word(if event_idx { Word::AvailEvent } else { Word::UsedFlags }, marks);
+            marks.commit();
         }
     }
 

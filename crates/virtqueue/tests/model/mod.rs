@@ -31,8 +31,12 @@ pub fn memory() -> Arc<View> {
     Arc::new(View::new(Map::new(vec![slot(0, SEAM), slot(SEAM, MEMORY - SEAM)]).unwrap()))
 }
 
-pub const ADDRESSES: Addresses =
-    Addresses { desc: UserAddr(USER + DESC), avail: UserAddr(USER + AVAIL), used: UserAddr(USER + USED) };
+pub const ADDRESSES: Addresses = Addresses {
+    desc: UserAddr(USER + DESC),
+    avail: UserAddr(USER + AVAIL),
+    used: UserAddr(USER + USED),
+    log: None,
+};
 
 /// Small, fast, and the same on each machine.
 pub struct Random(pub u64);
@@ -175,7 +179,7 @@ impl Driver {
             let last = i + 1 == bufs.len();
             let flags = if b.writable { DESC_F_WRITE } else { 0 } | if last { 0 } else { DESC_F_NEXT };
             let next = if last { 0 } else { i as u16 + 1 };
-            self.view.write_obj(Gpa(table + 16 * i as u64), &desc(b.addr, b.len, flags, next)).unwrap();
+            self.view.map().write_obj(Gpa(table + 16 * i as u64), &desc(b.addr, b.len, flags, next)).unwrap();
         }
         table
     }

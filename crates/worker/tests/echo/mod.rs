@@ -59,6 +59,7 @@ impl Driver {
                 desc: UserAddr(USER),
                 avail: UserAddr(USER + AVAIL),
                 used: UserAddr(USER + USED),
+                log: None,
             },
             next_avail,
             held,
@@ -74,10 +75,10 @@ impl Driver {
     pub(crate) fn submit(&mut self, count: u16) {
         for _ in 0..count {
             let head = self.avail % SIZE;
-            self.view.write(Gpa(AVAIL + 4 + 2 * u64::from(head)), &head.to_le_bytes()).unwrap();
+            self.view.map().write(Gpa(AVAIL + 4 + 2 * u64::from(head)), &head.to_le_bytes()).unwrap();
             self.avail = self.avail.wrapping_add(1);
         }
-        self.view.write(Gpa(AVAIL + 2), &self.avail.to_le_bytes()).unwrap();
+        self.view.map().write(Gpa(AVAIL + 2), &self.avail.to_le_bytes()).unwrap();
     }
 
     pub(crate) fn kick(&self) {
@@ -100,7 +101,7 @@ impl Driver {
 
     /// Sets the event index of calls.
     pub(crate) fn ask_for_a_call(&self, after: u16) {
-        self.view.write(Gpa(AVAIL + 4 + 2 * u64::from(SIZE)), &after.to_le_bytes()).unwrap();
+        self.view.map().write(Gpa(AVAIL + 4 + 2 * u64::from(SIZE)), &after.to_le_bytes()).unwrap();
     }
 
     pub(crate) fn used(&self) -> u16 {

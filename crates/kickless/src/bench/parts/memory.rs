@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
+use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::Operation;
@@ -36,7 +36,7 @@ pub(super) fn operations() -> Result<Vec<Operation>> {
         }));
         let (mut at, pages) = (addresses(), view.clone());
         all.push(Operation::new(within("status byte written"), move || {
-            pages.write_obj(at(), black_box(&0u8))?;
+            pages.write_obj(at(), black_box(&0u8), &mut Marks::off())?;
             Ok(1)
         }));
         let mut at = addresses();
@@ -55,7 +55,7 @@ fn translate(
 ) -> impl FnMut() -> Result<u32> + 'static {
     let mut iov = Iov::default();
     move || {
-        iov.clear();
+        iov.clear(&mut Marks::off());
         iov.push(&view, at(), PAGE as u32)?;
         black_box(iov.segments());
         Ok(1)

@@ -65,8 +65,12 @@ impl Ends {
             driver: area(DRIVER, avail_len(SIZE, true))?,
             device: area(DEVICE, used_len(SIZE, true))?,
         };
-        let addresses =
-            device::Addresses { desc: UserAddr(DESC), avail: UserAddr(DRIVER), used: UserAddr(DEVICE) };
+        let addresses = device::Addresses {
+            desc: UserAddr(DESC),
+            avail: UserAddr(DRIVER),
+            used: UserAddr(DEVICE),
+            log: None,
+        };
         let metadata = device::Metadata::map(&view, &addresses, &options)?;
         let (submitter, mut completer) = queue(options, areas);
         let mut device = device::Queue::new(options, metadata, if packed { EVENT_WRAP } else { 0 });
