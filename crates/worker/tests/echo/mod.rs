@@ -67,6 +67,7 @@ impl Driver {
             kick: Some(Kick::new(self.kick.try_clone().unwrap()).unwrap()),
             call: Some(Call::new(self.call.try_clone().unwrap()).unwrap()),
             err: None,
+            logged: None,
             counters: self.counters.clone(),
         })
         .unwrap()
