@@ -30,7 +30,8 @@ const PROTOCOL: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::CONFIG)
     .union(ProtocolFeatures::REPLY_ACK)
     .union(ProtocolFeatures::RESET_DEVICE)
-    .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS);
+    .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    .union(ProtocolFeatures::DEVICE_STATE);
 
 /// How a back-end took a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ pub mod frontend;
 pub mod frontend_machine;
 pub mod frontend_memory;
 pub mod frontend_served;
+pub mod frontend_state;
 pub mod guest;
 pub mod liar;
 pub mod liar_chaos;

@@ -42,8 +42,7 @@ impl World {
     /// The machine on the disk of this daemon.
     fn machine(&self, daemon: usize) -> GuestConfig {
         let disk = DiskConfig::new(self.daemons[daemon].socket(), self.properties);
-        let config = GuestConfig::new("kl.task=migrate,check kl.size=8", vec![disk]).cpus(self.cpus);
-        GuestConfig { memory_mib: 256, ..config }
+        GuestConfig::new("kl.task=migrate,check kl.size=8", vec![disk]).cpus(self.cpus)
     }
 
     /// Boots it, and returns once it is at work.

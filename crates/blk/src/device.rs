@@ -2,7 +2,7 @@
 
 use crate::config;
 use crate::queue::Queue;
-use kickless_device::{ConfigError, Device, Source, StartError, Vring};
+use kickless_device::{ConfigError, Device, InvalidState, Source, StartError, Vring};
 use kickless_disk::Disk;
 use kickless_disk::lock::ImageLock;
 use kickless_spec::blk::{self, BlkFeatures};
@@ -16,6 +16,9 @@ use zerocopy::IntoBytes;
 /// How long a queue that starts waits for the image's lock: a process whose virtual machine has moved here may be a moment late with
 /// letting go.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a saved state begins with. `writeback` follows, 0 or 1.
+const STATE_TAG: [u8; 4] = *b"blk1";
 
 /// How a disk shows itself.
 #[derive(Clone, Debug)]
@@ -142,6 +145,22 @@ impl Device for Blk {
 
     fn close(&self) {
         self.set_lock(None);
+    }
+
+    fn save(&self) -> Vec<u8> {
+        // Where the driver's choice is not known here, it is off.
+        [&STATE_TAG[..], &[self.shared.writeback().into()]].concat()
+    }
+
+    fn load(&self, state: &[u8]) -> Result<(), InvalidState> {
+        let writeback = match state.strip_prefix(&STATE_TAG) {
+            Some([0]) => false,
+            Some([1]) => true,
+            _ => return Err(InvalidState { kind: "block" }),
+        };
+        self.shared.introduced.store(true, Ordering::Relaxed);
+        self.shared.writeback.store(writeback, Ordering::Relaxed);
+        Ok(())
     }
 
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn Source>, StartError> {

@@ -43,6 +43,16 @@ pub trait Device: Send + Sync {
     /// Gives it back.
     fn close(&self);
 
+    /// What the driver changed in the configuration space, and whatever else is the device's own and not of a queue, for a device of
+    /// another process that goes on with this driver. Not called while a queue runs.
+    fn save(&self) -> Vec<u8>;
+
+    /// Takes what another device's [`Device::save`] gave; it comes from outside and may be anything. Not called while a queue runs.
+    ///
+    /// # Errors
+    /// That is nothing that such a device can have given. Nothing has changed then.
+    fn load(&self, state: &[u8]) -> Result<(), InvalidState>;
+
     /// Makes a running queue of a ring. Memory is taken here, not before.
     ///
     /// # Errors
@@ -54,6 +64,14 @@ pub trait Device: Send + Sync {
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct StartError(#[from] pub Box<dyn std::error::Error + Send + Sync>);
+
+/// What was to be loaded was not saved by a device of this kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it is no state of a {kind} device that this version knows")]
+pub struct InvalidState {
+    /// The kind of device.
+    pub kind: &'static str,
+}
 
 /// Why the configuration space cannot be written.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

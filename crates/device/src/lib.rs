@@ -26,7 +26,7 @@ mod source;
 mod vring;
 
 pub use counters::{Count, Counters};
-pub use device::{ConfigError, Device, StartError};
+pub use device::{ConfigError, Device, InvalidState, StartError};
 pub use notify::{Call, Kick};
 pub use place::{Place, Placed, Stopped, Update};
 pub use source::{Context, Next, Polled, Source};

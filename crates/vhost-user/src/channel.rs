@@ -43,6 +43,22 @@ impl<'a> Wait<'a> {
         Self { deadline: Instant::now().checked_add(timeout), ..self }
     }
 
+    /// Returns once there is something to read from `fd`, or its end, or an error.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]: the wait is over.
+    pub fn readable(&self, fd: impl AsFd) -> Result<(), Error> {
+        self.ready(fd.as_fd(), PollFlags::IN)
+    }
+
+    /// Returns once something can be written to `fd`, or the attempt would fail.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]: the wait is over.
+    pub fn writable(&self, fd: impl AsFd) -> Result<(), Error> {
+        self.ready(fd.as_fd(), PollFlags::OUT)
+    }
+
     /// Returns once `socket` is ready. `stop` goes first, so that a peer that never pauses cannot keep it from being
     /// seen.
     fn ready(&self, socket: BorrowedFd<'_>, interest: PollFlags) -> Result<(), Error> {

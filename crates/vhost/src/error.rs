@@ -1,5 +1,6 @@
 //! Why a message is refused, and why a session ends.
 
+use crate::setup::Shape;
 use kickless_device::{ConfigError, StartError};
 use kickless_memory::Unmapped;
 use kickless_spec::features::Features;
@@ -46,6 +47,10 @@ pub(crate) enum Refusal {
     Config(#[from] ConfigError),
     #[error("ring {index} cannot start: {source}")]
     Start { index: u16, source: StartError },
+    #[error("ring {index} is {shape}, but the state that was loaded is of one that is {loaded}")]
+    Shape { index: u16, shape: Shape, loaded: Shape },
+    #[error("no state has been transferred")]
+    NoTransfer,
     #[error(transparent)]
     Ended(#[from] Ended),
 }

@@ -15,6 +15,11 @@
 //! index that was not taken yet. Disabling it drains it too, and enabling it goes on from there. Nothing else stops it:
 //! SET_FEATURES, SET_VRING_ADDR, new descriptors and changes of memory are work items for its worker.
 //!
+//! # When a device moves to another process
+//! Once all rings have stopped, a front-end can have the device's state ([`state`]) and give it to a device of another process, which
+//! has yet to start its rings. It goes through a descriptor that the front-end sends (`transfer.rs`); for five seconds at most the session
+//! does nothing else. Without that (QEMU has its own way of moving rings), a ring goes on where SET_VRING_BASE says.
+//!
 //! # When a front-end misbehaves
 //! A message that cannot be carried out is answered with a negative reply where it has one, and ends the connection where
 //! it has not; either way a line in the log names the message and what is wrong with it. The next front-end is served.
@@ -26,6 +31,8 @@ mod rings;
 mod server;
 mod session;
 mod setup;
+pub mod state;
+mod transfer;
 mod wait;
 
 pub use error::Ended;

@@ -14,7 +14,8 @@ pub(crate) const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::CONFIG)
     .union(ProtocolFeatures::LOG_SHMFD)
     .union(ProtocolFeatures::RESET_DEVICE)
-    .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS);
+    .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    .union(ProtocolFeatures::DEVICE_STATE);
 
 /// The state of negotiation.
 #[derive(Debug, Default)]

@@ -2,9 +2,10 @@
 
 use crate::error::{Ended, Refusal};
 use crate::server::Statistics;
-use crate::setup::Setup;
+use crate::setup::{Setup, Shape};
+use crate::state::{RingState, State};
 use crate::wait;
-use kickless_device::{Call, Device, Kick, Parts, Place, Placed, Update, Vring};
+use kickless_device::{Call, Device, InvalidState, Kick, Parts, Place, Placed, Update, Vring};
 use kickless_memory::View;
 use kickless_spec::features::Features;
 use kickless_virtqueue::device::{Addresses, Metadata, Options};
@@ -104,6 +105,10 @@ impl Rings {
         let options = options(size, features)?;
         // Before the device is opened, so that a front-end's mistake has no other effect.
         check_areas(index, view, &addresses, &options)?;
+        let shape = Shape { size, packed: options.is_packed() };
+        if let Some(loaded) = self.get(index).setup.loaded.filter(|loaded| *loaded != shape) {
+            return Err(Refusal::Shape { index, shape, loaded });
+        }
         if !self.open {
             let packed = options.is_packed();
             if std::mem::take(&mut self.begins) && self.rings.iter().any(|ring| ring.setup.goes_on(packed)) {
@@ -138,6 +143,7 @@ impl Rings {
         })?;
         ring.running = Some(placed);
         ring.setup.held = Vec::new();
+        ring.setup.loaded = None;
         debug!(ring = index, size, next_avail, "ring runs");
         Ok(())
     }
@@ -168,6 +174,41 @@ impl Rings {
             }
         }
         ended
+    }
+
+    /// Where all rings stand that anything was said of.
+    ///
+    /// # Errors
+    /// One of them runs.
+    pub(crate) fn save(&self, packed: bool) -> Result<State, Refusal> {
+        self.all_stopped()?;
+        let rings = (0u16..).zip(&self.rings).filter_map(|(index, ring)| ring.setup.save(index));
+        Ok(State { packed, device: self.device.save(), rings: rings.collect() })
+    }
+
+    /// Has the device and its rings go on from where they stood elsewhere. A ring that has been told its size hears about a
+    /// contradiction when it starts.
+    ///
+    /// # Errors
+    /// The device cannot have been in such a state. Nothing has changed then.
+    pub(crate) fn load(&mut self, state: State) -> Result<(), InvalidState> {
+        self.device.load(&state.device)?;
+        // Its driver's choices are known.
+        self.begins = false;
+        for ring in state.rings {
+            let RingState { index, .. } = ring;
+            self.get(index).setup.load(ring, state.packed);
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// A ring runs.
+    pub(crate) fn all_stopped(&self) -> Result<(), Refusal> {
+        match (0u16..).zip(&self.rings).find(|(_, ring)| ring.running.is_some()) {
+            Some((index, _)) => Err(Refusal::Running(index)),
+            None => Ok(()),
+        }
     }
 
     /// Closes the device if no ring is started any more.

@@ -6,13 +6,15 @@ use crate::negotiation::{Negotiated, PROTOCOL_FEATURES, offered};
 use crate::rings::{self, Rings};
 use crate::server::Statistics;
 use crate::setup::Setup;
+use crate::state::Bounds;
+use crate::transfer::Transfers;
 use kickless_device::{Call, Device, Kick, Place, Update};
 use kickless_memory::{Gpa, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_vhost_user::{
-    Backend, Error, Expects, FrontendMessage as Message, Header, LogBase, Received, Refused, Reply, Request,
-    VringAddr, VringFd, VringState, Wait,
+    Backend, DeviceStateReply, Error, Expects, FrontendMessage as Message, Header, LogBase, Received, Refused,
+    Reply, Request, VringAddr, VringFd, VringState, Wait,
 };
 use kickless_virtqueue::device::Addresses;
 use std::os::unix::net::UnixStream;
@@ -29,6 +31,7 @@ pub(crate) struct Session<'a> {
     negotiated: Negotiated,
     memory: Memory,
     rings: Rings,
+    transfers: Transfers,
     /// Whose driver this is, is known: a new one's, whose front-end reads the configuration space before it starts a ring, or
     /// one that was running before the front-end connected.
     introduced: bool,
@@ -50,6 +53,7 @@ impl<'a> Session<'a> {
             statistics,
             negotiated: Negotiated::default(),
             memory: Memory::default(),
+            transfers: Transfers::default(),
             introduced: false,
         }
     }
@@ -92,6 +96,8 @@ impl<'a> Session<'a> {
             Err(refusal) => self.refuse(&header, name, &refusal)?,
         }
         self.rings.close_if_unused();
+        let (queues_max, queue_size_max) = (self.device.queues_max(), self.device.queue_size_max());
+        self.transfers.run(&mut self.rings, &Bounds { queues_max, queue_size_max }, &self.wait);
         Ok(())
     }
 
@@ -167,6 +173,15 @@ impl<'a> Session<'a> {
             Message::SetVringCall(call) => self.set_vring_call(call).and_then(done),
             Message::SetVringErr(err) => self.set_vring_err(err).and_then(done),
             Message::SetVringEnable { index, enable } => self.set_vring_enable(index, enable).and_then(done),
+            Message::SetDeviceStateFd(state, fd) => {
+                self.negotiated.need(ProtocolFeatures::DEVICE_STATE)?;
+                self.transfers.prepare(state, fd, &self.rings, self.negotiated.packed())?;
+                Ok(Some(Reply::DeviceState(DeviceStateReply::Accepted)))
+            }
+            Message::CheckDeviceState => {
+                self.negotiated.need(ProtocolFeatures::DEVICE_STATE)?;
+                number((!self.transfers.check()?).into())
+            }
             Message::VringKick { index } => self.vring_kick(index).and_then(done),
             _ => Err(Refusal::NotOffered),
         }

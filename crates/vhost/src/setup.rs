@@ -1,8 +1,23 @@
 //! What the front-end has said of a ring. Pure.
 
+use crate::state::RingState;
 use kickless_device::Stopped;
 use kickless_spec::ring::EVENT_WRAP;
 use kickless_virtqueue::device::{Addresses, Held};
+use std::fmt;
+
+/// What a ring has to be like for a state to be of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) size: u16,
+    pub(crate) packed: bool,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} entries", if self.packed { "packed" } else { "split" }, self.size)
+    }
+}
 
 /// The set-up of one ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +31,9 @@ pub(crate) struct Setup {
     pub(crate) next_avail: Option<u16>,
     /// Completions that it still owes its driver from when it ran last.
     pub(crate) held: Vec<Held>,
+    /// These two come from a state that was loaded, of a ring of this shape. Until it has run, SET_VRING_BASE changes nothing:
+    /// a front-end that sends states need not know where popping goes on, and may say how far the driver is instead.
+    pub(crate) loaded: Option<Shape>,
     /// A kick descriptor has come and GET_VRING_BASE has not: *started* in the words of the specification.
     pub(crate) started: bool,
     /// SET_VRING_ENABLE, or no protocol features, with which rings are enabled from the beginning.
@@ -27,6 +45,18 @@ impl Setup {
     pub(crate) fn resume(&mut self, Stopped { next_avail, held }: Stopped) {
         self.next_avail = Some(next_avail);
         self.held = held;
+    }
+
+    /// Goes on from where it stopped elsewhere.
+    pub(crate) fn load(&mut self, ring: RingState, packed: bool) {
+        self.loaded = Some(Shape { size: ring.size, packed });
+        self.resume(Stopped { next_avail: ring.next_avail, held: ring.held });
+    }
+
+    /// Where it stands; `None`: nothing was said of it yet.
+    pub(crate) fn save(&self, index: u16) -> Option<RingState> {
+        let size = self.loaded.map(|loaded| loaded.size).or(self.size)?;
+        Some(RingState { index, size, next_avail: self.next_avail?, held: self.held.clone() })
     }
 
     /// The first available entry to take. A packed ring begins at index 0 in a round with the wrap counter set.
@@ -57,6 +87,9 @@ impl Setup {
     /// SET_VRING_BASE. Another index than where it stopped begins another life of the ring, whose driver is owed
     /// nothing.
     pub(crate) fn set_base(&mut self, next_avail: u16) {
+        if self.loaded.is_some() {
+            return;
+        }
         if Some(next_avail) != self.next_avail {
             self.held = Vec::new();
         }
@@ -88,6 +121,24 @@ mod tests {
     }
 
     #[test]
+    fn a_loaded_state_goes_before_a_base() {
+        let mut setup = Setup::default();
+        assert_eq!(setup.save(1), None);
+        let ring = RingState {
+            index: 1,
+            size: 16,
+            next_avail: 9,
+            held: vec![Held { id: 3, len: 1, descriptors: 0 }],
+        };
+        setup.load(ring.clone(), false);
+        setup.set_base(12);
+        assert_eq!(setup.save(1), Some(ring));
+        setup.loaded = None;
+        setup.set_base(12);
+        assert_eq!((setup.next_avail, setup.held), (Some(12), Vec::new()));
+    }
+
+    #[test]
     fn bases_of_both_formats() {
         let setup = Setup { next_avail: Some(0x8003), ..Setup::default() };
         assert_eq!((setup.base(false), setup.base(true)), (0x8003, 0x8003_8003));
@@ -107,6 +158,7 @@ mod tests {
             addresses: Some(Addresses::default()),
             next_avail: Some(7),
             held: Vec::new(),
+            loaded: None,
             started: true,
             enabled: true,
         };

@@ -1,0 +1,229 @@
+//! What a stopped device leaves to the process that takes it over: where popping goes on in each ring, what each still owes its
+//! driver, and what the device itself has to say. Pure.
+//!
+//! # Format
+//! A header, the device's own part, then for each ring a head and the completions that it owes; little-endian, nothing between, nothing
+//! after. A state of another version is refused: there is no way to know what it would leave out. What comes from outside is taken
+//! for hostile.
+
+use kickless_spec::ring::EVENT_WRAP;
+use kickless_virtqueue::device::Held;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+const MAGIC: [u8; 8] = *b"kickless";
+const VERSION: u32 = 1;
+/// The most bytes of a device's own part.
+const DEVICE_LEN_MAX: usize = 4096;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 8],
+    version: U32,
+    rings: U16,
+    /// 1: the rings have the packed format; 0: they have not.
+    packed: U16,
+    device_len: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RingHead {
+    index: U16,
+    size: U16,
+    next_avail: U16,
+    held: U16,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct HeldEntry {
+    id: U16,
+    descriptors: U16,
+    len: U32,
+}
+
+/// What a device can have at most, and so a state of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Rings.
+    pub queues_max: u16,
+    /// Entries of a ring.
+    pub queue_size_max: u16,
+}
+
+impl Bounds {
+    /// The most bytes of a state within these bounds.
+    pub fn bytes_max(&self) -> usize {
+        let owed = usize::from(self.queue_size_max) * size_of::<HeldEntry>();
+        let rings = usize::from(self.queues_max) * (size_of::<RingHead>() + owed);
+        size_of::<Header>() + DEVICE_LEN_MAX + rings
+    }
+}
+
+/// Where one ring stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingState {
+    /// Its number.
+    pub index: u16,
+    /// Its entries.
+    pub size: u16,
+    /// The first available entry that nobody has taken; in a packed ring bit 15 is the wrap counter.
+    pub next_avail: u16,
+    /// Completions that its driver has yet to be shown.
+    pub held: Vec<Held>,
+}
+
+/// The state of a stopped device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Its rings have the packed format.
+    pub packed: bool,
+    /// What the device itself has to say.
+    pub device: Vec<u8>,
+    /// Its rings, by ascending index. Those that were never set up are not among them.
+    pub rings: Vec<RingState>,
+}
+
+/// Why bytes are no state of this device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// They do not begin as a state does.
+    #[error("it is no state of a kickless device")]
+    Foreign,
+    /// They are of another version of the format.
+    #[error("it has version {0}, and this back-end knows version {VERSION}")]
+    Version(u32),
+    /// They end before the state does.
+    #[error("it ends in the middle")]
+    Short,
+    /// They go on where the state ends.
+    #[error("{0} bytes follow its end")]
+    Long(usize),
+    /// A field cannot have this value.
+    #[error("its {field} cannot be {value}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// What it is.
+        value: u32,
+    },
+    /// A ring cannot have this value in a field.
+    #[error("the {field} of its ring {ring} cannot be {value}")]
+    Ring {
+        /// The ring.
+        ring: u16,
+        /// The field.
+        field: &'static str,
+        /// What it is.
+        value: u32,
+    },
+}
+
+impl State {
+    /// The bytes to transfer. No ring has more than its size in `held`, and the device's part is no longer than 4096 bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let header = Header {
+            magic: MAGIC,
+            version: VERSION.into(),
+            rings: (self.rings.len() as u16).into(),
+            packed: u16::from(self.packed).into(),
+            device_len: (self.device.len() as u32).into(),
+        };
+        let mut bytes = [header.as_bytes(), &self.device].concat();
+        for ring in &self.rings {
+            let head = RingHead {
+                index: ring.index.into(),
+                size: ring.size.into(),
+                next_avail: ring.next_avail.into(),
+                held: (ring.held.len() as u16).into(),
+            };
+            bytes.extend_from_slice(head.as_bytes());
+            for held in &ring.held {
+                let (id, descriptors, len) = (held.id.into(), held.descriptors.into(), held.len.into());
+                bytes.extend_from_slice(HeldEntry { id, descriptors, len }.as_bytes());
+            }
+        }
+        bytes
+    }
+
+    /// The state in these bytes.
+    ///
+    /// # Errors
+    /// They are no state, or none that a device within `bounds` can have been in.
+    pub fn from_bytes(mut bytes: &[u8], bounds: &Bounds) -> Result<Self, StateError> {
+        let header: Header = take(&mut bytes)?;
+        if header.magic != MAGIC {
+            return Err(StateError::Foreign);
+        }
+        if header.version != VERSION {
+            return Err(StateError::Version(header.version.get()));
+        }
+        let (rings, packed, device_len) =
+            (header.rings.get(), header.packed.get(), header.device_len.get() as usize);
+        let field = |field, value| StateError::Field { field, value };
+        if rings > bounds.queues_max {
+            return Err(field("number of rings", rings.into()));
+        }
+        if packed > 1 {
+            return Err(field("format of rings", packed.into()));
+        }
+        if device_len > DEVICE_LEN_MAX {
+            return Err(field("length of the device's part", header.device_len.get()));
+        }
+        let (device, rest) = bytes.split_at_checked(device_len).ok_or(StateError::Short)?;
+        bytes = rest;
+        let mut state = Self { packed: packed == 1, device: device.to_vec(), rings: Vec::new() };
+        for _ in 0..rings {
+            let ring = ring(&mut bytes, state.packed, bounds)?;
+            if state.rings.last().is_some_and(|last| last.index >= ring.index) {
+                return Err(field("order of rings", ring.index.into()));
+            }
+            state.rings.push(ring);
+        }
+        if bytes.is_empty() { Ok(state) } else { Err(StateError::Long(bytes.len())) }
+    }
+}
+
+fn take<T: FromBytes>(bytes: &mut &[u8]) -> Result<T, StateError> {
+    let (value, rest) = T::read_from_prefix(bytes).map_err(|_| StateError::Short)?;
+    *bytes = rest;
+    Ok(value)
+}
+
+fn ring(bytes: &mut &[u8], packed: bool, bounds: &Bounds) -> Result<RingState, StateError> {
+    let head: RingHead = take(bytes)?;
+    let (index, size, next_avail) = (head.index.get(), head.size.get(), head.next_avail.get());
+    let wrong = |field, value: u16| StateError::Ring { ring: index, field, value: value.into() };
+    if index >= bounds.queues_max {
+        return Err(wrong("index", index));
+    }
+    if size == 0 || size > bounds.queue_size_max || !(packed || size.is_power_of_two()) {
+        return Err(wrong("size", size));
+    }
+    if packed && next_avail & !EVENT_WRAP >= size {
+        return Err(wrong("place", next_avail));
+    }
+    // Whatever was popped and not shown was in the ring: there cannot be more than fits.
+    if head.held.get() > size {
+        return Err(wrong("count of completions", head.held.get()));
+    }
+    let mut held = Vec::with_capacity(head.held.get().into());
+    let mut descriptors = 0;
+    for _ in 0..head.held.get() {
+        let entry: HeldEntry = take(bytes)?;
+        let owed = Held { id: entry.id.get(), len: entry.len.get(), descriptors: entry.descriptors.get() };
+        // Ids of a packed ring are the driver's to choose.
+        if !packed && owed.id >= size {
+            return Err(wrong("completed head", owed.id));
+        }
+        descriptors += u32::from(owed.descriptors);
+        if packed != (owed.descriptors > 0) || descriptors > size.into() {
+            return Err(wrong("count of completed descriptors", owed.descriptors));
+        }
+        held.push(owed);
+    }
+    Ok(RingState { index, size, next_avail, held })
+}

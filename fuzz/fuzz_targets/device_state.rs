@@ -1,0 +1,18 @@
+//! Bytes for a device's state. Whatever is taken for one must be one: within its bounds, and the same bytes when it is saved again.
+#![no_main]
+
+use kickless_vhost::state::{Bounds, State};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let [queues_max, order, bytes @ ..] = data else { return };
+    let bounds = Bounds { queues_max: u16::from(*queues_max) + 1, queue_size_max: 1 << (order % 16) };
+    let Ok(state) = State::from_bytes(bytes, &bounds) else { return };
+    assert_eq!(state.to_bytes(), bytes);
+    assert!(bytes.len() <= bounds.bytes_max());
+    for ring in &state.rings {
+        assert!(ring.index < bounds.queues_max && ring.size <= bounds.queue_size_max);
+        let descriptors: usize = ring.held.iter().map(|held| usize::from(held.descriptors)).sum();
+        assert!(ring.held.len().max(descriptors) <= usize::from(ring.size));
+    }
+});
