@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -67,7 +67,7 @@ impl Destination {
     /// # Errors
     /// The migration fails, or does not end in time.
     pub fn receive(self, source: &mut Guest, each: impl FnMut(&Progress)) -> Result<(Guest, Finished)> {
-        self.begin(source, UNBOUNDED)?;
+        self.begin(source, BANDWIDTH)?;
         let finished = follow(source, each)
             .with_context(|| format!("the destination said:\n{}", self.guest.last_words()))?;
         let mut guest = self.guest;
@@ -82,6 +82,11 @@ impl Destination {
         }
     }
 
+    /// Where a source sends its guest.
+    pub fn uri(&self) -> &str {
+        &self.uri
+    }
+
     /// Begins to receive the guest, at so many bytes a second at most.
     ///
     /// # Errors
@@ -94,10 +99,22 @@ impl Destination {
     }
 }
 
-/// As fast as the machine can.
-pub const UNBOUNDED: u64 = 16 << 30;
-/// The guest may stand for so long: an emulated CPU that shares its host fills memory slowly and empties it slowly.
-const DOWNTIME_MS: u64 = 1000;
+/// Bytes a second: a guest has some seconds in which it works while it moves.
+pub const BANDWIDTH: u64 = 100 << 20;
+/// The guest may stand for so long.
+const DOWNTIME_MS: u64 = 300;
+
+/// Waits until a guest at [`Destination::receive`]'s end, or anywhere, has gone once more through each kind of quick work that it does
+/// over and over, since its results had `seen` lines.
+///
+/// # Errors
+/// It fails, or does not get there in time.
+pub fn works_on(guest: &Guest, seen: usize) -> Result<()> {
+    guest.results().wait_from(seen, "the guest to work on", LIMIT, |line| match line {
+        "KL: end=failed" => Some(Err(anyhow!("the guest failed: {}", guest.last_words()))),
+        _ => line.starts_with("KL: progress.cached=").then_some(Ok(())),
+    })?
+}
 
 /// Where a migration stands.
 #[derive(Clone, Copy, Debug)]
@@ -159,6 +176,39 @@ pub fn follow(source: &mut Guest, mut each: impl FnMut(&Progress)) -> Result<Fin
     }
 }
 
+/// Waits until a migration under way is as far as `enough` says.
+///
+/// # Errors
+/// It is over before, or does not get there in time.
+pub fn wait_for(source: &mut Guest, what: &str, enough: impl Fn(&Progress) -> bool) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match state(source)? {
+            State::Active(progress) if enough(&progress) => return Ok(()),
+            State::Active(_) => {}
+            over => bail!("{what}: {over:?}"),
+        }
+        ensure!(Instant::now() < deadline, "{what}: not in time");
+        thread::sleep(ASK_EVERY);
+    }
+}
+
+/// Waits until QEMU calls the state of a migration so.
+///
+/// # Errors
+/// It does not in time.
+pub fn wait_for_status(source: &mut Guest, status: &str) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let info = source.qmp().execute("query-migrate", json!({}))?;
+        if info["status"] == status {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "not {status} in time: {info}");
+        thread::sleep(ASK_EVERY);
+    }
+}
+
 /// Waits until a migration that is not to succeed is over, and the guest runs again where it was.
 ///
 /// # Errors
@@ -166,15 +216,16 @@ pub fn follow(source: &mut Guest, mut each: impl FnMut(&Progress)) -> Result<Fin
 pub fn comes_to_nothing(source: &mut Guest) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
-        match state(source)? {
-            State::Over(_) => break,
+        let over = match state(source)? {
+            State::Over(_) => true,
             State::Completed(_) => bail!("the migration succeeded"),
-            State::Active(_) => {}
+            State::Active(_) => false,
+        };
+        let status = source.qmp().execute("query-status", json!({}))?;
+        if over && status["status"] == "running" {
+            return Ok(());
         }
-        ensure!(Instant::now() < deadline, "the migration does not end");
+        ensure!(Instant::now() < deadline, "the guest does not go on: {status}");
         thread::sleep(ASK_EVERY);
     }
-    let status = source.qmp().execute("query-status", json!({}))?;
-    ensure!(status["status"] == "running", "the guest does not go on: {status}");
-    Ok(())
 }
