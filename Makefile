@@ -1,7 +1,7 @@
 # What can be done here. Each target sets up what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
-.PHONY: build setup test check demo fuzz bench bench-poll fio install install-driver
+.PHONY: build setup test check demo demo-migrate fuzz bench bench-poll fio install install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
@@ -25,6 +25,10 @@ check:
 # A guest in QEMU uses a disk that we serve.
 demo:
 	guest/demo
+
+# A guest in QEMU moves between two that we serve, while it works. MOVES=20 moves it so often.
+demo-migrate:
+	guest/demo-migrate $(MOVES)
 
 fuzz:
 	tools/setup

@@ -26,6 +26,8 @@ pub struct Progress {
     pub rounds: u64,
     /// Mbit/s.
     pub mbps: f64,
+    /// How long the guest would stand if it were moved now.
+    pub downtime: Duration,
 }
 
 /// A migration that is over.
@@ -153,6 +155,7 @@ pub fn state(source: &mut Guest) -> Result<State> {
                 dirty_rate: number(&ram["dirty-pages-rate"]),
                 rounds: number(&ram["dirty-sync-count"]),
                 mbps: ram["mbps"].as_f64().unwrap_or(0.0),
+                downtime: millis("expected-downtime"),
             })
         }
         None => bail!("no migration: {info}"),
