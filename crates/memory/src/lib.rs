@@ -32,6 +32,7 @@
 
 mod addr;
 mod area;
+pub mod dirty;
 mod error;
 pub mod fault;
 mod iov;
@@ -39,6 +40,7 @@ pub mod log;
 mod map;
 mod mapping;
 mod marks;
+pub mod mmu;
 mod primitive;
 mod ram;
 mod shared;

@@ -1,0 +1,86 @@
+//! Which pages of guest memory were written since the last look, for whoever harvests through us: a VMM in Rust, a migration
+//! tool, a snapshotter.
+//!
+//! [`Harvester::enable`] turns the log of a slot on; [`Harvester::harvest`] says what was written since the harvest before, and
+//! begins anew; [`Harvester::disable`] turns it off. The writers are [`Writer`](crate::mmu::Writer)s, one for each thread. What
+//! holds: *each byte that was written after the log was turned on is in a harvest that is handed out after the write*, and in the
+//! last one that begins ([`Harvester::harvest_last`]) if the write came before. Harvests do not stop the writers, and take no lock
+//! that writers want. [`crate::mmu`] has the argument.
+//!
+//! # Two methods
+//! * [`Method::Marks`] is what to take, unless there is a reason not to: after each write, the writer looks at the page's bit and
+//!   sets it if it is clear. A harvest takes the bits. It takes no memory but the bitmap, and large leaves stay as they are.
+//! * [`Method::Protect`] protects the pages; the first write to each since the last harvest makes it writable again and
+//!   logs it. All further writes cost nothing at all, not even a look. But each page costs more at its first write and at the harvest,
+//!   and where something was written, large leaves are split. It is for writers that cannot look at a bitmap at each store.
+//!
+//! `docs/memory.md` has figures of both.
+//!
+//! A vhost-user front-end does not harvest through us: it reads a bitmap that it shares with us, when it likes, and so nobody can
+//! wait for the writers there. That is not this.
+//!
+//! ```
+//! use kickless_memory::dirty::{Harvester, Method, Pages};
+//! use kickless_memory::mmu::{Mmu, Writer};
+//! use kickless_memory::{Gpa, Iova, Slot, UserAddr};
+//!
+//! let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?;
+//! rustix::fs::ftruncate(&file, 4 << 20)?;
+//! let mmu = Mmu::new();
+//! mmu.add(Slot::map(&file, 0, Gpa(0), UserAddr(0), 4 << 20)?)?;
+//!
+//! let mut log = Harvester::enable(&mmu, Gpa(0), Method::Marks)?;
+//! let (stop, stopped) = std::sync::mpsc::channel::<()>();
+//! let mut writer = Writer::direct(&mmu);
+//! let device = std::thread::spawn(move || {
+//!     let mut sequence = 0_u64;
+//!     while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+//!         sequence += 1;
+//!         writer.write_obj(Iova(0x3000), &sequence).unwrap();
+//!         writer.quiesce();
+//!     }
+//! });
+//!
+//! // While it writes: what is in `pages` was written, and can be copied now.
+//! let mut pages = Pages::default();
+//! while !pages.contains(Gpa(0x3000)) {
+//!     log.harvest(.., &mut pages);
+//! }
+//! drop(stop);
+//! device.join().unwrap();
+//! log.harvest_last(.., &mut pages);
+//! assert!(pages.ranges().all(|(gpa, len)| (gpa, len) == (Gpa(0x3000), 0x1000)));
+//! log.disable();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub(crate) mod bitmap;
+mod harvest;
+mod pages;
+
+pub use harvest::{Harvester, Took};
+pub use pages::Pages;
+
+use bitmap::Bits;
+
+/// How writes are found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Each write looks at a bitmap.
+    Marks,
+    /// Pages are protected against writing until the first write.
+    Protect,
+}
+
+/// The log of a slot, as writers see it.
+pub(crate) struct Log {
+    method: Method,
+    pub(crate) bits: Bits,
+}
+
+impl Log {
+    #[inline]
+    pub(crate) fn protects(&self) -> bool {
+        self.method == Method::Protect
+    }
+}

@@ -1,0 +1,283 @@
+//! The slots, and who may change them.
+#![expect(unsafe_code, reason = "island: entries are reached by addresses in lists")]
+
+use super::entry::{END, Entry, LEAF_MAX, PAGE, size};
+use super::epoch::Epochs;
+use super::error::Error;
+use super::granules::Granules;
+use super::node::{Node, Nodes};
+use super::primitive::{AtomicPtr, AtomicU64, Mutex, Ordering, SLOTS, lock};
+use super::rmap::{Blocks, Head};
+use super::tree::{Tree, unsplit};
+use crate::dirty::Log;
+use crate::{Gpa, Map, Slot};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// Guest memory with translation tables, a reverse map and a dirty log: slots, and the spaces that map them.
+///
+/// Who reads and writes has a [`super::Writer`]; what it does takes no lock that a change or a harvest holds while it waits.
+///
+/// # Locks, in their order
+/// `harvests`: harvests take turns, and the log is turned on and off between them. `control`: slots, mappings and the log change
+/// one after the other. Both are held while their holder waits for the writers, so a thread must not ask for a change or a harvest
+/// in the middle of a section of its own: see [`super::Writer::offline`].
+pub struct Mmu {
+    pub(crate) slots: Box<[SlotWords]>,
+    pub(crate) epochs: Epochs,
+    pub(crate) nodes: Nodes,
+    /// Where an address is a guest-physical one.
+    pub(crate) direct: Tree,
+    pub(crate) harvests: Mutex<()>,
+    pub(crate) control: Mutex<Control>,
+    /// For benchmarks: one lock for harvests and all that writers do besides hits.
+    #[cfg(feature = "locked-log")]
+    pub(crate) one: Option<Mutex<()>>,
+}
+
+/// What a writer needs to know of a slot. Set before the first leaf that names the slot, and not set anew before a wait for all
+/// writers after the last.
+pub(crate) struct SlotWords {
+    pub(crate) gpa: AtomicU64,
+    pub(crate) len: AtomicU64,
+    pub(crate) host: AtomicPtr<u8>,
+    /// Null if it is not being logged. Freed after a wait.
+    pub(crate) log: AtomicPtr<Log>,
+}
+
+/// What changes under the lock for changes.
+pub(crate) struct Control {
+    pub(crate) slots: Vec<Option<Arc<SlotState>>>,
+    pub(crate) blocks: Blocks,
+}
+
+pub(crate) struct SlotState {
+    pub(crate) slot: Slot,
+    pub(crate) granules: Granules,
+}
+
+/// Tables that were taken out of use and are to be given back once nobody is left in them.
+#[derive(Default)]
+pub(crate) struct Garbage(Vec<NonNull<Node>>);
+
+impl Garbage {
+    pub(crate) fn push(&mut self, node: NonNull<Node>) {
+        self.0.push(node);
+    }
+
+    /// # Safety
+    /// All writers were waited for after the last [`Garbage::push`].
+    pub(crate) unsafe fn give_back(self, nodes: &Nodes) {
+        for node in self.0 {
+            // SAFETY: no entry leads to it, and nobody is left who found it before.
+            unsafe { nodes.give(node) };
+        }
+    }
+}
+
+impl Mmu {
+    /// Without slots.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self::bare())
+    }
+
+    /// As [`Mmu::new`], for benchmarks: one lock for harvests and for whatever a writer does that is not found in its cache.
+    #[cfg(feature = "locked-log")]
+    pub fn locked() -> Arc<Self> {
+        Arc::new(Self { one: Some(Mutex::new(())), ..Self::bare() })
+    }
+
+    fn bare() -> Self {
+        let nodes = Nodes::new();
+        let words = || SlotWords {
+            gpa: AtomicU64::new(0),
+            len: AtomicU64::new(0),
+            host: AtomicPtr::new(null_mut()),
+            log: AtomicPtr::new(null_mut()),
+        };
+        Self {
+            slots: (0..SLOTS).map(|_| words()).collect(),
+            epochs: Epochs::new(),
+            direct: Tree::new(&nodes),
+            nodes,
+            harvests: Mutex::new(()),
+            control: Mutex::new(Control { slots: vec![const { None }; SLOTS], blocks: Blocks::default() }),
+            #[cfg(feature = "locked-log")]
+            one: None,
+        }
+    }
+
+    /// With the slots of `map`.
+    ///
+    /// # Errors
+    /// As [`Mmu::add`].
+    pub fn with_map(map: &Map) -> Result<Arc<Self>, Error> {
+        let mmu = Self::new();
+        map.slots().iter().try_for_each(|slot| mmu.add(slot.clone()))?;
+        Ok(mmu)
+    }
+
+    /// Adds a slot, and maps it where an address is a guest-physical one.
+    ///
+    /// # Errors
+    /// It is not whole pages of 4 KiB, ends above 256 TiB, or overlaps another; or there is no room for one more.
+    pub fn add(&self, slot: Slot) -> Result<(), Error> {
+        let (gpa, len) = (slot.gpa(), slot.len());
+        check_range(gpa.0, len)?;
+        let mut control = lock(&self.control);
+        let control = &mut *control;
+        let overlaps = |other: &&Arc<SlotState>| {
+            other.slot.gpa().0 < gpa.0 + len && gpa.0 < other.slot.gpa().0 + other.slot.len()
+        };
+        if let Some(other) = control.slots.iter().flatten().find(overlaps) {
+            return Err(Error::Overlaps { gpa, other: other.slot.gpa() });
+        }
+        let index = control.slots.iter().position(Option::is_none).ok_or(Error::TooMany)?;
+        let words = &self.slots[index];
+        words.gpa.store(gpa.0, Ordering::Relaxed);
+        words.len.store(len, Ordering::Relaxed);
+        words.host.store(slot.mapping().base().as_ptr(), Ordering::Relaxed);
+        control.slots[index] = Some(Arc::new(SlotState { slot, granules: Granules::new(gpa, len) }));
+        self.map_pieces(control, &self.direct, gpa.0, gpa, len, true);
+        Ok(())
+    }
+
+    /// Removes the slot that begins at `gpa` from all spaces. It waits for a quiescent point of every writer: then none uses the memory
+    /// any more. Who has a [`Slot`] or an [`crate::Iov`] of it (input and output in flight) still keeps it mapped in this process.
+    ///
+    /// # Errors
+    /// There is none, or it is being logged.
+    pub fn remove(&self, gpa: Gpa) -> Result<Slot, Error> {
+        let mut control = lock(&self.control);
+        let control = &mut *control;
+        let (index, state) = control.find(gpa)?;
+        let words = &self.slots[index];
+        if !words.log.load(Ordering::Relaxed).is_null() {
+            return Err(Error::Logged { gpa });
+        }
+        let mut garbage = Garbage::default();
+        state.granules.each(|_, head| {
+            let mut found = Vec::new();
+            // SAFETY: the blocks live as long as `self`.
+            unsafe { head.walk(|at| found.push(at)) };
+            for at in found {
+                // SAFETY: the tables of what is in a list are in use, and the lock is held.
+                let at = unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(at as usize) };
+                detach(at, head, &mut control.blocks, &mut garbage);
+            }
+        });
+        self.epochs.wait();
+        // SAFETY: waited just now.
+        unsafe { garbage.give_back(&self.nodes) };
+        words.host.store(null_mut(), Ordering::Relaxed);
+        control.slots[index] = None;
+        Ok(state.slot.clone())
+    }
+
+    /// Bytes of memory that tables, reverse map and dirty bits take, without what each writer has.
+    pub fn overhead(&self) -> usize {
+        let control = lock(&self.control);
+        let lists: usize = control.slots.iter().flatten().map(|state| state.granules.bytes()).sum();
+        // SAFETY: a log is freed by who holds the lock for changes.
+        let logs = self.slots.iter().filter_map(|w| unsafe { w.log.load(Ordering::Acquire).as_ref() });
+        let bits: usize = logs.map(|log| log.bits.bytes()).sum();
+        let own = size_of::<Self>() + size_of_val(&*self.slots) + size_of_val(&*control.slots);
+        own + self.nodes.bytes() + lists + bits + control.blocks.bytes()
+    }
+
+    /// Whether leaves of a slot are to be protected.
+    pub(crate) fn protects(&self, slot: usize) -> bool {
+        // SAFETY: who calls this is in a section, or holds the lock for changes: the log is not freed meanwhile.
+        unsafe { self.slots[slot].log.load(Ordering::Acquire).as_ref() }.is_some_and(Log::protects)
+    }
+
+    /// Maps `len` bytes at `gpa`, which are all in slots, at the free addresses from `addr` on, by the largest leaves that fit.
+    pub(crate) fn map_pieces(
+        &self,
+        control: &mut Control,
+        tree: &Tree,
+        addr: u64,
+        gpa: Gpa,
+        len: u64,
+        may_write: bool,
+    ) {
+        let mut done = 0;
+        while done < len {
+            let (addr, gpa) = (addr + done, gpa.0 + done);
+            let Some((slot, state)) = control.holding(Gpa(gpa)) else { return };
+            let rest = (len - done).min(state.slot.gpa().0 + state.slot.len() - gpa);
+            let fits = |level: &u32| (addr | gpa).is_multiple_of(size(*level)) && rest >= size(*level);
+            let level = (1..=LEAF_MAX).rev().find(fits).unwrap_or(1);
+            // SAFETY: the lock is held, and nothing is mapped there.
+            let at = unsafe { tree.make(&self.nodes, addr, level) };
+            if let Some(head) = state.granules.make(Gpa(gpa), level) {
+                let address = std::ptr::from_ref(at).expose_provenance() as u64;
+                // SAFETY: all blocks are from `control`, and lists do not move.
+                unsafe { head.add(&mut control.blocks, address) };
+            }
+            // In its list first: from here on a writer can make it writable.
+            let leaf = Entry::leaf(gpa, slot, may_write);
+            let leaf = leaf.with_writable(leaf.is_writable() && !self.protects(slot));
+            at.store(leaf.0, Ordering::Release);
+            done += size(level);
+        }
+    }
+}
+
+impl Control {
+    /// The slot that begins at `gpa`.
+    pub(crate) fn find(&self, gpa: Gpa) -> Result<(usize, Arc<SlotState>), Error> {
+        self.holding(gpa).filter(|(_, state)| state.slot.gpa() == gpa).ok_or(Error::NoSuchSlot { gpa })
+    }
+
+    /// The slot that `gpa` is in.
+    pub(crate) fn holding(&self, gpa: Gpa) -> Option<(usize, Arc<SlotState>)> {
+        let mut taken = self.slots.iter().enumerate().filter_map(|(i, state)| Some((i, state.as_ref()?)));
+        taken.find(|(_, state)| state.slot.locate(gpa).is_some()).map(|(i, state)| (i, state.clone()))
+    }
+}
+
+/// Unmaps a mapping, whose list is `head`. The order is that of the argument: nobody can find the entry when it leaves the list.
+pub(crate) fn detach(at: &AtomicU64, head: &Head, blocks: &mut Blocks, garbage: &mut Garbage) {
+    let old = Entry(at.swap(Entry::NONE.0, Ordering::AcqRel));
+    // SAFETY: all blocks are from the one `Control`, and lists do not move.
+    let listed = unsafe { head.remove(blocks, std::ptr::from_ref(at).addr() as u64) };
+    debug_assert!(listed, "a mapping in no list");
+    if let Some(node) = old.node() {
+        garbage.push(node);
+    }
+}
+
+/// The guest address and slot of a mapping.
+///
+/// # Safety
+/// The caller holds the lock for changes.
+pub(crate) unsafe fn target(entry: Entry) -> (Gpa, usize) {
+    // SAFETY: by the caller.
+    let leaf = unsafe { unsplit(entry) };
+    (leaf.gpa(), leaf.slot())
+}
+
+/// Whether a range is whole pages below the end.
+pub(crate) fn check_range(addr: u64, len: u64) -> Result<(), Error> {
+    if len == 0 || !(addr | len).is_multiple_of(PAGE) {
+        return Err(Error::Misaligned { addr, len });
+    }
+    if addr.checked_add(len).is_none_or(|end| end > END) {
+        return Err(Error::TooHigh { addr, len });
+    }
+    Ok(())
+}
+
+impl Drop for Mmu {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has a reference, and the slots' lists go as well.
+        unsafe { self.direct.give_back(&self.nodes) };
+    }
+}
+
+impl std::fmt::Debug for Mmu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mmu").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,147 @@
+//! One entry of a translation table, in one atomic word.
+
+use super::node::Node;
+use super::primitive::BITS;
+use crate::Gpa;
+use std::ptr::NonNull;
+
+/// Bits of an address within a page.
+pub(crate) const PAGE_BITS: u32 = 12;
+/// Bytes of a page.
+pub(crate) const PAGE: u64 = 1 << PAGE_BITS;
+/// Entries of a table.
+pub(crate) const FANOUT: usize = 1 << BITS;
+/// The level of the root. Leaves are at level 1 (4 KiB), 2 (2 MiB) and 3 (1 GiB).
+pub(crate) const ROOT: u32 = 4;
+/// The highest level of leaves.
+pub(crate) const LEAF_MAX: u32 = 3;
+/// The end of what can be mapped: 256 TiB.
+pub(crate) const END: u64 = 1 << (PAGE_BITS + ROOT * BITS);
+
+/// Bytes that an entry of this level stands for, as a power of two.
+#[inline]
+pub(crate) const fn shift(level: u32) -> u32 {
+    PAGE_BITS + (level - 1) * BITS
+}
+
+/// Bytes that an entry of this level stands for.
+#[inline]
+pub(crate) const fn size(level: u32) -> u64 {
+    1 << shift(level)
+}
+
+/// Which entry of a table whose entries are of this level stands for `addr`.
+#[inline]
+pub(crate) const fn index(addr: u64, level: u32) -> usize {
+    (addr >> shift(level)) as usize & (FANOUT - 1)
+}
+
+const LEAF: u64 = 1;
+const TABLE: u64 = 1 << 1;
+/// Of a leaf: writable now. Means something only while its slot is logged by write-protection.
+const WRITABLE: u64 = 1 << 2;
+/// Of a leaf: writing is permitted.
+const MAY_WRITE: u64 = 1 << 3;
+/// Of a table: it stands in the place of one leaf.
+const SPLIT: u64 = 1 << 2;
+const FLAGS: u64 = PAGE - 1;
+const TARGET: u64 = END - PAGE;
+const SLOT_SHIFT: u32 = 48;
+
+/// Nothing, a leaf, or a table.
+///
+/// A leaf holds the guest-physical address that it stands for (bits 12 to 47) and the number of its slot (bits 48 to 57); its
+/// size is that of its level. A table holds the table's host address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry(pub(crate) u64);
+
+impl Entry {
+    pub(crate) const NONE: Self = Self(0);
+
+    /// A leaf that is writable now if it may be written.
+    pub(crate) fn leaf(gpa: u64, slot: usize, may_write: bool) -> Self {
+        let write = if may_write { MAY_WRITE | WRITABLE } else { 0 };
+        Self(gpa & TARGET | (slot as u64) << SLOT_SHIFT | LEAF | write)
+    }
+
+    pub(crate) fn table(node: NonNull<Node>, split: bool) -> Self {
+        let flags = if split { TABLE | SPLIT } else { TABLE };
+        Self(node.as_ptr().expose_provenance() as u64 | flags)
+    }
+
+    #[inline]
+    pub(crate) fn is_none(self) -> bool {
+        self.0 & (LEAF | TABLE) == 0
+    }
+
+    #[inline]
+    pub(crate) fn is_leaf(self) -> bool {
+        self.0 & LEAF != 0
+    }
+
+    #[inline]
+    pub(crate) fn is_writable(self) -> bool {
+        self.0 & (LEAF | WRITABLE) == LEAF | WRITABLE
+    }
+
+    #[inline]
+    pub(crate) fn may_write(self) -> bool {
+        self.0 & MAY_WRITE != 0
+    }
+
+    /// A leaf, or a table in the place of one.
+    pub(crate) fn is_mapping(self) -> bool {
+        self.is_leaf() || self.0 & (TABLE | SPLIT) == TABLE | SPLIT
+    }
+
+    /// This leaf, writable or not.
+    #[inline]
+    pub(crate) fn with_writable(self, writable: bool) -> Self {
+        Self(if writable { self.0 | WRITABLE } else { self.0 & !WRITABLE })
+    }
+
+    /// Of a leaf.
+    #[inline]
+    pub(crate) fn gpa(self) -> Gpa {
+        Gpa(self.0 & TARGET)
+    }
+
+    /// Of a leaf.
+    #[inline]
+    pub(crate) fn slot(self) -> usize {
+        (self.0 >> SLOT_SHIFT) as usize
+    }
+
+    /// The table, if it is one.
+    #[inline]
+    pub(crate) fn node(self) -> Option<NonNull<Node>> {
+        if self.0 & TABLE == 0 {
+            return None;
+        }
+        NonNull::new(std::ptr::with_exposed_provenance_mut((self.0 & !FLAGS) as usize))
+    }
+
+    /// This leaf of level `level` as `index` of the smaller ones that it consists of.
+    pub(crate) fn piece(self, level: u32, index: usize) -> Self {
+        Self(self.0 + ((index as u64) << shift(level - 1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leaf_holds_what_it_was_given() {
+        let leaf = Entry::leaf(0x7fff_c000_0000, 511, true);
+        assert!(leaf.is_leaf() && leaf.is_writable() && leaf.may_write() && leaf.is_mapping());
+        assert_eq!((leaf.gpa(), leaf.slot()), (Gpa(0x7fff_c000_0000), 511));
+        let protected = leaf.with_writable(false);
+        assert!(!protected.is_writable() && protected.may_write());
+        assert_eq!(protected.with_writable(true), leaf);
+        assert_eq!(leaf.node(), None);
+        let last = leaf.piece(3, FANOUT - 1);
+        assert_eq!((last.gpa(), last.slot()), (Gpa(0x7fff_ffe0_0000), 511));
+        assert!(!Entry::leaf(0, 0, false).is_writable());
+    }
+}

@@ -1,0 +1,108 @@
+//! Quiescent points: how one thread knows that others have finished with what they saw.
+//!
+//! A member's *section* is the time between two of its quiescent points. What it looked up in a section (a leaf, a cached
+//! translation, a pointer to a bitmap) it uses in that section only. Who takes something away does it first, and then calls
+//! [`Epochs::wait`], which returns once no section is left that began before the call. Members never wait for anybody.
+//!
+//! # Orders
+//! * `current` counts the waits. A wait adds one (release); a member loads it (acquire) at each quiescent point, and if it
+//!   has changed, empties its cache and announces the number it saw (release). So there are no stores at all at the quiescent
+//!   points between two waits.
+//! * What a member did in a section comes before its announcement (release), which the waiter loads (acquire): its stores to
+//!   guest memory have happened when the wait is over.
+//! * What was taken away comes before the count (release), which the member loads (acquire) before its next section: it does
+//!   not see it any more. The same number serves as the generation of the caches: one that was filled before is emptied.
+//! * A member that sleeps is *offline* and not waited for. That is the one place where two threads each store and then load
+//!   what the other stored: the member announces that it is online, and looks things up; the waiter has taken things away, and
+//!   looks who is online. Each has a fence between the two ([`Member::online`], [`Epochs::wait`]), so that at least one of
+//!   them sees the other.
+
+use super::primitive::{AtomicU64, Mutex, Ordering, fence, lock, relax};
+use std::sync::Arc;
+
+/// What an offline member announces; the count begins behind it.
+const OFFLINE: u64 = 0;
+
+/// On cache lines of its own, of which processors fetch two at a time.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// The count, and who is waited for.
+pub(crate) struct Epochs {
+    current: Apart<AtomicU64>,
+    members: Mutex<Vec<Arc<Apart<AtomicU64>>>>,
+}
+
+impl Epochs {
+    pub(crate) fn new() -> Self {
+        Self { current: Apart(AtomicU64::new(OFFLINE + 1)), members: Mutex::new(Vec::new()) }
+    }
+
+    /// Waits until every section that began before has ended.
+    pub(crate) fn wait(&self) {
+        let target = self.current.0.fetch_add(1, Ordering::AcqRel) + 1;
+        // Partner: the fence in `Member::online`.
+        fence(Ordering::SeqCst);
+        // Who joins later was not online before, and the lock orders what it sees after what was taken away.
+        let members = lock(&self.members).clone();
+        for member in members {
+            let mut turns = 0;
+            loop {
+                let announced = member.0.load(Ordering::Acquire);
+                if announced == OFFLINE || announced >= target {
+                    break;
+                }
+                relax(&mut turns);
+            }
+        }
+    }
+}
+
+/// One who is waited for. Offline to begin with.
+pub(crate) struct Member {
+    announced: Arc<Apart<AtomicU64>>,
+    /// What it announced last while it was online: its cache is of that generation.
+    seen: u64,
+}
+
+impl Member {
+    pub(crate) fn join(epochs: &Epochs) -> Self {
+        let announced = Arc::new(Apart(AtomicU64::new(OFFLINE)));
+        lock(&epochs.members).push(announced.clone());
+        Self { announced, seen: OFFLINE }
+    }
+
+    /// Ends a section and begins another; whether the cache is to be emptied.
+    #[inline]
+    pub(crate) fn quiesce(&mut self, epochs: &Epochs) -> bool {
+        let current = epochs.current.0.load(Ordering::Acquire);
+        if current == self.seen {
+            return false;
+        }
+        self.announced.0.store(current, Ordering::Release);
+        self.seen = current;
+        true
+    }
+
+    /// Begins a section; whether the cache is to be emptied.
+    pub(crate) fn online(&mut self, epochs: &Epochs) -> bool {
+        self.announced.0.store(epochs.current.0.load(Ordering::Relaxed), Ordering::Relaxed);
+        // Partner: the fence in `Epochs::wait`.
+        fence(Ordering::SeqCst);
+        // Only now: a wait that saw this member offline has counted before.
+        let current = epochs.current.0.load(Ordering::Acquire);
+        self.announced.0.store(current, Ordering::Release);
+        std::mem::replace(&mut self.seen, current) != current
+    }
+
+    /// Ends a section.
+    pub(crate) fn offline(&mut self) {
+        self.announced.0.store(OFFLINE, Ordering::Release);
+    }
+
+    /// Ends a section for ever.
+    pub(crate) fn leave(&mut self, epochs: &Epochs) {
+        self.offline();
+        lock(&epochs.members).retain(|member| !Arc::ptr_eq(member, &self.announced));
+    }
+}
