@@ -86,7 +86,8 @@ impl Member {
 
     /// Begins a section; whether the cache is to be emptied.
     pub(crate) fn online(&mut self, epochs: &Epochs) -> bool {
-        self.announced.0.store(epochs.current.0.load(Ordering::Relaxed), Ordering::Relaxed);
+        // Release: a waiter that finds this number relies on the section before the sleep being over, as at any other announcement.
+        self.announced.0.store(epochs.current.0.load(Ordering::Relaxed), Ordering::Release);
         // Partner: the fence in `Epochs::wait`.
         fence(Ordering::SeqCst);
         // Only now: a wait that saw this member offline has counted before.

@@ -1,0 +1,282 @@
+//! The dirty log in every order that the memory model allows, up to a number of preemptions.
+//!
+//! The code under test is the crate's own, with tables of two entries and lists of two places in a block. Guest memory itself is not watched, so a
+//! store to it is modelled by a word that is: [`Writer::landed`] does all that a write does but the copy. By protection, a write
+//! is that and then the store; by marks, the store and then that. What harvests hand out is copied; at the end the copy is to be as
+//! the memory is.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --test dirty_loom`
+#![cfg(loom)]
+#![allow(
+    dead_code,
+    unused_imports,
+    unsafe_code,
+    clippy::unwrap_used,
+    clippy::undocumented_unsafe_blocks,
+    reason = "tests"
+)]
+
+#[path = "../src/mmu/primitive.rs"]
+mod primitive;
+#[path = "../src/mmu/rmap.rs"]
+mod rmap;
+
+use kickless_memory::dirty::{Harvester, Method, Pages};
+use kickless_memory::mmu::{Mmu, Space, Writer};
+use kickless_memory::{Gpa, Iova, Slot, UserAddr};
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+use rmap::{Blocks, Head};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::sync::{Arc, LazyLock};
+
+const PAGE: u64 = 4096;
+
+/// One page, and one piece that is split twice before it is written.
+static SLOTS: LazyLock<[Slot; 2]> = LazyLock::new(|| {
+    [PAGE, 4 * PAGE].map(|len| {
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, len).unwrap();
+        Slot::map(&file, 0, Gpa(0), UserAddr(0), len).unwrap()
+    })
+});
+
+fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    LazyLock::force(&SLOTS);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 20_000;
+    builder.check(model);
+}
+
+/// A guest with one word that is watched, and the copy of it.
+struct Guest {
+    mmu: Arc<Mmu>,
+    word: Arc<AtomicU64>,
+    log: Harvester,
+    pages: Pages,
+    copy: u64,
+}
+
+impl Guest {
+    fn new(slot: usize, method: Method) -> Self {
+        let mmu = Mmu::new();
+        mmu.add(SLOTS[slot].clone()).unwrap();
+        let log = Harvester::enable(&mmu, Gpa(0), method).unwrap();
+        Self { mmu, word: Arc::new(AtomicU64::new(0)), log, pages: Pages::default(), copy: 0 }
+    }
+
+    fn harvest(&mut self, last: bool) {
+        if last {
+            self.log.harvest_last(.., &mut self.pages);
+        } else {
+            self.log.harvest(.., &mut self.pages);
+        }
+        if self.pages.contains(Gpa(0)) {
+            self.copy = self.word.load(Ordering::Relaxed);
+        }
+    }
+
+    fn finish(mut self) {
+        self.harvest(true);
+        assert_eq!(self.copy, self.word.load(Ordering::Relaxed), "lost");
+    }
+}
+
+/// When the store is done.
+#[derive(Clone, Copy)]
+enum Store {
+    Before,
+    After,
+}
+
+fn write(writer: &mut Writer, word: &AtomicU64, store: Store) {
+    if matches!(store, Store::Before) {
+        word.fetch_add(1, Ordering::Relaxed);
+    }
+    let written = writer.landed(Iova(8), 8).is_ok();
+    if matches!(store, Store::After) && written {
+        word.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Writers against two harvests; the second begins when they have stopped, so that it is the last.
+fn writers_against_harvest(
+    preemptions: usize,
+    slot: usize,
+    method: Method,
+    store: Store,
+    writers: usize,
+    writes: usize,
+) {
+    check(preemptions, move || {
+        let mut guest = Guest::new(slot, method);
+        let threads: Vec<_> = (0..writers)
+            .map(|_| {
+                let (mut writer, word) = (Writer::direct(&guest.mmu), guest.word.clone());
+                thread::spawn(move || {
+                    for _ in 0..writes {
+                        write(&mut writer, &word, store);
+                        writer.quiesce();
+                    }
+                })
+            })
+            .collect();
+        guest.harvest(false);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        guest.finish();
+    });
+}
+
+#[test]
+fn no_write_is_lost_by_protection() {
+    writers_against_harvest(3, 0, Method::Protect, Store::After, 1, 2);
+    writers_against_harvest(2, 0, Method::Protect, Store::After, 2, 1);
+}
+
+#[test]
+fn no_write_is_lost_by_marks() {
+    writers_against_harvest(3, 0, Method::Marks, Store::Before, 1, 2);
+    writers_against_harvest(2, 0, Method::Marks, Store::Before, 2, 1);
+}
+
+/// What was read asynchronously is there before its completion is seen.
+#[test]
+fn no_completion_is_lost_by_protection() {
+    writers_against_harvest(3, 0, Method::Protect, Store::Before, 1, 2);
+}
+
+#[test]
+fn no_write_is_lost_in_a_leaf_that_is_split() {
+    writers_against_harvest(2, 1, Method::Protect, Store::After, 1, 2);
+    writers_against_harvest(1, 1, Method::Protect, Store::After, 2, 1);
+}
+
+/// The second harvest begins while the writer is alive, after it has said that it has written: it need not have passed a
+/// quiescent point since.
+#[test]
+fn the_last_harvest_waits_for_who_is_about_to_mark() {
+    check(2, || {
+        let mut guest = Guest::new(0, Method::Protect);
+        let done = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (mut writer, word) = (Writer::direct(&guest.mmu), guest.word.clone());
+                let done = done.clone();
+                thread::spawn(move || {
+                    write(&mut writer, &word, Store::After);
+                    done.fetch_add(1, Ordering::Release);
+                })
+            })
+            .collect();
+        if done.load(Ordering::Acquire) == 1 {
+            let written = guest.word.load(Ordering::Relaxed);
+            guest.harvest(true);
+            assert!(guest.copy >= written.min(1), "lost");
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        guest.finish();
+    });
+}
+
+/// A writer that sleeps is not waited for.
+#[test]
+fn no_write_is_lost_by_who_was_offline() {
+    check(3, || {
+        let mut guest = Guest::new(0, Method::Protect);
+        let (mut writer, word) = (Writer::direct(&guest.mmu), guest.word.clone());
+        let thread = thread::spawn(move || {
+            write(&mut writer, &word, Store::After);
+            drop(writer.offline());
+            write(&mut writer, &word, Store::After);
+        });
+        guest.harvest(false);
+        thread.join().unwrap();
+        guest.finish();
+    });
+}
+
+/// A mapping is removed, and its entry from the list, while a harvest walks: what was written through it is not lost.
+#[test]
+fn no_write_is_lost_through_what_is_unmapped() {
+    check(1, || {
+        let mut guest = Guest::new(0, Method::Protect);
+        let space = Arc::new(Space::new(&guest.mmu));
+        space.map(Iova(0), Gpa(0), PAGE, true).unwrap();
+        let (mut writer, word) = (Writer::within(&space), guest.word.clone());
+        // Its entry is writable when the race begins.
+        write(&mut writer, &word, Store::After);
+        let thread = thread::spawn(move || {
+            writer.quiesce();
+            write(&mut writer, &word, Store::After);
+            writer
+        });
+        let unmapper = thread::spawn(move || space.unmap(Iova(0), PAGE).unwrap());
+        guest.harvest(false);
+        drop(thread.join().unwrap());
+        unmapper.join().unwrap();
+        guest.finish();
+    });
+}
+
+/// Nobody uses memory that was removed: loom finds who does, for the removal is followed by an access that excludes all others.
+/// (That is how it was found that a writer which comes back from a sleep must announce that with release as well.)
+#[test]
+fn what_is_removed_is_not_used() {
+    check(3, || {
+        let mmu = Mmu::new();
+        mmu.add(SLOTS[0].clone()).unwrap();
+        let memory = Arc::new(UnsafeCell::new(0));
+        let (mut writer, used) = (Writer::direct(&mmu), memory.clone());
+        let thread = thread::spawn(move || {
+            for round in 0..3 {
+                if writer.landed(Iova(0), 8).is_ok() {
+                    used.with(|_| ());
+                }
+                if round == 1 {
+                    drop(writer.offline());
+                } else {
+                    writer.quiesce();
+                }
+            }
+        });
+        mmu.remove(Gpa(0)).unwrap();
+        memory.with_mut(|_| ());
+        thread.join().unwrap();
+    });
+}
+
+/// Entries leave a list, and blocks another, while a walker is there: it visits all that stay.
+#[test]
+fn a_walker_misses_nothing() {
+    for (leaving, joins) in [(4, false), (8, false), (12, false), (4, true), (8, true), (12, true)] {
+        check(3, move || {
+            let lists = Arc::new([Head::new(), Head::new()]);
+            let mut blocks = Blocks::default();
+            // 4 and 8 in the second block, 12 alone in the first.
+            for what in [4, 8, 12] {
+                unsafe { lists[0].add(&mut blocks, what) };
+            }
+            unsafe { lists[1].add(&mut blocks, 20) };
+            let blocks = Arc::new(loom::sync::Mutex::new(blocks));
+            let changer = thread::spawn({
+                let (lists, blocks) = (lists.clone(), blocks.clone());
+                move || {
+                    let blocks = &mut blocks.lock().unwrap();
+                    assert!(unsafe { lists[0].remove(blocks, leaving) });
+                    // The block that has become free is taken at once: by the other list, or by this one.
+                    let list = &lists[usize::from(!joins)];
+                    unsafe { list.add(blocks, 24) };
+                    unsafe { list.add(blocks, 28) };
+                }
+            });
+            let mut seen = Vec::new();
+            unsafe { lists[0].walk(|what| seen.push(what)) };
+            for what in [4, 8, 12].into_iter().filter(|what| *what != leaving) {
+                assert!(seen.contains(&what), "missed {what}: {seen:?}");
+            }
+            changer.join().unwrap();
+        });
+    }
+}

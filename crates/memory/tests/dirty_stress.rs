@@ -1,0 +1,227 @@
+//! Writers, harvests and changes at once, against a model of what was written: each byte that was written is in a harvest that is
+//! handed out after the write, and in the next [`Harvester::harvest_last`] at the latest.
+//!
+//! Each writer has words of its own, and writes rising numbers into words that follow from its seed. So who harvests knows, from how far
+//! a writer had come, the least that each of its words must be in the copy that is made of what harvests hand out.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use kickless_memory::dirty::{Harvester, Method, Pages};
+use kickless_memory::mmu::{Mmu, Space, Writer};
+use kickless_memory::{Gpa, Iova, Map, Slot, UserAddr};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+const PAGE: u64 = 4096;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+/// The slot that is logged; all of it is in one large leaf.
+const LEN: u64 = GIB;
+/// Where the spaces show it again, by leaves of each size.
+const ALIASES: [u64; 3] = [GIB, 2 * GIB + 2 * MIB, 4 * GIB + PAGE];
+const WRITERS: u64 = 4;
+/// Numbers that each writer writes.
+const WRITES: u64 = if cfg!(debug_assertions) { 60_000 } else { 400_000 };
+
+fn slot(gpa: u64, len: u64) -> Slot {
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, len).unwrap();
+    Slot::map(&file, 0, Gpa(gpa), UserAddr(0), len).unwrap()
+}
+
+#[derive(Clone)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below
+    }
+
+    /// The page of a write: most often one of a few, so that all meet there.
+    fn page(&mut self) -> u64 {
+        match self.next(10) {
+            0..=5 => self.next(70),
+            6..=8 => 512 + self.next(512),
+            _ => self.next(64) * (LEN / PAGE / 64),
+        }
+    }
+}
+
+/// How far each writer has come.
+type Progress = Arc<[AtomicU64; WRITERS as usize]>;
+
+/// Writes 1, 2, 3 ... to its word of pages that follow from `seed`.
+fn write_all(id: u64, mut writer: Writer, direct: bool, map: &Arc<Map>, progress: &Progress) {
+    let (mut pages, mut ways) = (Random(id), Random(id + 100));
+    for number in 1..=WRITES {
+        let base = if direct { 0 } else { ALIASES[ways.next(3) as usize] };
+        let offset = pages.page() * PAGE + id * 8;
+        if ways.next(8) == 0 {
+            // As an asynchronous read would, that was submitted long ago.
+            map.write_obj(Gpa(offset), &number).unwrap();
+            writer.landed(Iova(base + offset), 8).unwrap();
+        } else {
+            writer.write_obj(Iova(base + offset), &number).unwrap();
+        }
+        progress[id as usize].store(number, Ordering::Release);
+        match ways.next(64) {
+            0 => thread::yield_now(),
+            1 => drop(writer.offline()),
+            2 => {
+                let _away = writer.offline();
+                thread::yield_now();
+            }
+            3..=40 => writer.quiesce(),
+            _ => {}
+        }
+    }
+}
+
+/// Changes mappings and slots that nobody uses, in the same tables and lists, until it is told to stop. Its own slot is logged at times.
+fn churn(mmu: &Arc<Mmu>, space: &Arc<Space>, stop: &AtomicBool) {
+    let mut random = Random(77);
+    let other = Gpa(64 * GIB);
+    let mut log = None;
+    while !stop.load(Ordering::Relaxed) {
+        let (gpa, len) = (random.next(600) * PAGE, (random.next(3) + 1) * PAGE);
+        let place = Iova(ALIASES[2] + LEN + 32 * MIB + random.next(8) * MIB);
+        if space.map(place, Gpa(gpa), len, true).is_ok() && random.next(2) == 0 {
+            space.unmap(place, len).unwrap();
+        }
+        match random.next(16) {
+            0 => space.unmap(Iova(ALIASES[2] + LEN + 32 * MIB), 10 * MIB).unwrap(),
+            1 => _ = mmu.add(slot(other.0, 8 * MIB)),
+            2 => _ = mmu.remove(other),
+            3 => log = Harvester::enable(mmu, other, Method::Protect).ok(),
+            4 => log = None,
+            _ => {}
+        }
+        if log.is_none() && random.next(4) == 0 {
+            thread::yield_now();
+        }
+    }
+}
+
+/// What the harvests say, and what they must say.
+struct Model {
+    copy: Vec<u8>,
+    pages: Pages,
+    writers: Vec<(Random, u64)>,
+    least: Vec<Vec<(u64, u64)>>,
+}
+
+impl Model {
+    fn new(map: &Map) -> Self {
+        let mut copy = vec![0; LEN as usize];
+        // What nobody writes to is zero.
+        for page in (0..1024).chain((0..64).map(|n| n * (LEN / PAGE / 64))) {
+            let at = (page * PAGE) as usize;
+            map.read(Gpa(page * PAGE), &mut copy[at..at + PAGE as usize]).unwrap();
+        }
+        let writers = (0..WRITERS).map(|id| (Random(id), 0)).collect();
+        Self { copy, pages: Pages::default(), writers, least: vec![Vec::new(); WRITERS as usize] }
+    }
+
+    /// What the writers had written before some moment, when they had come so far.
+    fn follow(&mut self, progress: &[u64]) {
+        for (id, (pages, done)) in self.writers.iter_mut().enumerate() {
+            for number in *done + 1..=progress[id] {
+                self.least[id].push((pages.page() * PAGE + id as u64 * 8, number));
+            }
+            *done = progress[id];
+        }
+    }
+
+    fn copy(&mut self, map: &Map) {
+        for (gpa, len) in self.pages.ranges() {
+            let (at, len) = (gpa.0 as usize, len as usize);
+            map.read(gpa, &mut self.copy[at..at + len]).unwrap();
+        }
+    }
+
+    fn word(&self, at: u64) -> u64 {
+        let bytes = &self.copy[at as usize..][..8];
+        u64::from_le_bytes(bytes.try_into().unwrap())
+    }
+
+    /// All that must be in the copy is there.
+    fn check(&mut self) {
+        for id in 0..WRITERS as usize {
+            for (at, number) in std::mem::take(&mut self.least[id]) {
+                let copied = self.word(at);
+                assert!(copied >= number, "writer {id} wrote {number} to {at:#x}, and {copied} was copied");
+            }
+        }
+    }
+}
+
+fn stress(method: Method) {
+    let memory = slot(0, LEN);
+    let map = Arc::new(Map::new(vec![memory.clone()]).unwrap());
+    let mmu = Mmu::new();
+    mmu.add(memory).unwrap();
+    let space = Arc::new(Space::new(&mmu));
+    for alias in ALIASES {
+        space.map(Iova(alias), Gpa(0), LEN, true).unwrap();
+    }
+    let progress: Progress = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|id| {
+                let direct = id % 2 == 0;
+                let writer = if direct { Writer::direct(&mmu) } else { Writer::within(&space) };
+                let (map, progress) = (&map, &progress);
+                scope.spawn(move || write_all(id, writer, direct, map, progress))
+            })
+            .collect();
+        let changes = scope.spawn(|| churn(&mmu, &space, &stop));
+        let mut random = Random(5);
+        // Turned off in the middle, and on again.
+        for part in 1..=2 {
+            let mut log = Harvester::enable(&mmu, Gpa(0), method).unwrap();
+            let mut model = Model::new(&map);
+            let mut rounds = 0;
+            loop {
+                let came: Vec<u64> = progress.iter().map(|done| done.load(Ordering::Acquire)).collect();
+                let ended = came.iter().all(|done| *done == WRITES);
+                rounds += 1;
+                if ended || random.next(4) == 0 {
+                    model.follow(&came);
+                    log.harvest_last(.., &mut model.pages);
+                    model.copy(&map);
+                    model.check();
+                } else if random.next(4) == 0 {
+                    let middle = Gpa(random.next(64) * PAGE);
+                    for range in [Gpa(0)..middle, middle..Gpa(LEN)] {
+                        log.harvest(range, &mut model.pages);
+                        model.copy(&map);
+                    }
+                } else {
+                    log.harvest(.., &mut model.pages);
+                    model.copy(&map);
+                }
+                if ended || part == 1 && came.iter().all(|done| *done > WRITES / 2) {
+                    break;
+                }
+            }
+            assert!(rounds > 0);
+            log.disable();
+        }
+        stop.store(true, Ordering::Relaxed);
+        changes.join().unwrap();
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+    });
+}
+
+#[test]
+fn no_write_is_lost_with_marks() {
+    stress(Method::Marks);
+}
+
+#[test]
+fn no_write_is_lost_with_protection() {
+    stress(Method::Protect);
+}
