@@ -222,12 +222,12 @@ impl Auto {
     }
 
     /// As long as the owner accepts, and until a quarter of the ring is full; 0 if that is not worth it. The delay of the wake
-    /// comes on top, as it does with a kick: a request waits for half of both on average, and its answer for one more wake, of
-    /// the driver. Where wakes are so slow that this would be more than the owner accepts, naps are shorter.
+    /// comes on top, as it does with a kick: a request waits for half of the nap on average, and for the wake. Where wakes are so
+    /// slow that this would be more than the owner accepts, naps are shorter.
     fn nap(&self, rate: Option<u64>, host: &Host) -> Nanos {
         let Some(rate) = rate else { return 0 };
         let quarter = time_of(u64::from(self.ring_size) / 4, rate);
-        let accepted = (2 * self.latency).saturating_sub(3 * host.nap_overshoot.min(LATENCY_MAX));
+        let accepted = (2 * self.latency).saturating_sub(2 * host.nap_overshoot.min(LATENCY_MAX));
         let nap = self.latency.min(quarter).min(accepted);
         // Of naps there are as many as fit into the time, of other sleeps one for each wait.
         let fewer = expected_256(rate, nap) >= 256 && self.waits[0].mostly_within(nap);
