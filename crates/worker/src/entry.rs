@@ -14,8 +14,8 @@ pub(crate) enum State {
     Armed,
     /// On the poll list.
     Polled,
-    /// Kicks are disabled, and it is not looked at before then.
-    Napping { until: Nanos },
+    /// Kicks are disabled, and it is not looked at before then; `deaf`: nor are its completions.
+    Napping { until: Nanos, deaf: bool },
     /// There may be work, but no room for it.
     Blocked,
     /// Stopping or moving, with something in flight.

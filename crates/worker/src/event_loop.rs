@@ -205,6 +205,8 @@ impl EventLoop {
 
     /// Waits for whatever comes first: an event, the end of a nap, a call that is due.
     fn sleep(&mut self, now: Nanos) -> io::Result<()> {
+        let heard = self.hears_completions();
+        self.waiter.hear(self.engine.event(), heard)?;
         let retry = if self.engine.needs_turn() { now + RETRY } else { Nanos::MAX };
         let due = self.next_call.min(retry).min(self.next_nap);
         if due == Nanos::MAX {
@@ -215,6 +217,16 @@ impl EventLoop {
             self.senses.slept(self.clock.now().saturating_sub(due));
         }
         Ok(())
+    }
+
+    /// Whether completions are to end a sleep: not if all who wait for any nap until a time, come what may.
+    #[inline]
+    fn hears_completions(&mut self) -> bool {
+        let deaf = |entry: &Entry| matches!(entry.state, State::Napping { deaf: true, .. });
+        if self.naps.is_empty() || !self.entries.iter().flatten().any(deaf) {
+            return true;
+        }
+        self.entries.iter_mut().flatten().any(|entry| !deaf(entry) && entry.source.in_flight() > 0)
     }
 
     /// Waits, and handles what happened; whether anything did.
@@ -250,7 +262,7 @@ impl EventLoop {
         naps.retain(|&number| {
             // One that was woken by something else is not in that state any more.
             let Some(entry) = self.entries[number as usize].as_mut() else { return false };
-            if let State::Napping { until } = entry.state
+            if let State::Napping { until, .. } = entry.state
                 && until > now
             {
                 self.next_nap = self.next_nap.min(until);

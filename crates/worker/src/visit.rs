@@ -82,8 +82,8 @@ impl EventLoop {
                 entry.spin_until = Some(until);
                 true
             }
-            Verdict::Nap { until } => {
-                entry.enter(State::Napping { until }, now);
+            Verdict::Nap { until, deaf } => {
+                entry.enter(State::Napping { until, deaf }, now);
                 self.next_nap = self.next_nap.min(until);
                 if !std::mem::replace(&mut entry.naps, true) {
                     self.naps.push(number);

@@ -27,6 +27,8 @@ const EVENTS: usize = 64;
 /// The worker's epoll instance.
 pub(crate) struct Waiter {
     epoll: OwnedFd,
+    /// The engine's completions are waited for.
+    hears: bool,
     events: Vec<epoll::Event>,
 }
 
@@ -35,13 +37,23 @@ impl Waiter {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, mailbox, EventData::new_u64(MAILBOX), EventFlags::IN)?;
         epoll::add(&epoll, engine, EventData::new_u64(ENGINE), EventFlags::IN)?;
-        Ok(Self { epoll, events: Vec::with_capacity(EVENTS) })
+        Ok(Self { epoll, hears: true, events: Vec::with_capacity(EVENTS) })
     }
 
     /// Waits for kicks of `source` too. One that has come already counts.
     pub(crate) fn add(&self, kick: BorrowedFd<'_>, source: u32) -> io::Result<()> {
         // Edge-triggered: the descriptor is never read, and each kick is an event.
         Ok(epoll::add(&self.epoll, kick, EventData::new_u64(source.into()), EventFlags::IN | EventFlags::ET)?)
+    }
+
+    /// From the next wait on, completions of the `engine` end it or do not. Those that came before count.
+    pub(crate) fn hear(&mut self, engine: BorrowedFd<'_>, hears: bool) -> io::Result<()> {
+        if self.hears != hears {
+            let flags = if hears { EventFlags::IN } else { EventFlags::empty() };
+            epoll::modify(&self.epoll, engine, EventData::new_u64(ENGINE), flags)?;
+            self.hears = hears;
+        }
+        Ok(())
     }
 
     pub(crate) fn remove(&self, kick: BorrowedFd<'_>) {
@@ -109,5 +121,17 @@ mod tests {
         let happened: Vec<_> = waiter.wait(Some(Duration::from_secs(60))).unwrap().collect();
         assert_eq!(happened, [Ready::Kick(7)]);
         assert_eq!(waiter.wait(Some(Duration::ZERO)).unwrap().count(), 0, "it is edge-triggered");
+    }
+
+    #[test]
+    fn completions_that_are_not_heard_are_heard_later() {
+        let eventfd = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let (mailbox, engine) = (eventfd(), eventfd());
+        let mut waiter = Waiter::new(mailbox.as_fd(), engine.as_fd()).unwrap();
+        waiter.hear(engine.as_fd(), false).unwrap();
+        rustix::io::write(&engine, &1u64.to_ne_bytes()).unwrap();
+        assert_eq!(waiter.wait(Some(Duration::from_micros(50))).unwrap().count(), 0);
+        waiter.hear(engine.as_fd(), true).unwrap();
+        assert_eq!(waiter.wait(None).unwrap().collect::<Vec<_>>(), [Ready::Engine]);
     }
 }

@@ -55,6 +55,8 @@ struct Plan {
     limits: [Nanos; 2],
     /// How long to nap then; 0: not at all.
     nap: Nanos,
+    /// How long to nap with something in flight, whatever of it is done meanwhile; 0: until something is.
+    deaf_nap: Nanos,
 }
 
 /// The state of `auto` for one queue.
@@ -138,17 +140,18 @@ impl Auto {
         if plan.nap == 0 {
             return Verdict::Arm;
         }
+        let deaf = on_disk && plan.deaf_nap > 0;
         // A nap that another queue's work has cut short goes on.
         if now >= self.wait.nap_until && self.wait.naps < NAPS_MAX {
             self.wait.naps += 1;
-            self.wait.nap_until = now.saturating_add(plan.nap);
+            self.wait.nap_until = now.saturating_add(if deaf { plan.deaf_nap } else { plan.nap });
         }
         if now >= self.wait.nap_until {
             return Verdict::Arm;
         }
         self.wait.asleep = Asleep::Napping(now);
         self.reaction.slept();
-        Verdict::Nap { until: self.wait.nap_until }
+        Verdict::Nap { until: self.wait.nap_until, deaf }
     }
 
     pub(super) fn armed(&mut self, now: Nanos) {
@@ -205,10 +208,14 @@ impl Auto {
             false => thrifty.saturating_add(host.wake_delay.saturating_mul(DELAY_WORTH)),
         };
         let patient = if host.wake_delay <= self.latency { thrifty } else { latency_first };
-        self.eager = Plan { limits: self.limits(latency_first), nap: 0 };
-        self.patient = Plan { limits: self.limits(patient), nap: self.nap(rate, host) };
-        if self.patient.nap > 0 {
+        self.eager = Plan { limits: self.limits(latency_first), nap: 0, deaf_nap: 0 };
+        let (nap, deaf_nap) = self.naps(rate, host);
+        self.patient = Plan { limits: self.limits(patient), nap, deaf_nap };
+        if nap > 0 {
             self.patient.limits[0] = 0;
+        }
+        if deaf_nap > 0 {
+            self.patient.limits[1] = 0;
         }
         let trial = !host.contended && self.eager != self.patient;
         self.windows = rate.filter(|_| trial).and_then(|rate| self.windows(rate));
@@ -224,15 +231,23 @@ impl Auto {
     /// As long as the owner accepts, and until a quarter of the ring is full; 0 if that is not worth it. The delay of the wake
     /// comes on top, as it does with a kick: a request waits for half of the nap on average, and for the wake. Where wakes are so
     /// slow that this would be more than the owner accepts, naps are shorter.
-    fn nap(&self, rate: Option<u64>, host: &Host) -> Nanos {
-        let Some(rate) = rate else { return 0 };
+    ///
+    /// And how long where completions wait as well: one that has waited for a nap before it was started waits for another when it
+    /// is done, so that each is half as long.
+    fn naps(&self, rate: Option<u64>, host: &Host) -> (Nanos, Nanos) {
+        let Some(rate) = rate else { return (0, 0) };
         let quarter = time_of(u64::from(self.ring_size) / 4, rate);
         let accepted = (2 * self.latency).saturating_sub(2 * host.nap_overshoot.min(LATENCY_MAX));
         let nap = self.latency.min(quarter).min(accepted);
         // Of naps there are as many as fit into the time, of other sleeps one for each wait.
         let fewer = expected_256(rate, nap) >= 256 && self.waits[0].mostly_within(nap);
-        let pays = fewer && nap > 0 && nap >= host.sleep_cpu.saturating_mul(NAP_WORTH);
-        if pays { nap } else { 0 }
+        let least = host.sleep_cpu.saturating_mul(NAP_WORTH).max(1);
+        if !fewer || nap < least {
+            return (0, 0);
+        }
+        let deaf = nap / 2;
+        // What comes in a nap is done in another: where that is less than one, there are fewer completions than naps.
+        (nap, if deaf >= least && expected_256(rate, deaf) >= 256 { deaf } else { 0 })
     }
 
     fn windows(&self, rate: u64) -> Option<Lengths> {
@@ -282,11 +297,11 @@ mod tests {
     fn naps_go_on_when_cut_short_and_two_in_vain_are_enough() {
         let mut auto = auto(100_000);
         auto.empty(0, &HOST, false);
-        let nap = Plan { limits: [0, 0], nap: 50_000 };
+        let nap = Plan { limits: [0, 0], nap: 50_000, deaf_nap: 0 };
         (auto.eager, auto.patient) = (nap, nap);
-        assert_eq!(auto.empty(0, &HOST, false), Verdict::Nap { until: 50_000 });
-        assert_eq!(auto.empty(20_000, &HOST, false), Verdict::Nap { until: 50_000 });
-        assert_eq!(auto.empty(50_000, &HOST, false), Verdict::Nap { until: 100_000 });
+        assert_eq!(auto.empty(0, &HOST, false), Verdict::Nap { until: 50_000, deaf: false });
+        assert_eq!(auto.empty(20_000, &HOST, false), Verdict::Nap { until: 50_000, deaf: false });
+        assert_eq!(auto.empty(50_000, &HOST, false), Verdict::Nap { until: 100_000, deaf: false });
         assert_eq!(auto.empty(100_000, &HOST, false), Verdict::Arm);
         auto.set(10_000);
         assert!(!auto.wait.open, "a nap of the old length is forgotten");
@@ -296,7 +311,7 @@ mod tests {
     fn a_spin_ends_with_the_window_of_a_trial() {
         let mut auto = auto(100_000);
         auto.empty(0, &HOST, false);
-        let spin = Plan { limits: [300_000, 300_000], nap: 0 };
+        let spin = Plan { limits: [300_000, 300_000], ..Plan::default() };
         (auto.eager, auto.patient) = (spin, spin);
         auto.reaction.wait_begins(0, Some(Lengths { short: 100_000, long: 100_000 }));
         assert_eq!(auto.empty(10_000, &HOST, false), Verdict::Spin { until: 100_000 });
@@ -307,11 +322,30 @@ mod tests {
     fn a_nap_has_to_pay() {
         let auto = auto(100_000);
         let rate = Some(super::super::arrivals::rate(200_000, 1_000_000_000));
-        assert_eq!(auto.nap(rate, &HOST), 100_000);
-        assert_eq!(auto.nap(rate, &Host { sleep_cpu: 51_000, ..HOST }), 0);
-        assert_eq!(auto.nap(rate, &Host { nap_overshoot: 110_000, ..HOST }), 0);
-        assert_eq!(auto.nap(Some(1_000), &HOST), 0, "nothing would come");
-        assert_eq!(auto.nap(None, &HOST), 0);
+        assert_eq!(auto.naps(rate, &HOST), (100_000, 50_000));
+        assert_eq!(auto.naps(rate, &Host { sleep_cpu: 51_000, ..HOST }), (0, 0));
+        assert_eq!(
+            auto.naps(rate, &Host { sleep_cpu: 26_000, ..HOST }),
+            (100_000, 0),
+            "half of it is too short"
+        );
+        assert_eq!(auto.naps(rate, &Host { nap_overshoot: 75_000, ..HOST }), (50_000, 25_000));
+        assert_eq!(auto.naps(rate, &Host { nap_overshoot: 95_000, ..HOST }), (0, 0));
+        assert_eq!(auto.naps(Some(1_000), &HOST), (0, 0), "nothing would come");
+        assert_eq!(auto.naps(Some(15_000), &HOST), (100_000, 0), "completions are fewer than naps");
+        assert_eq!(auto.naps(None, &HOST), (0, 0));
+    }
+
+    #[test]
+    fn completions_wait_for_the_end_of_a_nap_that_is_half_as_long() {
+        let mut auto = auto(100_000);
+        auto.empty(0, &HOST, true);
+        let nap = Plan { limits: [0, 0], nap: 50_000, deaf_nap: 25_000 };
+        (auto.eager, auto.patient) = (nap, nap);
+        assert_eq!(auto.empty(0, &HOST, true), Verdict::Nap { until: 25_000, deaf: true });
+        // Another queue has reaped what was in flight.
+        assert_eq!(auto.empty(10_000, &HOST, false), Verdict::Nap { until: 25_000, deaf: false });
+        assert_eq!(auto.empty(25_000, &HOST, false), Verdict::Nap { until: 75_000, deaf: false });
     }
 
     #[test]

@@ -49,10 +49,12 @@ pub enum Verdict {
         /// When to ask again.
         until: Nanos,
     },
-    /// Sleep with kicks off. A completion ends the nap as well.
+    /// Sleep with kicks off.
     Nap {
         /// When to wake, in the future.
         until: Nanos,
+        /// Completions wait until then; otherwise one ends the nap as well.
+        deaf: bool,
     },
     /// Enable kicks and wait for one.
     Arm,

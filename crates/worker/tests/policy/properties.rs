@@ -92,7 +92,7 @@ proptest! {
                     let before = policy.is_polled();
                     let verdict = policy.empty(now, &host, on_disk);
                     match verdict {
-                        Verdict::Spin { until } | Verdict::Nap { until } => {
+                        Verdict::Spin { until } | Verdict::Nap { until, .. } => {
                             prop_assert!(until > now);
                             prop_assert!(policy.is_polled());
                         }
@@ -102,7 +102,8 @@ proptest! {
                         (Poll::Always, Verdict::Spin { .. }) | (Poll::Never, Verdict::Arm) => {}
                         (Poll::Rate { .. }, Verdict::Spin { .. } | Verdict::Arm) => {}
                         (Poll::Auto { .. }, Verdict::Spin { .. } | Verdict::Arm) => {}
-                        (Poll::Auto { latency }, Verdict::Nap { until }) => {
+                        (Poll::Auto { latency }, Verdict::Nap { until, deaf }) => {
+                            prop_assert!(on_disk || !deaf);
                             prop_assert!(u128::from(until - now) <= latency.as_nanos());
                         }
                         (poll, verdict) => prop_assert!(false, "{:?} under {:?}", verdict, poll),
@@ -274,7 +275,7 @@ fn a_nap_ends_before_a_quarter_of_the_ring_is_full() {
                 now = (served + 1) * gap + HOST.wake_delay;
                 policy.woken(now, &HOST, (now / gap - served) as u16);
             }
-            Verdict::Nap { until } => {
+            Verdict::Nap { until, .. } => {
                 longest = longest.max(until - now);
                 now = until;
                 policy.woken(now, &HOST, (now / gap - served) as u16);

@@ -57,7 +57,7 @@ impl Chooser {
     pub(crate) fn empty(&mut self, now: Nanos, host: &Host, on_disk: bool) -> Verdict {
         match self {
             Chooser::Policy(policy) => policy.empty(now, host, on_disk),
-            Chooser::Fixed { rule: Rule::Nap(nap), .. } => Verdict::Nap { until: now + *nap },
+            Chooser::Fixed { rule: Rule::Nap(nap), .. } => Verdict::Nap { until: now + *nap, deaf: false },
             Chooser::Fixed { rule: Rule::Spin(limit), since } => {
                 let until = *since.get_or_insert(now) + *limit;
                 if until > now { Verdict::Spin { until } } else { Verdict::Arm }

@@ -224,8 +224,9 @@ impl Worker {
                 self.core.spin_until(until);
                 self.spun += self.core.now - since;
             }
+            Verdict::Nap { until, deaf: true } => self.sleep(until),
             // A completion ends it as well.
-            Verdict::Nap { until } => self.sleep(until.min(done.unwrap_or(until))),
+            Verdict::Nap { until, deaf: false } => self.sleep(until.min(done.unwrap_or(until))),
             Verdict::Arm if self.driver.next_at().is_some_and(|at| at <= self.core.now) => {
                 self.chooser.still_busy();
             }

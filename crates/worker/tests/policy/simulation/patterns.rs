@@ -99,6 +99,8 @@ pub(crate) fn all() -> Vec<Pattern> {
         slow("on-off, closed 32, driver sleeps", on_off(32, SLEEPING)),
         slow("disk 80 us, closed 1", on_disk(closed(1, POLLING), disk.clone())),
         pattern("disk 80 us, closed 32", on_disk(closed(32, POLLING), disk.clone())),
+        slow("disk 80 us, open 20 k/s Poisson", on_disk(open(Gaps::Poisson(50 * US)), disk.clone())),
+        slow("disk 80 us, open 200 k/s Poisson", on_disk(open(Gaps::Poisson(5 * US)), disk.clone())),
         slow("disk 80 us, trickle", on_disk(open(Gaps::Poisson(10 * MS)), disk)),
         slow("disk 5 ms, closed 1", on_disk(closed(1, POLLING), 4 * MS..6 * MS)),
         Pattern {
