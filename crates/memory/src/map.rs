@@ -288,6 +288,15 @@ impl Map {
         found
     }
 
+    /// The guest-physical address of `len` bytes at the front-end's address `user`, if one slot holds them all.
+    pub fn gpa_of_range(&self, user: UserAddr, len: u64) -> Option<Gpa> {
+        self.slots.iter().find_map(|slot| {
+            let offset = user.offset_from(slot.user())?;
+            let end = offset.checked_add(len)?;
+            (end <= slot.len()).then(|| Gpa(slot.gpa().0 + offset))
+        })
+    }
+
     /// The guest-physical address of the front-end's address `user`.
     pub fn gpa_of(&self, user: UserAddr) -> Option<Gpa> {
         self.slots.iter().find_map(|slot| {

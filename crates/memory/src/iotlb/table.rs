@@ -1,0 +1,147 @@
+//! The radix tree, as its readers see it. Why reading it while it changes is safe: see the module above.
+
+use super::primitive::{AtomicU64, BITS, LEVELS, Ordering};
+use std::sync::OnceLock;
+
+/// Entries of a node.
+pub(super) const FANOUT: usize = 1 << BITS;
+/// The node that is always there.
+pub(super) const ROOT: u32 = 0;
+/// The highest level that has leaves; they are of 1 GiB there.
+pub(super) const LEAF_LEVEL_MAX: u32 = 2;
+/// Bits of a page's offset.
+pub(super) const PAGE_BITS: u32 = 12;
+
+/// An entry that leads to memory: its address, and from bit 1 on what may be done there.
+const LEAF: u64 = 1;
+const ACCESS_SHIFT: u32 = 1;
+/// An entry that leads to a node: its number, from bit 12 on.
+const NODE: u64 = 8;
+
+/// One entry, as it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    Empty,
+    Node(u32),
+    Leaf(Leaf),
+}
+
+/// What a leaf says: a front-end's address, whose lowest 12 bits are zero, and bits of [`super::Access`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Leaf {
+    pub(super) user: u64,
+    pub(super) access: u64,
+}
+
+impl Leaf {
+    /// The same, so many pages further on.
+    #[inline]
+    pub(super) fn after(self, pages: u64) -> Self {
+        Self { user: self.user.wrapping_add(pages << PAGE_BITS), ..self }
+    }
+}
+
+impl Entry {
+    #[inline]
+    fn from_bits(bits: u64) -> Self {
+        let rest = bits & !((1 << PAGE_BITS) - 1);
+        if bits & LEAF != 0 {
+            Self::Leaf(Leaf { user: rest, access: (bits >> ACCESS_SHIFT) & 3 })
+        } else if bits & NODE != 0 {
+            Self::Node((rest >> PAGE_BITS) as u32)
+        } else {
+            Self::Empty
+        }
+    }
+
+    fn bits(self) -> u64 {
+        match self {
+            Self::Empty => 0,
+            Self::Node(number) => u64::from(number) << PAGE_BITS | NODE,
+            Self::Leaf(Leaf { user, access }) => user | access << ACCESS_SHIFT | LEAF,
+        }
+    }
+}
+
+/// Which entry of a node at `level` a page belongs to.
+#[inline]
+pub(super) fn index(page: u64, level: u32) -> usize {
+    (page >> (BITS * level)) as usize & (FANOUT - 1)
+}
+
+/// Pages under one entry at `level`.
+#[inline]
+pub(super) fn span(level: u32) -> u64 {
+    1 << (BITS * level)
+}
+
+type Node = Box<[AtomicU64; FANOUT]>;
+
+/// Translations that the front-end has told, for as many readers as there are.
+#[derive(Debug)]
+pub struct Table {
+    /// A node is made when it is first needed, and stays; its number finds it.
+    nodes: Box<[OnceLock<Node>]>,
+}
+
+impl Table {
+    /// An empty one, with room for so many nodes and the root.
+    pub(super) fn new(nodes_max: u32) -> Self {
+        let table = Self { nodes: (0..=nodes_max).map(|_| OnceLock::new()).collect() };
+        table.make(ROOT);
+        table
+    }
+
+    /// Sees to it that a node is there. An old one is as it was.
+    pub(super) fn make(&self, number: u32) {
+        if let Some(place) = self.nodes.get(number as usize) {
+            place.get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU64::new(0))));
+        }
+    }
+
+    #[inline]
+    fn entry(&self, node: u32, index: usize) -> Option<&AtomicU64> {
+        self.nodes.get(node as usize)?.get()?.get(index)
+    }
+
+    /// Nodes that have been made.
+    pub(super) fn made(&self) -> usize {
+        self.nodes.iter().filter(|node| node.get().is_some()).count()
+    }
+
+    /// Bytes of address space for numbers of nodes.
+    pub(super) fn fixed_bytes(&self) -> usize {
+        size_of_val(&*self.nodes)
+    }
+
+    /// The leaf over a page, moved on to that page.
+    #[inline]
+    pub(super) fn get(&self, page: u64) -> Option<Leaf> {
+        let (mut node, mut level) = (ROOT, LEVELS - 1);
+        loop {
+            match self.load(node, index(page, level)) {
+                Entry::Leaf(leaf) => return Some(leaf.after(page & (span(level) - 1))),
+                Entry::Node(child) if level > 0 => {
+                    node = child;
+                    level -= 1;
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// Reads an entry.
+    #[inline]
+    pub(super) fn load(&self, node: u32, index: usize) -> Entry {
+        // Acquire: what is in the node that it leads to was put there before; its partner is in `store`.
+        Entry::from_bits(self.entry(node, index).map_or(0, |entry| entry.load(Ordering::Acquire)))
+    }
+
+    /// Writes an entry; for the one writer only.
+    pub(super) fn store(&self, node: u32, index: usize, entry: Entry) {
+        if let Some(place) = self.entry(node, index) {
+            // Release: see `load`.
+            place.store(entry.bits(), Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! The translations of a vIOMMU, against a model that has one entry for each page.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use kickless_memory::{
+    Access, Gpa, Iotlb, Iova, IovaRange, Lack, Map, Miss, Slot, Tlb, Translated, UpdateError, UserAddr,
+};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const PAGE: u64 = 4096;
+const MIB2: u64 = 2 << 20;
+const GIB: u64 = 1 << 30;
+/// The front-end's addresses of the guest's memory begin here.
+const USER: u64 = 0x7e00_0000_0000;
+/// Guest memory: sparse files cost nothing.
+const LOW: u64 = 2 * GIB;
+const HIGH: u64 = 4 * GIB;
+
+/// Two slots, whose front-end's addresses follow one another where the guest's do not.
+fn map() -> Map {
+    let slot = |gpa, user, len| {
+        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, len).unwrap();
+        Slot::map(&file, 0, Gpa(gpa), UserAddr(user), len).unwrap()
+    };
+    Map::new(vec![slot(0, USER, LOW), slot(HIGH, USER + LOW, GIB)]).unwrap()
+}
+
+/// What the map says of a front-end's page.
+fn gpa(user: u64) -> Option<u64> {
+    match user.checked_sub(USER)? {
+        low if low < LOW => Some(low),
+        high if high < LOW + GIB => Some(high - LOW + HIGH),
+        _ => None,
+    }
+}
+
+fn pieces(tlb: &mut Tlb, map: &Map, iova: u64, len: u64, access: Access) -> Vec<(Translated, u64)> {
+    let mut all = Vec::new();
+    tlb.translate(map, Iova(iova), len, access, |to, len| all.push((to, len)));
+    all
+}
+
+fn one(tlb: &mut Tlb, map: &Map, iova: u64, access: Access) -> Translated {
+    let all = pieces(tlb, map, iova, 1, access);
+    assert_eq!((all.len(), all[0].1), (1, 1));
+    all[0].0
+}
+
+fn update(iotlb: &mut Iotlb, iova: u64, len: u64, user: u64, access: Access) -> Result<bool, UpdateError> {
+    iotlb.update(Iova(iova), len, UserAddr(user), access)?;
+    Ok(iotlb.take_stale().is_some())
+}
+
+#[test]
+fn what_cannot_be_a_translation_is_refused() {
+    let mut iotlb = Iotlb::default();
+    let rw = Access::BOTH;
+    let refused =
+        |iotlb: &mut Iotlb, iova, len, user, access| update(iotlb, iova, len, user, access).unwrap_err();
+    assert!(matches!(refused(&mut iotlb, 0, 0, USER, rw), UpdateError::Empty { .. }));
+    assert!(matches!(refused(&mut iotlb, 0, PAGE, USER, Access::NONE), UpdateError::NoAccess { .. }));
+    let top = u64::MAX - PAGE + 1;
+    for (iova, user, len) in [(top, USER, 2 * PAGE), (0, top, 2 * PAGE), (PAGE, 0, u64::MAX)] {
+        assert!(matches!(refused(&mut iotlb, iova, len, user, rw), UpdateError::Wraps { .. }));
+    }
+    for (iova, user, len) in [(1, 0, PAGE), (0, 1, PAGE), (0, 0, 1), (PAGE / 2, PAGE / 2, PAGE)] {
+        assert!(matches!(refused(&mut iotlb, iova, len, user, rw), UpdateError::Misaligned { .. }));
+    }
+    // The very last page is one like the others.
+    assert_eq!(update(&mut iotlb, top, PAGE, USER, rw), Ok(false));
+    let (map, mut tlb) = (map(), Tlb::new(iotlb.table().clone()));
+    assert_eq!(one(&mut tlb, &map, u64::MAX, rw), Translated::To(Gpa(PAGE - 1)));
+    assert_eq!(
+        pieces(&mut tlb, &map, u64::MAX, 2, rw),
+        [(Translated::To(Gpa(PAGE - 1)), 1), (Translated::Nowhere, 1)],
+        "what wraps leads nowhere"
+    );
+}
+
+#[test]
+fn leaves_of_all_sizes_lead_to_each_of_their_pages() {
+    let map = map();
+    for (iova, len, user) in
+        [(0, GIB, 0), (5 * GIB - MIB2, GIB + 2 * MIB2, PAGE), (3 * GIB - PAGE, MIB2, MIB2 + 5 * PAGE)]
+    {
+        let mut iotlb = Iotlb::default();
+        update(&mut iotlb, iova, len, USER + user, Access::BOTH).unwrap();
+        let mut tlb = Tlb::new(iotlb.table().clone());
+        for offset in [0, PAGE - 1, PAGE, len / 2 + 7, len - PAGE, len - 1] {
+            let to = Translated::To(Gpa(gpa(USER + user + offset).unwrap()));
+            assert_eq!(one(&mut tlb, &map, iova + offset, Access::BOTH), to);
+        }
+        assert_eq!(one(&mut tlb, &map, iova + len, Access::READ), Translated::Missing);
+        // A piece for each slot it comes to, no more.
+        let whole = pieces(&mut tlb, &map, iova, len, Access::WRITE);
+        assert_eq!(whole.iter().map(|(_, len)| len).sum::<u64>(), len);
+        assert_eq!(whole, [(Translated::To(Gpa(user)), len)]);
+    }
+}
+
+#[test]
+fn access_is_what_was_given() {
+    let (map, mut iotlb) = (map(), Iotlb::default());
+    let mut tlb = Tlb::new(iotlb.table().clone());
+    update(&mut iotlb, 0, PAGE, USER, Access::READ).unwrap();
+    assert_eq!(one(&mut tlb, &map, 5, Access::READ), Translated::To(Gpa(5)));
+    assert_eq!(one(&mut tlb, &map, 5, Access::WRITE), Translated::Missing);
+    assert_eq!(one(&mut tlb, &map, 5, Access::BOTH), Translated::Missing);
+    // More is taken in without a flush, less is a change.
+    assert_eq!(update(&mut iotlb, 0, PAGE, USER, Access::BOTH), Ok(false));
+    assert_eq!(one(&mut tlb, &map, 5, Access::WRITE), Translated::To(Gpa(5)));
+    assert_eq!(update(&mut iotlb, 0, PAGE, USER, Access::WRITE), Ok(true));
+    assert_eq!(update(&mut iotlb, 0, PAGE, USER, Access::WRITE), Ok(false), "the same again");
+    assert_eq!(update(&mut iotlb, 0, PAGE, USER + PAGE, Access::WRITE), Ok(true), "elsewhere");
+    tlb.flush();
+    assert_eq!(one(&mut tlb, &map, 5, Access::READ), Translated::Missing);
+    assert_eq!(one(&mut tlb, &map, 5, Access::WRITE), Translated::To(Gpa(PAGE + 5)));
+}
+
+#[test]
+fn what_leads_out_of_memory_leads_nowhere_until_memory_comes() {
+    let mut iotlb = Iotlb::default();
+    update(&mut iotlb, 0, 2 * PAGE, USER + LOW + GIB - PAGE, Access::BOTH).unwrap();
+    let (with, without) = (map(), Map::default());
+    let mut tlb = Tlb::new(iotlb.table().clone());
+    assert_eq!(one(&mut tlb, &without, 0, Access::READ), Translated::Nowhere);
+    assert_eq!(one(&mut tlb, &with, 0, Access::READ), Translated::To(Gpa(HIGH + GIB - PAGE)));
+    assert_eq!(one(&mut tlb, &with, PAGE, Access::READ), Translated::Nowhere);
+    // Another view: the entry is as it was, and leads nowhere again.
+    tlb.flush();
+    assert_eq!(one(&mut tlb, &without, 0, Access::READ), Translated::Nowhere);
+    assert!(!tlb.is_missing(), "there is nothing to ask for");
+}
+
+#[test]
+fn each_missing_page_is_told_once() {
+    let (map, mut iotlb) = (map(), Iotlb::default());
+    update(&mut iotlb, PAGE, PAGE, USER, Access::READ).unwrap();
+    let mut tlb = Tlb::new(iotlb.table().clone());
+    tlb.begin();
+    assert_eq!(
+        pieces(&mut tlb, &map, 100, 3 * PAGE, Access::READ),
+        [
+            (Translated::Missing, PAGE - 100),
+            (Translated::To(Gpa(0)), PAGE),
+            (Translated::Missing, PAGE + 100)
+        ]
+    );
+    pieces(&mut tlb, &map, 100, 4, Access::READ);
+    let miss = |page: u64| Miss { page: Iova(page * PAGE), access: Access::READ };
+    assert_eq!(tlb.missing(), [miss(0), miss(2), miss(3)]);
+    assert_eq!(tlb.ranges(), [IovaRange::new(Iova(100), 3 * PAGE), IovaRange::new(Iova(100), 4)]);
+    // A refusal is for this request; whoever comes next asks again.
+    [0, 2, 3].into_iter().for_each(|page| tlb.refuse(miss(page)));
+    tlb.begin();
+    assert_eq!(pieces(&mut tlb, &map, 0, PAGE, Access::READ), [(Translated::Nowhere, PAGE)]);
+    assert!(!tlb.is_missing());
+    tlb.accept_refusals();
+    assert_eq!(pieces(&mut tlb, &map, 0, PAGE, Access::READ), [(Translated::Missing, PAGE)]);
+    // Much is told in instalments.
+    tlb.begin();
+    assert_eq!(pieces(&mut tlb, &map, GIB, GIB, Access::WRITE), [(Translated::Missing, GIB)]);
+    assert_eq!(tlb.missing().len(), 256);
+    assert!(tlb.is_missing());
+    // An invalidation takes a refusal back: the guest has changed something.
+    tlb.refuse(miss(0));
+    tlb.drop_range(IovaRange::new(Iova(0), 1));
+    assert_eq!(one(&mut tlb, &map, 0, Access::READ), Translated::Missing);
+}
+
+#[test]
+fn areas_are_in_one_piece_or_not_at_all() {
+    let mut iotlb = Iotlb::default();
+    let mut tlb = Tlb::new(iotlb.table().clone());
+    let at = |tlb: &mut Tlb, iova: u64, len| {
+        tlb.begin();
+        tlb.user(Iova(iova), len, Access::BOTH)
+    };
+    update(&mut iotlb, 0, 2 * PAGE, USER, Access::BOTH).unwrap();
+    assert_eq!(at(&mut tlb, 16, PAGE), Ok(UserAddr(USER + 16)));
+    assert_eq!(at(&mut tlb, 0, 2 * PAGE), Ok(UserAddr(USER)));
+    assert_eq!(at(&mut tlb, 16, 2 * PAGE), Err(Lack::Missing));
+    assert_eq!(tlb.missing(), [Miss { page: Iova(2 * PAGE), access: Access::BOTH }]);
+    update(&mut iotlb, 2 * PAGE, PAGE, USER + 8 * PAGE, Access::BOTH).unwrap();
+    assert!(matches!(at(&mut tlb, 16, 2 * PAGE), Err(Lack::Unmapped(_))), "scattered");
+    assert!(matches!(at(&mut tlb, u64::MAX, 2), Err(Lack::Unmapped(_))), "wraps");
+    assert_eq!(at(&mut tlb, 5 * PAGE, 1), Err(Lack::Missing));
+    tlb.refuse(Miss { page: Iova(5 * PAGE), access: Access::BOTH });
+    assert!(matches!(at(&mut tlb, 5 * PAGE, 1), Err(Lack::Unmapped(_))), "refused");
+}
+
+/// A front-end that never stops telling: what it costs is bounded, and what waits for more than that is let in all the same.
+#[test]
+fn a_flood_is_bounded_and_evicts_nothing_that_is_pinned() {
+    const NODES: u32 = 64;
+    let (map, mut iotlb) = (map(), Iotlb::new(NODES));
+    let mut tlb = Tlb::new(iotlb.table().clone());
+    let pinned = IovaRange::new(Iova(7 * GIB), PAGE);
+    update(&mut iotlb, 7 * GIB, PAGE, USER + 3 * PAGE, Access::BOTH).unwrap();
+    let mut evicted = 0;
+    for i in 0..4096 {
+        // A node of its own for each.
+        let iova = (i * 37 % 1000) * GIB + MIB2 * (i % 512);
+        while let Err(error) = update(&mut iotlb, iova, PAGE, USER, Access::BOTH) {
+            assert!(matches!(error, UpdateError::Full { .. }));
+            assert!(iotlb.evict(|range| range.overlaps(pinned)));
+            tlb.drop_range(iotlb.take_stale().unwrap());
+            evicted += 1;
+            assert!(iotlb.is_in_limbo());
+            iotlb.quiesced();
+        }
+        assert_eq!(one(&mut tlb, &map, iova, Access::READ), Translated::To(Gpa(0)));
+        assert_eq!(one(&mut tlb, &map, 7 * GIB, Access::READ), Translated::To(Gpa(3 * PAGE)), "{i}");
+    }
+    assert!(evicted > 1000);
+    assert!(iotlb.bytes() <= (NODES as usize + 1) * (4096 + 16), "{}", iotlb.bytes());
+    // Everything pinned: there is no room, and no loop.
+    assert!(!iotlb.evict(|_| true));
+    iotlb.invalidate(IovaRange::ALL);
+    iotlb.quiesced();
+    assert!(!iotlb.evict(|_| false), "nothing is left");
+}
+
+#[test]
+fn nodes_come_back_only_after_a_quiescent_point() {
+    let mut iotlb = Iotlb::new(6);
+    update(&mut iotlb, 0, PAGE, USER, Access::BOTH).unwrap();
+    iotlb.invalidate(IovaRange::ALL);
+    let full = |iotlb: &mut Iotlb| update(iotlb, 5 * GIB, PAGE, USER, Access::BOTH);
+    assert!(matches!(full(&mut iotlb), Err(UpdateError::Full { .. })));
+    iotlb.quiesced();
+    assert!(!iotlb.is_in_limbo());
+    assert!(full(&mut iotlb).is_ok());
+}
+
+#[test]
+fn tables_of_a_guest_without_a_viommu_take_nothing() {
+    // 1 TiB in direct mode: the map's slots are all there is.
+    assert!(size_of::<Slot>() * 509 < 1 << 20);
+    // One with a vIOMMU that maps it all in leaves of 1 GiB: the root, three levels of one node, and two of 512 leaves.
+    let mut iotlb = Iotlb::default();
+    update(&mut iotlb, 0, 1 << 40, USER, Access::BOTH).unwrap();
+    assert!(iotlb.bytes() < 1 << 20, "{}", iotlb.bytes());
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Update { iova: u64, pages: u64, user: u64, access: u8 },
+    Invalidate { iova: u64, pages: u64 },
+    Evict,
+    Quiesce,
+    NewView,
+}
+
+/// Addresses that meet one another: a few pages around the seams of leaves of each size, and anywhere in between.
+fn places() -> impl Strategy<Value = u64> {
+    let seams = [0, MIB2, 2 * MIB2, GIB, 2 * GIB, 512 * GIB];
+    (proptest::sample::select(seams.to_vec()), 0u64..6).prop_map(|(seam, page)| seam + page * PAGE)
+}
+
+fn lengths() -> impl Strategy<Value = u64> {
+    prop_oneof![5 => 1u64..6, 2 => Just(512u64), 1 => 500u64..1100, 1 => Just(512 * 512u64)]
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let update = (places(), lengths(), 0u64..700_000, 1u8..4)
+        .prop_map(|(iova, pages, user, access)| Op::Update { iova, pages, user: USER + user * PAGE, access });
+    let invalidate = (places(), lengths()).prop_map(|(iova, pages)| Op::Invalidate { iova, pages });
+    proptest::collection::vec(
+        prop_oneof![
+            6 => update,
+            3 => invalidate,
+            1 => Just(Op::Evict),
+            1 => Just(Op::Quiesce),
+            1 => Just(Op::NewView)
+        ],
+        1..40,
+    )
+}
+
+fn access(bits: u8) -> Access {
+    [Access::NONE, Access::READ, Access::WRITE, Access::BOTH][usize::from(bits)]
+}
+
+/// One entry for each page, as ranges: what is true of every page, whether the table still knows it or not.
+#[derive(Default)]
+struct Model {
+    /// First page of each range: how many, where to, and what may be done.
+    ranges: BTreeMap<u64, (u64, u64, u8)>,
+}
+
+impl Model {
+    fn get(&self, page: u64) -> Option<(u64, u8)> {
+        let (first, (pages, user, access)) = self.ranges.range(..=page).next_back()?;
+        (page - first < *pages).then(|| (user + (page - first) * PAGE, *access))
+    }
+
+    fn remove(&mut self, first: u64, pages: u64) {
+        let end = first + pages;
+        let touched: Vec<_> = self
+            .ranges
+            .range(..end)
+            .map(|(at, range)| (*at, *range))
+            .filter(|(at, range)| at + range.0 > first)
+            .collect();
+        for (at, (count, user, access)) in touched {
+            self.ranges.remove(&at);
+            if at < first {
+                self.ranges.insert(at, (first - at, user, access));
+            }
+            if at + count > end {
+                self.ranges.insert(end, (at + count - end, user + (end - at) * PAGE, access));
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// The table knows no more than is true, and all that it was told last; a cache that is told of each change as a queue is
+    /// says the same as the table.
+    #[test]
+    fn as_the_model_says(ops in ops()) {
+        let (memory, none) = (map(), Map::default());
+        let mut iotlb = Iotlb::new(40);
+        let mut tlb = Tlb::new(iotlb.table().clone());
+        let mut model = Model::default();
+        let mut view = &memory;
+        for op in ops {
+            let mut fresh = None;
+            match op {
+                Op::Update { iova, pages, user, access: bits } => {
+                    while let Err(error) = iotlb.update(Iova(iova), pages * PAGE, UserAddr(user), access(bits)) {
+                        prop_assert!(matches!(error, UpdateError::Full { .. }), "{error}");
+                        prop_assert!(iotlb.evict(|_| false));
+                        iotlb.quiesced();
+                    }
+                    model.remove(iova / PAGE, pages);
+                    model.ranges.insert(iova / PAGE, (pages, user, bits));
+                    fresh = Some((iova, pages));
+                }
+                Op::Invalidate { iova, pages } => {
+                    iotlb.invalidate(IovaRange::new(Iova(iova), pages * PAGE));
+                    model.remove(iova / PAGE, pages);
+                }
+                Op::Evict => {
+                    iotlb.evict(|_| false);
+                }
+                Op::Quiesce => iotlb.quiesced(),
+                Op::NewView => {
+                    view = if std::ptr::eq(view, &memory) { &none } else { &memory };
+                    tlb.flush();
+                }
+            }
+            if let Some(range) = iotlb.take_stale() {
+                tlb.drop_range(range);
+            }
+            for seam in [0, MIB2, 2 * MIB2, GIB, 2 * GIB, 512 * GIB] {
+                for page in (seam / PAGE).saturating_sub(3)..seam / PAGE + 8 {
+                    for (wanted, bits) in [(Access::READ, 1), (Access::WRITE, 2)] {
+                        let truth = model.get(page).filter(|(_, allowed)| allowed & bits == bits);
+                        let found = one(&mut tlb, view, page * PAGE, wanted);
+                        let told = fresh.is_some_and(|(iova, pages)| page >= iova / PAGE && page - iova / PAGE < pages);
+                        match (truth, found) {
+                            (_, Translated::Missing) => prop_assert!(!told || truth.is_none(), "{page:#x} was just told"),
+                            (None, _) => prop_assert!(false, "{page:#x} {wanted:?} leads to {found:?}"),
+                            (Some((user, _)), found) => {
+                                let to = gpa(user).filter(|_| std::ptr::eq(view, &memory));
+                                let to = to.map_or(Translated::Nowhere, |gpa| Translated::To(Gpa(gpa)));
+                                prop_assert_eq!(found, to);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
