@@ -288,6 +288,15 @@ impl Map {
         found
     }
 
+    /// An address at which there is no memory: one that is not there is asked for.
+    pub fn nowhere(&self) -> Gpa {
+        // The highest that no slot holds; nearly always the highest there is.
+        self.slots.iter().rev().fold(Gpa(u64::MAX), |at, slot| match slot.locate(at) {
+            Some(_) => Gpa(slot.gpa().0.wrapping_sub(1)),
+            None => at,
+        })
+    }
+
     /// The guest-physical address of `len` bytes at the front-end's address `user`, if one slot holds them all.
     pub fn gpa_of_range(&self, user: UserAddr, len: u64) -> Option<Gpa> {
         self.slots.iter().find_map(|slot| {

@@ -3,8 +3,10 @@
 use crate::RingError;
 use crate::device::{Metadata, Options};
 use crate::packed::Place;
-use kickless_memory::{Gpa, Iova, View};
+use crate::space::Space;
+use kickless_memory::{Gpa, Iova};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
+use zerocopy::IntoBytes;
 
 /// The most descriptors in a chain with an indirect table, where the queue itself is smaller.
 ///
@@ -19,7 +21,8 @@ const CHAIN_BYTES_MAX: u64 = 1 << 32;
 /// Spare capacity that is kept for the next chain; after a longer one it is given back.
 const BUFFERS_KEPT: usize = 256;
 
-/// One buffer of a chain, as the driver described it: nothing says yet that there is memory.
+/// One buffer of a chain, as the driver described it, or, behind a vIOMMU, a piece of one: nothing says yet that there is
+/// memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Buffer {
     /// Its guest-physical address.
@@ -69,19 +72,24 @@ impl Chain {
     }
 
     /// Takes the chain that starts at descriptor `head`. Each descriptor is read once. After an error only
-    /// `head` means anything.
+    /// `head` means anything, and no more does where `space` lacks something.
     #[inline]
-    pub(crate) fn walk(&mut self, view: &View, ring: &Metadata, head: u16) -> Result<(), RingError> {
+    pub(crate) fn walk<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        ring: &Metadata,
+        head: u16,
+    ) -> Result<(), RingError> {
         let size = ring.options().size();
         self.begin(head);
         if head >= size {
             return Err(RingError::Head { head, size });
         }
         let walk = Walk::new(head, size);
-        let (mut walk, table) =
-            walk.table(&mut self.buffers, head, u32::from(size), |index| Ok(ring.descriptor(index)))?;
+        let (mut walk, table) = walk
+            .table(&mut self.buffers, space, head, u32::from(size), |_, index| Ok(ring.descriptor(index)))?;
         if let Some(table) = table {
-            walk = walk.indirect(&mut self.buffers, view, &table, ring.options())?;
+            walk = walk.indirect(&mut self.buffers, space, &table, ring.options())?;
         }
         self.end(walk)
     }
@@ -89,9 +97,9 @@ impl Chain {
     /// Takes the chain that starts at `place` of a packed ring, in which `room` descriptors can be available. How many it
     /// has. Errors name the place where others name the head.
     #[inline]
-    pub(crate) fn walk_packed(
+    pub(crate) fn walk_packed<'v, S: Space<'v>>(
         &mut self,
-        view: &View,
+        space: &mut S,
         ring: &Metadata,
         place: Place,
         room: u16,
@@ -100,13 +108,13 @@ impl Chain {
         self.begin(place.index);
         let (mut count, mut id) = (0, 0);
         let walk = Walk::new(place.index, room);
-        let (mut walk, table) = walk.table(&mut self.buffers, 0, u32::from(size) + 1, |nth| {
+        let (mut walk, table) = walk.table(&mut self.buffers, space, 0, u32::from(size) + 1, |_, nth| {
             let desc = ring.packed_descriptor(place.after(nth, size));
             (count, id) = (nth + 1, desc.next);
             Ok(Descriptor { next: nth + 1, ..desc })
         })?;
         if let Some(table) = table {
-            walk = walk.indirect(&mut self.buffers, view, &table, ring.options())?;
+            walk = walk.indirect(&mut self.buffers, space, &table, ring.options())?;
         }
         self.head = id;
         self.end(walk)?;
@@ -200,18 +208,19 @@ impl Walk {
     /// Follows the chain from `index` in a table of `entries` descriptors. Ends with the descriptor of an
     /// indirect table, or with none at the end of the chain.
     #[inline]
-    fn table(
+    fn table<'v, S: Space<'v>>(
         mut self,
         buffers: &mut Vec<Buffer>,
+        space: &mut S,
         mut index: u16,
         entries: u32,
-        mut read: impl FnMut(u16) -> Result<Descriptor, RingError>,
+        mut read: impl FnMut(&mut S, u16) -> Result<Descriptor, RingError>,
     ) -> Result<(Self, Option<Descriptor>), RingError> {
         let head = self.head;
         loop {
             // A loop has no end, but the count has.
             self.left = self.left.checked_sub(1).ok_or(RingError::TooLong { head, max: self.max })?;
-            let desc = read(index)?;
+            let desc = read(space, index)?;
             if desc.flags & DESC_F_INDIRECT != 0 {
                 return Ok((self, Some(desc)));
             }
@@ -227,8 +236,8 @@ impl Walk {
                 self.readable_len += len;
             }
             if len != 0 {
-                buffers.push(Buffer { addr: View::direct(desc.addr), len: desc.len });
-                self.readable += usize::from(!writable);
+                let pieces = space.place(buffers, desc.addr, desc.len, writable);
+                self.readable += if writable { 0 } else { pieces };
             }
             if desc.flags & DESC_F_NEXT == 0 {
                 return Ok((self, None));
@@ -243,15 +252,15 @@ impl Walk {
     /// Goes on in the indirect table that `desc` describes, which ends the chain. Whether it says WRITE means
     /// nothing (virtio 1.3, section 2.7.5.3.2).
     #[inline(never)]
-    fn indirect(
+    fn indirect<'v, S: Space<'v>>(
         mut self,
         buffers: &mut Vec<Buffer>,
-        view: &View,
+        space: &mut S,
         desc: &Descriptor,
         options: &Options,
     ) -> Result<Self, RingError> {
         const DESC: u32 = size_of::<Desc>() as u32;
-        let (head, addr, len) = (self.head, View::direct(desc.addr), desc.len);
+        let (head, addr, len) = (self.head, desc.addr, desc.len);
         let packed = options.is_packed();
         if !options.indirect() {
             return Err(RingError::IndirectNotNegotiated { head });
@@ -269,12 +278,14 @@ impl Walk {
             self.max = INDIRECT_CHAIN_MAX;
         }
         let entries = len / DESC;
-        let (walk, nested) = match view.span(addr, u64::from(len)) {
-            Some(span) => self.table(buffers, 0, entries, |index| {
+        // As much as an index reaches; a table can say that it is longer.
+        let reach = len.min(DESC << 16);
+        let (walk, nested) = match space.table(addr, reach) {
+            Some(span) => self.table(buffers, space, 0, entries, |_, index| {
                 let words = span.read(DESC as usize * usize::from(index));
                 Ok(Descriptor::in_table(words, packed, index, entries))
             })?,
-            None => self.scattered(buffers, view, addr, len, packed)?,
+            None => self.scattered(buffers, space, addr, len, packed)?,
         };
         match nested {
             None => Ok(walk),
@@ -284,19 +295,20 @@ impl Walk {
 
     /// The table goes over the seam of two slots, or partly outside them.
     #[cold]
-    fn scattered(
+    fn scattered<'v, S: Space<'v>>(
         self,
         buffers: &mut Vec<Buffer>,
-        view: &View,
-        addr: Gpa,
+        space: &mut S,
+        addr: Iova,
         len: u32,
         packed: bool,
     ) -> Result<(Self, Option<Descriptor>), RingError> {
         let (head, entries) = (self.head, len / size_of::<Desc>() as u32);
-        self.table(buffers, 0, entries, |index| {
+        self.table(buffers, space, 0, entries, |space, index| {
+            let mut words = [0u64; 2];
             addr.checked_add(size_of::<Desc>() as u64 * u64::from(index))
-                .and_then(|at| view.read_obj(at).ok())
-                .map(|words| Descriptor::in_table(words, packed, index, entries))
+                .filter(|at| space.read(*at, words.as_mut_bytes()))
+                .map(|_| Descriptor::in_table(words, packed, index, entries))
                 .ok_or(RingError::IndirectUnmapped { head, addr: addr.0, len })
         })
     }

@@ -50,6 +50,7 @@ pub mod device;
 pub mod driver;
 mod error;
 pub mod packed;
+mod space;
 
 pub use chain::{Buffer, Chain, INDIRECT_CHAIN_MAX};
 pub use error::RingError;

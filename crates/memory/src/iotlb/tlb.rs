@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Pages that a cache holds: 4 MiB of them, in 16 KiB.
 const LINES: usize = 1024;
-/// A translation that is wanted for less than this much more is asked for in the same go.
+/// So many translations are asked for at a time.
 const MISSES_MAX: usize = 256;
 
 /// Generations that a line can tell apart. Zero is none.
@@ -192,6 +192,9 @@ impl Tlb {
         let last = iova.0.checked_add(len.saturating_sub(1)).ok_or(Lack::Unmapped(unmapped))?;
         let (first, mut start, mut scattered) = (iova.0 >> PAGE_BITS, None, false);
         for page in first..=last >> PAGE_BITS {
+            if self.missing.len() == MISSES_MAX {
+                break;
+            }
             match self.table.get(page) {
                 Some(leaf) if Access::from_bits(leaf.access).allows(access) => {
                     let expected = leaf.user.wrapping_sub((page - first) << PAGE_BITS);
@@ -230,6 +233,10 @@ impl Tlb {
     /// Looks a page up in the table.
     #[inline(never)]
     fn walk(&mut self, map: &Map, page: u64, offset: u64, access: Access) -> Translated {
+        if self.missing.len() == MISSES_MAX {
+            // Enough to ask for; the rest is looked at when that is there.
+            return Translated::Missing;
+        }
         match self.table.get(page) {
             Some(leaf) if Access::from_bits(leaf.access).allows(access) => {
                 let Some(gpa) = map.gpa_of_range(UserAddr(leaf.user), 1 << PAGE_BITS) else {
@@ -254,7 +261,7 @@ impl Tlb {
     fn miss(&mut self, page: u64, access: Access) {
         self.is_missing = true;
         let miss = Miss { page: Iova(page << PAGE_BITS), access };
-        if self.missing.len() < MISSES_MAX && !self.missing.contains(&miss) {
+        if !self.missing.contains(&miss) {
             self.missing.push(miss);
         }
     }

@@ -41,8 +41,9 @@ pub mod suppress;
 pub use metadata::{Addresses, InvalidSize, Metadata, Options};
 use order::Order;
 
+use crate::space::{Space, Translating};
 use crate::{Chain, RingError};
-use kickless_memory::{Log, Marks, View};
+use kickless_memory::{Log, Marks, Tlb, View};
 use std::sync::Arc;
 
 /// The device end of one virtqueue, of either ring format.
@@ -69,6 +70,17 @@ pub struct Held {
     pub len: u32,
     /// Descriptors that it takes in a packed ring; 0 in a split one.
     pub descriptors: u16,
+}
+
+/// What a pop found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Popped {
+    /// Nothing.
+    Empty,
+    /// A chain.
+    Chain,
+    /// A chain that cannot be taken before its translations are there.
+    Missing,
 }
 
 /// Runs a method of whichever ring it is.
@@ -105,13 +117,19 @@ impl Queue {
     /// # Panics
     /// As [`Queue::new`].
     pub fn logged(options: Options, metadata: Metadata, next_avail: u16, log: Option<&Arc<Log>>) -> Self {
+        let mut queue = Self::unmapped(options, next_avail, log);
+        queue.remap(metadata);
+        queue
+    }
+
+    /// As [`Queue::logged`], but where its areas are comes later, with [`Queue::remap`].
+    pub fn unmapped(options: Options, next_avail: u16, log: Option<&Arc<Log>>) -> Self {
         let mut marks = Marks::off();
         marks.set_log(log);
         let ring = match options.is_packed() {
-            true => Ring::Packed(packed::Queue::new(options, metadata, next_avail, &mut marks)),
-            false => Ring::Split(split::Queue::new(options, metadata, next_avail, &mut marks)),
+            true => Ring::Packed(packed::Queue::new(options, next_avail)),
+            false => Ring::Split(split::Queue::new(options, next_avail)),
         };
-        marks.commit();
         Self { ring, marks, order: options.in_order().then(Box::default) }
     }
 
@@ -163,8 +181,31 @@ impl Queue {
     /// The driver broke the ring. No chain was taken, and every later call gives the same error.
     #[inline]
     pub fn pop(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
-        let popped = forward!(mut self, pop, view, chain, &mut self.marks);
-        if let (Some(order), Ok(true)) = (&mut self.order, popped) {
+        // Nothing is ever missing there.
+        Ok(self.pop_in(&mut { view }, chain)? == Popped::Chain)
+    }
+
+    /// Takes the next chain of a driver behind a vIOMMU, if there is one, all of whose translations are there: of its buffers,
+    /// and of its indirect table. What is missing is in the cache to be read ([`Tlb::missing`]), and so is what the chain uses
+    /// ([`Tlb::ranges`]); the chain stays in the ring then. Buffers that lead nowhere are no guest memory.
+    ///
+    /// # Errors
+    /// As [`Queue::pop`].
+    #[inline]
+    pub fn pop_translated(
+        &mut self,
+        view: &View,
+        tlb: &mut Tlb,
+        chain: &mut Chain,
+    ) -> Result<Popped, RingError> {
+        tlb.begin();
+        self.pop_in(&mut Translating { view, tlb }, chain)
+    }
+
+    #[inline(always)]
+    fn pop_in<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
+        let popped = forward!(mut self, pop, space, chain, &mut self.marks);
+        if let (Some(order), Ok(Popped::Chain)) = (&mut self.order, popped) {
             order.popped(chain.head);
         }
         popped

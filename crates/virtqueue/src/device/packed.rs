@@ -1,9 +1,10 @@
 //! The device end of a packed virtqueue; what both ends know is in `crate::packed`.
 
-use super::{Held, Metadata, Options};
+use super::{Held, Metadata, Options, Popped};
 use crate::packed::{self, Place};
+use crate::space::Space;
 use crate::{Chain, RingError};
-use kickless_memory::{Marks, View};
+use kickless_memory::Marks;
 use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, PackedDesc};
 use std::sync::atomic::Ordering;
 
@@ -36,16 +37,18 @@ pub(super) struct Queue {
     /// Whether kicks were enabled last; `None`: nothing was said yet.
     kicks: Option<bool>,
     metadata: Option<Metadata>,
+    /// The ring has been seen.
+    begun: bool,
     broken: Option<RingError>,
 }
 
 impl Queue {
-    pub(super) fn new(options: Options, metadata: Metadata, next_avail: u16, marks: &mut Marks) -> Self {
+    pub(super) fn new(options: Options, next_avail: u16) -> Self {
         let size = options.size();
         // The front-end's index; one that is past the ring would be read there.
         let next = Place::from_bits(next_avail);
         let next = Place { index: next.index % size, ..next };
-        let mut queue = Self {
+        Self {
             next,
             used: next,
             options,
@@ -57,13 +60,9 @@ impl Queue {
             owes_decision: false,
             kicks: None,
             metadata: None,
+            begun: false,
             broken: None,
-        };
-        if is_stale(&metadata, next) {
-            queue.broken = Some(RingError::Base { base: next.bits() });
         }
-        queue.remap(metadata, marks);
-        queue
     }
 
     pub(super) fn push_held(&mut self, held: &[Held]) {
@@ -85,6 +84,9 @@ impl Queue {
     pub(super) fn remap(&mut self, metadata: Metadata, marks: &mut Marks) {
         assert_eq!(*metadata.options(), self.options, "areas of another shape");
         self.unmap(marks);
+        if !std::mem::replace(&mut self.begun, true) && is_stale(&metadata, self.next) {
+            self.broken = Some(RingError::Base { base: self.next.bits() });
+        }
         self.metadata = Some(metadata);
         // What the driver was told last is said again where it looks now.
         match self.kicks.take() {
@@ -107,20 +109,29 @@ impl Queue {
     }
 
     #[inline]
-    pub(super) fn pop(&mut self, view: &View, chain: &mut Chain, _: &mut Marks) -> Result<bool, RingError> {
+    pub(super) fn pop<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+        _: &mut Marks,
+    ) -> Result<Popped, RingError> {
         if let Some(error) = self.broken {
             return Err(error);
         }
-        let Some(metadata) = &self.metadata else { return Ok(false) };
+        let Some(metadata) = &self.metadata else { return Ok(Popped::Empty) };
         // Acquire: the rest of the batch is read after the flags of its first descriptor.
         if !is_available(metadata, self.next, Ordering::Acquire) {
-            return Ok(false);
+            return Ok(Popped::Empty);
         }
         let room = self.options.size() - self.taken;
         if room == 0 {
             return Err(self.latch(RingError::Full));
         }
-        let count = match chain.walk_packed(view, metadata, self.next, room) {
+        let walked = chain.walk_packed(space, metadata, self.next, room);
+        if space.is_missing() {
+            return Ok(Popped::Missing);
+        }
+        let count = match walked {
             Ok(count) => count,
             Err(error) => return Err(self.latch(error)),
         };
@@ -132,7 +143,7 @@ impl Queue {
         self.next = self.next.after(count, self.options.size());
         self.in_flight += 1;
         self.taken += count;
-        Ok(true)
+        Ok(Popped::Chain)
     }
 
     #[cold]

@@ -1,9 +1,10 @@
 //! The device end of a split virtqueue (virtio 1.3, section 2.7).
 
 use super::suppress::{self, Cells, Word};
-use super::{Held, Metadata, Options};
+use super::{Held, Metadata, Options, Popped};
+use crate::space::Space;
 use crate::{Chain, RingError};
-use kickless_memory::{Marks, View};
+use kickless_memory::Marks;
 use kickless_spec::ring::UsedElem;
 use std::sync::atomic::Ordering;
 
@@ -31,6 +32,8 @@ pub(super) struct Queue {
     next_used: u16,
     /// `used.idx` as the driver sees it.
     published: u16,
+    /// The ring has been seen, and with it where the used index stands: until then it is taken for 0.
+    begun: bool,
     /// Chains popped and not pushed.
     in_flight: u16,
     options: Options,
@@ -47,30 +50,33 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(options: Options, metadata: Metadata, next_avail: u16, marks: &mut Marks) -> Self {
-        let next_used = metadata.load(Word::UsedIdx, Ordering::Relaxed);
-        let mut queue = Self {
+    pub(super) fn new(options: Options, next_avail: u16) -> Self {
+        Self {
             next_avail,
             avail_seen: next_avail,
-            next_used,
-            published: next_used,
+            next_used: 0,
+            published: 0,
+            begun: false,
             in_flight: 0,
             options,
-            decided_at: next_used,
+            decided_at: 0,
             decided: false,
             kicks: Kicks::Unknown,
             kick_event: 0,
             metadata: None,
             broken: None,
             held: Vec::new(),
-        };
-        queue.remap(metadata, marks);
-        queue
+        }
     }
 
     pub(super) fn remap(&mut self, metadata: Metadata, marks: &mut Marks) {
         assert_eq!(*metadata.options(), self.options, "areas of another shape");
         self.unmap(marks);
+        if !std::mem::replace(&mut self.begun, true) {
+            let used = metadata.load(Word::UsedIdx, Ordering::Relaxed);
+            self.next_used = self.next_used.wrapping_add(used);
+            (self.published, self.decided_at) = (used, used);
+        }
         let first = self.next_used.wrapping_sub(self.held.len() as u16);
         for (i, elem) in self.held.iter().enumerate() {
             metadata.set_used_elem(first.wrapping_add(i as u16), elem);
@@ -127,24 +133,28 @@ impl Queue {
     }
 
     #[inline]
-    pub(super) fn pop(
+    pub(super) fn pop<'v, S: Space<'v>>(
         &mut self,
-        view: &View,
+        space: &mut S,
         chain: &mut Chain,
         marks: &mut Marks,
-    ) -> Result<bool, RingError> {
+    ) -> Result<Popped, RingError> {
         if self.next_avail == self.avail_seen && !self.refresh(marks)? {
-            return Ok(false);
+            return Ok(Popped::Empty);
         }
-        let Some(metadata) = &self.metadata else { return Ok(false) };
+        let Some(metadata) = &self.metadata else { return Ok(Popped::Empty) };
         let head = metadata.avail_entry(self.next_avail);
-        let walked = chain.walk(view, metadata, head);
+        let walked = chain.walk(space, metadata, head);
+        if space.is_missing() {
+            // Also what is wrong is found again.
+            return Ok(Popped::Missing);
+        }
         if let Err(error) = walked {
             return Err(self.latch(error));
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         self.in_flight += 1;
-        Ok(true)
+        Ok(Popped::Chain)
     }
 
     /// Looks how far the driver is. Whether there is something to pop.
