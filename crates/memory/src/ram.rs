@@ -104,8 +104,8 @@ mod tests {
         ftruncate(&file, 1 << 16).unwrap();
         let slot = Slot::map(&file, 0, Gpa(0), UserAddr(0), 1 << 16).unwrap();
         let map = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
-        map.write(Gpa(0), &[1; 100]).unwrap();
-        map.write(Gpa(4096), &[2; 100]).unwrap();
+        map.write(Gpa(0), &[1; 100], &mut Marks::off()).unwrap();
+        map.write(Gpa(4096), &[2; 100], &mut Marks::off()).unwrap();
         let mut iov = Iov::default();
         iov.push(&map, Gpa(0), 100).unwrap();
         iov.push(&map, Gpa(4096), 100).unwrap();

@@ -13,8 +13,8 @@ use kickless_memory::{Gpa, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_vhost_user::{
-    Backend, DeviceStateReply, Error, Expects, FrontendMessage as Message, Header, LogBase, Received, Refused,
-    Reply, Request, VringAddr, VringFd, VringState, Wait,
+    Backend, DeviceStateReply, Error, Expects, FrontendMessage as Message, Header, LogBase, Received,
+    Refused, Reply, Request, VringAddr, VringFd, VringState, Wait,
 };
 use kickless_virtqueue::device::Addresses;
 use std::os::unix::net::UnixStream;
