@@ -75,8 +75,8 @@ fn memory_that_goes_away(engine: &str) {
         let holdings = daemon.holdings().unwrap();
         let spared = if cut_device == "file" { "memory" } else { "file" };
         let (over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+        let socket = daemon.socket_of(spared);
         thread::scope(|scope| {
-            let socket = daemon.socket_of(spared);
             let other = scope.spawn(|| {
                 let machine = &mut Machine::start(&socket, &SHAPE).unwrap();
                 let (queue, place) = (&mut machine.queues[0], &machine.places[0]);
@@ -86,6 +86,7 @@ fn memory_that_goes_away(engine: &str) {
                 };
                 hammer(&machine.ram, queue, place, false, 64, enough).unwrap();
             });
+            let _ends = Ends(&over);
             for shape in [SHAPE, PACKED] {
                 for cut in CUTS {
                     cut_short(&daemon, cut_device, &shape, cut);
@@ -97,7 +98,6 @@ fn memory_that_goes_away(engine: &str) {
                     }
                 }
             }
-            over.store(true, Ordering::Relaxed);
         });
         daemon.returns_to(holdings).unwrap();
         assert!(daemon.is_running().unwrap());
@@ -110,6 +110,15 @@ fn memory_that_goes_away(engine: &str) {
         };
         assert_eq!(said.iter().filter(ours).count(), 2 * CUTS.len(), "one line each time: {said:#?}");
         assert_eq!(said.len(), 2 * CUTS.len(), "{said:#?}");
+    }
+}
+
+/// Says that it is over when dropped, also where a test fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
