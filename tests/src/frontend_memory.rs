@@ -69,6 +69,26 @@ impl Ram {
         &self.map
     }
 
+    /// As messages tell of it in two regions, of which the second begins at `gpa`.
+    ///
+    /// # Errors
+    /// The process is out of descriptors.
+    pub fn regions_and_files(&self, gpa: Gpa) -> Result<Vec<(MemoryRegion, OwnedFd)>> {
+        let (first, size) = (gpa.0 - self.region.guest_addr, self.region.size);
+        let part = |start: u64, size: u64| {
+            let MemoryRegion { guest_addr, user_addr, mmap_offset, .. } = self.region;
+            let region = MemoryRegion {
+                guest_addr: guest_addr + start,
+                user_addr: user_addr + start,
+                mmap_offset: mmap_offset + start,
+                size,
+                xen: None,
+            };
+            Ok((region, self.file.try_clone()?))
+        };
+        Ok(vec![part(0, first)?, part(first, size - first)?])
+    }
+
     /// Cuts the file off at `gpa`: what comes from there on is no memory any more, on either side.
     ///
     /// # Errors

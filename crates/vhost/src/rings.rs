@@ -268,7 +268,7 @@ pub(crate) fn options(size: u16, features: Features) -> Result<Options, Refusal>
 /// Whether the areas are in guest memory.
 pub(crate) fn check_areas(
     index: u16,
-    view: &View,
+    view: &Arc<View>,
     addresses: &Addresses,
     options: &Options,
 ) -> Result<(), Refusal> {

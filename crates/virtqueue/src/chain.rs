@@ -1,7 +1,8 @@
 //! Descriptor chains.
 
 use crate::RingError;
-use crate::device::{Metadata, Options};
+use crate::access::Access;
+use crate::device::{Areas, Options};
 use crate::packed::Place;
 use crate::space::Space;
 use kickless_memory::{Gpa, Iova};
@@ -74,10 +75,10 @@ impl Chain {
     /// Takes the chain that starts at descriptor `head`. Each descriptor is read once. After an error only
     /// `head` means anything, and no more does where `space` lacks something.
     #[inline]
-    pub(crate) fn walk<'v, S: Space<'v>>(
+    pub(crate) fn walk<'v, S: Space<'v>, A: Access>(
         &mut self,
         space: &mut S,
-        ring: &Metadata,
+        ring: &Areas<A>,
         head: u16,
     ) -> Result<(), RingError> {
         let size = ring.options().size();
@@ -97,10 +98,10 @@ impl Chain {
     /// Takes the chain that starts at `place` of a packed ring, in which `room` descriptors can be available. How many it
     /// has. Errors name the place where others name the head.
     #[inline]
-    pub(crate) fn walk_packed<'v, S: Space<'v>>(
+    pub(crate) fn walk_packed<'v, S: Space<'v>, A: Access>(
         &mut self,
         space: &mut S,
-        ring: &Metadata,
+        ring: &Areas<A>,
         place: Place,
         room: u16,
     ) -> Result<u16, RingError> {

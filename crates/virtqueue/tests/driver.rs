@@ -5,10 +5,10 @@
 mod model;
 
 use kickless_memory::{Gpa, UserAddr, View};
-use kickless_spec::ring::{RING_ENTRIES, RING_IDX, UsedElem};
+use kickless_spec::ring::{EVENT_LEN, RING_ENTRIES, RING_IDX, UsedElem, avail_len, desc_len, used_len};
 use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Lie, Submitter, Table};
 use kickless_virtqueue::{Chain, device};
-use model::{ADDRESSES, AVAIL, DESC, Random, SEAM, TABLES, USED, USER, memory};
+use model::{ADDRESSES, AVAIL, DESC, Random, SEAM, TABLES, USED, USER, memory_twice};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -70,6 +70,8 @@ fn areas(view: &View) -> Areas {
 /// Both ends of one ring, and what there should be in it.
 struct Pair {
     view: Arc<View>,
+    /// The same memory with seams in the ring.
+    pieces: Arc<View>,
     submitter: Submitter,
     completer: Completer,
     device: device::Queue,
@@ -89,14 +91,21 @@ struct Pair {
 
 impl Pair {
     fn new(shape: Shape) -> Self {
-        let view = memory();
+        Self::over(shape, &[])
+    }
+
+    /// The device's ring has these seams to begin with, and now and then; the driver's has none.
+    fn over(shape: Shape, seams: &[u64]) -> Self {
+        let (view, pieces) = memory_twice(seams);
         let (submitter, completer) = driver::queue(shape.driver(), areas(&view));
-        let metadata = device::Metadata::map(&view, &ADDRESSES, &shape.device()).unwrap();
+        let metadata = device::Metadata::map(&pieces, &ADDRESSES, &shape.device()).unwrap();
+        assert_eq!(metadata.is_mapped(), seams.is_empty());
         let mut device = device::Queue::new(shape.device(), metadata, shape.base());
         device.disarm();
         let tables = view.map().area(UserAddr(USER + TABLES), (SEAM - TABLES) as usize, 16).unwrap();
         Self {
             view,
+            pieces,
             submitter,
             completer,
             device,
@@ -208,13 +217,21 @@ impl Pair {
     }
 
     /// The memory goes away and comes back, with whatever is in it.
-    fn remap(&mut self) {
-        self.device.unmap();
-        let metadata = device::Metadata::map(&self.view, &ADDRESSES, &self.shape.device()).unwrap();
+    fn remap(&mut self, random: &mut Random) {
+        if random.one_in(2) {
+            self.device.unmap();
+        }
+        let metadata = self.metadata(random);
         self.device.remap(metadata);
         let _ = self.device.publish();
         self.asleep = (false, false);
         self.device.disarm();
+    }
+
+    /// The ring, in one piece or in several.
+    fn metadata(&self, random: &mut Random) -> device::Metadata {
+        let view = if random.one_in(2) { &self.view } else { &self.pieces };
+        device::Metadata::map(view, &ADDRESSES, &self.shape.device()).unwrap()
     }
 
     /// Another device goes on where this one stopped, with what that owed while its memory was away.
@@ -232,7 +249,7 @@ impl Pair {
             let _ = self.device.publish();
         }
         let (base, held) = (self.device.next_avail(), self.device.take_held());
-        let metadata = device::Metadata::map(&self.view, &ADDRESSES, &self.shape.device()).unwrap();
+        let metadata = self.metadata(random);
         self.device = device::Queue::new(self.shape.device(), metadata, base);
         self.device.push_held(&held);
         let _ = self.device.publish();
@@ -283,13 +300,16 @@ impl Pair {
 }
 
 fn run(shape: Shape, seed: u64, steps: u32) {
-    let mut random = Random(seed);
-    let mut pair = Pair::new(shape);
+    run_pair(Pair::new(shape), seed, steps);
+}
+
+fn run_pair(mut pair: Pair, seed: u64, steps: u32) {
+    let (mut random, shape) = (Random(seed), pair.shape);
     let most = u64::from(shape.size) + 2;
     for _ in 0..steps {
         let count = random.below(most) as usize;
         match random.below(52) / 10 {
-            5 if random.one_in(2) => pair.remap(),
+            5 if random.one_in(2) => pair.remap(&mut random),
             5 => pair.replace_device(&mut random),
             0 => {
                 pair.submit(&mut random, count);
@@ -319,6 +339,39 @@ proptest! {
     #[test]
     fn ends_agree(shape in shapes(), seed: u64) {
         run(shape, seed, 400);
+    }
+}
+
+/// Rings that cross from one slot to the next: at each place where they can be cut, and at all of these at once. Where a 16-bit
+/// field would be cut, there is no such ring.
+#[test]
+fn rings_in_pieces() {
+    const SIZE: u16 = 4;
+    for shape in
+        [Shape::split(SIZE, true, true), Shape::split(SIZE, false, false), Shape::packed(SIZE, true, true)]
+    {
+        let (avail, used) = match shape.packed {
+            true => (EVENT_LEN, EVENT_LEN),
+            false => (avail_len(SIZE, shape.event_idx), used_len(SIZE, shape.event_idx)),
+        };
+        let mut all = Vec::new();
+        for (area, len) in [(DESC, desc_len(SIZE)), (AVAIL, avail), (USED, used)] {
+            for seam in (area..area + len as u64).filter(|seam| *seam > DESC) {
+                if seam % 2 == 0 {
+                    all.push(seam);
+                    // At an area's first byte none of them is cut.
+                    if seam != area {
+                        run_pair(Pair::over(shape, &[seam]), seam, 60);
+                    }
+                    continue;
+                }
+                let (_, pieces) = memory_twice(&[seam]);
+                assert!(device::Metadata::map(&pieces, &ADDRESSES, &shape.device()).is_err(), "{seam:#x}");
+            }
+        }
+        for seed in 0..20 {
+            run_pair(Pair::over(shape, &all), seed, 400);
+        }
     }
 }
 

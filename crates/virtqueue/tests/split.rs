@@ -233,8 +233,11 @@ fn alignment_and_bounds_of_areas() {
     assert!(!at(8, 0, 0));
     assert!(!at(0, 1, 0));
     assert!(!at(0, 0, 2));
-    // Over a seam, past the end, and past the end of all addresses.
-    assert!(!at(model::SEAM - 16, 0, 0));
+    // Over a seam it is read and written in pieces.
+    assert!(at(model::SEAM - 16, 0, 0));
+    assert!(!at(model::SEAM - 8, 0, 0));
+    // Past the end, and past the end of all addresses.
+    assert!(!at(model::MEMORY - 16, 0, 0));
     assert!(!at(model::MEMORY, 0, 0));
     assert!(!at(u64::MAX - model::USER - 15, 0, 0));
 }

@@ -121,7 +121,12 @@ impl Contestant {
     /// It does not serve.
     pub(crate) fn new(name: impl Into<String>, daemon: Daemon) -> Result<Contestant> {
         let machine = Machine::start(daemon.socket(), &Shape::LINUX)?;
-        Ok(Contestant { name: name.into(), daemon, machine })
+        Ok(Contestant::over(name, daemon, machine))
+    }
+
+    /// With a machine that is connected.
+    pub(crate) fn over(name: impl Into<String>, daemon: Daemon, machine: Machine) -> Contestant {
+        Contestant { name: name.into(), daemon, machine }
     }
 
     /// Loads it for a turn with reads of 4 KiB, `depth` in flight. Each turn begins with an empty queue.

@@ -5,13 +5,15 @@
 )]
 
 use super::suppress::{Cells, Word};
+use crate::access::Access;
 use crate::chain::Descriptor;
 use crate::packed::Place;
-use kickless_memory::{Area, Gpa, Marks, Unmapped, UserAddr, View};
+use kickless_memory::{Area, Gpa, Marks, Scattered, Unmapped, UserAddr, View};
 use kickless_spec::ring::{
     Desc, EVENT_LEN, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem, avail_len, desc_len,
     used_len,
 };
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 /// A queue size that cannot be.
@@ -118,12 +120,25 @@ struct Logged {
     used: Gpa,
 }
 
-/// A queue's areas, translated once and written to directly until the memory behind them changes.
+/// A queue's areas, where they are now.
 #[derive(Debug)]
-pub struct Metadata {
-    desc: Area,
-    avail: Area,
-    used: Area,
+pub struct Metadata(pub(super) Kind);
+
+/// How they are reached.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Translated once, and read and written directly until the memory behind them changes.
+    Mapped(Areas<Area>),
+    /// One of them is not in one piece: all are translated at each access.
+    Scattered(Areas<Scattered>),
+}
+
+/// The three areas of a queue.
+#[derive(Debug)]
+pub(crate) struct Areas<A> {
+    desc: A,
+    avail: A,
+    used: A,
     options: Options,
     logged: Option<Logged>,
 }
@@ -132,34 +147,70 @@ impl Metadata {
     /// Translates `addresses` for a queue of this shape.
     ///
     /// # Errors
-    /// An area that is not in one slot of the view's map, or not aligned as virtio 1.3, sections 2.7 and 2.8.10.1 ask (16, 2 and 4
-    /// bytes, or 16, 4 and 4); a place for the log that is not guest memory.
-    pub fn map(view: &View, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
-        let Options { size, event_idx, packed, .. } = *options;
+    /// An area that is not in guest memory, or not aligned as virtio 1.3, sections 2.7 and 2.8.10.1 ask (16, 2 and 4
+    /// bytes, or 16, 4 and 4), or one that crosses from one slot to the next within a 16-bit field; a place for the log that is
+    /// not guest memory.
+    pub fn map(view: &Arc<View>, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
         let map = view.map();
+        let mapped = Areas::make(view, addresses, options, |user, len, align| {
+            let area = map.area(user, len, align)?;
+            let gpa = map.gpa_of_area(&area);
+            Ok((area, gpa))
+        });
+        let why = match mapped {
+            Ok(areas) => return Ok(Self(Kind::Mapped(areas))),
+            Err(why) => why,
+        };
+        // What else may be wrong with an area in one piece is wrong with it in pieces too.
+        let scattered = Areas::make(view, addresses, options, |user, len, align| {
+            match user.0.is_multiple_of(align as u64) {
+                true => Ok((Scattered::new(view, user, len)?, map.gpa_of(user))),
+                false => Err(why),
+            }
+        });
+        Ok(Self(Kind::Scattered(scattered?)))
+    }
+
+    /// Whether accesses go straight to the areas, for each is in one piece.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.0, Kind::Mapped(_))
+    }
+}
+
+impl<A> Areas<A> {
+    /// Has each area made, by its address, length and alignment; with it comes where it begins in guest memory.
+    fn make(
+        view: &View,
+        addresses: &Addresses,
+        options: &Options,
+        make: impl Fn(UserAddr, usize, usize) -> Result<(A, Option<Gpa>), Unmapped>,
+    ) -> Result<Self, Unmapped> {
+        let Options { size, event_idx, packed, .. } = *options;
         let (avail, used) = match packed {
             true => ((EVENT_LEN, 4), (EVENT_LEN, 4)),
             false => ((avail_len(size, event_idx), 2), (used_len(size, event_idx), 4)),
         };
-        let desc = map.area(addresses.desc, desc_len(size), 16)?;
-        let avail = map.area(addresses.avail, avail.0, avail.1)?;
-        let used = map.area(addresses.used, used.0, used.1)?;
+        let (used_len, used_align) = used;
+        let (desc, desc_gpa) = make(addresses.desc, desc_len(size), 16)?;
+        let (avail, _) = make(addresses.avail, avail.0, avail.1)?;
+        let (used, used_gpa) = make(addresses.used, used_len, used_align)?;
         let logged = match addresses.log {
             None => None,
             Some(gpa) if !packed => {
-                let (addr, len) = (gpa.0, used.len() as u64);
-                map.contains(gpa, len).then_some(()).ok_or(Unmapped { addr, len })?;
+                let (addr, len) = (gpa.0, used_len as u64);
+                view.map().contains(gpa, len).then_some(()).ok_or(Unmapped { addr, len })?;
                 Some(Logged { desc: gpa, used: gpa })
             }
-            Some(_) => {
-                map.gpa_of_area(&desc).zip(map.gpa_of_area(&used)).map(|(desc, used)| Logged { desc, used })
-            }
+            Some(_) => desc_gpa.zip(used_gpa).map(|(desc, used)| Logged { desc, used }),
         };
         Ok(Self { desc, avail, used, options: *options, logged })
     }
+}
 
+impl<A: Access> Areas<A> {
     /// The shape that the areas are long enough for.
-    pub fn options(&self) -> &Options {
+    #[inline]
+    pub(crate) fn options(&self) -> &Options {
         &self.options
     }
 
@@ -170,8 +221,7 @@ impl Metadata {
         // SAFETY:
         // - `desc` was made `desc_len(size)` long, and a masked index is smaller than the size;
         // - it starts at a multiple of 16, and so does each descriptor.
-        let words = unsafe { [self.desc.load_u64_unchecked(at), self.desc.load_u64_unchecked(at + 8)] };
-        Descriptor::new(words)
+        Descriptor::new(unsafe { self.desc.load_words_unchecked(at) })
     }
 
     /// The entry of the avail ring at `index`, modulo the size.
@@ -182,7 +232,7 @@ impl Metadata {
         // SAFETY:
         // - `avail` was made at least `avail_len(size)` long, and a masked index is smaller than the size;
         // - it starts at an even address, and so does each entry.
-        unsafe { self.avail.load_u16_unchecked(at) }
+        unsafe { self.avail.load_unchecked(at) }
     }
 
     /// The used element at `index`, modulo the size.
@@ -222,25 +272,25 @@ impl Metadata {
     #[inline]
     pub(super) fn mark_descriptor(&self, place: Place, marks: &mut Marks) {
         let Some(Logged { desc, .. }) = self.logged else { return };
-        marks.wrote(Gpa(desc.0 + place.at() as u64), size_of::<Desc>() as u64);
+        self.desc.mark(desc, place.at(), size_of::<Desc>(), marks);
     }
 
     /// Marks the packed ring's device event suppression.
     #[inline]
     pub(super) fn mark_event(&self, marks: &mut Marks) {
         let Some(Logged { used, .. }) = self.logged else { return };
-        marks.wrote(used, EVENT_LEN as u64);
+        self.used.mark(used, 0, EVENT_LEN, marks);
     }
 
     /// The packed ring's descriptors.
     #[inline]
-    pub(super) fn ring(&self) -> &Area {
+    pub(super) fn ring(&self) -> &A {
         &self.desc
     }
 
     /// The packed ring's event suppression structures, the driver's and ours.
     #[inline]
-    pub(super) fn events(&self) -> (&Area, &Area) {
+    pub(super) fn events(&self) -> (&A, &A) {
         (&self.avail, &self.used)
     }
 
@@ -257,7 +307,7 @@ impl Metadata {
 
     /// The area that holds a word, and where.
     #[inline(always)]
-    fn place(&self, word: Word) -> (&Area, usize) {
+    fn place(&self, word: Word) -> (&A, usize) {
         match word {
             Word::AvailFlags => (&self.avail, RING_FLAGS),
             Word::AvailIdx => (&self.avail, RING_IDX),
@@ -270,17 +320,17 @@ impl Metadata {
 }
 
 /// The event words exist only with EVENT_IDX.
-impl Cells for Metadata {
+impl<A: Access> Cells for Areas<A> {
     #[inline(always)]
     fn load(&self, word: Word, order: Ordering) -> u16 {
         let (area, offset) = self.place(word);
-        area.load_u16(offset, order)
+        area.load(offset, order)
     }
 
     #[inline(always)]
     fn store(&self, word: Word, value: u16, order: Ordering) {
         let (area, offset) = self.place(word);
-        area.store_u16(offset, value, order);
+        area.store(offset, value, order);
     }
 
     #[inline(always)]

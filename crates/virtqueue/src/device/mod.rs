@@ -38,12 +38,14 @@ mod packed;
 mod split;
 pub mod suppress;
 
+pub(crate) use metadata::Areas;
+use metadata::Kind;
 pub use metadata::{Addresses, InvalidSize, Metadata, Options};
 use order::Order;
 
 use crate::space::{Space, Translating};
 use crate::{Chain, RingError};
-use kickless_memory::{Log, Marks, Tlb, View};
+use kickless_memory::{Area, Log, Marks, Scattered, Tlb, View};
 use std::sync::Arc;
 
 /// The device end of one virtqueue, of either ring format.
@@ -57,8 +59,11 @@ pub struct Queue {
 
 #[derive(Debug)]
 enum Ring {
-    Split(split::Queue),
-    Packed(packed::Queue),
+    Split(split::Queue<Area>),
+    Packed(packed::Queue<Area>),
+    // Apart, so that the usual ones need not ask at each access how their areas are reached.
+    SplitScattered(Box<split::Queue<Scattered>>),
+    PackedScattered(Box<packed::Queue<Scattered>>),
 }
 
 /// A chain that was pushed while the areas were away.
@@ -83,18 +88,29 @@ pub enum Popped {
     Missing,
 }
 
+/// Keeps code that hardly ever runs out of the way of what does all the time.
+#[cold]
+#[inline(never)]
+fn apart<R>(code: impl FnOnce() -> R) -> R {
+    code()
+}
+
 /// Runs a method of whichever ring it is.
 macro_rules! forward {
     ($queue:expr, $method:ident $(, $arg:expr)*) => {
         match &$queue.ring {
             Ring::Split(queue) => queue.$method($($arg),*),
             Ring::Packed(queue) => queue.$method($($arg),*),
+            Ring::SplitScattered(queue) => apart(|| queue.$method($($arg),*)),
+            Ring::PackedScattered(queue) => apart(|| queue.$method($($arg),*)),
         }
     };
     (mut $queue:expr, $method:ident $(, $arg:expr)*) => {
         match &mut $queue.ring {
             Ring::Split(queue) => queue.$method($($arg),*),
             Ring::Packed(queue) => queue.$method($($arg),*),
+            Ring::SplitScattered(queue) => apart(|| queue.$method($($arg),*)),
+            Ring::PackedScattered(queue) => apart(|| queue.$method($($arg),*)),
         }
     };
 }
@@ -146,7 +162,33 @@ impl Queue {
     /// # Panics
     /// `metadata` was mapped for other options.
     pub fn remap(&mut self, metadata: Metadata) {
-        forward!(mut self, remap, metadata, &mut self.marks);
+        let marks = &mut self.marks;
+        match (&mut self.ring, metadata.0) {
+            (Ring::Split(queue), Kind::Mapped(areas)) => queue.remap(areas, marks),
+            (Ring::Packed(queue), Kind::Mapped(areas)) => queue.remap(areas, marks),
+            (Ring::SplitScattered(queue), Kind::Scattered(areas)) => queue.remap(areas, marks),
+            (Ring::PackedScattered(queue), Kind::Scattered(areas)) => queue.remap(areas, marks),
+            (Ring::Split(queue), Kind::Scattered(areas)) => {
+                let mut queue = Box::new(queue.moved(marks));
+                queue.remap(areas, marks);
+                self.ring = Ring::SplitScattered(queue);
+            }
+            (Ring::Packed(queue), Kind::Scattered(areas)) => {
+                let mut queue = Box::new(queue.moved(marks));
+                queue.remap(areas, marks);
+                self.ring = Ring::PackedScattered(queue);
+            }
+            (Ring::SplitScattered(queue), Kind::Mapped(areas)) => {
+                let mut queue = queue.moved(marks);
+                queue.remap(areas, marks);
+                self.ring = Ring::Split(queue);
+            }
+            (Ring::PackedScattered(queue), Kind::Mapped(areas)) => {
+                let mut queue = queue.moved(marks);
+                queue.remap(areas, marks);
+                self.ring = Ring::Packed(queue);
+            }
+        }
         self.marks.commit();
     }
 

@@ -1,6 +1,7 @@
 //! The device end of a packed virtqueue; what both ends know is in `crate::packed`.
 
-use super::{Held, Metadata, Options, Popped};
+use super::{Areas, Held, Options, Popped};
+use crate::access::Access;
 use crate::packed::{self, Place};
 use crate::space::Space;
 use crate::{Chain, RingError};
@@ -17,7 +18,7 @@ const PENDING_LOOKS: u16 = 256;
 
 /// See [`super::Queue`], which has the same methods.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct Queue<A> {
     /// The next place to pop.
     next: Place,
     /// The place where the first of `pushed` goes.
@@ -36,13 +37,13 @@ pub(super) struct Queue {
     owes_decision: bool,
     /// Whether kicks were enabled last; `None`: nothing was said yet.
     kicks: Option<bool>,
-    metadata: Option<Metadata>,
+    metadata: Option<Areas<A>>,
     /// The ring has been seen.
     begun: bool,
     broken: Option<RingError>,
 }
 
-impl Queue {
+impl<A: Access> Queue<A> {
     pub(super) fn new(options: Options, next_avail: u16) -> Self {
         let size = options.size();
         // The front-end's index; one that is past the ring would be read there.
@@ -81,7 +82,7 @@ impl Queue {
         std::mem::take(&mut self.pushed)
     }
 
-    pub(super) fn remap(&mut self, metadata: Metadata, marks: &mut Marks) {
+    pub(super) fn remap(&mut self, metadata: Areas<A>, marks: &mut Marks) {
         assert_eq!(*metadata.options(), self.options, "areas of another shape");
         self.unmap(marks);
         if !std::mem::replace(&mut self.begun, true) && is_stale(&metadata, self.next) {
@@ -95,6 +96,26 @@ impl Queue {
                 let _ = self.arm(marks);
             }
             Some(false) => self.disarm(marks),
+        }
+    }
+
+    /// The same queue, to be mapped otherwise.
+    pub(super) fn moved<B>(&mut self, marks: &mut Marks) -> Queue<B> {
+        self.unmap(marks);
+        Queue {
+            next: self.next,
+            used: self.used,
+            options: self.options,
+            pushed: std::mem::take(&mut self.pushed),
+            lengths: std::mem::take(&mut self.lengths),
+            in_flight: self.in_flight,
+            taken: self.taken,
+            undecided: self.undecided,
+            owes_decision: self.owes_decision,
+            kicks: self.kicks,
+            metadata: None,
+            begun: self.begun,
+            broken: self.broken,
         }
     }
 
@@ -177,7 +198,7 @@ impl Queue {
             && let Some(metadata) = &self.metadata
         {
             // Release: everything else of the batch comes before it.
-            metadata.ring().store_u16(first.flags_at(), flags, Ordering::Release);
+            metadata.ring().store(first.flags_at(), flags, Ordering::Release);
             // To be committed after the store: by the decision that has to follow.
             metadata.mark_descriptor(first, marks);
         }
@@ -219,7 +240,7 @@ impl Queue {
         for held in rest {
             // Invisible yet, for the first is.
             let flags = write(place, held);
-            ring.store_u16(place.flags_at(), flags, Ordering::Relaxed);
+            ring.store(place.flags_at(), flags, Ordering::Relaxed);
             metadata.mark_descriptor(place, marks);
             place = place.after(held.descriptors, size);
             count += held.descriptors;
@@ -269,8 +290,7 @@ impl Queue {
         }
         let places =
             (0..self.options.size().min(PENDING_LOOKS)).map(|n| self.next.after(n, self.options.size()));
-        let flags =
-            places.map(|place| (place, metadata.ring().load_u16(place.flags_at(), Ordering::Relaxed)));
+        let flags = places.map(|place| (place, metadata.ring().load(place.flags_at(), Ordering::Relaxed)));
         let there = flags.take_while(|(place, flags)| place.is_available(*flags));
         let ends = there.filter(|(_, flags)| flags & DESC_F_NEXT == 0).count() as u16;
         // A chain can be longer than that.
@@ -312,14 +332,14 @@ impl Queue {
 ///
 /// In a round with the wrap counter set, what is used has both flags set, which nothing that comes later than `next` can
 /// have: in the round before they were different, or both clear. With the counter clear, memory that is all zeroes looks the same.
-fn is_stale(metadata: &Metadata, next: Place) -> bool {
-    let flags = |index| metadata.ring().load_u16(Place { index, ..next }.flags_at(), Ordering::Relaxed);
+fn is_stale<A: Access>(metadata: &Areas<A>, next: Place) -> bool {
+    let flags = |index| metadata.ring().load(Place { index, ..next }.flags_at(), Ordering::Relaxed);
     next.wrap && (next.index..metadata.options().size()).any(|index| next.is_used(flags(index)))
 }
 
 #[inline]
-fn is_available(metadata: &Metadata, place: Place, order: Ordering) -> bool {
-    place.is_available(metadata.ring().load_u16(place.flags_at(), order))
+fn is_available<A: Access>(metadata: &Areas<A>, place: Place, order: Ordering) -> bool {
+    place.is_available(metadata.ring().load(place.flags_at(), order))
 }
 
 const _: () = assert!(size_of::<PackedDesc>() == 16);

@@ -1,7 +1,8 @@
 //! The device end of a split virtqueue (virtio 1.3, section 2.7).
 
 use super::suppress::{self, Cells, Word};
-use super::{Held, Metadata, Options, Popped};
+use super::{Areas, Held, Options, Popped};
+use crate::access::Access;
 use crate::space::Space;
 use crate::{Chain, RingError};
 use kickless_memory::Marks;
@@ -22,7 +23,7 @@ enum Kicks {
 
 /// See [`super::Queue`], which has the same methods.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct Queue<A> {
     /// Next entry of the avail ring to pop.
     next_avail: u16,
     /// `avail.idx` when it was read last, checked: entries before it may be popped. Equal to `next_avail`
@@ -43,13 +44,13 @@ pub(super) struct Queue {
     kicks: Kicks,
     /// `avail_event` as it stands in the ring, unless `kicks` is unknown. With EVENT_IDX only.
     kick_event: u16,
-    metadata: Option<Metadata>,
+    metadata: Option<Areas<A>>,
     broken: Option<RingError>,
     /// Elements that wait for a place to be written to; empty while mapped.
     held: Vec<UsedElem>,
 }
 
-impl Queue {
+impl<A: Access> Queue<A> {
     pub(super) fn new(options: Options, next_avail: u16) -> Self {
         Self {
             next_avail,
@@ -69,7 +70,7 @@ impl Queue {
         }
     }
 
-    pub(super) fn remap(&mut self, metadata: Metadata, marks: &mut Marks) {
+    pub(super) fn remap(&mut self, metadata: Areas<A>, marks: &mut Marks) {
         assert_eq!(*metadata.options(), self.options, "areas of another shape");
         self.unmap(marks);
         if !std::mem::replace(&mut self.begun, true) {
@@ -98,6 +99,27 @@ impl Queue {
                 let _ = self.arm(marks);
             }
             Kicks::Off => self.disarm(marks),
+        }
+    }
+
+    /// The same queue, to be mapped otherwise.
+    pub(super) fn moved<B>(&mut self, marks: &mut Marks) -> Queue<B> {
+        self.unmap(marks);
+        Queue {
+            next_avail: self.next_avail,
+            avail_seen: self.avail_seen,
+            next_used: self.next_used,
+            published: self.published,
+            in_flight: self.in_flight,
+            options: self.options,
+            decided_at: self.decided_at,
+            decided: self.decided,
+            kicks: self.kicks,
+            kick_event: self.kick_event,
+            metadata: None,
+            begun: self.begun,
+            broken: self.broken,
+            held: std::mem::take(&mut self.held),
         }
     }
 

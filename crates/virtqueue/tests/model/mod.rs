@@ -23,12 +23,27 @@ pub const MEMORY: u64 = 0x20_0000;
 pub const SEAM: u64 = 0x18_0000;
 
 pub fn memory() -> Arc<View> {
-    let slot = |gpa: u64, len: u64| {
+    memory_twice(&[]).0
+}
+
+/// The same memory twice: as [`memory`] has it, and with these seams, in rising order, in the first slot.
+pub fn memory_twice(seams: &[u64]) -> (Arc<View>, Arc<View>) {
+    let files = [SEAM, MEMORY - SEAM].map(|len| {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, len).unwrap();
-        Slot::map(&file, 0, Gpa(gpa), UserAddr(USER + gpa), len).unwrap()
+        file
+    });
+    let view = |seams: &[u64]| {
+        let starts = [&[0], seams].concat();
+        let ends = seams.iter().copied().chain([SEAM]);
+        let slot = |(start, end): (&u64, u64)| {
+            Slot::map(&files[0], *start, Gpa(*start), UserAddr(USER + start), end - start).unwrap()
+        };
+        let mut slots: Vec<Slot> = starts.iter().zip(ends).map(slot).collect();
+        slots.push(Slot::map(&files[1], 0, Gpa(SEAM), UserAddr(USER + SEAM), MEMORY - SEAM).unwrap());
+        Arc::new(View::new(Map::new(slots).unwrap()))
     };
-    Arc::new(View::new(Map::new(vec![slot(0, SEAM), slot(SEAM, MEMORY - SEAM)]).unwrap()))
+    (view(&[]), view(seams))
 }
 
 pub const ADDRESSES: Addresses = Addresses {
