@@ -28,6 +28,7 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 /// The protocol features that this front-end uses where they are offered.
 const PROTOCOL: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::CONFIG)
+    .union(ProtocolFeatures::LOG_SHMFD)
     .union(ProtocolFeatures::REPLY_ACK)
     .union(ProtocolFeatures::RESET_DEVICE)
     .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)

@@ -129,6 +129,11 @@ impl Contestant {
         Contestant { name: name.into(), daemon, machine }
     }
 
+    /// The virtual machine that loads it.
+    pub(crate) fn machine(&mut self) -> &mut Machine {
+        &mut self.machine
+    }
+
     /// Loads it for a turn with reads of 4 KiB, `depth` in flight. Each turn begins with an empty queue.
     ///
     /// # Errors

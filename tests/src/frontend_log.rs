@@ -1,0 +1,161 @@
+//! A front-end's log of written pages, and a copy of guest memory that is kept by it, as a migration would.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+
+use anyhow::{Context, Result, ensure};
+use kickless_memory::{Gpa, Log, UserAddr};
+use kickless_spec::features::Features;
+use kickless_vhost_user::{FrontendMessage as Message, LogBase, VringAddr};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use crate::driver::Queue;
+use crate::frontend::{Frontend, addresses};
+use crate::frontend_memory::Ram;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// The memfds' name, by which a back-end's mappings of them can be told from its other memory.
+pub const MEMFD_NAME: &str = "kickless-test-log";
+/// The log does not begin where its file does: who forgets the offset is found out.
+const FILE_OFFSET: u64 = 8 * 21;
+
+/// A log that a back-end is given.
+pub struct Bitmap {
+    file: OwnedFd,
+    log: Log,
+}
+
+impl Bitmap {
+    /// A log of `len` bytes, all clear.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    pub fn new(len: u64) -> Result<Bitmap> {
+        let file = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, FILE_OFFSET + len)?;
+        let log = Log::map(file.as_fd(), FILE_OFFSET, len)?;
+        Ok(Bitmap { file, log })
+    }
+
+    /// One that is just large enough for `ram`.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    pub fn covering(ram: &Ram) -> Result<Bitmap> {
+        Bitmap::new((ram.end() - 1) / PAGE / 8 + 1)
+    }
+
+    /// SET_LOG_BASE.
+    ///
+    /// # Errors
+    /// The process is out of descriptors.
+    pub fn message(&self) -> Result<Message> {
+        let fd = Some(self.file.try_clone()?);
+        Ok(Message::SetLogBase(LogBase::Shared { mmap_size: self.log.len(), mmap_offset: FILE_OFFSET, fd }))
+    }
+
+    /// Takes all marks: page numbers.
+    pub fn harvest(&self) -> BTreeSet<u64> {
+        let mut pages = BTreeSet::new();
+        self.log.harvest(|page| {
+            pages.insert(page);
+        });
+        pages
+    }
+}
+
+impl Frontend {
+    /// SET_LOG_BASE.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn set_log(&mut self, bitmap: &Bitmap) -> Result<()> {
+        self.order(&bitmap.message()?)
+    }
+
+    /// Switches VHOST_F_LOG_ALL.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn set_logging(&mut self, on: bool) -> Result<()> {
+        let mut features = self.features();
+        features.set(Features::LOG_ALL, on);
+        self.set_features(features)
+    }
+
+    /// Switches VHOST_VRING_F_LOG of a queue.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn set_ring_logging(&mut self, ram: &Ram, queue: &Queue, on: bool) -> Result<()> {
+        let addresses = addresses(queue);
+        let used = ram.map().gpa_of(UserAddr(addresses.used_addr)).context("no such ring")?;
+        self.order(&Message::SetVringAddr(VringAddr { log: on, log_guest_addr: used.0, ..addresses }))
+    }
+}
+
+/// What the other side of a migration has: all of guest memory as it was once, and each page again that the log named.
+pub struct Replica {
+    start: u64,
+    bytes: Vec<u8>,
+    /// Pages that the device may write.
+    allowed: BTreeSet<u64>,
+    /// Pages that came.
+    pub copied: u64,
+}
+
+impl Replica {
+    /// Of this memory, without a byte of it yet.
+    pub fn new(ram: &Ram) -> Replica {
+        let start = ram.region().guest_addr;
+        let bytes = vec![0; (ram.end() - start) as usize];
+        Replica { start, bytes, allowed: BTreeSet::new(), copied: 0 }
+    }
+
+    /// The device may write these bytes.
+    pub fn allow(&mut self, gpa: Gpa, len: u64) {
+        self.allowed.extend(gpa.0 / PAGE..=(gpa.0 + len - 1) / PAGE);
+    }
+
+    /// Copies everything: what is marked later was written later.
+    ///
+    /// # Errors
+    /// The memory is gone.
+    pub fn copy_all(&mut self, ram: &Ram) -> Result<()> {
+        Ok(ram.map().read(Gpa(self.start), &mut self.bytes)?)
+    }
+
+    /// Copies what the log names.
+    ///
+    /// # Errors
+    /// It names a page that the device had no reason to write.
+    pub fn take(&mut self, ram: &Ram, bitmap: &Bitmap) -> Result<()> {
+        for page in bitmap.harvest() {
+            ensure!(self.allowed.contains(&page), "page {page:#x} is marked, which nobody wrote");
+            let (gpa, at) = (page * PAGE, (page * PAGE - self.start) as usize);
+            ram.map().read(Gpa(gpa), &mut self.bytes[at..at + PAGE as usize])?;
+            self.copied += 1;
+        }
+        Ok(())
+    }
+
+    /// Compares bytes, which nobody writes any more.
+    ///
+    /// # Errors
+    /// The copy is out of date.
+    pub fn compare(&self, ram: &Ram, gpa: Gpa, len: usize) -> Result<()> {
+        let mut now = vec![0; len];
+        ram.map().read(gpa, &mut now)?;
+        let at = (gpa.0 - self.start) as usize;
+        let differs = now.iter().zip(&self.bytes[at..]).position(|(now, then)| now != then);
+        match differs {
+            None => Ok(()),
+            Some(offset) => anyhow::bail!(
+                "byte {offset} of {len} at {gpa} was written after its page was marked last: {:#x}, copied {:#x}",
+                now[offset],
+                self.bytes[at + offset]
+            ),
+        }
+    }
+}
