@@ -35,6 +35,7 @@ mod area;
 pub mod dirty;
 mod error;
 pub mod fault;
+mod hosts;
 mod iotlb;
 mod iov;
 pub mod log;

@@ -123,6 +123,14 @@ impl Gather {
     }
 }
 
+/// The word that stands for `len` bytes at `gpa`, and which of its bits; `None` for no bytes, or where it is not one word.
+#[inline]
+pub fn word_of(gpa: Gpa, len: u64) -> Option<(u64, u64)> {
+    let (first, last) = (gpa.0 / LOG_PAGE_SIZE, gpa.0.checked_add(len.checked_sub(1)?)? / LOG_PAGE_SIZE);
+    let bits = (u64::MAX << (first % WORD_PAGES)) & (u64::MAX >> (WORD_PAGES - 1 - last % WORD_PAGES));
+    (first / WORD_PAGES == last / WORD_PAGES).then_some((first / WORD_PAGES, bits))
+}
+
 /// The words that stand for `len` bytes at `gpa`, and which of their bits. Nothing for no bytes.
 #[inline]
 pub fn words_of(gpa: Gpa, len: u64) -> impl Iterator<Item = (u64, u64)> {
@@ -257,7 +265,14 @@ mod tests {
 
     #[test]
     fn words_of_ranges() {
-        let of = |gpa, len| words_of(Gpa(gpa), len).collect::<Vec<_>>();
+        let of = |gpa, len| {
+            let words: Vec<_> = words_of(Gpa(gpa), len).collect();
+            match (word_of(Gpa(gpa), len), &*words) {
+                (Some(one), words) => assert_eq!(words, [one]),
+                (None, words) => assert!(words.len() != 1 || gpa.checked_add(len).is_none()),
+            }
+            words
+        };
         assert_eq!(of(0, 0), []);
         assert_eq!(of(0, 1), [(0, 1)]);
         assert_eq!(of(4095, 1), [(0, 1)]);

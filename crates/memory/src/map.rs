@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "island: pointers into slots")]
 
 use crate::fault::Damaged;
+use crate::hosts::Hosts;
 use crate::mapping::{Mapping, Part};
 use crate::{Area, Error, Gpa, Slot, Span, Unmapped, UserAddr, shared};
 use std::ptr::NonNull;
@@ -16,12 +17,8 @@ pub const SLOTS_MAX: usize = 509;
 pub struct Map {
     /// Sorted by guest-physical address, without overlap.
     slots: Arc<[Slot]>,
-    /// The places of all slots in there, sorted by host address. Slots that share a mapping have the same.
-    by_host: Arc<[u16]>,
+    hosts: Hosts,
 }
-
-/// So many slots are looked through; of more the right one is searched for.
-const SCANNED_MAX: usize = 8;
 
 impl Map {
     /// A map of `slots`, in any order.
@@ -43,9 +40,7 @@ impl Map {
     }
 
     fn of_sorted(slots: Vec<Slot>) -> Self {
-        let mut by_host: Vec<u16> = (0..slots.len() as u16).collect();
-        by_host.sort_by_key(|&at| slots[usize::from(at)].mapping().base());
-        Self { slots: slots.into(), by_host: by_host.into() }
+        Self { hosts: Hosts::new(&slots), slots: slots.into() }
     }
 
     /// This map and one slot more.
@@ -104,7 +99,7 @@ impl Map {
     #[inline]
     pub(crate) fn find(&self, gpa: Gpa) -> Option<(NonNull<u8>, u64)> {
         // Few slots are the rule: two or three for a guest without hot-plug. A scan beats a search there.
-        let slot = if self.slots.len() <= SCANNED_MAX {
+        let slot = if self.slots.len() <= 8 {
             return self.slots.iter().find_map(|slot| Self::host(slot, gpa));
         } else {
             let after = self.slots.partition_point(|s| s.gpa() <= gpa);
@@ -246,39 +241,8 @@ impl Map {
     /// Calls `each` with the guest-physical ranges that `len` bytes at a host address are. Bytes that two slots share are
     /// in both.
     #[inline]
-    pub(crate) fn each_gpa_of(&self, host: NonNull<u8>, len: usize, mut each: impl FnMut(Gpa, u64)) {
-        let (mut at, mut left) = (host.as_ptr().addr(), len as u64);
-        // Once, unless the kernel put two mappings side by side and the range goes over their seam.
-        while left > 0 {
-            let mut here = 0;
-            for slot in self.slots_around(at) {
-                let offset = at.wrapping_sub(slot.mapping().base().as_ptr().addr()) as u64;
-                if offset < slot.len() {
-                    here = left.min(slot.len() - offset);
-                    each(Gpa(slot.gpa().0 + offset), here);
-                }
-            }
-            if here == 0 {
-                return;
-            }
-            at += here as usize;
-            left -= here;
-        }
-    }
-
-    /// Slots of which some may hold the byte at a host address; all that do are among them.
-    #[inline]
-    fn slots_around(&self, host: usize) -> impl Iterator<Item = &Slot> {
-        let base = |at: u16| self.slots[usize::from(at)].mapping().base().as_ptr().addr();
-        let candidates = match &*self.by_host {
-            few if few.len() <= SCANNED_MAX => few,
-            many => {
-                let end = many.partition_point(|&at| base(at) <= host);
-                let last = many[..end].last().map_or(0, |&at| base(at));
-                &many[many[..end].partition_point(|&at| base(at) < last)..end]
-            }
-        };
-        candidates.iter().map(|&at| &self.slots[usize::from(at)])
+    pub(crate) fn each_gpa_of(&self, host: NonNull<u8>, len: usize, each: impl FnMut(Gpa, u64)) {
+        self.hosts.each_gpa_of(host.as_ptr().addr(), len, each);
     }
 
     /// The guest-physical address of the first byte of an area of this map.

@@ -1,6 +1,6 @@
 //! What one queue has written, on its way into the log.
 
-use crate::log::{Gather, Log, words_of};
+use crate::log::{Gather, Log, word_of, words_of};
 use crate::{Gpa, Map};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -93,7 +93,17 @@ impl Marks {
 
 impl On {
     /// Whether something had to be committed, and was new.
+    #[inline]
     fn add(&mut self, gpa: Gpa, len: u64) -> bool {
+        // Nearly always it is one word.
+        match word_of(gpa, len) {
+            Some((word, bits)) if self.gather.add(word, bits) => false,
+            _ => self.add_each(gpa, len),
+        }
+    }
+
+    #[cold]
+    fn add_each(&mut self, gpa: Gpa, len: u64) -> bool {
         let mut news = false;
         for (word, bits) in words_of(gpa, len) {
             while !self.gather.add(word, bits) {
