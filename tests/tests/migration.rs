@@ -57,7 +57,7 @@ impl World {
     /// The machine on the disk of this daemon.
     fn machine(&self, daemon: usize) -> GuestConfig {
         let disk = DiskConfig::new(self.daemon(daemon).socket(), self.shape.properties);
-        GuestConfig::new("kl.task=migrate,check kl.size=8", vec![disk]).cpus(self.shape.cpus)
+        GuestConfig::new(migration::TASK, vec![disk]).cpus(self.shape.cpus)
     }
 
     /// Boots it, and returns once it is at work.

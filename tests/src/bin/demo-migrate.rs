@@ -56,7 +56,7 @@ fn demonstrate(times: usize) -> Result<()> {
     say(&format!("two kickless on one image: A (process {a}) and B (process {b})"));
     let machine = |number: usize| {
         let disk = DiskConfig::new(daemons[number].socket(), "");
-        GuestConfig::new("kl.task=migrate,check kl.size=16", vec![disk]).cpus(CPUS)
+        GuestConfig::new(migration::TASK, vec![disk]).cpus(CPUS)
     };
     let mut guest = Guest::start(&machine(0))?;
     say("Linux boots in QEMU on the disk of A");
