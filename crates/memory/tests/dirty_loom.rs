@@ -210,11 +210,13 @@ fn no_write_is_lost_through_what_is_unmapped() {
         let thread = thread::spawn(move || {
             writer.quiesce();
             write(&mut writer, &word, Store::After);
-            writer
         });
-        let unmapper = thread::spawn(move || space.unmap(Iova(0), PAGE).unwrap());
+        let unmapper = thread::spawn({
+            let space = space.clone();
+            move || space.unmap(Iova(0), PAGE).unwrap()
+        });
         guest.harvest(false);
-        drop(thread.join().unwrap());
+        thread.join().unwrap();
         unmapper.join().unwrap();
         guest.finish();
     });

@@ -85,7 +85,7 @@ impl Harvester {
     pub fn harvest_last(&mut self, range: impl RangeBounds<Gpa>, pages: &mut Pages) -> Took {
         let begun = Instant::now();
         // A writer that has made a page writable has set its bit then.
-        self.mmu.epochs.wait();
+        self.mmu.settle();
         let waited = begun.elapsed();
         let took = self.harvest(range, pages);
         Took { wait: waited + took.wait, ..took }

@@ -84,7 +84,9 @@ impl Mmu {
     /// As [`Mmu::new`], for benchmarks: one lock for harvests and for whatever a writer does that is not found in its cache.
     #[cfg(feature = "locked-log")]
     pub fn locked() -> Arc<Self> {
-        Arc::new(Self { one: Some(Mutex::new(())), ..Self::bare() })
+        let mut mmu = Self::bare();
+        mmu.one = Some(Mutex::new(()));
+        Arc::new(mmu)
     }
 
     fn bare() -> Self {
@@ -172,6 +174,11 @@ impl Mmu {
         words.host.store(null_mut(), Ordering::Relaxed);
         control.slots[index] = None;
         Ok(state.slot.clone())
+    }
+
+    /// Waits until every writer that is online has passed a quiescent point: what it wrote before this call is done.
+    pub fn settle(&self) {
+        self.epochs.wait();
     }
 
     /// Bytes of memory that tables, reverse map and dirty bits take, without what each writer has.

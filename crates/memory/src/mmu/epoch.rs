@@ -12,6 +12,8 @@
 //!   guest memory have happened when the wait is over.
 //! * What was taken away comes before the count (release), which the member loads (acquire) before its next section: it does
 //!   not see it any more. The same number serves as the generation of the caches: one that was filled before is emptied.
+//! * A wait that lasts asks those who run, again and again, to give way at their next quiescent point (`crowded`): whom it waits for may share
+//!   their processor, and would otherwise get it when the scheduler thinks it time, milliseconds later for each.
 //! * A member that sleeps is *offline* and not waited for. That is the one place where two threads each store and then load
 //!   what the other stored: the member announces that it is online, and looks things up; the waiter has taken things away, and
 //!   looks who is online. Each has a fence between the two ([`Member::online`], [`Epochs::wait`]), so that at least one of
@@ -19,6 +21,8 @@
 
 use super::primitive::{AtomicU64, Mutex, Ordering, fence, lock, relax};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 /// What an offline member announces; the count begins behind it.
 const OFFLINE: u64 = 0;
@@ -27,15 +31,24 @@ const OFFLINE: u64 = 0;
 #[repr(align(128))]
 struct Apart<T>(T);
 
+/// Looks after which a wait lasts.
+const LOOKS: u32 = 128;
+
 /// The count, and who is waited for.
 pub(crate) struct Epochs {
     current: Apart<AtomicU64>,
+    /// How many waits last.
+    crowded: AtomicU64,
     members: Mutex<Vec<Arc<Apart<AtomicU64>>>>,
 }
 
 impl Epochs {
     pub(crate) fn new() -> Self {
-        Self { current: Apart(AtomicU64::new(OFFLINE + 1)), members: Mutex::new(Vec::new()) }
+        Self {
+            current: Apart(AtomicU64::new(OFFLINE + 1)),
+            crowded: AtomicU64::new(0),
+            members: Mutex::new(Vec::new()),
+        }
     }
 
     /// Waits until every section that began before has ended.
@@ -45,15 +58,34 @@ impl Epochs {
         fence(Ordering::SeqCst);
         // Who joins later was not online before, and the lock orders what it sees after what was taken away.
         let members = lock(&self.members).clone();
+        let mut turns = 0;
         for member in members {
-            let mut turns = 0;
             loop {
                 let announced = member.0.load(Ordering::Acquire);
                 if announced == OFFLINE || announced >= target {
                     break;
                 }
                 relax(&mut turns);
+                if !cfg!(loom) && turns.is_multiple_of(LOOKS) {
+                    if turns == LOOKS {
+                        self.crowded.fetch_add(1, Ordering::Relaxed);
+                    }
+                    // So that those who have announced `target` look again.
+                    self.current.0.fetch_add(1, Ordering::AcqRel);
+                }
             }
+        }
+        if !cfg!(loom) && turns >= LOOKS {
+            self.crowded.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// For who has passed a quiescent point.
+    #[cold]
+    fn give_way(&self) {
+        if !cfg!(loom) && self.crowded.load(Ordering::Relaxed) != 0 {
+            // To yield is not enough: a scheduler may prefer who runs.
+            thread::sleep(Duration::from_micros(1));
         }
     }
 }
@@ -81,6 +113,7 @@ impl Member {
         }
         self.announced.0.store(current, Ordering::Release);
         self.seen = current;
+        epochs.give_way();
         true
     }
 

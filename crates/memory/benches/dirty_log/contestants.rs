@@ -1,0 +1,186 @@
+//! Guest memory, and those who log writes to it.
+
+use kickless_memory::dirty::{Harvester, Method, Pages, Took};
+use kickless_memory::mmu::{Mmu, Writer};
+use kickless_memory::{Gpa, Iova, Slot, UserAddr};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use vm_memory::bitmap::AtomicBitmap;
+use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+pub(crate) const PAGE: u64 = 4096;
+
+/// A file of `len` bytes that takes memory where it is written.
+pub(crate) fn file(len: u64) -> File {
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, len).unwrap();
+    file.into()
+}
+
+pub(crate) fn slot(file: &File, len: u64) -> Slot {
+    Slot::map(file, 0, Gpa(0), UserAddr(0), len).unwrap()
+}
+
+/// Guest memory as all contestants have it, mapped once for each kind of them: what a turn meets first is no fault of the kernel's.
+pub(crate) struct Guest {
+    pub(crate) len: u64,
+    slot: Slot,
+    atomic: Arc<AtomicMemory>,
+}
+
+impl Guest {
+    pub(crate) fn new(len: u64) -> Self {
+        let file = file(len);
+        let slot = slot(&file, len);
+        let range = (GuestAddress(0), len as usize, Some(FileOffset::new(file, 0)));
+        let atomic = Arc::new(AtomicMemory::from_ranges_with_files([range]).unwrap());
+        let guest = Self { len, slot, atomic };
+        for kind in [Kind::Off, Kind::Atomic] {
+            let mut store = Logged::new(kind, &guest).store();
+            (0..len / PAGE).for_each(|page| store.write(page * PAGE, 1));
+        }
+        guest
+    }
+}
+
+/// Who logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Nobody.
+    Off,
+    /// [`Method::Protect`].
+    Protect,
+    /// The same, under one lock.
+    Locked,
+    /// [`Method::Marks`].
+    Marks,
+    /// One array of bits, looked at before each is set, behind [`Writer`]s that log nothing; its harvest waits for them.
+    Flat,
+    /// vm-memory's bitmap.
+    Atomic,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Off => "no log",
+            Self::Protect => "Protect",
+            Self::Locked => "Protect, one lock",
+            Self::Marks => "Marks",
+            Self::Flat => "flat, looks first",
+            Self::Atomic => "vm-memory AtomicBitmap",
+        }
+    }
+}
+
+type AtomicMemory = GuestMemoryMmap<AtomicBitmap>;
+type Bits = Arc<[AtomicU64]>;
+
+/// Memory that is logged, and who harvests.
+pub(crate) enum Logged {
+    Ours(Arc<Mmu>, Option<Harvester>, Pages),
+    Flat(Arc<Mmu>, Bits, Vec<u64>),
+    Atomic(Arc<AtomicMemory>),
+}
+
+impl Logged {
+    /// With nothing logged so far, and no writer yet.
+    pub(crate) fn new(kind: Kind, guest: &Guest) -> Self {
+        let ours = |mmu: Arc<Mmu>, method: Option<Method>| {
+            mmu.add(guest.slot.clone()).unwrap();
+            let log = method.map(|method| Harvester::enable(&mmu, Gpa(0), method).unwrap());
+            Self::Ours(mmu, log, Pages::default())
+        };
+        match kind {
+            Kind::Off => ours(Mmu::new(), None),
+            Kind::Protect => ours(Mmu::new(), Some(Method::Protect)),
+            Kind::Locked => ours(Mmu::locked(), Some(Method::Protect)),
+            Kind::Marks => ours(Mmu::new(), Some(Method::Marks)),
+            Kind::Flat => {
+                let mmu = Mmu::new();
+                mmu.add(guest.slot.clone()).unwrap();
+                let bits = (0..guest.len / PAGE / 64 + 1).map(|_| AtomicU64::new(0)).collect();
+                Self::Flat(mmu, bits, Vec::new())
+            }
+            Kind::Atomic => {
+                guest.atomic.iter().for_each(|region| region.bitmap().reset());
+                Self::Atomic(guest.atomic.clone())
+            }
+        }
+    }
+
+    pub(crate) fn store(&self) -> Store {
+        match self {
+            Self::Ours(mmu, ..) => Store::Ours(Writer::direct(mmu)),
+            Self::Flat(mmu, bits, _) => Store::Flat(Writer::direct(mmu), bits.clone()),
+            Self::Atomic(memory) => Store::Atomic(memory.clone()),
+        }
+    }
+
+    /// How long it took, and how many pages there were if that is wanted.
+    pub(crate) fn harvest(&mut self, count: bool) -> (Took, u64) {
+        match self {
+            Self::Ours(_, Some(log), pages) => {
+                let took = log.harvest(.., pages);
+                (took, if count { pages.count() } else { 0 })
+            }
+            Self::Ours(..) => (Took::default(), 0),
+            Self::Flat(mmu, bits, taken) => {
+                let begun = Instant::now();
+                taken.clear();
+                taken.extend(bits.iter().map(|word| match word.load(Ordering::Relaxed) {
+                    0 => 0,
+                    _ => word.swap(0, Ordering::AcqRel),
+                }));
+                let walk = begun.elapsed();
+                mmu.settle();
+                let wait = begun.elapsed() - walk;
+                let pages = taken.iter().map(|word| u64::from(word.count_ones())).sum();
+                (Took { walk, wait }, pages)
+            }
+            Self::Atomic(memory) => {
+                let begun = Instant::now();
+                let taken: Vec<Vec<u64>> =
+                    memory.iter().map(|region| region.bitmap().get_and_reset()).collect();
+                let walk = begun.elapsed();
+                let pages = taken.iter().flatten().map(|word| u64::from(word.count_ones())).sum();
+                (Took { walk, ..Took::default() }, pages)
+            }
+        }
+    }
+}
+
+/// A thread's way to the memory.
+pub(crate) enum Store {
+    Ours(Writer),
+    Flat(Writer, Bits),
+    Atomic(Arc<AtomicMemory>),
+}
+
+impl Store {
+    #[inline]
+    pub(crate) fn write(&mut self, at: u64, value: u64) {
+        match self {
+            Self::Ours(writer) => writer.write_obj(Iova(at), &value).unwrap(),
+            Self::Flat(writer, bits) => {
+                writer.write_obj(Iova(at), &value).unwrap();
+                let (word, bit) = (&bits[(at / PAGE / 64) as usize], 1 << (at / PAGE % 64));
+                if word.load(Ordering::Relaxed) & bit == 0 {
+                    word.fetch_or(bit, Ordering::Release);
+                }
+            }
+            Self::Atomic(memory) => memory.write_obj(value, GuestAddress(at)).unwrap(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn quiesce(&mut self) {
+        match self {
+            Self::Ours(writer) | Self::Flat(writer, _) => writer.quiesce(),
+            Self::Atomic(_) => {}
+        }
+    }
+}

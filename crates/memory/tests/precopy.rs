@@ -1,0 +1,18 @@
+//! `examples/precopy.rs`, with little memory.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::process::Command;
+
+#[test]
+fn both_sides_have_the_same() {
+    for method in ["marks", "protect"] {
+        let output = Command::new(env!("CARGO"))
+            .args(["run", "--quiet", "--offline", "-p", "kickless-memory", "--example", "precopy", "--"])
+            .args(["--mib=24", "--writers=3", &format!("--method={method}")])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(text.contains("downtime") && text.contains("checksums: "), "{text}");
+    }
+}

@@ -1,0 +1,254 @@
+//! Moves guest memory from one process to another while threads write to it: live migration by pre-copy, without the guest.
+//!
+//!     cargo run --release -p kickless-memory --example precopy -- [--mib=1024] [--writers=2] [--method=marks|protect]
+//!
+//! This process has the memory and the writers. It starts a second one, sends it all of the memory, and then, round by round, what was
+//! written meanwhile, as the dirty log says. When the rest is small enough, it stops the writers, asks the log for the last time, sends the
+//! rest, and both sides say the checksum of what they have.
+
+use kickless_memory::dirty::{Harvester, Method, Pages};
+use kickless_memory::mmu::{Mmu, Writer};
+use kickless_memory::{Gpa, Iova, Map, Slot, UserAddr};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::error::Error;
+use std::io::{BufRead, BufReader, Read, Write, stdin};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use std::{env, thread};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+const PAGE: u64 = 4096;
+/// Most bytes that are sent at once.
+const CHUNK: u64 = 256 << 10;
+/// The rest is small enough if it can be sent in this time.
+const DOWNTIME_MAX: Duration = Duration::from_millis(20);
+/// Who does not converge stops here.
+const ROUNDS_MAX: u32 = 30;
+
+fn main() -> Result<()> {
+    let argument = |name: &str| env::args().find_map(|word| word.strip_prefix(name).map(str::to_owned));
+    let len = argument("--mib=").map_or(Ok(1024), |mib| mib.parse::<u64>())? << 20;
+    if len == 0 {
+        return Err("no memory".into());
+    }
+    if env::args().any(|word| word == "--destination") {
+        return destination(len);
+    }
+    let writers = argument("--writers=").map_or(Ok(2), |writers| writers.parse())?;
+    let method = match argument("--method=").as_deref() {
+        None | Some("marks") => Method::Marks,
+        Some("protect") => Method::Protect,
+        Some(other) => return Err(format!("{other}: marks or protect").into()),
+    };
+    source(len, writers, method)
+}
+
+fn memory(len: u64) -> Result<Slot> {
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, len)?;
+    Ok(Slot::map(&file, 0, Gpa(0), UserAddr(0), len)?)
+}
+
+/// FNV-1a over words.
+fn checksum(map: &Map, len: u64) -> Result<u64> {
+    let mut chunk = vec![0; CHUNK as usize];
+    let mut sum = 0xcbf2_9ce4_8422_2325_u64;
+    for at in (0..len).step_by(chunk.len()) {
+        map.read(Gpa(at), &mut chunk)?;
+        for word in chunk.chunks_exact(8) {
+            let word = word.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            sum = (sum ^ word).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    Ok(sum)
+}
+
+/// Writes until it is told to stop: most often to a few pages that change slowly, at times anywhere.
+fn keep_writing(
+    mut writer: Writer,
+    seed: u64,
+    len: u64,
+    stop: &AtomicBool,
+    written: &AtomicU64,
+) -> Result<()> {
+    let (pages, mut random) = (len / PAGE, seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let hot = (pages / 128).max(1);
+    let mut number = 0_u64;
+    while !stop.load(Ordering::Relaxed) {
+        for _ in 0..64 {
+            number += 1;
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let page = match random >> 60 {
+                0 => (random >> 20) % pages,
+                _ => (seed * pages / 4 + number / 4096 + (random >> 20) % hot) % pages,
+            };
+            writer.write_obj(Iova(page * PAGE + random % 512 * 8), &number)?;
+        }
+        written.fetch_add(64, Ordering::Relaxed);
+        writer.quiesce();
+        // Nobody waits for who sleeps.
+        let _asleep = writer.offline();
+        thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
+}
+
+fn source(len: u64, writers: u64, method: Method) -> Result<()> {
+    let slot = memory(len)?;
+    let map = Map::new(vec![slot.clone()])?;
+    let fill: Vec<u8> = (0..CHUNK).map(|at| (at % 251) as u8).collect();
+    (0..len).step_by(fill.len()).try_for_each(|at| map.write(Gpa(at), &fill))?;
+    let mmu = Mmu::new();
+    mmu.add(slot)?;
+
+    let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (stop, written) = (&stop, &written);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..writers)
+            .map(|seed| (seed, Writer::direct(&mmu)))
+            .map(|(seed, writer)| scope.spawn(move || keep_writing(writer, seed, len, stop, written)))
+            .collect();
+        let moved = migrate(&mmu, &map, len, method, || {
+            stop.store(true, Ordering::Relaxed);
+            threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a writer failed")?)
+        });
+        // So that they end in any case.
+        stop.store(true, Ordering::Relaxed);
+        moved
+    })?;
+    println!("{} writes were made meanwhile", written.load(Ordering::Relaxed));
+    Ok(())
+}
+
+/// The other process, and what it is told.
+struct Destination {
+    socket: UnixStream,
+    answers: BufReader<UnixStream>,
+    chunk: Vec<u8>,
+}
+
+impl Destination {
+    fn send(&mut self, map: &Map, gpa: Gpa, len: u64) -> Result<()> {
+        for at in (gpa.0..gpa.0 + len).step_by(self.chunk.len()) {
+            let bytes = &mut self.chunk[..(gpa.0 + len - at).min(CHUNK) as usize];
+            map.read(Gpa(at), bytes)?;
+            self.socket.write_all(&at.to_le_bytes())?;
+            self.socket.write_all(&(bytes.len() as u64).to_le_bytes())?;
+            self.socket.write_all(bytes)?;
+        }
+        Ok(())
+    }
+
+    fn send_pages(&mut self, map: &Map, pages: &Pages) -> Result<()> {
+        pages.ranges().try_for_each(|(gpa, len)| self.send(map, gpa, len))
+    }
+
+    fn send_end(&mut self) -> Result<()> {
+        Ok(self.socket.write_all(&[0; 16])?)
+    }
+
+    fn answer(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        Ok(line.trim_end().to_owned())
+    }
+}
+
+fn migrate(
+    mmu: &Arc<Mmu>,
+    map: &Map,
+    len: u64,
+    method: Method,
+    stop_writers: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut child = Command::new(env::current_exe()?)
+        .args(["--destination", &format!("--mib={}", len >> 20)])
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .spawn()?;
+    let answers = BufReader::new(ours.try_clone()?);
+    let mut destination = Destination { socket: ours, answers, chunk: vec![0; CHUNK as usize] };
+
+    // From here on each write is in a harvest; what came before is in the first round, which is all of it.
+    let mut log = Harvester::enable(mmu, Gpa(0), method)?;
+    let mut pages = Pages::default();
+    let mut left = len;
+    println!("round      MiB      ms    MiB/s   harvest ms (and wait)   MiB written meanwhile");
+    for round in 1..=ROUNDS_MAX {
+        let begun = Instant::now();
+        if round == 1 {
+            destination.send(map, Gpa(0), len)?;
+        } else {
+            destination.send_pages(map, &pages)?;
+        }
+        let spent = begun.elapsed();
+        let rate = left as f64 / spent.as_secs_f64();
+        let took = log.harvest(.., &mut pages);
+        let next = pages.count() * PAGE;
+        println!(
+            "{round:>5} {:>8.1} {:>7.1} {:>8.0} {:>12.2} ({:.2}) {:>20.1}",
+            mib(left),
+            spent.as_secs_f64() * 1e3,
+            mib(rate as u64),
+            (took.walk + took.wait).as_secs_f64() * 1e3,
+            took.wait.as_secs_f64() * 1e3,
+            mib(next),
+        );
+        left = next;
+        if left as f64 / rate <= DOWNTIME_MAX.as_secs_f64() {
+            break;
+        }
+    }
+
+    let stopped = Instant::now();
+    stop_writers()?;
+    // What is left of the last round, and what was written since.
+    destination.send_pages(map, &pages)?;
+    log.harvest_last(.., &mut pages);
+    destination.send_pages(map, &pages)?;
+    destination.send_end()?;
+    if destination.answer()? != "complete" {
+        return Err("the destination failed".into());
+    }
+    println!("last  {:>8.1}   downtime {:.1} ms", mib(left), stopped.elapsed().as_secs_f64() * 1e3);
+    log.disable();
+
+    let (here, there) = (format!("{:016x}", checksum(map, len)?), destination.answer()?);
+    println!("checksums: {here} here, {there} there");
+    if !child.wait()?.success() || here != there {
+        return Err("the copy differs".into());
+    }
+    Ok(())
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// The second process: takes what comes on its standard input, a socket, and answers there.
+fn destination(len: u64) -> Result<()> {
+    let map = Map::new(vec![memory(len)?])?;
+    let mut socket = UnixStream::from(stdin().as_fd().try_clone_to_owned()?);
+    let mut input = BufReader::with_capacity(CHUNK as usize, socket.try_clone()?);
+    let mut chunk = vec![0; CHUNK as usize];
+    let mut word = [0; 8];
+    loop {
+        input.read_exact(&mut word)?;
+        let gpa = Gpa(u64::from_le_bytes(word));
+        input.read_exact(&mut word)?;
+        let bytes = chunk.get_mut(..u64::from_le_bytes(word) as usize).ok_or("more than a chunk")?;
+        if bytes.is_empty() {
+            break;
+        }
+        input.read_exact(bytes)?;
+        map.write(gpa, bytes)?;
+    }
+    writeln!(socket, "complete")?;
+    writeln!(socket, "{:016x}", checksum(&map, len)?)?;
+    Ok(())
+}
