@@ -25,6 +25,9 @@ macro_rules! with_each_engine {
         mod io_uring {
             $(#[test] fn $name() { super::$name("io_uring"); })*
         }
+        mod aio {
+            $(#[test] fn $name() { super::$name("aio"); })*
+        }
         mod threads {
             $(#[test] fn $name() { super::$name("threads"); })*
         }

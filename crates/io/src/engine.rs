@@ -1,6 +1,6 @@
 //! The one face.
 
-use crate::{Completion, Error, FileId, Op, Threads, Token, Uring};
+use crate::{Aio, Completion, Error, FileId, Op, Threads, Token, Uring};
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -20,6 +20,8 @@ pub enum EngineKind {
     Auto,
     /// io_uring or nothing.
     Uring,
+    /// Linux AIO or nothing.
+    Aio,
     /// A pool of threads that make blocking calls.
     Threads,
 }
@@ -29,6 +31,7 @@ impl fmt::Display for EngineKind {
         f.pad(match self {
             Self::Auto => "auto",
             Self::Uring => "io_uring",
+            Self::Aio => "aio",
             Self::Threads => "threads",
         })
     }
@@ -36,7 +39,7 @@ impl fmt::Display for EngineKind {
 
 /// A name that is no engine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an engine is one of auto, io_uring, threads")]
+#[error("an engine is one of auto, io_uring, aio, threads")]
 pub struct UnknownEngine;
 
 impl FromStr for EngineKind {
@@ -46,6 +49,7 @@ impl FromStr for EngineKind {
         match name {
             "auto" => Ok(Self::Auto),
             "io_uring" => Ok(Self::Uring),
+            "aio" => Ok(Self::Aio),
             "threads" => Ok(Self::Threads),
             _ => Err(UnknownEngine),
         }
@@ -57,6 +61,8 @@ impl FromStr for EngineKind {
 pub enum Engine {
     /// One io_uring.
     Uring(Box<Uring>),
+    /// A Linux AIO context.
+    Aio(Box<Aio>),
     /// A pool of threads.
     Threads(Threads),
 }
@@ -65,7 +71,11 @@ impl Engine {
     /// Opens an engine for up to `depth` operations in flight (1 to [`DEPTH_MAX`], or the nearest of them).
     ///
     /// `Auto` tries io_uring by doing an operation with it, for a seccomp filter, a sysctl or an old kernel
-    /// shows itself in no other way, and falls back to threads; [`Engine::reason`] then tells why.
+    /// shows itself in no other way, then Linux AIO in the same way, and falls back to threads; [`Engine::reason`] then
+    /// tells why.
+    ///
+    /// Linux AIO has a limit that the whole system shares (`fs.aio-max-nr`): where others have used it up, the engine takes
+    /// fewer operations.
     ///
     /// # Errors
     /// The one that was asked for cannot be had; for `Auto`, none can.
@@ -74,11 +84,21 @@ impl Engine {
         let uring = |depth| Uring::open(depth).map(|uring| Self::Uring(Box::new(uring)));
         match kind {
             EngineKind::Uring => uring(depth),
+            EngineKind::Aio => Ok(Self::Aio(Box::new(Aio::open(depth)?))),
             EngineKind::Threads => Ok(Self::Threads(Threads::open(depth, None)?)),
-            EngineKind::Auto => match uring(depth) {
-                Ok(engine) => Ok(engine),
-                Err(reason) => Ok(Self::Threads(Threads::open(depth, Some(reason))?)),
-            },
+            EngineKind::Auto => {
+                let no_uring = match uring(depth) {
+                    Ok(engine) => return Ok(engine),
+                    Err(error) => error,
+                };
+                match Aio::open(depth) {
+                    Ok(aio) => Ok(Self::Aio(Box::new(aio.instead_of(no_uring)))),
+                    Err(no_aio) => {
+                        let reason = Error::Neither(Box::new(no_uring), Box::new(no_aio));
+                        Ok(Self::Threads(Threads::open(depth, Some(reason))?))
+                    }
+                }
+            }
         }
     }
 
@@ -86,6 +106,7 @@ impl Engine {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Uring(_) => "io_uring",
+            Self::Aio(_) => "aio",
             Self::Threads(_) => "threads",
         }
     }
@@ -94,6 +115,7 @@ impl Engine {
     pub fn reason(&self) -> Option<&Error> {
         match self {
             Self::Uring(_) => None,
+            Self::Aio(aio) => aio.reason(),
             Self::Threads(threads) => threads.reason(),
         }
     }
@@ -103,6 +125,7 @@ impl Engine {
     pub fn event(&self) -> BorrowedFd<'_> {
         match self {
             Self::Uring(uring) => uring.event(),
+            Self::Aio(aio) => aio.event(),
             Self::Threads(threads) => threads.event(),
         }
     }
@@ -115,6 +138,7 @@ impl Engine {
     pub fn register(&mut self, file: Arc<File>) -> Result<FileId, Error> {
         Ok(match self {
             Self::Uring(uring) => uring.register(file),
+            Self::Aio(aio) => aio.register(file),
             Self::Threads(threads) => threads.register(file),
         })
     }
@@ -123,6 +147,7 @@ impl Engine {
     pub fn unregister(&mut self, file: FileId) {
         match self {
             Self::Uring(uring) => uring.unregister(file),
+            Self::Aio(aio) => aio.unregister(file),
             Self::Threads(threads) => threads.unregister(file),
         }
     }
@@ -136,6 +161,7 @@ impl Engine {
     pub fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
         match self {
             Self::Uring(uring) => uring.queue(op, token),
+            Self::Aio(aio) => aio.queue(op, token),
             Self::Threads(threads) => threads.queue(op, token),
         }
     }
@@ -149,6 +175,10 @@ impl Engine {
     pub fn submit(&mut self) -> io::Result<()> {
         match self {
             Self::Uring(uring) => uring.submit(),
+            Self::Aio(aio) => {
+                aio.submit();
+                Ok(())
+            }
             Self::Threads(threads) => {
                 threads.submit();
                 Ok(())
@@ -156,20 +186,32 @@ impl Engine {
         }
     }
 
+    /// To be called when an operation has completed with `EAGAIN`: the engine takes no more until something has completed,
+    /// or a moment has passed.
+    pub fn stall(&mut self) {
+        match self {
+            Self::Uring(uring) => uring.stall(),
+            Self::Aio(aio) => aio.stall(),
+            Self::Threads(threads) => threads.stall(),
+        }
+    }
+
     /// Appends what has completed. Never waits, and makes no system call while completions are at hand.
     pub fn reap(&mut self, into: &mut Vec<Completion>) {
         match self {
             Self::Uring(uring) => uring.reap(into),
+            Self::Aio(aio) => aio.reap(into),
             Self::Threads(threads) => threads.reap(into),
         }
     }
 
     /// Whether there is something that [`Engine::event`] will not tell of: operations that are not started,
-    /// or completions of failed ones. Whoever is about to sleep then calls `submit` and `reap` again instead
+    /// completions of failed ones, or that there is room again. Whoever is about to sleep then calls `submit` and `reap` again instead
     /// (within a millisecond or so).
     pub fn needs_turn(&self) -> bool {
         match self {
             Self::Uring(uring) => uring.needs_turn(),
+            Self::Aio(aio) => aio.needs_turn(),
             Self::Threads(threads) => threads.needs_turn(),
         }
     }
@@ -178,14 +220,17 @@ impl Engine {
     pub fn in_flight(&self) -> usize {
         match self {
             Self::Uring(uring) => uring.in_flight(),
+            Self::Aio(aio) => aio.in_flight(),
             Self::Threads(threads) => threads.in_flight(),
         }
     }
 
-    /// How many more operations it takes now.
+    /// How many more operations it takes now: none also while the kernel has no room ([`Engine::stall`]), however few are in
+    /// flight.
     pub fn room(&self) -> usize {
         match self {
             Self::Uring(uring) => uring.room(),
+            Self::Aio(aio) => aio.room(),
             Self::Threads(threads) => threads.room(),
         }
     }
@@ -197,7 +242,7 @@ mod tests {
 
     #[test]
     fn names_go_both_ways() {
-        for kind in [EngineKind::Auto, EngineKind::Uring, EngineKind::Threads] {
+        for kind in [EngineKind::Auto, EngineKind::Uring, EngineKind::Aio, EngineKind::Threads] {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
         assert_eq!("uring".parse::<EngineKind>(), Err(UnknownEngine));

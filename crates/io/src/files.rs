@@ -67,6 +67,11 @@ impl Files {
         held.0.is_some_and(|index| self.entries[index as usize].aio)
     }
 
+    /// Whether transfers of this file go by kernel AIO; not those of one that is not here.
+    pub(crate) fn is_aio_file(&mut self, id: FileId) -> bool {
+        self.find(id).is_some_and(|entry| entry.aio)
+    }
+
     fn find(&mut self, id: FileId) -> Option<&mut Entry> {
         self.entries.get_mut(id.index as usize).filter(|e| e.generation == id.generation && !e.closing)
     }

@@ -1,7 +1,8 @@
 //! Asynchronous I/O engines behind one face.
 //!
 //! An [`Engine`] takes operations on registered files, does many at once, and hands each back as a
-//! [`Completion`]. Two exist: io_uring, and a pool of threads for where that cannot be had.
+//! [`Completion`]. Three exist: io_uring; Linux AIO, for where that is forbidden and files are open for direct I/O; and a pool of
+//! threads, which works everywhere.
 //!
 //! # Ownership
 //! An engine belongs to one thread, its worker, which queues, submits and reaps; nothing in it is locked for
@@ -43,19 +44,24 @@ mod buffer;
 mod engine;
 mod error;
 mod files;
+mod jobs;
+mod kernel_aio;
 mod op;
 mod pool;
 mod signal;
 mod slots;
+mod stall;
 mod threads;
+mod transfers;
 mod uring;
 mod waker;
 
+pub use aio::Aio;
 pub use buffer::AlignedBuf;
 pub use engine::{DEPTH_MAX, Engine, EngineKind, UnknownEngine};
 pub use error::Error;
 pub use files::FileId;
-pub use op::{Buffers, Completion, Op, OpKind, Token};
+pub use op::{Buffers, Completion, Op, OpKind, RangeCall, Token};
 pub use rustix::io::Errno;
 pub use signal::{prepare_to_signal, signal};
 pub use threads::Threads;

@@ -39,12 +39,55 @@ pub enum OpKind {
     },
     /// Everything that completed before this was submitted goes to stable storage.
     Flush,
+    /// Does something to so many bytes of the file that transfers none. No buffers.
+    Range {
+        /// What.
+        call: RangeCall,
+        /// How many bytes; not 0.
+        len: u64,
+    },
 }
+
+impl OpKind {
+    /// Whether bytes go between buffers and the file.
+    #[inline]
+    pub(crate) fn is_transfer(self) -> bool {
+        matches!(self, Self::Read | Self::Write { .. })
+    }
+}
+
+/// What can be done to a range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeCall {
+    /// `fallocate` with `FALLOC_FL_PUNCH_HOLE`: it reads as zeroes, and its space is given back. On a block device only where the
+    /// device itself can do that.
+    PunchHole,
+    /// `fallocate` with `FALLOC_FL_ZERO_RANGE`: it reads as zeroes, and has its space.
+    ZeroRange,
+    /// `BLKDISCARD`, of a block device: what it reads as afterwards is not known.
+    DeviceDiscard,
+    /// `BLKZEROOUT`, of a block device: it reads as zeroes, and has its space.
+    DeviceZeroes,
+}
+
+impl RangeCall {
+    /// The mode of `fallocate`; `None`: it is another call.
+    pub(crate) fn mode(self) -> Option<i32> {
+        match self {
+            Self::PunchHole => Some(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
+            Self::ZeroRange => Some(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE),
+            Self::DeviceDiscard | Self::DeviceZeroes => None,
+        }
+    }
+}
+
+/// What the kernel transfers at most in one call (`MAX_RW_COUNT`).
+pub(crate) const BYTES_MAX: usize = 0x7fff_f000;
 
 /// The memory of an operation. An engine owns it until the kernel has finished with it.
 #[derive(Debug, Default)]
 pub enum Buffers {
-    /// None: a flush.
+    /// None: a flush, a range.
     #[default]
     None,
     /// Guest memory. What is left in it is transferred; of more than 1024 segments only the first 1024.
@@ -92,7 +135,7 @@ pub struct Completion {
     /// What it was queued with.
     pub token: Token,
     /// Bytes transferred, which may be fewer than there were in the buffers (0 where a read began at the end
-    /// of the file).
+    /// of the file). 0 of a flush or a range.
     pub result: Result<u32, Errno>,
     /// The buffers, as they were handed in: a transfer takes nothing off them.
     pub buffers: Buffers,

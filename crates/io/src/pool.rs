@@ -2,18 +2,23 @@
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
 use crate::files::Held;
-use crate::op::{OpKind, View};
+use crate::op::{OpKind, RangeCall, View};
 use crate::{Completion, Op, Token, Waker};
 use rustix::io::Errno;
+use rustix::ioctl::opcode;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 /// So many threads at most. They wait for the disk nearly all the time.
 const THREADS_MAX: usize = 16;
+
+/// Of linux/fs.h.
+const BLKDISCARD: u32 = opcode::none(0x12, 119);
+const BLKZEROOUT: u32 = opcode::none(0x12, 127);
 
 /// A thread needs next to none.
 const STACK_BYTES: usize = 128 << 10;
@@ -25,6 +30,13 @@ pub(crate) struct Job {
     pub(crate) file: Option<Arc<File>>,
     pub(crate) token: Token,
     pub(crate) op: Op,
+}
+
+/// A job that is done: its file is still held.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) held: Held,
+    pub(crate) completion: Completion,
 }
 
 #[derive(Debug, Default)]
@@ -40,7 +52,7 @@ struct Work {
 struct Shared {
     work: Mutex<Work>,
     more: Condvar,
-    done: Mutex<Vec<(Held, Completion)>>,
+    done: Mutex<Vec<Done>>,
     /// Signalled exactly while `done` is not empty; changed under its lock.
     event: Waker,
 }
@@ -103,7 +115,7 @@ impl Pool {
     }
 
     /// Appends what is done.
-    pub(crate) fn reap(&mut self, into: &mut Vec<(Held, Completion)>) {
+    pub(crate) fn reap(&mut self, into: &mut Vec<Done>) {
         let mut done = lock(&self.shared.done);
         if !done.is_empty() {
             into.append(&mut done);
@@ -130,7 +142,7 @@ impl Shared {
             // Before the engine can learn of it: a file that it forgets then is closed then.
             drop(file);
             let mut done = lock(&self.done);
-            done.push((held, Completion { token, result, buffers: op.buffers }));
+            done.push(Done { held, completion: Completion { token, result, buffers: op.buffers } });
             if done.len() == 1 {
                 self.event.wake();
             }
@@ -159,6 +171,9 @@ fn perform(file: &File, op: &mut Op) -> Result<u32, Errno> {
     let fd = file.as_raw_fd();
     // Beyond what fits, the kernel says that the argument is invalid.
     let Ok(offset) = libc::off_t::try_from(op.offset) else { return Err(Errno::INVAL) };
+    if let OpKind::Range { call, len } = op.kind {
+        return on_range(fd, call, offset, len);
+    }
     let flags = if op.kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
     let one;
     let (segments, count) = match op.buffers.view(op.kind) {
@@ -174,12 +189,31 @@ fn perform(file: &File, op: &mut Op) -> Result<u32, Errno> {
         match op.kind {
             OpKind::Read => libc::preadv2(fd, segments, count, offset, 0),
             OpKind::Write { .. } => libc::pwritev2(fd, segments, count, offset, flags),
-            OpKind::Flush => libc::fdatasync(fd) as isize,
+            OpKind::Flush | OpKind::Range { .. } => libc::fdatasync(fd) as isize,
         }
     };
     match result {
         // No more than 0x7fff_f000.
         bytes @ 0.. => Ok(bytes as u32),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Err(last_error()),
     }
+}
+
+/// Does something to a range, and waits for it.
+fn on_range(fd: RawFd, call: RangeCall, offset: libc::off_t, len: u64) -> Result<u32, Errno> {
+    let result = if let Some(mode) = call.mode() {
+        let Ok(len) = libc::off_t::try_from(len) else { return Err(Errno::INVAL) };
+        // SAFETY: no memory is passed.
+        unsafe { libc::fallocate(fd, mode, offset, len) }
+    } else {
+        let request = if call == RangeCall::DeviceDiscard { BLKDISCARD } else { BLKZEROOUT };
+        let range = [offset as u64, len];
+        // SAFETY: both calls read two 64-bit numbers there, whatever kind of file it is: others know no such request.
+        unsafe { libc::ioctl(fd, request as libc::Ioctl, range.as_ptr()) }
+    };
+    if result == 0 { Ok(0) } else { Err(last_error()) }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -1,9 +1,9 @@
 //! The engine of last resort: threads that make blocking calls. It works everywhere.
 
-use crate::files::{Files, Held};
-use crate::pool::{Job, Pool};
+use crate::files::Files;
+use crate::jobs::Jobs;
+use crate::stall::Stall;
 use crate::{Completion, Error, FileId, Op, Token};
-use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -11,29 +11,18 @@ use std::sync::Arc;
 /// A pool of threads, and the operations that are with it.
 #[derive(Debug)]
 pub struct Threads {
-    pool: Pool,
-    /// Queued, and not handed to the pool.
-    staged: VecDeque<Job>,
+    jobs: Jobs,
     depth: usize,
-    /// Queued and not reaped, the staged ones included.
-    in_flight: usize,
     files: Files,
-    done: Vec<(Held, Completion)>,
+    stall: Stall,
     reason: Option<Error>,
 }
 
 impl Threads {
     pub(crate) fn open(depth: u32, reason: Option<Error>) -> Result<Self, Error> {
         let depth = depth as usize;
-        Ok(Self {
-            pool: Pool::start(depth).map_err(Error::Threads)?,
-            staged: VecDeque::with_capacity(depth),
-            depth,
-            in_flight: 0,
-            files: Files::default(),
-            done: Vec::new(),
-            reason,
-        })
+        let jobs = Jobs::start(depth).map_err(Error::Threads)?;
+        Ok(Self { jobs, depth, files: Files::default(), stall: Stall::default(), reason })
     }
 
     pub(crate) fn reason(&self) -> Option<&Error> {
@@ -41,7 +30,7 @@ impl Threads {
     }
 
     pub(crate) fn event(&self) -> BorrowedFd<'_> {
-        self.pool.event()
+        self.jobs.event()
     }
 
     pub(crate) fn register(&mut self, file: Arc<File>) -> FileId {
@@ -56,37 +45,36 @@ impl Threads {
         if self.room() == 0 {
             return Err(op);
         }
-        let held = self.files.hold(op.file);
-        let file = self.files.get(held).map(|(file, ..)| file.clone());
-        self.staged.push_back(Job { held, file, token, op });
-        self.in_flight += 1;
+        self.jobs.queue(op, token, &mut self.files);
         Ok(())
     }
 
+    pub(crate) fn stall(&mut self) {
+        self.stall.begin();
+    }
+
     pub(crate) fn submit(&mut self) {
-        if !self.staged.is_empty() {
-            self.pool.submit(&mut self.staged);
-        }
+        self.stall.look();
+        self.jobs.submit();
     }
 
     pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
-        self.pool.reap(&mut self.done);
-        self.in_flight -= self.done.len();
-        for (held, completion) in self.done.drain(..) {
-            self.files.release(held);
-            into.push(completion);
+        let before = into.len();
+        self.jobs.reap(&mut self.files, |completion, _| into.push(completion));
+        if into.len() > before {
+            self.stall.end();
         }
     }
 
     pub(crate) fn needs_turn(&self) -> bool {
-        !self.staged.is_empty()
+        self.jobs.needs_turn() || self.stall.is_on()
     }
 
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight
+        self.jobs.in_flight()
     }
 
     pub(crate) fn room(&self) -> usize {
-        self.depth - self.in_flight
+        if self.stall.is_on() { 0 } else { self.depth - self.jobs.in_flight() }
     }
 }

@@ -1,15 +1,17 @@
 //! The io_uring engine: one ring for each worker.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
-mod aio;
 mod probe;
 mod ring;
+mod suits;
 
 use crate::files::{Files, Gone};
-use crate::op::{OpKind, View};
+use crate::jobs::Jobs;
+use crate::op::{BYTES_MAX, OpKind, View};
 use crate::slots::{InFlight, Slots};
+use crate::stall::Stall;
+use crate::transfers::Transfers;
 use crate::{Completion, Error, FileId, Op, Token};
-use aio::Aio;
 use io_uring::{EnterFlags, IoUring, Submitter, opcode, squeue, types};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -24,15 +26,17 @@ use tracing::debug;
 /// descriptor.
 const FIXED_FILES: u32 = 64;
 
-/// What the kernel transfers at most in one call (`MAX_RW_COUNT`).
-const BYTES_MAX: usize = 0x7fff_f000;
+/// Operations that are left to threads at a time.
+const JOBS_MAX: usize = 64;
 
 /// An io_uring and the operations that are in it.
 pub struct Uring {
     ring: IoUring,
     /// For files on which the ring would be slow; made with the first of them.
-    aio: Option<Aio>,
-    /// Readable when one of the two is.
+    aio: Option<Transfers>,
+    /// For calls that the ring does not make; made with the first of them.
+    jobs: Option<Jobs>,
+    /// Readable when one of the three is.
     event: OwnedFd,
     /// The ring belongs to a thread, the first one that submits.
     enabled: bool,
@@ -46,6 +50,7 @@ pub struct Uring {
     failed: Vec<Completion>,
     /// `io_uring_enter` failed for good: nothing is submitted any more.
     broken: Option<Errno>,
+    stall: Stall,
 }
 
 impl std::fmt::Debug for Uring {
@@ -69,6 +74,7 @@ impl Uring {
         Ok(Self {
             ring,
             aio: None,
+            jobs: None,
             event,
             enabled,
             slots: Slots::new(depth),
@@ -78,6 +84,7 @@ impl Uring {
             pushed: 0,
             failed: Vec::new(),
             broken: None,
+            stall: Stall::default(),
         })
     }
 
@@ -86,7 +93,7 @@ impl Uring {
     }
 
     pub(crate) fn register(&mut self, file: Arc<File>) -> FileId {
-        let (fd, by_aio) = (file.as_raw_fd(), aio::suits(&file) && self.open_aio());
+        let (fd, by_aio) = (file.as_raw_fd(), suits::aio_suits(&file) && self.open_aio());
         let (id, index) = self.files.insert(file);
         if by_aio {
             self.files.set_aio(index);
@@ -104,7 +111,7 @@ impl Uring {
     fn open_aio(&mut self) -> bool {
         if self.aio.is_none() {
             let depth = self.slots.used() + self.slots.room();
-            self.aio = Aio::open(depth, &self.event)
+            self.aio = Transfers::open(depth, &self.event)
                 .inspect_err(|error| debug!(%error, "no kernel AIO for a device on which io_uring is slow"))
                 .ok();
         }
@@ -117,11 +124,16 @@ impl Uring {
 
     #[inline]
     pub(crate) fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
-        if self.slots.room() == 0 {
+        if self.room() == 0 {
             return Err(op);
         }
+        let transfer = op.kind.is_transfer();
+        if let OpKind::Range { call, .. } = op.kind
+            && call.mode().is_none()
+        {
+            return self.queue_job(op, token);
+        }
         let held = self.files.hold(op.file);
-        let transfer = op.kind != OpKind::Flush;
         let place = self.slots.insert(InFlight { token, held, op });
         match &mut self.aio {
             Some(aio) if transfer && self.files.is_aio(held) => aio.queue(place),
@@ -130,8 +142,33 @@ impl Uring {
         Ok(())
     }
 
+    /// For a thread. Where there is none to be had the operation fails.
+    fn queue_job(&mut self, op: Op, token: Token) -> Result<(), Op> {
+        if self.jobs.is_none() {
+            let jobs = Jobs::start(JOBS_MAX).and_then(|jobs| {
+                epoll::add(&self.event, jobs.event(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+                Ok(jobs)
+            });
+            self.jobs = jobs.inspect_err(|error| debug!(%error, "no threads for discards")).ok();
+        }
+        match &mut self.jobs {
+            Some(jobs) if jobs.in_flight() >= JOBS_MAX => return Err(op),
+            Some(jobs) => jobs.queue(op, token, &mut self.files),
+            None => self.failed.push(Completion { token, result: Err(Errno::NOMEM), buffers: op.buffers }),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn stall(&mut self) {
+        self.stall.begin();
+    }
+
     pub(crate) fn submit(&mut self) -> io::Result<()> {
+        self.stall.look();
         self.submit_aio();
+        if let Some(jobs) = &mut self.jobs {
+            jobs.submit();
+        }
         if self.staged.is_empty() {
             return Ok(());
         }
@@ -151,23 +188,33 @@ impl Uring {
                     let taken = taken.min(self.pushed);
                     self.staged.drain(..taken);
                     self.pushed -= taken;
+                    if self.staged.is_empty() {
+                        return Ok(());
+                    }
                     // Nothing taken and no error: "later" as well.
-                    if self.staged.is_empty() || taken == 0 {
+                    if taken == 0 {
+                        self.stall.begin();
                         return Ok(());
                     }
                 }
                 Err(Errno::INTR) => {}
                 // Out of memory for requests, or completions must be taken out first.
-                Err(Errno::AGAIN | Errno::BUSY) => return Ok(()),
+                Err(Errno::AGAIN | Errno::BUSY) => {
+                    self.stall.begin();
+                    return Ok(());
+                }
                 Err(errno) => return Err(self.fail_staged(errno)),
             }
         }
     }
 
     fn submit_aio(&mut self) {
-        let Self { aio: Some(aio), slots, files, failed, ring, .. } = self else { return };
+        let Self { aio: Some(aio), slots, files, failed, ring, stall, .. } = self else { return };
         let mut refused = Vec::new();
         aio.submit(slots, files, |place, errno| refused.push((place, errno)));
+        if aio.needs_turn() && !stall.is_on() {
+            stall.begin();
+        }
         for (place, errno) in refused {
             if let Some((completion, gone)) = complete(slots, files, place, Err(errno)) {
                 failed.push(completion);
@@ -227,7 +274,22 @@ impl Uring {
     }
 
     pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
+        let before = into.len();
+        self.reap_all(into);
+        if into.len() > before {
+            self.stall.end();
+        }
+    }
+
+    fn reap_all(&mut self, into: &mut Vec<Completion>) {
         into.append(&mut self.failed);
+        if let Some(jobs) = &mut self.jobs {
+            let submitter = self.ring.submitter();
+            jobs.reap(&mut self.files, |completion, gone| {
+                into.push(completion);
+                forget(&submitter, gone);
+            });
+        }
         // Its only failure is a context that is no context.
         let _ = self.reap_aio(false, into);
         if !self.drain(into) && self.kernel_waits() {
@@ -269,15 +331,20 @@ impl Uring {
     }
 
     pub(crate) fn needs_turn(&self) -> bool {
-        !self.staged.is_empty() || !self.failed.is_empty() || self.aio.as_ref().is_some_and(Aio::needs_turn)
+        !self.staged.is_empty()
+            || !self.failed.is_empty()
+            || self.stall.is_on()
+            || self.aio.as_ref().is_some_and(Transfers::needs_turn)
+            || self.jobs.as_ref().is_some_and(Jobs::needs_turn)
     }
 
     pub(crate) fn in_flight(&self) -> usize {
-        self.slots.used() + self.failed.len()
+        self.slots.used() + self.failed.len() + self.jobs.as_ref().map_or(0, Jobs::in_flight)
     }
 
+    #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.slots.room()
+        if self.stall.is_on() { 0 } else { self.slots.room() }
     }
 }
 
@@ -322,6 +389,9 @@ fn entry(operation: &mut InFlight, files: &Files) -> squeue::Entry {
     let flags = if *kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
     let short = |len: usize| len.min(BYTES_MAX) as u32;
     let entry = match (*kind, buffers.view(*kind)) {
+        (OpKind::Range { call, len }, _) => {
+            opcode::Fallocate::new(fd, len).offset(offset).mode(call.mode().unwrap_or_default()).build()
+        }
         (OpKind::Flush, _) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         (OpKind::Read, View::One(at, len)) => opcode::Read::new(fd, at, short(len)).offset(offset).build(),
         (OpKind::Read, View::Many(at, count)) => {
@@ -340,7 +410,7 @@ fn entry(operation: &mut InFlight, files: &Files) -> squeue::Entry {
 impl Drop for Uring {
     fn drop(&mut self) {
         // What is staged has not been seen by the kernel, and never will be.
-        for place in self.staged.drain(..).chain(self.aio.iter_mut().flat_map(Aio::take_staged)) {
+        for place in self.staged.drain(..).chain(self.aio.iter_mut().flat_map(Transfers::take_staged)) {
             drop(self.slots.remove(place));
         }
         let mut done = Vec::new();

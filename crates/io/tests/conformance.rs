@@ -1,17 +1,20 @@
 //! What every engine must do alike.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use kickless_io::{AlignedBuf, Buffers, Completion, Engine, EngineKind, Errno, FileId, Op, OpKind, Token};
+use kickless_io::{
+    AlignedBuf, Buffers, Completion, Engine, EngineKind, Errno, FileId, Op, OpKind, RangeCall, Token,
+};
 use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, fallocate, fstatfs, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::pipe::pipe;
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -21,6 +24,7 @@ use tempfile::NamedTempFile;
 macro_rules! on_each_engine {
     ($($name:ident)*) => {
         mod uring { $(#[test] fn $name() { super::$name(kickless_io::EngineKind::Uring); })* }
+        mod aio { $(#[test] fn $name() { super::$name(kickless_io::EngineKind::Aio); })* }
         mod threads { $(#[test] fn $name() { super::$name(kickless_io::EngineKind::Threads); })* }
     };
 }
@@ -40,6 +44,9 @@ on_each_engine! {
     the_event_stays_readable_until_reaped
     opened_here_and_used_there
     dropped_with_operations_in_flight
+    ranges_of_a_file
+    ranges_of_a_device
+    a_stalled_engine_takes_nothing_for_a_while
 }
 
 const WRITE: OpKind = OpKind::Write { durable: false };
@@ -54,10 +61,21 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(byte_at).collect()
 }
 
-fn image(contents: &[u8]) -> (NamedTempFile, Arc<File>) {
-    let mut image = NamedTempFile::new().unwrap();
+/// A file; for Linux AIO one that is open for direct I/O, of which it does the transfers, on tmpfs, which then takes any
+/// alignment. Where there is no such thing its threads are tested.
+fn image(kind: EngineKind, contents: &[u8]) -> (NamedTempFile, Arc<File>) {
+    let aio = kind == EngineKind::Aio;
+    let in_memory = aio.then(|| NamedTempFile::new_in("/dev/shm").ok()).flatten();
+    let mut image = in_memory.unwrap_or_else(|| NamedTempFile::new().unwrap());
     image.write_all(contents).unwrap();
-    let file = OpenOptions::new().read(true).write(true).open(image.path()).unwrap();
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    let on_tmpfs = fstatfs(image.as_file()).unwrap().f_type as u64 == 0x0102_1994;
+    let direct = options.clone().custom_flags(OFlags::DIRECT.bits() as i32).open(image.path());
+    let file = match direct {
+        Ok(file) if aio && on_tmpfs => file,
+        _ => options.open(image.path()).unwrap(),
+    };
     (image, Arc::new(file))
 }
 
@@ -141,7 +159,7 @@ fn what_is_written_is_read(kind: EngineKind) {
     let mut engine = Engine::open(kind, 8).unwrap();
     assert_eq!(engine.name(), kind.to_string());
     assert!(engine.reason().is_none());
-    let (_image, file) = image(&[0; 64 << 10]);
+    let (_image, file) = image(kind, &[0; 64 << 10]);
     let id = engine.register(file.clone()).unwrap();
     for (offset, write) in [(0, WRITE), (4096, DURABLE), (60 << 10, WRITE)] {
         let sent = pattern(4096);
@@ -157,7 +175,7 @@ fn what_is_written_is_read(kind: EngineKind) {
 
 fn a_window_is_all_that_is_transferred(kind: EngineKind) {
     let mut engine = Engine::open(kind, 8).unwrap();
-    let (_image, file) = image(&[0xee; 4096]);
+    let (_image, file) = image(kind, &[0xee; 4096]);
     let id = engine.register(file.clone()).unwrap();
     let mut buf = AlignedBuf::new(4096, 4096).unwrap();
     buf.copy_from_slice(&pattern(4096));
@@ -180,7 +198,7 @@ fn a_window_is_all_that_is_transferred(kind: EngineKind) {
 
 fn guest_memory_in_segments(kind: EngineKind) {
     let mut engine = Engine::open(kind, 8).unwrap();
-    let (_image, file) = image(&pattern(4096));
+    let (_image, file) = image(kind, &pattern(4096));
     let id = engine.register(file.clone()).unwrap();
     let view = guest(64 << 10);
     // One segment; several, which begin anywhere and do not lie in order.
@@ -205,7 +223,7 @@ fn more_segments_than_one_call_takes(kind: EngineKind) {
     const SEGMENTS: u64 = 2500;
     let mut engine = Engine::open(kind, 8).unwrap();
     let len = SEGMENTS * 16;
-    let (_image, file) = image(&pattern(len as usize));
+    let (_image, file) = image(kind, &pattern(len as usize));
     let id = engine.register(file.clone()).unwrap();
     let view = guest((SEGMENTS * 32).next_multiple_of(4096));
     let segments = || iov(&view, (0..SEGMENTS).map(|i| (i * 32, 16)));
@@ -234,7 +252,7 @@ fn more_segments_than_one_call_takes(kind: EngineKind) {
 
 fn nothing_to_transfer(kind: EngineKind) {
     let mut engine = Engine::open(kind, 8).unwrap();
-    let (_image, file) = image(&pattern(512));
+    let (_image, file) = image(kind, &pattern(512));
     let id = engine.register(file.clone()).unwrap();
     for op in [OpKind::Read, WRITE] {
         assert_eq!(run(&mut engine, id, op, 0, Buffers::None).result, Ok(0));
@@ -251,7 +269,7 @@ fn nothing_to_transfer(kind: EngineKind) {
 
 fn short_at_the_end_and_nothing_past_it(kind: EngineKind) {
     let mut engine = Engine::open(kind, 8).unwrap();
-    let (_image, file) = image(&pattern(1000));
+    let (_image, file) = image(kind, &pattern(1000));
     let id = engine.register(file).unwrap();
     let (result, got) = read(&mut engine, id, 600, 512);
     assert_eq!(result, Ok(400));
@@ -264,7 +282,7 @@ fn short_at_the_end_and_nothing_past_it(kind: EngineKind) {
 fn a_full_engine_hands_the_operation_back(kind: EngineKind) {
     const DEPTH: u32 = 4;
     let mut engine = Engine::open(kind, DEPTH).unwrap();
-    let (_image, file) = image(&pattern(512 * 100));
+    let (_image, file) = image(kind, &pattern(512 * 100));
     let id = engine.register(file).unwrap();
     assert_eq!((engine.room(), engine.in_flight()), (4, 0));
     let (mut next, mut seen) = (0, HashSet::new());
@@ -300,7 +318,7 @@ fn a_full_engine_hands_the_operation_back(kind: EngineKind) {
 fn a_batch_longer_than_the_submission_ring(kind: EngineKind) {
     const COUNT: u32 = 700;
     let mut engine = Engine::open(kind, COUNT).unwrap();
-    let (_image, file) = image(&[]);
+    let (_image, file) = image(kind, &[]);
     let id = engine.register(file.clone()).unwrap();
     for i in 0..COUNT {
         let start = i as usize * 512;
@@ -318,7 +336,7 @@ fn a_batch_longer_than_the_submission_ring(kind: EngineKind) {
 
 fn errors_belong_to_one_operation(kind: EngineKind) {
     let mut engine = Engine::open(kind, 8).unwrap();
-    let (image, file) = image(&pattern(512));
+    let (image, file) = image(kind, &pattern(512));
     let good = engine.register(file.clone()).unwrap();
     let read_only = engine.register(Arc::new(File::open(image.path()).unwrap())).unwrap();
     let gone = engine.register(file.clone()).unwrap();
@@ -350,7 +368,7 @@ fn errors_belong_to_one_operation(kind: EngineKind) {
 
 fn more_files_than_the_kernel_knows_by_index(kind: EngineKind) {
     let mut engine = Engine::open(kind, 200).unwrap();
-    let images: Vec<_> = (0..100u8).map(|i| image(&[i; 512])).collect();
+    let images: Vec<_> = (0..100u8).map(|i| image(kind, &[i; 512])).collect();
     let ids: Vec<_> = images.iter().map(|(_, file)| engine.register(file.clone()).unwrap()).collect();
     let check = |engine: &mut Engine, ids: &[FileId]| {
         for (i, &id) in ids.iter().enumerate() {
@@ -375,8 +393,8 @@ fn more_files_than_the_kernel_knows_by_index(kind: EngineKind) {
 
 fn a_file_unregistered_early_is_used_to_the_end(kind: EngineKind) {
     let mut engine = Engine::open(kind, 8).unwrap();
-    let (_first_image, first) = image(&[1; 512]);
-    let (_second_image, second) = image(&[2; 512]);
+    let (_first_image, first) = image(kind, &[1; 512]);
+    let (_second_image, second) = image(kind, &[2; 512]);
     let id = engine.register(first.clone()).unwrap();
     queue(&mut engine, 1, id, OpKind::Read, 0, owned(&[0; 512]));
     engine.unregister(id);
@@ -397,7 +415,7 @@ fn a_file_unregistered_early_is_used_to_the_end(kind: EngineKind) {
 
 fn the_event_stays_readable_until_reaped(kind: EngineKind) {
     let mut engine = Engine::open(kind, 8).unwrap();
-    let (_image, file) = image(&pattern(4096));
+    let (_image, file) = image(kind, &pattern(4096));
     let id = engine.register(file).unwrap();
     let sleep = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     epoll::add(&sleep, engine.event(), epoll::EventData::new_u64(9), epoll::EventFlags::IN).unwrap();
@@ -424,7 +442,7 @@ fn the_event_stays_readable_until_reaped(kind: EngineKind) {
 
 fn opened_here_and_used_there(kind: EngineKind) {
     let mut engine = Engine::open(kind, 8).unwrap();
-    let (_image, file) = image(&pattern(512));
+    let (_image, file) = image(kind, &pattern(512));
     let id = engine.register(file).unwrap();
     queue(&mut engine, 1, id, OpKind::Read, 0, owned(&[0; 512]));
     thread::spawn(move || {
@@ -439,7 +457,7 @@ fn dropped_with_operations_in_flight(kind: EngineKind) {
     const COUNT: usize = 64;
     let view = guest(COUNT as u64 * 4096);
     let released = view.map().slots()[0].mapping().released();
-    let (_image, file) = image(&[]);
+    let (_image, file) = image(kind, &[]);
     let mut engine = Engine::open(kind, 2 * COUNT as u32).unwrap();
     let id = engine.register(file.clone()).unwrap();
     for i in 0..COUNT as u64 {
@@ -460,6 +478,92 @@ fn dropped_with_operations_in_flight(kind: EngineKind) {
     let mut got = vec![0; COUNT * 4096];
     file.read_exact_at(&mut got, 0).unwrap();
     assert!(got.chunks(4096).enumerate().all(|(i, page)| page.iter().all(|&b| b == i as u8 + 1)));
+}
+
+fn on_range(engine: &mut Engine, file: FileId, call: RangeCall, offset: u64, len: u64) -> Result<u32, Errno> {
+    run(engine, file, OpKind::Range { call, len }, offset, Buffers::None).result
+}
+
+fn ranges_of_a_file(kind: EngineKind) {
+    const LEN: usize = 1 << 20;
+    let mut engine = Engine::open(kind, 8).unwrap();
+    let (_image, file) = image(kind, &pattern(LEN));
+    let id = engine.register(file.clone()).unwrap();
+    let blocks = file.metadata().unwrap().blocks();
+    let mut expected = pattern(LEN);
+
+    expected[4096..LEN / 2].fill(0);
+    assert_eq!(on_range(&mut engine, id, RangeCall::PunchHole, 4096, LEN as u64 / 2 - 4096), Ok(0));
+    assert!(file.metadata().unwrap().blocks() < blocks, "no space was given back");
+    // What the file system says is what the engine says.
+    let zeroed = fallocate(&file, FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, 0, 512).map(|()| 0);
+    assert_eq!(on_range(&mut engine, id, RangeCall::ZeroRange, LEN as u64 / 2 + 512, 1024), zeroed);
+    if zeroed.is_ok() {
+        expected[..512].fill(0);
+        expected[LEN / 2 + 512..][..1024].fill(0);
+    }
+    assert!(read(&mut engine, id, 0, LEN) == (Ok(LEN as u32), expected));
+    // Behind the end, where there is nothing; a file does not grow by it.
+    assert_eq!(on_range(&mut engine, id, RangeCall::PunchHole, 2 << 20, 4096), Ok(0));
+    assert_eq!(file.metadata().unwrap().len(), LEN as u64);
+
+    for call in [RangeCall::DeviceDiscard, RangeCall::DeviceZeroes] {
+        assert!(on_range(&mut engine, id, call, 0, 4096).is_err(), "{call:?} of a file");
+    }
+    engine.unregister(id);
+    let calls =
+        [RangeCall::PunchHole, RangeCall::ZeroRange, RangeCall::DeviceDiscard, RangeCall::DeviceZeroes];
+    for call in calls {
+        assert_eq!(on_range(&mut engine, id, call, 0, 4096), Err(Errno::BADF), "{call:?}");
+    }
+    assert_eq!(Arc::strong_count(&file), 1);
+}
+
+fn ranges_of_a_device(kind: EngineKind) {
+    const LEN: usize = 1 << 20;
+    let mut engine = Engine::open(kind, 8).unwrap();
+    let (backing, _) = image(EngineKind::Threads, &pattern(LEN));
+    let output = Command::new("losetup").args(["--find", "--show"]).arg(backing.path()).output();
+    let device = match output {
+        Ok(output) if output.status.success() => String::from_utf8(output.stdout).unwrap(),
+        other => return println!("SKIPPED: no loop device: {other:?}"),
+    };
+    let file = Arc::new(OpenOptions::new().read(true).write(true).open(device.trim()).unwrap());
+    // It goes with the last who has it open.
+    assert!(Command::new("losetup").args(["--detach", device.trim()]).status().unwrap().success());
+    let id = engine.register(file).unwrap();
+    assert_eq!(on_range(&mut engine, id, RangeCall::DeviceZeroes, 512, 1024), Ok(0));
+    let mut expected = pattern(LEN);
+    expected[512..1536].fill(0);
+    assert!(read(&mut engine, id, 0, LEN) == (Ok(LEN as u32), expected));
+    let blocks = backing.as_file().metadata().unwrap().blocks();
+    assert_eq!(on_range(&mut engine, id, RangeCall::DeviceDiscard, 64 << 10, 512 << 10), Ok(0));
+    assert!(backing.as_file().metadata().unwrap().blocks() < blocks, "no space was given back");
+    assert_eq!(on_range(&mut engine, id, RangeCall::DeviceDiscard, LEN as u64, 4096), Err(Errno::INVAL));
+}
+
+fn a_stalled_engine_takes_nothing_for_a_while(kind: EngineKind) {
+    let mut engine = Engine::open(kind, 8).unwrap();
+    let (_image, file) = image(kind, &pattern(512));
+    let id = engine.register(file).unwrap();
+    let op = || Op { file: id, kind: OpKind::Read, offset: 0, buffers: owned(&[0; 512]) };
+    engine.stall();
+    assert_eq!((engine.room(), engine.in_flight(), engine.needs_turn()), (0, 0, true));
+    assert!(engine.queue(op(), token(1)).is_err());
+    // A moment, although nothing completes.
+    while engine.room() == 0 {
+        engine.submit().unwrap();
+    }
+    assert_eq!(engine.room(), 8);
+    // At once, when something does.
+    assert!(engine.queue(op(), token(1)).is_ok());
+    engine.submit().unwrap();
+    let mut done = Vec::new();
+    while done.is_empty() {
+        engine.stall();
+        engine.reap(&mut done);
+    }
+    assert_eq!((engine.room(), engine.needs_turn()), (8, false));
 }
 
 /// A read that the kernel cannot complete until somebody writes: only io_uring reads from a pipe.

@@ -1,6 +1,6 @@
 //! Where the host forbids io_uring, as the seccomp filters of container runtimes do. A filter cannot be taken
 //! off again, so each case is a process of its own: this program once more, with one test and a variable.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, unsafe_code, reason = "tests")]
 
 use kickless_io::{
     AlignedBuf, Buffers, Completion, Engine, EngineKind, Errno, Error, FileId, Op, OpKind, Token,
@@ -10,15 +10,18 @@ use rustix::io::retry_on_intr;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use std::env;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 const CHILD: &str = "KICKLESS_TEST_FORBIDDEN";
 
 /// Runs `case` in a child process whose only test is this one, called `name`.
 fn in_a_child(name: &str, case: impl FnOnce()) {
+    // One after the other: one of them uses up what the system has for all.
+    static ALONE: Mutex<()> = Mutex::new(());
     if env::var_os(CHILD).is_some() {
         return case();
     }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let output = Command::new(env::current_exe().unwrap())
         .args([name, "--exact", "--test-threads=1", "--nocapture"])
         .env(CHILD, "1")
@@ -72,16 +75,91 @@ fn falls_back(step: &str) {
     assert!(is_step(&refused), "{refused}");
 
     let mut engine = Engine::open(EngineKind::Auto, 64).unwrap();
-    assert_eq!(engine.name(), "threads");
+    assert_eq!(engine.name(), "aio");
     let reason = engine.reason().unwrap();
     assert!(is_step(reason), "{reason}");
     assert!(reason.to_string().contains(step));
     assert_works(&mut engine);
 
-    // Who asks for threads has nothing to complain of.
-    let mut engine = Engine::open(EngineKind::Threads, 64).unwrap();
-    assert!(engine.reason().is_none());
+    // Who asks for the others has nothing to complain of.
+    for kind in [EngineKind::Aio, EngineKind::Threads] {
+        let mut engine = Engine::open(kind, 64).unwrap();
+        assert!(engine.reason().is_none());
+        assert_works(&mut engine);
+    }
+}
+
+/// Linux AIO cannot be had either, for `step` fails with this.
+fn falls_back_on_threads(step: &str, kind: std::io::ErrorKind) {
+    let refused = Engine::open(EngineKind::Aio, 64).unwrap_err();
+    let is_step = |error: &Error| {
+        matches!(error, Error::Aio { step: failed, source }
+        if *failed == step && source.kind() == kind)
+    };
+    assert!(is_step(&refused), "{refused}");
+    forbid(libc::SYS_io_uring_setup);
+    let mut engine = Engine::open(EngineKind::Auto, 64).unwrap();
+    assert_eq!(engine.name(), "threads");
+    let reason = engine.reason().unwrap();
+    assert!(matches!(reason, Error::Neither(_, no_aio) if is_step(no_aio)), "{reason}");
+    assert!(reason.to_string().contains("io_uring_setup") && reason.to_string().contains(step), "{reason}");
     assert_works(&mut engine);
+}
+
+#[test]
+fn aio_setup_is_forbidden() {
+    in_a_child("aio_setup_is_forbidden", || {
+        forbid(libc::SYS_io_setup);
+        falls_back_on_threads("io_submit", std::io::ErrorKind::PermissionDenied);
+    });
+}
+
+#[test]
+fn aio_submit_is_forbidden() {
+    in_a_child("aio_submit_is_forbidden", || {
+        forbid(libc::SYS_io_submit);
+        falls_back_on_threads("io_submit", std::io::ErrorKind::PermissionDenied);
+    });
+}
+
+/// Takes all of the AIO events that the system has left but about `left`; whether it could.
+fn use_up_aio(left: u64) -> bool {
+    let number = |name: &str| -> u64 {
+        std::fs::read_to_string(format!("/proc/sys/fs/{name}")).unwrap().trim().parse().unwrap()
+    };
+    let free = number("aio-max-nr") - number("aio-nr");
+    // A context of n counts as n.
+    let mut context: libc::c_ulong = 0;
+    // SAFETY: the kernel writes one `aio_context_t` there. It goes with the process.
+    let result = unsafe { libc::syscall(libc::SYS_io_setup, free - left, &raw mut context) };
+    result == 0
+}
+
+/// Others have used up what the system has: an engine takes what is left, and nothing is no engine.
+#[test]
+fn aio_is_used_up() {
+    in_a_child("aio_is_used_up", || {
+        if !use_up_aio(40) {
+            return println!("SKIPPED: somebody else uses AIO contexts at this moment");
+        }
+        let mut engine = Engine::open(EngineKind::Aio, 1024).unwrap();
+        assert!(engine.room() < 1024, "{engine:?}");
+        let depth = engine.room() as u32;
+        let file = register(&mut engine);
+        let mut done = Vec::new();
+        (0..depth).for_each(|slot| queue_read(&mut engine, file, slot));
+        assert_eq!(engine.room(), 0);
+        while done.len() < depth as usize {
+            engine.submit().unwrap();
+            engine.reap(&mut done);
+        }
+        assert!(use_up_aio(0));
+        falls_back_on_threads("io_submit", std::io::ErrorKind::WouldBlock);
+        let error = Engine::open(EngineKind::Aio, 64).unwrap_err().to_string();
+        assert!(error.contains("fs.aio-max-nr"), "{error}");
+        // What there was goes on.
+        assert_works(&mut engine);
+    });
 }
 
 #[test]

@@ -127,7 +127,7 @@ fn a_wrong_command_line_is_status_2_and_one_sentence() {
         &["blk", "--socket-path=a", "--fd=3", "--blk-file=b"],
         &["blk", "--blk-file=b"],
         &["blk", "--socket-path=a", "--blk-file=b", "--queue-size=100"],
-        &["blk", "--socket-path=a", "--blk-file=b", "--engine=aio"],
+        &["blk", "--socket-path=a", "--blk-file=b", "--engine=spdk"],
         &["blk", "--socket-path=a", "--blk-file=b", "--poll=sometimes"],
         &["blk", "--socket-path=a", "--blk-file=b", "--poll=always", "--poll-stop-idle=3s"],
         &["blk", "--socket-path=a", "--blk-file=b", "--poll-latency=1h"],

@@ -148,7 +148,6 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --fd=3 --blk-file=a --queue-size=0", "--queue-size"),
         ("kickless blk --fd=3 --blk-file=a --queue-size=300", "power of two"),
         ("kickless blk --fd=3 --blk-file=a --queue-size=65536", "--queue-size"),
-        ("kickless blk --fd=3 --blk-file=a --engine=aio", "not there yet"),
         ("kickless blk --fd=3 --blk-file=a --engine=spdk", "--engine"),
         ("kickless blk --fd=3 --blk-file=a --cache=unsafe", "--cache"),
         ("kickless blk --fd=3 --blk-file=a --lock=maybe", "--lock"),

@@ -113,10 +113,7 @@ fn parse_fault(text: &str) -> Result<BlkFile, String> {
 }
 
 pub(crate) fn parse_engine(text: &str) -> Result<EngineKind, String> {
-    match text {
-        "aio" => Err("it is not there yet; use io_uring, threads or auto".into()),
-        _ => text.parse().map_err(|error: UnknownEngine| error.to_string()),
-    }
+    text.parse().map_err(|error: UnknownEngine| error.to_string())
 }
 
 pub(crate) fn parse_serial(text: &str) -> Result<String, String> {

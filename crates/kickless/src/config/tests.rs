@@ -125,7 +125,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ),
         ("[pool]\ncpu = 3\n", "disks.toml:2: cpu = 3: it must be text, in quotes"),
         ("[pool]\ncpu = 'x'\n", "is not the number of a CPU"),
-        ("[pool]\nengine = 'aio'\n", "disks.toml:2: engine = 'aio': it is not there yet"),
+        ("[pool]\nengine = 'spdk'\n", "disks.toml:2: engine = 'spdk': an engine is one of"),
         ("[pool]\nengine = 'spdk'\n", "disks.toml:2: engine = 'spdk': an engine is"),
         (
             "[pool]\npoll = 'sometimes'\n",

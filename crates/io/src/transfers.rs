@@ -1,25 +1,20 @@
-//! Kernel AIO, beside the ring, for files on which io_uring is slow.
-//!
-//! io_uring starts each operation without waiting, and where the file's driver cannot promise that (block devices in RAM,
-//! some of the device mapper's) it hands every single one to a kernel thread. `io_submit` starts it in the caller: a
-//! device in RAM is done with it by then, another one has it in its queue.
+//! Reads and writes by Linux AIO.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
-use crate::aio::{BATCH, Context, Control, Event, PREAD, PREADV, PWRITE, PWRITEV, SIGNAL_EVENT};
+use crate::Waker;
 use crate::files::Files;
-use crate::op::{OpKind, View};
+use crate::kernel_aio::{BATCH, Context, Control, Event, PREAD, PREADV, PWRITE, PWRITEV, SIGNAL_EVENT};
+use crate::op::{BYTES_MAX, OpKind, View};
 use crate::slots::{InFlight, Slots};
-use crate::{AlignedBuf, Waker};
 use rustix::event::epoll;
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
-use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 /// A context and what is in it. The operations themselves are in the engine's slots, by whose places they are known here.
-pub(super) struct Aio {
+#[derive(Debug)]
+pub(crate) struct Transfers {
     context: Context,
     /// Signalled with each completion.
     event: Waker,
@@ -27,44 +22,27 @@ pub(super) struct Aio {
     in_flight: usize,
 }
 
-/// Whether io_uring would hand each operation on this file to a kernel thread, and `io_submit` would not wait for its end.
-pub(super) fn suits(file: &File) -> bool {
-    const LEN: usize = 4096;
-    let direct_device = || {
-        Ok::<_, Errno>(
-            FileType::from_raw_mode(fstat(file)?.st_mode) == FileType::BlockDevice
-                && fcntl_getfl(file)?.contains(OFlags::DIRECT),
-        )
-    };
-    if direct_device() != Ok(true) {
-        return false;
-    }
-    let Ok(mut buffer) = AlignedBuf::new(LEN, LEN) else { return false };
-    let read = preadv2(file, &mut [IoSliceMut::new(&mut buffer)], 0, ReadWriteFlags::NOWAIT);
-    read == Err(Errno::OPNOTSUPP)
-}
-
-impl Aio {
+impl Transfers {
     /// A context for `depth` operations, whose completions make `epoll` readable.
-    pub(super) fn open(depth: usize, epoll: impl AsFd) -> io::Result<Self> {
+    pub(crate) fn open(depth: usize, epoll: impl AsFd) -> io::Result<Self> {
         let event = Waker::new()?;
         let context = Context::open(depth)?;
-        let aio = Self { context, event, staged: VecDeque::with_capacity(depth), in_flight: 0 };
-        epoll::add(epoll, aio.event.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        Ok(aio)
+        let transfers = Self { context, event, staged: VecDeque::with_capacity(depth), in_flight: 0 };
+        epoll::add(epoll, transfers.event.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        Ok(transfers)
     }
 
-    pub(super) fn queue(&mut self, place: u32) {
+    pub(crate) fn queue(&mut self, place: u32) {
         self.staged.push_back(place);
     }
 
     /// Whether operations wait that the kernel could not take.
-    pub(super) fn needs_turn(&self) -> bool {
+    pub(crate) fn needs_turn(&self) -> bool {
         !self.staged.is_empty()
     }
 
     /// Starts what is staged. Operations that the kernel refuses go to `refused` with its reason.
-    pub(super) fn submit(&mut self, slots: &mut Slots, files: &Files, mut refused: impl FnMut(u32, Errno)) {
+    pub(crate) fn submit(&mut self, slots: &mut Slots, files: &Files, mut refused: impl FnMut(u32, Errno)) {
         while !self.staged.is_empty() {
             let mut controls = [Control::default(); BATCH];
             let event_fd = self.event.as_fd().as_raw_fd();
@@ -98,7 +76,7 @@ impl Aio {
 
     /// Calls `done` for each operation that has completed. Waits for one at least if `wait`; the error of a wait that cannot
     /// be.
-    pub(super) fn reap(
+    pub(crate) fn reap(
         &mut self,
         wait: bool,
         mut done: impl FnMut(u32, Result<u32, Errno>),
@@ -133,11 +111,11 @@ impl Aio {
     }
 
     /// Forgets what the kernel has not been told of, and returns the places.
-    pub(super) fn take_staged(&mut self) -> impl Iterator<Item = u32> + '_ {
+    pub(crate) fn take_staged(&mut self) -> impl Iterator<Item = u32> + '_ {
         self.staged.drain(..)
     }
 
-    pub(super) fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
     }
 }
@@ -150,7 +128,7 @@ fn filled(operation: &mut InFlight, files: &Files) -> Control {
     let durable = operation.op.kind == OpKind::Write { durable: true };
     let (opcode, buf, nbytes) = match (operation.op.buffers.view(operation.op.kind), write) {
         (View::One(at, len), write) => {
-            (if write { PWRITE } else { PREAD }, at as u64, len.min(super::BYTES_MAX) as u64)
+            (if write { PWRITE } else { PREAD }, at as u64, len.min(BYTES_MAX) as u64)
         }
         (View::Many(at, count), write) => (if write { PWRITEV } else { PREADV }, at as u64, count as u64),
     };
