@@ -111,8 +111,7 @@ impl Device for Blk {
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
         let Options { queues_max, queue_size_max, .. } = self.options;
-        let space =
-            config::space(self.shared.disk.limits(), queues_max, queue_size_max, self.shared.writeback());
+        let space = config::space(&self.shared.disk, queues_max, queue_size_max, self.shared.writeback());
         let from = space.as_bytes().get(offset..).unwrap_or_default();
         let len = from.len().min(into.len());
         into[..len].copy_from_slice(&from[..len]);
@@ -164,7 +163,7 @@ impl Device for Blk {
     }
 
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn Source>, StartError> {
-        let flush = BlkFeatures::from_bits_truncate(features.bits()).contains(BlkFeatures::FLUSH);
-        Ok(Box::new(Queue::new(vring, self.shared.clone(), flush)))
+        let features = BlkFeatures::from_bits_truncate(features.bits());
+        Ok(Box::new(Queue::new(vring, self.shared.clone(), features)))
     }
 }

@@ -15,4 +15,4 @@ mod request;
 mod slots;
 
 pub use device::{Blk, Options};
-pub use request::{Bounds, Kind, Reject, Request, parse};
+pub use request::{Bounds, Kind, Purpose, Reject, Request, extents, parse};

@@ -1,18 +1,19 @@
 //! One virtqueue of a disk: a request's way from the ring to the disk and back.
 
 use crate::device::Shared;
-use crate::request::{self, Bounds, Kind, Reject, Request, parse};
+use crate::request::{self, Bounds, Kind, Purpose, Reject, Request, parse};
 use crate::slots::Slots;
 use kickless_device::{Context, Next, Polled, Source, Vring};
 use kickless_disk::{self as disk, Lane, Step};
 use kickless_io::{Completion, Engine, FileId};
 use kickless_memory::{Iov, Marks, View};
-use kickless_spec::blk;
+use kickless_spec::blk::{self, BlkFeatures};
 use kickless_virtqueue::Chain;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use tracing::debug;
+use zerocopy::IntoBytes;
 
 /// So many bytes of data cost as much as a request does: see [`Source::poll`].
 const COST_BYTES: u64 = 4096;
@@ -23,9 +24,9 @@ pub(crate) struct Queue {
     shared: Arc<Shared>,
     /// The disk's file in the worker's engine.
     file: Option<FileId>,
-    /// FLUSH was negotiated. Without it every write is durable when it completes.
-    flush: bool,
-    bounds: Bounds,
+    /// What was negotiated. Without FLUSH every write is durable when it completes.
+    features: BlkFeatures,
+    read_only: bool,
     slots: Slots,
     /// Slots whose request the disk had no room for, oldest first.
     waiting: VecDeque<u32>,
@@ -33,16 +34,15 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn new(vring: Vring, shared: Arc<Shared>, flush: bool) -> Self {
-        let limits = shared.disk.limits();
-        let bounds = Bounds { size: limits.size, read_only: limits.read_only };
+    pub(crate) fn new(vring: Vring, shared: Arc<Shared>, features: BlkFeatures) -> Self {
+        let read_only = shared.disk.limits().read_only;
         let slots = Slots::new(vring.size());
         Self {
             vring,
             shared,
             file: None,
-            flush,
-            bounds,
+            features,
+            read_only,
             slots,
             waiting: VecDeque::new(),
             chain: Chain::default(),
@@ -52,7 +52,9 @@ impl Queue {
     /// Understands the popped chain and starts it in the free slot. What it costs.
     fn begin(&mut self, context: &mut Context<'_>, slot: u32) -> u32 {
         let head = self.chain.head;
-        match parse(&self.chain, self.vring.view(), self.bounds) {
+        let Self { features, read_only, .. } = *self;
+        let bounds = Bounds { size: self.shared.disk.size(), read_only, features };
+        match parse(&self.chain, self.vring.view(), bounds) {
             Ok(request) => {
                 let blocks = request.data_len / COST_BYTES;
                 self.start(context, slot, request);
@@ -69,15 +71,25 @@ impl Queue {
         let head = self.chain.head;
         let wanted = match request.kind {
             Kind::Read { offset } => disk::Request::Read { offset },
-            Kind::Write { offset } => {
-                let durable = !(self.flush && self.shared.writeback());
-                disk::Request::Write { offset, durable }
-            }
+            Kind::Write { offset } => disk::Request::Write { offset, durable: self.durable() },
             Kind::Flush => disk::Request::Flush,
-            Kind::GetId => return self.get_id(head, request),
+            Kind::Extents(purpose) => match self.take_extents(slot, &request, purpose) {
+                Ok(wanted) => wanted,
+                Err(reject) => return self.reject(head, reject),
+            },
+            Kind::GetId => {
+                let id = self.shared.id;
+                return self.answer(head, request, &id);
+            }
+            Kind::GetLifetime => {
+                let lifetime = lifetime(self.shared.disk.limits());
+                return self.answer(head, request, lifetime.as_bytes());
+            }
         };
         let entry = self.slots.get(slot);
-        if let Err(why) = translate(entry.io.buffers_mut(), &self.chain, self.vring.memory(), &request) {
+        if !matches!(request.kind, Kind::Extents(_))
+            && let Err(why) = translate(entry.io.buffers_mut(), &self.chain, self.vring.memory(), &request)
+        {
             let reject = Reject { status: Some(request.status), code: blk::S_IOERR, why };
             return self.reject(head, reject);
         }
@@ -85,6 +97,37 @@ impl Queue {
         self.slots.take();
         let step = self.on_disk(context, slot, |disk, lane, io| disk.start(lane, io, wanted));
         self.after(slot, step);
+    }
+
+    /// Whether a write is to be on stable storage when it completes (virtio 1.3, section 5.2.6.2).
+    fn durable(&self) -> bool {
+        !(self.features.contains(BlkFeatures::FLUSH) && self.shared.writeback())
+    }
+
+    /// Puts the segments of a request into its slot; what is to be done to them.
+    fn take_extents(
+        &mut self,
+        slot: u32,
+        request: &Request,
+        purpose: Purpose,
+    ) -> Result<disk::Request, Reject> {
+        let (disk, durable) = (&self.shared.disk, self.durable());
+        let (limits, wanted) = match purpose {
+            Purpose::Discard => (disk.limits().discard, disk::Request::Discard { durable }),
+            Purpose::WriteZeroes => (disk.limits().write_zeroes, disk::Request::WriteZeroes { durable }),
+            Purpose::SecureErase => (disk.limits().secure_erase, disk::Request::SecureErase),
+        };
+        let Some(limits) = limits else {
+            let why = "request type that the disk does not have";
+            return Err(Reject { status: Some(request.status), code: blk::S_UNSUPP, why });
+        };
+        let io = &mut self.slots.get(slot).io;
+        let (view, marks) = self.vring.memory();
+        io.buffers_mut().clear(marks);
+        let into = io.extents_mut();
+        into.clear();
+        request::extents(&self.chain, view, request, purpose, (disk.size(), &limits), into)?;
+        Ok(wanted)
     }
 
     /// Runs a step of the disk for the request in a slot.
@@ -118,7 +161,11 @@ impl Queue {
     fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
         let entry = self.slots.get(slot);
         let (head, status, read_len) = (entry.head, entry.status, entry.read_len);
-        let code = if result.is_ok() { blk::S_OK } else { blk::S_IOERR };
+        let code = match result {
+            Ok(()) => blk::S_OK,
+            Err(disk::IoError::Unsupported) => blk::S_UNSUPP,
+            Err(_) => blk::S_IOERR,
+        };
         let (view, marks) = self.vring.memory();
         let written = entry.view.as_ref().is_some_and(|view| view.write_obj(status, &code, marks).is_ok());
         entry.unpin_unless((view, marks));
@@ -147,20 +194,21 @@ impl Queue {
         self.vring.push(head, u32::from(status_written && data_len == 0));
     }
 
-    fn get_id(&mut self, head: u16, request: Request) {
-        let ((view, marks), id) = (self.vring.memory(), &self.shared.id);
+    /// Answers at once, with as much of these bytes as there is room for.
+    fn answer(&mut self, head: u16, request: Request, bytes: &[u8]) {
+        let (view, marks) = self.vring.memory();
         let mut done = 0;
-        let written = request::data(self.chain.writable(), 0, request.data_len.min(id.len() as u64))
+        let written = request::data(self.chain.writable(), 0, request.data_len.min(bytes.len() as u64))
             .try_for_each(|(addr, len)| {
                 let start = done;
                 done += len as usize;
-                view.write(addr, &id[start..done], marks)
+                view.write(addr, &bytes[start..done], marks)
             });
         if written.is_err() {
             let why = "data buffer is not in guest memory";
             return self.reject(head, Reject { status: Some(request.status), code: blk::S_IOERR, why });
         }
-        // A longer buffer stays as it was past the string, so what is pushed ends there.
+        // A longer buffer stays as it was past the bytes, so what is pushed ends there.
         let to_status = request.data_len == done as u64;
         let written = view.write_obj(request.status, &blk::S_OK, marks).is_ok();
         self.vring.push(head, done as u32 + u32::from(to_status && written));
@@ -177,6 +225,15 @@ impl Queue {
             self.after(slot, step);
         }
     }
+}
+
+/// Of a disk that has one: the feature was negotiated.
+fn lifetime(limits: &disk::Limits) -> blk::Lifetime {
+    limits.lifetime.map_or_else(blk::Lifetime::default, |of| blk::Lifetime {
+        pre_eol_info: of.pre_eol_info.into(),
+        device_lifetime_est_typ_a: of.type_a.into(),
+        device_lifetime_est_typ_b: of.type_b.into(),
+    })
 }
 
 /// Fills `iov` with the data buffers of a request.

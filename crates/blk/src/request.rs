@@ -1,7 +1,8 @@
 //! What a chain asks for. Pure: a chain and its memory in, a request out.
 
+use kickless_disk::{Extent, RangeLimits};
 use kickless_memory::{Gpa, View};
-use kickless_spec::blk;
+use kickless_spec::blk::{self, BlkFeatures};
 use kickless_virtqueue::{Buffer, Chain};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -33,6 +34,21 @@ pub enum Kind {
     Flush,
     /// Write the identity string into the writable buffers.
     GetId,
+    /// Write the disk's lifetime into the writable buffers.
+    GetLifetime,
+    /// Do something to the [`extents`] in the readable buffers, after their header.
+    Extents(Purpose),
+}
+
+/// What to do to ranges of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Forget them.
+    Discard,
+    /// Make them read as zeroes.
+    WriteZeroes,
+    /// Make sure that nobody can read them any more.
+    SecureErase,
 }
 
 /// A request that is answered at once.
@@ -53,8 +69,11 @@ pub struct Bounds {
     pub size: u64,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// What was negotiated.
+    pub features: BlkFeatures,
 }
 
+const SEGMENT_LEN: usize = size_of::<blk::Segment>();
 const HEADER_LEN: u64 = size_of::<blk::Header>() as u64;
 
 /// Understands a chain. Any layout will do (virtio 1.3, section 2.7.4): the header is the first 16 readable bytes, the
@@ -62,7 +81,7 @@ const HEADER_LEN: u64 = size_of::<blk::Header>() as u64;
 ///
 /// # Errors
 /// Status IOERR: no header, data not a multiple of 512 bytes, a range that leaves the disk, a write to a read-only disk.
-/// Status UNSUPP: an unknown request type. Without a status byte nothing can be answered, and the chain is only returned.
+/// Status UNSUPP: a request type that is unknown, or was not negotiated. Without a status byte nothing can be answered, and the chain is only returned.
 pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reject> {
     let status = status_of(chain.writable()).filter(|&at| view.contains(at, 1)).ok_or(Reject {
         status: None,
@@ -76,11 +95,16 @@ pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reje
     let writable = chain.writable_len() - 1;
     let (kind, data_len) = match header.kind.get() {
         blk::T_IN => (Kind::Read { offset: 0 }, writable),
-        blk::T_OUT if bounds.read_only => return Err(reject(blk::S_IOERR, "write to a read-only disk")),
-        blk::T_OUT => (Kind::Write { offset: 0 }, readable),
-        blk::T_FLUSH => return Ok(Request { kind: Kind::Flush, status, data_len: 0 }),
-        blk::T_GET_ID => return Ok(Request { kind: Kind::GetId, status, data_len: writable }),
-        _ => return Err(reject(blk::S_UNSUPP, "unknown request type")),
+        blk::T_OUT if !bounds.read_only => (Kind::Write { offset: 0 }, readable),
+        other => {
+            let kind = other_kind(other, bounds).map_err(|(code, why)| reject(code, why))?;
+            let data_len = match kind {
+                Kind::Flush => 0,
+                Kind::Extents(_) => readable,
+                _ => writable,
+            };
+            return Ok(Request { kind, status, data_len });
+        }
     };
     if !data_len.is_multiple_of(blk::SECTOR_SIZE) {
         return Err(reject(blk::S_IOERR, "data is no multiple of 512 bytes"));
@@ -95,6 +119,96 @@ pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reje
         _ => Kind::Write { offset },
     };
     Ok(Request { kind, status, data_len })
+}
+
+/// What is not a plain read or write; else the status and what is wrong.
+fn other_kind(kind: u32, bounds: Bounds) -> Result<Kind, (u8, &'static str)> {
+    let (purpose, feature) = match kind {
+        blk::T_OUT => return Err((blk::S_IOERR, "write to a read-only disk")),
+        blk::T_FLUSH => return Ok(Kind::Flush),
+        blk::T_GET_ID => return Ok(Kind::GetId),
+        blk::T_GET_LIFETIME if bounds.features.contains(BlkFeatures::LIFETIME) => {
+            return Ok(Kind::GetLifetime);
+        }
+        blk::T_DISCARD => (Purpose::Discard, BlkFeatures::DISCARD),
+        blk::T_WRITE_ZEROES => (Purpose::WriteZeroes, BlkFeatures::WRITE_ZEROES),
+        blk::T_SECURE_ERASE => (Purpose::SecureErase, BlkFeatures::SECURE_ERASE),
+        _ => return Err((blk::S_UNSUPP, "unknown request type")),
+    };
+    if bounds.read_only {
+        return Err((blk::S_IOERR, "write to a read-only disk"));
+    }
+    if !bounds.features.contains(feature) {
+        return Err((blk::S_UNSUPP, "request type that was not negotiated"));
+    }
+    Ok(Kind::Extents(purpose))
+}
+
+/// Reads the segments of a request on extents, and checks them all (virtio 1.3, section 5.2.6.2).
+///
+/// # Errors
+/// Status UNSUPP: an unknown flag, or `unmap` where zeroes are not written. Status IOERR: no whole segments, or none; more or
+/// longer ones than the configuration space allows; a range that leaves the disk; one to be erased that is not aligned.
+pub fn extents(
+    chain: &Chain,
+    view: &View,
+    request: &Request,
+    purpose: Purpose,
+    (size, limits): (u64, &RangeLimits),
+    into: &mut Vec<Extent>,
+) -> Result<(), Reject> {
+    let reject = |code, why| Reject { status: Some(request.status), code, why };
+    let bytes = usize::try_from(request.data_len).unwrap_or(usize::MAX);
+    if bytes == 0 || !bytes.is_multiple_of(SEGMENT_LEN) {
+        return Err(reject(blk::S_IOERR, "data is no whole number of segments"));
+    }
+    let count = bytes / SEGMENT_LEN;
+    if count > limits.ranges_max as usize {
+        return Err(reject(blk::S_IOERR, "too many segments"));
+    }
+    let mut segments = vec![blk::Segment::default(); count];
+    let mut rest = segments.as_mut_bytes();
+    for (addr, len) in data(chain.readable(), HEADER_LEN, request.data_len) {
+        let (here, more) = rest.split_at_mut(len as usize);
+        view.read(addr, here).map_err(|_| reject(blk::S_IOERR, "data buffer is not in guest memory"))?;
+        rest = more;
+    }
+    into.reserve_exact(count);
+    for segment in &segments {
+        into.push(extent(segment, purpose, size, limits).map_err(|(code, why)| reject(code, why))?);
+    }
+    Ok(())
+}
+
+fn extent(
+    segment: &blk::Segment,
+    purpose: Purpose,
+    size: u64,
+    limits: &RangeLimits,
+) -> Result<Extent, (u8, &'static str)> {
+    let (sector, sectors, flags) = (segment.sector.get(), segment.num_sectors.get(), segment.flags.get());
+    let unmap = flags & blk::SEGMENT_UNMAP != 0;
+    if flags & !blk::SEGMENT_UNMAP != 0 {
+        return Err((blk::S_UNSUPP, "unknown flag of a segment"));
+    }
+    if unmap && purpose != Purpose::WriteZeroes {
+        return Err((blk::S_UNSUPP, "unmap flag without zeroes"));
+    }
+    if sectors > limits.sectors_max {
+        return Err((blk::S_IOERR, "segment is too long"));
+    }
+    let alignment = u64::from(limits.alignment);
+    let aligned = sector.is_multiple_of(alignment) && u64::from(sectors).is_multiple_of(alignment);
+    if purpose == Purpose::SecureErase && !aligned {
+        return Err((blk::S_IOERR, "segment to erase is not aligned"));
+    }
+    let len = u64::from(sectors) * blk::SECTOR_SIZE;
+    match sector.checked_mul(blk::SECTOR_SIZE) {
+        Some(offset) if offset.checked_add(len).is_some_and(|end| end <= size) => {
+            Ok(Extent { offset, len, unmap })
+        }
+        _ => Err((blk::S_IOERR, "range is not on the disk")),
+    }
 }
 
 /// The buffers that hold `len` bytes after `skip`, cut to size.
@@ -115,7 +229,7 @@ pub(crate) fn data(buffers: &[Buffer], skip: u64, len: u64) -> impl Iterator<Ite
 
 /// Bytes before the data: the header of a write, nothing of a read.
 pub(crate) fn data_start(kind: Kind) -> u64 {
-    if matches!(kind, Kind::Write { .. }) { HEADER_LEN } else { 0 }
+    if matches!(kind, Kind::Write { .. } | Kind::Extents(_)) { HEADER_LEN } else { 0 }
 }
 
 fn status_of(writable: &[Buffer]) -> Option<Gpa> {

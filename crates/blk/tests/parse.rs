@@ -3,7 +3,7 @@
 
 use kickless_blk::{Bounds, Kind, Reject, Request, parse};
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
-use kickless_spec::blk::{self, Header};
+use kickless_spec::blk::{self, BlkFeatures, Header};
 use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, Desc};
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
@@ -64,7 +64,7 @@ impl Guest {
     }
 
     fn parse(&self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> Result<Request, Reject> {
-        let bounds = Bounds { size: DISK, read_only: false };
+        let bounds = Bounds { size: DISK, read_only: false, features: BlkFeatures::empty() };
         parse(&self.chain(readable, writable), &self.view, bounds)
     }
 }
@@ -140,7 +140,7 @@ fn malformed() {
 #[test]
 fn read_only_disks_are_read_only() {
     let guest = Guest::new();
-    let bounds = Bounds { size: DISK, read_only: true };
+    let bounds = Bounds { size: DISK, read_only: true, features: BlkFeatures::all() };
     guest.header(blk::T_OUT, 0);
     let chain = guest.chain(&[HEADER, (DATA, 512)], &[STATUS]);
     assert_eq!(code(parse(&chain, &guest.view, bounds)), IOERR);

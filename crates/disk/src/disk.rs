@@ -1,10 +1,12 @@
 //! One disk of several kinds.
 
 use crate::{
-    DiskSpec, Error, FaultDisk, FileDisk, Io, Lane, Limits, MemoryDisk, NullDisk, Options, Request, Step,
+    DiskSpec, Error, FaultDisk, FileDisk, Io, Lane, Limits, MemoryDisk, NullDisk, Options, Request, Resized,
+    Step,
 };
 use kickless_io::{Completion, Engine, FileId};
 use std::fs::File;
+use std::io;
 
 /// What lies behind a virtio-blk device. Shared by all workers that serve it.
 #[derive(Debug)]
@@ -45,6 +47,29 @@ impl Disk {
             Self::Null(null) => null.limits(),
             Self::Memory(memory) => memory.limits(),
             Self::Fault(fault) => fault.under().limits(),
+        }
+    }
+
+    /// Bytes; a multiple of 512, never zero. It can only grow.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        match self {
+            Self::File(file) => file.size(),
+            Self::Null(null) => null.size(),
+            Self::Memory(memory) => memory.size(),
+            Self::Fault(fault) => fault.under().size(),
+        }
+    }
+
+    /// Looks whether the file behind it has become longer, and becomes as long.
+    ///
+    /// # Errors
+    /// The file cannot be asked.
+    pub fn look_at_size(&self) -> io::Result<Resized> {
+        match self {
+            Self::File(file) => file.look_at_size(),
+            Self::Null(_) | Self::Memory(_) => Ok(Resized::Same),
+            Self::Fault(fault) => fault.under().look_at_size(),
         }
     }
 

@@ -116,6 +116,9 @@ pub enum IoError {
     /// The buffers' memory has lost pages.
     #[error("the guest's memory is damaged")]
     Damaged,
+    /// This disk has no such requests.
+    #[error("not supported")]
+    Unsupported,
     /// The operating system's reason.
     #[error("{0}")]
     Os(Errno),

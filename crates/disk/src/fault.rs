@@ -40,6 +40,8 @@ struct State {
 pub(crate) struct Held {
     /// What to start when the way is free, where it is the request that is held up.
     request: Option<Request>,
+    /// What kind of request it is, where its operations do not tell.
+    kind: Option<Kind>,
     /// What was decided on the next operation, until it is on its way.
     verdict: Option<Verdict>,
     /// What is in the engine in its stead.
@@ -100,7 +102,7 @@ impl FaultDisk {
     }
 
     pub(crate) fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
-        io.held = Some(Box::default());
+        io.held = Some(Box::new(Held { kind: Some(kind_of(request)), ..Held::default() }));
         if let Disk::File(file) = &self.under {
             return self.past(lane, io, |outlet, io| file.start(outlet, io, request));
         }
@@ -120,10 +122,12 @@ impl FaultDisk {
 
     /// Starts a request of a disk that answers at once, if nothing holds it up.
     fn at_once(&self, under: &Disk, lane: &mut Lane<'_>, io: &mut Io) -> Step {
-        let len = io.buffers.len();
+        let Some(request) = io.held.as_ref().and_then(|held| held.request) else {
+            return under.retry(lane, io);
+        };
+        let subject = subject_of(request, io);
         let Some(held) = &mut io.held else { return Step::Busy };
-        let Some(request) = held.request else { return under.retry(lane, io) };
-        match self.decide(held, subject_of(request, len), lane.waker) {
+        match self.decide(held, subject, lane.waker) {
             Verdict::Wait(_) | Verdict::Overtaken(..) => return Step::Busy,
             Verdict::Fail(errno) => {
                 io.held = None;
@@ -220,11 +224,29 @@ impl FaultDisk {
     }
 }
 
-fn subject_of(request: Request, len: u64) -> Subject {
+fn kind_of(request: Request) -> Kind {
     match request {
-        Request::Read { offset } => Subject { kind: Kind::Read, at: offset, len },
-        Request::Write { offset, .. } => Subject { kind: Kind::Write, at: offset, len },
-        Request::Flush => Subject { kind: Kind::Flush, at: 0, len: 0 },
+        Request::Read { .. } => Kind::Read,
+        Request::Write { .. } => Kind::Write,
+        Request::Flush => Kind::Flush,
+        Request::Discard { .. } => Kind::Discard,
+        Request::WriteZeroes { .. } => Kind::Zeroes,
+        Request::SecureErase => Kind::Erase,
+    }
+}
+
+/// A whole request. One on extents is where the first of them is, with as many bytes as that has.
+fn subject_of(request: Request, io: &Io) -> Subject {
+    let kind = kind_of(request);
+    match request {
+        Request::Read { offset } | Request::Write { offset, .. } => {
+            Subject { kind, at: offset, len: io.buffers.len() }
+        }
+        Request::Flush => Subject { kind, at: 0, len: 0 },
+        _ => {
+            let first = io.work.as_ref().and_then(|work| work.extents.last());
+            Subject { kind, at: first.map_or(0, |e| e.offset), len: first.map_or(0, |e| e.len) }
+        }
     }
 }
 
@@ -289,12 +311,19 @@ impl Past<'_, '_> {
 
 impl Outlet for Past<'_, '_> {
     fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
-        let len = match &buffers {
-            Buffers::None => 0,
-            Buffers::Guest(iov) => iov.len(),
-            Buffers::Owned(buffer) => buffer.window().len() as u64,
+        let len = match (&buffers, kind) {
+            (_, OpKind::Range { len, .. }) => len,
+            (Buffers::None, _) => 0,
+            (Buffers::Guest(iov), _) => iov.len(),
+            (Buffers::Owned(buffer), _) => buffer.window().len() as u64,
         };
-        let subject = Subject { kind: kind_of(kind), at: offset, len };
+        let kind_of = match kind {
+            OpKind::Read => Kind::Read,
+            OpKind::Write { .. } => Kind::Write,
+            OpKind::Flush => Kind::Flush,
+            OpKind::Range { .. } => self.held.kind.unwrap_or(Kind::Discard),
+        };
+        let subject = Subject { kind: kind_of, at: offset, len };
         let sent = match self.disk.decide(self.held, subject, self.lane.waker) {
             Verdict::Pass => self.lane.send(kind, offset, buffers),
             Verdict::Wait(_) | Verdict::Overtaken(..) => return Err((Step::Busy, buffers)),
@@ -317,12 +346,8 @@ impl Outlet for Past<'_, '_> {
     fn marks(&mut self) -> &mut Marks {
         self.lane.marks
     }
-}
 
-fn kind_of(kind: OpKind) -> Kind {
-    match kind {
-        OpKind::Read => Kind::Read,
-        OpKind::Write { .. } => Kind::Write,
-        OpKind::Flush => Kind::Flush,
+    fn stall(&mut self) {
+        self.lane.stall();
     }
 }

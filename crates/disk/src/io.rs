@@ -3,8 +3,8 @@
 use crate::bounce::{Permit, Waiting};
 use crate::fault::Held;
 use crate::range::Ticket;
-use crate::{IoError, Limits, SECTOR};
-use kickless_io::{Buffers, Engine, FileId, Op, OpKind, Token, Waker};
+use crate::{IoError, SECTOR};
+use kickless_io::{Buffers, Engine, FileId, Op, OpKind, RangeCall, Token, Waker};
 use kickless_memory::{Iov, Marks};
 
 /// What the guest wants. How many bytes is what the [`Io`]'s buffers hold.
@@ -24,6 +24,38 @@ pub enum Request {
     },
     /// All writes that are done are to be on stable storage. No buffers.
     Flush,
+    /// The [`Io`]'s extents need not keep what they hold, nor their space.
+    Discard {
+        /// Done only when that is so on stable storage.
+        durable: bool,
+    },
+    /// The [`Io`]'s extents read as zeroes from now on.
+    WriteZeroes {
+        /// Done only when that is so on stable storage.
+        durable: bool,
+    },
+    /// What the [`Io`]'s extents hold is not to be had any more by any means.
+    SecureErase,
+}
+
+/// A range of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte; a multiple of 512.
+    pub offset: u64,
+    /// Bytes; a multiple of 512.
+    pub len: u64,
+    /// Zeroes may be written to it by giving its space back.
+    pub unmap: bool,
+}
+
+impl Extent {
+    /// It begins so much later.
+    pub(crate) fn advance(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.len);
+        self.offset += bytes;
+        self.len -= bytes;
+    }
 }
 
 /// The way from one worker to a disk, for one request.
@@ -58,6 +90,9 @@ pub(crate) trait Outlet {
 
     /// Where writes to the guest's buffers are marked.
     fn marks(&mut self) -> &mut Marks;
+
+    /// The kernel had no room: nothing more is to be sent for a moment.
+    fn stall(&mut self);
 }
 
 impl Outlet for Lane<'_> {
@@ -78,6 +113,10 @@ impl Outlet for Lane<'_> {
     #[inline]
     fn marks(&mut self) -> &mut Marks {
         self.marks
+    }
+
+    fn stall(&mut self) {
+        self.engine.stall();
     }
 }
 
@@ -113,6 +152,8 @@ pub struct Io {
     pub(crate) retries: u16,
     pub(crate) range: Option<Ticket>,
     pub(crate) bounce: Option<Box<Bounce>>,
+    /// A request on extents.
+    pub(crate) work: Option<Box<Work>>,
     /// What a disk with injected faults does to it.
     pub(crate) held: Option<Box<Held>>,
 }
@@ -137,6 +178,21 @@ pub(crate) enum Phase {
     Store,
     /// Flush the file.
     Flush,
+    /// Do something to the extent that is next.
+    Extent,
+}
+
+/// A request on extents, and how far it has come.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    /// Those that are not done; what is done is cut off the first, which is the last in here.
+    pub(crate) extents: Vec<Extent>,
+    /// They are to be zeroed, not discarded.
+    pub(crate) zeroes: bool,
+    /// The call that is on its way, and for how many bytes.
+    pub(crate) call: Option<(RangeCall, u64)>,
+    /// So many bytes of the next extent get zeroes from a buffer of ours.
+    pub(crate) to_write: u64,
 }
 
 /// A piece of a request that goes through a buffer of ours.
@@ -167,6 +223,11 @@ impl Io {
         &self.buffers
     }
 
+    /// The extents of a request that has any: to be filled, in any order, before it starts. Gone when it is over.
+    pub fn extents_mut(&mut self) -> &mut Vec<Extent> {
+        &mut self.work.get_or_insert_default().extents
+    }
+
     /// Whether a request has been started and is not over.
     pub fn is_active(&self) -> bool {
         self.phase != Phase::Idle
@@ -177,24 +238,32 @@ impl Io {
         self.phase = Phase::Idle;
         self.range = None;
         self.bounce = None;
+        self.work = None;
         Step::Done(result)
     }
 
-    /// Whether `request` can be for a disk with these limits; where its bytes begin.
-    pub(crate) fn check(&self, request: Request, limits: &Limits) -> Result<u64, IoError> {
+    /// Whether `request` can be for a disk of this size; where its bytes begin.
+    pub(crate) fn check(&self, request: Request, size: u64, read_only: bool) -> Result<u64, IoError> {
         let (offset, write) = match request {
             Request::Read { offset } => (offset, false),
             Request::Write { offset, .. } => (offset, true),
             Request::Flush => return Ok(0),
+            Request::Discard { .. } | Request::WriteZeroes { .. } | Request::SecureErase => (0, true),
         };
-        if write && limits.read_only {
+        if write && read_only {
             return Err(IoError::ReadOnly);
         }
-        let len = self.buffers.len();
-        let whole = offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR);
-        match offset.checked_add(len) {
-            Some(end) if whole && end <= limits.size => Ok(offset),
-            _ => Err(IoError::Range),
+        let on_disk = |offset: u64, len: u64| {
+            let whole = offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR);
+            whole && offset.checked_add(len).is_some_and(|end| end <= size)
+        };
+        let extents = self.work.as_ref().map_or(&[][..], |work| &work.extents);
+        if on_disk(offset, self.buffers.len())
+            && extents.iter().all(|extent| on_disk(extent.offset, extent.len))
+        {
+            Ok(offset)
+        } else {
+            Err(IoError::Range)
         }
     }
 }

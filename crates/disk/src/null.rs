@@ -1,12 +1,13 @@
 //! Nothing, very fast.
 
 use crate::spec::SECTOR;
-use crate::{Error, Io, Limits, Request, Step};
+use crate::{Error, Io, IoError, Limits, RangeLimits, Request, Step};
 
 /// A disk without contents. Every request is answered at once; a read leaves in the guest's buffers what was
 /// there, so that only the rings are measured and not a copy.
 #[derive(Debug)]
 pub struct NullDisk {
+    size: u64,
     limits: Limits,
 }
 
@@ -19,15 +20,31 @@ impl NullDisk {
         if size == 0 || !size.is_multiple_of(SECTOR) {
             return Err(Error::Size(size));
         }
-        Ok(Self { limits: Limits::plain(size, read_only) })
+        let ranges = (!read_only).then(|| RangeLimits::bytes(1 << 30, SECTOR));
+        let limits = Limits {
+            discard: ranges,
+            write_zeroes: ranges,
+            zeroes_may_unmap: ranges.is_some(),
+            ..Limits::plain(read_only)
+        };
+        Ok(Self { size, limits })
     }
 
     pub(crate) fn limits(&self) -> &Limits {
         &self.limits
     }
 
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
     #[inline]
     pub(crate) fn start(&self, io: &mut Io, request: Request) -> Step {
-        Step::Done(io.check(request, &self.limits).map(drop))
+        let result = match io.check(request, self.size, self.limits.read_only) {
+            Ok(_) if request == Request::SecureErase => Err(IoError::Unsupported),
+            result => result.map(drop),
+        };
+        io.work = None;
+        Step::Done(result)
     }
 }

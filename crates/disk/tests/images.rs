@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 const CACHES: [Cache; 2] = [Cache::None, Cache::Writeback];
-const ENGINES: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Threads];
+const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads];
 
 fn open(path: &Path, cache: Cache, read_only: bool) -> Result<Disk, Error> {
     Disk::open(&DiskSpec::File(path.to_owned()), &options(cache, read_only))
@@ -121,7 +121,7 @@ fn an_odd_length_is_rounded_down() {
             };
             assert!(log.contains("WARN") && log.contains(image.path().to_str().unwrap()), "{log}");
             assert!(log.contains("no multiple of 512"), "{log}");
-            assert_eq!(disk.limits().size, 16 << 10);
+            assert_eq!(disk.size(), 16 << 10);
             let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
             let last = (16 << 10) - 512;
             assert_eq!(worker.read(last, 512), (Ok(()), whole[last as usize..].to_vec()));
@@ -141,7 +141,7 @@ fn an_odd_length_is_rounded_down() {
 fn only_whole_sectors_of_the_disk() {
     const SIZE: u64 = 64 << 10;
     for (name, disk) in each_kind(SIZE, false) {
-        assert_eq!((disk.limits().size, disk.limits().read_only), (SIZE, false), "{name}");
+        assert_eq!((disk.size(), disk.limits().read_only), (SIZE, false), "{name}");
         let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
         for (offset, len, result) in [
             (0, SIZE as usize, Ok(())),
@@ -203,7 +203,7 @@ fn a_protected_device_is_read_only_or_nothing() {
         assert!(error.to_string().contains("--read-only"), "{error}");
         let disk = open(device.path(), cache, true).unwrap();
         let limits = disk.limits();
-        assert_eq!((limits.size, limits.block_size, limits.read_only), (64 << 10, 4096, true));
+        assert_eq!((disk.size(), limits.block_size, limits.read_only), (64 << 10, 4096, true));
         let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
         assert_eq!(worker.write(0, &[0; 512], 0), Err(IoError::ReadOnly));
         // Single sectors can be read all the same.

@@ -8,7 +8,7 @@
 mod common;
 
 use common::{Loop, Random, Worker, guest, image, options};
-use kickless_disk::{Cache, Disk, DiskSpec, Request, Step};
+use kickless_disk::{Cache, Disk, DiskSpec, Extent, Request, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks, View};
 use proptest::prelude::*;
@@ -39,7 +39,7 @@ struct Load {
 }
 
 fn loads(workers: usize) -> impl Strategy<Value = (Load, u64)> {
-    let engine = prop_oneof![Just(EngineKind::Uring), Just(EngineKind::Threads)];
+    let engine = prop_oneof![Just(EngineKind::Uring), Just(EngineKind::Aio), Just(EngineKind::Threads)];
     // More slots than there are bounce buffers, and engines that are smaller than what they are given.
     (engine, 1..=128u32, 1..=90usize, any::<u64>()).prop_map(move |(engine, depth, slots, seed)| {
         (Load { engine, workers, depth, slots, requests: 400 }, seed)
@@ -71,7 +71,7 @@ struct Target {
 /// Runs the load on a disk with these contents; what they must be afterwards, which has been compared with
 /// what the disk says.
 fn exercise(disk: &Disk, load: Load, mut random: Random, contents: Vec<u8>) -> Vec<u8> {
-    let sectors = disk.limits().size / SECTOR;
+    let sectors = disk.size() / SECTOR;
     assert_eq!(sectors * SECTOR, contents.len() as u64);
     let mut runs = vec![Vec::new(); load.workers];
     let (mut at, mut owner) = (0, 0);
@@ -178,6 +178,9 @@ impl<'a> Player<'a> {
         let write = self.random.from(0..5) < 3;
         let Some(sectors) = self.choose(write) else { return };
         let bytes = bytes_of(sectors.clone());
+        if write && self.random.from(0..4) == 0 {
+            return self.zero(slot, sectors);
+        }
         let mut before = self.random.bytes(AREA);
         let mut after = before.clone();
         let mut at = bytes.start;
@@ -204,6 +207,24 @@ impl<'a> Player<'a> {
         };
         self.active[slot] = Some(Active { sectors: Some(sectors), write, after });
         self.step(slot, request);
+    }
+
+    /// In one extent or two, in either order.
+    fn zero(&mut self, slot: usize, sectors: Range<u64>) {
+        self.model[bytes_of(sectors.clone())].fill(0);
+        let cut = self.random.from(sectors.clone());
+        let mut parts = [sectors.start..cut, cut..sectors.end];
+        if self.random.from(0..2) == 0 {
+            parts.reverse();
+        }
+        for part in parts {
+            let unmap = self.random.from(0..2) == 0;
+            let (offset, len) = (part.start * SECTOR, (part.end - part.start) * SECTOR);
+            self.worker.io(slot).extents_mut().push(Extent { offset, len, unmap });
+        }
+        let durable = self.random.from(0..8) == 0;
+        self.active[slot] = Some(Active { sectors: Some(sectors), write: true, after: self.area(slot) });
+        self.step(slot, Request::WriteZeroes { durable });
     }
 
     /// Where in the slot's memory `len` bytes go: whole pages, whole sectors, or anything.
@@ -271,6 +292,19 @@ fn a_file_on_two_threads() {
     check(6, 2, |contents| on_a_file(Cache::None, contents));
 }
 
+/// Short transfers, refusals and operations that overtake one another change nothing of what is on the disk.
+#[test]
+fn a_file_with_faults_that_pass() {
+    let rules = "short@20%,eagain@5%,reorder@5%,delay=10us-1ms@10%";
+    check(4, 2, |contents| {
+        let image = image(contents);
+        let under = Box::new(DiskSpec::File(image.path().into()));
+        let spec = DiskSpec::Fault(rules.parse().unwrap(), under);
+        let disk = Disk::open(&spec, &options(Cache::None, false)).unwrap();
+        Target { disk, behind: Some(Box::new(move || fs::read(image.path()).unwrap())) }
+    });
+}
+
 #[test]
 fn memory_on_two_threads() {
     check(6, 2, |contents| {
@@ -310,7 +344,7 @@ fn long_requests_go_piece_by_piece() {
     let check = |spec: DiskSpec| {
         for cache in [Cache::None, Cache::Writeback] {
             let disk = Disk::open(&spec, &options(cache, false)).unwrap();
-            for kind in [EngineKind::Uring, EngineKind::Threads] {
+            for kind in [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads] {
                 let mut worker = Worker::new(&disk, kind, 1);
                 assert_eq!(worker.write(0, &contents, 0), Ok(()));
                 for misaligned in [0, 512, 1] {

@@ -70,6 +70,36 @@ impl Ram {
         }) as u64
     }
 
+    /// Makes `len` bytes from `offset` on zero; how many there were up to the end. With `release`, the memory of whole pages
+    /// among them is given back to the system.
+    pub fn zero(&self, offset: u64, len: u64, release: bool) -> u64 {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(self.len);
+        let end = start + usize::try_from(len).unwrap_or(usize::MAX).min(self.len - start);
+        let page = rustix::param::page_size();
+        let (first, last) = (start.next_multiple_of(page), end - end % page);
+        if !release || first >= last {
+            self.fill(start, end);
+        } else {
+            // SAFETY: `first..last` lies in the mapping, which is private and anonymous: it reads as zeroes afterwards.
+            // Nobody has a reference to its bytes.
+            let released =
+                unsafe { madvise(self.base.add(first).as_ptr().cast(), last - first, Advice::LinuxDontNeed) };
+            self.fill(start, if released.is_ok() { first } else { last });
+            self.fill(last, end);
+        }
+        (end - start) as u64
+    }
+
+    /// Writes zeroes.
+    fn fill(&self, start: usize, end: usize) {
+        const ZEROES: [u8; 4096] = [0; 4096];
+        for at in (start..end).step_by(ZEROES.len()) {
+            let n = ZEROES.len().min(end - at);
+            // SAFETY: the callers' `end` is at most the length of the mapping, to whose bytes there are no references.
+            unsafe { shared::write(self.base.add(at), &ZEROES[..n]) }
+        }
+    }
+
     /// Where the bytes from `offset` on begin that can be copied from or to all of `guest`, and how many there are up to the end.
     #[inline]
     fn range(&self, offset: u64, guest: &Iov) -> (usize, usize) {
@@ -125,6 +155,24 @@ mod tests {
         assert_eq!(ram.copy_from(8192 - 10, &iov), 10);
         assert_eq!(ram.copy_from(8192, &iov), 0);
         assert_eq!(ram.copy_to(u64::MAX, &mut iov, &mut Marks::off()), 0);
+        for (at, len, release) in
+            [(60, 20, true), (100, 8000, true), (8192 - 10, 100, false), (9000, 1, true)]
+        {
+            iov.clear(&mut Marks::off());
+            iov.push(&map, Gpa(0), 8192).unwrap();
+            map.write(Gpa(0), &[7; 8192], &mut Marks::off()).unwrap();
+            assert_eq!(ram.copy_from(0, &iov), 8192);
+            let there = 8192u64.saturating_sub(at).min(len);
+            assert_eq!(ram.zero(at, len, release), there);
+            assert_eq!(ram.copy_to(0, &mut iov, &mut Marks::off()), 8192);
+            let mut seen = [0; 8192];
+            map.read(Gpa(0), &mut seen).unwrap();
+            let zeroes = at as usize..(at + there) as usize;
+            assert!(
+                seen.iter().enumerate().all(|(i, &byte)| (byte == 0) == zeroes.contains(&i)),
+                "{zeroes:?}"
+            );
+        }
         assert!(Ram::new(0).is_err());
         assert!(Ram::new(u64::MAX).is_err());
     }

@@ -82,6 +82,33 @@ pub struct Header {
     pub sector: U64,
 }
 
+/// One range of a discard, a secure erase or a write of zeroes (`struct virtio_blk_discard_write_zeroes`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Segment {
+    /// First 512-byte sector.
+    pub sector: U64,
+    /// How many.
+    pub num_sectors: U32,
+    /// [`SEGMENT_UNMAP`] or nothing.
+    pub flags: U32,
+}
+
+/// Flag of a segment of zeroes: its space may be given back.
+pub const SEGMENT_UNMAP: u32 = 1;
+
+/// What GET_LIFETIME answers (`struct virtio_blk_lifetime`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Lifetime {
+    /// Spare blocks: 1 normal, 2 at 80 %, 3 at 90 %; 0 not known.
+    pub pre_eol_info: U16,
+    /// Wear of SLC cells in steps of 10 %; 0 not known.
+    pub device_lifetime_est_typ_a: U16,
+    /// Wear of MLC cells in steps of 10 %; 0 not known.
+    pub device_lifetime_est_typ_b: U16,
+}
+
 /// `struct virtio_blk_config`. Fields of features that were not offered are zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -154,5 +181,6 @@ mod tests {
         assert_eq!(offset_of!(Config, write_zeroes_may_unmap), 56);
         assert_eq!(size_of::<Config>(), 72);
         assert_eq!(size_of::<Header>(), 16);
+        assert_eq!((size_of::<Segment>(), size_of::<Lifetime>()), (16, 6));
     }
 }

@@ -59,6 +59,16 @@ pub(super) enum Kind {
     Read,
     Write,
     Flush,
+    Discard,
+    Zeroes,
+    Erase,
+}
+
+impl Kind {
+    /// Whether it can be done in part.
+    fn is_transfer(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
 }
 
 /// Which of those that a rule is about.
@@ -96,7 +106,8 @@ pub enum BadRule {
     Fault(String),
     /// No such condition.
     #[error(
-        "{0:?} is no condition of a fault; there are read, write, flush, FIRST-LAST (sectors), N%, nth=N and every=N"
+        "{0:?} is no condition of a fault; there are read, write, flush, discard, zeroes, erase, FIRST-LAST (sectors), \
+         N%, nth=N and every=N"
     )]
     Condition(String),
     /// Two of which one says what the other denies.
@@ -193,6 +204,9 @@ fn parse_kind(text: &str) -> Option<Kind> {
         "read" => Some(Kind::Read),
         "write" => Some(Kind::Write),
         "flush" => Some(Kind::Flush),
+        "discard" => Some(Kind::Discard),
+        "zeroes" => Some(Kind::Zeroes),
+        "erase" => Some(Kind::Erase),
         _ => None,
     }
 }
@@ -239,8 +253,7 @@ impl Rule {
             let (first, end) = (at / crate::SECTOR, at.saturating_add(len).div_ceil(crate::SECTOR));
             len > 0 && first <= *sectors.end() && end > *sectors.start()
         });
-        // A flush has no part that it could do.
-        of_kind && there && (self.effect != Effect::Short || len > 0)
+        of_kind && there && (self.effect != Effect::Short || kind.is_transfer())
     }
 }
 

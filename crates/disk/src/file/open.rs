@@ -1,17 +1,19 @@
 //! Opening a file, and finding out what direct I/O needs there.
 
+use super::extents::Lacks;
 use super::topology;
 use super::{Direct, FileDisk};
 use crate::bounce::{BUFFER_BYTES, Pool};
 use crate::{Cache, Error, Limits, Options, SECTOR};
 use kickless_io::AlignedBuf;
-use rustix::fs::{AtFlags, OFlags, StatxFlags, fstatfs, ioctl_blksszget, statx};
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fstatfs, ioctl_blksszget, statx};
 use rustix::io::{Errno, pread};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Magic numbers of statfs(2): file systems that have no cache beside the memory they are.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -57,13 +59,25 @@ impl FileDisk {
         }
         let direct = if direct { Some(demands(path, &file, &meta, size)?) } else { None };
         let block = direct.as_ref().map(|direct| direct.block);
-        let plain = Limits::plain(size, options.read_only);
-        let limits = if meta.file_type().is_block_device() {
-            topology::of_device(meta.rdev(), plain, block.or_else(|| logical_block(&file)))
+        let plain = Limits::plain(options.read_only);
+        let device = meta.file_type().is_block_device();
+        let limits = if device {
+            topology::of_device(meta.rdev(), plain, size, block.or_else(|| logical_block(&file)))
         } else {
-            topology::of_image(meta.blksize(), plain)
+            topology::of_image(meta.blksize(), !options.read_only && punches(&file, size), plain)
         };
-        Ok(Self { identity: identity(&meta), file: Arc::new(file), limits, direct })
+        // A page at least: what the kernel says suffices, but a transfer that crosses fewer pages is cheaper.
+        let address = direct.as_ref().map_or(1, |direct| direct.address).max(rustix::param::page_size());
+        Ok(Self {
+            identity: identity(&meta),
+            file: Arc::new(file),
+            limits,
+            size: AtomicU64::new(size),
+            device,
+            direct,
+            pool: Arc::new(Pool::new(address)),
+            lacks: Lacks::default(),
+        })
     }
 }
 
@@ -147,14 +161,13 @@ fn demands(path: &Path, file: &File, meta: &Metadata, size: u64) -> Result<Direc
     if !size.is_multiple_of(block) {
         return Err(Error::PartialBlock { path: path.to_owned(), size, block });
     }
-    let address = memory as usize;
-    Ok(Direct {
-        block,
-        address,
-        // A page at least: what the kernel says suffices, but a transfer that crosses fewer pages is cheaper.
-        pool: Arc::new(Pool::new(address.max(rustix::param::page_size()))),
-        ranges: (block > SECTOR).then(Arc::default),
-    })
+    Ok(Direct { block, address: memory as usize, ranges: (block > SECTOR).then(Arc::default) })
+}
+
+/// Whether the file system gives the space of holes back: tried behind the end, where there is nothing to lose.
+fn punches(file: &File, size: u64) -> bool {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(file, flags, size.next_multiple_of(1 << 20), 1 << 20).is_ok()
 }
 
 /// What the kernel says (from 6.1 on, where the file system does); `Err` where it says that direct I/O is

@@ -1,31 +1,43 @@
 //! A request's way through a file. Direct where it can be; through a bounce buffer, piece by piece, where it
 //! cannot.
 
+use super::extents::called;
 use super::{Direct, FileDisk};
 use crate::bounce::BUFFER_BYTES;
 use crate::io::{Bounce, Outlet, Phase};
 use crate::range::Ranges;
 use crate::{Io, IoError, Request, Step};
 use kickless_io::{Buffers, Completion, Errno, OpKind};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// So often in a row may the kernel say "again".
 const RETRIES_MAX: u16 = 1000;
 
 /// Either go on at once, or tell the device.
-type Flow = Result<(), Step>;
+pub(super) type Flow = Result<(), Step>;
 
 impl FileDisk {
     #[inline]
     pub(crate) fn start(&self, lane: &mut impl Outlet, io: &mut Io, request: Request) -> Step {
-        io.at = match io.check(request, &self.limits) {
+        io.at = match io.check(request, self.size(), self.limits.read_only) {
             Ok(at) => at,
-            Err(e) => return Step::Done(Err(e)),
+            Err(e) => return io.finish(Err(e)),
         };
         io.retries = 0;
-        io.write = matches!(request, Request::Write { .. });
-        io.durable = matches!(request, Request::Write { durable: true, .. });
-        io.phase = if request == Request::Flush { Phase::Flush } else { Phase::Plan };
+        if matches!(request, Request::Read { .. } | Request::Write { .. }) {
+            io.work = None;
+        }
+        (io.phase, io.write, io.durable) = match request {
+            Request::Read { .. } => (Phase::Plan, false, false),
+            Request::Write { durable, .. } => (Phase::Plan, true, durable),
+            Request::Flush => (Phase::Flush, false, false),
+            Request::Discard { durable } | Request::WriteZeroes { durable } => {
+                io.work.get_or_insert_default().zeroes = matches!(request, Request::WriteZeroes { .. });
+                (Phase::Extent, true, durable)
+            }
+            Request::SecureErase => return io.finish(Err(IoError::Unsupported)),
+        };
         self.drive(lane, io)
     }
 
@@ -46,6 +58,7 @@ impl FileDisk {
                 Phase::Load => bounce(lane, io, OpKind::Read),
                 Phase::Store => bounce(lane, io, OpKind::Write { durable: io.durable }),
                 Phase::Flush => queue(lane, OpKind::Flush, 0, Buffers::None).map_err(|(step, _)| step),
+                Phase::Extent => self.extent(lane, io),
                 // Nothing was started.
                 Phase::Idle | Phase::Held => return Step::Busy,
             };
@@ -60,6 +73,16 @@ impl FileDisk {
     fn plan(&self, io: &mut Io) -> Flow {
         io.range = None;
         io.bounce = None;
+        if let Some(work) = &io.work {
+            io.phase = match self.plan_zeroes(io.at, work.to_write) {
+                Some(bounce) => {
+                    io.bounce = Some(Box::new(bounce));
+                    Phase::Prepare
+                }
+                None => Phase::Extent,
+            };
+            return Ok(());
+        }
         let left = io.buffers.len();
         if left == 0 {
             return Err(Step::Done(Ok(())));
@@ -79,8 +102,8 @@ impl FileDisk {
         if io.write
             && let Some(ranges) = self.ranges()
         {
-            let end = io.at + io.buffers.len();
-            hold(lane, io, ranges, end, false)?;
+            let range = io.at..io.at + io.buffers.len();
+            hold(lane, io, ranges, range, false)?;
         }
         let kind = if io.write { OpKind::Write { durable: io.durable } } else { OpKind::Read };
         let buffers = Buffers::Guest(std::mem::take(&mut io.buffers));
@@ -92,17 +115,15 @@ impl FileDisk {
         })
     }
 
-    fn ranges(&self) -> Option<&Arc<Ranges>> {
+    pub(super) fn ranges(&self) -> Option<&Arc<Ranges>> {
         self.direct.as_ref()?.ranges.as_ref()
     }
 
     /// Gets a buffer, *then* the range: who waits for a range has all that it takes to give its own back.
     fn prepare(&self, lane: &mut impl Outlet, io: &mut Io) -> Flow {
-        let (Some(direct), Some(bounce)) = (&self.direct, &mut io.bounce) else {
-            return Err(Step::Done(Err(IoError::Stuck)));
-        };
+        let Some(bounce) = &mut io.bounce else { return Err(Step::Done(Err(IoError::Stuck))) };
         if bounce.permit.is_none() {
-            match direct.pool.take(&mut bounce.waiting, lane.waker()) {
+            match self.pool.take(&mut bounce.waiting, lane.waker()) {
                 Ok(Some(permit)) => bounce.permit = Some(permit),
                 Ok(None) => return Err(Step::Busy),
                 Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
@@ -112,9 +133,9 @@ impl FileDisk {
             io.phase = Phase::Load;
             return Ok(());
         }
-        let (end, part) = (bounce.at + bounce.total as u64, bounce.is_part());
-        if let Some(ranges) = &direct.ranges {
-            hold(lane, io, ranges, end, part)?;
+        let (range, part) = (bounce.at..bounce.at + bounce.total as u64, bounce.is_part());
+        if let Some(ranges) = self.ranges() {
+            hold(lane, io, ranges, range, part)?;
         }
         if part {
             io.phase = Phase::Load;
@@ -131,7 +152,10 @@ impl FileDisk {
             bounce.done = 0;
             let (skip, len) = (bounce.skip, bounce.len);
             if let Some(buffer) = bounce.permit.as_mut().and_then(|p| p.buffer.as_mut()) {
-                io.buffers.read(0, &mut buffer[skip..skip + len]);
+                match io.work {
+                    Some(_) => buffer[skip..skip + len].fill(0),
+                    None => drop(io.buffers.read(0, &mut buffer[skip..skip + len])),
+                }
             }
         }
     }
@@ -149,8 +173,17 @@ impl FileDisk {
         }
         let bytes = match completion.result {
             Ok(bytes) => bytes,
-            Err(Errno::AGAIN | Errno::INTR) if io.retries < RETRIES_MAX => {
+            Err(Errno::INTR) if io.retries < RETRIES_MAX => {
                 io.retries += 1;
+                return self.drive(lane, io);
+            }
+            // Not at once: when something has completed, or in a moment.
+            Err(Errno::AGAIN) if io.retries < RETRIES_MAX => {
+                io.retries += 1;
+                lane.stall();
+                return Step::Busy;
+            }
+            Err(errno) if io.phase == Phase::Extent && self.goes_otherwise(io, errno) => {
                 return self.drive(lane, io);
             }
             Err(Errno::AGAIN | Errno::INTR) => return io.finish(Err(IoError::Stuck)),
@@ -159,6 +192,7 @@ impl FileDisk {
         io.retries = 0;
         match io.phase {
             Phase::Flush => return io.finish(Ok(())),
+            Phase::Extent => called(io),
             // A read has come to an end of the file that was not there before; a write has nothing to say.
             _ if bytes == 0 => {
                 return io.finish(Err(if io.write { IoError::Stuck } else { IoError::Shrunk }));
@@ -194,7 +228,10 @@ impl FileDisk {
             io.buffers.write(0, &buffer[skip..skip + len], lane.marks());
         }
         io.at += len as u64;
-        io.buffers.advance(len as u64, lane.marks());
+        match &mut io.work {
+            Some(work) => work.wrote(len as u64),
+            None => io.buffers.advance(len as u64, lane.marks()),
+        }
         io.phase = Phase::Plan;
     }
 }
@@ -203,7 +240,7 @@ impl FileDisk {
 ///
 /// A read takes all blocks that it touches. A write takes whole blocks as they come, and a part of a block by
 /// itself, so that what has to be read first and kept from others is one block.
-fn piece(at: u64, left: u64, block: u64, write: bool) -> Bounce {
+pub(super) fn piece(at: u64, left: u64, block: u64, write: bool) -> Bounce {
     let start = at - at % block;
     let skip = at - start;
     let room = BUFFER_BYTES as u64 - skip;
@@ -224,10 +261,15 @@ impl Bounce {
     }
 }
 
-/// Holds the range of the present piece up to `end`, or waits for it.
-fn hold(lane: &impl Outlet, io: &mut Io, ranges: &Arc<Ranges>, end: u64, exclusive: bool) -> Flow {
-    let start = io.bounce.as_ref().map_or(io.at, |bounce| bounce.at);
-    let ticket = io.range.get_or_insert_with(|| ranges.ask(start..end, exclusive, lane.waker()));
+/// Holds the range of the present piece, or waits for it.
+pub(super) fn hold(
+    lane: &impl Outlet,
+    io: &mut Io,
+    ranges: &Arc<Ranges>,
+    range: Range<u64>,
+    exclusive: bool,
+) -> Flow {
+    let ticket = io.range.get_or_insert_with(|| ranges.ask(range, exclusive, lane.waker()));
     if ticket.is_held() { Ok(()) } else { Err(Step::Busy) }
 }
 
@@ -246,7 +288,12 @@ fn bounce(lane: &mut impl Outlet, io: &mut Io, kind: OpKind) -> Flow {
 }
 
 /// Puts one operation into the engine. Never goes on at once; the buffers come back where it is full.
-fn queue(lane: &mut impl Outlet, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
+pub(super) fn queue(
+    lane: &mut impl Outlet,
+    kind: OpKind,
+    offset: u64,
+    buffers: Buffers,
+) -> Result<(), (Step, Buffers)> {
     match lane.send(kind, offset, buffers) {
         Ok(()) => Err((Step::Pending, Buffers::None)),
         Err(back) => Err(back),

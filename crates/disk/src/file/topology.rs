@@ -1,17 +1,25 @@
 //! Block sizes and the sizes that are efficient.
 
-use crate::{Limits, SECTOR};
+use crate::{Lifetime, Limits, RangeLimits, SECTOR};
 use rustix::fs::{major, minor};
 use std::fs;
 use std::path::PathBuf;
 
-/// An image file: sectors of 512 bytes, in physical blocks as the file system's.
-pub(super) fn of_image(block: u64, plain: Limits) -> Limits {
+/// Bytes of one range: what takes long is no one request.
+const RANGE_BYTES_MAX: u64 = 1 << 30;
+/// What a device can be believed to want; its number of sectors fits into 32 bits.
+const GRANULARITY_MAX: u64 = 1 << 30;
+
+/// An image file: sectors of 512 bytes, in physical blocks as the file system's, which can give space back if `punches`.
+pub(super) fn of_image(block: u64, punches: bool, plain: Limits) -> Limits {
     let block = if block.is_power_of_two() && (SECTOR..=64 << 10).contains(&block) { block } else { SECTOR };
     let sectors = block / SECTOR;
     Limits {
         physical_block_exp: sectors.ilog2() as u8,
         min_io_size: if sectors > 1 { sectors as u16 } else { 0 },
+        discard: (punches && !plain.read_only).then(|| RangeLimits::bytes(RANGE_BYTES_MAX, block)),
+        write_zeroes: (!plain.read_only).then(|| RangeLimits::bytes(RANGE_BYTES_MAX, SECTOR)),
+        zeroes_may_unmap: punches && !plain.read_only,
         ..plain
     }
 }
@@ -30,23 +38,40 @@ pub(super) fn is_protected(device: u64) -> bool {
 }
 
 /// What sysfs says about a block device, whose logical blocks have `block` bytes if that is known.
-pub(super) fn of_device(device: u64, plain: Limits, block: Option<u64>) -> Limits {
+pub(super) fn of_device(device: u64, plain: Limits, size: u64, block: Option<u64>) -> Limits {
     let here = sysfs(device);
     // A partition has its disk's queue.
     let queue = if here.join("partition").exists() { here.join("../queue") } else { here.join("queue") };
-    of_numbers(plain, block, |name| {
+    let limits = of_numbers(plain, size, block, |name| {
         number(if name == "alignment_offset" { here.join(name) } else { queue.join(name) })
-    })
+    });
+    Limits { lifetime: lifetime(|name| fs::read_to_string(here.join("device").join(name)).ok()), ..limits }
+}
+
+/// What an eMMC says of its wear, in hexadecimal numbers: two in `life_time`, one in `pre_eol_info`.
+fn lifetime(sysfs: impl Fn(&str) -> Option<String>) -> Option<Lifetime> {
+    let numbers = |name: &str| {
+        let text = sysfs(name)?;
+        let mut numbers =
+            text.split_whitespace().map(|word| u16::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+        Some((numbers.next()??, numbers.next().flatten()))
+    };
+    let (type_a, type_b) = numbers("life_time")?;
+    let pre_eol_info = numbers("pre_eol_info").map_or(0, |(info, _)| info);
+    Some(Lifetime { pre_eol_info, type_a, type_b: type_b.unwrap_or(0) })
 }
 
 /// As [`of_device`], with the numbers from `sysfs`.
-fn of_numbers(plain: Limits, block: Option<u64>, sysfs: impl Fn(&str) -> Option<u64>) -> Limits {
+fn of_numbers(plain: Limits, size: u64, block: Option<u64>, sysfs: impl Fn(&str) -> Option<u64>) -> Limits {
     let block = block
         .or_else(|| sysfs("logical_block_size"))
-        .filter(|b| b.is_power_of_two() && (SECTOR..=1 << 30).contains(b) && plain.size.is_multiple_of(*b))
+        .filter(|b| b.is_power_of_two() && (SECTOR..=1 << 30).contains(b) && size.is_multiple_of(*b))
         .unwrap_or(SECTOR);
     let physical =
         sysfs("physical_block_size").filter(|p| p.is_power_of_two() && *p >= block).unwrap_or(block);
+    let ranges = |alignment| (!plain.read_only).then(|| RangeLimits::bytes(RANGE_BYTES_MAX, alignment));
+    let discards = sysfs("discard_max_bytes").is_some_and(|max| max > 0);
+    let granularity = sysfs("discard_granularity").filter(|g| g.is_multiple_of(block)).unwrap_or(block);
     let blocks = |name| sysfs(name).map_or(0, |bytes| bytes / block);
     Limits {
         block_size: block as u32,
@@ -55,6 +80,10 @@ fn of_numbers(plain: Limits, block: Option<u64>, sysfs: impl Fn(&str) -> Option<
         min_io_size: u16::try_from(blocks("minimum_io_size")).unwrap_or(0),
         opt_io_size: u32::try_from(blocks("optimal_io_size")).unwrap_or(0),
         segments_max: sysfs("max_segments").and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0),
+        discard: ranges(granularity.min(GRANULARITY_MAX)).filter(|_| discards),
+        // What the device cannot do by itself, the kernel does by writing.
+        write_zeroes: ranges(block),
+        zeroes_may_unmap: !plain.read_only && sysfs("write_zeroes_max_bytes").is_some_and(|max| max > 0),
         ..plain
     }
 }
@@ -65,23 +94,30 @@ mod tests {
 
     #[test]
     fn of_a_raid_of_512e_drives() {
-        let limits = of_numbers(Limits::plain(1 << 30, false), None, |name| match name {
+        let limits = of_numbers(Limits::plain(false), 1 << 30, None, |name| match name {
             "logical_block_size" => Some(512),
             "physical_block_size" => Some(4096),
             "alignment_offset" => Some(3584),
             "minimum_io_size" => Some(64 << 10),
             "optimal_io_size" => Some(256 << 10),
             "max_segments" => Some(168),
+            "discard_max_bytes" => Some(1 << 20),
+            "discard_granularity" => Some(4096),
             _ => None,
         });
+        let ranges = |alignment| Some(RangeLimits { sectors_max: 1 << 21, ranges_max: 64, alignment });
+        assert_eq!(
+            (limits.discard, limits.write_zeroes, limits.zeroes_may_unmap),
+            (ranges(8), ranges(1), false)
+        );
         assert_eq!((limits.block_size, limits.physical_block_exp, limits.alignment_offset), (512, 3, 7));
         assert_eq!((limits.min_io_size, limits.opt_io_size, limits.segments_max), (128, 512, Some(168)));
     }
 
     #[test]
     fn nonsense_is_left_out() {
-        let plain = Limits::plain(3 * 512, true);
-        let limits = of_numbers(plain.clone(), Some(4096), |name| match name {
+        let plain = Limits::plain(true);
+        let limits = of_numbers(plain.clone(), 3 * 512, Some(4096), |name| match name {
             // No such block fits the size; a physical one smaller than a logical one; lengths beyond their
             // fields.
             "logical_block_size" => Some(0),
@@ -90,7 +126,23 @@ mod tests {
             _ => Some(u64::MAX),
         });
         assert_eq!(limits, plain);
-        assert_eq!(of_image(0, plain.clone()), plain);
-        assert_eq!(of_image(4096, plain).physical_block_exp, 3);
+        assert_eq!(of_image(0, true, plain.clone()), plain);
+        assert_eq!(of_image(4096, true, plain).physical_block_exp, 3);
+    }
+
+    #[test]
+    fn wear() {
+        let told = |life_time: &str, pre_eol: Option<&str>| {
+            lifetime(|name| match name {
+                "life_time" => Some(life_time.to_owned()),
+                _ => pre_eol.map(str::to_owned),
+            })
+        };
+        let of = |pre_eol_info, type_a, type_b| Some(Lifetime { pre_eol_info, type_a, type_b });
+        assert_eq!(told("0x01 0x0b\n", Some("0x02\n")), of(2, 1, 11));
+        assert_eq!(told("0x03\n", None), of(0, 3, 0));
+        assert_eq!(told("100 000\n", Some("0x01")), None);
+        assert_eq!(told("", None), None);
+        assert_eq!(lifetime(|_| None), None);
     }
 }

@@ -148,11 +148,11 @@ impl<'a> Worker<'a> {
 
     /// Goes on with what can go on, or sleeps until something can; what is over.
     pub fn turn(&mut self) -> Vec<(usize, Result<(), IoError>)> {
-        let woken = self.waker.clear();
+        let (woken, full) = (self.waker.clear(), self.engine.room() == 0);
         self.engine.submit().unwrap();
         let mut done = std::mem::take(&mut self.done);
         self.engine.reap(&mut done);
-        let retry = woken || !done.is_empty();
+        let retry = woken || !done.is_empty() || (full && self.engine.room() > 0);
         if !retry && !self.engine.needs_turn() {
             self.sleep();
         }
