@@ -3,14 +3,15 @@
 use crate::config;
 use crate::queue::Queue;
 use kickless_device::{ConfigError, Device, InvalidState, Source, StartError, Vring};
-use kickless_disk::Disk;
 use kickless_disk::lock::ImageLock;
+use kickless_disk::{Disk, Resized};
+use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 use zerocopy::IntoBytes;
 
 /// How long a queue that starts waits for the image's lock: a process whose virtual machine has moved here may be a moment late with
@@ -62,6 +63,8 @@ pub struct Blk {
     shared: Arc<Shared>,
     options: Options,
     lock: Mutex<Option<ImageLock>>,
+    /// `None`: the process has no descriptors left for it, and a driver hears of a new size when it asks.
+    changes: Option<Waker>,
 }
 
 impl Blk {
@@ -73,7 +76,32 @@ impl Blk {
         id[..len].copy_from_slice(&serial[..len]);
         let (writeback, introduced) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { disk, id, writeback, introduced });
-        Self { shared, options, lock: Mutex::new(None) }
+        Self { shared, options, lock: Mutex::new(None), changes: Waker::new().ok() }
+    }
+
+    /// Looks whether what lies behind the disk has become larger, and tells the driver. It is not made smaller: a guest would
+    /// lose what it has there.
+    pub fn look_at_size(&self) {
+        match self.shared.disk.look_at_size() {
+            Ok(Resized::Same) => {}
+            Ok(Resized::Grown { from, to }) => {
+                info!(from, to, "the disk has grown");
+                if let Some(changes) = &self.changes {
+                    changes.wake();
+                }
+            }
+            Ok(Resized::Shrunk { from, to }) => {
+                warn!(
+                    from,
+                    to,
+                    "what lies behind the disk has become shorter, and a disk cannot be shrunk under a guest: it keeps \
+                     its size, and what is cut off fails"
+                );
+            }
+            Err(error) => {
+                warn!(%error, "the size of the disk cannot be found out; it keeps the one that it has")
+            }
+        }
     }
 
     fn set_lock(&self, lock: Option<ImageLock>) {
@@ -124,6 +152,10 @@ impl Device for Blk {
         self.shared.writeback.store(writeback, Ordering::Relaxed);
         debug!(writeback, "the driver chose its cache mode");
         Ok(())
+    }
+
+    fn config_changes(&self) -> Option<&Waker> {
+        self.changes.as_ref()
     }
 
     fn open(&self) -> Result<(), StartError> {

@@ -1,6 +1,7 @@
 //! What a device offers to a transport.
 
 use crate::{Source, Vring};
+use kickless_io::Waker;
 use kickless_spec::features::Features;
 
 /// A virtio device.
@@ -33,6 +34,12 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// A field that cannot be written, or a value that it cannot have.
     fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError>;
+
+    /// Signalled when the configuration space has changed by itself, so that the driver is to be told of it; `None` where it never
+    /// does. Whoever tells the driver clears it first.
+    fn config_changes(&self) -> Option<&Waker> {
+        None
+    }
 
     /// Takes what running queues need and what is not to be held without (the lock on an image).
     ///

@@ -1,0 +1,198 @@
+//! Any sequence of requests, well-formed or not, with faults of every kind: each head comes back once, and what is on the disk
+//! is what a model says.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+mod rig;
+
+use kickless_disk::DiskSpec;
+use kickless_spec::blk::{self, BlkFeatures, S_IOERR, S_OK, S_UNSUPP, SEGMENT_UNMAP};
+use proptest::prelude::*;
+use rig::{Ask, Data, ENGINES, Rig, Status, UNANSWERED, blk as device, open};
+use std::collections::HashMap;
+use std::io::Write;
+use std::ops::Range;
+use tempfile::NamedTempFile;
+
+const SECTORS: u64 = 256;
+
+/// What a request does to the disk.
+#[derive(Clone, Debug)]
+enum Effect {
+    Nothing,
+    Read(Range<u64>),
+    /// All bytes of these sectors become this.
+    Fill(Vec<Range<u64>>, u8),
+    /// Nothing is known of these sectors any more.
+    Forget(Vec<Range<u64>>),
+}
+
+impl Effect {
+    fn written(&self) -> &[Range<u64>] {
+        match self {
+            Self::Fill(ranges, _) | Self::Forget(ranges) => ranges,
+            Self::Nothing | Self::Read(_) => &[],
+        }
+    }
+}
+
+/// A request, what it does, and the status that it must get; `None`: done, or failed by a fault.
+type Case = (Ask, Effect, Option<u8>);
+
+fn range() -> impl Strategy<Value = Range<u64>> {
+    (0..SECTORS, 1u64..32).prop_map(|(start, len)| start..(start + len).min(SECTORS))
+}
+
+fn segments(ranges: &[Range<u64>], flags: u32) -> Vec<(u64, u32, u32)> {
+    ranges.iter().map(|range| (range.start, (range.end - range.start) as u32, flags)).collect()
+}
+
+fn good() -> impl Strategy<Value = Case> {
+    prop_oneof![
+        4 => range().prop_map(|r| {
+            (Ask::read(r.start, (r.end - r.start) as usize * 512), Effect::Read(r), None)
+        }),
+        4 => (range(), any::<u8>()).prop_map(|(r, byte)| {
+            let bytes = vec![byte; (r.end - r.start) as usize * 512];
+            (Ask::write(r.start, &bytes), Effect::Fill(vec![r], byte), None)
+        }),
+        1 => Just((Ask::flush(), Effect::Nothing, None)),
+        1 => Just((Ask::new(blk::T_GET_ID, 0, &[], 20), Effect::Nothing, Some(S_OK))),
+        2 => (prop::collection::vec(range(), 1..4), 0..=SEGMENT_UNMAP).prop_map(|(r, flags)| {
+            (Ask::on_ranges(blk::T_WRITE_ZEROES, &segments(&r, flags)), Effect::Fill(r, 0), None)
+        }),
+        1 => prop::collection::vec(range(), 1..4).prop_map(|r| {
+            (Ask::on_ranges(blk::T_DISCARD, &segments(&r, 0)), Effect::Forget(r), None)
+        }),
+    ]
+}
+
+fn bad() -> impl Strategy<Value = Case> {
+    let sector = SECTORS - 1..u64::MAX;
+    let kinds = prop_oneof![Just(blk::T_DISCARD), Just(blk::T_WRITE_ZEROES)];
+    prop_oneof![
+        (0..SECTORS, 1usize..511).prop_map(|(s, len)| (Ask::read(s, len), S_IOERR)),
+        (sector.clone(), any::<bool>()).prop_map(|(s, write)| {
+            (if write { Ask::write(s, &[1; 1024]) } else { Ask::read(s, 1024) }, S_IOERR)
+        }),
+        (sector, kinds.clone())
+            .prop_map(|(s, kind)| (Ask::on_ranges(kind, &[(0, 1, 0), (s, 2, 0)]), S_IOERR)),
+        (2u32.., kinds).prop_map(|(flags, kind)| (Ask::on_ranges(kind, &[(0, 1, flags)]), S_UNSUPP)),
+        (20u32..).prop_map(|kind| (Ask::new(kind, 0, &[], 512), S_UNSUPP)),
+        (0usize..16).prop_map(|len| (Ask { header: vec![0; len], ..Ask::read(0, 512) }, S_IOERR)),
+        prop_oneof![Just(Status::Nowhere), Just(Status::Readable), Just(Status::Outside)]
+            .prop_map(|status| (Ask { status, ..Ask::write(0, &[1; 512]) }, UNANSWERED)),
+        prop_oneof![Just(Data::Outside), Just(Data::Straddles)]
+            .prop_map(|data| (Ask { data, ..Ask::read(0, 1024) }, S_IOERR)),
+    ]
+    .prop_map(|(ask, status)| (ask, Effect::Nothing, Some(status)))
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let cut = prop_oneof![3 => Just(usize::MAX), 1 => Just(777usize)];
+    (prop_oneof![4 => good(), 1 => bad()], cut)
+        .prop_map(|((ask, effect, status), cut)| (Ask { cut, ..ask }, effect, status))
+}
+
+fn fault() -> impl Strategy<Value = String> {
+    let what = prop_oneof![
+        Just("eio"),
+        Just("enospc"),
+        Just("eagain"),
+        Just("short"),
+        Just("reorder"),
+        Just("delay=10us-2ms")
+    ];
+    let of = prop_oneof![
+        Just(""),
+        Just("+read"),
+        Just("+write"),
+        Just("+flush"),
+        Just("+discard"),
+        Just("+zeroes"),
+        Just("+20-60")
+    ];
+    (what, 1..40u32, of).prop_map(|(what, percent, of)| format!("{what}@{percent}%{of}"))
+}
+
+/// What is known of each sector: the value of all of its bytes.
+struct Model(Vec<Option<u8>>);
+
+impl Model {
+    fn expect(&self, sectors: &Range<u64>, skip: impl Fn(u64) -> bool, data: &[u8]) {
+        for (sector, bytes) in sectors.clone().zip(data.chunks(512)) {
+            if let Some(byte) = self.0[sector as usize].filter(|_| !skip(sector)) {
+                assert!(
+                    bytes.iter().all(|&b| b == byte),
+                    "sector {sector} is not all {byte}: {:?}",
+                    &bytes[..8]
+                );
+            }
+        }
+    }
+}
+
+fn play(rig: &mut Rig, batches: Vec<Vec<Case>>) {
+    let mut model = Model(vec![Some(0); SECTORS as usize]);
+    for batch in batches {
+        // Of requests in flight at the same time nobody knows which was first.
+        let mut writers: HashMap<u64, usize> = HashMap::new();
+        for sector in batch.iter().flat_map(|(_, effect, _)| effect.written().iter().cloned().flatten()) {
+            *writers.entry(sector).or_default() += 1;
+        }
+        let asked: Vec<_> =
+            batch.into_iter().map(|(ask, effect, status)| (rig.ask(ask), effect, status)).collect();
+        let answers = rig.finish();
+        assert_eq!(answers.len(), asked.len());
+        for (id, effect, status) in &asked {
+            let answer = &answers[id];
+            match status {
+                Some(status) => assert_eq!(answer.status, *status, "{effect:?}"),
+                None => assert!([S_OK, S_IOERR].contains(&answer.status), "{effect:?}: {}", answer.status),
+            }
+            if let (Effect::Read(sectors), S_OK) = (effect, answer.status) {
+                model.expect(sectors, |sector| writers.contains_key(&sector), &answer.data);
+            }
+        }
+        for (id, effect, _) in asked {
+            let done = answers[&id].status == S_OK;
+            for sector in effect.written().iter().cloned().flatten() {
+                model.0[sector as usize] = match effect {
+                    Effect::Fill(_, byte) if done && writers[&sector] == 1 => Some(byte),
+                    _ => None,
+                };
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, max_shrink_iters: 40, ..Default::default() })]
+
+    #[test]
+    fn each_head_once_and_data_as_the_model_says(
+        engine in prop::sample::select(&ENGINES[..]),
+        (depth, packed, writeback, seed) in (1u32..80, any::<bool>(), any::<bool>(), any::<u32>()),
+        faults in prop::collection::vec(fault(), 0..4),
+        in_memory: bool,
+        batches in prop::collection::vec(prop::collection::vec(case(), 1..40), 1..12),
+    ) {
+        let mut image = NamedTempFile::new().unwrap();
+        image.write_all(&[0; SECTORS as usize * 512]).unwrap();
+        let under = match in_memory {
+            true => DiskSpec::Memory(SECTORS * 512),
+            false => DiskSpec::File(image.path().into()),
+        };
+        // A disk that answers at once has no short transfers.
+        let rules: Vec<_> = faults.into_iter()
+            .filter(|rule| !in_memory || !(rule.starts_with("short") || rule.starts_with("eagain")))
+            .chain([format!("seed={seed}")])
+            .collect();
+        let spec = match rules.len() {
+            1 => under,
+            _ => DiskSpec::Fault(rules.join(",").parse().unwrap(), Box::new(under)),
+        };
+        let mut rig = Rig::start(&device(open(&spec)), engine, depth, packed, BlkFeatures::empty());
+        rig.set_writeback(writeback);
+        play(&mut rig, batches);
+    }
+}

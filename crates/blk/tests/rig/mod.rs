@@ -1,0 +1,360 @@
+//! A device on a real ring, with a driver and a worker's turn, in one thread.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(unreachable_pub, reason = "a test program has no outside")]
+
+use kickless_blk::{Blk, Options};
+use kickless_device::{Context, Counters, Device, Next, Parts, Source, Vring};
+use kickless_disk::{Disk, DiskSpec};
+use kickless_io::{Engine, EngineKind, Waker};
+use kickless_memory::{Area, Gpa, Map, Slot, UserAddr, View};
+use kickless_spec::blk::{self, BlkFeatures, CONFIG_WRITEBACK, Header, Segment};
+use kickless_spec::features::Features;
+use kickless_virtqueue::device::{self, Addresses};
+use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Submitter, Table};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Nothing takes so long, on any machine: what sleeps longer sleeps for ever.
+const STUCK: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
+
+pub const SIZE: u16 = 256;
+const USER: u64 = 0x7f00_0000_0000;
+const AVAIL: u64 = 0x4000;
+const USED: u64 = 0x6000;
+/// Memory of requests, so much for each.
+const PLACES: u64 = 0x1_0000;
+const PLACE: u64 = 0x1_0000;
+pub const MEMORY: u64 = PLACES + SIZE as u64 * PLACE;
+/// Most bytes of data of one request.
+pub const DATA_MAX: usize = (PLACE - DATA) as usize;
+/// Within a place: an indirect table, header, status, data.
+const HEADER: u64 = 0x800;
+const STATUS: u64 = 0x900;
+const DATA: u64 = 0x1000;
+/// What a status is before it is written.
+pub const UNANSWERED: u8 = 0xff;
+
+/// The two ring formats.
+pub const FORMATS: [bool; 2] = [false, true];
+pub const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads];
+
+/// A request, well-formed or not.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub header: Vec<u8>,
+    /// Data that the device reads.
+    pub out: Vec<u8>,
+    /// Bytes of data that the device writes.
+    pub len_in: usize,
+    pub status: Status,
+    pub data: Data,
+    /// Bytes of each buffer at most, whatever is in it.
+    pub cut: usize,
+}
+
+/// Where the status byte is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    There,
+    /// Not at all.
+    Nowhere,
+    /// In a buffer that the device only reads.
+    Readable,
+    /// Outside of memory.
+    Outside,
+}
+
+/// Where the data is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    There,
+    /// Outside of memory.
+    Outside,
+    /// Its second half is.
+    Straddles,
+}
+
+impl Ask {
+    pub fn new(kind: u32, sector: u64, out: &[u8], len_in: usize) -> Self {
+        let header = Header { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
+        let header = header.as_bytes().to_vec();
+        Self { header, out: out.to_vec(), len_in, status: Status::There, data: Data::There, cut: usize::MAX }
+    }
+
+    pub fn read(sector: u64, len: usize) -> Self {
+        Self::new(blk::T_IN, sector, &[], len)
+    }
+
+    pub fn write(sector: u64, bytes: &[u8]) -> Self {
+        Self::new(blk::T_OUT, sector, bytes, 0)
+    }
+
+    pub fn flush() -> Self {
+        Self::new(blk::T_FLUSH, 0, &[], 0)
+    }
+
+    /// Of ranges: first sector, sectors, flags.
+    pub fn on_ranges(kind: u32, ranges: &[(u64, u32, u32)]) -> Self {
+        let segments: Vec<Segment> = ranges
+            .iter()
+            .map(|&(sector, num_sectors, flags)| Segment {
+                sector: sector.into(),
+                num_sectors: num_sectors.into(),
+                flags: flags.into(),
+            })
+            .collect();
+        Self::new(kind, 0, segments.as_bytes(), 0)
+    }
+}
+
+/// What came of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u8,
+    pub data: Vec<u8>,
+    /// Bytes that the device says it wrote.
+    pub used: u32,
+}
+
+pub struct Rig {
+    pub device: Arc<Blk>,
+    source: Box<dyn Source>,
+    pub engine: Engine,
+    waker: Waker,
+    view: Arc<View>,
+    submitter: Submitter,
+    completer: Completer,
+    tables: Area,
+    asked: HashMap<u16, Ask>,
+    pub answers: HashMap<u16, Answer>,
+    /// It is not to be polled before something changes.
+    blocked: bool,
+    pub last: Next,
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if self.asked.is_empty() {
+            self.source.detach(&mut self.engine);
+        }
+    }
+}
+
+pub fn open(spec: &DiskSpec) -> Disk {
+    Disk::open(spec, &kickless_disk::Options::default()).unwrap()
+}
+
+pub fn faulty(rules: &str, under: DiskSpec) -> Disk {
+    open(&DiskSpec::Fault(rules.parse().unwrap(), Box::new(under)))
+}
+
+pub fn blk(disk: Disk) -> Arc<Blk> {
+    let options = Options { serial: "rig".to_owned(), queues_max: 4, queue_size_max: SIZE, lock: false };
+    let device = Arc::new(Blk::new(disk, options));
+    device.introduce();
+    device
+}
+
+impl Rig {
+    /// All that the device offers is negotiated, but for `without`.
+    pub fn start(
+        device: &Arc<Blk>,
+        kind: EngineKind,
+        depth: u32,
+        packed: bool,
+        without: BlkFeatures,
+    ) -> Self {
+        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, MEMORY).unwrap();
+        let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
+        let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+        let make = if packed { device::Options::packed } else { device::Options::new };
+        let options = make(SIZE, false, true).unwrap();
+        let area = |at: u64, len: u64| view.map().area(UserAddr(USER + at), len as usize, 16).unwrap();
+        let areas = Areas {
+            desc: area(0, AVAIL),
+            driver: area(AVAIL, USED - AVAIL),
+            device: area(USED, PLACES - USED),
+        };
+        let (submitter, completer) = driver::queue(options, areas);
+        let addresses =
+            Addresses { desc: UserAddr(USER), avail: UserAddr(USER + AVAIL), used: UserAddr(USER + USED) };
+        let vring = Vring::new(Parts {
+            index: 0,
+            options,
+            addresses,
+            next_avail: if packed { 1 << 15 } else { 0 },
+            held: Vec::new(),
+            view: view.clone(),
+            kick: None,
+            call: None,
+            err: None,
+            counters: Arc::new(Counters::default()),
+        })
+        .unwrap();
+        let features = device.features() & !Features::from_bits_retain(without.bits());
+        let mut source = device.start_queue(vring, features).unwrap();
+        let mut engine = Engine::open(kind, depth).unwrap();
+        source.attach(&mut engine).unwrap();
+        source.vring().disarm();
+        Self {
+            device: device.clone(),
+            source,
+            engine,
+            waker: Waker::new().unwrap(),
+            tables: area(PLACES, MEMORY - PLACES),
+            view,
+            submitter,
+            completer,
+            asked: HashMap::new(),
+            answers: HashMap::new(),
+            blocked: false,
+            last: Next::Idle,
+        }
+    }
+
+    pub fn set_writeback(&self, on: bool) {
+        self.device.write_config(CONFIG_WRITEBACK, &[on.into()]).unwrap();
+    }
+
+    /// Puts a request into the ring. It is known by what this returns.
+    pub fn ask(&mut self, ask: Ask) -> u16 {
+        let id = self.submitter.next_id().expect("the ring is full");
+        let base = PLACES + u64::from(id) * PLACE;
+        let write = |at: u64, bytes: &[u8]| self.view.write(Gpa(base + at), bytes).unwrap();
+        write(HEADER, &ask.header);
+        write(STATUS, &[UNANSWERED]);
+        write(DATA, &ask.out);
+        if ask.out.is_empty() {
+            write(DATA, &vec![0xee; ask.len_in]);
+        }
+        let data_at = |len: usize| match ask.data {
+            Data::There => base + DATA,
+            Data::Outside => MEMORY + 4096,
+            Data::Straddles => MEMORY - len as u64 / 2,
+        };
+        let mut buffers = Vec::new();
+        let mut add = |addr: u64, len: usize, writable| {
+            for start in (0..len).step_by(ask.cut) {
+                let len = ask.cut.min(len - start) as u32;
+                buffers.push(Buffer { addr: addr + start as u64, len, writable });
+            }
+        };
+        add(base + HEADER, ask.header.len(), false);
+        add(data_at(ask.out.len()), ask.out.len(), false);
+        if ask.status == Status::Readable {
+            add(base + STATUS, 1, false);
+        }
+        add(data_at(ask.len_in), ask.len_in, true);
+        match ask.status {
+            Status::There => add(base + STATUS, 1, true),
+            Status::Outside => add(MEMORY, 1, true),
+            Status::Nowhere | Status::Readable => {}
+        }
+        // As many as fit into the place before its header.
+        assert!(buffers.len() <= 128, "too many buffers for a table");
+        let offset = (base - PLACES) as usize;
+        let crowded = buffers.len() > 4 || self.asked.len() >= 32;
+        let table = crowded.then_some(Table { area: &self.tables, offset, addr: base });
+        assert_eq!(self.submitter.add(&buffers, table), Ok(id));
+        let _ = self.submitter.publish();
+        self.asked.insert(id, ask);
+        id
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.asked.len()
+    }
+
+    /// One look of the worker at the ring; how many requests it took.
+    pub fn poll(&mut self) -> u32 {
+        let mut context = Context { engine: &mut self.engine, source: 5, waker: &self.waker };
+        let polled = self.source.poll(&mut context, 1000);
+        self.last = polled.next;
+        self.blocked = polled.next == Next::Blocked;
+        polled.served
+    }
+
+    /// Goes on with what can go on, or sleeps until something can. Keeps to what a source may rely on and no more.
+    pub fn turn(&mut self) {
+        let mut moved = self.waker.clear();
+        let full = self.engine.room() == 0;
+        let served = if self.blocked { 0 } else { self.poll() };
+        self.engine.submit().unwrap();
+        moved |= full && self.engine.room() > 0;
+        let mut completions = Vec::new();
+        self.engine.reap(&mut completions);
+        if !completions.is_empty() {
+            moved = true;
+            let mut context = Context { engine: &mut self.engine, source: 5, waker: &self.waker };
+            self.source.complete(&mut context, &mut completions);
+            self.engine.submit().unwrap();
+        }
+        if moved {
+            self.blocked = false;
+        }
+        let answered = self.take_answers();
+        if !moved && served == 0 && answered == 0 && !self.engine.needs_turn() && !self.asked.is_empty() {
+            let mut fds = [self.engine.event(), self.waker.as_fd()]
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            let ready = retry_on_intr(|| poll(&mut fds, Some(&STUCK))).unwrap();
+            assert!(ready > 0, "nothing goes on: {:?}", self.asked.keys());
+        }
+    }
+
+    fn take_answers(&mut self) -> usize {
+        let mut count = 0;
+        while let Some(done) = self.completer.pop().expect("the device lies") {
+            let ask = self.asked.remove(&done.id).expect("a head comes back that is not in flight");
+            let base = PLACES + u64::from(done.id) * PLACE;
+            let (mut status, mut data) = ([0], vec![0; ask.len_in]);
+            self.view.read(Gpa(base + STATUS), &mut status).unwrap();
+            if ask.data == Data::There {
+                self.view.read(Gpa(base + DATA), &mut data).unwrap();
+            }
+            let answer = Answer { status: status[0], data, used: done.len };
+            self.answers.insert(done.id, answer);
+            self.completer.give_back(done.id);
+            count += 1;
+        }
+        count
+    }
+
+    /// All that is in flight.
+    pub fn finish(&mut self) -> HashMap<u16, Answer> {
+        while !self.asked.is_empty() {
+            self.turn();
+        }
+        assert_eq!(self.source.in_flight(), 0);
+        assert!(!self.source.vring().is_broken());
+        std::mem::take(&mut self.answers)
+    }
+
+    /// One request from start to end.
+    pub fn run(&mut self, ask: Ask) -> Answer {
+        let id = self.ask(ask);
+        self.finish().remove(&id).unwrap()
+    }
+
+    pub fn status(&mut self, ask: Ask) -> u8 {
+        self.run(ask).status
+    }
+
+    /// What is on the disk.
+    pub fn contents(&mut self, sectors: Range<u64>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let step = DATA_MAX as u64 / 512;
+        for start in sectors.clone().step_by(step as usize) {
+            let len = (sectors.end - start).min(step) * 512;
+            let answer = self.run(Ask::read(start, len as usize));
+            assert_eq!(answer.status, blk::S_OK);
+            bytes.extend(answer.data);
+        }
+        bytes
+    }
+}
