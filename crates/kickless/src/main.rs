@@ -15,6 +15,7 @@ mod serve;
 mod service;
 mod signals;
 mod size;
+mod uevents;
 mod wire;
 
 use std::io::{Write, stdout};

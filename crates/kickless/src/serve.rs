@@ -1,21 +1,24 @@
 //! Serving devices: from the first descriptor to the last request.
 
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 
 use anyhow::{Context, Result, anyhow};
+use kickless_blk::Blk;
 use kickless_memory::fault;
 use kickless_vhost::{Ended, Server};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::listen::{Address, Endpoint};
 use crate::service::{Device, Said, Service, Socket};
 use crate::signals::Signals;
-use crate::wire;
+use crate::uevents::Resizes;
+use crate::wire::{self, Served};
 
 /// Where front-ends are to come from.
 enum Origin {
@@ -26,6 +29,7 @@ enum Origin {
 /// A device that can be served.
 struct Ready<'s> {
     device: &'s Device,
+    disk: Arc<Blk>,
     server: Server,
     endpoint: Endpoint,
 }
@@ -44,12 +48,13 @@ pub(crate) fn serve(service: &Service) -> Result<()> {
     let ended = UnixStream::pair().context("no descriptors are left to wait with")?;
     // Last, and all of them before any is served: a socket that is there is one that is served.
     let mut ready = Vec::with_capacity(servers.len());
-    for ((device, server), origin) in service.devices.iter().zip(servers).zip(origins) {
+    for ((device, served), origin) in service.devices.iter().zip(servers).zip(origins) {
         let endpoint = match origin {
             Origin::Inherited(endpoint) => endpoint,
             Origin::Path(address) => address.bind()?,
         };
-        ready.push(Ready { device, server, endpoint });
+        let Served { disk, server } = served;
+        ready.push(Ready { device, disk, server, endpoint });
     }
     for Ready { device, .. } in &ready {
         let disk = &device.disk.blk_file;
@@ -105,7 +110,7 @@ fn serve_all(
             }
         }
         drop(running);
-        report_until(&ended, signals, || log_counters(ready, "counters"));
+        wait_until(&ended, signals, || log_counters(ready, "counters"), || look_at_sizes(ready));
         let ends: Vec<Result<()>> = threads.into_iter().map(joined).collect();
         ends.into_iter().fold(started, Result::and)
     })
@@ -116,7 +121,7 @@ fn joined(thread: ScopedJoinHandle<'_, Result<()>>) -> Result<()> {
 }
 
 fn serve_one(ready: &Ready<'_>, signals: &Signals) -> Result<()> {
-    let Ready { device, server, endpoint } = ready;
+    let Ready { device, server, endpoint, .. } = ready;
     let served = match endpoint {
         Endpoint::Listening(listener) => {
             server.serve(&listener.socket, signals.stop()).context("no front-end can be served any more")
@@ -135,14 +140,21 @@ fn serve_one(ready: &Ready<'_>, signals: &Signals) -> Result<()> {
         .with_context(|| format!("device {name}"))
 }
 
-/// Calls `report` whenever a signal asks for it, until the other end of `ended` is closed.
-fn report_until(ended: &UnixStream, signals: &Signals, report: impl Fn()) {
+/// Calls `report` and `look` whenever a signal asks for it, and `look` also when a block device of the host has another size,
+/// until the other end of `ended` is closed.
+fn wait_until(ended: &UnixStream, signals: &Signals, report: impl Fn(), look: impl Fn()) {
+    // In a container there may be no such thing; then it takes a signal.
+    let resizes = Resizes::listen().inspect_err(|error| debug!(%error, "sizes of devices are not told")).ok();
     loop {
-        let mut fds =
-            [PollFd::new(ended, PollFlags::IN), PollFd::from_borrowed_fd(signals.report(), PollFlags::IN)];
+        let mut fds = vec![
+            PollFd::new(ended, PollFlags::IN),
+            PollFd::from_borrowed_fd(signals.report(), PollFlags::IN),
+            PollFd::from_borrowed_fd(signals.look(), PollFlags::IN),
+        ];
+        fds.extend(resizes.as_ref().map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN)));
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return warn!(%error, "SIGUSR1 cannot be waited for any more"),
+            Err(error) => return warn!(%error, "signals cannot be waited for any more"),
         }
         if !fds[0].revents().is_empty() {
             return;
@@ -150,6 +162,15 @@ fn report_until(ended: &UnixStream, signals: &Signals, report: impl Fn()) {
         if signals.take_report() {
             report();
         }
+        if signals.take_look() | resizes.as_ref().is_some_and(Resizes::take) {
+            look();
+        }
+    }
+}
+
+fn look_at_sizes(ready: &[Ready<'_>]) {
+    for Ready { device, disk, .. } in ready {
+        device.span().in_scope(|| disk.look_at_size());
     }
 }
 

@@ -1,11 +1,12 @@
-//! Signals, as descriptors that become readable: SIGTERM and SIGINT end the program, SIGUSR1 asks it what it has counted.
+//! Signals, as descriptors that become readable: SIGTERM and SIGINT end the program, SIGUSR1 asks it what it has counted,
+//! SIGHUP has it look whether disks have grown.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::low_level::pipe;
 
 /// The signals that are waited for. None of them kills the process any more.
@@ -15,6 +16,7 @@ pub(crate) struct Signals {
     /// Where to write, to end without a signal.
     stopping: UnixStream,
     report: UnixStream,
+    look: UnixStream,
 }
 
 impl Signals {
@@ -29,7 +31,9 @@ impl Signals {
         }
         let (report, reporting) = pair()?;
         watch(SIGUSR1, &reporting)?;
-        Ok(Self { stop, stopping, report })
+        let (look, looking) = pair()?;
+        watch(SIGHUP, &looking)?;
+        Ok(Self { stop, stopping, report, look })
     }
 
     /// Readable, and for good, once the program is to end.
@@ -50,12 +54,26 @@ impl Signals {
 
     /// Whether somebody has asked for the counters, once or more often.
     pub(crate) fn take_report(&self) -> bool {
-        let mut asked = false;
-        while matches!((&self.report).read(&mut [0; 64]), Ok(1..)) {
-            asked = true;
-        }
-        asked
+        take(&self.report)
     }
+
+    /// Readable once somebody says that disks may have changed, until [`Signals::take_look`].
+    pub(crate) fn look(&self) -> BorrowedFd<'_> {
+        self.look.as_fd()
+    }
+
+    /// Whether somebody has said so, once or more often.
+    pub(crate) fn take_look(&self) -> bool {
+        take(&self.look)
+    }
+}
+
+fn take(mut from: &UnixStream) -> bool {
+    let mut asked = false;
+    while matches!(from.read(&mut [0; 64]), Ok(1..)) {
+        asked = true;
+    }
+    asked
 }
 
 fn pair() -> Result<(UnixStream, UnixStream)> {
@@ -98,7 +116,9 @@ mod tests {
             assert!(readable(signals.report(), limit));
             assert!(signals.take_report());
         }
-        assert!(!readable(signals.stop(), Duration::ZERO));
+        kill_process(getpid(), Signal::HUP).unwrap();
+        assert!(readable(signals.look(), limit) && signals.take_look() && !signals.take_look());
+        assert!(!readable(signals.stop(), Duration::ZERO) && !signals.take_report());
 
         kill_process(getpid(), Signal::TERM).unwrap();
         assert!(readable(signals.stop(), limit));

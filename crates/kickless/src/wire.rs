@@ -15,15 +15,28 @@ use crate::service::{self, BlkFile, Device, Said, Service};
 /// Operations that a worker can have in flight. Its queues may hold more requests; they wait their turn.
 const ENGINE_DEPTH: u32 = 1024;
 
+/// A disk behind its server.
+pub(crate) struct Served {
+    /// The disk.
+    pub(crate) disk: Arc<Blk>,
+    /// What serves it.
+    pub(crate) server: Server,
+}
+
 /// Opens the disks, starts the workers and puts each disk with its share of them behind a server.
 ///
 /// # Errors
 /// Something that is asked for cannot be had: one sentence.
-pub(crate) fn servers(service: &Service) -> Result<Vec<Server>> {
+pub(crate) fn servers(service: &Service) -> Result<Vec<Served>> {
     let disks = in_spans(service, |device| disk(device, service.said))?;
     let pool = pool(&service.pool)?;
     let served = disks.into_iter().zip(&service.devices);
-    Ok(served.map(|(disk, device)| Server::new(Arc::new(disk), pool.place(device.weight))).collect())
+    Ok(served
+        .map(|(disk, device)| {
+            let disk = Arc::new(disk);
+            Served { server: Server::new(disk.clone(), pool.place(device.weight)), disk }
+        })
+        .collect())
 }
 
 fn pool(of: &service::Pool) -> Result<Arc<Pool>> {

@@ -6,7 +6,7 @@ use kickless_blk::{Blk, Options};
 use kickless_device::{Context, Counters, Device, Next, Parts, Source, Vring};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{Engine, EngineKind, Waker};
-use kickless_memory::{Area, Gpa, Map, Slot, UserAddr, View};
+use kickless_memory::{Area, Gpa, Map, Marks, Slot, UserAddr, View};
 use kickless_spec::blk::{self, BlkFeatures, CONFIG_WRITEBACK, Header, Segment};
 use kickless_spec::features::Features;
 use kickless_virtqueue::device::{self, Addresses};
@@ -182,8 +182,12 @@ impl Rig {
             device: area(USED, PLACES - USED),
         };
         let (submitter, completer) = driver::queue(options, areas);
-        let addresses =
-            Addresses { desc: UserAddr(USER), avail: UserAddr(USER + AVAIL), used: UserAddr(USER + USED) };
+        let addresses = Addresses {
+            desc: UserAddr(USER),
+            avail: UserAddr(USER + AVAIL),
+            used: UserAddr(USER + USED),
+            log: None,
+        };
         let vring = Vring::new(Parts {
             index: 0,
             options,
@@ -194,6 +198,7 @@ impl Rig {
             kick: None,
             call: None,
             err: None,
+            logged: None,
             counters: Arc::new(Counters::default()),
         })
         .unwrap();
@@ -226,7 +231,8 @@ impl Rig {
     pub fn ask(&mut self, ask: Ask) -> u16 {
         let id = self.submitter.next_id().expect("the ring is full");
         let base = PLACES + u64::from(id) * PLACE;
-        let write = |at: u64, bytes: &[u8]| self.view.write(Gpa(base + at), bytes).unwrap();
+        let write =
+            |at: u64, bytes: &[u8]| self.view.write(Gpa(base + at), bytes, &mut Marks::off()).unwrap();
         write(HEADER, &ask.header);
         write(STATUS, &[UNANSWERED]);
         write(DATA, &ask.out);
