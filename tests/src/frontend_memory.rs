@@ -75,7 +75,7 @@ impl Ram {
     /// The process is out of descriptors.
     pub fn regions_and_files(&self, gpa: Gpa) -> Result<Vec<(MemoryRegion, OwnedFd)>> {
         let (first, size) = (gpa.0 - self.region.guest_addr, self.region.size);
-        let part = |start: u64, size: u64| {
+        let part = |start: u64, size: u64| -> Result<_> {
             let MemoryRegion { guest_addr, user_addr, mmap_offset, .. } = self.region;
             let region = MemoryRegion {
                 guest_addr: guest_addr + start,
