@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
 use kickless_spec::features::Features;
@@ -248,7 +249,7 @@ fn what_was_not_offered() {
 /// Requests that have a reply of their own are refused with it, or cannot be.
 #[test]
 fn what_was_not_offered_and_has_a_reply() {
-    let cases: [(Message, Answer); 4] = [
+    let cases = [
         (Message::GetInflightFd(Inflight::default()), Answer::Refused),
         (Message::PostcopyAdvise, Answer::Refused),
         (Message::GetStatus, Answer::Dropped),

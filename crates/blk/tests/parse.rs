@@ -8,6 +8,7 @@ use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, Desc};
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
 use proptest::prelude::*;
+use std::sync::Arc;
 
 const MEMORY: u64 = 1 << 20;
 const USER: u64 = 0x7f00_0000_0000;
@@ -19,7 +20,7 @@ const SIZE: u16 = 128;
 const DISK: u64 = 1 << 16;
 
 struct Guest {
-    view: View,
+    view: Arc<View>,
 }
 
 impl Guest {
@@ -27,7 +28,7 @@ impl Guest {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, MEMORY).unwrap();
         let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
-        Self { view: View::new(Map::new(vec![slot]).unwrap()) }
+        Self { view: Arc::new(View::new(Map::new(vec![slot]).unwrap())) }
     }
 
     /// A chain of these buffers, popped from a real ring.
