@@ -96,7 +96,7 @@ fn sweep(logged: &mut Logged, plan: Plan, step: usize) -> [f64; 3] {
 
 /// A translation with the log off, and a load of what it leads to: one slot, and the two of a guest with a hole below 4 GiB.
 pub(crate) fn lookups(plan: Plan) {
-    let half = plan.memory / 2 & !(PAGE - 1);
+    let half = (plan.memory / 2) & !(PAGE - 1);
     let layouts = [("one slot", vec![(0, 2 * half)]), ("two slots", vec![(0, half), (4 << 30, half)])];
     for (title, layout) in layouts {
         let memory = file(2 * half);
