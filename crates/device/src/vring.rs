@@ -1,7 +1,7 @@
 //! A virtqueue with what hangs on it: memory, descriptors for kicks and calls, counters.
 
 use crate::{Call, Counters, Kick, Stopped, Update};
-use kickless_memory::fault::{self, Damaged};
+use kickless_memory::fault;
 use kickless_memory::{Marks, Unmapped, View};
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Held, Metadata, Options, Queue};
@@ -69,7 +69,7 @@ pub struct Vring {
     owes_call: bool,
     /// Latched: the driver broke the ring, and nothing in it can be trusted until it is set up anew.
     broken: bool,
-    /// Guest memory has lost pages: what was made of it is not shown to anybody.
+    /// Guest memory or its log has lost pages: what was made of it is not shown to anybody.
     damaged: bool,
     /// [`fault::damages`] when guest memory was found to be sound. It may have been damaged before the ring was made.
     damages: usize,
@@ -325,11 +325,13 @@ impl Vring {
 
     #[cold]
     fn look_for_damage(&mut self) {
-        let Some(damaged) = self.view.damaged().filter(|_| !self.damaged) else { return };
+        if self.damaged {
+            return;
+        }
+        let Some(damaged) = self.view.damaged().or_else(|| self.queue.marks().damaged()) else { return };
         self.damaged = true;
-        let Damaged { first, .. } = damaged;
         // All rings of the device find it, and one tells.
-        if first {
+        if damaged.is_first() {
             error!(parent: &self.span, queue = self.index, error = %damaged, "virtqueues broken; they rest until they are set up anew");
         } else {
             debug!(parent: &self.span, queue = self.index, error = %damaged, "virtqueue broken");
@@ -352,10 +354,10 @@ impl Vring {
 
     /// Applies a change. The kick descriptor, which its worker waits for, is exchanged by the worker.
     pub fn apply(&mut self, update: Update) {
+        // While what it may take away is there to tell.
+        self.is_sound();
         match update {
             Update::Memory(view) => {
-                // While the memory is there to tell.
-                self.is_sound();
                 self.queue.marks().set_log(view.log());
                 self.view = view;
                 self.remap();

@@ -51,21 +51,42 @@ static DAMAGES: AtomicUsize = AtomicUsize::new(0);
 static PREVIOUS: AtomicPtr<sigaction> = AtomicPtr::new(ptr::null_mut());
 static INSTALLED: Mutex<bool> = Mutex::new(false);
 
-/// Guest memory that has lost pages: its file was cut short, or has no pages left. What was read from it and written to
-/// it since means nothing.
+/// Memory of the front-end's that has lost pages: its file was cut short, or has no pages left. What was read from it and
+/// written to it since means nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the guest's memory at {gpa} ({len:#x} bytes, {user} to the front-end) is damaged: its file was cut short, or has no pages left"
-)]
-pub struct Damaged {
-    /// First guest-physical address of the slot.
-    pub gpa: Gpa,
-    /// The front-end's address of it.
-    pub user: UserAddr,
-    /// The slot's length in bytes.
-    pub len: u64,
-    /// Nobody was told before, since the memory was mapped.
-    pub first: bool,
+pub enum Damaged {
+    /// Guest memory.
+    #[error(
+        "the guest's memory at {gpa} ({len:#x} bytes, {user} to the front-end) is damaged: its file was cut short, or has no pages left"
+    )]
+    Memory {
+        /// First guest-physical address of the slot.
+        gpa: Gpa,
+        /// The front-end's address of it.
+        user: UserAddr,
+        /// The slot's length in bytes.
+        len: u64,
+        /// Nobody was told before, since it was mapped.
+        first: bool,
+    },
+    /// The log of written pages.
+    #[error(
+        "the log of written pages ({len:#x} bytes) is damaged: its file was cut short, or has no pages left"
+    )]
+    Log {
+        /// Its length in bytes.
+        len: u64,
+        /// Nobody was told before, since it was mapped.
+        first: bool,
+    },
+}
+
+impl Damaged {
+    /// Whether nobody was told before.
+    pub fn is_first(&self) -> bool {
+        let (Self::Memory { first, .. } | Self::Log { first, .. }) = self;
+        *first
+    }
 }
 
 /// From now on, a page that is missing from guest memory does not kill this process. For a program to call, once, at its

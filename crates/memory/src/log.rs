@@ -24,6 +24,7 @@
 //! fields) is marked after that by the same rule.
 #![expect(unsafe_code, reason = "island: atomic access to the words of a mapping")]
 
+use crate::fault::Damaged;
 use crate::mapping::{Failure, Mapping};
 use crate::{Gpa, LogError, Map};
 use kickless_spec::vhost_user::LOG_PAGE_SIZE;
@@ -177,6 +178,11 @@ impl Log {
     #[expect(clippy::len_without_is_empty, reason = "a log is never empty")]
     pub fn len(&self) -> u64 {
         self.mapping.len()
+    }
+
+    /// Whether it has lost pages, and marks with them: see [`crate::fault`].
+    pub fn damaged(&self) -> Option<Damaged> {
+        self.mapping.is_damaged().then(|| Damaged::Log { len: self.len(), first: self.mapping.tell() })
     }
 
     /// Whether it has a bit for each page of guest memory.

@@ -87,7 +87,8 @@ impl Map {
     /// A slot that has lost pages, if there is one: see [`crate::fault`].
     pub fn damaged(&self) -> Option<Damaged> {
         let slot = self.slots.iter().find(|slot| slot.mapping().is_damaged())?;
-        Some(Damaged { gpa: slot.gpa(), user: slot.user(), len: slot.len(), first: slot.mapping().tell() })
+        let (gpa, user, len) = (slot.gpa(), slot.user(), slot.len());
+        Some(Damaged::Memory { gpa, user, len, first: slot.mapping().tell() })
     }
 
     #[cold]

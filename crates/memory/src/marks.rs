@@ -1,5 +1,6 @@
 //! What one queue has written, on its way into the log.
 
+use crate::fault::Damaged;
 use crate::log::{Gather, Log, word_of, words_of};
 use crate::{Gpa, Map};
 use std::ptr::NonNull;
@@ -43,6 +44,11 @@ impl Marks {
     #[inline]
     pub fn is_on(&self) -> bool {
         self.log.is_some()
+    }
+
+    /// Whether the log has lost marks: see [`crate::fault`].
+    pub fn damaged(&self) -> Option<Damaged> {
+        self.log.as_ref()?.log.damaged()
     }
 
     /// Whether marks wait to be committed.

@@ -1,7 +1,8 @@
 //! Files that are cut short while they are mapped.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests; some are about what is not ours")]
 
-use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View, fault};
+use kickless_memory::fault::{self, Damaged};
+use kickless_memory::{Gpa, Iov, Log, Map, Marks, Slot, UserAddr, View};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -57,9 +58,9 @@ fn reads_writes_and_atomics_go_on() {
     assert_eq!(gone[PAGE as usize..][..11], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]);
 
     assert_ne!(fault::damages(), before);
-    let damaged = map.damaged().unwrap();
-    assert_eq!((damaged.gpa, damaged.len, damaged.first), (Gpa(0), 8 * PAGE, true));
-    assert!(!map.damaged().unwrap().first);
+    let (gpa, user, len) = (Gpa(0), UserAddr(0x7000_0000), 8 * PAGE);
+    assert_eq!(map.damaged(), Some(Damaged::Memory { gpa, user, len, first: true }));
+    assert!(!map.damaged().unwrap().is_first());
     assert_eq!(other.damaged(), None);
 
     // As long again as it was, it is another memory: who maps it gets a mapping of the file.
@@ -69,6 +70,31 @@ fn reads_writes_and_atomics_go_on() {
     map.write(Gpa(6 * PAGE), &[3]).unwrap();
     assert_eq!(again.read_obj::<u8>(Gpa(6 * PAGE)).unwrap(), 0);
     assert_eq!(again.damaged(), None);
+}
+
+#[test]
+fn a_log_that_shrinks() {
+    fault::guard().unwrap();
+    let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 2 * PAGE).unwrap();
+    let log = Arc::new(Log::map(&file, 0, 2 * PAGE).unwrap());
+    let mut marks = Marks::off();
+    marks.set_log(Some(&log));
+    // A byte of the log stands for 32 KiB of memory.
+    let second_page = Gpa(PAGE * 8 * PAGE);
+    for gpa in [Gpa(0), second_page] {
+        marks.wrote(gpa, 1);
+        marks.commit();
+        assert!(log.is_marked(gpa));
+    }
+    ftruncate(&file, PAGE).unwrap();
+    marks.wrote(Gpa(PAGE), 1);
+    marks.commit();
+    assert_eq!(marks.damaged(), None);
+    marks.wrote(second_page, 1);
+    marks.commit();
+    assert_eq!(marks.damaged(), Some(Damaged::Log { len: 2 * PAGE, first: true }));
+    assert!(log.is_marked(Gpa(0)) && log.is_marked(Gpa(PAGE)));
 }
 
 #[test]
