@@ -113,6 +113,18 @@ fn erasure_where_there_is_one() {
     assert_eq!(file.status(Ask::new(blk::T_GET_LIFETIME, 0, &[], 6)), S_UNSUPP);
 }
 
+#[test]
+fn the_lifetime_of_what_tells_it() {
+    let worn = faulty("lifetime=2/3/11", DiskSpec::Memory(SECTORS * 512));
+    let mut rig = rig(worn, EngineKind::Threads, true);
+    for cut in [usize::MAX, 1] {
+        let answer = rig.run(Ask { cut, ..Ask::new(blk::T_GET_LIFETIME, 0, &[], 6) });
+        assert_eq!((answer.status, answer.used, &answer.data[..]), (S_OK, 7, &[2, 0, 3, 0, 11, 0][..]));
+    }
+    let outside = Ask { data: Data::Outside, ..Ask::new(blk::T_GET_LIFETIME, 0, &[], 6) };
+    assert_eq!(rig.status(outside), S_IOERR);
+}
+
 const OVER: u64 = u64::MAX / 512;
 
 /// Whatever is wrong, and the status that it gets.

@@ -46,7 +46,7 @@ impl Disk {
             Self::File(file) => file.limits(),
             Self::Null(null) => null.limits(),
             Self::Memory(memory) => memory.limits(),
-            Self::Fault(fault) => fault.under().limits(),
+            Self::Fault(fault) => fault.limits(),
         }
     }
 

@@ -7,7 +7,7 @@ mod rules;
 mod timer;
 
 use crate::io::{Outlet, Phase};
-use crate::{Disk, Error, FileDisk, Io, IoError, Lane, Request, Step};
+use crate::{Disk, Error, FileDisk, Io, IoError, Lane, Limits, Request, Step};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
 use kickless_memory::{Iov, Marks};
 pub use rules::{BadRule, FaultRules};
@@ -23,6 +23,7 @@ const OVERTAKEN_WITHIN: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub struct FaultDisk {
     under: Disk,
+    limits: Limits,
     state: Mutex<State>,
     timer: Timer,
 }
@@ -89,12 +90,18 @@ impl FaultDisk {
             return Err(Error::Fault { fault: rule.effect.name(), under });
         }
         let state = Mutex::new(State { dice: Dice::new(rules), passed: 0 });
-        Ok(Self { under, state, timer: Timer::start().map_err(Error::Timer)? })
+        let lifetime = rules.lifetime.or(under.limits().lifetime);
+        let limits = Limits { lifetime, ..under.limits().clone() };
+        Ok(Self { under, limits, state, timer: Timer::start().map_err(Error::Timer)? })
     }
 
     /// The disk that has the faults.
     pub(crate) fn under(&self) -> &Disk {
         &self.under
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

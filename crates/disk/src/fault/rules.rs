@@ -1,5 +1,6 @@
 //! Which faults, and when. Pure but for a count and a seeded generator.
 
+use crate::Lifetime;
 use kickless_io::Errno;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -13,6 +14,8 @@ const DELAY_MAX: Duration = Duration::from_secs(60);
 pub struct FaultRules {
     pub(super) seed: u64,
     pub(super) rules: Vec<Rule>,
+    /// The disk claims to be an eMMC that is so worn.
+    pub(super) lifetime: Option<Lifetime>,
 }
 
 /// One fault, and when it happens.
@@ -122,6 +125,9 @@ pub enum BadRule {
     /// Not two sectors in order.
     #[error("{0:?} are no sectors; write FIRST-LAST")]
     Sectors(String),
+    /// Not three small numbers.
+    #[error("{0:?} is no lifetime; write SPARE/A/B, three numbers up to 65535")]
+    Lifetime(String),
     /// No time.
     #[error("{0:?} is no delay; write 500us, 2ms or 1ms-5ms, 60s at most")]
     Delay(String),
@@ -131,15 +137,21 @@ impl FromStr for FaultRules {
     type Err = BadRule;
 
     fn from_str(text: &str) -> Result<Self, BadRule> {
-        let (mut seed, mut rules) = (1, Vec::new());
+        let mut all = Self { seed: 1, rules: Vec::new(), lifetime: None };
         for word in text.split(',') {
-            match word.strip_prefix("seed=") {
-                Some(number) => seed = number.parse().map_err(|_| BadRule::Number(word.into()))?,
-                None if text.is_empty() => return Err(BadRule::Empty),
-                None => rules.push(word.parse()?),
+            match word.split_once('=') {
+                _ if text.is_empty() => return Err(BadRule::Empty),
+                Some(("seed", number)) => {
+                    all.seed = number.parse().map_err(|_| BadRule::Number(word.into()))?
+                }
+                Some(("lifetime", wear)) => {
+                    let lifetime = parse_lifetime(wear);
+                    all.lifetime = Some(lifetime.ok_or_else(|| BadRule::Lifetime(wear.into()))?);
+                }
+                _ => all.rules.push(word.parse()?),
             }
         }
-        if rules.is_empty() { Err(BadRule::Empty) } else { Ok(Self { seed, rules }) }
+        if all.rules.is_empty() && all.lifetime.is_none() { Err(BadRule::Empty) } else { Ok(all) }
     }
 }
 
@@ -166,6 +178,12 @@ impl FromStr for Rule {
         }
         Ok(rule)
     }
+}
+
+fn parse_lifetime(text: &str) -> Option<Lifetime> {
+    let mut numbers = text.split('/').map(|number| number.parse().ok());
+    let (pre_eol_info, type_a, type_b) = (numbers.next()??, numbers.next()??, numbers.next()??);
+    numbers.next().is_none().then_some(Lifetime { pre_eol_info, type_a, type_b })
 }
 
 fn parse_effect(text: &str) -> Result<Effect, BadRule> {
@@ -362,6 +380,9 @@ mod tests {
             ("eio@101%", BadRule::Rate("101%".into())),
             ("eio@0.00001%", BadRule::Rate("0.00001%".into())),
             ("eio@.%", BadRule::Rate(".%".into())),
+            ("lifetime=1/2", BadRule::Lifetime("1/2".into())),
+            ("lifetime=1/2/3/4", BadRule::Lifetime("1/2/3/4".into())),
+            ("lifetime=1/2/65536", BadRule::Lifetime("1/2/65536".into())),
             ("delay=", BadRule::Delay(String::new())),
             ("delay=5", BadRule::Delay("5".into())),
             ("delay=2ms-1ms", BadRule::Delay("2ms-1ms".into())),
@@ -369,6 +390,8 @@ mod tests {
         ] {
             assert_eq!(rules(text), Err(error), "{text}");
         }
+        let worn = Lifetime { pre_eol_info: 1, type_a: 2, type_b: 65535 };
+        assert_eq!(rules("lifetime=1/2/65535").unwrap().lifetime, Some(worn));
         let delay = Effect::Delay(Duration::from_micros(500)..=Duration::from_millis(2));
         assert_eq!(rules("delay=500us-2ms").unwrap().rules[0].effect, delay);
     }
