@@ -78,7 +78,7 @@ impl Rig {
         }
     }
 
-    fn metadata(view: &View, options: &Options) -> Metadata {
+    fn metadata(view: &Arc<View>, options: &Options) -> Metadata {
         let [desc, avail, used] = [DESC, AVAIL, USED].map(|gpa| UserAddr(USER + gpa));
         Metadata::map(view, &Addresses { desc, avail, used, log: Some(Gpa(LOGGED_AT)) }, options).unwrap()
     }
