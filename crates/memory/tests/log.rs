@@ -1,7 +1,7 @@
 //! The log of a front-end: what is refused, and what is marked, against a model.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_memory::{Gpa, Log, LogError, Map, Marks, Slot, UserAddr};
+use kickless_memory::{Gpa, Iov, Log, LogError, Map, Marks, Ram, Slot, UserAddr, View};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::collections::BTreeSet;
@@ -123,6 +123,107 @@ fn a_new_log_gets_what_comes_and_the_old_one_what_was() {
     assert_eq!((pages(&old), pages(&new)), ([0].into(), [1].into()));
     // Nothing of ours keeps a log that is not written any more.
     assert_eq!((Arc::strong_count(&old), Arc::strong_count(&new)), (1, 1));
+}
+
+/// Bytes of a slot, and how far slots are apart.
+const SLOT: u64 = 3 << 12;
+const APART: u64 = 1 << 16;
+
+/// So many slots, of which every third shows the same bytes as the one before it.
+fn view(slots: u64) -> (Arc<View>, Arc<Log>) {
+    let mut map = Map::default();
+    let mut last = file(SLOT);
+    for nth in 0..slots {
+        if nth % 3 != 2 {
+            last = file(SLOT);
+        }
+        let (gpa, user) = (Gpa(nth * APART), UserAddr(nth * APART));
+        map = map.with(Slot::map_or_share(&last, 0, gpa, user, SLOT, Some(&map)).unwrap()).unwrap();
+    }
+    let log = Arc::new(log((slots * APART) >> 15));
+    (Arc::new(View::new(map).with_log(Some(log.clone())).unwrap()), log)
+}
+
+/// The pages of `len` bytes at `offset` of a slot, and those that show the same bytes.
+fn pages_of(slots: u64, slot: u64, offset: u64, len: u64) -> BTreeSet<u64> {
+    let twin = match slot % 3 {
+        1 if slot + 1 < slots => slot + 1,
+        2 => slot - 1,
+        _ => slot,
+    };
+    let touched = offset / 4096..=(offset + len - 1) / 4096;
+    touched.flat_map(|page| [slot, twin].map(|slot| slot * (APART / 4096) + page)).collect()
+}
+
+/// What the kernel was given to fill is marked as far as it says that it has, and all of it if it says nothing.
+#[test]
+fn what_the_kernel_wrote() {
+    for slots in [1, 5, 40] {
+        let (view, log) = view(slots);
+        let mut marks = Marks::off();
+        marks.set_log(view.log());
+        let found = |marks: &mut Marks| {
+            marks.commit();
+            pages(&log)
+        };
+        for slot in 0..slots {
+            let mut iov = Iov::default();
+            iov.push(&view, Gpa(slot * APART + 100), 2 * 4096).unwrap();
+            // Written from: nothing is marked.
+            assert_eq!(iov.segments().len(), 1);
+            iov.advance(10, &mut marks);
+            assert_eq!(found(&mut marks), BTreeSet::new());
+            // A part, and then another.
+            iov.segments_to_fill();
+            iov.advance(4000 - 10, &mut marks);
+            assert_eq!(found(&mut marks), pages_of(slots, slot, 110, 3990));
+            iov.advance(10, &mut marks);
+            assert_eq!(found(&mut marks), pages_of(slots, slot, 4100, 10));
+            // It failed: the rest may have been written.
+            iov.clear(&mut marks);
+            assert_eq!(found(&mut marks), pages_of(slots, slot, 4110, 2 * 4096 + 100 - 4110));
+            iov.clear(&mut marks);
+            // The next request has been given to nobody.
+            iov.push(&view, Gpa(slot * APART), 4096).unwrap();
+            iov.clear(&mut marks);
+            assert_eq!(found(&mut marks), BTreeSet::new());
+        }
+    }
+}
+
+#[test]
+fn what_we_write_ourselves() {
+    for slots in [1, 5, 40] {
+        let (view, log) = view(slots);
+        let (mut marks, ram) = (Marks::off(), Ram::new(1 << 20).unwrap());
+        marks.set_log(view.log());
+        for slot in 0..slots {
+            let at = Gpa(slot * APART + 4090);
+            let mut iov = Iov::default();
+            iov.push(&view, at, 5000).unwrap();
+            assert_eq!(iov.write(4, &[1; 3], &mut marks), 3);
+            marks.commit();
+            assert_eq!(pages(&log), pages_of(slots, slot, 4094, 3));
+            assert_eq!(ram.copy_from(0, &iov), 5000);
+            assert_eq!(ram.copy_to((1 << 20) - 4, &mut iov, &mut marks), 4);
+            marks.commit();
+            assert_eq!(pages(&log), pages_of(slots, slot, 4090, 4));
+            assert_eq!(ram.copy_to(0, &mut iov, &mut marks), 5000);
+            iov.clear(&mut marks);
+            marks.commit();
+            assert_eq!(pages(&log), pages_of(slots, slot, 4090, 5000));
+        }
+        assert!(view.map().read(Gpa(slots * APART), &mut [0]).is_err());
+    }
+}
+
+/// A log that is too small for memory makes no view.
+#[test]
+fn a_view_has_a_log_that_covers_it() {
+    let (whole, _) = view(5);
+    let small = Arc::new(log((5 * APART >> 15) - 2));
+    let refused = View::new(whole.map().clone()).with_log(Some(small)).map(drop);
+    assert!(matches!(refused, Err(LogError::TooSmall { .. })));
 }
 
 proptest! {
