@@ -137,8 +137,9 @@ pub fn word_of(gpa: Gpa, len: u64) -> Option<(u64, u64)> {
 pub fn words_of(gpa: Gpa, len: u64) -> impl Iterator<Item = (u64, u64)> {
     let first = gpa.0 / LOG_PAGE_SIZE;
     let last = gpa.0.saturating_add(len.saturating_sub(1)) / LOG_PAGE_SIZE;
-    let words = if len == 0 { 1..=0 } else { first / WORD_PAGES..=last / WORD_PAGES };
-    words.map(move |word| {
+    let start = first / WORD_PAGES;
+    let end = if len == 0 { start } else { last / WORD_PAGES + 1 };
+    (start..end).map(move |word| {
         let start = word * WORD_PAGES;
         let low = u64::MAX << (first.max(start) - start);
         let high = u64::MAX >> (WORD_PAGES - 1 - (last.min(start + (WORD_PAGES - 1)) - start));
