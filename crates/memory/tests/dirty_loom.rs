@@ -197,26 +197,27 @@ fn no_write_is_lost_by_who_was_offline() {
     });
 }
 
-/// A mapping is removed, and its entry from the list, while a harvest walks: what was written through it is not lost.
+/// A mapping is removed, and its entry from the list, while a harvest walks and before and after it: what is written through it, if
+/// it can be, is not lost.
 #[test]
 fn no_write_is_lost_through_what_is_unmapped() {
-    check(1, || {
+    check(3, || {
         let mut guest = Guest::new(0, Method::Protect);
         let space = Arc::new(Space::new(&guest.mmu));
         space.map(Iova(0), Gpa(0), PAGE, true).unwrap();
         let (mut writer, word) = (Writer::within(&space), guest.word.clone());
         // Its entry is writable when the race begins.
         write(&mut writer, &word, Store::After);
-        let thread = thread::spawn(move || {
-            writer.quiesce();
-            write(&mut writer, &word, Store::After);
-        });
         let unmapper = thread::spawn({
             let space = space.clone();
             move || space.unmap(Iova(0), PAGE).unwrap()
         });
-        guest.harvest(false);
-        thread.join().unwrap();
+        {
+            let _away = writer.offline();
+            guest.harvest(false);
+        }
+        write(&mut writer, &word, Store::After);
+        drop(writer);
         unmapper.join().unwrap();
         guest.finish();
     });
