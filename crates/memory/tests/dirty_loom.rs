@@ -101,56 +101,68 @@ fn write(writer: &mut Writer, word: &AtomicU64, store: Store) {
     }
 }
 
-/// Writers against two harvests; the second begins when they have stopped, so that it is the last.
-fn writers_against_harvest(
-    preemptions: usize,
-    slot: usize,
-    method: Method,
-    store: Store,
-    writers: usize,
-    writes: usize,
-) {
+/// What a writer does against a harvest, and another one when it has stopped, so that it is the last. The harvester is the thread that is
+/// started: a preemption less is needed for it to begin in the middle of a write.
+fn against_harvest(preemptions: usize, slot: usize, method: Method, writes: fn(&mut Writer, &AtomicU64)) {
     check(preemptions, move || {
         let mut guest = Guest::new(slot, method);
-        let threads: Vec<_> = (0..writers)
-            .map(|_| {
-                let (mut writer, word) = (Writer::direct(&guest.mmu), guest.word.clone());
-                thread::spawn(move || {
-                    for _ in 0..writes {
-                        write(&mut writer, &word, store);
-                        writer.quiesce();
-                    }
-                })
-            })
-            .collect();
-        guest.harvest(false);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-        guest.finish();
+        let (mut writer, word) = (Writer::direct(&guest.mmu), guest.word.clone());
+        let harvester = thread::spawn(move || {
+            guest.harvest(false);
+            guest
+        });
+        writes(&mut writer, &word);
+        drop(writer);
+        harvester.join().unwrap().finish();
     });
+}
+
+/// Two writers of the same page against a harvest.
+fn two_against_harvest(preemptions: usize, slot: usize, method: Method, store: Store) {
+    check(preemptions, move || {
+        let mut guest = Guest::new(slot, method);
+        let (mut writer, word) = (Writer::direct(&guest.mmu), guest.word.clone());
+        let (mut other, other_word) = (Writer::direct(&guest.mmu), guest.word.clone());
+        let harvester = thread::spawn(move || {
+            guest.harvest(false);
+            guest
+        });
+        let second = thread::spawn(move || write(&mut other, &other_word, store));
+        write(&mut writer, &word, store);
+        drop(writer);
+        second.join().unwrap();
+        harvester.join().unwrap().finish();
+    });
+}
+
+fn twice(writer: &mut Writer, word: &AtomicU64, store: Store) {
+    write(writer, word, store);
+    writer.quiesce();
+    write(writer, word, store);
 }
 
 #[test]
 fn no_write_is_lost_by_protection() {
-    writers_against_harvest(3, 0, Method::Protect, Store::After, 1, 2);
-    writers_against_harvest(2, 0, Method::Protect, Store::After, 2, 1);
+    against_harvest(3, 0, Method::Protect, |writer, word| twice(writer, word, Store::After));
+    two_against_harvest(2, 0, Method::Protect, Store::After);
 }
 
 #[test]
 fn no_write_is_lost_by_marks() {
-    writers_against_harvest(3, 0, Method::Marks, Store::Before, 1, 2);
-    writers_against_harvest(2, 0, Method::Marks, Store::Before, 2, 1);
+    against_harvest(3, 0, Method::Marks, |writer, word| twice(writer, word, Store::Before));
+    two_against_harvest(2, 0, Method::Marks, Store::Before);
 }
 
 /// What was read asynchronously is there before its completion is seen.
 #[test]
 fn no_completion_is_lost_by_protection() {
-    writers_against_harvest(3, 0, Method::Protect, Store::Before, 1, 2);
+    against_harvest(3, 0, Method::Protect, |writer, word| twice(writer, word, Store::Before));
 }
 
 #[test]
 fn no_write_is_lost_in_a_leaf_that_is_split() {
-    writers_against_harvest(2, 1, Method::Protect, Store::After, 1, 2);
-    writers_against_harvest(1, 1, Method::Protect, Store::After, 2, 1);
+    against_harvest(3, 1, Method::Protect, |writer, word| twice(writer, word, Store::After));
+    two_against_harvest(1, 1, Method::Protect, Store::After);
 }
 
 /// The second harvest begins while the writer is alive, after it has said that it has written: it need not have passed a
@@ -183,17 +195,10 @@ fn the_last_harvest_waits_for_who_is_about_to_mark() {
 /// A writer that sleeps is not waited for.
 #[test]
 fn no_write_is_lost_by_who_was_offline() {
-    check(3, || {
-        let mut guest = Guest::new(0, Method::Protect);
-        let (mut writer, word) = (Writer::direct(&guest.mmu), guest.word.clone());
-        let thread = thread::spawn(move || {
-            write(&mut writer, &word, Store::After);
-            drop(writer.offline());
-            write(&mut writer, &word, Store::After);
-        });
-        guest.harvest(false);
-        thread.join().unwrap();
-        guest.finish();
+    against_harvest(3, 0, Method::Protect, |writer, word| {
+        write(writer, word, Store::After);
+        drop(writer.offline());
+        write(writer, word, Store::After);
     });
 }
 
@@ -231,22 +236,26 @@ fn what_is_removed_is_not_used() {
         let mmu = Mmu::new();
         mmu.add(SLOTS[0].clone()).unwrap();
         let memory = Arc::new(UnsafeCell::new(0));
-        let (mut writer, used) = (Writer::direct(&mmu), memory.clone());
-        let thread = thread::spawn(move || {
-            for round in 0..3 {
-                if writer.landed(Iova(0), 8).is_ok() {
-                    used.with(|_| ());
-                }
-                if round == 1 {
-                    drop(writer.offline());
-                } else {
-                    writer.quiesce();
-                }
+        let mut writer = Writer::direct(&mmu);
+        let remover = thread::spawn({
+            let memory = memory.clone();
+            move || {
+                mmu.remove(Gpa(0)).unwrap();
+                memory.with_mut(|_| ());
             }
         });
-        mmu.remove(Gpa(0)).unwrap();
-        memory.with_mut(|_| ());
-        thread.join().unwrap();
+        for round in 0..3 {
+            if writer.landed(Iova(0), 8).is_ok() {
+                memory.with(|_| ());
+            }
+            if round == 1 {
+                drop(writer.offline());
+            } else {
+                writer.quiesce();
+            }
+        }
+        drop(writer);
+        remover.join().unwrap();
     });
 }
 
