@@ -64,25 +64,22 @@ impl Senses {
             steal_of: None,
             spun: 0,
         };
-        let mut late = Vec::new();
-        let cpu_before = cpu_time();
+        let (mut late, mut cpu) = (Vec::new(), Vec::new());
         for _ in 0..SLEEPS {
+            let before = cpu_time();
             let due = clock.now() + nanos(SLEEP);
             // Nobody knows this worker yet: nothing but the time can end the wait.
             let _ = waiter.wait(Some(SLEEP))?.count();
             late.push(clock.now().saturating_sub(due));
+            cpu.push(cpu_time().saturating_sub(before));
         }
-        let cpu = cpu_time().saturating_sub(cpu_before) / Nanos::from(SLEEPS);
         late.sort_unstable();
+        cpu.sort_unstable();
         // Of those that nothing else disturbed.
-        let delay = late[late.len() / 4].min(DELAY_MOST);
+        let [delay, cpu] = [&late, &cpu].map(|all| all[all.len() / 4].min(DELAY_MOST));
         // A timer that wakes an idle core does what a kick from another core does.
-        senses.host = Host {
-            sleep_cpu: cpu.clamp(1, DELAY_MOST),
-            wake_delay: delay,
-            nap_overshoot: delay,
-            contended: false,
-        };
+        senses.host =
+            Host { sleep_cpu: cpu.max(1), wake_delay: delay, nap_overshoot: delay, contended: false };
         Ok(senses)
     }
 

@@ -9,7 +9,7 @@ use super::{Host, Nanos, Verdict};
 const DELAY_WORTH: Nanos = 8;
 /// A load that loses less than one part in so many by the delay of a wake for each request is slow: no delay is worth anything.
 const SLOW: u64 = 64;
-/// A nap shorter than so many times what a sleep costs saves little.
+/// A sleep shorter than so many times what it costs saves little.
 const NAP_WORTH: Nanos = 2;
 /// No accepted delay is taken to be longer.
 const LATENCY_MAX: Nanos = 1_000_000_000;
@@ -228,26 +228,27 @@ impl Auto {
         [self.waits[0].limit(cost), self.waits[1].limit(cost)]
     }
 
-    /// As long as the owner accepts, and until a quarter of the ring is full; 0 if that is not worth it. The delay of the wake
-    /// comes on top, as it does with a kick: a request waits for half of the nap on average, and for the wake. Where wakes are so
-    /// slow that this would be more than the owner accepts, naps are shorter.
+    /// As long as the owner accepts, and until a quarter of the ring is full, or three with what comes during the wake; 0 if
+    /// that is not worth it. The delay of the wake comes on top, as it does with a kick: a request waits for half of the nap on
+    /// average, and for the wake. Where wakes are so slow that this would be more than the owner accepts, naps are shorter.
     ///
     /// And how long where completions wait as well: one that has waited for a nap before it was started waits for another when it
     /// is done, so that each is half as long.
     fn naps(&self, rate: Option<u64>, host: &Host) -> (Nanos, Nanos) {
         let Some(rate) = rate else { return (0, 0) };
+        let wake = host.nap_overshoot.min(LATENCY_MAX);
         let quarter = time_of(u64::from(self.ring_size) / 4, rate);
-        let accepted = (2 * self.latency).saturating_sub(2 * host.nap_overshoot.min(LATENCY_MAX));
-        let nap = self.latency.min(quarter).min(accepted);
+        let accepted = (2 * self.latency).saturating_sub(2 * wake);
+        let nap = self.latency.min(quarter).min((3 * quarter).saturating_sub(wake)).min(accepted);
         // Of naps there are as many as fit into the time, of other sleeps one for each wait.
         let fewer = expected_256(rate, nap) >= 256 && self.waits[0].mostly_within(nap);
-        let least = host.sleep_cpu.saturating_mul(NAP_WORTH).max(1);
-        if !fewer || nap < least {
+        let pays = |nap| nap > 0 && nap + wake >= host.sleep_cpu.saturating_mul(NAP_WORTH);
+        if !fewer || !pays(nap) {
             return (0, 0);
         }
         let deaf = nap / 2;
         // What comes in a nap is done in another: where that is less than one, there are fewer completions than naps.
-        (nap, if deaf >= least && expected_256(rate, deaf) >= 256 { deaf } else { 0 })
+        (nap, if pays(deaf) && expected_256(rate, deaf) >= 256 { deaf } else { 0 })
     }
 
     fn windows(&self, rate: u64) -> Option<Lengths> {
@@ -323,14 +324,18 @@ mod tests {
         let auto = auto(100_000);
         let rate = Some(super::super::arrivals::rate(200_000, 1_000_000_000));
         assert_eq!(auto.naps(rate, &HOST), (100_000, 50_000));
-        assert_eq!(auto.naps(rate, &Host { sleep_cpu: 51_000, ..HOST }), (0, 0));
+        assert_eq!(auto.naps(rate, &Host { sleep_cpu: 66_000, ..HOST }), (0, 0));
         assert_eq!(
-            auto.naps(rate, &Host { sleep_cpu: 26_000, ..HOST }),
+            auto.naps(rate, &Host { sleep_cpu: 41_000, ..HOST }),
             (100_000, 0),
             "half of it is too short"
         );
         assert_eq!(auto.naps(rate, &Host { nap_overshoot: 75_000, ..HOST }), (50_000, 25_000));
-        assert_eq!(auto.naps(rate, &Host { nap_overshoot: 95_000, ..HOST }), (0, 0));
+        assert_eq!(auto.naps(rate, &Host { nap_overshoot: 100_000, ..HOST }), (0, 0));
+        let fast = |per_sec| Some(super::super::arrivals::rate(per_sec, 1_000_000_000));
+        assert_eq!(auto.naps(fast(1_000_000), &HOST).0 / 100, 640, "a quarter of the ring");
+        assert_eq!(auto.naps(fast(5_000_000), &HOST).0 / 100, 84, "three with the wake");
+        assert_eq!(auto.naps(fast(7_000_000), &HOST).0, 0, "the wake is longer");
         assert_eq!(auto.naps(Some(1_000), &HOST), (0, 0), "nothing would come");
         assert_eq!(auto.naps(Some(15_000), &HOST), (100_000, 0), "completions are fewer than naps");
         assert_eq!(auto.naps(None, &HOST), (0, 0));
