@@ -20,14 +20,20 @@
 
 mod counters;
 mod device;
+mod iommu;
+mod misses;
 mod notify;
 mod place;
+mod primitive;
 mod source;
 mod vring;
 
 pub use counters::{Count, Counters};
 pub use device::{ConfigError, Device, InvalidState, StartError};
+pub use iommu::{Iommu, IovaAddresses};
+pub use misses::{Misses, Refusal};
 pub use notify::{Call, Kick};
-pub use place::{Place, Placed, Stopped, Update};
+pub use place::{Areas, Place, Placed, Stopped, Update};
+pub use primitive::Signal;
 pub use source::{Context, Next, Polled, Source};
 pub use vring::{Parts, Vring};

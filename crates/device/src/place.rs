@@ -1,11 +1,12 @@
 //! Where sources are put, and what is asked of them there.
 
-use crate::{Call, Kick, Source};
-use kickless_memory::View;
+use crate::{Call, IovaAddresses, Kick, Source};
+use kickless_memory::{IovaRange, Miss, View};
 use kickless_virtqueue::device::{Addresses, Held};
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 
 /// Runs sources: a pool of workers.
 pub trait Place: Send + Sync {
@@ -27,6 +28,15 @@ pub trait Placed: Send {
     fn stop(&self) -> Receiver<Stopped>;
 }
 
+/// Where a ring's areas are said to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Areas {
+    /// By the front-end's addresses.
+    User(Addresses),
+    /// By the device's, for a ring that was made with an [`Iommu`](crate::Iommu).
+    Iova(IovaAddresses),
+}
+
 /// A change to a running source. None of them stops it.
 #[derive(Debug)]
 pub enum Update {
@@ -35,7 +45,7 @@ pub enum Update {
     /// rests until a later view has it.
     Memory(Arc<View>),
     /// The ring areas lie here now; indices stay.
-    Addresses(Addresses),
+    Addresses(Areas),
     /// Kicks come from here now. The ring is looked at once.
     Kick(Option<Kick>),
     /// Calls go here now. One is sent at once: the last one may have gone to the old descriptor after the front-end
@@ -45,8 +55,15 @@ pub enum Update {
     Err(Option<Call>),
     /// It is told here that pages were marked in the log.
     Logged(Option<Call>),
-    /// Look at the ring: the front-end kicked by message.
+    /// Look at the ring: the front-end kicked by message, or translations have come that it waits for.
     Look,
+    /// The translations of these addresses are not true any more. Whoever of the queue still uses them keeps the sender; when all
+    /// senders are gone, nobody does.
+    Invalidate(IovaRange, Sender<Infallible>),
+    /// The translations of these addresses are true, but not kept any more.
+    Forget(IovaRange),
+    /// The front-end has no such translation: a request that needs it fails.
+    Refused(Miss),
 }
 
 /// What is left of a source that has stopped.

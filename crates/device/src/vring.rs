@@ -1,11 +1,14 @@
 //! A virtqueue with what hangs on it: memory, descriptors for kicks and calls, counters.
 
-use crate::{Call, Counters, Kick, Stopped, Update};
+use crate::iommu::Translation;
+use crate::{Areas, Call, Counters, Iommu, IovaAddresses, Kick, Stopped, Update};
 use kickless_memory::fault;
-use kickless_memory::{Marks, Unmapped, View};
+use kickless_memory::{IovaRange, Lack, Marks, Unmapped, View};
 use kickless_virtqueue::Chain;
-use kickless_virtqueue::device::{Addresses, Held, Metadata, Options, Queue};
+use kickless_virtqueue::device::{Held, Metadata, Options, Popped, Queue};
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use tracing::{Span, debug, error, info, warn};
 
 /// The first completion of a batch is shown to the driver at once, and the others so many at a time: while we go on, it can take them
@@ -24,8 +27,10 @@ pub struct Parts {
     pub index: u16,
     /// Size and negotiated ring features.
     pub options: Options,
-    /// Where its areas lie.
-    pub addresses: Addresses,
+    /// Where its areas lie: by the device's addresses if, and only if, there is an `iommu`.
+    pub areas: Areas,
+    /// Behind a vIOMMU.
+    pub iommu: Option<Iommu>,
     /// Index of the first available ring entry to take.
     pub next_avail: u16,
     /// Completions that this ring still owes its driver, from [`Stopped::held`].
@@ -50,7 +55,9 @@ pub struct Vring {
     index: u16,
     queue: Queue,
     options: Options,
-    addresses: Addresses,
+    areas: Areas,
+    /// Behind a vIOMMU only.
+    translation: Option<Box<Translation>>,
     view: Arc<View>,
     kick: Option<Kick>,
     call: Option<Call>,
@@ -78,21 +85,24 @@ pub struct Vring {
 }
 
 impl Vring {
-    /// Maps the ring areas.
+    /// Maps the ring areas; behind a vIOMMU they are asked for when the ring is first looked at.
     ///
     /// # Errors
     /// An area is not, or not in one piece, in guest memory, or is misaligned.
     pub fn new(parts: Parts) -> Result<Self, Unmapped> {
-        let Parts { index, options, addresses, next_avail, held, view, kick, call, err, logged, counters } =
+        let Parts { index, options, areas, iommu, next_avail, held, view, kick, call, err, logged, counters } =
             parts;
-        let metadata = Metadata::map(&view, &addresses, &options)?;
-        let mut queue = Queue::logged(options, metadata, next_avail, view.log());
+        let mut queue = Queue::unmapped(options, next_avail, view.log());
+        if let Areas::User(addresses) = &areas {
+            queue.remap(Metadata::map(&view, addresses, &options)?);
+        }
         queue.push_held(&held);
         Ok(Self {
             index,
             queue,
             options,
-            addresses,
+            areas,
+            translation: iommu.map(|iommu| Box::new(Translation::new(iommu, index))),
             view,
             kick,
             call,
@@ -154,6 +164,9 @@ impl Vring {
         if self.broken {
             return false;
         }
+        if self.translation.is_some() {
+            return self.pop_translated(chain);
+        }
         match self.queue.pop(&self.view, chain) {
             Ok(true) => true,
             Ok(false) => {
@@ -170,11 +183,54 @@ impl Vring {
         }
     }
 
+    /// [`Vring::pop`] behind a vIOMMU. A chain whose translations are not all there stays in the ring, and the ring rests until
+    /// they have come.
+    fn pop_translated(&mut self, chain: &mut Chain) -> bool {
+        let is_mapped = self.queue.is_mapped();
+        match &self.translation {
+            Some(translation) if !translation.standing => {}
+            _ => return false,
+        }
+        if !is_mapped {
+            self.remap();
+        }
+        let Some(translation) = &mut self.translation else { return false };
+        match self.queue.pop_translated(&self.view, &mut translation.tlb, chain) {
+            Ok(Popped::Chain) => {
+                translation.took(chain.head);
+                true
+            }
+            Ok(Popped::Missing) => {
+                translation.ask();
+                false
+            }
+            Ok(Popped::Empty) => {
+                self.is_sound();
+                false
+            }
+            Err(error) => {
+                if self.is_sound() {
+                    self.fail(&error);
+                }
+                false
+            }
+        }
+    }
+
+    /// Whether it waits for translations: whatever is in it, there is nothing to do.
+    #[inline]
+    fn is_standing(&self) -> bool {
+        self.translation.as_ref().is_some_and(|translation| translation.standing)
+    }
+
     /// Completes the chain with this head; the device wrote `len` bytes of its writable buffers, counted from the
     /// first. The driver can count on seeing it after [`Vring::publish`]; in a long batch, it may see it before.
     #[inline]
     pub fn push(&mut self, head: u16, len: u32) {
         // Into a broken ring too: what was popped before it broke is still owed.
+        if let Some(translation) = &mut self.translation {
+            translation.gave_back(head);
+        }
         self.queue.push(head, len);
         self.pushed = true;
         self.unseen += 1;
@@ -229,10 +285,10 @@ impl Vring {
         self.owes_call
     }
 
-    /// Whether there is something to pop, as far as the driver says.
+    /// Whether there is something to pop, as far as the driver says; nothing while its translations are missing.
     #[inline]
     pub fn has_work(&mut self) -> bool {
-        if self.broken {
+        if self.broken || self.is_standing() {
             return false;
         }
         let has_work = self.queue.has_work();
@@ -246,13 +302,13 @@ impl Vring {
     /// How many chains there are to pop, as far as the driver says; none in a broken ring, or one that is not in memory. In a
     /// packed ring those count whose descriptors are among the first 256.
     pub fn pending(&self) -> u16 {
-        if self.broken { 0 } else { self.queue.pending() }
+        if self.broken || self.is_standing() { 0 } else { self.queue.pending() }
     }
 
     /// Asks the driver for kicks, then looks once more; `true`: there is work already, and the kick for it may never
     /// come.
     pub fn arm(&mut self) -> bool {
-        let come = !self.broken && self.queue.arm() && self.is_sound();
+        let come = !self.broken && self.queue.arm() && self.is_sound() && !self.is_standing();
         self.settle_marks();
         come
     }
@@ -356,14 +412,21 @@ impl Vring {
     pub fn apply(&mut self, update: Update) {
         // While what it may take away is there to tell.
         self.is_sound();
+        if let Some(translation) = &mut self.translation {
+            // Whatever it is: it looks again.
+            translation.standing = false;
+        }
         match update {
             Update::Memory(view) => {
                 self.queue.marks().set_log(view.log());
                 self.view = view;
+                if let Some(translation) = &mut self.translation {
+                    translation.tlb.flush();
+                }
                 self.remap();
             }
-            Update::Addresses(addresses) if addresses != self.addresses => {
-                self.addresses = addresses;
+            Update::Addresses(areas) if areas != self.areas => {
+                self.areas = areas;
                 self.remap();
             }
             Update::Call(call) => {
@@ -380,25 +443,66 @@ impl Vring {
             }
             Update::Logged(logged) => self.logged = logged,
             Update::Kick(kick) => self.kick = kick,
+            Update::Invalidate(range, done) => self.invalidate(range, done),
+            Update::Forget(range) => {
+                if let Some(translation) = &mut self.translation {
+                    translation.tlb.drop_range(range);
+                }
+            }
+            Update::Refused(miss) => {
+                if let Some(translation) = &mut self.translation {
+                    translation.tlb.refuse(miss);
+                }
+            }
             Update::Addresses(_) | Update::Look => {}
         }
         self.settle_marks();
     }
 
     fn remap(&mut self) {
-        match Metadata::map(&self.view, &self.addresses, &self.options) {
-            Ok(metadata) => {
-                if !self.queue.is_mapped() {
-                    info!(parent: &self.span, queue = self.index, "the ring is in guest memory again");
+        let located = match (&self.areas, &mut self.translation) {
+            (Areas::User(addresses), _) => Ok(*addresses),
+            (Areas::Iova(addresses), Some(translation)) => {
+                translation.locate(addresses, &self.options, self.view.map())
+            }
+            (Areas::Iova(IovaAddresses { desc, .. }), None) => {
+                Err(Lack::Unmapped(Unmapped { addr: desc.0, len: 0 }))
+            }
+        };
+        let map = |addresses| Metadata::map(&self.view, &addresses, &self.options).map_err(Lack::Unmapped);
+        let (span, queue) = (&self.span, self.index);
+        match (located.and_then(map), &mut self.translation) {
+            (Ok(metadata), translation) => {
+                if let Some(translation) = translation {
+                    translation.found();
+                } else if !self.queue.is_mapped() {
+                    info!(parent: span, queue, "the ring is in guest memory again");
                 }
                 self.queue.remap(metadata);
                 // What was pushed while it rested.
                 self.pushed = true;
             }
-            Err(error) => {
-                warn!(parent: &self.span, queue = self.index, %error, "the ring is not in guest memory any more; it rests");
+            (Err(Lack::Missing), Some(translation)) => {
+                translation.ask();
+                self.queue.unmap();
+            }
+            (Err(lack), translation) => {
+                warn!(parent: span, queue, error = %lack, "the ring is not in guest memory any more; it rests");
+                if let Some(translation) = translation {
+                    translation.give_up();
+                }
                 self.queue.unmap();
             }
         }
+    }
+
+    /// Lets go of all that goes by translations of these addresses.
+    fn invalidate(&mut self, range: IovaRange, done: Sender<Infallible>) {
+        let Some(translation) = &mut self.translation else { return };
+        if translation.is_ring_in(range) {
+            self.queue.unmap();
+        }
+        // Last, for with `done` goes the promise.
+        translation.invalidate(range, done);
     }
 }

@@ -283,10 +283,12 @@ impl Tlb {
 }
 
 /// Why an area has no address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lack {
     /// Some of its translations are not known.
+    #[error("translations are missing")]
     Missing,
     /// It is not, or not in one piece, in the front-end's memory.
+    #[error(transparent)]
     Unmapped(Unmapped),
 }

@@ -94,6 +94,21 @@ impl Options {
     pub fn in_order(&self) -> bool {
         self.in_order
     }
+
+    /// How long the areas are: the descriptor table, the available and the used ring, or what a packed ring has in their
+    /// places.
+    pub fn area_lens(&self) -> [usize; 3] {
+        let desc = desc_len(self.size);
+        match self.packed {
+            true => [desc, EVENT_LEN, EVENT_LEN],
+            false => [desc, avail_len(self.size, self.event_idx), used_len(self.size, self.event_idx)],
+        }
+    }
+
+    /// How they are aligned (virtio 1.3, sections 2.7 and 2.8.10.1).
+    pub fn area_aligns(&self) -> [usize; 3] {
+        if self.packed { [16, 4, 4] } else { [16, 2, 4] }
+    }
 }
 
 /// Where the front-end says a queue's areas are.
@@ -185,19 +200,14 @@ impl<A> Areas<A> {
         options: &Options,
         make: impl Fn(UserAddr, usize, usize) -> Result<(A, Option<Gpa>), Unmapped>,
     ) -> Result<Self, Unmapped> {
-        let Options { size, event_idx, packed, .. } = *options;
-        let (avail, used) = match packed {
-            true => ((EVENT_LEN, 4), (EVENT_LEN, 4)),
-            false => ((avail_len(size, event_idx), 2), (used_len(size, event_idx), 4)),
-        };
-        let (used_len, used_align) = used;
-        let (desc, desc_gpa) = make(addresses.desc, desc_len(size), 16)?;
-        let (avail, _) = make(addresses.avail, avail.0, avail.1)?;
-        let (used, used_gpa) = make(addresses.used, used_len, used_align)?;
+        let (lens, aligns) = (options.area_lens(), options.area_aligns());
+        let (desc, desc_gpa) = make(addresses.desc, lens[0], aligns[0])?;
+        let (avail, _) = make(addresses.avail, lens[1], aligns[1])?;
+        let (used, used_gpa) = make(addresses.used, lens[2], aligns[2])?;
         let logged = match addresses.log {
             None => None,
-            Some(gpa) if !packed => {
-                let (addr, len) = (gpa.0, used_len as u64);
+            Some(gpa) if !options.packed => {
+                let (addr, len) = (gpa.0, lens[2] as u64);
                 view.map().contains(gpa, len).then_some(()).ok_or(Unmapped { addr, len })?;
                 Some(Logged { desc: gpa, used: gpa })
             }

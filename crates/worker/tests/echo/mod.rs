@@ -1,7 +1,9 @@
 //! Sources that do no I/O of their own, and the drivers of their rings.
 #![allow(dead_code, reason = "no test needs all of it")]
 
-use kickless_device::{Call, Context, Counters, Kick, Next, Parts, Place, Polled, Source, Stopped, Vring};
+use kickless_device::{
+    Areas, Call, Context, Counters, Kick, Next, Parts, Place, Polled, Source, Stopped, Vring,
+};
 use kickless_io::{Completion, Engine, EngineKind};
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::event_passed;
@@ -55,12 +57,13 @@ impl Driver {
         Vring::new(Parts {
             index: 0,
             options: Options::new(SIZE, true, false).unwrap(),
-            addresses: Addresses {
+            areas: Areas::User(Addresses {
                 desc: UserAddr(USER),
                 avail: UserAddr(USER + AVAIL),
                 used: UserAddr(USER + USED),
                 log: None,
-            },
+            }),
+            iommu: None,
             next_avail,
             held,
             view: self.view.clone(),

@@ -1,0 +1,219 @@
+//! A virtqueue behind a vIOMMU: its translations, what it waits for, and what its requests in flight use.
+
+use crate::Misses;
+use kickless_memory::{Access, Gpa, Iova, IovaRange, Lack, Map, Table, Tlb, Unmapped, UserAddr};
+use kickless_virtqueue::device::{Addresses, Options};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+/// What a queue needs behind a vIOMMU.
+#[derive(Clone, Debug)]
+pub struct Iommu {
+    /// What the front-end has told.
+    pub table: Arc<Table>,
+    /// Where to ask for more.
+    pub misses: Arc<Misses>,
+}
+
+/// Where a ring's areas are, as a device behind a vIOMMU sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IovaAddresses {
+    /// The descriptor table, or the packed ring.
+    pub desc: Iova,
+    /// The available ring, or the packed ring's driver event suppression.
+    pub avail: Iova,
+    /// The used ring, or the packed ring's device event suppression.
+    pub used: Iova,
+    /// What to mark in the log as written in place of the used ring.
+    pub log: Option<Iova>,
+}
+
+/// An invalidation: whoever still uses the range keeps a sender, and it is over when there is none.
+pub(crate) type Done = Sender<Infallible>;
+
+/// What a vring has behind a vIOMMU.
+#[derive(Debug)]
+pub(crate) struct Translation {
+    pub(crate) tlb: Tlb,
+    misses: Arc<Misses>,
+    queue: u16,
+    /// Something was asked for since the last chain was taken.
+    asked: bool,
+    /// It waits for answers, and does not look before it hears of them.
+    pub(crate) standing: bool,
+    /// What the ring's areas use, while they are mapped.
+    ring: Vec<IovaRange>,
+    in_use: InUse,
+    /// Invalidations that requests in flight hold up.
+    held_up: Vec<HeldUp>,
+}
+
+/// What requests in flight use, by head.
+#[derive(Debug)]
+struct InUse {
+    /// The place in `requests`, plus one. Zeroes that are not used take no memory.
+    places: Box<[u16]>,
+    requests: Vec<Use>,
+    free: Vec<u16>,
+}
+
+#[derive(Debug, Default)]
+struct Use {
+    ranges: Vec<IovaRange>,
+    /// Chains with this head that are in flight. A driver can make one available twice.
+    chains: u32,
+}
+
+#[derive(Debug)]
+struct HeldUp {
+    /// The places of those that were in flight when it came. Requests that come later use what is told later.
+    places: Vec<u16>,
+    _done: Done,
+}
+
+impl Translation {
+    pub(crate) fn new(Iommu { table, misses }: Iommu, queue: u16) -> Self {
+        Self {
+            tlb: Tlb::new(table),
+            misses,
+            queue,
+            asked: false,
+            standing: false,
+            ring: Vec::new(),
+            in_use: InUse { places: vec![0; 1 << 16].into(), requests: Vec::new(), free: Vec::new() },
+            held_up: Vec::new(),
+        }
+    }
+
+    /// Where the areas of a ring of this shape are in the front-end's memory.
+    pub(crate) fn locate(
+        &mut self,
+        addresses: &IovaAddresses,
+        options: &Options,
+        map: &Map,
+    ) -> Result<Addresses, Lack> {
+        self.tlb.begin();
+        let lens = options.area_lens();
+        let packed = options.is_packed();
+        let desc_access = if packed { Access::BOTH } else { Access::READ };
+        // All are looked for, so that all that are missing are asked for at once.
+        let desc = self.tlb.user(addresses.desc, lens[0] as u64, desc_access);
+        let avail = self.tlb.user(addresses.avail, lens[1] as u64, Access::READ);
+        let used = self.tlb.user(addresses.used, lens[2] as u64, Access::BOTH);
+        let log = match addresses.log {
+            Some(log) => self.tlb.user(log, lens[2] as u64, Access::WRITE).map(Some),
+            None => Ok(None),
+        };
+        if self.tlb.is_missing() {
+            return Err(Lack::Missing);
+        }
+        let (desc, avail, used) = (desc?, avail?, used?);
+        let log = log?.map(|user| gpa_of(map, user, lens[2])).transpose().map_err(Lack::Unmapped)?;
+        self.ring.clear();
+        self.ring.extend_from_slice(self.tlb.ranges());
+        Ok(Addresses { desc, avail, used, log })
+    }
+
+    /// Asks for what was missing, and waits.
+    pub(crate) fn ask(&mut self) {
+        self.asked = true;
+        self.standing = true;
+        self.misses.ask(self.queue, self.tlb.missing(), self.tlb.ranges());
+    }
+
+    /// What was missing will not come; should it come all the same, it is looked for.
+    pub(crate) fn give_up(&mut self) {
+        self.asked = true;
+        self.standing = true;
+        self.tlb.accept_refusals();
+        self.misses.watch(self.queue, self.tlb.ranges());
+    }
+
+    /// The ring was found.
+    pub(crate) fn found(&mut self) {
+        if std::mem::take(&mut self.asked) {
+            self.misses.settled(self.queue);
+        }
+        self.tlb.accept_refusals();
+    }
+
+    /// A chain was taken: what it uses is in use until it is given back.
+    #[inline]
+    pub(crate) fn took(&mut self, head: u16) {
+        self.found();
+        self.in_use.take(head, self.tlb.ranges());
+    }
+
+    /// A chain was given back.
+    #[inline]
+    pub(crate) fn gave_back(&mut self, head: u16) {
+        let Some(place) = self.in_use.give_back(head) else { return };
+        if !self.held_up.is_empty() {
+            self.held_up.retain_mut(|held_up| {
+                held_up.places.retain(|held| *held != place);
+                !held_up.places.is_empty()
+            });
+        }
+    }
+
+    /// Whether the ring's areas are in the range.
+    pub(crate) fn is_ring_in(&self, range: IovaRange) -> bool {
+        self.ring.iter().any(|ring| ring.overlaps(range))
+    }
+
+    /// These translations are not true any more.
+    pub(crate) fn invalidate(&mut self, range: IovaRange, done: Done) {
+        self.tlb.drop_range(range);
+        let places = self.in_use.places_of(range);
+        if !places.is_empty() {
+            self.held_up.push(HeldUp { places, _done: done });
+        }
+    }
+}
+
+fn gpa_of(map: &Map, user: UserAddr, len: usize) -> Result<Gpa, Unmapped> {
+    map.gpa_of_range(user, len as u64).ok_or(Unmapped { addr: user.0, len: len as u64 })
+}
+
+impl InUse {
+    #[inline]
+    fn take(&mut self, head: u16, ranges: &[IovaRange]) {
+        let place = &mut self.places[usize::from(head)];
+        if *place == 0 {
+            let free = self.free.pop().unwrap_or_else(|| {
+                self.requests.push(Use::default());
+                // No more than a ring has entries.
+                (self.requests.len() - 1) as u16
+            });
+            *place = free + 1;
+        }
+        let Some(used) = self.requests.get_mut(usize::from(*place - 1)) else { return };
+        if used.chains == 0 {
+            used.ranges.clear();
+        }
+        used.chains += 1;
+        used.ranges.extend_from_slice(ranges);
+    }
+
+    /// The place of the chain's head, if it was the last with it.
+    #[inline]
+    fn give_back(&mut self, head: u16) -> Option<u16> {
+        let place = &mut self.places[usize::from(head)];
+        let at = place.checked_sub(1)?;
+        let used = self.requests.get_mut(usize::from(at))?;
+        used.chains -= 1;
+        if used.chains > 0 {
+            return None;
+        }
+        *place = 0;
+        self.free.push(at);
+        Some(at)
+    }
+
+    /// Places of requests that use any of these.
+    fn places_of(&self, range: IovaRange) -> Vec<u16> {
+        let uses = |used: &Use| used.chains > 0 && used.ranges.iter().any(|used| used.overlaps(range));
+        (0..).zip(&self.requests).filter(|(_, used)| uses(used)).map(|(place, _)| place).collect()
+    }
+}
