@@ -165,14 +165,18 @@ impl Misses {
 
     /// The front-end has replied to the miss with this number. If nothing that it said in between was an answer, it has none:
     /// who is to be told. Also where it says that it has answered: what it said was not what was asked for.
-    pub fn replied(&self, number: u64) -> Option<Refusal> {
+    pub fn replied(&self, number: u64, miss: &Miss) -> Option<Refusal> {
         self.with(|state| {
-            let miss =
-                state.pending.iter().find(|(_, pending)| pending.number == number).map(|(miss, _)| *miss)?;
-            let queues = state.pending.get(&miss)?.queues.clone();
-            state.end(&miss, &mut Vec::new());
-            Some(Refusal { miss, queues })
+            let pending = state.pending.get(miss).filter(|pending| pending.number == number)?;
+            let queues = pending.queues.clone();
+            state.end(miss, &mut Vec::new());
+            Some(Refusal { miss: *miss, queues })
         })
+    }
+
+    /// Whether anybody still waits for the miss with this number.
+    pub fn is_pending(&self, number: u64, miss: &Miss) -> bool {
+        self.with(|state| state.pending.get(miss).is_some_and(|pending| pending.number == number))
     }
 
     /// Whether a request that waits needs any of these.
@@ -242,14 +246,14 @@ mod tests {
         misses.ask(3, &[a], &[]);
         let [(number, _)] = misses.take_unsent()[..] else { panic!("one miss") };
         misses.answered(range(1, 1), Access::READ);
-        assert_eq!(misses.replied(number), Some(Refusal { miss: a, queues: vec![3] }));
-        assert_eq!(misses.replied(number), None);
+        assert_eq!(misses.replied(number, &a), Some(Refusal { miss: a, queues: vec![3] }));
+        assert_eq!(misses.replied(number, &a), None);
         // Asked for again, the reply to the first is none to the second.
         misses.ask(3, &[a], &[]);
         let [(again, _)] = misses.take_unsent()[..] else { panic!("one miss") };
-        assert_eq!(misses.replied(number), None);
+        assert_eq!(misses.replied(number, &a), None);
         assert_eq!(misses.answered(range(1, 1), Access::BOTH), [3]);
-        assert_eq!(misses.replied(again), None, "it was answered");
+        assert_eq!(misses.replied(again, &a), None, "it was answered");
     }
 
     #[test]

@@ -41,6 +41,16 @@ pub(crate) enum Refusal {
     Memory(#[from] kickless_memory::Error),
     #[error("ring {index}: its areas cannot be used: {source} in one piece, or misaligned")]
     Areas { index: u16, source: Unmapped },
+    #[error("a front-end tells of translations, and takes them back, and nothing else")]
+    IotlbKind,
+    #[error("translation leads elsewhere: {0} in one region")]
+    Translation(Unmapped),
+    #[error(transparent)]
+    Update(#[from] kickless_memory::UpdateError),
+    #[error("no vIOMMU was negotiated")]
+    NoIommu,
+    #[error("ring {index}: its areas are misaligned")]
+    Misaligned { index: u16 },
     #[error("xen mappings were not offered")]
     Xen,
     #[error(transparent)]
@@ -72,6 +82,9 @@ pub enum Ended {
         /// What is wrong with it.
         why: String,
     },
+    /// The host fails us.
+    #[error("cannot wait: {0}")]
+    Host(#[source] io::Error),
     /// A worker has ended: nothing can be served any more.
     #[error("a worker has ended")]
     Worker,

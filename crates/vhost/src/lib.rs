@@ -25,6 +25,7 @@
 //! it has not; either way a line in the log names the message and what is wrong with it. The next front-end is served.
 
 mod error;
+mod iotlb;
 mod memory;
 mod negotiation;
 mod rings;

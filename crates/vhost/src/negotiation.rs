@@ -7,12 +7,12 @@ use kickless_spec::vhost_user::ProtocolFeatures;
 
 /// The protocol features that we offer: what we do, and nothing else.
 ///
-/// Without BACKEND_REQ, for there is nothing yet that we would tell the front-end. Without STATUS: QEMU resets it
-/// before it asks for the ring's bases, and nothing here would come of it.
+/// Without STATUS: QEMU resets it before it asks for the ring's bases, and nothing here would come of it.
 pub(crate) const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::REPLY_ACK)
     .union(ProtocolFeatures::CONFIG)
     .union(ProtocolFeatures::LOG_SHMFD)
+    .union(ProtocolFeatures::BACKEND_REQ)
     .union(ProtocolFeatures::RESET_DEVICE)
     .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
     .union(ProtocolFeatures::DEVICE_STATE);
@@ -28,15 +28,30 @@ pub(crate) struct Negotiated {
     pub(crate) protocol: ProtocolFeatures,
 }
 
-/// Feature bits of the device and of vhost-user.
-pub(crate) fn offered(device: &dyn Device) -> Features {
-    device.features() | Features::PROTOCOL_FEATURES | Features::LOG_ALL
-}
-
 impl Negotiated {
+    /// Feature bits of the device and of vhost-user.
+    ///
+    /// A vIOMMU only where misses can be told and their answers acknowledged. So it is offered once the protocol features have
+    /// been chosen: QEMU asks for feature bits a first time before that, and a second time, which counts, afterwards. (With the bit
+    /// in the first answer, it insists on those protocol features.)
+    pub(crate) fn offered(&self, device: &dyn Device) -> Features {
+        let vhost_user = Features::PROTOCOL_FEATURES | Features::LOG_ALL;
+        let needed = ProtocolFeatures::BACKEND_REQ | ProtocolFeatures::REPLY_ACK;
+        let iommu = match self.protocol.contains(needed) {
+            true => Features::ACCESS_PLATFORM,
+            false => Features::empty(),
+        };
+        device.features() | vhost_user | iommu
+    }
+
+    /// Whether addresses of rings and buffers are a vIOMMU's.
+    pub(crate) fn iommu(&self) -> bool {
+        self.features.contains(Features::ACCESS_PLATFORM)
+    }
+
     /// SET_FEATURES.
     pub(crate) fn set_features(&mut self, device: &dyn Device, features: Features) -> Result<(), Refusal> {
-        let unknown = features - offered(device);
+        let unknown = features - self.offered(device);
         if !unknown.is_empty() {
             return Err(Refusal::Features(unknown));
         }

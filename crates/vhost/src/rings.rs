@@ -2,11 +2,11 @@
 
 use crate::error::{Ended, Refusal};
 use crate::server::Statistics;
-use crate::setup::{Setup, Shape};
+use crate::setup::{self, Setup, Shape};
 use crate::state::{RingState, State};
 use crate::wait;
-use kickless_device::{Call, Device, InvalidState, Kick, Parts, Place, Placed, Update, Vring};
-use kickless_memory::View;
+use kickless_device::{Areas, Call, Device, InvalidState, Iommu, Kick, Parts, Place, Placed, Update, Vring};
+use kickless_memory::{Iova, View};
 use kickless_spec::features::Features;
 use kickless_virtqueue::device::{Addresses, Metadata, Options};
 use std::io;
@@ -32,6 +32,8 @@ pub(crate) struct Rings {
     statistics: Arc<Statistics>,
     /// It is told here that pages were marked in the log.
     logged: Option<Call>,
+    /// What rings behind a vIOMMU need, once there has been one.
+    pub(crate) iommu: Option<Iommu>,
     /// The device is open: from the first ring that runs until none is started any more.
     open: bool,
     /// The front-end behaves as if its driver were about to begin. The first ring to start says whether it is.
@@ -41,7 +43,7 @@ pub(crate) struct Rings {
 impl Rings {
     pub(crate) fn new(device: Arc<dyn Device>, place: Arc<dyn Place>, statistics: Arc<Statistics>) -> Self {
         let rings = (0..device.queues_max()).map(|_| Ring::default()).collect();
-        Self { rings, device, place, statistics, logged: None, open: false, begins: false }
+        Self { rings, device, place, statistics, logged: None, iommu: None, open: false, begins: false }
     }
 
     /// The ring that a message names, checked.
@@ -104,7 +106,9 @@ impl Rings {
     ) -> Result<(), Refusal> {
         let options = options(size, features)?;
         // Before the device is opened, so that a front-end's mistake has no other effect.
-        check_areas(index, view, &addresses, &options)?;
+        let areas = setup::areas(addresses, features);
+        check_areas(index, view, &areas, &options)?;
+        let iommu = self.iommu.clone().filter(|_| matches!(areas, Areas::Iova(_)));
         let shape = Shape { size, packed: options.is_packed() };
         if let Some(loaded) = self.get(index).setup.loaded.filter(|loaded| *loaded != shape) {
             return Err(Refusal::Shape { index, shape, loaded });
@@ -124,7 +128,8 @@ impl Rings {
         let vring = Vring::new(Parts {
             index,
             options,
-            addresses,
+            areas,
+            iommu,
             next_avail,
             held: ring.setup.held.clone(),
             view: view.clone(),
@@ -155,6 +160,7 @@ impl Rings {
             let stopped = wait::answer(&running.stop(), "a ring to drain", Some(index))?;
             debug!(ring = index, next_avail = stopped.next_avail, held = stopped.held.len(), "ring stopped");
             ring.setup.resume(stopped);
+            self.forget(index);
         }
         Ok(())
     }
@@ -169,7 +175,10 @@ impl Rings {
         let mut ended = Ok(());
         for (index, stopped, _running) in stopping {
             match wait::answer(&stopped, "a ring to drain", Some(index)) {
-                Ok(stopped) => self.get(index).setup.resume(stopped),
+                Ok(stopped) => {
+                    self.get(index).setup.resume(stopped);
+                    self.forget(index);
+                }
                 Err(error) => ended = Err(error),
             }
         }
@@ -237,6 +246,27 @@ impl Rings {
         }
     }
 
+    /// A ring that has stopped waits for no translation.
+    fn forget(&self, index: u16) {
+        if let Some(iommu) = &self.iommu {
+            iommu.misses.forget(index);
+        }
+    }
+
+    /// Applies an update to a ring, if it runs, sooner or later.
+    pub(crate) fn tell(&self, index: u16, update: Update) {
+        if let Some(running) = self.rings.get(usize::from(index)).and_then(|ring| ring.running.as_ref()) {
+            drop(running.update(update));
+        }
+    }
+
+    /// Applies an update to all rings that run, sooner or later.
+    pub(crate) fn tell_all(&self, update: impl Fn() -> Update) {
+        for running in self.rings.iter().filter_map(|ring| ring.running.as_ref()) {
+            drop(running.update(update()));
+        }
+    }
+
     /// Applies an update to all rings that run.
     pub(crate) fn update_all(&mut self, update: impl Fn() -> Update) -> Result<(), Ended> {
         let answers: Vec<_> =
@@ -265,12 +295,19 @@ pub(crate) fn options(size: u16, features: Features) -> Result<Options, Refusal>
     Ok(options?.with_in_order(has(Features::IN_ORDER)))
 }
 
-/// Whether the areas are in guest memory.
-pub(crate) fn check_areas(
-    index: u16,
-    view: &Arc<View>,
-    addresses: &Addresses,
-    options: &Options,
-) -> Result<(), Refusal> {
-    Metadata::map(view, addresses, options).map(drop).map_err(|source| Refusal::Areas { index, source })
+/// Whether the areas are in guest memory. Behind a vIOMMU that is not known yet, only whether they are aligned: whole pages are
+/// translated.
+pub(crate) fn check_areas(index: u16, view: &Arc<View>, areas: &Areas, options: &Options) -> Result<(), Refusal> {
+    match areas {
+        Areas::User(addresses) => {
+            let mapped = Metadata::map(view, addresses, options);
+            mapped.map(drop).map_err(|source| Refusal::Areas { index, source })
+        }
+        Areas::Iova(addresses) => {
+            let starts = [addresses.desc, addresses.avail, addresses.used];
+            let is_aligned = |(start, align): (Iova, usize)| start.0.is_multiple_of(align as u64);
+            let aligned = starts.into_iter().zip(options.area_aligns()).all(is_aligned);
+            aligned.then_some(()).ok_or(Refusal::Misaligned { index })
+        }
+    }
 }

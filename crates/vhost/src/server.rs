@@ -3,7 +3,6 @@
 use crate::Ended;
 use crate::session::Session;
 use kickless_device::{Count, Counters, Device, Place};
-use kickless_vhost_user::Wait;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
@@ -96,7 +95,7 @@ impl Server {
     pub fn serve_connection(&self, connection: UnixStream, stop: BorrowedFd<'_>) -> Result<(), Ended> {
         info!("front-end connected");
         let (device, place, statistics) = (self.device.clone(), self.place.clone(), self.statistics.clone());
-        Session::new(connection, Wait::until(stop), device, place, statistics).run()
+        Session::new(connection, stop, device, place, statistics).run()
     }
 }
 

@@ -1,11 +1,12 @@
 //! One connection.
 
 use crate::error::{Ended, Refusal};
+use crate::iotlb::{Channel, Translations};
 use crate::memory::Memory;
-use crate::negotiation::{Negotiated, PROTOCOL_FEATURES, offered};
+use crate::negotiation::{Negotiated, PROTOCOL_FEATURES};
 use crate::rings::{self, Rings};
 use crate::server::Statistics;
-use crate::setup::Setup;
+use crate::setup::{self, Setup};
 use crate::state::Bounds;
 use crate::transfer::Transfers;
 use kickless_device::{Call, Device, Kick, Place, Update};
@@ -17,6 +18,7 @@ use kickless_vhost_user::{
     Refused, Reply, Request, VringAddr, VringFd, VringState, Wait,
 };
 use kickless_virtqueue::device::Addresses;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,13 +27,17 @@ use tracing::{debug, warn};
 /// A connection to a front-end, and all that it has told us.
 pub(crate) struct Session<'a> {
     backend: Backend,
-    wait: Wait<'a>,
+    stop: BorrowedFd<'a>,
     device: Arc<dyn Device>,
     statistics: Arc<Statistics>,
     negotiated: Negotiated,
     memory: Memory,
     rings: Rings,
     transfers: Transfers,
+    /// The front-end hears of misses there.
+    channel: Channel,
+    /// Once a vIOMMU has been negotiated.
+    translations: Option<Translations>,
     /// Whose driver this is, is known: a new one's, whose front-end reads the configuration space before it starts a ring, or
     /// one that was running before the front-end connected.
     introduced: bool,
@@ -40,20 +46,22 @@ pub(crate) struct Session<'a> {
 impl<'a> Session<'a> {
     pub(crate) fn new(
         connection: UnixStream,
-        wait: Wait<'a>,
+        stop: BorrowedFd<'a>,
         device: Arc<dyn Device>,
         place: Arc<dyn Place>,
         statistics: Arc<Statistics>,
     ) -> Self {
         Self {
             backend: Backend::new(connection),
-            wait,
+            stop,
             rings: Rings::new(device.clone(), place, statistics.clone()),
             device,
             statistics,
             negotiated: Negotiated::default(),
             memory: Memory::default(),
             transfers: Transfers::default(),
+            channel: Channel::default(),
+            translations: None,
             introduced: false,
         }
     }
@@ -68,7 +76,11 @@ impl<'a> Session<'a> {
 
     fn serve(&mut self) -> Result<(), Ended> {
         loop {
-            match self.backend.recv(&self.wait) {
+            if let Some(translations) = &mut self.translations {
+                let (messages, stop) = (self.backend.as_fd(), self.stop);
+                self.channel.serve_until(messages, stop, translations, &self.rings).map_err(Ended::Host)?;
+            }
+            match self.backend.recv(&Wait::until(self.stop)) {
                 Ok(None) => return Ok(()),
                 Ok(Some(received)) => self.answer(received)?,
                 Err(Error::Interrupted) => return Err(Ended::Stopped),
@@ -126,7 +138,7 @@ impl<'a> Session<'a> {
         let done = |()| Ok(None);
         let number = |value: u64| Ok(Some(Reply::U64(value)));
         match message {
-            Message::GetFeatures => number(offered(&*self.device).bits()),
+            Message::GetFeatures => number(self.negotiated.offered(&*self.device).bits()),
             Message::SetFeatures(features) => self.set_features(features).and_then(done),
             Message::GetProtocolFeatures => number(PROTOCOL_FEATURES.bits()),
             Message::SetProtocolFeatures(protocol) => self.negotiated.set_protocol(protocol).and_then(done),
@@ -144,6 +156,17 @@ impl<'a> Session<'a> {
             Message::RemMemReg(region) => {
                 self.negotiated.need(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
                 self.memory.remove(&region, &mut self.rings).and_then(done)
+            }
+
+            Message::SetBackendReqFd(socket) => {
+                self.negotiated.need(ProtocolFeatures::BACKEND_REQ)?;
+                self.channel.set(socket, self.translations.as_mut());
+                Ok(None)
+            }
+            Message::IotlbMsg(message) => {
+                let translations = self.translations.as_mut().ok_or(Refusal::NoIommu)?;
+                translations.message(&message, self.memory.view().map(), &mut self.rings)?;
+                number(0)
             }
 
             Message::SetLogBase(base) => self.set_log_base(base).map(Some),
@@ -194,12 +217,27 @@ impl<'a> Session<'a> {
     /// Rings that run keep what they were started with, but for logging.
     fn set_features(&mut self, features: Features) -> Result<(), Refusal> {
         self.negotiated.set_features(&*self.device, features)?;
+        if self.negotiated.iommu() && self.translations.is_none() {
+            let translations = Translations::new().map_err(Refusal::Descriptor)?;
+            self.rings.iommu = Some(translations.iommu());
+            self.translations = Some(translations);
+        }
+        self.flush_if_stopped();
         self.memory.set_logging(features.contains(Features::LOG_ALL), &mut self.rings)?;
         if self.negotiated.always_enabled() {
             self.rings.each_setup(|setup| setup.enabled = true);
             (0..self.device.queues_max()).try_for_each(|index| self.settle(index))?;
         }
         Ok(())
+    }
+
+    /// Where no ring runs, the front-end tells of no invalidation.
+    fn flush_if_stopped(&mut self) {
+        if let Some(translations) = &mut self.translations
+            && !self.rings.any_running()
+        {
+            translations.flush();
+        }
     }
 
     fn set_log_base(&mut self, base: LogBase) -> Result<Reply, Refusal> {
@@ -214,6 +252,7 @@ impl<'a> Session<'a> {
     fn reset(&mut self) -> Result<(), Refusal> {
         self.negotiated.need(ProtocolFeatures::RESET_DEVICE)?;
         self.rings.stop_all()?;
+        self.flush_if_stopped();
         self.rings.reset(self.negotiated.always_enabled());
         Ok(())
     }
@@ -253,21 +292,24 @@ impl<'a> Session<'a> {
             used: UserAddr(addr.used_addr),
             log: addr.log.then_some(Gpa(addr.log_guest_addr)),
         };
+        let areas = setup::areas(addresses, self.negotiated.features);
         let view = self.memory.view();
         // The specification puts these three in no order; what is not known yet is checked when the ring starts.
         if let Some(size) = self.rings.get(index).setup.size
             && !view.map().slots().is_empty()
         {
-            rings::check_areas(index, view, &addresses, &rings::options(size, self.negotiated.features)?)?;
+            let options = rings::options(size, self.negotiated.features)?;
+            rings::check_areas(index, view, &areas, &options)?;
         }
         self.rings.get(index).setup.addresses = Some(addresses);
-        self.rings.update(index, Update::Addresses(addresses))?;
+        self.rings.update(index, Update::Addresses(areas))?;
         self.settle(index)
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<Reply, Refusal> {
         let checked = self.rings.index(index)?;
         self.rings.stop(checked)?;
+        self.flush_if_stopped();
         let packed = self.negotiated.packed();
         let ring = self.rings.get(checked);
         // It starts again with the next kick descriptor.

@@ -1,7 +1,9 @@
 //! What the front-end has said of a ring. Pure.
 
 use crate::state::RingState;
-use kickless_device::Stopped;
+use kickless_device::{Areas, IovaAddresses, Stopped};
+use kickless_memory::Iova;
+use kickless_spec::features::Features;
 use kickless_spec::ring::EVENT_WRAP;
 use kickless_virtqueue::device::{Addresses, Held};
 use std::fmt;
@@ -24,7 +26,7 @@ impl fmt::Display for Shape {
 pub(crate) struct Setup {
     /// Entries, once SET_VRING_NUM has come.
     pub(crate) size: Option<u16>,
-    /// Where its areas lie, once SET_VRING_ADDR has come.
+    /// Where its areas lie, once SET_VRING_ADDR has come. What the numbers mean depends on the features: see [`areas`].
     pub(crate) addresses: Option<Addresses>,
     /// The first available entry to take: what SET_VRING_BASE said, or where it stopped. In a packed ring bit 15 is the wrap
     /// counter. `None`: nothing was said yet, and it begins where rings begin.
@@ -38,6 +40,17 @@ pub(crate) struct Setup {
     pub(crate) started: bool,
     /// SET_VRING_ENABLE, or no protocol features, with which rings are enabled from the beginning.
     pub(crate) enabled: bool,
+}
+
+/// Where SET_VRING_ADDR says that areas are. Behind a vIOMMU its numbers, that of the log among them, are addresses as the
+/// device sees them.
+pub(crate) fn areas(said: Addresses, features: Features) -> Areas {
+    if !features.contains(Features::ACCESS_PLATFORM) {
+        return Areas::User(said);
+    }
+    let Addresses { desc, avail, used, log } = said;
+    let log = log.map(|log| Iova(log.0));
+    Areas::Iova(IovaAddresses { desc: Iova(desc.0), avail: Iova(avail.0), used: Iova(used.0), log })
 }
 
 impl Setup {

@@ -1,0 +1,253 @@
+//! Translations of a vIOMMU: what the front-end tells, and what it is asked for.
+//!
+//! Three parties take part, and none waits for another in a circle:
+//!
+//! * A queue that lacks a translation says so ([`Misses`]) and stands. It waits for nobody: its worker serves others.
+//! * The session sends the miss on the back-end's channel, and waits for nothing either: it goes on with whatever comes
+//!   next, a message, or a reply on the channel. So it is there when the front-end, which holds its own big lock then, sends
+//!   the answer, an UPDATE, and waits until that is acknowledged.
+//! * An UPDATE that contradicts an earlier one, and an INVALIDATE, are acknowledged when no queue uses what they take back.
+//!   That waits for workers and for I/O in flight, which need neither the front-end nor an answer to a miss.
+//!
+//! GET_VRING_BASE stops a queue whether it stands or not; what it had asked for is forgotten afterwards, and an answer that
+//! comes late is a translation like any other. When no ring runs any more, all translations are forgotten: a front-end
+//! tells of no invalidation while its device is stopped.
+
+use crate::error::{Ended, Refusal};
+use crate::rings::Rings;
+use crate::wait;
+use kickless_device::{Iommu, Misses, Signal, Update};
+use kickless_memory::{Access, Iotlb, Iova, IovaRange, Map, Miss, Unmapped, UpdateError, UserAddr};
+use kickless_spec::vhost_user::{BackendRequest, IotlbAccess, IotlbKind};
+use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Iotlb as Message, Wait};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use tracing::{debug, warn};
+
+/// What a miss asks for: a page.
+const PAGE: u64 = 4096;
+
+/// A session's translations.
+pub(crate) struct Translations {
+    iotlb: Iotlb,
+    misses: Arc<Misses>,
+    /// Misses that could not be sent yet.
+    unsent: VecDeque<(u64, Miss)>,
+    /// Misses whose replies are to come, in this order.
+    awaiting: VecDeque<(u64, Miss)>,
+}
+
+impl Translations {
+    pub(crate) fn new() -> io::Result<Self> {
+        let misses = Arc::new(Misses::new(Signal::new()?));
+        Ok(Self { iotlb: Iotlb::default(), misses, unsent: VecDeque::new(), awaiting: VecDeque::new() })
+    }
+
+    /// What queues need.
+    pub(crate) fn iommu(&self) -> Iommu {
+        Iommu { table: self.iotlb.table().clone(), misses: self.misses.clone() }
+    }
+
+    /// IOTLB_MSG.
+    pub(crate) fn message(&mut self, message: &Message, map: &Map, rings: &mut Rings) -> Result<(), Refusal> {
+        match message.kind {
+            IotlbKind::Update => self.update(message, map, rings),
+            IotlbKind::Invalidate => {
+                let range = IovaRange::new(Iova(message.iova), message.size);
+                self.iotlb.invalidate(range);
+                Ok(self.settle(rings)?)
+            }
+            IotlbKind::Miss | IotlbKind::AccessFail => Err(Refusal::IotlbKind),
+        }
+    }
+
+    fn update(&mut self, message: &Message, map: &Map, rings: &mut Rings) -> Result<(), Refusal> {
+        let (iova, user, len) = (Iova(message.iova), UserAddr(message.user_addr), message.size);
+        // All of it is in one region: nothing else would be one piece of the front-end's memory.
+        if len > 0 && map.gpa_of_range(user, len).is_none() {
+            return Err(Refusal::Translation(Unmapped { addr: user.0, len }));
+        }
+        let access = access_of(message.access);
+        loop {
+            match self.iotlb.update(iova, len, user, access) {
+                Ok(()) => break,
+                Err(UpdateError::Full { .. }) if self.make_room(rings)? => {}
+                Err(error) => {
+                    // A part of it may be in force, and what that replaced is not.
+                    self.settle(rings)?;
+                    return Err(error.into());
+                }
+            }
+        }
+        self.settle(rings)?;
+        for queue in self.misses.answered(IovaRange::new(iova, len), access) {
+            rings.tell(queue, Update::Look);
+        }
+        Ok(())
+    }
+
+    /// Makes room for a node, if there is something to evict.
+    fn make_room(&mut self, rings: &mut Rings) -> Result<bool, Ended> {
+        // What came before is waited for as what it is: it may be more than forgotten.
+        if self.iotlb.is_in_limbo() {
+            self.settle(rings)?;
+            return Ok(true);
+        }
+        let misses = &self.misses;
+        if !self.iotlb.evict(|range| misses.is_pinned(range)) {
+            return Ok(false);
+        }
+        if let Some(range) = self.iotlb.take_stale() {
+            rings.update_all(|| Update::Forget(range))?;
+        }
+        self.iotlb.quiesced();
+        Ok(true)
+    }
+
+    /// Has all queues drop what is not true any more, and waits until nobody uses it.
+    fn settle(&mut self, rings: &mut Rings) -> Result<(), Ended> {
+        let Some(range) = self.iotlb.take_stale() else { return Ok(()) };
+        let (done, all_done) = mpsc::channel();
+        rings.tell_all(|| Update::Invalidate(range, done.clone()));
+        drop(done);
+        wait::until("requests in flight that use an invalidated translation", |patience| {
+            matches!(all_done.recv_timeout(patience), Err(RecvTimeoutError::Disconnected))
+        });
+        self.iotlb.quiesced();
+        Ok(())
+    }
+
+    /// No ring runs: what is not true any more will not be told, so nothing is kept.
+    pub(crate) fn flush(&mut self) {
+        self.iotlb.invalidate(IovaRange::ALL);
+        // Nobody is left to drop it.
+        let _ = self.iotlb.take_stale();
+        self.iotlb.quiesced();
+    }
+
+    /// Another channel: what was not answered on the old one is asked for again.
+    fn ask_again(&mut self) {
+        while let Some(miss) = self.awaiting.pop_back() {
+            self.unsent.push_front(miss);
+        }
+    }
+
+    /// Sends what can be sent.
+    fn send(&mut self, channel: &mut BackendRequester) -> Result<(), Error> {
+        while let Some((number, miss)) = self.unsent.pop_front() {
+            if !self.misses.is_pending(number, &miss) {
+                // Nobody waits for it any more.
+                continue;
+            }
+            let message = BackendMessage::IotlbMsg(Message {
+                kind: IotlbKind::Miss,
+                iova: miss.page.0,
+                size: PAGE,
+                user_addr: 0,
+                access: wire_access(miss.access),
+            });
+            match channel.send(&message, true, &Wait::never()) {
+                Ok(_) => self.awaiting.push_back((number, miss)),
+                Err(Error::Interrupted) => {
+                    self.unsent.push_front((number, miss));
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the replies that have come.
+    fn take_replies(&mut self, channel: &mut BackendRequester, rings: &Rings) -> Result<(), Error> {
+        loop {
+            match channel.recv_reply(BackendRequest::IotlbMsg, &Wait::never()) {
+                Ok(_) => {}
+                Err(Error::Interrupted) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            let Some((number, miss)) = self.awaiting.pop_front() else { return Err(Error::Closed) };
+            // The answer, if there is one, has come before the reply to the miss.
+            let Some(refusal) = self.misses.replied(number, &miss) else { continue };
+            debug!(iova = %miss.page, "the front-end has no translation");
+            for queue in refusal.queues {
+                rings.tell(queue, Update::Refused(refusal.miss));
+            }
+        }
+    }
+}
+
+/// The channel for misses, and what is waited for beside the front-end's messages.
+#[derive(Default)]
+pub(crate) struct Channel {
+    requester: Option<BackendRequester>,
+}
+
+impl Channel {
+    /// SET_BACKEND_REQ_FD.
+    pub(crate) fn set(&mut self, socket: OwnedFd, translations: Option<&mut Translations>) {
+        self.requester = Some(BackendRequester::new(socket));
+        if let Some(translations) = translations {
+            translations.ask_again();
+        }
+    }
+
+    /// Sends misses and takes their replies until there is a message of the front-end's, or a reason to stop.
+    pub(crate) fn serve_until(
+        &mut self,
+        messages: BorrowedFd<'_>,
+        stop: BorrowedFd<'_>,
+        translations: &mut Translations,
+        rings: &Rings,
+    ) -> io::Result<()> {
+        loop {
+            translations.unsent.extend(translations.misses.take_unsent());
+            if let Some(requester) = &mut self.requester
+                && let Err(error) =
+                    translations.take_replies(requester, rings).and_then(|()| translations.send(requester))
+            {
+                warn!(%error, "the channel for misses is dropped; queues that wait for translations stand");
+                self.requester = None;
+            }
+            let misses = translations.misses.clone();
+            let flags = match translations.unsent.is_empty() {
+                true => PollFlags::IN,
+                false => PollFlags::IN | PollFlags::OUT,
+            };
+            let requester = self.requester.as_ref().map_or(messages, AsFd::as_fd);
+            let mut fds = [
+                PollFd::from_borrowed_fd(messages, PollFlags::IN),
+                PollFd::from_borrowed_fd(stop, PollFlags::IN),
+                PollFd::from_borrowed_fd(misses.signal().as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(requester, flags),
+            ];
+            let watched = if self.requester.is_some() { &mut fds[..] } else { &mut fds[..3] };
+            match poll(watched, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if fds[..2].iter().any(|fd| !fd.revents().is_empty()) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn access_of(access: IotlbAccess) -> Access {
+    match (access.contains(IotlbAccess::READ), access.contains(IotlbAccess::WRITE)) {
+        (true, true) => Access::BOTH,
+        (true, false) => Access::READ,
+        (false, true) => Access::WRITE,
+        (false, false) => Access::NONE,
+    }
+}
+
+fn wire_access(access: Access) -> IotlbAccess {
+    let flag = |of: Access, flag| if access.allows(of) { flag } else { IotlbAccess::empty() };
+    flag(Access::READ, IotlbAccess::READ) | flag(Access::WRITE, IotlbAccess::WRITE)
+}
