@@ -62,6 +62,9 @@ pub struct GuestConfig {
     pub disks: Vec<DiskConfig>,
     /// Whether a reset starts the guest anew; it ends QEMU otherwise.
     pub resets: bool,
+    /// Whether it has a vIOMMU (Intel's), which the kernel uses strictly: each mapping is invalidated when its buffer is given
+    /// back.
+    pub viommu: bool,
     /// Where a running machine is received instead of booting one: a socket that QEMU makes.
     pub incoming: Option<PathBuf>,
 }
@@ -75,6 +78,7 @@ impl GuestConfig {
             memory_mib: 512,
             disks,
             resets: false,
+            viommu: false,
             incoming: None,
         }
     }
@@ -115,12 +119,17 @@ impl GuestConfig {
             "-mon",
             "chardev=qmp,mode=control",
         ]);
+        if self.viommu {
+            // Before the devices behind it.
+            add(&["-device", "intel-iommu,device-iotlb=on"]);
+        }
         add(&["-device", "pcie-root-port,id=port0,chassis=1,slot=1"]);
         match &self.boot {
             Boot::Kernel(parameters) => {
                 // Where the host is busy, ticks of an emulated timer come so late that Linux takes it for broken, and gives up.
+                let viommu = if self.viommu { "intel_iommu=on iommu.strict=1" } else { "" };
                 let parameters =
-                    format!("console=ttyS0 quiet loglevel=5 panic=-1 no_timer_check {parameters}");
+                    format!("console=ttyS0 quiet loglevel=5 panic=-1 no_timer_check {viommu} {parameters}");
                 add(&["-kernel", &assets.kernel().display().to_string()]);
                 add(&["-initrd", &assets.tools().display().to_string(), "-append", &parameters]);
             }

@@ -27,7 +27,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 /// What a miss asks for: a page.
 const PAGE: u64 = 4096;
@@ -40,12 +40,29 @@ pub(crate) struct Translations {
     unsent: VecDeque<(u64, Miss)>,
     /// Misses whose replies are to come, in this order.
     awaiting: VecDeque<(u64, Miss)>,
+    counts: Counts,
+}
+
+/// What has come and gone.
+#[derive(Debug, Default)]
+struct Counts {
+    misses: u64,
+    refusals: u64,
+    updates: u64,
+    invalidations: u64,
+    evictions: u64,
 }
 
 impl Translations {
     pub(crate) fn new() -> io::Result<Self> {
         let misses = Arc::new(Misses::new(Signal::new()?));
-        Ok(Self { iotlb: Iotlb::default(), misses, unsent: VecDeque::new(), awaiting: VecDeque::new() })
+        Ok(Self {
+            iotlb: Iotlb::default(),
+            misses,
+            unsent: VecDeque::new(),
+            awaiting: VecDeque::new(),
+            counts: Counts::default(),
+        })
     }
 
     /// What queues need.
@@ -58,6 +75,7 @@ impl Translations {
         match message.kind {
             IotlbKind::Update => self.update(message, map, rings),
             IotlbKind::Invalidate => {
+                self.counts.invalidations += 1;
                 let range = IovaRange::new(Iova(message.iova), message.size);
                 self.iotlb.invalidate(range);
                 Ok(self.settle(rings)?)
@@ -72,6 +90,7 @@ impl Translations {
         if len > 0 && map.gpa_of_range(user, len).is_none() {
             return Err(Refusal::Translation(Unmapped { addr: user.0, len }));
         }
+        self.counts.updates += 1;
         let access = access_of(message.access);
         loop {
             match self.iotlb.update(iova, len, user, access) {
@@ -102,6 +121,7 @@ impl Translations {
         if !self.iotlb.evict(|range| misses.is_pinned(range)) {
             return Ok(false);
         }
+        self.counts.evictions += 1;
         if let Some(range) = self.iotlb.take_stale() {
             rings.update_all(|| Update::Forget(range))?;
         }
@@ -130,6 +150,12 @@ impl Translations {
         self.iotlb.quiesced();
     }
 
+    /// Logs a line about all there has been.
+    pub(crate) fn log(&self) {
+        let Counts { misses, refusals, updates, invalidations, evictions } = self.counts;
+        info!(misses, refusals, updates, invalidations, evictions, "translations of a vIOMMU");
+    }
+
     /// Another channel: what was not answered on the old one is asked for again.
     fn ask_again(&mut self) {
         while let Some(miss) = self.awaiting.pop_back() {
@@ -152,7 +178,10 @@ impl Translations {
                 access: wire_access(miss.access),
             });
             match channel.send(&message, true, &Wait::never()) {
-                Ok(_) => self.awaiting.push_back((number, miss)),
+                Ok(_) => {
+                    self.counts.misses += 1;
+                    self.awaiting.push_back((number, miss));
+                }
                 Err(Error::Interrupted) => {
                     self.unsent.push_front((number, miss));
                     return Ok(());
@@ -174,6 +203,7 @@ impl Translations {
             let Some((number, miss)) = self.awaiting.pop_front() else { return Err(Error::Closed) };
             // The answer, if there is one, has come before the reply to the miss.
             let Some(refusal) = self.misses.replied(number, &miss) else { continue };
+            self.counts.refusals += 1;
             debug!(iova = %miss.page, "the front-end has no translation");
             for queue in refusal.queues {
                 rings.tell(queue, Update::Refused(refusal.miss));

@@ -71,6 +71,9 @@ impl<'a> Session<'a> {
         let ended = self.serve();
         let stopped = self.rings.stop_all();
         self.rings.reset(false);
+        if let Some(translations) = &self.translations {
+            translations.log();
+        }
         ended.and(stopped)
     }
 
