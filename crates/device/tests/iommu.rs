@@ -1,0 +1,317 @@
+//! A vring behind a vIOMMU, whose session the test plays.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use kickless_device::{Areas, Counters, Iommu, IovaAddresses, Misses, Parts, Signal, Stopped, Update, Vring};
+use kickless_memory::{Access, Gpa, Iotlb, Iova, IovaRange, Map, Miss, Slot, UserAddr, View};
+use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
+use kickless_virtqueue::Chain;
+use kickless_virtqueue::device::Options;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+
+const PAGE: u64 = 4096;
+const LEN: u64 = 64 * PAGE;
+const USER: u64 = 0x7e00_0000_0000;
+/// What the device sees at this distance is what the guest has at 0.
+const IOVA: u64 = 0xffff_0000_0000;
+/// In the guest's memory: each on a page of its own.
+const DESC: u64 = PAGE;
+const AVAIL: u64 = 2 * PAGE;
+const USED: u64 = 3 * PAGE;
+const BUFFERS: u64 = 8 * PAGE;
+
+struct Setup {
+    vring: Vring,
+    iotlb: Iotlb,
+    misses: Arc<Misses>,
+    view: Arc<View>,
+    avail: u16,
+}
+
+fn view(len: u64) -> Arc<View> {
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, len).unwrap();
+    Arc::new(View::new(Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(USER), len).unwrap()]).unwrap()))
+}
+
+fn range(gpa: u64, len: u64) -> IovaRange {
+    IovaRange::new(Iova(IOVA + gpa), len)
+}
+
+impl Setup {
+    fn new() -> Self {
+        let (view, iotlb) = (view(LEN), Iotlb::default());
+        let misses = Arc::new(Misses::new(Signal::new().unwrap()));
+        let vring = Vring::new(Parts {
+            index: 3,
+            options: Options::new(16, false, true).unwrap(),
+            areas: Areas::Iova(IovaAddresses {
+                desc: Iova(IOVA + DESC),
+                avail: Iova(IOVA + AVAIL),
+                used: Iova(IOVA + USED),
+                log: None,
+            }),
+            iommu: Some(Iommu { table: iotlb.table().clone(), misses: misses.clone() }),
+            next_avail: 0,
+            held: Vec::new(),
+            view: view.clone(),
+            kick: None,
+            call: None,
+            err: None,
+            logged: None,
+            counters: Arc::new(Counters::default()),
+        })
+        .unwrap();
+        Self { vring, iotlb, misses, view, avail: 0 }
+    }
+
+    /// With its ring in place.
+    fn with_ring() -> Self {
+        let mut setup = Self::new();
+        setup.tell(DESC, 1, Access::READ);
+        setup.tell(AVAIL, 1, Access::READ);
+        setup.tell(USED, 1, Access::BOTH);
+        assert!(!setup.pop());
+        assert!(setup.sent().is_empty());
+        setup
+    }
+
+    /// The front-end tells a translation, asked or not. Queues that it woke.
+    fn tell(&mut self, gpa: u64, pages: u64, access: Access) -> Vec<u16> {
+        self.tell_elsewhere(gpa, pages, gpa, access)
+    }
+
+    fn tell_elsewhere(&mut self, gpa: u64, pages: u64, to: u64, access: Access) -> Vec<u16> {
+        self.iotlb.update(Iova(IOVA + gpa), pages * PAGE, UserAddr(USER + to), access).unwrap();
+        let woken = self.misses.answered(range(gpa, pages * PAGE), access);
+        if !woken.is_empty() {
+            self.vring.apply(Update::Look);
+        }
+        woken
+    }
+
+    fn invalidate(&mut self, gpa: u64, len: u64) -> Receiver<Infallible> {
+        self.iotlb.invalidate(range(gpa, len));
+        let (done, all_done) = channel();
+        self.vring.apply(Update::Invalidate(self.iotlb.take_stale().unwrap(), done));
+        all_done
+    }
+
+    fn sent(&self) -> Vec<(u64, Access)> {
+        self.misses.take_unsent().into_iter().map(|(_, miss)| (miss.page.0 - IOVA, miss.access)).collect()
+    }
+
+    fn pop(&mut self) -> bool {
+        self.vring.pop(&mut Chain::default())
+    }
+
+    /// Offers a chain of a readable and a writable buffer.
+    fn offer(&mut self, head: u16, readable: (u64, u32), writable: (u64, u32)) {
+        let at = |index: u16| Gpa(DESC + 16 * u64::from(index));
+        self.view.map().write_obj(at(head), &desc(readable, DESC_F_NEXT, head + 1)).unwrap();
+        self.view.map().write_obj(at(head + 1), &desc(writable, DESC_F_WRITE, 0)).unwrap();
+        self.make_available(head);
+    }
+
+    fn make_available(&mut self, head: u16) {
+        let entry = Gpa(AVAIL + 4 + 2 * u64::from(self.avail % 16));
+        self.view.map().write_obj(entry, &head.to_le_bytes()).unwrap();
+        self.avail += 1;
+        self.view.map().write_obj(Gpa(AVAIL + 2), &self.avail.to_le_bytes()).unwrap();
+    }
+
+    fn used_idx(&self) -> u16 {
+        u16::from_le_bytes(self.view.map().read_obj(Gpa(USED + 2)).unwrap())
+    }
+}
+
+fn desc((at, len): (u64, u32), flags: u16, next: u16) -> Desc {
+    Desc { addr: (IOVA + at).into(), len: len.into(), flags: flags.into(), next: next.into() }
+}
+
+fn is_over(done: &Receiver<Infallible>) -> bool {
+    done.try_recv() == Err(TryRecvError::Disconnected)
+}
+
+#[test]
+fn a_ring_asks_for_its_areas_and_is_there_when_they_are() {
+    let mut setup = Setup::new();
+    assert!(setup.sent().is_empty(), "not before it is looked at");
+    assert!(!setup.pop());
+    assert_eq!(setup.sent(), [(DESC, Access::READ), (AVAIL, Access::READ), (USED, Access::BOTH)]);
+    setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 100));
+    assert!(!setup.vring.has_work() && !setup.vring.arm() && setup.vring.pending() == 0, "it stands");
+    assert!(!setup.pop() && setup.sent().is_empty());
+    assert!(setup.tell(DESC, 1, Access::BOTH).is_empty());
+    assert!(setup.tell(USED, 1, Access::BOTH).is_empty());
+    assert_eq!(setup.tell(AVAIL, 1, Access::READ), [3], "the last one wakes it");
+    // Now the chain's own.
+    assert!(!setup.pop());
+    assert_eq!(setup.sent(), [(BUFFERS, Access::READ), (BUFFERS + PAGE, Access::WRITE)]);
+    assert_eq!(setup.tell(BUFFERS, 2, Access::BOTH), [3]);
+    let mut chain = Chain::default();
+    assert!(setup.vring.pop(&mut chain));
+    assert_eq!((chain.readable()[0].addr, chain.writable()[0].addr), (Gpa(BUFFERS), Gpa(BUFFERS + PAGE)));
+    assert!(!setup.pop() && setup.sent().is_empty(), "empty, and nothing missing");
+    setup.vring.push(chain.head, 1);
+    setup.vring.publish();
+    assert_eq!(setup.used_idx(), 1);
+}
+
+#[test]
+fn buffers_are_cut_where_their_pages_part() {
+    let mut setup = Setup::with_ring();
+    setup.tell(BUFFERS, 1, Access::BOTH);
+    // The page after it is elsewhere, and the one after that follows it.
+    setup.tell_elsewhere(BUFFERS + PAGE, 2, 20 * PAGE, Access::BOTH);
+    setup.offer(0, (BUFFERS + 4000, 16 + 2 * PAGE as u32), (BUFFERS, 1));
+    let mut chain = Chain::default();
+    assert!(setup.vring.pop(&mut chain));
+    let pieces: Vec<_> = chain.readable().iter().map(|b| (b.addr.0, b.len)).collect();
+    assert_eq!(pieces, [(BUFFERS + 4000, 96), (20 * PAGE, 4096 + 4016)]);
+    assert_eq!(chain.readable_len(), 16 + 2 * PAGE);
+}
+
+#[test]
+fn an_indirect_table_is_asked_for_first() {
+    let mut setup = Setup::with_ring();
+    // Over the seam of two pages.
+    let table = BUFFERS + 2 * PAGE - 16;
+    setup.view.map().write_obj(Gpa(table), &desc((0, 8), DESC_F_NEXT, 1)).unwrap();
+    setup.view.map().write_obj(Gpa(30 * PAGE), &desc((PAGE / 2, 8), DESC_F_WRITE, 0)).unwrap();
+    setup.view.map().write_obj(Gpa(DESC), &desc((table, 32), DESC_F_INDIRECT, 0)).unwrap();
+    setup.make_available(0);
+    assert!(!setup.pop());
+    assert_eq!(setup.sent(), [(BUFFERS + PAGE, Access::READ), (BUFFERS + 2 * PAGE, Access::READ)]);
+    assert!(setup.tell(BUFFERS + PAGE, 1, Access::READ).is_empty());
+    assert_eq!(setup.tell_elsewhere(BUFFERS + 2 * PAGE, 1, 30 * PAGE, Access::READ), [3]);
+    assert!(!setup.pop());
+    assert_eq!(setup.sent(), [(0, Access::READ), (0, Access::WRITE)]);
+    setup.tell(0, 1, Access::BOTH);
+    let mut chain = Chain::default();
+    assert!(setup.vring.pop(&mut chain));
+    assert_eq!((chain.readable().len(), chain.writable().len()), (1, 1));
+}
+
+#[test]
+fn an_invalidation_waits_for_what_is_in_flight_and_for_nothing_else() {
+    let mut setup = Setup::with_ring();
+    setup.tell(BUFFERS, 8, Access::BOTH);
+    setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 100));
+    setup.offer(2, (BUFFERS + 2 * PAGE, 16), (BUFFERS + 3 * PAGE, 100));
+    assert!(setup.pop() && setup.pop());
+    assert!(is_over(&setup.invalidate(BUFFERS + 5 * PAGE, PAGE)), "nobody uses it");
+    let first = setup.invalidate(BUFFERS + PAGE + 99, 1);
+    let both = setup.invalidate(BUFFERS, 8 * PAGE);
+    assert!(!is_over(&first) && !is_over(&both));
+    // One that comes now asks anew, and holds up nothing.
+    setup.offer(4, (BUFFERS, 16), (BUFFERS + PAGE, 100));
+    assert!(!setup.pop());
+    assert_eq!(setup.sent().len(), 2);
+    setup.tell(BUFFERS, 2, Access::BOTH);
+    assert!(setup.pop());
+    setup.vring.push(2, 1);
+    assert!(!is_over(&first) && !is_over(&both));
+    setup.vring.push(0, 1);
+    assert!(is_over(&first) && is_over(&both));
+    assert!(!is_over(&setup.invalidate(BUFFERS, PAGE)), "the third");
+}
+
+#[test]
+fn a_ring_whose_translation_goes_rests_and_comes_back() {
+    let mut setup = Setup::with_ring();
+    setup.tell(BUFFERS, 8, Access::BOTH);
+    setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 100));
+    assert!(setup.pop());
+    assert!(is_over(&setup.invalidate(USED, PAGE)), "a ring holds up nothing");
+    // What completes meanwhile is held.
+    setup.vring.push(0, 1);
+    setup.vring.publish();
+    assert_eq!(setup.used_idx(), 0);
+    assert!(!setup.pop());
+    assert_eq!(setup.sent(), [(USED, Access::BOTH)]);
+    assert_eq!(setup.tell(USED, 1, Access::BOTH), [3]);
+    assert!(!setup.pop());
+    setup.vring.publish();
+    assert_eq!(setup.used_idx(), 1);
+}
+
+#[test]
+fn what_the_front_end_has_not_got_is_no_guest_memory() {
+    let mut setup = Setup::with_ring();
+    setup.tell(BUFFERS, 1, Access::READ);
+    setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 100));
+    assert!(!setup.pop());
+    let unsent = setup.misses.take_unsent();
+    let [(number, miss)] = unsent[..] else { panic!("{unsent:?}") };
+    assert_eq!(miss, Miss { page: Iova(IOVA + BUFFERS + PAGE), access: Access::WRITE });
+    let refusal = setup.misses.replied(number, &miss).unwrap();
+    assert_eq!(refusal.queues, [3]);
+    setup.vring.apply(Update::Refused(refusal.miss));
+    let mut chain = Chain::default();
+    assert!(setup.vring.pop(&mut chain), "it is the request that fails");
+    assert!(setup.view.contains(chain.readable()[0].addr, 16));
+    assert!(!setup.view.contains(chain.writable()[0].addr, 1));
+    // The next request asks again.
+    setup.offer(2, (BUFFERS, 16), (BUFFERS + PAGE, 100));
+    assert!(!setup.pop());
+    assert_eq!(setup.sent(), [(BUFFERS + PAGE, Access::WRITE)]);
+}
+
+#[test]
+fn a_ring_that_leads_nowhere_rests_until_something_comes() {
+    let mut setup = Setup::new();
+    assert!(!setup.pop());
+    for (number, miss) in setup.misses.take_unsent() {
+        if miss.page == Iova(IOVA + AVAIL) {
+            let refusal = setup.misses.replied(number, &miss).unwrap();
+            setup.vring.apply(Update::Refused(refusal.miss));
+        }
+    }
+    setup.tell(DESC, 1, Access::READ);
+    setup.tell(USED, 1, Access::BOTH);
+    assert!(!setup.pop() && setup.sent().is_empty(), "it was told that there is none");
+    assert_eq!(setup.tell(AVAIL, 1, Access::READ), [3], "but if it comes");
+    setup.offer(0, (BUFFERS, 16), (BUFFERS, 1));
+    assert!(!setup.pop());
+    assert_eq!(setup.sent().len(), 2, "the buffers: the ring is there");
+}
+
+#[test]
+fn a_ring_that_stops_while_it_stands_goes_on_at_that_head() {
+    let mut setup = Setup::with_ring();
+    setup.tell(BUFFERS, 1, Access::BOTH);
+    setup.offer(0, (BUFFERS, 16), (BUFFERS, 1));
+    setup.offer(2, (BUFFERS, 16), (BUFFERS + PAGE, 1));
+    assert!(setup.pop() && !setup.pop());
+    setup.vring.push(0, 1);
+    setup.vring.publish();
+    assert_eq!(setup.vring.stop(), Stopped { next_avail: 1, held: Vec::new() });
+    setup.misses.forget(3);
+    assert!(setup.sent().is_empty(), "nobody waits for it any more");
+    assert!(setup.tell(BUFFERS + PAGE, 1, Access::BOTH).is_empty(), "late");
+}
+
+#[test]
+fn another_view_leaves_translations_as_they_are() {
+    let mut setup = Setup::with_ring();
+    setup.tell(BUFFERS, 2, Access::BOTH);
+    setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 1));
+    assert!(setup.pop());
+    setup.vring.push(0, 0);
+    // The ring and all are in other memory now; the front-end's addresses stay.
+    let other = view(LEN);
+    let mut page = [0; PAGE as usize];
+    for at in [DESC, AVAIL, USED] {
+        setup.view.map().read(Gpa(at), &mut page).unwrap();
+        other.map().write(Gpa(at), &page).unwrap();
+    }
+    setup.view = other.clone();
+    setup.vring.apply(Update::Memory(other));
+    setup.offer(2, (BUFFERS, 16), (BUFFERS + PAGE, 1));
+    assert!(setup.pop());
+    assert!(setup.sent().is_empty());
+    setup.vring.apply(Update::Memory(Arc::new(View::default())));
+    assert!(!setup.pop() && setup.sent().is_empty(), "no memory, but nothing to ask for");
+}
