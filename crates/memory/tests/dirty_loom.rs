@@ -5,6 +5,11 @@
 //! is that and then the store; by marks, the store and then that. What harvests hand out is copied; at the end the copy is to be as
 //! the memory is.
 //!
+//! Each model was seen to fail when what it is about was broken: the bit set before the entry is made writable; no wait before
+//! bits are handed out; caches not emptied; pages protected before their bits are taken; either fence left out; no wait before the last harvest;
+//! an address moved in a list after its old place was cleared, a block walked in the other direction, ends not looked at; an entry out
+//! of its list before it is emptied; no wait after a removal; a writer that comes online without release.
+//!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --test dirty_loom`
 #![cfg(loom)]
 #![allow(
@@ -262,33 +267,32 @@ fn what_is_removed_is_not_used() {
 /// Entries leave a list, and blocks another, while a walker is there: it visits all that stay.
 #[test]
 fn a_walker_misses_nothing() {
-    for (leaving, joins) in [(4, false), (8, false), (12, false), (4, true), (8, true), (12, true)] {
-        check(3, move || {
-            let lists = Arc::new([Head::new(), Head::new()]);
-            let mut blocks = Blocks::default();
-            // 4 and 8 in the second block, 12 alone in the first.
-            for what in [4, 8, 12] {
-                unsafe { lists[0].add(&mut blocks, what) };
-            }
-            unsafe { lists[1].add(&mut blocks, 20) };
-            let blocks = Arc::new(loom::sync::Mutex::new(blocks));
-            let changer = thread::spawn({
-                let (lists, blocks) = (lists.clone(), blocks.clone());
-                move || {
-                    let blocks = &mut blocks.lock().unwrap();
-                    assert!(unsafe { lists[0].remove(blocks, leaving) });
-                    // The block that has become free is taken at once: by the other list, or by this one.
-                    let list = &lists[usize::from(!joins)];
-                    unsafe { list.add(blocks, 24) };
-                    unsafe { list.add(blocks, 28) };
+    // The last two places in the second block, the others in the first.
+    for all in [&[4, 8, 12][..], &[4, 8, 12, 16]] {
+        for (&leaving, joins) in all.iter().zip([false; 4]).chain(all.iter().zip([true; 4])) {
+            check(3, move || {
+                let lists = Arc::new([Head::new(), Head::new()]);
+                let mut blocks = Blocks::default();
+                all.iter().for_each(|what| unsafe { lists[0].add(&mut blocks, *what) });
+                unsafe { lists[1].add(&mut blocks, 20) };
+                let walker = thread::spawn({
+                    let lists = lists.clone();
+                    move || {
+                        let mut seen = Vec::new();
+                        unsafe { lists[0].walk(|what| seen.push(what)) };
+                        seen
+                    }
+                });
+                assert!(unsafe { lists[0].remove(&mut blocks, leaving) });
+                // A block that has become free is taken at once: by the other list, or by this one.
+                let list = &lists[usize::from(!joins)];
+                unsafe { list.add(&mut blocks, 24) };
+                unsafe { list.add(&mut blocks, 28) };
+                let seen = walker.join().unwrap();
+                for what in all.iter().filter(|what| **what != leaving) {
+                    assert!(seen.contains(what), "missed {what}: {seen:?}");
                 }
             });
-            let mut seen = Vec::new();
-            unsafe { lists[0].walk(|what| seen.push(what)) };
-            for what in [4, 8, 12].into_iter().filter(|what| *what != leaving) {
-                assert!(seen.contains(&what), "missed {what}: {seen:?}");
-            }
-            changer.join().unwrap();
-        });
+        }
     }
 }

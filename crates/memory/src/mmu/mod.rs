@@ -36,9 +36,10 @@
 //! just before H2 and put into the cache just after it is gone, with the cache, before the section that could use it wrongly. In
 //! the middle case the bit is in this harvest or the next; the last harvest begins with H0, by which W2 is done.
 //!
-//! *By marks*, the look after the store is the point: if the writer sees the bit set, that is before H1 (or after somebody has set
-//! it anew, and then the next harvest has it). Its store may not be visible at H1, in a store buffer for instance; but it is before the writer's
-//! next quiescent point, for which H4 waits. Without H4, it would take a full fence between the store and the look.
+//! *By marks*, a writer that sees the bit set does so before H1, or after somebody has set it anew, and then the next harvest has it. In the
+//! first case its store may not be visible at H1, in a store buffer for instance; but it is before the writer's next
+//! quiescent point, for which H4 waits. Without H4, it would take a full fence between the store and the look. (In one section, a
+//! look before the store would do as well.)
 //!
 //! *A writer that sleeps* between its lookup and its store delays H5 and loses nothing: the dirty page is handed out after it has
 //! stored. Who sleeps on purpose is offline, has no lookup left, and empties its cache when it comes back.
