@@ -6,13 +6,14 @@ mod rig;
 use kickless_device::{Device, Next};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::EngineKind;
-use kickless_spec::blk::{self, BlkFeatures, S_IOERR, S_OK, S_UNSUPP, SEGMENT_UNMAP};
+use kickless_spec::blk::{self, BlkFeatures, Config, S_IOERR, S_OK, S_UNSUPP, SEGMENT_UNMAP};
 use rig::{Ask, Data, ENGINES, FORMATS, Rig, Status, UNANSWERED, faulty, open};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use tempfile::NamedTempFile;
+use zerocopy::IntoBytes;
 
 const SECTORS: u64 = 2048;
 const ALL: BlkFeatures = BlkFeatures::empty();
@@ -210,6 +211,23 @@ fn what_is_malformed_has_its_status_and_does_nothing() {
             }
             assert!(fs::read(image.path()).unwrap() == before, "something was written");
         }
+    }
+}
+
+/// On the disk, and longer than the configuration space allows.
+#[test]
+fn segments_have_a_greatest_length() {
+    let device = rig::blk(open(&DiskSpec::Memory(1 << 30)));
+    let mut rig = Rig::start(&device, EngineKind::Threads, 4, false, ALL);
+    let mut space = Config::default();
+    device.read_config(0, space.as_mut_bytes());
+    for (kind, most) in [
+        (blk::T_DISCARD, space.max_discard_sectors.get()),
+        (blk::T_WRITE_ZEROES, space.max_write_zeroes_sectors.get()),
+        (blk::T_SECURE_ERASE, space.max_secure_erase_sectors.get()),
+    ] {
+        assert_eq!(rig.status(Ask::on_ranges(kind, &[(0, most, 0)])), S_OK, "{kind}");
+        assert_eq!(rig.status(Ask::on_ranges(kind, &[(0, 8, 0), (0, most + 1, 0)])), S_IOERR, "{kind}");
     }
 }
 
