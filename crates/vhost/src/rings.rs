@@ -297,7 +297,12 @@ pub(crate) fn options(size: u16, features: Features) -> Result<Options, Refusal>
 
 /// Whether the areas are in guest memory. Behind a vIOMMU that is not known yet, only whether they are aligned: whole pages are
 /// translated.
-pub(crate) fn check_areas(index: u16, view: &Arc<View>, areas: &Areas, options: &Options) -> Result<(), Refusal> {
+pub(crate) fn check_areas(
+    index: u16,
+    view: &Arc<View>,
+    areas: &Areas,
+    options: &Options,
+) -> Result<(), Refusal> {
     match areas {
         Areas::User(addresses) => {
             let mapped = Metadata::map(view, addresses, options);

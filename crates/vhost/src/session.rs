@@ -112,7 +112,7 @@ impl<'a> Session<'a> {
         }
         self.rings.close_if_unused();
         let (queues_max, queue_size_max) = (self.device.queues_max(), self.device.queue_size_max());
-        self.transfers.run(&mut self.rings, &Bounds { queues_max, queue_size_max }, &self.wait);
+        self.transfers.run(&mut self.rings, &Bounds { queues_max, queue_size_max }, &Wait::until(self.stop));
         Ok(())
     }
 

@@ -191,7 +191,8 @@ impl Rig {
         let vring = Vring::new(Parts {
             index: 0,
             options,
-            addresses,
+            areas: kickless_device::Areas::User(addresses),
+            iommu: None,
             next_avail: if packed { 1 << 15 } else { 0 },
             held: Vec::new(),
             view: view.clone(),
