@@ -9,10 +9,7 @@ use kickless_tests::scratch::Scratch;
 
 /// A number in the line that a session logs about its translations.
 fn count(lines: &[String], what: &str) -> u64 {
-    let line = lines
-        .iter()
-        .find(|line| line.contains("translations of a vIOMMU"))
-        .expect("a line about translations");
+    let line = lines.iter().find(|line| line.contains("translations of a vIOMMU")).unwrap();
     let (_, rest) = line.split_once(&format!("{what}=")).unwrap_or_else(|| panic!("{what} in {line}"));
     rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
