@@ -114,7 +114,7 @@ fn later_ones_overtake() {
     }
     let mut order = Vec::new();
     while order.len() < 2 {
-        order.extend(worker.turn().into_iter().map(|(slot, result)| (slot, result)));
+        order.extend(worker.turn());
     }
     assert_eq!(order, [(2, Ok(())), (1, Ok(()))]);
     // The one that waits a minute is given up with the disk.

@@ -221,7 +221,7 @@ fn what_we_write_ourselves() {
 #[test]
 fn a_view_has_a_log_that_covers_it() {
     let (whole, _) = view(5);
-    let small = Arc::new(log((5 * APART >> 15) - 2));
+    let small = Arc::new(log(((5 * APART) >> 15) - 2));
     let refused = View::new(whole.map().clone()).with_log(Some(small)).map(drop);
     assert!(matches!(refused, Err(LogError::TooSmall { .. })));
 }
