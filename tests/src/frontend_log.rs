@@ -55,6 +55,14 @@ impl Bitmap {
         Ok(Message::SetLogBase(LogBase::Shared { mmap_size: self.log.len(), mmap_offset: FILE_OFFSET, fd }))
     }
 
+    /// Leaves no byte of its file. It is not to be looked at afterwards.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn cut_short(&self) -> Result<()> {
+        Ok(ftruncate(&self.file, 0)?)
+    }
+
     /// Takes all marks: page numbers.
     pub fn harvest(&self) -> BTreeSet<u64> {
         let mut pages = BTreeSet::new();

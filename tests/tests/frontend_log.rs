@@ -383,6 +383,26 @@ fn memory_grows_under_a_log() {
     served.end().unwrap();
 }
 
+/// Who cuts its log short has no log; nobody else hears of it.
+#[test]
+fn a_log_that_is_cut_short() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
+    let (cut, whole) = (Bitmap::covering(&machine.ram).unwrap(), Bitmap::covering(&machine.ram).unwrap());
+    machine.frontend.set_log(&cut).unwrap();
+    machine.frontend.set_logging(true).unwrap();
+    cut.cut_short().unwrap();
+    machine.write(0, 0, &[7; 4096]).unwrap();
+    assert_eq!(machine.read(0, 0, 4096).unwrap(), [7; 4096]);
+    machine.frontend.set_log(&whole).unwrap();
+    machine.read(0, 0, 4096).unwrap();
+    machine.stop().unwrap();
+    assert!(!whole.harvest().is_empty());
+    drop(machine);
+    served.serves_the_next().unwrap();
+    served.end().unwrap();
+}
+
 /// Where a ring's marks are to go has to be guest memory.
 #[test]
 fn rings_whose_log_address_cannot_be() {
