@@ -16,9 +16,6 @@ use tracing::{Span, debug, error, info, warn};
 /// about to sleep when we are done.
 const SHOWN_AT_ONCE: u32 = 16;
 const FIRST_SHOWN: u32 = 1;
-/// Of a ring whose view has a log so many, the first ones too: to mark them takes a fence, which waits until all their data has
-/// left the core.
-const SHOWN_LOGGED: u32 = 32;
 
 /// What a vring is made of.
 #[derive(Debug)]
@@ -236,17 +233,11 @@ impl Vring {
         self.unseen += 1;
         if self.unseen == self.unseen_max {
             self.unseen = 0;
-            self.unseen_max = self.shown(SHOWN_AT_ONCE);
+            self.unseen_max = SHOWN_AT_ONCE;
             if self.is_sound() {
                 self.queue.show();
             }
         }
-    }
-
-    /// How many completions may be there that the driver cannot see, where it is so many without a log.
-    #[inline]
-    fn shown(&self, without_log: u32) -> u32 {
-        if self.view.log().is_some() { SHOWN_LOGGED } else { without_log }
     }
 
     /// Shows the driver all that was pushed, and calls it if it wants that.
@@ -257,7 +248,7 @@ impl Vring {
             return self.settle_marks();
         }
         self.unseen = 0;
-        self.unseen_max = self.shown(FIRST_SHOWN);
+        self.unseen_max = FIRST_SHOWN;
         if !self.is_sound() {
             return self.settle_marks();
         }

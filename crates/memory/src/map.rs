@@ -172,7 +172,7 @@ impl Map {
         })
     }
 
-    /// Copies bytes into guest memory.
+    /// Copies bytes into guest memory, and marks them in no log: what a device writes goes through its [`crate::View`].
     ///
     /// # Errors
     /// A part of the range is not guest memory; nothing was written then.
