@@ -4,7 +4,7 @@
 //! QEMU before 9.0 loses writes of an emulated CPU when a machine moves: taking the log of dirty pages leaves the CPU's cached
 //! translations as they are, so that until they are flushed it writes to pages that count as clean. Every tenth or twentieth move
 //! so breaks a guest, on a `virtio-blk` that QEMU itself serves too. So there the log is not taken a second time while the machine runs: it
-//! works through most of the first round, in which everything is sent once, and stands from before its end. What the
+//! works through all but the end of the first round, in which everything is sent once, and stands from before its end. What the
 //! disk wrote and marked meanwhile is in the log then as it would be otherwise.
 
 use std::path::PathBuf;
@@ -132,7 +132,8 @@ fn stands_in_first_round(source: &mut Guest, mut each: impl FnMut(&Progress)) ->
             }
             (State::Active(progress), None) if progress.rounds <= 1 => {
                 each(&progress);
-                if progress.rounds == 1 && progress.pages_left < progress.pages / 3 {
+                let Progress { pages, pages_left, rounds, .. } = progress;
+                if rounds == 1 && pages_left < pages / LEFT_WHEN_IT_STANDS {
                     since = Some(Instant::now());
                     source.qmp().execute("stop", json!({}))?;
                     continue;
@@ -166,6 +167,9 @@ fn arrived(guest: &mut Guest, wanted: &str) -> Result<()> {
 
 /// Bytes a second: a guest has some seconds in which it works while it moves.
 pub const BANDWIDTH: u64 = 60 << 20;
+/// The share of its pages that an emulated machine has yet to send when it is made to stand. What the disk writes there before they are sent
+/// moves without marks: the less, the better, and yet the round must not have ended.
+const LEFT_WHEN_IT_STANDS: u64 = 16;
 /// Bytes a second: as many as can be.
 const UNBOUNDED: u64 = 16 << 30;
 /// The guest may stand for so long.
