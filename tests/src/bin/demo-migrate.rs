@@ -46,6 +46,11 @@ fn demonstrate(times: usize) -> Result<()> {
         Accel::Tcg => "TCG, an emulated CPU: KVM does not work for this guest here",
     };
     say(&format!("guests run under {accel}"));
+    if Assets::get()?.accel() == Accel::Tcg {
+        say(
+            "so it stands before the end of the first round: QEMU before 9.0 loses what an emulated CPU writes later",
+        );
+    }
     let scratch = Scratch::new()?;
     let serve = || {
         let arguments = vec!["--incoming".to_owned()];
@@ -106,6 +111,9 @@ struct Line {
 
 impl Line {
     fn show(&mut self, progress: &Progress) {
+        if progress.pages == 0 {
+            return;
+        }
         let Progress { pages_left, pages, dirty_rate, rounds, mbps, downtime } = progress;
         let text = format!(
             "          {pages_left:>7} of {pages} pages left, {mbps:>6.0} Mbit/s; round {rounds}, {dirty_rate:>6} pages/s \
