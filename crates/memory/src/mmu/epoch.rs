@@ -85,7 +85,7 @@ impl Epochs {
     fn give_way(&self) {
         if !cfg!(loom) && self.crowded.load(Ordering::Relaxed) != 0 {
             // To yield is not enough: a scheduler may prefer who runs.
-            thread::sleep(Duration::from_micros(1));
+            thread::sleep(Duration::from_micros(100));
         }
     }
 }
