@@ -20,14 +20,12 @@ use kickless_device::{Iommu, Misses, Signal, Update};
 use kickless_memory::{Access, Iotlb, Iova, IovaRange, Map, Miss, Unmapped, UpdateError, UserAddr};
 use kickless_spec::vhost_user::{BackendRequest, IotlbAccess, IotlbKind};
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Iotlb as Message, Wait};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 /// What a miss asks for: a page.
 const PAGE: u64 = 4096;
@@ -157,10 +155,31 @@ impl Translations {
     }
 
     /// Another channel: what was not answered on the old one is asked for again.
-    fn ask_again(&mut self) {
+    pub(crate) fn ask_again(&mut self) {
         while let Some(miss) = self.awaiting.pop_back() {
             self.unsent.push_front(miss);
         }
+    }
+
+    /// Takes replies and sends misses, as far as that can be done without waiting.
+    pub(crate) fn exchange(&mut self, channel: &mut BackendRequester, rings: &Rings) -> Result<(), Error> {
+        self.take_replies(channel, rings)?;
+        self.send(channel)
+    }
+
+    /// Takes in what queues ask for.
+    pub(crate) fn collect(&mut self) {
+        self.unsent.extend(self.misses.take_unsent());
+    }
+
+    /// Whether misses wait to be sent.
+    pub(crate) fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Readable when queues ask for something.
+    pub(crate) fn signal(&self) -> BorrowedFd<'_> {
+        self.misses.signal().as_fd()
     }
 
     /// Sends what can be sent.
@@ -207,62 +226,6 @@ impl Translations {
             debug!(iova = %miss.page, "the front-end has no translation");
             for queue in refusal.queues {
                 rings.tell(queue, Update::Refused(refusal.miss));
-            }
-        }
-    }
-}
-
-/// The channel for misses, and what is waited for beside the front-end's messages.
-#[derive(Default)]
-pub(crate) struct Channel {
-    requester: Option<BackendRequester>,
-}
-
-impl Channel {
-    /// SET_BACKEND_REQ_FD.
-    pub(crate) fn set(&mut self, socket: OwnedFd, translations: Option<&mut Translations>) {
-        self.requester = Some(BackendRequester::new(socket));
-        if let Some(translations) = translations {
-            translations.ask_again();
-        }
-    }
-
-    /// Sends misses and takes their replies until there is a message of the front-end's, or a reason to stop.
-    pub(crate) fn serve_until(
-        &mut self,
-        messages: BorrowedFd<'_>,
-        stop: BorrowedFd<'_>,
-        translations: &mut Translations,
-        rings: &Rings,
-    ) -> io::Result<()> {
-        loop {
-            translations.unsent.extend(translations.misses.take_unsent());
-            if let Some(requester) = &mut self.requester
-                && let Err(error) =
-                    translations.take_replies(requester, rings).and_then(|()| translations.send(requester))
-            {
-                warn!(%error, "the channel for misses is dropped; queues that wait for translations stand");
-                self.requester = None;
-            }
-            let misses = translations.misses.clone();
-            let flags = match translations.unsent.is_empty() {
-                true => PollFlags::IN,
-                false => PollFlags::IN | PollFlags::OUT,
-            };
-            let requester = self.requester.as_ref().map_or(messages, AsFd::as_fd);
-            let mut fds = [
-                PollFd::from_borrowed_fd(messages, PollFlags::IN),
-                PollFd::from_borrowed_fd(stop, PollFlags::IN),
-                PollFd::from_borrowed_fd(misses.signal().as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(requester, flags),
-            ];
-            let watched = if self.requester.is_some() { &mut fds[..] } else { &mut fds[..3] };
-            match poll(watched, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            if fds[..2].iter().any(|fd| !fd.revents().is_empty()) {
-                return Ok(());
             }
         }
     }

@@ -24,6 +24,7 @@
 //! A message that cannot be carried out is answered with a negative reply where it has one, and ends the connection where
 //! it has not; either way a line in the log names the message and what is wrong with it. The next front-end is served.
 
+mod channel;
 mod error;
 mod iotlb;
 mod memory;

@@ -1,7 +1,8 @@
 //! One connection.
 
+use crate::channel::Channel;
 use crate::error::{Ended, Refusal};
-use crate::iotlb::{Channel, Translations};
+use crate::iotlb::Translations;
 use crate::memory::Memory;
 use crate::negotiation::{Negotiated, PROTOCOL_FEATURES};
 use crate::rings::{self, Rings};
@@ -34,7 +35,7 @@ pub(crate) struct Session<'a> {
     memory: Memory,
     rings: Rings,
     transfers: Transfers,
-    /// The front-end hears of misses there.
+    /// The front-end hears there of misses, and of a configuration space that has changed.
     channel: Channel,
     /// Once a vIOMMU has been negotiated.
     translations: Option<Translations>,
@@ -79,10 +80,15 @@ impl<'a> Session<'a> {
 
     fn serve(&mut self) -> Result<(), Ended> {
         loop {
-            if let Some(translations) = &mut self.translations {
-                let (messages, stop) = (self.backend.as_fd(), self.stop);
-                self.channel.serve_until(messages, stop, translations, &self.rings).map_err(Ended::Host)?;
-            }
+            let (messages, stop) = (self.backend.as_fd(), self.stop);
+            let served = self.channel.serve_until(
+                messages,
+                stop,
+                &*self.device,
+                self.translations.as_mut(),
+                &self.rings,
+            );
+            served.map_err(Ended::Host)?;
             match self.backend.recv(&Wait::until(self.stop)) {
                 Ok(None) => return Ok(()),
                 Ok(Some(received)) => self.answer(received)?,
