@@ -1,0 +1,134 @@
+//! Disks that grow under a driver, and under a Linux guest, which is told.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use kickless_driver::{Disk, Options};
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::guest::{image_dir, make_image};
+use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig};
+use rustix::process::Signal;
+
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn serve(disk: &Path) -> Daemon {
+    Daemon::start(&DaemonConfig { program: Program::Kickless, ..DaemonConfig::new(disk) }).unwrap()
+}
+
+fn resize(image: &Path, bytes: u64) {
+    File::options().write(true).open(image).unwrap().set_len(bytes).unwrap();
+}
+
+/// A connection, and a receiver of news.
+fn connect(daemon: &Daemon) -> (Disk, mpsc::Receiver<()>) {
+    let disk = Disk::connect(Options { connect_timeout: LIMIT, ..Options::new(daemon.socket()) }).unwrap();
+    let (news, changes) = mpsc::channel();
+    disk.on_config_change(move || {
+        let _ = news.send(());
+    })
+    .unwrap();
+    (disk, changes)
+}
+
+/// Waits until the driver has heard of a size.
+fn hears_of(disk: &Disk, changes: &mpsc::Receiver<()>, bytes: u64) {
+    while disk.size().unwrap() != bytes {
+        changes.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("the size stays {}", disk.size().unwrap()));
+    }
+}
+
+#[test]
+fn a_driver_is_told_and_a_disk_does_not_shrink() {
+    let dir = image_dir().unwrap();
+    let image = dir.path().join("disk");
+    make_image(&image, 8, 0).unwrap();
+    let daemon = serve(&image);
+    let (disk, changes) = connect(&daemon);
+    assert_eq!(disk.size().unwrap(), 8 * MIB);
+    for grown in [16 * MIB, 24 * MIB + 4096] {
+        resize(&image, grown);
+        daemon.signal(Signal::HUP).unwrap();
+        hears_of(&disk, &changes, grown);
+        disk.write_at(&[7; 512], grown - 512).unwrap();
+        let mut last = [0; 512];
+        disk.read_at(&mut last, grown - 512).unwrap();
+        assert_eq!(last, [7; 512]);
+    }
+    // Direct I/O may leave a part of a block out.
+    let size = disk.size().unwrap();
+    resize(&image, 4 * MIB);
+    daemon.signal(Signal::HUP).unwrap();
+    daemon
+        .log()
+        .wait_for("a refusal", LIMIT, |line| line.contains("cannot be shrunk").then_some(()))
+        .unwrap();
+    assert_eq!(disk.size().unwrap(), size);
+    assert!(disk.read_at(&mut [0; 512], 8 * MIB).is_err());
+    disk.read_at(&mut [0; 512], 0).unwrap();
+    disk.close();
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
+
+/// While nobody is connected as well: who comes next sees what there is.
+#[test]
+fn a_disk_grows_between_two_drivers() {
+    let dir = image_dir().unwrap();
+    let image = dir.path().join("disk");
+    make_image(&image, 8, 0).unwrap();
+    let daemon = serve(&image);
+    connect(&daemon).0.close();
+    resize(&image, 16 * MIB);
+    daemon.signal(Signal::HUP).unwrap();
+    daemon.log().wait_for("growth", LIMIT, |line| line.contains("has grown").then_some(())).unwrap();
+    let (disk, changes) = connect(&daemon);
+    hears_of(&disk, &changes, 16 * MIB);
+    disk.close();
+}
+
+/// Of a block device the kernel tells, and nobody has to send a signal.
+#[test]
+fn a_device_tells_by_itself() {
+    let dir = image_dir().unwrap();
+    let image = dir.path().join("disk");
+    make_image(&image, 8, 0).unwrap();
+    let losetup = |arguments: &[&str]| Command::new("losetup").args(arguments).output();
+    let device = match losetup(&["--find", "--show", image.to_str().unwrap()]) {
+        Ok(output) if output.status.success() => String::from_utf8(output.stdout).unwrap(),
+        other => return println!("SKIPPED: no loop device: {other:?}"),
+    };
+    let device = device.trim();
+    let daemon = serve(Path::new(device));
+    // It goes with the daemon.
+    let detach = || assert!(losetup(&["--detach", device]).unwrap().status.success());
+    let (disk, changes) = connect(&daemon);
+    resize(&image, 16 * MIB);
+    let resized = losetup(&["--set-capacity", device]).unwrap().status.success();
+    detach();
+    assert!(resized);
+    hears_of(&disk, &changes, 16 * MIB);
+    disk.close();
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
+
+#[test]
+fn a_guest_is_told() {
+    let dir = image_dir().unwrap();
+    let image = dir.path().join("disk");
+    make_image(&image, 64, 0).unwrap();
+    let daemon = serve(&image);
+    let disk = DiskConfig::new(daemon.socket(), "");
+    let guest = Guest::start(&GuestConfig::new("kl.task=resize", vec![disk])).unwrap();
+    guest.wait_for(&format!("vda.sectors={}", 64 * MIB / 512)).unwrap();
+    resize(&image, 96 * MIB);
+    daemon.signal(Signal::HUP).unwrap();
+    let results = guest.finish().unwrap();
+    assert_eq!(results["vda.sectors"], (64 * MIB / 512).to_string());
+    assert_eq!(results["vda.grown"], (96 * MIB / 512).to_string());
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
