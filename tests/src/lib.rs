@@ -8,6 +8,7 @@ pub mod driver_load;
 pub mod driver_packed;
 pub mod driver_request;
 pub mod frontend;
+pub mod frontend_iommu;
 pub mod frontend_log;
 pub mod frontend_machine;
 pub mod frontend_memory;

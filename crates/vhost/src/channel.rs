@@ -1,10 +1,12 @@
 //! The channel on which the back-end speaks first, and what is waited for beside the front-end's messages.
 
+use crate::error::Refusal;
 use crate::iotlb::Translations;
 use crate::rings::Rings;
 use kickless_device::Device;
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Wait};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,11 +24,20 @@ pub(crate) struct Channel {
 
 impl Channel {
     /// SET_BACKEND_REQ_FD.
-    pub(crate) fn set(&mut self, socket: OwnedFd, translations: Option<&mut Translations>) {
+    pub(crate) fn set(
+        &mut self,
+        socket: OwnedFd,
+        translations: Option<&mut Translations>,
+    ) -> Result<(), Refusal> {
+        let mode = fstat(&socket).map_err(|error| Refusal::Descriptor(error.into()))?.st_mode;
+        if FileType::from_raw_mode(mode) != FileType::Socket {
+            return Err(Refusal::NoSocket);
+        }
         self.requester = Some(BackendRequester::new(socket));
         if let Some(translations) = translations {
             translations.ask_again();
         }
+        Ok(())
     }
 
     /// Tells of a changed configuration space, sends misses and takes their replies, until there is a message of the front-end's,

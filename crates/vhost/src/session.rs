@@ -169,8 +169,7 @@ impl<'a> Session<'a> {
 
             Message::SetBackendReqFd(socket) => {
                 self.negotiated.need(ProtocolFeatures::BACKEND_REQ)?;
-                self.channel.set(socket, self.translations.as_mut());
-                Ok(None)
+                self.channel.set(socket, self.translations.as_mut()).and_then(done)
             }
             Message::IotlbMsg(message) => {
                 let translations = self.translations.as_mut().ok_or(Refusal::NoIommu)?;
