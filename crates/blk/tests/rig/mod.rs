@@ -3,7 +3,7 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Areas, Context, Counters, Device, Next, Parts, Source, Vring};
+use kickless_device::{Context, Counters, Device, Next, Parts, Source, Vring};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{Engine, EngineKind, Waker};
 use kickless_memory::{Area, Gpa, Map, Marks, Slot, UserAddr, View};
