@@ -232,7 +232,7 @@ proptest! {
     fn marks_what_was_written(
         steps in prop::collection::vec((0u64..1 << 26, 1u64..1 << 17, 0u8..20), 1..100)
     ) {
-        let log = Arc::new(log((1 << 26 >> 15) + 8));
+        let log = Arc::new(log(((1 << 26) >> 15) + 8));
         let mut marks = Marks::off();
         marks.set_log(Some(&log));
         // Since it was found last; and since the last harvest, of which a part is committed early for want of room.
