@@ -157,6 +157,15 @@ impl Model {
     }
 }
 
+/// Tells a thread to stop, also when the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn stress(method: Method) {
     let memory = slot(0, LEN);
     let map = Arc::new(Map::new(vec![memory.clone()]).unwrap());
@@ -178,6 +187,7 @@ fn stress(method: Method) {
             })
             .collect();
         let changes = scope.spawn(|| churn(&mmu, &space, &stop));
+        let stopper = Stop(&stop);
         let mut random = Random(5);
         // Turned off in the middle, and on again.
         for part in 1..=2 {
@@ -210,7 +220,7 @@ fn stress(method: Method) {
             assert!(rounds > 0);
             log.disable();
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopper);
         changes.join().unwrap();
         writers.into_iter().for_each(|writer| writer.join().unwrap());
     });
