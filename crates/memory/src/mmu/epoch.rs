@@ -31,8 +31,12 @@ const OFFLINE: u64 = 0;
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// Looks after which a wait lasts.
+/// Looks after which a wait lasts, and asks the writers to give way.
 const LOOKS: u32 = 128;
+/// It asks less often than that: somebody who is kept from his quiescent point for longer is not kept by other writers.
+const ASKS_MAX: u32 = 256;
+/// How long who gives way does so, and who has asked often enough sleeps between looks.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// The count, and who is waited for.
 pub(crate) struct Epochs {
@@ -67,16 +71,28 @@ impl Epochs {
                 }
                 relax(&mut turns);
                 if !cfg!(loom) && turns.is_multiple_of(LOOKS) {
-                    if turns == LOOKS {
-                        self.crowded.fetch_add(1, Ordering::Relaxed);
-                    }
-                    // So that those who have announced `target` look again.
-                    self.current.0.fetch_add(1, Ordering::AcqRel);
+                    self.ask(turns / LOOKS);
                 }
             }
         }
-        if !cfg!(loom) && turns >= LOOKS {
+        if !cfg!(loom) && (LOOKS..LOOKS * ASKS_MAX).contains(&turns) {
             self.crowded.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks the writers to give way, or sleeps if that has been asked often enough.
+    #[cold]
+    fn ask(&self, times: u32) {
+        if times == 1 {
+            self.crowded.fetch_add(1, Ordering::Relaxed);
+        } else if times == ASKS_MAX {
+            self.crowded.fetch_sub(1, Ordering::Relaxed);
+        }
+        if times < ASKS_MAX {
+            // So that those who have announced what is waited for look again.
+            self.current.0.fetch_add(1, Ordering::AcqRel);
+        } else {
+            thread::sleep(PAUSE);
         }
     }
 
@@ -85,7 +101,7 @@ impl Epochs {
     fn give_way(&self) {
         if !cfg!(loom) && self.crowded.load(Ordering::Relaxed) != 0 {
             // To yield is not enough: a scheduler may prefer who runs.
-            thread::sleep(Duration::from_micros(100));
+            thread::sleep(PAUSE);
         }
     }
 }
