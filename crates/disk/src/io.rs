@@ -243,27 +243,38 @@ impl Io {
     }
 
     /// Whether `request` can be for a disk of this size; where its bytes begin.
+    #[inline]
     pub(crate) fn check(&self, request: Request, size: u64, read_only: bool) -> Result<u64, IoError> {
         let (offset, write) = match request {
             Request::Read { offset } => (offset, false),
             Request::Write { offset, .. } => (offset, true),
             Request::Flush => return Ok(0),
-            Request::Discard { .. } | Request::WriteZeroes { .. } | Request::SecureErase => (0, true),
+            Request::Discard { .. } | Request::WriteZeroes { .. } | Request::SecureErase => {
+                return self.check_extents(size, read_only);
+            }
         };
         if write && read_only {
             return Err(IoError::ReadOnly);
         }
-        let on_disk = |offset: u64, len: u64| {
-            let whole = offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR);
-            whole && offset.checked_add(len).is_some_and(|end| end <= size)
-        };
-        let extents = self.work.as_ref().map_or(&[][..], |work| &work.extents);
-        if on_disk(offset, self.buffers.len())
-            && extents.iter().all(|extent| on_disk(extent.offset, extent.len))
-        {
-            Ok(offset)
-        } else {
-            Err(IoError::Range)
+        if is_on_disk(offset, self.buffers.len(), size) { Ok(offset) } else { Err(IoError::Range) }
+    }
+
+    #[cold]
+    fn check_extents(&self, size: u64, read_only: bool) -> Result<u64, IoError> {
+        if read_only {
+            return Err(IoError::ReadOnly);
+        }
+        let mut extents = self.work.iter().flat_map(|work| &work.extents);
+        match extents.all(|extent| is_on_disk(extent.offset, extent.len, size)) {
+            true => Ok(0),
+            false => Err(IoError::Range),
         }
     }
+}
+
+/// Whether these are whole sectors that a disk of this size has.
+#[inline]
+fn is_on_disk(offset: u64, len: u64, size: u64) -> bool {
+    let whole = offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR);
+    whole && offset.checked_add(len).is_some_and(|end| end <= size)
 }

@@ -40,11 +40,11 @@ impl NullDisk {
 
     #[inline]
     pub(crate) fn start(&self, io: &mut Io, request: Request) -> Step {
-        let result = match io.check(request, self.size, self.limits.read_only) {
-            Ok(_) if request == Request::SecureErase => Err(IoError::Unsupported),
-            result => result.map(drop),
-        };
-        io.work = None;
-        Step::Done(result)
+        let result = io.check(request, self.size, self.limits.read_only).map(drop);
+        match request {
+            Request::Read { .. } | Request::Write { .. } | Request::Flush => Step::Done(result),
+            Request::SecureErase => io.finish(result.and(Err(IoError::Unsupported))),
+            Request::Discard { .. } | Request::WriteZeroes { .. } => io.finish(result),
+        }
     }
 }
