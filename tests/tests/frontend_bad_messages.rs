@@ -208,8 +208,8 @@ fn memory_that_cannot_be() {
 fn what_was_not_offered() {
     refused(&[
         (
-            |_| Message::SetFeatures(Features::ACCESS_PLATFORM | Features::PROTOCOL_FEATURES),
-            &["SET_FEATURES", "0x200000000"],
+            |_| Message::SetFeatures(Features::from_bits_retain(1 << 36) | Features::PROTOCOL_FEATURES),
+            &["SET_FEATURES", "0x1000000000"],
         ),
         (
             |_| Message::SetFeatures(Features::from_bits_retain(1 << 63)),

@@ -118,7 +118,7 @@ fn every_layout_through_translations(engine: &str) {
         let read = Request::read(8, 4096);
         assert_eq!(perform(&mut machine, &mut iommu, &read, Layout::Usual), (blk::S_OK, vec![7; 4096]));
     }
-    served.end().unwrap();
+    served.serves_the_next().unwrap();
 }
 
 fn a_queue_that_waits_can_stop_and_go_on(engine: &str) {
@@ -147,7 +147,8 @@ fn a_queue_that_waits_can_stop_and_go_on(engine: &str) {
     let known = iommu.misses;
     hammer(&mut machine, &mut iommu, 4);
     assert_eq!(iommu.misses, known);
-    served.end().unwrap();
+    drop((machine, iommu));
+    served.serves_the_next().unwrap();
 }
 
 fn what_cannot_be_translated_fails_and_nothing_else_does(engine: &str) {
@@ -168,7 +169,8 @@ fn what_cannot_be_translated_fails_and_nothing_else_does(engine: &str) {
     assert_eq!(perform(&mut machine, &mut iommu, &write, Layout::Usual).0, blk::S_OK);
     iommu.map(data, user);
     hammer(&mut machine, &mut iommu, 7);
-    served.end().unwrap();
+    drop((machine, iommu));
+    served.serves_the_next().unwrap();
 }
 
 fn bad_updates_are_refused(engine: &str) {
@@ -204,7 +206,8 @@ fn bad_updates_are_refused(engine: &str) {
     let askew = VringAddr { desc_addr: addr.desc_addr + 8, ..addr };
     refused(&mut machine.frontend, &Message::SetVringAddr(askew)).unwrap();
     hammer(&mut machine, &mut iommu, 8);
-    served.end().unwrap();
+    drop((machine, iommu));
+    served.serves_the_next().unwrap();
 }
 
 fn a_flood_that_nobody_asked_for(engine: &str) {
@@ -221,7 +224,8 @@ fn a_flood_that_nobody_asked_for(engine: &str) {
     let resident = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
     let kib: u64 = resident.split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!(kib < 128 << 10, "{resident}");
-    served.end().unwrap();
+    drop((machine, iommu));
+    served.serves_the_next().unwrap();
 }
 
 fn a_front_end_that_dies_while_it_is_asked(engine: &str) {
@@ -248,7 +252,8 @@ fn a_front_end_that_dies_while_it_is_asked(engine: &str) {
     let mut iommu = Iommu::connect(&mut machine.frontend).unwrap();
     iommu.map_all(&machine.ram);
     assert_eq!(finish(&mut machine, &mut iommu, &read), (blk::S_OK, pattern(11, 4096)));
-    served.end().unwrap();
+    drop((machine, iommu));
+    served.serves_the_next().unwrap();
 }
 
 fn memory_comes_and_goes_under_translations(engine: &str) {
@@ -269,5 +274,6 @@ fn memory_comes_and_goes_under_translations(engine: &str) {
     assert_eq!(perform(&mut machine, &mut iommu, &write, Layout::Usual).0, blk::S_IOERR);
     machine.frontend.order(&invalidate(data, PAGE)).unwrap();
     hammer(&mut machine, &mut iommu, 15);
-    served.end().unwrap();
+    drop((machine, iommu));
+    served.serves_the_next().unwrap();
 }

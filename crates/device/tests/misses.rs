@@ -1,0 +1,79 @@
+//! What queues behind a vIOMMU wait for.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use kickless_device::{Misses, Refusal, Signal};
+use kickless_memory::{Access, Iova, IovaRange, Miss};
+
+fn miss(page: u64, access: Access) -> Miss {
+    Miss { page: Iova(page << 12), access }
+}
+
+fn range(page: u64, pages: u64) -> IovaRange {
+    IovaRange::new(Iova(page << 12), pages << 12)
+}
+
+fn misses() -> Misses {
+    Misses::new(Signal::new().unwrap())
+}
+
+fn sent(misses: &Misses) -> Vec<Miss> {
+    misses.take_unsent().into_iter().map(|(_, miss)| miss).collect()
+}
+
+#[test]
+fn one_miss_for_all_who_wait() {
+    let misses = misses();
+    let (a, b) = (miss(1, Access::READ), miss(2, Access::WRITE));
+    misses.ask(0, &[a, b], &[range(1, 2)]);
+    misses.ask(0, &[a, b], &[range(1, 2)]);
+    misses.ask(1, &[a], &[range(1, 1)]);
+    assert_eq!(sent(&misses), [a, b]);
+    assert!(sent(&misses).is_empty());
+    // Too little is no answer; too much is.
+    assert!(misses.answered(range(1, 1), Access::WRITE).is_empty());
+    assert_eq!(misses.answered(range(0, 2), Access::BOTH), [1]);
+    assert_eq!(misses.answered(range(2, 1), Access::WRITE), [0]);
+    assert!(misses.answered(range(0, 9), Access::BOTH).is_empty(), "nobody waits");
+}
+
+#[test]
+fn what_is_not_answered_is_refused() {
+    let misses = misses();
+    let a = miss(1, Access::WRITE);
+    misses.ask(3, &[a], &[]);
+    let [(number, _)] = misses.take_unsent()[..] else { panic!("one miss") };
+    misses.answered(range(1, 1), Access::READ);
+    assert_eq!(misses.replied(number, &a), Some(Refusal { miss: a, queues: vec![3] }));
+    assert_eq!(misses.replied(number, &a), None);
+    // Asked for again, the reply to the first is none to the second.
+    misses.ask(3, &[a], &[]);
+    let [(again, _)] = misses.take_unsent()[..] else { panic!("one miss") };
+    assert_eq!(misses.replied(number, &a), None);
+    assert_eq!(misses.answered(range(1, 1), Access::BOTH), [3]);
+    assert_eq!(misses.replied(again, &a), None, "it was answered");
+}
+
+#[test]
+fn a_queue_that_stops_is_forgotten() {
+    let misses = misses();
+    let (a, b) = (miss(1, Access::READ), miss(2, Access::READ));
+    misses.ask(0, &[a, b], &[range(1, 2)]);
+    misses.ask(1, &[b], &[range(2, 1)]);
+    assert!(misses.is_pinned(range(0, 2)) && !misses.is_pinned(range(3, 1)));
+    misses.forget(0);
+    assert_eq!(sent(&misses), [b], "the other still waits");
+    assert!(!misses.is_pinned(range(1, 1)) && misses.is_pinned(range(2, 1)));
+    assert!(misses.answered(range(1, 1), Access::BOTH).is_empty());
+    misses.forget(1);
+    assert!(misses.answered(range(2, 1), Access::BOTH).is_empty(), "late");
+    assert!(sent(&misses).is_empty());
+}
+
+#[test]
+fn what_is_watched_wakes_once() {
+    let misses = misses();
+    misses.watch(2, &[range(5, 1)]);
+    assert!(misses.answered(range(6, 1), Access::BOTH).is_empty());
+    assert_eq!(misses.answered(range(5, 1), Access::READ), [2]);
+    assert!(misses.answered(range(5, 1), Access::READ).is_empty());
+}

@@ -1,0 +1,164 @@
+//! A queue that waits for a translation, its session, and a stop, in every order that the memory model allows, up to a number of
+//! preemptions.
+//!
+//! The list of misses is the crate's own, taken from its file; its lock and its signal are what loom can watch. A queue that
+//! waits for ever is a deadlock, which loom finds.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-device --release --test misses_loom`
+#![cfg(loom)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "tests")]
+
+#[path = "../src/misses.rs"]
+mod misses;
+
+mod primitive {
+    pub(crate) use loom::sync::Mutex;
+    use loom::sync::Condvar;
+
+    /// An eventfd.
+    #[derive(Debug, Default)]
+    pub struct Signal {
+        given: Mutex<bool>,
+        change: Condvar,
+    }
+
+    impl Signal {
+        pub fn wake(&self) {
+            *self.given.lock().unwrap() = true;
+            self.change.notify_one();
+        }
+
+        pub fn clear(&self) {
+            *self.given.lock().unwrap() = false;
+        }
+
+        pub fn wait(&self) {
+            let mut given = self.given.lock().unwrap();
+            while !*given {
+                given = self.change.wait(given).unwrap();
+            }
+        }
+    }
+}
+
+use kickless_memory::{Access, Iova, IovaRange, Miss};
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::thread;
+use misses::Misses;
+use primitive::Signal;
+use std::sync::Arc;
+
+const MISS: Miss = Miss { page: Iova(0), access: Access::READ };
+const QUEUE: u16 = 0;
+
+struct Shared {
+    misses: Misses,
+    /// The entry of the table.
+    there: AtomicBool,
+    /// The mailbox of the queue's worker: a look, or a stop.
+    mail: Signal,
+    stop: AtomicBool,
+    /// The queue has done what it had to.
+    done: AtomicBool,
+}
+
+fn shared() -> Arc<Shared> {
+    Arc::new(Shared {
+        misses: Misses::new(Signal::default()),
+        there: AtomicBool::new(false),
+        mail: Signal::default(),
+        stop: AtomicBool::new(false),
+        done: AtomicBool::new(false),
+    })
+}
+
+fn page() -> IovaRange {
+    IovaRange::new(Iova(0), 4096)
+}
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+impl Shared {
+    /// Looks, asks, stands, and looks again when it is told to, until the translation is there or it is to stop. Whether it
+    /// was there.
+    fn run_queue(&self) -> bool {
+        let found = loop {
+            if self.stop.load(Ordering::Acquire) {
+                break false;
+            }
+            if self.there.load(Ordering::Relaxed) {
+                self.misses.settled(QUEUE);
+                break true;
+            }
+            self.misses.ask(QUEUE, &[MISS], &[page()]);
+            self.mail.wait();
+            self.mail.clear();
+        };
+        self.done.store(true, Ordering::Release);
+        // The session may wait for this; for it, a miss and the end are one event.
+        self.misses.signal().wake();
+        found
+    }
+
+    /// The front-end's update.
+    fn tell(&self) {
+        self.there.store(true, Ordering::Relaxed);
+        for queue in self.misses.answered(page(), Access::BOTH) {
+            assert_eq!(queue, QUEUE);
+            self.mail.wake();
+        }
+    }
+}
+
+/// The front-end tells something unasked, just when it is asked for; and answers what it is asked.
+#[test]
+fn an_answer_is_never_missed() {
+    check(|| {
+        let shared = shared();
+        let queue = thread::spawn({
+            let shared = shared.clone();
+            move || shared.run_queue()
+        });
+        shared.tell();
+        loop {
+            shared.misses.signal().wait();
+            let unsent = shared.misses.take_unsent();
+            if unsent.is_empty() && shared.done.load(Ordering::Acquire) {
+                break;
+            }
+            for (number, miss) in unsent {
+                shared.tell();
+                assert!(shared.misses.replied(number, &miss).is_none(), "it was answered");
+            }
+        }
+        assert!(queue.join().unwrap());
+    });
+}
+
+/// The queue is stopped while it waits; the answer comes after that, and finds nobody.
+#[test]
+fn an_answer_that_comes_after_the_stop() {
+    check(|| {
+        let shared = shared();
+        let queue = thread::spawn({
+            let shared = shared.clone();
+            move || shared.run_queue()
+        });
+        let asked = shared.misses.take_unsent();
+        shared.stop.store(true, Ordering::Release);
+        shared.mail.wake();
+        assert!(!queue.join().unwrap());
+        shared.misses.forget(QUEUE);
+        assert!(shared.misses.take_unsent().is_empty(), "nothing is asked for a queue that has stopped");
+        assert!(!shared.misses.is_pinned(IovaRange::ALL));
+        shared.there.store(true, Ordering::Relaxed);
+        assert!(shared.misses.answered(page(), Access::BOTH).is_empty());
+        for (number, miss) in asked {
+            assert_eq!(shared.misses.replied(number, &miss), None);
+        }
+    });
+}

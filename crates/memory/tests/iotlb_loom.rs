@@ -1,0 +1,133 @@
+//! The table of translations while a queue reads it, in every order that the memory model allows.
+//!
+//! The code under test is the crate's own, taken from its files, over atomics that loom watches and nodes of two entries.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --test iotlb_loom`
+#![cfg(loom)]
+#![allow(dead_code, unreachable_pub, unused_imports, clippy::unwrap_used, reason = "tests")]
+
+pub use kickless_memory::{Iova, UserAddr};
+
+mod iotlb {
+    #[path = "../../src/iotlb/error.rs"]
+    mod error;
+    #[path = "../../src/iotlb/range.rs"]
+    mod range;
+    #[path = "../../src/iotlb/table.rs"]
+    pub(super) mod table;
+    #[path = "../../src/iotlb/writer.rs"]
+    mod writer;
+
+    mod primitive {
+        pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
+        pub(super) const BITS: u32 = 1;
+        pub(super) const LEVELS: u32 = 3;
+    }
+
+    pub(super) use error::UpdateError;
+    pub(super) use range::{Access, IovaRange};
+    pub(super) use writer::Iotlb;
+
+    /// What the front-end has said of a page, if anything.
+    pub(super) fn look(table: &table::Table, page: u64) -> Option<u64> {
+        table.get(page).map(|leaf| leaf.user)
+    }
+}
+
+use iotlb::{Access, Iotlb, IovaRange, UpdateError, look};
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::thread;
+use std::sync::Arc;
+
+const PAGE: u64 = 4096;
+/// Where a page leads.
+const fn user(page: u64) -> u64 {
+    (page + 16) * PAGE
+}
+
+fn update(iotlb: &mut Iotlb, page: u64) -> Result<(), UpdateError> {
+    iotlb.update(Iova(page * PAGE), PAGE, UserAddr(user(page)), Access::BOTH)
+}
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// A work item for the queue, and its answer.
+#[derive(Default)]
+struct Mail {
+    asked: AtomicBool,
+    answered: AtomicBool,
+}
+
+impl Mail {
+    fn ask(&self) {
+        self.asked.store(true, Ordering::Release);
+        while !self.answered.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+    }
+
+    /// Whether there was something to answer.
+    fn answer(&self) -> bool {
+        let asked = self.asked.load(Ordering::Acquire);
+        if asked {
+            self.answered.store(true, Ordering::Release);
+        }
+        asked
+    }
+}
+
+/// A translation is taken back, and its nodes are used for other addresses: a queue never takes those for its own, and does
+/// not see its own any more once it has answered.
+#[test]
+fn nodes_that_are_used_again() {
+    check(|| {
+        // The nodes that one page needs, and no more.
+        let mut iotlb = Iotlb::new(2);
+        update(&mut iotlb, 0).unwrap();
+        let (table, mail) = (iotlb.table().clone(), Arc::new(Mail::default()));
+        let queue = thread::spawn({
+            let mail = mail.clone();
+            move || {
+                loop {
+                    let found = look(&table, 0);
+                    assert!(found.is_none_or(|at| at == user(0)), "another page's: {found:?}");
+                    if mail.answer() {
+                        break;
+                    }
+                    thread::yield_now();
+                }
+                assert_eq!(look(&table, 0), None, "in use after it was taken back");
+                let found = look(&table, 4);
+                assert!(found.is_none_or(|at| at == user(4)), "another page's: {found:?}");
+            }
+        });
+        iotlb.invalidate(IovaRange::new(Iova(0), PAGE));
+        assert!(update(&mut iotlb, 4).is_err(), "nodes in limbo are not used");
+        mail.ask();
+        iotlb.quiesced();
+        update(&mut iotlb, 4).unwrap();
+        queue.join().unwrap();
+    });
+}
+
+/// A leaf over two pages gives way to one for each of them, and a queue sees one or the other.
+#[test]
+fn a_leaf_that_is_split_by_an_update() {
+    check(|| {
+        let mut iotlb = Iotlb::new(4);
+        iotlb.update(Iova(0), 2 * PAGE, UserAddr(user(0)), Access::BOTH).unwrap();
+        let table = iotlb.table().clone();
+        let queue = thread::spawn(move || {
+            for page in [0, 1] {
+                let found = look(&table, page);
+                assert!(found.is_none_or(|at| at == user(page) || at == user(8)), "{page}: {found:?}");
+            }
+        });
+        iotlb.update(Iova(PAGE), PAGE, UserAddr(user(8)), Access::BOTH).unwrap();
+        queue.join().unwrap();
+    });
+}
