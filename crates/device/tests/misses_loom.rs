@@ -12,8 +12,8 @@
 mod misses;
 
 mod primitive {
-    pub(crate) use loom::sync::Mutex;
     use loom::sync::Condvar;
+    pub(crate) use loom::sync::Mutex;
 
     /// An eventfd.
     #[derive(Debug, Default)]

@@ -130,7 +130,8 @@ fn costs(workload: &mut Workload, rounds: usize, runs: usize) {
         }
         all.iter_mut().zip(best).for_each(|(all, best)| all.push(best));
     }
-    let mut ratios = [1, 2].map(|which| all[which].iter().zip(&all[0]).map(|(a, b)| a / b).collect::<Vec<_>>());
+    let mut ratios =
+        [1, 2].map(|which| all[which].iter().zip(&all[0]).map(|(a, b)| a / b).collect::<Vec<_>>());
     let [direct, translated, whole] = all.each_mut().map(|all| median(all));
     println!("  a slot looked up (direct)                      {direct:6.2} ns");
     println!(

@@ -8,14 +8,11 @@
 
 pub use kickless_memory::{Iova, UserAddr};
 
+#[path = "../src/iotlb"]
 mod iotlb {
-    #[path = "../../src/iotlb/error.rs"]
     mod error;
-    #[path = "../../src/iotlb/range.rs"]
     mod range;
-    #[path = "../../src/iotlb/table.rs"]
     pub(super) mod table;
-    #[path = "../../src/iotlb/writer.rs"]
     mod writer;
 
     mod primitive {

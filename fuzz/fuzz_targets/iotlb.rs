@@ -1,0 +1,135 @@
+//! Translations of a vIOMMU from a front-end that says anything: messages as they come from the wire, and lookups through a queue's
+//! cache, which must never say more than is true.
+#![no_main]
+
+use kickless_memory::{
+    Access, Gpa, Iotlb, Iova, IovaRange, Map, Slot, Tlb, Translated, UpdateError, UserAddr,
+};
+use kickless_spec::vhost_user::{FrontendRequest, IotlbAccess, IotlbKind};
+use kickless_vhost_user::{FrontendMessage, Request};
+use libfuzzer_sys::fuzz_target;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+const PAGE: u64 = 4096;
+const LEN: u64 = 1 << 30;
+const USER: u64 = 0x10_0000_0000;
+const GPA: u64 = 0x8000_0000;
+/// Few, so that they run out.
+const NODES: u32 = 24;
+/// An update of more pages than this is not kept in the model.
+const PAGES_MAX: u64 = 2048;
+
+static MAP: LazyLock<Map> = LazyLock::new(|| {
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+    rustix::fs::ftruncate(&file, LEN).expect("room");
+    Map::new(vec![Slot::map(&file, 0, Gpa(GPA), UserAddr(USER), LEN).expect("a mapping")]).expect("one slot")
+});
+
+/// What is true of each page: where it leads, and what may be done there.
+type Truth = BTreeMap<u64, (u64, Access)>;
+
+fuzz_target!(|data: &[u8]| {
+    let mut iotlb = Iotlb::new(NODES);
+    let mut tlb = Tlb::new(iotlb.table().clone());
+    let mut truth = Truth::new();
+    for op in data.chunks_exact(32) {
+        match op[31] % 4 {
+            3 => look(&mut tlb, &truth, op),
+            2 => {
+                // Near what is there: addresses that meet.
+                let small = |at: usize| u64::from(u16::from_le_bytes([op[at], op[at + 1]]) % 1536) * PAGE;
+                let access = IotlbAccess::from_bits_truncate(op[24]);
+                let kind = if op[25] % 3 == 0 { IotlbKind::Invalidate } else { IotlbKind::Update };
+                tell(&mut iotlb, &mut tlb, &mut truth, kind, [small(0), small(8), USER + small(16)], access);
+            }
+            _ => {
+                let number = FrontendRequest::IotlbMsg.raw();
+                let Ok(FrontendMessage::IotlbMsg(msg)) = FrontendMessage::decode(number, op, Vec::new())
+                else {
+                    continue;
+                };
+                let addresses = [msg.iova, msg.size, msg.user_addr];
+                tell(&mut iotlb, &mut tlb, &mut truth, msg.kind, addresses, msg.access);
+            }
+        }
+    }
+});
+
+fn access_of(access: IotlbAccess) -> Access {
+    match access.bits() {
+        1 => Access::READ,
+        2 => Access::WRITE,
+        3 => Access::BOTH,
+        _ => Access::NONE,
+    }
+}
+
+/// What a session does with a message.
+fn tell(
+    iotlb: &mut Iotlb,
+    tlb: &mut Tlb,
+    truth: &mut Truth,
+    kind: IotlbKind,
+    [iova, size, user]: [u64; 3],
+    access: IotlbAccess,
+) {
+    match kind {
+        IotlbKind::Update if size / PAGE <= PAGES_MAX && MAP.gpa_of_range(UserAddr(user), size).is_some() => {
+            let access = access_of(access);
+            loop {
+                match iotlb.update(Iova(iova), size, UserAddr(user), access) {
+                    Ok(()) => break,
+                    Err(UpdateError::Full { .. }) => {
+                        assert!(iotlb.is_in_limbo() || iotlb.evict(|_| false), "nothing pinned, and no room");
+                        settle(iotlb, tlb);
+                    }
+                    Err(_) => return,
+                }
+            }
+            for page in 0..size / PAGE {
+                truth.insert(iova / PAGE + page, (user + page * PAGE, access));
+            }
+        }
+        IotlbKind::Invalidate => {
+            let range = IovaRange::new(Iova(iova), size);
+            iotlb.invalidate(range);
+            truth.retain(|page, _| !range.overlaps(IovaRange::new(Iova(page * PAGE), PAGE)));
+        }
+        _ => {}
+    }
+    settle(iotlb, tlb);
+}
+
+fn settle(iotlb: &mut Iotlb, tlb: &mut Tlb) {
+    if let Some(range) = iotlb.take_stale() {
+        tlb.drop_range(range);
+    }
+    iotlb.quiesced();
+    assert!(iotlb.bytes() <= (NODES as usize + 1) * (4096 + 64));
+}
+
+/// A buffer of a chain, anywhere, of up to 64 KiB.
+fn look(tlb: &mut Tlb, truth: &Truth, op: &[u8]) {
+    let word = u64::from_le_bytes([op[0], op[1], op[2], op[3], op[4], op[5], op[6], op[7]]);
+    let iova = if op[8] & 1 == 0 { word } else { word % (1600 * PAGE) };
+    let len = u64::from(u16::from_le_bytes([op[9], op[10]])).max(1);
+    let access = access_of(IotlbAccess::from_bits_truncate(op[11]));
+    tlb.begin();
+    let (mut at, mut done) = (iova, 0);
+    tlb.translate(&MAP, Iova(iova), len, access, |to, piece| {
+        if let Translated::To(gpa) = to {
+            for offset in (0..piece).step_by(256).chain([piece - 1]) {
+                let here = at + offset;
+                let (user, allowed) = truth.get(&(here / PAGE)).expect("nobody said so");
+                assert!(allowed.allows(access));
+                assert_eq!(gpa.0 + offset, user - USER + GPA + here % PAGE);
+            }
+        }
+        at = at.wrapping_add(piece);
+        done += piece;
+    });
+    assert_eq!(done, len);
+    assert_eq!(tlb.is_missing(), !tlb.missing().is_empty());
+    let _ = tlb.user(Iova(iova), len, access);
+}
