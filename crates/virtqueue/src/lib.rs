@@ -15,10 +15,12 @@
 //! ```
 //! use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 //! use kickless_virtqueue::{Chain, device};
+//! use std::sync::Arc;
 //!
 //! let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?;
 //! rustix::fs::ftruncate(&file, 1 << 20)?;
-//! let view = View::new(Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(0x10_0000), 1 << 20)?])?);
+//! let slot = Slot::map(&file, 0, Gpa(0), UserAddr(0x10_0000), 1 << 20)?;
+//! let view = Arc::new(View::new(Map::new(vec![slot])?));
 //!
 //! // What the driver would do: descriptor 3 is one 512-byte buffer, and it is the first entry of the avail ring.
 //! view.map().write_obj(Gpa(48), &0x8000u64)?;
