@@ -25,6 +25,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 const PAGE: u64 = 4096;
 /// Most bytes that are sent at once.
 const CHUNK: u64 = 256 << 10;
+/// Before the bytes of a message come their address and their number, 8 bytes each.
+const HEAD: usize = 16;
 /// The rest is small enough if it can be sent in this time.
 const DOWNTIME_MAX: Duration = Duration::from_millis(20);
 /// Who does not converge stops here.
@@ -129,17 +131,18 @@ fn source(len: u64, writers: u64, method: Method) -> Result<()> {
 struct Destination {
     socket: UnixStream,
     answers: BufReader<UnixStream>,
-    chunk: Vec<u8>,
+    message: Vec<u8>,
 }
 
 impl Destination {
     fn send(&mut self, map: &Map, gpa: Gpa, len: u64) -> Result<()> {
-        for at in (gpa.0..gpa.0 + len).step_by(self.chunk.len()) {
-            let bytes = &mut self.chunk[..(gpa.0 + len - at).min(CHUNK) as usize];
-            map.read(Gpa(at), bytes)?;
-            self.socket.write_all(&at.to_le_bytes())?;
-            self.socket.write_all(&(bytes.len() as u64).to_le_bytes())?;
-            self.socket.write_all(bytes)?;
+        for at in (gpa.0..gpa.0 + len).step_by(CHUNK as usize) {
+            let here = (gpa.0 + len - at).min(CHUNK);
+            let message = &mut self.message[..HEAD + here as usize];
+            message[..8].copy_from_slice(&at.to_le_bytes());
+            message[8..HEAD].copy_from_slice(&here.to_le_bytes());
+            map.read(Gpa(at), &mut message[HEAD..])?;
+            self.socket.write_all(message)?;
         }
         Ok(())
     }
@@ -149,7 +152,7 @@ impl Destination {
     }
 
     fn send_end(&mut self) -> Result<()> {
-        Ok(self.socket.write_all(&[0; 16])?)
+        Ok(self.socket.write_all(&[0; HEAD])?)
     }
 
     fn answer(&mut self) -> Result<String> {
@@ -172,7 +175,7 @@ fn migrate(
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .spawn()?;
     let answers = BufReader::new(ours.try_clone()?);
-    let mut destination = Destination { socket: ours, answers, chunk: vec![0; CHUNK as usize] };
+    let mut destination = Destination { socket: ours, answers, message: vec![0; HEAD + CHUNK as usize] };
 
     // From here on each write is in a harvest; what came before is in the first round, which is all of it.
     let mut log = Harvester::enable(mmu, Gpa(0), method)?;
