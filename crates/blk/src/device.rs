@@ -159,12 +159,6 @@ impl Device for Blk {
     }
 
     fn open(&self) -> Result<(), StartError> {
-        if !self.shared.disk.limits().read_only && !self.shared.introduced.swap(true, Ordering::Relaxed) {
-            warn!(
-                "the driver began with another process and may have turned the write cache off there: every write is \
-                 made durable until it chooses a cache mode or a virtual machine starts"
-            );
-        }
         if let Some(file) = self.shared.disk.file().filter(|_| self.options.lock) {
             let read_only = self.shared.disk.limits().read_only;
             let lock = ImageLock::acquire_within(file, read_only, LOCK_PATIENCE)
@@ -196,6 +190,16 @@ impl Device for Blk {
 
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn Source>, StartError> {
         let features = BlkFeatures::from_bits_truncate(features.bits());
+        let could_turn_off = features.contains(BlkFeatures::FLUSH | BlkFeatures::CONFIG_WCE);
+        if !self.shared.introduced.swap(true, Ordering::Relaxed)
+            && could_turn_off
+            && !self.shared.disk.limits().read_only
+        {
+            warn!(
+                "the driver began with another process and may have turned the write cache off there: every write is \
+                 made durable until it chooses a cache mode or a virtual machine starts"
+            );
+        }
         Ok(Box::new(Queue::new(vring, self.shared.clone(), features)))
     }
 }

@@ -101,7 +101,9 @@ impl Queue {
 
     /// Whether a write is to be on stable storage when it completes (virtio 1.3, section 5.2.6.2).
     fn durable(&self) -> bool {
-        !(self.features.contains(BlkFeatures::FLUSH) && self.shared.writeback())
+        !self.features.contains(BlkFeatures::FLUSH)
+            // A driver that cannot turn the cache off has not done so.
+            || (self.features.contains(BlkFeatures::CONFIG_WCE) && !self.shared.writeback())
     }
 
     /// Puts the segments of a request into its slot; what is to be done to them.
