@@ -131,5 +131,5 @@ fn look(tlb: &mut Tlb, truth: &Truth, op: &[u8]) {
     });
     assert_eq!(done, len);
     assert_eq!(tlb.is_missing(), !tlb.missing().is_empty());
-    let _ = tlb.user(Iova(iova), len, access);
+    let _ = tlb.user(Iova(iova), len as usize, access);
 }

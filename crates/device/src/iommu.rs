@@ -2,7 +2,7 @@
 
 use crate::Misses;
 use kickless_memory::{Access, Gpa, Iova, IovaRange, Lack, Map, Table, Tlb, Unmapped, UserAddr};
-use kickless_virtqueue::device::{Addresses, Options};
+use kickless_virtqueue::device::Options;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -49,6 +49,12 @@ pub(crate) struct Translation {
     held_up: Vec<HeldUp>,
 }
 
+/// Where a ring's areas are: pieces of the front-end's memory.
+pub(crate) struct Located {
+    pub(crate) areas: [Vec<(UserAddr, usize)>; 3],
+    pub(crate) log: Option<Gpa>,
+}
+
 /// What requests in flight use, by head.
 #[derive(Debug)]
 struct InUse {
@@ -92,27 +98,28 @@ impl Translation {
         addresses: &IovaAddresses,
         options: &Options,
         map: &Map,
-    ) -> Result<Addresses, Lack> {
+    ) -> Result<Located, Lack> {
         self.tlb.begin();
         let lens = options.area_lens();
-        let packed = options.is_packed();
-        let desc_access = if packed { Access::BOTH } else { Access::READ };
+        let desc_access = if options.is_packed() { Access::BOTH } else { Access::READ };
         // All are looked for, so that all that are missing are asked for at once.
-        let desc = self.tlb.user(addresses.desc, lens[0] as u64, desc_access);
-        let avail = self.tlb.user(addresses.avail, lens[1] as u64, Access::READ);
-        let used = self.tlb.user(addresses.used, lens[2] as u64, Access::BOTH);
-        let log = match addresses.log {
-            Some(log) => self.tlb.user(log, lens[2] as u64, Access::WRITE).map(Some),
-            None => Ok(None),
-        };
+        let desc = self.tlb.user(addresses.desc, lens[0], desc_access);
+        let avail = self.tlb.user(addresses.avail, lens[1], Access::READ);
+        let used = self.tlb.user(addresses.used, lens[2], Access::BOTH);
+        let log = addresses.log.map(|log| self.tlb.user(log, lens[2], Access::WRITE)).transpose();
         if self.tlb.is_missing() {
             return Err(Lack::Missing);
         }
-        let (desc, avail, used) = (desc?, avail?, used?);
-        let log = log?.map(|user| gpa_of(map, user, lens[2])).transpose().map_err(Lack::Unmapped)?;
+        let areas = [desc?, avail?, used?];
+        // In pieces, it is those of the used ring.
+        let begins = |pieces: Vec<(UserAddr, usize)>| map.gpa_of(pieces.first()?.0);
+        let log = match log? {
+            Some(pieces) => Some(begins(pieces).ok_or(Lack::Unmapped(Unmapped { addr: 0, len: 0 }))?),
+            None => None,
+        };
         self.ring.clear();
         self.ring.extend_from_slice(self.tlb.ranges());
-        Ok(Addresses { desc, avail, used, log })
+        Ok(Located { areas, log })
     }
 
     /// Asks for what was missing, and waits.
@@ -170,10 +177,6 @@ impl Translation {
             self.held_up.push(HeldUp { places, _done: done });
         }
     }
-}
-
-fn gpa_of(map: &Map, user: UserAddr, len: usize) -> Result<Gpa, Unmapped> {
-    map.gpa_of_range(user, len as u64).ok_or(Unmapped { addr: user.0, len: len as u64 })
 }
 
 impl InUse {

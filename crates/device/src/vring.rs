@@ -1,6 +1,6 @@
 //! A virtqueue with what hangs on it: memory, descriptors for kicks and calls, counters.
 
-use crate::iommu::Translation;
+use crate::iommu::{Located, Translation};
 use crate::{Areas, Call, Counters, Iommu, IovaAddresses, Kick, Stopped, Update};
 use kickless_memory::fault;
 use kickless_memory::{IovaRange, Lack, Marks, Unmapped, View};
@@ -451,18 +451,20 @@ impl Vring {
     }
 
     fn remap(&mut self) {
-        let located = match (&self.areas, &mut self.translation) {
-            (Areas::User(addresses), _) => Ok(*addresses),
+        let (view, options) = (&self.view, &self.options);
+        let mapped = match (&self.areas, &mut self.translation) {
+            (Areas::User(addresses), _) => Metadata::map(view, addresses, options).map_err(Lack::Unmapped),
             (Areas::Iova(addresses), Some(translation)) => {
-                translation.locate(addresses, &self.options, self.view.map())
+                translation.locate(addresses, options, view.map()).and_then(|Located { areas, log }| {
+                    Metadata::map_pieces(view, &areas, log, options).map_err(Lack::Unmapped)
+                })
             }
             (Areas::Iova(IovaAddresses { desc, .. }), None) => {
                 Err(Lack::Unmapped(Unmapped { addr: desc.0, len: 0 }))
             }
         };
-        let map = |addresses| Metadata::map(&self.view, &addresses, &self.options).map_err(Lack::Unmapped);
         let (span, queue) = (&self.span, self.index);
-        match (located.and_then(map), &mut self.translation) {
+        match (mapped, &mut self.translation) {
             (Ok(metadata), translation) => {
                 if let Some(translation) = translation {
                     translation.found();

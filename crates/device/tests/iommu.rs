@@ -237,6 +237,33 @@ fn a_ring_whose_translation_goes_rests_and_comes_back() {
     assert_eq!(setup.used_idx(), 1);
 }
 
+/// The used ring begins at the end of a page, and the next page is elsewhere.
+#[test]
+fn a_ring_in_pieces_works_like_any_other() {
+    let mut setup = Setup::new();
+    let used = USED + PAGE - 8;
+    setup.vring.apply(Update::Addresses(Areas::Iova(IovaAddresses {
+        desc: Iova(IOVA + DESC),
+        avail: Iova(IOVA + AVAIL),
+        used: Iova(IOVA + used),
+        log: None,
+    })));
+    setup.tell(DESC, 1, Access::READ);
+    setup.tell(AVAIL, 1, Access::READ);
+    setup.tell(USED, 1, Access::BOTH);
+    assert_eq!(setup.tell_elsewhere(USED + PAGE, 1, 40 * PAGE, Access::BOTH), [3]);
+    setup.tell(BUFFERS, 2, Access::BOTH);
+    setup.offer(2, (BUFFERS, 16), (BUFFERS + PAGE, 100));
+    assert!(setup.pop());
+    setup.vring.push(2, 77);
+    setup.vring.publish();
+    let map = setup.view.map();
+    // The index, then the element: its head before the seam, its length behind it.
+    assert_eq!(map.read_obj::<[u8; 2]>(Gpa(used + 2)), Ok([1, 0]));
+    assert_eq!(map.read_obj::<[u8; 4]>(Gpa(used + 4)), Ok([2, 0, 0, 0]));
+    assert_eq!(map.read_obj::<[u8; 4]>(Gpa(40 * PAGE)), Ok([77, 0, 0, 0]));
+}
+
 #[test]
 fn what_the_front_end_has_not_got_is_no_guest_memory() {
     let mut setup = Setup::with_ring();

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A range of guest memory that crosses from one slot to another, with the face of an [`Area`](crate::Area). Where each slot
-/// ends was checked: no 16-bit field at an even offset is cut in two, or misaligned.
+/// A range of guest memory that crosses from one slot to another, or, behind a vIOMMU, from one page to another that lies
+/// elsewhere, with the face of an [`Area`](crate::Area). Where each piece ends was checked: no 16-bit field at an even offset
+/// is cut in two, or misaligned.
 #[derive(Debug)]
 pub struct Scattered {
     view: Arc<View>,
-    user: UserAddr,
+    /// Where pieces of the front-end's memory begin in it, and what address that is; the first begins at 0.
+    runs: Box<[(usize, UserAddr)]>,
     len: usize,
 }
 
@@ -22,17 +24,55 @@ impl Scattered {
     /// # Errors
     /// They are not all guest memory, or a slot among them begins at an odd address in one space or another.
     pub fn new(view: &Arc<View>, user: UserAddr, len: usize) -> Result<Self, Unmapped> {
-        let unmapped = Unmapped { addr: user.0, len: len as u64 };
+        Self::of_runs(view, &[(user, len)])
+    }
+
+    /// These bytes of the front-end's, one after the other.
+    ///
+    /// # Errors
+    /// As [`Scattered::new`].
+    pub fn of_runs(view: &Arc<View>, pieces: &[(UserAddr, usize)]) -> Result<Self, Unmapped> {
+        let (mut runs, mut len) = (Vec::new(), 0);
+        for (user, piece) in pieces {
+            runs.push((len, *user));
+            len += piece;
+        }
+        let scattered = Self { view: view.clone(), runs: runs.into(), len };
         let mut at = 0;
         while at < len {
-            let found = user.0.checked_add(at as u64).and_then(|user| view.map().find_user(UserAddr(user)));
-            let (host, rest) = found.ok_or(unmapped)?;
+            let addr = scattered.run(at).0.0;
+            let unmapped = Unmapped { addr, len: (len - at) as u64 };
+            let (host, rest) = scattered.find(at, len - at).ok_or(unmapped)?;
             if !(at.is_multiple_of(2) && host.as_ptr().addr().is_multiple_of(2)) {
                 return Err(unmapped);
             }
-            at += usize::try_from(rest).unwrap_or(len).min(len - at);
+            at += rest;
         }
-        Ok(Self { view: view.clone(), user, len })
+        Ok(scattered)
+    }
+
+    /// The front-end's address of `offset`, and how many bytes follow it in its piece.
+    #[inline]
+    fn run(&self, offset: usize) -> (UserAddr, usize) {
+        let after = self.runs.partition_point(|(start, _)| *start <= offset);
+        let end = self.runs.get(after).map_or(self.len, |(start, _)| *start);
+        let (start, user) = self.runs.get(after.wrapping_sub(1)).copied().unwrap_or_default();
+        // What wraps is found nowhere, as is the end of all addresses.
+        (UserAddr(user.0.saturating_add((offset - start) as u64)), end - offset)
+    }
+
+    /// The host address of `offset`, and how many of `len` bytes follow it there.
+    #[inline]
+    fn find(&self, offset: usize, len: usize) -> Option<(NonNull<u8>, usize)> {
+        let (user, in_run) = self.run(offset);
+        let (host, rest) = self.view.map().find_user(user)?;
+        Some((host, usize::try_from(rest).unwrap_or(len).min(len).min(in_run)))
+    }
+
+    /// Length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a ring is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// The host address of `offset`, and how many bytes follow it there; at most `len`.
@@ -43,10 +83,8 @@ impl Scattered {
     fn at(&self, offset: usize, len: usize) -> (NonNull<u8>, usize) {
         assert!(offset <= self.len && len <= self.len - offset, "ring access out of its area");
         // Found when this was made, in a view that does not change.
-        let found = self.view.map().find_user(UserAddr(self.user.0 + offset as u64));
         #[expect(clippy::expect_used, reason = "checked when this was made")]
-        let (host, rest) = found.expect("a ring that was in guest memory");
-        (host, usize::try_from(rest).unwrap_or(len).min(len))
+        self.find(offset, len).expect("a ring that was in guest memory")
     }
 
     #[inline]
@@ -103,7 +141,7 @@ impl Scattered {
         let mut at = offset;
         self.pieces(offset, len, |_, _, here| {
             // In memory, as the host address was.
-            if let Some(gpa) = self.view.map().gpa_of(UserAddr(self.user.0 + at as u64)) {
+            if let Some(gpa) = self.view.map().gpa_of(self.run(at).0) {
                 each(gpa, here as u64);
             }
             at += here;

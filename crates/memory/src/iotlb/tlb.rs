@@ -184,31 +184,35 @@ impl Tlb {
         each(start, run);
     }
 
-    /// The front-end's address of `len` bytes at `iova`, if they are in one piece in its memory.
-    pub fn user(&mut self, iova: Iova, len: u64, access: Access) -> Result<UserAddr, Lack> {
-        self.note(iova, len);
-        let offset = iova.0 & ((1 << PAGE_BITS) - 1);
-        let unmapped = Unmapped { addr: iova.0, len };
-        let last = iova.0.checked_add(len.saturating_sub(1)).ok_or(Lack::Unmapped(unmapped))?;
-        let (first, mut start, mut scattered) = (iova.0 >> PAGE_BITS, None, false);
-        for page in first..=last >> PAGE_BITS {
-            if self.missing.len() == MISSES_MAX {
-                break;
-            }
+    /// The front-end's addresses of `len` bytes at `iova`, in as few pieces as can be.
+    ///
+    /// # Errors
+    /// Some are missing, or are nowhere.
+    pub fn user(&mut self, iova: Iova, len: usize, access: Access) -> Result<Vec<(UserAddr, usize)>, Lack> {
+        self.note(iova, len as u64);
+        let unmapped = Unmapped { addr: iova.0, len: len as u64 };
+        let (mut pieces, mut done, mut missing) = (Vec::<(UserAddr, usize)>::new(), 0, false);
+        while done < len && self.missing.len() < MISSES_MAX {
+            let at = iova.0.checked_add(done as u64).ok_or(Lack::Unmapped(unmapped))?;
+            let (page, offset) = (at >> PAGE_BITS, at & ((1 << PAGE_BITS) - 1));
+            let here = (len - done).min((1 << PAGE_BITS) - offset as usize);
+            done += here;
             match self.table.get(page) {
                 Some(leaf) if Access::from_bits(leaf.access).allows(access) => {
-                    let expected = leaf.user.wrapping_sub((page - first) << PAGE_BITS);
-                    scattered |= *start.get_or_insert(expected) != expected;
+                    let user = UserAddr(leaf.user + offset);
+                    match pieces.last_mut() {
+                        Some((start, len)) if start.checked_add(*len as u64) == Some(user) => *len += here,
+                        _ => pieces.push((user, here)),
+                    }
                 }
                 _ if self.is_refused(page, access) => return Err(Lack::Unmapped(unmapped)),
-                _ => self.miss(page, access),
+                _ => {
+                    missing = true;
+                    self.miss(page, access);
+                }
             }
         }
-        match start {
-            Some(user) if !self.is_missing && !scattered => Ok(UserAddr(user + offset)),
-            _ if self.is_missing => Err(Lack::Missing),
-            _ => Err(Lack::Unmapped(unmapped)),
-        }
+        if missing || done < len { Err(Lack::Missing) } else { Ok(pieces) }
     }
 
     /// Where one address leads.
@@ -288,7 +292,7 @@ pub enum Lack {
     /// Some of its translations are not known.
     #[error("translations are missing")]
     Missing,
-    /// It is not, or not in one piece, in the front-end's memory.
+    /// It is not in the front-end's memory.
     #[error(transparent)]
     Unmapped(Unmapped),
 }

@@ -186,6 +186,35 @@ impl Metadata {
         Ok(Self(Kind::Scattered(scattered?)))
     }
 
+    /// As [`Metadata::map`], but each area is in pieces of the front-end's memory, one after the other: what a vIOMMU makes of
+    /// an area that is in one piece for the device.
+    ///
+    /// # Errors
+    /// As [`Metadata::map`].
+    pub fn map_pieces(
+        view: &Arc<View>,
+        areas: &[Vec<(UserAddr, usize)>; 3],
+        log: Option<Gpa>,
+        options: &Options,
+    ) -> Result<Self, Unmapped> {
+        let first = |area: &Vec<(UserAddr, usize)>| area.first().map_or(UserAddr(0), |(user, _)| *user);
+        let [desc, avail, used] = areas.each_ref().map(first);
+        let addresses = Addresses { desc, avail, used, log };
+        if areas.iter().all(|area| area.len() == 1) {
+            return Self::map(view, &addresses, options);
+        }
+        // No two areas that differ begin at the same address.
+        let pieces_of = |user| areas.iter().find(|area| first(area) == user);
+        let scattered = Areas::make(view, &addresses, options, |user, len, align| {
+            let unmapped = Unmapped { addr: user.0, len: len as u64 };
+            let pieces = pieces_of(user).filter(|_| user.0.is_multiple_of(align as u64)).ok_or(unmapped)?;
+            let scattered = Scattered::of_runs(view, pieces)?;
+            (scattered.len() == len).then_some(()).ok_or(unmapped)?;
+            Ok((scattered, view.map().gpa_of(user)))
+        });
+        Ok(Self(Kind::Scattered(scattered?)))
+    }
+
     /// Whether accesses go straight to the areas, for each is in one piece.
     pub fn is_mapped(&self) -> bool {
         matches!(self.0, Kind::Mapped(_))
