@@ -1,7 +1,7 @@
 //! vhost-user sessions: from protocol messages to running virtqueues.
 //!
 //! A [`Server`] serves one device to one front-end after another. A session (`session.rs`) is one connection: it answers
-//! messages (`session.rs`, `negotiation.rs`), keeps the guest's memory (`memory.rs`) and the set-up of each ring
+//! messages (`session.rs`, `negotiation.rs`), keeps the guest's memory (`memory.rs`), the translations of a vIOMMU (`iotlb.rs`) and the set-up of each ring
 //! (`setup.rs`, pure), and starts and stops rings when their set-up says so (`rings.rs`).
 //!
 //! # Threads
