@@ -40,7 +40,7 @@ fuzz_target!(|data: &[u8]| {
         _ => Options::packed(u16::from(*size) + 1, event_idx, indirect),
     };
     let Ok(options) = options else { return };
-    MEMORY.write(Gpa(0), &[0; BEYOND as usize]).expect("inside");
+    MEMORY.map().write(Gpa(0), &[0; BEYOND as usize]).expect("inside");
     Driver::new(options.with_in_order(flags & 8 != 0)).run(ops);
 });
 
@@ -77,7 +77,7 @@ fn area(at: u64, len: usize) -> Area {
 fn theirs(options: &Options) -> Vec<u8> {
     let len = if options.is_packed() { EVENT_LEN } else { used_len(options.size(), options.event_idx()) };
     let mut bytes = vec![0; len];
-    MEMORY.read(Gpa(DEVICE), &mut bytes).expect("inside");
+    MEMORY.map().read(Gpa(DEVICE), &mut bytes).expect("inside");
     bytes
 }
 
@@ -132,7 +132,7 @@ impl Driver {
             }
         }
         let mut beyond = [1; (BEYOND - END) as usize];
-        MEMORY.read(Gpa(END), &mut beyond).expect("inside");
+        MEMORY.map().read(Gpa(END), &mut beyond).expect("inside");
         assert!(beyond.iter().all(|byte| *byte == 0), "the driver wrote beyond its memory");
     }
 
@@ -214,14 +214,17 @@ impl Driver {
         if self.options.is_packed() {
             let place = self.used_place;
             let flags = place.used() | if len > 0 { DESC_F_WRITE } else { 0 };
-            MEMORY.write_obj(Gpa(DESC + place.at() as u64 + 8), &len.to_le_bytes()).expect("inside");
-            MEMORY.write_obj(Gpa(DESC + place.at() as u64 + 12), &id.to_le_bytes()).expect("inside");
-            MEMORY.write_obj(Gpa(DESC + place.flags_at() as u64), &flags.to_le_bytes()).expect("inside");
+            MEMORY.map().write_obj(Gpa(DESC + place.at() as u64 + 8), &len.to_le_bytes()).expect("inside");
+            MEMORY.map().write_obj(Gpa(DESC + place.at() as u64 + 12), &id.to_le_bytes()).expect("inside");
+            MEMORY
+                .map()
+                .write_obj(Gpa(DESC + place.flags_at() as u64), &flags.to_le_bytes())
+                .expect("inside");
             self.used_place = place.after(descriptors, self.options.size());
         } else {
             let entry = u64::from(self.used_idx & (self.options.size() - 1));
             let element = [u32::from(id).to_le_bytes(), len.to_le_bytes()].concat();
-            MEMORY.write(Gpa(DEVICE + RING_ENTRIES as u64 + 8 * entry), &element).expect("inside");
+            MEMORY.map().write(Gpa(DEVICE + RING_ENTRIES as u64 + 8 * entry), &element).expect("inside");
             self.move_index(1);
         }
     }
@@ -231,7 +234,7 @@ impl Driver {
         if !self.options.is_packed() {
             self.used_idx = self.used_idx.wrapping_add(by.into());
             let index = self.used_idx.to_le_bytes();
-            MEMORY.write_obj(Gpa(DEVICE + RING_IDX as u64), &index).expect("inside");
+            MEMORY.map().write_obj(Gpa(DEVICE + RING_IDX as u64), &index).expect("inside");
         }
     }
 }
@@ -240,6 +243,6 @@ impl Driver {
 fn scribble(ops: &mut &[u8]) {
     let [low, high, a, b, c, d, e, f, g, h, rest @ ..] = ops else { return };
     let at = u64::from(u16::from_le_bytes([*low, *high])) % (END - 8);
-    MEMORY.write(Gpa(at), &[*a, *b, *c, *d, *e, *f, *g, *h]).expect("inside");
+    MEMORY.map().write(Gpa(at), &[*a, *b, *c, *d, *e, *f, *g, *h]).expect("inside");
     *ops = rest;
 }

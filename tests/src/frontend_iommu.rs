@@ -75,19 +75,24 @@ impl Iommu {
     /// # Errors
     /// The channel is gone, or something else comes on it.
     pub fn miss(&mut self, time: Duration) -> Result<Option<Miss>> {
-        match self.channel.recv(&Wait::FOREVER.at_most(time)) {
-            Ok(Some(received)) => {
-                let BackendMessage::IotlbMsg(Iotlb { kind: IotlbKind::Miss, iova, access, .. }) =
-                    received.message
-                else {
-                    bail!("{:?} comes on the channel for misses", received.message)
-                };
-                self.misses += 1;
-                Ok(Some(Miss { iova, access, header: received.header }))
+        loop {
+            let received = match self.channel.recv(&Wait::FOREVER.at_most(time)) {
+                Ok(Some(received)) => received,
+                Ok(None) => bail!("the channel for misses is closed"),
+                Err(Error::Interrupted) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            };
+            match received.message {
+                BackendMessage::IotlbMsg(Iotlb { kind: IotlbKind::Miss, iova, access, .. }) => {
+                    self.misses += 1;
+                    return Ok(Some(Miss { iova, access, header: received.header }));
+                }
+                // Told to who has just come.
+                BackendMessage::ConfigChange => {
+                    self.channel.ack(&received.header, true, &Wait::FOREVER.at_most(LIMIT))?;
+                }
+                other => bail!("{other:?} comes on the channel for misses"),
             }
-            Ok(None) => bail!("the channel for misses is closed"),
-            Err(Error::Interrupted) => Ok(None),
-            Err(error) => Err(error.into()),
         }
     }
 
