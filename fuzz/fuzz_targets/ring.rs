@@ -45,7 +45,7 @@ fuzz_target!(|data: &[u8]| {
     let (image, ops) = rest.split_at(image);
     let mut memory = [0; END as usize];
     memory[..image.len()].copy_from_slice(image);
-    MEMORY.write(Gpa(0), &memory).expect("inside");
+    MEMORY.map().write(Gpa(0), &memory).expect("inside");
     let start = u16::from_le_bytes([*start_low, *start_high]);
     Device::new(options.with_in_order(flags & 8 != 0), start).run(ops);
 });
@@ -141,10 +141,10 @@ impl Device {
             let id_and_flags =
                 [(u16::from(detail % 8) << (detail / 8 * 13)).to_le_bytes(), place.available().to_le_bytes()]
                     .concat();
-            MEMORY.write(Gpa(DESC + place.at() as u64 + 12), &id_and_flags).expect("inside");
+            MEMORY.map().write(Gpa(DESC + place.at() as u64 + 12), &id_and_flags).expect("inside");
         } else {
             let index = next.wrapping_add(u16::from(detail));
-            MEMORY.write_obj(Gpa(AVAIL + 2), &index.to_le_bytes()).expect("inside");
+            MEMORY.map().write_obj(Gpa(AVAIL + 2), &index.to_le_bytes()).expect("inside");
         }
     }
 
@@ -179,6 +179,6 @@ impl Device {
 fn write(ops: &mut &[u8]) {
     let [low, high, a, b, c, d, e, f, g, h, rest @ ..] = ops else { return };
     let at = u64::from(u16::from_le_bytes([*low, *high])) % (END - 8);
-    MEMORY.write(Gpa(at), &[*a, *b, *c, *d, *e, *f, *g, *h]).expect("inside");
+    MEMORY.map().write(Gpa(at), &[*a, *b, *c, *d, *e, *f, *g, *h]).expect("inside");
     *ops = rest;
 }
