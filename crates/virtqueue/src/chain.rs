@@ -208,7 +208,7 @@ impl Walk {
 
     /// Follows the chain from `index` in a table of `entries` descriptors. Ends with the descriptor of an
     /// indirect table, or with none at the end of the chain.
-    #[inline]
+    #[inline(always)]
     fn table<'v, S: Space<'v>>(
         mut self,
         buffers: &mut Vec<Buffer>,
@@ -238,7 +238,7 @@ impl Walk {
             }
             if len != 0 {
                 let pieces = space.place(buffers, desc.addr, desc.len, writable);
-                self.readable += if writable { 0 } else { pieces };
+                self.readable += usize::from(!writable) * pieces;
             }
             if desc.flags & DESC_F_NEXT == 0 {
                 return Ok((self, None));

@@ -21,13 +21,13 @@ pub(crate) trait Space<'v> {
 
 /// Without a vIOMMU they are what they say.
 impl<'v> Space<'v> for &'v View {
-    #[inline]
+    #[inline(always)]
     fn place(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, _: bool) -> usize {
         buffers.push(Buffer { addr: View::direct(addr), len });
         1
     }
 
-    #[inline]
+    #[inline(always)]
     fn table(&mut self, addr: Iova, len: u32) -> Option<Span<'v>> {
         View::span(self, View::direct(addr), len.into())
     }
@@ -36,7 +36,7 @@ impl<'v> Space<'v> for &'v View {
         View::read(self, View::direct(addr), into).is_ok()
     }
 
-    #[inline]
+    #[inline(always)]
     fn is_missing(&self) -> bool {
         false
     }
