@@ -106,6 +106,10 @@ fn the_source_goes_on_after_the_destination_has_died() {
     machine.resume().unwrap();
     machine.write(0, 8, &pattern(4, 4096)).unwrap();
     drop(destination);
+    // Nobody could ask it where it stopped: at what it has used.
+    for queue in &mut machine.queues {
+        queue.set_base(queue.next_used().into());
+    }
     machine.frontend = left;
     machine.frontend.share(&[&machine.ram]).unwrap();
     machine.resume().unwrap();
