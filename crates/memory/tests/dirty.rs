@@ -222,3 +222,62 @@ fn what_cannot_be_is_refused() {
         assert!(writer.read_obj::<u64>(Iova(at)).is_err(), "{at:#x}");
     }
 }
+
+/// Tables that small pages left empty are given back when a large leaf takes their place; whoever drops the last reference finds
+/// (in debug builds) whether all were.
+#[test]
+fn large_leaves_take_the_place_of_empty_tables() {
+    let mmu = mmu(&[(0, PAGE)]);
+    let space = Arc::new(Space::new(&mmu));
+    space.map(Iova(0), Gpa(0), PAGE, true).unwrap();
+    let mut overheads = Vec::new();
+    for _ in 0..3 {
+        mmu.remove(Gpa(0)).unwrap();
+        mmu.add(slot(0, GIB)).unwrap();
+        space.map(Iova(0), Gpa(0), GIB, true).unwrap();
+        mmu.remove(Gpa(0)).unwrap();
+        mmu.add(slot(0, PAGE)).unwrap();
+        space.map(Iova(0), Gpa(0), PAGE, true).unwrap();
+        overheads.push(mmu.overhead());
+    }
+    assert_eq!(overheads[1], overheads[2], "{overheads:?}");
+}
+
+/// Who leaks the guard of a sleep is online again with its next access, and was waited for by nobody until then.
+#[test]
+fn a_leaked_guard() {
+    let mmu = mmu(&[(0, MIB)]);
+    let mut writer = Writer::direct(&mmu);
+    writer.write(Iova(0), &[1]).unwrap();
+    std::mem::forget(writer.offline());
+    mmu.remove(Gpa(0)).unwrap();
+    writer.quiesce();
+    assert!(writer.write(Iova(0), &[1]).is_err());
+    std::mem::forget(writer.offline());
+    mmu.add(slot(0, MIB)).unwrap();
+    let mut log = Harvester::enable(&mmu, Gpa(0), Method::Protect).unwrap();
+    writer.write(Iova(0), &[1]).unwrap();
+    let away = writer.offline();
+    assert_eq!(harvest(&mut log, &mut Pages::default()), [(0, PAGE)]);
+    log.disable();
+    drop(away);
+}
+
+#[test]
+fn no_bytes_are_no_write() {
+    for method in METHODS {
+        let mmu = mmu(&[(0, MIB)]);
+        let mut writer = Writer::direct(&mmu);
+        let mut log = {
+            let _away = writer.offline();
+            Harvester::enable(&mmu, Gpa(0), method).unwrap()
+        };
+        writer.write_obj(Iova(0), &[0u8; 0]).unwrap();
+        writer.write(Iova(0), &[]).unwrap();
+        writer.landed(Iova(0), 0).unwrap();
+        let _away = writer.offline();
+        let found = harvest(&mut log, &mut Pages::default());
+        assert!(method == Method::Protect || found.is_empty(), "{found:?}");
+        log.disable();
+    }
+}

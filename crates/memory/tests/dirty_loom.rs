@@ -233,6 +233,30 @@ fn no_write_is_lost_through_what_is_unmapped() {
     });
 }
 
+/// A large mapping is broken up, for a part of it is unmapped, while a harvest walks: what is written through the rest is not lost.
+#[test]
+fn no_write_is_lost_where_a_mapping_is_broken_up() {
+    check(2, || {
+        let mut guest = Guest::new(1, Method::Protect);
+        let space = Arc::new(Space::new(&guest.mmu));
+        space.map(Iova(0), Gpa(0), 4 * PAGE, true).unwrap();
+        let (mut writer, word) = (Writer::within(&space), guest.word.clone());
+        write(&mut writer, &word, Store::After);
+        let unmapper = thread::spawn({
+            let space = space.clone();
+            move || space.unmap(Iova(2 * PAGE), PAGE).unwrap()
+        });
+        {
+            let _away = writer.offline();
+            guest.harvest(false);
+        }
+        write(&mut writer, &word, Store::After);
+        drop(writer);
+        unmapper.join().unwrap();
+        guest.finish();
+    });
+}
+
 /// Nobody uses memory that was removed: loom finds who does, for the removal is followed by an access that excludes all others.
 /// (That is how it was found that a writer which comes back from a sleep must announce that with release as well.)
 #[test]

@@ -143,7 +143,7 @@ impl Drop for Harvester {
     fn drop(&mut self) {
         let mmu = &self.mmu;
         let _turn = lock(&mmu.harvests);
-        let _control = lock(&mmu.control);
+        let mut control = lock(&mmu.control);
         // From here on nobody looks whether a leaf of this slot is writable.
         mmu.slots[self.index].log.store(null_mut(), Ordering::Release);
         let mut garbage = Garbage::default();
@@ -163,6 +163,8 @@ impl Drop for Harvester {
         mmu.epochs.wait();
         // SAFETY: waited just now.
         unsafe { garbage.give_back(&mmu.nodes) };
+        // SAFETY: as above, and what is there was put there before.
+        unsafe { std::mem::take(&mut control.garbage).give_back(&mmu.nodes) };
         // SAFETY: harvests take turns, and this one is not walking.
         unsafe { mmu.nodes.trim() };
     }

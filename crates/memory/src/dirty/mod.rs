@@ -12,7 +12,8 @@
 //!   sets it if it is clear. A harvest takes the bits. It takes no memory but the bitmap, and large leaves stay as they are.
 //! * [`Method::Protect`] protects the pages; the first write to each since the last harvest makes it writable again and
 //!   logs it. All further writes cost nothing at all, not even a look. But each page costs more at its first write and at the harvest,
-//!   and where something was written, large leaves are split. It is for writers that cannot look at a bitmap at each store.
+//!   and where something was written, large leaves are split. It pays where pages are written many times between two
+//!   harvests.
 //!
 //! `docs/memory.md` has figures of both.
 //!

@@ -49,6 +49,8 @@ pub(crate) struct SlotWords {
 pub(crate) struct Control {
     pub(crate) slots: Vec<Option<Arc<SlotState>>>,
     pub(crate) blocks: Blocks,
+    /// Empty tables in whose place a leaf was put; whoever waits for the writers next gives them back.
+    pub(crate) garbage: Garbage,
 }
 
 pub(crate) struct SlotState {
@@ -59,6 +61,9 @@ pub(crate) struct SlotState {
 /// Tables that were taken out of use and are to be given back once nobody is left in them.
 #[derive(Default)]
 pub(crate) struct Garbage(Vec<NonNull<Node>>);
+
+// SAFETY: nobody has the tables in it but writers that have not passed a quiescent point since.
+unsafe impl Send for Garbage {}
 
 impl Garbage {
     pub(crate) fn push(&mut self, node: NonNull<Node>) {
@@ -103,7 +108,11 @@ impl Mmu {
             direct: Tree::new(&nodes),
             nodes,
             harvests: Mutex::new(()),
-            control: Mutex::new(Control { slots: vec![const { None }; SLOTS], blocks: Blocks::default() }),
+            control: Mutex::new(Control {
+                slots: vec![const { None }; SLOTS],
+                blocks: Blocks::default(),
+                garbage: Garbage::default(),
+            }),
             #[cfg(feature = "locked-log")]
             one: None,
         }
@@ -171,6 +180,8 @@ impl Mmu {
         self.epochs.wait();
         // SAFETY: waited just now.
         unsafe { garbage.give_back(&self.nodes) };
+        // SAFETY: as above, and what is there was put there before.
+        unsafe { std::mem::take(&mut control.garbage).give_back(&self.nodes) };
         words.host.store(null_mut(), Ordering::Relaxed);
         control.slots[index] = None;
         Ok(state.slot.clone())
@@ -225,7 +236,10 @@ impl Mmu {
             // In its list first: from here on a writer can make it writable.
             let leaf = Entry::leaf(gpa, slot, may_write);
             let leaf = leaf.with_writable(leaf.is_writable() && !self.protects(slot));
-            at.store(leaf.0, Ordering::Release);
+            // What was mapped there before in smaller pieces may have left its tables.
+            if let Some(empty) = Entry(at.swap(leaf.0, Ordering::AcqRel)).node() {
+                control.garbage.push(empty);
+            }
             done += size(level);
         }
     }
@@ -280,6 +294,8 @@ impl Drop for Mmu {
     fn drop(&mut self) {
         // SAFETY: nobody else has a reference, and the slots' lists go as well.
         unsafe { self.direct.give_back(&self.nodes) };
+        // SAFETY: as above: there is no writer.
+        unsafe { std::mem::take(&mut lock(&self.control).garbage).give_back(&self.nodes) };
     }
 }
 

@@ -124,7 +124,8 @@ impl Member {
     #[inline]
     pub(crate) fn quiesce(&mut self, epochs: &Epochs) -> bool {
         let current = epochs.current.0.load(Ordering::Acquire);
-        if current == self.seen {
+        // Offline: its guard was leaked. It comes back when it looks something up.
+        if current == self.seen || self.is_offline() {
             return false;
         }
         self.announced.0.store(current, Ordering::Release);
@@ -143,6 +144,11 @@ impl Member {
         let current = epochs.current.0.load(Ordering::Acquire);
         self.announced.0.store(current, Ordering::Release);
         std::mem::replace(&mut self.seen, current) != current
+    }
+
+    /// Whether it is in no section.
+    pub(crate) fn is_offline(&self) -> bool {
+        self.announced.0.load(Ordering::Relaxed) == OFFLINE
     }
 
     /// Ends a section.

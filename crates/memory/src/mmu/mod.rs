@@ -56,6 +56,9 @@
 //! section before are covered by H4. The other way round, H2 could miss an entry that a writer still finds. Other entries of the list are
 //! visited, whatever moves (`rmap`).
 //!
+//! *Breaking up* a mapping of which a part is unmapped puts its pieces into the lists of the level below, and only then takes it out of its own.
+//! H2 walks the lists from the largest level down: where it does not find the mapping any more (acquire), it finds the pieces.
+//!
 //! *A mapping that is added* is in its list before it can be found, and read-only if its slot is logged that way.
 //!
 //! *Turning the log on* publishes the log, then protects all entries, then waits: a writer that finds an entry protected (acquire) finds the log.
@@ -68,7 +71,9 @@
 //! # Who waits for whom
 //! Harvests, removals and the log's switch wait for writers: for their quiescent points, and for nothing else. Writers wait for nobody; the locks that they
 //! take (a table from the pool) are held for a moment. So a thread must be offline with all its writers when it asks for one of
-//! these, or it waits for itself.
+//! these, or it waits for itself; and when it takes the lock that they hold meanwhile (to add a slot or a mapping, to drop a space, to ask for
+//! the overhead). A wait that lasts asks writers to give way, which is the one thing that they sleep for. A writer that is leaked while it is online is
+//! waited for, for ever.
 //!
 //! # What stays allocated
 //! A harvest does not announce itself, and can hold the address of an entry or a block of a list that is out of use. Both are
@@ -77,8 +82,8 @@
 //!
 //! # Fences and their partners
 //! Release and acquire do, but for one place: who comes online stores that and then looks things up; who waits has changed things and then
-//! looks who is online. Each has a sequentially consistent fence in between (`epoch`). `tests/dirty_loom.rs` runs all of this in
-//! every order that the memory model allows.
+//! looks who is online. Each has a sequentially consistent fence in between (`epoch`). `tests/dirty_loom.rs` runs the races that it
+//! names in every order that the memory model allows, up to a few preemptions.
 
 pub(crate) mod control;
 pub(crate) mod entry;

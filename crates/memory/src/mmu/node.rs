@@ -81,9 +81,13 @@ impl Nodes {
     /// # Safety
     /// No harvest is walking.
     pub(crate) unsafe fn trim(&self) {
-        let mut pool = lock(&self.pool);
-        pool.alive -= pool.free.len();
-        for node in std::mem::take(&mut pool.free) {
+        let free = {
+            let mut pool = lock(&self.pool);
+            pool.alive -= pool.free.len();
+            std::mem::take(&mut pool.free)
+        };
+        // Without the lock, which writers want when they split.
+        for node in free {
             // SAFETY: from `Box::leak`, in no table, and no harvest has its address.
             drop(unsafe { Box::from_raw(node.as_ptr()) });
         }

@@ -80,7 +80,8 @@ impl SlotState {
                 continue;
             }
             let gpa = gpa + (u64::from(run) << PAGE_BITS);
-            for level in 2..=LEAF_MAX {
+            // From the largest down: a mapping that is broken up meanwhile leaves its list when its pieces are in theirs.
+            for level in (2..=LEAF_MAX).rev() {
                 if let Some(head) = self.granules.find(Gpa(gpa), level) {
                     // SAFETY: by the caller.
                     unsafe { entries(head, |at| protect_below(at, level, gpa, pages)) };

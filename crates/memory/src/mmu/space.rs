@@ -70,6 +70,8 @@ impl Space {
         self.mmu.epochs.wait();
         // SAFETY: waited just now.
         unsafe { garbage.give_back(&self.mmu.nodes) };
+        // SAFETY: as above, and what is there was put there before.
+        unsafe { std::mem::take(&mut control.garbage).give_back(&self.mmu.nodes) };
     }
 
     /// Clears `range` in a table whose entries are of `level` and which begins at `base`.
@@ -136,7 +138,7 @@ impl Space {
             }
         }
         at.store(Entry::table(node, false).0, Ordering::Release);
-        // Only now that all pieces are found by themselves.
+        // Only now that all pieces are found by themselves: a walker goes from the largest lists to the smallest.
         if let Some(head) = state.granules.find(gpa, level) {
             // SAFETY: as above.
             unsafe { head.remove(&mut control.blocks, std::ptr::from_ref(at).addr() as u64) };

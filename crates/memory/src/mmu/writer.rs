@@ -76,6 +76,8 @@ impl Writer {
     /// Goes offline until the guard is dropped: nobody waits for this writer meanwhile. For whoever sleeps, or asks for a harvest or a
     /// change itself.
     pub fn offline(&mut self) -> Offline<'_> {
+        // A guard can be leaked: what is looked up next must not be in the cache, but find that nobody waits for it.
+        self.tlb.flush();
         self.member.offline();
         Offline(self)
     }
@@ -90,8 +92,10 @@ impl Writer {
 
     #[cold]
     fn miss(&mut self, addr: u64, write: bool) -> Option<Hit> {
-        // SAFETY: online, so in a section: the guard of `offline` borrows `self`. The cache is emptied when the section ends and
-        // something was taken away.
+        if self.member.is_offline() {
+            self.member.online(&self.place.mmu().epochs);
+        }
+        // SAFETY: online, so in a section. The cache is emptied when the section ends and something was taken away.
         let extent = unsafe { self.place.mmu().resolve(self.place.tree(), addr, write) }?;
         self.tlb.fill(extent);
         extent.hit(addr)
@@ -100,7 +104,9 @@ impl Writer {
     /// Marks what was written, where that is how it is logged.
     #[inline]
     fn mark(hit: &Hit, len: u64) {
-        if let Some(log) = hit.marks {
+        if let Some(log) = hit.marks
+            && len != 0
+        {
             // SAFETY: the log is freed after a wait for this section.
             unsafe { log.as_ref() }.bits.mark_where_clear(hit.gpa, len);
         }
@@ -215,8 +221,7 @@ pub struct Offline<'w>(&'w mut Writer);
 
 impl Drop for Offline<'_> {
     fn drop(&mut self) {
-        if self.0.member.online(&self.0.place.mmu().epochs) {
-            self.0.tlb.flush();
-        }
+        // Its cache is empty.
+        self.0.member.online(&self.0.place.mmu().epochs);
     }
 }
