@@ -46,6 +46,8 @@ pub(crate) fn serve(service: &Service) -> Result<()> {
     raise_descriptor_limit();
     let servers = wire::servers(service)?;
     let ended = UnixStream::pair().context("no descriptors are left to wait with")?;
+    // In a container there may be no such thing; then it takes a signal.
+    let resizes = Resizes::listen().inspect_err(|error| debug!(%error, "sizes of devices are not told")).ok();
     // Last, and all of them before any is served: a socket that is there is one that is served.
     let mut ready = Vec::with_capacity(servers.len());
     for ((device, served), origin) in service.devices.iter().zip(servers).zip(origins) {
@@ -60,7 +62,7 @@ pub(crate) fn serve(service: &Service) -> Result<()> {
         let disk = &device.disk.blk_file;
         device.span().in_scope(|| info!(version = env!("CARGO_PKG_VERSION"), %disk, "serving"));
     }
-    let served = serve_all(&ready, &signals, ended);
+    let served = serve_all(&ready, &signals, resizes.as_ref(), ended);
     log_counters(&ready, "summary");
     served
 }
@@ -86,6 +88,7 @@ fn origin(device: &Device, said: Said) -> Result<Origin> {
 fn serve_all(
     ready: &[Ready<'_>],
     signals: &Signals,
+    resizes: Option<&Resizes>,
     (ended, running): (UnixStream, UnixStream),
 ) -> Result<()> {
     thread::scope(|scope| {
@@ -110,7 +113,7 @@ fn serve_all(
             }
         }
         drop(running);
-        wait_until(&ended, signals, || log_counters(ready, "counters"), || look_at_sizes(ready));
+        wait_until(&ended, signals, resizes, || log_counters(ready, "counters"), || look_at_sizes(ready));
         let ends: Vec<Result<()>> = threads.into_iter().map(joined).collect();
         ends.into_iter().fold(started, Result::and)
     })
@@ -142,16 +145,20 @@ fn serve_one(ready: &Ready<'_>, signals: &Signals) -> Result<()> {
 
 /// Calls `report` and `look` whenever a signal asks for it, and `look` also when a block device of the host has another size,
 /// until the other end of `ended` is closed.
-fn wait_until(ended: &UnixStream, signals: &Signals, report: impl Fn(), look: impl Fn()) {
-    // In a container there may be no such thing; then it takes a signal.
-    let resizes = Resizes::listen().inspect_err(|error| debug!(%error, "sizes of devices are not told")).ok();
+fn wait_until(
+    ended: &UnixStream,
+    signals: &Signals,
+    resizes: Option<&Resizes>,
+    report: impl Fn(),
+    look: impl Fn(),
+) {
     loop {
         let mut fds = vec![
             PollFd::new(ended, PollFlags::IN),
             PollFd::from_borrowed_fd(signals.report(), PollFlags::IN),
             PollFd::from_borrowed_fd(signals.look(), PollFlags::IN),
         ];
-        fds.extend(resizes.as_ref().map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN)));
+        fds.extend(resizes.map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN)));
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return warn!(%error, "signals cannot be waited for any more"),
@@ -162,7 +169,7 @@ fn wait_until(ended: &UnixStream, signals: &Signals, report: impl Fn(), look: im
         if signals.take_report() {
             report();
         }
-        if signals.take_look() | resizes.as_ref().is_some_and(Resizes::take) {
+        if signals.take_look() | resizes.is_some_and(Resizes::take) {
             look();
         }
     }
