@@ -342,3 +342,53 @@ fn another_view_leaves_translations_as_they_are() {
     setup.vring.apply(Update::Memory(Arc::new(View::default())));
     assert!(!setup.pop() && setup.sent().is_empty(), "no memory, but nothing to ask for");
 }
+
+/// As many descriptors as there are, each over the end of all addresses.
+#[test]
+fn a_chain_that_is_too_long_takes_no_memory() {
+    let mut setup = Setup::with_ring();
+    for index in 0..16u16 {
+        let at = Gpa(DESC + 16 * u64::from(index));
+        let entry = Desc {
+            addr: 0xffff_ffff_ffff_f000.into(),
+            len: u32::MAX.into(),
+            flags: DESC_F_NEXT.into(),
+            next: (index + 1).into(),
+        };
+        setup.view.map().write_obj(at, &entry).unwrap();
+    }
+    setup.make_available(0);
+    let mut chain = Chain::default();
+    assert!(!setup.vring.pop(&mut chain));
+    for (number, miss) in setup.misses.take_unsent() {
+        setup.misses.replied(number, &miss).unwrap();
+        setup.vring.apply(Update::Refused(miss));
+    }
+    assert!(!setup.vring.pop(&mut chain) && setup.vring.is_broken());
+}
+
+/// A request of more pages than are asked for at a time, none of which the front-end has.
+#[test]
+fn a_request_that_is_refused_page_by_page_ends() {
+    let mut setup = Setup::with_ring();
+    setup.tell(BUFFERS, 1, Access::BOTH);
+    let far = 1 << 32;
+    setup.offer(0, (far, 2000 * PAGE as u32), (BUFFERS, 1));
+    let mut chain = Chain::default();
+    let mut asked = 0;
+    while !setup.vring.pop(&mut chain) {
+        let unsent = setup.misses.take_unsent();
+        assert!(!unsent.is_empty() && asked < 2000);
+        asked += unsent.len();
+        for (number, miss) in unsent {
+            setup.misses.replied(number, &miss).unwrap();
+            setup.vring.apply(Update::Refused(miss));
+        }
+    }
+    assert_eq!(chain.readable().len(), 1, "what leads nowhere is one piece");
+    assert!(!setup.view.contains(chain.readable()[0].addr, 1));
+    // The next request is asked for anew.
+    setup.offer(2, (BUFFERS + PAGE, 16), (BUFFERS, 1));
+    assert!(!setup.pop());
+    assert_eq!(setup.sent(), [(BUFFERS + PAGE, Access::READ)]);
+}

@@ -92,7 +92,8 @@ impl Chain {
         if let Some(table) = table {
             walk = walk.indirect(&mut self.buffers, space, &table, ring.options())?;
         }
-        self.end(walk)
+        self.end(walk);
+        Ok(())
     }
 
     /// Takes the chain that starts at `place` of a packed ring, in which `room` descriptors can be available. How many it
@@ -118,7 +119,7 @@ impl Chain {
             walk = walk.indirect(&mut self.buffers, space, &table, ring.options())?;
         }
         self.head = id;
-        self.end(walk)?;
+        self.end(walk);
         Ok(count)
     }
 
@@ -132,16 +133,10 @@ impl Chain {
     }
 
     #[inline]
-    fn end(&mut self, walk: Walk) -> Result<(), RingError> {
-        let head = self.head;
-        let len = walk.readable_len + walk.writable_len;
-        if len > CHAIN_BYTES_MAX {
-            return Err(RingError::TooManyBytes { head, len });
-        }
+    fn end(&mut self, walk: Walk) {
         self.readable = walk.readable;
         self.readable_len = walk.readable_len;
         self.writable_len = walk.writable_len;
-        Ok(())
     }
 }
 
@@ -236,9 +231,17 @@ impl Walk {
             } else {
                 self.readable_len += len;
             }
+            // Before anything is made of it: behind a vIOMMU, each of its pages can become a piece.
+            let sum = self.readable_len + self.writable_len;
+            if sum > CHAIN_BYTES_MAX {
+                return Err(RingError::TooManyBytes { head, len: sum });
+            }
             if len != 0 {
                 let pieces = space.place(buffers, desc.addr, desc.len, writable);
                 self.readable += usize::from(!writable) * pieces;
+            }
+            if space.lacks_enough() {
+                return Ok((self, None));
             }
             if desc.flags & DESC_F_NEXT == 0 {
                 return Ok((self, None));

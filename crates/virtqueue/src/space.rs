@@ -3,6 +3,10 @@
 use crate::Buffer;
 use kickless_memory::{Access, Gpa, Iova, Span, Tlb, Translated, View};
 
+/// Pieces of a chain that are told apart: 256 MiB, if no two pages follow one another in guest memory. What comes after them leads
+/// nowhere, so that the request fails; each buffer is one piece more then.
+const PIECES_MAX: usize = 1 << 16;
+
 /// Turns a driver's addresses into guest-physical ones while a chain is walked.
 pub(crate) trait Space<'v> {
     /// Takes in a buffer, which is not empty; how many pieces it has. Something that leads nowhere is one too: it is for
@@ -17,6 +21,9 @@ pub(crate) trait Space<'v> {
 
     /// Whether something was not there that can come yet.
     fn is_missing(&self) -> bool;
+
+    /// Whether so much was missing that the rest need not be looked at before that has come.
+    fn lacks_enough(&self) -> bool;
 }
 
 /// Without a vIOMMU they are what they say.
@@ -40,6 +47,11 @@ impl<'v> Space<'v> for &'v View {
     fn is_missing(&self) -> bool {
         false
     }
+
+    #[inline(always)]
+    fn lacks_enough(&self) -> bool {
+        false
+    }
 }
 
 /// Behind a vIOMMU they are what the front-end says.
@@ -60,11 +72,21 @@ impl Translating<'_, '_> {
 impl<'v> Space<'v> for Translating<'v, '_> {
     #[inline]
     fn place(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize {
-        let (before, view) = (buffers.len(), self.view);
+        let (before, view, mut over) = (buffers.len(), self.view, false);
         let access = if writable { Access::WRITE } else { Access::READ };
         self.pieces(addr, len.into(), access, |gpa, len| {
             // A piece is no longer than the buffer.
-            buffers.push(Buffer { addr: gpa.unwrap_or_else(|| view.map().nowhere()), len: len as u32 });
+            let len = len as u32;
+            let full = buffers.len() >= PIECES_MAX;
+            match buffers.last_mut() {
+                // It is this buffer's, and leads nowhere.
+                Some(last) if over => last.len += len,
+                _ => {
+                    let addr = gpa.filter(|_| !full).unwrap_or_else(|| view.map().nowhere());
+                    buffers.push(Buffer { addr, len });
+                    over = full;
+                }
+            }
         });
         buffers.len() - before
     }
@@ -89,5 +111,10 @@ impl<'v> Space<'v> for Translating<'v, '_> {
 
     fn is_missing(&self) -> bool {
         self.tlb.is_missing()
+    }
+
+    #[inline]
+    fn lacks_enough(&self) -> bool {
+        self.tlb.lacks_enough()
     }
 }

@@ -54,6 +54,8 @@ pub struct Tlb {
     is_missing: bool,
     /// What the front-end does not know either.
     refused: Vec<Miss>,
+    /// It was more than that: whatever is missing is refused.
+    all_refused: bool,
     /// What was asked for since [`Tlb::begin`].
     ranges: Vec<IovaRange>,
 }
@@ -74,6 +76,7 @@ impl Tlb {
             missing: Vec::new(),
             is_missing: false,
             refused: Vec::new(),
+            all_refused: false,
             ranges: Vec::new(),
         }
     }
@@ -117,6 +120,12 @@ impl Tlb {
         self.is_missing
     }
 
+    /// Whether so much was missing that no more is asked for before that has come.
+    #[inline]
+    pub fn lacks_enough(&self) -> bool {
+        self.missing.len() == MISSES_MAX
+    }
+
     /// What was missing: not all of it, if it was much.
     pub fn missing(&self) -> &[Miss] {
         &self.missing
@@ -129,9 +138,14 @@ impl Tlb {
 
     /// The front-end has no such translation. Until [`Tlb::accept_refusals`] it leads nowhere.
     pub fn refuse(&mut self, miss: Miss) {
-        // Never more than were asked for at a time; a front-end can refuse something again and again.
+        if self.refused.contains(&miss) {
+            return;
+        }
         if self.refused.len() < MISSES_MAX {
             self.refused.push(miss);
+        } else {
+            // The request fails in any case; to ask for the rest, a few at a time, would have no end.
+            self.all_refused = true;
         }
     }
 
@@ -141,6 +155,7 @@ impl Tlb {
         if !self.refused.is_empty() {
             self.refused.clear();
         }
+        self.all_refused = false;
     }
 
     /// Translates `len` bytes at `iova`, and calls `each` with what each piece leads to, in order; pieces that follow one another in
@@ -163,14 +178,19 @@ impl Tlb {
         let (mut start, mut done) = (self.page(map, iova, access), in_page);
         let mut run = in_page;
         while done < len {
-            let here = (len - done).min(1 << PAGE_BITS);
+            let enough = self.lacks_enough();
+            let here = if enough { len - done } else { (len - done).min(1 << PAGE_BITS) };
             let next = match iova.checked_add(done) {
+                // The rest is looked at when what is missing has come.
+                _ if enough => Translated::Missing,
                 Some(at) => self.page(map, at, access),
                 None => Translated::Nowhere,
             };
             let follows = match (start, next) {
                 (Translated::To(start), Translated::To(next)) => next.offset_from(start) == Some(run),
-                (Translated::Missing, Translated::Missing) => true,
+                (Translated::Missing, Translated::Missing) | (Translated::Nowhere, Translated::Nowhere) => {
+                    true
+                }
                 _ => false,
             };
             if follows {
@@ -192,7 +212,7 @@ impl Tlb {
         self.note(iova, len as u64);
         let unmapped = Unmapped { addr: iova.0, len: len as u64 };
         let (mut pieces, mut done, mut missing) = (Vec::<(UserAddr, usize)>::new(), 0, false);
-        while done < len && self.missing.len() < MISSES_MAX {
+        while done < len && !self.lacks_enough() {
             let at = iova.0.checked_add(done as u64).ok_or(Lack::Unmapped(unmapped))?;
             let (page, offset) = (at >> PAGE_BITS, at & ((1 << PAGE_BITS) - 1));
             let here = (len - done).min((1 << PAGE_BITS) - offset as usize);
@@ -237,8 +257,7 @@ impl Tlb {
     /// Looks a page up in the table.
     #[inline(never)]
     fn walk(&mut self, map: &Map, page: u64, offset: u64, access: Access) -> Translated {
-        if self.missing.len() == MISSES_MAX {
-            // Enough to ask for; the rest is looked at when that is there.
+        if self.lacks_enough() {
             return Translated::Missing;
         }
         match self.table.get(page) {
@@ -259,7 +278,7 @@ impl Tlb {
     }
 
     fn is_refused(&self, page: u64, access: Access) -> bool {
-        self.refused.contains(&Miss { page: Iova(page << PAGE_BITS), access })
+        self.all_refused || self.refused.contains(&Miss { page: Iova(page << PAGE_BITS), access })
     }
 
     fn miss(&mut self, page: u64, access: Access) {
