@@ -271,17 +271,6 @@ impl Map {
         })
     }
 
-    /// The host address of the front-end's address `user`, and how many bytes follow it in the same slot.
-    #[inline]
-    pub(crate) fn find_user(&self, user: UserAddr) -> Option<(NonNull<u8>, u64)> {
-        self.slots.iter().find_map(|slot| {
-            let offset = user.offset_from(slot.user())?;
-            // SAFETY: the offset is smaller than the mapping's length.
-            (offset < slot.len())
-                .then(|| (unsafe { slot.mapping().base().add(offset as usize) }, slot.len() - offset))
-        })
-    }
-
     /// The guest-physical address of the front-end's address `user`.
     pub fn gpa_of(&self, user: UserAddr) -> Option<Gpa> {
         self.slots.iter().find_map(|slot| {

@@ -13,8 +13,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 #[derive(Debug)]
 pub struct Scattered {
     view: Arc<View>,
-    /// Where pieces of the front-end's memory begin in it, and what address that is; the first begins at 0.
-    runs: Box<[(usize, UserAddr)]>,
+    /// Where pieces begin in it, and where they are in guest memory, each in one slot; the first begins at 0. The front-end's
+    /// addresses, which may overlap, are looked up only once.
+    runs: Box<[(usize, Gpa)]>,
     len: usize,
 }
 
@@ -32,41 +33,44 @@ impl Scattered {
     /// # Errors
     /// As [`Scattered::new`].
     pub fn of_runs(view: &Arc<View>, pieces: &[(UserAddr, usize)]) -> Result<Self, Unmapped> {
-        let (mut runs, mut len) = (Vec::new(), 0);
-        for (user, piece) in pieces {
-            runs.push((len, *user));
-            len += piece;
-        }
-        let scattered = Self { view: view.clone(), runs: runs.into(), len };
-        let mut at = 0;
-        while at < len {
-            let addr = scattered.run(at).0.0;
-            let unmapped = Unmapped { addr, len: (len - at) as u64 };
-            let (host, rest) = scattered.find(at, len - at).ok_or(unmapped)?;
-            if !(at.is_multiple_of(2) && host.as_ptr().addr().is_multiple_of(2)) {
-                return Err(unmapped);
+        let map = view.map();
+        let (mut runs, mut at) = (Vec::new(), 0);
+        for (user, len) in pieces {
+            let mut done = 0;
+            while done < *len {
+                let left = (len - done) as u64;
+                // What wraps is found nowhere, as is the end of all addresses.
+                let user = UserAddr(user.0.saturating_add(done as u64));
+                let unmapped = Unmapped { addr: user.0, len: left };
+                let gpa = map.gpa_of(user).ok_or(unmapped)?;
+                let (host, rest) = map.find(gpa).ok_or(unmapped)?;
+                if !(at + done).is_multiple_of(2) || !host.as_ptr().addr().is_multiple_of(2) {
+                    return Err(unmapped);
+                }
+                runs.push((at + done, gpa));
+                done += rest.min(left) as usize;
             }
-            at += rest;
+            at += len;
         }
-        Ok(scattered)
+        Ok(Self { view: view.clone(), runs: runs.into(), len: at })
     }
 
-    /// The front-end's address of `offset`, and how many bytes follow it in its piece.
+    /// Where `offset` is in guest memory, and how many bytes follow it in its piece.
     #[inline]
-    fn run(&self, offset: usize) -> (UserAddr, usize) {
+    fn run(&self, offset: usize) -> (Gpa, usize) {
         let after = self.runs.partition_point(|(start, _)| *start <= offset);
         let end = self.runs.get(after).map_or(self.len, |(start, _)| *start);
-        let (start, user) = self.runs.get(after.wrapping_sub(1)).copied().unwrap_or_default();
-        // What wraps is found nowhere, as is the end of all addresses.
-        (UserAddr(user.0.saturating_add((offset - start) as u64)), end - offset)
+        let (start, gpa) = self.runs.get(after.wrapping_sub(1)).copied().unwrap_or_default();
+        // In its slot, which does not wrap.
+        (Gpa(gpa.0.wrapping_add((offset - start) as u64)), end - offset)
     }
 
     /// The host address of `offset`, and how many of `len` bytes follow it there.
     #[inline]
     fn find(&self, offset: usize, len: usize) -> Option<(NonNull<u8>, usize)> {
-        let (user, in_run) = self.run(offset);
-        let (host, rest) = self.view.map().find_user(user)?;
-        Some((host, usize::try_from(rest).unwrap_or(len).min(len).min(in_run)))
+        let (gpa, in_run) = self.run(offset);
+        let host = self.view.map().contiguous(gpa, 1)?;
+        Some((host, len.min(in_run)))
     }
 
     /// Length in bytes.
@@ -140,10 +144,7 @@ impl Scattered {
     pub fn each_gpa(&self, offset: usize, len: usize, mut each: impl FnMut(Gpa, u64)) {
         let mut at = offset;
         self.pieces(offset, len, |_, _, here| {
-            // In memory, as the host address was.
-            if let Some(gpa) = self.view.map().gpa_of(self.run(at).0) {
-                each(gpa, here as u64);
-            }
+            each(self.run(at).0, here as u64);
             at += here;
         });
     }
@@ -155,6 +156,32 @@ impl Scattered {
             let (host, here) = self.at(offset + done, len - done);
             each(host, done, here);
             done += here;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::{Map, Slot};
+
+    /// A slot at an odd address of the front-end's overlaps the one in which a ring begins.
+    #[test]
+    fn the_front_end_s_addresses_are_looked_up_once() {
+        let slot = |gpa, user| {
+            let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&file, 0x2000).unwrap();
+            Slot::map(&file, 0, Gpa(gpa), UserAddr(user), 0x2000).unwrap()
+        };
+        let (odd, even) = (slot(0, 0x1_1001), slot(0x10_0000, 0x1_0000));
+        let view = Arc::new(View::new(Map::new(vec![odd, even]).unwrap()));
+        let ring = Scattered::new(&view, UserAddr(0x1_0800), 0x1800).unwrap();
+        for offset in (0..0x1800).step_by(2) {
+            ring.store_u16(offset, offset as u16, Ordering::Relaxed);
+            let there: [u8; 2] = view.map().read_obj(Gpa(0x10_0800 + offset as u64)).unwrap();
+            assert_eq!(u16::from_le_bytes(there), offset as u16);
         }
     }
 }
