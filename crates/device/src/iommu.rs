@@ -1,8 +1,8 @@
 //! A virtqueue behind a vIOMMU: its translations, what it waits for, and what its requests in flight use.
 
 use crate::Misses;
-use kickless_memory::{Access, Gpa, Iova, IovaRange, Lack, Map, Table, Tlb, Unmapped, UserAddr};
-use kickless_virtqueue::device::Options;
+use kickless_memory::{Access, Iova, IovaRange, Lack, Map, Table, Tlb, UserAddr};
+use kickless_virtqueue::device::{LoggedAt, Options};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -52,8 +52,11 @@ pub(crate) struct Translation {
 /// Where a ring's areas are: pieces of the front-end's memory.
 pub(crate) struct Located {
     pub(crate) areas: [Vec<(UserAddr, usize)>; 3],
-    pub(crate) log: Option<Gpa>,
+    pub(crate) log: Option<LoggedAt>,
 }
+
+/// Ranges that are told apart for one head, if it is in flight more than once.
+const RANGES_MAX: usize = 4096;
 
 /// What requests in flight use, by head.
 #[derive(Debug)]
@@ -111,12 +114,12 @@ impl Translation {
             return Err(Lack::Missing);
         }
         let areas = [desc?, avail?, used?];
-        // In pieces, it is those of the used ring.
-        let begins = |pieces: Vec<(UserAddr, usize)>| map.gpa_of(pieces.first()?.0);
-        let log = match log? {
-            Some(pieces) => Some(begins(pieces).ok_or(Lack::Unmapped(Unmapped { addr: 0, len: 0 }))?),
-            None => None,
+        let logged_at = |pieces: Vec<(UserAddr, usize)>| match pieces[..] {
+            [(user, len)] => map.gpa_of_range(user, len as u64).map_or(LoggedAt::InPlace, LoggedAt::Gpa),
+            // Front-ends name the used ring itself, whose pieces these are.
+            _ => LoggedAt::InPlace,
         };
+        let log = log?.map(logged_at);
         self.ring.clear();
         self.ring.extend_from_slice(self.tlb.ranges());
         Ok(Located { areas, log })
@@ -197,6 +200,14 @@ impl InUse {
         }
         used.chains += 1;
         used.ranges.extend_from_slice(ranges);
+        // A driver that makes a head available again and again, while it is in flight, gets no more memory for that.
+        if used.chains > 1
+            && used.ranges.len() > RANGES_MAX
+            && let Some(hull) = used.ranges.iter().copied().reduce(IovaRange::hull)
+        {
+            used.ranges.clear();
+            used.ranges.push(hull);
+        }
     }
 
     /// The place of the chain's head, if it was the last with it.
@@ -218,5 +229,26 @@ impl InUse {
     fn places_of(&self, range: IovaRange) -> Vec<u16> {
         let uses = |used: &Use| used.chains > 0 && used.ranges.iter().any(|used| used.overlaps(range));
         (0..).zip(&self.requests).filter(|(_, used)| uses(used)).map(|(place, _)| place).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_that_is_available_again_and_again_takes_no_more_memory() {
+        let mut in_use = InUse { places: vec![0; 1 << 16].into(), requests: Vec::new(), free: Vec::new() };
+        let range = |page: u64| IovaRange::new(Iova(page << 12), 1);
+        for page in 0..20_000 {
+            in_use.take(7, &[range(2 * page)]);
+        }
+        assert!(in_use.requests[0].ranges.len() <= RANGES_MAX);
+        assert_eq!(in_use.places_of(range(0)), [0]);
+        assert_eq!(in_use.places_of(range(39_998)), [0]);
+        for _ in 1..20_000 {
+            assert_eq!(in_use.give_back(7), None);
+        }
+        assert_eq!(in_use.give_back(7), Some(0));
     }
 }

@@ -6,7 +6,7 @@ mod model;
 use kickless_memory::{Gpa, Log, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_WRITE, PackedDesc, RING_ENTRIES, RING_IDX, used_len};
 use kickless_virtqueue::Chain;
-use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
+use kickless_virtqueue::device::{Addresses, LoggedAt, Metadata, Options, Queue};
 use kickless_virtqueue::packed::Place;
 use model::{AVAIL, DESC, Random, USED, USER, desc};
 use std::collections::BTreeSet;
@@ -226,5 +226,37 @@ fn packed() {
     for event_idx in [false, true] {
         check(Options::packed(2048, event_idx, false).unwrap());
         check(Options::packed(1500, event_idx, false).unwrap());
+    }
+}
+
+/// As a vIOMMU may have it: the used ring's second page lies before its first, which ends within the last element.
+#[test]
+fn pages_of_a_used_ring_are_marked_where_they_lie() {
+    let options = Options::new(512, true, false).unwrap();
+    let [desc_len, avail_len, used_len] = options.area_lens();
+    let at = |gpa| UserAddr(USER + gpa);
+    for log in [LoggedAt::Gpa(Gpa(USED + PAGE)), LoggedAt::InPlace] {
+        let (view, log_of_view) = memory();
+        let used = vec![(at(USED + PAGE), PAGE as usize), (at(USED), used_len - PAGE as usize)];
+        let areas = [vec![(at(DESC), desc_len)], vec![(at(AVAIL), avail_len)], used];
+        let metadata = Metadata::map_pieces(&view, &areas, Some(log), &options).unwrap();
+        let mut queue = Queue::logged(options, metadata, 0, view.log());
+        for index in 0..512u64 {
+            view.map().write_obj(Gpa(DESC + 16 * index), &desc(0, 1, DESC_F_WRITE, 0)).unwrap();
+            let entry = Gpa(AVAIL + RING_ENTRIES as u64 + 2 * index);
+            view.map().write_obj(entry, &(index as u16).to_le_bytes()).unwrap();
+        }
+        view.map().write_obj(Gpa(AVAIL + RING_IDX as u64), &512u16.to_le_bytes()).unwrap();
+        let mut chain = Chain::default();
+        while queue.pop(&view, &mut chain).unwrap() {
+            queue.push(chain.head, 1);
+        }
+        let _ = queue.publish();
+        queue.marks().commit();
+        let mut found = BTreeSet::new();
+        log_of_view.harvest(|page| {
+            found.insert(page);
+        });
+        assert_eq!(found, BTreeSet::from([USED / PAGE, USED / PAGE + 1]));
     }
 }

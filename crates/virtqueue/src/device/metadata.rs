@@ -126,9 +126,20 @@ pub struct Addresses {
     pub log: Option<Gpa>,
 }
 
+/// What to mark in the log for what is written to a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoggedAt {
+    /// See [`Addresses::log`].
+    Gpa(Gpa),
+    /// Where it lies, piece by piece.
+    InPlace,
+}
+
 /// Where the parts of a ring that the device writes are in the log.
 #[derive(Clone, Copy, Debug)]
 struct Logged {
+    /// They are where they lie; the addresses are those of their first bytes.
+    in_place: bool,
     /// The descriptors of a packed ring.
     desc: Gpa,
     /// The used ring, or the packed ring's device event suppression.
@@ -166,8 +177,17 @@ impl Metadata {
     /// bytes, or 16, 4 and 4), or one that crosses from one slot to the next within a 16-bit field; a place for the log that is
     /// not guest memory.
     pub fn map(view: &Arc<View>, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
+        Self::map_logged(view, addresses, addresses.log.map(LoggedAt::Gpa), options)
+    }
+
+    fn map_logged(
+        view: &Arc<View>,
+        addresses: &Addresses,
+        log: Option<LoggedAt>,
+        options: &Options,
+    ) -> Result<Self, Unmapped> {
         let map = view.map();
-        let mapped = Areas::make(view, addresses, options, |user, len, align| {
+        let mapped = Areas::make(view, addresses, log, options, |user, len, align| {
             let area = map.area(user, len, align)?;
             let gpa = map.gpa_of_area(&area);
             Ok((area, gpa))
@@ -177,7 +197,7 @@ impl Metadata {
             Err(why) => why,
         };
         // What else may be wrong with an area in one piece is wrong with it in pieces too.
-        let scattered = Areas::make(view, addresses, options, |user, len, align| {
+        let scattered = Areas::make(view, addresses, log, options, |user, len, align| {
             match user.0.is_multiple_of(align as u64) {
                 true => Ok((Scattered::new(view, user, len)?, map.gpa_of(user))),
                 false => Err(why),
@@ -187,25 +207,26 @@ impl Metadata {
     }
 
     /// As [`Metadata::map`], but each area is in pieces of the front-end's memory, one after the other: what a vIOMMU makes of
-    /// an area that is in one piece for the device.
+    /// an area that is in one piece for the device. If one is in several pieces, all is marked in the log where it lies.
     ///
     /// # Errors
     /// As [`Metadata::map`].
     pub fn map_pieces(
         view: &Arc<View>,
         areas: &[Vec<(UserAddr, usize)>; 3],
-        log: Option<Gpa>,
+        log: Option<LoggedAt>,
         options: &Options,
     ) -> Result<Self, Unmapped> {
         let first = |area: &Vec<(UserAddr, usize)>| area.first().map_or(UserAddr(0), |(user, _)| *user);
         let [desc, avail, used] = areas.each_ref().map(first);
-        let addresses = Addresses { desc, avail, used, log };
+        let addresses = Addresses { desc, avail, used, log: None };
         if areas.iter().all(|area| area.len() == 1) {
-            return Self::map(view, &addresses, options);
+            return Self::map_logged(view, &addresses, log, options);
         }
         // No two areas that differ begin at the same address.
         let pieces_of = |user| areas.iter().find(|area| first(area) == user);
-        let scattered = Areas::make(view, &addresses, options, |user, len, align| {
+        let log = log.map(|_| LoggedAt::InPlace);
+        let scattered = Areas::make(view, &addresses, log, options, |user, len, align| {
             let unmapped = Unmapped { addr: user.0, len: len as u64 };
             let pieces = pieces_of(user).filter(|_| user.0.is_multiple_of(align as u64)).ok_or(unmapped)?;
             let scattered = Scattered::of_runs(view, pieces)?;
@@ -226,6 +247,7 @@ impl<A> Areas<A> {
     fn make(
         view: &View,
         addresses: &Addresses,
+        log: Option<LoggedAt>,
         options: &Options,
         make: impl Fn(UserAddr, usize, usize) -> Result<(A, Option<Gpa>), Unmapped>,
     ) -> Result<Self, Unmapped> {
@@ -233,14 +255,14 @@ impl<A> Areas<A> {
         let (desc, desc_gpa) = make(addresses.desc, lens[0], aligns[0])?;
         let (avail, _) = make(addresses.avail, lens[1], aligns[1])?;
         let (used, used_gpa) = make(addresses.used, lens[2], aligns[2])?;
-        let logged = match addresses.log {
+        let logged = match log {
             None => None,
-            Some(gpa) if !options.packed => {
+            Some(LoggedAt::Gpa(gpa)) if !options.packed => {
                 let (addr, len) = (gpa.0, lens[2] as u64);
                 view.map().contains(gpa, len).then_some(()).ok_or(Unmapped { addr, len })?;
-                Some(Logged { desc: gpa, used: gpa })
+                Some(Logged { in_place: false, desc: gpa, used: gpa })
             }
-            Some(_) => desc_gpa.zip(used_gpa).map(|(desc, used)| Logged { desc, used }),
+            Some(_) => desc_gpa.zip(used_gpa).map(|(desc, used)| Logged { in_place: true, desc, used }),
         };
         Ok(Self { desc, avail, used, options: *options, logged })
     }
@@ -291,20 +313,31 @@ impl<A: Access> Areas<A> {
     /// Marks `count` used elements from `first` on, modulo the size.
     #[inline]
     pub(super) fn mark_used_elems(&self, first: u16, count: u16, marks: &mut Marks) {
-        let Some(Logged { used, .. }) = self.logged else { return };
+        if self.logged.is_none() {
+            return;
+        }
         let start = first & self.mask();
         let here = count.min(self.options.size - start);
         for (at, count) in [(start, here), (0, count - here)] {
             let at = RING_ENTRIES + size_of::<UsedElem>() * usize::from(at);
-            marks.wrote(Gpa(used.0 + at as u64), u64::from(count) * size_of::<UsedElem>() as u64);
+            self.mark_used(at, usize::from(count) * size_of::<UsedElem>(), marks);
+        }
+    }
+
+    /// Marks bytes of a split ring's used ring.
+    #[inline(always)]
+    fn mark_used(&self, at: usize, len: usize, marks: &mut Marks) {
+        match self.logged {
+            None => {}
+            Some(Logged { in_place: true, used, .. }) => self.used.mark(used, at, len, marks),
+            Some(Logged { used, .. }) => marks.wrote(Gpa(used.0 + at as u64), len as u64),
         }
     }
 
     /// Marks a word of the used ring.
     #[inline]
     pub(super) fn mark_word(&self, word: Word, marks: &mut Marks) {
-        let Some(Logged { used, .. }) = self.logged else { return };
-        marks.wrote(Gpa(used.0 + self.place(word).1 as u64), size_of::<u16>() as u64);
+        self.mark_used(self.place(word).1, size_of::<u16>(), marks);
     }
 
     /// Marks the descriptor at a place of a packed ring.

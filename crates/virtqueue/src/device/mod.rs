@@ -40,7 +40,7 @@ pub mod suppress;
 
 pub(crate) use metadata::Areas;
 use metadata::Kind;
-pub use metadata::{Addresses, InvalidSize, Metadata, Options};
+pub use metadata::{Addresses, InvalidSize, LoggedAt, Metadata, Options};
 use order::Order;
 
 use crate::space::{Space, Translating};
