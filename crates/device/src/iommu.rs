@@ -104,6 +104,12 @@ impl Translation {
     ) -> Result<Located, Lack> {
         self.tlb.begin();
         let lens = options.area_lens();
+        // Before it looks, so that what comes right after that wakes it.
+        let log = addresses.log.map(|log| (log, lens[2]));
+        let areas = [(addresses.desc, lens[0]), (addresses.avail, lens[1]), (addresses.used, lens[2])];
+        let watched = areas.into_iter().chain(log).map(|(iova, len)| IovaRange::new(iova, len as u64));
+        self.misses.watch(self.queue, watched.collect());
+        self.asked = true;
         let desc_access = if options.is_packed() { Access::BOTH } else { Access::READ };
         // All are looked for, so that all that are missing are asked for at once.
         let desc = self.tlb.user(addresses.desc, lens[0], desc_access);
@@ -136,8 +142,8 @@ impl Translation {
     pub(crate) fn give_up(&mut self) {
         self.asked = true;
         self.standing = true;
+        // It watches for it since before it looked.
         self.tlb.accept_refusals();
-        self.misses.watch(self.queue, self.tlb.ranges());
     }
 
     /// The ring was found.

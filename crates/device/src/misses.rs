@@ -85,6 +85,8 @@ impl Misses {
             let waiting = state.queues.entry(queue).or_default();
             waiting.pinned.clear();
             waiting.pinned.extend_from_slice(pinned);
+            // It looks again when it has its answers.
+            waiting.watched.clear();
             for miss in missing {
                 let pending = state.pending.entry(*miss).or_insert_with(|| {
                     state.next += 1;
@@ -104,8 +106,9 @@ impl Misses {
     }
 
     /// A queue cannot have this, and would go on if it came unasked.
-    pub fn watch(&self, queue: u16, ranges: &[IovaRange]) {
-        self.with(|state| state.queues.entry(queue).or_default().watched = ranges.to_vec());
+    /// For one that looks, this is to be said before it does, lest what comes in between wakes nobody; until it asks for something.
+    pub fn watch(&self, queue: u16, ranges: Vec<IovaRange>) {
+        self.with(|state| state.queues.entry(queue).or_default().watched = ranges);
     }
 
     /// A queue has what it waited for.

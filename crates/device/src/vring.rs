@@ -73,6 +73,8 @@ pub struct Vring {
     owes_call: bool,
     /// Latched: the driver broke the ring, and nothing in it can be trusted until it is set up anew.
     broken: bool,
+    /// It was found not to be in guest memory, and that was logged.
+    lost: bool,
     /// Guest memory or its log has lost pages: what was made of it is not shown to anybody.
     damaged: bool,
     /// [`fault::damages`] when guest memory was found to be sound. It may have been damaged before the ring was made.
@@ -112,6 +114,7 @@ impl Vring {
             calls_later: false,
             owes_call: false,
             broken: false,
+            lost: false,
             damaged: false,
             damages: 0,
             span: Span::current(),
@@ -403,8 +406,11 @@ impl Vring {
     pub fn apply(&mut self, update: Update) {
         // While what it may take away is there to tell.
         self.is_sound();
-        if let Some(translation) = &mut self.translation {
-            // Whatever it is: it looks again.
+        let looks =
+            matches!(update, Update::Memory(_) | Update::Addresses(_) | Update::Look | Update::Refused(_));
+        if let Some(translation) = &mut self.translation
+            && looks
+        {
             translation.standing = false;
         }
         match update {
@@ -468,7 +474,8 @@ impl Vring {
             (Ok(metadata), translation) => {
                 if let Some(translation) = translation {
                     translation.found();
-                } else if !self.queue.is_mapped() {
+                }
+                if std::mem::take(&mut self.lost) {
                     info!(parent: span, queue, "the ring is in guest memory again");
                 }
                 self.queue.remap(metadata);
@@ -480,7 +487,9 @@ impl Vring {
                 self.queue.unmap();
             }
             (Err(lack), translation) => {
-                warn!(parent: span, queue, error = %lack, "the ring is not in guest memory any more; it rests");
+                if !std::mem::replace(&mut self.lost, true) {
+                    warn!(parent: span, queue, error = %lack, "the ring is not in guest memory any more; it rests");
+                }
                 if let Some(translation) = translation {
                     translation.give_up();
                 }

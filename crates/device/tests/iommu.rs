@@ -392,3 +392,23 @@ fn a_request_that_is_refused_page_by_page_ends() {
     assert!(!setup.pop());
     assert_eq!(setup.sent(), [(BUFFERS + PAGE, Access::READ)]);
 }
+
+#[test]
+fn a_ring_that_stands_looks_only_when_there_is_something_new() {
+    let mut setup = Setup::with_ring();
+    setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 1));
+    assert!(!setup.pop());
+    assert_eq!(setup.sent().len(), 2);
+    setup.iotlb.update(Iova(IOVA + BUFFERS), 2 * PAGE, UserAddr(USER), Access::BOTH).unwrap();
+    setup.vring.apply(Update::Call(None));
+    setup.vring.apply(Update::Forget(range(BUFFERS + 9 * PAGE, PAGE)));
+    assert!(is_over(&{
+        let (done, all_done) = channel();
+        setup.vring.apply(Update::Invalidate(range(BUFFERS + 9 * PAGE, PAGE), done));
+        all_done
+    }));
+    assert!(!setup.pop(), "it stands");
+    assert_eq!(setup.misses.answered(range(BUFFERS, 2 * PAGE), Access::BOTH), [3]);
+    setup.vring.apply(Update::Look);
+    assert!(setup.pop());
+}

@@ -72,7 +72,7 @@ fn a_queue_that_stops_is_forgotten() {
 #[test]
 fn what_is_watched_wakes_once() {
     let misses = misses();
-    misses.watch(2, &[range(5, 1)]);
+    misses.watch(2, vec![range(5, 1)]);
     assert!(misses.answered(range(6, 1), Access::BOTH).is_empty());
     assert_eq!(misses.answered(range(5, 1), Access::READ), [2]);
     assert!(misses.answered(range(5, 1), Access::READ).is_empty());
