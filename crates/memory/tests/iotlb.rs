@@ -379,3 +379,18 @@ proptest! {
         }
     }
 }
+
+/// What is taken back, because a part of it was told anew, is gone though there is no room for the part.
+#[test]
+fn a_leaf_that_could_not_be_split_is_gone() {
+    let (map, mut iotlb) = (map(), Iotlb::new(3));
+    update(&mut iotlb, 0, GIB, USER, Access::BOTH).unwrap();
+    let full = iotlb.update(Iova(PAGE), PAGE, UserAddr(USER), Access::BOTH);
+    assert!(matches!(full, Err(UpdateError::Full { .. })));
+    assert!(iotlb.take_stale().is_some());
+    let full = iotlb.update(Iova(PAGE), PAGE, UserAddr(USER), Access::BOTH);
+    assert!(matches!(full, Err(UpdateError::Full { .. })));
+    assert!(iotlb.take_stale().is_none(), "once");
+    let mut tlb = Tlb::new(iotlb.table().clone());
+    assert_eq!(one(&mut tlb, &map, 0, Access::READ), Translated::Missing);
+}

@@ -61,7 +61,7 @@ impl Channel {
             if let Some(translations) = &mut translations {
                 translations.collect();
             }
-            self.exchange(translations.as_deref_mut(), rings);
+            self.exchange(messages, translations.as_deref_mut(), rings);
             let waits = self.has_news() || translations.as_ref().is_some_and(|of| of.has_unsent());
             let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
             let mut fds = vec![readable(messages), readable(stop)];
@@ -95,7 +95,7 @@ impl Channel {
     }
 
     /// All that can be sent and received without waiting.
-    fn exchange(&mut self, translations: Option<&mut Translations>, rings: &Rings) {
+    fn exchange(&mut self, messages: BorrowedFd<'_>, translations: Option<&mut Translations>, rings: &Rings) {
         let tells = self.has_news();
         let Some(requester) = &mut self.requester else { return };
         let mut done = Ok(());
@@ -111,7 +111,7 @@ impl Channel {
         }
         let needed = translations.is_some();
         done = done.and_then(|()| match translations {
-            Some(translations) => translations.exchange(requester, rings),
+            Some(translations) => translations.exchange(requester, messages, rings),
             None => hears_nothing(requester),
         });
         if let Err(error) = done {

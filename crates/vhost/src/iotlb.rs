@@ -20,6 +20,7 @@ use kickless_device::{Iommu, Misses, Signal, Update};
 use kickless_memory::{Access, Iotlb, Iova, IovaRange, Map, Miss, Unmapped, UpdateError, UserAddr};
 use kickless_spec::vhost_user::{BackendRequest, IotlbAccess, IotlbKind};
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Iotlb as Message, Wait};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,6 +31,9 @@ use tracing::{debug, info};
 /// What a miss asks for: a page.
 const PAGE: u64 = 4096;
 
+/// So many misses wait for replies, or to be sent, before something is done about it.
+const MISSES_MAX: usize = 1 << 16;
+
 /// A session's translations.
 pub(crate) struct Translations {
     iotlb: Iotlb,
@@ -38,6 +42,8 @@ pub(crate) struct Translations {
     unsent: VecDeque<(u64, Miss)>,
     /// Misses whose replies are to come, in this order.
     awaiting: VecDeque<(u64, Miss)>,
+    /// Replies to the first of these that have come and were not looked at.
+    replies: usize,
     counts: Counts,
 }
 
@@ -59,6 +65,7 @@ impl Translations {
             misses,
             unsent: VecDeque::new(),
             awaiting: VecDeque::new(),
+            replies: 0,
             counts: Counts::default(),
         })
     }
@@ -93,7 +100,7 @@ impl Translations {
         loop {
             match self.iotlb.update(iova, len, user, access) {
                 Ok(()) => break,
-                Err(UpdateError::Full { .. }) if self.make_room(rings)? => {}
+                Err(UpdateError::Full { .. }) if self.make_room(IovaRange::new(iova, len), rings)? => {}
                 Err(error) => {
                     // A part of it may be in force, and what that replaced is not.
                     self.settle(rings)?;
@@ -108,15 +115,17 @@ impl Translations {
         Ok(())
     }
 
-    /// Makes room for a node, if there is something to evict.
-    fn make_room(&mut self, rings: &mut Rings) -> Result<bool, Ended> {
+    /// Makes room for a node, if there is something to evict beside what is being updated.
+    fn make_room(&mut self, updated: IovaRange, rings: &mut Rings) -> Result<bool, Ended> {
+        let in_limbo = self.iotlb.is_in_limbo();
         // What came before is waited for as what it is: it may be more than forgotten.
-        if self.iotlb.is_in_limbo() {
-            self.settle(rings)?;
+        self.settle(rings)?;
+        if in_limbo {
             return Ok(true);
         }
         let misses = &self.misses;
-        if !self.iotlb.evict(|range| misses.is_pinned(range)) {
+        // Nodes that the update has linked just now are not to make room for it.
+        if !self.iotlb.evict(|range| range.overlaps(updated) || misses.is_pinned(range)) {
             return Ok(false);
         }
         self.counts.evictions += 1;
@@ -156,20 +165,35 @@ impl Translations {
 
     /// Another channel: what was not answered on the old one is asked for again.
     pub(crate) fn ask_again(&mut self) {
+        self.replies = 0;
         while let Some(miss) = self.awaiting.pop_back() {
             self.unsent.push_front(miss);
         }
     }
 
     /// Takes replies and sends misses, as far as that can be done without waiting.
-    pub(crate) fn exchange(&mut self, channel: &mut BackendRequester, rings: &Rings) -> Result<(), Error> {
-        self.take_replies(channel, rings)?;
+    pub(crate) fn exchange(
+        &mut self,
+        channel: &mut BackendRequester,
+        messages: BorrowedFd<'_>,
+        rings: &Rings,
+    ) -> Result<(), Error> {
+        self.receive(channel)?;
+        // The answer, if there is one, was sent before the reply to the miss: by now it can be seen, and goes first.
+        if self.replies > 0 && !is_readable(messages) {
+            self.take_replies(rings);
+        }
         self.send(channel)
     }
 
     /// Takes in what queues ask for.
     pub(crate) fn collect(&mut self) {
         self.unsent.extend(self.misses.take_unsent());
+        if self.unsent.len() > MISSES_MAX {
+            // No channel takes them, and queues that stop and start again ask anew.
+            let misses = &self.misses;
+            self.unsent.retain(|(number, miss)| misses.is_pending(*number, miss));
+        }
     }
 
     /// Whether misses wait to be sent.
@@ -205,22 +229,40 @@ impl Translations {
                     self.unsent.push_front((number, miss));
                     return Ok(());
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // The next channel is asked.
+                    self.unsent.push_front((number, miss));
+                    return Err(error);
+                }
+            }
+            if self.awaiting.len() > MISSES_MAX {
+                // A front-end that takes requests and replies to none.
+                return Err(Error::Closed);
             }
         }
         Ok(())
     }
 
-    /// Takes the replies that have come.
-    fn take_replies(&mut self, channel: &mut BackendRequester, rings: &Rings) -> Result<(), Error> {
+    /// Counts the replies that have come.
+    fn receive(&mut self, channel: &mut BackendRequester) -> Result<(), Error> {
         loop {
             match channel.recv_reply(BackendRequest::IotlbMsg, &Wait::never()) {
                 Ok(_) => {}
                 Err(Error::Interrupted) => return Ok(()),
                 Err(error) => return Err(error),
             }
-            let Some((number, miss)) = self.awaiting.pop_front() else { return Err(Error::Closed) };
-            // The answer, if there is one, has come before the reply to the miss.
+            self.replies += 1;
+            if self.replies > self.awaiting.len() {
+                return Err(Error::Closed);
+            }
+        }
+    }
+
+    /// Takes the replies that have come: what they reply to, and was not answered, is refused.
+    fn take_replies(&mut self, rings: &Rings) {
+        for (number, miss) in
+            self.awaiting.drain(..std::mem::take(&mut self.replies).min(self.awaiting.len()))
+        {
             let Some(refusal) = self.misses.replied(number, &miss) else { continue };
             self.counts.refusals += 1;
             debug!(iova = %miss.page, "the front-end has no translation");
@@ -229,6 +271,13 @@ impl Translations {
             }
         }
     }
+}
+
+/// Whether the front-end has sent something that was not read yet.
+fn is_readable(messages: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(messages, PollFlags::IN)];
+    // What fails here fails for who waits for it as well.
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 fn access_of(access: IotlbAccess) -> Access {

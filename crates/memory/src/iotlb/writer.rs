@@ -137,7 +137,12 @@ impl Iotlb {
                         return Some(());
                     }
                     self.drop_pages(page, above);
-                    self.link(node, index, true)?
+                    let Some(child) = self.link(node, index, true) else {
+                        // It counts as taken back; nobody is to find it still.
+                        self.empty(node, index);
+                        return None;
+                    };
+                    child
                 }
                 Entry::Empty => self.link(node, index, false)?,
             };
