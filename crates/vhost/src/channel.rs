@@ -85,7 +85,8 @@ impl Channel {
     /// is told again each time that the first ring starts, which costs it a look.
     fn look_for_news(&mut self, device: &dyn Device, runs: bool) {
         let changed = device.config_changes().is_some_and(|changes| changes.clear());
-        let starts = runs && !std::mem::replace(&mut self.ran, runs);
+        let ran = std::mem::replace(&mut self.ran, runs);
+        let starts = runs && !ran;
         self.news |= changed || starts;
     }
 
