@@ -10,6 +10,7 @@
 //! Source: QEMU `block/file-posix.c` and `hw/block/block.c`, the bytes as seen in `/proc/locks` under QEMU 7.2.
 
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,7 +28,7 @@ const ALONE_READING: i64 = 200;
 /// "Nobody else may write."
 const ALONE_WRITING: i64 = 201;
 
-/// How often is looked for a lock that is waited for.
+/// How long is waited at least between two looks for a lock that others hold, and at most twice as long.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// What one kind of user says with its locks.
@@ -125,12 +126,19 @@ impl ImageLock {
                     if !std::mem::replace(&mut waits, true) {
                         tracing::info!(%error, "waiting for the image's lock");
                     }
-                    thread::sleep(LOOK_EVERY);
+                    thread::sleep(LOOK_EVERY + jitter());
                 }
                 result => return result,
             }
         }
     }
+}
+
+/// Less than [`LOOK_EVERY`], and not the same for two that wait: of two in lockstep, each would find the other's bytes for ever.
+fn jitter() -> Duration {
+    // The keys are another for each: random in a process's first, and counted up from there.
+    let random = RandomState::new().hash_one(std::process::id());
+    Duration::from_micros(random % LOOK_EVERY.as_micros() as u64)
 }
 
 impl Drop for ImageLock {
@@ -231,6 +239,12 @@ mod tests {
         drop(held);
         let _theirs = waiting.join().unwrap().unwrap();
         assert!(ImageLock::acquire(&a, false).is_err());
+    }
+
+    #[test]
+    fn two_that_wait_do_not_look_in_lockstep() {
+        let waits: std::collections::BTreeSet<_> = (0..16).map(|_| jitter()).collect();
+        assert!(waits.len() > 1 && waits.iter().all(|&wait| wait < LOOK_EVERY));
     }
 
     #[test]
