@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// For so long may a transfer hold up its session.
@@ -93,6 +93,22 @@ impl Transfers {
     }
 }
 
+/// When a transfer has to be through. A wait alone does not see to it: it ends at once while its descriptor is ready, or in error.
+struct Limit<'a> {
+    wait: Wait<'a>,
+    deadline: Instant,
+}
+
+impl<'a> Limit<'a> {
+    fn new(patience: Duration, wait: &Wait<'a>) -> Self {
+        Self { wait: wait.at_most(patience), deadline: Instant::now() + patience }
+    }
+
+    fn check(&self) -> Result<(), Interruption> {
+        if Instant::now() < self.deadline { Ok(()) } else { Err(Interruption::Late) }
+    }
+}
+
 /// What a state goes through.
 #[derive(Debug)]
 pub(crate) enum Conduit {
@@ -116,13 +132,18 @@ impl Conduit {
 
     /// Writes all `bytes`. What reads them sees their end when this is dropped.
     pub(crate) fn send(&self, bytes: &[u8], wait: &Wait<'_>) -> Result<(), Interruption> {
-        let wait = wait.at_most(PATIENCE);
+        self.send_within(PATIENCE, bytes, wait)
+    }
+
+    fn send_within(&self, patience: Duration, bytes: &[u8], wait: &Wait<'_>) -> Result<(), Interruption> {
+        let limit = Limit::new(patience, wait);
         for mut piece in bytes.chunks(PIECE) {
             if let Self::Pipe { ours, .. } = self {
                 write(&ours.1, piece)?;
             }
             while !piece.is_empty() {
-                wait.writable(self).map_err(|_| Interruption::Late)?;
+                limit.check()?;
+                limit.wait.writable(self).map_err(|_| Interruption::Late)?;
                 match self.send_some(piece) {
                     Ok(sent) => piece = piece.get(sent..).unwrap_or_default(),
                     Err(Errno::AGAIN | Errno::INTR) => {}
@@ -144,10 +165,20 @@ impl Conduit {
 
     /// Reads to the end, which comes after `bytes_max` bytes at most.
     pub(crate) fn receive(&self, bytes_max: usize, wait: &Wait<'_>) -> Result<Vec<u8>, Interruption> {
-        let wait = wait.at_most(PATIENCE);
+        self.receive_within(PATIENCE, bytes_max, wait)
+    }
+
+    fn receive_within(
+        &self,
+        patience: Duration,
+        bytes_max: usize,
+        wait: &Wait<'_>,
+    ) -> Result<Vec<u8>, Interruption> {
+        let limit = Limit::new(patience, wait);
         let mut bytes = Vec::new();
         loop {
-            wait.readable(self).map_err(|_| Interruption::Late)?;
+            limit.check()?;
+            limit.wait.readable(self).map_err(|_| Interruption::Late)?;
             match self.receive_some(&mut bytes) {
                 Ok(0) => return Ok(bytes),
                 Ok(_) if bytes.len() > bytes_max => return Err(Interruption::Endless(bytes_max)),
@@ -178,5 +209,25 @@ impl std::os::fd::AsFd for Conduit {
             Self::Pipe { theirs, .. } => theirs.as_fd(),
             Self::Socket(socket) => socket.as_fd(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_holds_while_the_descriptor_is_ready() {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        write(&writer, b"state").unwrap();
+        let (reader, writer) = (Conduit::new(reader).unwrap(), Conduit::new(writer).unwrap());
+        let (received, sent) = (
+            reader.receive_within(Duration::ZERO, 64, &Wait::FOREVER),
+            writer.send_within(Duration::ZERO, b"state", &Wait::FOREVER),
+        );
+        assert!(matches!(received, Err(Interruption::Late)), "{received:?}");
+        assert!(matches!(sent, Err(Interruption::Late)), "{sent:?}");
+        drop(writer);
+        assert_eq!(reader.receive(64, &Wait::FOREVER).unwrap(), b"state");
     }
 }
