@@ -18,8 +18,8 @@
 //! that was there before; a program that installs one later has to pass on what is not its own. It runs on the
 //! thread's alternate stack where there is one, calls nothing but `mmap`, and takes no lock: mappings can come and go
 //! meanwhile (`registry` says why). A few missing pages of a mapping are replaced one by one, so that what is still there
-//! stays; further ones together with all that follows them. So however many holes a front-end makes, the kernel's list of our
-//! mappings does not grow beyond bounds.
+//! stays; further ones together with all that follows them, and in need all of the mapping. So however many holes a
+//! front-end makes, the kernel's list of our mappings does not grow beyond bounds.
 #![expect(unsafe_code, reason = "island: a signal handler, and memory in the place of memory")]
 
 mod registry;
@@ -37,6 +37,9 @@ use std::sync::atomic::{compiler_fence, fence};
 
 /// So many missing pages of a mapping are replaced one at a time.
 const SINGLE_PAGES_MAX: usize = 16;
+/// And so many of all mappings that there are: each can cost two entries of the kernel's list, which ends at
+/// 65530 (`vm.max_map_count`), and front-ends come with as many mappings as they like.
+const SINGLE_PAGES_MAX_IN_ALL: usize = 512;
 
 /// A page is missing, by itself or because the hardware lost it and the access cannot go on.
 const CODES: [c_int; 3] = [libc::BUS_ADRERR, libc::BUS_OBJERR, libc::BUS_MCEERR_AR];
@@ -46,6 +49,9 @@ pub(crate) static MAPPINGS: Registry =
 
 /// Missing pages of all mappings since the process began.
 static DAMAGES: AtomicUsize = AtomicUsize::new(0);
+
+/// Missing pages of the mappings that there are, up to [`SINGLE_PAGES_MAX`] of each.
+static SINGLE_PAGES: AtomicUsize = AtomicUsize::new(0);
 
 /// What was to be done about the signal before us. Null until there is a handler of ours.
 static PREVIOUS: AtomicPtr<sigaction> = AtomicPtr::new(ptr::null_mut());
@@ -138,7 +144,8 @@ pub fn damages() -> usize {
     // handler counts before it puts zeroes in place, so who has seen such zeroes sees the count. Neither is an instruction on x86.
     compiler_fence(Ordering::SeqCst);
     fence(Ordering::Acquire);
-    DAMAGES.load(Ordering::Relaxed)
+    // Acquire: who sees the count sees the mapping's mark, which was set before it.
+    DAMAGES.load(Ordering::Acquire)
 }
 
 extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
@@ -150,6 +157,12 @@ extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) 
     }
 }
 
+/// Takes a mapping out of [`MAPPINGS`] that nobody uses any more, before it is unmapped.
+pub(crate) fn remove(entry: &'static Entry) {
+    SINGLE_PAGES.fetch_sub(entry.misses().min(SINGLE_PAGES_MAX), Ordering::Relaxed);
+    MAPPINGS.remove(entry);
+}
+
 /// Whether `address` can be accessed from now on.
 fn mend(address: usize) -> bool {
     let Some((entry, range)) = MAPPINGS.find(address) else { return false };
@@ -157,8 +170,13 @@ fn mend(address: usize) -> bool {
     // Release: with `miss`, before the zeroes are there. Its partner is in `damages`.
     DAMAGES.fetch_add(1, Ordering::Release);
     let offset = (address - range.start) / range.page * range.page;
-    (before < SINGLE_PAGES_MAX && replace(range.start + offset, range.page))
+    // Relaxed: it bounds, and orders nothing.
+    let single =
+        before < SINGLE_PAGES_MAX && SINGLE_PAGES.fetch_add(1, Ordering::Relaxed) < SINGLE_PAGES_MAX_IN_ALL;
+    (single && replace(range.start + offset, range.page))
         || replace(range.start + offset, range.len - offset)
+        // Where the kernel's list is full it cannot cut a mapping in two, but can replace a whole one.
+        || replace(range.start, range.len)
 }
 
 /// Puts zeroed anonymous memory at a part of a mapping of ours. Whether the kernel did.

@@ -1,7 +1,7 @@
 //! One `mmap` of a file that the front-end shares.
 #![expect(unsafe_code, reason = "island: mmap and munmap")]
 
-use crate::fault::{Entry, MAPPINGS, Range};
+use crate::fault::{self, Entry, MAPPINGS, Range};
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::io;
@@ -161,7 +161,7 @@ unsafe impl Sync for Mapping {}
 impl Drop for Mapping {
     fn drop(&mut self) {
         // First, for what comes to lie there next is not ours.
-        MAPPINGS.remove(self.entry);
+        fault::remove(self.entry);
         // SAFETY: exactly the range that `mmap` returned, also where parts of it were replaced since; all users hold a reference, so this was the last.
         let unmapped = unsafe { munmap(self.whole.as_ptr().cast(), self.whole_len) };
         debug_assert!(unmapped.is_ok());
