@@ -41,7 +41,7 @@ const BYTE_SPAN: u64 = 8 * LOG_PAGE_SIZE;
 /// Access to the words of a bitmap: a front-end's memory, or a model checker's atomics. In our byte order bit *n* of a word is
 /// its page *n*.
 pub trait Words {
-    /// A word as it is; all ones where there is none, for then there is nothing to set.
+    /// A word as it is; ones where there is none, or no bit, for then there is nothing to set.
     fn load(&self, index: u64) -> u64;
     /// Sets bits of a word; what it was before.
     fn or(&self, index: u64, bits: u64) -> u64;
@@ -219,11 +219,23 @@ impl Log {
         Some(unsafe { AtomicU64::from_ptr(at.as_ptr()) })
     }
 
+    /// Which bits of the word at `index` are the log's. The last word can reach beyond it, where the front-end may keep
+    /// something else.
+    #[inline]
+    fn valid(&self, index: u64) -> u64 {
+        match self.len().saturating_sub(index.saturating_mul(size_of::<u64>() as u64)) {
+            left @ 1..8 => (1 << (8 * left)) - 1,
+            0 => 0,
+            _ => u64::MAX,
+        }
+    }
+
     /// Whether the page of `gpa` is marked now.
     pub fn is_marked(&self, gpa: Gpa) -> bool {
-        let bit = 1 << (gpa.0 / LOG_PAGE_SIZE % WORD_PAGES);
+        let index = gpa.0 / WORD_SPAN;
+        let bit = (1 << (gpa.0 / LOG_PAGE_SIZE % WORD_PAGES)) & self.valid(index);
         // Acquire: who finds it marked may go on to read the page.
-        self.word(gpa.0 / WORD_SPAN).is_some_and(|w| u64::from_le(w.load(Ordering::Acquire)) & bit != 0)
+        self.word(index).is_some_and(|w| u64::from_le(w.load(Ordering::Acquire)) & bit != 0)
     }
 
     /// Takes all marks out, as a front-end does, and calls `each` with the page numbers.
@@ -231,11 +243,15 @@ impl Log {
         for index in 0..self.len().div_ceil(size_of::<u64>() as u64) {
             let Some(word) = self.word(index) else { return };
             // As Linux' and QEMU's own harvests: most words are zero, and a look costs less than an exchange.
-            if word.load(Ordering::Relaxed) == 0 {
+            let valid = self.valid(index);
+            if u64::from_le(word.load(Ordering::Relaxed)) & valid == 0 {
                 continue;
             }
             // H1 and H2 in one, where an exchange is a full fence; where it is not, the fence is one.
-            let mut bits = u64::from_le(word.swap(0, Ordering::SeqCst));
+            let mut bits = u64::from_le(match valid {
+                u64::MAX => word.swap(0, Ordering::SeqCst),
+                _ => word.fetch_and((!valid).to_le(), Ordering::SeqCst),
+            }) & valid;
             fence(Ordering::SeqCst);
             while bits != 0 {
                 each(index * WORD_PAGES + u64::from(bits.trailing_zeros()));
@@ -248,7 +264,8 @@ impl Log {
 impl Words for Log {
     #[inline]
     fn load(&self, index: u64) -> u64 {
-        self.word(index).map_or(u64::MAX, |word| u64::from_le(word.load(Ordering::Relaxed)))
+        self.word(index)
+            .map_or(u64::MAX, |word| u64::from_le(word.load(Ordering::Relaxed)) | !self.valid(index))
     }
 
     #[inline]
@@ -256,7 +273,8 @@ impl Words for Log {
         self.word(index).map_or(u64::MAX, |word| {
             // Relaxed: the fence before it makes whoever finds the bit see the data, and the used index that is stored
             // later is stored with release.
-            u64::from_le(word.fetch_or(bits.to_le(), Ordering::Relaxed))
+            let valid = self.valid(index);
+            u64::from_le(word.fetch_or((bits & valid).to_le(), Ordering::Relaxed)) | !valid
         })
     }
 

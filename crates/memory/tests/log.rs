@@ -71,7 +71,7 @@ fn bits_lie_where_the_specification_says() {
     assert_eq!(bytes, expected);
 }
 
-/// What lies past the end of a log is nobody's: a log of 3 bytes has 24 pages, and no mark goes past its last word.
+/// What lies past the end of a log is nobody's: a log of 3 bytes has 24 pages, and no mark goes past them.
 #[test]
 fn nothing_past_the_end() {
     let file = file(4096);
@@ -85,6 +85,30 @@ fn nothing_past_the_end() {
     let mut bytes = [0; 4096];
     rustix::io::pread(&file, &mut bytes, 0).unwrap();
     assert_eq!(bytes, [0; 4096]);
+}
+
+#[test]
+fn what_follows_a_log_that_ends_within_a_word_stays() {
+    let file = file(16);
+    let (odd, whole) = (Log::map(&file, 0, 11).unwrap(), Arc::new(Log::map(&file, 0, 16).unwrap()));
+    let odd = Arc::new(odd);
+    let mut marks = Marks::off();
+    marks.set_log(Some(&odd));
+    marks.wrote(Gpa(87 * 4096), 2 * 4096);
+    marks.commit();
+    assert!(marks.take_news());
+    assert!(odd.is_marked(Gpa(87 * 4096)) && !whole.is_marked(Gpa(88 * 4096)));
+    // All of its bits past the end: there is nothing to set.
+    marks.wrote(Gpa(88 * 4096), 4096);
+    marks.commit();
+    assert!(!marks.take_news());
+    let mut others = Marks::off();
+    others.set_log(Some(&whole));
+    others.wrote(Gpa(90 * 4096), 1);
+    others.commit();
+    assert!(!odd.is_marked(Gpa(90 * 4096)));
+    assert_eq!(pages(&odd), BTreeSet::from([87]));
+    assert_eq!(pages(&whole), BTreeSet::from([90]));
 }
 
 #[test]
