@@ -11,7 +11,7 @@ use kickless_spec::features::Features;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 use zerocopy::IntoBytes;
 
 /// How long a queue that starts waits for the image's lock: a process whose virtual machine has moved here may be a moment late with
@@ -165,10 +165,18 @@ impl Device for Blk {
                 .map_err(|error| StartError(format!("the image cannot be locked: {error}").into()))?;
             self.set_lock(Some(lock));
         }
+        // From here on nobody else writes: what another process, here or on another host, left behind is what there is.
+        if let Err(error) = self.shared.disk.take_over() {
+            warn!(%error, "the host may have old data of the image in its cache");
+        }
+        self.look_at_size();
         Ok(())
     }
 
     fn close(&self) {
+        if let Err(error) = self.shared.disk.hand_over() {
+            error!(%error, "not all that was written is in the image; a host that takes it over may read old data");
+        }
         self.set_lock(None);
     }
 

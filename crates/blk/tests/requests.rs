@@ -425,3 +425,18 @@ fn a_disk_grows_and_never_shrinks() {
         assert_eq!(rig.status(Ask::read(0, 512)), S_OK);
     }
 }
+
+/// Another process has had the image while no queue ran, and has made it larger.
+#[test]
+fn who_opens_the_image_looks_at_its_size() {
+    let (image, spec) = image();
+    let device = rig::blk(open(&spec));
+    device.open().unwrap();
+    device.close();
+    image.as_file().set_len(2 * SECTORS * 512).unwrap();
+    device.open().unwrap();
+    let mut sectors = [0; 8];
+    device.read_config(0, &mut sectors);
+    assert_eq!(u64::from_le_bytes(sectors), 2 * SECTORS);
+    assert!(device.config_changes().unwrap().clear());
+}

@@ -82,6 +82,31 @@ impl Disk {
         }
     }
 
+    /// Makes what was written visible to another host that opens the same file next, where the host's cache may hold it
+    /// (`Cache::Writeback`). Waits for it.
+    ///
+    /// # Errors
+    /// Some of it could not be written. The guest's next flush fails as well.
+    pub fn hand_over(&self) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.hand_over(),
+            Self::Null(_) | Self::Memory(_) => Ok(()),
+            Self::Fault(fault) => fault.under().hand_over(),
+        }
+    }
+
+    /// The counterpart of [`Disk::hand_over`]: what the host's cache holds of the file from before is read anew.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn take_over(&self) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.take_over(),
+            Self::Null(_) | Self::Memory(_) => Ok(()),
+            Self::Fault(fault) => fault.under().take_over(),
+        }
+    }
+
     /// Something that tells this disk from others on the host, of at most 20 printable ASCII characters: what
     /// GET_ID answers when the operator has chosen nothing.
     pub fn identity(&self) -> &str {

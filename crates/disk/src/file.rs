@@ -13,6 +13,8 @@ use extents::Lacks;
 use kickless_io::{Engine, FileId};
 pub use size::Resized;
 use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -56,6 +58,32 @@ impl FileDisk {
 
     pub(crate) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Whether there can be writes in the host's cache that are not in the file.
+    fn is_cached(&self) -> bool {
+        self.direct.is_none() && !self.limits.read_only
+    }
+
+    /// Puts what the host's cache holds of the file into the file. Waits until it is there.
+    pub(crate) fn hand_over(&self) -> io::Result<()> {
+        if !self.is_cached() {
+            return Ok(());
+        }
+        // The kernel tells each open description once of a write that failed. With one of its own, the guest's next flush
+        // still hears of it.
+        match File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd())) {
+            Ok(another) => another.sync_data(),
+            Err(_) => self.file.sync_data(),
+        }
+    }
+
+    /// Lets go of what the host's cache holds of the file: it may have been written elsewhere since.
+    pub(crate) fn take_over(&self) -> io::Result<()> {
+        if self.is_cached() {
+            rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn identity(&self) -> &str {

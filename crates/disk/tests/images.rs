@@ -261,3 +261,10 @@ fn disks_can_be_told_from_one_another() {
     assert_ne!(disks[0].identity(), disks[1].identity());
     assert_eq!(disks[0].identity(), disks[2].identity());
 }
+
+#[test]
+fn a_disk_can_be_handed_over_and_taken_over() {
+    for (name, disk) in [false, true].into_iter().flat_map(|read_only| each_kind(4096, read_only)) {
+        assert!(disk.hand_over().is_ok() && disk.take_over().is_ok(), "{name}");
+    }
+}
