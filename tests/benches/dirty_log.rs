@@ -92,6 +92,9 @@ fn measure(disk: &str, size: u64, target: f64, plan: &Plan, cpus: &Cpus) -> Resu
 
 fn turn(contestant: &mut Contestant, bitmap: &Bitmap, size: u64, on: bool, plan: &Plan) -> Result<Turn> {
     let machine = contestant.machine();
+    if on {
+        machine.frontend.set_log(bitmap)?;
+    }
     machine.frontend.set_logging(on)?;
     machine.frontend.set_ring_logging(&machine.ram, &machine.queues[0], on)?;
     let stop = AtomicBool::new(!on);

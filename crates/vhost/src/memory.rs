@@ -106,9 +106,12 @@ impl Memory {
         self.log_as_said(rings)
     }
 
-    /// VHOST_F_LOG_ALL. When this returns, all writes are marked, or none.
+    /// VHOST_F_LOG_ALL. When this returns, all writes are marked, or none. Who turns it off gets its log back.
     pub(crate) fn set_logging(&mut self, on: bool, rings: &mut Rings) -> Result<(), Refusal> {
-        self.logging.on = on;
+        if std::mem::replace(&mut self.logging.on, on) && !on {
+            // The front-end is done with it, and sends one when it begins anew.
+            self.logging.base = None;
+        }
         self.log_as_said(rings)
     }
 
