@@ -207,20 +207,19 @@ fn no_write_is_lost_by_who_was_offline() {
     });
 }
 
-/// A mapping is removed, and its entry from the list, while a harvest walks and before and after it: what is written through it, if
-/// it can be, is not lost.
-#[test]
-fn no_write_is_lost_through_what_is_unmapped() {
-    check(3, || {
-        let mut guest = Guest::new(0, Method::Protect);
+/// The guest's memory is mapped a second time, `mapped` bytes of it, and of that a page is unmapped while a harvest walks: what is
+/// written through the mapping, if it can be, is not lost.
+fn unmapped_under_a_harvest(slot: usize, mapped: u64, unmapped: Iova, preemptions: usize) {
+    check(preemptions, move || {
+        let mut guest = Guest::new(slot, Method::Protect);
         let space = Arc::new(Space::new(&guest.mmu));
-        space.map(Iova(0), Gpa(0), PAGE, true).unwrap();
+        space.map(Iova(0), Gpa(0), mapped, true).unwrap();
         let (mut writer, word) = (Writer::within(&space), guest.word.clone());
         // Its entry is writable when the race begins.
         write(&mut writer, &word, Store::After);
         let unmapper = thread::spawn({
             let space = space.clone();
-            move || space.unmap(Iova(0), PAGE).unwrap()
+            move || space.unmap(unmapped, PAGE).unwrap()
         });
         {
             let _away = writer.offline();
@@ -233,28 +232,16 @@ fn no_write_is_lost_through_what_is_unmapped() {
     });
 }
 
-/// A large mapping is broken up, for a part of it is unmapped, while a harvest walks: what is written through the rest is not lost.
+/// A mapping is removed, and its entry from the list, while a harvest walks and before and after it.
+#[test]
+fn no_write_is_lost_through_what_is_unmapped() {
+    unmapped_under_a_harvest(0, PAGE, Iova(0), 3);
+}
+
+/// A large mapping is broken up, for another page of it is unmapped.
 #[test]
 fn no_write_is_lost_where_a_mapping_is_broken_up() {
-    check(2, || {
-        let mut guest = Guest::new(1, Method::Protect);
-        let space = Arc::new(Space::new(&guest.mmu));
-        space.map(Iova(0), Gpa(0), 4 * PAGE, true).unwrap();
-        let (mut writer, word) = (Writer::within(&space), guest.word.clone());
-        write(&mut writer, &word, Store::After);
-        let unmapper = thread::spawn({
-            let space = space.clone();
-            move || space.unmap(Iova(2 * PAGE), PAGE).unwrap()
-        });
-        {
-            let _away = writer.offline();
-            guest.harvest(false);
-        }
-        write(&mut writer, &word, Store::After);
-        drop(writer);
-        unmapper.join().unwrap();
-        guest.finish();
-    });
+    unmapped_under_a_harvest(1, 4 * PAGE, Iova(2 * PAGE), 2);
 }
 
 /// Nobody uses memory that was removed: loom finds who does, for the removal is followed by an access that excludes all others.
