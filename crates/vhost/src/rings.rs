@@ -5,7 +5,9 @@ use crate::server::Statistics;
 use crate::setup::{self, Setup, Shape};
 use crate::state::{RingState, State};
 use crate::wait;
-use kickless_device::{Areas, Call, Device, InvalidState, Iommu, Kick, Parts, Place, Placed, Update, Vring};
+use kickless_device::{
+    Areas, Call, Device, InvalidState, Iommu, Kick, Parts, Place, Placed, Stopped, Update, Vring,
+};
 use kickless_memory::{Iova, View};
 use kickless_spec::features::Features;
 use kickless_virtqueue::device::{Addresses, Metadata, Options};
@@ -68,17 +70,20 @@ impl Rings {
         self.rings[usize::from(index)].running.is_some()
     }
 
+    /// Those that run.
+    fn running(&self) -> impl Iterator<Item = &dyn Placed> {
+        self.rings.iter().filter_map(|ring| ring.running.as_deref())
+    }
+
     /// Whether any ring runs.
     pub(crate) fn any_running(&self) -> bool {
-        self.rings.iter().any(|ring| ring.running.is_some())
+        self.running().next().is_some()
     }
 
     /// SET_LOG_FD: each ring tells there that it has marked pages which were not marked.
     pub(crate) fn set_logged(&mut self, logged: Call) -> Result<(), Refusal> {
         let answers: Vec<_> = self
-            .rings
-            .iter()
-            .filter_map(|ring| ring.running.as_ref())
+            .running()
             .map(|running| Ok(running.update(Update::Logged(Some(logged.try_clone()?)))))
             .collect::<io::Result<_>>()
             .map_err(Refusal::Descriptor)?;
@@ -159,8 +164,7 @@ impl Rings {
         if let Some(running) = ring.running.take() {
             let stopped = wait::answer(&running.stop(), "a ring to drain", Some(index))?;
             debug!(ring = index, next_avail = stopped.next_avail, held = stopped.held.len(), "ring stopped");
-            ring.setup.resume(stopped);
-            self.forget(index);
+            self.came_to_rest(index, stopped);
         }
         Ok(())
     }
@@ -175,10 +179,7 @@ impl Rings {
         let mut ended = Ok(());
         for (index, stopped, _running) in stopping {
             match wait::answer(&stopped, "a ring to drain", Some(index)) {
-                Ok(stopped) => {
-                    self.get(index).setup.resume(stopped);
-                    self.forget(index);
-                }
+                Ok(stopped) => self.came_to_rest(index, stopped),
                 Err(error) => ended = Err(error),
             }
         }
@@ -246,8 +247,9 @@ impl Rings {
         }
     }
 
-    /// A ring that has stopped waits for no translation.
-    fn forget(&self, index: u16) {
+    /// A ring has stopped: it goes on from there, and waits for no translation.
+    fn came_to_rest(&mut self, index: u16, stopped: Stopped) {
+        self.get(index).setup.resume(stopped);
         if let Some(iommu) = &self.iommu {
             iommu.misses.forget(index);
         }
@@ -262,15 +264,14 @@ impl Rings {
 
     /// Applies an update to all rings that run, sooner or later.
     pub(crate) fn tell_all(&self, update: impl Fn() -> Update) {
-        for running in self.rings.iter().filter_map(|ring| ring.running.as_ref()) {
+        for running in self.running() {
             drop(running.update(update()));
         }
     }
 
     /// Applies an update to all rings that run.
     pub(crate) fn update_all(&mut self, update: impl Fn() -> Update) -> Result<(), Ended> {
-        let answers: Vec<_> =
-            self.rings.iter().filter_map(|ring| ring.running.as_ref()).map(|r| r.update(update())).collect();
+        let answers: Vec<_> = self.running().map(|running| running.update(update())).collect();
         answers.iter().try_for_each(|from| wait::answer(from, "a change of all rings", None))
     }
 }
