@@ -4,8 +4,8 @@ use crate::iommu::{Located, Translation};
 use crate::{Areas, Call, Counters, Iommu, IovaAddresses, Kick, Stopped, Update};
 use kickless_memory::fault;
 use kickless_memory::{IovaRange, Lack, Marks, Unmapped, View};
-use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Held, Metadata, Options, Popped, Queue};
+use kickless_virtqueue::{Chain, RingError};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -169,29 +169,29 @@ impl Vring {
         }
         match self.queue.pop(&self.view, chain) {
             Ok(true) => true,
-            Ok(false) => {
-                self.is_sound();
-                false
-            }
-            Err(error) => {
-                // Zeroes in the place of a ring make no sense either.
-                if self.is_sound() {
-                    self.fail(&error);
-                }
-                false
-            }
+            Ok(false) => self.came_to_nothing(None),
+            Err(error) => self.came_to_nothing(Some(error)),
         }
+    }
+
+    /// A look at the ring that found no chain in it, or why there can be none: always `false`. Zeroes in the place of a ring that was
+    /// taken away are empty, or make no sense, and that is not the driver's fault.
+    fn came_to_nothing(&mut self, why: Option<RingError>) -> bool {
+        if self.is_sound()
+            && let Some(why) = why
+        {
+            self.fail(&why);
+        }
+        false
     }
 
     /// [`Vring::pop`] behind a vIOMMU. A chain whose translations are not all there stays in the ring, and the ring rests until
     /// they have come.
     fn pop_translated(&mut self, chain: &mut Chain) -> bool {
-        let is_mapped = self.queue.is_mapped();
-        match &self.translation {
-            Some(translation) if !translation.standing => {}
-            _ => return false,
+        if self.is_standing() {
+            return false;
         }
-        if !is_mapped {
+        if !self.queue.is_mapped() {
             self.remap();
         }
         let Some(translation) = &mut self.translation else { return false };
@@ -204,16 +204,8 @@ impl Vring {
                 translation.ask();
                 false
             }
-            Ok(Popped::Empty) => {
-                self.is_sound();
-                false
-            }
-            Err(error) => {
-                if self.is_sound() {
-                    self.fail(&error);
-                }
-                false
-            }
+            Ok(Popped::Empty) => self.came_to_nothing(None),
+            Err(error) => self.came_to_nothing(Some(error)),
         }
     }
 
