@@ -15,7 +15,7 @@
 //! The transport forgets a queue ([`Misses::forget`]) after it has stopped, so a stopped queue is asked nothing for; an
 //! answer that comes later finds nobody.
 
-use crate::primitive::{Mutex, Signal};
+use crate::primitive::{Mutex, Waker};
 use kickless_memory::{Access, Iova, IovaRange, Miss};
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -25,7 +25,7 @@ use std::sync::PoisonError;
 pub struct Misses {
     state: Mutex<State>,
     /// Something is to be sent.
-    signal: Signal,
+    signal: Waker,
 }
 
 #[derive(Debug, Default)]
@@ -66,12 +66,12 @@ pub struct Refusal {
 
 impl Misses {
     /// None yet. The signal is given when something is to be sent.
-    pub fn new(signal: Signal) -> Self {
+    pub fn new(signal: Waker) -> Self {
         Self { state: Mutex::new(State::default()), signal }
     }
 
     /// Where that is seen.
-    pub fn signal(&self) -> &Signal {
+    pub fn signal(&self) -> &Waker {
         &self.signal
     }
 

@@ -1,7 +1,7 @@
 //! A vring behind a vIOMMU, whose session the test plays.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use kickless_device::{Areas, Counters, Iommu, IovaAddresses, Misses, Parts, Signal, Stopped, Update, Vring};
+use kickless_device::{Areas, Counters, Iommu, IovaAddresses, Misses, Parts, Stopped, Update, Vring, Waker};
 use kickless_memory::{Access, Gpa, Iotlb, Iova, IovaRange, Map, Miss, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 use kickless_virtqueue::Chain;
@@ -42,7 +42,7 @@ fn range(gpa: u64, len: u64) -> IovaRange {
 impl Setup {
     fn new() -> Self {
         let (view, iotlb) = (view(LEN), Iotlb::default());
-        let misses = Arc::new(Misses::new(Signal::new().unwrap()));
+        let misses = Arc::new(Misses::new(Waker::new().unwrap()));
         let vring = Vring::new(Parts {
             index: 3,
             options: Options::new(16, false, true).unwrap(),

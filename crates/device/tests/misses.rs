@@ -1,7 +1,7 @@
 //! What queues behind a vIOMMU wait for.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use kickless_device::{Misses, Refusal, Signal};
+use kickless_device::{Misses, Refusal, Waker};
 use kickless_memory::{Access, Iova, IovaRange, Miss};
 
 fn miss(page: u64, access: Access) -> Miss {
@@ -13,7 +13,7 @@ fn range(page: u64, pages: u64) -> IovaRange {
 }
 
 fn misses() -> Misses {
-    Misses::new(Signal::new().unwrap())
+    Misses::new(Waker::new().unwrap())
 }
 
 fn sent(misses: &Misses) -> Vec<Miss> {

@@ -17,12 +17,12 @@ mod primitive {
 
     /// An eventfd.
     #[derive(Debug, Default)]
-    pub struct Signal {
+    pub struct Waker {
         given: Mutex<bool>,
         change: Condvar,
     }
 
-    impl Signal {
+    impl Waker {
         pub fn wake(&self) {
             *self.given.lock().unwrap() = true;
             self.change.notify_one();
@@ -45,7 +45,7 @@ use kickless_memory::{Access, Iova, IovaRange, Miss};
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use misses::Misses;
-use primitive::Signal;
+use primitive::Waker;
 use std::sync::Arc;
 
 const MISS: Miss = Miss { page: Iova(0), access: Access::READ };
@@ -56,7 +56,7 @@ struct Shared {
     /// The entry of the table.
     there: AtomicBool,
     /// The mailbox of the queue's worker: a look, or a stop.
-    mail: Signal,
+    mail: Waker,
     stop: AtomicBool,
     /// The queue has done what it had to.
     done: AtomicBool,
@@ -64,9 +64,9 @@ struct Shared {
 
 fn shared() -> Arc<Shared> {
     Arc::new(Shared {
-        misses: Misses::new(Signal::default()),
+        misses: Misses::new(Waker::default()),
         there: AtomicBool::new(false),
-        mail: Signal::default(),
+        mail: Waker::default(),
         stop: AtomicBool::new(false),
         done: AtomicBool::new(false),
     })

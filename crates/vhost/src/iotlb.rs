@@ -16,7 +16,7 @@
 use crate::error::{Ended, Refusal};
 use crate::rings::Rings;
 use crate::wait;
-use kickless_device::{Iommu, Misses, Signal, Update};
+use kickless_device::{Iommu, Misses, Update, Waker};
 use kickless_memory::{Access, Iotlb, Iova, IovaRange, Map, Miss, Unmapped, UpdateError, UserAddr};
 use kickless_spec::vhost_user::{BackendRequest, IotlbAccess, IotlbKind};
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Iotlb as Message, Wait};
@@ -59,7 +59,7 @@ struct Counts {
 
 impl Translations {
     pub(crate) fn new() -> io::Result<Self> {
-        let misses = Arc::new(Misses::new(Signal::new()?));
+        let misses = Arc::new(Misses::new(Waker::new()?));
         Ok(Self {
             iotlb: Iotlb::default(),
             misses,
