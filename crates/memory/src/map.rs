@@ -273,9 +273,6 @@ impl Map {
 
     /// The guest-physical address of the front-end's address `user`.
     pub fn gpa_of(&self, user: UserAddr) -> Option<Gpa> {
-        self.slots.iter().find_map(|slot| {
-            let offset = user.offset_from(slot.user())?;
-            (offset < slot.len()).then(|| Gpa(slot.gpa().0 + offset))
-        })
+        self.gpa_of_range(user, 1)
     }
 }

@@ -65,14 +65,6 @@ impl Scattered {
         (Gpa(gpa.0.wrapping_add((offset - start) as u64)), end - offset)
     }
 
-    /// The host address of `offset`, and how many of `len` bytes follow it there.
-    #[inline]
-    fn find(&self, offset: usize, len: usize) -> Option<(NonNull<u8>, usize)> {
-        let (gpa, in_run) = self.run(offset);
-        let host = self.view.map().contiguous(gpa, 1)?;
-        Some((host, len.min(in_run)))
-    }
-
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a ring is never empty")]
     pub fn len(&self) -> usize {
@@ -86,9 +78,11 @@ impl Scattered {
     #[inline]
     fn at(&self, offset: usize, len: usize) -> (NonNull<u8>, usize) {
         assert!(offset <= self.len && len <= self.len - offset, "ring access out of its area");
+        let (gpa, in_run) = self.run(offset);
         // Found when this was made, in a view that does not change.
         #[expect(clippy::expect_used, reason = "checked when this was made")]
-        self.find(offset, len).expect("a ring that was in guest memory")
+        let host = self.view.map().contiguous(gpa, 1).expect("a ring that was in guest memory");
+        (host, len.min(in_run))
     }
 
     #[inline]
