@@ -12,6 +12,8 @@
 //!   [`Update`] and the stop are work items that the worker runs itself, between two rounds, in the order they were asked
 //!   for. Nothing is torn down under a worker's hands.
 //! * The worker owns the I/O engine and lends it for the length of a call ([`Context`]).
+//! * Behind a vIOMMU a queue that lacks a translation says so in the session's [`Misses`] and stands, and the transport tells
+//!   it when to look again. Nobody on that way waits for anybody.
 //!
 //! # Life of a queue
 //! `start_queue` -> `put` -> attach -> { poll, complete, arm, disarm, updates }... -> stop asked for: no head is popped

@@ -1,6 +1,6 @@
 //! What lies behind a virtio-blk device.
 //!
-//! A [`Disk`] is a file or block device, RAM, or nothing at all. Any number of workers use one disk at the
+//! A [`Disk`] is a file or block device, RAM, or nothing at all; or, in tests, one of these with faults. Any number of workers use one disk at the
 //! same time, each through its own engine ([`Disk::attach`]); what they share is immutable, or locked on
 //! paths that are rare.
 //!

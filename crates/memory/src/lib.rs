@@ -9,9 +9,17 @@
 //! A [`Mapping`] is one `mmap` of a file that the front-end shares; a [`Slot`] says which guest-physical range it
 //! stands for; a [`Map`] is the immutable set of all slots, and a [`View`] is what a device sees of it. Memory changes by
 //! making a *new* view and swapping it whole: a session makes it, each worker takes it when it next looks, and no lock is
-//! taken for any of it on the data path. Whoever still uses an old view, a request in flight ([`Iov`]) or a ring ([`Area`]), holds a reference to it, made once
-//! when the view was installed and not for each request; a mapping goes away with the last one. [`Released`] lets the
-//! session wait for that.
+//! taken for any of it on the data path. Whoever still uses an old view, a request in flight ([`Iov`]) or a ring ([`Area`]),
+//! holds a reference to it, made once when the view was installed and not for each request; a mapping goes away with the
+//! last one. [`Released`] lets the session wait for that.
+//!
+//! # What else must hold
+//! * What a device writes is marked in the log of its queue's *current* view, after the data and before the driver hears of
+//!   it. Whatever writes takes the queue's [`Marks`] along, so that none can forget ([`log`] has the argument).
+//! * Behind a vIOMMU a translation is used only as long as the front-end has not been told that it is gone ([`Iotlb`]).
+//! * A file that the front-end cuts short breaks the rings of its own device, and nothing else ([`fault`]; installing the
+//!   handler is the program's business).
+//! * [`mmu`] and [`dirty`] are for programs that harvest what was written by themselves; the rest does not go through them.
 //!
 //! ```
 //! use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
