@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
 use kickless_disk::lock::ImageLock;
 use kickless_tests::daemon::Daemon;
@@ -93,6 +94,22 @@ fn a_source_that_is_late_is_waited_for() {
     machine.write(0, 8, &pattern(3, 4096)).unwrap();
     machine.stop().unwrap();
     source.end_untroubled().unwrap();
+}
+
+/// A process that was killed keeps its lock until the kernel has ended its I/O, and its successor may be there before that.
+#[test]
+fn a_start_waits_for_a_lock_that_is_let_go_late() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    let file = open(served.image());
+    let late = ImageLock::acquire(&file, false).unwrap();
+    thread::scope(|scope| {
+        let started = scope.spawn(|| served.beside("io_uring", &[]));
+        // Time to find it locked; it starts all the same if it has not looked yet.
+        thread::sleep(Duration::from_millis(200));
+        drop(late);
+        started.join().unwrap().unwrap();
+    });
+    served.end_untroubled().unwrap();
 }
 
 /// The destination is killed while it works; the kernel unlocks the image then, and the source can have it.

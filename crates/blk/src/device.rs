@@ -3,20 +3,15 @@
 use crate::config;
 use crate::queue::Queue;
 use kickless_device::{ConfigError, Device, InvalidState, Source, StartError, Vring};
-use kickless_disk::lock::ImageLock;
+use kickless_disk::lock::{ImageLock, PATIENCE};
 use kickless_disk::{Disk, Resized};
 use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use tracing::{debug, error, info, warn};
 use zerocopy::IntoBytes;
-
-/// How long a queue that starts waits for the image's lock: a process whose virtual machine has moved here may be a moment late with
-/// letting go.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a saved state begins with. `writeback` follows, 0 or 1.
 const STATE_TAG: [u8; 4] = *b"blk1";
@@ -161,7 +156,7 @@ impl Device for Blk {
     fn open(&self) -> Result<(), StartError> {
         if let Some(file) = self.shared.disk.file().filter(|_| self.options.lock) {
             let read_only = self.shared.disk.limits().read_only;
-            let lock = ImageLock::acquire_within(file, read_only, LOCK_PATIENCE)
+            let lock = ImageLock::acquire_within(file, read_only, PATIENCE)
                 .map_err(|error| StartError(format!("the image cannot be locked: {error}").into()))?;
             self.set_lock(Some(lock));
         }

@@ -28,6 +28,10 @@ const ALONE_READING: i64 = 200;
 /// "Nobody else may write."
 const ALONE_WRITING: i64 = 201;
 
+/// How long others are best waited for: a process that was killed keeps its locks until the kernel has ended its I/O, and one whose
+/// virtual machine has moved here may be a moment late with letting go.
+pub const PATIENCE: Duration = Duration::from_secs(3);
+
 /// How long is waited at least between two looks for a lock that others hold, and at most twice as long.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -117,19 +121,24 @@ impl ImageLock {
     /// # Errors
     /// They do not, or the file cannot be locked. Nothing is held then.
     pub fn acquire_within(file: &File, read_only: bool, patience: Duration) -> Result<Self, LockError> {
-        let deadline = Instant::now() + patience;
-        let mut waits = false;
-        loop {
-            // Nothing is held while looking: of two that wait, each would find the other's bytes.
-            match check(file, read_only).and_then(|()| Self::acquire(file, read_only)) {
-                Err(error) if error.is_held() && Instant::now() < deadline => {
-                    if !std::mem::replace(&mut waits, true) {
-                        tracing::info!(%error, "waiting for the image's lock");
-                    }
-                    thread::sleep(LOOK_EVERY + jitter());
+        // Nothing is held while looking: of two that wait, each would find the other's bytes.
+        within(patience, || check(file, read_only).and_then(|()| Self::acquire(file, read_only)))
+    }
+}
+
+/// Tries until it works, fails for good, or others have been waited for long enough.
+fn within<T>(patience: Duration, attempt: impl Fn() -> Result<T, LockError>) -> Result<T, LockError> {
+    let deadline = Instant::now() + patience;
+    let mut waits = false;
+    loop {
+        match attempt() {
+            Err(error) if error.is_held() && Instant::now() < deadline => {
+                if !std::mem::replace(&mut waits, true) {
+                    tracing::info!(%error, "waiting for the image's lock");
                 }
-                result => return result,
+                thread::sleep(LOOK_EVERY + jitter());
             }
+            result => return result,
         }
     }
 }
@@ -165,6 +174,14 @@ pub fn check(file: &File, read_only: bool) -> Result<(), LockError> {
         }
     }
     Ok(())
+}
+
+/// As [`check`], but waits up to `patience` for others to let go.
+///
+/// # Errors
+/// They do not, or the file cannot be locked.
+pub fn check_within(file: &File, read_only: bool, patience: Duration) -> Result<(), LockError> {
+    within(patience, || check(file, read_only))
 }
 
 /// The one byte at `byte`, as `fcntl` wants it.

@@ -60,7 +60,7 @@ fn disk(device: &Device, said: Said) -> Result<Blk> {
     let disk = Disk::open(&spec, &kickless_disk::Options { read_only: of.read_only, cache: of.cache })
         .with_context(option)?;
     if let (Some(file), Some(path), true, false) = (disk.file(), of.blk_file.path(), of.lock, of.incoming) {
-        lock::check(file, of.read_only)
+        lock::check_within(file, of.read_only, lock::PATIENCE)
             .with_context(|| format!("{}: {} cannot be locked", option(), path.display()))?;
     }
     let serial = of.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
