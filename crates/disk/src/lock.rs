@@ -122,19 +122,24 @@ impl ImageLock {
     /// They do not, or the file cannot be locked. Nothing is held then.
     pub fn acquire_within(file: &File, read_only: bool, patience: Duration) -> Result<Self, LockError> {
         // Nothing is held while looking: of two that wait, each would find the other's bytes.
-        within(patience, || check(file, read_only).and_then(|()| Self::acquire(file, read_only)))
+        let attempt = || check(file, read_only).and_then(|()| Self::acquire(file, read_only));
+        within(patience, attempt, |error| tracing::info!(%error, "waiting for the image's lock"))
     }
 }
 
-/// Tries until it works, fails for good, or others have been waited for long enough.
-fn within<T>(patience: Duration, attempt: impl Fn() -> Result<T, LockError>) -> Result<T, LockError> {
+/// Tries until it works, fails for good, or others have been waited for long enough. `tell` hears of it when it has to wait.
+fn within<T>(
+    patience: Duration,
+    attempt: impl Fn() -> Result<T, LockError>,
+    tell: impl Fn(&LockError),
+) -> Result<T, LockError> {
     let deadline = Instant::now() + patience;
     let mut waits = false;
     loop {
         match attempt() {
             Err(error) if error.is_held() && Instant::now() < deadline => {
                 if !std::mem::replace(&mut waits, true) {
-                    tracing::info!(%error, "waiting for the image's lock");
+                    tell(&error);
                 }
                 thread::sleep(LOOK_EVERY + jitter());
             }
@@ -181,7 +186,8 @@ pub fn check(file: &File, read_only: bool) -> Result<(), LockError> {
 /// # Errors
 /// They do not, or the file cannot be locked.
 pub fn check_within(file: &File, read_only: bool, patience: Duration) -> Result<(), LockError> {
-    within(patience, || check(file, read_only))
+    // Who starts is told by the error, and by nothing before it.
+    within(patience, || check(file, read_only), |_| {})
 }
 
 /// The one byte at `byte`, as `fcntl` wants it.
