@@ -42,9 +42,7 @@ impl Slot {
     /// Lets go of the buffers, and of memory that is not `current`.
     pub(crate) fn unpin_unless(&mut self, (current, marks): (&Arc<View>, &mut Marks)) {
         self.io.buffers_mut().unpin_unless(current, marks);
-        if self.view.as_ref().is_some_and(|view| !Arc::ptr_eq(view, current)) {
-            self.view = None;
-        }
+        View::unpin_unless(&mut self.view, current, marks);
     }
 }
 

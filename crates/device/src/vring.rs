@@ -91,7 +91,7 @@ impl Vring {
     pub fn new(parts: Parts) -> Result<Self, Unmapped> {
         let Parts { index, options, areas, iommu, next_avail, held, view, kick, call, err, logged, counters } =
             parts;
-        let mut queue = Queue::unmapped(options, next_avail, view.log());
+        let mut queue = Queue::unmapped(options, next_avail, &view);
         if let Areas::User(addresses) = &areas {
             queue.remap(Metadata::map(&view, addresses, &options)?);
         }
@@ -407,7 +407,7 @@ impl Vring {
         }
         match update {
             Update::Memory(view) => {
-                self.queue.marks().set_log(view.log());
+                self.queue.marks().set_view(&view);
                 self.view = view;
                 if let Some(translation) = &mut self.translation {
                     translation.tlb.flush();

@@ -32,27 +32,26 @@ impl Hosts {
         Self(hosts.into())
     }
 
-    /// Calls `each` with the guest-physical ranges that `len` bytes at a host address are. Bytes that two slots share are
-    /// in both.
+    /// Whether both are of the same slots, or of clones of them.
     #[inline]
-    pub(crate) fn each_gpa_of(&self, mut at: usize, len: usize, mut each: impl FnMut(Gpa, u64)) {
-        let mut left = len;
-        // Once, unless the kernel put two mappings side by side and the range goes over their seam.
-        while left > 0 {
-            let mut here = 0;
-            for host in self.around(at) {
-                let offset = at.wrapping_sub(host.base);
-                if offset < host.len {
-                    here = left.min(host.len - offset);
-                    each(Gpa(host.gpa.0 + offset as u64), here as u64);
-                }
+    pub(crate) fn is_same(&self, other: &Hosts) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Calls `each` with the guest-physical ranges that the first of `len` bytes at a host address are; how many that is. They end
+    /// with their mapping, next to which the kernel may have put another; none are in no slot. Bytes that two slots
+    /// share are in both.
+    #[inline]
+    pub(crate) fn piece(&self, at: usize, len: usize, mut each: impl FnMut(Gpa, u64)) -> usize {
+        let mut here = 0;
+        for host in self.around(at) {
+            let offset = at.wrapping_sub(host.base);
+            if offset < host.len {
+                here = len.min(host.len - offset);
+                each(Gpa(host.gpa.0 + offset as u64), here as u64);
             }
-            if here == 0 {
-                return;
-            }
-            at += here;
-            left -= here;
         }
+        here
     }
 
     /// Slots of which some may hold the byte at a host address; all that do are among them. Those that share a mapping begin

@@ -41,12 +41,11 @@ impl Iov {
         self.len = 0;
     }
 
-    /// Empties it and lets go of its view, unless that is `current`.
+    /// Empties it and lets go of its view, unless that is `current`. Who waits for memory that was removed finds all marks of what
+    /// was written there in the log.
     pub fn unpin_unless(&mut self, current: &Arc<View>, marks: &mut Marks) {
         self.clear(marks);
-        if self.pin.as_ref().is_some_and(|pin| !Arc::ptr_eq(pin, current)) {
-            self.pin = None;
-        }
+        View::unpin_unless(&mut self.pin, current, marks);
     }
 
     /// Adds `len` bytes at `gpa`. Ranges that follow one another in host memory become one segment.

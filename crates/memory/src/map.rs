@@ -239,17 +239,17 @@ impl Map {
             .ok_or(Unmapped { addr: user.0, len: len as u64 })
     }
 
-    /// Calls `each` with the guest-physical ranges that `len` bytes at a host address are. Bytes that two slots share are
-    /// in both.
+    /// The slots by host address.
     #[inline]
-    pub(crate) fn each_gpa_of(&self, host: NonNull<u8>, len: usize, each: impl FnMut(Gpa, u64)) {
-        self.hosts.each_gpa_of(host.as_ptr().addr(), len, each);
+    pub(crate) fn hosts(&self) -> &Hosts {
+        &self.hosts
     }
 
     /// The guest-physical address of the first byte of an area of this map.
     pub fn gpa_of_area(&self, area: &Area) -> Option<Gpa> {
         let mut found = None;
-        self.each_gpa_of(area.host(), usize::from(!area.is_empty()), |gpa, _| found = found.or(Some(gpa)));
+        let (at, len) = (area.host().as_ptr().addr(), usize::from(!area.is_empty()));
+        self.hosts.piece(at, len, |gpa, _| found = found.or(Some(gpa)));
         found
     }
 

@@ -22,7 +22,7 @@ impl View {
     }
 
     /// The same, and what devices write is marked in this log, if there is one. A queue takes it from its current view
-    /// ([`Marks::set_log`]), also for a request that was submitted with an older one.
+    /// ([`Marks::set_view`]), also for a request that was submitted with an older one.
     ///
     /// # Errors
     /// The log has not a bit for each page of this memory.
@@ -31,6 +31,16 @@ impl View {
             log.covers(&self.map)?;
         }
         Ok(Self { log, ..self })
+    }
+
+    /// Lets go of a view that a request had, unless that is `current`. Who waits for memory that was removed finds all marks of
+    /// what was written there in the log.
+    #[inline]
+    pub fn unpin_unless(pin: &mut Option<Arc<Self>>, current: &Arc<Self>, marks: &mut Marks) {
+        if pin.as_ref().is_some_and(|pin| !Arc::ptr_eq(pin, current)) {
+            marks.commit();
+            *pin = None;
+        }
     }
 
     /// Where writes are marked; it has a bit for each page of the memory in view.
@@ -82,7 +92,7 @@ impl View {
     /// A part of the range is not guest memory; nothing was written then.
     pub fn write(&self, gpa: Gpa, from: &[u8], marks: &mut Marks) -> Result<(), Unmapped> {
         self.map.write(gpa, from)?;
-        marks.wrote(gpa, from.len() as u64);
+        marks.wrote_in(&self.map, gpa, from.len() as u64);
         Ok(())
     }
 
@@ -107,7 +117,7 @@ impl View {
         marks: &mut Marks,
     ) -> Result<(), Unmapped> {
         self.map.write_obj(gpa, value)?;
-        marks.wrote(gpa, size_of::<T>() as u64);
+        marks.wrote_in(&self.map, gpa, size_of::<T>() as u64);
         Ok(())
     }
 }

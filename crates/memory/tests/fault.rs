@@ -79,7 +79,7 @@ fn a_log_that_shrinks() {
     ftruncate(&file, 2 * PAGE).unwrap();
     let log = Arc::new(Log::map(&file, 0, 2 * PAGE).unwrap());
     let mut marks = Marks::off();
-    marks.set_log(Some(&log));
+    marks.set_view(&View::default().with_log(Some(log.clone())).unwrap());
     // A byte of the log stands for 32 KiB of memory.
     let second_page = Gpa(PAGE * 8 * PAGE);
     for gpa in [Gpa(0), second_page] {

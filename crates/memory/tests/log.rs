@@ -18,6 +18,11 @@ fn log(len: u64) -> Log {
     Log::map(file(len), 0, len).unwrap()
 }
 
+/// A view of nothing with a log.
+fn logged(log: &Arc<Log>) -> View {
+    View::default().with_log(Some(log.clone())).unwrap()
+}
+
 fn pages(log: &Log) -> BTreeSet<u64> {
     let mut pages = BTreeSet::new();
     log.harvest(|page| assert!(pages.insert(page)));
@@ -57,7 +62,7 @@ fn bits_lie_where_the_specification_says() {
     let file = file(8192);
     let log = Arc::new(Log::map(&file, 64, 32).unwrap());
     let mut marks = Marks::off();
-    marks.set_log(Some(&log));
+    marks.set_view(&logged(&log));
     for page in [0u64, 9, 63, 64, 200] {
         marks.wrote(Gpa(page * 4096 + 17), 1);
     }
@@ -77,7 +82,7 @@ fn nothing_past_the_end() {
     let file = file(4096);
     let log = Arc::new(Log::map(&file, 0, 3).unwrap());
     let mut marks = Marks::off();
-    marks.set_log(Some(&log));
+    marks.set_view(&logged(&log));
     marks.wrote(Gpa(64 * 4096), 1 << 30);
     marks.wrote(Gpa(u64::MAX - 5), 100);
     marks.commit();
@@ -93,7 +98,7 @@ fn what_follows_a_log_that_ends_within_a_word_stays() {
     let (odd, whole) = (Log::map(&file, 0, 11).unwrap(), Arc::new(Log::map(&file, 0, 16).unwrap()));
     let odd = Arc::new(odd);
     let mut marks = Marks::off();
-    marks.set_log(Some(&odd));
+    marks.set_view(&logged(&odd));
     marks.wrote(Gpa(87 * 4096), 2 * 4096);
     marks.commit();
     assert!(marks.take_news());
@@ -103,7 +108,7 @@ fn what_follows_a_log_that_ends_within_a_word_stays() {
     marks.commit();
     assert!(!marks.take_news());
     let mut others = Marks::off();
-    others.set_log(Some(&whole));
+    others.set_view(&logged(&whole));
     others.wrote(Gpa(90 * 4096), 1);
     others.commit();
     assert!(!odd.is_marked(Gpa(90 * 4096)));
@@ -118,7 +123,7 @@ fn news_are_bits_that_were_clear() {
     marks.wrote(Gpa(0), 1);
     marks.commit();
     assert!(!marks.is_on() && !marks.is_pending() && !marks.take_news());
-    marks.set_log(Some(&log));
+    marks.set_view(&logged(&log));
     marks.wrote(Gpa(0), 4097);
     assert!(marks.is_pending());
     assert_eq!(pages(&log), BTreeSet::new());
@@ -137,11 +142,11 @@ fn news_are_bits_that_were_clear() {
 fn a_new_log_gets_what_comes_and_the_old_one_what_was() {
     let (old, new) = (Arc::new(log(4096)), Arc::new(log(8192)));
     let mut marks = Marks::off();
-    marks.set_log(Some(&old));
+    marks.set_view(&logged(&old));
     marks.wrote(Gpa(0), 1);
-    marks.set_log(Some(&new));
+    marks.set_view(&logged(&new));
     marks.wrote(Gpa(4096), 1);
-    marks.set_log(None);
+    marks.set_view(&View::default());
     marks.wrote(Gpa(8192), 1);
     marks.commit();
     assert_eq!((pages(&old), pages(&new)), ([0].into(), [1].into()));
@@ -185,7 +190,7 @@ fn what_the_kernel_wrote() {
     for slots in [1, 5, 40] {
         let (view, log) = view(slots);
         let mut marks = Marks::off();
-        marks.set_log(view.log());
+        marks.set_view(&view);
         let found = |marks: &mut Marks| {
             marks.commit();
             pages(&log)
@@ -220,7 +225,7 @@ fn what_we_write_ourselves() {
     for slots in [1, 5, 40] {
         let (view, log) = view(slots);
         let (mut marks, ram) = (Marks::off(), Ram::new(1 << 20).unwrap());
-        marks.set_log(view.log());
+        marks.set_view(&view);
         for slot in 0..slots {
             let at = Gpa(slot * APART + 4090);
             let mut iov = Iov::default();
@@ -241,6 +246,81 @@ fn what_we_write_ourselves() {
     }
 }
 
+/// A request in flight is marked where its memory is when it is done; where it was, if it is gone by then; and always before
+/// it lets go of it.
+#[test]
+fn memory_that_moves_under_a_request() {
+    const AT: [u64; 3] = [0, 1 << 20, 2 << 20];
+    let (data, other, log) = (file(SLOT), file(SLOT), Arc::new(log(4096)));
+    let slot = |file: &OwnedFd, gpa, old: &Map| {
+        Slot::map_or_share(file, 0, Gpa(gpa), UserAddr(gpa), SLOT, Some(old)).unwrap()
+    };
+    let view = |map: &Map| Arc::new(View::new(map.clone()).with_log(Some(log.clone())).unwrap());
+    let first = Map::new(vec![slot(&data, AT[0], &Map::default())]).unwrap();
+    // Something else is where it was.
+    let moved = vec![slot(&other, AT[0], &first), slot(&data, AT[1], &first)];
+    let moved = Map::new(moved).unwrap();
+    let removed = moved.without(Gpa(AT[1]), UserAddr(AT[1]), SLOT).unwrap().0;
+    let twice = moved.with(slot(&data, AT[2], &moved)).unwrap();
+    let at = |places: &[u64], pages: &[u64]| -> BTreeSet<u64> {
+        places.iter().flat_map(|at| pages.iter().map(move |page| at / 4096 + page)).collect()
+    };
+    for (maps, places) in [
+        (vec![&first], &AT[..1]),
+        (vec![&first, &moved], &AT[1..2]),
+        (vec![&first, &moved, &moved], &AT[1..2]),
+        (vec![&first, &moved, &removed], &AT[1..2]),
+        (vec![&first, &moved, &twice], &AT[1..3]),
+        (vec![&first, &removed], &AT[..1]),
+        // Nobody has told of the change in between.
+        (vec![&first, &Map::default(), &Map::default()], &AT[..1]),
+    ] {
+        for logged_since in 0..maps.len() {
+            let submitted = view(maps[0]);
+            let mut marks = Marks::off();
+            let [mut read, mut copied] = [Iov::default(), Iov::default()];
+            for iov in [&mut read, &mut copied] {
+                iov.push(&submitted, Gpa(AT[0] + 4096 + 7), 4096).unwrap();
+            }
+            read.segments_to_fill();
+            for map in &maps[logged_since..] {
+                marks.set_view(&view(map));
+            }
+            if logged_since > 0 && std::ptr::eq(maps[maps.len() - 1], &removed) {
+                // It was removed while nothing was marked.
+                continue;
+            }
+            let current = view(maps[maps.len() - 1]);
+            marks.set_view(&current);
+            assert_eq!(copied.write(4090, &[1; 6], &mut marks), 6);
+            submitted.write_obj(Gpa(AT[0]), &1u8, &mut marks).unwrap();
+            marks.commit();
+            assert_eq!(pages(&log), at(places, &[0, 2]), "{places:x?} since {logged_since}");
+            submitted.write(Gpa(AT[0] + 4095), &[1; 2], &mut marks).unwrap();
+            read.advance(4, &mut marks);
+            let mut pin = Some(submitted);
+            View::unpin_unless(&mut pin, &current, &mut marks);
+            assert!(pin.is_none());
+            assert_eq!(pages(&log), at(places, &[0, 1]), "{places:x?} since {logged_since}");
+            // It failed half-way.
+            read.unpin_unless(&current, &mut marks);
+            assert_eq!(pages(&log), at(places, &[1, 2]), "{places:x?} since {logged_since}");
+        }
+    }
+}
+
+/// What was gathered is in the log when a change is answered.
+#[test]
+fn what_was_gathered_is_marked_before_memory_changes() {
+    let (view, log) = view(5);
+    let mut marks = Marks::off();
+    marks.set_view(&view);
+    view.write_obj(Gpa(APART), &0u8, &mut marks).unwrap();
+    assert_eq!(pages(&log), BTreeSet::new());
+    marks.set_view(&View::new(Map::default()).with_log(Some(log.clone())).unwrap());
+    assert_eq!(pages(&log), BTreeSet::from([APART / 4096]));
+}
+
 /// A log that is too small for memory makes no view.
 #[test]
 fn a_view_has_a_log_that_covers_it() {
@@ -258,7 +338,7 @@ proptest! {
     ) {
         let log = Arc::new(log(((1 << 26) >> 15) + 8));
         let mut marks = Marks::off();
-        marks.set_log(Some(&log));
+        marks.set_view(&logged(&log));
         // Since it was found last; and since all was committed and found: a part is committed early, for want of room.
         let (mut owed, mut written) = (BTreeSet::new(), BTreeSet::new());
         for (gpa, len, then) in steps {

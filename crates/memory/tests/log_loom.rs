@@ -131,6 +131,37 @@ fn what_is_published_is_marked() {
     }
 }
 
+/// Memory is removed while a request writes to it: once its mapping is let go, what was written is marked.
+#[test]
+fn what_was_written_to_removed_memory_is_marked_when_it_is_let_go() {
+    for bits in [0, 1] {
+        loom::model(move || {
+            let shared = Arc::new((Bitmap::new(bits), Page::default(), Mutex::new(false)));
+            let worker = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (log, page, released) = &*shared;
+                    page.write(1);
+                    mark(&mut Gather::default(), log, 1);
+                    *released.lock().unwrap() = true;
+                })
+            };
+            let (log, page, released) = &*shared;
+            let mut copy = 0;
+            if log.harvest() & 1 != 0 {
+                copy = page.copy();
+            }
+            if *released.lock().unwrap() {
+                if log.harvest() & 1 != 0 {
+                    copy = page.copy();
+                }
+                assert_eq!(copy, 1);
+            }
+            worker.join().unwrap();
+        });
+    }
+}
+
 /// A fence that comes anyway (that of the decision about calls) serves for the mark of the used index, which follows it.
 #[test]
 fn one_fence_serves_for_both() {
@@ -208,7 +239,7 @@ fn a_log_is_taken_back_when_the_change_is_answered() {
                 let (mut gather, mut current) = (Gather::default(), 0);
                 for (at, page) in pages.iter().enumerate() {
                     if *asked.lock().unwrap() {
-                        // As `Marks::set_log`.
+                        // As `Marks::set_view`.
                         gather.commit(&logs[current]);
                         current = 1;
                         *answered.lock().unwrap() = true;

@@ -60,7 +60,7 @@ impl Rig {
         }
         let metadata = Self::metadata(&view, &options);
         let next_avail = if options.is_packed() { Place::FIRST.bits() } else { 0 };
-        let queue = Queue::logged(options, metadata, next_avail, view.log());
+        let queue = Queue::logged(options, metadata, next_avail, &view);
         let (owed, written) = (BTreeSet::new(), BTreeSet::new());
         let next = Place::FIRST;
         Self {
@@ -240,7 +240,7 @@ fn pages_of_a_used_ring_are_marked_where_they_lie() {
         let used = vec![(at(USED + PAGE), PAGE as usize), (at(USED), used_len - PAGE as usize)];
         let areas = [vec![(at(DESC), desc_len)], vec![(at(AVAIL), avail_len)], used];
         let metadata = Metadata::map_pieces(&view, &areas, Some(log), &options).unwrap();
-        let mut queue = Queue::logged(options, metadata, 0, view.log());
+        let mut queue = Queue::logged(options, metadata, 0, &view);
         for index in 0..512u64 {
             view.map().write_obj(Gpa(DESC + 16 * index), &desc(0, 1, DESC_F_WRITE, 0)).unwrap();
             let entry = Gpa(AVAIL + RING_ENTRIES as u64 + 2 * index);

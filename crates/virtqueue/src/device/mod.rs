@@ -45,8 +45,7 @@ use order::Order;
 
 use crate::space::{Space, Translating};
 use crate::{Chain, RingError};
-use kickless_memory::{Area, Log, Marks, Scattered, Tlb, View};
-use std::sync::Arc;
+use kickless_memory::{Area, Marks, Scattered, Tlb, View};
 
 /// The device end of one virtqueue, of either ring format.
 #[derive(Debug)]
@@ -125,23 +124,23 @@ impl Queue {
     /// # Panics
     /// `metadata` was mapped for other options.
     pub fn new(options: Options, metadata: Metadata, next_avail: u16) -> Self {
-        Self::logged(options, metadata, next_avail, None)
+        Self::logged(options, metadata, next_avail, &View::default())
     }
 
-    /// [`Queue::new`] of a queue that is logged from the beginning.
+    /// [`Queue::new`] of a queue that is logged from the beginning, if this view has a log.
     ///
     /// # Panics
     /// As [`Queue::new`].
-    pub fn logged(options: Options, metadata: Metadata, next_avail: u16, log: Option<&Arc<Log>>) -> Self {
-        let mut queue = Self::unmapped(options, next_avail, log);
+    pub fn logged(options: Options, metadata: Metadata, next_avail: u16, view: &View) -> Self {
+        let mut queue = Self::unmapped(options, next_avail, view);
         queue.remap(metadata);
         queue
     }
 
     /// As [`Queue::logged`], but where its areas are comes later, with [`Queue::remap`].
-    pub fn unmapped(options: Options, next_avail: u16, log: Option<&Arc<Log>>) -> Self {
+    pub fn unmapped(options: Options, next_avail: u16, view: &View) -> Self {
         let mut marks = Marks::off();
-        marks.set_log(log);
+        marks.set_view(view);
         let ring = match options.is_packed() {
             true => Ring::Packed(packed::Queue::new(options, next_avail)),
             false => Ring::Split(split::Queue::new(options, next_avail)),
