@@ -19,7 +19,8 @@
 //! thread's alternate stack where there is one, calls nothing but `mmap`, and takes no lock: mappings can come and go
 //! meanwhile (`registry` says why). A few missing pages of a mapping are replaced one by one, so that what is still there
 //! stays; further ones together with all that follows them, and in need all of the mapping. So however many holes a
-//! front-end makes, the kernel's list of our mappings does not grow beyond bounds.
+//! front-end makes, the kernel's list of our mappings does not grow beyond bounds. (Nor do front-ends fill it with mappings, of which
+//! there is a largest number: with the list full, nothing could be put anywhere.)
 #![expect(unsafe_code, reason = "island: a signal handler, and memory in the place of memory")]
 
 mod registry;
@@ -38,7 +39,7 @@ use std::sync::atomic::{compiler_fence, fence};
 /// So many missing pages of a mapping are replaced one at a time.
 const SINGLE_PAGES_MAX: usize = 16;
 /// And so many of all mappings that there are: each can cost two entries of the kernel's list, which ends at
-/// 65530 (`vm.max_map_count`), and front-ends come with as many mappings as they like.
+/// 65530 (`vm.max_map_count`).
 const SINGLE_PAGES_MAX_IN_ALL: usize = 512;
 
 /// A page is missing, by itself or because the hardware lost it and the access cannot go on.
@@ -173,10 +174,9 @@ fn mend(address: usize) -> bool {
     // Relaxed: it bounds, and orders nothing.
     let single =
         before < SINGLE_PAGES_MAX && SINGLE_PAGES.fetch_add(1, Ordering::Relaxed) < SINGLE_PAGES_MAX_IN_ALL;
-    (single && replace(range.start + offset, range.page))
-        || replace(range.start + offset, range.len - offset)
-        // Where the kernel's list is full it cannot cut a mapping in two, but can replace a whole one.
-        || replace(range.start, range.len)
+    let len = if single { range.page } else { range.len - offset };
+    // Where the kernel's list is full it cannot cut a mapping in two, but can replace a whole one.
+    replace(range.start + offset, len) || replace(range.start, range.len)
 }
 
 /// Puts zeroed anonymous memory at a part of a mapping of ours. Whether the kernel did.

@@ -7,12 +7,41 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// `HUGETLBFS_MAGIC` of statfs(2).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// The most mappings in this process at once: half of what the kernel has room for (65530, `vm.max_map_count`). The rest is for holes in
+/// them ([`crate::fault`]) and for everything else.
+const MAPPINGS_MAX: usize = 1 << 15;
+
+/// How many there are.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// One of [`COUNT`].
+#[derive(Debug)]
+struct Counted;
+
+impl Counted {
+    fn new() -> io::Result<Self> {
+        // Relaxed: it bounds, and orders nothing. What is one too many is given back at once.
+        let (before, counted) = (COUNT.fetch_add(1, Ordering::Relaxed), Self);
+        if before >= MAPPINGS_MAX {
+            let why = format!("there are {MAPPINGS_MAX} mappings already, the most in one process");
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, why));
+        }
+        Ok(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// Which part of which file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +75,7 @@ pub struct Mapping {
     /// Somebody was told that it is damaged.
     told: AtomicBool,
     released: Released,
+    _counted: Counted,
 }
 
 /// What went wrong, before anyone knows which region it was for.
@@ -78,6 +108,7 @@ impl Mapping {
 
     /// Maps `part`, which [`Mapping::part_of`] found in `file`.
     pub(crate) fn new(file: impl AsFd, part: Part) -> Result<Self, Failure> {
+        let counted = Counted::new().map_err(Failure::Os)?;
         // The front-end's offset need not be aligned; hugetlbfs wants both ends on huge pages.
         let fs = fstatfs(&file)?;
         let huge = fs.f_type as u64 == HUGETLBFS_MAGIC;
@@ -119,6 +150,7 @@ impl Mapping {
             entry,
             told: AtomicBool::new(false),
             released: Released::default(),
+            _counted: counted,
         })
     }
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests; some are about what is not ours")]
 
 use kickless_memory::fault::{self, Damaged};
-use kickless_memory::{Gpa, Iov, Log, Map, Marks, Slot, UserAddr, View};
+use kickless_memory::{Error, Gpa, Iov, Log, Map, Marks, Slot, UserAddr, View};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -290,14 +290,106 @@ fn child() {
             // SAFETY: a signal to this thread.
             unsafe { libc::raise(libc::SIGBUS) };
         }
+        "crowded" => crowded(),
+        "full" => full(),
+        "too-many" => too_many(),
         other => panic!("no life {other}"),
     }
+}
+
+/// Entries of the kernel's list of mappings.
+fn listed() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+}
+
+/// Holes in many mappings, a few in each.
+fn crowded() {
+    const MAPPINGS: usize = 200;
+    const PAGES: u64 = 32;
+    fault::guard().unwrap();
+    let all: Vec<_> = (0..MAPPINGS).map(|_| memory(PAGES, MemfdFlags::empty())).collect();
+    let before = listed();
+    for (file, map) in &all {
+        ftruncate(file, 0).unwrap();
+        for page in (1..PAGES).step_by(2) {
+            map.write_obj(Gpa(page * PAGE), &page).unwrap();
+        }
+    }
+    for (_, map) in &all {
+        assert!((1..PAGES).step_by(2).all(|page| map.read_obj::<u64>(Gpa(page * PAGE)).unwrap() == page));
+    }
+    // 512 pages by themselves, and a whole rest for each mapping.
+    let more = listed() - before;
+    assert!(more < 2 * 512 + 2 * MAPPINGS, "{more}");
+    // When they have gone, there is room again to spare what is there.
+    drop(all);
+    let (file, map) = memory(3, MemfdFlags::empty());
+    ftruncate(&file, 0).unwrap();
+    map.write_obj(Gpa(PAGE), &1u8).unwrap();
+    ftruncate(&file, 3 * PAGE).unwrap();
+    map_of(&file, 3).write_obj(Gpa(2 * PAGE), &5u8).unwrap();
+    assert_eq!(map.read_obj::<u8>(Gpa(2 * PAGE)).unwrap(), 5, "the page behind the hole is the file's");
+}
+
+/// Holes when the kernel can cut no mapping in two any more.
+fn full() {
+    const PAGES: usize = 1 << 18;
+    fault::guard().unwrap();
+    let all: Vec<_> = (0..3).map(|_| memory(9, MemfdFlags::empty())).collect();
+    let len = PAGES * PAGE as usize;
+    // SAFETY: a new mapping, somewhere; it stays.
+    let at = unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED);
+    let is_full = (0..PAGES).step_by(2).any(|page| {
+        let page = at.cast::<u8>().wrapping_add(page * PAGE as usize).cast();
+        // SAFETY: pages of the mapping above, which nobody uses.
+        unsafe { libc::mprotect(page, PAGE as usize, libc::PROT_READ) != 0 }
+    });
+    // Else the kernel's list has more room than anybody could fill in a moment.
+    if is_full {
+        for (file, map) in &all {
+            ftruncate(file, PAGE).unwrap();
+            map.write_obj(Gpa(4 * PAGE), &5u8).unwrap();
+            assert_eq!(map.read_obj::<u8>(Gpa(4 * PAGE)).unwrap(), 5);
+            assert!(map.damaged().is_some());
+        }
+    }
+}
+
+/// As many mappings as there can be, of one file; the next is refused, and one with a hole is mended.
+fn too_many() {
+    fault::guard().unwrap();
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 2 * PAGE).unwrap();
+    let slot = || Slot::map(&file, 0, Gpa(0), UserAddr(0), 2 * PAGE);
+    let mut slots: Vec<Slot> = (0..1 << 15).map(|_| slot().unwrap()).collect();
+    for _ in 0..2 {
+        let Err(Error::Mmap { source, .. }) = slot() else { panic!("one more than there can be") };
+        assert!(source.to_string().contains("32768"), "{source}");
+    }
+    slots.truncate(slots.len() - 1);
+    slots.push(slot().unwrap());
+    ftruncate(&file, 0).unwrap();
+    let map = Map::new(vec![slots[17].clone()]).unwrap();
+    map.write_obj(Gpa(PAGE), &5u8).unwrap();
+    assert!(map.damaged().is_some());
 }
 
 fn end_of(life: &str) -> ExitStatus {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child", "--test-threads=1"]).env(CHILD, life);
     command.output().unwrap().status
+}
+
+/// What front-ends make of the kernel's list of mappings, which is the whole process's.
+#[test]
+fn the_kernel_s_list_is_not_filled_and_a_full_one_is_no_end() {
+    for life in ["crowded", "full", "too-many"] {
+        assert!(end_of(life).success(), "{life}");
+    }
 }
 
 #[test]
