@@ -293,3 +293,6 @@ fn wire_access(access: Access) -> IotlbAccess {
     let flag = |of: Access, flag| if access.allows(of) { flag } else { IotlbAccess::empty() };
     flag(Access::READ, IotlbAccess::READ) | flag(Access::WRITE, IotlbAccess::WRITE)
 }
+
+#[cfg(test)]
+mod tests;
