@@ -7,8 +7,10 @@ use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::Options;
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 const PAGE: u64 = 4096;
 const LEN: u64 = 64 * PAGE;
@@ -367,6 +369,29 @@ fn a_chain_that_is_too_long_takes_no_memory() {
     assert!(!setup.vring.pop(&mut chain) && setup.vring.is_broken());
 }
 
+/// Pages of which no two follow one another, more of them than pieces of a chain are told apart.
+#[test]
+fn a_chain_in_too_many_pieces_fails() {
+    const PIECES: u64 = 1 << 16;
+    let mut setup = Setup::with_ring();
+    let (far, pages) = (1 << 32, PIECES + 100);
+    for page in 0..pages {
+        let user = UserAddr(USER + BUFFERS + page % 2 * 2 * PAGE);
+        setup.iotlb.update(Iova(IOVA + far + page * PAGE), PAGE, user, Access::READ).unwrap();
+    }
+    setup.tell(BUFFERS, 1, Access::BOTH);
+    setup.offer(0, (far, (pages * PAGE) as u32), (BUFFERS, 1));
+    let mut chain = Chain::default();
+    assert!(setup.vring.pop(&mut chain));
+    let [told @ .., last] = chain.readable() else { panic!("no pieces") };
+    assert_eq!(told.len() as u64, PIECES);
+    assert!(told.iter().all(|piece| u64::from(piece.len) == PAGE && setup.view.contains(piece.addr, PAGE)));
+    assert_eq!(u64::from(last.len), (pages - PIECES) * PAGE);
+    assert!(!setup.view.contains(last.addr, 1), "it leads nowhere, and the request fails");
+    assert_eq!((chain.readable_len(), chain.writable().len()), (pages * PAGE, 1));
+    assert!(!setup.view.contains(chain.writable()[0].addr, 1));
+}
+
 /// A request of more pages than are asked for at a time, none of which the front-end has.
 #[test]
 fn a_request_that_is_refused_page_by_page_ends() {
@@ -411,4 +436,60 @@ fn a_ring_that_stands_looks_only_when_there_is_something_new() {
     assert_eq!(setup.misses.answered(range(BUFFERS, 2 * PAGE), Access::BOTH), [3]);
     setup.vring.apply(Update::Look);
     assert!(setup.pop());
+}
+
+/// Does something when a line is logged by this thread.
+struct AtALine<F>(Mutex<Option<F>>);
+
+impl<F: FnOnce() + Send + 'static> Subscriber for AtALine<F> {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        let act = self.0.lock().unwrap().take();
+        if let Some(act) = act {
+            act();
+        }
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// A ring that was told that there is no such thing looks, finds nothing, and says so in the log; just then the front-end tells of it
+/// unasked. The ring is woken.
+#[test]
+fn what_comes_unasked_while_a_ring_looks_is_not_missed() {
+    let mut setup = Setup::new();
+    setup.tell(BUFFERS, 2, Access::BOTH);
+    setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 1));
+    assert!(!setup.pop());
+    for (number, miss) in setup.misses.take_unsent() {
+        if miss.page == Iova(IOVA + AVAIL) {
+            let refusal = setup.misses.replied(number, &miss).unwrap();
+            setup.vring.apply(Update::Refused(refusal.miss));
+        }
+    }
+    setup.tell(DESC, 1, Access::READ);
+    setup.tell(USED, 1, Access::BOTH);
+    let Setup { mut vring, mut iotlb, misses, .. } = setup;
+    let (tell, woken) = channel();
+    let line = AtALine(Mutex::new(Some(move || {
+        iotlb.update(Iova(IOVA + AVAIL), PAGE, UserAddr(USER + AVAIL), Access::READ).unwrap();
+        tell.send(misses.answered(range(AVAIL, PAGE), Access::READ)).unwrap();
+    })));
+    assert!(!tracing::subscriber::with_default(line, || vring.pop(&mut Chain::default())));
+    assert_eq!(woken.try_recv(), Ok(vec![3]), "it stands for ever");
+    vring.apply(Update::Look);
+    assert!(vring.pop(&mut Chain::default()));
 }
