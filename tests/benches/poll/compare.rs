@@ -58,14 +58,17 @@ pub(crate) const RATE: Way = ("rate-3s", "--poll=rate --poll-stop-idle=3s");
 const WARM_UP: Duration = Duration::from_millis(600);
 
 impl Settings {
-    /// The short form unless `cargo bench` runs it, without `--quick`.
+    /// The short form unless `cargo bench` runs it, without `--quick`. `--rounds=N` for more turns than 5, where the machine's own
+    /// speed changes from turn to turn.
     pub(crate) fn from_arguments() -> Result<Settings> {
         let quick = Plan::from_arguments().quick;
         let all = sched_getaffinity(None)?;
         let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
         let cpus = cpus.next().zip(cpus.next()).map(|(driver, back_ends)| [driver, back_ends]);
         let kickless = kickless_binary()?;
-        Ok(Settings { quick, rounds: if quick { 1 } else { 5 }, kickless, cpus })
+        let said = std::env::args().find_map(|word| word.strip_prefix("--rounds=").map(str::to_owned));
+        let rounds = said.map(|rounds| rounds.parse()).transpose().context("--rounds takes a number")?;
+        Ok(Settings { quick, rounds: rounds.unwrap_or(if quick { 1 } else { 5 }), kickless, cpus })
     }
 
     /// What to print above the figures.

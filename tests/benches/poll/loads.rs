@@ -94,12 +94,18 @@ pub(crate) fn on_off(settings: &Settings, disks: &[Disk], report: &mut Report) -
         false => ("--on-off=100ms,900ms", Duration::from_secs(3)),
     };
     for (depth, (driver, wait)) in [1, 32].into_iter().zip(WAITS) {
-        let ways = [AUTO, RATE];
+        // What no policy can do better than: the machine is slower after a pause whoever polls.
+        let ways = [AUTO, RATE, ALWAYS];
         let turns = settings.compare(*disk, &ways, time, &[&format!("--depth={depth}"), wait, cycle])?;
         let load = format!("{}, 100 ms on and 900 ms off, {depth} in flight, {driver} driver", disk.name);
         report.table(&load, &ways, &turns);
-        let [auto, rate] = &turns[..] else { continue };
+        let [auto, rate, always] = &turns[..] else { continue };
         report.check("throughput, auto/rate", ratios(auto, rate, |turn| turn.iops), Target::AtLeast(0.97));
+        report.check(
+            "throughput, auto/always",
+            ratios(auto, always, |turn| turn.iops),
+            Target::AtLeast(0.97),
+        );
         report.check("CPU, auto/rate", ratios(auto, rate, |turn| turn.cores), Target::AtMost(0.2));
     }
     Ok(())

@@ -4,7 +4,7 @@
 //! Those that are compared take turns at each load, the driver on the first CPU and all back-ends on the second. Each load says
 //! what has to come of it, and whether it does; a figure that falls short fails nothing.
 //!
-//!     cargo bench -p kickless-tests --bench poll [-- [--quick] [SECTION...]]
+//!     cargo bench -p kickless-tests --bench poll [-- [--quick] [--rounds=N] [SECTION...]]
 
 #[path = "../common/mod.rs"]
 mod common;
