@@ -162,7 +162,8 @@ impl Device for Blk {
         }
         // From here on nobody else writes: what another process, here or on another host, left behind is what there is.
         if let Err(error) = self.shared.disk.take_over() {
-            warn!(%error, "the host may have old data of the image in its cache");
+            self.set_lock(None);
+            return Err(StartError(format!("the image cannot be used: {error}").into()));
         }
         self.look_at_size();
         Ok(())

@@ -311,6 +311,12 @@ impl Source for Queue {
         self.slots.in_flight()
     }
 
+    fn hurry(&mut self) {
+        if self.in_flight() > 0 {
+            self.shared.disk.hurry();
+        }
+    }
+
     fn memory_changed(&mut self) {
         let (view, marks) = self.vring.memory();
         self.slots.each_free(|slot| slot.unpin_unless((view, marks)));

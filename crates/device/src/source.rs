@@ -71,6 +71,10 @@ pub trait Source: Send {
     /// Heads popped and not pushed yet.
     fn in_flight(&self) -> usize;
 
+    /// It is to stop for good, and somebody waits for that: what is in flight with somebody who may never answer is to end
+    /// within a bounded time.
+    fn hurry(&mut self) {}
+
     /// The view of memory was replaced: let go of references to the old one that no request in flight needs.
     fn memory_changed(&mut self);
 }

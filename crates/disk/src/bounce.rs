@@ -15,10 +15,23 @@ const IN_USE_MAX: usize = 64;
 /// Buffers that are kept for the next one.
 const KEPT_MAX: usize = 4;
 
+/// What the buffers of a pool are, and how many there are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    /// Bytes of each.
+    pub(crate) bytes: usize,
+    /// They begin at multiples of this.
+    pub(crate) align: usize,
+    /// In use at a time.
+    pub(crate) in_use_max: usize,
+    /// Kept for the next one.
+    pub(crate) kept_max: usize,
+}
+
 /// The bounce buffers of one disk. Locked for short; nothing is locked inside.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    align: usize,
+    kind: Kind,
     state: Mutex<State>,
 }
 
@@ -37,13 +50,13 @@ impl State {
         self.queue.binary_search_by_key(&number, |&(number, _)| number).ok()
     }
 
-    fn free(&self) -> usize {
-        IN_USE_MAX - self.in_use
+    fn free(&self, kind: Kind) -> usize {
+        kind.in_use_max - self.in_use
     }
 
     /// To be called when more are free, or fewer are before somebody in the queue.
-    fn wake(&self) {
-        for (_, waker) in self.queue.iter().take(self.free()) {
+    fn wake(&self, kind: Kind) {
+        for (_, waker) in self.queue.iter().take(self.free(kind)) {
             waker.wake();
         }
     }
@@ -65,9 +78,19 @@ pub(crate) struct Permit {
 }
 
 impl Pool {
-    /// Buffers at multiples of `align`.
+    /// Buffers of [`BUFFER_BYTES`] at multiples of `align`.
     pub(crate) fn new(align: usize) -> Self {
-        Self { align, state: Mutex::default() }
+        Self::of(Kind { bytes: BUFFER_BYTES, align, in_use_max: IN_USE_MAX, kept_max: KEPT_MAX })
+    }
+
+    /// Buffers of this kind.
+    pub(crate) fn of(kind: Kind) -> Self {
+        Self { kind, state: Mutex::default() }
+    }
+
+    /// Bytes of each buffer.
+    pub(crate) fn bytes(&self) -> usize {
+        self.kind.bytes
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -83,7 +106,7 @@ impl Pool {
     ) -> io::Result<Option<Permit>> {
         let mut state = self.lock();
         let place = waiting.as_ref().and_then(|waiting| state.place(waiting.number));
-        if state.free() <= place.unwrap_or(state.queue.len()) {
+        if state.free(self.kind) <= place.unwrap_or(state.queue.len()) {
             if place.is_none() {
                 let number = state.next;
                 state.next += 1;
@@ -94,7 +117,7 @@ impl Pool {
         }
         let buffer = match state.kept.pop() {
             Some(buffer) => buffer,
-            None => AlignedBuf::new(BUFFER_BYTES, self.align)?,
+            None => AlignedBuf::new(self.kind.bytes, self.kind.align)?,
         };
         if let Some(place) = place {
             state.queue.remove(place);
@@ -111,7 +134,7 @@ impl Drop for Waiting {
         let mut state = self.pool.lock();
         if let Some(place) = state.place(self.number) {
             state.queue.remove(place);
-            state.wake();
+            state.wake(self.pool.kind);
         }
     }
 }
@@ -120,10 +143,10 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut state = self.pool.lock();
         state.in_use -= 1;
-        if state.kept.len() < KEPT_MAX {
+        if state.kept.len() < self.pool.kind.kept_max {
             state.kept.extend(self.buffer.take());
         }
-        state.wake();
+        state.wake(self.pool.kind);
     }
 }
 

@@ -1,8 +1,8 @@
 //! One disk of several kinds.
 
 use crate::{
-    DiskSpec, Error, FaultDisk, FileDisk, Io, Lane, Limits, MemoryDisk, NullDisk, Options, Request, Resized,
-    Step,
+    DiskSpec, Error, FaultDisk, FileDisk, Io, Lane, LibraryDisk, Limits, MemoryDisk, NullDisk, Options,
+    Request, Resized, Step,
 };
 use kickless_io::{Completion, Engine, FileId};
 use std::fs::File;
@@ -17,6 +17,8 @@ pub enum Disk {
     Null(NullDisk),
     /// RAM.
     Memory(MemoryDisk),
+    /// What a library makes of a file or has elsewhere.
+    Library(Box<LibraryDisk>),
     /// One of the others, with faults. For tests.
     Fault(Box<FaultDisk>),
 }
@@ -34,6 +36,10 @@ impl Disk {
             DiskSpec::File(path) => Self::File(FileDisk::open(path, options)?),
             DiskSpec::Null(size) => Self::Null(NullDisk::new(*size, options.read_only)?),
             DiskSpec::Memory(size) => Self::Memory(MemoryDisk::new(*size, options.read_only)?),
+            #[cfg(feature = "qcow2")]
+            DiskSpec::Qcow2(path) => Self::Library(Box::new(LibraryDisk::qcow2(path, options)?)),
+            #[cfg(feature = "nbd")]
+            DiskSpec::Nbd(uri) => Self::Library(Box::new(LibraryDisk::nbd(uri, options)?)),
             DiskSpec::Fault(rules, under) => {
                 Self::Fault(Box::new(FaultDisk::new(rules, Self::open(under, options)?)?))
             }
@@ -46,6 +52,7 @@ impl Disk {
             Self::File(file) => file.limits(),
             Self::Null(null) => null.limits(),
             Self::Memory(memory) => memory.limits(),
+            Self::Library(library) => library.limits(),
             Self::Fault(fault) => fault.limits(),
         }
     }
@@ -57,6 +64,7 @@ impl Disk {
             Self::File(file) => file.size(),
             Self::Null(null) => null.size(),
             Self::Memory(memory) => memory.size(),
+            Self::Library(library) => library.size(),
             Self::Fault(fault) => fault.under().size(),
         }
     }
@@ -68,7 +76,7 @@ impl Disk {
     pub fn look_at_size(&self) -> io::Result<Resized> {
         match self {
             Self::File(file) => file.look_at_size(),
-            Self::Null(_) | Self::Memory(_) => Ok(Resized::Same),
+            Self::Null(_) | Self::Memory(_) | Self::Library(_) => Ok(Resized::Same),
             Self::Fault(fault) => fault.under().look_at_size(),
         }
     }
@@ -77,6 +85,7 @@ impl Disk {
     pub fn file(&self) -> Option<&File> {
         match self {
             Self::File(file) => Some(file.file()),
+            Self::Library(library) => library.file(),
             Self::Null(_) | Self::Memory(_) => None,
             Self::Fault(fault) => fault.under().file(),
         }
@@ -90,6 +99,7 @@ impl Disk {
     pub fn hand_over(&self) -> io::Result<()> {
         match self {
             Self::File(file) => file.hand_over(),
+            Self::Library(library) => library.hand_over(),
             Self::Null(_) | Self::Memory(_) => Ok(()),
             Self::Fault(fault) => fault.under().hand_over(),
         }
@@ -98,12 +108,26 @@ impl Disk {
     /// The counterpart of [`Disk::hand_over`]: what the host's cache holds of the file from before is read anew.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// What is there now is no image that can be used.
     pub fn take_over(&self) -> io::Result<()> {
         match self {
-            Self::File(file) => file.take_over(),
+            Self::File(file) => {
+                file.take_over();
+                Ok(())
+            }
+            Self::Library(library) => library.take_over(),
             Self::Null(_) | Self::Memory(_) => Ok(()),
             Self::Fault(fault) => fault.under().take_over(),
+        }
+    }
+
+    /// Somebody waits for the requests in flight to end: those that may take for ever, because they are with somebody who does not
+    /// answer, end within a bounded time, in failure if need be.
+    pub fn hurry(&self) {
+        match self {
+            Self::Library(library) => library.hurry(),
+            Self::File(_) | Self::Null(_) | Self::Memory(_) => {}
+            Self::Fault(fault) => fault.under().hurry(),
         }
     }
 
@@ -114,6 +138,7 @@ impl Disk {
             Self::File(file) => file.identity(),
             Self::Null(_) => "kickless-null",
             Self::Memory(_) => "kickless-mem",
+            Self::Library(library) => library.identity(),
             Self::Fault(fault) => fault.under().identity(),
         }
     }
@@ -125,7 +150,7 @@ impl Disk {
     pub fn attach(&self, engine: &mut Engine) -> Result<Option<FileId>, Error> {
         match self {
             Self::File(file) => Ok(Some(file.attach(engine)?)),
-            Self::Null(_) | Self::Memory(_) => Ok(None),
+            Self::Null(_) | Self::Memory(_) | Self::Library(_) => Ok(None),
             Self::Fault(fault) => fault.under().attach(engine),
         }
     }
@@ -145,6 +170,7 @@ impl Disk {
             Self::File(file) => file.start(lane, io, request),
             Self::Null(null) => null.start(io, request),
             Self::Memory(memory) => memory.start(lane, io, request),
+            Self::Library(library) => library.start(lane, io, request),
             Self::Fault(fault) => fault.start(lane, io, request),
         }
     }
@@ -155,7 +181,7 @@ impl Disk {
         match self {
             Self::File(file) => file.resume(lane, io, completion),
             // They never have an operation in an engine.
-            Self::Null(_) | Self::Memory(_) => Step::Pending,
+            Self::Null(_) | Self::Memory(_) | Self::Library(_) => Step::Pending,
             Self::Fault(fault) => fault.resume(lane, io, completion),
         }
     }
@@ -167,6 +193,7 @@ impl Disk {
             Self::File(file) => file.drive(lane, io),
             // They are never busy.
             Self::Null(_) | Self::Memory(_) => Step::Busy,
+            Self::Library(library) => library.retry(lane, io),
             Self::Fault(fault) => fault.retry(lane, io),
         }
     }

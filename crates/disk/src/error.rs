@@ -82,7 +82,7 @@ pub enum Error {
     },
     /// Rules that mean nothing on the disk under them.
     #[error(
-        "{fault} cannot be injected into {under}, which answers at once; it needs a file or block device"
+        "{fault} cannot be injected into {under}, which asks nothing of the host's kernel; it needs a file or block device"
     )]
     Fault {
         /// The fault, as it is written.
@@ -93,6 +93,15 @@ pub enum Error {
     /// No thread can be had for the delays of injected faults.
     #[error("there is no thread for injected delays: {0}")]
     Timer(#[source] io::Error),
+    /// What a library, or who it speaks to, has against it.
+    #[error("{disk} cannot be used: {source}")]
+    Library {
+        /// Which.
+        disk: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The engine cannot take the file.
     #[error("the I/O engine cannot use the disk: {0}")]
     Engine(#[from] kickless_io::Error),

@@ -80,6 +80,7 @@ impl FaultDisk {
         let at_once = match &under {
             Disk::Null(_) => Some("null:"),
             Disk::Memory(_) => Some("mem:"),
+            Disk::Library(library) => Some(library.name()),
             Disk::Fault(_) => Some("a disk with faults"),
             Disk::File(_) => None,
         };

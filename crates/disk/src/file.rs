@@ -11,6 +11,8 @@ use crate::range::Ranges;
 use crate::{Error, Limits};
 use extents::Lacks;
 use kickless_io::{Engine, FileId};
+#[cfg(feature = "qcow2")]
+pub(crate) use open::{identity, open_file};
 pub use size::Resized;
 use std::fs::File;
 use std::io;
@@ -79,11 +81,12 @@ impl FileDisk {
     }
 
     /// Lets go of what the host's cache holds of the file: it may have been written elsewhere since.
-    pub(crate) fn take_over(&self) -> io::Result<()> {
-        if self.is_cached() {
-            rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed)?;
+    pub(crate) fn take_over(&self) {
+        if self.is_cached()
+            && let Err(error) = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed)
+        {
+            tracing::warn!(%error, "the host may have old data of the image in its cache");
         }
-        Ok(())
     }
 
     pub(crate) fn identity(&self) -> &str {

@@ -2,6 +2,7 @@
 
 use crate::bounce::{Permit, Waiting};
 use crate::fault::Held;
+use crate::posted::Posting;
 use crate::range::Ticket;
 use crate::{IoError, SECTOR};
 use kickless_io::{Buffers, Engine, FileId, Op, OpKind, RangeCall, Token, Waker};
@@ -156,6 +157,8 @@ pub struct Io {
     pub(crate) work: Option<Box<Work>>,
     /// What a disk with injected faults does to it.
     pub(crate) held: Option<Box<Held>>,
+    /// A request of a disk that answers in its own time. Kept for the next one.
+    pub(crate) posting: Option<Box<Posting>>,
 }
 
 /// What comes next.
@@ -180,6 +183,8 @@ pub(crate) enum Phase {
     Flush,
     /// Do something to the extent that is next.
     Extent,
+    /// With a library, or on its way to one.
+    Posted,
 }
 
 /// A request on extents, and how far it has come.

@@ -1,6 +1,7 @@
 //! What lies behind a virtio-blk device.
 //!
-//! A [`Disk`] is a file or block device, RAM, or nothing at all; or, in tests, one of these with faults. Any number of workers use one disk at the
+//! A [`Disk`] is a file or block device, RAM, or nothing at all; what a library makes of a file (qcow2) or has elsewhere (an
+//! NBD server's export), each behind a feature of its name; or, in tests, one of these with faults. Any number of workers use one disk at the
 //! same time, each through its own engine ([`Disk::attach`]); what they share is immutable, or locked on
 //! paths that are rare.
 //!
@@ -37,9 +38,17 @@ mod error;
 mod fault;
 mod file;
 mod io;
+#[cfg_attr(not(any(feature = "nbd", feature = "qcow2")), expect(unused_variables, reason = "no library"))]
+mod library;
 pub mod lock;
 mod memory;
+#[cfg(feature = "nbd")]
+mod nbd;
 mod null;
+#[cfg_attr(not(any(feature = "nbd", feature = "qcow2")), expect(dead_code, reason = "no library"))]
+mod posted;
+#[cfg(feature = "qcow2")]
+mod qcow2;
 mod range;
 mod spec;
 
@@ -48,6 +57,11 @@ pub use error::{Error, IoError};
 pub use fault::{BadRule, FaultDisk, FaultRules};
 pub use file::{FileDisk, Resized};
 pub use io::{Extent, Io, Lane, Request, Step};
+pub use library::LibraryDisk;
 pub use memory::MemoryDisk;
+#[cfg(all(feature = "nbd", fuzzing))]
+pub use nbd::fuzzing as nbd_fuzzing;
+#[cfg(feature = "nbd")]
+pub use nbd::{BadUri, NbdUri};
 pub use null::NullDisk;
 pub use spec::{Cache, DiskSpec, Lifetime, Limits, Options, RangeLimits, SECTOR, UnknownCache};

@@ -17,6 +17,12 @@ pub enum DiskSpec {
     Null(u64),
     /// So many bytes of RAM, zero to begin with.
     Memory(u64),
+    /// An image in QEMU's format, which says so itself only once it is called one here.
+    #[cfg(feature = "qcow2")]
+    Qcow2(PathBuf),
+    /// An export of an NBD server.
+    #[cfg(feature = "nbd")]
+    Nbd(crate::NbdUri),
     /// Another disk, with faults. For tests.
     Fault(FaultRules, Box<DiskSpec>),
 }

@@ -318,6 +318,54 @@ fn memory_on_two_threads() {
     });
 }
 
+/// With clusters that are smaller than a request, and larger, and with those of an image under it.
+#[test]
+#[cfg(feature = "qcow2")]
+fn qcow2_images_on_two_threads() {
+    for (cache, options) in [
+        (Cache::None, &["-o", "cluster_size=64k"][..]),
+        (Cache::Writeback, &["-o", "cluster_size=4k"]),
+        (Cache::None, &["-c", "-o", "cluster_size=8k"]),
+    ] {
+        check(4, 2, |contents| {
+            let image = common::qcow2::Image::of(contents, options);
+            let disk = Disk::open(&image.spec(), &common::options(cache, false)).unwrap();
+            // Nothing is flushed: what has been answered is in the file.
+            Target { disk, behind: Some(Box::new(move || image.contents())) }
+        });
+    }
+}
+
+#[test]
+#[cfg(feature = "qcow2")]
+fn a_new_qcow2_image_over_another() {
+    check(4, 2, |contents| {
+        let image = common::qcow2::Image::of(contents, &[]);
+        image.img(&["create", "-f", "qcow2", "-b", "disk.qcow2", "-F", "qcow2", "top"]);
+        let spec = DiskSpec::Qcow2(image.dir.path().join("top"));
+        let disk = Disk::open(&spec, &options(Cache::None, false)).unwrap();
+        let before = image.contents();
+        let behind = move || {
+            assert!(image.contents() == before, "the image under it has changed");
+            image.img(&["convert", "-U", "-f", "qcow2", "-O", "raw", "top", "whole"]);
+            fs::read(image.dir.path().join("whole")).unwrap()
+        };
+        Target { disk, behind: Some(Box::new(behind)) }
+    });
+}
+
+#[test]
+#[cfg(feature = "nbd")]
+fn nbd_exports_on_two_threads() {
+    for kind in common::server::KINDS {
+        check(4, 2, |contents| {
+            let server = common::server::Server::start(kind, contents, &[]);
+            let disk = Disk::open(&server.spec(""), &options(Cache::None, false)).unwrap();
+            Target { disk, behind: Some(Box::new(move || fs::read(server.image()).unwrap())) }
+        });
+    }
+}
+
 /// Blocks of 4096 bytes: sectors are read, changed and written back, and must not undo one another.
 #[test]
 fn large_blocks_on_two_threads() {

@@ -94,6 +94,12 @@ pub(crate) enum BlkFile {
     Null(u64),
     /// Memory of this process. Bytes.
     Memory(u64),
+    /// An image in QEMU's format.
+    #[cfg(feature = "qcow2")]
+    Qcow2(PathBuf),
+    /// An export of an NBD server.
+    #[cfg(feature = "nbd")]
+    Nbd(kickless_disk::NbdUri),
     /// Another of these with faults, for tests.
     Fault(Box<Fault>),
 }
@@ -114,8 +120,21 @@ impl BlkFile {
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
             BlkFile::Path(path) => Some(path),
+            #[cfg(feature = "qcow2")]
+            BlkFile::Qcow2(path) => Some(path),
+            #[cfg(feature = "nbd")]
+            BlkFile::Nbd(_) => None,
             BlkFile::Null(_) | BlkFile::Memory(_) => None,
             BlkFile::Fault(fault) => fault.under.path(),
+        }
+    }
+
+    /// Whether it ends with the process, so that no other host can have it.
+    fn is_of_process(&self) -> bool {
+        match self {
+            BlkFile::Null(_) | BlkFile::Memory(_) => true,
+            BlkFile::Fault(fault) => fault.under.is_of_process(),
+            _ => false,
         }
     }
 }
@@ -126,6 +145,10 @@ impl fmt::Display for BlkFile {
             BlkFile::Path(path) => path.display().fmt(f),
             BlkFile::Null(bytes) => write!(f, "null:{bytes}"),
             BlkFile::Memory(bytes) => write!(f, "mem:{bytes}"),
+            #[cfg(feature = "qcow2")]
+            BlkFile::Qcow2(path) => write!(f, "qcow2:{}", path.display()),
+            #[cfg(feature = "nbd")]
+            BlkFile::Nbd(uri) => uri.fmt(f),
             BlkFile::Fault(fault) => write!(f, "fault:{}:{}", fault.text, fault.under),
         }
     }
@@ -173,7 +196,7 @@ impl Disk {
     /// # Errors
     /// They do not go together.
     pub(crate) fn check(&self, said: Said) -> Result<(), Mistake> {
-        if self.incoming && self.blk_file.path().is_none() {
+        if self.incoming && self.blk_file.is_of_process() {
             let why = format!(
                 "it needs a {} that another host can use, not null: or mem:",
                 said.option("blk-file")

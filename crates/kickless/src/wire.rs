@@ -73,6 +73,10 @@ fn spec(of: &BlkFile) -> DiskSpec {
         BlkFile::Path(path) => DiskSpec::File(path.clone()),
         BlkFile::Null(bytes) => DiskSpec::Null(*bytes),
         BlkFile::Memory(bytes) => DiskSpec::Memory(*bytes),
+        #[cfg(feature = "qcow2")]
+        BlkFile::Qcow2(path) => DiskSpec::Qcow2(path.clone()),
+        #[cfg(feature = "nbd")]
+        BlkFile::Nbd(uri) => DiskSpec::Nbd(uri.clone()),
         BlkFile::Fault(fault) => DiskSpec::Fault(fault.rules.clone(), Box::new(spec(&fault.under))),
     }
 }

@@ -47,6 +47,7 @@ impl EventLoop {
                     && let Some(entry) = self.entries[number as usize].as_mut()
                 {
                     entry.stopping.push(done);
+                    entry.source.hurry();
                     self.make_polled(number);
                 }
             }
@@ -71,6 +72,7 @@ impl EventLoop {
                 for number in all {
                     if let Some(entry) = self.entries[number as usize].as_mut() {
                         entry.stopping.push(unheard());
+                        entry.source.hurry();
                         self.make_polled(number);
                     }
                 }

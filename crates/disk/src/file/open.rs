@@ -82,7 +82,7 @@ impl FileDisk {
 }
 
 /// Opens the file in the mode that the options ask for; whether for direct I/O.
-fn open_file(path: &Path, options: &Options) -> Result<(File, bool), Error> {
+pub(crate) fn open_file(path: &Path, options: &Options) -> Result<(File, bool), Error> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if !options.read_only => {
             Error::OpenForWriting { path: path.to_owned(), source }
@@ -196,7 +196,7 @@ fn tried(file: &File) -> Option<u64> {
 }
 
 /// The device and the number of the file on it; a block device's own number.
-fn identity(meta: &Metadata) -> String {
+pub(crate) fn identity(meta: &Metadata) -> String {
     let mut text = match meta.file_type().is_block_device() {
         true => format!("dev-{:x}", meta.rdev()),
         false => format!("{:x}-{:x}", meta.dev(), meta.ino()),

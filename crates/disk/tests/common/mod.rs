@@ -2,6 +2,11 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
+#[cfg(feature = "qcow2")]
+pub mod qcow2;
+#[cfg(feature = "nbd")]
+pub mod server;
+
 use kickless_disk::{Cache, Disk, Io, IoError, Lane, Options, Request, Step};
 use kickless_io::{Completion, Engine, EngineKind, FileId, Waker};
 use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};

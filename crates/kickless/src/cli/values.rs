@@ -1,7 +1,8 @@
 //! Values of options, and how they are written: on the command line and in configuration files alike. What a parser says of a
 //! wrong value is the end of a sentence.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -94,12 +95,41 @@ pub(crate) fn parse_blk_file(text: OsString) -> Result<BlkFile, String> {
         }
         bytes => Ok(bytes),
     };
+    if let Some(path) = text.as_bytes().strip_prefix(b"qcow2:") {
+        return parse_qcow2(OsStr::from_bytes(path));
+    }
     match text.to_str().and_then(|text| text.split_once(':')) {
+        Some((scheme, rest)) if scheme.starts_with("nbd") && rest.starts_with("//") => {
+            parse_nbd(&text.to_string_lossy())
+        }
         Some(("null", bytes)) => size(bytes).map(BlkFile::Null),
         Some(("mem", bytes)) => size(bytes).map(BlkFile::Memory),
         Some(("fault", rest)) => parse_fault(rest),
         _ => Ok(BlkFile::Path(Path::new(&text).to_owned())),
     }
+}
+
+#[cfg(feature = "qcow2")]
+fn parse_qcow2(path: &OsStr) -> Result<BlkFile, String> {
+    if path.is_empty() {
+        return Err("write qcow2:PATH".into());
+    }
+    Ok(BlkFile::Qcow2(path.into()))
+}
+
+#[cfg(not(feature = "qcow2"))]
+fn parse_qcow2(_: &OsStr) -> Result<BlkFile, String> {
+    Err("this program was built without the feature qcow2".into())
+}
+
+#[cfg(feature = "nbd")]
+fn parse_nbd(uri: &str) -> Result<BlkFile, String> {
+    uri.parse().map(BlkFile::Nbd).map_err(|error: kickless_disk::BadUri| error.to_string())
+}
+
+#[cfg(not(feature = "nbd"))]
+fn parse_nbd(_: &str) -> Result<BlkFile, String> {
+    Err("this program was built without the feature nbd".into())
 }
 
 /// What follows `fault:`.

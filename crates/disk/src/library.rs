@@ -1,0 +1,130 @@
+//! Disks through libraries, one face for all of them.
+
+use crate::posted::{Order, Posted};
+#[cfg(any(feature = "nbd", feature = "qcow2"))]
+use crate::{Error, Options};
+use crate::{Io, Lane, Limits, Request, Step};
+use std::fs::File;
+use std::io;
+
+/// A disk in another format than a raw image, or on another machine.
+#[derive(Debug)]
+pub struct LibraryDisk {
+    library: Library,
+    posted: Posted,
+}
+
+/// What does the work. There may be none, where all features are off.
+#[derive(Debug)]
+enum Library {
+    #[cfg(feature = "qcow2")]
+    Qcow2(crate::qcow2::Qcow2),
+    #[cfg(feature = "nbd")]
+    Nbd(crate::nbd::Nbd),
+}
+
+impl LibraryDisk {
+    /// An image in QEMU's format.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn qcow2(path: &std::path::Path, options: &Options) -> Result<Self, Error> {
+        let (qcow2, posted) = crate::qcow2::Qcow2::open(path, options)?;
+        Ok(Self { library: Library::Qcow2(qcow2), posted })
+    }
+
+    /// An export of an NBD server.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    #[cfg(feature = "nbd")]
+    pub(crate) fn nbd(uri: &crate::NbdUri, options: &Options) -> Result<Self, Error> {
+        let (nbd, posted) = crate::nbd::Nbd::open(uri, options)?;
+        Ok(Self { library: Library::Nbd(nbd), posted })
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        self.posted.limits()
+    }
+
+    #[inline]
+    pub(crate) fn size(&self) -> u64 {
+        self.posted.size()
+    }
+
+    /// What it is called before its colon.
+    pub(crate) fn name(&self) -> &'static str {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(_) => "qcow2:",
+            #[cfg(feature = "nbd")]
+            Library::Nbd(_) => "nbd:",
+        }
+    }
+
+    pub(crate) fn identity(&self) -> &str {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(ref qcow2) => qcow2.identity(),
+            #[cfg(feature = "nbd")]
+            Library::Nbd(ref nbd) => nbd.identity(),
+        }
+    }
+
+    /// The file that is to be locked.
+    pub(crate) fn file(&self) -> Option<&File> {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(ref qcow2) => Some(qcow2.file()),
+            #[cfg(feature = "nbd")]
+            Library::Nbd(_) => None,
+        }
+    }
+
+    pub(crate) fn hand_over(&self) -> io::Result<()> {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(ref qcow2) => qcow2.hand_over(),
+            #[cfg(feature = "nbd")]
+            Library::Nbd(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn take_over(&self) -> io::Result<()> {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(ref qcow2) => qcow2.take_over(),
+            #[cfg(feature = "nbd")]
+            Library::Nbd(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn hurry(&self) {
+        match self.library {
+            // Its file is on this machine.
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(_) => {}
+            #[cfg(feature = "nbd")]
+            Library::Nbd(ref nbd) => nbd.hurry(),
+        }
+    }
+
+    fn post(&self, order: Order) {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(ref qcow2) => qcow2.post(order),
+            #[cfg(feature = "nbd")]
+            Library::Nbd(ref nbd) => nbd.post(order),
+        }
+    }
+
+    pub(crate) fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
+        self.posted.start(lane, io, request, |order| self.post(order))
+    }
+
+    /// Goes on with a request, if what was posted for it has been answered.
+    pub(crate) fn retry(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
+        self.posted.drive(lane, io, |order| self.post(order))
+    }
+}

@@ -1,0 +1,114 @@
+//! A disk that an NBD server has.
+//!
+//! One connection, and a thread that speaks on it; up to 256 requests are on their way at a time, and are answered in the order
+//! that the server chooses. The server is not trusted: it can give wrong data and no data, and nothing else.
+
+mod client;
+mod connection;
+mod flights;
+#[cfg(fuzzing)]
+pub mod fuzzing;
+mod handshake;
+mod replies;
+mod socket;
+mod uri;
+mod wire;
+
+use crate::posted::{Order, Posted};
+use crate::{Error, Limits, Options, RangeLimits, SECTOR};
+use client::{Client, Shared};
+use connection::Connection;
+use handshake::Export;
+use socket::Address;
+use std::io;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+pub use uri::{BadUri, NbdUri};
+
+/// How long the server may take until a disk is open.
+const OPEN_WITHIN: Duration = Duration::from_secs(10);
+
+/// Bytes of one discard or write of zeroes: a command has 32 bits for them.
+const RANGE_MAX: u64 = 1 << 30;
+
+/// The connection to a server. It ends with this.
+#[derive(Debug)]
+pub(crate) struct Nbd {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    identity: String,
+}
+
+impl Nbd {
+    /// Connects to the server and takes its export.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(crate) fn open(uri: &NbdUri, options: &Options) -> Result<(Self, Posted), Error> {
+        let failed = |source: io::Error| Error::Library { disk: uri.to_string(), source };
+        let shared = Arc::new(Shared::new().map_err(failed)?);
+        let address = Address::of(&uri.server).map_err(failed)?;
+        let (socket, export) = address
+            .connect(&uri.export, Instant::now() + OPEN_WITHIN, &shared)
+            .map_err(|problem| failed(io::Error::other(problem)))?;
+        if export.has(wire::FLAG_READ_ONLY) && !options.read_only {
+            return Err(failed(io::Error::other("the export is read-only: give --read-only")));
+        }
+        let size = export.size - export.size % SECTOR;
+        if size == 0 || export.size > i64::MAX as u64 {
+            return Err(Error::Size(export.size));
+        }
+        if size < export.size {
+            tracing::warn!(server = %uri, bytes = export.size, size, "the guest cannot reach the last part of a sector");
+        }
+        if !export.has(wire::FLAG_FLUSH) && !options.read_only {
+            tracing::warn!(server = %uri, "the server cannot be asked to flush: what is durable, it alone knows");
+        }
+        let client = Client::new(shared.clone(), address, uri.clone(), Connection::new(socket, export));
+        let thread = Builder::new().name("nbd".into()).spawn(move || client.run()).map_err(failed)?;
+        // A server with no flush has nothing to make durable.
+        let durable = export.has(wire::FLAG_FUA);
+        let posted = Posted::new(limits(export, options.read_only), size, durable);
+        Ok((Self { shared, thread: Some(thread), identity: identity(uri) }, posted))
+    }
+
+    pub(crate) fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    pub(crate) fn post(&self, order: Order) {
+        self.shared.post(order);
+    }
+
+    pub(crate) fn hurry(&self) {
+        self.shared.hurry();
+    }
+}
+
+impl Drop for Nbd {
+    fn drop(&mut self) {
+        self.shared.stop();
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn limits(export: Export, read_only: bool) -> Limits {
+    let ranges = |flag| (export.has(flag) && !read_only).then(|| RangeLimits::bytes(RANGE_MAX, SECTOR));
+    let write_zeroes = ranges(wire::FLAG_WRITE_ZEROES);
+    Limits {
+        discard: ranges(wire::FLAG_TRIM),
+        write_zeroes,
+        zeroes_may_unmap: write_zeroes.is_some(),
+        ..Limits::plain(read_only)
+    }
+}
+
+/// The same for the same export of the same server, by the 64-bit hash FNV-1a.
+fn identity(uri: &NbdUri) -> String {
+    let text = format!("{:?} {}", uri.server, uri.export);
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("nbd-{hash:016x}")
+}

@@ -1,0 +1,328 @@
+//! The thread that speaks to a server, and what it does when the server has gone.
+//!
+//! Requests that a lost connection leaves unanswered are sent again on the next one: all of them have the same effect twice as
+//! once. What the server had acknowledged and not been asked to flush may be lost with it, though, so that the next flush
+//! fails, as it would on a disk.
+
+use super::connection::Connection;
+use super::handshake::Export;
+use super::socket::{Address, until};
+use super::uri::NbdUri;
+use super::wire::{self, Problem};
+use crate::IoError;
+use crate::posted::{Call, Order, Wakes};
+use kickless_io::{Errno, Waker};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A server that has gone is looked for so often,
+const RECONNECT_EVERY: Duration = Duration::from_secs(1);
+/// and each time for so long at most.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Requests in flight when the disk stops get no less than this, and no more.
+const STOP_WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// A request that so many connections have been lost with is not tried on another.
+const LOSSES_MAX: u8 = 5;
+
+/// An order, and what is known of it.
+#[derive(Debug)]
+pub(super) struct Queued {
+    /// When it was posted, as a number.
+    pub(super) number: u64,
+    pub(super) order: Order,
+    /// Connections that were lost with it.
+    pub(super) losses: u8,
+}
+
+/// What workers and the thread share. Nothing is locked inside.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    inbox: Mutex<Inbox>,
+    /// Wakes the thread.
+    waker: Waker,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    orders: VecDeque<Queued>,
+    next: u64,
+    /// The thread waits, or is about to.
+    asleep: bool,
+    hurry: bool,
+    stop: bool,
+}
+
+impl Shared {
+    pub(super) fn new() -> std::io::Result<Self> {
+        Ok(Self { inbox: Mutex::default(), waker: Waker::new()? })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.lock().stop
+    }
+
+    /// Has an order done.
+    pub(super) fn post(&self, order: Order) {
+        let mut inbox = self.lock();
+        let number = inbox.next;
+        inbox.next += 1;
+        inbox.orders.push_back(Queued { number, order, losses: 0 });
+        if std::mem::take(&mut inbox.asleep) {
+            drop(inbox);
+            self.waker.wake();
+        }
+    }
+
+    /// Has all that has been posted end within a bounded time.
+    pub(super) fn hurry(&self) {
+        self.lock().hurry = true;
+        self.waker.wake();
+    }
+
+    /// Has the thread end.
+    pub(super) fn stop(&self) {
+        self.lock().stop = true;
+        self.waker.wake();
+    }
+
+    /// Whether the thread may wait: whoever has something for it from now on wakes it.
+    fn sleep(&self) -> bool {
+        let mut inbox = self.lock();
+        inbox.asleep = inbox.orders.is_empty() && !inbox.hurry && !inbox.stop;
+        inbox.asleep
+    }
+}
+
+/// The thread's own.
+pub(super) struct Client {
+    shared: Arc<Shared>,
+    address: Address,
+    uri: NbdUri,
+    /// What the disk has been said to be.
+    export: Export,
+    /// What the server does not have.
+    queue: VecDeque<Queued>,
+    connection: Option<Connection>,
+    /// When there was a connection last.
+    lost_at: Instant,
+    attempt_at: Instant,
+    /// Requests have failed since then.
+    has_failed: bool,
+    /// Something that was acknowledged may be lost, and no flush has told so.
+    lost_writes: bool,
+    /// What has a lower number is to have ended by then.
+    hurry: Option<(u64, Instant)>,
+    wakes: Wakes,
+}
+
+impl Client {
+    pub(super) fn new(shared: Arc<Shared>, address: Address, uri: NbdUri, connection: Connection) -> Self {
+        let now = Instant::now();
+        Self {
+            shared,
+            address,
+            uri,
+            export: connection.export,
+            queue: VecDeque::new(),
+            connection: Some(connection),
+            lost_at: now,
+            attempt_at: now,
+            has_failed: false,
+            lost_writes: false,
+            hurry: None,
+            wakes: Wakes::default(),
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        while !self.collect() {
+            self.give_up_in_time();
+            let went_on = match self.connection.take() {
+                Some(connection) => self.converse(connection),
+                None => self.look_for_server(),
+            };
+            self.wakes.wake();
+            if !went_on && self.shared.sleep() {
+                self.sleep();
+            }
+        }
+        if let Some(connection) = self.connection.take() {
+            connection.leave();
+        }
+    }
+
+    /// Takes in what was posted; whether all is over.
+    fn collect(&mut self) -> bool {
+        let mut inbox = self.shared.lock();
+        inbox.asleep = false;
+        self.queue.append(&mut inbox.orders);
+        if std::mem::take(&mut inbox.hurry) {
+            let (least, most) = STOP_WITHIN;
+            let then = Instant::now() + self.uri.reconnect_delay.clamp(least, most);
+            self.hurry.get_or_insert((inbox.next, then));
+        }
+        inbox.stop
+    }
+
+    /// Sends and receives what can be; whether that was anything.
+    fn converse(&mut self, mut connection: Connection) -> bool {
+        match self.exchange(&mut connection) {
+            Ok(went_on) => {
+                self.connection = Some(connection);
+                went_on
+            }
+            Err(problem) => {
+                self.lose(connection, &problem);
+                true
+            }
+        }
+    }
+
+    fn exchange(&mut self, connection: &mut Connection) -> Result<bool, Problem> {
+        while connection.flights.has_room()
+            && let Some(next) = self.queue.pop_front()
+        {
+            match next.order.call {
+                // There is nothing to flush, or nobody to ask for it.
+                Call::Flush if !self.export.has(wire::FLAG_FLUSH) => {
+                    next.order.answer(Ok(()), &mut self.wakes)
+                }
+                Call::Flush if std::mem::take(&mut self.lost_writes) => {
+                    next.order.answer(Err(IoError::Os(Errno::IO)), &mut self.wakes);
+                }
+                _ => connection.take(next),
+            }
+        }
+        let sent = connection.send()?;
+        let received = connection.receive(&mut self.wakes)?;
+        Ok(sent || received)
+    }
+
+    /// The connection is of no use any more.
+    fn lose(&mut self, mut connection: Connection, problem: &Problem) {
+        let wait = self.uri.reconnect_delay;
+        tracing::warn!(server = %self.uri, %problem, ?wait, "the NBD server is lost; requests wait for it");
+        if connection.flights.is_dirty() && self.export.has(wire::FLAG_FLUSH) {
+            self.lost_writes = true;
+        }
+        for mut queued in connection.flights.drain().into_iter().rev() {
+            queued.losses += 1;
+            if queued.losses < LOSSES_MAX {
+                self.queue.push_front(queued);
+            } else {
+                queued.order.answer(Err(IoError::Os(Errno::IO)), &mut self.wakes);
+            }
+        }
+        self.lost_at = Instant::now();
+        // At once only where it was there for a while: it may break off on whatever it is asked.
+        self.attempt_at = self.attempt_at.max(self.lost_at);
+        self.has_failed = false;
+    }
+
+    /// Without a connection: looks for one when it is time, and fails what has waited for long enough. Whether there is one.
+    fn look_for_server(&mut self) -> bool {
+        let now = Instant::now();
+        let patience_ends = self.lost_at + self.uri.reconnect_delay;
+        if now >= patience_ends {
+            if !self.queue.is_empty() && !std::mem::replace(&mut self.has_failed, true) {
+                tracing::error!(server = %self.uri, "the NBD server stays away; requests fail until it is back");
+            }
+            for queued in self.queue.drain(..) {
+                queued.order.answer(Err(IoError::Os(Errno::TIMEDOUT)), &mut self.wakes);
+            }
+            self.wakes.wake();
+        }
+        if now < self.attempt_at {
+            return false;
+        }
+        self.attempt_at = now + RECONNECT_EVERY;
+        // What waits is not to wait much longer than it should.
+        let within = patience_ends.saturating_duration_since(now).clamp(RECONNECT_EVERY, CONNECT_WITHIN);
+        match self.reconnect(now + within) {
+            Ok(connection) => {
+                tracing::info!(server = %self.uri, "the NBD server is back");
+                self.connection = Some(connection);
+                true
+            }
+            Err(problem) => {
+                tracing::debug!(server = %self.uri, %problem, "the NBD server cannot be had");
+                false
+            }
+        }
+    }
+
+    /// Ends what is to have ended by now because the disk stops.
+    fn give_up_in_time(&mut self) {
+        let Some((before, then)) = self.hurry else { return };
+        let in_flight = self.connection.as_ref().is_some_and(|c| c.flights.any_before(before));
+        if !in_flight && self.queue.iter().all(|queued| queued.number >= before) {
+            self.hurry = None;
+            return;
+        }
+        if Instant::now() < then {
+            return;
+        }
+        self.hurry = None;
+        tracing::error!(server = %self.uri, "the disk stops, and the NBD server does not answer: requests fail");
+        if in_flight && let Some(connection) = self.connection.take() {
+            self.lose(connection, &Problem::Slow);
+        }
+        let (late, rest): (VecDeque<_>, _) = self.queue.drain(..).partition(|queued| queued.number < before);
+        self.queue = rest;
+        for queued in late {
+            queued.order.answer(Err(IoError::Os(Errno::TIMEDOUT)), &mut self.wakes);
+        }
+        self.wakes.wake();
+    }
+
+    /// Waits for the server, for something to do, or for the time to do something.
+    fn sleep(&self) {
+        let waker = PollFd::from_borrowed_fd(self.shared.waker.as_fd(), PollFlags::IN);
+        let mut then = self.hurry.map(|(_, then)| then);
+        let ready = match &self.connection {
+            Some(connection) => {
+                let out = if connection.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
+                let socket = PollFd::from_borrowed_fd(connection.socket(), PollFlags::IN | out);
+                poll(&mut [waker, socket], then.map(until).as_ref())
+            }
+            None => {
+                then = Some(then.map_or(self.attempt_at, |then| then.min(self.attempt_at)));
+                let ends = self.lost_at + self.uri.reconnect_delay;
+                if !self.queue.is_empty() {
+                    then = then.map(|then| then.min(ends));
+                }
+                poll(&mut [waker], then.map(until).as_ref())
+            }
+        };
+        // Whatever it was, all is looked at.
+        if ready.is_ok() {
+            self.shared.waker.clear();
+        }
+    }
+
+    fn reconnect(&self, deadline: Instant) -> Result<Connection, Problem> {
+        let (socket, found) = self.address.connect(&self.uri.export, deadline, &self.shared)?;
+        let needed = wire::FLAG_FLUSH | wire::FLAG_FUA | wire::FLAG_TRIM | wire::FLAG_WRITE_ZEROES;
+        if found.size < self.export.size {
+            return Err(Problem::Changed("it is shorter"));
+        }
+        if self.export.flags & needed & !found.flags != 0 {
+            return Err(Problem::Changed("it can do less"));
+        }
+        if found.has(wire::FLAG_READ_ONLY) && !self.export.has(wire::FLAG_READ_ONLY) {
+            return Err(Problem::Changed("it is read-only"));
+        }
+        Ok(Connection::new(socket, found))
+    }
+}

@@ -1,0 +1,137 @@
+//! Requests and replies on a connection that is established. Nothing here waits.
+
+use super::client::Queued;
+use super::flights::Flights;
+use super::handshake::Export;
+use super::replies::Replies;
+use super::wire::{self, Problem};
+use crate::posted::Wakes;
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Requests that one system call sends, at most.
+const SENT_AT_ONCE: usize = 32;
+
+/// Reads in a row, before something else has its turn.
+const READS_IN_A_ROW: usize = 16;
+
+/// A connection to an export.
+#[derive(Debug)]
+pub(super) struct Connection {
+    socket: OwnedFd,
+    pub(super) export: Export,
+    pub(super) flights: Flights,
+    replies: Replies,
+    /// Places of requests that are not sent, oldest first, and how much of the first has been.
+    unsent: VecDeque<u32>,
+    sent: usize,
+}
+
+impl Connection {
+    pub(super) fn new(socket: OwnedFd, export: Export) -> Self {
+        Self {
+            socket,
+            export,
+            flights: Flights::new(),
+            replies: Replies::new(export.structured),
+            unsent: VecDeque::new(),
+            sent: 0,
+        }
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether the socket is to be waited for until it takes more.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Takes a request, to be sent. The caller has looked for room.
+    pub(super) fn take(&mut self, queued: Queued) {
+        self.unsent.extend(self.flights.insert(queued));
+    }
+
+    /// Sends what the socket takes; whether that was anything.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub(super) fn send(&mut self) -> Result<bool, Problem> {
+        let mut any = false;
+        while !self.unsent.is_empty() {
+            let parts: Vec<_> = self
+                .unsent
+                .iter()
+                .take(SENT_AT_ONCE)
+                .filter_map(|&place| self.flights.to_send(place))
+                .collect();
+            let mut slices = Vec::with_capacity(2 * parts.len());
+            let mut skip = self.sent;
+            for (header, bytes) in &parts {
+                for part in [&header[..], bytes] {
+                    let here = skip.min(part.len());
+                    skip -= here;
+                    if here < part.len() {
+                        slices.push(IoSlice::new(&part[here..]));
+                    }
+                }
+            }
+            let (mut control, flags) = (SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+            let mut bytes = match sendmsg(&self.socket, &slices, &mut control, flags) {
+                Ok(bytes) => bytes + self.sent,
+                Err(Errno::AGAIN) => return Ok(any),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(lost(error)),
+            };
+            any = true;
+            let lengths: Vec<usize> =
+                parts.iter().map(|(header, bytes)| header.len() + bytes.len()).collect();
+            for length in lengths {
+                if bytes < length {
+                    break;
+                }
+                bytes -= length;
+                self.unsent.pop_front();
+            }
+            self.sent = bytes;
+        }
+        Ok(any)
+    }
+
+    /// Takes in what has come; whether that was anything. Requests that are over are answered.
+    ///
+    /// # Errors
+    /// The connection has ended, or is to be ended.
+    pub(super) fn receive(&mut self, wakes: &mut Wakes) -> Result<bool, Problem> {
+        for turn in 0..READS_IN_A_ROW {
+            let Self { socket, replies, flights, .. } = self;
+            match rustix::io::readv(&*socket, &mut replies.space(flights)) {
+                Ok(0) => return Err(Problem::Closed),
+                Ok(bytes) => replies.received(bytes, flights, wakes)?,
+                Err(Errno::AGAIN) => return Ok(turn > 0),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(lost(error)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes leave of the server, as far as the socket takes that.
+    pub(super) fn leave(self) {
+        if self.sent == 0 {
+            let bytes = wire::request(wire::CMD_DISC, 0, 0, 0, 0);
+            let _ = rustix::net::send(&self.socket, &bytes, SendFlags::NOSIGNAL);
+        }
+    }
+}
+
+fn lost(error: Errno) -> Problem {
+    match error {
+        Errno::PIPE | Errno::CONNRESET => Problem::Closed,
+        error => Problem::Io(io::Error::from(error)),
+    }
+}

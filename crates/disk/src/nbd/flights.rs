@@ -1,0 +1,166 @@
+//! Requests that a server has, or is about to get.
+
+use super::client::Queued;
+use super::wire;
+use crate::IoError;
+use crate::posted::{Call, Order, Wakes};
+use kickless_io::Errno;
+
+/// Requests at a time. A server may take fewer, and leaves the rest in the socket.
+pub(super) const DEPTH: usize = 256;
+
+/// One request.
+#[derive(Debug)]
+pub(super) struct Flight {
+    number: u64,
+    losses: u8,
+    pub(super) order: Order,
+    cookie: u64,
+    /// Bytes of a read that have come.
+    pub(super) got: u64,
+    /// What has gone wrong so far.
+    pub(super) error: Option<u32>,
+    /// Writes that had been acknowledged when this, a flush, was sent.
+    covers: u64,
+}
+
+impl Flight {
+    /// Where in its buffer the bytes of the disk from `at` on are, if all `len` of them are asked for and more have not come.
+    pub(super) fn place(&self, at: u64, len: u64) -> Option<usize> {
+        let offset = at.checked_sub(self.order.at)?;
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.order.len);
+        let fits = self.got.checked_add(len).is_some_and(|got| got <= self.order.len);
+        (inside && fits && self.order.call == Call::Read).then_some(offset as usize)
+    }
+
+    /// What becomes of its request.
+    fn result(&self) -> Result<(), IoError> {
+        match self.error {
+            Some(code) => Err(IoError::Os(errno_of(code))),
+            // A server that leaves bytes out has not said what they are.
+            None if self.order.call == Call::Read && self.got != self.order.len => {
+                Err(IoError::Os(Errno::IO))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The protocol's numbers of errors (section "Error values").
+fn errno_of(code: u32) -> Errno {
+    match code {
+        1 => Errno::PERM,
+        12 => Errno::NOMEM,
+        22 => Errno::INVAL,
+        28 => Errno::NOSPC,
+        75 => Errno::OVERFLOW,
+        95 => Errno::OPNOTSUPP,
+        _ => Errno::IO,
+    }
+}
+
+/// All of one connection, by place; the place is in the cookie that a reply names its request by.
+#[derive(Debug)]
+pub(super) struct Flights {
+    places: Vec<Option<Flight>>,
+    free: Vec<u32>,
+    /// Tells two of the same place apart.
+    next: u32,
+    /// Writes that have been acknowledged, and how many of them were by the time of the last flush that has been done.
+    written: u64,
+    flushed: u64,
+}
+
+impl Flights {
+    pub(super) fn new() -> Self {
+        Self {
+            places: (0..DEPTH).map(|_| None).collect(),
+            free: (0..DEPTH as u32).rev().collect(),
+            next: 0,
+            written: 0,
+            flushed: 0,
+        }
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Takes one in; its place. The caller has looked for room.
+    pub(super) fn insert(&mut self, queued: Queued) -> Option<u32> {
+        let Queued { number, order, losses } = queued;
+        let place = self.free.pop()?;
+        self.next = self.next.wrapping_add(1);
+        let cookie = u64::from(self.next) << 32 | u64::from(place);
+        let flight = Flight { number, losses, order, cookie, got: 0, error: None, covers: self.written };
+        self.places[place as usize] = Some(flight);
+        Some(place)
+    }
+
+    /// What is sent for it: a header, and bytes that follow it.
+    pub(super) fn to_send(&self, place: u32) -> Option<([u8; wire::REQUEST_BYTES], &[u8])> {
+        let flight = self.get(place)?;
+        let Order { call, at, len, .. } = flight.order;
+        let (command, flags) = wire::command(call);
+        let header = wire::request(command, flags, flight.cookie, at, len as u32);
+        let bytes = if matches!(call, Call::Write { .. }) { flight.order.bytes() } else { &[] };
+        Some((header, bytes))
+    }
+
+    pub(super) fn get(&self, place: u32) -> Option<&Flight> {
+        self.places.get(place as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, place: u32) -> Option<&mut Flight> {
+        self.places.get_mut(place as usize)?.as_mut()
+    }
+
+    /// Which place a reply's cookie means.
+    pub(super) fn find(&self, cookie: u64) -> Option<u32> {
+        let place = cookie as u32;
+        self.get(place).filter(|flight| flight.cookie == cookie).map(|_| place)
+    }
+
+    /// Ends one as its replies have said.
+    pub(super) fn finish(&mut self, place: u32, wakes: &mut Wakes) {
+        let Some(flight) = self.remove(place) else { return };
+        let result = flight.result();
+        match flight.order.call {
+            Call::Flush if result.is_ok() => self.flushed = self.flushed.max(flight.covers),
+            Call::Write { durable: false }
+            | Call::Zeroes { durable: false, .. }
+            | Call::Discard { durable: false }
+                if result.is_ok() =>
+            {
+                self.written += 1;
+            }
+            _ => {}
+        }
+        flight.order.answer(result, wakes);
+    }
+
+    fn remove(&mut self, place: u32) -> Option<Flight> {
+        let flight = self.places.get_mut(place as usize)?.take()?;
+        self.free.push(place);
+        Some(flight)
+    }
+
+    /// Whether the server has acknowledged what it need not have on stable storage.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.written > self.flushed
+    }
+
+    /// Takes all out, in the order they came in.
+    pub(super) fn drain(&mut self) -> Vec<Queued> {
+        let all = std::mem::replace(self, Self::new()).places.into_iter().flatten();
+        let mut left: Vec<_> =
+            all.map(|Flight { number, order, losses, .. }| Queued { number, order, losses }).collect();
+        left.sort_unstable_by_key(|queued| queued.number);
+        left
+    }
+
+    /// Whether any was posted before this number.
+    pub(super) fn any_before(&self, number: u64) -> bool {
+        self.places.iter().flatten().any(|flight| flight.number < number)
+    }
+}

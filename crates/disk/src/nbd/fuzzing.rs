@@ -1,0 +1,113 @@
+//! What a server can say, for the fuzz target.
+
+use super::client::Queued;
+use super::flights::Flights;
+use super::handshake::negotiate;
+use super::replies::Replies;
+use super::wire::{CHUNK_DATA, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC};
+use crate::posted::{Call, Ticket, Wakes};
+use kickless_io::{AlignedBuf, Waker};
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
+/// Requests in flight: reads, and two of other kinds.
+const REQUESTS: u64 = 8;
+const BYTES: u64 = 2048;
+
+/// A server that has said all that it will say.
+struct Canned<'a>(&'a [u8]);
+
+impl Read for Canned<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into)
+    }
+}
+
+impl Write for Canned<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        Ok(from.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether a server that says this has an export.
+pub fn handshake(said: &[u8]) -> bool {
+    negotiate(&mut Canned(said), "export").is_ok()
+}
+
+/// Turns a script into what a server sends: replies to requests that there are, and anything.
+fn stream(mut script: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut next = |count: usize| {
+        let (here, rest) = script.split_at(count.min(script.len()));
+        script = rest;
+        let mut word = [0; 8];
+        word[8 - here.len()..].copy_from_slice(here);
+        (!here.is_empty()).then(|| u64::from_be_bytes(word))
+    };
+    while let Some(kind) = next(1) {
+        let (place, error) = (next(1).unwrap_or(0) % (REQUESTS + 1), next(1).unwrap_or(0));
+        let cookie = (place + 1) << 32 | place;
+        match kind % 4 {
+            0 => bytes.extend(error.to_be_bytes()),
+            1 => {
+                bytes.extend(SIMPLE_REPLY_MAGIC.to_be_bytes());
+                bytes.extend((error as u32 % 2).to_be_bytes());
+                bytes.extend(cookie.to_be_bytes());
+                bytes.extend((0..next(2).unwrap_or(0) % 4096).map(|i| i as u8));
+            }
+            _ => {
+                let (len, at) = (next(2).unwrap_or(0) % 4096, next(2).unwrap_or(0));
+                let of = [CHUNK_DATA, 0, 2, 0x8001, 0x8002, error as u16][error as usize % 6];
+                bytes.extend(STRUCTURED_REPLY_MAGIC.to_be_bytes());
+                bytes.extend((kind as u16 >> 2).to_be_bytes());
+                bytes.extend(of.to_be_bytes());
+                bytes.extend(cookie.to_be_bytes());
+                bytes.extend((len as u32).to_be_bytes());
+                bytes.extend(&[&at.to_be_bytes()[..], &len.to_be_bytes()[4..]].concat());
+                bytes.extend((12..len).map(|i| i as u8));
+            }
+        }
+    }
+    bytes
+}
+
+/// Has replies taken apart that come in pieces of `step` bytes; how many requests they ended.
+///
+/// # Panics
+/// A request was ended twice, or a read well that is not all there.
+pub fn replies(structured: bool, step: usize, script: &[u8]) -> usize {
+    let (mut flights, mut wakes) = (Flights::new(), Wakes::default());
+    let Ok(waker) = Waker::new() else { return 0 };
+    let tickets: Vec<_> = (0..REQUESTS).map(|_| Arc::new(Ticket::default())).collect();
+    for (number, ticket) in (0..).zip(&tickets) {
+        let (call, buffer) = match number {
+            0 => (Call::Flush, None),
+            1 => (Call::Write { durable: false }, AlignedBuf::new(BYTES as usize, 512).ok()),
+            _ => (Call::Read, AlignedBuf::new(BYTES as usize, 512).ok()),
+        };
+        let len = if buffer.is_some() { BYTES } else { 0 };
+        let order = ticket.order(call, (number * BYTES, len), buffer, &waker);
+        flights.insert(Queued { number, order, losses: 0 });
+    }
+    let mut replies = Replies::new(structured);
+    let said = stream(script);
+    let mut rest = &said[..];
+    while !rest.is_empty() {
+        let mut here = 0;
+        for slice in &mut replies.space(&mut flights) {
+            let fits = slice.len().min(rest.len()).min(step.max(1) - here.min(step));
+            let (now, later) = rest.split_at(fits);
+            slice[..fits].copy_from_slice(now);
+            (rest, here) = (later, here + fits);
+        }
+        assert!(here > 0, "there is no room for what the server says");
+        if replies.received(here, &mut flights, &mut wakes).is_err() {
+            break;
+        }
+    }
+    tickets.iter().filter(|ticket| ticket.take().is_some()).count()
+}

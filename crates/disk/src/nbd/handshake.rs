@@ -1,0 +1,205 @@
+//! From a connection to an export.
+
+use super::wire::*;
+use std::io::{self, Read, Write};
+
+/// Bytes of an answer to an option at most: an export's name and description are of 4096 bytes each.
+const ANSWER_BYTES_MAX: u32 = 16 << 10;
+
+/// Answers to one option at most.
+const ANSWERS_MAX: usize = 64;
+
+/// What a server says of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Export {
+    /// Bytes.
+    pub(super) size: u64,
+    /// What it can do: `FLAG_*`.
+    pub(super) flags: u16,
+    /// Replies come in chunks.
+    pub(super) structured: bool,
+}
+
+impl Export {
+    pub(super) fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Asks a server for an export. The next bytes in either direction are requests and replies.
+///
+/// # Errors
+/// It has none of this name, or none that can be used; the connection is of no use then.
+pub(super) fn negotiate(stream: &mut (impl Read + Write), export: &str) -> Result<Export, Problem> {
+    if u64_of(stream)? != GREETING {
+        return Err(Problem::NotNbd);
+    }
+    match u64_of(stream)? {
+        OPTION_MAGIC => {}
+        OLDSTYLE_MAGIC => return Err(Problem::Oldstyle),
+        _ => return Err(Problem::NotNbd),
+    }
+    let server = u16_of(stream)?;
+    if server & FIXED_NEWSTYLE == 0 {
+        return by_name(stream, export, server & NO_ZEROES);
+    }
+    let no_zeroes = server & NO_ZEROES;
+    stream.write_all(&u32::from(FIXED_NEWSTYLE | no_zeroes).to_be_bytes())?;
+    let structured = matches!(ask(stream, OPT_STRUCTURED_REPLY, &[])?.0, Answer::Ack);
+    match go(stream, export, &[])? {
+        Go::Export(size, flags) => Ok(Export { size, flags, structured }),
+        Go::OnlyByName => named(stream, export, no_zeroes, structured),
+        Go::OnlyWithBlockSizes => match go(stream, export, &[INFO_BLOCK_SIZE])? {
+            Go::Export(size, flags) => Ok(Export { size, flags, structured }),
+            _ => Err(Problem::Protocol("it knows no block sizes but asks for them")),
+        },
+    }
+}
+
+/// What a server made of `NBD_OPT_GO`.
+enum Go {
+    Export(u64, u16),
+    /// It does not know the option.
+    OnlyByName,
+    /// It wants to be asked for the sizes of its blocks.
+    OnlyWithBlockSizes,
+}
+
+fn go(stream: &mut (impl Read + Write), export: &str, infos: &[u16]) -> Result<Go, Problem> {
+    let mut data = (export.len() as u32).to_be_bytes().to_vec();
+    data.extend(export.bytes());
+    data.extend((infos.len() as u16).to_be_bytes());
+    data.extend(infos.iter().flat_map(|info| info.to_be_bytes()));
+    match ask(stream, OPT_GO, &data)? {
+        (Answer::Ack, Some((size, flags))) => Ok(Go::Export(size, flags)),
+        (Answer::Ack, None) => Err(Problem::Protocol("an export without a size")),
+        (Answer::Refused(REP_ERR_UNSUP, _), _) => Ok(Go::OnlyByName),
+        (Answer::Refused(REP_ERR_BLOCK_SIZE_REQD, _), _) if infos.is_empty() => Ok(Go::OnlyWithBlockSizes),
+        (Answer::Refused(REP_ERR_UNKNOWN, said), _) => refused(stream, Problem::NoExport(said)),
+        (Answer::Refused(REP_ERR_TLS_REQD, _), _) => refused(stream, Problem::Tls),
+        (Answer::Refused(code, said), _) => refused(stream, Problem::Refused(code & !REP_ERROR, said)),
+    }
+}
+
+/// Takes leave of a server.
+fn refused<T>(stream: &mut impl Write, problem: Problem) -> Result<T, Problem> {
+    // It need not hear of it.
+    let _ = stream.write_all(&option(OPT_ABORT, &[]));
+    Err(problem)
+}
+
+/// The way of a server that has no options.
+fn by_name(stream: &mut (impl Read + Write), export: &str, no_zeroes: u16) -> Result<Export, Problem> {
+    stream.write_all(&u32::from(no_zeroes).to_be_bytes())?;
+    named(stream, export, no_zeroes, false)
+}
+
+/// Asks for an export in the way that has no refusals but the end of the connection.
+fn named(
+    stream: &mut (impl Read + Write),
+    export: &str,
+    no_zeroes: u16,
+    structured: bool,
+) -> Result<Export, Problem> {
+    stream.write_all(&option(OPT_EXPORT_NAME, export.as_bytes()))?;
+    let size = u64_of(stream).map_err(|problem| match problem {
+        Problem::Closed => Problem::NoExport(Said::new(b"")),
+        problem => problem,
+    })?;
+    let flags = u16_of(stream)?;
+    if no_zeroes == 0 {
+        bytes_of::<124>(stream)?;
+    }
+    Ok(Export { size, flags, structured })
+}
+
+/// How an option was answered at last.
+enum Answer {
+    Ack,
+    Refused(u32, Said),
+}
+
+fn option(option: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
+    bytes.extend(option.to_be_bytes());
+    bytes.extend((data.len() as u32).to_be_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+/// Sends an option and hears all of the answer; what was said of the export in between.
+fn ask(
+    stream: &mut (impl Read + Write),
+    asked: u32,
+    data: &[u8],
+) -> Result<(Answer, Option<(u64, u16)>), Problem> {
+    stream.write_all(&option(asked, data))?;
+    let mut export = None;
+    for _ in 0..ANSWERS_MAX {
+        let header = bytes_of::<20>(stream)?;
+        let (mut magic, mut of, mut kind, mut len) = ([0; 8], [0; 4], [0; 4], [0; 4]);
+        magic.copy_from_slice(&header[..8]);
+        of.copy_from_slice(&header[8..12]);
+        kind.copy_from_slice(&header[12..16]);
+        len.copy_from_slice(&header[16..]);
+        let (kind, len) = (u32::from_be_bytes(kind), u32::from_be_bytes(len));
+        if u64::from_be_bytes(magic) != OPTION_REPLY_MAGIC || u32::from_be_bytes(of) != asked {
+            return Err(Problem::Protocol("an answer to nothing that was asked"));
+        }
+        if len > ANSWER_BYTES_MAX {
+            return Err(Problem::Protocol("an answer that is too long"));
+        }
+        let mut body = vec![0; len as usize];
+        fill(stream, &mut body)?;
+        match kind {
+            REP_ACK => return Ok((Answer::Ack, export)),
+            REP_INFO => export = info(&body)?.or(export),
+            _ if kind & REP_ERROR != 0 => return Ok((Answer::Refused(kind, Said::new(&body)), None)),
+            _ => {}
+        }
+    }
+    Err(Problem::Protocol("answers without end"))
+}
+
+/// Takes in one thing that a server says of an export: the size and the flags, if it is that.
+fn info(body: &[u8]) -> Result<Option<(u64, u16)>, Problem> {
+    let Some((kind, rest)) = body.split_first_chunk() else {
+        return Err(Problem::Protocol("information of no kind"));
+    };
+    match u16::from_be_bytes(*kind) {
+        INFO_EXPORT => match (rest.first_chunk(), rest.last_chunk(), rest.len()) {
+            (Some(size), Some(flags), 10) => {
+                Ok(Some((u64::from_be_bytes(*size), u16::from_be_bytes(*flags))))
+            }
+            _ => Err(Problem::Protocol("a size of another size")),
+        },
+        INFO_BLOCK_SIZE => match rest.first_chunk() {
+            Some(min) if u32::from_be_bytes(*min) <= 512 => Ok(None),
+            Some(min) => Err(Problem::BlockSize(u32::from_be_bytes(*min))),
+            None => Err(Problem::Protocol("block sizes that are none")),
+        },
+        _ => Ok(None),
+    }
+}
+
+fn fill(stream: &mut impl Read, bytes: &mut [u8]) -> Result<(), Problem> {
+    stream.read_exact(bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Problem::Closed,
+        io::ErrorKind::TimedOut => Problem::Slow,
+        _ => Problem::Io(error),
+    })
+}
+
+fn bytes_of<const N: usize>(stream: &mut impl Read) -> Result<[u8; N], Problem> {
+    let mut bytes = [0; N];
+    fill(stream, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn u64_of(stream: &mut impl Read) -> Result<u64, Problem> {
+    bytes_of(stream).map(u64::from_be_bytes)
+}
+
+fn u16_of(stream: &mut impl Read) -> Result<u16, Problem> {
+    bytes_of(stream).map(u16::from_be_bytes)
+}

@@ -1,0 +1,181 @@
+//! Connections to a server, none of which is waited for without end.
+
+use super::client::Shared;
+use super::handshake::{Export, negotiate};
+use super::uri::Server;
+use super::wire::Problem;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// A server that says nothing and acknowledges nothing while nothing is asked of it is looked for after so long,
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+/// then so often,
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
+/// and given up after so many times.
+const KEEPALIVE_COUNT: u32 = 3;
+
+/// Where a server listens, looked up.
+#[derive(Clone, Debug)]
+pub(super) enum Address {
+    Tcp(Vec<SocketAddr>),
+    Unix(SocketAddrUnix),
+}
+
+impl Address {
+    /// Looks a server up.
+    pub(super) fn of(server: &Server) -> io::Result<Self> {
+        match server {
+            Server::Tcp { host, port } => {
+                let found: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
+                if found.is_empty() {
+                    return Err(io::Error::other(format!("{host} has no address")));
+                }
+                Ok(Self::Tcp(found))
+            }
+            Server::Unix(path) => Ok(Self::Unix(SocketAddrUnix::new(path)?)),
+        }
+    }
+
+    /// Connects, and agrees with the server on an export.
+    ///
+    /// # Errors
+    /// There is none, or not until `deadline`; or we are asked to stop.
+    pub(super) fn connect(
+        &self,
+        export: &str,
+        deadline: Instant,
+        shared: &Shared,
+    ) -> Result<(OwnedFd, Export), Problem> {
+        let socket = match self {
+            Self::Unix(path) => {
+                let socket = new_socket(AddressFamily::UNIX)?;
+                // It is there at once, or the server does not accept any.
+                rustix::net::connect(&socket, path).map_err(io::Error::from)?;
+                socket
+            }
+            Self::Tcp(addresses) => {
+                let mut result = Err(Problem::Slow);
+                for address in addresses {
+                    result = tcp(*address, deadline, shared);
+                    if result.is_ok() {
+                        break;
+                    }
+                }
+                result?
+            }
+        };
+        let agreed = negotiate(&mut Timed { socket: &socket, deadline, shared }, export)?;
+        Ok((socket, agreed))
+    }
+}
+
+fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
+}
+
+fn tcp(address: SocketAddr, deadline: Instant, shared: &Shared) -> Result<OwnedFd, Problem> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = new_socket(family)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => {}
+        Err(Errno::INPROGRESS | Errno::INTR) => {
+            wait(&socket, PollFlags::OUT, deadline, shared).map_err(|error| match error.kind() {
+                io::ErrorKind::TimedOut => Problem::Slow,
+                _ => Problem::Io(error),
+            })?;
+            sockopt::socket_error(&socket).map_err(io::Error::from)?.map_err(io::Error::from)?;
+        }
+        Err(error) => return Err(io::Error::from(error).into()),
+    }
+    // Without these it works as well.
+    let _ = sockopt::set_tcp_nodelay(&socket, true);
+    let _ = sockopt::set_socket_keepalive(&socket, true);
+    let _ = sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE);
+    let _ = sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_EVERY);
+    let _ = sockopt::set_tcp_keepcnt(&socket, KEEPALIVE_COUNT);
+    Ok(socket)
+}
+
+/// The time from now on until then.
+pub(super) fn until(then: Instant) -> Timespec {
+    let left = then.saturating_duration_since(Instant::now());
+    // A little longer rather than a little too short, over and over.
+    let left = left + Duration::from_micros(if left.is_zero() { 0 } else { 100 });
+    Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+}
+
+/// Waits for a socket.
+fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant, shared: &Shared) -> io::Result<()> {
+    loop {
+        let waker = shared.waker();
+        let mut fds = [
+            PollFd::from_borrowed_fd(socket.as_fd(), flags),
+            PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut fds, Some(&until(deadline))) {
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => {}
+        }
+        let (ready, woken) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        if woken {
+            waker.clear();
+        }
+        if shared.is_stopping() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if ready {
+            return Ok(());
+        }
+    }
+}
+
+/// A connection that takes no longer than until a certain time.
+struct Timed<'a> {
+    socket: &'a OwnedFd,
+    deadline: Instant,
+    shared: &'a Shared,
+}
+
+impl Timed<'_> {
+    fn wait(&self, flags: PollFlags) -> io::Result<()> {
+        wait(self.socket, flags, self.deadline, self.shared)
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            // Before each byte: one that drips is slow as well.
+            if Instant::now() >= self.deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match rustix::io::read(self.socket, &mut *into) {
+                Err(Errno::AGAIN) => self.wait(PollFlags::IN)?,
+                result => return Ok(result?),
+            }
+        }
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        loop {
+            match rustix::net::send(self.socket, from, SendFlags::NOSIGNAL) {
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT)?,
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

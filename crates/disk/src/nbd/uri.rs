@@ -1,0 +1,215 @@
+//! Where an NBD server is and which of its exports is meant, as the NBD URI specification writes it.
+//! Source: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>, on RFC 3986.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The port that IANA gave NBD.
+const PORT: u16 = 10809;
+
+/// Bytes of the name of an export at most (NBD protocol, "Values": strings).
+const EXPORT_BYTES_MAX: usize = 4096;
+
+/// How long the server may be away, unless something else is said.
+const RECONNECT_DELAY: Duration = Duration::from_secs(10);
+
+/// And at most: a day.
+const RECONNECT_DELAY_MAX: u64 = 86400;
+
+/// An export of an NBD server: `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`.
+///
+/// `reconnect-delay=SECONDS` among the query's parameters is ours: how long requests wait for a server that has gone. Others
+/// are passed over, as the specification asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdUri {
+    pub(super) server: Server,
+    pub(super) export: String,
+    pub(super) reconnect_delay: Duration,
+    text: String,
+}
+
+/// Where it listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Server {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+/// Why a text names no export.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadUri {
+    /// Another kind of address.
+    #[error("an NBD server is nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH")]
+    Scheme,
+    /// Encryption.
+    #[error("TLS is not supported: use nbd:// through a tunnel, or nbd+unix://")]
+    Tls,
+    /// A unix socket that is not named, or a host beside it.
+    #[error("nbd+unix:// takes no host and needs ?socket=PATH")]
+    Socket,
+    /// No host, or none that can be.
+    #[error("{0:?} is not a host with a port or without")]
+    Host(String),
+    /// A percent sign that stands for nothing, or bytes that are no text.
+    #[error("{0:?} is not what RFC 3986 makes of a text")]
+    Encoding(String),
+    /// An export whose name no server can have.
+    #[error("the name of an export has 4096 bytes at most, and no byte 0")]
+    Export,
+    /// A time that is none.
+    #[error("reconnect-delay is a number of seconds from 0 to 86400")]
+    ReconnectDelay,
+}
+
+impl FromStr for NbdUri {
+    type Err = BadUri;
+
+    fn from_str(text: &str) -> Result<Self, BadUri> {
+        let (scheme, rest) = text.split_once("://").ok_or(BadUri::Scheme)?;
+        let (rest, _fragment) = rest.split_once('#').unwrap_or((rest, ""));
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let mut socket = None;
+        let mut reconnect_delay = RECONNECT_DELAY;
+        for (name, value) in query.split('&').filter_map(|part| part.split_once('=')) {
+            match name {
+                "socket" => socket = Some(decode(value)?),
+                "reconnect-delay" => reconnect_delay = seconds(value)?,
+                _ => {}
+            }
+        }
+        let server = match scheme {
+            "nbd" => tcp(authority)?,
+            "nbd+unix" => match socket {
+                Some(path) if authority.is_empty() && !path.is_empty() && !path.contains('\0') => {
+                    Server::Unix(path.into())
+                }
+                _ => return Err(BadUri::Socket),
+            },
+            "nbds" | "nbds+unix" | "nbds+vsock" => return Err(BadUri::Tls),
+            _ => return Err(BadUri::Scheme),
+        };
+        let export = decode(path)?;
+        if export.len() > EXPORT_BYTES_MAX || export.contains('\0') {
+            return Err(BadUri::Export);
+        }
+        Ok(Self { server, export, reconnect_delay, text: text.to_owned() })
+    }
+}
+
+impl fmt::Display for NbdUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// A host and perhaps a port; an IPv6 address is in brackets.
+fn tcp(authority: &str) -> Result<Server, BadUri> {
+    let bad = || BadUri::Host(authority.to_owned());
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (host, after) = rest.split_once(']').ok_or_else(bad)?;
+            let port = if after.is_empty() { None } else { Some(after.strip_prefix(':').ok_or_else(bad)?) };
+            (host, port)
+        }
+        None => match authority.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (authority, None),
+        },
+    };
+    let host = decode(host)?;
+    // A user's name would be for TLS.
+    if host.is_empty() || host.contains(['@', '/', '\0']) {
+        return Err(bad());
+    }
+    let port = match port {
+        None | Some("") => PORT,
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+            digits.parse().ok().filter(|&port| port > 0).ok_or_else(bad)?
+        }
+        Some(_) => return Err(bad()),
+    };
+    Ok(Server::Tcp { host, port })
+}
+
+fn seconds(text: &str) -> Result<Duration, BadUri> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let seconds = text.parse().ok().filter(|&seconds: &u64| digits && seconds <= RECONNECT_DELAY_MAX);
+    seconds.map(Duration::from_secs).ok_or(BadUri::ReconnectDelay)
+}
+
+/// Undoes percent-encoding.
+fn decode(text: &str) -> Result<String, BadUri> {
+    let bad = || BadUri::Encoding(text.to_owned());
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let mut digit = || rest.next().and_then(|d| char::from(d).to_digit(16)).ok_or_else(bad);
+                (digit()? << 4 | digit()?) as u8
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).map_err(|_| bad())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Server {
+        Server::Tcp { host: host.to_owned(), port }
+    }
+
+    #[test]
+    fn addresses() {
+        for (text, server, export) in [
+            ("nbd://host", tcp("host", 10809), ""),
+            ("nbd://host/", tcp("host", 10809), ""),
+            ("nbd://host:1234/disk", tcp("host", 1234), "disk"),
+            ("nbd://[::1]/a/b", tcp("::1", 10809), "a/b"),
+            ("nbd://[fe80::1%25eth0]:99/x", tcp("fe80::1%eth0", 99), "x"),
+            ("nbd://host//x", tcp("host", 10809), "/x"),
+            ("nbd://host/a%20b%2Fc?tls-type=none", tcp("host", 10809), "a b/c"),
+            ("nbd+unix:///?socket=/run/s", Server::Unix("/run/s".into()), ""),
+            ("nbd+unix:///e?socket=nbd%3f.sock#f", Server::Unix("nbd?.sock".into()), "e"),
+        ] {
+            let uri: NbdUri = text.parse().unwrap();
+            assert_eq!((&uri.server, uri.export.as_str()), (&server, export), "{text}");
+            assert_eq!((uri.to_string(), uri.reconnect_delay), (text.to_owned(), RECONNECT_DELAY));
+        }
+        let uri: NbdUri = "nbd+unix:///e?reconnect-delay=0&socket=s".parse().unwrap();
+        assert_eq!(uri.reconnect_delay, Duration::ZERO);
+    }
+
+    #[test]
+    fn what_is_no_address() {
+        for (text, error) in [
+            ("nbd:host", BadUri::Scheme),
+            ("http://host/", BadUri::Scheme),
+            ("nbds://host/", BadUri::Tls),
+            ("nbds+unix:///?socket=s", BadUri::Tls),
+            ("nbd+unix:///e", BadUri::Socket),
+            ("nbd+unix:///e?socket=", BadUri::Socket),
+            ("nbd+unix://host/e?socket=s", BadUri::Socket),
+            ("nbd:///e", BadUri::Host(String::new())),
+            ("nbd://host:0/e", BadUri::Host("host:0".into())),
+            ("nbd://host:+1/e", BadUri::Host("host:+1".into())),
+            ("nbd://me@host/e", BadUri::Host("me@host".into())),
+            ("nbd://[::1/e", BadUri::Host("[::1".into())),
+            ("nbd://[::1]9/e", BadUri::Host("[::1]9".into())),
+            ("nbd://host/%4", BadUri::Encoding("%4".into())),
+            ("nbd://host/%ff", BadUri::Encoding("%ff".into())),
+            ("nbd://host/%00", BadUri::Export),
+            ("nbd://host/?reconnect-delay=-1", BadUri::ReconnectDelay),
+            ("nbd://host/?reconnect-delay=86401", BadUri::ReconnectDelay),
+        ] {
+            assert_eq!(text.parse::<NbdUri>(), Err(error), "{text}");
+        }
+        assert_eq!(format!("nbd://h/{}", "x".repeat(4097)).parse::<NbdUri>(), Err(BadUri::Export));
+    }
+}

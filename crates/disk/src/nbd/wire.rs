@@ -1,0 +1,135 @@
+//! Numbers of the protocol, and what a client sends.
+//! Source: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>, section "Values".
+
+use crate::posted::Call;
+use std::io;
+
+/// `NBDMAGIC`, the first thing a server says.
+pub(super) const GREETING: u64 = 0x4e42_444d_4147_4943;
+/// `IHAVEOPT`: a newstyle server, and options of a client.
+pub(super) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+/// What an oldstyle server says in its place.
+pub(super) const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
+/// Answers to options.
+pub(super) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+pub(super) const REQUEST_MAGIC: u32 = 0x2560_9513;
+pub(super) const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+pub(super) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+
+/// Handshake flags of servers and clients.
+pub(super) const FIXED_NEWSTYLE: u16 = 1;
+pub(super) const NO_ZEROES: u16 = 2;
+
+pub(super) const OPT_EXPORT_NAME: u32 = 1;
+pub(super) const OPT_ABORT: u32 = 2;
+pub(super) const OPT_GO: u32 = 7;
+pub(super) const OPT_STRUCTURED_REPLY: u32 = 8;
+
+pub(super) const REP_ACK: u32 = 1;
+pub(super) const REP_INFO: u32 = 3;
+/// Answers with this bit are refusals.
+pub(super) const REP_ERROR: u32 = 1 << 31;
+pub(super) const REP_ERR_UNSUP: u32 = REP_ERROR | 1;
+pub(super) const REP_ERR_TLS_REQD: u32 = REP_ERROR | 5;
+pub(super) const REP_ERR_UNKNOWN: u32 = REP_ERROR | 6;
+pub(super) const REP_ERR_BLOCK_SIZE_REQD: u32 = REP_ERROR | 8;
+
+pub(super) const INFO_EXPORT: u16 = 0;
+pub(super) const INFO_BLOCK_SIZE: u16 = 3;
+
+/// Transmission flags: what an export can do.
+pub(super) const FLAG_READ_ONLY: u16 = 1 << 1;
+pub(super) const FLAG_FLUSH: u16 = 1 << 2;
+pub(super) const FLAG_FUA: u16 = 1 << 3;
+pub(super) const FLAG_TRIM: u16 = 1 << 5;
+pub(super) const FLAG_WRITE_ZEROES: u16 = 1 << 6;
+
+pub(super) const CMD_READ: u16 = 0;
+pub(super) const CMD_WRITE: u16 = 1;
+pub(super) const CMD_DISC: u16 = 2;
+pub(super) const CMD_FLUSH: u16 = 3;
+pub(super) const CMD_TRIM: u16 = 4;
+pub(super) const CMD_WRITE_ZEROES: u16 = 6;
+const CMD_FLAG_FUA: u16 = 1 << 0;
+const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
+
+/// No more of a structured reply comes.
+pub(super) const CHUNK_DONE: u16 = 1 << 0;
+pub(super) const CHUNK_NONE: u16 = 0;
+pub(super) const CHUNK_DATA: u16 = 1;
+pub(super) const CHUNK_HOLE: u16 = 2;
+/// Chunks with this bit are errors.
+pub(super) const CHUNK_ERROR: u16 = 1 << 15;
+
+pub(super) const REQUEST_BYTES: usize = 28;
+
+/// Why a server cannot be used, or not any longer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Problem {
+    #[error("it is no NBD server")]
+    NotNbd,
+    #[error("it speaks the oldstyle protocol, which has no exports")]
+    Oldstyle,
+    #[error("it insists on TLS")]
+    Tls,
+    #[error("it has no such export{0}")]
+    NoExport(Said),
+    #[error("it refuses (error {0}){1}")]
+    Refused(u32, Said),
+    #[error("it wants requests of at least {0} bytes")]
+    BlockSize(u32),
+    #[error("its export has become another: {0}")]
+    Changed(&'static str),
+    #[error("it breaks the protocol: {0}")]
+    Protocol(&'static str),
+    #[error("it takes too long")]
+    Slow,
+    #[error("it has closed the connection")]
+    Closed,
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// What a server says about it: a text that can be anything, made fit to be shown.
+#[derive(Debug)]
+pub(crate) struct Said(String);
+
+impl Said {
+    pub(super) fn new(bytes: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(bytes);
+        let shown = text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c });
+        Self(shown.collect())
+    }
+}
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, ", and says {:?}", self.0) }
+    }
+}
+
+/// The header of a request, which the bytes of a write follow.
+pub(super) fn request(kind: u16, flags: u16, cookie: u64, at: u64, len: u32) -> [u8; REQUEST_BYTES] {
+    let mut bytes = [0; REQUEST_BYTES];
+    bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+    bytes[4..6].copy_from_slice(&flags.to_be_bytes());
+    bytes[6..8].copy_from_slice(&kind.to_be_bytes());
+    bytes[8..16].copy_from_slice(&cookie.to_be_bytes());
+    bytes[16..24].copy_from_slice(&at.to_be_bytes());
+    bytes[24..].copy_from_slice(&len.to_be_bytes());
+    bytes
+}
+
+/// What a call is in the protocol: a command and its flags.
+pub(super) fn command(call: Call) -> (u16, u16) {
+    let fua = |durable| if durable { CMD_FLAG_FUA } else { 0 };
+    match call {
+        Call::Read => (CMD_READ, 0),
+        Call::Write { durable } => (CMD_WRITE, fua(durable)),
+        Call::Flush => (CMD_FLUSH, 0),
+        Call::Discard { durable } => (CMD_TRIM, fua(durable)),
+        Call::Zeroes { unmap, durable } => {
+            (CMD_WRITE_ZEROES, fua(durable) | if unmap { 0 } else { CMD_FLAG_NO_HOLE })
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Disks behind libraries that do I/O of their own: requests are posted to them and answered in their own time.
+//!
+//! A library is given no guest memory, for that can change and vanish while it works: what it reads or writes is in a
+//! buffer of ours, and so it may keep a request for as long as it likes. A request goes piece by piece, each as long as
+//! a buffer. When a piece is done the worker is woken by the waker of its lane, and looks at all that it has posted.
+
+mod order;
+#[cfg(feature = "qcow2")]
+mod threads;
+
+use crate::bounce::{BUFFER_BYTES, Kind, Permit, Pool, Waiting};
+use crate::io::Phase;
+use crate::{Io, IoError, Lane, Limits, Request, Step};
+use kickless_io::Errno;
+pub(crate) use order::Ticket;
+#[cfg(feature = "nbd")]
+pub(crate) use order::Wakes;
+pub(crate) use order::{Call, Order};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(feature = "qcow2")]
+pub(crate) use threads::Threads;
+
+/// A short piece is one of at most this many bytes: most requests are.
+const SHORT_BYTES: usize = 16 << 10;
+/// Short pieces at a time, so 4 MiB. A disk keeps what it has once needed of them.
+const SHORT_MAX: usize = 256;
+/// Long pieces at a time, so 16 MiB.
+const LONG_MAX: usize = 64;
+
+/// A request's way through a library.
+#[derive(Debug, Default)]
+pub(crate) struct Posting {
+    ticket: Arc<Ticket>,
+    /// What has been asked of the library and is not answered.
+    out: Option<Call>,
+    /// Bytes of it.
+    len: u64,
+    /// What the request is.
+    kind: Option<Request>,
+    /// Flush when all else is done.
+    flush: bool,
+    permit: Option<Permit>,
+    waiting: Option<Waiting>,
+}
+
+/// What is common to disks behind libraries.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    limits: Limits,
+    size: AtomicU64,
+    /// The library makes single operations durable.
+    durable: bool,
+    short: Arc<Pool>,
+    long: Arc<Pool>,
+}
+
+/// Either go on at once, or tell the device.
+type Flow = Result<(), Step>;
+
+impl Posted {
+    /// Of `size` bytes; `durable` says whether the library can be asked for operations that are durable when they are done.
+    pub(crate) fn new(limits: Limits, size: u64, durable: bool) -> Self {
+        let align = rustix::param::page_size();
+        let short = Kind { bytes: SHORT_BYTES, align, in_use_max: SHORT_MAX, kept_max: SHORT_MAX };
+        let long = Kind { bytes: BUFFER_BYTES, align, in_use_max: LONG_MAX, kept_max: LONG_MAX / 4 };
+        let (short, long) = (Arc::new(Pool::of(short)), Arc::new(Pool::of(long)));
+        Self { limits, size: AtomicU64::new(size), durable, short, long }
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Relaxed: who hears of another size hears of it by a message that orders it.
+    #[inline]
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Starts a request; `post` gives the library something to do, and never waits.
+    pub(crate) fn start(
+        &self,
+        lane: &mut Lane<'_>,
+        io: &mut Io,
+        request: Request,
+        post: impl Fn(Order),
+    ) -> Step {
+        io.at = match io.check(request, self.size(), self.limits.read_only) {
+            Ok(at) => at,
+            Err(e) => return io.finish(Err(e)),
+        };
+        let durable = match request {
+            Request::SecureErase => return io.finish(Err(IoError::Unsupported)),
+            Request::Read { .. } | Request::Flush => false,
+            Request::Write { durable, .. }
+            | Request::Discard { durable }
+            | Request::WriteZeroes { durable } => durable,
+        };
+        let posting = io.posting.get_or_insert_default();
+        posting.kind = Some(request);
+        posting.flush = (durable && !self.durable) || request == Request::Flush;
+        io.phase = Phase::Posted;
+        self.drive(lane, io, post)
+    }
+
+    /// Goes as far as it can.
+    pub(crate) fn drive(&self, lane: &mut Lane<'_>, io: &mut Io, post: impl Fn(Order)) -> Step {
+        loop {
+            let flow = self.answered(lane, io).and_then(|()| self.next(lane, io, &post));
+            if let Err(step) = flow {
+                let Step::Done(result) = step else { return step };
+                if let Some(posting) = &mut io.posting {
+                    (posting.permit, posting.waiting, posting.kind) = (None, None, None);
+                }
+                return io.finish(result);
+            }
+        }
+    }
+
+    /// Takes in what the library has answered.
+    fn answered(&self, lane: &mut Lane<'_>, io: &mut Io) -> Flow {
+        let Some(posting) = &mut io.posting else { return Err(Step::Busy) };
+        let Some(call) = posting.out else { return Ok(()) };
+        let answer = posting.ticket.take().ok_or(Step::Busy)?;
+        posting.out = None;
+        if let Some(permit) = &mut posting.permit {
+            permit.buffer = answer.buffer;
+        }
+        answer.result.map_err(|error| Step::Done(Err(error)))?;
+        let len = posting.len;
+        match call {
+            Call::Read | Call::Write { .. } => {
+                if let (Call::Read, Some(permit)) = (call, &posting.permit)
+                    && let Some(bytes) = permit.buffer.as_ref().and_then(|b| b.get(..len as usize))
+                {
+                    io.buffers.write(0, bytes, lane.marks);
+                }
+                io.at += len;
+                io.buffers.advance(len, lane.marks);
+                // The next piece may need a buffer of the other kind, or none.
+                posting.permit = None;
+            }
+            Call::Discard { .. } | Call::Zeroes { .. } => {
+                if let Some(work) = &mut io.work {
+                    work.advance(len);
+                }
+            }
+            Call::Flush => posting.flush = false,
+        }
+        if io.buffers.is_damaged() { Err(Step::Done(Err(IoError::Damaged))) } else { Ok(()) }
+    }
+
+    /// Posts what comes next. Goes on at once only where something is left out.
+    fn next(&self, lane: &mut Lane<'_>, io: &mut Io, post: impl Fn(Order)) -> Flow {
+        let Some(posting) = &mut io.posting else { return Err(Step::Busy) };
+        let (call, at, len) = match posting.kind {
+            Some(Request::Read { .. }) if !io.buffers.is_empty() => (Call::Read, io.at, io.buffers.len()),
+            Some(Request::Write { durable, .. }) if !io.buffers.is_empty() => {
+                (Call::Write { durable: durable && self.durable }, io.at, io.buffers.len())
+            }
+            Some(kind @ (Request::Discard { durable } | Request::WriteZeroes { durable })) => {
+                let durable = durable && self.durable;
+                match io.work.as_mut().and_then(|work| work.extents.last().copied()) {
+                    Some(extent) if extent.len == 0 => {
+                        if let Some(work) = &mut io.work {
+                            work.advance(0);
+                        }
+                        return Ok(());
+                    }
+                    Some(extent) => {
+                        let call = match kind {
+                            Request::Discard { .. } => Call::Discard { durable },
+                            _ => Call::Zeroes { unmap: extent.unmap, durable },
+                        };
+                        (call, extent.offset, extent.len)
+                    }
+                    None => return self.last(lane, posting, post),
+                }
+            }
+            _ => return self.last(lane, posting, post),
+        };
+        let order = match call {
+            Call::Read | Call::Write { .. } => {
+                let pool = if len <= SHORT_BYTES as u64 { &self.short } else { &self.long };
+                let len = len.min(pool.bytes() as u64);
+                let permit = match pool.take(&mut posting.waiting, lane.waker) {
+                    Ok(Some(permit)) => posting.permit.insert(permit),
+                    Ok(None) => return Err(Step::Busy),
+                    Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
+                };
+                let mut buffer = permit.buffer.take();
+                if let (Call::Write { .. }, Some(bytes)) =
+                    (call, buffer.as_mut().and_then(|b| b.get_mut(..len as usize)))
+                {
+                    io.buffers.read(0, bytes);
+                    // Zeroes in the place of the guest's data are not to be stored.
+                    if io.buffers.is_damaged() {
+                        return Err(Step::Done(Err(IoError::Damaged)));
+                    }
+                }
+                posting.len = len;
+                posting.ticket.order(call, (at, len), buffer, lane.waker)
+            }
+            _ => {
+                posting.len = len;
+                posting.ticket.order(call, (at, len), None, lane.waker)
+            }
+        };
+        posting.out = Some(call);
+        post(order);
+        // It may have been answered already, but whoever did has woken us.
+        Err(Step::Busy)
+    }
+
+    /// Flushes where that is still to be done, and ends the request.
+    fn last(&self, lane: &Lane<'_>, posting: &mut Posting, post: impl Fn(Order)) -> Flow {
+        if !posting.flush {
+            return Err(Step::Done(Ok(())));
+        }
+        posting.out = Some(Call::Flush);
+        post(posting.ticket.order(Call::Flush, (0, 0), None, lane.waker));
+        Err(Step::Busy)
+    }
+}

@@ -1,0 +1,178 @@
+//! What is posted to a library, and how its answer comes back.
+
+use crate::IoError;
+use kickless_io::{AlignedBuf, Errno, Waker};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    /// Disk to buffer.
+    Read,
+    /// Buffer to disk.
+    Write {
+        /// Done only when the bytes are on stable storage.
+        durable: bool,
+    },
+    /// All writes that are done go to stable storage.
+    Flush,
+    /// The range need not keep what it holds.
+    Discard {
+        /// Done only when that is so on stable storage.
+        durable: bool,
+    },
+    /// The range reads as zeroes from now on.
+    Zeroes {
+        /// Its space may be given back.
+        unmap: bool,
+        /// Done only when that is so on stable storage.
+        durable: bool,
+    },
+}
+
+/// One operation for a library. It is answered exactly once: by [`Order::answer`], or as failed where it is dropped.
+#[derive(Debug)]
+pub(crate) struct Order {
+    /// What to do.
+    pub(crate) call: Call,
+    /// First byte on the disk; a multiple of 512.
+    pub(crate) at: u64,
+    /// Bytes; a multiple of 512. 0 for a flush.
+    pub(crate) len: u64,
+    /// The bytes of a read or write: the first `len` of it.
+    pub(crate) buffer: Option<AlignedBuf>,
+    to: Option<(Arc<Ticket>, Waker)>,
+}
+
+impl Order {
+    /// Puts the answer where the request looks for it; `wakes` has the worker that is to be woken then.
+    pub(crate) fn answer(mut self, result: Result<(), IoError>, wakes: &mut Wakes) {
+        let buffer = self.buffer.take();
+        if let Some((ticket, waker)) = self.to.take() {
+            ticket.settle(result, buffer);
+            wakes.add(waker);
+        }
+    }
+
+    /// The bytes of a read or write.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        let len = self.len as usize;
+        self.buffer.as_ref().and_then(|buffer| buffer.get(..len)).unwrap_or_default()
+    }
+
+    /// The bytes of a read.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        let len = self.len as usize;
+        self.buffer.as_mut().and_then(|buffer| buffer.get_mut(..len)).unwrap_or_default()
+    }
+}
+
+impl Drop for Order {
+    fn drop(&mut self) {
+        if let Some((ticket, waker)) = self.to.take() {
+            ticket.settle(Err(IoError::Os(Errno::IO)), self.buffer.take());
+            waker.wake();
+        }
+    }
+}
+
+/// Workers that are to be woken, each once, when several orders have been answered.
+#[derive(Debug, Default)]
+pub(crate) struct Wakes(Vec<Waker>);
+
+impl Wakes {
+    fn add(&mut self, waker: Waker) {
+        let fd = waker.as_fd().as_raw_fd();
+        if !self.0.iter().any(|other| other.as_fd().as_raw_fd() == fd) {
+            self.0.push(waker);
+        }
+    }
+
+    /// Wakes them.
+    pub(crate) fn wake(&mut self) {
+        for waker in self.0.drain(..) {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for Wakes {
+    fn drop(&mut self) {
+        self.wake();
+    }
+}
+
+/// Where one request's answers come, one order after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Ticket(Mutex<Option<Answer>>);
+
+/// How an order ended, and its buffer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) result: Result<(), IoError>,
+    pub(crate) buffer: Option<AlignedBuf>,
+}
+
+impl Ticket {
+    fn lock(&self) -> MutexGuard<'_, Option<Answer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn settle(&self, result: Result<(), IoError>, buffer: Option<AlignedBuf>) {
+        *self.lock() = Some(Answer { result, buffer });
+    }
+
+    /// An order that is answered here. Only when there is none on its way.
+    pub(crate) fn order(
+        self: &Arc<Self>,
+        call: Call,
+        (at, len): (u64, u64),
+        buffer: Option<AlignedBuf>,
+        waker: &Waker,
+    ) -> Order {
+        Order { call, at, len, buffer, to: Some((self.clone(), waker.clone())) }
+    }
+
+    /// The answer, if it is there.
+    pub(crate) fn take(&self) -> Option<Answer> {
+        self.lock().take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answered_once_however_it_ends() {
+        let (ticket, waker) = (Arc::new(Ticket::default()), Waker::new().unwrap());
+        let buffer = AlignedBuf::new(512, 512).unwrap();
+        let mut order = ticket.order(Call::Read, (0, 512), Some(buffer), &waker);
+        order.bytes_mut().fill(7);
+        assert!(ticket.take().is_none() && !waker.clear());
+        let mut wakes = Wakes::default();
+        order.answer(Ok(()), &mut wakes);
+        assert!(!waker.clear());
+        wakes.wake();
+        assert!(waker.clear());
+        let answer = ticket.take().unwrap();
+        assert_eq!((answer.result, answer.buffer.map(|b| b[511])), (Ok(()), Some(7)));
+        assert!(ticket.take().is_none());
+
+        // One that a library loses has failed.
+        drop(ticket.order(Call::Flush, (0, 0), None, &waker));
+        assert!(waker.clear());
+        assert_eq!(ticket.take().unwrap().result, Err(IoError::Os(Errno::IO)));
+    }
+
+    #[test]
+    fn each_worker_is_woken_once() {
+        let (ticket, waker) = (Arc::new(Ticket::default()), Waker::new().unwrap());
+        let mut wakes = Wakes::default();
+        for _ in 0..3 {
+            ticket.order(Call::Flush, (0, 0), None, &waker).answer(Ok(()), &mut wakes);
+        }
+        assert_eq!(wakes.0.len(), 1);
+    }
+}

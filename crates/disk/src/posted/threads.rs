@@ -1,0 +1,131 @@
+//! Threads for a library whose calls block.
+
+use super::order::{Order, Wakes};
+use crate::IoError;
+use kickless_io::Errno;
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+/// So many threads at most, as an engine has.
+const THREADS_MAX: usize = 16;
+
+/// Up to [`THREADS_MAX`] threads, started as they are needed. They end with this.
+pub(crate) struct Threads {
+    shared: Arc<Shared>,
+    name: &'static str,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Does an order, and waits for it.
+type Perform = dyn Fn(&mut Order) -> Result<(), IoError> + Send + Sync;
+
+struct Shared {
+    perform: Box<Perform>,
+    work: Mutex<Work>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Work {
+    orders: VecDeque<Order>,
+    /// Threads that wait for an order.
+    idle: usize,
+    stop: bool,
+}
+
+impl fmt::Debug for Threads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Threads").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Threads {
+    /// Threads of this name that do orders by `perform`; one is started, and there is always one.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub(crate) fn start(
+        name: &'static str,
+        perform: impl Fn(&mut Order) -> Result<(), IoError> + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let shared = Shared { perform: Box::new(perform), work: Mutex::default(), more: Condvar::new() };
+        let threads = Self { shared: Arc::new(shared), name, threads: Mutex::default() };
+        threads.add()?;
+        Ok(threads)
+    }
+
+    fn add(&self) -> io::Result<()> {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.len() < THREADS_MAX {
+            let shared = self.shared.clone();
+            let name = format!("{}-{}", self.name, threads.len());
+            threads.push(Builder::new().name(name).spawn(move || shared.run())?);
+        }
+        Ok(())
+    }
+
+    /// Has an order done.
+    pub(crate) fn post(&self, order: Order) {
+        let (idle, waiting) = {
+            let mut work = self.shared.lock();
+            work.orders.push_back(order);
+            (work.idle, work.orders.len())
+        };
+        self.shared.more.notify_one();
+        if waiting > idle {
+            // The host may refuse another; those that there are do the work as well.
+            let _ = self.add();
+        }
+    }
+}
+
+impl Drop for Threads {
+    /// What has been begun is done; what has not, has failed.
+    fn drop(&mut self) {
+        let rest = {
+            let mut work = self.shared.lock();
+            work.stop = true;
+            std::mem::take(&mut work.orders)
+        };
+        drop(rest);
+        self.shared.more.notify_all();
+        let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for thread in threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        while let Some(mut order) = self.next() {
+            // What an image holds can be anything, and a library's mistake about it is one request's failure.
+            let result = catch_unwind(AssertUnwindSafe(|| (self.perform)(&mut order)));
+            order.answer(result.unwrap_or(Err(IoError::Os(Errno::IO))), &mut Wakes::default());
+        }
+    }
+
+    /// Waits for an order; `None` when there will be none.
+    fn next(&self) -> Option<Order> {
+        let mut work = self.lock();
+        loop {
+            if work.stop {
+                return None;
+            }
+            if let Some(order) = work.orders.pop_front() {
+                return Some(order);
+            }
+            work.idle += 1;
+            work = self.more.wait(work).unwrap_or_else(PoisonError::into_inner);
+            work.idle -= 1;
+        }
+    }
+}

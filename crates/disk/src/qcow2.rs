@@ -1,0 +1,185 @@
+//! Images in QEMU's copy-on-write format, through the library `imago`.
+//!
+//! Whether an image is one is what the operator says, never what it contains: a guest could write the beginning of such an
+//! image, with the name of any file of the host's in it, onto a raw disk. For the same reason an image has to say what format
+//! the one under it has. Nothing but images in files is opened because an image asks for it.
+//!
+//! What of the image's tables has changed is written to the file, though not to stable storage, before a request that changed
+//! it is answered: a process that is killed has lost nothing that the guest was told is done.
+
+mod chain;
+
+use crate::file::{identity, open_file};
+use crate::posted::{Call, Order, Posted, Threads};
+use crate::{Error, IoError, Limits, Options, RangeLimits, SECTOR};
+use chain::Access;
+use imago::Mapping;
+use kickless_io::Errno;
+use std::fs::File;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Bytes of one discard or write of zeroes: nothing else goes on meanwhile.
+const RANGE_MAX: u64 = 1 << 30;
+
+/// An image, and the threads that the library's calls block.
+#[derive(Debug)]
+pub(crate) struct Qcow2 {
+    threads: Threads,
+    image: Arc<Image>,
+    identity: String,
+}
+
+/// What the threads share. Reads and writes hold the lock together; what takes clusters away holds it alone.
+#[derive(Debug)]
+struct Image {
+    path: PathBuf,
+    file: File,
+    /// The file is open for direct I/O.
+    direct: bool,
+    options: Options,
+    /// There once it is needed, and while it is ours.
+    access: RwLock<Option<Access>>,
+}
+
+impl Qcow2 {
+    /// Opens an image, and looks at it without writing to it: it may be another's still.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(crate) fn open(path: &Path, options: &Options) -> Result<(Self, Posted), Error> {
+        let (file, direct) = open_file(path, options)?;
+        let failed = |source| Error::Library { disk: format!("qcow2:{}", path.display()), source };
+        let identity = identity(&file.metadata().map_err(failed)?);
+        let image =
+            Image { path: path.to_owned(), file, direct, options: *options, access: RwLock::default() };
+        let seen = image.open(false).map_err(failed)?;
+        let size = seen.size() - seen.size() % SECTOR;
+        if size == 0 || size > i64::MAX as u64 {
+            return Err(Error::Size(seen.size()));
+        }
+        let limits = limits(&seen, options.read_only);
+        drop(seen);
+        let image = Arc::new(image);
+        let theirs = image.clone();
+        let threads = Threads::start("qcow2", move |order| theirs.perform(order)).map_err(failed)?;
+        Ok((Self { threads, image, identity }, Posted::new(limits, size, false)))
+    }
+
+    pub(crate) fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.image.file
+    }
+
+    pub(crate) fn post(&self, order: Order) {
+        self.threads.post(order);
+    }
+
+    /// Puts all that is known of the image into the file, and forgets it.
+    pub(crate) fn hand_over(&self) -> io::Result<()> {
+        let mut access = self.image.access.write().unwrap_or_else(PoisonError::into_inner);
+        match access.take() {
+            Some(access) if !self.image.options.read_only => access.flush().and_then(|()| access.sync()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads the image's tables anew: it may have been written elsewhere since.
+    pub(crate) fn take_over(&self) -> io::Result<()> {
+        let mut access = self.image.access.write().unwrap_or_else(PoisonError::into_inner);
+        *access = None;
+        *access = Some(self.image.open(!self.image.options.read_only)?);
+        Ok(())
+    }
+}
+
+fn limits(access: &Access, read_only: bool) -> Limits {
+    // Only images that have them can be told of zeroes and of what is not needed any more.
+    let clusters = access.inner().zero_granularity().filter(|_| !read_only);
+    let ranges = clusters.map(|cluster| RangeLimits::bytes(RANGE_MAX, cluster));
+    Limits {
+        discard: ranges,
+        write_zeroes: ranges.map(|ranges| RangeLimits { alignment: 1, ..ranges }),
+        zeroes_may_unmap: ranges.is_some(),
+        ..Limits::plain(read_only)
+    }
+}
+
+impl Image {
+    fn open(&self, writable: bool) -> io::Result<Access> {
+        let file = self.file.try_clone()?;
+        // What an image holds can be anything, and the library's mistakes about it are not to be the end of us.
+        catch_unwind(AssertUnwindSafe(|| chain::open(&self.path, file, self.direct, writable, &self.options)))
+            .unwrap_or_else(|_| Err(io::Error::other("the library cannot cope with it")))
+    }
+
+    /// Does an order.
+    fn perform(&self, order: &mut Order) -> Result<(), IoError> {
+        let (call, at, len) = (order.call, order.at, order.len);
+        let result = match call {
+            Call::Read => self.with(|access| access.read(order.bytes_mut(), at)),
+            Call::Write { .. } => self.with(|access| {
+                let changes = !is_allocated(access, at, len)?;
+                access.write(order.bytes(), at)?;
+                if changes { access.flush() } else { Ok(()) }
+            }),
+            Call::Flush => self.with(|access| access.flush().and_then(|()| access.sync())),
+            Call::Discard { .. } => self.alone(|access| {
+                access.discard_to_any(at, len)?;
+                access.flush()
+            }),
+            Call::Zeroes { unmap: true, .. } => self.alone(|access| {
+                access.discard_to_zero(at, len)?;
+                access.flush()
+            }),
+            Call::Zeroes { unmap: false, .. } => self.with(|access| {
+                access.write_zeroes(at, len)?;
+                access.flush()
+            }),
+        };
+        result.map_err(|error| {
+            tracing::debug!(image = %self.path.display(), ?call, at, len, %error, "the library fails a request");
+            let errno = error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
+            IoError::Os(errno)
+        })
+    }
+
+    /// Does something beside others.
+    fn with(&self, mut work: impl FnMut(&Access) -> io::Result<()>) -> io::Result<()> {
+        loop {
+            let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(access) = &*access {
+                return work(access);
+            }
+            drop(access);
+            self.alone(|_| Ok(()))?;
+        }
+    }
+
+    /// Does something while nobody else does anything.
+    fn alone(&self, work: impl FnOnce(&mut Access) -> io::Result<()>) -> io::Result<()> {
+        let mut access = self.access.write().unwrap_or_else(PoisonError::into_inner);
+        let access = match &mut *access {
+            Some(access) => access,
+            none => none.insert(self.open(!self.options.read_only)?),
+        };
+        work(access)
+    }
+}
+
+/// Whether all of a range can be written where it is, so that no table of the image changes.
+fn is_allocated(access: &Access, mut at: u64, len: u64) -> io::Result<bool> {
+    let end = at + len;
+    while at < end {
+        match access.get_mapping(at, end - at)? {
+            (Mapping::Raw { writable: true, .. }, here) if here > 0 => at += here,
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
+}

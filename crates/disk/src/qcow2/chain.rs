@@ -1,0 +1,97 @@
+//! An image and those under it.
+
+use crate::file::open_file;
+use crate::{Cache, Options};
+use imago::file::File as Storage;
+use imago::qcow2::Qcow2;
+use imago::raw::Raw;
+use imago::{FormatAccess, StorageOpenOptions};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// An image that is open, with all under it.
+pub(super) type Access = FormatAccess<Storage>;
+
+/// Images under one another at most: a chain that is a circle ends here.
+const DEPTH_MAX: usize = 64;
+
+/// Opens the image in `file`, and those under it.
+///
+/// # Errors
+/// What is wrong with one of them, as a sentence.
+pub(super) fn open(
+    path: &Path,
+    file: File,
+    direct: bool,
+    writable: bool,
+    options: &Options,
+) -> io::Result<Access> {
+    image(path, file, direct, writable, options.cache, 0)
+}
+
+fn storage(path: &Path, file: File, direct: bool, writable: bool) -> io::Result<Storage> {
+    let options = StorageOpenOptions::new().filename(path).write(writable).direct(direct);
+    Storage::from_open_file(file, options)
+}
+
+fn image(
+    path: &Path,
+    file: File,
+    direct: bool,
+    writable: bool,
+    cache: Cache,
+    depth: usize,
+) -> io::Result<Access> {
+    let mut image: Qcow2<Storage> = Qcow2::open_image(storage(path, file, direct, writable)?, writable)?;
+    if image.requires_external_data_file() {
+        return Err(io::Error::other("its data is in another file, which is not supported"));
+    }
+    image.set_data_file(None);
+    let under = match image.implicit_backing_file() {
+        None => None,
+        Some(name) => {
+            let format = image.implicit_backing_format().map(String::as_str);
+            let under = backing(path, name, format, cache, depth)
+                .map_err(|error| io::Error::other(format!("the image under it, {name:?}: {error}")))?;
+            Some(under)
+        }
+    };
+    image.set_backing(under);
+    Ok(FormatAccess::new(image))
+}
+
+/// Opens the image that the one at `path` names as the one under it, for reading.
+fn backing(path: &Path, name: &str, format: Option<&str>, cache: Cache, depth: usize) -> io::Result<Access> {
+    if depth >= DEPTH_MAX {
+        return Err(io::Error::other("there are too many under one another"));
+    }
+    let path = resolve(path, name)?;
+    let options = Options { read_only: true, cache };
+    let open = || open_file(&path, &options).map_err(io::Error::other);
+    match format {
+        Some("qcow2") => {
+            let (file, direct) = open()?;
+            image(&path, file, direct, false, cache, depth + 1)
+        }
+        Some("raw") => {
+            let (file, direct) = open()?;
+            let raw = Raw::open_image(storage(&path, file, direct, false)?, false)?;
+            Ok(FormatAccess::new(raw))
+        }
+        Some(other) => Err(io::Error::other(format!("its format {other:?} is not supported"))),
+        None => Err(io::Error::other(
+            "its format is not stated, and guessing it would let a guest choose it (qemu-img rebase -u -F FORMAT -b FILE states it)",
+        )),
+    }
+}
+
+/// Where an image is that the one at `path` calls by this name.
+fn resolve(path: &Path, name: &str) -> io::Result<PathBuf> {
+    // As QEMU tells them apart: what has a colon before any slash is a protocol.
+    let first = name.find([':', '/']).map(|at| name.as_bytes()[at]);
+    if first == Some(b':') {
+        return Err(io::Error::other("it is not in a file"));
+    }
+    Ok(path.parent().unwrap_or(Path::new("")).join(name))
+}

@@ -1,0 +1,137 @@
+//! NBD servers to try the client on.
+
+use kickless_disk::DiskSpec;
+use rustix::process::{Pid, Signal, kill_process};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// No server takes so long to start.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Which one, and how it is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// nbdkit, on a unix socket, with structured replies.
+    Nbdkit,
+    /// nbdkit, with simple replies.
+    NbdkitSimple,
+    /// qemu-nbd, over TCP.
+    Qemu,
+}
+
+pub const KINDS: [Kind; 3] = [Kind::Nbdkit, Kind::NbdkitSimple, Kind::Qemu];
+
+/// A server of one image, killed when this is dropped.
+pub struct Server {
+    kind: Kind,
+    extra: Vec<String>,
+    child: Child,
+    port: u16,
+    dir: TempDir,
+}
+
+impl Server {
+    /// One that serves an image with these contents; `extra` are further arguments.
+    pub fn start(kind: Kind, contents: &[u8], extra: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("image"), contents).unwrap();
+        let extra: Vec<String> = extra.iter().map(|&word| word.to_owned()).collect();
+        loop {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let mut child = command(kind, dir.path(), port, &extra).spawn().unwrap();
+            // Somebody else may have taken the port meanwhile.
+            if wait_for(kind, dir.path(), port, &mut child) {
+                return Self { kind, extra, child, port, dir };
+            }
+        }
+    }
+
+    pub fn image(&self) -> PathBuf {
+        self.dir.path().join("image")
+    }
+
+    /// A file beside the image.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Its address, with further parameters.
+    pub fn uri(&self, parameters: &str) -> String {
+        match self.kind {
+            Kind::Qemu => format!("nbd://127.0.0.1:{}/disk?{parameters}", self.port),
+            _ => format!("nbd+unix:///?socket={}&{parameters}", self.dir.path().join("sock").display()),
+        }
+    }
+
+    pub fn spec(&self, parameters: &str) -> DiskSpec {
+        DiskSpec::Nbd(self.uri(parameters).parse().unwrap())
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again, at the same address, with the same image.
+    pub fn restart(&mut self) {
+        self.kill();
+        let _ = std::fs::remove_file(self.dir.path().join("sock"));
+        self.child = command(self.kind, self.dir.path(), self.port, &self.extra).spawn().unwrap();
+        assert!(wait_for(self.kind, self.dir.path(), self.port, &mut self.child));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn command(kind: Kind, dir: &Path, port: u16, extra: &[String]) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).current_dir(dir);
+    match kind {
+        Kind::Nbdkit | Kind::NbdkitSimple => {
+            command.args(["nbdkit", "--foreground", "--unix", "sock"]).args(extra);
+            if kind == Kind::NbdkitSimple {
+                command.arg("--no-sr");
+            }
+            command.args(["file", "image"]);
+        }
+        Kind::Qemu => {
+            command.args(["qemu-nbd", "--persistent", "--shared=8", "--format=raw", "--export-name=disk"]);
+            command.args(["--discard=unmap", "--bind=127.0.0.1", &format!("--port={port}")]);
+            command.args(extra).arg("image");
+        }
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    command
+}
+
+/// Whether it accepts connections before it ends.
+fn wait_for(kind: Kind, dir: &Path, port: u16, child: &mut Child) -> bool {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let accepts = match kind {
+            Kind::Qemu => TcpStream::connect(("127.0.0.1", port)).is_ok(),
+            _ => UnixStream::connect(dir.join("sock")).is_ok(),
+        };
+        if accepts {
+            return true;
+        }
+        if child.try_wait().unwrap().is_some() {
+            return false;
+        }
+        assert!(Instant::now() < deadline, "the NBD server does not start");
+        thread::sleep(Duration::from_millis(5));
+    }
+}

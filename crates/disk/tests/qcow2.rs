@@ -1,0 +1,275 @@
+//! Images in QEMU's format: what they can do, which are refused, and images that lie.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![cfg(feature = "qcow2")]
+
+mod common;
+
+use common::qcow2::Image;
+use common::{Random, Worker, options};
+use kickless_disk::lock::ImageLock;
+use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request};
+use kickless_io::{EngineKind, Errno};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+const LEN: u64 = 1 << 20;
+const CACHES: [Cache; 2] = [Cache::None, Cache::Writeback];
+
+fn open(spec: &DiskSpec, cache: Cache) -> Result<Disk, Error> {
+    Disk::open(spec, &options(cache, false))
+}
+
+fn worker(disk: &Disk) -> Worker<'_> {
+    Worker::new(disk, EngineKind::Threads, 4)
+}
+
+fn on_extent(worker: &mut Worker<'_>, request: Request, offset: u64, len: u64, unmap: bool) {
+    worker.io(0).extents_mut().push(Extent { offset, len, unmap });
+    assert_eq!(worker.run(request), Ok(()));
+}
+
+fn space(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().blocks() * 512
+}
+
+/// What is said of an image that cannot be used.
+fn refused(path: &Path) -> String {
+    let said = open(&DiskSpec::Qcow2(path.to_owned()), Cache::None).unwrap_err().to_string();
+    assert!(said.contains(path.to_str().unwrap()), "{said}");
+    said
+}
+
+#[test]
+fn discards_and_zeroes() {
+    let contents = Random(1).bytes(LEN);
+    for cache in CACHES {
+        let image = Image::of(&contents, &[]);
+        let disk = open(&image.spec(), cache).unwrap();
+        let limits = disk.limits();
+        assert_eq!((disk.size(), limits.discard.unwrap().alignment), (LEN, 128));
+        assert!(limits.zeroes_may_unmap && limits.secure_erase.is_none());
+        let mut worker = worker(&disk);
+        let full = space(&image.path());
+        on_extent(&mut worker, Request::WriteZeroes { durable: false }, 64 << 10, 64 << 10, false);
+        on_extent(&mut worker, Request::WriteZeroes { durable: false }, 512, 1024, true);
+        assert!(space(&image.path()) + (16 << 10) > full, "the space was to be kept");
+        on_extent(&mut worker, Request::WriteZeroes { durable: true }, (192 << 10) + 512, 256 << 10, true);
+        on_extent(&mut worker, Request::Discard { durable: true }, 512 << 10, 256 << 10, false);
+        let mut expected = contents.clone();
+        for (start, len) in
+            [(64 << 10, 64 << 10), (512, 1024), ((192 << 10) + 512, 256 << 10), (512 << 10, 256 << 10)]
+        {
+            expected[start..start + len].fill(0);
+        }
+        assert!(worker.read(0, LEN as usize) == (Ok(()), expected.clone()));
+        assert_eq!(worker.flush(), Ok(()));
+        assert!(image.contents() == expected);
+        assert!(
+            space(&image.path()) + (300 << 10) < full,
+            "no space was given back: {} of {full}",
+            space(&image.path())
+        );
+    }
+}
+
+/// One of the format's second version has nothing to say that a cluster is zero with.
+#[test]
+fn an_old_image_has_no_discards() {
+    let contents = Random(1).bytes(LEN);
+    let image = Image::of(&contents, &["-o", "compat=0.10"]);
+    let disk = open(&image.spec(), Cache::None).unwrap();
+    assert_eq!((disk.limits().discard, disk.limits().write_zeroes), (None, None));
+    let mut worker = worker(&disk);
+    assert_eq!(worker.write(4096, &[9; 4096], 0), Ok(()));
+    let mut expected = contents;
+    expected[4096..8192].fill(9);
+    assert!(worker.read(0, LEN as usize) == (Ok(()), expected.clone()) && image.contents() == expected);
+}
+
+#[test]
+fn a_read_only_image_is_left_alone() {
+    let image = Image::of(&[3; 65536], &[]);
+    let before = fs::read(image.path()).unwrap();
+    let disk = Disk::open(&image.spec(), &options(Cache::None, true)).unwrap();
+    assert!(disk.limits().read_only && disk.limits().discard.is_none());
+    let mut worker = worker(&disk);
+    assert_eq!(worker.write(0, &[0; 512], 0), Err(IoError::ReadOnly));
+    assert_eq!(worker.read(512, 512), (Ok(()), vec![3; 512]));
+    assert_eq!(worker.flush(), Ok(()));
+    drop(worker);
+    assert!(disk.hand_over().is_ok());
+    drop(disk);
+    assert!(fs::read(image.path()).unwrap() == before);
+}
+
+/// Opening writes nothing: another host may still be using the image.
+#[test]
+fn who_takes_an_image_over_sees_what_was_written_elsewhere() {
+    let image = Image::of(&[1; 65536], &["-o", "cluster_size=4k"]);
+    let before = fs::read(image.path()).unwrap();
+    let [here, there] = [(); 2].map(|()| open(&image.spec(), Cache::None).unwrap());
+    assert!(fs::read(image.path()).unwrap() == before);
+    for round in 2..8 {
+        for disk in [&here, &there] {
+            disk.take_over().unwrap();
+            let mut worker = worker(disk);
+            let at = u64::from(round) * 8192;
+            assert_eq!(worker.read(0, 512).0, Ok(()));
+            assert_eq!(worker.write(at, &[round; 4096], 0), Ok(()));
+            on_extent(&mut worker, Request::Discard { durable: false }, 0, 4096, false);
+            assert_eq!(worker.write(0, &[round; 512], 0), Ok(()));
+            drop(worker);
+            disk.hand_over().unwrap();
+        }
+        let contents = image.contents();
+        assert!(
+            contents[..512] == [round; 512] && contents[usize::from(round) * 8192..][..4096] == [round; 4096]
+        );
+    }
+}
+
+/// As QEMU locks it.
+#[test]
+fn the_image_can_be_locked() {
+    let image = Image::of(&[1; 65536], &[]);
+    let disk = open(&image.spec(), Cache::None).unwrap();
+    let lock = ImageLock::acquire(disk.file().unwrap(), false).unwrap();
+    let mut command = std::process::Command::new("qemu-io");
+    let output = command.args(["-f", "qcow2", "-c", "write 0 512"]).arg(image.path()).output().unwrap();
+    assert!(
+        !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("lock"),
+        "{output:?}"
+    );
+    disk.take_over().unwrap();
+    assert_eq!(worker(&disk).write(0, &[2; 512], 0), Ok(()));
+    disk.hand_over().unwrap();
+    drop(lock);
+    assert!(image.contents()[..512] == [2; 512]);
+}
+
+#[test]
+fn disks_under_one_another() {
+    let contents = Random(4).bytes(LEN);
+    let image = Image::of(&contents, &[]);
+    image.img(&["create", "-f", "qcow2", "-b", "raw", "-F", "raw", "one"]);
+    image.img(&["create", "-f", "qcow2", "-b", "one", "-F", "qcow2", "two", "2M"]);
+    for cache in CACHES {
+        let disk = open(&DiskSpec::Qcow2(image.dir.path().join("two")), cache).unwrap();
+        assert_eq!(disk.size(), 2 * LEN);
+        let mut worker = worker(&disk);
+        let (result, bytes) = worker.read(0, 2 * LEN as usize);
+        assert_eq!(result, Ok(()));
+        assert!(bytes[..LEN as usize] == contents && bytes[LEN as usize..].iter().all(|&b| b == 0));
+    }
+    let disk = open(&DiskSpec::Qcow2(image.dir.path().join("two")), Cache::None).unwrap();
+    let mut worker = worker(&disk);
+    assert_eq!(worker.write(512, &[8; 1024], 0), Ok(()));
+    on_extent(&mut worker, Request::Discard { durable: false }, 64 << 10, 64 << 10, false);
+    let (_, bytes) = worker.read(0, 128 << 10);
+    assert!(bytes[512..1536] == [8; 1024] && bytes[..512] == contents[..512]);
+    assert!(bytes[64 << 10..].iter().all(|&b| b == 0), "what was discarded is not what is under it");
+    assert!(fs::read(image.dir.path().join("raw")).unwrap() == contents);
+}
+
+/// What a guest writes to a raw disk is never looked at for what it might be.
+#[test]
+fn a_raw_disk_stays_one() {
+    let secret = Image::of(&[0x5e; 65536], &[]);
+    let image = Image::of(&[0; 65536], &[]);
+    image.img(&["create", "-f", "qcow2", "-b", secret.path().to_str().unwrap(), "-F", "qcow2", "guest"]);
+    let header = fs::read(image.dir.path().join("guest")).unwrap();
+    let path = image.dir.path().join("guest");
+    let disk = open(&DiskSpec::File(path), Cache::Writeback).unwrap();
+    let len = disk.size() as usize;
+    assert!(worker(&disk).read(0, len) == (Ok(()), header[..len].to_vec()));
+}
+
+#[test]
+fn images_that_are_refused() {
+    let image = Image::of(&[1; 65536], &[]);
+    let make = |name: &str, words: &[&str]| {
+        image.img(&[&["create", "-q", "-f", "qcow2"], words].concat());
+        let said = refused(&image.dir.path().join(name));
+        println!("{name}: {said}");
+        said
+    };
+    assert!(refused(&image.dir.path().join("raw")).contains("cannot be used"));
+    assert!(make("data", &["-o", "data_file=other", "data", "1M"]).contains("another file"));
+    assert!(make("json", &["-u", "-b", "json:{}", "-F", "raw", "json", "1M"]).contains("not in a file"));
+    assert!(make("url", &["-u", "-b", "nbd://h/x", "-F", "raw", "url", "1M"]).contains("not in a file"));
+    assert!(make("gone", &["-u", "-b", "nothing", "-F", "raw", "gone", "1M"]).contains("nothing"));
+    assert!(make("vmdk", &["-u", "-b", "raw", "-F", "vmdk", "vmdk", "1M"]).contains("vmdk"));
+    assert!(make("circle", &["-u", "-b", "circle", "-F", "qcow2", "circle", "1M"]).contains("too many"));
+    assert!(make("pipe", &["-u", "-b", "/dev/null", "-F", "raw", "pipe", "1M"]).contains("character device"));
+    let secret = [
+        "--object",
+        "secret,id=s,data=x",
+        "-o",
+        "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10",
+    ];
+    image.img(&[&["create", "-q", "-f", "qcow2"], &secret[..], &["crypt", "1M"]].concat());
+    refused(&image.dir.path().join("crypt"));
+    image.img(&["create", "-q", "-f", "qcow2", "-u", "-b", "raw", "-F", "raw", "unsaid", "1M"]);
+    // Takes the format's name away, as old programs leave it out.
+    let path = image.dir.path().join("unsaid");
+    let mut bytes = fs::read(&path).unwrap();
+    let at = bytes.windows(4).position(|w| w == 0xe279_2aca_u32.to_be_bytes()).unwrap();
+    bytes[at..at + 4].copy_from_slice(&0x1234_5678_u32.to_be_bytes());
+    fs::write(&path, bytes).unwrap();
+    assert!(refused(&path).contains("not stated"));
+    // Its tables were not written when it was used last.
+    let path = image.path();
+    File::options().write(true).open(&path).unwrap().write_all_at(&[1], 79).unwrap();
+    assert!(refused(&path).contains("feature"));
+}
+
+/// Any byte of the tables can be any other. Nothing is read that is not there, and every request ends.
+#[test]
+fn images_that_lie() {
+    let contents = Random(5).bytes(256 << 10);
+    let image = Image::of(&contents, &["-o", "cluster_size=4k"]);
+    let sound = fs::read(image.path()).unwrap();
+    let tables: Vec<usize> = (0..sound.len()).filter(|&at| sound[at] != 0 && at < 20 << 10).collect();
+    let mut random = Random(6);
+    let (mut opened, mut failed) = (0, 0);
+    for round in 0..300 {
+        let mut bytes = sound.clone();
+        for _ in 0..random.from(1..4) {
+            let at = match random.from(0..4) {
+                0 => random.from(0..112) as usize,
+                1 => random.from(0..20 << 10) as usize,
+                _ => tables[random.from(0..tables.len() as u64) as usize],
+            };
+            bytes[at] = random.next() as u8;
+        }
+        fs::write(image.path(), &bytes).unwrap();
+        let Ok(disk) = open(&image.spec(), CACHES[round % 2]) else { continue };
+        opened += 1;
+        let mut worker = worker(&disk);
+        let len = disk.size().min(256 << 10);
+        for at in (0..len).step_by(16 << 10) {
+            let here = (len - at).min(16 << 10) as usize;
+            failed += usize::from(worker.read(at, here).0.is_err());
+            failed += usize::from(worker.write(at, &vec![1; here.min(8192)], 0).is_err());
+        }
+        let _ = worker.flush();
+    }
+    println!("{opened} of 300 images could be opened, {failed} requests to them failed");
+    assert!(opened > 20 && failed > 0);
+}
+
+#[test]
+fn faults_before_an_image() {
+    let image = Image::of(&[3; 65536], &[]);
+    let rules = "eio@0-7,delay=5ms@write,reorder@flush".parse().unwrap();
+    let disk = open(&DiskSpec::Fault(rules, Box::new(image.spec())), Cache::None).unwrap();
+    let mut worker = worker(&disk);
+    assert_eq!(worker.read(0, 512).0, Err(IoError::Os(Errno::IO)));
+    assert_eq!(worker.write(4096, &[7; 4096], 0), Ok(()));
+    assert_eq!(worker.flush(), Ok(()));
+    assert_eq!(worker.read(4096, 1024), (Ok(()), vec![7; 1024]));
+    let rules = "short@1%".parse().unwrap();
+    let refused = open(&DiskSpec::Fault(rules, Box::new(image.spec())), Cache::None).unwrap_err();
+    assert!(matches!(refused, Error::Fault { under: "qcow2:", .. }));
+}
