@@ -15,14 +15,19 @@ use crate::{Error, IoError, Limits, Options, RangeLimits, SECTOR};
 use chain::Access;
 use imago::Mapping;
 use kickless_io::Errno;
+use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Bytes of one discard or write of zeroes: nothing else goes on meanwhile.
 const RANGE_MAX: u64 = 1 << 30;
+
+/// Bytes of it at a time: their places in the file are listed.
+const PUNCHED_MAX: u64 = 64 << 20;
 
 /// An image, and the threads that the library's calls block.
 #[derive(Debug)]
@@ -129,14 +134,8 @@ impl Image {
                 if changes { access.flush() } else { Ok(()) }
             }),
             Call::Flush => self.with(|access| access.flush().and_then(|()| access.sync())),
-            Call::Discard { .. } => self.alone(|access| {
-                access.discard_to_any(at, len)?;
-                access.flush()
-            }),
-            Call::Zeroes { unmap: true, .. } => self.alone(|access| {
-                access.discard_to_zero(at, len)?;
-                access.flush()
-            }),
+            Call::Discard { .. } => self.give_back(at, len, Access::discard_to_any),
+            Call::Zeroes { unmap: true, .. } => self.give_back(at, len, Access::discard_to_zero),
             Call::Zeroes { unmap: false, .. } => self.with(|access| {
                 access.write_zeroes(at, len)?;
                 access.flush()
@@ -147,6 +146,33 @@ impl Image {
             let errno = error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
             IoError::Os(errno)
         })
+    }
+
+    /// Takes clusters away by `discard`, and their space in the file: the library keeps that for others of this image.
+    fn give_back(
+        &self,
+        mut at: u64,
+        len: u64,
+        discard: fn(&mut Access, u64, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let end = at + len;
+        while at < end {
+            let here = (end - at).min(PUNCHED_MAX);
+            self.alone(|access| {
+                let holes = places(access, at, here)?;
+                discard(access, at, here)?;
+                access.flush()?;
+                // From here on nothing of the image refers to them, and nobody can take them before we let go.
+                for Range { start, end } in holes {
+                    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                    // Where the file system cannot, they are still there for others.
+                    let _ = fallocate(&self.file, flags, start, end - start);
+                }
+                Ok(())
+            })?;
+            at += here;
+        }
+        Ok(())
     }
 
     /// Does something beside others.
@@ -170,6 +196,27 @@ impl Image {
         };
         work(access)
     }
+}
+
+/// Where in the file the whole clusters of a range are that belong to this range alone.
+fn places(access: &Access, at: u64, len: u64) -> io::Result<Vec<Range<u64>>> {
+    let mut places: Vec<Range<u64>> = Vec::new();
+    let Some(cluster) = access.inner().zero_granularity() else { return Ok(places) };
+    let (mut at, end) = (at.next_multiple_of(cluster), (at + len) / cluster * cluster);
+    while at < end {
+        let (mapping, here) = access.get_mapping(at, end - at)?;
+        if here == 0 {
+            break;
+        }
+        if let Mapping::Raw { writable: true, offset, .. } = mapping {
+            match places.last_mut() {
+                Some(last) if last.end == offset => last.end += here,
+                _ => places.push(offset..offset + here),
+            }
+        }
+        at += here;
+    }
+    Ok(places)
 }
 
 /// Whether all of a range can be written where it is, so that no table of the image changes.

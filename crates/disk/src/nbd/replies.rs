@@ -11,6 +11,9 @@ const STAGE_BYTES: usize = 16 << 10;
 /// Bytes of what a server may say about an error.
 const ERROR_BYTES_MAX: u32 = 4096 + 16;
 
+/// `NBD_EIO`.
+const ERROR_IO: u32 = 5;
+
 /// Where in the stream of replies we are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -253,8 +256,9 @@ impl Replies {
             }
             CHUNK_NONE => self.ended(place, done, flights, wakes),
             _ => {
-                // An error without a number is one as well.
-                flight.error.get_or_insert(u32_at(&self.stage, at).max(1));
+                let error = u32_at(&self.stage, at);
+                // One without a number is an error as well.
+                flight.error.get_or_insert(if error == 0 { ERROR_IO } else { error });
                 self.state = State::Skip { place, left: rest, done };
             }
         }

@@ -5,7 +5,7 @@ use crate::{Cache, Options};
 use imago::file::File as Storage;
 use imago::qcow2::Qcow2;
 use imago::raw::Raw;
-use imago::{FormatAccess, StorageOpenOptions};
+use imago::{FormatAccess, StorageExt, StorageOpenOptions};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,27 @@ pub(super) type Access = FormatAccess<Storage>;
 
 /// Images under one another at most: a chain that is a circle ends here.
 const DEPTH_MAX: usize = 64;
+
+/// Where the header says how the data is encrypted, a number of 32 bits; 0: it is not. The library does not look there.
+const CRYPT_METHOD: u64 = 32;
+
+/// What is wrong with an image that another names as the one under it.
+#[derive(Debug, thiserror::Error)]
+#[error("an image under it, {name:?}: {error}")]
+struct Under {
+    name: String,
+    error: io::Error,
+}
+
+impl Under {
+    /// The innermost alone is named.
+    fn said(name: &str, error: io::Error) -> io::Error {
+        if error.get_ref().is_some_and(|inner| inner.is::<Self>()) {
+            return error;
+        }
+        io::Error::other(Self { name: name.to_owned(), error })
+    }
+}
 
 /// Opens the image in `file`, and those under it.
 ///
@@ -43,7 +64,13 @@ fn image(
     cache: Cache,
     depth: usize,
 ) -> io::Result<Access> {
-    let mut image: Qcow2<Storage> = Qcow2::open_image(storage(path, file, direct, writable)?, writable)?;
+    let storage = storage(path, file, direct, writable)?;
+    let mut method = [0; 4];
+    storage.read(&mut method[..], CRYPT_METHOD)?;
+    if method != [0; 4] {
+        return Err(io::Error::other("it is encrypted, which is not supported"));
+    }
+    let mut image: Qcow2<Storage> = Qcow2::open_image(storage, writable)?;
     if image.requires_external_data_file() {
         return Err(io::Error::other("its data is in another file, which is not supported"));
     }
@@ -52,9 +79,7 @@ fn image(
         None => None,
         Some(name) => {
             let format = image.implicit_backing_format().map(String::as_str);
-            let under = backing(path, name, format, cache, depth)
-                .map_err(|error| io::Error::other(format!("the image under it, {name:?}: {error}")))?;
-            Some(under)
+            Some(backing(path, name, format, cache, depth).map_err(|error| Under::said(name, error))?)
         }
     };
     image.set_backing(under);

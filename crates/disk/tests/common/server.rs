@@ -2,6 +2,7 @@
 
 use kickless_disk::DiskSpec;
 use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ impl Server {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("image"), contents).unwrap();
         let extra: Vec<String> = extra.iter().map(|&word| word.to_owned()).collect();
-        loop {
+        for _ in 0..10 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let mut child = command(kind, dir.path(), port, &extra).spawn().unwrap();
             // Somebody else may have taken the port meanwhile.
@@ -49,6 +50,7 @@ impl Server {
                 return Self { kind, extra, child, port, dir };
             }
         }
+        panic!("no NBD server: {}", std::fs::read_to_string(dir.path().join("said")).unwrap());
     }
 
     pub fn image(&self) -> PathBuf {
@@ -101,11 +103,13 @@ fn command(kind: Kind, dir: &Path, port: u16, extra: &[String]) -> Command {
     command.args(["--pdeathsig", "KILL", "--"]).current_dir(dir);
     match kind {
         Kind::Nbdkit | Kind::NbdkitSimple => {
-            command.args(["nbdkit", "--foreground", "--unix", "sock"]).args(extra);
+            let (options, parameters): (Vec<_>, Vec<_>) =
+                extra.iter().partition(|word| word.starts_with('-'));
+            command.args(["nbdkit", "--foreground", "--unix", "sock"]).args(options);
             if kind == Kind::NbdkitSimple {
                 command.arg("--no-sr");
             }
-            command.args(["file", "image"]);
+            command.args(["file", "image"]).args(parameters);
         }
         Kind::Qemu => {
             command.args(["qemu-nbd", "--persistent", "--shared=8", "--format=raw", "--export-name=disk"]);
@@ -113,7 +117,8 @@ fn command(kind: Kind, dir: &Path, port: u16, extra: &[String]) -> Command {
             command.args(extra).arg("image");
         }
     }
-    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let said = File::create(dir.join("said")).unwrap();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said);
     command
 }
 
