@@ -11,7 +11,11 @@ use rig::{Ask, Data, ENGINES, Rig, Status, UNANSWERED, blk as device, open};
 use std::collections::HashMap;
 use std::io::Write;
 use std::ops::Range;
-use tempfile::NamedTempFile;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::thread;
+use std::time::Duration;
+use tempfile::{NamedTempFile, TempDir};
 
 const SECTORS: u64 = 256;
 
@@ -114,6 +118,57 @@ fn fault() -> impl Strategy<Value = String> {
     (what, 1..40u32, of).prop_map(|(what, percent, of)| format!("{what}@{percent}%{of}"))
 }
 
+/// Makes an empty qcow2 image of a raw one.
+fn as_qcow2(path: &Path) -> DiskSpec {
+    let mut made = Command::new("qemu-img");
+    made.args(["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k"]).arg(path);
+    assert!(made.arg((SECTORS * 512).to_string()).status().unwrap().success());
+    DiskSpec::Qcow2(path.to_owned())
+}
+
+/// A server of an image, until this is dropped.
+struct NbdServer {
+    child: Child,
+    dir: TempDir,
+}
+
+impl NbdServer {
+    fn start(image: &Path) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = Command::new("setpriv");
+        command.args([
+            "--pdeathsig",
+            "KILL",
+            "--",
+            "nbdkit",
+            "--foreground",
+            "--unix",
+            "sock",
+            "--pidfile",
+            "there",
+        ]);
+        let child = command.current_dir(dir.path()).arg("file").arg(image).spawn().unwrap();
+        let mut server = Self { child, dir };
+        while !server.dir.path().join("there").exists() {
+            assert!(server.child.try_wait().unwrap().is_none(), "there is no NBD server");
+            thread::sleep(Duration::from_millis(2));
+        }
+        server
+    }
+
+    fn spec(&self) -> DiskSpec {
+        let socket = self.dir.path().join("sock");
+        DiskSpec::Nbd(format!("nbd+unix:///?socket={}", socket.display()).parse().unwrap())
+    }
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// What is known of each sector: the value of all of its bytes.
 struct Model(Vec<Option<u8>>);
 
@@ -173,18 +228,24 @@ proptest! {
         engine in prop::sample::select(&ENGINES[..]),
         (depth, packed, writeback, seed) in (1u32..80, any::<bool>(), any::<bool>(), any::<u32>()),
         faults in prop::collection::vec(fault(), 0..4),
-        in_memory: bool,
+        kind in 0..5,
         batches in prop::collection::vec(prop::collection::vec(case(), 1..40), 1..12),
     ) {
         let mut image = NamedTempFile::new().unwrap();
         image.write_all(&[0; SECTORS as usize * 512]).unwrap();
-        let under = match in_memory {
-            true => DiskSpec::Memory(SECTORS * 512),
-            false => DiskSpec::File(image.path().into()),
+        let server;
+        let under = match kind {
+            0 => DiskSpec::Memory(SECTORS * 512),
+            1 => as_qcow2(image.path()),
+            2 => {
+                server = NbdServer::start(image.path());
+                server.spec()
+            }
+            _ => DiskSpec::File(image.path().into()),
         };
-        // A disk that answers at once has no short transfers.
+        // Only of files are the transfers the kernel's, which can be short.
         let rules: Vec<_> = faults.into_iter()
-            .filter(|rule| !in_memory || !(rule.starts_with("short") || rule.starts_with("eagain")))
+            .filter(|rule| kind > 2 || !(rule.starts_with("short") || rule.starts_with("eagain")))
             .chain([format!("seed={seed}")])
             .collect();
         let spec = match rules.len() {

@@ -37,7 +37,7 @@ pub(crate) struct Qcow2 {
     identity: String,
 }
 
-/// What the threads share. Reads and writes hold the lock together; what takes clusters away holds it alone.
+/// What the threads share. Reads and writes hold the lock together; what zeroes clusters or takes them away holds it alone.
 #[derive(Debug)]
 struct Image {
     path: PathBuf,
@@ -136,7 +136,8 @@ impl Image {
             Call::Flush => self.with(|access| access.flush().and_then(|()| access.sync())),
             Call::Discard { .. } => self.give_back(at, len, Access::discard_to_any),
             Call::Zeroes { unmap: true, .. } => self.give_back(at, len, Access::discard_to_zero),
-            Call::Zeroes { unmap: false, .. } => self.with(|access| {
+            // It looks whether the rest of a cluster is zero and then zeroes all of it: nobody may write there in between.
+            Call::Zeroes { unmap: false, .. } => self.alone(|access| {
                 access.write_zeroes(at, len)?;
                 access.flush()
             }),

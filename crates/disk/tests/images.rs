@@ -8,11 +8,13 @@ use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use std::any::Any;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 const CACHES: [Cache; 2] = [Cache::None, Cache::Writeback];
@@ -22,15 +24,35 @@ fn open(path: &Path, cache: Cache, read_only: bool) -> Result<Disk, Error> {
     Disk::open(&DiskSpec::File(path.to_owned()), &options(cache, read_only))
 }
 
-/// One disk of each kind, of so many bytes, and what each is called.
-fn each_kind(len: u64, read_only: bool) -> Vec<(String, Disk)> {
-    let image = image(&vec![0; len as usize]);
-    let specs = [DiskSpec::File(image.path().into()), DiskSpec::Null(len), DiskSpec::Memory(len)];
-    let all = specs.iter().flat_map(|spec| CACHES.map(|cache| (spec, cache)));
-    all.map(|(spec, cache)| {
-        (format!("{spec:?} {cache}"), Disk::open(spec, &options(cache, read_only)).unwrap())
-    })
-    .collect()
+/// One disk of each kind, of so many bytes, what each is called, and what it needs to be there.
+fn each_kind(len: u64, read_only: bool) -> Vec<(String, Disk, Box<dyn Any>)> {
+    let contents = vec![0; len as usize];
+    let image = image(&contents);
+    #[allow(unused_mut, reason = "there may be no more")]
+    let mut specs: Vec<(DiskSpec, Box<dyn Any>)> = vec![
+        (DiskSpec::File(image.path().into()), Box::new(image)),
+        (DiskSpec::Null(len), Box::new(())),
+        (DiskSpec::Memory(len), Box::new(())),
+    ];
+    #[cfg(feature = "qcow2")]
+    {
+        let image = common::qcow2::Image::of(&contents, &[]);
+        specs.push((image.spec(), Box::new(image)));
+    }
+    #[cfg(feature = "nbd")]
+    for kind in common::server::KINDS {
+        let server = common::server::Server::start(kind, &contents, &[]);
+        specs.push((server.spec(""), Box::new(server)));
+    }
+    let mut disks = Vec::new();
+    for (spec, kept) in specs {
+        let kept = Rc::new(kept);
+        for cache in CACHES {
+            let disk = Disk::open(&spec, &options(cache, read_only)).unwrap();
+            disks.push((format!("{spec:?} {cache}"), disk, Box::new(kept.clone()) as Box<dyn Any>));
+        }
+    }
+    disks
 }
 
 /// Every line that is logged while `f` runs.
@@ -140,7 +162,7 @@ fn an_odd_length_is_rounded_down() {
 #[test]
 fn only_whole_sectors_of_the_disk() {
     const SIZE: u64 = 64 << 10;
-    for (name, disk) in each_kind(SIZE, false) {
+    for (name, disk, _kept) in each_kind(SIZE, false) {
         assert_eq!((disk.size(), disk.limits().read_only), (SIZE, false), "{name}");
         let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
         for (offset, len, result) in [
@@ -164,15 +186,15 @@ fn only_whole_sectors_of_the_disk() {
             assert_eq!(worker.read(offset, len).0, result, "{name}: read {len} at {offset}");
         }
         assert_eq!(worker.flush(), Ok(()));
-        if let Some(file) = disk.file() {
-            assert_eq!(file.metadata().unwrap().len(), SIZE);
+        if let Disk::File(_) = disk {
+            assert_eq!(disk.file().unwrap().metadata().unwrap().len(), SIZE);
         }
     }
 }
 
 #[test]
 fn a_read_only_disk_takes_no_writes() {
-    for (name, disk) in each_kind(64 << 10, true) {
+    for (name, disk, _kept) in each_kind(64 << 10, true) {
         assert!(disk.limits().read_only);
         let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
         let view = guest(4096);
@@ -264,7 +286,7 @@ fn disks_can_be_told_from_one_another() {
 
 #[test]
 fn a_disk_can_be_handed_over_and_taken_over() {
-    for (name, disk) in [false, true].into_iter().flat_map(|read_only| each_kind(4096, read_only)) {
+    for (name, disk, _kept) in [false, true].into_iter().flat_map(|read_only| each_kind(65536, read_only)) {
         assert!(disk.hand_over().is_ok() && disk.take_over().is_ok(), "{name}");
     }
 }
