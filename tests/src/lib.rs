@@ -7,6 +7,7 @@ pub mod driver;
 pub mod driver_load;
 pub mod driver_packed;
 pub mod driver_request;
+pub mod elsewhere;
 pub mod frontend;
 pub mod frontend_iommu;
 pub mod frontend_log;

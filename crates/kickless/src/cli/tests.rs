@@ -110,6 +110,21 @@ fn faults_are_written_before_their_disk() {
 }
 
 #[test]
+fn disks_that_are_not_raw_images() {
+    for text in ["qcow2:/srv/a:b.qcow2", "nbd://host:1/disk", "nbd+unix:///?socket=/run/nbd.sock&reconnect-delay=5"] {
+        let service = service(&format!("kickless blk --fd=3 --incoming --blk-file={text}"));
+        assert_eq!(service.devices[0].disk.blk_file.to_string(), text);
+        let faulty = values::parse_blk_file(format!("fault:eio@1%:{text}").into()).unwrap();
+        let BlkFile::Fault(fault) = faulty else { panic!("{text}") };
+        assert_eq!(fault.under, service.devices[0].disk.blk_file);
+    }
+    // These are names of files.
+    for text in ["nbd:host", "qcow2/a", "./qcow2:a"] {
+        assert_eq!(values::parse_blk_file(text.into()), Ok(BlkFile::Path(text.into())));
+    }
+}
+
+#[test]
 fn help_and_version_are_no_mistakes() {
     for line in ["kickless --help", "kickless --version", "kickless blk --help", "kickless-blk -h"] {
         assert!(matches!(parsed(line), Ok(Request::Print(_))), "{line}");
@@ -135,6 +150,10 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --fd=3 --blk-file=null:1000", "512"),
         ("kickless blk --fd=3 --blk-file=mem:9E", "too large"),
         ("kickless blk --fd=3 --blk-file=a --blk-file=b", "--blk-file"),
+        ("kickless blk --fd=3 --blk-file=qcow2:", "qcow2:PATH"),
+        ("kickless blk --fd=3 --blk-file=nbd:///disk", "not a host"),
+        ("kickless blk --fd=3 --blk-file=nbd+unix:///disk", "?socket=PATH"),
+        ("kickless blk --fd=3 --blk-file=nbds://host/disk", "TLS"),
         ("kickless blk --fd=3 --blk-file=fault:a", "fault:RULES:DISK"),
         ("kickless blk --fd=3 --blk-file=fault::a", "needs rules"),
         ("kickless blk --fd=3 --blk-file=fault:fire:a", "no fault"),

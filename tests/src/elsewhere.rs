@@ -1,0 +1,144 @@
+//! Disks that are not raw images: images in QEMU's format, and NBD servers.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::daemon::dying_with_us;
+
+/// No server takes so long to start.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs `qemu-img`.
+///
+/// # Errors
+/// It fails.
+pub fn qemu_img(words: &[&str], paths: &[&Path]) -> Result<()> {
+    let output = Command::new("qemu-img").args(words).args(paths).output().context("cannot run qemu-img")?;
+    ensure!(output.status.success(), "qemu-img {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// Which server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// nbdkit, on a unix socket.
+    Nbdkit,
+    /// qemu-nbd, over TCP.
+    Qemu,
+}
+
+/// A running server of a raw image; killed when dropped.
+pub struct NbdServer {
+    kind: Kind,
+    image: PathBuf,
+    child: Child,
+    port: u16,
+    dir: TempDir,
+}
+
+impl NbdServer {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(kind: Kind, image: &Path) -> Result<NbdServer> {
+        let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
+        for _ in 0..10 {
+            let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+            let mut child = spawn(kind, image, dir.path(), port)?;
+            // Somebody else may have taken the port meanwhile.
+            if starts(dir.path(), &mut child)? {
+                return Ok(NbdServer { kind, image: image.to_owned(), child, port, dir });
+            }
+        }
+        bail!("{kind:?} does not start")
+    }
+
+    /// Its address; requests wait for so many seconds when it has gone.
+    pub fn uri(&self, seconds: u32) -> String {
+        match self.kind {
+            Kind::Qemu => format!("nbd://127.0.0.1:{}/disk?reconnect-delay={seconds}", self.port),
+            Kind::Nbdkit => {
+                let socket = self.dir.path().join("sock");
+                format!("nbd+unix:///?socket={}&reconnect-delay={seconds}", socket.display())
+            }
+        }
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill_process(Pid::from_child(&self.child), signal)?)
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn kill(&mut self) -> Result<()> {
+        let _ = self.child.kill();
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Ends it, and starts it again with the same image at the same address.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn restart(&mut self) -> Result<()> {
+        self.kill()?;
+        for name in ["sock", "there"] {
+            let _ = std::fs::remove_file(self.dir.path().join(name));
+        }
+        self.child = spawn(self.kind, &self.image, self.dir.path(), self.port)?;
+        ensure!(starts(self.dir.path(), &mut self.child)?, "{:?} does not start again", self.kind);
+        Ok(())
+    }
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}
+
+fn spawn(kind: Kind, image: &Path, dir: &Path, port: u16) -> Result<Child> {
+    let mut command = match kind {
+        Kind::Nbdkit => {
+            let mut command = dying_with_us("nbdkit");
+            command.args(["--foreground", "--unix=sock", "--pidfile=there", "file"]).arg(image);
+            command
+        }
+        Kind::Qemu => {
+            let mut command = dying_with_us("qemu-nbd");
+            command.args(["--persistent", "--shared=8", "--format=raw", "--export-name=disk"]);
+            command.args(["--discard=unmap", "--pid-file=there", "--bind=127.0.0.1"]);
+            command.arg(format!("--port={port}")).arg(image);
+            command
+        }
+    };
+    command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null());
+    command.spawn().with_context(|| format!("cannot run {kind:?}"))
+}
+
+/// Whether it listens before it ends: it writes its process id then.
+fn starts(dir: &Path, child: &mut Child) -> Result<bool> {
+    let deadline = Instant::now() + LIMIT;
+    while std::fs::metadata(dir.join("there")).map_or(0, |file| file.len()) == 0 {
+        if child.try_wait()?.is_some() {
+            return Ok(false);
+        }
+        ensure!(Instant::now() < deadline, "the NBD server does not start");
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(true)
+}

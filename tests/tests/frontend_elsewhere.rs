@@ -1,0 +1,142 @@
+//! Servers and images that leave a session in the lurch.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::fs::File;
+use std::time::Instant;
+
+use kickless_spec::blk;
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::driver_request::{Layout, Request, pattern};
+use kickless_tests::elsewhere::{Kind, NbdServer, qemu_img};
+use kickless_tests::frontend::LIMIT;
+use kickless_tests::frontend_machine::{Machine, Shape};
+use kickless_tests::guest::image_dir;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+const SIZE: u64 = 16 << 20;
+
+fn serve(disk: &str) -> Daemon {
+    Daemon::start(&DaemonConfig { program: Program::Kickless, ..DaemonConfig::new(disk) }).unwrap()
+}
+
+/// A daemon over a server of an empty image, which requests wait a second for.
+fn served(kind: Kind) -> (TempDir, NbdServer, Daemon) {
+    let dir = image_dir().unwrap();
+    let image = dir.path().join("disk.img");
+    File::create_new(&image).unwrap().set_len(SIZE).unwrap();
+    let server = NbdServer::start(kind, &image).unwrap();
+    let daemon = serve(&server.uri(1));
+    (dir, server, daemon)
+}
+
+fn shapes() -> [Shape; 2] {
+    [false, true].map(|packed| Shape { queues: 2, packed, ..Shape::default() })
+}
+
+/// Puts a request into the ring of a queue and does not wait for it.
+fn submit(machine: &mut Machine, queue: usize, request: &Request) {
+    let buffers = machine.places[queue].lay_out(&machine.ram, request, Layout::Usual).unwrap();
+    machine.queues[queue].submit(&machine.ram, &buffers, None).unwrap();
+    machine.queues[queue].flush();
+}
+
+/// The status of the one request of a queue.
+fn status(machine: &mut Machine, queue: usize, request: &Request) -> u8 {
+    let used = machine.queues[queue].wait_used(Instant::now() + LIMIT).unwrap();
+    machine.places[queue].outcome(&machine.ram, request, used.len).unwrap().status
+}
+
+#[test]
+fn a_server_that_stands_still_holds_requests_but_no_stop() {
+    for (kind, shape) in [Kind::Nbdkit, Kind::Qemu].into_iter().zip(shapes()) {
+        let (_dir, server, daemon) = served(kind);
+        let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
+        let data = pattern(1, 4096);
+        machine.write(0, 8, &data).unwrap();
+        let read = Request::read(8, 4096);
+
+        server.signal(Signal::STOP).unwrap();
+        submit(&mut machine, 0, &read);
+        server.signal(Signal::CONT).unwrap();
+        assert_eq!(status(&mut machine, 0, &read), blk::S_OK, "{kind:?}");
+
+        server.signal(Signal::STOP).unwrap();
+        submit(&mut machine, 0, &read);
+        submit(&mut machine, 1, &Request::write(64, &data));
+        machine.stop().unwrap();
+        assert_eq!(status(&mut machine, 0, &read), blk::S_IOERR, "{kind:?}");
+        assert_eq!(status(&mut machine, 1, &Request::write(64, &data)), blk::S_IOERR, "{kind:?}");
+        drop(machine);
+
+        // Nor does it hold up the end of the process.
+        let mut next = Machine::start(daemon.socket(), &shape).unwrap();
+        submit(&mut next, 0, &read);
+        let (ended, _) = daemon.stop().unwrap();
+        assert_eq!(ended.code(), Some(0), "{kind:?}");
+        server.signal(Signal::CONT).unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_and_comes_back() {
+    for (kind, shape) in [Kind::Nbdkit, Kind::Qemu].into_iter().zip(shapes()) {
+        let (_dir, mut server, mut daemon) = served(kind);
+        let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
+        let data = pattern(2, 4096);
+        machine.write(0, 8, &data).unwrap();
+        server.kill().unwrap();
+        let failed = machine.perform(1, &Request::read(8, 4096), Layout::Usual).unwrap();
+        assert_eq!(failed.status, blk::S_IOERR, "{kind:?}");
+        assert!(daemon.is_running().unwrap());
+        server.restart().unwrap();
+        let deadline = Instant::now() + LIMIT;
+        let again = loop {
+            match machine.read(1, 8, 4096) {
+                Ok(read) => break read,
+                Err(error) => assert!(Instant::now() < deadline, "{kind:?}: {error:#}"),
+            }
+        };
+        assert_eq!(again, data, "{kind:?}");
+        // The write was acknowledged, and by a server that has gone.
+        let flush =
+            |machine: &mut Machine| machine.perform(0, &Request::flush(), Layout::Usual).unwrap().status;
+        assert_eq!([flush(&mut machine), flush(&mut machine)], [blk::S_IOERR, blk::S_OK], "{kind:?}");
+        machine.stop().unwrap();
+        let (ended, log) = daemon.stop().unwrap();
+        assert_eq!(ended.code(), Some(0), "{kind:?}");
+        for words in ["is lost", "stays away", "is back"] {
+            assert_eq!(log.iter().filter(|line| line.contains(words)).count(), 1, "{words}: {log:#?}");
+        }
+    }
+}
+
+/// What a guest has been told is done is in the image, however the process ends.
+#[test]
+fn a_killed_process_has_lost_nothing_of_an_image() {
+    let dir = image_dir().unwrap();
+    let image = dir.path().join("disk.qcow2");
+    let words = ["create", "-q", "-f", "qcow2", image.to_str().unwrap(), "16M"];
+    qemu_img(&words, &[]).unwrap();
+    let disk = format!("qcow2:{}", image.display());
+    for (round, shape) in shapes().into_iter().enumerate() {
+        let daemon = serve(&disk);
+        let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
+        // While it is used, QEMU keeps away from it.
+        assert!(qemu_img(&["convert", "-O", "raw"], &[&image, &dir.path().join("out")]).is_err());
+        for sector in (0..SIZE / 512).step_by(997) {
+            machine.write(0, sector, &pattern(sector + round as u64, 512)).unwrap();
+        }
+        // Killed, and not asked to end.
+        drop(daemon);
+        qemu_img(&["check", "-q"], &[&image]).unwrap();
+        let daemon = serve(&disk);
+        let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
+        for sector in (0..SIZE / 512).step_by(997) {
+            assert_eq!(machine.read(0, sector, 512).unwrap(), pattern(sector + round as u64, 512));
+        }
+        machine.stop().unwrap();
+        assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+    }
+}
