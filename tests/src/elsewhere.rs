@@ -72,12 +72,26 @@ impl NbdServer {
         }
     }
 
-    /// Sends it a signal.
+    /// Stops it where it is; all of its threads stand still when this returns.
     ///
     /// # Errors
     /// It has ended.
-    pub fn signal(&self, signal: Signal) -> Result<()> {
-        Ok(kill_process(Pid::from_child(&self.child), signal)?)
+    pub fn stop(&self) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), Signal::STOP)?;
+        let deadline = Instant::now() + LIMIT;
+        while !stands_still(self.child.id())? {
+            ensure!(Instant::now() < deadline, "the NBD server does not stop");
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn go_on(&self) -> Result<()> {
+        Ok(kill_process(Pid::from_child(&self.child), Signal::CONT)?)
     }
 
     /// Ends it.
@@ -109,6 +123,17 @@ impl Drop for NbdServer {
     fn drop(&mut self) {
         let _ = self.kill();
     }
+}
+
+/// Whether all threads of a process are stopped.
+fn stands_still(process: u32) -> Result<bool> {
+    for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let stat = std::fs::read_to_string(thread?.path().join("stat"))?;
+        if !stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn spawn(kind: Kind, image: &Path, dir: &Path, port: u16) -> Result<Child> {

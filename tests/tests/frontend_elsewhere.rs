@@ -12,7 +12,6 @@ use kickless_tests::elsewhere::{Kind, NbdServer, qemu_img};
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend_machine::{Machine, Shape};
 use kickless_tests::guest::image_dir;
-use rustix::process::Signal;
 use tempfile::TempDir;
 
 const SIZE: u64 = 16 << 20;
@@ -57,12 +56,12 @@ fn a_server_that_stands_still_holds_requests_but_no_stop() {
         machine.write(0, 8, &data).unwrap();
         let read = Request::read(8, 4096);
 
-        server.signal(Signal::STOP).unwrap();
+        server.stop().unwrap();
         submit(&mut machine, 0, &read);
-        server.signal(Signal::CONT).unwrap();
+        server.go_on().unwrap();
         assert_eq!(status(&mut machine, 0, &read), blk::S_OK, "{kind:?}");
 
-        server.signal(Signal::STOP).unwrap();
+        server.stop().unwrap();
         submit(&mut machine, 0, &read);
         submit(&mut machine, 1, &Request::write(64, &data));
         machine.stop().unwrap();
@@ -75,7 +74,7 @@ fn a_server_that_stands_still_holds_requests_but_no_stop() {
         submit(&mut next, 0, &read);
         let (ended, _) = daemon.stop().unwrap();
         assert_eq!(ended.code(), Some(0), "{kind:?}");
-        server.signal(Signal::CONT).unwrap();
+        server.go_on().unwrap();
     }
 }
 
@@ -106,7 +105,7 @@ fn a_server_that_is_killed_and_comes_back() {
         machine.stop().unwrap();
         let (ended, log) = daemon.stop().unwrap();
         assert_eq!(ended.code(), Some(0), "{kind:?}");
-        for words in ["is lost", "stays away", "is back"] {
+        for words in ["server is lost", "server stays away", "server is back"] {
             assert_eq!(log.iter().filter(|line| line.contains(words)).count(), 1, "{words}: {log:#?}");
         }
     }

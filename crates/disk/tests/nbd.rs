@@ -9,7 +9,6 @@ use common::{Random, Worker, guest, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Step};
 use kickless_io::{EngineKind, Errno};
 use kickless_memory::{Gpa, Marks, View};
-use rustix::process::Signal;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -153,11 +152,11 @@ fn requests_wait_for_a_server_that_stands_still() {
     for kind in KINDS {
         let server = Server::start(kind, &contents, &[]);
         let disk = open(&server.spec("reconnect-delay=1"));
-        server.signal(Signal::STOP);
+        server.stop();
         let mut requests = InFlight::start(&disk, 100, 20);
         // Longer than anything that would be waited for if it had gone.
         thread::sleep(std::time::Duration::from_millis(1500));
-        server.signal(Signal::CONT);
+        server.go_on();
         assert!(requests.finish().iter().all(Result::is_ok), "{kind:?}");
         let mut read = vec![0; 100 * 4096];
         requests.view.read(Gpa(0), &mut read).unwrap();
@@ -169,12 +168,12 @@ fn requests_wait_for_a_server_that_stands_still() {
 fn a_stop_does_not_wait_for_a_server_that_stands_still() {
     let server = Server::start(Kind::Nbdkit, &[1; LEN as usize], &[]);
     let disk = open(&server.spec("reconnect-delay=1"));
-    server.signal(Signal::STOP);
+    server.stop();
     let mut requests = InFlight::start(&disk, 3, 3);
     disk.hurry();
     assert_eq!(requests.finish(), [GONE; 6]);
     drop(requests);
-    server.signal(Signal::CONT);
+    server.go_on();
     // It is there again for who comes next.
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![1; 512]));
 }
@@ -194,7 +193,7 @@ fn requests_fail_when_the_server_has_gone_and_work_when_it_is_back() {
     for kind in KINDS {
         let mut server = Server::start(kind, &[1; LEN as usize], &[]);
         let disk = open(&server.spec("reconnect-delay=1"));
-        server.signal(Signal::STOP);
+        server.stop();
         let mut requests = InFlight::start(&disk, 10, 10);
         server.kill();
         assert_eq!(requests.finish(), [GONE; 20], "{kind:?}");
@@ -216,7 +215,7 @@ fn a_server_that_is_started_again_gets_what_it_has_not_answered() {
     for kind in KINDS {
         let mut server = Server::start(kind, &contents, &[]);
         let disk = open(&server.spec("reconnect-delay=60"));
-        server.signal(Signal::STOP);
+        server.stop();
         let mut requests = InFlight::start(&disk, 50, 0);
         server.restart();
         assert!(requests.finish().iter().all(Result::is_ok), "{kind:?}");

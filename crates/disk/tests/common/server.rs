@@ -74,8 +74,18 @@ impl Server {
         DiskSpec::Nbd(self.uri(parameters).parse().unwrap())
     }
 
-    pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    /// Stops it where it is; all of its threads stand still when this returns.
+    pub fn stop(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
+        let deadline = Instant::now() + LIMIT;
+        while !stands_still(self.child.id()) {
+            assert!(Instant::now() < deadline, "the NBD server does not stop");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub fn go_on(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
     }
 
     pub fn kill(&mut self) {
@@ -96,6 +106,15 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Whether all threads of a process are stopped.
+fn stands_still(process: u32) -> bool {
+    let mut threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    threads.all(|thread| {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+    })
 }
 
 fn command(kind: Kind, dir: &Path, port: u16, extra: &[String]) -> Command {

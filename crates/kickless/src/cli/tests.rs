@@ -111,7 +111,9 @@ fn faults_are_written_before_their_disk() {
 
 #[test]
 fn disks_that_are_not_raw_images() {
-    for text in ["qcow2:/srv/a:b.qcow2", "nbd://host:1/disk", "nbd+unix:///?socket=/run/nbd.sock&reconnect-delay=5"] {
+    for text in
+        ["qcow2:/srv/a:b.qcow2", "nbd://host:1/disk", "nbd+unix:///?socket=/run/nbd.sock&reconnect-delay=5"]
+    {
         let service = service(&format!("kickless blk --fd=3 --incoming --blk-file={text}"));
         assert_eq!(service.devices[0].disk.blk_file.to_string(), text);
         let faulty = values::parse_blk_file(format!("fault:eio@1%:{text}").into()).unwrap();
