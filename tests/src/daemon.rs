@@ -166,20 +166,17 @@ impl Daemon {
     }
 
     fn launch(words: &[OsString], dir: TempDir, socket: PathBuf, says_so: bool) -> Result<Daemon> {
-        let mut child = dying_with_us(&words[0])
-            .args(&words[1..])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot run {words:?}"))?;
-        let stderr = child.stderr.take().context("no pipe")?;
-        let log = Transcript::of("daemon", stderr);
+        let (child, log) = spawn(words)?;
         let mut daemon = Daemon { child, socket, log, dir };
+        daemon.wait_until_it_serves(words, says_so)?;
+        Ok(daemon)
+    }
+
+    fn wait_until_it_serves(&mut self, words: &[OsString], says_so: bool) -> Result<()> {
         let deadline = Instant::now() + LIMIT;
-        while !listens(&daemon.socket)? {
-            if let Some(status) = daemon.child.try_wait()? {
-                let lines = daemon.log.whole(LIMIT)?.join("\n");
+        while !listens(&self.socket)? {
+            if let Some(status) = self.child.try_wait()? {
+                let lines = self.log.whole(LIMIT)?.join("\n");
                 bail!("{words:?} ended, {status}: {lines}");
             }
             ensure!(Instant::now() < deadline, "{words:?} does not listen");
@@ -187,16 +184,32 @@ impl Daemon {
         }
         if says_so {
             // It listens before all else, and opens descriptors until it says that it serves.
-            daemon
-                .log
-                .wait_for("saying that it serves", LIMIT, |line| line.contains(" serving ").then_some(()))?;
+            let serves = |line: &str| line.contains(" serving ").then_some(());
+            self.log.wait_for("saying that it serves", LIMIT, serves)?;
         }
-        Ok(daemon)
+        Ok(())
     }
 
     /// Where the front-ends of one device of several connect.
     pub fn socket_of(&self, device: &str) -> PathBuf {
         socket_of(self.dir.path(), device)
+    }
+
+    /// Kills it (SIGKILL), whatever it is about to do, and starts another one on the same socket as soon as it is gone. The log is that
+    /// of the new one; returns that of the old one.
+    ///
+    /// # Errors
+    /// As for [`Daemon::start`].
+    pub fn kill_and_restart(&mut self, config: &DaemonConfig) -> Result<Vec<String>> {
+        self.child.kill()?;
+        self.child.wait()?;
+        let before = self.log.whole(LIMIT)?;
+        let words = config.command(&self.socket)?;
+        // It is in the directory of this one.
+        let (child, log) = spawn(&words)?;
+        (self.child, self.log) = (child, log);
+        self.wait_until_it_serves(&words, config.program == Program::Kickless)?;
+        Ok(before)
     }
 
     /// Sends it a signal.
@@ -283,6 +296,19 @@ impl Drop for Daemon {
             self.log.dump();
         }
     }
+}
+
+/// Starts a daemon; it, and what it logs.
+fn spawn(words: &[OsString]) -> Result<(Child, Transcript)> {
+    let mut child = dying_with_us(&words[0])
+        .args(&words[1..])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {words:?}"))?;
+    let stderr = child.stderr.take().context("no pipe")?;
+    Ok((child, Transcript::of("daemon", stderr)))
 }
 
 /// A command whose process gets SIGKILL when the thread that starts it ends: nothing survives a test that is aborted.

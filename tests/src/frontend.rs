@@ -31,6 +31,7 @@ const PROTOCOL: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::LOG_SHMFD)
     .union(ProtocolFeatures::REPLY_ACK)
     .union(ProtocolFeatures::BACKEND_REQ)
+    .union(ProtocolFeatures::INFLIGHT_SHMFD)
     .union(ProtocolFeatures::RESET_DEVICE)
     .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
     .union(ProtocolFeatures::DEVICE_STATE);

@@ -9,6 +9,7 @@ pub mod driver_packed;
 pub mod driver_request;
 pub mod elsewhere;
 pub mod frontend;
+pub mod frontend_inflight;
 pub mod frontend_iommu;
 pub mod frontend_log;
 pub mod frontend_machine;

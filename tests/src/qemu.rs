@@ -40,12 +40,19 @@ pub struct DiskConfig {
     pub socket: PathBuf,
     /// Further properties as QEMU writes them, such as `num-queues=1,event_idx=off`; may be empty.
     pub properties: String,
+    /// QEMU connects again, a second after its back-end has gone.
+    pub reconnects: bool,
 }
 
 impl DiskConfig {
     /// A disk behind this socket; QEMU asks for one queue for each CPU unless the properties say otherwise.
     pub fn new(socket: &Path, properties: &str) -> DiskConfig {
-        DiskConfig { socket: socket.to_owned(), properties: properties.to_owned() }
+        DiskConfig { socket: socket.to_owned(), properties: properties.to_owned(), reconnects: false }
+    }
+
+    /// The same of which QEMU minds no end of its back-end.
+    pub fn reconnecting(self) -> DiskConfig {
+        DiskConfig { reconnects: true, ..self }
     }
 }
 
@@ -146,7 +153,8 @@ impl GuestConfig {
             add(&["-incoming", &format!("unix:{}", path.display())]);
         }
         for (index, disk) in self.disks.iter().enumerate() {
-            add(&["-chardev", &format!("socket,id=chr{index},path={}", disk.socket.display())]);
+            let reconnect = if disk.reconnects { ",reconnect=1" } else { "" };
+            add(&["-chardev", &format!("socket,id=chr{index},path={}{reconnect}", disk.socket.display())]);
             let mut device = format!("vhost-user-blk-pci,id=disk{index},chardev=chr{index}");
             if !matches!(self.boot, Boot::Kernel(_)) {
                 device += &format!(",bootindex={index}");

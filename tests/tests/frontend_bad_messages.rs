@@ -225,11 +225,11 @@ fn what_was_not_offered() {
         (
             |_| {
                 Message::SetInflightFd(
-                    Inflight { mmap_size: 4096, ..Inflight::default() },
+                    Inflight { mmap_size: 4096, num_queues: 1, queue_size: 8, ..Inflight::default() },
                     eventfd().unwrap(),
                 )
             },
-            &["SET_INFLIGHT_FD", "not offered"],
+            &["SET_INFLIGHT_FD", "cannot be mapped"],
         ),
         (
             |_| Message::SetConfig(Config { data: vec![1; 8], ..Config::default() }),

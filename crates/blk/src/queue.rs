@@ -287,7 +287,8 @@ impl Source for Queue {
                 Some(slot) if !(waits && context.engine.room() == 0) => slot,
                 _ => break Next::Blocked,
             };
-            if budget == 0 || !self.vring.pop(&mut self.chain) {
+            // What an earlier process has begun is done also where nothing new is.
+            if (budget == 0 && self.vring.again() == 0) || !self.vring.pop(&mut self.chain) {
                 break if waits { Next::Waiting } else { Next::Idle };
             }
             served += 1;
@@ -308,7 +309,7 @@ impl Source for Queue {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.in_flight()
+        self.slots.in_flight() + usize::from(self.vring.again())
     }
 
     fn hurry(&mut self) {

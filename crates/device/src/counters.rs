@@ -41,6 +41,8 @@ macro_rules! counters {
 counters! {
     /// Chains taken out of the ring.
     requests,
+    /// Requests among them that an earlier process had taken out and not answered.
+    resubmitted,
     /// Requests that were answered with an error.
     errors,
     /// Wake-ups by the driver's kick. Kicks that came while the queue was being served are folded into one.
@@ -88,7 +90,8 @@ mod tests {
         counters.polls_without_work.add(9);
         let shown = counters.to_string();
         assert!(
-            shown.starts_with("requests=7 errors=0 ") && shown.ends_with(" polls_without_work=9"),
+            shown.starts_with("requests=7 resubmitted=0 errors=0 ")
+                && shown.ends_with(" polls_without_work=9"),
             "{shown}"
         );
         assert_eq!(shown.split(' ').count(), counters.each().count());

@@ -61,14 +61,15 @@ pub trait Source: Send {
 
     /// Goes on with requests that had to wait, then pops heads and submits them until what they cost comes to `budget`: 1 for
     /// each request or packet, and 1 for each whole 4 KiB of its data, so that neither many nor large ones are free. The last
-    /// may cost more than was left. With a budget of 0 none is popped: the source is stopping.
+    /// may cost more than was left. With a budget of 0 only those are popped that an earlier process has popped before
+    /// ([`Vring::again`]): the source is stopping.
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
     /// Takes completions of its own operations; empties `completions`. Whether a request waits for something, so that the
     /// source is to be polled: the next poll finds out whether that is there by now.
     fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool;
 
-    /// Heads popped and not pushed yet.
+    /// Heads popped and not pushed yet, and those that are to be popped again ([`Vring::again`]).
     fn in_flight(&self) -> usize;
 
     /// It is to stop for good, and somebody waits for that: what is in flight with somebody who may never answer is to end

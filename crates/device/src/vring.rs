@@ -3,7 +3,7 @@
 use crate::iommu::{Located, Translation};
 use crate::{Areas, Call, Counters, Iommu, IovaAddresses, Kick, Stopped, Update};
 use kickless_memory::fault;
-use kickless_memory::{IovaRange, Lack, Marks, Unmapped, View};
+use kickless_memory::{IovaRange, Lack, Marks, Records, Unmapped, View};
 use kickless_virtqueue::device::{Held, Metadata, Options, Popped, Queue};
 use kickless_virtqueue::{Chain, RingError};
 use std::convert::Infallible;
@@ -32,6 +32,9 @@ pub struct Parts {
     pub next_avail: u16,
     /// Completions that this ring still owes its driver, from [`Stopped::held`].
     pub held: Vec<Held>,
+    /// Where to write down what is in flight, with an entry for each descriptor. If a device before this one did so, that says where
+    /// this ring goes on, and what it has to do again, and neither `next_avail` nor `held` do.
+    pub inflight: Option<Records>,
     /// What its device sees of guest memory.
     pub view: Arc<View>,
     /// Kicks come from here; without it the driver's kicks come as messages, or never.
@@ -77,6 +80,8 @@ pub struct Vring {
     lost: bool,
     /// Guest memory or its log has lost pages: what was made of it is not shown to anybody.
     damaged: bool,
+    /// It has had its areas, and with them what an earlier device had left to do.
+    begun: bool,
     /// [`fault::damages`] when guest memory was found to be sound. It may have been damaged before the ring was made.
     damages: usize,
     /// What the log's lines about this ring belong to: whatever was current when it was made, on the transport's thread.
@@ -89,14 +94,18 @@ impl Vring {
     /// # Errors
     /// An area is not, or not in one piece, in guest memory, or is misaligned.
     pub fn new(parts: Parts) -> Result<Self, Unmapped> {
-        let Parts { index, options, areas, iommu, next_avail, held, view, kick, call, err, logged, counters } =
-            parts;
+        let Parts { index, options, areas, iommu, next_avail, held, inflight, .. } = parts;
+        let Parts { view, kick, call, err, logged, counters, .. } = parts;
         let mut queue = Queue::unmapped(options, next_avail, &view);
-        if let Areas::User(addresses) = &areas {
-            queue.remap(Metadata::map(&view, addresses, &options)?);
+        if let Some(records) = inflight {
+            queue.track(records);
         }
         queue.push_held(&held);
-        Ok(Self {
+        let metadata = match &areas {
+            Areas::User(addresses) => Some(Metadata::map(&view, addresses, &options)?),
+            Areas::Iova(_) => None,
+        };
+        let mut vring = Self {
             index,
             queue,
             options,
@@ -116,9 +125,27 @@ impl Vring {
             broken: false,
             lost: false,
             damaged: false,
+            begun: false,
             damages: 0,
             span: Span::current(),
-        })
+        };
+        if let Some(metadata) = metadata {
+            vring.take_areas(metadata);
+        }
+        Ok(vring)
+    }
+
+    /// The ring lies there now.
+    fn take_areas(&mut self, metadata: Metadata) {
+        self.queue.remap(metadata);
+        if std::mem::replace(&mut self.begun, true) {
+            return;
+        }
+        let requests = self.queue.again();
+        if requests > 0 {
+            self.counters.resubmitted.add(requests.into());
+            info!(parent: &self.span, queue = self.index, requests, "what was in flight in an earlier process is done again");
+        }
     }
 
     /// Its number, from 0.
@@ -285,6 +312,13 @@ impl Vring {
         has_work
     }
 
+    /// Chains that an earlier process had popped and not given back, and that can be popped again now. They are in flight: a ring that
+    /// stops pops them all the same. None in a broken ring, or in one that waits for memory or translations.
+    #[inline]
+    pub fn again(&self) -> u16 {
+        if self.broken || self.is_standing() { 0 } else { self.queue.again() }
+    }
+
     /// How many chains there are to pop, as far as the driver says; none in a broken ring, or one that is not in memory. In a
     /// packed ring those count whose descriptors are among the first 256.
     pub fn pending(&self) -> u16 {
@@ -346,6 +380,11 @@ impl Vring {
         self.pay_call();
         // What is there already is what comes next's to find.
         let _ = self.arm();
+        let left = self.queue.again();
+        if left > 0 {
+            // The transport cannot be let wait for what only it can bring.
+            warn!(parent: &self.span, queue = self.index, requests = left, "what was in flight in an earlier process still waits for translations; it is left to the next one");
+        }
         let held = self.queue.take_held();
         // What a request has left in damaged memory is no answer to it.
         let held = if self.is_sound() { held } else { Vec::new() };
@@ -370,7 +409,8 @@ impl Vring {
         if self.damaged {
             return;
         }
-        let Some(damaged) = self.view.damaged().or_else(|| self.queue.marks().damaged()) else { return };
+        let memory = self.view.damaged().or_else(|| self.queue.marks().damaged());
+        let Some(damaged) = memory.or_else(|| self.queue.damaged()) else { return };
         self.damaged = true;
         // All rings of the device find it, and one tells.
         if damaged.is_first() {
@@ -470,7 +510,7 @@ impl Vring {
                 if std::mem::take(&mut self.lost) {
                     info!(parent: span, queue, "the ring is in guest memory again");
                 }
-                self.queue.remap(metadata);
+                self.take_areas(metadata);
                 // What was pushed while it rested.
                 self.pushed = true;
             }

@@ -57,6 +57,7 @@ impl Setup {
             iommu: Some(Iommu { table: iotlb.table().clone(), misses: misses.clone() }),
             next_avail: 0,
             held: Vec::new(),
+            inflight: None,
             view: view.clone(),
             kick: None,
             call: None,

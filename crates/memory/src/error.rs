@@ -116,6 +116,43 @@ pub enum LogError {
     },
 }
 
+/// Why the buffer of requests in flight cannot be had. The front-end is to blame for each but [`InflightError::Mmap`].
+#[derive(Debug, thiserror::Error)]
+pub enum InflightError {
+    /// A buffer of zero bytes.
+    #[error("the buffer of requests in flight is empty")]
+    Empty,
+    /// Its words would not be aligned.
+    #[error("the mmap offset {offset:#x} of the buffer of requests in flight is no multiple of 8")]
+    Misaligned {
+        /// Where it begins in its file.
+        offset: u64,
+    },
+    /// An end that does not fit into 64 bits.
+    #[error("mmap offset {offset:#x} plus size {len:#x} of the buffer of requests in flight wraps around")]
+    Wraps {
+        /// Where it begins in its file.
+        offset: u64,
+        /// Its size in bytes.
+        len: u64,
+    },
+    /// The file ends before the buffer does.
+    #[error("the buffer of requests in flight needs {needs:#x} bytes of its file, which has {has:#x}")]
+    FileTooShort {
+        /// Offset plus size.
+        needs: u64,
+        /// The file's size.
+        has: u64,
+    },
+    /// The kernel refused.
+    #[error("the buffer of requests in flight cannot be mapped")]
+    Mmap {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
 /// A range that is not, or not wholly, in the memory that the front-end shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len:#x} bytes at {addr:#x} are not in guest memory")]

@@ -76,6 +76,16 @@ pub enum Damaged {
         /// Nobody was told before, since it was mapped.
         first: bool,
     },
+    /// The buffer of requests in flight.
+    #[error(
+        "the buffer of requests in flight ({len:#x} bytes) is damaged: its file was cut short, or has no pages left"
+    )]
+    Inflight {
+        /// Its length in bytes.
+        len: u64,
+        /// Nobody was told before, since it was mapped.
+        first: bool,
+    },
     /// The log of written pages.
     #[error(
         "the log of written pages ({len:#x} bytes) is damaged: its file was cut short, or has no pages left"
@@ -91,7 +101,7 @@ pub enum Damaged {
 impl Damaged {
     /// Whether nobody was told before.
     pub fn is_first(&self) -> bool {
-        let (Self::Memory { first, .. } | Self::Log { first, .. }) = self;
+        let (Self::Memory { first, .. } | Self::Log { first, .. } | Self::Inflight { first, .. }) = self;
         *first
     }
 }

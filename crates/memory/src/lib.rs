@@ -44,6 +44,7 @@ pub mod dirty;
 mod error;
 pub mod fault;
 mod hosts;
+mod inflight;
 mod iotlb;
 mod iov;
 pub mod log;
@@ -60,7 +61,8 @@ mod view;
 
 pub use addr::{Gpa, Iova, UserAddr};
 pub use area::{Area, Span};
-pub use error::{Error, LogError, Unmapped};
+pub use error::{Error, InflightError, LogError, Unmapped};
+pub use inflight::{Inflight, Records};
 pub use iotlb::{Access, Iotlb, IovaRange, Lack, Miss, TABLES_MAX, Table, Tlb, Translated, UpdateError};
 pub use iov::Iov;
 pub use log::Log;

@@ -6,6 +6,7 @@
 //! [`FrontendRequest`] and [`BackendRequest`] number the requests of either side; the payload structures are named
 //! after the sections of the specification that describe them.
 
+mod inflight;
 mod payload;
 mod request;
 
@@ -13,6 +14,7 @@ use bitflags::bitflags;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+pub use inflight::*;
 pub use payload::*;
 pub use request::{BackendRequest, FrontendRequest};
 

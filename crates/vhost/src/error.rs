@@ -33,6 +33,17 @@ pub(crate) enum Refusal {
     NoLog,
     #[error(transparent)]
     Log(#[from] kickless_memory::LogError),
+    #[error("{field} {value} of the buffer of requests in flight is not from 1 to {max}")]
+    InflightShape { field: &'static str, value: u16, max: u16 },
+    #[error("the buffer of requests in flight has {has:#x} bytes, and its rings take {needs:#x}")]
+    InflightSize { has: u64, needs: u64 },
+    #[error(
+        "the buffer of requests in flight has no room for ring {index}, {}",
+        Shape { size: *size, packed: *packed }
+    )]
+    InflightRing { index: u16, size: u16, packed: bool },
+    #[error(transparent)]
+    Inflight(#[from] kickless_memory::InflightError),
     #[error("no file descriptor, and polling a ring without kicks was not offered")]
     NoKick,
     #[error("its file descriptor cannot be used: {0}")]

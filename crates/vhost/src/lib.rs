@@ -20,12 +20,17 @@
 //! has yet to start its rings. It goes through a descriptor that the front-end sends (`transfer.rs`); for five seconds at most the session
 //! does nothing else. Without that (QEMU has its own way of moving rings), a ring goes on where SET_VRING_BASE says.
 //!
+//! # When this process is killed
+//! A front-end that has negotiated INFLIGHT_SHMFD gives us a buffer in which each ring's queue writes down what it has in flight
+//! (`inflight.rs`), and gives the same to the process after us, which does that again.
+//!
 //! # When a front-end misbehaves
 //! A message that cannot be carried out is answered with a negative reply where it has one, and ends the connection where
 //! it has not; either way a line in the log names the message and what is wrong with it. The next front-end is served.
 
 mod channel;
 mod error;
+mod inflight;
 mod iotlb;
 mod memory;
 mod negotiation;

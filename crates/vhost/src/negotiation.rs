@@ -13,6 +13,7 @@ pub(crate) const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::CONFIG)
     .union(ProtocolFeatures::LOG_SHMFD)
     .union(ProtocolFeatures::BACKEND_REQ)
+    .union(ProtocolFeatures::INFLIGHT_SHMFD)
     .union(ProtocolFeatures::RESET_DEVICE)
     .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
     .union(ProtocolFeatures::DEVICE_STATE);

@@ -1,6 +1,7 @@
 //! The rings of a session: their set-up, and those that run.
 
 use crate::error::{Ended, Refusal};
+use crate::inflight::Inflight;
 use crate::server::Statistics;
 use crate::setup::{self, Setup, Shape};
 use crate::state::{RingState, State};
@@ -36,6 +37,8 @@ pub(crate) struct Rings {
     logged: Option<Call>,
     /// What rings behind a vIOMMU need, once there has been one.
     pub(crate) iommu: Option<Iommu>,
+    /// Where rings write down what they have in flight.
+    pub(crate) inflight: Option<Inflight>,
     /// The device is open: from the first ring that runs until none is started any more.
     open: bool,
     /// The front-end behaves as if its driver were about to begin. The first ring to start says whether it is.
@@ -45,7 +48,17 @@ pub(crate) struct Rings {
 impl Rings {
     pub(crate) fn new(device: Arc<dyn Device>, place: Arc<dyn Place>, statistics: Arc<Statistics>) -> Self {
         let rings = (0..device.queues_max()).map(|_| Ring::default()).collect();
-        Self { rings, device, place, statistics, logged: None, iommu: None, open: false, begins: false }
+        Self {
+            rings,
+            device,
+            place,
+            statistics,
+            logged: None,
+            iommu: None,
+            inflight: None,
+            open: false,
+            begins: false,
+        }
     }
 
     /// The ring that a message names, checked.
@@ -118,6 +131,8 @@ impl Rings {
         if let Some(loaded) = self.get(index).setup.loaded.filter(|loaded| *loaded != shape) {
             return Err(Refusal::Shape { index, shape, loaded });
         }
+        let inflight =
+            self.inflight.as_ref().map(|inflight| inflight.records(index, &options)).transpose()?;
         if !self.open {
             let packed = options.is_packed();
             if std::mem::take(&mut self.begins) && self.rings.iter().any(|ring| ring.setup.goes_on(packed)) {
@@ -137,6 +152,7 @@ impl Rings {
             iommu,
             next_avail,
             held: ring.setup.held.clone(),
+            inflight,
             view: view.clone(),
             kick: ring.kick.as_ref().map(Kick::try_clone).transpose().map_err(Refusal::Descriptor)?,
             call: clone(&ring.call).map_err(Refusal::Descriptor)?,

@@ -2,6 +2,7 @@
 
 use crate::channel::Channel;
 use crate::error::{Ended, Refusal};
+use crate::inflight::Inflight;
 use crate::iotlb::Translations;
 use crate::memory::Memory;
 use crate::negotiation::{Negotiated, PROTOCOL_FEATURES};
@@ -204,6 +205,19 @@ impl<'a> Session<'a> {
             Message::SetVringCall(call) => self.set_vring_call(call).and_then(done),
             Message::SetVringErr(err) => self.set_vring_err(err).and_then(done),
             Message::SetVringEnable { index, enable } => self.set_vring_enable(index, enable).and_then(done),
+            Message::GetInflightFd(wanted) => {
+                self.negotiated.need(ProtocolFeatures::INFLIGHT_SHMFD)?;
+                let max = (self.device.queues_max(), self.device.queue_size_max());
+                let packed = self.negotiated.features_set.then(|| self.negotiated.packed());
+                let (made, fd) = Inflight::make(wanted, max, packed)?;
+                Ok(Some(Reply::Inflight(made, Some(fd))))
+            }
+            Message::SetInflightFd(described, fd) => {
+                self.negotiated.need(ProtocolFeatures::INFLIGHT_SHMFD)?;
+                self.rings.all_stopped()?;
+                self.rings.inflight = Some(Inflight::take(described, &fd)?);
+                Ok(None)
+            }
             Message::SetDeviceStateFd(state, fd) => {
                 self.negotiated.need(ProtocolFeatures::DEVICE_STATE)?;
                 self.transfers.prepare(state, fd, &self.rings, self.negotiated.packed())?;
@@ -261,6 +275,8 @@ impl<'a> Session<'a> {
         self.negotiated.need(ProtocolFeatures::RESET_DEVICE)?;
         self.rings.stop_all()?;
         self.flush_if_stopped();
+        // Nothing is in flight in rings that begin anew, wherever those before them stood.
+        self.rings.inflight = None;
         self.rings.reset(self.negotiated.always_enabled());
         Ok(())
     }

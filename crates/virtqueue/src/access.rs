@@ -1,13 +1,17 @@
 //! What the device's end does to the memory of its three areas, in one piece or not.
 #![expect(unsafe_code, reason = "island: accesses whose bounds were checked before")]
 
+use crate::device::Region;
 use crate::packed::Words;
-use kickless_memory::{Area, Gpa, Marks, Scattered};
+use kickless_memory::{Area, Gpa, Marks, Records, Scattered};
 use std::sync::atomic::{Ordering, fence};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Access to an area: mapped once ([`Area`]), or translated each time ([`Scattered`]).
 pub(crate) trait Access: Words {
+    /// What goes with it: where a queue writes down what it has in flight.
+    type Region: Region;
+
     /// Reads one value at `offset`, once.
     fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T;
 
@@ -37,6 +41,8 @@ pub(crate) trait Access: Words {
 }
 
 impl Access for Area {
+    type Region = Records;
+
     #[inline(always)]
     fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
         Area::read(self, offset)
@@ -90,6 +96,8 @@ impl Words for Scattered {
 
 /// Nothing is left out here: each access finds its slot.
 impl Access for Scattered {
+    type Region = Records;
+
     #[inline]
     fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
         Scattered::read(self, offset)

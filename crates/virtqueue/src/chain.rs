@@ -107,16 +107,44 @@ impl Chain {
         room: u16,
     ) -> Result<u16, RingError> {
         let size = ring.options().size();
-        self.begin(place.index);
+        self.walk_places(space, ring.options(), place.index, room, |nth| {
+            ring.packed_descriptor(place.after(nth, size))
+        })
+    }
+
+    /// Takes the chain with these descriptors, which were in a packed ring once: the last one of them ends it.
+    pub(crate) fn walk_copies<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        options: &Options,
+        copies: &[[u64; 2]],
+    ) -> Result<u16, RingError> {
+        self.walk_places(space, options, 0, options.size(), |nth| {
+            let words = copies.get(usize::from(nth)).copied().unwrap_or_default();
+            Descriptor::from_packed(words)
+        })
+    }
+
+    #[inline(always)]
+    fn walk_places<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        options: &Options,
+        first: u16,
+        room: u16,
+        mut read: impl FnMut(u16) -> Descriptor,
+    ) -> Result<u16, RingError> {
+        self.begin(first);
         let (mut count, mut id) = (0, 0);
-        let walk = Walk::new(place.index, room);
-        let (mut walk, table) = walk.table(&mut self.buffers, space, 0, u32::from(size) + 1, |_, nth| {
-            let desc = ring.packed_descriptor(place.after(nth, size));
+        let walk = Walk::new(first, room);
+        let entries = u32::from(options.size()) + 1;
+        let (mut walk, table) = walk.table(&mut self.buffers, space, 0, entries, |_, nth| {
+            let desc = read(nth);
             (count, id) = (nth + 1, desc.next);
             Ok(Descriptor { next: nth + 1, ..desc })
         })?;
         if let Some(table) = table {
-            walk = walk.indirect(&mut self.buffers, space, &table, ring.options())?;
+            walk = walk.indirect(&mut self.buffers, space, &table, options)?;
         }
         self.head = id;
         self.end(walk);
@@ -163,8 +191,14 @@ impl Descriptor {
     /// A descriptor of the packed format, which has an id where the other has flags, and flags where that has `next`.
     #[inline]
     pub(crate) fn from_packed_le(words: [u64; 2]) -> Self {
-        let Self { flags: id, next: flags, .. } = Self::from_le(words);
-        Self { flags, next: id, ..Self::from_le(words) }
+        Self::from_packed(words.map(u64::from_le))
+    }
+
+    /// The same of words in our byte order.
+    #[inline]
+    fn from_packed(words: [u64; 2]) -> Self {
+        let desc = Self::new(words);
+        Self { flags: desc.next, next: desc.flags, ..desc }
     }
 
     /// Entry `index` of an indirect table with `entries`. In the packed format they follow one another, and neither NEXT nor

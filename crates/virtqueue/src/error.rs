@@ -35,6 +35,16 @@ pub enum RingError {
         /// Where to begin: an index, with the wrap counter in bit 15.
         base: u16,
     },
+    /// What an earlier device wrote down of its requests in flight cannot be followed.
+    #[error(
+        "what was in flight before cannot be found out: the {field} is {value} in the front-end's buffer"
+    )]
+    Inflight {
+        /// What is wrong there.
+        field: &'static str,
+        /// What it is.
+        value: u16,
+    },
     /// A packed ring: an id under which a chain is in flight already.
     #[error("id {id} is in flight twice")]
     Twice {

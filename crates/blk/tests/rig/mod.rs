@@ -195,6 +195,7 @@ impl Rig {
             iommu: None,
             next_avail: if packed { 1 << 15 } else { 0 },
             held: Vec::new(),
+            inflight: None,
             view: view.clone(),
             kick: None,
             call: None,

@@ -243,6 +243,12 @@ impl Metadata {
 }
 
 impl<A> Areas<A> {
+    /// Areas that a test has made.
+    #[cfg(test)]
+    pub(super) fn of([desc, avail, used]: [A; 3], options: Options) -> Self {
+        Self { desc, avail, used, options, logged: None }
+    }
+
     /// Has each area made, by its address, length and alignment; with it comes where it begins in guest memory.
     fn make(
         view: &View,
@@ -370,6 +376,12 @@ impl<A: Access> Areas<A> {
     #[inline]
     pub(crate) fn packed_descriptor(&self, place: Place) -> Descriptor {
         Descriptor::from_packed_le(self.desc.read(place.at()))
+    }
+
+    /// The two words of the descriptor at a place of a packed ring, read once.
+    #[inline]
+    pub(super) fn packed_words(&self, place: Place) -> [u64; 2] {
+        self.desc.read::<[u64; 2]>(place.at()).map(u64::from_le)
     }
 
     #[inline]

@@ -32,12 +32,14 @@
 //! kicked, and publishes. A queue that ends while its areas are away leaves what it held
 //! ([`Queue::take_held`]) to the next one ([`Queue::push_held`]).
 
+mod inflight;
 mod metadata;
 mod order;
 mod packed;
 mod split;
 pub mod suppress;
 
+pub(crate) use inflight::Region;
 pub(crate) use metadata::Areas;
 use metadata::Kind;
 pub use metadata::{Addresses, InvalidSize, LoggedAt, Metadata, Options};
@@ -45,7 +47,8 @@ use order::Order;
 
 use crate::space::{Space, Translating};
 use crate::{Chain, RingError};
-use kickless_memory::{Area, Marks, Scattered, Tlb, View};
+use kickless_memory::fault::Damaged;
+use kickless_memory::{Area, Marks, Records, Scattered, Tlb, View};
 
 /// The device end of one virtqueue, of either ring format.
 #[derive(Debug)]
@@ -146,6 +149,28 @@ impl Queue {
             false => Ring::Split(split::Queue::new(options, next_avail)),
         };
         Self { ring, marks, order: options.in_order().then(Box::default) }
+    }
+
+    /// From the beginning: what is in flight is written down there, and if a device before this one did so too, what it left
+    /// comes out of [`Queue::pop`] again before anything else does (vhost-user, *Inflight I/O tracking*). Then that, and not what the
+    /// queue was made with, says where it goes on. The region is as long as it has entries, which are no fewer than the queue's
+    /// descriptors. Its argument is in the source, `device/inflight`.
+    ///
+    /// To be called once, before the queue first has areas.
+    pub fn track(&mut self, records: Records) {
+        forward!(mut self, track, records);
+    }
+
+    /// Chains that an earlier device popped and that can be popped again now; until they are, the queue counts them as in
+    /// flight.
+    #[inline]
+    pub fn again(&self) -> u16 {
+        forward!(self, again)
+    }
+
+    /// Whether the memory that [`Queue::track`] was given has lost pages.
+    pub fn damaged(&self) -> Option<Damaged> {
+        forward!(self, region)?.damaged()
     }
 
     /// The marks of all that is written for this queue: what its owner writes into buffers goes here, what it writes into the

@@ -1,5 +1,6 @@
 //! The device end of a packed virtqueue; what both ends know is in `crate::packed`.
 
+use super::inflight::Packed;
 use super::{Areas, Held, Options, Popped};
 use crate::access::Access;
 use crate::packed::{self, Place};
@@ -18,7 +19,7 @@ const PENDING_LOOKS: u16 = 256;
 
 /// See [`super::Queue`], which has the same methods.
 #[derive(Debug)]
-pub(super) struct Queue<A> {
+pub(super) struct Queue<A: Access> {
     /// The next place to pop.
     next: Place,
     /// The place where the first of `pushed` goes.
@@ -41,6 +42,8 @@ pub(super) struct Queue<A> {
     /// The ring has been seen.
     begun: bool,
     broken: Option<RingError>,
+    /// Where what is in flight is written down.
+    tracker: Option<Box<Packed<A::Region>>>,
 }
 
 impl<A: Access> Queue<A> {
@@ -63,7 +66,16 @@ impl<A: Access> Queue<A> {
             metadata: None,
             begun: false,
             broken: None,
+            tracker: None,
         }
+    }
+
+    pub(super) fn track(&mut self, region: A::Region) {
+        self.tracker = Some(Box::new(Packed::new(region)));
+    }
+
+    pub(super) fn region(&self) -> Option<&A::Region> {
+        Some(self.tracker.as_ref()?.region())
     }
 
     pub(super) fn push_held(&mut self, held: &[Held]) {
@@ -85,10 +97,12 @@ impl<A: Access> Queue<A> {
     pub(super) fn remap(&mut self, metadata: Areas<A>, marks: &mut Marks) {
         assert_eq!(*metadata.options(), self.options, "areas of another shape");
         self.unmap(marks);
-        if !std::mem::replace(&mut self.begun, true) && is_stale(&metadata, self.next) {
-            self.broken = Some(RingError::Base { base: self.next.bits() });
-        }
+        let begins = !std::mem::replace(&mut self.begun, true);
+        let goes_on = begins && self.begin(&metadata, marks);
         self.metadata = Some(metadata);
+        if begins && !goes_on {
+            self.begin_region(marks);
+        }
         // What the driver was told last is said again where it looks now.
         match self.kicks.take() {
             None => {}
@@ -99,8 +113,58 @@ impl<A: Access> Queue<A> {
         }
     }
 
+    /// The ring is seen for the first time. Whether it goes on with what another device had in flight.
+    fn begin(&mut self, metadata: &Areas<A>, marks: &mut Marks) -> bool {
+        let (ring, size) = (metadata.ring(), self.options.size());
+        let flags = |place: Place| ring.load(place.flags_at(), Ordering::Relaxed);
+        let resumed = self.tracker.as_mut().map(|tracker| tracker.resume(size, flags));
+        match resumed {
+            None | Some(Ok(None)) => {
+                if is_stale(metadata, self.next) {
+                    self.broken = Some(RingError::Base { base: self.next.bits() });
+                    // Somebody may have to find that nobody knows what is in flight.
+                    self.tracker = None;
+                }
+                false
+            }
+            Some(Ok(Some(resumed))) => {
+                for place in (0..resumed.descriptors).map(|nth| resumed.used.after(nth, size)) {
+                    if place.is_used(flags(place)) {
+                        ring.store(place.flags_at(), place.available(), Ordering::Relaxed);
+                        metadata.mark_descriptor(place, marks);
+                    }
+                }
+                self.used = resumed.used;
+                self.next = resumed.used.after(resumed.descriptors, size);
+                self.taken = resumed.descriptors;
+                // What is still owed to the driver is among them.
+                self.pushed = Vec::new();
+                for chain in self.tracker.iter().flat_map(|tracker| tracker.chains_again()) {
+                    self.lengths[usize::from(chain.id)] = chain.descs.len() as u16;
+                    self.in_flight += 1;
+                }
+                true
+            }
+            Some(Err(error)) => {
+                self.latch(error);
+                // Nothing is written there that somebody else may have to find.
+                self.tracker = None;
+                false
+            }
+        }
+    }
+
+    /// Begins the region that nobody has begun. What is owed to the driver from before is not in it, and is shown before that.
+    fn begin_region(&mut self, marks: &mut Marks) {
+        if let Some(mut tracker) = self.tracker.take() {
+            self.show(marks);
+            tracker.begin(self.used);
+            self.tracker = Some(tracker);
+        }
+    }
+
     /// The same queue, to be mapped otherwise.
-    pub(super) fn moved<B>(&mut self, marks: &mut Marks) -> Queue<B> {
+    pub(super) fn moved<B: Access<Region = A::Region>>(&mut self, marks: &mut Marks) -> Queue<B> {
         self.unmap(marks);
         Queue {
             next: self.next,
@@ -116,6 +180,7 @@ impl<A: Access> Queue<A> {
             metadata: None,
             begun: self.begun,
             broken: self.broken,
+            tracker: self.tracker.take(),
         }
     }
 
@@ -140,6 +205,9 @@ impl<A: Access> Queue<A> {
             return Err(error);
         }
         let Some(metadata) = &self.metadata else { return Ok(Popped::Empty) };
+        if self.again() > 0 {
+            return self.pop_again(space, chain);
+        }
         // Acquire: the rest of the batch is read after the flags of its first descriptor.
         if !is_available(metadata, self.next, Ordering::Acquire) {
             return Ok(Popped::Empty);
@@ -161,9 +229,31 @@ impl<A: Access> Queue<A> {
             return Err(self.latch(RingError::Twice { id: chain.head }));
         };
         *length = count;
+        if let Some(tracker) = &mut self.tracker {
+            let (next, size) = (self.next, self.options.size());
+            // Read again, by whoever does the chain again: what it does not like then is the ring's error.
+            let words = (0..count).map(|nth| metadata.packed_words(next.after(nth, size)));
+            tracker.popped(chain.head, words);
+        }
         self.next = self.next.after(count, self.options.size());
         self.in_flight += 1;
         self.taken += count;
+        Ok(Popped::Chain)
+    }
+
+    /// Pops a chain that another device has popped before. It is in flight already.
+    #[cold]
+    fn pop_again<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
+        let Some(tracker) = &mut self.tracker else { return Ok(Popped::Empty) };
+        let Some(again) = tracker.chains_again().last() else { return Ok(Popped::Empty) };
+        let walked = chain.walk_copies(space, &self.options, &again.descs);
+        if space.is_missing() {
+            return Ok(Popped::Missing);
+        }
+        if let Err(error) = walked {
+            return Err(self.latch(error));
+        }
+        tracker.took_again();
         Ok(Popped::Chain)
     }
 
@@ -190,6 +280,9 @@ impl<A: Access> Queue<A> {
         // Not in flight: nothing of ours, so there is no place for it.
         let Some(descriptors) = self.forget(id) else { return };
         self.pushed.push(Held { id, len, descriptors });
+        if let Some(tracker) = &mut self.tracker {
+            tracker.pushed(id);
+        }
     }
 
     #[inline]
@@ -201,6 +294,9 @@ impl<A: Access> Queue<A> {
             metadata.ring().store(first.flags_at(), flags, Ordering::Release);
             // To be committed after the store: by the decision that has to follow.
             metadata.mark_descriptor(first, marks);
+            if let Some(tracker) = &mut self.tracker {
+                tracker.shown();
+            }
         }
     }
 
@@ -215,6 +311,9 @@ impl<A: Access> Queue<A> {
         let wanted = packed::publish(metadata.ring(), theirs, event_idx, first, self.used, count, size);
         if let Some((first, _)) = first {
             metadata.mark_descriptor(first, marks);
+            if let Some(tracker) = &mut self.tracker {
+                tracker.shown();
+            }
         }
         marks.commit_fenced();
         wanted
@@ -247,6 +346,9 @@ impl<A: Access> Queue<A> {
         }
         marks.commit();
         self.used = place;
+        if let Some(tracker) = &mut self.tracker {
+            tracker.showing(place);
+        }
         self.taken -= count;
         self.pushed.clear();
         self.owes_decision = true;
@@ -265,7 +367,7 @@ impl<A: Access> Queue<A> {
                 let come = packed::arm(metadata.ring(), ours, event_idx, self.next, Place::is_available);
                 metadata.mark_event(marks);
                 marks.commit_fenced();
-                come
+                come || self.again() > 0
             }
             _ => false,
         }
@@ -294,7 +396,16 @@ impl<A: Access> Queue<A> {
         let there = flags.take_while(|(place, flags)| place.is_available(*flags));
         let ends = there.filter(|(_, flags)| flags & DESC_F_NEXT == 0).count() as u16;
         // A chain can be longer than that.
-        ends.max(self.has_work().into())
+        ends.max(self.has_work().into()).saturating_add(self.again()).min(self.options.size())
+    }
+
+    /// A chain that cannot be popped now is none.
+    #[inline]
+    pub(super) fn again(&self) -> u16 {
+        match &self.tracker {
+            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.again(),
+            _ => 0,
+        }
     }
 
     #[inline]
@@ -304,6 +415,7 @@ impl<A: Access> Queue<A> {
                 .metadata
                 .as_ref()
                 .is_some_and(|metadata| is_available(metadata, self.next, Ordering::Relaxed))
+            || self.again() > 0
     }
 
     #[inline]

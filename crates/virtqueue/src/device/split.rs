@@ -1,5 +1,6 @@
 //! The device end of a split virtqueue (virtio 1.3, section 2.7).
 
+use super::inflight::Split;
 use super::suppress::{self, Cells, Word};
 use super::{Areas, Held, Options, Popped};
 use crate::access::Access;
@@ -23,7 +24,7 @@ enum Kicks {
 
 /// See [`super::Queue`], which has the same methods.
 #[derive(Debug)]
-pub(super) struct Queue<A> {
+pub(super) struct Queue<A: Access> {
     /// Next entry of the avail ring to pop.
     next_avail: u16,
     /// `avail.idx` when it was read last, checked: entries before it may be popped. Equal to `next_avail`
@@ -48,6 +49,8 @@ pub(super) struct Queue<A> {
     broken: Option<RingError>,
     /// Elements that wait for a place to be written to; empty while mapped.
     held: Vec<UsedElem>,
+    /// Where what is in flight is written down.
+    tracker: Option<Box<Split<A::Region>>>,
 }
 
 impl<A: Access> Queue<A> {
@@ -67,17 +70,23 @@ impl<A: Access> Queue<A> {
             metadata: None,
             broken: None,
             held: Vec::new(),
+            tracker: None,
         }
+    }
+
+    pub(super) fn track(&mut self, region: A::Region) {
+        self.tracker = Some(Box::new(Split::new(region)));
+    }
+
+    pub(super) fn region(&self) -> Option<&A::Region> {
+        Some(self.tracker.as_ref()?.region())
     }
 
     pub(super) fn remap(&mut self, metadata: Areas<A>, marks: &mut Marks) {
         assert_eq!(*metadata.options(), self.options, "areas of another shape");
         self.unmap(marks);
-        if !std::mem::replace(&mut self.begun, true) {
-            let used = metadata.load(Word::UsedIdx, Ordering::Relaxed);
-            self.next_used = self.next_used.wrapping_add(used);
-            (self.published, self.decided_at) = (used, used);
-        }
+        let begins = !std::mem::replace(&mut self.begun, true);
+        let goes_on = begins && self.begin(metadata.load(Word::UsedIdx, Ordering::Relaxed));
         let first = self.next_used.wrapping_sub(self.held.len() as u16);
         for (i, elem) in self.held.iter().enumerate() {
             metadata.set_used_elem(first.wrapping_add(i as u16), elem);
@@ -90,6 +99,9 @@ impl<A: Access> Queue<A> {
             metadata.mark_word(Word::UsedFlags, marks);
         }
         self.metadata = Some(metadata);
+        if begins && !goes_on {
+            self.begin_region(marks);
+        }
         // What the driver was told last is said again where it looks now. Whether there is work already need
         // not be known here: the owner looks after this, whose fence has come before (see
         // `super::Queue::remap`).
@@ -102,8 +114,42 @@ impl<A: Access> Queue<A> {
         }
     }
 
+    /// The ring is seen for the first time, with its used index. Whether it goes on with what another device had in flight.
+    fn begin(&mut self, used: u16) -> bool {
+        self.next_used = self.next_used.wrapping_add(used);
+        (self.published, self.decided_at) = (used, used);
+        let Some(tracker) = &mut self.tracker else { return false };
+        match tracker.resume(used, self.options.size()) {
+            Ok(Some(in_flight)) => {
+                // What is still owed to the driver is among them.
+                self.held = Vec::new();
+                self.next_used = used;
+                self.next_avail = used.wrapping_add(in_flight);
+                self.avail_seen = self.next_avail;
+                self.in_flight = in_flight;
+                true
+            }
+            Ok(None) => false,
+            Err(error) => {
+                self.latch(error);
+                // Nothing is written there that somebody else may have to find.
+                self.tracker = None;
+                false
+            }
+        }
+    }
+
+    /// Begins the region that nobody has begun. What is owed to the driver from before is not in it, and is shown before that.
+    fn begin_region(&mut self, marks: &mut Marks) {
+        if let Some(mut tracker) = self.tracker.take() {
+            self.show(marks);
+            tracker.begin(self.published);
+            self.tracker = Some(tracker);
+        }
+    }
+
     /// The same queue, to be mapped otherwise.
-    pub(super) fn moved<B>(&mut self, marks: &mut Marks) -> Queue<B> {
+    pub(super) fn moved<B: Access<Region = A::Region>>(&mut self, marks: &mut Marks) -> Queue<B> {
         self.unmap(marks);
         Queue {
             next_avail: self.next_avail,
@@ -120,6 +166,7 @@ impl<A: Access> Queue<A> {
             begun: self.begun,
             broken: self.broken,
             held: std::mem::take(&mut self.held),
+            tracker: self.tracker.take(),
         }
     }
 
@@ -161,6 +208,9 @@ impl<A: Access> Queue<A> {
         chain: &mut Chain,
         marks: &mut Marks,
     ) -> Result<Popped, RingError> {
+        if self.again() > 0 {
+            return self.pop_again(space, chain);
+        }
         if self.next_avail == self.avail_seen && !self.refresh(marks)? {
             return Ok(Popped::Empty);
         }
@@ -176,6 +226,30 @@ impl<A: Access> Queue<A> {
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         self.in_flight += 1;
+        if let Some(tracker) = &mut self.tracker {
+            tracker.popped(head);
+        }
+        Ok(Popped::Chain)
+    }
+
+    /// Pops a chain that another device has popped before. It is in flight already.
+    #[cold]
+    fn pop_again<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        let (Some(metadata), Some(tracker)) = (&self.metadata, &mut self.tracker) else {
+            return Ok(Popped::Empty);
+        };
+        let Some(head) = tracker.next_again() else { return Ok(Popped::Empty) };
+        let walked = chain.walk(space, metadata, head);
+        if space.is_missing() {
+            return Ok(Popped::Missing);
+        }
+        if let Err(error) = walked {
+            return Err(self.latch(error));
+        }
+        tracker.took_again();
         Ok(Popped::Chain)
     }
 
@@ -223,6 +297,9 @@ impl<A: Access> Queue<A> {
     #[inline]
     pub(super) fn push(&mut self, head: u16, len: u32) {
         self.put(&UsedElem { id: u32::from(head).into(), len: len.into() });
+        if let Some(tracker) = &mut self.tracker {
+            tracker.pushed(head);
+        }
         // A chain that another process popped, and that is pushed here after its crash, was not counted.
         self.in_flight = self.in_flight.saturating_sub(1);
     }
@@ -247,8 +324,14 @@ impl<A: Access> Queue<A> {
                 metadata.mark_used_elems(self.published, count, marks);
                 marks.commit();
             }
+            if let Some(tracker) = &mut self.tracker {
+                tracker.showing();
+            }
             suppress::show(metadata, self.next_used);
             self.published = self.next_used;
+            if let Some(tracker) = &mut self.tracker {
+                tracker.shown(self.published);
+            }
             // To be committed after the store: by the decision that has to follow.
             metadata.mark_word(Word::UsedIdx, marks);
         }
@@ -279,7 +362,7 @@ impl<A: Access> Queue<A> {
                 let come = suppress::arm(metadata, event_idx, self.next_avail);
                 metadata.mark_word(if event_idx { Word::AvailEvent } else { Word::UsedFlags }, marks);
                 marks.commit_fenced();
-                come
+                come || self.again() > 0
             }
             _ => false,
         }
@@ -307,8 +390,17 @@ impl<A: Access> Queue<A> {
         match &self.metadata {
             Some(metadata) if self.broken.is_none() => {
                 let idx = metadata.load(Word::AvailIdx, Ordering::Relaxed);
-                idx.wrapping_sub(self.next_avail).min(self.options.size())
+                idx.wrapping_sub(self.next_avail).saturating_add(self.again()).min(self.options.size())
             }
+            _ => 0,
+        }
+    }
+
+    /// A chain that cannot be popped now is none.
+    #[inline]
+    pub(super) fn again(&self) -> u16 {
+        match &self.tracker {
+            Some(tracker) if self.metadata.is_some() && self.broken.is_none() => tracker.again(),
             _ => 0,
         }
     }

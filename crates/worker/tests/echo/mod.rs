@@ -232,6 +232,7 @@ pub(crate) fn echo_over(
         vring,
         chain: Chain::default(),
         held: Vec::new(),
+        inflight: None,
         hold,
         holding,
         release: release.clone(),

@@ -1,0 +1,120 @@
+//! A device over memory that it can be cut off from.
+
+use super::driver::Tag;
+use super::memory::{Cut, World};
+use crate::device::{Held, Popped, packed, split};
+use crate::{Chain, RingError};
+use kickless_memory::{Marks, View};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+enum Ring {
+    Split(split::Queue<Cut>),
+    Packed(packed::Queue<Cut>),
+}
+
+pub(super) struct Device<'w> {
+    ring: Ring,
+    world: &'w World,
+    view: Arc<View>,
+    chain: Chain,
+    ids: HashMap<Tag, u16>,
+}
+
+macro_rules! ring {
+    ($device:expr, $method:ident($($arg:expr),*)) => {
+        match &mut $device.ring {
+            Ring::Split(queue) => queue.$method($($arg),*),
+            Ring::Packed(queue) => queue.$method($($arg),*),
+        }
+    };
+}
+
+impl<'w> Device<'w> {
+    fn new(world: &'w World, next_avail: u16) -> Self {
+        let ring = match world.options.is_packed() {
+            true => Ring::Packed(packed::Queue::new(world.options, next_avail)),
+            false => Ring::Split(split::Queue::new(world.options, next_avail)),
+        };
+        Self { ring, world, view: Arc::default(), chain: Chain::default(), ids: HashMap::new() }
+    }
+
+    /// One that writes down what it does. `next_avail` is what the front-end says, which may not know.
+    pub(super) fn start(world: &'w World, next_avail: u16) -> Self {
+        Self::with_held(world, next_avail, &[])
+    }
+
+    pub(super) fn with_held(world: &'w World, next_avail: u16, held: &[Held]) -> Self {
+        let mut device = Self::new(world, next_avail);
+        ring!(device, track(world.region.clone()));
+        ring!(device, push_held(held));
+        device.remap();
+        device
+    }
+
+    pub(super) fn untracked(world: &'w World, next_avail: u16) -> Self {
+        let mut device = Self::new(world, next_avail);
+        device.remap();
+        device
+    }
+
+    pub(super) fn remap(&mut self) {
+        ring!(self, remap(self.world.metadata(), &mut Marks::off()));
+    }
+
+    pub(super) fn unmap(&mut self) {
+        ring!(self, unmap(&mut Marks::off()));
+    }
+
+    pub(super) fn pop(&mut self) -> Result<Option<Tag>, RingError> {
+        let (mut view, mut marks) = (&*self.view, Marks::off());
+        let (space, chain) = (&mut view, &mut self.chain);
+        if ring!(self, pop(space, chain, &mut marks))? != Popped::Chain {
+            return Ok(None);
+        }
+        // A hostile one may have no buffer.
+        let tag = self.chain.readable().first().map_or(0, |buffer| buffer.addr.0);
+        self.ids.insert(tag, self.chain.head);
+        Ok(Some(tag))
+    }
+
+    pub(super) fn push(&mut self, tag: Tag) {
+        let id = self.ids[&tag];
+        ring!(self, push(id, 0));
+    }
+
+    pub(super) fn show(&mut self) {
+        ring!(self, show(&mut Marks::off()));
+    }
+
+    pub(super) fn publish(&mut self) {
+        let _ = ring!(self, publish(&mut Marks::off()));
+    }
+
+    /// Where the one after it goes on, and what it owes.
+    pub(super) fn stop(mut self) -> (u16, Vec<Held>) {
+        let held = ring!(self, take_held(&mut Marks::off()));
+        (self.next_avail(), held)
+    }
+
+    pub(super) fn next_avail(&self) -> u16 {
+        match &self.ring {
+            Ring::Split(queue) => queue.next_avail(),
+            Ring::Packed(queue) => queue.next_avail(),
+        }
+    }
+
+    pub(super) fn again(&self) -> u16 {
+        match &self.ring {
+            Ring::Split(queue) => queue.again(),
+            Ring::Packed(queue) => queue.again(),
+        }
+    }
+
+    pub(super) fn in_flight(&self) -> u16 {
+        match &self.ring {
+            Ring::Split(queue) => queue.in_flight(),
+            Ring::Packed(queue) => queue.in_flight(),
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Devices that are killed at each of their stores, to the region and to the ring: what the next one makes of it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+mod device;
+mod driver;
+mod hostile;
+mod letter;
+mod memory;
+
+use device::Device;
+use driver::{Driver, Tag};
+use letter::Letter;
+use memory::World;
+use std::collections::VecDeque;
+
+/// Small, fast, and the same on each machine.
+pub(super) struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, below: usize) -> usize {
+        (self.next() % below as u64) as usize
+    }
+}
+
+/// What is known of all chains, whatever the devices say.
+struct Model {
+    driver: Driver,
+    /// Popped by the device that runs, in this order, and not seen as used.
+    popped: Vec<Tag>,
+    /// Of these, what it has given back.
+    pushed: Vec<Tag>,
+    /// What has to come out of its ring, in this order.
+    expected: VecDeque<Tag>,
+    used: usize,
+}
+
+impl Model {
+    fn new(world: &World, place: u16) -> Self {
+        Self {
+            driver: Driver::new(world, place),
+            popped: Vec::new(),
+            pushed: Vec::new(),
+            expected: VecDeque::new(),
+            used: 0,
+        }
+    }
+
+    fn offer(&mut self, random: &mut Random) {
+        if let Some(tag) = self.driver.offer(1 + random.below(3) as u16) {
+            self.expected.push_back(tag);
+        }
+    }
+
+    fn came(&mut self, tag: Option<Tag>) {
+        let tag = match tag {
+            Some(tag) => tag,
+            // The ring may be away.
+            None => return,
+        };
+        assert_eq!(Some(tag), self.expected.pop_front(), "not the next one");
+        self.popped.push(tag);
+    }
+
+    /// The driver takes all that it is shown.
+    fn take(&mut self) {
+        while let Some(tag) = self.driver.take() {
+            let at = self.pushed.iter().position(|pushed| *pushed == tag);
+            self.pushed.remove(at.unwrap_or_else(|| panic!("chain {tag} is used, and nobody has used it")));
+            self.popped.retain(|popped| *popped != tag);
+            self.used += 1;
+        }
+    }
+
+    /// The device is gone: what it had comes again before all else.
+    fn killed(&mut self) {
+        self.take();
+        self.pushed.clear();
+        for tag in self.popped.drain(..).rev() {
+            self.expected.push_front(tag);
+        }
+    }
+}
+
+/// One thing that a device or its driver does.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Offer,
+    Pop,
+    Push(usize),
+    Show,
+    Publish,
+    Take,
+    /// The areas go away and come back, with whatever is done in between.
+    Unmap,
+    Remap,
+}
+
+fn script(random: &mut Random, len: usize) -> Vec<Op> {
+    let op = |random: &mut Random| match random.below(20) {
+        0..6 => Op::Offer,
+        6..11 => Op::Pop,
+        11..15 => Op::Push(random.below(8)),
+        15 => Op::Show,
+        16 => Op::Publish,
+        17 => Op::Take,
+        18 if random.below(4) == 0 => Op::Unmap,
+        _ => Op::Remap,
+    };
+    (0..len).map(|_| op(random)).collect()
+}
+
+fn perform(op: Op, world: &World, model: &mut Model, device: &mut Device, random: &mut Random) {
+    match op {
+        Op::Offer => model.offer(random),
+        Op::Pop => {
+            let came = device.pop();
+            // One that was killed has only seemed to.
+            if world.is_alive() {
+                model.came(came.unwrap());
+            } else if let Ok(Some(tag)) = came {
+                assert_eq!(Some(&tag), model.expected.front());
+            }
+        }
+        Op::Push(nth) => {
+            let held: Vec<Tag> =
+                model.popped.iter().copied().filter(|tag| !model.pushed.contains(tag)).collect();
+            if let Some(&tag) = held.get(nth % held.len().max(1)) {
+                model.pushed.push(tag);
+                device.push(tag);
+            }
+        }
+        Op::Show => device.show(),
+        Op::Publish => device.publish(),
+        Op::Take => model.take(),
+        Op::Unmap => device.unmap(),
+        Op::Remap => device.remap(),
+    }
+}
+
+/// Everything that is left is done by a device that nobody kills.
+fn finish(world: &World, model: &mut Model, start: u16) {
+    world.revive(u64::MAX);
+    // Where the region says it, whatever the front-end says is wrong.
+    let mut device = Device::start(world, if world.is_begun() { 0 } else { start });
+    assert_eq!(device.again(), device.in_flight());
+    while let Some(tag) = device.pop().unwrap() {
+        model.came(Some(tag));
+    }
+    assert!(model.expected.is_empty(), "{:?} are lost", model.expected);
+    assert_eq!(usize::from(device.in_flight()), model.popped.len());
+    for tag in model.popped.clone() {
+        model.pushed.push(tag);
+        device.push(tag);
+        // One at a time: what a batch has left in the ring is to mean nothing.
+        device.publish();
+        model.take();
+    }
+    assert_eq!(model.used, model.driver.offered(), "each once");
+    // And the region says that nothing is in flight.
+    let mut next = Device::start(world, 0);
+    assert_eq!((next.again(), next.in_flight(), next.pop().unwrap()), (0, 0, None));
+}
+
+/// Runs a script on one device that is killed at its store number `cut`, then on others that are killed too. Whether the first
+/// was.
+fn run(packed: bool, size: u16, seed: u64, cut: u64) -> bool {
+    let mut random = Random(seed);
+    let ops = script(&mut random, 80);
+    let start = if packed { 0x8000 } else { random.next() as u16 };
+    let world = World::new(packed, size, start);
+    let mut model = Model::new(&world, start);
+    let mut cut = Some(cut);
+    let mut first_was = false;
+    for generation in 0..3 {
+        world.revive(cut.take().unwrap_or_else(|| random.below(80) as u64));
+        let mut device = Device::start(&world, start);
+        if world.is_alive() {
+            assert_eq!(device.again(), device.in_flight());
+        }
+        for op in &ops {
+            if !world.is_alive() {
+                break;
+            }
+            perform(*op, &world, &mut model, &mut device, &mut random);
+        }
+        first_was |= generation == 0 && !world.is_alive();
+        model.killed();
+        for _ in 0..random.below(3) {
+            model.offer(&mut random);
+        }
+    }
+    finish(&world, &mut model, start);
+    first_was
+}
+
+fn killed_at_each_store(packed: bool, sizes: &[u16]) {
+    let mut cuts = 0;
+    for &size in sizes {
+        for seed in 0..12 {
+            let mut cut = 0;
+            while run(packed, size, seed << 8 | u64::from(size), cut) {
+                cut += 1;
+            }
+            cuts += cut;
+        }
+    }
+    assert!(cuts > 2_000, "hardly a store: {cuts}");
+}
+
+#[test]
+fn split_killed_at_each_store() {
+    killed_at_each_store(false, &[1, 2, 4, 8, 16]);
+}
+
+#[test]
+fn packed_killed_at_each_store() {
+    killed_at_each_store(true, &[1, 2, 3, 5, 8, 13]);
+}
+
+/// The region of somebody who does it by the letter of the specification, field by field, one request at a time.
+fn another(packed: bool, size: u16, seed: u64, cut: u64) -> bool {
+    let mut random = Random(seed);
+    let start = if packed { 0x8000 } else { random.next() as u16 };
+    let world = World::new(packed, size, start);
+    let mut model = Model::new(&world, start);
+    let mut letter = Letter::begin(&world, start);
+    world.revive(cut);
+    for _ in 0..40 {
+        if !world.is_alive() {
+            break;
+        }
+        match random.below(4) {
+            0 | 1 => model.offer(&mut random),
+            2 => {
+                if let Some(tag) = letter.pop()
+                    && world.is_alive()
+                {
+                    model.came(Some(tag));
+                }
+            }
+            _ if model.popped.is_empty() => {}
+            _ => {
+                let tag = model.popped[random.below(model.popped.len())];
+                model.pushed.push(tag);
+                letter.push(tag);
+                if world.is_alive() {
+                    model.take();
+                }
+            }
+        }
+    }
+    let was = !world.is_alive();
+    model.killed();
+    model.offer(&mut random);
+    finish(&world, &mut model, start);
+    was
+}
+
+#[test]
+fn what_others_wrote_down() {
+    for (packed, sizes) in [(false, [2u16, 8]), (true, [3, 8])] {
+        for size in sizes {
+            for seed in 0..60 {
+                let mut cut = 0;
+                while another(packed, size, seed << 8 | u64::from(size), cut) {
+                    cut += 1;
+                }
+            }
+        }
+    }
+}
+
+/// What is owed from before the region was begun is shown before that, whenever the device is killed.
+#[test]
+fn what_was_held_before_is_not_in_the_region() {
+    for (packed, size) in [(false, 8), (true, 7)] {
+        for cut in 0..200 {
+            let start = if packed { 0x8000 } else { 0xfffe };
+            let world = World::new(packed, size, start);
+            let mut model = Model::new(&world, start);
+            let mut random = Random(cut);
+            world.revive(u64::MAX);
+            let mut device = Device::untracked(&world, start);
+            (0..3).for_each(|_| model.offer(&mut random));
+            while let Some(tag) = device.pop().unwrap() {
+                model.came(Some(tag));
+            }
+            device.unmap();
+            for tag in model.popped.clone() {
+                model.pushed.push(tag);
+                device.push(tag);
+            }
+            let (next, held) = device.stop();
+            assert_eq!(held.len(), model.popped.len());
+            world.revive(cut);
+            let mut device = Device::with_held(&world, next, &held);
+            device.publish();
+            let alive = world.is_alive();
+            model.take();
+            if !alive && !model.popped.is_empty() {
+                // Not begun, and not shown: as without a region, this is told to the one after it.
+                assert!(!world.is_begun());
+                continue;
+            }
+            world.revive(u64::MAX);
+            let device = Device::start(&world, next);
+            assert_eq!((device.again(), device.in_flight(), device.next_avail()), (0, 0, next));
+            if alive {
+                break;
+            }
+            assert!(cut < 199);
+        }
+    }
+}

@@ -1,0 +1,456 @@
+//! Back-ends that are killed with requests in flight, and those that come after them, by the buffer that the front-end keeps.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use kickless_spec::blk;
+use kickless_spec::vhost_user::inflight_region_len;
+use kickless_tests::daemon::{Daemon, DaemonConfig};
+use kickless_tests::driver_request::{Layout, Place, Request, pattern};
+use kickless_tests::frontend::{Answer, LIMIT};
+use kickless_tests::frontend_inflight::Kept;
+use kickless_tests::frontend_iommu::{DISTANCE, Iommu, seen, start};
+use kickless_tests::frontend_machine::{Machine, Shape};
+use kickless_tests::frontend_served::{IMAGE_SIZE, Served};
+use kickless_tests::guest::image_dir;
+use kickless_tests::with_each_engine;
+use kickless_vhost_user::{FrontendMessage as Message, Inflight};
+use tempfile::TempDir;
+
+with_each_engine! {
+    each_request_is_done_again_once
+    a_stop_does_what_was_in_flight
+    behind_a_viommu
+    stops_and_goes_on
+}
+
+/// Requests to sectors from here on are held for longer than any test takes, if the disk is slow.
+const SLOW: u64 = IMAGE_SIZE / 512 / 2;
+const LEN: usize = 4096;
+const SECTORS: u64 = (LEN / 512) as u64;
+/// Requests on each queue, every other one of them slow.
+const COUNT: u64 = 12;
+
+/// So long a device that has nothing to ask is listened to.
+const MOMENT: Duration = Duration::from_millis(100);
+
+const SHAPE: Shape = Shape { queues: 2, size: 32, returns: true, ..Shape::LINUX };
+
+fn shapes() -> impl Iterator<Item = Shape> {
+    [(false, false), (false, true), (true, false), (true, true)].into_iter().map(|(packed, indirect)| {
+        // The odd size has chains go over the end of the ring.
+        Shape { packed, indirect, event_idx: indirect, size: if packed { 39 } else { 64 }, ..SHAPE }
+    })
+}
+
+struct Image {
+    path: PathBuf,
+    engine: String,
+    _dir: TempDir,
+}
+
+impl Image {
+    fn new(engine: &str) -> Self {
+        let dir = image_dir().unwrap();
+        let path = dir.path().join("disk.img");
+        File::create_new(&path).unwrap().set_len(IMAGE_SIZE).unwrap();
+        Self { path, engine: engine.to_owned(), _dir: dir }
+    }
+
+    fn config(&self, slow: bool) -> DaemonConfig {
+        let mut disk = OsString::new();
+        if slow {
+            disk.push(format!("fault:delay=60s@{SLOW}-{}:", IMAGE_SIZE / 512 - 1));
+        }
+        disk.push(&self.path);
+        DaemonConfig { engine: Some(self.engine.clone()), ..DaemonConfig::new(disk) }
+    }
+
+    fn file(&self) -> File {
+        File::options().read(true).write(true).open(&self.path).unwrap()
+    }
+
+    fn read(&self, sector: u64) -> Vec<u8> {
+        let mut bytes = vec![0; LEN];
+        self.file().read_exact_at(&mut bytes, sector * 512).unwrap();
+        bytes
+    }
+}
+
+/// Where a request of a queue goes.
+fn sector(queue: u16, nth: u64) -> u64 {
+    let slow = if nth.is_multiple_of(2) { SLOW } else { 0 };
+    slow + (u64::from(queue) * 1000 + nth) * SECTORS
+}
+
+fn data(queue: u16, nth: u64) -> Vec<u8> {
+    pattern(u64::from(queue) << 32 | nth, LEN)
+}
+
+fn submit(machine: &mut Machine, queue: u16, place: &Place, request: &Request) {
+    let buffers = place.lay_out(&machine.ram, request, Layout::Usual).unwrap();
+    let table = machine.shape().indirect.then(|| place.table());
+    machine.queues[usize::from(queue)].submit(&machine.ram, &buffers, table).unwrap();
+}
+
+fn wait(machine: &mut Machine, queue: u16, count: u64) {
+    let queue = &mut machine.queues[usize::from(queue)];
+    for _ in 0..count {
+        queue.wait_used(Instant::now() + LIMIT).unwrap();
+    }
+}
+
+fn places(machine: &mut Machine) -> Vec<Place> {
+    (0..COUNT).map(|_| Place::new(&mut machine.ram, LEN).unwrap()).collect()
+}
+
+/// A machine whose back-end has half of what it was asked on each queue in flight, and has done the other half.
+fn half_done(daemon: &Daemon, shape: &Shape) -> (Machine, Kept, Vec<Vec<Place>>) {
+    let mut machine = Machine::prepare(daemon.socket(), shape).unwrap();
+    let kept = machine.keep().unwrap();
+    machine.resume().unwrap();
+    let places: Vec<Vec<Place>> = (0..shape.queues).map(|_| places(&mut machine)).collect();
+    for (queue, places) in (0..).zip(&places) {
+        for (nth, place) in (0..).zip(places) {
+            submit(&mut machine, queue, place, &Request::write(sector(queue, nth), &data(queue, nth)));
+        }
+        machine.queues[usize::from(queue)].flush();
+    }
+    (0..shape.queues).for_each(|queue| wait(&mut machine, queue, COUNT / 2));
+    (machine, kept, places)
+}
+
+fn says_again(log: &[String]) -> Vec<&String> {
+    log.iter().filter(|line| line.contains("is done again")).collect()
+}
+
+fn each_request_is_done_again_once(engine: &str) {
+    for shape in shapes() {
+        let image = Image::new(engine);
+        let mut daemon = Daemon::start(&image.config(true)).unwrap();
+        let (mut machine, kept, places) = half_done(&daemon, &shape);
+        // What was done is not done again: it would be found here.
+        let other = pattern(99, LEN);
+        for queue in 0..shape.queues {
+            for nth in (1..COUNT).step_by(2) {
+                assert!(image.read(sector(queue, nth)) == data(queue, nth), "{shape:?}: {queue} {nth}");
+                image.file().write_all_at(&other, sector(queue, nth) * 512).unwrap();
+            }
+        }
+        // The next one is killed as well, with requests of its own done beside.
+        for generation in 0..2 {
+            daemon.kill_and_restart(&image.config(true)).unwrap();
+            machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+            machine.resume().unwrap();
+            for queue in 0..shape.queues {
+                let place = Place::new(&mut machine.ram, LEN).unwrap();
+                let request = Request::write(200_000 / 8 + u64::from(queue) * SECTORS, &data(7, generation));
+                submit(&mut machine, queue, &place, &request);
+                machine.queues[usize::from(queue)].flush();
+                wait(&mut machine, queue, 1);
+            }
+        }
+        let log = daemon.kill_and_restart(&image.config(false)).unwrap();
+        let again = says_again(&log);
+        assert_eq!(again.len(), 2, "{log:#?}");
+        assert!(again.iter().all(|line| line.contains("requests=6")), "{again:#?}");
+        machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+        machine.resume().unwrap();
+        for (queue, places) in (0..).zip(&places) {
+            wait(&mut machine, queue, COUNT / 2);
+            assert_eq!(machine.queues[usize::from(queue)].in_flight(), 0);
+            for nth in 0..places.len() as u64 {
+                let expected = if nth % 2 == 0 { data(queue, nth) } else { other.clone() };
+                assert!(image.read(sector(queue, nth)) == expected, "{shape:?}: {queue} {nth}");
+            }
+        }
+        for round in 0..100 {
+            machine.write(1, 8, &pattern(round, LEN)).unwrap();
+            assert_eq!(machine.read(0, 8, LEN).unwrap(), pattern(round, LEN));
+        }
+        machine.stop().unwrap();
+        let (status, log) = daemon.stop().unwrap();
+        assert_eq!(status.code(), Some(0));
+        assert!(!log.iter().any(|line| line.contains(" ERROR ")), "{log:#?}");
+    }
+}
+
+/// Also a ring that stops before it has had a turn answers what was in flight.
+fn a_stop_does_what_was_in_flight(engine: &str) {
+    for shape in shapes() {
+        let image = Image::new(engine);
+        let mut daemon = Daemon::start(&image.config(true)).unwrap();
+        let (mut machine, kept, _places) = half_done(&daemon, &shape);
+        daemon.kill_and_restart(&image.config(false)).unwrap();
+        machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+        for index in 0..usize::from(shape.queues) {
+            machine.frontend.start(&machine.queues[index]).unwrap();
+            machine.frontend.stop(&mut machine.queues[index]).unwrap();
+            for _ in 0..COUNT / 2 {
+                assert!(machine.queues[index].take_used().unwrap().is_some(), "{shape:?}");
+            }
+            assert_eq!(machine.queues[index].in_flight(), 0);
+        }
+        for queue in 0..shape.queues {
+            for nth in 0..COUNT {
+                assert!(image.read(sector(queue, nth)) == data(queue, nth), "{shape:?}: {queue} {nth}");
+            }
+        }
+        machine.resume().unwrap();
+        machine.write(0, 8, &pattern(1, LEN)).unwrap();
+        machine.stop().unwrap();
+    }
+}
+
+/// The ring, and buffers of what is to be done again, are asked for as ever; a queue that waits for that stops all the same.
+fn behind_a_viommu(engine: &str) {
+    for packed in [false, true] {
+        let shape = Shape { queues: 1, packed, ..SHAPE };
+        let image = Image::new(engine);
+        let mut daemon = Daemon::start(&image.config(true)).unwrap();
+        let mut machine = Machine::prepare(daemon.socket(), &shape).unwrap();
+        let kept = machine.keep().unwrap();
+        let mut iommu = Iommu::connect(&mut machine.frontend).unwrap();
+        iommu.map_all(&machine.ram);
+        start(&mut machine.frontend, &machine.ram, &machine.queues[0]).unwrap();
+        let places = places(&mut machine);
+        let slow: Vec<Request> =
+            (0..4).map(|nth| Request::write(sector(0, 2 * nth), &data(0, 2 * nth))).collect();
+        for (place, request) in places.iter().zip(&slow).chain([(&places[4], &Request::read(0, 512))]) {
+            let buffers = place.lay_out(&machine.ram, request, Layout::Usual).unwrap();
+            machine.queues[0].submit(&machine.ram, &seen(&buffers), None).unwrap();
+        }
+        machine.queues[0].flush();
+        // The last one is back: all were taken.
+        iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();
+
+        daemon.kill_and_restart(&image.config(false)).unwrap();
+        machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+        let mut iommu = Iommu::connect(&mut machine.frontend).unwrap();
+        iommu.map_all(&machine.ram);
+        let held_back = places[1].data().0 + DISTANCE;
+        start(&mut machine.frontend, &machine.ram, &machine.queues[0]).unwrap();
+        // All but one page: what needs it waits, and what comes after it.
+        let mut late = Vec::new();
+        while let Some(miss) = iommu.miss(if late.is_empty() { LIMIT } else { MOMENT }).unwrap() {
+            // Answers have an order.
+            if miss.iova == held_back || !late.is_empty() {
+                late.push(miss);
+            } else {
+                iommu.answer(&mut machine.frontend, &miss).unwrap();
+            }
+        }
+        machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
+        assert_eq!(machine.queues[0].take_used().unwrap(), None);
+        // It is in the buffer still when the ring stops, and the answer comes late.
+        machine.frontend.ask(&Message::GetVringBase { index: 0 }).unwrap();
+        for miss in &late {
+            iommu.answer(&mut machine.frontend, miss).unwrap();
+        }
+        start(&mut machine.frontend, &machine.ram, &machine.queues[0]).unwrap();
+        for _ in 0..3 {
+            iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();
+        }
+        assert_eq!(machine.queues[0].in_flight(), 0);
+        for nth in [0, 2, 4, 6] {
+            assert!(image.read(sector(0, nth)) == data(0, nth), "{nth}");
+        }
+    }
+}
+
+/// The same buffer goes with a ring through many lives, each of which ends well.
+fn stops_and_goes_on(engine: &str) {
+    let served = Served::start(engine, &[]).unwrap();
+    for shape in shapes() {
+        let mut machine =
+            Machine::prepare(served.socket(), &Shape { size: shape.size / 4, ..shape }).unwrap();
+        let kept = machine.keep().unwrap();
+        machine.resume().unwrap();
+        for round in 0..40u64 {
+            machine.write(0, round, &pattern(round, 1024)).unwrap();
+            machine.stop().unwrap();
+            if round % 3 == 0 {
+                machine.frontend.set_inflight(&kept).unwrap();
+            }
+            if round % 5 == 0 {
+                machine.come_back(served.socket(), Some(&kept)).unwrap();
+            }
+            machine.resume().unwrap();
+            assert_eq!(machine.read(0, round, 1024).unwrap(), pattern(round, 1024));
+        }
+        machine.stop().unwrap();
+    }
+    let log = served.end().unwrap();
+    assert!(says_again(&log).is_empty(), "{log:#?}");
+}
+
+/// A packed ring, whose base nobody knows, cannot go on without a buffer, and can with one.
+#[test]
+fn a_packed_ring_goes_on_from_the_buffer_alone() {
+    let image = Image::new("io_uring");
+    let shape = Shape { packed: true, size: 8, queues: 1, ..SHAPE };
+    for keeps in [false, true] {
+        let mut daemon = Daemon::start(&image.config(false)).unwrap();
+        let mut machine = Machine::prepare(daemon.socket(), &shape).unwrap();
+        let kept = keeps.then(|| machine.keep().unwrap());
+        machine.resume().unwrap();
+        machine.write(0, 8, &pattern(1, LEN)).unwrap();
+        daemon.kill_and_restart(&image.config(false)).unwrap();
+        machine.come_back(daemon.socket(), kept.as_ref()).unwrap();
+        machine.resume().unwrap();
+        if keeps {
+            assert_eq!(machine.read(0, 8, LEN).unwrap(), pattern(1, LEN));
+            machine.stop().unwrap();
+        } else {
+            assert!(machine.queues[0].err().wait(Instant::now() + LIMIT).unwrap(), "it is not told");
+        }
+    }
+}
+
+fn broken(machine: &mut Machine, daemon: &Daemon, words: &str) {
+    assert!(machine.queues[0].err().wait(Instant::now() + LIMIT).unwrap(), "{words}: no error was signalled");
+    let says = |line: &str| (line.contains(" ERROR ") && line.contains(words)).then_some(());
+    daemon.log().wait_for(words, LIMIT, says).unwrap();
+}
+
+/// What a ring cannot make sense of breaks it, and nothing else.
+#[test]
+fn rubbish_breaks_its_ring_alone() {
+    for packed in [false, true] {
+        let shape = Shape { packed, ..SHAPE };
+        for (offset, bytes, words) in [
+            (8, [7u16, 32], "the version is 7"),
+            (8, [1, 33], "the number of entries is 33"),
+            (8, [1, 31], "the number of entries is 31"),
+        ] {
+            let served = Served::start("io_uring", &[]).unwrap();
+            let mut machine = Machine::prepare(served.socket(), &shape).unwrap();
+            let kept = machine.keep().unwrap();
+            let bytes = bytes.map(u16::to_le_bytes).concat();
+            kept.file().unwrap().write_all_at(&bytes, offset).unwrap();
+            machine.resume().unwrap();
+            broken(&mut machine, &served.daemon, words);
+            machine.write(1, 8, &pattern(1, LEN)).unwrap();
+            // It is as it was, for somebody who understands it.
+            let mut found = [0; 4];
+            kept.file().unwrap().read_exact_at(&mut found, offset).unwrap();
+            assert_eq!(found[..], bytes[..]);
+            drop(machine);
+            served.serves_the_next().unwrap();
+            served.end().unwrap();
+        }
+    }
+}
+
+/// A buffer that is written to while it is in use changes nothing for those who use it.
+#[test]
+fn scribbling_changes_nothing_while_it_runs() {
+    for packed in [false, true] {
+        let served = Served::start("io_uring", &[]).unwrap();
+        let shape = Shape { packed, returns: false, ..SHAPE };
+        let mut machine = Machine::prepare(served.socket(), &shape).unwrap();
+        let kept = machine.keep().unwrap();
+        machine.resume().unwrap();
+        for round in 0..100 {
+            let rubbish = pattern(round, kept.described.mmap_size as usize);
+            kept.file().unwrap().write_all_at(&rubbish, 0).unwrap();
+            machine.write(0, round, &pattern(round, LEN)).unwrap();
+            assert_eq!(machine.read(1, round, LEN).unwrap(), pattern(round, LEN));
+        }
+        machine.stop().unwrap();
+        served.end_untroubled().unwrap();
+    }
+}
+
+/// The front-end's own file, which it cuts short. The buffer that we make cannot be.
+#[test]
+fn a_buffer_that_is_cut_short() {
+    for packed in [false, true] {
+        let served = Served::start("io_uring", &[]).unwrap();
+        let shape = Shape { packed, ..SHAPE };
+        let mut machine = Machine::prepare(served.socket(), &shape).unwrap();
+        let ours = machine.keep().unwrap();
+        assert!(ours.file().unwrap().set_len(0).is_err());
+        let kept = Kept::new(Inflight { mmap_offset: 4096, ..ours.described }).unwrap();
+        machine.frontend.set_inflight(&kept).unwrap();
+        machine.resume().unwrap();
+        machine.write(0, 8, &pattern(1, LEN)).unwrap();
+        machine.write(1, 8, &pattern(1, LEN)).unwrap();
+        kept.file().unwrap().set_len(0).unwrap();
+        let request = Request::read(8, LEN);
+        let place = machine.places[0];
+        submit(&mut machine, 0, &place, &request);
+        machine.queues[0].flush();
+        broken(&mut machine, &served.daemon, "the buffer of requests in flight (");
+        drop(machine);
+        served.serves_the_next().unwrap();
+        served.end().unwrap();
+    }
+}
+
+#[test]
+fn buffers_that_cannot_be() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    let mut machine = Machine::prepare(served.socket(), &SHAPE).unwrap();
+    for (queues, size) in [(0, 32), (5, 32), (2, 0), (2, 1025), (u16::MAX, u16::MAX)] {
+        assert!(machine.frontend.get_inflight(queues, size).unwrap().is_none(), "{queues} {size}");
+    }
+    let kept = machine.keep().unwrap();
+    let region = inflight_region_len(false, SHAPE.size) as u64;
+    assert_eq!(kept.described.mmap_size, 2 * region);
+    for wrong in [
+        Inflight { mmap_size: 0, ..kept.described },
+        Inflight { mmap_size: 2 * region - 8, ..kept.described },
+        Inflight { mmap_size: 1 << 40, ..kept.described },
+        Inflight { mmap_offset: 4, mmap_size: region, num_queues: 1, ..kept.described },
+        Inflight { mmap_offset: u64::MAX - 7, ..kept.described },
+        Inflight { queue_size: 0, ..kept.described },
+        Inflight { queue_size: u16::MAX, ..kept.described },
+    ] {
+        let wrong = Message::SetInflightFd(wrong, kept.file.try_clone().unwrap());
+        assert_eq!(machine.frontend.attempt(&wrong).unwrap(), Answer::Refused, "{wrong:?}");
+    }
+    machine.resume().unwrap();
+    // Not while rings run.
+    assert_eq!(machine.frontend.attempt(&kept.message().unwrap()).unwrap(), Answer::Refused);
+    machine.write(0, 8, &pattern(1, LEN)).unwrap();
+    machine.stop().unwrap();
+    drop(machine);
+    // A ring that it has no room for does not start.
+    for (queues, size) in [(1, 32), (2, 16)] {
+        let mut machine = Machine::prepare(served.socket(), &SHAPE).unwrap();
+        let kept = machine.frontend.get_inflight(queues, size).unwrap().unwrap();
+        machine.frontend.set_inflight(&kept).unwrap();
+        assert!(machine.resume().is_err(), "{queues} {size}");
+    }
+    served.serves_the_next().unwrap();
+    served.end().unwrap();
+}
+
+/// A status byte that was never written stays as it was.
+#[test]
+fn answers_of_requests_that_are_done_again() {
+    let image = Image::new("threads");
+    let mut daemon = Daemon::start(&image.config(true)).unwrap();
+    let shape = Shape { queues: 1, size: 64, ..SHAPE };
+    let (mut machine, kept, places) = half_done(&daemon, &shape);
+    let status = |machine: &Machine, place: &Place, nth| {
+        place.outcome(&machine.ram, &Request::write(sector(0, nth), &data(0, nth)), 1).unwrap().status
+    };
+    for nth in 0..COUNT {
+        let answered = status(&machine, &places[0][nth as usize], nth) == blk::S_OK;
+        assert_eq!(answered, nth % 2 == 1, "{nth}");
+    }
+    daemon.kill_and_restart(&image.config(false)).unwrap();
+    machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+    machine.resume().unwrap();
+    wait(&mut machine, 0, COUNT / 2);
+    for nth in 0..COUNT {
+        assert_eq!(status(&machine, &places[0][nth as usize], nth), blk::S_OK, "{nth}");
+    }
+}

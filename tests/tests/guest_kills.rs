@@ -1,0 +1,79 @@
+//! A daemon that is killed under a guest's verified I/O, again and again. `KICKLESS_KILLS` says how often.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::thread;
+use std::time::Duration;
+
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig, LIMIT};
+use kickless_tests::scratch::Scratch;
+
+const CPUS: usize = 2;
+
+#[test]
+fn split() {
+    killed("io_uring", "");
+}
+
+#[test]
+fn packed() {
+    killed("threads", "packed=on");
+}
+
+/// Moments between 0 and 400 ms, the same in each run.
+fn moments() -> impl Iterator<Item = Duration> {
+    std::iter::successors(Some(1u64), |seed| Some(seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1)))
+        .map(|seed| Duration::from_millis((seed >> 33) % 400))
+}
+
+fn killed(engine: &str, properties: &str) {
+    if Program::from_environment() != Program::Kickless {
+        return;
+    }
+    let kills = std::env::var("KICKLESS_KILLS").map_or(10, |kills| kills.parse().unwrap());
+    let scratch = Scratch::new().unwrap();
+    // Some requests take their time, so that what is in flight is not what came last.
+    let disk = format!("fault:delay=1ms-30ms@20%:{}", scratch.path().display());
+    let config = DaemonConfig {
+        engine: Some(engine.to_owned()),
+        arguments: vec!["--log-level=info,kickless_vhost=debug".to_owned()],
+        ..DaemonConfig::new(disk)
+    };
+    let mut daemon = Daemon::start(&config).unwrap();
+    let disk = DiskConfig::new(daemon.socket(), properties).reconnecting();
+    let parameters = "kl.task=kills,check kl.size=16";
+    let mut guest = Guest::start(&GuestConfig::new(parameters, vec![disk]).cpus(CPUS as u32)).unwrap();
+    guest.wait_for("kills=ready").unwrap();
+    guest.wait_for("progress.verified=1").unwrap();
+    let (mut in_flight, mut again) = (0, 0u64);
+    for moment in moments().take(kills) {
+        thread::sleep(moment);
+        daemon.kill_and_restart(&config).unwrap();
+        // All rings run: QEMU is done with what it does when it connects.
+        let mut rings = 0;
+        let runs = |line: &str| {
+            rings += usize::from(line.contains("ring runs"));
+            (rings == CPUS).then_some(())
+        };
+        daemon.log().wait_for("running all rings", LIMIT, runs).unwrap();
+        let requests = |line: &String| {
+            let (_, count) = line.split_once("requests=")?;
+            count.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        let found: u64 = daemon.log().grep("is done again").iter().filter_map(requests).sum();
+        in_flight += u64::from(found > 0);
+        again += found;
+    }
+    guest.tell("stop").unwrap();
+    let results = guest.finish().unwrap();
+    scratch.compare(&results, "vda").unwrap();
+    println!(
+        "{kills} kills, {in_flight} of them with requests in flight, {again} done again; verified {} times",
+        results["kills.verified"]
+    );
+    assert!(in_flight > 0, "nothing was ever in flight");
+    let (status, log) = daemon.stop().unwrap();
+    assert_eq!(status.code(), Some(0));
+    assert!(!log.iter().any(|line| line.contains(" ERROR ")), "{log:#?}");
+}
