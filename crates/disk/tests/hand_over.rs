@@ -30,7 +30,7 @@ fn what_was_written_is_there_when_it_is_handed_over() {
         worker.write(0, &bytes, 0).unwrap();
         let before = getrlimit(Resource::Nofile);
         if limited {
-            setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..before.clone() }).unwrap();
+            setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..before }).unwrap();
             assert!(File::open("/dev/null").is_err());
         }
         let handed_over = disk.hand_over();

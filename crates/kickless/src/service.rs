@@ -99,7 +99,7 @@ pub(crate) enum BlkFile {
     Qcow2(PathBuf),
     /// An export of an NBD server.
     #[cfg(feature = "nbd")]
-    Nbd(kickless_disk::NbdUri),
+    Nbd(Box<kickless_disk::NbdUri>),
     /// Another of these with faults, for tests.
     Fault(Box<Fault>),
 }

@@ -76,7 +76,7 @@ fn spec(of: &BlkFile) -> DiskSpec {
         #[cfg(feature = "qcow2")]
         BlkFile::Qcow2(path) => DiskSpec::Qcow2(path.clone()),
         #[cfg(feature = "nbd")]
-        BlkFile::Nbd(uri) => DiskSpec::Nbd(uri.clone()),
+        BlkFile::Nbd(uri) => DiskSpec::Nbd((**uri).clone()),
         BlkFile::Fault(fault) => DiskSpec::Fault(fault.rules.clone(), Box::new(spec(&fault.under))),
     }
 }

@@ -42,7 +42,11 @@ impl Server {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("image"), contents).unwrap();
         let extra: Vec<String> = extra.iter().map(|&word| word.to_owned()).collect();
-        for _ in 0..10 {
+        let mut tries = 0;
+        loop {
+            let said = || std::fs::read_to_string(dir.path().join("said")).unwrap();
+            assert!(tries < 10, "no NBD server: {}", said());
+            tries += 1;
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let mut child = command(kind, dir.path(), port, &extra).spawn().unwrap();
             // Somebody else may have taken the port meanwhile.
@@ -50,7 +54,6 @@ impl Server {
                 return Self { kind, extra, child, port, dir };
             }
         }
-        panic!("no NBD server: {}", std::fs::read_to_string(dir.path().join("said")).unwrap());
     }
 
     pub fn image(&self) -> PathBuf {

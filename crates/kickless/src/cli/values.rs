@@ -124,7 +124,9 @@ fn parse_qcow2(_: &OsStr) -> Result<BlkFile, String> {
 
 #[cfg(feature = "nbd")]
 fn parse_nbd(uri: &str) -> Result<BlkFile, String> {
-    uri.parse().map(BlkFile::Nbd).map_err(|error: kickless_disk::BadUri| error.to_string())
+    uri.parse()
+        .map(|uri| BlkFile::Nbd(Box::new(uri)))
+        .map_err(|error: kickless_disk::BadUri| error.to_string())
 }
 
 #[cfg(not(feature = "nbd"))]
