@@ -24,6 +24,8 @@ pub(crate) struct Queue {
     shared: Arc<Shared>,
     /// The disk's file in the worker's engine.
     file: Option<FileId>,
+    /// What that engine holds of guest memory.
+    held: Option<Arc<View>>,
     /// What was negotiated. Without FLUSH every write is durable when it completes.
     features: BlkFeatures,
     read_only: bool,
@@ -41,6 +43,7 @@ impl Queue {
             vring,
             shared,
             file: None,
+            held: None,
             features,
             read_only,
             slots,
@@ -229,6 +232,21 @@ impl Queue {
     }
 }
 
+impl Queue {
+    /// Has the engine hold guest memory as it is now, instead of what it held.
+    fn hold_memory(&mut self, engine: &mut Engine) {
+        // A disk without a file has no operations.
+        let now = self.file.map(|_| self.vring.view().clone());
+        if let Some(now) = &now {
+            engine.hold_memory(now);
+        }
+        // After the new one is held: what both have in common stays.
+        if let Some(before) = std::mem::replace(&mut self.held, now) {
+            engine.release_memory(&before);
+        }
+    }
+}
+
 /// Of a disk that has one: the feature was negotiated.
 fn lifetime(limits: &disk::Limits) -> blk::Lifetime {
     limits.lifetime.map_or_else(blk::Lifetime::default, |of| blk::Lifetime {
@@ -266,10 +284,14 @@ impl Source for Queue {
 
     fn attach(&mut self, engine: &mut Engine) -> io::Result<()> {
         self.file = self.shared.disk.attach(engine).map_err(io::Error::other)?;
+        self.hold_memory(engine);
         Ok(())
     }
 
     fn detach(&mut self, engine: &mut Engine) {
+        if let Some(held) = self.held.take() {
+            engine.release_memory(&held);
+        }
         self.shared.disk.detach(engine, self.file.take());
     }
 
@@ -318,7 +340,8 @@ impl Source for Queue {
         }
     }
 
-    fn memory_changed(&mut self) {
+    fn memory_changed(&mut self, engine: &mut Engine) {
+        self.hold_memory(engine);
         let (view, marks) = self.vring.memory();
         self.slots.each_free(|slot| slot.unpin_unless((view, marks)));
     }

@@ -4,10 +4,11 @@
 
 mod rig;
 
-use kickless_disk::DiskSpec;
+use kickless_disk::{Disk, DiskSpec};
+use kickless_io::EngineOptions;
 use kickless_spec::blk::{self, BlkFeatures, S_IOERR, S_OK, S_UNSUPP, SEGMENT_UNMAP};
 use proptest::prelude::*;
-use rig::{Ask, Data, ENGINES, Rig, Status, UNANSWERED, blk as device, open};
+use rig::{Ask, Data, Rig, Status, UNANSWERED, blk as device, ways};
 use std::collections::HashMap;
 use std::io::Write;
 use std::ops::Range;
@@ -225,8 +226,8 @@ proptest! {
 
     #[test]
     fn each_head_once_and_data_as_the_model_says(
-        engine in prop::sample::select(&ENGINES[..]),
-        (depth, packed, writeback, seed) in (1u32..80, any::<bool>(), any::<bool>(), any::<u32>()),
+        way in prop::sample::select(ways(0)),
+        (merge, depth, packed, writeback, seed) in (any::<bool>(), 1u32..80, any::<bool>(), any::<bool>(), any::<u32>()),
         faults in prop::collection::vec(fault(), 0..4),
         kind in 0..5,
         batches in prop::collection::vec(prop::collection::vec(case(), 1..40), 1..12),
@@ -252,7 +253,9 @@ proptest! {
             1 => under,
             _ => DiskSpec::Fault(rules.join(",").parse().unwrap(), Box::new(under)),
         };
-        let mut rig = Rig::start(&device(open(&spec)), engine, depth, packed, BlkFeatures::empty());
+        let disk = Disk::open(&spec, &kickless_disk::Options { merge, ..Default::default() }).unwrap();
+        let way = EngineOptions { depth, ..way };
+        let mut rig = Rig::start_with(&device(disk), way, packed, BlkFeatures::empty());
         rig.set_writeback(writeback);
         play(&mut rig, batches);
     }

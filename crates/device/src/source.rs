@@ -76,6 +76,7 @@ pub trait Source: Send {
     /// within a bounded time.
     fn hurry(&mut self) {}
 
-    /// The view of memory was replaced: let go of references to the old one that no request in flight needs.
-    fn memory_changed(&mut self);
+    /// The view of memory was replaced: let go of references to the old one that no request in flight needs, those in the worker's
+    /// engine too.
+    fn memory_changed(&mut self, engine: &mut Engine);
 }

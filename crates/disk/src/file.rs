@@ -29,6 +29,7 @@ pub struct FileDisk {
     /// Bytes; a multiple of 512, and of what direct I/O needs. Only grows.
     size: AtomicU64,
     device: bool,
+    merge: bool,
     direct: Option<Direct>,
     /// Bounce buffers, and those that zeroes are written from.
     pool: Arc<Pool>,
@@ -99,6 +100,8 @@ impl FileDisk {
     }
 
     pub(crate) fn attach(&self, engine: &mut Engine) -> Result<FileId, Error> {
-        Ok(engine.register(self.file.clone())?)
+        let file = engine.register(self.file.clone())?;
+        engine.merge(file, self.merge);
+        Ok(file)
     }
 }

@@ -70,6 +70,8 @@ pub struct Options {
     pub read_only: bool,
     /// Whether the host's page cache is used; means nothing for a disk that is no file.
     pub cache: Cache,
+    /// Whether neighbouring requests are one for the kernel: see [`kickless_io::Engine::merge`].
+    pub merge: bool,
 }
 
 /// What a disk can do, in the terms of virtio-blk's configuration space.

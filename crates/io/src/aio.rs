@@ -9,7 +9,7 @@ use crate::kernel_aio;
 use crate::slots::{InFlight, Slots};
 use crate::stall::Stall;
 use crate::transfers::Transfers;
-use crate::{Completion, Error, FileId, Op, Token};
+use crate::{Completion, EngineOptions, Error, FileId, Op, Token};
 use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
@@ -31,6 +31,8 @@ pub struct Aio {
     slots: Slots,
     depth: usize,
     files: Files,
+    /// Places of merged operations that are to be done each by itself.
+    again: Vec<u32>,
     /// Completed without the kernel.
     failed: Vec<Completion>,
     stall: Stall,
@@ -38,14 +40,15 @@ pub struct Aio {
 }
 
 impl Aio {
-    /// With a context for `depth` operations, or fewer where others have used up what the system has (`fs.aio-max-nr`).
-    pub(crate) fn open(depth: u32) -> Result<Self, Error> {
+    /// With a context for so many operations, or fewer where others have used up what the system has (`fs.aio-max-nr`).
+    pub(crate) fn open(options: EngineOptions) -> Result<Self, Error> {
+        let EngineOptions { depth, completion, .. } = options;
         let failed = |step| move |source: io::Error| Error::Aio { step, source };
         kernel_aio::try_one().map_err(failed("io_submit"))?;
         let event = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed("epoll")(e.into()))?;
         let mut least = depth;
         let transfers = loop {
-            match Transfers::open(least as usize, &event) {
+            match Transfers::open(least as usize, completion, &event) {
                 Ok(transfers) => break transfers,
                 Err(e) if e.raw_os_error() == Some(Errno::AGAIN.raw_os_error()) && least > DEPTH_MIN => {
                     least = (least / 2).max(DEPTH_MIN);
@@ -64,6 +67,7 @@ impl Aio {
             slots: Slots::new(depth),
             depth,
             files: Files::default(),
+            again: Vec::new(),
             failed: Vec::new(),
             stall: Stall::default(),
             reason: None,
@@ -97,6 +101,10 @@ impl Aio {
         self.files.remove(file);
     }
 
+    pub(crate) fn merge(&mut self, file: FileId, merge: bool) {
+        self.files.set_merge(file, merge);
+    }
+
     pub(crate) fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
         if self.room() == 0 {
             return Err(op);
@@ -105,8 +113,16 @@ impl Aio {
             self.jobs.queue(op, token, &mut self.files);
             return Ok(());
         }
-        let held = self.files.hold(op.file);
-        let place = self.slots.insert(InFlight { token, held, op });
+        let mut operation = InFlight::new(token, self.files.hold(op.file), op);
+        if self.files.merges(operation.held)
+            && let Some(last) = self.transfers.last()
+        {
+            match self.slots.join(last, operation) {
+                Ok(()) => return Ok(()),
+                Err(back) => operation = back,
+            }
+        }
+        let place = self.slots.insert(operation);
         self.transfers.queue(place);
         Ok(())
     }
@@ -118,13 +134,14 @@ impl Aio {
     pub(crate) fn submit(&mut self) {
         self.stall.look();
         self.jobs.submit();
-        let Self { transfers, slots, files, failed, .. } = self;
+        let Self { transfers, slots, files, failed, again, .. } = self;
         let mut refused = Vec::new();
-        transfers.submit(slots, files, |place, errno| refused.push((place, errno)));
+        let had_room = transfers.submit(slots, files, |place, errno| refused.push((place, errno)));
         for (place, errno) in refused {
-            failed.extend(complete(slots, files, place, Err(errno)));
+            complete(slots, files, place, Err(errno), again, failed);
         }
-        if self.transfers.needs_turn() && !self.stall.is_on() {
+        self.stage_again();
+        if !had_room && !self.stall.is_on() {
             self.stall.begin();
         }
     }
@@ -132,13 +149,19 @@ impl Aio {
     pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
         let before = into.len();
         into.append(&mut self.failed);
-        let Self { transfers, jobs, slots, files, .. } = self;
+        let Self { transfers, jobs, slots, files, again, .. } = self;
         // Its only failure is a context that is no context.
-        let _ = transfers.reap(false, |place, result| into.extend(complete(slots, files, place, result)));
+        let _ = transfers.reap(false, |place, result| complete(slots, files, place, result, again, into));
         jobs.reap(files, |completion, _| into.push(completion));
+        self.stage_again();
         if into.len() > before {
             self.stall.end();
         }
+    }
+
+    /// Merged operations that are to be done each by itself.
+    fn stage_again(&mut self) {
+        self.again.drain(..).for_each(|place| self.transfers.queue(place));
     }
 
     pub(crate) fn needs_turn(&self) -> bool {
@@ -154,32 +177,42 @@ impl Aio {
     }
 }
 
-/// Frees a slot; its completion.
+/// The kernel has done what it was told of `place`.
 fn complete(
     slots: &mut Slots,
     files: &mut Files,
     place: u32,
     result: Result<u32, Errno>,
-) -> Option<Completion> {
-    let InFlight { token, held, op } = slots.remove(place)?;
-    files.release(held);
-    Some(Completion { token, result, buffers: op.buffers })
+    again: &mut Vec<u32>,
+    into: &mut Vec<Completion>,
+) {
+    slots.complete(place, result, again, |InFlight { token, held, op, .. }, result| {
+        files.release(held);
+        into.push(Completion { token, result, buffers: op.buffers });
+    });
 }
 
 impl Drop for Aio {
     fn drop(&mut self) {
-        // What is staged has not been seen by the kernel, and never will be.
-        for place in self.transfers.take_staged() {
-            drop(self.slots.remove(place));
-        }
-        let Self { transfers, slots, files, .. } = self;
-        while transfers.in_flight() > 0 {
-            let waited = transfers.reap(true, |place, result| drop(complete(slots, files, place, result)));
+        let mut done = Vec::new();
+        loop {
+            // What is staged has not been seen by the kernel, and never will be.
+            for place in self.transfers.take_staged() {
+                self.slots.take(place, drop);
+            }
+            done.clear();
+            if self.transfers.in_flight() == 0 {
+                return;
+            }
+            let Self { transfers, slots, files, again, .. } = self;
+            let waited =
+                transfers.reap(true, |place, result| complete(slots, files, place, result, again, &mut done));
             if waited.is_err() {
                 // Nobody can tell when the kernel will have finished with these buffers.
                 std::mem::forget(std::mem::take(slots));
                 return;
             }
+            self.stage_again();
         }
     }
 }
@@ -187,7 +220,9 @@ impl Drop for Aio {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AlignedBuf, Buffers, OpKind};
+    use crate::{AlignedBuf, Buffers, EngineKind, OpKind};
+    use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::fs::OpenOptions;
     use std::os::unix::fs::OpenOptionsExt;
 
@@ -200,7 +235,7 @@ mod tests {
 
     #[test]
     fn direct_files_by_the_kernel_and_others_by_threads() {
-        let mut aio = Aio::open(8).unwrap();
+        let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 8)).unwrap();
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(LEN as u64).unwrap();
         let through_cache = aio.register(Arc::new(File::open(image.path()).unwrap()));
@@ -215,11 +250,51 @@ mod tests {
         assert_eq!((aio.slots.used(), aio.jobs.in_flight(), aio.room()), (1, 2, 5));
     }
 
+    /// Neighbours are one for the kernel, and one that is done again is not merged again.
+    #[test]
+    fn neighbours_are_one_operation() {
+        let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 16)).unwrap();
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        file.set_len(4 * LEN as u64).unwrap();
+        let file = aio.register(file);
+        aio.files.set_aio(0);
+        let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, 1 << 20).unwrap();
+        let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
+        let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+        let read = |aio: &mut Aio, page: u32| {
+            let mut iov = Iov::default();
+            iov.push(&view, Gpa(u64::from(page) * 8192), LEN as u32).unwrap();
+            let offset = u64::from(page) * LEN as u64;
+            let op = Op { file, kind: OpKind::Read, offset, buffers: Buffers::Guest(iov) };
+            aio.queue(op, Token { source: 0, slot: page }).unwrap();
+        };
+        for (merge, operations) in [(false, 8), (true, 1)] {
+            aio.merge(file, merge);
+            (0..8).for_each(|page| read(&mut aio, page));
+            assert_eq!(aio.transfers.take_staged().count(), operations);
+            aio.slots = Slots::new(16);
+        }
+        (0..8).for_each(|page| read(&mut aio, page));
+        let mut done = Vec::new();
+        let mut again = 0;
+        while aio.in_flight() > 0 {
+            aio.submit();
+            aio.reap(&mut done);
+            again = again.max(aio.transfers.take_staged().count());
+            if again > 0 {
+                break;
+            }
+        }
+        assert_eq!((done.len(), again), (4, 4), "those behind the end are done again, each by itself");
+        aio.slots = Slots::new(16);
+    }
+
     /// More is queued than the kernel has room for: the engine takes no more until something has been reaped, and all that it
     /// took is done in the end.
     #[test]
     fn a_full_context_makes_a_pause() {
-        let mut aio = Aio::open(1).unwrap();
+        let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 1)).unwrap();
         // A context of one has room for some hundred in fact; slots for more than that.
         (aio.slots, aio.depth) = (Slots::new(4000), 4000);
         let file = Arc::new(tempfile::tempfile().unwrap());

@@ -1,6 +1,7 @@
 //! The one face.
 
 use crate::{Aio, Completion, Error, FileId, Op, Threads, Token, Uring};
+use kickless_memory::View;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -56,6 +57,64 @@ impl FromStr for EngineKind {
     }
 }
 
+/// Who submits to the kernel, and so who completes meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CompletionMode {
+    /// The engine's own thread submits and completes in turns.
+    #[default]
+    Worker,
+    /// A thread beside it submits, and it completes meanwhile.
+    Thread,
+}
+
+impl fmt::Display for CompletionMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Worker => "worker",
+            Self::Thread => "thread",
+        })
+    }
+}
+
+/// A name that is no such mode's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("completion is by worker or thread")]
+pub struct UnknownCompletion;
+
+impl FromStr for CompletionMode {
+    type Err = UnknownCompletion;
+
+    fn from_str(name: &str) -> Result<Self, UnknownCompletion> {
+        match name {
+            "worker" => Ok(Self::Worker),
+            "thread" => Ok(Self::Thread),
+            _ => Err(UnknownCompletion),
+        }
+    }
+}
+
+/// Which engine, and how it works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Which one.
+    pub kind: EngineKind,
+    /// Operations in flight: 1 to [`DEPTH_MAX`], or the nearest of them.
+    pub depth: u32,
+    /// Who submits. Means nothing for threads, which are always others.
+    pub completion: CompletionMode,
+    /// A thread of the kernel's looks for submissions (`IORING_SETUP_SQPOLL`). Of io_uring only.
+    pub sqpoll: bool,
+    /// Guest memory that is held ([`Engine::hold_memory`]) is registered with the kernel, which pins it. Of io_uring only.
+    pub fixed_buffers: bool,
+}
+
+impl EngineOptions {
+    /// With nothing out of the ordinary.
+    pub fn new(kind: EngineKind, depth: u32) -> Self {
+        Self { kind, depth, completion: CompletionMode::Worker, sqpoll: false, fixed_buffers: false }
+    }
+}
+
 /// Does operations on files, many at once. See the crate's documentation for who owns what.
 #[derive(Debug)]
 pub enum Engine {
@@ -68,7 +127,15 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Opens an engine for up to `depth` operations in flight (1 to [`DEPTH_MAX`], or the nearest of them).
+    /// Opens an engine for up to `depth` operations in flight, with nothing out of the ordinary.
+    ///
+    /// # Errors
+    /// As [`Engine::open_with`].
+    pub fn open(kind: EngineKind, depth: u32) -> Result<Self, Error> {
+        Self::open_with(EngineOptions::new(kind, depth))
+    }
+
+    /// Opens an engine.
     ///
     /// `Auto` tries io_uring by doing an operation with it, for a seccomp filter, a sysctl or an old kernel
     /// shows itself in no other way, then Linux AIO in the same way, and falls back to threads; [`Engine::reason`] then
@@ -78,24 +145,24 @@ impl Engine {
     /// fewer operations.
     ///
     /// # Errors
-    /// The one that was asked for cannot be had; for `Auto`, none can.
-    pub fn open(kind: EngineKind, depth: u32) -> Result<Self, Error> {
-        let depth = depth.clamp(1, DEPTH_MAX);
-        let uring = |depth| Uring::open(depth).map(|uring| Self::Uring(Box::new(uring)));
-        match kind {
-            EngineKind::Uring => uring(depth),
-            EngineKind::Aio => Ok(Self::Aio(Box::new(Aio::open(depth)?))),
-            EngineKind::Threads => Ok(Self::Threads(Threads::open(depth, None)?)),
+    /// The one that was asked for cannot be had, or not with these options; for `Auto`, none can.
+    pub fn open_with(options: EngineOptions) -> Result<Self, Error> {
+        let options = EngineOptions { depth: options.depth.clamp(1, DEPTH_MAX), ..options };
+        let uring = || Uring::open(options).map(|uring| Self::Uring(Box::new(uring)));
+        match options.kind {
+            EngineKind::Uring => uring(),
+            EngineKind::Aio => Ok(Self::Aio(Box::new(Aio::open(options)?))),
+            EngineKind::Threads => Ok(Self::Threads(Threads::open(options.depth, None)?)),
             EngineKind::Auto => {
-                let no_uring = match uring(depth) {
+                let no_uring = match uring() {
                     Ok(engine) => return Ok(engine),
                     Err(error) => error,
                 };
-                match Aio::open(depth) {
+                match Aio::open(options) {
                     Ok(aio) => Ok(Self::Aio(Box::new(aio.instead_of(no_uring)))),
                     Err(no_aio) => {
                         let reason = Error::Neither(Box::new(no_uring), Box::new(no_aio));
-                        Ok(Self::Threads(Threads::open(depth, Some(reason))?))
+                        Ok(Self::Threads(Threads::open(options.depth, Some(reason))?))
                     }
                 }
             }
@@ -149,6 +216,31 @@ impl Engine {
             Self::Uring(uring) => uring.unregister(file),
             Self::Aio(aio) => aio.unregister(file),
             Self::Threads(threads) => threads.unregister(file),
+        }
+    }
+
+    /// Whether neighbouring transfers of a file that are queued one after the other may go to the kernel as one; not unless it
+    /// is asked for. Each completes by itself all the same, with what is its own. Threads do every one by itself.
+    pub fn merge(&mut self, file: FileId, merge: bool) {
+        match self {
+            Self::Uring(uring) => uring.merge(file, merge),
+            Self::Aio(aio) => aio.merge(file, merge),
+            Self::Threads(_) => {}
+        }
+    }
+
+    /// Operations on memory of this view will come: it is registered, where that is asked for ([`EngineOptions::fixed_buffers`]), and
+    /// stays mapped until it is released as often as it was held. Control path.
+    pub fn hold_memory(&mut self, view: &Arc<View>) {
+        if let Self::Uring(uring) = self {
+            uring.hold_memory(view);
+        }
+    }
+
+    /// No more operations on memory of this view will come. Those in flight go on.
+    pub fn release_memory(&mut self, view: &Arc<View>) {
+        if let Self::Uring(uring) = self {
+            uring.release_memory(view);
         }
     }
 
@@ -246,5 +338,9 @@ mod tests {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
         assert_eq!("uring".parse::<EngineKind>(), Err(UnknownEngine));
+        for mode in [CompletionMode::Worker, CompletionMode::Thread] {
+            assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
+        assert_eq!("both".parse::<CompletionMode>(), Err(UnknownCompletion));
     }
 }

@@ -22,10 +22,12 @@ struct Entry {
     fixed: bool,
     /// Its transfers go by kernel AIO.
     aio: bool,
+    /// Its transfers are merged.
+    merge: bool,
 }
 
 /// Which file an operation in flight holds open; `None` for one that had been unregistered.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held(Option<u32>);
 
 /// What to tell the kernel about a file that is no longer used.
@@ -59,6 +61,19 @@ impl Files {
 
     pub(crate) fn set_aio(&mut self, index: u32) {
         self.entries[index as usize].aio = true;
+    }
+
+    /// Whether transfers of this file are merged from now on.
+    pub(crate) fn set_merge(&mut self, id: FileId, merge: bool) {
+        if let Some(entry) = self.find(id) {
+            entry.merge = merge;
+        }
+    }
+
+    /// Whether transfers of the file that an operation holds are merged.
+    #[inline]
+    pub(crate) fn merges(&self, held: Held) -> bool {
+        held.0.is_some_and(|index| self.entries[index as usize].merge)
     }
 
     /// Whether transfers of the file that an operation holds go by kernel AIO.

@@ -5,6 +5,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 
 /// Whether Linux AIO works here, by doing an operation: a filter may forbid any of the calls, and a kernel lack them.
 pub(crate) fn try_one() -> io::Result<()> {
@@ -96,6 +97,29 @@ impl Context {
         let count =
             unsafe { libc::syscall(libc::SYS_io_getevents, self.0, least, most, into.as_mut_ptr(), timeout) };
         usize::try_from(count).map_err(|_| last_error())
+    }
+}
+
+/// Operations that are started together.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    context: Arc<Context>,
+    pub(crate) controls: [Control; BATCH],
+    pub(crate) count: usize,
+}
+
+impl Batch {
+    pub(crate) fn new(context: Arc<Context>) -> Box<Self> {
+        Box::new(Self { context, controls: [Control::default(); BATCH], count: 0 })
+    }
+
+    /// As [`Context::submit`] of the first `count`.
+    ///
+    /// # Safety
+    /// The same.
+    pub(crate) unsafe fn submit(&mut self) -> Result<usize, Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { self.context.submit(&mut self.controls[..self.count.min(BATCH)]) }
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! # Ownership
 //! An engine belongs to one thread, its worker, which queues, submits and reaps; nothing in it is locked for
-//! its sake. It may be opened on one thread and moved to another before its first [`Engine::submit`], after
+//! its sake; a thread that it may keep beside it makes system calls and nothing else ([`CompletionMode`]). It may be opened on one thread and moved to another before its first [`Engine::submit`], after
 //! which it stays. The [`Buffers`] of an operation move into the engine and come back with the completion, so
 //! that nobody can free or change memory which the kernel still reads or writes. Dropping an engine waits for
 //! what is in flight.
@@ -41,16 +41,20 @@
 
 mod aio;
 mod buffer;
+mod desk;
 mod engine;
 mod error;
 mod files;
 mod jobs;
 mod kernel_aio;
+mod merge;
 mod op;
 mod pool;
+mod primitive;
 mod signal;
 mod slots;
 mod stall;
+mod submitter;
 mod threads;
 mod transfers;
 mod uring;
@@ -58,7 +62,9 @@ mod waker;
 
 pub use aio::Aio;
 pub use buffer::AlignedBuf;
-pub use engine::{DEPTH_MAX, Engine, EngineKind, UnknownEngine};
+pub use engine::{
+    CompletionMode, DEPTH_MAX, Engine, EngineKind, EngineOptions, UnknownCompletion, UnknownEngine,
+};
 pub use error::Error;
 pub use files::FileId;
 pub use op::{Buffers, Completion, Op, OpKind, RangeCall, Token};

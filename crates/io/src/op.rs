@@ -108,6 +108,15 @@ pub(crate) enum View {
 const SEGMENTS_MAX: usize = 1024;
 
 impl Buffers {
+    /// Bytes of a transfer.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Guest(iov) => iov.len(),
+            Self::Owned(buf) => buf.window().len() as u64,
+        }
+    }
+
     /// What the kernel takes. The addresses are valid until the buffers are changed or dropped; moving them
     /// is no change, for what they point to is not in here.
     pub(crate) fn view(&mut self, kind: OpKind) -> View {

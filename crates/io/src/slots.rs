@@ -1,7 +1,10 @@
 //! Operations in flight.
 
 use crate::files::Held;
+use crate::merge::Merged;
+use crate::op::View;
 use crate::{Op, Token};
+use rustix::io::Errno;
 
 /// An operation that has been queued, and all that it uses.
 #[derive(Debug)]
@@ -9,6 +12,26 @@ pub(crate) struct InFlight {
     pub(crate) token: Token,
     pub(crate) held: Held,
     pub(crate) op: Op,
+    /// Those that are one with it for the kernel.
+    pub(crate) merged: Option<Box<Merged>>,
+    /// It was one of several, and is done by itself now.
+    pub(crate) alone: bool,
+    /// The registered buffer that the kernel was told to use.
+    pub(crate) buffer: Option<u16>,
+}
+
+impl InFlight {
+    pub(crate) fn new(token: Token, held: Held, op: Op) -> Self {
+        Self { token, held, op, merged: None, alone: false, buffer: None }
+    }
+
+    /// What the kernel takes, for all that are one with it.
+    pub(crate) fn view(&mut self) -> View {
+        match &self.merged {
+            Some(merged) => merged.view(),
+            None => self.op.buffers.view(self.op.kind),
+        }
+    }
 }
 
 /// A slab of at most `depth` operations, allocated once.
@@ -17,12 +40,14 @@ pub(crate) struct Slots {
     slots: Vec<Option<InFlight>>,
     free: Vec<u32>,
     depth: usize,
+    /// To be used again.
+    spare: Vec<Box<Merged>>,
 }
 
 impl Slots {
     pub(crate) fn new(depth: usize) -> Self {
         // Address space only: a place costs memory from its first use on.
-        Self { slots: Vec::with_capacity(depth), free: Vec::with_capacity(depth), depth }
+        Self { slots: Vec::with_capacity(depth), free: Vec::with_capacity(depth), depth, spare: Vec::new() }
     }
 
     pub(crate) fn used(&self) -> usize {
@@ -45,15 +70,98 @@ impl Slots {
         (self.slots.len() - 1) as u32
     }
 
+    /// Puts one in, as one with the operation at `first`, of which the kernel knows nothing yet; it comes back where the two do not
+    /// fit together. The caller has looked for room.
+    pub(crate) fn join(&mut self, first: u32, next: InFlight) -> Result<(), InFlight> {
+        let Some(Some(operation)) = self.slots.get_mut(first as usize) else { return Err(next) };
+        if !operation.takes(&next) {
+            return Err(next);
+        }
+        let mut merged = match operation.merged.take() {
+            Some(merged) => merged,
+            None => {
+                let mut merged = self.spare.pop().unwrap_or_default();
+                merged.add(&mut operation.op);
+                merged
+            }
+        };
+        let place = self.insert(next);
+        if let Some(next) = self.get_mut(place) {
+            merged.add(&mut next.op);
+        }
+        merged.places.push(place);
+        if let Some(operation) = self.get_mut(first) {
+            operation.merged = Some(merged);
+        }
+        Ok(())
+    }
+
     #[inline]
     pub(crate) fn get_mut(&mut self, place: u32) -> Option<&mut InFlight> {
         self.slots.get_mut(place as usize)?.as_mut()
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, place: u32) -> Option<InFlight> {
+    fn remove(&mut self, place: u32) -> Option<InFlight> {
         let operation = self.slots.get_mut(place as usize)?.take()?;
         self.free.push(place);
         Some(operation)
+    }
+
+    /// Takes out the operation at `place` and those that are one with it.
+    pub(crate) fn take(&mut self, place: u32, mut each: impl FnMut(InFlight)) {
+        let Some(mut operation) = self.remove(place) else { return };
+        let merged = operation.merged.take();
+        each(operation);
+        for place in merged.iter().flat_map(|merged| &merged.places) {
+            if let Some(operation) = self.remove(*place) {
+                each(operation);
+            }
+        }
+    }
+
+    /// The kernel has done what it was told of `place`, and this came of it. Operations of which it has done something are taken out, each
+    /// with what came of it; the places of those that were merged and of which it has done nothing go to `again`: they are to be
+    /// done each by itself.
+    #[inline]
+    pub(crate) fn complete(
+        &mut self,
+        place: u32,
+        result: Result<u32, Errno>,
+        again: &mut Vec<u32>,
+        mut each: impl FnMut(InFlight, Result<u32, Errno>),
+    ) {
+        let Some(operation) = self.get_mut(place) else { return };
+        if let Some(merged) = operation.merged.take() {
+            return self.complete_all(place, merged, result.unwrap_or(0), again, each);
+        }
+        if let Some(operation) = self.remove(place) {
+            each(operation, result);
+        }
+    }
+
+    fn complete_all(
+        &mut self,
+        first: u32,
+        mut merged: Box<Merged>,
+        bytes: u32,
+        again: &mut Vec<u32>,
+        mut each: impl FnMut(InFlight, Result<u32, Errno>),
+    ) {
+        let mut left = u64::from(bytes);
+        for place in std::iter::once(first).chain(merged.places.iter().copied()) {
+            let Some(operation) = self.get_mut(place) else { continue };
+            let here = left.min(operation.op.buffers.len());
+            left -= here;
+            if here == 0 {
+                operation.alone = true;
+                again.push(place);
+            } else if let Some(operation) = self.remove(place) {
+                // No more than were transferred in all.
+                each(operation, Ok(here as u32));
+            }
+        }
+        merged.clear();
+        self.spare.push(merged);
     }
 }

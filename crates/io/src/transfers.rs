@@ -1,75 +1,148 @@
 //! Reads and writes by Linux AIO.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
-use crate::Waker;
+use crate::desk::Call;
 use crate::files::Files;
-use crate::kernel_aio::{BATCH, Context, Control, Event, PREAD, PREADV, PWRITE, PWRITEV, SIGNAL_EVENT};
+use crate::kernel_aio::{
+    BATCH, Batch, Context, Control, Event, PREAD, PREADV, PWRITE, PWRITEV, SIGNAL_EVENT,
+};
 use crate::op::{BYTES_MAX, OpKind, View};
 use crate::slots::{InFlight, Slots};
+use crate::submitter::SubmitThread;
+use crate::{CompletionMode, Waker};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 
 /// A context and what is in it. The operations themselves are in the engine's slots, by whose places they are known here.
 #[derive(Debug)]
 pub(crate) struct Transfers {
-    context: Context,
-    /// Signalled with each completion.
+    context: Arc<Context>,
+    /// Signalled with each completion, and when a batch comes back from the thread that submits.
     event: Waker,
+    /// The first `handed` are with that thread.
     staged: VecDeque<u32>,
+    handed: usize,
+    /// With the kernel, as far as is known: those that are with the thread are counted.
     in_flight: usize,
+    /// For the next batch.
+    batch: Option<Box<Batch>>,
+    submitter: Option<SubmitThread<Box<Batch>>>,
+}
+
+impl Call for Box<Batch> {
+    type Result = Result<usize, Errno>;
+
+    fn make(&mut self) -> Self::Result {
+        // SAFETY: the buffers and the file of each belong to its slot, which keeps them unchanged until the completion has been
+        // reaped; a dropped engine waits for this call, and for that, or leaks them.
+        unsafe { self.submit() }
+    }
 }
 
 impl Transfers {
     /// A context for `depth` operations, whose completions make `epoll` readable.
-    pub(crate) fn open(depth: usize, epoll: impl AsFd) -> io::Result<Self> {
+    pub(crate) fn open(depth: usize, completion: CompletionMode, epoll: impl AsFd) -> io::Result<Self> {
         let event = Waker::new()?;
-        let context = Context::open(depth)?;
-        let transfers = Self { context, event, staged: VecDeque::with_capacity(depth), in_flight: 0 };
-        epoll::add(epoll, transfers.event.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        Ok(transfers)
+        let context = Arc::new(Context::open(depth)?);
+        let by_thread = completion == CompletionMode::Thread;
+        let submitter = by_thread.then(|| SubmitThread::start(event.clone())).transpose()?;
+        epoll::add(epoll, event.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        let batch = Some(Batch::new(context.clone()));
+        let staged = VecDeque::with_capacity(depth);
+        Ok(Self { context, event, staged, handed: 0, in_flight: 0, batch, submitter })
     }
 
     pub(crate) fn queue(&mut self, place: u32) {
         self.staged.push_back(place);
     }
 
-    /// Whether operations wait that the kernel could not take.
-    pub(crate) fn needs_turn(&self) -> bool {
-        !self.staged.is_empty()
+    /// The place that was queued last, if nobody has been told of it.
+    pub(crate) fn last(&self) -> Option<u32> {
+        if self.staged.len() > self.handed { self.staged.back().copied() } else { None }
     }
 
-    /// Starts what is staged. Operations that the kernel refuses go to `refused` with its reason.
-    pub(crate) fn submit(&mut self, slots: &mut Slots, files: &Files, mut refused: impl FnMut(u32, Errno)) {
-        while !self.staged.is_empty() {
-            let mut controls = [Control::default(); BATCH];
-            let event_fd = self.event.as_fd().as_raw_fd();
-            let count = self.staged.len().min(BATCH);
-            for (control, &place) in controls.iter_mut().zip(&self.staged) {
-                let Some(operation) = slots.get_mut(place) else {
-                    debug_assert!(false, "a staged operation has its slot");
-                    continue;
-                };
-                *control = Control { data: place.into(), event_fd, ..filled(operation, files) };
+    /// Whether operations wait that the kernel could not take.
+    pub(crate) fn needs_turn(&self) -> bool {
+        !self.staged.is_empty() && !self.submitter.as_ref().is_some_and(|submitter| submitter.is_busy())
+    }
+
+    /// Starts what is staged. Operations that the kernel refuses go to `refused` with its reason. Whether it had room for all that
+    /// it was told of.
+    pub(crate) fn submit(
+        &mut self,
+        slots: &mut Slots,
+        files: &Files,
+        mut refused: impl FnMut(u32, Errno),
+    ) -> bool {
+        if let Some(submitter) = &self.submitter {
+            if let Some((batch, result)) = submitter.take()
+                && !self.took(batch, result, &mut refused)
+            {
+                return false;
             }
-            // SAFETY: the buffers and the file of each belong to its slot, which keeps them unchanged until the completion
-            // has been reaped; a dropped engine waits for that or leaks them.
-            match unsafe { self.context.submit(&mut controls[..count]) } {
-                Ok(0) => return,
-                Ok(taken) => {
-                    self.staged.drain(..taken);
-                    self.in_flight += taken;
+            if self.needs_turn()
+                && let Some(batch) = self.next_batch(slots, files)
+                && let Some(submitter) = &self.submitter
+            {
+                submitter.ask(batch);
+            }
+            return true;
+        }
+        while !self.staged.is_empty()
+            && let Some(mut batch) = self.next_batch(slots, files)
+        {
+            let result = batch.make();
+            if !self.took(batch, result, &mut refused) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Describes to the kernel what comes next. It counts as being in flight.
+    fn next_batch(&mut self, slots: &mut Slots, files: &Files) -> Option<Box<Batch>> {
+        let mut batch = self.batch.take()?;
+        let event_fd = self.event.as_fd().as_raw_fd();
+        for (control, &place) in batch.controls.iter_mut().zip(&self.staged) {
+            debug_assert!(slots.get_mut(place).is_some(), "a staged operation has its slot");
+            // The kernel refuses one without a file.
+            let none = Control { fd: -1, ..Control::default() };
+            let filled = slots.get_mut(place).map_or(none, |operation| filled(operation, files));
+            *control = Control { data: place.into(), event_fd, ..filled };
+        }
+        batch.count = self.staged.len().min(BATCH);
+        self.handed = batch.count;
+        self.in_flight += batch.count;
+        Some(batch)
+    }
+
+    /// What came of a batch: whether the kernel may take more now.
+    fn took(
+        &mut self,
+        batch: Box<Batch>,
+        result: Result<usize, Errno>,
+        refused: &mut impl FnMut(u32, Errno),
+    ) -> bool {
+        let taken = result.unwrap_or(0).min(batch.count);
+        self.staged.drain(..taken);
+        self.in_flight = self.in_flight.saturating_sub(batch.count - taken);
+        self.handed = 0;
+        self.batch = Some(batch);
+        match result {
+            // Not the first of a batch is refused with `Ok`, so this is "later" as well.
+            Ok(taken) => taken > 0,
+            // The error is that of the first, or there is no room yet.
+            Err(Errno::INTR) => true,
+            Err(Errno::AGAIN) => false,
+            Err(errno) => {
+                if let Some(place) = self.staged.pop_front() {
+                    refused(place, errno);
                 }
-                // The error is that of the first, or there is no room yet.
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return,
-                Err(errno) => {
-                    if let Some(place) = self.staged.pop_front() {
-                        refused(place, errno);
-                    }
-                }
+                true
             }
         }
     }
@@ -110,8 +183,13 @@ impl Transfers {
         }
     }
 
-    /// Forgets what the kernel has not been told of, and returns the places.
+    /// Forgets what the kernel has not been told of, and returns the places. Nothing is submitted afterwards.
     pub(crate) fn take_staged(&mut self) -> impl Iterator<Item = u32> + '_ {
+        if let Some((batch, result)) = self.submitter.take().and_then(|mut submitter| submitter.finish()) {
+            let mut refused = None;
+            self.took(batch, result, &mut |place, _| refused = Some(place));
+            self.staged.extend(refused);
+        }
         self.staged.drain(..)
     }
 
@@ -126,7 +204,7 @@ fn filled(operation: &mut InFlight, files: &Files) -> Control {
     let fd = files.get(operation.held).map_or(-1, |(file, ..)| file.as_raw_fd());
     let write = matches!(operation.op.kind, OpKind::Write { .. });
     let durable = operation.op.kind == OpKind::Write { durable: true };
-    let (opcode, buf, nbytes) = match (operation.op.buffers.view(operation.op.kind), write) {
+    let (opcode, buf, nbytes) = match (operation.view(), write) {
         (View::One(at, len), write) => {
             (if write { PWRITE } else { PREAD }, at as u64, len.min(BYTES_MAX) as u64)
         }

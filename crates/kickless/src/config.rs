@@ -16,9 +16,9 @@ use kickless_disk::Cache;
 use kickless_io::EngineKind;
 
 use crate::cli::values::{
-    NUM_QUEUES, QUEUE_SIZE, Switch, parse_blk_file, parse_cpu_list, parse_delay, parse_engine, parse_idle,
-    parse_mode, parse_name, parse_num_queues, parse_number, parse_queue_size, parse_rate, parse_serial,
-    parse_workers,
+    NUM_QUEUES, QUEUE_SIZE, Switch, parse_blk_file, parse_completion, parse_cpu_list, parse_delay,
+    parse_engine, parse_idle, parse_mode, parse_name, parse_num_queues, parse_number, parse_queue_size,
+    parse_rate, parse_serial, parse_workers,
 };
 use crate::cli::{PollOptions, PoolOptions};
 use crate::service::{Device, Disk, Pool, Said, Service, Socket};
@@ -79,6 +79,9 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
 fn pool_of(mut section: Section<'_>) -> Result<Pool> {
     let options = PoolOptions {
         engine: section.get("engine", Kind::Text, parse_engine)?.unwrap_or(EngineKind::Auto),
+        completion: section.get("completion", Kind::Text, parse_completion)?.unwrap_or_default(),
+        sqpoll: section.flag("sqpoll")?.unwrap_or(false),
+        fixed_buffers: section.flag("fixed-buffers")?.unwrap_or(false),
         workers: section.get("workers", Kind::Number, parse_workers)?,
         cpu: section.get("cpu", Kind::Text, parse_cpu_list)?,
         poll: PollOptions {
@@ -100,6 +103,7 @@ struct Common {
     num_queues: Option<u16>,
     queue_size: Option<u16>,
     cache: Option<Cache>,
+    merge: Option<Switch>,
     lock: Option<Switch>,
     incoming: Option<bool>,
     socket_mode: Option<u32>,
@@ -116,6 +120,7 @@ impl Common {
             queue_size: section.get("queue-size", Kind::Number, parse_queue_size)?,
             cache: section
                 .get("cache", Kind::Text, |text| text.parse::<Cache>().map_err(|error| error.to_string()))?,
+            merge: section.get("merge", Kind::Text, parse_name)?,
             lock: section.get("lock", Kind::Text, parse_name)?,
             incoming: section.flag("incoming")?,
             socket_mode: section.get("socket-mode", Kind::Text, parse_mode)?,
@@ -131,6 +136,7 @@ impl Common {
             num_queues: self.num_queues.or(defaults.num_queues),
             queue_size: self.queue_size.or(defaults.queue_size),
             cache: self.cache.or(defaults.cache),
+            merge: self.merge.or(defaults.merge),
             lock: self.lock.or(defaults.lock),
             incoming: self.incoming.or(defaults.incoming),
             socket_mode: self.socket_mode.or(defaults.socket_mode),
@@ -181,6 +187,7 @@ fn device_of(mut section: Section<'_>, defaults: &Common) -> Result<(Device, Lin
         num_queues: common.num_queues.unwrap_or(NUM_QUEUES),
         queue_size: common.queue_size.unwrap_or(QUEUE_SIZE),
         cache: common.cache.unwrap_or(Cache::None),
+        merge: common.merge.unwrap_or(Switch::On) == Switch::On,
         lock: common.lock.unwrap_or(Switch::On) == Switch::On,
         incoming: common.incoming.unwrap_or(false),
     };

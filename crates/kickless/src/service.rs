@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kickless_disk::{Cache, FaultRules};
-use kickless_io::EngineKind;
+use kickless_io::{CompletionMode, EngineKind};
 use kickless_worker::Poll;
 use tracing::{Span, error_span};
 
@@ -29,6 +29,12 @@ pub(crate) struct Pool {
     pub(crate) cpus: Vec<usize>,
     /// How they do I/O.
     pub(crate) engine: EngineKind,
+    /// Who submits to the kernel.
+    pub(crate) completion: CompletionMode,
+    /// A thread of the kernel's looks for submissions.
+    pub(crate) sqpoll: bool,
+    /// Guest memory is registered with the kernel.
+    pub(crate) fixed_buffers: bool,
     /// When they look at rings without kicks.
     pub(crate) poll: Poll,
     /// For how long a call may be held back to be one with those that follow.
@@ -79,6 +85,8 @@ pub(crate) struct Disk {
     pub(crate) queue_size: u16,
     /// Whether the host's page cache is used.
     pub(crate) cache: Cache,
+    /// Neighbouring requests are one for the kernel.
+    pub(crate) merge: bool,
     /// It is locked while a guest uses it.
     pub(crate) lock: bool,
     /// Another host may still be using it.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use kickless_blk::Blk;
 use kickless_disk::{Disk, DiskSpec, lock};
+use kickless_io::EngineOptions;
 use kickless_vhost::Server;
 use kickless_worker::Pool;
 use tracing::info;
@@ -42,8 +43,13 @@ pub(crate) fn servers(service: &Service) -> Result<Vec<Served>> {
 fn pool(of: &service::Pool) -> Result<Arc<Pool>> {
     let options = kickless_worker::Options {
         workers: of.workers.into(),
-        engine: of.engine,
-        depth: ENGINE_DEPTH,
+        engine: EngineOptions {
+            kind: of.engine,
+            depth: ENGINE_DEPTH,
+            completion: of.completion,
+            sqpoll: of.sqpoll,
+            fixed_buffers: of.fixed_buffers,
+        },
         cpus: of.cpus.clone(),
         poll: of.poll,
         call_coalesce: of.call_coalesce,
@@ -57,8 +63,8 @@ fn disk(device: &Device, said: Said) -> Result<Blk> {
     let of = &device.disk;
     let spec = spec(&of.blk_file);
     let option = || device.option(said, "blk-file");
-    let disk = Disk::open(&spec, &kickless_disk::Options { read_only: of.read_only, cache: of.cache })
-        .with_context(option)?;
+    let options = kickless_disk::Options { read_only: of.read_only, cache: of.cache, merge: of.merge };
+    let disk = Disk::open(&spec, &options).with_context(option)?;
     if let (Some(file), Some(path), true, false) = (disk.file(), of.blk_file.path(), of.lock, of.incoming) {
         lock::check_within(file, of.read_only, lock::PATIENCE)
             .with_context(|| format!("{}: {} cannot be locked", option(), path.display()))?;

@@ -78,6 +78,16 @@ impl Map {
         &self.slots
     }
 
+    /// Calls `each` with the host address and the length of what each slot is mapped by; two slots can share that. It is mapped as
+    /// long as this map lives.
+    pub fn each_mapping(&self, mut each: impl FnMut(NonNull<u8>, usize)) {
+        for slot in self.slots() {
+            let mapping = slot.mapping();
+            // The length fits into isize: it was checked when it was mapped.
+            each(mapping.base(), mapping.len() as usize);
+        }
+    }
+
     pub(crate) fn mapping_of(&self, part: Part) -> Option<Arc<Mapping>> {
         // One that is damaged shows something else than the file by now.
         let same = |slot: &&Slot| slot.part().is_same(&part) && !slot.mapping().is_damaged();

@@ -142,7 +142,7 @@ impl EventLoop {
         }
         vring.apply(update);
         if memory {
-            entry.source.memory_changed();
+            entry.source.memory_changed(&mut self.engine);
         }
         self.make_polled(number);
     }

@@ -6,7 +6,7 @@ use crate::mailbox::{Item, Key, Mailbox, Tenant};
 use crate::poll::Poll;
 use crate::team::Team;
 use kickless_device::{Place, Placed, Source, Stopped, Update};
-use kickless_io::{Engine, EngineKind, Waker};
+use kickless_io::{Engine, EngineOptions, Waker};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,9 +22,7 @@ pub struct Options {
     /// Worker threads; at least 1.
     pub workers: usize,
     /// The engine that each of them has.
-    pub engine: EngineKind,
-    /// Operations that an engine can have in flight.
-    pub depth: u32,
+    pub engine: EngineOptions,
     /// CPUs to run on, one worker on each in turn; empty: wherever the scheduler puts them.
     pub cpus: Vec<usize>,
     /// When rings are looked at without kicks.
@@ -100,7 +98,7 @@ fn start_worker(team: &Arc<Team>, seat: usize, options: &Options) -> io::Result<
     let thread = std::thread::Builder::new().name(format!("worker {seat}")).spawn(move || {
         let event_loop = pin(cpu).and_then(|()| {
             kickless_io::prepare_to_signal();
-            let engine = Engine::open(options.engine, options.depth).map_err(io::Error::other)?;
+            let engine = Engine::open_with(options.engine).map_err(io::Error::other)?;
             if seat == 0 {
                 announce(&engine);
             }

@@ -74,7 +74,7 @@ impl Source for TwoSteps {
         self.in_flight.into()
     }
 
-    fn memory_changed(&mut self) {}
+    fn memory_changed(&mut self, _: &mut Engine) {}
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use kickless_blk::{Blk, Options};
 use kickless_device::{Context, Counters, Device, Next, Parts, Source, Vring};
 use kickless_disk::{Disk, DiskSpec};
-use kickless_io::{Engine, EngineKind, Waker};
+use kickless_io::{CompletionMode, Engine, EngineKind, EngineOptions, Waker};
 use kickless_memory::{Area, Gpa, Map, Marks, Slot, UserAddr, View};
 use kickless_spec::blk::{self, BlkFeatures, CONFIG_WRITEBACK, Header, Segment};
 use kickless_spec::features::Features;
@@ -42,6 +42,17 @@ pub const UNANSWERED: u8 = 0xff;
 /// The two ring formats.
 pub const FORMATS: [bool; 2] = [false, true];
 pub const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads];
+
+/// Every engine, in each way that it can work.
+pub fn ways(depth: u32) -> Vec<EngineOptions> {
+    let plain = |kind| EngineOptions::new(kind, depth);
+    let by_thread = |kind| EngineOptions { completion: CompletionMode::Thread, ..plain(kind) };
+    let mut ways: Vec<_> = ENGINES.into_iter().map(plain).collect();
+    ways.extend([EngineKind::Uring, EngineKind::Aio].map(by_thread));
+    ways.push(EngineOptions { sqpoll: true, ..plain(EngineKind::Uring) });
+    ways.push(EngineOptions { fixed_buffers: true, ..plain(EngineKind::Uring) });
+    ways
+}
 
 /// A request, well-formed or not.
 #[derive(Clone, Debug)]
@@ -169,11 +180,17 @@ impl Rig {
         packed: bool,
         without: BlkFeatures,
     ) -> Self {
+        Self::start_with(device, EngineOptions::new(kind, depth), packed, without)
+    }
+
+    /// With an engine that has something out of the ordinary.
+    pub fn start_with(device: &Arc<Blk>, options: EngineOptions, packed: bool, without: BlkFeatures) -> Self {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, MEMORY).unwrap();
         let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
         let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
         let make = if packed { device::Options::packed } else { device::Options::new };
+        let engine = options;
         let options = make(SIZE, false, true).unwrap();
         let area = |at: u64, len: u64| view.map().area(UserAddr(USER + at), len as usize, 16).unwrap();
         let areas = Areas {
@@ -206,7 +223,7 @@ impl Rig {
         .unwrap();
         let features = device.features() & !Features::from_bits_retain(without.bits());
         let mut source = device.start_queue(vring, features).unwrap();
-        let mut engine = Engine::open(kind, depth).unwrap();
+        let mut engine = Engine::open_with(engine).unwrap();
         source.attach(&mut engine).unwrap();
         source.vring().disarm();
         Self {

@@ -74,6 +74,7 @@ impl FileDisk {
             limits,
             size: AtomicU64::new(size),
             device,
+            merge: options.merge,
             direct,
             pool: Arc::new(Pool::new(address)),
             lacks: Lacks::default(),

@@ -48,7 +48,7 @@ impl Random {
 }
 
 pub fn options(cache: Cache, read_only: bool) -> Options {
-    Options { read_only, cache }
+    Options { read_only, cache, ..Options::default() }
 }
 
 pub fn image(contents: &[u8]) -> NamedTempFile {

@@ -1,6 +1,6 @@
 //! Making a ring with what the kernel has.
 
-use crate::Error;
+use crate::{CompletionMode, EngineOptions, Error};
 use io_uring::{Builder, IoUring};
 
 /// Submissions go in batches; a longer one takes more than one call.
@@ -9,14 +9,19 @@ const SUBMISSIONS_MAX: u32 = 256;
 /// Asks for features of a ring.
 type Setup = fn(&mut Builder);
 
-/// A ring for `depth` operations in flight, and whether it is enabled already.
+/// How long the kernel's thread looks for submissions before it sleeps, where there is one; milliseconds.
+const SQPOLL_IDLE: u32 = 2;
+
+/// A ring for so many operations in flight, and whether it is enabled already.
 ///
 /// Each attempt does without what the kernel before it lacked: 6.0 has rings of a single thread, 5.19
 /// cooperative task work, which keeps completions from interrupting the worker. Deferred task work (6.1)
 /// would go one step further, but a completion that is deferred wakes nobody who waits for the ring with
 /// epoll (seen in 6.18).
-pub(super) fn make(depth: u32) -> Result<(IoUring, bool), Error> {
-    let attempts: [(Setup, bool); 3] = [
+///
+/// Where a thread beside the worker submits, ours or the kernel's, task work is that thread's, and nobody but the kernel can tell it to do it.
+pub(super) fn make(options: &EngineOptions) -> Result<(IoUring, bool), Error> {
+    let by_worker: &[(Setup, bool)] = &[
         (
             |builder| {
                 builder
@@ -37,13 +42,27 @@ pub(super) fn make(depth: u32) -> Result<(IoUring, bool), Error> {
         ),
         (|_| {}, true),
     ];
+    let by_another: &[(Setup, bool)] = &[
+        (
+            |builder| {
+                builder.setup_submit_all();
+            },
+            true,
+        ),
+        (|_| {}, true),
+    ];
+    let by_thread = options.sqpoll || options.completion == CompletionMode::Thread;
     let mut refused = None;
-    for (setup, enabled) in attempts {
+    for &(setup, enabled) in if by_thread { by_another } else { by_worker } {
         let mut builder = IoUring::builder();
         // Room for each completion, so that none overflows. A child process has no use for the rings.
-        builder.setup_clamp().setup_cqsize(depth.next_power_of_two().max(2)).dontfork();
+        let depth = options.depth.next_power_of_two();
+        builder.setup_clamp().setup_cqsize(depth.max(2)).dontfork();
+        if options.sqpoll {
+            builder.setup_sqpoll(SQPOLL_IDLE);
+        }
         setup(&mut builder);
-        match builder.build(depth.next_power_of_two().min(SUBMISSIONS_MAX)) {
+        match builder.build(depth.min(SUBMISSIONS_MAX)) {
             Ok(ring) => return Ok((ring, enabled)),
             Err(e) => refused = Some(e),
         }

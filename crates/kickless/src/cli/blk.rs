@@ -42,6 +42,9 @@ pub(crate) struct BlkOptions {
     /// Whether the host's page cache is used: none or writeback
     #[arg(long, value_name = "MODE", default_value_t = Cache::None, value_parser = str::parse::<Cache>)]
     cache: Cache,
+    /// Whether neighbouring requests that come together are one for the kernel
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    merge: Switch,
     /// Whether to lock the disk against other users, as QEMU does
     #[arg(long, value_enum, default_value_t = Switch::On)]
     lock: Switch,
@@ -83,6 +86,7 @@ impl BlkOptions {
             num_queues: self.num_queues,
             queue_size: self.queue_size,
             cache: self.cache,
+            merge: self.merge == Switch::On,
             lock: self.lock == Switch::On,
             incoming: self.incoming,
         };

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
-use kickless_io::EngineKind;
+use kickless_io::{CompletionMode, EngineKind};
 use kickless_worker::Poll;
 
 use super::values::{
-    CpuList, PollMode, parse_cpu_list, parse_delay, parse_engine, parse_idle, parse_rate, parse_workers,
+    CpuList, PollMode, parse_completion, parse_cpu_list, parse_delay, parse_engine, parse_idle, parse_rate,
+    parse_workers,
 };
 use crate::service::{Mistake, Pool, Said};
 
@@ -17,6 +18,15 @@ pub(crate) struct PoolOptions {
     /// How I/O is done: io_uring, threads, or auto, the best of them that works here
     #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Auto, value_parser = parse_engine)]
     pub(crate) engine: EngineKind,
+    /// Who submits to the kernel: worker, which completes in turn; thread, one beside each worker, which completes meanwhile
+    #[arg(long, value_name = "BY", default_value_t = CompletionMode::Worker, value_parser = parse_completion)]
+    pub(crate) completion: CompletionMode,
+    /// Have a thread of the kernel look for what is submitted to io_uring
+    #[arg(long)]
+    pub(crate) sqpoll: bool,
+    /// Register guest memory with io_uring, which pins it: not for machines with a balloon, free page reporting or post-copy
+    #[arg(long)]
+    pub(crate) fixed_buffers: bool,
     /// How many threads do the work [default: one, or one for each CPU of --cpu]
     #[arg(long, value_name = "N", value_parser = parse_workers)]
     pub(crate) workers: Option<u16>,
@@ -65,10 +75,21 @@ impl PoolOptions {
             );
             return Err(Mistake { option: "workers", why });
         }
+        let of_ring = [("sqpoll", self.sqpoll), ("fixed-buffers", self.fixed_buffers)];
+        if matches!(self.engine, EngineKind::Aio | EngineKind::Threads)
+            && let Some((option, _)) = of_ring.into_iter().find(|(_, given)| *given)
+        {
+            let (ring, engine) =
+                (said.with_value("engine", EngineKind::Uring), said.with_value("engine", self.engine));
+            return Err(Mistake { option, why: format!("it is for {ring}; leave it or {engine} out") });
+        }
         Ok(Pool {
             workers,
             cpus: cpus.to_vec(),
             engine: self.engine,
+            completion: self.completion,
+            sqpoll: self.sqpoll,
+            fixed_buffers: self.fixed_buffers,
             poll: self.poll.poll(said)?,
             call_coalesce: self.call_coalesce.filter(|delay| !delay.is_zero()),
         })

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kickless_disk::Cache;
-use kickless_io::EngineKind;
+use kickless_io::{CompletionMode, EngineKind};
 use kickless_worker::Poll;
 
 use super::*;
@@ -31,6 +31,8 @@ fn defaults() {
     assert_eq!((disk.num_queues, disk.queue_size, disk.cache, disk.lock), (64, 1024, Cache::None, true));
     assert!(!disk.read_only && !disk.incoming && disk.serial.is_none());
     assert_eq!((pool.workers, pool.engine, pool.cpus.len()), (1, EngineKind::Auto, 0));
+    assert_eq!((pool.completion, pool.sqpoll, pool.fixed_buffers), (CompletionMode::Worker, false, false));
+    assert!(disk.merge);
     assert_eq!((pool.poll, pool.call_coalesce), (Poll::default(), None));
     assert_eq!((&device.name, device.weight), (&None, 1));
 }
@@ -40,7 +42,7 @@ fn everything_said() {
     let service = service(
         "/usr/bin/kickless-blk --fd 3 --blk-file mem:1.5G --read-only --serial=disk-1 --num-queues=4 --queue-size=256 \
          --engine=io_uring --cache=writeback --lock=off --workers=4 --cpu=8,0-1 --poll=rate --poll-start-rate=0 \
-         --poll-stop-idle=1.5ms --call-coalesce=20us",
+         --poll-stop-idle=1.5ms --call-coalesce=20us --completion=thread --sqpoll --fixed-buffers --merge=off",
     );
     let (pool, disk) = (&service.pool, &service.devices[0].disk);
     assert!(matches!(service.devices[0].socket, Socket::Inherited(3)));
@@ -49,6 +51,8 @@ fn everything_said() {
     assert_eq!(disk.serial.as_deref(), Some("disk-1"));
     assert!(disk.read_only);
     assert_eq!((pool.workers, pool.engine), (4, EngineKind::Uring));
+    assert_eq!((pool.completion, pool.sqpoll, pool.fixed_buffers), (CompletionMode::Thread, true, true));
+    assert!(!disk.merge);
     assert_eq!(pool.cpus, [8, 0, 1]);
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_micros(1500) });
     assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
@@ -170,6 +174,12 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --fd=3 --blk-file=a --queue-size=300", "power of two"),
         ("kickless blk --fd=3 --blk-file=a --queue-size=65536", "--queue-size"),
         ("kickless blk --fd=3 --blk-file=a --engine=spdk", "--engine"),
+        ("kickless blk --fd=3 --blk-file=a --completion=both", "--completion"),
+        (
+            "kickless blk --fd=3 --blk-file=a --engine=threads --sqpoll",
+            "--sqpoll: it is for --engine=io_uring",
+        ),
+        ("kickless blk --fd=3 --blk-file=a --merge=maybe", "--merge"),
         ("kickless blk --fd=3 --blk-file=a --cache=unsafe", "--cache"),
         ("kickless blk --fd=3 --blk-file=a --lock=maybe", "--lock"),
         ("kickless blk --fd=3 --blk-file=a --serial=123456789012345678901", "--serial"),

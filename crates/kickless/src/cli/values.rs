@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use kickless_disk::BadRule;
-use kickless_io::{EngineKind, UnknownEngine};
+use kickless_io::{CompletionMode, EngineKind, UnknownCompletion, UnknownEngine};
 
 use crate::cpus::parse_cpus;
 use crate::duration::parse_duration;
@@ -146,6 +146,10 @@ fn parse_fault(text: &str) -> Result<BlkFile, String> {
 
 pub(crate) fn parse_engine(text: &str) -> Result<EngineKind, String> {
     text.parse().map_err(|error: UnknownEngine| error.to_string())
+}
+
+pub(crate) fn parse_completion(text: &str) -> Result<CompletionMode, String> {
+    text.parse().map_err(|error: UnknownCompletion| error.to_string())
 }
 
 pub(crate) fn parse_serial(text: &str) -> Result<String, String> {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kickless_io::CompletionMode;
 use kickless_worker::Poll;
 use proptest::prelude::*;
 
@@ -32,7 +33,10 @@ fn everything_said() {
         [pool]
         workers = 4
         cpu = "8,0-1"
-        engine = "threads"
+        engine = "auto"
+        completion = "thread"
+        sqpoll = true
+        fixed-buffers = true
         poll = "rate"
         poll-start-rate = 10_000
         poll-stop-idle = "1.5ms"
@@ -42,6 +46,7 @@ fn everything_said() {
         num-queues = 4
         cache = "writeback"
         lock = "off"
+        merge = "off"
         weight = 7
         socket-mode = "0660"
         [[device]]
@@ -61,13 +66,15 @@ fn everything_said() {
         queue-size = 0x100
         cache = "none"
         lock = "on"
+        merge = "on"
         weight = 1000
         socket-mode = "0600"
         "#,
     )
     .unwrap();
     let pool = &service.pool;
-    assert_eq!((pool.workers, &pool.cpus[..], pool.engine), (4, &[8, 0, 1][..], EngineKind::Threads));
+    assert_eq!((pool.workers, &pool.cpus[..], pool.engine), (4, &[8, 0, 1][..], EngineKind::Auto));
+    assert_eq!((pool.completion, pool.sqpoll, pool.fixed_buffers), (CompletionMode::Thread, true, true));
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 10_000, stop_idle: Duration::from_micros(1500) });
     assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
     let [web, db] = &service.devices[..] else { panic!("{service:?}") };
@@ -76,6 +83,7 @@ fn everything_said() {
     let of = |device: &Device| {
         (device.disk.num_queues, device.disk.queue_size, device.disk.cache, device.disk.lock)
     };
+    assert!(!web.disk.merge && db.disk.merge);
     assert_eq!(of(web), (4, 1024, Cache::Writeback, false));
     assert_eq!(of(db), (8, 256, Cache::None, true));
     assert_eq!((web.disk.incoming, web.disk.read_only), (true, false));
@@ -112,7 +120,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ("[[pool]]", "disks.toml:1: pool: it must be a table"),
         ("[device]\nname='a'", "disks.toml:1: device: begin each with [[device]]"),
         ("device = [1]", "disks.toml:1: device: begin each with [[device]]"),
-        ("[pool]\nwokers = 1\n", "disks.toml:2: \"wokers\" is unknown: [pool] can have engine, workers"),
+        ("[pool]\nwokers = 1\n", "disks.toml:2: \"wokers\" is unknown: [pool] can have engine, completion"),
         ("[pool]\nworkers = 0\n", "disks.toml:2: workers = 0: it must be a number from 1 to 256"),
         ("[pool]\nworkers = -1\n", "disks.toml:2: workers = -1: it must be a number from 1 to 256"),
         ("[pool]\nworkers = '2'\n", "disks.toml:2: workers = '2': it must be a whole number, without quotes"),
@@ -127,6 +135,15 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ("[pool]\ncpu = 'x'\n", "is not the number of a CPU"),
         ("[pool]\nengine = 'spdk'\n", "disks.toml:2: engine = 'spdk': an engine is one of"),
         ("[pool]\nengine = 'spdk'\n", "disks.toml:2: engine = 'spdk': an engine is"),
+        (
+            "[pool]\ncompletion = 'both'\n",
+            "disks.toml:2: completion = 'both': completion is by worker or thread",
+        ),
+        ("[pool]\nsqpoll = 'on'\n", "disks.toml:2: sqpoll = 'on': it must be true or false"),
+        (
+            "[pool]\nengine = 'aio'\nfixed-buffers = true\n",
+            "disks.toml:3: fixed-buffers: it is for engine = \"io_uring\"; leave it or engine = \"aio\" out",
+        ),
         (
             "[pool]\npoll = 'sometimes'\n",
             "disks.toml:2: poll = 'sometimes': it must be auto or always or never or rate",

@@ -4,7 +4,7 @@
 use kickless_device::{
     Areas, Call, Context, Counters, Kick, Next, Parts, Place, Polled, Source, Stopped, Vring,
 };
-use kickless_io::{Completion, Engine, EngineKind};
+use kickless_io::{Completion, Engine, EngineKind, EngineOptions};
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::event_passed;
 use kickless_virtqueue::Chain;
@@ -193,7 +193,7 @@ impl Source for Echo {
         self.held.len()
     }
 
-    fn memory_changed(&mut self) {
+    fn memory_changed(&mut self, _: &mut Engine) {
         self.seen.memory_changed.fetch_add(1, Ordering::SeqCst);
     }
 }
@@ -243,8 +243,8 @@ pub(crate) fn echo_over(
 }
 
 pub(crate) fn options(workers: usize, poll: Poll) -> kickless_worker::Options {
-    let engine = EngineKind::Threads;
-    kickless_worker::Options { workers, engine, depth: 16, cpus: Vec::new(), poll, call_coalesce: None }
+    let engine = EngineOptions::new(EngineKind::Threads, 16);
+    kickless_worker::Options { workers, engine, cpus: Vec::new(), poll, call_coalesce: None }
 }
 
 pub(crate) fn start(options: &kickless_worker::Options) -> Arc<Pool> {

@@ -40,7 +40,7 @@ impl Source for Token {
         0
     }
 
-    fn memory_changed(&mut self) {}
+    fn memory_changed(&mut self, _: &mut Engine) {}
 }
 
 /// Two workers of a pool, from outside, and what each waits for.

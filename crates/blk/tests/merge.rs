@@ -1,0 +1,101 @@
+//! Neighbouring requests that are one for the kernel, through a real ring: each has a status and data of its own.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+mod rig;
+
+use kickless_disk::{Disk, DiskSpec, Options};
+use kickless_io::EngineOptions;
+use kickless_spec::blk::{BlkFeatures, S_IOERR, S_OK};
+use rig::{Ask, Data, FORMATS, Rig, blk, ways};
+use std::fs::File;
+use tempfile::NamedTempFile;
+
+const PAGE: usize = 4096;
+const PAGES: u64 = 64;
+
+/// A disk of pages of which each has its number in all bytes, and that merges.
+fn start(way: EngineOptions, packed: bool) -> (NamedTempFile, Rig) {
+    let image = NamedTempFile::new().unwrap();
+    let bytes: Vec<u8> = (0..PAGES as usize * PAGE).map(|at| (at / PAGE) as u8).collect();
+    std::fs::write(image.path(), bytes).unwrap();
+    let options = Options { merge: true, ..Options::default() };
+    let disk = Disk::open(&DiskSpec::File(image.path().into()), &options).unwrap();
+    (image, Rig::start_with(&blk(disk), way, packed, BlkFeatures::empty()))
+}
+
+fn each_way(test: impl Fn(&File, Rig)) {
+    for way in ways(128) {
+        for packed in FORMATS {
+            let (image, rig) = start(way, packed);
+            test(image.as_file(), rig);
+        }
+    }
+}
+
+fn read(page: u64) -> Ask {
+    Ask::read(page * PAGE as u64 / 512, PAGE)
+}
+
+fn write(page: u64, byte: u8) -> Ask {
+    Ask::write(page * PAGE as u64 / 512, &[byte; PAGE])
+}
+
+#[test]
+fn each_gets_its_own_data() {
+    each_way(|_, mut rig| {
+        let asked: Vec<_> = (0..PAGES).map(|page| (page, rig.ask(read(page)))).collect();
+        let answers = rig.finish();
+        for (page, id) in asked {
+            let answer = &answers[&id];
+            assert_eq!((answer.status, answer.used), (S_OK, PAGE as u32 + 1));
+            assert!(answer.data.iter().all(|byte| u64::from(*byte) == page), "page {page}");
+        }
+        let asked: Vec<_> = (0..PAGES).map(|page| rig.ask(write(page, 0x80 | page as u8))).collect();
+        let answers = rig.finish();
+        assert!(asked.iter().all(|id| answers[id].status == S_OK && answers[id].used == 1));
+        let contents = rig.contents(0..PAGES * 8);
+        assert!(
+            contents
+                .chunks(PAGE)
+                .enumerate()
+                .all(|(page, bytes)| { bytes.iter().all(|byte| *byte == 0x80 | page as u8) })
+        );
+    });
+}
+
+/// Among the neighbours are some that are not to be done at all.
+#[test]
+fn refused_ones_do_not_touch_their_neighbours() {
+    each_way(|_, mut rig| {
+        let bad = |page| page % 5 == 3;
+        let asked: Vec<_> = (0..PAGES)
+            .map(|page| {
+                let data = if bad(page) { Data::Outside } else { Data::There };
+                (page, rig.ask(Ask { data, ..read(page) }))
+            })
+            .collect();
+        let answers = rig.finish();
+        for (page, id) in asked {
+            let answer = &answers[&id];
+            assert_eq!(answer.status, if bad(page) { S_IOERR } else { S_OK });
+            assert!(bad(page) || answer.data.iter().all(|byte| u64::from(*byte) == page));
+        }
+    });
+}
+
+/// The file has become shorter: the kernel does some of what it was told as one, and each request behind the end fails by itself.
+#[test]
+fn those_behind_the_end_fail_and_the_others_do_not() {
+    each_way(|image, mut rig| {
+        let end = 41;
+        image.set_len(end * PAGE as u64).unwrap();
+        let asked: Vec<_> = (0..PAGES).map(|page| (page, rig.ask(read(page)))).collect();
+        let answers = rig.finish();
+        for (page, id) in asked {
+            let answer = &answers[&id];
+            assert_eq!(answer.status, if page < end { S_OK } else { S_IOERR }, "page {page}");
+            assert!(page >= end || answer.data.iter().all(|byte| u64::from(*byte) == page));
+        }
+    });
+}

@@ -1,0 +1,54 @@
+//! The submission for an operation.
+
+use super::Operations;
+use crate::files::Files;
+use crate::op::{BYTES_MAX, OpKind, View};
+use crate::slots::InFlight;
+use io_uring::{opcode, squeue, types};
+use std::os::fd::AsRawFd;
+
+/// What the ring is told about the operation at `place`, and about those that are one with it.
+pub(super) fn entry(ops: &mut Operations, place: u32) -> Option<squeue::Entry> {
+    let operation = ops.slots.get_mut(place)?;
+    let (fd, fixed) = file(operation, &ops.files);
+    let (kind, offset) = (operation.op.kind, operation.op.offset);
+    let rw_flags = if kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
+    let short = |len: usize| len.min(BYTES_MAX) as u32;
+    let view = operation.view();
+    // An entry can be made more than once, where the ring was full.
+    if let (Some(buffers), View::One(at, len), None) = (&mut ops.buffers, &view, operation.buffer) {
+        operation.buffer = buffers.take(*at, *len);
+    }
+    let entry = match (kind, view) {
+        (OpKind::Range { call, len }, _) => {
+            opcode::Fallocate::new(fd, len).offset(offset).mode(call.mode().unwrap_or_default()).build()
+        }
+        (OpKind::Flush, _) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+        (OpKind::Read, View::One(at, len)) => match operation.buffer {
+            Some(index) => opcode::ReadFixed::new(fd, at, short(len), index).offset(offset).build(),
+            None => opcode::Read::new(fd, at, short(len)).offset(offset).build(),
+        },
+        (OpKind::Read, View::Many(at, count)) => {
+            opcode::Readv::new(fd, at, count as u32).offset(offset).build()
+        }
+        (OpKind::Write { .. }, View::One(at, len)) => match operation.buffer {
+            Some(index) => {
+                opcode::WriteFixed::new(fd, at, short(len), index).offset(offset).rw_flags(rw_flags).build()
+            }
+            None => opcode::Write::new(fd, at, short(len)).offset(offset).rw_flags(rw_flags).build(),
+        },
+        (OpKind::Write { .. }, View::Many(at, count)) => {
+            opcode::Writev::new(fd, at, count as u32).offset(offset).rw_flags(rw_flags).build()
+        }
+    };
+    Some(entry.flags(fixed).user_data(u64::from(place)))
+}
+
+fn file(operation: &InFlight, files: &Files) -> (types::Fd, squeue::Flags) {
+    match files.get(operation.held) {
+        Some((_, index, true)) => (types::Fd(index as i32), squeue::Flags::FIXED_FILE),
+        Some((file, _, false)) => (types::Fd(file.as_raw_fd()), squeue::Flags::empty()),
+        // The kernel completes it with EBADF.
+        None => (types::Fd(-1), squeue::Flags::empty()),
+    }
+}

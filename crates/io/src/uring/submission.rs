@@ -1,0 +1,160 @@
+//! What the ring is told, and by whom.
+#![expect(unsafe_code, reason = "island: a system call that no library wraps for another thread")]
+
+use super::Uring;
+use super::entry::entry;
+use crate::desk::Call;
+use crate::submitter::SubmitThread;
+use crate::{Errno, Waker};
+use rustix::event::epoll;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// `io_uring_enter` for what is in the submission ring.
+#[derive(Clone)]
+pub(super) struct Enter {
+    ring: Arc<OwnedFd>,
+    count: u32,
+}
+
+impl Call for Enter {
+    type Result = Result<usize, Errno>;
+
+    fn make(&mut self) -> Self::Result {
+        let (ring, count) = (self.ring.as_raw_fd(), self.count);
+        let none = std::ptr::null::<libc::sigset_t>();
+        // SAFETY: the descriptor is a ring's, and no set of signals is passed. What its entries point to was promised when they
+        // were pushed.
+        let taken = unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, count, 0, 0, none, 0) };
+        usize::try_from(taken)
+            .map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
+    }
+}
+
+impl Uring {
+    /// From now on a thread makes the calls that submit.
+    pub(super) fn start_submitter(&mut self) -> io::Result<()> {
+        let called = Waker::new()?;
+        epoll::add(&self.event, called.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        self.submitter = Some(SubmitThread::start(called.clone())?);
+        self.called = Some(called);
+        Ok(())
+    }
+
+    /// For ever: what the thread submits last is known afterwards.
+    pub(super) fn stop_submitter(&mut self) {
+        if let Some((_, result)) = self.submitter.take().and_then(|mut submitter| submitter.finish()) {
+            let taken = result.unwrap_or(0).min(self.pushed);
+            self.staged.drain(..taken);
+            self.pushed = 0;
+        }
+    }
+
+    pub(super) fn submit_ring(&mut self) -> io::Result<()> {
+        if let Some((_, result)) = self.submitter.as_ref().and_then(|submitter| submitter.take())
+            && let Some(end) = self.took(result)
+        {
+            return end;
+        }
+        if self.staged.is_empty() {
+            return Ok(());
+        }
+        if let Some(errno) = self.broken {
+            return Err(self.fail_staged(errno));
+        }
+        if !self.enabled {
+            if let Err(e) = self.ring.submitter().register_enable_rings() {
+                return Err(self.fail_staged(Errno::from_io_error(&e).unwrap_or(Errno::IO)));
+            }
+            self.enabled = true;
+        }
+        loop {
+            if self.submitter.as_ref().is_some_and(|submitter| submitter.is_busy()) {
+                return Ok(());
+            }
+            self.push_staged();
+            if let Some(submitter) = &self.submitter {
+                let ring = self.ring_fd.clone();
+                submitter.ask(Enter { ring, count: self.pushed as u32 });
+                return Ok(());
+            }
+            let result =
+                if self.options.sqpoll { self.wake_kernel() } else { self.enter(self.pushed as u32, 0) };
+            if let Some(end) = self.took(result) {
+                return end;
+            }
+        }
+    }
+
+    /// The kernel's thread takes what has been pushed; where it sleeps it is woken.
+    fn wake_kernel(&mut self) -> Result<usize, Errno> {
+        loop {
+            match self.ring.submit() {
+                Ok(_) => return Ok(self.pushed),
+                Err(e) => match Errno::from_io_error(&e).unwrap_or(Errno::IO) {
+                    Errno::INTR => {}
+                    errno => return Err(errno),
+                },
+            }
+        }
+    }
+
+    /// What came of a call that submits what was pushed: `None`, the kernel may take more.
+    fn took(&mut self, result: Result<usize, Errno>) -> Option<io::Result<()>> {
+        match result {
+            Ok(taken) => {
+                let taken = taken.min(self.pushed);
+                self.staged.drain(..taken);
+                self.pushed -= taken;
+                if self.staged.is_empty() {
+                    return Some(Ok(()));
+                }
+                // Nothing taken and no error: "later" as well.
+                if taken == 0 {
+                    self.stall.begin();
+                    return Some(Ok(()));
+                }
+                None
+            }
+            Err(Errno::INTR) => None,
+            // Out of memory for requests, or completions must be taken out first.
+            Err(Errno::AGAIN | Errno::BUSY) => {
+                self.stall.begin();
+                Some(Ok(()))
+            }
+            Err(errno) => Some(Err(self.fail_staged(errno))),
+        }
+    }
+
+    /// Moves staged operations into the submission ring, as many as fit.
+    pub(super) fn push_staged(&mut self) {
+        let mut queue = self.ring.submission();
+        while let Some(&place) = self.staged.get(self.pushed) {
+            let Some(entry) = entry(&mut self.ops, place) else {
+                debug_assert!(false, "a staged operation has its slot");
+                self.staged.remove(self.pushed);
+                continue;
+            };
+            // SAFETY: the buffers and the file belong to the slot, which keeps them unchanged until the
+            // completion has been reaped; a dropped engine waits for that or leaks them.
+            if unsafe { queue.push(&entry) }.is_err() {
+                return;
+            }
+            self.pushed += 1;
+        }
+    }
+
+    /// Completes everything that the kernel has not taken. What is in the submission ring stays there, and is
+    /// never looked at again: without a call the kernel does not.
+    fn fail_staged(&mut self, errno: Errno) -> io::Error {
+        self.broken = Some(errno);
+        // The kernel's own thread looks without a call, unless it is gone: what it can see is not given back.
+        let first = if self.options.sqpoll { self.pushed } else { 0 };
+        self.pushed = 0;
+        for place in self.staged.drain(..).skip(first) {
+            self.ops.fail(&self.ring.submitter(), place, errno, &mut self.failed);
+        }
+        errno.into()
+    }
+}

@@ -1,0 +1,210 @@
+//! Transfers by kernel AIO, beside the ring, need no device that wants it.
+
+use super::*;
+use crate::{AlignedBuf, Buffers, EngineKind};
+use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+const DEPTH: u32 = 200;
+const LEN: usize = 4096;
+
+fn options(depth: u32) -> EngineOptions {
+    EngineOptions::new(EngineKind::Uring, depth)
+}
+
+fn engine() -> (Uring, FileId, Arc<File>) {
+    let mut uring = Uring::open(options(DEPTH)).unwrap();
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    file.set_len(u64::from(DEPTH) * LEN as u64).unwrap();
+    let id = uring.register(file.clone());
+    // The path of a device that io_uring is slow with, which need not be at hand here.
+    assert!(uring.open_aio());
+    uring.ops.files.set_aio(0);
+    (uring, id, file)
+}
+
+fn buffer(number: u32) -> Buffers {
+    let mut buffer = AlignedBuf::new(LEN, LEN).unwrap();
+    buffer.fill(number as u8);
+    Buffers::Owned(buffer)
+}
+
+fn queue(uring: &mut Uring, file: FileId, kind: OpKind, number: u32, buffers: Buffers) {
+    let op = Op { file, kind, offset: u64::from(number) * LEN as u64, buffers };
+    assert!(uring.queue(op, Token { source: 0, slot: number }).is_ok());
+}
+
+/// All that is in flight, sleeping for it.
+fn finish(uring: &mut Uring) -> Vec<Completion> {
+    let mut done = Vec::new();
+    uring.submit().unwrap();
+    while uring.in_flight() > 0 {
+        let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
+        let mut event = [PollFd::from_borrowed_fd(uring.event(), PollFlags::IN)];
+        assert!(uring.needs_turn() || poll(&mut event, Some(&limit)).unwrap() == 1, "nothing completes");
+        uring.submit().unwrap();
+        uring.reap(&mut done);
+    }
+    done
+}
+
+#[test]
+fn every_transfer_by_kernel_aio() {
+    let (mut uring, file, _) = engine();
+    for number in 0..DEPTH {
+        let durable = number % 2 == 0;
+        queue(&mut uring, file, OpKind::Write { durable }, number, buffer(number));
+    }
+    assert!(
+        uring
+            .queue(Op { file, kind: OpKind::Read, offset: 0, buffers: buffer(0) }, Token::default())
+            .is_err()
+    );
+    let done = finish(&mut uring);
+    assert_eq!(done.len(), DEPTH as usize);
+    assert!(done.iter().all(|completion| completion.result == Ok(LEN as u32)));
+
+    queue(&mut uring, file, OpKind::Flush, 0, Buffers::None);
+    assert_eq!(finish(&mut uring)[0].result, Ok(0));
+
+    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, 1 << 20).unwrap();
+    let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
+    let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+    let mut iov = Iov::default();
+    iov.push(&view, Gpa(0), 1024).unwrap();
+    iov.push(&view, Gpa(8192), 3072).unwrap();
+    queue(&mut uring, file, OpKind::Read, 7, Buffers::Guest(iov));
+    queue(&mut uring, file, OpKind::Read, 9, buffer(0));
+    for Completion { token, result, buffers } in finish(&mut uring) {
+        assert_eq!(result, Ok(LEN as u32));
+        let mut read = vec![0; LEN];
+        match &buffers {
+            Buffers::Guest(iov) => assert_eq!(iov.read(0, &mut read), LEN),
+            Buffers::Owned(buffer) => read.copy_from_slice(buffer),
+            Buffers::None => panic!("the buffers are lost"),
+        }
+        assert!(read.iter().all(|byte| u32::from(*byte) == token.slot), "{token:?}");
+    }
+    // Nothing is left that would wake anybody.
+    let mut event = [PollFd::from_borrowed_fd(uring.event(), PollFlags::IN)];
+    assert_eq!(poll(&mut event, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap(), 0);
+}
+
+#[test]
+fn refused_and_failed_transfers_by_kernel_aio() {
+    let (mut uring, file, ours) = engine();
+    queue(&mut uring, file, OpKind::Read, 0, buffer(0));
+    let read_only = Arc::new(File::open("/proc/self/exe").unwrap());
+    let other = uring.register(read_only);
+    uring.ops.files.set_aio(1);
+    queue(&mut uring, other, OpKind::Write { durable: false }, 1, buffer(0));
+    queue(&mut uring, file, OpKind::Read, 2, buffer(0));
+    uring.unregister(file);
+    let mut results: Vec<_> = finish(&mut uring).iter().map(|c| (c.token.slot, c.result)).collect();
+    results.sort_by_key(|(slot, _)| *slot);
+    assert_eq!(results, [(0, Ok(LEN as u32)), (1, Err(Errno::BADF)), (2, Ok(LEN as u32))]);
+    assert_eq!(Arc::strong_count(&ours), 1, "the engine keeps a file that it was told to forget");
+}
+
+#[test]
+fn dropped_with_transfers_in_kernel_aio() {
+    let (mut uring, file, ours) = engine();
+    for number in 0..DEPTH / 2 {
+        queue(&mut uring, file, OpKind::Read, number, buffer(0));
+    }
+    uring.submit().unwrap();
+    for number in 0..DEPTH / 2 {
+        queue(&mut uring, file, OpKind::Read, number, buffer(0));
+    }
+    drop(uring);
+    assert_eq!(Arc::strong_count(&ours), 1);
+}
+
+fn guest(len: u64) -> Arc<View> {
+    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, len).unwrap();
+    let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), len).unwrap();
+    Arc::new(View::new(Map::new(vec![slot]).unwrap()))
+}
+
+fn page(view: &Arc<View>, number: u64) -> Buffers {
+    let mut iov = Iov::default();
+    iov.push(view, Gpa(2 * number * LEN as u64), LEN as u32).unwrap();
+    Buffers::Guest(iov)
+}
+
+#[test]
+fn neighbours_are_one_operation() {
+    let mut uring = Uring::open(options(DEPTH)).unwrap();
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    file.set_len(20 * LEN as u64).unwrap();
+    let id = uring.register(file);
+    let view = guest(1 << 20);
+    for (merge, operations) in [(false, 8), (true, 1)] {
+        uring.merge(id, merge);
+        (0..8).for_each(|number| queue(&mut uring, id, OpKind::Read, number, page(&view, number.into())));
+        assert_eq!(uring.staged.len(), operations);
+        assert_eq!(finish(&mut uring).len(), 8);
+    }
+    // Not with one that the kernel has been told of.
+    queue(&mut uring, id, OpKind::Read, 0, page(&view, 0));
+    uring.push_staged();
+    queue(&mut uring, id, OpKind::Read, 1, page(&view, 1));
+    assert_eq!(uring.staged.len(), 2);
+    assert!(finish(&mut uring).iter().all(|done| done.result == Ok(LEN as u32)));
+}
+
+/// Memory that is replaced while operations use it: the kernel keeps what they need, new ones use what there is then, and nothing
+/// stays behind.
+#[test]
+fn registered_memory_comes_and_goes() {
+    let mut uring = Uring::open(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
+    let (read, mut write) = rustix::pipe::pipe().map(|(r, w)| (File::from(r), File::from(w))).unwrap();
+    let id = uring.register(Arc::new(read));
+    let counts = |uring: &Uring| uring.ops.buffers.as_ref().unwrap().counts();
+    let (old, new) = (guest(1 << 20), guest(1 << 20));
+    let released = old.map().slots()[0].mapping().released();
+    uring.hold_memory(&old);
+    uring.hold_memory(&old);
+    assert_eq!(counts(&uring), (1, 1));
+    queue(&mut uring, id, OpKind::Read, 0, page(&old, 3));
+    uring.submit().unwrap();
+    assert!(uring.ops.slots.get_mut(0).unwrap().buffer.is_some(), "the kernel is told of the buffer");
+    // One of two queues has the new view.
+    uring.hold_memory(&new);
+    uring.release_memory(&old);
+    assert_eq!(counts(&uring), (2, 2));
+    uring.release_memory(&old);
+    assert_eq!(counts(&uring), (1, 2), "an operation uses it");
+    drop(old);
+    assert!(!released.wait(std::time::Duration::ZERO));
+    std::io::Write::write_all(&mut write, &[7; LEN]).unwrap();
+    let done = finish(&mut uring).remove(0);
+    assert_eq!((done.result, counts(&uring)), (Ok(LEN as u32), (1, 1)));
+    let Buffers::Guest(iov) = done.buffers else { panic!("the buffers are lost") };
+    let mut got = [0; LEN];
+    iov.read(0, &mut got);
+    assert_eq!(got, [7; LEN]);
+    drop(iov);
+    assert!(released.wait(std::time::Duration::ZERO), "memory that nobody uses stays mapped");
+    // What is not held is used without.
+    queue(&mut uring, id, OpKind::Read, 0, page(&guest(1 << 20), 0));
+    queue(&mut uring, id, OpKind::Read, 1, page(&new, 1));
+    uring.submit().unwrap();
+    let fixed: Vec<_> = (0..2).map(|at| uring.ops.slots.get_mut(at).unwrap().buffer.is_some()).collect();
+    assert_eq!(fixed.iter().filter(|fixed| **fixed).count(), 1);
+    std::io::Write::write_all(&mut write, &[7; 2 * LEN]).unwrap();
+    assert_eq!(finish(&mut uring).len(), 2);
+    uring.release_memory(&new);
+    assert_eq!(counts(&uring), (0, 0));
+}
+
+#[test]
+fn files_on_which_the_ring_is_fast_stay_with_it() {
+    let mut uring = Uring::open(options(1)).unwrap();
+    uring.register(Arc::new(tempfile::tempfile().unwrap()));
+    uring.register(Arc::new(File::open("/dev/null").unwrap()));
+    assert!(uring.aio.is_none());
+}

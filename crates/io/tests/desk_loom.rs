@@ -1,0 +1,160 @@
+//! How a call that submits goes to the thread beside a worker and comes back, in every order that the memory model allows, up to a
+//! number of preemptions.
+//!
+//! The desk is the crate's own, taken from its file; the kernel is a counter of completions, and the waker is one that loom can watch. A
+//! result or a completion that is lost is a deadlock, which loom finds.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-io --release --test desk_loom`
+#![cfg(loom)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+#[path = "../src/desk.rs"]
+mod desk;
+
+mod primitive {
+    pub(crate) use crate::waker::Waker;
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+}
+
+mod waker {
+    use loom::sync::{Arc, Condvar, Mutex};
+
+    /// An eventfd that one sleeps on.
+    #[derive(Clone, Default)]
+    pub struct Waker(Arc<(Mutex<bool>, Condvar)>);
+
+    impl Waker {
+        pub fn wake(&self) {
+            *self.0.0.lock().unwrap() = true;
+            self.0.1.notify_one();
+        }
+
+        pub fn clear(&self) {
+            *self.0.0.lock().unwrap() = false;
+        }
+
+        /// Until it is signalled, which it stays.
+        pub fn sleep(&self) {
+            let mut signalled = self.0.0.lock().unwrap();
+            while !*signalled {
+                signalled = self.0.1.wait(signalled).unwrap();
+            }
+        }
+    }
+}
+
+use crate::desk::{Call, Desk, desk};
+use crate::waker::Waker;
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::thread;
+use std::sync::Arc;
+
+/// Operations that the kernel has done and nobody has heard of.
+#[derive(Default)]
+struct Kernel(AtomicU32);
+
+/// Submits so many operations; the kernel takes all but one of them, and is done with them before the call returns.
+struct Submit {
+    kernel: Arc<Kernel>,
+    waker: Waker,
+    count: u32,
+}
+
+impl Call for Submit {
+    type Result = u32;
+
+    fn make(&mut self) -> u32 {
+        let taken = self.count.div_ceil(2);
+        for _ in 0..taken {
+            self.kernel.0.fetch_add(1, Ordering::AcqRel);
+            self.waker.wake();
+        }
+        taken
+    }
+}
+
+/// A worker, as far as submitting and reaping go.
+struct Worker {
+    desk: Desk<Submit>,
+    kernel: Arc<Kernel>,
+    waker: Waker,
+    staged: u32,
+    in_flight: u32,
+}
+
+impl Worker {
+    fn submit(&mut self) {
+        if let Some((_, taken)) = self.desk.take() {
+            self.staged -= taken;
+        }
+        if self.needs_turn() {
+            let (kernel, waker) = (self.kernel.clone(), self.waker.clone());
+            self.desk.ask(Submit { kernel, waker, count: self.staged });
+        }
+    }
+
+    fn reap(&mut self) {
+        self.waker.clear();
+        self.in_flight -= self.kernel.0.swap(0, Ordering::AcqRel);
+    }
+
+    fn needs_turn(&self) -> bool {
+        self.staged > 0 && !self.desk.is_busy()
+    }
+
+    /// Turns until nothing is in flight, with more queued in the first of them.
+    fn run(&mut self, more: u32) {
+        self.submit();
+        self.staged += more;
+        self.in_flight += more;
+        loop {
+            self.submit();
+            self.reap();
+            if self.in_flight == 0 && self.staged == 0 {
+                return;
+            }
+            if !self.needs_turn() {
+                self.waker.sleep();
+            }
+        }
+    }
+}
+
+fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+fn worker(count: u32) -> (Worker, thread::JoinHandle<()>) {
+    let (waker, kernel) = (Waker::default(), Arc::new(Kernel::default()));
+    let (desk, clerk) = desk(waker.clone());
+    let thread = thread::spawn(move || clerk.serve());
+    (Worker { desk, kernel, waker, staged: count, in_flight: count }, thread)
+}
+
+#[test]
+fn all_that_is_submitted_is_reaped_and_every_result_taken() {
+    for (count, more) in [(1, 0), (2, 0), (1, 1), (2, 1)] {
+        check(3, move || {
+            let (mut worker, thread) = worker(count);
+            worker.run(more);
+            worker.desk.close();
+            thread.join().unwrap();
+            assert!(worker.desk.take().is_none());
+        });
+    }
+}
+
+/// Who ends hears what became of the last call.
+#[test]
+fn the_last_call_is_made_before_the_end() {
+    check(3, || {
+        let (mut worker, thread) = worker(2);
+        worker.submit();
+        worker.desk.close();
+        thread.join().unwrap();
+        assert_eq!(worker.desk.take().map(|(_, taken)| taken), Some(1));
+        assert_eq!(worker.kernel.0.load(Ordering::Acquire), 1);
+    });
+}
