@@ -1,5 +1,5 @@
 //! How much memory a back-end takes, without its guest's: one device with 4 queues of 256, before and after load on all of
-//! them.
+//! them; and what each queue of 256 adds to that, from what one device with 65 of them takes and with one.
 //!
 //! From /proc/PID/smaps: the resident pages (Rss) of every mapping but those of the guest's memory, which are known by
 //! the name of its memfd. Pages of libraries that others share count in full.
@@ -26,6 +26,10 @@ const IMAGE_SIZE: u64 = 256 << 20;
 /// Bytes of a request under load.
 const BLOCK: usize = 64 << 10;
 const TARGET_KIB: u64 = 16 << 10;
+/// What a queue may add.
+const TARGET_QUEUE_KIB: u64 = 64;
+/// One queue, and so many more.
+const MORE: u16 = 64;
 
 fn main() -> Result<()> {
     let plan = Plan::from_arguments();
@@ -44,7 +48,7 @@ fn main() -> Result<()> {
     ] {
         let engine = engine.map(str::to_owned);
         let config = DaemonConfig { program, queues: SHAPE.queues, engine, ..DaemonConfig::new(disk) };
-        let (started, loaded) = measure(&config).with_context(|| name.to_owned())?;
+        let (started, loaded) = measure(&config, &SHAPE, BLOCK).with_context(|| name.to_owned())?;
         println!("  {name:<44} {started:>8} {loaded:>12}");
         if program == Program::Kickless {
             most = most.max(started).max(loaded);
@@ -57,34 +61,48 @@ fn main() -> Result<()> {
         TARGET_KIB >> 10,
         plan.remark()
     );
+    println!("\nresident KiB that a queue of {} adds after load", SHAPE.size);
+    for (name, disk) in [("image, io_uring", image.as_str()), ("null:1G", "null:1G")] {
+        let of = |queues| {
+            let config =
+                DaemonConfig { program: Program::Kickless, queues: 1 + MORE, ..DaemonConfig::new(disk) };
+            // Short requests: what counts is how many there are.
+            measure(&config, &Shape { queues, ..SHAPE }, 4096).map(|(_, loaded)| loaded)
+        };
+        let each = of(1 + MORE)?.saturating_sub(of(1)?) as f64 / f64::from(MORE);
+        println!(
+            "  {name:<44} {each:>8.1}  {:.2} of the target ({TARGET_QUEUE_KIB} KiB)",
+            each / TARGET_QUEUE_KIB as f64
+        );
+    }
     Ok(())
 }
 
 /// Before and after load.
-fn measure(config: &DaemonConfig) -> Result<(u64, u64)> {
+fn measure(config: &DaemonConfig, shape: &Shape, block: usize) -> Result<(u64, u64)> {
     let daemon = Daemon::start(config)?;
-    let mut machine = Machine::start(daemon.socket(), &SHAPE)?;
+    let mut machine = Machine::start(daemon.socket(), shape)?;
     let started = resident_kib(daemon.pid())?;
-    load(&mut machine)?;
+    load(&mut machine, shape, block)?;
     Ok((started, resident_kib(daemon.pid())?))
 }
 
 /// Fills every queue with reads and writes, as many as there are descriptors, twice.
-fn load(machine: &mut Machine) -> Result<()> {
-    let all = usize::from(SHAPE.queues) * usize::from(SHAPE.size);
-    let places = (0..all).map(|_| Place::new(&mut machine.ram, BLOCK)).collect::<Result<Vec<_>>>()?;
-    let data = vec![0x5a; BLOCK];
-    for request in [Request::write(0, &data), Request::read(0, BLOCK)] {
+fn load(machine: &mut Machine, shape: &Shape, block: usize) -> Result<()> {
+    let all = usize::from(shape.queues) * usize::from(shape.size);
+    let places = (0..all).map(|_| Place::new(&mut machine.ram, block)).collect::<Result<Vec<_>>>()?;
+    let data = vec![0x5a; block];
+    for request in [Request::write(0, &data), Request::read(0, block)] {
         for (i, place) in places.iter().enumerate() {
-            let sector = (i * BLOCK) as u64 / blk::SECTOR_SIZE;
+            let sector = (i * block) as u64 / blk::SECTOR_SIZE;
             let request = Request { sector, ..request.clone() };
             let buffers = place.lay_out(&machine.ram, &request, Layout::Usual)?;
-            let queue = &mut machine.queues[i / usize::from(SHAPE.size)];
+            let queue = &mut machine.queues[i / usize::from(shape.size)];
             queue.submit(&machine.ram, &buffers, Some(place.table()))?;
         }
         machine.queues.iter_mut().for_each(|queue| queue.flush());
         for queue in &mut machine.queues {
-            for _ in 0..SHAPE.size {
+            for _ in 0..shape.size {
                 queue.wait_used(Instant::now() + LIMIT)?;
             }
         }

@@ -58,6 +58,8 @@ pub struct DaemonConfig {
     pub iothread: bool,
     /// That thread polls before it sleeps, as it does by default.
     pub polls: bool,
+    /// It does its I/O by io_uring, and not by threads as it does by default, for the storage daemon only.
+    pub by_uring: bool,
 }
 
 impl DaemonConfig {
@@ -72,6 +74,7 @@ impl DaemonConfig {
             arguments: Vec::new(),
             iothread: false,
             polls: true,
+            by_uring: false,
         }
     }
 
@@ -99,8 +102,13 @@ impl DaemonConfig {
                     Some(size) => words
                         .push(format!("driver=null-co,node-name=disk,read-zeroes=off,size={size}").into()),
                     None => {
-                        words
-                            .push(joined("driver=file,cache.direct=on,node-name=disk,filename=", &self.disk));
+                        let device = Path::new(&self.disk).starts_with("/dev");
+                        let device = device && !Path::new(&self.disk).starts_with("/dev/shm");
+                        let driver = if device { "host_device" } else { "file" };
+                        let aio = if self.by_uring { "aio=io_uring," } else { "" };
+                        let words_before =
+                            format!("driver={driver},{aio}cache.direct=on,node-name=disk,filename=");
+                        words.push(joined(&words_before, &self.disk));
                     }
                 }
                 if self.iothread {

@@ -12,7 +12,7 @@ use kickless_spec::ring::Desc;
 use zerocopy::little_endian::U64;
 
 use crate::driver::{Buffer, Queue, chain};
-use crate::driver_request::UNANSWERED;
+use crate::driver_request::{UNANSWERED, pattern};
 use crate::frontend::LIMIT;
 use crate::frontend_memory::Ram;
 
@@ -23,12 +23,24 @@ const SPINS: u32 = 256;
 /// Requests between looks at the clock.
 const REQUESTS: u32 = 256;
 
-/// Reads of one size, so many in flight.
+/// Requests of one kind and size, so many in flight on one queue.
 pub struct Load<'q> {
     queue: &'q mut Queue,
     headers: Area,
     statuses: Area,
     depth: u16,
+    in_flight: u16,
+}
+
+/// What a load is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// Requests in flight.
+    pub depth: u16,
+    /// Bytes of each.
+    pub block: u32,
+    /// They write; bytes that compress to half, the same ones again and again.
+    pub write: bool,
 }
 
 /// What a run came to.
@@ -57,12 +69,12 @@ impl Run {
 }
 
 impl<'q> Load<'q> {
-    /// Writes the descriptors of `depth` reads of `block` bytes. The queue must be idle, and is not to be used otherwise
-    /// afterwards.
+    /// Writes the descriptors of the requests. The queue must be idle, and is not to be used otherwise afterwards.
     ///
     /// # Errors
     /// The queue or the memory is too small.
-    pub fn prepare(queue: &'q mut Queue, ram: &mut Ram, depth: u16, block: u32) -> Result<Load<'q>> {
+    pub fn prepare(queue: &'q mut Queue, ram: &mut Ram, kind: Kind) -> Result<Load<'q>> {
+        let Kind { depth, block, write } = kind;
         ensure!(
             depth > 0 && u32::from(depth) * u32::from(DESCRIPTORS) <= queue.size().into(),
             "queue too small"
@@ -73,18 +85,22 @@ impl<'q> Load<'q> {
         let headers = ram.area(headers_at, len, 16)?;
         let statuses_at = ram.take(depth.into(), 64)?;
         let statuses = ram.area(statuses_at, depth.into(), 1)?;
+        let bytes = half_random(block);
         for slot in 0..depth {
             let data = ram.take(block as usize, 4096)?;
+            if write {
+                ram.map().write(data, &bytes)?;
+            }
             let header_len = size_of::<Header>();
-            let header = Header { kind: blk::T_IN.into(), ..Header::default() };
-            headers.write(header_len * usize::from(slot), &header);
+            let of = if write { blk::T_OUT } else { blk::T_IN };
+            headers.write(header_len * usize::from(slot), &Header { kind: of.into(), ..Header::default() });
             let buffers = [
                 Buffer {
                     addr: Gpa(headers_at.0 + header_len as u64 * u64::from(slot)),
                     len: header_len as u32,
                     writable: false,
                 },
-                Buffer { addr: data, len: block, writable: true },
+                Buffer { addr: data, len: block, writable: !write },
                 Buffer { addr: Gpa(statuses_at.0 + u64::from(slot)), len: 1, writable: true },
             ];
             let head = DESCRIPTORS * slot;
@@ -94,62 +110,42 @@ impl<'q> Load<'q> {
             }
         }
         queue.disable_calls();
-        Ok(Load { queue, headers, statuses, depth })
+        Ok(Load { queue, headers, statuses, depth, in_flight: 0 })
     }
 
     /// Keeps all requests in flight for `time`, each at a sector that `sector` gives, and waits for the last of them.
     ///
     /// # Errors
     /// Nothing comes back any more.
-    pub fn run(&mut self, time: Duration, mut sector: impl FnMut() -> u64) -> Result<Run> {
-        let mut run = Run::default();
-        let kicks = self.queue.kicks();
-        let start = Instant::now();
-        for slot in 0..self.depth {
-            self.submit(slot, sector());
+    pub fn run(&mut self, time: Duration, sector: impl FnMut() -> u64) -> Result<Run> {
+        run(std::slice::from_mut(self), time, sector)
+    }
+
+    /// One look at the ring: how many requests came back. New ones take their places while `running`.
+    #[inline]
+    fn look(&mut self, run: &mut Run, running: bool, sector: &mut impl FnMut() -> u64) -> Result<u32> {
+        let ready = self.queue.used_ready();
+        if ready == 0 {
+            return Ok(0);
+        }
+        for _ in 0..ready {
+            let id = self.queue.used_elem().id.get();
+            let slot = id as u16 / DESCRIPTORS;
+            ensure!(
+                id < (self.depth * DESCRIPTORS).into() && id.is_multiple_of(DESCRIPTORS.into()),
+                "chain {id} is not in flight"
+            );
+            let status: u8 = self.statuses.read(slot.into());
+            run.failed += u64::from(status != blk::S_OK);
+            if running {
+                self.submit(slot, sector());
+            } else {
+                self.in_flight -= 1;
+            }
         }
         self.queue.flush();
-        let (mut in_flight, mut running) = (self.depth, true);
-        let (mut spins, mut since_clock, mut last) = (0, 0, start);
-        while in_flight > 0 {
-            let ready = self.queue.used_ready();
-            if ready == 0 {
-                std::hint::spin_loop();
-                spins += 1;
-                if spins & (SPINS - 1) == 0 {
-                    ensure!(last.elapsed() < LIMIT, "{in_flight} requests do not come back");
-                    running &= start.elapsed() < time;
-                }
-                continue;
-            }
-            for _ in 0..ready {
-                let id = self.queue.used_elem().id.get();
-                let slot = id as u16 / DESCRIPTORS;
-                ensure!(
-                    id < (self.depth * DESCRIPTORS).into() && id.is_multiple_of(DESCRIPTORS.into()),
-                    "chain {id} is not in flight"
-                );
-                let status: u8 = self.statuses.read(slot.into());
-                run.failed += u64::from(status != blk::S_OK);
-                if running {
-                    self.submit(slot, sector());
-                } else {
-                    in_flight -= 1;
-                }
-            }
-            self.queue.flush();
-            self.queue.keep_calls_disabled();
-            run.requests += u64::from(ready);
-            since_clock += u32::from(ready);
-            if since_clock >= REQUESTS {
-                since_clock = 0;
-                last = Instant::now();
-                running &= last - start < time;
-            }
-        }
-        run.time = start.elapsed();
-        run.kicks = self.queue.kicks() - kicks;
-        Ok(run)
+        self.queue.keep_calls_disabled();
+        Ok(u32::from(ready))
     }
 
     #[inline]
@@ -158,6 +154,70 @@ impl<'q> Load<'q> {
         self.headers.write(at, &U64::new(sector));
         self.statuses.write(slot.into(), &UNANSWERED);
         self.queue.offer(DESCRIPTORS * slot);
+    }
+}
+
+/// Runs several loads, one queue each, from this one thread, which looks at all of them in turn.
+///
+/// # Errors
+/// Nothing comes back any more.
+pub fn run(loads: &mut [Load<'_>], time: Duration, mut sector: impl FnMut() -> u64) -> Result<Run> {
+    let mut run = Run::default();
+    let kicks = |loads: &[Load<'_>]| loads.iter().map(|load| load.queue.kicks()).sum::<u64>();
+    let kicks_before = kicks(loads);
+    let start = Instant::now();
+    for load in &mut *loads {
+        for slot in 0..load.depth {
+            load.submit(slot, sector());
+        }
+        load.in_flight = load.depth;
+        load.queue.flush();
+    }
+    let (mut running, mut spins, mut since_clock, mut last) = (true, 0, 0, start);
+    while loads.iter().any(|load| load.in_flight > 0) {
+        let mut ready = 0;
+        for load in &mut *loads {
+            ready += load.look(&mut run, running, &mut sector)?;
+        }
+        if ready == 0 {
+            std::hint::spin_loop();
+            spins += 1;
+            if spins & (SPINS - 1) == 0 {
+                ensure!(last.elapsed() < LIMIT, "requests do not come back");
+                running &= start.elapsed() < time;
+            }
+            continue;
+        }
+        run.requests += u64::from(ready);
+        since_clock += ready;
+        if since_clock >= REQUESTS {
+            since_clock = 0;
+            last = Instant::now();
+            running &= last - start < time;
+        }
+    }
+    run.time = start.elapsed();
+    run.kicks = kicks(loads) - kicks_before;
+    Ok(run)
+}
+
+/// So many bytes that compress to half: of each block of 4 KiB, the first half is random and the other zeroes.
+pub fn half_random(len: u32) -> Vec<u8> {
+    let mut bytes = vec![0; len as usize];
+    for (number, block) in (0..).zip(bytes.chunks_mut(4096)) {
+        let half = block.len() / 2;
+        block[..half].copy_from_slice(&pattern(number, half));
+    }
+    bytes
+}
+
+/// Sectors of a disk of `size` bytes one after the other, multiples of `block` bytes, over and over.
+pub fn next_sectors(size: u64, block: u32) -> impl FnMut() -> u64 {
+    let (blocks, sectors) = (size / u64::from(block), u64::from(block) / blk::SECTOR_SIZE);
+    let mut number = 0;
+    move || {
+        number = if number + 1 < blocks { number + 1 } else { 0 };
+        number * sectors
     }
 }
 

@@ -14,7 +14,7 @@ use kickless_tests::frontend::{Answer, Frontend, LIMIT};
 use kickless_tests::frontend_machine::{Machine, Shape, hammer};
 use kickless_tests::frontend_memory::Ram;
 use kickless_tests::frontend_served::Served;
-use kickless_tests::with_each_engine;
+use kickless_tests::{with_each_engine, with_each_way};
 use kickless_vhost_user::FrontendMessage as Message;
 
 with_each_engine! {
@@ -23,6 +23,12 @@ with_each_engine! {
     regions_removed_under_io
     a_ring_whose_memory_goes_and_comes_back
     buffers_across_regions
+}
+
+with_each_way! {
+    another_table_under_io
+    regions_removed_under_io
+    a_ring_whose_memory_goes_and_comes_back
 }
 
 /// The most regions.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kickless_tests::daemon::Daemon;
-use kickless_tests::driver_load::{Load, Run};
+use kickless_tests::driver_load::{self, Kind, Load, Run};
 use kickless_tests::frontend_machine::{Machine, Shape};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -139,13 +139,33 @@ impl Contestant {
     /// # Errors
     /// It fails requests, or does not answer them.
     pub(crate) fn turn(&mut self, depth: u16, time: Duration, sector: impl FnMut() -> u64) -> Result<Turn> {
-        let queue = &mut self.machine.queues[0];
-        let mut load = Load::prepare(queue, &mut self.machine.ram, depth, BLOCK)?;
+        self.turn_on(1, Kind { depth, block: BLOCK, write: false }, time, sector)
+    }
+
+    /// Loads so many of its queues for a turn.
+    ///
+    /// # Errors
+    /// It fails requests, or does not answer them.
+    pub(crate) fn turn_on(
+        &mut self,
+        queues: usize,
+        kind: Kind,
+        time: Duration,
+        sector: impl FnMut() -> u64,
+    ) -> Result<Turn> {
+        let Machine { queues: all, ram, .. } = &mut self.machine;
+        let loads = all.iter_mut().take(queues).map(|queue| Load::prepare(queue, ram, kind));
+        let mut loads = loads.collect::<Result<Vec<_>>>()?;
         let before = cpu_seconds(self.daemon.pid())?;
-        let run = load.run(time, sector)?;
+        let run = driver_load::run(&mut loads, time, sector)?;
         let cpu = (cpu_seconds(self.daemon.pid())? - before) / run.time.as_secs_f64();
         anyhow::ensure!(run.failed == 0, "{}: {} requests failed", self.name, run.failed);
         Ok(Turn { run, cpu })
+    }
+
+    /// The process of the back-end.
+    pub(crate) fn pid(&self) -> u32 {
+        self.daemon.pid()
     }
 }
 

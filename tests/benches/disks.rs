@@ -1,0 +1,211 @@
+//! Disks through `kickless blk`, against fio on the same target (bare) and against `qemu-storage-daemon` through the same driver.
+//!
+//! Random reads and writes of 4 KiB with 1, 8, 32 and 128 in flight, and sequential ones of 128 KiB with 8, O_DIRECT, one queue,
+//! turn by turn; if asked for, sequential ones of 4 KiB with 32 (`neighbours`). The driver polls, on the first CPU; back-ends are on the second; fio, and the threads of the kernel that it keeps busy,
+//! have both. The storage daemon has `aio=io_uring`, `cache.direct=on` and an iothread. fio runs with io_uring and with
+//! libaio, and the better one counts.
+//!
+//!     cargo bench -p kickless-tests --bench disks -- --target=zram|tmpfs|file|null|mem|queues [--load=read|write|sequential|neighbours]
+//!         [--millis=200] [--ours="--merge=on --completion=thread"] [--quick]
+//!
+//! `--ours` has a second kickless with these options take part. A target that is not there is left out. zram is /dev/zram0, which
+//! must be unused; tmpfs a file below /dev/shm; file one below `target`. Each has 1 GiB of data that compresses to half.
+
+mod common;
+#[path = "disks/fio.rs"]
+mod fio;
+#[path = "disks/targets.rs"]
+mod targets;
+
+use anyhow::Result;
+use common::{BLOCK, Contestant, Cpus, Plan, Spread, Turn, argument, head, ratios, row};
+use fio::Fio;
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::driver_load::{Kind, next_sectors, random_sectors};
+use kickless_tests::frontend_machine::{Machine, Shape};
+use std::ffi::OsStr;
+use targets::Target;
+
+/// What the queues have room for: 128 requests of three descriptors.
+const SHAPE: Shape = Shape { size: 512, memory: 512 << 20, ..Shape::LINUX };
+const SEQUENTIAL: u32 = 128 << 10;
+const TARGETS: [&str; 6] = ["null", "mem", "queues", "zram", "tmpfs", "file"];
+
+/// One cell of the table.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    name: &'static str,
+    kind: Kind,
+}
+
+fn cells() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for (name, write) in [("read", false), ("write", true)] {
+        cells.extend([1, 8, 32, 128].map(|depth| Cell { name, kind: Kind { depth, block: BLOCK, write } }));
+    }
+    let sequential =
+        |name, depth, block| [false, true].map(|write| Cell { name, kind: Kind { depth, block, write } });
+    cells.extend(sequential("sequential", 8, SEQUENTIAL));
+    cells.extend(sequential("neighbours", 32, BLOCK));
+    let asked = argument("--load=");
+    cells.retain(|cell| asked.as_ref().map_or(cell.name != "neighbours", |asked| asked == cell.name));
+    cells
+}
+
+fn main() -> Result<()> {
+    let plan = Plan::from_arguments();
+    let asked = argument("--target=");
+    for target in TARGETS.into_iter().filter(|target| asked.as_ref().is_none_or(|asked| asked == target)) {
+        match target {
+            "queues" => queues(&plan)?,
+            _ => match Target::take(target, plan.quick) {
+                Ok(taken) => table(&taken, &plan)?,
+                Err(error) => println!("{target}: left out: {error:#}"),
+            },
+        }
+    }
+    Ok(())
+}
+
+fn contestant(name: &str, config: &DaemonConfig) -> Result<Contestant> {
+    let daemon = Daemon::start(config)?;
+    let machine = Machine::start(daemon.socket(), &Shape { queues: config.queues, ..SHAPE })?;
+    Ok(Contestant::over(name, daemon, machine))
+}
+
+/// Who takes part: ours, with other options where that is asked for, and the storage daemon's, one after the other.
+fn contestants(disk: &OsStr, program_too: bool) -> Result<Vec<Contestant>> {
+    let base = DaemonConfig { program: Program::Kickless, queues: 1, ..DaemonConfig::new(disk) };
+    let lock = "--lock=off".to_owned();
+    let mut all =
+        vec![contestant("kickless", &DaemonConfig { arguments: vec![lock.clone()], ..base.clone() })?];
+    if let Some(options) = argument("--ours=") {
+        let mut arguments = vec![lock];
+        arguments.extend(options.split_whitespace().map(str::to_owned));
+        all.push(contestant(&format!("kickless {options}"), &DaemonConfig { arguments, ..base.clone() })?);
+    }
+    if program_too {
+        let peer = DaemonConfig { program: Program::StorageDaemon, iothread: true, by_uring: true, ..base };
+        all.push(contestant("qemu-storage-daemon", &peer)?);
+    }
+    Ok(all)
+}
+
+/// All cells on one target.
+fn table(target: &Target, plan: &Plan) -> Result<()> {
+    let cpus = Cpus::get()?;
+    cpus.for_back_ends()?;
+    let mut all = contestants(target.disk(), target.has_peer())?;
+    cpus.for_driver()?;
+    println!("{}: {} turns of {:?} each{}", target.name(), plan.rounds, plan.time, plan.remark());
+    if let Some(first) = all.first_mut().filter(|_| target.is_to_be_filled()) {
+        let kind = Kind { depth: 8, block: SEQUENTIAL, write: true };
+        // At least once from end to end.
+        first.turn_on(
+            1,
+            kind,
+            plan.time.max(std::time::Duration::from_secs(2)),
+            next_sectors(target.size(), SEQUENTIAL),
+        )?;
+    }
+    for Cell { name, kind } in cells() {
+        let is_sequential = matches!(name, "sequential" | "neighbours");
+        let mut turns = vec![Vec::new(); all.len()];
+        let mut fio: [Vec<Fio>; 2] = Default::default();
+        for round in 0..plan.rounds {
+            cpus.for_driver()?;
+            for at in 0..all.len() {
+                // Who begins changes, so that nobody always comes after the same one.
+                let at = (at + round) % all.len();
+                let (size, block, device) = (target.size(), kind.block, &mut all[at]);
+                let turn = match is_sequential {
+                    true => device.turn_on(1, kind, plan.time, next_sectors(size, block))?,
+                    false => device.turn_on(1, kind, plan.time, random_sectors(size, block))?,
+                };
+                turns[at].push(turn);
+            }
+            cpus.for_others()?;
+            if let Some(path) = target.path() {
+                for (engine, fio) in ["io_uring", "libaio"].into_iter().zip(&mut fio) {
+                    fio.push(Fio::turn(engine, path, kind, is_sequential, plan.time)?);
+                }
+            }
+        }
+        let what = if kind.write { "writes" } else { "reads" };
+        let order = if is_sequential { "sequential" } else { "random" };
+        println!("\n{order} {what} of {} KiB, {} in flight", kind.block >> 10, kind.depth);
+        head();
+        for (contestant, turns) in all.iter().zip(&turns) {
+            row(&contestant.name, turns);
+        }
+        for (engine, fio) in
+            ["fio io_uring", "fio libaio"].into_iter().zip(&fio).filter(|(_, fio)| !fio.is_empty())
+        {
+            fio::row(engine, fio);
+        }
+        verdict(&turns, &fio, kind, target.has_peer());
+    }
+    Ok(())
+}
+
+/// The ratios of the first to all others.
+fn verdict(turns: &[Vec<Turn>], fio: &[Vec<Fio>; 2], kind: Kind, has_peer: bool) {
+    let cpu = |turns: &[Turn]| Spread::of(turns.iter().map(Turn::cpu_ns_per_request)).median;
+    let ours = &turns[0];
+    let mut said = Vec::new();
+    let better =
+        fio.iter().filter(|fio| !fio.is_empty()).max_by(|a, b| fio::rate(a).total_cmp(&fio::rate(b)));
+    if let Some(fio) = better {
+        let ratio = Spread::of(ours.iter().zip(fio).map(|(ours, fio)| ours.run.rate() / fio.rate));
+        said.push(format!("of bare {}", shown(ratio)));
+        if kind.depth == 1 {
+            let later = ours.iter().zip(fio).map(|(ours, fio)| 1e6 / ours.run.rate() - 1e6 / fio.rate);
+            said.push(format!("{:+.2} us", Spread::of(later).median));
+        }
+    }
+    for (others, name) in
+        turns.iter().zip(["", "the other options"]).skip(1).take(turns.len() - 1 - usize::from(has_peer))
+    {
+        said.push(format!(
+            "{name}: {} of it, CPU {:.2}",
+            shown(ratios(others, ours)),
+            cpu(others) / cpu(ours)
+        ));
+    }
+    if let (true, Some(peer)) = (has_peer, turns.last()) {
+        said.push(format!(
+            "of the storage daemon {}, CPU/req {:.2}",
+            shown(ratios(ours, peer)),
+            cpu(ours) / cpu(peer)
+        ));
+    }
+    println!("  => {}", said.join("; "));
+}
+
+fn shown(of: Spread) -> String {
+    format!("{:.2} ({:.2} .. {:.2})", of.median, of.min, of.max)
+}
+
+/// Four queues of one device on one worker, against one queue of the same, with as much in flight.
+fn queues(plan: &Plan) -> Result<()> {
+    let cpus = Cpus::get()?;
+    cpus.for_back_ends()?;
+    let config = DaemonConfig { program: Program::Kickless, queues: 4, ..DaemonConfig::new("null:1G") };
+    let mut device = contestant("null:1G", &config)?;
+    cpus.for_driver()?;
+    println!("null:1G, reads of 4 KiB, {} turns of {:?} each{}", plan.rounds, plan.time, plan.remark());
+    head();
+    for depth in [8, 32] {
+        let mut turns = [Vec::new(), Vec::new()];
+        for _ in 0..plan.rounds {
+            for (turns, (queues, depth)) in turns.iter_mut().zip([(4, depth), (1, 4 * depth)]) {
+                let kind = Kind { depth, block: BLOCK, write: false };
+                turns.push(device.turn_on(queues, kind, plan.time, random_sectors(1 << 30, BLOCK))?);
+            }
+        }
+        row(&format!("4 queues, {depth} in flight each"), &turns[0]);
+        row(&format!("1 queue, {} in flight", 4 * depth), &turns[1]);
+        println!("  => 4 queues/1 queue = {} (target: at least 0.97)", shown(ratios(&turns[0], &turns[1])));
+    }
+    Ok(())
+}
