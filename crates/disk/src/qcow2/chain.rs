@@ -92,7 +92,7 @@ fn backing(path: &Path, name: &str, format: Option<&str>, cache: Cache, depth: u
         return Err(io::Error::other("there are too many under one another"));
     }
     let path = resolve(path, name)?;
-    let options = Options { read_only: true, cache };
+    let options = Options { read_only: true, cache, merge: false };
     let open = || open_file(&path, &options).map_err(io::Error::other);
     match format {
         Some("qcow2") => {
