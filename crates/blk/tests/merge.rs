@@ -1,6 +1,6 @@
 //! Neighbouring requests that are one for the kernel, through a real ring: each has a status and data of its own.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod rig;
 

@@ -41,6 +41,7 @@ pub(crate) struct Slots {
     free: Vec<u32>,
     depth: usize,
     /// To be used again.
+    #[expect(clippy::vec_box, reason = "operations hold them boxed, for few have one")]
     spare: Vec<Box<Merged>>,
 }
 

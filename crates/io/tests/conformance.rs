@@ -636,8 +636,8 @@ fn merged_transfers_end_each_by_itself(way: EngineOptions) {
             assert_eq!(done.result, expected, "{op:?} {broken:?}: {page}");
             let Buffers::Guest(iov) = &done.buffers else { panic!("not the buffers that went in") };
             assert_eq!(iov.len(), 4096);
-            if op == OpKind::Read && expected.is_ok() {
-                let (mut got, at) = (vec![0; expected.unwrap() as usize], page as usize * 4096);
+            if let (OpKind::Read, Ok(len)) = (op, expected) {
+                let (mut got, at) = (vec![0; len as usize], page as usize * 4096);
                 iov.read(0, &mut got);
                 assert_eq!(got, pattern(at + got.len())[at..]);
             }

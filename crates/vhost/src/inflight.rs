@@ -39,7 +39,7 @@ impl Inflight {
         shape("queue size", queue_size, queue_size_max)?;
         let region = inflight_region_len(packed.unwrap_or(true), queue_size);
         let mmap_size = region as u64 * u64::from(num_queues);
-        let fd = memory(mmap_size).map_err(|errno| Refusal::Descriptor(errno.into()))?;
+        let fd = memory(mmap_size).map_err(Refusal::Descriptor)?;
         Ok((Described { mmap_size, mmap_offset: 0, num_queues, queue_size }, fd))
     }
 
