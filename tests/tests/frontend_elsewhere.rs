@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use std::fs::File;
+use std::process::Command;
 use std::time::Instant;
 
 use kickless_spec::blk;
@@ -109,6 +110,26 @@ fn a_server_that_is_killed_and_comes_back() {
             assert_eq!(log.iter().filter(|line| line.contains(words)).count(), 1, "{words}: {log:#?}");
         }
     }
+}
+
+/// Nobody writes to an image while another one that lies over it is in use.
+#[test]
+fn the_images_under_one_another_are_locked() {
+    let dir = image_dir().unwrap();
+    let (base, top) = (dir.path().join("base"), dir.path().join("top"));
+    File::create_new(&base).unwrap().set_len(SIZE).unwrap();
+    qemu_img(&["create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw"], &[&top]).unwrap();
+    let daemon = serve(&format!("qcow2:{}", top.display()));
+    let machine = Machine::start(daemon.socket(), &Shape::default()).unwrap();
+    let write = || {
+        let output =
+            Command::new("qemu-io").args(["-f", "raw", "-c", "write 0 512"]).arg(&base).output().unwrap();
+        output.status.success()
+    };
+    assert!(!write(), "the image under one that is in use can be written");
+    drop(machine);
+    daemon.stop().unwrap();
+    assert!(write());
 }
 
 /// What a guest has been told is done is in the image, however the process ends.

@@ -57,7 +57,8 @@ impl Shared {
 pub struct Blk {
     shared: Arc<Shared>,
     options: Options,
-    lock: Mutex<Option<ImageLock>>,
+    /// On the image, and on those under it.
+    locks: Mutex<Vec<ImageLock>>,
     /// `None`: the process has no descriptors left for it, and a driver hears of a new size when it asks.
     changes: Option<Waker>,
 }
@@ -71,7 +72,7 @@ impl Blk {
         id[..len].copy_from_slice(&serial[..len]);
         let (writeback, introduced) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = Arc::new(Shared { disk, id, writeback, introduced });
-        Self { shared, options, lock: Mutex::new(None), changes: Waker::new().ok() }
+        Self { shared, options, locks: Mutex::default(), changes: Waker::new().ok() }
     }
 
     /// Looks whether what lies behind the disk has become larger, and tells the driver. It is not made smaller: a guest would
@@ -99,8 +100,30 @@ impl Blk {
         }
     }
 
-    fn set_lock(&self, lock: Option<ImageLock>) {
-        *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = lock;
+    fn set_locks(&self, locks: Vec<ImageLock>) {
+        *self.locks.lock().unwrap_or_else(PoisonError::into_inner) = locks;
+    }
+
+    /// Takes the disk, with the locks that are asked for.
+    fn take(&self) -> Result<Vec<ImageLock>, StartError> {
+        let failed = |what: String| StartError(what.into());
+        let (disk, mut locks) = (&self.shared.disk, Vec::new());
+        let lock = |file, read_only| {
+            ImageLock::acquire_within(file, read_only, PATIENCE)
+                .map_err(|error| failed(format!("the image cannot be locked: {error}")))
+        };
+        if let Some(file) = disk.file().filter(|_| self.options.lock) {
+            locks.push(lock(file, disk.limits().read_only)?);
+        }
+        // From here on nobody else writes: what another process, here or on another host, left behind is what there is.
+        disk.take_over().map_err(|error| failed(format!("the image cannot be used: {error}")))?;
+        if self.options.lock {
+            let under = disk.files_under().map_err(|error| failed(error.to_string()))?;
+            for file in &under {
+                locks.push(lock(file, true)?);
+            }
+        }
+        Ok(locks)
     }
 }
 
@@ -154,17 +177,7 @@ impl Device for Blk {
     }
 
     fn open(&self) -> Result<(), StartError> {
-        if let Some(file) = self.shared.disk.file().filter(|_| self.options.lock) {
-            let read_only = self.shared.disk.limits().read_only;
-            let lock = ImageLock::acquire_within(file, read_only, PATIENCE)
-                .map_err(|error| StartError(format!("the image cannot be locked: {error}").into()))?;
-            self.set_lock(Some(lock));
-        }
-        // From here on nobody else writes: what another process, here or on another host, left behind is what there is.
-        if let Err(error) = self.shared.disk.take_over() {
-            self.set_lock(None);
-            return Err(StartError(format!("the image cannot be used: {error}").into()));
-        }
+        self.set_locks(self.take()?);
         self.look_at_size();
         Ok(())
     }
@@ -173,7 +186,7 @@ impl Device for Blk {
         if let Err(error) = self.shared.disk.hand_over() {
             error!(%error, "not all that was written is in the image; a host that takes it over may read old data");
         }
-        self.set_lock(None);
+        self.set_locks(Vec::new());
     }
 
     fn save(&self) -> Vec<u8> {

@@ -32,6 +32,8 @@ pub(crate) struct Queue {
     slots: Slots,
     /// Slots whose request the disk had no room for, oldest first.
     waiting: VecDeque<u32>,
+    /// It stops for good, and somebody waits for that.
+    hurried: bool,
     chain: Chain,
 }
 
@@ -48,6 +50,7 @@ impl Queue {
             read_only,
             slots,
             waiting: VecDeque::new(),
+            hurried: false,
             chain: Chain::default(),
         }
     }
@@ -317,6 +320,10 @@ impl Source for Queue {
             cost = cost.saturating_add(self.begin(context, slot));
         };
         self.vring.publish();
+        // A request in several pieces may have begun another.
+        if self.hurried {
+            self.hurry();
+        }
         Polled { served, cost, next }
     }
 
@@ -335,6 +342,7 @@ impl Source for Queue {
     }
 
     fn hurry(&mut self) {
+        self.hurried = true;
         if self.in_flight() > 0 {
             self.shared.disk.hurry();
         }

@@ -91,6 +91,19 @@ impl Disk {
         }
     }
 
+    /// The files of images under the one that is behind it, for locking them against writers. They can be others each time that the disk
+    /// has been taken over.
+    ///
+    /// # Errors
+    /// The process has no descriptors left.
+    pub fn files_under(&self) -> io::Result<Vec<File>> {
+        match self {
+            Self::Library(library) => library.under(),
+            Self::File(_) | Self::Null(_) | Self::Memory(_) => Ok(Vec::new()),
+            Self::Fault(fault) => fault.under().files_under(),
+        }
+    }
+
     /// Makes what was written visible to another host that opens the same file next, where the host's cache may hold it
     /// (`Cache::Writeback`). Waits for it.
     ///
@@ -122,7 +135,8 @@ impl Disk {
     }
 
     /// Somebody waits for the requests in flight to end: those that may take for ever, because they are with somebody who does not
-    /// answer, end within a bounded time, in failure if need be.
+    /// answer, end within a bounded time, in failure if need be. What is posted later is not meant: whoever goes on with
+    /// requests says it again.
     pub fn hurry(&self) {
         match self {
             Self::Library(library) => library.hurry(),

@@ -82,6 +82,16 @@ impl LibraryDisk {
         }
     }
 
+    /// Files that are only read, but that others are not to write to.
+    pub(crate) fn under(&self) -> io::Result<Vec<File>> {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(ref qcow2) => qcow2.under(),
+            #[cfg(feature = "nbd")]
+            Library::Nbd(_) => Ok(Vec::new()),
+        }
+    }
+
     pub(crate) fn hand_over(&self) -> io::Result<()> {
         match self.library {
             #[cfg(feature = "qcow2")]
@@ -96,7 +106,10 @@ impl LibraryDisk {
             #[cfg(feature = "qcow2")]
             Library::Qcow2(ref qcow2) => qcow2.take_over(),
             #[cfg(feature = "nbd")]
-            Library::Nbd(_) => Ok(()),
+            Library::Nbd(ref nbd) => {
+                nbd.take_over();
+                Ok(())
+            }
         }
     }
 

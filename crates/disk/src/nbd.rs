@@ -81,6 +81,10 @@ impl Nbd {
         self.shared.post(order);
     }
 
+    pub(crate) fn take_over(&self) {
+        self.shared.renew();
+    }
+
     pub(crate) fn hurry(&self) {
         self.shared.hurry();
     }

@@ -21,7 +21,7 @@ use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Bytes of one discard or write of zeroes: nothing else goes on meanwhile.
 const RANGE_MAX: u64 = 1 << 30;
@@ -47,6 +47,8 @@ struct Image {
     options: Options,
     /// There once it is needed, and while it is ours.
     access: RwLock<Option<Access>>,
+    /// The files of the images under it, as it was opened last.
+    under: Mutex<Vec<File>>,
 }
 
 impl Qcow2 {
@@ -58,8 +60,8 @@ impl Qcow2 {
         let (file, direct) = open_file(path, options)?;
         let failed = |source| Error::Library { disk: format!("qcow2:{}", path.display()), source };
         let identity = identity(&file.metadata().map_err(failed)?);
-        let image =
-            Image { path: path.to_owned(), file, direct, options: *options, access: RwLock::default() };
+        let (access, under) = (RwLock::default(), Mutex::default());
+        let image = Image { path: path.to_owned(), file, direct, options: *options, access, under };
         let seen = image.open(false).map_err(failed)?;
         let size = seen.size() - seen.size() % SECTOR;
         if size == 0 || size > i64::MAX as u64 {
@@ -79,6 +81,12 @@ impl Qcow2 {
 
     pub(crate) fn file(&self) -> &File {
         &self.image.file
+    }
+
+    /// The files of the images under it, which nobody is to write to.
+    pub(crate) fn under(&self) -> io::Result<Vec<File>> {
+        let under = self.image.under.lock().unwrap_or_else(PoisonError::into_inner);
+        under.iter().map(File::try_clone).collect()
     }
 
     pub(crate) fn post(&self, order: Order) {
@@ -119,8 +127,13 @@ impl Image {
     fn open(&self, writable: bool) -> io::Result<Access> {
         let file = self.file.try_clone()?;
         // What an image holds can be anything, and the library's mistakes about it are not to be the end of us.
-        catch_unwind(AssertUnwindSafe(|| chain::open(&self.path, file, self.direct, writable, &self.options)))
-            .unwrap_or_else(|_| Err(io::Error::other("the library cannot cope with it")))
+        let cache = self.options.cache;
+        let opened =
+            catch_unwind(AssertUnwindSafe(|| chain::open(&self.path, file, self.direct, writable, cache)));
+        let (access, under) =
+            opened.unwrap_or_else(|_| Err(io::Error::other("the library cannot cope with it")))?;
+        *self.under.lock().unwrap_or_else(PoisonError::into_inner) = under;
+        Ok(access)
     }
 
     /// Does an order.

@@ -173,9 +173,33 @@ fn a_stop_does_not_wait_for_a_server_that_stands_still() {
     disk.hurry();
     assert_eq!(requests.finish(), [GONE; 6]);
     drop(requests);
+    // Who comes next waits for it again.
+    disk.take_over().unwrap();
+    let mut next = InFlight::start(&disk, 1, 0);
     server.go_on();
-    // It is there again for who comes next.
-    assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![1; 512]));
+    assert_eq!(next.finish(), [Ok(())]);
+}
+
+/// Requests that wait for buffers which others have are not forgotten.
+#[test]
+fn a_stop_with_more_requests_than_buffers() {
+    let server = Server::start(Kind::Nbdkit, &[1; LEN as usize], &[]);
+    let disk = open(&server.spec("reconnect-delay=1"));
+    server.stop();
+    let (slots, len) = (200, 64 << 10);
+    let mut worker = worker(&disk).with_slots(slots);
+    let view = guest(len);
+    for slot in 0..slots {
+        worker.io(slot).buffers_mut().push(&view, Gpa(0), len as u32).unwrap();
+        assert_eq!(worker.start(slot, Request::Read { offset: 0 }), Step::Busy);
+    }
+    let mut over = Vec::new();
+    while over.len() < slots {
+        disk.hurry();
+        over.extend(worker.turn());
+    }
+    assert!(over.iter().all(|(_, result)| *result == GONE));
+    server.go_on();
 }
 
 /// Where all goes well, a stop is no reason for a request to fail.

@@ -52,6 +52,7 @@ struct Inbox {
     /// The thread waits, or is about to.
     asleep: bool,
     hurry: bool,
+    renew: bool,
     stop: bool,
 }
 
@@ -90,6 +91,12 @@ impl Shared {
         self.waker.wake();
     }
 
+    /// Somebody new uses the disk: who has gone is waited for anew.
+    pub(super) fn renew(&self) {
+        self.lock().renew = true;
+        self.waker.wake();
+    }
+
     /// Has the thread end.
     pub(super) fn stop(&self) {
         self.lock().stop = true;
@@ -99,7 +106,7 @@ impl Shared {
     /// Whether the thread may wait: whoever has something for it from now on wakes it.
     fn sleep(&self) -> bool {
         let mut inbox = self.lock();
-        inbox.asleep = inbox.orders.is_empty() && !inbox.hurry && !inbox.stop;
+        inbox.asleep = inbox.orders.is_empty() && !inbox.hurry && !inbox.renew && !inbox.stop;
         inbox.asleep
     }
 }
@@ -114,8 +121,9 @@ pub(super) struct Client {
     /// What the server does not have.
     queue: VecDeque<Queued>,
     connection: Option<Connection>,
-    /// When there was a connection last.
-    lost_at: Instant,
+    /// From when on requests fail, where there is no connection.
+    fails_at: Instant,
+    /// When one is to be looked for.
     attempt_at: Instant,
     /// Requests have failed since then.
     has_failed: bool,
@@ -136,7 +144,7 @@ impl Client {
             export: connection.export,
             queue: VecDeque::new(),
             connection: Some(connection),
-            lost_at: now,
+            fails_at: now,
             attempt_at: now,
             has_failed: false,
             lost_writes: false,
@@ -171,6 +179,11 @@ impl Client {
             let (least, most) = STOP_WITHIN;
             let then = Instant::now() + self.uri.reconnect_delay.clamp(least, most);
             self.hurry.get_or_insert((inbox.next, then));
+        }
+        if std::mem::take(&mut inbox.renew) {
+            self.attempt_at = Instant::now();
+            self.fails_at = self.attempt_at + self.uri.reconnect_delay;
+            self.has_failed = false;
         }
         inbox.stop
     }
@@ -224,17 +237,17 @@ impl Client {
                 queued.order.answer(Err(IoError::Os(Errno::IO)), &mut self.wakes);
             }
         }
-        self.lost_at = Instant::now();
+        let now = Instant::now();
+        self.fails_at = now + self.uri.reconnect_delay;
         // At once only where it was there for a while: it may break off on whatever it is asked.
-        self.attempt_at = self.attempt_at.max(self.lost_at);
+        self.attempt_at = self.attempt_at.max(now);
         self.has_failed = false;
     }
 
     /// Without a connection: looks for one when it is time, and fails what has waited for long enough. Whether there is one.
     fn look_for_server(&mut self) -> bool {
         let now = Instant::now();
-        let patience_ends = self.lost_at + self.uri.reconnect_delay;
-        if now >= patience_ends {
+        if now >= self.fails_at {
             if !self.queue.is_empty() && !std::mem::replace(&mut self.has_failed, true) {
                 tracing::error!(server = %self.uri, "the NBD server stays away; requests fail until it is back");
             }
@@ -246,10 +259,12 @@ impl Client {
         if now < self.attempt_at {
             return false;
         }
-        self.attempt_at = now + RECONNECT_EVERY;
         // What waits is not to wait much longer than it should.
-        let within = patience_ends.saturating_duration_since(now).clamp(RECONNECT_EVERY, CONNECT_WITHIN);
-        match self.reconnect(now + within) {
+        let within = self.fails_at.saturating_duration_since(now).clamp(RECONNECT_EVERY, CONNECT_WITHIN);
+        let found = self.reconnect(now + within);
+        // From its end on: in between, what comes fails without waiting.
+        self.attempt_at = Instant::now() + RECONNECT_EVERY;
+        match found {
             Ok(connection) => {
                 tracing::info!(server = %self.uri, "the NBD server is back");
                 self.connection = Some(connection);
@@ -278,6 +293,9 @@ impl Client {
         if in_flight && let Some(connection) = self.connection.take() {
             self.lose(connection, &Problem::Slow);
         }
+        // What comes next from those that stop need not wait as long once more, nor for a new connection first.
+        self.fails_at = Instant::now();
+        self.attempt_at = self.fails_at + RECONNECT_EVERY;
         let (late, rest): (VecDeque<_>, _) = self.queue.drain(..).partition(|queued| queued.number < before);
         self.queue = rest;
         for queued in late {
@@ -298,9 +316,8 @@ impl Client {
             }
             None => {
                 then = Some(then.map_or(self.attempt_at, |then| then.min(self.attempt_at)));
-                let ends = self.lost_at + self.uri.reconnect_delay;
                 if !self.queue.is_empty() {
-                    then = then.map(|then| then.min(ends));
+                    then = then.map(|then| then.min(self.fails_at));
                 }
                 poll(&mut [waker], then.map(until).as_ref())
             }

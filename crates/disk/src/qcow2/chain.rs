@@ -37,7 +37,7 @@ impl Under {
     }
 }
 
-/// Opens the image in `file`, and those under it.
+/// Opens the image in `file`, and those under it, whose files are the second that is returned.
 ///
 /// # Errors
 /// What is wrong with one of them, as a sentence.
@@ -46,9 +46,18 @@ pub(super) fn open(
     file: File,
     direct: bool,
     writable: bool,
-    options: &Options,
-) -> io::Result<Access> {
-    image(path, file, direct, writable, options.cache, 0)
+    cache: Cache,
+) -> io::Result<(Access, Vec<File>)> {
+    let mut chain = Chain { cache, files: Vec::new() };
+    let access = chain.image(path, storage(path, file, direct, writable)?, writable)?;
+    Ok((access, chain.files))
+}
+
+/// Images that are being opened.
+struct Chain {
+    cache: Cache,
+    /// Of those under the first.
+    files: Vec<File>,
 }
 
 fn storage(path: &Path, file: File, direct: bool, writable: bool) -> io::Result<Storage> {
@@ -56,58 +65,55 @@ fn storage(path: &Path, file: File, direct: bool, writable: bool) -> io::Result<
     Storage::from_open_file(file, options)
 }
 
-fn image(
-    path: &Path,
-    file: File,
-    direct: bool,
-    writable: bool,
-    cache: Cache,
-    depth: usize,
-) -> io::Result<Access> {
-    let storage = storage(path, file, direct, writable)?;
-    let mut method = [0; 4];
-    storage.read(&mut method[..], CRYPT_METHOD)?;
-    if method != [0; 4] {
-        return Err(io::Error::other("it is encrypted, which is not supported"));
-    }
-    let mut image: Qcow2<Storage> = Qcow2::open_image(storage, writable)?;
-    if image.requires_external_data_file() {
-        return Err(io::Error::other("its data is in another file, which is not supported"));
-    }
-    image.set_data_file(None);
-    let under = match image.implicit_backing_file() {
-        None => None,
-        Some(name) => {
-            let format = image.implicit_backing_format().map(String::as_str);
-            Some(backing(path, name, format, cache, depth).map_err(|error| Under::said(name, error))?)
+impl Chain {
+    fn image(&mut self, path: &Path, storage: Storage, writable: bool) -> io::Result<Access> {
+        let mut method = [0; 4];
+        storage.read(&mut method[..], CRYPT_METHOD)?;
+        if method != [0; 4] {
+            return Err(io::Error::other("it is encrypted, which is not supported"));
         }
-    };
-    image.set_backing(under);
-    Ok(FormatAccess::new(image))
-}
+        let mut image: Qcow2<Storage> = Qcow2::open_image(storage, writable)?;
+        if image.requires_external_data_file() {
+            return Err(io::Error::other("its data is in another file, which is not supported"));
+        }
+        image.set_data_file(None);
+        let under = match image.implicit_backing_file() {
+            None => None,
+            Some(name) => {
+                let format = image.implicit_backing_format().map(String::as_str);
+                Some(self.backing(path, name, format).map_err(|error| Under::said(name, error))?)
+            }
+        };
+        image.set_backing(under);
+        Ok(FormatAccess::new(image))
+    }
 
-/// Opens the image that the one at `path` names as the one under it, for reading.
-fn backing(path: &Path, name: &str, format: Option<&str>, cache: Cache, depth: usize) -> io::Result<Access> {
-    if depth >= DEPTH_MAX {
-        return Err(io::Error::other("there are too many under one another"));
-    }
-    let path = resolve(path, name)?;
-    let options = Options { read_only: true, cache, merge: false };
-    let open = || open_file(&path, &options).map_err(io::Error::other);
-    match format {
-        Some("qcow2") => {
-            let (file, direct) = open()?;
-            image(&path, file, direct, false, cache, depth + 1)
+    /// Opens the image that the one at `path` names as the one under it, for reading.
+    fn backing(&mut self, path: &Path, name: &str, format: Option<&str>) -> io::Result<Access> {
+        if self.files.len() >= DEPTH_MAX {
+            return Err(io::Error::other("there are too many under one another"));
         }
-        Some("raw") => {
-            let (file, direct) = open()?;
-            let raw = Raw::open_image(storage(&path, file, direct, false)?, false)?;
-            Ok(FormatAccess::new(raw))
+        let is_qcow2 = match format {
+            Some("qcow2") => true,
+            Some("raw") => false,
+            Some(other) => {
+                return Err(io::Error::other(format!("its format {other:?} is not supported")));
+            }
+            None => {
+                return Err(io::Error::other(
+                    "its format is not stated, and guessing it would let a guest choose it (qemu-img rebase -u -F FORMAT -b FILE states it)",
+                ));
+            }
+        };
+        let path = resolve(path, name)?;
+        let options = Options { read_only: true, cache: self.cache, merge: false };
+        let (file, direct) = open_file(&path, &options).map_err(io::Error::other)?;
+        self.files.push(file.try_clone()?);
+        let storage = storage(&path, file, direct, false)?;
+        if is_qcow2 {
+            return self.image(&path, storage, false);
         }
-        Some(other) => Err(io::Error::other(format!("its format {other:?} is not supported"))),
-        None => Err(io::Error::other(
-            "its format is not stated, and guessing it would let a guest choose it (qemu-img rebase -u -F FORMAT -b FILE states it)",
-        )),
+        Ok(FormatAccess::new(Raw::open_image(storage, false)?))
     }
 }
 
