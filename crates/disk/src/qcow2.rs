@@ -29,6 +29,9 @@ const RANGE_MAX: u64 = 1 << 30;
 /// Bytes of it at a time: their places in the file are listed.
 const PUNCHED_MAX: u64 = 64 << 20;
 
+/// Zeroes that are written at a time.
+const ZEROES: usize = 16 << 10;
+
 /// An image, and the threads that the library's calls block.
 #[derive(Debug)]
 pub(crate) struct Qcow2 {
@@ -148,10 +151,11 @@ impl Image {
             }),
             Call::Flush => self.with(|access| access.flush().and_then(|()| access.sync())),
             Call::Discard { .. } => self.give_back(at, len, Access::discard_to_any),
-            Call::Zeroes { unmap: true, .. } => self.give_back(at, len, Access::discard_to_zero),
-            // It looks whether the rest of a cluster is zero and then zeroes all of it: nobody may write there in between.
+            Call::Zeroes { unmap: true, .. } => self.give_back(at, len, |access, at, len| {
+                zero(access, at, len, |access, at, len| access.discard_to_zero(at, len))
+            }),
             Call::Zeroes { unmap: false, .. } => self.alone(|access| {
-                access.write_zeroes(at, len)?;
+                zero(access, at, len, |access, at, len| access.write_zeroes(at, len))?;
                 access.flush()
             }),
         };
@@ -210,6 +214,37 @@ impl Image {
         };
         work(access)
     }
+}
+
+/// Zeroes a range: whole clusters by `clusters`, and zeroes are written to what is left of others. The library's own way with those
+/// goes wrong in an image that is shorter than a cluster (`imago` 0.2.6, `soft_ensure_zero`).
+fn zero(
+    access: &mut Access,
+    at: u64,
+    len: u64,
+    clusters: impl FnOnce(&mut Access, u64, u64) -> io::Result<()>,
+) -> io::Result<()> {
+    let (cluster, end, size) =
+        (access.inner().zero_granularity().unwrap_or(u64::MAX), at + len, access.size());
+    let first = at.checked_next_multiple_of(cluster).unwrap_or(end).min(end);
+    // The last cluster may end with the image.
+    let last = if end == size { end } else { (end - end % cluster).max(first) };
+    write_zeroes(access, at..first)?;
+    if first < last {
+        clusters(access, first, last - first)?;
+    }
+    write_zeroes(access, last..end)
+}
+
+fn write_zeroes(access: &Access, range: Range<u64>) -> io::Result<()> {
+    let zeroes = [0; ZEROES];
+    let mut at = range.start;
+    while at < range.end {
+        let here = (range.end - at).min(ZEROES as u64);
+        access.write(&zeroes[..here as usize], at)?;
+        at += here;
+    }
+    Ok(())
 }
 
 /// Where in the file the whole clusters of a range are that belong to this range alone.
