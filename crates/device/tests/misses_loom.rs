@@ -42,7 +42,7 @@ mod primitive {
 }
 
 use kickless_memory::{Access, Iova, IovaRange, Miss};
-use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 use misses::Misses;
 use primitive::Waker;
@@ -137,6 +137,90 @@ fn an_answer_is_never_missed() {
         }
         assert!(queue.join().unwrap());
     });
+}
+
+/// What the front-end has not got, it tells of its own accord later, just when the queue looks once more: the queue sees it, or is woken
+/// by it. (It watches before it looks, as a ring does for its areas.)
+#[test]
+fn what_comes_unasked_is_never_missed() {
+    check(|| {
+        let shared = shared();
+        let queue = thread::spawn({
+            let shared = shared.clone();
+            move || {
+                shared.misses.watch(QUEUE, vec![page()]);
+                while !shared.there.load(Ordering::Relaxed) {
+                    shared.mail.wait();
+                    shared.mail.clear();
+                }
+                shared.misses.settled(QUEUE);
+            }
+        });
+        shared.tell();
+        queue.join().unwrap();
+        shared.tell();
+        assert!(!shared.misses.is_pinned(IovaRange::ALL));
+    });
+}
+
+/// Two queues miss the same page. It is sent once, or once more for who came after the answer to the first; and each is told what became
+/// of it: that it is there, or that there is none.
+#[test]
+fn an_answer_for_two_reaches_both() {
+    for is_there in [false, true] {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.check(move || {
+            let misses = Arc::new(Misses::new(Waker::default()));
+            let table = Arc::new(AtomicBool::new(false));
+            let mails: Arc<[(Waker, AtomicBool); 2]> = Arc::default();
+            let done = Arc::new(AtomicUsize::new(0));
+            let queues: Vec<_> = (0..2u16)
+                .map(|queue| {
+                    let (misses, table, mails) = (misses.clone(), table.clone(), mails.clone());
+                    let done = done.clone();
+                    thread::spawn(move || {
+                        let (mail, refused) = &mails[usize::from(queue)];
+                        while !table.load(Ordering::Relaxed) && !refused.load(Ordering::Relaxed) {
+                            misses.ask(queue, &[MISS], &[]);
+                            mail.wait();
+                            mail.clear();
+                        }
+                        misses.settled(queue);
+                        // The second of them ends the session.
+                        if done.fetch_add(1, Ordering::AcqRel) == 1 {
+                            misses.signal().wake();
+                        }
+                    })
+                })
+                .collect();
+            let mut sent = 0;
+            loop {
+                misses.signal().wait();
+                let unsent = misses.take_unsent();
+                if unsent.is_empty() && done.load(Ordering::Acquire) == 2 {
+                    break;
+                }
+                sent += unsent.len();
+                for (number, miss) in unsent {
+                    if is_there {
+                        table.store(true, Ordering::Relaxed);
+                        for queue in misses.answered(page(), Access::BOTH) {
+                            mails[usize::from(queue)].0.wake();
+                        }
+                    }
+                    for queue in misses.replied(number, &miss).into_iter().flat_map(|refusal| refusal.queues)
+                    {
+                        assert!(!is_there);
+                        mails[usize::from(queue)].1.store(true, Ordering::Relaxed);
+                        mails[usize::from(queue)].0.wake();
+                    }
+                }
+            }
+            assert!((1..=2).contains(&sent));
+            queues.into_iter().for_each(|queue| queue.join().unwrap());
+        });
+    }
 }
 
 /// The queue is stopped while it waits; the answer comes after that, and finds nobody.

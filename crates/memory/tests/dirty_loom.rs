@@ -39,16 +39,19 @@ use std::sync::{Arc, LazyLock};
 const PAGE: u64 = 4096;
 
 /// One page, and one piece that is split twice before it is written.
-static SLOTS: LazyLock<[Slot; 2]> = LazyLock::new(|| {
-    [PAGE, 4 * PAGE].map(|len| {
-        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&file, len).unwrap();
-        Slot::map(&file, 0, Gpa(0), UserAddr(0), len).unwrap()
-    })
-});
+static SLOTS: LazyLock<[Slot; 2]> = LazyLock::new(|| [slot(0, PAGE), slot(0, 4 * PAGE)]);
+/// Another page.
+static NEXT: LazyLock<Slot> = LazyLock::new(|| slot(PAGE, PAGE));
+
+fn slot(gpa: u64, len: u64) -> Slot {
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, len).unwrap();
+    Slot::map(&file, 0, Gpa(gpa), UserAddr(0), len).unwrap()
+}
 
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     LazyLock::force(&SLOTS);
+    LazyLock::force(&NEXT);
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.max_branches = 20_000;
@@ -72,13 +75,17 @@ impl Guest {
         Self { mmu, word: Arc::new(AtomicU64::new(0)), log, pages: Pages::default(), copy: 0 }
     }
 
+    fn gpa(&self) -> Gpa {
+        self.log.gpa()
+    }
+
     fn harvest(&mut self, last: bool) {
         if last {
             self.log.harvest_last(.., &mut self.pages);
         } else {
             self.log.harvest(.., &mut self.pages);
         }
-        if self.pages.contains(Gpa(0)) {
+        if self.pages.contains(self.gpa()) {
             self.copy = self.word.load(Ordering::Relaxed);
         }
     }
@@ -97,10 +104,14 @@ enum Store {
 }
 
 fn write(writer: &mut Writer, word: &AtomicU64, store: Store) {
+    write_at(writer, 0, word, store);
+}
+
+fn write_at(writer: &mut Writer, page: u64, word: &AtomicU64, store: Store) {
     if matches!(store, Store::Before) {
         word.fetch_add(1, Ordering::Relaxed);
     }
-    let written = writer.landed(Iova(8), 8).is_ok();
+    let written = writer.landed(Iova(page + 8), 8).is_ok();
     if matches!(store, Store::After) && written {
         word.fetch_add(1, Ordering::Relaxed);
     }
@@ -205,6 +216,107 @@ fn no_write_is_lost_by_who_was_offline() {
         drop(writer.offline());
         write(writer, word, Store::After);
     });
+}
+
+/// The log is turned on while a writer is about, `after` another one was turned off: what is written from then on is in it, and what was
+/// written before is there to be copied.
+fn turned_on(preemptions: usize, slot: usize, method: Method, store: Store, after: Option<Method>) {
+    check(preemptions, move || {
+        let mmu = Mmu::new();
+        mmu.add(SLOTS[slot].clone()).unwrap();
+        let before = after.map(|method| Harvester::enable(&mmu, Gpa(0), method).unwrap());
+        let word = Arc::new(AtomicU64::new(0));
+        let mut writer = Writer::direct(&mmu);
+        let switcher = thread::spawn({
+            let word = word.clone();
+            move || {
+                drop(before);
+                let log = Harvester::enable(&mmu, Gpa(0), method).unwrap();
+                let copy = word.load(Ordering::Relaxed);
+                Guest { mmu, word, log, pages: Pages::default(), copy }
+            }
+        });
+        twice(&mut writer, &word, store);
+        drop(writer);
+        switcher.join().unwrap().finish();
+    });
+}
+
+#[test]
+fn no_write_is_lost_when_the_log_is_turned_on() {
+    turned_on(3, 0, Method::Marks, Store::Before, None);
+    turned_on(3, 0, Method::Protect, Store::After, None);
+    turned_on(3, 1, Method::Protect, Store::After, None);
+}
+
+/// With what the old one had split put together again, and its bits freed.
+#[test]
+fn no_write_is_lost_when_one_log_takes_the_place_of_another() {
+    for (before, now, store) in [
+        (Method::Marks, Method::Protect, Store::After),
+        (Method::Protect, Method::Protect, Store::After),
+        (Method::Protect, Method::Marks, Store::Before),
+    ] {
+        turned_on(2, 0, now, store, Some(before));
+        turned_on(2, 1, now, store, Some(before));
+    }
+}
+
+/// Two harvests of different slots at once: what each hands out is what its own slot needs.
+#[test]
+fn no_write_is_lost_to_another_harvest() {
+    for (method, store) in [(Method::Protect, Store::After), (Method::Marks, Store::Before)] {
+        check(2, move || {
+            let mmu = Mmu::new();
+            let places = [0, PAGE];
+            let guests = places.map(|gpa| {
+                mmu.add(if gpa == 0 { SLOTS[0].clone() } else { NEXT.clone() }).unwrap();
+                let log = Harvester::enable(&mmu, Gpa(gpa), method).unwrap();
+                let word = Arc::new(AtomicU64::new(0));
+                Guest { mmu: mmu.clone(), word, log, pages: Pages::default(), copy: 0 }
+            });
+            let words = guests.each_ref().map(|guest| guest.word.clone());
+            let mut writer = Writer::direct(&mmu);
+            let harvesters = guests.map(|mut guest| {
+                thread::spawn(move || {
+                    guest.harvest(false);
+                    guest
+                })
+            });
+            for (gpa, word) in places.into_iter().zip(&words) {
+                write_at(&mut writer, gpa, word, store);
+            }
+            drop(writer);
+            harvesters.into_iter().for_each(|harvester| harvester.join().unwrap().finish());
+        });
+    }
+}
+
+/// What is mapped while a harvest walks, and written through that mapping at once, is not lost.
+#[test]
+fn no_write_is_lost_through_what_is_mapped() {
+    for (slot, method, store) in [
+        (0, Method::Protect, Store::After),
+        (1, Method::Protect, Store::After),
+        (0, Method::Marks, Store::Before),
+    ] {
+        check(3, move || {
+            let mut guest = Guest::new(slot, method);
+            let (space, word) = (Arc::new(Space::new(&guest.mmu)), guest.word.clone());
+            let len = if slot == 0 { PAGE } else { 4 * PAGE };
+            let mapper = thread::spawn(move || {
+                space.map(Iova(0), Gpa(0), len, true).unwrap();
+                let mut writer = Writer::within(&space);
+                twice(&mut writer, &word, store);
+                drop(writer);
+                space
+            });
+            guest.harvest(false);
+            let space = mapper.join().unwrap();
+            guest.finish();
+            drop(space);
+        });
+    }
 }
 
 /// The guest's memory is mapped a second time, `mapped` bytes of it, and of that a page is unmapped while a harvest walks: what is

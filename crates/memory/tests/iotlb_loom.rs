@@ -77,11 +77,10 @@ impl Mail {
     }
 }
 
-/// A translation is taken back, and its nodes are used for other addresses: a queue never takes those for its own, and does
-/// not see its own any more once it has answered.
-#[test]
-fn nodes_that_are_used_again() {
-    check(|| {
+/// The translation of page 0 is taken back, for `now`, and its nodes are used for the page `next`: a queue never takes those for its
+/// own, and does not see its own any more once it has answered.
+fn nodes_that_are_used_again(take_back: fn(&mut Iotlb), now: Option<u64>, next: u64) {
+    check(move || {
         // The nodes that one page needs, and no more.
         let mut iotlb = Iotlb::new(2);
         update(&mut iotlb, 0).unwrap();
@@ -91,24 +90,44 @@ fn nodes_that_are_used_again() {
             move || {
                 loop {
                     let found = look(&table, 0);
-                    assert!(found.is_none_or(|at| at == user(0)), "another page's: {found:?}");
+                    let is_own = found.is_none_or(|at| at == user(0) || Some(at) == now);
+                    assert!(is_own, "another page's: {found:?}");
                     if mail.answer() {
                         break;
                     }
                     thread::yield_now();
                 }
-                assert_eq!(look(&table, 0), None, "in use after it was taken back");
-                let found = look(&table, 4);
-                assert!(found.is_none_or(|at| at == user(4)), "another page's: {found:?}");
+                assert_eq!(look(&table, 0), now, "in use after it was taken back");
+                let found = look(&table, next);
+                assert!(found.is_none_or(|at| at == user(next)), "another page's: {found:?}");
             }
         });
-        iotlb.invalidate(IovaRange::new(Iova(0), PAGE));
-        assert!(update(&mut iotlb, 4).is_err(), "nodes in limbo are not used");
+        take_back(&mut iotlb);
+        assert!(iotlb.is_in_limbo());
+        assert!(update(&mut iotlb, next).is_err(), "nodes in limbo are not used");
         mail.ask();
         iotlb.quiesced();
-        update(&mut iotlb, 4).unwrap();
+        update(&mut iotlb, next).unwrap();
         queue.join().unwrap();
     });
+}
+
+#[test]
+fn nodes_of_what_was_invalidated_are_used_again() {
+    nodes_that_are_used_again(|iotlb| iotlb.invalidate(IovaRange::new(Iova(0), PAGE)), None, 4);
+}
+
+#[test]
+fn nodes_that_were_evicted_are_used_again() {
+    nodes_that_are_used_again(|iotlb| assert!(iotlb.evict(|_| false)), None, 2);
+}
+
+#[test]
+fn nodes_below_a_larger_leaf_are_used_again() {
+    let larger = |iotlb: &mut Iotlb| {
+        iotlb.update(Iova(0), 2 * PAGE, UserAddr(user(8)), Access::BOTH).unwrap();
+    };
+    nodes_that_are_used_again(larger, Some(user(8)), 2);
 }
 
 /// A leaf over two pages gives way to one for each of them, and a queue sees one or the other.
