@@ -20,6 +20,8 @@ const GIB: u64 = 1 << 30;
 const LEN: u64 = GIB;
 /// Where the spaces show it again, by leaves of each size.
 const ALIASES: [u64; 3] = [GIB, 2 * GIB + 2 * MIB, 4 * GIB + PAGE];
+/// And here now and then, by a leaf that is broken up piece by piece.
+const FLEETING: u64 = 8 * GIB;
 const WRITERS: u64 = 4;
 /// Numbers that each writer writes.
 const WRITES: u64 = if cfg!(debug_assertions) { 60_000 } else { 400_000 };
@@ -58,12 +60,18 @@ fn write_all(id: u64, mut writer: Writer, direct: bool, map: &Arc<Map>, progress
     for number in 1..=WRITES {
         let base = if direct { 0 } else { ALIASES[ways.next(3) as usize] };
         let offset = pages.page() * PAGE + id * 8;
-        if ways.next(8) == 0 {
+        let is_landed = ways.next(8) == 0;
+        if is_landed {
             // As an asynchronous read would, that was submitted long ago.
             map.write_obj(Gpa(offset), &number).unwrap();
-            writer.landed(Iova(base + offset), 8).unwrap();
-        } else {
-            writer.write_obj(Iova(base + offset), &number).unwrap();
+        }
+        let mut write = |base| match is_landed {
+            true => writer.landed(Iova(base + offset), 8),
+            false => writer.write_obj(Iova(base + offset), &number),
+        };
+        // What is not there just now takes the other way.
+        if direct || ways.next(3) > 0 || write(FLEETING).is_err() {
+            write(base).unwrap();
         }
         progress[id as usize].store(number, Ordering::Release);
         match ways.next(64) {
@@ -90,18 +98,31 @@ fn churn(mmu: &Arc<Mmu>, space: &Arc<Space>, stop: &AtomicBool) {
         if space.map(place, Gpa(gpa), len, true).is_ok() && random.next(2) == 0 {
             space.unmap(place, len).unwrap();
         }
-        match random.next(16) {
-            0 => space.unmap(Iova(ALIASES[2] + LEN + 32 * MIB), 10 * MIB).unwrap(),
-            1 => _ = mmu.add(slot(other.0, 8 * MIB)),
-            2 => _ = mmu.remove(other),
-            3 => log = Harvester::enable(mmu, other, Method::Protect).ok(),
-            4 => log = None,
+        match random.next(20) {
+            0..4 => flee(space, &mut random),
+            4 => space.unmap(Iova(ALIASES[2] + LEN + 32 * MIB), 10 * MIB).unwrap(),
+            5 => _ = mmu.add(slot(other.0, 8 * MIB)),
+            6 => _ = mmu.remove(other),
+            7 => log = Harvester::enable(mmu, other, Method::Protect).ok(),
+            8 => log = None,
             _ => {}
         }
         if log.is_none() && random.next(4) == 0 {
             thread::yield_now();
         }
     }
+}
+
+/// Maps the slot by its largest leaf, or unmaps a page of that, which breaks it up, or all that is left of it. Writers use it.
+fn flee(space: &Space, random: &mut Random) {
+    if space.map(Iova(FLEETING), Gpa(0), LEN, true).is_ok() {
+        return;
+    }
+    let (at, len) = match random.next(8) {
+        0 => (0, LEN),
+        _ => (random.page() * PAGE, PAGE),
+    };
+    space.unmap(Iova(FLEETING + at), len).unwrap();
 }
 
 /// What the harvests say, and what they must say.
