@@ -70,7 +70,8 @@ fn what_was_not_fetched_is_done_once(engine: &str) {
         drop(machine);
         let (status, log) = destination.stop().unwrap();
         assert_eq!(status.code(), Some(0));
-        let served = |line: &&String| line.contains("summary") && line.contains("requests=4 errors=0");
+        let served =
+            |line: &&String| line.contains("summary") && line.contains("requests=4 resubmitted=0 errors=0");
         assert_eq!(log.iter().filter(served).count(), 1, "{log:#?}");
         // What the driver chose is known, and nobody has to be warned.
         assert!(!log.iter().any(|line| line.contains(" WARN ")), "{log:#?}");
