@@ -103,6 +103,19 @@ fn a_read_only_image_is_left_alone() {
     assert!(fs::read(image.path()).unwrap() == before);
 }
 
+/// Without a flush, for a process that is killed makes none.
+#[test]
+fn what_has_been_answered_is_in_the_file() {
+    let image = Image::of(&[0; 1 << 20], &[]);
+    let disk = open(&image.spec(), Cache::None).unwrap();
+    let mut expected = vec![0; 1 << 20];
+    for at in [0, 64 << 10, 700 << 10] {
+        assert_eq!(worker(&disk).write(at, &[5; 4096], 0), Ok(()));
+        expected[at as usize..][..4096].fill(5);
+        assert!(image.contents() == expected, "the write at {at} is not there");
+    }
+}
+
 /// Opening writes nothing: another host may still be using the image.
 #[test]
 fn who_takes_an_image_over_sees_what_was_written_elsewhere() {
