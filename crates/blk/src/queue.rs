@@ -30,6 +30,8 @@ pub(crate) struct Queue {
     features: BlkFeatures,
     read_only: bool,
     slots: Slots,
+    /// A slot whose request is to be started, and what it is: not from one poll to the next.
+    prepared: Option<(u32, disk::Request)>,
     /// Slots whose request the disk had no room for, oldest first.
     waiting: VecDeque<u32>,
     /// It stops for good, and somebody waits for that.
@@ -49,6 +51,7 @@ impl Queue {
             features,
             read_only,
             slots,
+            prepared: None,
             waiting: VecDeque::new(),
             hurried: false,
             chain: Chain::default(),
@@ -101,6 +104,17 @@ impl Queue {
         }
         entry.fill(self.vring.view(), head, request.status, request.kind, request.data_len);
         self.slots.take();
+        // While its data is on the way into the cache, the one before is done.
+        let now = match self.shared.disk.prepare(wanted) {
+            true => self.prepared.replace((slot, wanted)),
+            false => Some((slot, wanted)),
+        };
+        self.go(context, now);
+    }
+
+    /// Starts a request that is in its slot, if there is one.
+    fn go(&mut self, context: &mut Context<'_>, request: Option<(u32, disk::Request)>) {
+        let Some((slot, wanted)) = request else { return };
         let step = self.on_disk(context, slot, |disk, lane, io| disk.start(lane, io, wanted));
         self.after(slot, step);
     }
@@ -310,6 +324,12 @@ impl Source for Queue {
             let waits = !self.waiting.is_empty();
             let slot = match self.slots.next() {
                 Some(slot) if !(waits && context.engine.room() == 0) => slot,
+                // It may be in the only slot.
+                _ if self.prepared.is_some() => {
+                    let prepared = self.prepared.take();
+                    self.go(context, prepared);
+                    continue;
+                }
                 _ => break Next::Blocked,
             };
             // What an earlier process has begun is done also where nothing new is.
@@ -319,6 +339,8 @@ impl Source for Queue {
             served += 1;
             cost = cost.saturating_add(self.begin(context, slot));
         };
+        let prepared = self.prepared.take();
+        self.go(context, prepared);
         self.vring.publish();
         // A request in several pieces may have begun another.
         if self.hurried {

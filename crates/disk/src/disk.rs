@@ -176,6 +176,15 @@ impl Disk {
         }
     }
 
+    /// Has what a request needs fetched into the processor's cache, which takes as long as another request does. `false`: there
+    /// is nothing to fetch, and no use in starting another one first.
+    #[inline]
+    pub fn prepare(&self, request: Request) -> bool {
+        let Self::Memory(memory) = self else { return false };
+        memory.prepare(request);
+        true
+    }
+
     /// Starts a request on the buffers that are in `io`.
     #[inline]
     pub fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {

@@ -46,6 +46,14 @@ impl MemoryDisk {
         self.ram.len()
     }
 
+    /// This request will be started soon.
+    #[inline]
+    pub(crate) fn prepare(&self, request: Request) {
+        if let Request::Read { offset } | Request::Write { offset, .. } = request {
+            self.ram.prefetch(offset);
+        }
+    }
+
     #[inline]
     pub(crate) fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
         let offset = match io.check(request, self.size(), self.limits.read_only) {

@@ -207,4 +207,27 @@ fn files_on_which_the_ring_is_fast_stay_with_it() {
     uring.register(Arc::new(tempfile::tempfile().unwrap()));
     uring.register(Arc::new(File::open("/dev/null").unwrap()));
     assert!(uring.aio.is_none());
+    // tmpfs through its page cache, which it always is, but by a descriptor that says so.
+    let Ok(in_memory) = tempfile::NamedTempFile::new_in("/dev/shm") else { return };
+    uring.register(Arc::new(in_memory.reopen().unwrap()));
+    assert!(uring.aio.is_none());
+}
+
+#[test]
+fn a_file_in_memory_gets_kernel_aio() {
+    let Ok(image) = tempfile::NamedTempFile::new_in("/dev/shm") else {
+        return println!("SKIPPED: no /dev/shm");
+    };
+    let mut direct = File::options();
+    direct.read(true).write(true);
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut direct, libc::O_DIRECT);
+    let Ok(direct) = direct.open(image.path()) else { return println!("SKIPPED: no direct I/O on tmpfs") };
+    let mut uring = Uring::open(options(DEPTH)).unwrap();
+    let id = uring.register(Arc::new(direct));
+    assert!(uring.aio.is_some());
+    queue(&mut uring, id, OpKind::Write { durable: false }, 1, buffer(7));
+    assert_eq!(finish(&mut uring)[0].result, Ok(LEN as u32));
+    queue(&mut uring, id, OpKind::Read, 1, buffer(0));
+    let Buffers::Owned(got) = finish(&mut uring).remove(0).buffers else { panic!("the buffer is lost") };
+    assert!(got.iter().all(|byte| *byte == 7));
 }
