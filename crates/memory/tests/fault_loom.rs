@@ -1,5 +1,5 @@
-//! The registry of mappings, in every order that the memory model allows: a signal handler looks through it while mappings
-//! come and go.
+//! The registry of mappings, in every order that the memory model allows, up to a few preemptions: a signal handler looks through
+//! it while mappings come and go.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --test fault_loom`
 #![cfg(loom)]
@@ -29,6 +29,12 @@ fn range(start: usize, len: usize) -> Range {
     Range { start, len, page: 1 }
 }
 
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
 /// Both threads store here before each of their steps. Loom tries another order of two accesses only if they are the last ones: where
 /// a thread loads what it then stores to, it does not try its store before what others have loaded already.
 #[derive(Default)]
@@ -44,7 +50,7 @@ impl Steps {
 /// own, whole.
 #[test]
 fn who_uses_a_mapping_finds_it() {
-    loom::model(|| {
+    check(|| {
         let (registry, steps) = (registry(), Arc::new(Steps::default()));
         let ours = registry.add(range(200, 10));
         // In the list before ours.
@@ -72,7 +78,7 @@ fn who_uses_a_mapping_finds_it() {
 /// A fault in memory that was never ours is nobody's, whatever changes meanwhile: no half-changed entry seems to hold it.
 #[test]
 fn what_is_not_ours_is_not_found() {
-    loom::model(|| {
+    check(|| {
         let registry = registry();
         let low = registry.add(range(100, 10));
         let changing = {
@@ -91,7 +97,7 @@ fn what_is_not_ours_is_not_found() {
 /// A mapping that another thread made and handed over is found, and a fault in it is counted for it alone.
 #[test]
 fn a_mapping_that_was_handed_over_is_found() {
-    loom::model(|| {
+    check(|| {
         let registry = registry();
         let handed = Arc::new(AtomicUsize::new(0));
         let making = {
