@@ -78,10 +78,19 @@ pub(crate) fn desk<C: Call>(waker: Waker) -> (Desk<C>, Clerk<C>) {
 }
 
 impl<C: Call> Desk<C> {
-    /// Asks for a call. The one before has been taken back.
+    /// Asks for a call. The desk is clear.
     pub(crate) fn ask(&self, call: C) {
-        self.0.lock().work = Work::Asked(call);
+        let mut state = self.0.lock();
+        debug_assert!(matches!(state.work, Work::Nothing), "a result would be lost");
+        state.work = Work::Asked(call);
+        drop(state);
         self.0.asked.notify_one();
+    }
+
+    /// Whether a call can be asked for: there is none, and no result of one. Only the worker changes that, so it stays so until it asks. A
+    /// worker that has looked for a result in vain and then finds the desk not busy has missed one.
+    pub(crate) fn is_clear(&self) -> bool {
+        matches!(self.0.lock().work, Work::Nothing)
     }
 
     /// Whether a call is still to come back. The worker is woken when it has.

@@ -87,7 +87,7 @@ impl Worker {
         if let Some((_, taken)) = self.desk.take() {
             self.staged -= taken;
         }
-        if self.needs_turn() {
+        if self.staged > 0 && self.desk.is_clear() {
             let (kernel, waker) = (self.kernel.clone(), self.waker.clone());
             self.desk.ask(Submit { kernel, waker, count: self.staged });
         }

@@ -70,7 +70,8 @@ impl Uring {
             self.enabled = true;
         }
         loop {
-            if self.submitter.as_ref().is_some_and(|submitter| submitter.is_busy()) {
+            // A result that has come since it was looked for is taken in the next turn, which is due.
+            if self.submitter.as_ref().is_some_and(|submitter| !submitter.is_clear()) {
                 return Ok(());
             }
             self.push_staged();
