@@ -24,6 +24,7 @@ use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver_load::{Kind, next_sectors, random_sectors};
 use kickless_tests::frontend_machine::{Machine, Shape};
 use std::ffi::OsStr;
+use std::time::{Duration, Instant};
 use targets::Target;
 
 /// What the queues have room for: 128 requests of three descriptors.
@@ -53,7 +54,11 @@ fn cells() -> Vec<Cell> {
 }
 
 fn main() -> Result<()> {
-    let plan = Plan::from_arguments();
+    let mut plan = Plan::from_arguments();
+    if !plan.quick && argument("--millis=").is_none() {
+        // There are ten cells, four contestants and seven turns of each.
+        plan.time = Duration::from_millis(200);
+    }
     let asked = argument("--target=");
     for target in TARGETS.into_iter().filter(|target| asked.as_ref().is_none_or(|asked| asked == target)) {
         match target {
@@ -104,9 +109,17 @@ fn table(target: &Target, plan: &Plan) -> Result<()> {
         first.turn_on(
             1,
             kind,
-            plan.time.max(std::time::Duration::from_secs(2)),
+            plan.time.max(Duration::from_secs(if plan.quick { 0 } else { 2 })),
             next_sectors(target.size(), SEQUENTIAL),
         )?;
+    }
+    if target.is_to_be_filled() {
+        cpus.for_back_ends()?;
+        println!(
+            "copies of 4 KiB from random places of as much memory, alone: {:.0}/s",
+            copies(target.size(), plan.time)
+        );
+        cpus.for_driver()?;
     }
     for Cell { name, kind } in cells() {
         let is_sequential = matches!(name, "sequential" | "neighbours");
@@ -179,11 +192,30 @@ fn verdict(turns: &[Vec<Turn>], fio: &[Vec<Fio>; 2], kind: Kind, has_peer: bool)
             cpu(ours) / cpu(peer)
         ));
     }
-    println!("  => {}", said.join("; "));
+    if !said.is_empty() {
+        println!("  => {}", said.join("; "));
+    }
 }
 
 fn shown(of: Spread) -> String {
     format!("{:.2} ({:.2} .. {:.2})", of.median, of.min, of.max)
+}
+
+/// How many blocks can be copied in a second from random places of so much memory to 32 places of other memory, one after the other.
+fn copies(size: u64, time: Duration) -> f64 {
+    let from = vec![1u8; size as usize];
+    let mut into = vec![0u8; 32 * BLOCK as usize];
+    let mut sector = random_sectors(size, BLOCK);
+    let (mut count, start) = (0u64, Instant::now());
+    while start.elapsed() < time {
+        for to in into.chunks_mut(BLOCK as usize) {
+            let at = sector() as usize * 512;
+            to.copy_from_slice(&from[at..at + to.len()]);
+            std::hint::black_box(&to);
+            count += 1;
+        }
+    }
+    count as f64 / start.elapsed().as_secs_f64()
 }
 
 /// Four queues of one device on one worker, against one queue of the same, with as much in flight.

@@ -241,7 +241,7 @@ pub(crate) fn row(name: &str, turns: &[Turn]) {
 pub(crate) fn head() {
     println!(
         "  {:<34} {:>9}  {:>9} .. {:<9} {:>9} {:>8} {:>10}",
-        "", "reads/s", "least", "most", "kicks/req", "CPU", "CPU ns/req"
+        "", "req/s", "least", "most", "kicks/req", "CPU", "CPU ns/req"
     );
 }
 
