@@ -1,11 +1,12 @@
-//! The device end of a split or packed ring, with and without IN_ORDER, in hostile memory.
+//! The device end of a split or packed ring, with and without IN_ORDER, in one piece or in several, in hostile memory.
 //!
-//! The input is the shape of the queue, an image of what is in memory to begin with, and then a sequence of
+//! The input is the shape of the queue, how its areas lie, an image of what is in memory to begin with, and then a sequence of
 //! operations: the device's, and writes by the driver between them. Nothing in it may panic, take long, or
 //! hand out what breaks the promises of `pop`.
 #![no_main]
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
@@ -24,17 +25,92 @@ const USED: u64 = 0x1800;
 const ADDRESSES: Addresses =
     Addresses { desc: UserAddr(DESC), avail: UserAddr(AVAIL), used: UserAddr(USED), log: None };
 
-static MEMORY: LazyLock<Arc<View>> = LazyLock::new(|| {
-    let slot = |gpa: u64, len: u64| {
-        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
-        rustix::fs::ftruncate(&file, len).expect("room");
-        Slot::map(&file, 0, Gpa(gpa), UserAddr(gpa), len).expect("a mapping")
-    };
-    Arc::new(View::new(Map::new(vec![slot(0, SEAM), slot(SEAM, END - SEAM)]).expect("no overlap")))
+/// The second part of an area in two pieces lies so far behind where it would be otherwise: askew, and some of it in
+/// another slot.
+const ELSEWHERE: u64 = 0x1c02;
+
+static FILE: LazyLock<OwnedFd> = LazyLock::new(|| {
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+    rustix::fs::ftruncate(&file, END).expect("room");
+    file
 });
 
+/// The memory, in slots that begin at these addresses.
+fn view(starts: &[u64]) -> Arc<View> {
+    let ends = starts.iter().skip(1).chain([&END]);
+    let slot = |(start, end): (&u64, &u64)| {
+        Slot::map(&*FILE, *start, Gpa(*start), UserAddr(*start), end - start).expect("a mapping")
+    };
+    Arc::new(View::new(Map::new(starts.iter().zip(ends).map(slot).collect()).expect("no overlap")))
+}
+
+static MEMORY: LazyLock<Arc<View>> = LazyLock::new(|| view(&[0, SEAM]));
+/// The same with seams in each area: in a descriptor and between two; in avail and used rings, or right behind their indices.
+static IN_SLOTS: LazyLock<Arc<View>> =
+    LazyLock::new(|| view(&[0, 0x18, 0x82, 0x1000, 0x1002, 0x1004, 0x1108, 0x1802, 0x1806, 0x1908, SEAM]));
+
+/// How the areas lie.
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    /// Each in one slot.
+    Whole,
+    /// Across slots.
+    InSlots,
+    /// Each in two pieces, as a vIOMMU may have it; the first has so many 64ths of it.
+    InPieces(u8),
+}
+
+impl Layout {
+    fn new(byte: u8) -> Self {
+        match byte % 4 {
+            0 | 1 => Self::Whole,
+            2 => Self::InSlots,
+            _ => Self::InPieces(byte / 4),
+        }
+    }
+
+    fn view(self) -> &'static Arc<View> {
+        match self {
+            Self::InSlots => &IN_SLOTS,
+            _ => &MEMORY,
+        }
+    }
+
+    /// Where the second piece of an area of this length begins in it.
+    fn cut(self, len: usize) -> usize {
+        match self {
+            Self::InPieces(part) => len * usize::from(part) / 64 & !1,
+            _ => len,
+        }
+    }
+
+    fn metadata(self, options: &Options) -> Metadata {
+        if !matches!(self, Self::InPieces(_)) {
+            return Metadata::map(self.view(), &ADDRESSES, options).expect("inside and aligned");
+        }
+        let lens = options.area_lens();
+        let pieces = |start: u64, len: usize| {
+            let cut = self.cut(len);
+            let second = (UserAddr(start + cut as u64 + ELSEWHERE), len - cut);
+            let all = [(UserAddr(start), cut), second];
+            // The first is where the area begins, and so is aligned as that has to be.
+            if cut == 0 { vec![(UserAddr(start), len)] } else { all.to_vec() }
+        };
+        let areas = [pieces(DESC, lens[0]), pieces(AVAIL, lens[1]), pieces(USED, lens[2])];
+        Metadata::map_pieces(self.view(), &areas, None, options).expect("inside and aligned")
+    }
+
+    /// The driver writes two bytes of an area that begins at `start`.
+    fn write(self, start: u64, len: usize, offset: usize, value: u16) {
+        let cut = self.cut(len);
+        let apart = if (1..=offset).contains(&cut) { ELSEWHERE } else { 0 };
+        let at = Gpa(start + offset as u64 + apart);
+        MEMORY.map().write_obj(at, &value.to_le_bytes()).expect("inside");
+    }
+}
+
 fuzz_target!(|data: &[u8]| {
-    let [size, flags, start_low, start_high, image_low, image_high, rest @ ..] = data else { return };
+    let [size, flags, layout, start_low, start_high, image_low, image_high, rest @ ..] = data else { return };
     let (event_idx, indirect) = (flags & 1 != 0, flags & 2 != 0);
     let options = match flags & 4 {
         0 => Options::new(1 << (size % 9), event_idx, indirect),
@@ -47,26 +123,23 @@ fuzz_target!(|data: &[u8]| {
     memory[..image.len()].copy_from_slice(image);
     MEMORY.map().write(Gpa(0), &memory).expect("inside");
     let start = u16::from_le_bytes([*start_low, *start_high]);
-    Device::new(options.with_in_order(flags & 8 != 0), start).run(ops);
+    Device::new(options.with_in_order(flags & 8 != 0), Layout::new(*layout), start).run(ops);
 });
-
-fn metadata(options: &Options) -> Metadata {
-    Metadata::map(&MEMORY, &ADDRESSES, options).expect("inside and aligned")
-}
 
 /// A device that does what it may, and what it knows of its queue.
 struct Device {
     queue: Queue,
     options: Options,
+    layout: Layout,
     chain: Chain,
     /// Chains that the queue counts, oldest first, and whether the device is done with them.
     taken: VecDeque<(u16, bool)>,
 }
 
 impl Device {
-    fn new(options: Options, start: u16) -> Self {
-        let queue = Queue::new(options, metadata(&options), start);
-        Self { queue, options, chain: Chain::default(), taken: VecDeque::new() }
+    fn new(options: Options, layout: Layout, start: u16) -> Self {
+        let queue = Queue::new(options, layout.metadata(&options), start);
+        Self { queue, options, layout, chain: Chain::default(), taken: VecDeque::new() }
     }
 
     fn run(&mut self, mut ops: &[u8]) {
@@ -83,7 +156,13 @@ impl Device {
                 11 => self.queue.disarm(),
                 12 if detail % 4 == 3 => self.replace(),
                 12 => self.queue.unmap(),
-                13 => self.queue.remap(metadata(&self.options)),
+                13 => {
+                    // Now and then they lie otherwise from here on.
+                    if detail >= 8 {
+                        self.layout = Layout::new(detail.wrapping_mul(0x1d));
+                    }
+                    self.queue.remap(self.layout.metadata(&self.options));
+                }
                 14 => self.queue.show(),
                 _ => {
                     assert!(self.queue.pending() <= self.queue.size());
@@ -98,7 +177,7 @@ impl Device {
     fn pop(&mut self) {
         let (queue, chain) = (&mut self.queue, &mut self.chain);
         let (next, broken) = (queue.next_avail(), queue.broken());
-        match queue.pop(&MEMORY, chain) {
+        match queue.pop(self.layout.view(), chain) {
             Ok(true) => {
                 assert!(broken.is_none() && queue.is_mapped());
                 assert!(self.options.is_packed() || chain.head < queue.size());
@@ -138,13 +217,12 @@ impl Device {
         if self.options.is_packed() {
             let place = Place::from_bits(next)
                 .after(u16::from(detail % 4) % self.options.size(), self.options.size());
-            let id_and_flags =
-                [(u16::from(detail % 8) << (detail / 8 * 13)).to_le_bytes(), place.available().to_le_bytes()]
-                    .concat();
-            MEMORY.map().write(Gpa(DESC + place.at() as u64 + 12), &id_and_flags).expect("inside");
+            let (id, at) = (u16::from(detail % 8) << (detail / 8 * 13), place.at());
+            self.layout.write(DESC, self.options.area_lens()[0], at + 12, id);
+            self.layout.write(DESC, self.options.area_lens()[0], at + 14, place.available());
         } else {
             let index = next.wrapping_add(u16::from(detail));
-            MEMORY.map().write_obj(Gpa(AVAIL + 2), &index.to_le_bytes()).expect("inside");
+            self.layout.write(AVAIL, self.options.area_lens()[1], 2, index);
         }
     }
 
@@ -170,7 +248,7 @@ impl Device {
         let next = self.queue.next_avail();
         let held = self.queue.take_held();
         assert!(held.len() <= usize::from(self.options.size()));
-        *self = Self::new(self.options, next);
+        *self = Self::new(self.options, self.layout, next);
         self.queue.push_held(&held);
     }
 }
