@@ -163,11 +163,11 @@ fn what_comes_unasked_is_never_missed() {
     });
 }
 
-/// Two queues miss the same page. It is sent once, or once more for who came after the answer to the first; and each is told what became
-/// of it: that it is there, or that there is none.
+/// Two queues miss the same page, or each its own. The same is sent once, or once more for who came after the answer to the first; and
+/// each is told what became of it: that it is there, or that there is none.
 #[test]
 fn an_answer_for_two_reaches_both() {
-    for is_there in [false, true] {
+    for (is_there, is_same) in [(false, true), (true, true), (false, false)] {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(2);
         builder.check(move || {
@@ -181,8 +181,10 @@ fn an_answer_for_two_reaches_both() {
                     let done = done.clone();
                     thread::spawn(move || {
                         let (mail, refused) = &mails[usize::from(queue)];
+                        let own = Miss { page: Iova(u64::from(queue) << 12), ..MISS };
+                        let miss = if is_same { MISS } else { own };
                         while !table.load(Ordering::Relaxed) && !refused.load(Ordering::Relaxed) {
-                            misses.ask(queue, &[MISS], &[]);
+                            misses.ask(queue, &[miss], &[]);
                             mail.wait();
                             mail.clear();
                         }

@@ -84,6 +84,10 @@ fn nodes_that_are_used_again(take_back: fn(&mut Iotlb), now: Option<u64>, next: 
         // The nodes that one page needs, and no more.
         let mut iotlb = Iotlb::new(2);
         update(&mut iotlb, 0).unwrap();
+        // In the same node, where that goes as a whole.
+        if next == 2 {
+            update(&mut iotlb, 1).unwrap();
+        }
         let (table, mail) = (iotlb.table().clone(), Arc::new(Mail::default()));
         let queue = thread::spawn({
             let mail = mail.clone();
@@ -108,6 +112,7 @@ fn nodes_that_are_used_again(take_back: fn(&mut Iotlb), now: Option<u64>, next: 
         mail.ask();
         iotlb.quiesced();
         update(&mut iotlb, next).unwrap();
+        assert_eq!(look(iotlb.table(), next + 1), None, "left over from another page");
         queue.join().unwrap();
     });
 }
