@@ -101,6 +101,18 @@ impl Setup {
         all_done
     }
 
+    /// The front-end answers that there is no avail ring, and tells of the rest.
+    fn refuse_the_avail_ring(&mut self) {
+        for (number, miss) in self.misses.take_unsent() {
+            if miss.page == Iova(IOVA + AVAIL) {
+                let refusal = self.misses.replied(number, &miss).unwrap();
+                self.vring.apply(Update::Refused(refusal.miss));
+            }
+        }
+        self.tell(DESC, 1, Access::READ);
+        self.tell(USED, 1, Access::BOTH);
+    }
+
     fn sent(&self) -> Vec<(u64, Access)> {
         self.misses.take_unsent().into_iter().map(|(_, miss)| (miss.page.0 - IOVA, miss.access)).collect()
     }
@@ -293,14 +305,7 @@ fn what_the_front_end_has_not_got_is_no_guest_memory() {
 fn a_ring_that_leads_nowhere_rests_until_something_comes() {
     let mut setup = Setup::new();
     assert!(!setup.pop());
-    for (number, miss) in setup.misses.take_unsent() {
-        if miss.page == Iova(IOVA + AVAIL) {
-            let refusal = setup.misses.replied(number, &miss).unwrap();
-            setup.vring.apply(Update::Refused(refusal.miss));
-        }
-    }
-    setup.tell(DESC, 1, Access::READ);
-    setup.tell(USED, 1, Access::BOTH);
+    setup.refuse_the_avail_ring();
     assert!(!setup.pop() && setup.sent().is_empty(), "it was told that there is none");
     assert_eq!(setup.tell(AVAIL, 1, Access::READ), [3], "but if it comes");
     setup.offer(0, (BUFFERS, 16), (BUFFERS, 1));
@@ -475,14 +480,7 @@ fn what_comes_unasked_while_a_ring_looks_is_not_missed() {
     setup.tell(BUFFERS, 2, Access::BOTH);
     setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 1));
     assert!(!setup.pop());
-    for (number, miss) in setup.misses.take_unsent() {
-        if miss.page == Iova(IOVA + AVAIL) {
-            let refusal = setup.misses.replied(number, &miss).unwrap();
-            setup.vring.apply(Update::Refused(refusal.miss));
-        }
-    }
-    setup.tell(DESC, 1, Access::READ);
-    setup.tell(USED, 1, Access::BOTH);
+    setup.refuse_the_avail_ring();
     let Setup { mut vring, mut iotlb, misses, .. } = setup;
     let (tell, woken) = channel();
     let line = AtALine(Mutex::new(Some(move || {
