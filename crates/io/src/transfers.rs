@@ -84,8 +84,8 @@ impl Transfers {
             {
                 return false;
             }
+            // There is one batch: where it is here, nothing lies on the desk.
             if !self.staged.is_empty()
-                && self.submitter.as_ref().is_some_and(|submitter| submitter.is_clear())
                 && let Some(batch) = self.next_batch(slots, files)
                 && let Some(submitter) = &self.submitter
             {
