@@ -12,14 +12,12 @@
 //! must be unused; tmpfs a file below /dev/shm; file one below `target`. Each has 1 GiB of data that compresses to half.
 
 mod common;
-#[path = "disks/fio.rs"]
-mod fio;
 #[path = "disks/targets.rs"]
 mod targets;
 
 use anyhow::Result;
+use common::fio::{self, Fio};
 use common::{BLOCK, Contestant, Cpus, Plan, Spread, Turn, argument, head, ratios, row};
-use fio::Fio;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver_load::{Kind, next_sectors, random_sectors};
 use kickless_tests::frontend_machine::{Machine, Shape};

@@ -1,6 +1,7 @@
 //! What the benchmarks share: turns, processor time, tables.
 #![allow(dead_code, reason = "each benchmark uses a part of it")]
 
+pub(crate) mod fio;
 pub(crate) mod zram;
 
 use std::fs;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use kickless_tests::driver_load::Kind;
 
-use crate::common::{Spread, cpu_ns_per_request, cpu_seconds_of_ended_children};
+use super::{Spread, cpu_ns_per_request, cpu_seconds_of_ended_children};
 
 /// One turn; its processor time is with starting and ending.
 #[derive(Clone, Copy, Debug)]
