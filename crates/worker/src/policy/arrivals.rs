@@ -6,7 +6,8 @@ use super::Nanos;
 const UNIT: u32 = 30;
 /// Counted over at least so long.
 const SPAN: Nanos = 1_000_000;
-/// Of a longer span no more than this counts: the rate is that of a load that is there, not that of its pauses.
+/// Of a longer span no more than this counts: the rate is that of a load that is there, not that of its pauses. Nor is one such
+/// span another load; the next one is compared with what was before, and two in a row are no pause.
 const PAUSE: Nanos = 8_000_000;
 /// What was counted before loses a part in so many with each span.
 const FADE: u64 = 8;
@@ -21,6 +22,8 @@ const MOST: u64 = 1 << 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     Same,
+    /// Hardly anything for so long; what follows will show whether the load is still the same.
+    Pause(Nanos),
     /// A rate so much higher or lower that it is probably another load's.
     Change,
 }
@@ -35,6 +38,8 @@ pub(super) struct Arrivals {
     /// Requests of the recent past, in 256ths, and the time in which they came.
     recent: u64,
     time: Nanos,
+    /// The rate before the pause that was seen last, until a span without one shows whether the load is the same again.
+    before: Option<u64>,
 }
 
 /// `count` in `time`, as a rate.
@@ -69,9 +74,17 @@ impl Arrivals {
         self.time = self.time - self.time / FADE + time.min(PAUSE);
         let old = self.rate.unwrap_or(counted);
         self.rate = Some(rate(self.recent, self.time.saturating_mul(256)));
-        let many = self.count.max(expected_256(old, time) / 256) >= MANY;
-        (self.since, self.count) = (now, 0);
-        let other = counted < old / OTHER || counted > old.saturating_mul(OTHER);
+        let count = std::mem::take(&mut self.count);
+        self.since = now;
+        let known = match self.before.take() {
+            None if time > PAUSE => {
+                self.before = Some(old);
+                return Some(Seen::Pause(time));
+            }
+            before => before.unwrap_or(old),
+        };
+        let many = count.max(expected_256(known, time) / 256) >= MANY;
+        let other = counted < known / OTHER || counted > known.saturating_mul(OTHER);
         Some(if many && other { Seen::Change } else { Seen::Same })
     }
 
@@ -98,12 +111,50 @@ mod tests {
         let steady = arrivals.rate().unwrap();
         assert!((105_000..110_000).contains(&steady), "{steady}: a hundred thousand in 10^9 ns");
         arrivals.record(1);
-        assert_eq!(arrivals.look(now + 900_000_000), Some(Seen::Change));
+        assert_eq!(arrivals.look(now + 900_000_000), Some(Seen::Pause(900_000_000)));
         assert_eq!(arrivals.look(now + 900_000_001), None);
         let after = arrivals.rate().unwrap();
         assert!(after > steady / 3 && after < steady, "{after} after {steady}");
         assert_eq!(expected_256(steady, 20_000), steady * 20_000 / (1 << 22));
         assert!(time_of(10, steady).abs_diff(100_000) < 3_000);
+    }
+
+    #[test]
+    fn what_follows_a_pause_is_compared_with_what_was_before() {
+        // Each millisecond, before a pause and after it; what the first span after it shows.
+        let after = |before: u32, after: u32| {
+            let mut arrivals = Arrivals::default();
+            let mut now = 0;
+            for _ in 0..100 {
+                now += SPAN;
+                arrivals.record(before);
+                arrivals.look(now);
+            }
+            arrivals.record(1);
+            now += 100 * PAUSE;
+            assert_eq!(arrivals.look(now), Some(Seen::Pause(100 * PAUSE)));
+            arrivals.record(after);
+            arrivals.look(now + SPAN)
+        };
+        assert_eq!(after(300, 300), Some(Seen::Same));
+        assert_eq!(after(300, 90), Some(Seen::Change));
+        assert_eq!(after(300, 1000), Some(Seen::Change));
+    }
+
+    #[test]
+    fn a_load_that_stays_away_is_another() {
+        let mut arrivals = Arrivals::default();
+        let mut now = 0;
+        for _ in 0..100 {
+            now += SPAN;
+            arrivals.record(300);
+            arrivals.look(now);
+        }
+        for seen in [Seen::Pause(10 * PAUSE), Seen::Change, Seen::Pause(10 * PAUSE)] {
+            now += 10 * PAUSE;
+            arrivals.record(1);
+            assert_eq!(arrivals.look(now), Some(seen));
+        }
     }
 
     #[test]

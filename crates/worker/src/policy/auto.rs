@@ -188,8 +188,10 @@ impl Auto {
                 false => self.replan(now, host),
             }
         }
-        if seen == Some(Seen::Change) {
-            self.reaction.load_changed(now);
+        match seen {
+            Some(Seen::Change) => self.reaction.load_changed(now),
+            Some(Seen::Pause(time)) => self.reaction.paused(time),
+            Some(Seen::Same) | None => {}
         }
         self.waits_until_replan -= 1;
         self.reaction.wait_begins(now, self.windows);

@@ -276,6 +276,13 @@ impl Reaction {
         self.next = self.next.min(now.saturating_add(rest));
     }
 
+    /// The load has paused for so long: that time does not count as time without a trial, or a load of short bursts would be tried
+    /// at the start of each.
+    pub(super) fn paused(&mut self, time: Nanos) {
+        self.first = None;
+        self.next = self.next.saturating_add(time);
+    }
+
     /// Gives up a window that is open, and the pair with it.
     pub(super) fn abandon(&mut self, now: Nanos) {
         if self.window.take().is_some() {
@@ -539,6 +546,19 @@ mod tests {
         assert_eq!(reaction.evidence.pairs, 3);
         reaction.load_changed((1 + DEAF) * LENGTH);
         assert_eq!(reaction.evidence.pairs, 0);
+    }
+
+    #[test]
+    fn a_pause_brings_no_trial_closer() {
+        let mut reaction = Reaction { length: LENGTH, lengths: BOTH, ..Reaction::default() };
+        reaction.rest(0);
+        let next = reaction.next;
+        reaction.paused(SEC);
+        assert_eq!(reaction.next, next + SEC);
+        reaction.wait_begins(next + SEC - 1, LENGTHS);
+        assert_eq!(reaction.end(), None);
+        reaction.wait_begins(next + SEC, LENGTHS);
+        assert!(reaction.end().is_some());
     }
 
     #[test]

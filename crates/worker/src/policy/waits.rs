@@ -95,8 +95,8 @@ impl Waits {
             let all = spun + (Nanos::from(self.total) - ended) * (end + cost);
             if all < least {
                 (best, least) = (end, all);
-                // Nothing is known of what is longer than all that was seen: from there on as without history.
-                if ended == Nanos::from(self.total) {
+                // Of what is longer than nearly all that was seen, nothing is known: from there on as without history.
+                if Nanos::from(self.total) - ended < Nanos::from(FEW) {
                     best += cost;
                 }
             }
@@ -137,9 +137,10 @@ mod tests {
 
     #[test]
     fn spins_through_short_waits_and_not_for_long_ones() {
-        let short = of(&[(10_000, 99), (500_000, 1)]).limit(40_000);
+        let short = of(&[(10_000, 90), (500_000, FEW)]).limit(40_000);
         assert!((10_001..=13_000).contains(&short), "{short}");
-        // Without a longer one, as long again as sleeping costs.
+        // With hardly a longer one, as long again as sleeping costs.
+        assert_eq!(of(&[(10_000, 90), (Nanos::MAX, FEW - 1)]).limit(40_000), short + 40_000);
         assert_eq!(of(&[(10_000, 100)]).limit(40_000), short + 40_000);
         assert_eq!(of(&[(60_000, 100)]).limit(40_000), 0);
         assert_eq!(of(&[(Nanos::MAX, 100)]).limit(40_000), 0);
