@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
+#[cfg(feature = "nbd")]
+pub mod liar;
 #[cfg(feature = "qcow2")]
 pub mod qcow2;
 #[cfg(feature = "nbd")]
@@ -233,5 +235,42 @@ impl<'a> Worker<'a> {
 impl Drop for Worker<'_> {
     fn drop(&mut self) {
         self.disk.detach(&mut self.engine, self.file);
+    }
+}
+
+/// Requests in flight on so many places.
+pub struct InFlight<'a> {
+    worker: Worker<'a>,
+    pub view: Arc<View>,
+    left: usize,
+}
+
+impl<'a> InFlight<'a> {
+    /// Starts `reads` reads of a page each, and `writes` writes that are durable.
+    pub fn start(disk: &'a Disk, reads: usize, writes: usize) -> Self {
+        let all = reads + writes;
+        let mut worker = Worker::new(disk, EngineKind::Threads, 4).with_slots(all);
+        let view = guest(4096 * all as u64);
+        for slot in 0..all {
+            let offset = 4096 * slot as u64;
+            worker.io(slot).buffers_mut().push(&view, Gpa(offset), 4096).unwrap();
+            let request = if slot < reads {
+                Request::Read { offset }
+            } else {
+                Request::Write { offset, durable: true }
+            };
+            assert_eq!(worker.start(slot, request), Step::Busy);
+        }
+        Self { worker, view, left: all }
+    }
+
+    /// Waits until all are over; how they ended.
+    pub fn finish(&mut self) -> Vec<Result<(), IoError>> {
+        let mut results = Vec::new();
+        while results.len() < self.left {
+            results.extend(self.worker.turn().into_iter().map(|(_, result)| result));
+        }
+        self.left = 0;
+        results
     }
 }

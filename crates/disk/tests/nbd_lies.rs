@@ -1,0 +1,478 @@
+//! What NBD servers can say: servers that lie, that know little, and that come back as others.
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![cfg(feature = "nbd")]
+
+mod common;
+
+use common::liar::*;
+use common::{InFlight, Worker, options};
+use kickless_disk::{Cache, Disk, DiskSpec, Extent, IoError, Request};
+use kickless_io::{EngineKind, Errno};
+use std::io::{Read, Write};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+const GONE: Result<(), IoError> = Err(IoError::Os(Errno::TIMEDOUT));
+
+fn open(spec: &DiskSpec) -> Disk {
+    Disk::open(spec, &options(Cache::None, false)).unwrap()
+}
+
+fn worker(disk: &Disk) -> Worker<'_> {
+    Worker::new(disk, EngineKind::Threads, 4)
+}
+
+/// Whatever a server says before it has said what its export is: a sentence, and soon.
+#[test]
+fn servers_that_lie_from_the_beginning() {
+    let endless = answer(8, 4, &[]).repeat(100);
+    let no_size = [GREETING, &answer(8, 1, &[]), &answer(7, 1, &[])].concat();
+    let blocks = [&3_u16.to_be_bytes()[..], &4096_u32.to_be_bytes(), &[0; 8]].concat();
+    let large = [GREETING, &answer(8, 1, &[]), &answer(7, 3, &blocks)].concat();
+    let tls = [GREETING, &answer(8, 0x8000_0005, &[]), &answer(7, 0x8000_0005, &[])].concat();
+    let said = [GREETING, &answer(8, 1, &[]), &answer(7, 0x8000_0002, b"\x1b[31mgo away\n")].concat();
+    let long =
+        [GREETING, &[0x00, 0x03, 0xe8, 0x89, 0x04, 0x55, 0x65, 0xa9, 0, 0, 0, 8, 0, 0, 0, 1], &[0xff; 4]]
+            .concat();
+    for (talk, needle) in [
+        (b"SSH-2.0-OpenSSH".to_vec(), "no NBD server"),
+        (b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53".to_vec(), "oldstyle"),
+        (b"NBDMAGICxxxxxxxx".to_vec(), "no NBD server"),
+        (b"NBDMAG".to_vec(), "closed"),
+        (GREETING.to_vec(), "closed"),
+        ([GREETING, &[0; 20]].concat(), "nothing that was asked"),
+        ([GREETING, &endless].concat(), "without end"),
+        (long, "too long"),
+        (no_size, "without a size"),
+        (large, "at least 4096 bytes"),
+        (tls, "TLS"),
+        (said, "go away"),
+    ] {
+        let liar = Liar::start(1, move |_, stream| {
+            let _ = stream.write_all(&talk);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        let error = Disk::open(&liar.spec(), &options(Cache::None, false)).unwrap_err().to_string();
+        assert!(error.contains(needle) && !error.contains('\x1b'), "{error}");
+    }
+}
+
+/// What a server replies to a read of 1024 bytes at 512, and what becomes of that.
+#[test]
+fn servers_that_lie_in_reply() {
+    let data = |at: u64, bytes: &[u8]| [&at.to_be_bytes()[..], bytes].concat();
+    let hole = |at: u64, len: u32| [&at.to_be_bytes()[..], &len.to_be_bytes()].concat();
+    let (io, dead) = (Err(IoError::Os(Errno::IO)), GONE);
+    type Reply = Box<dyn Fn(u64) -> Vec<u8> + Send>;
+    let cases: Vec<(bool, Result<(), IoError>, Reply)> = vec![
+        (false, Ok(()), Box::new(|c| simple(0, c, &[5; 1024]))),
+        (false, Err(IoError::Os(Errno::NOSPC)), Box::new(|c| simple(28, c, &[]))),
+        (false, dead, Box::new(|c| simple(0, c + 1, &[5; 1024]))),
+        (false, dead, Box::new(|c| simple(0, c ^ 1 << 32, &[5; 1024]))),
+        (false, dead, Box::new(|_| vec![0; 64])),
+        (false, dead, Box::new(|c| chunk(1, 0, c, &[]))),
+        (true, dead, Box::new(|c| simple(0, c, &[5; 1024]))),
+        // Two parts, the later one first.
+        (
+            true,
+            Ok(()),
+            Box::new(move |c| {
+                [chunk(0, 1, c, &data(1024, &[5; 512])), chunk(1, 1, c, &data(512, &[5; 512]))].concat()
+            }),
+        ),
+        (true, io, Box::new(|c| chunk(1, 0, c, &[]))),
+        (true, io, Box::new(move |c| chunk(1, 1, c, &data(512, &[5; 512])))),
+        (true, dead, Box::new(move |c| chunk(1, 1, c, &data(511, &[5; 512])))),
+        (true, dead, Box::new(move |c| chunk(1, 1, c, &data(1024, &[5; 513])))),
+        (true, dead, Box::new(move |c| chunk(1, 1, c, &data(u64::MAX, &[5; 512])))),
+        (
+            true,
+            dead,
+            Box::new(move |c| {
+                [chunk(0, 1, c, &data(512, &[5; 1024])), chunk(1, 1, c, &data(512, &[5; 512]))].concat()
+            }),
+        ),
+        (true, dead, Box::new(move |c| chunk(1, 2, c, &hole(512, u32::MAX)))),
+        (true, dead, Box::new(|c| chunk(1, 1, c, &[0; 8]))),
+        (true, dead, Box::new(|c| chunk(1, 5, c, &[0; 12]))),
+        (true, dead, Box::new(|c| chunk(0, 0, c, &[]))),
+        (true, dead, Box::new(|c| chunk(1, 0x8001, c, &[0; 5]))),
+        (true, dead, Box::new(|c| chunk(1, 0x8001, c, &[0; 5000]))),
+        (true, io, Box::new(|c| chunk(1, 0x8001, c, &[0; 6]))),
+        (
+            true,
+            Err(IoError::Os(Errno::NOMEM)),
+            Box::new(|c| {
+                [
+                    chunk(0, 0x8002, c, &[&[0, 0, 0, 12, 0, 3][..], b"abc", &[0; 8]].concat()),
+                    chunk(1, 0, c, &[]),
+                ]
+                .concat()
+            }),
+        ),
+        (true, dead, Box::new(|_| Vec::new())),
+    ];
+    for (index, (structured, result, reply)) in cases.into_iter().enumerate() {
+        let liar = Liar::start(1, move |_, stream| {
+            greet(stream, &hello(structured));
+            let asked = hear(stream).unwrap();
+            let _ = stream.write_all(&reply(asked.cookie));
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        let disk = open(&liar.spec());
+        let (got, bytes) = worker(&disk).read(512, 1024);
+        assert_eq!(got, result, "case {index}");
+        assert!(got.is_err() || bytes == [5; 1024], "case {index}");
+        drop(disk);
+    }
+}
+
+/// Without the server's help a durable write is a write and a flush.
+#[test]
+fn a_server_without_durable_writes() {
+    let (sender, commands) = channel();
+    let liar = Liar::start(1, move |_, stream| {
+        greet(stream, &hello(false));
+        sender.send(oblige(stream, 0)).unwrap();
+    });
+    let disk = open(&liar.spec());
+    assert_eq!(InFlight::start(&disk, 0, 1).finish(), [Ok(())]);
+    drop(disk);
+    let commands = commands.recv().unwrap();
+    let commands: Vec<_> = commands.iter().map(|c| (c.flags, c.command, c.len)).collect();
+    // A write, a flush, and good-bye.
+    assert_eq!(commands, [(0, WRITE, 4096), (0, FLUSH, 0), (0, BYE, 0)]);
+}
+
+/// What cannot be flushed is as durable as it gets, also where the server was lost since.
+#[test]
+fn a_server_that_cannot_flush() {
+    let (sender, commands) = channel();
+    let liar = Liar::start(2, move |connection, stream| {
+        greet(stream, &hello_of(false, SIZE, 1));
+        if connection == 0 {
+            let asked = hear(stream).unwrap();
+            return stream.write_all(&simple(0, asked.cookie, &[])).unwrap();
+        }
+        sender.send(oblige(stream, 0)).unwrap();
+    });
+    let disk = open(&liar.export("", 60));
+    assert_eq!(worker(&disk).write(0, &[1; 512], 0), Ok(()));
+    assert_eq!(worker(&disk).flush(), Ok(()));
+    assert_eq!(InFlight::start(&disk, 0, 1).finish(), [Ok(())]);
+    assert_eq!(worker(&disk).flush(), Ok(()));
+    drop(disk);
+    let commands: Vec<_> = commands.recv().unwrap().iter().map(|c| c.command).collect();
+    assert_eq!(commands, [WRITE, BYE]);
+}
+
+/// A request that kills one server after the other is given up, even if there is always another.
+#[test]
+fn a_request_that_no_server_survives() {
+    let liar = Liar::start(5, |_, stream| {
+        greet(stream, &hello(false));
+        hear(stream).unwrap();
+    });
+    let disk = open(&liar.export("", 60));
+    assert_eq!(worker(&disk).read(0, 512).0, Err(IoError::Os(Errno::IO)));
+}
+
+/// All ways to an export that servers know, by what the client says on each.
+#[test]
+fn servers_of_all_ages() {
+    const BY_NAME: u32 = 1;
+    const GO: u32 = 7;
+    const STRUCTURED: u32 = 8;
+    const ACK: u32 = 1;
+    const INFO: u32 = 3;
+    const UNKNOWN_OPTION: u32 = 0x8000_0001;
+    const SAY_BLOCK_SIZES: u32 = 0x8000_0008;
+    let option = |number: u32, data: &[u8]| {
+        [b"IHAVEOPT", &number.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat()
+    };
+    let greeting = |flags: u16| [&b"NBDMAGICIHAVEOPT"[..], &flags.to_be_bytes()].concat();
+    let by_name = option(BY_NAME, b"disk");
+    let plain = [&SIZE.to_be_bytes()[..], &EXPORT_FLAGS.to_be_bytes()].concat();
+    let padded = [&plain[..], &[0; 124]].concat();
+    let go = |infos: &[u8]| option(GO, &[b"\0\0\0\x04disk", infos].concat());
+    let export = answer(GO, INFO, &export_info(SIZE, EXPORT_FLAGS));
+    let blocks =
+        [&[0, 3][..], &512_u32.to_be_bytes(), &4096_u32.to_be_bytes(), &0_u32.to_be_bytes()].concat();
+    let cases: [(Vec<Vec<u8>>, Vec<Vec<u8>>, bool); 6] = [
+        (vec![greeting(0), padded.clone()], vec![vec![0, 0, 0, 0], by_name.clone()], false),
+        (vec![greeting(2), plain.clone()], vec![vec![0, 0, 0, 2], by_name.clone()], false),
+        (
+            vec![
+                greeting(1),
+                answer(STRUCTURED, UNKNOWN_OPTION, &[]),
+                answer(GO, UNKNOWN_OPTION, &[]),
+                padded,
+            ],
+            vec![vec![0, 0, 0, 1], option(STRUCTURED, &[]), go(&[0, 0]), by_name.clone()],
+            false,
+        ),
+        (
+            vec![greeting(3), answer(STRUCTURED, ACK, &[]), answer(GO, UNKNOWN_OPTION, &[]), plain],
+            vec![vec![0, 0, 0, 3], option(STRUCTURED, &[]), go(&[0, 0]), by_name],
+            true,
+        ),
+        (
+            vec![
+                greeting(3),
+                answer(STRUCTURED, ACK, &[]),
+                answer(GO, SAY_BLOCK_SIZES, &[]),
+                answer(GO, INFO, &blocks),
+                export.clone(),
+                answer(GO, ACK, &[]),
+            ],
+            vec![vec![0, 0, 0, 3], option(STRUCTURED, &[]), go(&[0, 0]), go(&[0, 1, 0, 3])],
+            true,
+        ),
+        // With information that nobody asked for, and that nobody knows.
+        (
+            vec![
+                greeting(3),
+                answer(STRUCTURED, ACK, &[]),
+                export,
+                answer(GO, INFO, &blocks),
+                answer(GO, INFO, &[0, 99, 1]),
+                answer(GO, 4, b"?"),
+                answer(GO, ACK, &[]),
+            ],
+            vec![vec![0, 0, 0, 3], option(STRUCTURED, &[]), go(&[0, 0])],
+            true,
+        ),
+    ];
+    for (index, (says, hears, structured)) in cases.into_iter().enumerate() {
+        let liar = Liar::start(1, move |_, stream| {
+            stream.write_all(&says.concat()).unwrap();
+            let mut heard = vec![0; hears.concat().len()];
+            stream.read_exact(&mut heard).unwrap();
+            assert_eq!(heard, hears.concat(), "case {index}");
+            let asked = hear(stream).unwrap();
+            let data = [&asked.at.to_be_bytes()[..], &[9; 512]].concat();
+            let reply = if structured {
+                chunk(1, 1, asked.cookie, &data)
+            } else {
+                simple(0, asked.cookie, &[9; 512])
+            };
+            stream.write_all(&reply).unwrap();
+            assert_eq!(hear(stream).unwrap().command, BYE);
+        });
+        let disk = open(&liar.export("disk", 0));
+        assert_eq!(disk.size(), SIZE, "case {index}");
+        assert_eq!(worker(&disk).read(1024, 512), (Ok(()), vec![9; 512]), "case {index}");
+    }
+}
+
+/// What has become another disk is not taken for the one that has gone, and what has more of everything is.
+#[test]
+fn servers_that_come_back_as_others() {
+    let hello = |connection: usize| {
+        let (size, flags) = [
+            (SIZE, EXPORT_FLAGS | 1 << 5),
+            (SIZE - 512, EXPORT_FLAGS | 1 << 5),
+            (SIZE, 1 | 1 << 5),
+            (SIZE, EXPORT_FLAGS),
+            (SIZE, EXPORT_FLAGS | 1 << 5 | 1 << 1),
+            (SIZE + 512, EXPORT_FLAGS | 1 << 5 | 1 << 6),
+        ][connection];
+        hello_of(false, size, flags)
+    };
+    let liar = Liar::start(6, move |connection, stream| {
+        greet(stream, &hello(connection));
+        match connection {
+            0 => {
+                hear(stream).unwrap();
+            }
+            5 => {
+                oblige(stream, 5);
+            }
+            // Nothing is asked of it.
+            _ => {
+                oblige(stream, connection as u8);
+            }
+        }
+    });
+    let disk = open(&liar.export("", 60));
+    assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![5; 512]));
+    assert_eq!((disk.size(), disk.limits().write_zeroes), (SIZE, None));
+}
+
+/// They need not, but a disk would begin with the first as well.
+#[test]
+fn requests_are_sent_again_in_their_order() {
+    const COUNT: usize = 16;
+    let (sender, heard) = channel();
+    let liar = Liar::start(2, move |connection, stream| {
+        greet(stream, &hello(false));
+        let asked: Vec<_> = (0..COUNT).map(|_| hear(stream).unwrap()).collect();
+        sender.send(asked.iter().map(|asked| asked.at).collect::<Vec<_>>()).unwrap();
+        if connection == 1 {
+            // The last first.
+            let replies = asked.iter().rev().flat_map(|asked| simple(0, asked.cookie, &[1; 4096]));
+            stream.write_all(&replies.collect::<Vec<_>>()).unwrap();
+            assert_eq!(hear(stream).unwrap().command, BYE);
+        }
+    });
+    let disk = open(&liar.export("", 60));
+    let mut requests = InFlight::start(&disk, 12, 4);
+    assert_eq!(requests.finish(), [Ok(()); COUNT]);
+    drop(requests);
+    drop(disk);
+    let expected: Vec<_> = (0..COUNT as u64).map(|i| i * 4096).collect();
+    assert_eq!([heard.recv().unwrap(), heard.recv().unwrap()], [expected.clone(), expected]);
+}
+
+/// Whatever has been acknowledged and not flushed may be lost with a server, and what has failed cannot.
+#[test]
+fn which_answers_a_lost_server_leaves_in_doubt() {
+    let flags = EXPORT_FLAGS | 1 << 5 | 1 << 6;
+    // What is done, and flushed before that; the server's answers; what a flush says after the server was lost.
+    let io = Err(IoError::Os(Errno::IO));
+    let cases = [
+        (&[WRITE][..], 0, io),
+        (&[TRIM], 0, io),
+        (&[ZEROES], 0, io),
+        (&[READ], 0, Ok(())),
+        (&[WRITE, FLUSH], 0, Ok(())),
+        (&[WRITE, FLUSH, WRITE], 0, io),
+        (&[WRITE], 28, Ok(())),
+    ];
+    for (index, (requests, error, flushed)) in cases.into_iter().enumerate() {
+        let count = requests.len();
+        let liar = Liar::start(2, move |connection, stream| {
+            greet(stream, &hello_of(false, SIZE, flags));
+            if connection == 1 {
+                return drop(oblige(stream, 0));
+            }
+            for _ in 0..count {
+                let asked = hear(stream).unwrap();
+                let len = if asked.command == READ { asked.len as usize } else { 0 };
+                stream.write_all(&simple(error, asked.cookie, &vec![0; len])).unwrap();
+            }
+        });
+        let disk = open(&liar.export("", 60));
+        let mut worker = worker(&disk);
+        let expected = if error == 0 { Ok(()) } else { Err(IoError::Os(Errno::NOSPC)) };
+        for &request in requests {
+            worker.io(0).extents_mut().clear();
+            let result = match request {
+                READ => worker.read(0, 512).0,
+                WRITE => worker.write(0, &[1; 512], 0),
+                FLUSH => worker.flush(),
+                request => {
+                    worker.io(0).extents_mut().push(Extent { offset: 0, len: 512, unmap: false });
+                    worker.run(match request {
+                        TRIM => Request::Discard { durable: false },
+                        _ => Request::WriteZeroes { durable: false },
+                    })
+                }
+            };
+            assert_eq!(result, expected, "case {index}");
+        }
+        // By this the loss is known: what is sent before it would be sent again.
+        assert_eq!(worker.read(0, 512).0, Ok(()), "case {index}");
+        assert_eq!(worker.flush(), flushed, "case {index}");
+        assert_eq!(worker.flush(), Ok(()), "case {index}");
+    }
+}
+
+/// A flush covers what was acknowledged when it was sent, and nothing that was acknowledged after that. One that fails covers
+/// nothing.
+#[test]
+fn what_a_flush_covers() {
+    for error in [0, 5] {
+        let liar = Liar::start(2, move |connection, stream| {
+            greet(stream, &hello(false));
+            if connection == 1 {
+                return drop(oblige(stream, 0));
+            }
+            // A flush, then a write beside it, which is answered first.
+            let [flush, write] = [(); 2].map(|()| hear(stream).unwrap());
+            assert_eq!([flush.command, write.command], [FLUSH, WRITE]);
+            stream
+                .write_all(&[simple(0, write.cookie, &[]), simple(error, flush.cookie, &[])].concat())
+                .unwrap();
+        });
+        let disk = open(&liar.export("", 60));
+        let mut flusher = worker(&disk);
+        assert_eq!(flusher.start(0, Request::Flush), kickless_disk::Step::Busy);
+        let mut writer = worker(&disk);
+        assert_eq!(writer.write(0, &[1; 512], 0), Ok(()));
+        let mut over = Vec::new();
+        while over.is_empty() {
+            over = flusher.turn();
+        }
+        assert_eq!(over, [(0, if error == 0 { Ok(()) } else { Err(IoError::Os(Errno::IO)) })]);
+        assert_eq!(writer.read(0, 512).0, Ok(()));
+        assert_eq!(writer.flush(), Err(IoError::Os(Errno::IO)));
+    }
+}
+
+/// Servers that are there again and say nothing, or too slowly to be waited for.
+#[test]
+fn a_server_that_takes_too_long_when_it_is_back() {
+    const EVERY: Duration = Duration::from_millis(20);
+    for drips in [false, true] {
+        let liar = Liar::start(2, move |connection, stream| {
+            if connection == 0 {
+                greet(stream, &hello(false));
+                hear(stream).unwrap();
+            } else if drips {
+                // It is longer by this than anybody waits, and would be a server then.
+                let hello = [GREETING, &answer(8, 4, &[0; 300]), &hello(false)[GREETING.len()..]].concat();
+                for byte in hello {
+                    thread::sleep(EVERY);
+                    if stream.write_all(&[byte]).is_err() {
+                        return;
+                    }
+                }
+                hear_handshake(stream);
+                oblige(stream, 0);
+            } else {
+                let _ = stream.read_to_end(&mut Vec::new());
+            }
+        });
+        let disk = open(&liar.export("", 1));
+        assert_eq!(worker(&disk).read(0, 512).0, GONE, "drips: {drips}");
+    }
+}
+
+/// Who has been given up is waited for anew by those who use the disk next.
+#[test]
+fn who_comes_next_waits_again() {
+    let mut liar = Liar::start(1, |_, stream| greet(stream, &hello(false)));
+    let disk = open(&liar.export("", 2));
+    assert_eq!(worker(&disk).read(0, 512).0, GONE);
+    liar.start_again(1, |_, stream| {
+        greet(stream, &hello(false));
+        oblige(stream, 6);
+    });
+    disk.take_over().unwrap();
+    assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![6; 512]));
+}
+
+#[test]
+fn exports_can_be_told_from_one_another() {
+    let start = || {
+        Liar::start(3, |_, stream| {
+            stream.write_all(&hello(false)).unwrap();
+            let _ = stream.read_to_end(&mut Vec::new());
+        })
+    };
+    let (here, there) = (start(), start());
+    let identity = |spec: DiskSpec| open(&spec).identity().to_owned();
+    let all = [
+        identity(here.export("a", 0)),
+        identity(here.export("b", 0)),
+        identity(here.export("a", 5)),
+        identity(there.export("a", 0)),
+    ];
+    drop([identity(there.export("a", 1)), identity(there.export("a", 2))]);
+    assert!(all.iter().all(|id| (1..=20).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())));
+    assert!(all[0] == all[2] && all[0] != all[1] && all[0] != all[3], "{all:?}");
+}
