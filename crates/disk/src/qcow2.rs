@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 /// Bytes of one discard or write of zeroes: nothing else goes on meanwhile.
 const RANGE_MAX: u64 = 1 << 30;
 
-/// Bytes of it at a time: their places in the file are listed.
+/// Bytes of it at a time: their places in the file are listed. A multiple of any cluster, of 2 MiB at most.
 const PUNCHED_MAX: u64 = 64 << 20;
 
 /// Zeroes that are written at a time.
@@ -175,7 +175,8 @@ impl Image {
     ) -> io::Result<()> {
         let end = at + len;
         while at < end {
-            let here = (end - at).min(PUNCHED_MAX);
+            // No cluster is in two pieces: neither would take it away.
+            let here = (end - at).min(PUNCHED_MAX - at % PUNCHED_MAX);
             self.alone(|access| {
                 let holes = places(access, at, here)?;
                 discard(access, at, here)?;
