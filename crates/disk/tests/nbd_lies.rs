@@ -319,7 +319,7 @@ fn requests_are_sent_again_in_their_order() {
         }
     });
     let disk = open(&liar.export("", 60));
-    let mut requests = InFlight::start(&disk, 12, 4);
+    let mut requests = InFlight::start(&disk, COUNT, 0);
     assert_eq!(requests.finish(), [Ok(()); COUNT]);
     drop(requests);
     drop(disk);
