@@ -226,9 +226,7 @@ impl Client {
     fn lose(&mut self, mut connection: Connection, problem: &Problem) {
         let wait = self.uri.reconnect_delay;
         tracing::warn!(server = %self.uri, %problem, ?wait, "the NBD server is lost; requests wait for it");
-        if connection.flights.is_dirty() && self.export.has(wire::FLAG_FLUSH) {
-            self.lost_writes = true;
-        }
+        self.lost_writes |= connection.flights.is_dirty();
         for mut queued in connection.flights.drain().into_iter().rev() {
             queued.losses += 1;
             if queued.losses < LOSSES_MAX {
@@ -290,18 +288,13 @@ impl Client {
         }
         self.hurry = None;
         tracing::error!(server = %self.uri, "the disk stops, and the NBD server does not answer: requests fail");
-        if in_flight && let Some(connection) = self.connection.take() {
+        if let Some(connection) = self.connection.take() {
             self.lose(connection, &Problem::Slow);
         }
-        // What comes next from those that stop need not wait as long once more, nor for a new connection first.
+        // Now all that waits fails. What comes next from those that stop need not wait as long once more, nor for a new connection
+        // first.
         self.fails_at = Instant::now();
         self.attempt_at = self.fails_at + RECONNECT_EVERY;
-        let (late, rest): (VecDeque<_>, _) = self.queue.drain(..).partition(|queued| queued.number < before);
-        self.queue = rest;
-        for queued in late {
-            queued.order.answer(Err(IoError::Os(Errno::TIMEDOUT)), &mut self.wakes);
-        }
-        self.wakes.wake();
     }
 
     /// Waits for the server, for something to do, or for the time to do something.
