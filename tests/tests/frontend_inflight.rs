@@ -207,9 +207,10 @@ fn a_stop_does_what_was_in_flight(engine: &str) {
     }
 }
 
-/// The ring, and buffers of what is to be done again, are asked for as ever; a queue that waits for that stops all the same.
+/// The ring, and buffers of what is to be done again, are asked for as ever; a queue that waits for that stops all the same, and what
+/// it has not done stays in the buffer, for the next queue of this process or of another.
 fn behind_a_viommu(engine: &str) {
-    for packed in [false, true] {
+    for (packed, killed) in [(false, false), (false, true), (true, false), (true, true)] {
         let shape = Shape { queues: 1, packed, ..SHAPE };
         let image = Image::new(engine);
         let mut daemon = Daemon::start(&image.config(true)).unwrap();
@@ -249,17 +250,40 @@ fn behind_a_viommu(engine: &str) {
         assert_eq!(machine.queues[0].take_used().unwrap(), None);
         // It is in the buffer still when the ring stops, and the answer comes late.
         machine.frontend.ask(&Message::GetVringBase { index: 0 }).unwrap();
-        for miss in &late {
-            iommu.answer(&mut machine.frontend, miss).unwrap();
+        // What has been shown is not: nobody does it again.
+        image.file().write_all_at(&[0; LEN], sector(0, 0) * 512).unwrap();
+        if killed {
+            daemon.kill_and_restart(&image.config(false)).unwrap();
+            machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+            iommu = Iommu::connect(&mut machine.frontend).unwrap();
+            iommu.map_all(&machine.ram);
+        } else {
+            for miss in &late {
+                iommu.answer(&mut machine.frontend, miss).unwrap();
+            }
         }
         start(&mut machine.frontend, &machine.ram, &machine.queues[0]).unwrap();
         for _ in 0..3 {
             iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();
         }
         assert_eq!(machine.queues[0].in_flight(), 0);
-        for nth in [0, 2, 4, 6] {
+        // What comes after that has its turn.
+        let read = Request::read(sector(0, 2), LEN);
+        let buffers = places[5].lay_out(&machine.ram, &read, Layout::Usual).unwrap();
+        machine.queues[0].submit(&machine.ram, &seen(&buffers), None).unwrap();
+        machine.queues[0].flush();
+        iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();
+        machine.frontend.ask(&Message::GetVringBase { index: 0 }).unwrap();
+        assert!(image.read(sector(0, 0)) == [0; LEN], "it was done again");
+        for nth in [2, 4, 6] {
             assert!(image.read(sector(0, nth)) == data(0, nth), "{nth}");
         }
+        drop(machine);
+        let (_, log) = daemon.stop().unwrap();
+        let left: Vec<_> = says_again(&log).into_iter().map(|line| line.contains("requests=3")).collect();
+        // Of this process: the one before had four.
+        assert_eq!(left.last(), Some(&true), "{log:#?}");
+        assert_eq!(left.len(), if killed { 1 } else { 2 }, "{log:#?}");
     }
 }
 
