@@ -233,6 +233,40 @@ fn a_protected_device_is_read_only_or_nothing() {
     }
 }
 
+/// The kernel counts what it has flushed of a device. Whole blocks and parts of them, and through buffers of ours.
+#[test]
+fn durable_writes_are_flushed_and_others_are_not() {
+    let device = match Loop::new(image(&[0; 64 << 10]), false) {
+        Ok(device) => device,
+        Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
+    };
+    let name = device.path().file_name().unwrap().to_str().unwrap();
+    // The sixteenth number, says the kernel's Documentation/block/stat.rst.
+    let flushes = || -> u64 {
+        let stat = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
+    };
+    let view = guest(16 << 10);
+    for cache in CACHES {
+        let disk = open(device.path(), cache, false).unwrap();
+        for kind in ENGINES {
+            let mut worker = Worker::new(&disk, kind, 4);
+            for (at, len) in [(0, 4096), (0, 512), (1, 4096)] {
+                for durable in [false, true] {
+                    let before = flushes();
+                    worker.io(0).buffers_mut().push(&view, Gpa(at), len).unwrap();
+                    assert_eq!(worker.run(Request::Write { offset: 8192, durable }), Ok(()));
+                    worker.io(0).buffers_mut().clear(&mut Marks::off());
+                    assert_eq!(flushes() > before, durable, "{cache} {kind}: {len} from {at}");
+                }
+            }
+            let before = flushes();
+            assert_eq!(worker.flush(), Ok(()));
+            assert!(flushes() > before, "{cache} {kind}");
+        }
+    }
+}
+
 /// Somebody cuts the image off while it is used: errors, and no request that never ends.
 #[test]
 fn a_file_that_has_become_shorter() {

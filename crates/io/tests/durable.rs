@@ -1,0 +1,109 @@
+//! A write that is to be durable is one for the kernel too, and another is not. On a loop device, of which the kernel counts what it
+//! has flushed.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use kickless_io::{Buffers, CompletionMode, Engine, EngineKind, EngineOptions, Op, OpKind, Token};
+use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{MemfdFlags, OFlags, ftruncate, memfd_create};
+use rustix::io::retry_on_intr;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::Command;
+use std::sync::Arc;
+use tempfile::NamedTempFile;
+
+/// A loop device, until this is dropped.
+struct Loop {
+    path: String,
+    _image: NamedTempFile,
+}
+
+impl Loop {
+    /// # Errors
+    /// Why there is none.
+    fn new() -> Result<Self, String> {
+        let image = NamedTempFile::new().unwrap();
+        image.as_file().set_len(64 << 10).unwrap();
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(image.path()).output();
+        let output = output.map_err(|error| format!("losetup: {error}"))?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        }
+        Ok(Self { path: String::from_utf8(output.stdout).unwrap().trim().into(), _image: image })
+    }
+
+    /// The sixteenth number, says the kernel's Documentation/block/stat.rst.
+    fn flushes(&self) -> u64 {
+        let stat = fs::read_to_string(self.path.replace("/dev/", "/sys/block/") + "/stat").unwrap();
+        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.path]).status();
+    }
+}
+
+fn ways() -> impl Iterator<Item = EngineOptions> {
+    let each = |kind| {
+        let way = EngineOptions::new(kind, 8);
+        [way, EngineOptions { completion: CompletionMode::Thread, ..way }]
+    };
+    let ring = EngineOptions::new(EngineKind::Uring, 8);
+    let special = [EngineOptions { sqpoll: true, ..ring }, EngineOptions { fixed_buffers: true, ..ring }];
+    [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads].into_iter().flat_map(each).chain(special)
+}
+
+fn run(engine: &mut Engine, op: Op) {
+    engine.queue(op, Token { source: 0, slot: 0 }).unwrap();
+    let mut done = Vec::new();
+    loop {
+        engine.submit().unwrap();
+        engine.reap(&mut done);
+        if let Some(done) = done.pop() {
+            assert!(done.result.is_ok(), "{:?}", done.result);
+            return;
+        }
+        if !engine.needs_turn() {
+            let mut fds = [PollFd::from_borrowed_fd(engine.event(), PollFlags::IN)];
+            retry_on_intr(|| poll(&mut fds, None)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn durable_writes_are_flushed_and_others_are_not() {
+    let device = match Loop::new() {
+        Ok(device) => device,
+        Err(why) => return println!("SKIPPED: no loop device: {why}"),
+    };
+    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, 64 << 10).unwrap();
+    let slot = Slot::map(memory, 0, Gpa(0), UserAddr(0), 64 << 10).unwrap();
+    let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+    for way in ways() {
+        for flags in [OFlags::DIRECT, OFlags::empty()] {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).custom_flags(flags.bits() as i32);
+            let file = Arc::new(options.open(&device.path).unwrap());
+            let mut engine = Engine::open_with(way).unwrap();
+            engine.hold_memory(&view);
+            let file = engine.register(file).unwrap();
+            for segments in [1, 3] {
+                for durable in [false, true] {
+                    let before = device.flushes();
+                    let mut iov = Iov::default();
+                    (0..segments).for_each(|nth| iov.push(&view, Gpa(nth * 8192), 4096).unwrap());
+                    let (kind, buffers) = (OpKind::Write { durable }, Buffers::Guest(iov));
+                    run(&mut engine, Op { file, kind, offset: 4096, buffers });
+                    assert_eq!(device.flushes() > before, durable, "{way:?} {flags:?} {segments}");
+                }
+            }
+            let before = device.flushes();
+            run(&mut engine, Op { file, kind: OpKind::Flush, offset: 0, buffers: Buffers::None });
+            assert!(device.flushes() > before, "{way:?} {flags:?}");
+        }
+    }
+}
