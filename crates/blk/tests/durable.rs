@@ -1,0 +1,87 @@
+//! Which writes are durable when they are done (virtio 1.3, section 5.2.6.2), through a real ring, by what the kernel has flushed of a
+//! loop device.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+mod rig;
+
+use kickless_disk::DiskSpec;
+use kickless_io::EngineKind;
+use kickless_spec::blk::{BlkFeatures, S_OK};
+use rig::{Ask, ENGINES, Rig, blk, open};
+use std::fs;
+use std::process::Command;
+use tempfile::NamedTempFile;
+
+/// A loop device, until this is dropped.
+struct Loop {
+    path: String,
+    _image: NamedTempFile,
+}
+
+impl Loop {
+    /// # Errors
+    /// Why there is none.
+    fn new() -> Result<Self, String> {
+        let image = NamedTempFile::new().unwrap();
+        image.as_file().set_len(1 << 20).unwrap();
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(image.path()).output();
+        let output = output.map_err(|error| format!("losetup: {error}"))?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        }
+        Ok(Self { path: String::from_utf8(output.stdout).unwrap().trim().into(), _image: image })
+    }
+
+    /// The sixteenth number, says the kernel's Documentation/block/stat.rst.
+    fn flushes(&self) -> u64 {
+        let stat = fs::read_to_string(self.path.replace("/dev/", "/sys/block/") + "/stat").unwrap();
+        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // A disk that still has it open only puts this off.
+        let _ = Command::new("losetup").args(["--detach", &self.path]).status();
+    }
+}
+
+/// Whether a write, which goes well, is flushed.
+fn is_durable(device: &Loop, rig: &mut Rig) -> bool {
+    let before = device.flushes();
+    assert_eq!(rig.status(Ask::write(8, &[7; 4096])), S_OK);
+    device.flushes() > before
+}
+
+#[test]
+fn without_a_write_cache_writes_are_durable() {
+    let device = match Loop::new() {
+        Ok(device) => device,
+        Err(why) => return println!("SKIPPED: no loop device: {why}"),
+    };
+    let start = |kind: EngineKind, without| {
+        let disk = open(&DiskSpec::File(device.path.as_str().into()));
+        Rig::start(&blk(disk), kind, 8, false, without)
+    };
+    for kind in ENGINES {
+        let mut rig = start(kind, BlkFeatures::empty());
+        // Switched under a running queue.
+        for writeback in [true, false, true] {
+            rig.set_writeback(writeback);
+            assert_eq!(is_durable(&device, &mut rig), !writeback, "{kind}");
+        }
+        let before = device.flushes();
+        assert_eq!(rig.status(Ask::flush()), S_OK);
+        assert!(device.flushes() > before, "{kind}");
+        // A driver that does not know the switch has not touched it.
+        let mut rig = start(kind, BlkFeatures::CONFIG_WCE);
+        rig.set_writeback(false);
+        assert!(!is_durable(&device, &mut rig), "{kind}");
+        // One that cannot flush is never owed anything.
+        for without in [BlkFeatures::FLUSH, BlkFeatures::FLUSH | BlkFeatures::CONFIG_WCE] {
+            let mut rig = start(kind, without);
+            rig.set_writeback(true);
+            assert!(is_durable(&device, &mut rig), "{kind} without {without:?}");
+        }
+    }
+}
