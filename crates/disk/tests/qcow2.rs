@@ -95,8 +95,8 @@ fn long_discards_leave_no_cluster_behind() {
         let full = space(&image.path());
         on_extent(&mut worker, request, 512, len, unmap);
         let left = space(&image.path());
-        // Of four clusters; the image's tables grow by less than one.
-        assert!(left + (200 << 10) < full, "{request:?}: {left} of {full}");
+        // Four clusters, less what is zeroed in the first one of the range. Two that are left are more than that.
+        assert!(left + (160 << 10) < full, "{request:?}: {left} of {full}");
         for at in [PIECE, 2 * PIECE] {
             assert!(worker.read(at - (64 << 10), 128 << 10) == (Ok(()), vec![0; 128 << 10]), "{request:?}");
         }
