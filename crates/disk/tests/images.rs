@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Loop, Random, Worker, guest, image, options};
-use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request, Step};
+use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -209,6 +209,20 @@ fn a_read_only_disk_takes_no_writes() {
         }
         assert_eq!(worker.read(0, 4096).0, Ok(()), "{name}");
         assert_eq!(worker.flush(), Ok(()), "{name}");
+    }
+}
+
+/// No file and no library can erase what was there for good.
+#[test]
+fn what_a_disk_cannot_do_it_does_not_claim_to_have_done() {
+    for (name, disk, _kept) in each_kind(64 << 10, false) {
+        if let Disk::Memory(_) = disk {
+            continue;
+        }
+        assert_eq!(disk.limits().secure_erase, None, "{name}");
+        let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
+        worker.io(0).extents_mut().push(Extent { offset: 0, len: 4096, unmap: false });
+        assert_eq!(worker.run(Request::SecureErase), Err(IoError::Unsupported), "{name}");
     }
 }
 

@@ -135,16 +135,25 @@ fn servers_that_lie_in_reply() {
 fn a_server_without_durable_writes() {
     let (sender, commands) = channel();
     let liar = Liar::start(1, move |_, stream| {
-        greet(stream, &hello(false));
+        greet(stream, &hello_of(false, SIZE, EXPORT_FLAGS | 1 << 5 | 1 << 6));
         sender.send(oblige(stream, 0)).unwrap();
     });
     let disk = open(&liar.spec());
     assert_eq!(InFlight::start(&disk, 0, 1).finish(), [Ok(())]);
+    for (request, unmap) in
+        [(Request::Discard { durable: true }, false), (Request::WriteZeroes { durable: true }, true)]
+    {
+        let mut worker = worker(&disk);
+        worker.io(0).extents_mut().push(Extent { offset: 0, len: 8192, unmap });
+        assert_eq!(worker.run(request), Ok(()));
+    }
     drop(disk);
     let commands = commands.recv().unwrap();
     let commands: Vec<_> = commands.iter().map(|c| (c.flags, c.command, c.len)).collect();
-    // A write, a flush, and good-bye.
-    assert_eq!(commands, [(0, WRITE, 4096), (0, FLUSH, 0), (0, BYE, 0)]);
+    // Each with a flush after it, and good-bye.
+    let expected =
+        [(WRITE, 4096), (FLUSH, 0), (TRIM, 8192), (FLUSH, 0), (ZEROES, 8192), (FLUSH, 0), (BYE, 0)];
+    assert_eq!(commands, expected.map(|(command, len)| (0, command, len)));
 }
 
 /// What cannot be flushed is as durable as it gets, also where the server was lost since.
