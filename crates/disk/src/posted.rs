@@ -148,7 +148,7 @@ impl Posted {
             }
             Call::Flush => posting.flush = false,
         }
-        if io.buffers.is_damaged() { Err(Step::Done(Err(IoError::Damaged))) } else { Ok(()) }
+        Ok(())
     }
 
     /// Posts what comes next. Goes on at once only where something is left out.

@@ -5,9 +5,10 @@
 mod common;
 
 use common::liar::*;
-use common::{InFlight, Worker, options};
-use kickless_disk::{Cache, Disk, DiskSpec, Extent, IoError, Request};
+use common::{InFlight, Worker, guest, options};
+use kickless_disk::{Cache, Disk, DiskSpec, Extent, IoError, Request, Step};
 use kickless_io::{EngineKind, Errno};
+use kickless_memory::{Gpa, Marks};
 use std::io::{Read, Write};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -187,6 +188,71 @@ fn a_request_that_no_server_survives() {
     });
     let disk = open(&liar.export("", 60));
     assert_eq!(worker(&disk).read(0, 512).0, Err(IoError::Os(Errno::IO)));
+}
+
+/// More requests than there are buffers, each longer than one, and in the end all of them failing: none is left without.
+#[test]
+fn requests_of_many_buffers_share_them() {
+    const LEN: u64 = 640 << 10;
+    const SLOTS: usize = 100;
+    let liar = Liar::start(1, |_, stream| {
+        greet(stream, &hello_of(false, LEN, EXPORT_FLAGS));
+        let mut left = SLOTS * 3;
+        while let Some(asked) = hear(stream) {
+            let (error, len) = if left > 0 { (0, asked.len as usize) } else { (5, 0) };
+            left = left.saturating_sub(1);
+            let _ = stream.write_all(&simple(error, asked.cookie, &vec![3; len]));
+        }
+    });
+    let disk = open(&liar.spec());
+    let mut worker = worker(&disk).with_slots(SLOTS);
+    let view = guest(LEN);
+    for expected in [Ok(()), Err(IoError::Os(Errno::IO)), Err(IoError::Os(Errno::IO))] {
+        for slot in 0..SLOTS {
+            worker.io(slot).buffers_mut().clear(&mut Marks::off());
+            worker.io(slot).buffers_mut().push(&view, Gpa(0), LEN as u32).unwrap();
+            assert_eq!(worker.start(slot, Request::Read { offset: 0 }), Step::Busy);
+        }
+        let mut over = Vec::new();
+        while over.len() < SLOTS {
+            over.extend(worker.turn());
+        }
+        assert!(over.iter().all(|(_, result)| *result == expected), "{over:?}");
+    }
+}
+
+/// A server has as many short requests at a time as are documented, and answers them in an order of its own.
+#[test]
+fn many_short_requests_are_with_the_server_at_once() {
+    const SLOTS: usize = 256;
+    let liar = Liar::start(1, |_, stream| {
+        greet(stream, &hello(false));
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let asked: Vec<_> = (0..SLOTS).map_while(|_| hear(stream)).collect();
+        assert_eq!(asked.len(), SLOTS, "the others are held back");
+        for asked in asked.iter().rev() {
+            stream.write_all(&simple(0, asked.cookie, &vec![(asked.at / 256) as u8; 256 * 2])).unwrap();
+        }
+        assert_eq!(hear(stream).unwrap().command, BYE);
+    });
+    let disk = open(&liar.spec());
+    let mut worker = worker(&disk).with_slots(SLOTS);
+    let view = guest(512 * SLOTS as u64);
+    for slot in 0..SLOTS {
+        let at = 512 * slot as u64;
+        worker.io(slot).buffers_mut().push(&view, Gpa(at), 512).unwrap();
+        let offset = at % SIZE;
+        assert_eq!(worker.start(slot, Request::Read { offset }), Step::Busy);
+    }
+    let mut left = SLOTS;
+    while left > 0 {
+        for (slot, result) in worker.turn() {
+            let mut bytes = [0; 512];
+            view.read(Gpa(512 * slot as u64), &mut bytes).unwrap();
+            assert_eq!((result, bytes), (Ok(()), [(512 * slot as u64 % SIZE / 256) as u8; 512]));
+            left -= 1;
+        }
+    }
 }
 
 /// All ways to an export that servers know, by what the client says on each.
@@ -409,7 +475,7 @@ fn what_a_flush_covers() {
         });
         let disk = open(&liar.export("", 60));
         let mut flusher = worker(&disk);
-        assert_eq!(flusher.start(0, Request::Flush), kickless_disk::Step::Busy);
+        assert_eq!(flusher.start(0, Request::Flush), Step::Busy);
         let mut writer = worker(&disk);
         assert_eq!(writer.write(0, &[1; 512], 0), Ok(()));
         let mut over = Vec::new();
