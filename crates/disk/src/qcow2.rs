@@ -68,7 +68,7 @@ impl Qcow2 {
         let seen = image.open(false).map_err(failed)?;
         let size = seen.size() - seen.size() % SECTOR;
         if size == 0 || size > i64::MAX as u64 {
-            return Err(Error::Size(seen.size()));
+            return Err(failed(io::Error::other(Error::Size(seen.size()))));
         }
         let limits = limits(&seen, options.read_only);
         drop(seen);

@@ -5,7 +5,7 @@
 mod common;
 
 use common::qcow2::Image;
-use common::{Random, Worker, options};
+use common::{Loop, Random, Worker, options};
 use kickless_disk::lock::ImageLock;
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request};
 use kickless_io::{EngineKind, Errno};
@@ -181,6 +181,54 @@ fn what_has_been_answered_is_in_the_file() {
         expected[at as usize..][..4096].fill(5);
         assert!(image.contents() == expected, "the write at {at} is not there");
     }
+    // In whole clusters, which is in the tables alone.
+    on_extent(&mut worker(&disk), Request::WriteZeroes { durable: false }, 0, 64 << 10, false);
+    expected[..4096].fill(0);
+    assert!(image.contents() == expected, "the zeroes are not there");
+    for (request, at, unmap) in [
+        (Request::WriteZeroes { durable: false }, 64 << 10, true),
+        (Request::Discard { durable: false }, 704 << 10, false),
+    ] {
+        let data = |at: u64| {
+            let map = image.img(&["map", "-U", "-f", "qcow2", "--output=json", "disk.qcow2"]);
+            let ends = |line: &&str| line.contains(&format!("\"start\": {at},"));
+            map.lines().find(ends).is_some_and(|line| line.contains("\"data\": true"))
+        };
+        assert_eq!(worker(&disk).write(at, &[5; 64 << 10], 0), Ok(()));
+        assert!(data(at));
+        on_extent(&mut worker(&disk), request, at, 64 << 10, unmap);
+        assert!(!data(at), "{request:?}: the file still has it at {at}");
+    }
+}
+
+/// What is flushed is on stable storage, as far as the kernel is asked: it counts what it has flushed of a device.
+#[test]
+fn flushes_reach_the_device() {
+    let image = Image::of(&[1; 65536], &[]);
+    let device = match Loop::new(common::image(&vec![0; 4 << 20]), false) {
+        Ok(device) => device,
+        Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
+    };
+    fs::copy(image.path(), device.path()).unwrap();
+    let name = device.path().file_name().unwrap().to_str().unwrap();
+    // The sixteenth number, says the kernel's Documentation/block/stat.rst.
+    let flushes = || -> u64 {
+        let stat = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
+    };
+    for cache in CACHES {
+        let disk = open(&DiskSpec::Qcow2(device.path().into()), cache).unwrap();
+        let mut worker = worker(&disk);
+        assert_eq!(worker.write(0, &[2; 4096], 0), Ok(()));
+        let before = flushes();
+        assert_eq!(worker.flush(), Ok(()));
+        assert!(flushes() > before, "{cache}");
+        assert_eq!(worker.write(0, &[3; 4096], 0), Ok(()));
+        let before = flushes();
+        drop(worker);
+        disk.hand_over().unwrap();
+        assert!(flushes() > before, "{cache}: handed over");
+    }
 }
 
 /// Opening writes nothing: another host may still be using the image.
@@ -298,6 +346,7 @@ fn images_that_are_refused() {
     assert!(make("data", &["-o", "data_file=other", "data", "1M"]).contains("another file"));
     assert!(make("json", &["-u", "-b", "json:{}", "-F", "raw", "json", "1M"]).contains("not in a file"));
     assert!(make("url", &["-u", "-b", "nbd://h/x", "-F", "raw", "url", "1M"]).contains("not in a file"));
+    assert!(make("empty", &["empty", "0"]).contains("0 bytes"));
     assert!(make("gone", &["-u", "-b", "nothing", "-F", "raw", "gone", "1M"]).contains("nothing"));
     assert!(make("vmdk", &["-u", "-b", "raw", "-F", "vmdk", "vmdk", "1M"]).contains("vmdk"));
     image.img(&["create", "-q", "-f", "qcow2", "-u", "-b", "round", "-F", "qcow2", "about", "1M"]);

@@ -86,12 +86,7 @@ impl Threads {
 impl Drop for Threads {
     /// What has been begun is done; what has not, has failed.
     fn drop(&mut self) {
-        let rest = {
-            let mut work = self.shared.lock();
-            work.stop = true;
-            std::mem::take(&mut work.orders)
-        };
-        drop(rest);
+        self.shared.lock().stop = true;
         self.shared.more.notify_all();
         let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
         for thread in threads.drain(..) {
@@ -126,6 +121,65 @@ impl Shared {
             work.idle += 1;
             work = self.more.wait(work).unwrap_or_else(PoisonError::into_inner);
             work.idle -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::posted::{Call, Ticket};
+    use kickless_io::Waker;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn as_many_threads_as_are_needed_and_allowed() {
+        let (begun, begins) = channel();
+        let gate = Arc::new((Mutex::new(false), Condvar::new()));
+        let theirs = gate.clone();
+        let threads = Threads::start("test", move |order| {
+            begun.send(order.at).unwrap();
+            let open = theirs.0.lock().unwrap();
+            drop(theirs.1.wait_while(open, |open| !*open).unwrap());
+            Ok(())
+        })
+        .unwrap();
+        let waker = Waker::new().unwrap();
+        let tickets: Vec<_> = (0..2 * THREADS_MAX).map(|_| Arc::new(Ticket::default())).collect();
+        for (at, ticket) in (0..).zip(&tickets) {
+            threads.post(ticket.order(Call::Flush, (at, 0), None, &waker));
+        }
+        assert_eq!(threads.threads.lock().unwrap().len(), THREADS_MAX);
+        // Each has one; they are begun in their order, though not told of in it.
+        let mut first: Vec<u64> = begins.iter().take(THREADS_MAX).collect();
+        first.sort_unstable();
+        assert_eq!(first, (0..THREADS_MAX as u64).collect::<Vec<_>>());
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+        drop(threads);
+        let results: Vec<_> = tickets.iter().map(|ticket| ticket.take().unwrap().result).collect();
+        assert!(results[..THREADS_MAX].iter().all(Result::is_ok));
+        // Of the others some may have been begun; all have an answer.
+        assert!(results.iter().all(|result| [Ok(()), Err(IoError::Os(Errno::IO))].contains(result)));
+    }
+
+    #[test]
+    fn a_mistake_of_the_library_is_one_failure() {
+        let threads = Threads::start("test", |order| {
+            assert!(order.at != 0, "a mistake");
+            Ok(())
+        })
+        .unwrap();
+        let (waker, tickets) = (Waker::new().unwrap(), [(); 2].map(|()| Arc::new(Ticket::default())));
+        for (at, ticket) in (0..).zip(&tickets) {
+            threads.post(ticket.order(Call::Flush, (at, 0), None, &waker));
+            let answer = loop {
+                match ticket.take() {
+                    Some(answer) => break answer,
+                    None => std::thread::yield_now(),
+                }
+            };
+            assert_eq!(answer.result.is_ok(), at != 0);
         }
     }
 }
