@@ -131,6 +131,7 @@ mod tests {
     use crate::posted::{Call, Ticket};
     use kickless_io::Waker;
     use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     #[test]
     fn as_many_threads_as_are_needed_and_allowed() {
@@ -149,14 +150,16 @@ mod tests {
         for (at, ticket) in (0..).zip(&tickets) {
             threads.post(ticket.order(Call::Flush, (at, 0), None, &waker));
         }
-        assert_eq!(threads.threads.lock().unwrap().len(), THREADS_MAX);
-        // Each has one; they are begun in their order, though not told of in it.
-        let mut first: Vec<u64> = begins.iter().take(THREADS_MAX).collect();
-        first.sort_unstable();
-        assert_eq!(first, (0..THREADS_MAX as u64).collect::<Vec<_>>());
+        let count = threads.threads.lock().unwrap().len();
+        let begin = || begins.recv_timeout(Duration::from_secs(60)).ok();
+        let mut first: Vec<u64> = (0..THREADS_MAX).map_while(|_| begin()).collect();
         *gate.0.lock().unwrap() = true;
         gate.1.notify_all();
         drop(threads);
+        assert_eq!(count, THREADS_MAX);
+        // Each has one; they are begun in their order, though not told of in it.
+        first.sort_unstable();
+        assert_eq!(first, (0..THREADS_MAX as u64).collect::<Vec<_>>());
         let results: Vec<_> = tickets.iter().map(|ticket| ticket.take().unwrap().result).collect();
         assert!(results[..THREADS_MAX].iter().all(Result::is_ok));
         // Of the others some may have been begun; all have an answer.
