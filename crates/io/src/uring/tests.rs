@@ -206,6 +206,18 @@ fn registered_memory_comes_and_goes() {
     assert_eq!(counts(&uring), (0, 0));
 }
 
+/// More often than the kernel's table has places.
+#[test]
+fn places_of_registered_memory_are_used_again() {
+    let mut uring = Uring::open(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
+    let view = guest(4096);
+    for _ in 0..5000 {
+        uring.hold_memory(&view);
+        assert_eq!(uring.ops.buffers.as_ref().unwrap().counts(), (1, 1));
+        uring.release_memory(&view);
+    }
+}
+
 #[test]
 fn files_on_which_the_ring_is_fast_stay_with_it() {
     let mut uring = Uring::open(options(1)).unwrap();
