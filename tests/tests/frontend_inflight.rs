@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use kickless_spec::blk;
 use kickless_spec::vhost_user::inflight_region_len;
 use kickless_tests::daemon::{Daemon, DaemonConfig};
+use kickless_tests::driver::Queue;
 use kickless_tests::driver_request::{Layout, Place, Request, pattern};
 use kickless_tests::frontend::{Answer, LIMIT};
 use kickless_tests::frontend_inflight::Kept;
@@ -311,6 +312,37 @@ fn stops_and_goes_on(engine: &str) {
     }
     let log = served.end().unwrap();
     assert!(says_again(&log).is_empty(), "{log:#?}");
+}
+
+/// Rings that begin anew after a reset are not those of which the buffer tells.
+#[test]
+fn a_reset_forgets_the_buffer() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    for shape in shapes() {
+        let mut machine = Machine::prepare(served.socket(), &shape).unwrap();
+        for round in 0..3u64 {
+            machine.keep().unwrap();
+            machine.resume().unwrap();
+            for index in 0..shape.queues {
+                // Rings that stand at different places.
+                for nth in 0..round + u64::from(index) {
+                    machine.write(index, nth, &pattern(nth, 512)).unwrap();
+                }
+            }
+            machine.frontend.order(&Message::ResetDevice).unwrap();
+            for index in 0..shape.queues {
+                let queue =
+                    Queue::new(&mut machine.ram, index, shape.size, machine.frontend.features()).unwrap();
+                machine.queues[usize::from(index)] = queue;
+                machine.frontend.start(&machine.queues[usize::from(index)]).unwrap();
+                machine.write(index, 50, &pattern(round, 512)).unwrap();
+                assert_eq!(machine.read(index, 50, 512).unwrap(), pattern(round, 512), "{shape:?}");
+            }
+            machine.stop().unwrap();
+        }
+    }
+    let log = served.end().unwrap();
+    assert!(!log.iter().any(|line| line.contains(" ERROR ")) && says_again(&log).is_empty(), "{log:#?}");
 }
 
 /// A packed ring, whose base nobody knows, cannot go on without a buffer, and can with one.
