@@ -9,10 +9,11 @@ use anyhow::{Context, Result, ensure};
 /// Lines of a source file, tests included.
 const LINES_MAX: usize = 800;
 /// Where the lint against unsafe code may be lifted, each file for itself.
-const ISLANDS: [&str; 8] = [
+const ISLANDS: [&str; 9] = [
     "crates/memory/",
     "crates/virtqueue/",
     "crates/io/",
+    "crates/disk/src/rbd/ffi.rs",
     "crates/driver/src/slots.rs",
     "crates/driver-c/",
     "crates/kickless/src/listen.rs",

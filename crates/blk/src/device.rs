@@ -100,6 +100,11 @@ impl Blk {
         }
     }
 
+    /// Signalled when [`Blk::look_at_size`] would find something; `None`: nobody says so.
+    pub fn resized(&self) -> Option<&Waker> {
+        self.shared.disk.resized()
+    }
+
     fn set_locks(&self, locks: Vec<ImageLock>) {
         *self.locks.lock().unwrap_or_else(PoisonError::into_inner) = locks;
     }
@@ -112,8 +117,12 @@ impl Blk {
             ImageLock::acquire_within(file, read_only, PATIENCE)
                 .map_err(|error| failed(format!("the image cannot be locked: {error}")))
         };
-        if let Some(file) = disk.file().filter(|_| self.options.lock) {
-            locks.push(lock(file, disk.limits().read_only)?);
+        if self.options.lock {
+            if let Some(file) = disk.file() {
+                locks.push(lock(file, disk.limits().read_only)?);
+            }
+            disk.acquire_own_lock()
+                .map_err(|error| failed(format!("the image cannot be locked: {error}")))?;
         }
         // From here on nobody else writes: what another process, here or on another host, left behind is what there is.
         disk.take_over().map_err(|error| failed(format!("the image cannot be used: {error}")))?;
@@ -177,7 +186,7 @@ impl Device for Blk {
     }
 
     fn open(&self) -> Result<(), StartError> {
-        self.set_locks(self.take()?);
+        self.set_locks(self.take().inspect_err(|_| self.shared.disk.release_own_lock())?);
         self.look_at_size();
         Ok(())
     }
@@ -186,6 +195,7 @@ impl Device for Blk {
         if let Err(error) = self.shared.disk.hand_over() {
             error!(%error, "not all that was written is in the image; a host that takes it over may read old data");
         }
+        self.shared.disk.release_own_lock();
         self.set_locks(Vec::new());
     }
 

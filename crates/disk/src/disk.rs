@@ -1,10 +1,11 @@
 //! One disk of several kinds.
 
+use crate::lock::LockError;
 use crate::{
     DiskSpec, Error, FaultDisk, FileDisk, Io, Lane, LibraryDisk, Limits, MemoryDisk, NullDisk, Options,
     Request, Resized, Step,
 };
-use kickless_io::{Completion, Engine, FileId};
+use kickless_io::{Completion, Engine, FileId, Waker};
 use std::fs::File;
 use std::io;
 
@@ -40,6 +41,8 @@ impl Disk {
             DiskSpec::Qcow2(path) => Self::Library(Box::new(LibraryDisk::qcow2(path, options)?)),
             #[cfg(feature = "nbd")]
             DiskSpec::Nbd(uri) => Self::Library(Box::new(LibraryDisk::nbd(uri, options)?)),
+            #[cfg(feature = "rbd")]
+            DiskSpec::Rbd(name) => Self::Library(Box::new(LibraryDisk::rbd(name, options)?)),
             DiskSpec::Fault(rules, under) => {
                 Self::Fault(Box::new(FaultDisk::new(rules, Self::open(under, options)?)?))
             }
@@ -69,15 +72,25 @@ impl Disk {
         }
     }
 
-    /// Looks whether the file behind it has become longer, and becomes as long.
+    /// Looks whether what lies behind it has become longer, and becomes as long.
     ///
     /// # Errors
     /// The file cannot be asked.
     pub fn look_at_size(&self) -> io::Result<Resized> {
         match self {
             Self::File(file) => file.look_at_size(),
-            Self::Null(_) | Self::Memory(_) | Self::Library(_) => Ok(Resized::Same),
+            Self::Null(_) | Self::Memory(_) => Ok(Resized::Same),
+            Self::Library(library) => Ok(library.look_at_size()),
             Self::Fault(fault) => fault.under().look_at_size(),
+        }
+    }
+
+    /// Signalled when it is worth looking at its size; `None`: it does not tell.
+    pub fn resized(&self) -> Option<&Waker> {
+        match self {
+            Self::Library(library) => library.resized(),
+            Self::File(_) | Self::Null(_) | Self::Memory(_) => None,
+            Self::Fault(fault) => fault.under().resized(),
         }
     }
 
@@ -101,6 +114,41 @@ impl Disk {
             Self::Library(library) => library.under(),
             Self::File(_) | Self::Null(_) | Self::Memory(_) => Ok(Vec::new()),
             Self::Fault(fault) => fault.under().files_under(),
+        }
+    }
+
+    /// Whether somebody else uses a disk that has a lock of its own, beside those of files: a cluster keeps it. Waits a moment for
+    /// others to let go.
+    ///
+    /// # Errors
+    /// They do not, or nobody knows.
+    pub fn check_own_lock(&self) -> Result<(), LockError> {
+        match self {
+            Self::Library(library) => library.check_lock(),
+            Self::File(_) | Self::Null(_) | Self::Memory(_) => Ok(()),
+            Self::Fault(fault) => fault.under().check_own_lock(),
+        }
+    }
+
+    /// Takes the lock that the disk has of its own, if it has one. As [`Disk::check_own_lock`], but one who does not answer is waited
+    /// for until it is certain that he cannot write any more, which takes up to a minute.
+    ///
+    /// # Errors
+    /// Another has it, or it cannot be had. Nothing is held then.
+    pub fn acquire_own_lock(&self) -> Result<(), LockError> {
+        match self {
+            Self::Library(library) => library.acquire_lock(),
+            Self::File(_) | Self::Null(_) | Self::Memory(_) => Ok(()),
+            Self::Fault(fault) => fault.under().acquire_own_lock(),
+        }
+    }
+
+    /// Gives the lock back that the disk has of its own. Waits for that within bounds.
+    pub fn release_own_lock(&self) {
+        match self {
+            Self::Library(library) => library.release_lock(),
+            Self::File(_) | Self::Null(_) | Self::Memory(_) => {}
+            Self::Fault(fault) => fault.under().release_own_lock(),
         }
     }
 

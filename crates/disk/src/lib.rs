@@ -1,7 +1,7 @@
 //! What lies behind a virtio-blk device.
 //!
 //! A [`Disk`] is a file or block device, RAM, or nothing at all; what a library makes of a file (qcow2) or has elsewhere (an
-//! NBD server's export), each behind a feature of its name; or, in tests, one of these with faults. Any number of workers use one disk at the
+//! NBD server's export, an image of a Ceph cluster), each behind a feature of its name; or, in tests, one of these with faults. Any number of workers use one disk at the
 //! same time, each through its own engine ([`Disk::attach`]); what they share is immutable, or locked on
 //! paths that are rare.
 //!
@@ -38,18 +38,28 @@ mod error;
 mod fault;
 mod file;
 mod io;
-#[cfg_attr(not(any(feature = "nbd", feature = "qcow2")), expect(unused_variables, reason = "no library"))]
+#[cfg_attr(
+    not(any(feature = "nbd", feature = "qcow2", feature = "rbd")),
+    expect(unused_variables, reason = "no library")
+)]
 mod library;
 pub mod lock;
 mod memory;
 #[cfg(feature = "nbd")]
 mod nbd;
 mod null;
-#[cfg_attr(not(any(feature = "nbd", feature = "qcow2")), expect(dead_code, reason = "no library"))]
+mod percent;
+#[cfg_attr(
+    not(any(feature = "nbd", feature = "qcow2", feature = "rbd")),
+    expect(dead_code, reason = "no library")
+)]
 mod posted;
 #[cfg(feature = "qcow2")]
 mod qcow2;
 mod range;
+#[cfg(feature = "rbd")]
+mod rbd;
+mod rbd_name;
 mod spec;
 
 pub use disk::Disk;
@@ -64,4 +74,5 @@ pub use nbd::fuzzing as nbd_fuzzing;
 #[cfg(feature = "nbd")]
 pub use nbd::{BadUri, NbdUri};
 pub use null::NullDisk;
+pub use rbd_name::{BadRbdName, RbdName};
 pub use spec::{Cache, DiskSpec, Lifetime, Limits, Options, RangeLimits, SECTOR, UnknownCache};

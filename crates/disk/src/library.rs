@@ -1,9 +1,11 @@
 //! Disks through libraries, one face for all of them.
 
+use crate::lock::LockError;
 use crate::posted::{Order, Posted};
-#[cfg(any(feature = "nbd", feature = "qcow2"))]
+#[cfg(any(feature = "nbd", feature = "qcow2", feature = "rbd"))]
 use crate::{Error, Options};
-use crate::{Io, Lane, Limits, Request, Step};
+use crate::{Io, Lane, Limits, Request, Resized, Step};
+use kickless_io::Waker;
 use std::fs::File;
 use std::io;
 
@@ -21,6 +23,8 @@ enum Library {
     Qcow2(crate::qcow2::Qcow2),
     #[cfg(feature = "nbd")]
     Nbd(crate::nbd::Nbd),
+    #[cfg(feature = "rbd")]
+    Rbd(crate::rbd::Rbd),
 }
 
 impl LibraryDisk {
@@ -44,6 +48,16 @@ impl LibraryDisk {
         Ok(Self { library: Library::Nbd(nbd), posted })
     }
 
+    /// An image of a Ceph cluster.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    #[cfg(feature = "rbd")]
+    pub(crate) fn rbd(name: &crate::RbdName, options: &Options) -> Result<Self, Error> {
+        let (rbd, posted) = crate::rbd::Rbd::open(name, options)?;
+        Ok(Self { library: Library::Rbd(rbd), posted })
+    }
+
     pub(crate) fn limits(&self) -> &Limits {
         self.posted.limits()
     }
@@ -60,6 +74,8 @@ impl LibraryDisk {
             Library::Qcow2(_) => "qcow2:",
             #[cfg(feature = "nbd")]
             Library::Nbd(_) => "nbd:",
+            #[cfg(feature = "rbd")]
+            Library::Rbd(_) => "rbd:",
         }
     }
 
@@ -69,6 +85,8 @@ impl LibraryDisk {
             Library::Qcow2(ref qcow2) => qcow2.identity(),
             #[cfg(feature = "nbd")]
             Library::Nbd(ref nbd) => nbd.identity(),
+            #[cfg(feature = "rbd")]
+            Library::Rbd(ref rbd) => rbd.identity(),
         }
     }
 
@@ -79,6 +97,8 @@ impl LibraryDisk {
             Library::Qcow2(ref qcow2) => Some(qcow2.file()),
             #[cfg(feature = "nbd")]
             Library::Nbd(_) => None,
+            #[cfg(feature = "rbd")]
+            Library::Rbd(_) => None,
         }
     }
 
@@ -89,6 +109,8 @@ impl LibraryDisk {
             Library::Qcow2(ref qcow2) => qcow2.under(),
             #[cfg(feature = "nbd")]
             Library::Nbd(_) => Ok(Vec::new()),
+            #[cfg(feature = "rbd")]
+            Library::Rbd(_) => Ok(Vec::new()),
         }
     }
 
@@ -98,6 +120,8 @@ impl LibraryDisk {
             Library::Qcow2(ref qcow2) => qcow2.hand_over(),
             #[cfg(feature = "nbd")]
             Library::Nbd(_) => Ok(()),
+            #[cfg(feature = "rbd")]
+            Library::Rbd(ref rbd) => rbd.hand_over(),
         }
     }
 
@@ -110,6 +134,74 @@ impl LibraryDisk {
                 nbd.take_over();
                 Ok(())
             }
+            #[cfg(feature = "rbd")]
+            Library::Rbd(ref rbd) => rbd.take_over(),
+        }
+    }
+
+    /// Looks at what has been heard of its size.
+    pub(crate) fn look_at_size(&self) -> Resized {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(_) => Resized::Same,
+            #[cfg(feature = "nbd")]
+            Library::Nbd(_) => Resized::Same,
+            #[cfg(feature = "rbd")]
+            Library::Rbd(ref rbd) => {
+                let bytes = rbd.bytes();
+                let to = bytes - bytes % crate::SECTOR;
+                let from = self.posted.grow(to);
+                match to {
+                    _ if to > from => Resized::Grown { from, to },
+                    _ if to < from => Resized::Shrunk { from, to: bytes },
+                    _ => Resized::Same,
+                }
+            }
+        }
+    }
+
+    /// Signalled when there is something to look at.
+    pub(crate) fn resized(&self) -> Option<&Waker> {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(_) => None,
+            #[cfg(feature = "nbd")]
+            Library::Nbd(_) => None,
+            #[cfg(feature = "rbd")]
+            Library::Rbd(ref rbd) => Some(rbd.resized()),
+        }
+    }
+
+    pub(crate) fn check_lock(&self) -> Result<(), LockError> {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(_) => Ok(()),
+            #[cfg(feature = "nbd")]
+            Library::Nbd(_) => Ok(()),
+            #[cfg(feature = "rbd")]
+            Library::Rbd(ref rbd) => rbd.check_lock(),
+        }
+    }
+
+    pub(crate) fn acquire_lock(&self) -> Result<(), LockError> {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(_) => Ok(()),
+            #[cfg(feature = "nbd")]
+            Library::Nbd(_) => Ok(()),
+            #[cfg(feature = "rbd")]
+            Library::Rbd(ref rbd) => rbd.acquire(),
+        }
+    }
+
+    pub(crate) fn release_lock(&self) {
+        match self.library {
+            #[cfg(feature = "qcow2")]
+            Library::Qcow2(_) => {}
+            #[cfg(feature = "nbd")]
+            Library::Nbd(_) => {}
+            #[cfg(feature = "rbd")]
+            Library::Rbd(ref rbd) => rbd.release(),
         }
     }
 
@@ -120,6 +212,8 @@ impl LibraryDisk {
             Library::Qcow2(_) => {}
             #[cfg(feature = "nbd")]
             Library::Nbd(ref nbd) => nbd.hurry(),
+            #[cfg(feature = "rbd")]
+            Library::Rbd(ref rbd) => rbd.hurry(),
         }
     }
 
@@ -129,6 +223,8 @@ impl LibraryDisk {
             Library::Qcow2(ref qcow2) => qcow2.post(order),
             #[cfg(feature = "nbd")]
             Library::Nbd(ref nbd) => nbd.post(order),
+            #[cfg(feature = "rbd")]
+            Library::Rbd(ref rbd) => rbd.post(order),
         }
     }
 

@@ -63,6 +63,17 @@ pub enum LockError {
     /// Another process uses the image alone.
     #[error("another process is using it alone")]
     Exclusive,
+    /// A client of a cluster has the lock that the cluster keeps.
+    #[error("another client of the cluster, {0}, is using it")]
+    Owned(String),
+    /// An image of a cluster for which it keeps no lock.
+    #[error(
+        "it has no exclusive lock: rbd feature enable gives it exclusive-lock, and --lock=off does without"
+    )]
+    None,
+    /// Whoever keeps the lock cannot give it.
+    #[error("{0}")]
+    Failed(#[source] io::Error),
     /// The file system cannot lock files in this way, or refuses to.
     #[error("the file cannot be locked (--lock=off does without): {0}")]
     Unsupported(#[source] io::Error),
@@ -80,7 +91,7 @@ impl LockError {
 
     /// Whether it can be had once others let go.
     fn is_held(&self) -> bool {
-        !matches!(self, Self::Unsupported(_))
+        matches!(self, Self::Written | Self::NotShared | Self::Exclusive)
     }
 }
 

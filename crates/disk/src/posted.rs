@@ -13,7 +13,7 @@ use crate::io::Phase;
 use crate::{Io, IoError, Lane, Limits, Request, Step};
 use kickless_io::Errno;
 pub(crate) use order::Ticket;
-#[cfg(feature = "nbd")]
+#[cfg(any(feature = "nbd", feature = "rbd"))]
 pub(crate) use order::Wakes;
 pub(crate) use order::{Call, Order};
 use std::sync::Arc;
@@ -76,6 +76,12 @@ impl Posted {
     #[inline]
     pub(crate) fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
+    }
+
+    /// It has become this long, if that is longer; how long it was.
+    #[cfg(feature = "rbd")]
+    pub(crate) fn grow(&self, to: u64) -> u64 {
+        self.size.fetch_max(to, Ordering::Relaxed)
     }
 
     /// Starts a request; `post` gives the library something to do, and never waits.

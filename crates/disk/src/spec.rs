@@ -23,6 +23,9 @@ pub enum DiskSpec {
     /// An export of an NBD server.
     #[cfg(feature = "nbd")]
     Nbd(crate::NbdUri),
+    /// An image of a Ceph cluster.
+    #[cfg(feature = "rbd")]
+    Rbd(Box<crate::RbdName>),
     /// Another disk, with faults. For tests.
     Fault(FaultRules, Box<DiskSpec>),
 }

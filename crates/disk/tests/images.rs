@@ -44,6 +44,11 @@ fn each_kind(len: u64, read_only: bool) -> Vec<(String, Disk, Box<dyn Any>)> {
         let server = common::server::Server::start(kind, &contents, &[]);
         specs.push((server.spec(""), Box::new(server)));
     }
+    #[cfg(feature = "rbd")]
+    {
+        let image = common::ceph::Image::of(&contents);
+        specs.push((image.spec(""), Box::new(image)));
+    }
     let mut disks = Vec::new();
     for (spec, kept) in specs {
         let kept = Rc::new(kept);

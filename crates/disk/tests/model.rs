@@ -366,6 +366,23 @@ fn nbd_exports_on_two_threads() {
     }
 }
 
+#[test]
+#[cfg(feature = "rbd")]
+fn ceph_images_on_two_threads() {
+    for cache in [Cache::None, Cache::Writeback] {
+        check(4, 2, |contents| {
+            let image = common::ceph::Image::of(contents);
+            let disk = Disk::open(&image.spec(""), &options(cache, false)).unwrap();
+            // What has been answered without a cache is in the cluster.
+            let behind = move || image.contents();
+            Target {
+                disk,
+                behind: (cache == Cache::None).then(|| Box::new(behind) as Box<dyn Fn() -> Vec<u8>>),
+            }
+        });
+    }
+}
+
 /// Blocks of 4096 bytes: sectors are read, changed and written back, and must not undo one another.
 #[test]
 fn large_blocks_on_two_threads() {

@@ -7,6 +7,7 @@ use std::thread::{self, ScopedJoinHandle};
 
 use anyhow::{Context, Result, anyhow};
 use kickless_blk::Blk;
+use kickless_io::Waker;
 use kickless_memory::fault;
 use kickless_vhost::{Ended, Server};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -113,7 +114,8 @@ fn serve_all(
             }
         }
         drop(running);
-        wait_until(&ended, signals, resizes, || log_counters(ready, "counters"), || look_at_sizes(ready));
+        let (report, look) = (|| log_counters(ready, "counters"), || look_at_sizes(ready));
+        wait_until(&ended, signals, &Sizes { resizes, ready }, report, look);
         let ends: Vec<Result<()>> = threads.into_iter().map(joined).collect();
         ends.into_iter().fold(started, Result::and)
     })
@@ -143,22 +145,42 @@ fn serve_one(ready: &Ready<'_>, signals: &Signals) -> Result<()> {
         .with_context(|| format!("device {name}"))
 }
 
-/// Calls `report` and `look` whenever a signal asks for it, and `look` also when a block device of the host has another size,
+/// Who tells of disks that have another size: the host's kernel of block devices, and some disks themselves.
+struct Sizes<'a> {
+    resizes: Option<&'a Resizes>,
+    ready: &'a [Ready<'a>],
+}
+
+impl Sizes<'_> {
+    fn wakers(&self) -> impl Iterator<Item = &Waker> {
+        self.ready.iter().filter_map(|ready| ready.disk.resized())
+    }
+
+    /// What becomes readable when one is told of.
+    fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let kernel = self.resizes.map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN));
+        kernel
+            .into_iter()
+            .chain(self.wakers().map(|waker| PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)))
+    }
+
+    /// Takes all that has been told; whether that was anything.
+    fn take(&self) -> bool {
+        let told = self.wakers().fold(false, |told, waker| told | waker.clear());
+        told | self.resizes.is_some_and(Resizes::take)
+    }
+}
+
+/// Calls `report` and `look` whenever a signal asks for it, and `look` also when what lies behind a disk has another size,
 /// until the other end of `ended` is closed.
-fn wait_until(
-    ended: &UnixStream,
-    signals: &Signals,
-    resizes: Option<&Resizes>,
-    report: impl Fn(),
-    look: impl Fn(),
-) {
+fn wait_until(ended: &UnixStream, signals: &Signals, sizes: &Sizes<'_>, report: impl Fn(), look: impl Fn()) {
     loop {
         let mut fds = vec![
             PollFd::new(ended, PollFlags::IN),
             PollFd::from_borrowed_fd(signals.report(), PollFlags::IN),
             PollFd::from_borrowed_fd(signals.look(), PollFlags::IN),
         ];
-        fds.extend(resizes.map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN)));
+        fds.extend(sizes.fds());
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return warn!(%error, "signals cannot be waited for any more"),
@@ -169,7 +191,7 @@ fn wait_until(
         if signals.take_report() {
             report();
         }
-        if signals.take_look() | resizes.is_some_and(Resizes::take) {
+        if signals.take_look() | sizes.take() {
             look();
         }
     }

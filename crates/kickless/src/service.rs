@@ -108,6 +108,9 @@ pub(crate) enum BlkFile {
     /// An export of an NBD server.
     #[cfg(feature = "nbd")]
     Nbd(Box<kickless_disk::NbdUri>),
+    /// An image of a Ceph cluster.
+    #[cfg(feature = "rbd")]
+    Rbd(Box<kickless_disk::RbdName>),
     /// Another of these with faults, for tests.
     Fault(Box<Fault>),
 }
@@ -132,6 +135,8 @@ impl BlkFile {
             BlkFile::Qcow2(path) => Some(path),
             #[cfg(feature = "nbd")]
             BlkFile::Nbd(_) => None,
+            #[cfg(feature = "rbd")]
+            BlkFile::Rbd(_) => None,
             BlkFile::Null(_) | BlkFile::Memory(_) => None,
             BlkFile::Fault(fault) => fault.under.path(),
         }
@@ -157,6 +162,8 @@ impl fmt::Display for BlkFile {
             BlkFile::Qcow2(path) => write!(f, "qcow2:{}", path.display()),
             #[cfg(feature = "nbd")]
             BlkFile::Nbd(uri) => uri.fmt(f),
+            #[cfg(feature = "rbd")]
+            BlkFile::Rbd(name) => name.fmt(f),
             BlkFile::Fault(fault) => write!(f, "fault:{}:{}", fault.text, fault.under),
         }
     }

@@ -69,6 +69,9 @@ fn disk(device: &Device, said: Said) -> Result<Blk> {
         lock::check_within(file, of.read_only, lock::PATIENCE)
             .with_context(|| format!("{}: {} cannot be locked", option(), path.display()))?;
     }
+    if of.lock && !of.incoming {
+        disk.check_own_lock().with_context(|| format!("{}: {} cannot be locked", option(), of.blk_file))?;
+    }
     let serial = of.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
     let (queues_max, queue_size_max) = (of.num_queues, of.queue_size);
     Ok(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: of.lock }))
@@ -83,6 +86,8 @@ fn spec(of: &BlkFile) -> DiskSpec {
         BlkFile::Qcow2(path) => DiskSpec::Qcow2(path.clone()),
         #[cfg(feature = "nbd")]
         BlkFile::Nbd(uri) => DiskSpec::Nbd((**uri).clone()),
+        #[cfg(feature = "rbd")]
+        BlkFile::Rbd(name) => DiskSpec::Rbd(name.clone()),
         BlkFile::Fault(fault) => DiskSpec::Fault(fault.rules.clone(), Box::new(spec(&fault.under))),
     }
 }

@@ -1,6 +1,7 @@
 //! Where an NBD server is and which of its exports is meant, as the NBD URI specification writes it.
 //! Source: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>, on RFC 3986.
 
+use crate::percent;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -142,19 +143,7 @@ fn seconds(text: &str) -> Result<Duration, BadUri> {
 
 /// Undoes percent-encoding.
 fn decode(text: &str) -> Result<String, BadUri> {
-    let bad = || BadUri::Encoding(text.to_owned());
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'%' => {
-                let mut digit = || rest.next().and_then(|d| char::from(d).to_digit(16)).ok_or_else(bad);
-                (digit()? << 4 | digit()?) as u8
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).map_err(|_| bad())
+    percent::decode(text).ok_or_else(|| BadUri::Encoding(text.to_owned()))
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
+#[cfg(feature = "rbd")]
+pub mod ceph;
 #[cfg(feature = "nbd")]
 pub mod liar;
 #[cfg(feature = "qcow2")]

@@ -102,6 +102,7 @@ pub(crate) fn parse_blk_file(text: OsString) -> Result<BlkFile, String> {
         Some((scheme, rest)) if scheme.starts_with("nbd") && rest.starts_with("//") => {
             parse_nbd(&text.to_string_lossy())
         }
+        Some(("rbd", _)) => parse_rbd(&text.to_string_lossy()),
         Some(("null", bytes)) => size(bytes).map(BlkFile::Null),
         Some(("mem", bytes)) => size(bytes).map(BlkFile::Memory),
         Some(("fault", rest)) => parse_fault(rest),
@@ -132,6 +133,23 @@ fn parse_nbd(uri: &str) -> Result<BlkFile, String> {
 #[cfg(not(feature = "nbd"))]
 fn parse_nbd(_: &str) -> Result<BlkFile, String> {
     Err("this program was built without the feature nbd".into())
+}
+
+fn parse_rbd(text: &str) -> Result<BlkFile, String> {
+    let name = text.parse().map_err(|error: kickless_disk::BadRbdName| error.to_string())?;
+    rbd(name)
+}
+
+#[cfg(feature = "rbd")]
+fn rbd(name: kickless_disk::RbdName) -> Result<BlkFile, String> {
+    Ok(BlkFile::Rbd(Box::new(name)))
+}
+
+#[cfg(not(feature = "rbd"))]
+fn rbd(name: kickless_disk::RbdName) -> Result<BlkFile, String> {
+    Err(format!(
+        "{name} needs a program that was built with the feature rbd: cargo build --features rbd, with librbd-dev"
+    ))
 }
 
 /// What follows `fault:`.

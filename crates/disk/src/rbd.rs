@@ -1,0 +1,345 @@
+//! An image of a Ceph cluster, through librbd.
+//!
+//! Requests go to the library straight from the workers and are answered from its threads. What else there is to ask of it waits
+//! for the cluster, which may be for ever, and so is asked by a thread of ours that nobody has to wait for.
+
+mod control;
+mod ffi;
+mod flights;
+mod lock;
+
+use crate::lock::LockError;
+use crate::posted::{Order, Posted};
+use crate::{Cache, Error, IoError, Limits, Options, RangeLimits, RbdName, SECTOR};
+use control::{Control, Job};
+use ffi::{Cluster, Image, Pool, Shape, c_text};
+use flights::Flights;
+use kickless_io::Waker;
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// How long the cluster may take until a disk is open.
+const OPEN_WITHIN: Duration = Duration::from_secs(30);
+
+/// Bytes of one discard or write of zeroes: some hundred objects.
+const RANGE_MAX: u64 = 1 << 30;
+
+/// What the library gives back at least (`rbd_discard_granularity_bytes`), where it does not say.
+const DISCARD_BYTES: u64 = 64 << 10;
+
+/// An image that is open, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Rbd {
+    /// There until the end.
+    image: Option<Arc<Image>>,
+    control: Arc<Control>,
+    flights: Arc<Flights>,
+    clock: Option<JoinHandle<()>>,
+    name: RbdName,
+    identity: String,
+    read_only: bool,
+    has_lock: bool,
+}
+
+/// What was found when the image was opened.
+struct Opened {
+    image: Arc<Image>,
+    shape: Shape,
+    id: String,
+    /// Bytes that are given back at least.
+    granularity: u64,
+}
+
+impl Rbd {
+    /// Opens an image.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(crate) fn open(name: &RbdName, options: &Options) -> Result<(Self, Posted), Error> {
+        let failed = |source: io::Error| Error::Library { disk: name.to_string(), source };
+        if name.snapshot.is_some() && !options.read_only {
+            return Err(failed(io::Error::other("a snapshot is read-only: give --read-only")));
+        }
+        let control = Arc::new(Control::new().map_err(failed)?);
+        let (tell, told) = sync_channel(1);
+        let (theirs, of, how) = (control.clone(), name.clone(), *options);
+        Builder::new()
+            .name("rbd-control".into())
+            .spawn(move || serve(&theirs, &of, &how, &tell))
+            .map_err(failed)?;
+        let opened = match told.recv_timeout(OPEN_WITHIN) {
+            Ok(opened) => opened.map_err(failed)?,
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(failed(io::Error::other("the cluster does not answer")));
+            }
+            Err(RecvTimeoutError::Disconnected) => return Err(failed(io::Error::other("no thread for it"))),
+        };
+        let Opened { image, shape, id, granularity } = opened;
+        let size = shape.size - shape.size % SECTOR;
+        let flights = Arc::new(Flights::new(name.stop_timeout));
+        let theirs = flights.clone();
+        let clock = Builder::new().name("rbd-clock".into()).spawn(move || theirs.keep_time());
+        let mut rbd = Self {
+            image: Some(image),
+            control,
+            flights,
+            clock: None,
+            name: name.clone(),
+            identity: identity(name, &id),
+            read_only: options.read_only,
+            has_lock: shape.has_lock,
+        };
+        // From here on the image is closed by being dropped, whatever happens.
+        rbd.clock = Some(clock.map_err(failed)?);
+        if size == 0 || shape.size > i64::MAX as u64 {
+            return Err(Error::Size(shape.size));
+        }
+        // Without a cache a write is durable when it is done. But an image may have settings of its own that give it one.
+        Ok((rbd, Posted::new(limits(shape, granularity, options.read_only), size, false)))
+    }
+
+    pub(crate) fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// Posts an order, and never waits.
+    pub(crate) fn post(&self, order: Order) {
+        let Some(image) = &self.image else { return };
+        // The library would cut it off at the end without a word.
+        if order.at + order.len > self.control.size() {
+            return order.answer(Err(IoError::Shrunk), &mut crate::posted::Wakes::default());
+        }
+        let (call, at, len) = (order.call, order.at, order.len);
+        if let Some(flight) = self.flights.board(order) {
+            image.submit(call, (at, len), flight);
+        }
+    }
+
+    pub(crate) fn hurry(&self) {
+        self.flights.hurry();
+    }
+
+    /// Bytes of the image, as far as is known.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.control.size()
+    }
+
+    /// Signalled when these have changed.
+    pub(crate) fn resized(&self) -> &Waker {
+        self.control.resized()
+    }
+
+    /// Whether another client uses the image, as far as it says so. Waits a moment for it to stop.
+    pub(crate) fn check_lock(&self) -> Result<(), LockError> {
+        self.with_lock(Job::Check)
+    }
+
+    /// Takes the lock of the image. One who only reads needs none.
+    pub(crate) fn acquire(&self) -> Result<(), LockError> {
+        self.with_lock(Job::Acquire)
+    }
+
+    fn with_lock(&self, job: Job) -> Result<(), LockError> {
+        if self.read_only {
+            return Ok(());
+        }
+        if !self.has_lock {
+            return Err(LockError::None);
+        }
+        self.call(job, lock::ACQUIRE_WITHIN)
+    }
+
+    /// Gives the lock back, if there is one.
+    pub(crate) fn release(&self) {
+        if self.read_only || !self.has_lock {
+            return;
+        }
+        if let Err(error) = self.call(Job::Release, self.flights.patience()) {
+            tracing::error!(image = %self.name, %error, "the lock of the image is still ours");
+        }
+    }
+
+    pub(crate) fn take_over(&self) -> io::Result<()> {
+        self.flights.renew();
+        self.call(Job::Forget, lock::ACQUIRE_WITHIN).map_err(io::Error::other)
+    }
+
+    pub(crate) fn hand_over(&self) -> io::Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        self.call(Job::Flush, self.flights.patience()).map_err(io::Error::other)
+    }
+
+    fn call(&self, job: Job, within: Duration) -> Result<(), LockError> {
+        match self.control.call(job, within) {
+            Some(outcome) => {
+                self.flights.renew();
+                outcome
+            }
+            None => {
+                self.flights.nothing_heard();
+                Err(LockError::Failed(io::Error::other("the cluster does not answer")))
+            }
+        }
+    }
+}
+
+impl Drop for Rbd {
+    fn drop(&mut self) {
+        // The thread's is the last then.
+        self.image = None;
+        if !self.control.end(self.flights.patience()) {
+            tracing::error!(image = %self.name, "the Ceph cluster does not answer: the image is left open");
+        }
+        self.flights.end();
+        let _ = self.clock.take().map(JoinHandle::join);
+    }
+}
+
+/// The thread's work: opens the image, says so, and does what is asked until it is to be closed.
+fn serve(control: &Arc<Control>, name: &RbdName, options: &Options, tell: &SyncSender<io::Result<Opened>>) {
+    let opened = match open(control, name, options) {
+        Ok(opened) => opened,
+        Err(error) => {
+            // Who asked may have gone.
+            let _ = tell.send(Err(error));
+            return;
+        }
+    };
+    control.set_size(opened.shape.size);
+    let image = opened.image.clone();
+    // An empty name is that of no object: nobody is asked, and nobody answers.
+    let header = c_text(&format!("rbd_header.{}", opened.id)).unwrap_or_default();
+    if tell.send(Ok(opened)).is_ok() {
+        control.run(image, &header);
+    }
+}
+
+fn open(control: &Arc<Control>, name: &RbdName, options: &Options) -> io::Result<Opened> {
+    let cluster = connect(name, options)?;
+    let granularity = cluster.get(c"rbd_discard_granularity_bytes").ok().and_then(|text| text.parse().ok());
+    let mut pool = Pool::open(cluster, &c_text(&name.pool)?)
+        .map_err(|error| missing(error, || format!("there is no pool {:?}", name.pool)))?;
+    if let Some(namespace) = &name.namespace {
+        let c_namespace = c_text(namespace)?;
+        if !pool.has_namespace(&c_namespace)? {
+            return Err(io::Error::other(format!(
+                "there is no namespace {namespace:?} in pool {:?}",
+                name.pool
+            )));
+        }
+        pool.enter_namespace(&c_namespace);
+    }
+    let snapshot = name.snapshot.as_deref().map(c_text).transpose()?;
+    let mut image = Image::open(pool, &c_text(&name.image)?, snapshot.as_deref(), options.read_only)
+        .map_err(|error| {
+            missing(error, || match &name.snapshot {
+                Some(snapshot) => format!("there is no image {:?} with a snapshot {snapshot:?}", name.image),
+                None => format!("there is no image {:?}", name.image),
+            })
+        })?;
+    // To watch is to write, and who reads may not be allowed to.
+    if !options.read_only {
+        image.watch(control.clone())?;
+    }
+    let shape = image.shape()?;
+    let id = image.id().unwrap_or_default();
+    let granularity = granularity.filter(|&bytes: &u64| bytes >= SECTOR).unwrap_or(DISCARD_BYTES);
+    Ok(Opened { image: Arc::new(image), shape, id, granularity })
+}
+
+fn connect(name: &RbdName, options: &Options) -> io::Result<Cluster> {
+    let id = name.id.as_deref().map(c_text).transpose()?;
+    let cluster = Cluster::new(Some(id.as_deref().unwrap_or(c"admin")))?;
+    let path = name.conf.as_ref().map(|path| CString::new(path.as_os_str().as_bytes()));
+    let path = path.transpose().map_err(io::Error::other)?;
+    match cluster.read_conf(path.as_deref()) {
+        Ok(()) => {}
+        // All that is in such a file can be said here as well.
+        Err(_) if name.conf.is_none() && !name.settings.is_empty() => {}
+        Err(error) => {
+            let file = name.conf.as_ref().map_or("no configuration of Ceph's".into(), |path| {
+                format!("the configuration {}", path.display())
+            });
+            return Err(io::Error::other(format!("{file} cannot be read: {error}")));
+        }
+    }
+    // What the cache of the host's kernel is for files, as QEMU has it too.
+    let cached: &CStr = if options.cache == Cache::Writeback { c"true" } else { c"false" };
+    cluster.set(c"rbd_cache", cached)?;
+    for (key, value) in &name.settings {
+        cluster
+            .set(&c_text(key)?, &c_text(value)?)
+            .map_err(|error| io::Error::other(format!("Ceph refuses the setting {key}={value}: {error}")))?;
+    }
+    cluster
+        .connect()
+        .map_err(|error| io::Error::other(format!("the cluster cannot be connected to: {error}")))?;
+    Ok(cluster)
+}
+
+/// Says what it is that is missing.
+fn missing(error: io::Error, what: impl FnOnce() -> String) -> io::Error {
+    if error.kind() == io::ErrorKind::NotFound { io::Error::other(what()) } else { error }
+}
+
+/// Runs of objects are what Ceph's own driver in Linux gives for the best size, and what discards are rounded to for the least.
+fn limits(shape: Shape, granularity: u64, read_only: bool) -> Limits {
+    let ranges = (!read_only).then(|| RangeLimits::bytes(RANGE_MAX, granularity));
+    let best = shape.object.saturating_mul(shape.stripes.max(1)) / SECTOR;
+    Limits {
+        min_io_size: u16::try_from(granularity / SECTOR).unwrap_or(0),
+        opt_io_size: u32::try_from(best).unwrap_or(0),
+        discard: ranges,
+        write_zeroes: ranges.map(|ranges| RangeLimits { alignment: 1, ..ranges }),
+        zeroes_may_unmap: ranges.is_some(),
+        ..Limits::plain(read_only)
+    }
+}
+
+/// What the cluster calls the image, so that the two can be matched; for a snapshot, or where that is too long, a hash (FNV-1a) of all
+/// names.
+fn identity(name: &RbdName, id: &str) -> String {
+    let plain = format!("rbd-{id}");
+    if !id.is_empty() && name.snapshot.is_none() && plain.len() <= 20 && plain.is_ascii() {
+        return plain;
+    }
+    let text = format!("{:?} {:?} {:?} {id} {:?}", name.pool, name.namespace, name.image, name.snapshot);
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("rbd-{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities() {
+        let of = |text: &str, id: &str| identity(&text.parse().unwrap(), id);
+        assert_eq!(of("rbd:p/i", "1015279560bb"), "rbd-1015279560bb");
+        let hashed = [of("rbd:p/i@s", "1015279560bb"), of("rbd:p/i", ""), of("rbd:p/i", &"1".repeat(17))];
+        for (number, identity) in hashed.iter().enumerate() {
+            assert!(identity.len() == 20 && !hashed[..number].contains(identity), "{hashed:?}");
+        }
+    }
+
+    #[test]
+    fn shapes() {
+        let shape = Shape { size: 1 << 30, object: 4 << 20, stripes: 1, has_lock: true };
+        let found = limits(shape, 64 << 10, false);
+        assert_eq!((found.min_io_size, found.opt_io_size), (128, 8192));
+        assert_eq!(found.discard.map(|discard| discard.alignment), Some(128));
+        assert_eq!(found.write_zeroes.map(|zeroes| zeroes.alignment), Some(1));
+        assert!(limits(shape, 64 << 10, true).discard.is_none());
+        let odd = limits(Shape { object: u64::MAX, stripes: 0, ..shape }, 64 << 20, false);
+        assert_eq!((odd.min_io_size, odd.opt_io_size), (0, 0));
+    }
+}

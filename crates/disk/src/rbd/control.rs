@@ -1,0 +1,223 @@
+//! The thread that makes the calls that wait for the cluster, and those who wait for it no longer than they want.
+
+use super::ffi::Image;
+use super::lock;
+use crate::lock::LockError;
+use kickless_io::Waker;
+use std::ffi::CString;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What has to wait for the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Job {
+    /// Finds out whether somebody else uses the image.
+    Check,
+    /// Takes the image's lock.
+    Acquire,
+    /// Gives it back.
+    Release,
+    /// Forgets what was read before.
+    Forget,
+    /// Has all that was written on stable storage.
+    Flush,
+}
+
+/// How a job ended.
+pub(super) type Outcome = Result<(), LockError>;
+
+/// What the thread shares with those who want something of it. Nothing is locked inside.
+#[derive(Debug)]
+pub(super) struct Control {
+    desk: Mutex<Desk>,
+    changed: Condvar,
+    /// Bytes of the image, as was heard last.
+    size: AtomicU64,
+    /// Signalled when that has changed.
+    resized: Waker,
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    /// What is to be done next, and its number.
+    asked: Option<(Job, u64)>,
+    /// Something is being done.
+    busy: bool,
+    /// How that ended which somebody has waited for.
+    done: Option<(Outcome, u64)>,
+    next: u64,
+    /// The lock is to be given back, and nobody waits for that.
+    release: bool,
+    /// The size may be another.
+    look: bool,
+    end: bool,
+    ended: bool,
+}
+
+/// What the thread does.
+enum Step {
+    Do(Job, u64),
+    Release,
+    Look,
+    End,
+}
+
+impl Control {
+    pub(super) fn new() -> io::Result<Self> {
+        let (desk, changed) = (Mutex::default(), Condvar::new());
+        Ok(Self { desk, changed, size: AtomicU64::new(0), resized: Waker::new()? })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has something done; `None` when that takes longer. It goes on then, but a lock that is taken so late is given back.
+    pub(super) fn call(&self, job: Job, within: Duration) -> Option<Outcome> {
+        let deadline = Instant::now() + within;
+        // Whoever asked before may have given up.
+        let Some(mut desk) = self.wait(self.lock(), deadline, |desk| !desk.busy && desk.asked.is_none())
+        else {
+            self.give_up(job, None);
+            return None;
+        };
+        let number = desk.next;
+        desk.next += 1;
+        desk.asked = Some((job, number));
+        self.changed.notify_all();
+        let is_done = |desk: &Desk| matches!(desk.done, Some((_, done)) if done == number);
+        match self.wait(desk, deadline, is_done) {
+            Some(mut desk) => desk.done.take().map(|(outcome, _)| outcome),
+            None => {
+                self.give_up(job, Some(number));
+                None
+            }
+        }
+    }
+
+    /// Waits until something is so; `None` if it is not so in time.
+    fn wait<'a>(
+        &self,
+        mut desk: MutexGuard<'a, Desk>,
+        deadline: Instant,
+        is_so: impl Fn(&Desk) -> bool,
+    ) -> Option<MutexGuard<'a, Desk>> {
+        while !is_so(&desk) {
+            let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+            desk = self.changed.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Some(desk)
+    }
+
+    /// Nobody waits for this job any more.
+    fn give_up(&self, job: Job, number: Option<u64>) {
+        let mut desk = self.lock();
+        if number.is_some() && desk.asked.is_some_and(|(_, asked)| Some(asked) == number) {
+            desk.asked = None;
+        }
+        // What comes out of it comes before whatever is asked next.
+        desk.release |= matches!(job, Job::Acquire | Job::Release);
+        self.changed.notify_all();
+    }
+
+    /// The image has changed: its size may have.
+    pub(super) fn image_changed(&self) {
+        self.lock().look = true;
+        self.changed.notify_all();
+    }
+
+    /// Bytes of the image, as far as is known.
+    pub(super) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Relaxed);
+    }
+
+    /// Signalled when the size has become another.
+    pub(super) fn resized(&self) -> &Waker {
+        &self.resized
+    }
+
+    /// Has the thread close the image and end; whether it has within this time.
+    pub(super) fn end(&self, within: Duration) -> bool {
+        let mut desk = self.lock();
+        desk.end = true;
+        self.changed.notify_all();
+        self.wait(desk, Instant::now() + within, |desk| desk.ended).is_some()
+    }
+
+    /// The thread's work, until the image is closed.
+    pub(super) fn run(&self, image: Arc<Image>, header: &CString) {
+        loop {
+            match self.next() {
+                Step::Do(job, number) => {
+                    let outcome = perform(&image, header, job);
+                    if let Err(error) = &outcome {
+                        tracing::debug!(?job, %error, "the Ceph cluster refuses");
+                    }
+                    let mut desk = self.lock();
+                    (desk.busy, desk.done) = (false, Some((outcome, number)));
+                    // Another client may have changed it while nobody here looked.
+                    desk.look |= matches!(job, Job::Acquire | Job::Forget);
+                }
+                Step::Release => {
+                    if let Err(error) = perform(&image, header, Job::Release) {
+                        tracing::warn!(%error, "the lock of a Ceph image cannot be given back");
+                    }
+                    self.lock().busy = false;
+                }
+                Step::Look => {
+                    match image.size() {
+                        Ok(size) if self.size.swap(size, Ordering::Relaxed) != size => self.resized.wake(),
+                        Ok(_) => {}
+                        Err(error) => tracing::warn!(%error, "the size of a Ceph image cannot be found out"),
+                    }
+                    self.lock().busy = false;
+                }
+                Step::End => break,
+            }
+            self.changed.notify_all();
+        }
+        // Closed here, where it may take as long as it likes: nobody else has it any more.
+        drop(image);
+        self.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for something to do.
+    fn next(&self) -> Step {
+        let mut desk = self.lock();
+        loop {
+            let step = if std::mem::take(&mut desk.release) {
+                Some(Step::Release)
+            } else if let Some((job, number)) = desk.asked.take() {
+                Some(Step::Do(job, number))
+            } else if desk.end {
+                Some(Step::End)
+            } else if std::mem::take(&mut desk.look) {
+                Some(Step::Look)
+            } else {
+                None
+            };
+            if let Some(step) = step {
+                desk.busy = true;
+                return step;
+            }
+            desk = self.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn perform(image: &Image, header: &CString, job: Job) -> Outcome {
+    match job {
+        Job::Check => lock::check(image, header),
+        Job::Acquire => lock::acquire(image, header),
+        Job::Release => lock::release(image),
+        Job::Forget => image.invalidate_cache().map_err(lock::failed),
+        Job::Flush => image.flush().map_err(lock::failed),
+    }
+}

@@ -1,0 +1,561 @@
+//! librados and librbd, as far as they are needed, behind types that own what the libraries give out.
+//!
+//! The declarations are those of `rados/librados.h` and `rbd/librbd.h` of Ceph 16, the first that has all of them. Every call but
+//! [`Image::submit`] may wait for the cluster, for ever if need be. All handles may be used by several threads at a time.
+#![expect(unsafe_code, reason = "two libraries in C")]
+
+use super::control::Control;
+use super::flights::Flight;
+use crate::posted::Call;
+use libc::{c_char, c_int, c_void, size_t, ssize_t};
+use rustix::io::Errno;
+use std::ffi::{CStr, CString};
+use std::io;
+use std::ptr;
+use std::sync::Arc;
+
+/// `RBD_LOCK_MODE_EXCLUSIVE`.
+const LOCK_MODE_EXCLUSIVE: c_int = 0;
+/// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`: the zeroes take space.
+const WRITE_ZEROES_THICK: c_int = 1;
+/// `RBD_FEATURE_EXCLUSIVE_LOCK`, of `rbd/features.h`.
+const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
+/// Owners of a lock, and watchers of an image, that are asked for. More of the latter are not all seen.
+const LISTED_MAX: usize = 64;
+/// Bytes of an image's id, which has a dozen or two, and of a setting's value.
+const TEXT_BYTES_MAX: usize = 256;
+
+type Completion = *mut c_void;
+
+#[repr(C)]
+struct ImageInfo {
+    size: u64,
+    obj_size: u64,
+    num_objs: u64,
+    order: c_int,
+    block_name_prefix: [c_char; 24],
+    parent_pool: i64,
+    parent_name: [c_char; 96],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Watcher {
+    addr: *mut c_char,
+    id: i64,
+    cookie: u64,
+}
+
+#[link(name = "rados")]
+unsafe extern "C" {
+    fn rados_create(cluster: *mut *mut c_void, id: *const c_char) -> c_int;
+    fn rados_shutdown(cluster: *mut c_void);
+    fn rados_conf_read_file(cluster: *mut c_void, path: *const c_char) -> c_int;
+    fn rados_conf_set(cluster: *mut c_void, option: *const c_char, value: *const c_char) -> c_int;
+    fn rados_conf_get(cluster: *mut c_void, option: *const c_char, value: *mut c_char, len: size_t) -> c_int;
+    fn rados_connect(cluster: *mut c_void) -> c_int;
+    fn rados_ioctx_create(cluster: *mut c_void, pool: *const c_char, io: *mut *mut c_void) -> c_int;
+    fn rados_ioctx_destroy(io: *mut c_void);
+    fn rados_ioctx_set_namespace(io: *mut c_void, namespace: *const c_char);
+    fn rados_notify2(
+        io: *mut c_void,
+        object: *const c_char,
+        message: *const c_char,
+        len: c_int,
+        timeout_ms: u64,
+        reply: *mut *mut c_char,
+        reply_len: *mut size_t,
+    ) -> c_int;
+}
+
+#[link(name = "rbd")]
+unsafe extern "C" {
+    fn rbd_namespace_exists(io: *mut c_void, namespace: *const c_char, exists: *mut bool) -> c_int;
+    fn rbd_open(
+        io: *mut c_void,
+        name: *const c_char,
+        image: *mut *mut c_void,
+        snapshot: *const c_char,
+    ) -> c_int;
+    fn rbd_open_read_only(
+        io: *mut c_void,
+        name: *const c_char,
+        image: *mut *mut c_void,
+        snapshot: *const c_char,
+    ) -> c_int;
+    fn rbd_close(image: *mut c_void) -> c_int;
+    fn rbd_stat(image: *mut c_void, info: *mut ImageInfo, len: size_t) -> c_int;
+    fn rbd_get_size(image: *mut c_void, size: *mut u64) -> c_int;
+    fn rbd_get_features(image: *mut c_void, features: *mut u64) -> c_int;
+    fn rbd_get_stripe_count(image: *mut c_void, count: *mut u64) -> c_int;
+    fn rbd_get_id(image: *mut c_void, id: *mut c_char, len: size_t) -> c_int;
+    fn rbd_is_exclusive_lock_owner(image: *mut c_void, owner: *mut c_int) -> c_int;
+    fn rbd_lock_acquire(image: *mut c_void, mode: c_int) -> c_int;
+    fn rbd_lock_release(image: *mut c_void) -> c_int;
+    fn rbd_lock_get_owners(
+        image: *mut c_void,
+        mode: *mut c_int,
+        owners: *mut *mut c_char,
+        count: *mut size_t,
+    ) -> c_int;
+    fn rbd_lock_get_owners_cleanup(owners: *mut *mut c_char, count: size_t);
+    fn rbd_watchers_list(image: *mut c_void, watchers: *mut Watcher, count: *mut size_t) -> c_int;
+    fn rbd_watchers_list_cleanup(watchers: *mut Watcher, count: size_t);
+    fn rbd_flush(image: *mut c_void) -> c_int;
+    fn rbd_invalidate_cache(image: *mut c_void) -> c_int;
+    fn rbd_update_watch(
+        image: *mut c_void,
+        handle: *mut u64,
+        changed: extern "C" fn(*mut c_void),
+        arg: *mut c_void,
+    ) -> c_int;
+    fn rbd_update_unwatch(image: *mut c_void, handle: u64) -> c_int;
+    fn rbd_aio_create_completion(
+        arg: *mut c_void,
+        landed: extern "C" fn(Completion, *mut c_void),
+        completion: *mut Completion,
+    ) -> c_int;
+    fn rbd_aio_get_return_value(completion: Completion) -> ssize_t;
+    fn rbd_aio_release(completion: Completion);
+    fn rbd_aio_read(
+        image: *mut c_void,
+        at: u64,
+        len: size_t,
+        into: *mut c_char,
+        completion: Completion,
+    ) -> c_int;
+    fn rbd_aio_write(
+        image: *mut c_void,
+        at: u64,
+        len: size_t,
+        from: *const c_char,
+        completion: Completion,
+    ) -> c_int;
+    fn rbd_aio_flush(image: *mut c_void, completion: Completion) -> c_int;
+    fn rbd_aio_discard(image: *mut c_void, at: u64, len: u64, completion: Completion) -> c_int;
+    fn rbd_aio_write_zeroes(
+        image: *mut c_void,
+        at: u64,
+        len: size_t,
+        completion: Completion,
+        zero_flags: c_int,
+        op_flags: c_int,
+    ) -> c_int;
+}
+
+/// What a call returned: an error below 0.
+fn checked(returned: c_int) -> io::Result<()> {
+    if returned < 0 { Err(io::Error::from_raw_os_error(-returned)) } else { Ok(()) }
+}
+
+/// A text that the library has put there.
+fn text(bytes: &[u8]) -> String {
+    let text = CStr::from_bytes_until_nul(bytes).unwrap_or_default();
+    text.to_string_lossy().into_owned()
+}
+
+fn or_null(text: Option<&CStr>) -> *const c_char {
+    text.map_or(ptr::null(), CStr::as_ptr)
+}
+
+/// A client of a cluster, connected or not yet.
+#[derive(Debug)]
+pub(super) struct Cluster(*mut c_void);
+
+// SAFETY:
+// - on any thread: librados ties no handle to a thread (`librados.h`, "Thread safety": all calls may be made from several).
+unsafe impl Send for Cluster {}
+
+impl Cluster {
+    /// A client of this name (without `client.`), that nobody has told anything yet.
+    pub(super) fn new(id: Option<&CStr>) -> io::Result<Self> {
+        let mut cluster = ptr::null_mut();
+        // SAFETY:
+        // - pointers: to a place for the handle, and to a text that ends, or null, for which the library takes "admin".
+        checked(unsafe { rados_create(&mut cluster, or_null(id)) })?;
+        Ok(Self(cluster))
+    }
+
+    /// Reads a configuration file; `None`: the first there is where Ceph looks for one.
+    pub(super) fn read_conf(&self, path: Option<&CStr>) -> io::Result<()> {
+        // SAFETY:
+        // - handle: ours until it is dropped;
+        // - text: it ends, or is null.
+        checked(unsafe { rados_conf_read_file(self.0, or_null(path)) })
+    }
+
+    /// Sets what the file would have set. Before connecting.
+    pub(super) fn set(&self, option: &CStr, value: &CStr) -> io::Result<()> {
+        // SAFETY:
+        // - handle: ours until it is dropped;
+        // - texts: they end.
+        checked(unsafe { rados_conf_set(self.0, option.as_ptr(), value.as_ptr()) })
+    }
+
+    /// What a setting is, if it is not too long.
+    pub(super) fn get(&self, option: &CStr) -> io::Result<String> {
+        let mut value = [0u8; TEXT_BYTES_MAX];
+        // SAFETY:
+        // - handle: ours until it is dropped;
+        // - text: it ends; the value has as much room as is said, and ends within it.
+        checked(unsafe { rados_conf_get(self.0, option.as_ptr(), value.as_mut_ptr().cast(), value.len()) })?;
+        Ok(text(&value))
+    }
+
+    pub(super) fn connect(&self) -> io::Result<()> {
+        // SAFETY:
+        // - handle: ours until it is dropped.
+        checked(unsafe { rados_connect(self.0) })
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // SAFETY:
+        // - handle: ours, and nobody has it from now on; pools are dropped before their cluster.
+        unsafe { rados_shutdown(self.0) }
+    }
+}
+
+/// A pool, or a namespace of one.
+#[derive(Debug)]
+pub(super) struct Pool {
+    io: *mut c_void,
+    /// After the pool.
+    _cluster: Cluster,
+}
+
+// SAFETY:
+// - on any thread: as for a cluster.
+unsafe impl Send for Pool {}
+// SAFETY:
+// - on several threads: `librados.h` has all calls be made from several; what sets the namespace takes it alone.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    /// A pool of a cluster that is connected.
+    pub(super) fn open(cluster: Cluster, name: &CStr) -> io::Result<Self> {
+        let mut io = ptr::null_mut();
+        // SAFETY:
+        // - handle: of a cluster that lives as long as the pool;
+        // - pointers: to a text that ends, and a place for the handle.
+        checked(unsafe { rados_ioctx_create(cluster.0, name.as_ptr(), &mut io) })?;
+        Ok(Self { io, _cluster: cluster })
+    }
+
+    pub(super) fn has_namespace(&self, name: &CStr) -> io::Result<bool> {
+        let mut exists = false;
+        // SAFETY:
+        // - handle: ours until it is dropped;
+        // - pointers: to a text that ends, and a place for the answer.
+        checked(unsafe { rbd_namespace_exists(self.io, name.as_ptr(), &mut exists) })?;
+        Ok(exists)
+    }
+
+    pub(super) fn enter_namespace(&mut self, name: &CStr) {
+        // SAFETY:
+        // - handle: ours until it is dropped, and nobody else's meanwhile;
+        // - text: it ends.
+        unsafe { rados_ioctx_set_namespace(self.io, name.as_ptr()) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY:
+        // - handle: ours, and nobody has it from now on; images are closed before their pool.
+        unsafe { rados_ioctx_destroy(self.io) }
+    }
+}
+
+/// What an image is made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    /// Bytes.
+    pub(super) size: u64,
+    /// Bytes of an object.
+    pub(super) object: u64,
+    /// Objects that a run of bytes is spread over.
+    pub(super) stripes: u64,
+    /// It can be locked.
+    pub(super) has_lock: bool,
+}
+
+/// An image that is open. Dropping it closes it, which waits for all that is in flight.
+#[derive(Debug)]
+pub(super) struct Image {
+    image: *mut c_void,
+    watch: Option<(u64, *const Control)>,
+    pool: Pool,
+}
+
+// SAFETY:
+// - on any thread: librbd ties no handle to a thread, and what the watch points to is `Sync`.
+unsafe impl Send for Image {}
+// SAFETY:
+// - on several threads: librbd locks what an image shares; the watch is set and ended by who has it alone.
+unsafe impl Sync for Image {}
+
+impl Image {
+    /// Opens an image of a pool, or a snapshot of it, which can only be read.
+    pub(super) fn open(
+        pool: Pool,
+        name: &CStr,
+        snapshot: Option<&CStr>,
+        read_only: bool,
+    ) -> io::Result<Self> {
+        let (mut image, snapshot) = (ptr::null_mut(), or_null(snapshot));
+        let open = if read_only { rbd_open_read_only } else { rbd_open };
+        // SAFETY:
+        // - handle: of a pool that lives as long as the image;
+        // - pointers: to texts that end, or null for no snapshot, and a place for the handle.
+        checked(unsafe { open(pool.io, name.as_ptr(), &mut image, snapshot) })?;
+        Ok(Self { image, watch: None, pool })
+    }
+
+    /// Has the control look whenever something about the image has changed, such as its size.
+    pub(super) fn watch(&mut self, control: Arc<Control>) -> io::Result<()> {
+        let (mut handle, control) = (0, Arc::into_raw(control));
+        // SAFETY:
+        // - handle: ours until it is dropped;
+        // - pointers: to a place for the watch's handle, and to what is not given up before the watch has ended.
+        let watched =
+            checked(unsafe { rbd_update_watch(self.image, &mut handle, changed, control.cast_mut().cast()) });
+        if let Err(error) = watched {
+            // SAFETY:
+            // - origin: from `into_raw` above, and the library has not taken it.
+            drop(unsafe { Arc::from_raw(control) });
+            return Err(error);
+        }
+        self.watch = Some((handle, control));
+        Ok(())
+    }
+
+    pub(super) fn shape(&self) -> io::Result<Shape> {
+        let (mut info, mut stripes, mut features) = (
+            ImageInfo {
+                size: 0,
+                obj_size: 0,
+                num_objs: 0,
+                order: 0,
+                block_name_prefix: [0; 24],
+                parent_pool: 0,
+                parent_name: [0; 96],
+            },
+            0,
+            0,
+        );
+        // SAFETY:
+        // - handle: ours until it is dropped;
+        // - pointers: to places of the types that the library writes, with the length that is said.
+        unsafe {
+            checked(rbd_stat(self.image, &mut info, size_of::<ImageInfo>()))?;
+            checked(rbd_get_stripe_count(self.image, &mut stripes))?;
+            checked(rbd_get_features(self.image, &mut features))?;
+        }
+        let has_lock = features & FEATURE_EXCLUSIVE_LOCK != 0;
+        Ok(Shape { size: info.size, object: info.obj_size, stripes, has_lock })
+    }
+
+    /// Bytes, as they are now.
+    pub(super) fn size(&self) -> io::Result<u64> {
+        let mut size = 0;
+        // SAFETY:
+        // - handle: ours until it is dropped;
+        // - pointer: to a place for the size.
+        checked(unsafe { rbd_get_size(self.image, &mut size) })?;
+        Ok(size)
+    }
+
+    /// What tells it from all others of its cluster, where it is not of the old format.
+    pub(super) fn id(&self) -> io::Result<String> {
+        let mut id = [0u8; TEXT_BYTES_MAX];
+        // SAFETY:
+        // - handle: ours until it is dropped;
+        // - pointer: to as much room as is said, within which the text ends.
+        checked(unsafe { rbd_get_id(self.image, id.as_mut_ptr().cast(), id.len()) })?;
+        Ok(text(&id))
+    }
+
+    pub(super) fn owns_lock(&self) -> io::Result<bool> {
+        let mut owner = 0;
+        // SAFETY:
+        // - handle: ours until it is dropped;
+        // - pointer: to a place for the answer.
+        checked(unsafe { rbd_is_exclusive_lock_owner(self.image, &mut owner) })?;
+        Ok(owner != 0)
+    }
+
+    /// Takes the lock for as long as we want it. Whoever has it without insisting loses it.
+    pub(super) fn acquire_lock(&self) -> io::Result<()> {
+        // SAFETY:
+        // - handle: ours until it is dropped.
+        checked(unsafe { rbd_lock_acquire(self.image, LOCK_MODE_EXCLUSIVE) })
+    }
+
+    pub(super) fn release_lock(&self) -> io::Result<()> {
+        // SAFETY:
+        // - handle: ours until it is dropped.
+        checked(unsafe { rbd_lock_release(self.image) })
+    }
+
+    /// The addresses of the clients that have the lock.
+    pub(super) fn lock_owners(&self) -> io::Result<Vec<String>> {
+        let (mut mode, mut owners, mut count) = (0, [ptr::null_mut(); LISTED_MAX], LISTED_MAX);
+        // SAFETY:
+        // - handle: ours until it is dropped;
+        // - pointers: to places for the mode, and for as many texts as is said.
+        let listed = unsafe { rbd_lock_get_owners(self.image, &mut mode, owners.as_mut_ptr(), &mut count) };
+        match listed {
+            // Nobody has it.
+            error if error == -libc::ENOENT => return Ok(Vec::new()),
+            listed => checked(listed)?,
+        }
+        let count = count.min(owners.len());
+        let found = owners[..count].iter().map(|&owner| {
+            // SAFETY:
+            // - text: the library has put so many there, each of which ends, and has not been told to take them back.
+            unsafe { CStr::from_ptr(owner) }.to_string_lossy().into_owned()
+        });
+        let found = found.collect();
+        // SAFETY:
+        // - texts: those of the call above, and nobody has them any more.
+        unsafe { rbd_lock_get_owners_cleanup(owners.as_mut_ptr(), count) }
+        Ok(found)
+    }
+
+    /// The addresses of the clients that have the image open, or had until a moment ago.
+    pub(super) fn watchers(&self) -> io::Result<Vec<String>> {
+        let none = Watcher { addr: ptr::null_mut(), id: 0, cookie: 0 };
+        let (mut watchers, mut count) = ([none; LISTED_MAX], LISTED_MAX);
+        // SAFETY:
+        // - handle: ours until it is dropped;
+        // - pointers: to places for as many watchers as is said.
+        checked(unsafe { rbd_watchers_list(self.image, watchers.as_mut_ptr(), &mut count) })?;
+        let count = count.min(watchers.len());
+        let found = watchers[..count].iter().map(|watcher| {
+            // SAFETY:
+            // - text: the library has put so many there, each of which ends, and has not been told to take them back.
+            unsafe { CStr::from_ptr(watcher.addr) }.to_string_lossy().into_owned()
+        });
+        let found = found.collect();
+        // SAFETY:
+        // - watchers: those of the call above, and nobody has their texts any more.
+        unsafe { rbd_watchers_list_cleanup(watchers.as_mut_ptr(), count) }
+        Ok(found)
+    }
+
+    /// Whether all who have the image open answer within so many milliseconds. They are asked to look at its header.
+    pub(super) fn all_answer(&self, header: &CStr, timeout_ms: u64) -> bool {
+        let (io, none, no_len) = (self.pool.io, ptr::null_mut(), ptr::null_mut());
+        // SAFETY:
+        // - handle: of the pool, which lives as long as the image;
+        // - pointers: to a text that ends; no message; and nowhere, for the answers themselves are not wanted.
+        checked(unsafe { rados_notify2(io, header.as_ptr(), ptr::null(), 0, timeout_ms, none, no_len) })
+            .is_ok()
+    }
+
+    /// Has all that was written put on stable storage.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        // SAFETY:
+        // - handle: ours until it is dropped.
+        checked(unsafe { rbd_flush(self.image) })
+    }
+
+    /// Forgets what was read.
+    pub(super) fn invalidate_cache(&self) -> io::Result<()> {
+        // SAFETY:
+        // - handle: ours until it is dropped.
+        checked(unsafe { rbd_invalidate_cache(self.image) })
+    }
+
+    /// Asks for something to be done with `len` bytes at `at`, which are those of the flight's buffer where it is a transfer. The
+    /// flight lands once, on a thread of the library's or, where it is not begun, here.
+    pub(super) fn submit(&self, call: Call, (at, len): (u64, u64), mut flight: Box<Flight>) {
+        let bytes = match (call, &mut flight.buffer) {
+            (Call::Read | Call::Write { .. }, Some(buffer)) if buffer.len() as u64 >= len => {
+                buffer.as_mut_ptr().cast()
+            }
+            (Call::Read | Call::Write { .. }, _) => {
+                return flight.land(-(Errno::INVAL.raw_os_error() as isize));
+            }
+            _ => ptr::null_mut(),
+        };
+        let (arg, mut completion) = (Box::into_raw(flight), ptr::null_mut());
+        // SAFETY:
+        // - pointers: to a function that takes this argument, and a place for the handle.
+        let made = unsafe { rbd_aio_create_completion(arg.cast(), landed, &mut completion) };
+        let begun = if made < 0 { made } else { self.begin(call, (at, len), bytes, completion) };
+        if begun < 0 {
+            if made >= 0 {
+                // SAFETY:
+                // - handle: made above; a call that fails at once has not kept it.
+                unsafe { rbd_aio_release(completion) }
+            }
+            // SAFETY:
+            // - origin: from `into_raw` above; what was not begun does not land.
+            unsafe { Box::from_raw(arg) }.land(begun as isize);
+        }
+    }
+
+    fn begin(&self, call: Call, (at, len): (u64, u64), bytes: *mut c_char, completion: Completion) -> c_int {
+        let (image, size) = (self.image, len as size_t);
+        // SAFETY:
+        // - handles: the image is ours until it is dropped, which waits for all that is in flight; the completion is new;
+        // - bytes: `len` of them in a buffer of the flight, which nobody has until it lands.
+        unsafe {
+            match call {
+                Call::Read => rbd_aio_read(image, at, size, bytes, completion),
+                Call::Write { .. } => rbd_aio_write(image, at, size, bytes, completion),
+                Call::Flush => rbd_aio_flush(image, completion),
+                Call::Discard { .. } => rbd_aio_discard(image, at, len, completion),
+                Call::Zeroes { unmap, .. } => {
+                    let flags = if unmap { 0 } else { WRITE_ZEROES_THICK };
+                    rbd_aio_write_zeroes(image, at, size, completion, flags, 0)
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        if let Some((handle, control)) = self.watch.take() {
+            // SAFETY:
+            // - handles: ours, and the watch's of this image;
+            // - order: once it returns, the library calls no more, and what it called with can be given up.
+            unsafe {
+                rbd_update_unwatch(self.image, handle);
+                drop(Arc::from_raw(control));
+            }
+        }
+        // SAFETY:
+        // - handle: ours, and nobody has it from now on.
+        unsafe { rbd_close(self.image) };
+    }
+}
+
+/// Something has been done.
+extern "C" fn landed(completion: Completion, arg: *mut c_void) {
+    // SAFETY:
+    // - handle: of an operation that is over, which nobody uses after this;
+    // - origin: the argument was a box of a flight, and the library calls once for each.
+    let (returned, flight) = unsafe {
+        let returned = rbd_aio_get_return_value(completion);
+        rbd_aio_release(completion);
+        (returned, Box::from_raw(arg.cast::<Flight>()))
+    };
+    flight.land(returned);
+}
+
+/// Something about an image has changed.
+extern "C" fn changed(arg: *mut c_void) {
+    // SAFETY:
+    // - origin: what the watch was made with, which is not given up before the watch has ended.
+    unsafe { &*arg.cast::<Control>() }.image_changed();
+}
+
+/// A text for the libraries; they end at a byte 0, which none has that was parsed.
+pub(super) fn c_text(text: &str) -> io::Result<CString> {
+    CString::new(text).map_err(io::Error::other)
+}

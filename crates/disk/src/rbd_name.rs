@@ -1,0 +1,246 @@
+//! Which image of a Ceph cluster is meant, and which cluster. Here whether the program can use one or not.
+
+use crate::percent;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How long a stop waits for a cluster that does not answer, unless something else is said.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// And at most: guests and hypervisors lose patience long before.
+const STOP_TIMEOUT_SECS_MAX: u64 = 300;
+
+/// An image of a Ceph cluster: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?OPTION=VALUE[&...]]`.
+///
+/// The options `conf` (a file, instead of the one that Ceph looks for), `id` (the client's name, without `client.`) and
+/// `stop-timeout` (seconds) are told apart; any other is a setting of Ceph's and overrides that of the file. Names and values are
+/// percent-encoded where they have a character that is used here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RbdName {
+    pub(crate) pool: String,
+    pub(crate) namespace: Option<String>,
+    pub(crate) image: String,
+    pub(crate) snapshot: Option<String>,
+    pub(crate) conf: Option<PathBuf>,
+    pub(crate) id: Option<String>,
+    pub(crate) stop_timeout: Duration,
+    /// In the order in which they are written.
+    pub(crate) settings: Vec<(String, String)>,
+    text: String,
+}
+
+/// Why a text names no image.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRbdName {
+    /// Too few names, too many, or none where one has to be.
+    #[error(
+        "an image of a Ceph cluster is rbd:POOL/IMAGE or rbd:POOL/NAMESPACE/IMAGE, and perhaps @SNAPSHOT"
+    )]
+    Form,
+    /// Options as QEMU writes them, or a name with a colon.
+    #[error(
+        "options come after a question mark, as in rbd:POOL/IMAGE?id=NAME&conf=PATH, and a colon in a name is %3A"
+    )]
+    Colon,
+    /// A percent sign that stands for nothing, bytes that are no text, or a byte 0.
+    #[error("{0:?} is not percent-encoded text")]
+    Encoding(String),
+    /// An option without a value, or without a name.
+    #[error("{0:?} is not an option with a value")]
+    Option(String),
+    /// A secret where every process can read it.
+    #[error(
+        "a key does not belong on a command line: put it into a file, and give keyring=PATH or keyfile=PATH"
+    )]
+    Key,
+    /// A time that is none.
+    #[error("stop-timeout is a number of seconds from 1 to 300")]
+    StopTimeout,
+}
+
+impl FromStr for RbdName {
+    type Err = BadRbdName;
+
+    fn from_str(text: &str) -> Result<Self, BadRbdName> {
+        let rest = text.strip_prefix("rbd:").ok_or(BadRbdName::Form)?;
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if path.contains(':') {
+            return Err(BadRbdName::Colon);
+        }
+        let (path, snapshot) = match path.split_once('@') {
+            Some((path, snapshot)) => (path, Some(name(snapshot)?)),
+            None => (path, None),
+        };
+        let mut names = path.split('/');
+        let mut next = || names.next().map(name).transpose();
+        let (pool, namespace, image) = match (next()?, next()?, next()?) {
+            (Some(pool), Some(image), None) => (pool, None, image),
+            (Some(pool), Some(namespace), Some(image)) if names.next().is_none() => {
+                (pool, Some(namespace), image)
+            }
+            _ => return Err(BadRbdName::Form),
+        };
+        let (mut conf, mut id, mut stop_timeout, mut settings) = (None, None, STOP_TIMEOUT, Vec::new());
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            let bad = || BadRbdName::Option(option.to_owned());
+            let (key, value) = option.split_once('=').ok_or_else(bad)?;
+            let (key, value) = (decode(key)?, decode(value)?);
+            match key.as_str() {
+                "" => return Err(bad()),
+                "conf" | "id" if value.is_empty() => return Err(bad()),
+                "conf" => conf = Some(PathBuf::from(value)),
+                "id" => id = Some(value),
+                "stop-timeout" => stop_timeout = seconds(&value)?,
+                "key" => return Err(BadRbdName::Key),
+                _ => settings.push((key, value)),
+            }
+        }
+        let text = text.to_owned();
+        Ok(Self { pool, namespace, image, snapshot, conf, id, stop_timeout, settings, text })
+    }
+}
+
+impl fmt::Display for RbdName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// A name: not empty, and without what separates names, unless that is encoded.
+fn name(text: &str) -> Result<String, BadRbdName> {
+    if text.is_empty() || text.contains(['@', '/']) {
+        return Err(BadRbdName::Form);
+    }
+    decode(text)
+}
+
+fn seconds(text: &str) -> Result<Duration, BadRbdName> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let seconds = text.parse().ok().filter(|seconds| digits && (1..=STOP_TIMEOUT_SECS_MAX).contains(seconds));
+    seconds.map(Duration::from_secs).ok_or(BadRbdName::StopTimeout)
+}
+
+/// Undoes percent-encoding. Ceph's names and values end at a byte 0.
+fn decode(text: &str) -> Result<String, BadRbdName> {
+    let decoded = percent::decode(text).filter(|decoded| !decoded.contains('\0'));
+    decoded.ok_or_else(|| BadRbdName::Encoding(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parsed(text: &str) -> RbdName {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn images() {
+        type Names<'a> = (&'a str, Option<&'a str>, &'a str, Option<&'a str>);
+        let cases: [(&str, Names<'_>); 6] = [
+            ("rbd:rbd/web", ("rbd", None, "web", None)),
+            ("rbd:rbd/tenant/web", ("rbd", Some("tenant"), "web", None)),
+            ("rbd:rbd/web@monday", ("rbd", None, "web", Some("monday"))),
+            ("rbd:p/n/i@s?", ("p", Some("n"), "i", Some("s"))),
+            ("rbd:a%20b/c%2Fd%3ae%40f", ("a b", None, "c/d:e@f", None)),
+            ("rbd:p/%3F?", ("p", None, "?", None)),
+        ];
+        for (text, names) in cases {
+            let RbdName { pool, namespace, image, snapshot, .. } = &parsed(text);
+            let found = (pool.as_str(), namespace.as_deref(), image.as_str(), snapshot.as_deref());
+            assert_eq!(found, names, "{text}");
+            assert_eq!(parsed(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn options() {
+        let plain = parsed("rbd:p/i");
+        assert_eq!((plain.conf, plain.id, plain.stop_timeout), (None, None, STOP_TIMEOUT));
+        assert_eq!(plain.settings, []);
+        let text = "rbd:p/i?conf=/etc/ceph/a%26b.conf&id=web&&stop-timeout=1&mon_host=[::1]:3300&rbd_cache=";
+        let name = parsed(text);
+        assert_eq!(name.conf, Some("/etc/ceph/a&b.conf".into()));
+        assert_eq!((name.id.as_deref(), name.stop_timeout), (Some("web"), Duration::from_secs(1)));
+        let settings = [("mon_host", "[::1]:3300"), ("rbd_cache", "")];
+        assert_eq!(name.settings, settings.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    }
+
+    #[test]
+    fn what_is_no_image() {
+        for (text, error) in [
+            ("rbd:", BadRbdName::Form),
+            ("rbd:image", BadRbdName::Form),
+            ("rbd:/image", BadRbdName::Form),
+            ("rbd:pool/", BadRbdName::Form),
+            ("rbd:pool/image@", BadRbdName::Form),
+            ("rbd:pool/image@a@b", BadRbdName::Form),
+            ("rbd:pool@a/image", BadRbdName::Form),
+            ("rbd:pool//image", BadRbdName::Form),
+            ("rbd:a/b/c/d", BadRbdName::Form),
+            ("nbd:a/b", BadRbdName::Form),
+            ("rbd:pool/image:id=admin:conf=/etc/ceph/ceph.conf", BadRbdName::Colon),
+            ("rbd:pool/%4", BadRbdName::Encoding("%4".into())),
+            ("rbd:pool/%ff", BadRbdName::Encoding("%ff".into())),
+            ("rbd:pool/a%00", BadRbdName::Encoding("a%00".into())),
+            ("rbd:p/i?conf=%00", BadRbdName::Encoding("%00".into())),
+            ("rbd:p/i?conf", BadRbdName::Option("conf".into())),
+            ("rbd:p/i?conf=", BadRbdName::Option("conf=".into())),
+            ("rbd:p/i?=a", BadRbdName::Option("=a".into())),
+            ("rbd:p/i?key=AQ==", BadRbdName::Key),
+            ("rbd:p/i?ke%79=AQ==", BadRbdName::Key),
+            ("rbd:p/i?stop-timeout=0", BadRbdName::StopTimeout),
+            ("rbd:p/i?stop-timeout=+1", BadRbdName::StopTimeout),
+            ("rbd:p/i?stop-timeout=301", BadRbdName::StopTimeout),
+        ] {
+            assert_eq!(text.parse::<RbdName>(), Err(error), "{text}");
+        }
+    }
+
+    fn encode(text: &str) -> String {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let each = |byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") };
+        text.bytes().map(each).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        /// Whatever names there are, they can be written, and come back.
+        #[test]
+        fn any_names_come_back(
+            (pool, image) in ("[^\0]{1,20}", "[^\0]{1,20}"),
+            (namespace, snapshot) in (prop::option::of("[^\0]{1,9}"), prop::option::of("[^\0]{1,9}")),
+            options in prop::collection::vec(("x[^\0]{0,9}", "[^\0]{0,9}"), 0..4),
+        ) {
+            let mut text = format!("rbd:{}/", encode(&pool));
+            text.extend(namespace.iter().map(|namespace| format!("{}/", encode(namespace))));
+            text += &encode(&image);
+            text.extend(snapshot.iter().map(|snapshot| format!("@{}", encode(snapshot))));
+            for (number, (key, value)) in options.iter().enumerate() {
+                text += if number == 0 { "?" } else { "&" };
+                text += &format!("{}={}", encode(key), encode(value));
+            }
+            let found = parsed(&text);
+            prop_assert_eq!((&found.pool, &found.image), (&pool, &image));
+            prop_assert_eq!((&found.namespace, &found.snapshot), (&namespace, &snapshot));
+            prop_assert_eq!(&found.settings, &options);
+            prop_assert_eq!(found.to_string(), text);
+        }
+
+        /// Whatever is written, it is an image's name without a byte 0, or there is a sentence.
+        #[test]
+        fn any_text(text in "(rbd:)?[a-z/@?&=%:0-9\0é]{0,40}") {
+            if let Ok(name) = text.parse::<RbdName>() {
+                let RbdName { pool, namespace, image, snapshot, .. } = &name;
+                for part in [Some(pool), namespace.as_ref(), Some(image), snapshot.as_ref()].into_iter().flatten() {
+                    prop_assert!(!part.is_empty() && !part.contains('\0'));
+                }
+                prop_assert_eq!(name.to_string(), text);
+            }
+        }
+    }
+}
