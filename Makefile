@@ -1,7 +1,7 @@
 # What can be done here. Each target sets up what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
-.PHONY: build setup test check demo demo-migrate fuzz bench bench-poll fio install install-driver
+.PHONY: build setup test test-rbd check demo demo-migrate fuzz bench bench-poll fio install install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
@@ -17,6 +17,11 @@ setup:
 # Everything: formatting, lints, unit, property and model tests, end-to-end tests with guests, fuzz targets.
 test:
 	tools/test
+
+# Disks of a Ceph cluster, on one that is set up for it and taken down again. Installs Ceph (about 200 MB).
+test-rbd:
+	tools/setup
+	tools/ceph
 
 # What needs no test run: formatting, lints, docs, dependencies, licences.
 check:

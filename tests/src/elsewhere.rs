@@ -126,7 +126,7 @@ impl Drop for NbdServer {
 }
 
 /// Whether all threads of a process are stopped.
-fn stands_still(process: u32) -> Result<bool> {
+pub(crate) fn stands_still(process: u32) -> Result<bool> {
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = std::fs::read_to_string(thread?.path().join("stat"))?;
         if !stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')) {

@@ -2,6 +2,7 @@
 
 pub mod allocations;
 pub mod block_on;
+pub mod ceph;
 pub mod daemon;
 pub mod driver;
 pub mod driver_load;

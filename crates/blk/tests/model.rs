@@ -20,6 +20,9 @@ use tempfile::{NamedTempFile, TempDir};
 
 const SECTORS: u64 = 256;
 
+/// Kinds of disks; files are twice as many as others.
+const KINDS: u32 = if cfg!(feature = "rbd") { 7 } else { 5 };
+
 /// What a request does to the disk.
 #[derive(Clone, Debug)]
 enum Effect {
@@ -127,6 +130,19 @@ fn as_qcow2(path: &Path) -> DiskSpec {
     DiskSpec::Qcow2(path.to_owned())
 }
 
+/// Makes an empty image in the Ceph cluster that `tools/ceph` sets up; it goes with the cluster.
+#[cfg(feature = "rbd")]
+fn on_ceph() -> DiskSpec {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let dir = std::env::var("KICKLESS_TEST_CEPH").expect("there is no cluster: `make test-rbd` sets one up");
+    let name = format!("rbd/blk-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let mut made = Command::new("rbd");
+    made.env("CEPH_CONF", format!("{dir}/ceph.conf")).args(["create", "--object-size=8K", &name]);
+    assert!(made.arg(format!("--size={}B", SECTORS * 512)).status().unwrap().success());
+    DiskSpec::Rbd(Box::new(format!("rbd:{name}?conf={dir}/ceph.conf").parse().unwrap()))
+}
+
 /// A server of an image, until this is dropped.
 struct NbdServer {
     child: Child,
@@ -229,7 +245,7 @@ proptest! {
         way in prop::sample::select(ways(0)),
         (merge, depth, packed, writeback, seed) in (any::<bool>(), 1u32..80, any::<bool>(), any::<bool>(), any::<u32>()),
         faults in prop::collection::vec(fault(), 0..4),
-        kind in 0..5,
+        kind in 0..KINDS,
         batches in prop::collection::vec(prop::collection::vec(case(), 1..40), 1..12),
     ) {
         let mut image = NamedTempFile::new().unwrap();
@@ -242,11 +258,13 @@ proptest! {
                 server = NbdServer::start(image.path());
                 server.spec()
             }
+            #[cfg(feature = "rbd")]
+            5.. => on_ceph(),
             _ => DiskSpec::File(image.path().into()),
         };
         // Only of files are the transfers the kernel's, which can be short.
         let rules: Vec<_> = faults.into_iter()
-            .filter(|rule| kind > 2 || !(rule.starts_with("short") || rule.starts_with("eagain")))
+            .filter(|rule| [3, 4].contains(&kind) || !(rule.starts_with("short") || rule.starts_with("eagain")))
             .chain([format!("seed={seed}")])
             .collect();
         let spec = match rules.len() {

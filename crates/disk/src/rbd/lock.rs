@@ -53,13 +53,19 @@ pub(super) fn release(image: &Image) -> Outcome {
 /// Waits until nobody has the lock, for as long as it is worth: `dead_after` where the owner does not answer.
 fn wait(image: &Image, header: &CStr, dead_after: Duration) -> Outcome {
     let start = Instant::now();
-    let mut told = false;
+    let (mut told, mut answers_since) = (false, None);
     while let Some(owner) = owner(image).map_err(failed)? {
         let answers = image.all_answer(header, ANSWER_MS);
         if !answers && dead_after.is_zero() {
             return Ok(());
         }
-        if start.elapsed() >= if answers { PATIENCE } else { dead_after } {
+        // One answer says little: the owner's watch may have run out after the look at who has it, and then the others answer.
+        answers_since = answers.then(|| answers_since.unwrap_or_else(Instant::now));
+        let in_vain = match answers_since {
+            Some(since) => since.elapsed() >= PATIENCE,
+            None => start.elapsed() >= dead_after,
+        };
+        if in_vain {
             return Err(LockError::Owned(owner));
         }
         if !std::mem::replace(&mut told, true) {

@@ -125,8 +125,26 @@ fn disks_that_are_not_raw_images() {
         assert_eq!(fault.under, service.devices[0].disk.blk_file);
     }
     // These are names of files.
-    for text in ["nbd:host", "qcow2/a", "./qcow2:a"] {
+    for text in ["nbd:host", "qcow2/a", "./qcow2:a", "rbd/a"] {
         assert_eq!(values::parse_blk_file(text.into()), Ok(BlkFile::Path(text.into())));
+    }
+}
+
+#[test]
+fn images_of_a_ceph_cluster() {
+    let text = "rbd:pool/tenant/image@monday?conf=/etc/ceph/ceph.conf&id=me";
+    #[cfg(feature = "rbd")]
+    {
+        let service = service(&format!("kickless blk --fd=3 --incoming --blk-file={text}"));
+        assert_eq!(service.devices[0].disk.blk_file.to_string(), text);
+        let faulty = values::parse_blk_file(format!("fault:eio@1%:{text}").into()).unwrap();
+        let BlkFile::Fault(fault) = faulty else { panic!("{text}") };
+        assert_eq!(fault.under, service.devices[0].disk.blk_file);
+    }
+    #[cfg(not(feature = "rbd"))]
+    {
+        let said = values::parse_blk_file(text.into()).unwrap_err();
+        assert!(said.contains("feature rbd"), "{said}");
     }
 }
 
@@ -160,6 +178,9 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --fd=3 --blk-file=nbd:///disk", "not a host"),
         ("kickless blk --fd=3 --blk-file=nbd+unix:///disk", "?socket=PATH"),
         ("kickless blk --fd=3 --blk-file=nbds://host/disk", "TLS"),
+        ("kickless blk --fd=3 --blk-file=rbd:image", "rbd:POOL/IMAGE"),
+        ("kickless blk --fd=3 --blk-file=rbd:pool/image:id=me", "?id=NAME&conf=PATH"),
+        ("kickless blk --fd=3 --blk-file=rbd:pool/image?key=AQ==", "keyring=PATH"),
         ("kickless blk --fd=3 --blk-file=fault:a", "fault:RULES:DISK"),
         ("kickless blk --fd=3 --blk-file=fault::a", "needs rules"),
         ("kickless blk --fd=3 --blk-file=fault:fire:a", "no fault"),

@@ -1,0 +1,181 @@
+//! Images of a Ceph cluster under a session, a driver and a guest: clusters that stand still, daemons that want the same image, images
+//! that grow. `make test-rbd` sets the cluster up and runs these, one after the other.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::sync::mpsc;
+use std::time::Instant;
+
+use kickless_driver::{Disk, Options};
+use kickless_spec::blk;
+use kickless_tests::ceph::{CephImage, StoppedOsd};
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::driver_request::{Layout, Request, pattern};
+use kickless_tests::frontend::LIMIT;
+use kickless_tests::frontend_machine::{Machine, Shape};
+use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig};
+use kickless_tests::scratch::Scratch;
+
+const MIB: u64 = 1 << 20;
+
+fn config(image: &CephImage, arguments: &[&str]) -> DaemonConfig {
+    let arguments = arguments.iter().map(|&word| word.to_owned()).collect();
+    DaemonConfig { program: Program::Kickless, arguments, ..DaemonConfig::new(image.text().unwrap()) }
+}
+
+fn serve(image: &CephImage, arguments: &[&str]) -> Daemon {
+    Daemon::start(&config(image, arguments)).unwrap()
+}
+
+fn shapes() -> [Shape; 2] {
+    [false, true].map(|packed| Shape { queues: 2, packed, ..Shape::default() })
+}
+
+/// Puts a request into the ring of a queue and does not wait for it.
+fn submit(machine: &mut Machine, queue: usize, request: &Request) {
+    let buffers = machine.places[queue].lay_out(&machine.ram, request, Layout::Usual).unwrap();
+    machine.queues[queue].submit(&machine.ram, &buffers, None).unwrap();
+    machine.queues[queue].flush();
+}
+
+/// The status of the one request of a queue.
+fn status(machine: &mut Machine, queue: usize, request: &Request) -> u8 {
+    let used = machine.queues[queue].wait_used(Instant::now() + LIMIT).unwrap();
+    machine.places[queue].outcome(&machine.ram, request, used.len).unwrap().status
+}
+
+#[test]
+#[ignore = "needs a Ceph cluster: make test-rbd"]
+fn a_cluster_that_stands_still_or_goes_holds_requests_but_no_stop() {
+    for shape in shapes() {
+        let image = CephImage::create(16).unwrap();
+        let daemon = serve(&image, &[]);
+        let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
+        let data = pattern(1, 4096);
+        machine.write(0, 8, &data).unwrap();
+        let read = Request::read(8, 4096);
+
+        let stopped = StoppedOsd::stop().unwrap();
+        submit(&mut machine, 0, &read);
+        drop(stopped);
+        assert_eq!(status(&mut machine, 0, &read), blk::S_OK);
+
+        let stopped = StoppedOsd::stop().unwrap();
+        submit(&mut machine, 0, &read);
+        submit(&mut machine, 1, &Request::write(64, &data));
+        stopped.kill().unwrap();
+        assert_eq!(status(&mut machine, 0, &read), blk::S_OK);
+        assert_eq!(status(&mut machine, 1, &Request::write(64, &data)), blk::S_OK);
+
+        let stopped = StoppedOsd::stop().unwrap();
+        submit(&mut machine, 0, &read);
+        submit(&mut machine, 1, &Request::write(64, &data));
+        machine.stop().unwrap();
+        assert_eq!(status(&mut machine, 0, &read), blk::S_IOERR);
+        assert_eq!(status(&mut machine, 1, &Request::write(64, &data)), blk::S_IOERR);
+        drop(machine);
+        // Nor does it hold up the end of the process.
+        let (ended, log) = daemon.stop().unwrap();
+        assert_eq!(ended.code(), Some(0), "{log:#?}");
+        drop(stopped);
+    }
+}
+
+#[test]
+#[ignore = "needs a Ceph cluster: make test-rbd"]
+fn two_daemons_take_turns() {
+    let image = CephImage::create(16).unwrap();
+    let data = pattern(2, 4096);
+    for shape in shapes() {
+        let one = serve(&image, &[]);
+        let mut machine = Machine::start(one.socket(), &shape).unwrap();
+        machine.write(0, 8, &data).unwrap();
+        let refused = Daemon::start(&config(&image, &[])).err().unwrap().to_string();
+        assert!(
+            refused.contains("another client of the cluster") && refused.contains("using it"),
+            "{refused}"
+        );
+        let other = serve(&image, &["--incoming"]);
+        assert!(Machine::start(other.socket(), &shape).is_err());
+        // The virtual machine moves, and the daemon where it was goes on.
+        machine.write(1, 16, &data).unwrap();
+        machine.stop().unwrap();
+        let before = machine.move_to(other.socket()).unwrap();
+        machine.resume().unwrap();
+        assert_eq!(machine.read(0, 16, 4096).unwrap(), data);
+        machine.write(0, 24, &data).unwrap();
+        machine.stop().unwrap();
+        drop((before, machine));
+        for daemon in [one, other] {
+            assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+        }
+    }
+}
+
+/// The lock of a process that was killed is taken from it, once it is certain that it has ended.
+#[test]
+#[ignore = "needs a Ceph cluster: make test-rbd"]
+fn a_daemon_that_was_killed_is_followed_by_another() {
+    let image = CephImage::create(16).unwrap();
+    let mut daemon = serve(&image, &[]);
+    for (round, shape) in shapes().into_iter().enumerate() {
+        let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
+        let data = pattern(round as u64, 4096);
+        machine.write(0, 8, &data).unwrap();
+        daemon.kill_and_restart(&config(&image, &[])).unwrap();
+        drop(machine);
+        let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
+        assert_eq!(machine.read(0, 8, 4096).unwrap(), data);
+        machine.write(0, 8, &data).unwrap();
+        machine.stop().unwrap();
+    }
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
+
+#[test]
+#[ignore = "needs a Ceph cluster: make test-rbd"]
+fn an_image_grows_under_a_driver() {
+    let image = CephImage::create(8).unwrap();
+    let daemon = serve(&image, &[]);
+    let disk = Disk::connect(Options { connect_timeout: LIMIT, ..Options::new(daemon.socket()) }).unwrap();
+    let (news, changes) = mpsc::channel();
+    disk.on_config_change(move || {
+        let _ = news.send(());
+    })
+    .unwrap();
+    assert_eq!(disk.size().unwrap(), 8 * MIB);
+    image.resize(16).unwrap();
+    // Nobody sends a signal: the cluster tells.
+    while disk.size().unwrap() != 16 * MIB {
+        changes.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("the size stays {}", disk.size().unwrap()));
+    }
+    disk.write_at(&[7; 512], 16 * MIB - 512).unwrap();
+    let mut last = [0; 512];
+    disk.read_at(&mut last, 16 * MIB - 512).unwrap();
+    assert_eq!(last, [7; 512]);
+    disk.close();
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
+
+/// Verified by fio in the guest, and by what the image holds afterwards, in both ring formats, with librbd's cache and without.
+#[test]
+#[ignore = "needs a Ceph cluster: make test-rbd"]
+fn verified_from_both_ends() {
+    let scratches = [(); 2].map(|()| Scratch::new().unwrap());
+    let images = [0, 1].map(|number: usize| CephImage::import(scratches[number].path()).unwrap());
+    let daemons = [serve(&images[0], &[]), serve(&images[1], &["--cache=writeback"])];
+    let disks = daemons
+        .iter()
+        .zip(["packed=off", "packed=on"])
+        .map(|(daemon, rings)| DiskConfig::new(daemon.socket(), &format!("num-queues=2,{rings}")));
+    let guest = Guest::start(&GuestConfig::new("kl.task=check kl.size=16", disks.collect()).cpus(2)).unwrap();
+    let results = guest.finish().unwrap();
+    for daemon in daemons {
+        assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+    }
+    for ((image, scratch), disk) in images.iter().zip(&scratches).zip(["vda", "vdb"]) {
+        image.export(scratch.path()).unwrap();
+        scratch.compare(&results, disk).unwrap();
+    }
+    assert_eq!(["vda", "vdb"].map(|disk| results[&format!("{disk}.packed")].as_str()), ["0", "1"]);
+}
