@@ -11,7 +11,7 @@ mod lock;
 use crate::lock::LockError;
 use crate::posted::{Order, Posted};
 use crate::{Cache, Error, IoError, Limits, Options, RangeLimits, RbdName, SECTOR};
-use control::{Control, Job};
+use control::{Control, Job, Outcome};
 use ffi::{Cluster, Image, Pool, Shape, c_text};
 use flights::Flights;
 use kickless_io::Waker;
@@ -217,7 +217,20 @@ fn serve(control: &Arc<Control>, name: &RbdName, options: &Options, tell: &SyncS
     // An empty name is that of no object: nobody is asked, and nobody answers.
     let header = c_text(&format!("rbd_header.{}", opened.id)).unwrap_or_default();
     if tell.send(Ok(opened)).is_ok() {
-        control.run(image, &header);
+        control.run(|job| perform(&image, &header, job), || image.size());
+    }
+    // Closed here, where it may take as long as it likes: nobody else has it any more.
+    drop(image);
+    control.closed();
+}
+
+fn perform(image: &Image, header: &CStr, job: Job) -> Outcome {
+    match job {
+        Job::Check => lock::check(image, header),
+        Job::Acquire => lock::acquire(image, header),
+        Job::Release => lock::release(image),
+        Job::Forget => image.invalidate_cache().map_err(lock::failed),
+        Job::Flush => image.flush().map_err(lock::failed),
     }
 }
 

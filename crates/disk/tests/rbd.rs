@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::ceph::{Image, Osd, rbd, spec};
+use common::ceph::{Image, Osd, rbd, run, spec};
 use common::{Random, Worker, guest, options};
 use kickless_disk::lock::LockError;
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Resized, Step};
@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 
 const LEN: u64 = 1 << 20;
 const GONE: Result<(), IoError> = Err(IoError::Os(Errno::TIMEDOUT));
+/// A cache, where there is one, that keeps what it has got until it is asked.
+const LAZY: &str =
+    "rbd_cache_policy=writeback&rbd_cache_writethrough_until_flush=false&rbd_cache_max_dirty_age=3600";
 /// Far more than anything here that is bounded.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -67,9 +70,7 @@ fn what_is_flushed_is_in_the_cluster() {
     let mut expected = Random(2).bytes(LEN);
     for cache in [Cache::None, Cache::Writeback] {
         let image = Image::of(&expected);
-        let disk =
-            Disk::open(&image.spec("rbd_cache_writethrough_until_flush=false"), &options(cache, false))
-                .unwrap();
+        let disk = Disk::open(&image.spec(LAZY), &options(cache, false)).unwrap();
         let mut worker = worker(&disk);
         assert_eq!(worker.write(512, &[7; 8192], 0), Ok(()));
         assert_eq!(worker.flush(), Ok(()));
@@ -81,6 +82,21 @@ fn what_is_flushed_is_in_the_cluster() {
         expected[65536..65536 + 4096].fill(0);
         assert!(image.contents() == expected, "{cache}");
     }
+}
+
+/// One that is taken over is what others have made it, and one that is handed over is what others find.
+#[test]
+fn caches_of_two_that_take_turns() {
+    let image = Image::of(&[1; 65536]);
+    let cached = image.spec(LAZY);
+    let [one, other] = [(); 2].map(|()| Disk::open(&cached, &options(Cache::Writeback, false)).unwrap());
+    let (mut first, mut second) = (worker(&one), worker(&other));
+    assert_eq!(first.read(0, 512), (Ok(()), vec![1; 512]));
+    assert_eq!(second.write(0, &[2; 512], 0), Ok(()));
+    other.hand_over().unwrap();
+    assert!(image.contents()[..512] == [2; 512]);
+    one.take_over().unwrap();
+    assert_eq!(first.read(0, 512), (Ok(()), vec![2; 512]));
 }
 
 #[test]
@@ -175,6 +191,21 @@ fn a_client_that_shares_keeps_its_lock() {
     owned(other.check_own_lock());
     owned(other.acquire_own_lock());
     assert_eq!(worker(&one).write(0, &[3; 512], 0), Ok(()));
+}
+
+/// Whoever has taken the lock of a client that seemed to have ended has nothing to fear of it.
+#[test]
+fn a_client_that_is_shut_out_writes_no_more() {
+    let image = Image::of(&[1; 65536]);
+    let (one, other) = (open(&image.spec("")), open(&image.spec("")));
+    one.acquire_own_lock().unwrap();
+    let Err(LockError::Owned(address)) = other.check_own_lock() else { panic!("it is not locked") };
+    run("ceph", &["osd", "blocklist", "add", &address], &[]);
+    other.acquire_own_lock().unwrap();
+    assert_eq!(worker(&one).write(0, &[2; 512], 0), Err(IoError::Os(Errno::SHUTDOWN)));
+    let said = one.acquire_own_lock().unwrap_err().to_string();
+    assert!(said.contains("shut this client out"), "{said}");
+    assert_eq!(worker(&other).read(0, 512), (Ok(()), vec![1; 512]));
 }
 
 #[test]
@@ -323,6 +354,15 @@ fn an_image_is_left_open_where_nobody_closes_it() {
     drop(stopped);
     // In the end it is closed.
     open(&image.spec("")).acquire_own_lock().unwrap();
+}
+
+#[test]
+fn a_cluster_that_does_not_answer_is_not_waited_for_without_end() {
+    let image = Image::of(&[1; LEN as usize]);
+    let stopped = Osd::stop();
+    let error = Disk::open(&image.spec(""), &options(Cache::None, false)).unwrap_err().to_string();
+    assert!(error.contains("does not answer"), "{error}");
+    drop(stopped);
 }
 
 #[test]

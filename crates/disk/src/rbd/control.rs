@@ -1,13 +1,10 @@
 //! The thread that makes the calls that wait for the cluster, and those who wait for it no longer than they want.
 
-use super::ffi::Image;
-use super::lock;
 use crate::lock::LockError;
 use kickless_io::Waker;
-use std::ffi::CString;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What has to wait for the cluster.
@@ -150,40 +147,49 @@ impl Control {
         self.wait(desk, Instant::now() + within, |desk| desk.ended).is_some()
     }
 
-    /// The thread's work, until the image is closed.
-    pub(super) fn run(&self, image: Arc<Image>, header: &CString) {
+    /// The thread's work, until it is told to end: `perform` does a job, `size` asks for the size of the image.
+    pub(super) fn run(
+        &self,
+        mut perform: impl FnMut(Job) -> Outcome,
+        mut size: impl FnMut() -> io::Result<u64>,
+    ) {
         loop {
+            let (mut done, mut look) = (None, false);
             match self.next() {
                 Step::Do(job, number) => {
-                    let outcome = perform(&image, header, job);
+                    let outcome = perform(job);
                     if let Err(error) = &outcome {
                         tracing::debug!(?job, %error, "the Ceph cluster refuses");
                     }
-                    let mut desk = self.lock();
-                    (desk.busy, desk.done) = (false, Some((outcome, number)));
+                    done = Some((outcome, number));
                     // Another client may have changed it while nobody here looked.
-                    desk.look |= matches!(job, Job::Acquire | Job::Forget);
+                    look = matches!(job, Job::Acquire | Job::Forget);
                 }
                 Step::Release => {
-                    if let Err(error) = perform(&image, header, Job::Release) {
+                    if let Err(error) = perform(Job::Release) {
                         tracing::warn!(%error, "the lock of a Ceph image cannot be given back");
                     }
-                    self.lock().busy = false;
                 }
-                Step::Look => {
-                    match image.size() {
-                        Ok(size) if self.size.swap(size, Ordering::Relaxed) != size => self.resized.wake(),
-                        Ok(_) => {}
-                        Err(error) => tracing::warn!(%error, "the size of a Ceph image cannot be found out"),
-                    }
-                    self.lock().busy = false;
-                }
-                Step::End => break,
+                Step::Look => match size() {
+                    Ok(size) if self.size.swap(size, Ordering::Relaxed) != size => self.resized.wake(),
+                    Ok(_) => {}
+                    Err(error) => tracing::warn!(%error, "the size of a Ceph image cannot be found out"),
+                },
+                Step::End => return,
             }
+            let mut desk = self.lock();
+            desk.busy = false;
+            desk.look |= look;
+            if done.is_some() {
+                desk.done = done;
+            }
+            drop(desk);
             self.changed.notify_all();
         }
-        // Closed here, where it may take as long as it likes: nobody else has it any more.
-        drop(image);
+    }
+
+    /// The thread has closed the image.
+    pub(super) fn closed(&self) {
         self.lock().ended = true;
         self.changed.notify_all();
     }
@@ -212,12 +218,71 @@ impl Control {
     }
 }
 
-fn perform(image: &Image, header: &CString, job: Job) -> Outcome {
-    match job {
-        Job::Check => lock::check(image, header),
-        Job::Acquire => lock::acquire(image, header),
-        Job::Release => lock::release(image),
-        Job::Forget => image.invalidate_cache().map_err(lock::failed),
-        Job::Flush => image.flush().map_err(lock::failed),
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread;
+
+    const LONG: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_millis(1);
+
+    /// Runs `check` beside the thread, with what tells which job has begun, and what lets it go on.
+    fn with_thread(check: impl FnOnce(&Control, &Receiver<Job>, &Sender<()>)) {
+        let control = &Control::new().unwrap();
+        let ((tell, begun), (go_on, wait)) = (channel(), channel());
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let perform = |job| {
+                    tell.send(job).unwrap();
+                    let _ = wait.recv();
+                    Ok(())
+                };
+                control.run(perform, || Ok(512));
+                control.closed();
+            });
+            check(control, &begun, &go_on);
+            drop(go_on);
+            assert!(control.end(LONG));
+        });
+    }
+
+    #[test]
+    fn what_is_asked_is_done() {
+        with_thread(|control, begun, go_on| {
+            go_on.send(()).unwrap();
+            assert!(control.call(Job::Flush, LONG).unwrap().is_ok());
+            assert_eq!(begun.recv(), Ok(Job::Flush));
+            control.image_changed();
+            while !control.resized().clear() {
+                thread::yield_now();
+            }
+            assert_eq!(control.size(), 512);
+        });
+    }
+
+    #[test]
+    fn a_lock_that_comes_too_late_is_given_back() {
+        with_thread(|control, begun, go_on| {
+            assert!(control.call(Job::Acquire, SHORT).is_none());
+            assert_eq!(begun.recv(), Ok(Job::Acquire));
+            // Nor is there an end to what may be asked meanwhile.
+            assert!(control.call(Job::Flush, SHORT).is_none());
+            (0..3).for_each(|_| go_on.send(()).unwrap());
+            assert!(control.call(Job::Acquire, LONG).unwrap().is_ok());
+            let order: Vec<_> = begun.try_iter().collect();
+            assert_eq!(order, [Job::Release, Job::Acquire]);
+        });
+    }
+
+    #[test]
+    fn a_lock_is_given_back_whoever_waits_for_that() {
+        with_thread(|control, begun, go_on| {
+            assert!(control.call(Job::Flush, SHORT).is_none());
+            assert_eq!(begun.recv(), Ok(Job::Flush));
+            assert!(control.call(Job::Release, SHORT).is_none());
+            (0..2).for_each(|_| go_on.send(()).unwrap());
+            assert_eq!(begun.recv(), Ok(Job::Release));
+        });
     }
 }
