@@ -276,7 +276,8 @@ fn servers_of_all_ages() {
     let export = answer(GO, INFO, &export_info(SIZE, EXPORT_FLAGS));
     let blocks =
         [&[0, 3][..], &512_u32.to_be_bytes(), &4096_u32.to_be_bytes(), &0_u32.to_be_bytes()].concat();
-    let cases: [(Vec<Vec<u8>>, Vec<Vec<u8>>, bool); 6] = [
+    type Said = Vec<Vec<u8>>;
+    let cases: [(Said, Said, bool); 6] = [
         (vec![greeting(0), padded.clone()], vec![vec![0, 0, 0, 0], by_name.clone()], false),
         (vec![greeting(2), plain.clone()], vec![vec![0, 0, 0, 2], by_name.clone()], false),
         (
