@@ -1,5 +1,7 @@
 //! Images of the Ceph cluster that `tools/ceph` sets up, made and looked at by Ceph's own tools.
 
+#![allow(clippy::expect_used, reason = "tests")]
+
 use kickless_disk::DiskSpec;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
