@@ -206,6 +206,22 @@ fn registered_memory_comes_and_goes() {
     assert_eq!(counts(&uring), (0, 0));
 }
 
+/// Two views that have the same mapping have one place in the table, until neither is held.
+#[test]
+fn a_mapping_of_two_views_is_registered_once() {
+    let mut uring = Uring::open(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
+    let counts = |uring: &Uring| uring.ops.buffers.as_ref().unwrap().counts();
+    let before = guest(4096);
+    let after = Arc::new(View::new(Map::new(before.map().slots().to_vec()).unwrap()));
+    uring.hold_memory(&before);
+    uring.hold_memory(&after);
+    assert_eq!(counts(&uring), (2, 1));
+    uring.release_memory(&before);
+    assert_eq!(counts(&uring), (1, 1));
+    uring.release_memory(&after);
+    assert_eq!(counts(&uring), (0, 0));
+}
+
 /// More often than the kernel's table has places.
 #[test]
 fn places_of_registered_memory_are_used_again() {
