@@ -67,8 +67,8 @@ fn discards_and_zeroes() {
 /// Whatever the library keeps to itself for a while, it is in the cluster once a flush has been answered, or a durable write.
 #[test]
 fn what_is_flushed_is_in_the_cluster() {
-    let mut expected = Random(2).bytes(LEN);
     for cache in [Cache::None, Cache::Writeback] {
+        let mut expected = Random(2).bytes(LEN);
         let image = Image::of(&expected);
         let disk = Disk::open(&image.spec(LAZY), &options(cache, false)).unwrap();
         let mut worker = worker(&disk);
