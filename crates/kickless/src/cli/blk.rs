@@ -23,8 +23,9 @@ pub(crate) struct BlkOptions {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(3..))]
     fd: Option<i32>,
     /// The disk: a file or block device; qcow2:PATH is an image in QEMU's format; nbd://HOST:PORT/EXPORT and
-    /// nbd+unix:///EXPORT?socket=PATH are exports of an NBD server; rbd:POOL/IMAGE is an image of a Ceph cluster; null:SIZE answers at once and stores nothing;
-    /// mem:SIZE is a RAM disk; fault:RULES:DISK is one of these with faults, for tests
+    /// nbd+unix:///EXPORT?socket=PATH are exports of an NBD server; rbd:POOL/IMAGE is an image of a Ceph cluster;
+    /// null:SIZE answers at once and stores nothing; mem:SIZE is a RAM disk; fault:RULES:DISK is one of these with
+    /// faults, for tests
     #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().try_map(parse_blk_file))]
     blk_file: BlkFile,
     /// Let guests read only
