@@ -149,6 +149,29 @@ impl Machine {
         perform(ram, &mut self.queues[usize::from(queue)], place, indirect, request, layout)
     }
 
+    /// Puts a request into a queue, in the usual layout, and does not wait for it.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub fn submit(&mut self, queue: u16, request: &Request) -> Result<()> {
+        let index = usize::from(queue);
+        let place = &self.places[index];
+        let buffers = place.lay_out(&self.ram, request, Layout::Usual)?;
+        self.queues[index].submit(&self.ram, &buffers, self.shape.indirect.then(|| place.table()))?;
+        self.queues[index].flush();
+        Ok(())
+    }
+
+    /// Waits for the one request of a queue, sleeping until the device calls; its status.
+    ///
+    /// # Errors
+    /// It does not come back.
+    pub fn status(&mut self, queue: u16, request: &Request) -> Result<u8> {
+        let index = usize::from(queue);
+        let used = self.queues[index].wait_used(Instant::now() + LIMIT)?;
+        Ok(self.places[index].outcome(&self.ram, request, used.len)?.status)
+    }
+
     /// Writes to the disk.
     ///
     /// # Errors

@@ -35,19 +35,6 @@ fn shapes() -> [Shape; 2] {
     [false, true].map(|packed| Shape { queues: 2, packed, ..Shape::default() })
 }
 
-/// Puts a request into the ring of a queue and does not wait for it.
-fn submit(machine: &mut Machine, queue: usize, request: &Request) {
-    let buffers = machine.places[queue].lay_out(&machine.ram, request, Layout::Usual).unwrap();
-    machine.queues[queue].submit(&machine.ram, &buffers, None).unwrap();
-    machine.queues[queue].flush();
-}
-
-/// The status of the one request of a queue.
-fn status(machine: &mut Machine, queue: usize, request: &Request) -> u8 {
-    let used = machine.queues[queue].wait_used(Instant::now() + LIMIT).unwrap();
-    machine.places[queue].outcome(&machine.ram, request, used.len).unwrap().status
-}
-
 #[test]
 fn a_server_that_stands_still_holds_requests_but_no_stop() {
     for (kind, shape) in [Kind::Nbdkit, Kind::Qemu].into_iter().zip(shapes()) {
@@ -58,21 +45,21 @@ fn a_server_that_stands_still_holds_requests_but_no_stop() {
         let read = Request::read(8, 4096);
 
         server.stop().unwrap();
-        submit(&mut machine, 0, &read);
+        machine.submit(0, &read).unwrap();
         server.go_on().unwrap();
-        assert_eq!(status(&mut machine, 0, &read), blk::S_OK, "{kind:?}");
+        assert_eq!(machine.status(0, &read).unwrap(), blk::S_OK, "{kind:?}");
 
         server.stop().unwrap();
-        submit(&mut machine, 0, &read);
-        submit(&mut machine, 1, &Request::write(64, &data));
+        machine.submit(0, &read).unwrap();
+        machine.submit(1, &Request::write(64, &data)).unwrap();
         machine.stop().unwrap();
-        assert_eq!(status(&mut machine, 0, &read), blk::S_IOERR, "{kind:?}");
-        assert_eq!(status(&mut machine, 1, &Request::write(64, &data)), blk::S_IOERR, "{kind:?}");
+        assert_eq!(machine.status(0, &read).unwrap(), blk::S_IOERR, "{kind:?}");
+        assert_eq!(machine.status(1, &Request::write(64, &data)).unwrap(), blk::S_IOERR, "{kind:?}");
         drop(machine);
 
         // Nor does it hold up the end of the process.
         let mut next = Machine::start(daemon.socket(), &shape).unwrap();
-        submit(&mut next, 0, &read);
+        next.submit(0, &read).unwrap();
         let (ended, _) = daemon.stop().unwrap();
         assert_eq!(ended.code(), Some(0), "{kind:?}");
         server.go_on().unwrap();

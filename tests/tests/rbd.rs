@@ -4,13 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use std::sync::mpsc;
-use std::time::Instant;
 
 use kickless_driver::{Disk, Options};
 use kickless_spec::blk;
 use kickless_tests::ceph::{CephImage, StoppedOsd};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver_request::{Layout, Request, pattern};
+use kickless_tests::driver_request::{Request, pattern};
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend_machine::{Machine, Shape};
 use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig};
@@ -31,19 +30,6 @@ fn shapes() -> [Shape; 2] {
     [false, true].map(|packed| Shape { queues: 2, packed, ..Shape::default() })
 }
 
-/// Puts a request into the ring of a queue and does not wait for it.
-fn submit(machine: &mut Machine, queue: usize, request: &Request) {
-    let buffers = machine.places[queue].lay_out(&machine.ram, request, Layout::Usual).unwrap();
-    machine.queues[queue].submit(&machine.ram, &buffers, None).unwrap();
-    machine.queues[queue].flush();
-}
-
-/// The status of the one request of a queue.
-fn status(machine: &mut Machine, queue: usize, request: &Request) -> u8 {
-    let used = machine.queues[queue].wait_used(Instant::now() + LIMIT).unwrap();
-    machine.places[queue].outcome(&machine.ram, request, used.len).unwrap().status
-}
-
 #[test]
 #[ignore = "needs a Ceph cluster: make test-rbd"]
 fn a_cluster_that_stands_still_or_goes_holds_requests_but_no_stop() {
@@ -56,23 +42,23 @@ fn a_cluster_that_stands_still_or_goes_holds_requests_but_no_stop() {
         let read = Request::read(8, 4096);
 
         let stopped = StoppedOsd::stop().unwrap();
-        submit(&mut machine, 0, &read);
+        machine.submit(0, &read).unwrap();
         drop(stopped);
-        assert_eq!(status(&mut machine, 0, &read), blk::S_OK);
+        assert_eq!(machine.status(0, &read).unwrap(), blk::S_OK);
 
         let stopped = StoppedOsd::stop().unwrap();
-        submit(&mut machine, 0, &read);
-        submit(&mut machine, 1, &Request::write(64, &data));
+        machine.submit(0, &read).unwrap();
+        machine.submit(1, &Request::write(64, &data)).unwrap();
         stopped.kill().unwrap();
-        assert_eq!(status(&mut machine, 0, &read), blk::S_OK);
-        assert_eq!(status(&mut machine, 1, &Request::write(64, &data)), blk::S_OK);
+        assert_eq!(machine.status(0, &read).unwrap(), blk::S_OK);
+        assert_eq!(machine.status(1, &Request::write(64, &data)).unwrap(), blk::S_OK);
 
         let stopped = StoppedOsd::stop().unwrap();
-        submit(&mut machine, 0, &read);
-        submit(&mut machine, 1, &Request::write(64, &data));
+        machine.submit(0, &read).unwrap();
+        machine.submit(1, &Request::write(64, &data)).unwrap();
         machine.stop().unwrap();
-        assert_eq!(status(&mut machine, 0, &read), blk::S_IOERR);
-        assert_eq!(status(&mut machine, 1, &Request::write(64, &data)), blk::S_IOERR);
+        assert_eq!(machine.status(0, &read).unwrap(), blk::S_IOERR);
+        assert_eq!(machine.status(1, &Request::write(64, &data)).unwrap(), blk::S_IOERR);
         drop(machine);
         // Nor does it hold up the end of the process.
         let (ended, log) = daemon.stop().unwrap();

@@ -2,49 +2,16 @@
 //! loop device.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
+#[path = "../../io/tests/loop_device/mod.rs"]
+mod loop_device;
 mod rig;
 
 use kickless_disk::DiskSpec;
 use kickless_io::EngineKind;
 use kickless_spec::blk::{BlkFeatures, S_OK};
+use loop_device::Loop;
 use rig::{Ask, ENGINES, Rig, blk, open};
-use std::fs;
-use std::process::Command;
 use tempfile::NamedTempFile;
-
-/// A loop device, until this is dropped.
-struct Loop {
-    path: String,
-    _image: NamedTempFile,
-}
-
-impl Loop {
-    /// # Errors
-    /// Why there is none.
-    fn new() -> Result<Self, String> {
-        let image = NamedTempFile::new().unwrap();
-        image.as_file().set_len(1 << 20).unwrap();
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(image.path()).output();
-        let output = output.map_err(|error| format!("losetup: {error}"))?;
-        if !output.status.success() {
-            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
-        }
-        Ok(Self { path: String::from_utf8(output.stdout).unwrap().trim().into(), _image: image })
-    }
-
-    /// The sixteenth number, says the kernel's Documentation/block/stat.rst.
-    fn flushes(&self) -> u64 {
-        let stat = fs::read_to_string(self.path.replace("/dev/", "/sys/block/") + "/stat").unwrap();
-        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        // A disk that still has it open only puts this off.
-        let _ = Command::new("losetup").args(["--detach", &self.path]).status();
-    }
-}
 
 /// Whether a write, which goes well, is flushed.
 fn is_durable(device: &Loop, rig: &mut Rig) -> bool {
@@ -55,12 +22,14 @@ fn is_durable(device: &Loop, rig: &mut Rig) -> bool {
 
 #[test]
 fn without_a_write_cache_writes_are_durable() {
-    let device = match Loop::new() {
+    let image = NamedTempFile::new().unwrap();
+    image.as_file().set_len(1 << 20).unwrap();
+    let device = match Loop::new(image, &[]) {
         Ok(device) => device,
         Err(why) => return println!("SKIPPED: no loop device: {why}"),
     };
     let start = |kind: EngineKind, without| {
-        let disk = open(&DiskSpec::File(device.path.as_str().into()));
+        let disk = open(&DiskSpec::File(device.path().into()));
         Rig::start(&blk(disk), kind, 8, false, without)
     };
     for kind in ENGINES {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Loop, Random, Worker, image, options};
+use common::{Random, Worker, device, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Extent, IoError, Limits, Request};
 use kickless_io::{EngineKind, Errno};
 use std::fs::{self, File};
@@ -110,7 +110,7 @@ fn a_device_with_large_blocks() {
         for cache in [Cache::None, Cache::Writeback] {
             let image = image(&contents);
             let backing = image.path().to_owned();
-            let device = match Loop::new(image, false) {
+            let device = match device(image, false) {
                 Ok(device) => device,
                 Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
             };

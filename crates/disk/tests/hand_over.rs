@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Loop, Random, Worker, image, options};
+use common::{Random, Worker, device, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec};
 use kickless_io::EngineKind;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -17,7 +17,7 @@ fn what_was_written_is_there_when_it_is_handed_over() {
     const LEN: usize = 1 << 20;
     let image = image(&vec![0; LEN]);
     let behind = File::open(image.path()).unwrap();
-    let device = match Loop::new(image, false) {
+    let device = match device(image, false) {
         Ok(device) => device,
         Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
     };

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Loop, Random, Worker, guest, image, options};
+use common::{Random, Worker, device, guest, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks};
@@ -234,7 +234,7 @@ fn what_a_disk_cannot_do_it_does_not_claim_to_have_done() {
 #[test]
 fn a_protected_device_is_read_only_or_nothing() {
     let contents = Random(2).bytes(64 << 10);
-    let device = match Loop::new(image(&contents), true) {
+    let device = match device(image(&contents), true) {
         Ok(device) => device,
         Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
     };
@@ -255,15 +255,9 @@ fn a_protected_device_is_read_only_or_nothing() {
 /// The kernel counts what it has flushed of a device. Whole blocks and parts of them, and through buffers of ours.
 #[test]
 fn durable_writes_are_flushed_and_others_are_not() {
-    let device = match Loop::new(image(&[0; 64 << 10]), false) {
+    let device = match device(image(&[0; 64 << 10]), false) {
         Ok(device) => device,
         Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
-    };
-    let name = device.path().file_name().unwrap().to_str().unwrap();
-    // The sixteenth number, says the kernel's Documentation/block/stat.rst.
-    let flushes = || -> u64 {
-        let stat = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
-        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
     };
     let view = guest(16 << 10);
     for cache in CACHES {
@@ -272,16 +266,16 @@ fn durable_writes_are_flushed_and_others_are_not() {
             let mut worker = Worker::new(&disk, kind, 4);
             for (at, len) in [(0, 4096), (0, 512), (1, 4096)] {
                 for durable in [false, true] {
-                    let before = flushes();
+                    let before = device.flushes();
                     worker.io(0).buffers_mut().push(&view, Gpa(at), len).unwrap();
                     assert_eq!(worker.run(Request::Write { offset: 8192, durable }), Ok(()));
                     worker.io(0).buffers_mut().clear(&mut Marks::off());
-                    assert_eq!(flushes() > before, durable, "{cache} {kind}: {len} from {at}");
+                    assert_eq!(device.flushes() > before, durable, "{cache} {kind}: {len} from {at}");
                 }
             }
-            let before = flushes();
+            let before = device.flushes();
             assert_eq!(worker.flush(), Ok(()));
-            assert!(flushes() > before, "{cache} {kind}");
+            assert!(device.flushes() > before, "{cache} {kind}");
         }
     }
 }

@@ -7,7 +7,7 @@
 
 mod common;
 
-use common::{Loop, Random, Worker, guest, image, options};
+use common::{Random, Worker, device, guest, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Extent, Request, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks, View};
@@ -386,12 +386,12 @@ fn ceph_images_on_two_threads() {
 /// Blocks of 4096 bytes: sectors are read, changed and written back, and must not undo one another.
 #[test]
 fn large_blocks_on_two_threads() {
-    if let Err(why) = Loop::new(image(&[0; 4096]), false) {
+    if let Err(why) = device(image(&[0; 4096]), false) {
         return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}");
     }
     for cache in [Cache::None, Cache::Writeback] {
         check(8, 2, |contents| {
-            let device = Loop::new(image(contents), false).unwrap();
+            let device = device(image(contents), false).unwrap();
             let disk = Disk::open(&DiskSpec::File(device.path().into()), &options(cache, false)).unwrap();
             assert_eq!(disk.limits().block_size, 4096);
             Target { disk, behind: Some(Box::new(move || fs::read(device.path()).unwrap())) }
@@ -429,7 +429,7 @@ fn long_requests_go_piece_by_piece() {
     let file = image(&contents);
     check(DiskSpec::File(file.path().into()));
     check(DiskSpec::Memory(contents.len() as u64));
-    match Loop::new(image(&contents), false) {
+    match device(image(&contents), false) {
         Ok(device) => check(DiskSpec::File(device.path().into())),
         Err(why) => println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
     }

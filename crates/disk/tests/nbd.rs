@@ -5,9 +5,9 @@
 mod common;
 
 use common::server::{KINDS, Kind, Server};
-use common::{InFlight, Random, Worker, guest, options};
-use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Step};
-use kickless_io::{EngineKind, Errno};
+use common::{GONE, InFlight, Random, guest, on_extent, open, options, worker};
+use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request, Step};
+use kickless_io::Errno;
 use kickless_memory::{Gpa, Marks};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,20 +15,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const LEN: u64 = 1 << 20;
-const GONE: Result<(), IoError> = Err(IoError::Os(Errno::TIMEDOUT));
-
-fn open(spec: &DiskSpec) -> Disk {
-    Disk::open(spec, &options(Cache::None, false)).unwrap()
-}
-
-fn worker(disk: &Disk) -> Worker<'_> {
-    Worker::new(disk, EngineKind::Threads, 4)
-}
-
-fn on_extent(worker: &mut Worker<'_>, request: Request, offset: u64, len: u64, unmap: bool) {
-    worker.io(0).extents_mut().push(Extent { offset, len, unmap });
-    assert_eq!(worker.run(request), Ok(()));
-}
 
 fn space(server: &Server) -> u64 {
     fs::metadata(server.image()).unwrap().blocks() * 512

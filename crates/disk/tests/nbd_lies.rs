@@ -5,24 +5,14 @@
 mod common;
 
 use common::liar::*;
-use common::{InFlight, Worker, guest, options};
+use common::{GONE, InFlight, guest, open, options, worker};
 use kickless_disk::{Cache, Disk, DiskSpec, Extent, IoError, Request, Step};
-use kickless_io::{EngineKind, Errno};
+use kickless_io::Errno;
 use kickless_memory::{Gpa, Marks};
 use std::io::{Read, Write};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
-
-const GONE: Result<(), IoError> = Err(IoError::Os(Errno::TIMEDOUT));
-
-fn open(spec: &DiskSpec) -> Disk {
-    Disk::open(spec, &options(Cache::None, false)).unwrap()
-}
-
-fn worker(disk: &Disk) -> Worker<'_> {
-    Worker::new(disk, EngineKind::Threads, 4)
-}
 
 /// Whatever a server says before it has said what its export is: a sentence, and soon.
 #[test]

@@ -5,10 +5,10 @@
 mod common;
 
 use common::qcow2::Image;
-use common::{Loop, Random, Worker, options};
+use common::{Random, device, on_extent, options, worker};
 use kickless_disk::lock::ImageLock;
-use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request};
-use kickless_io::{EngineKind, Errno};
+use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request};
+use kickless_io::Errno;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -18,15 +18,6 @@ const CACHES: [Cache; 2] = [Cache::None, Cache::Writeback];
 
 fn open(spec: &DiskSpec, cache: Cache) -> Result<Disk, Error> {
     Disk::open(spec, &options(cache, false))
-}
-
-fn worker(disk: &Disk) -> Worker<'_> {
-    Worker::new(disk, EngineKind::Threads, 4)
-}
-
-fn on_extent(worker: &mut Worker<'_>, request: Request, offset: u64, len: u64, unmap: bool) {
-    worker.io(0).extents_mut().push(Extent { offset, len, unmap });
-    assert_eq!(worker.run(request), Ok(()));
 }
 
 fn space(path: &Path) -> u64 {
@@ -205,29 +196,23 @@ fn what_has_been_answered_is_in_the_file() {
 #[test]
 fn flushes_reach_the_device() {
     let image = Image::of(&[1; 65536], &[]);
-    let device = match Loop::new(common::image(&vec![0; 4 << 20]), false) {
+    let device = match device(common::image(&vec![0; 4 << 20]), false) {
         Ok(device) => device,
         Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
     };
     fs::copy(image.path(), device.path()).unwrap();
-    let name = device.path().file_name().unwrap().to_str().unwrap();
-    // The sixteenth number, says the kernel's Documentation/block/stat.rst.
-    let flushes = || -> u64 {
-        let stat = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
-        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
-    };
     for cache in CACHES {
         let disk = open(&DiskSpec::Qcow2(device.path().into()), cache).unwrap();
         let mut worker = worker(&disk);
         assert_eq!(worker.write(0, &[2; 4096], 0), Ok(()));
-        let before = flushes();
+        let before = device.flushes();
         assert_eq!(worker.flush(), Ok(()));
-        assert!(flushes() > before, "{cache}");
+        assert!(device.flushes() > before, "{cache}");
         assert_eq!(worker.write(0, &[3; 4096], 0), Ok(()));
-        let before = flushes();
+        let before = device.flushes();
         drop(worker);
         disk.hand_over().unwrap();
-        assert!(flushes() > before, "{cache}: handed over");
+        assert!(device.flushes() > before, "{cache}: handed over");
     }
 }
 

@@ -6,37 +6,22 @@
 mod common;
 
 use common::ceph::{Image, Osd, rbd, run, spec};
-use common::{Random, Worker, guest, options};
+use common::{GONE, InFlight, Random, guest, on_extent, open, options, worker};
 use kickless_disk::lock::LockError;
-use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Resized, Step};
-use kickless_io::{EngineKind, Errno};
-use kickless_memory::{Gpa, View};
+use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request, Resized};
+use kickless_io::Errno;
+use kickless_memory::Gpa;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 const LEN: u64 = 1 << 20;
-const GONE: Result<(), IoError> = Err(IoError::Os(Errno::TIMEDOUT));
 /// A cache, where there is one, that keeps what it has got until it is asked.
 const LAZY: &str =
     "rbd_cache_policy=writeback&rbd_cache_writethrough_until_flush=false&rbd_cache_max_dirty_age=3600";
 /// Far more than anything here that is bounded.
 const LIMIT: Duration = Duration::from_secs(120);
-
-fn open(spec: &DiskSpec) -> Disk {
-    Disk::open(spec, &options(Cache::None, false)).unwrap()
-}
-
-fn worker(disk: &Disk) -> Worker<'_> {
-    Worker::new(disk, EngineKind::Threads, 4)
-}
-
-fn on_extent(worker: &mut Worker<'_>, request: Request, offset: u64, len: u64, unmap: bool) {
-    worker.io(0).extents_mut().push(Extent { offset, len, unmap });
-    assert_eq!(worker.run(request), Ok(()));
-}
 
 #[test]
 fn discards_and_zeroes() {
@@ -250,43 +235,6 @@ fn an_image_grows_and_does_not_shrink() {
     assert_eq!(worker.read(LEN - 512, 1024).0, Err(IoError::Shrunk));
     assert_eq!(worker.write(LEN - 512, &[2; 1024], 0), Err(IoError::Shrunk));
     assert_eq!(worker.write(LEN, &[2; 512], 0), Err(IoError::Shrunk));
-}
-
-/// Requests in flight on so many places.
-struct InFlight<'a> {
-    worker: Worker<'a>,
-    view: Arc<View>,
-    left: usize,
-}
-
-impl<'a> InFlight<'a> {
-    /// Starts `reads` reads of a page each, and `writes` writes that are durable.
-    fn start(disk: &'a Disk, reads: usize, writes: usize) -> Self {
-        let all = reads + writes;
-        let mut worker = worker(disk).with_slots(all);
-        let view = guest(4096 * all as u64);
-        for slot in 0..all {
-            let offset = 4096 * slot as u64;
-            worker.io(slot).buffers_mut().push(&view, Gpa(offset), 4096).unwrap();
-            let request = if slot < reads {
-                Request::Read { offset }
-            } else {
-                Request::Write { offset, durable: true }
-            };
-            assert_eq!(worker.start(slot, request), Step::Busy);
-        }
-        Self { worker, view, left: all }
-    }
-
-    /// Waits until all are over; how they ended.
-    fn finish(&mut self) -> Vec<Result<(), IoError>> {
-        let mut results = Vec::new();
-        while results.len() < self.left {
-            results.extend(self.worker.turn().into_iter().map(|(_, result)| result));
-        }
-        self.left = 0;
-        results
-    }
 }
 
 #[test]

@@ -2,49 +2,18 @@
 //! has flushed.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod loop_device;
+
 use kickless_io::{Buffers, CompletionMode, Engine, EngineKind, EngineOptions, Op, OpKind, Token};
 use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
+use loop_device::Loop;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, OFlags, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
-use std::process::Command;
 use std::sync::Arc;
 use tempfile::NamedTempFile;
-
-/// A loop device, until this is dropped.
-struct Loop {
-    path: String,
-    _image: NamedTempFile,
-}
-
-impl Loop {
-    /// # Errors
-    /// Why there is none.
-    fn new() -> Result<Self, String> {
-        let image = NamedTempFile::new().unwrap();
-        image.as_file().set_len(64 << 10).unwrap();
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(image.path()).output();
-        let output = output.map_err(|error| format!("losetup: {error}"))?;
-        if !output.status.success() {
-            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
-        }
-        Ok(Self { path: String::from_utf8(output.stdout).unwrap().trim().into(), _image: image })
-    }
-
-    /// The sixteenth number, says the kernel's Documentation/block/stat.rst.
-    fn flushes(&self) -> u64 {
-        let stat = fs::read_to_string(self.path.replace("/dev/", "/sys/block/") + "/stat").unwrap();
-        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.path]).status();
-    }
-}
 
 fn ways() -> impl Iterator<Item = EngineOptions> {
     let each = |kind| {
@@ -75,7 +44,9 @@ fn run(engine: &mut Engine, op: Op) {
 
 #[test]
 fn durable_writes_are_flushed_and_others_are_not() {
-    let device = match Loop::new() {
+    let image = NamedTempFile::new().unwrap();
+    image.as_file().set_len(64 << 10).unwrap();
+    let device = match Loop::new(image, &[]) {
         Ok(device) => device,
         Err(why) => return println!("SKIPPED: no loop device: {why}"),
     };
@@ -87,7 +58,7 @@ fn durable_writes_are_flushed_and_others_are_not() {
         for flags in [OFlags::DIRECT, OFlags::empty()] {
             let mut options = OpenOptions::new();
             options.read(true).write(true).custom_flags(flags.bits() as i32);
-            let file = Arc::new(options.open(&device.path).unwrap());
+            let file = Arc::new(options.open(device.path()).unwrap());
             let mut engine = Engine::open_with(way).unwrap();
             engine.hold_memory(&view);
             let file = engine.register(file).unwrap();

@@ -6,22 +6,23 @@
 pub mod ceph;
 #[cfg(feature = "nbd")]
 pub mod liar;
+#[path = "../../../io/tests/loop_device/mod.rs"]
+mod loop_device;
 #[cfg(feature = "qcow2")]
 pub mod qcow2;
 #[cfg(feature = "nbd")]
 pub mod server;
 
-use kickless_disk::{Cache, Disk, Io, IoError, Lane, Options, Request, Step};
-use kickless_io::{Completion, Engine, EngineKind, FileId, Waker};
+use kickless_disk::{Cache, Disk, DiskSpec, Extent, Io, IoError, Lane, Options, Request, Step};
+use kickless_io::{Completion, Engine, EngineKind, Errno, FileId, Waker};
 use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};
+use loop_device::Loop;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
 use std::io::Write;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use tempfile::NamedTempFile;
 
@@ -68,35 +69,32 @@ pub fn guest(len: u64) -> Arc<View> {
     Arc::new(View::new(Map::new(vec![Slot::map(file, 0, Gpa(0), UserAddr(0), len).unwrap()]).unwrap()))
 }
 
-/// A loop device with blocks of 4096 bytes, until this is dropped.
-pub struct Loop {
-    path: PathBuf,
-    image: NamedTempFile,
+/// A loop device with blocks of 4096 bytes, until it is dropped.
+///
+/// # Errors
+/// Why there is none: no right to make one, no such device, no such program.
+pub fn device(image: NamedTempFile, read_only: bool) -> Result<Loop, String> {
+    let arguments = ["--sector-size=4096", "--read-only"];
+    Loop::new(image, if read_only { &arguments } else { &arguments[..1] })
 }
 
-impl Loop {
-    /// # Errors
-    /// Why there is none: no right to make one, no such device, no such program.
-    pub fn new(image: NamedTempFile, read_only: bool) -> Result<Self, String> {
-        let mut command = Command::new("losetup");
-        command.args(["--find", "--show", "--sector-size=4096"]).args(read_only.then_some("--read-only"));
-        let output = command.arg(image.path()).output().map_err(|e| format!("losetup: {e}"))?;
-        if !output.status.success() {
-            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
-        }
-        Ok(Self { path: String::from_utf8(output.stdout).unwrap().trim().into(), image })
-    }
+/// What a request has come to that nobody would wait for any longer.
+pub const GONE: Result<(), IoError> = Err(IoError::Os(Errno::TIMEDOUT));
 
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
+/// A disk that is written to, without a cache.
+pub fn open(spec: &DiskSpec) -> Disk {
+    Disk::open(spec, &options(Cache::None, false)).unwrap()
 }
 
-impl Drop for Loop {
-    fn drop(&mut self) {
-        // A disk that still has it open only puts this off.
-        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
-    }
+/// A worker for a disk that needs no engine.
+pub fn worker(disk: &Disk) -> Worker<'_> {
+    Worker::new(disk, EngineKind::Threads, 4)
+}
+
+/// Runs a request on one extent, which goes well.
+pub fn on_extent(worker: &mut Worker<'_>, request: Request, offset: u64, len: u64, unmap: bool) {
+    worker.io(0).extents_mut().push(Extent { offset, len, unmap });
+    assert_eq!(worker.run(request), Ok(()));
 }
 
 /// One request's place.
@@ -251,7 +249,7 @@ impl<'a> InFlight<'a> {
     /// Starts `reads` reads of a page each, and `writes` writes that are durable.
     pub fn start(disk: &'a Disk, reads: usize, writes: usize) -> Self {
         let all = reads + writes;
-        let mut worker = Worker::new(disk, EngineKind::Threads, 4).with_slots(all);
+        let mut worker = worker(disk).with_slots(all);
         let view = guest(4096 * all as u64);
         for slot in 0..all {
             let offset = 4096 * slot as u64;
