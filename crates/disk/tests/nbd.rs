@@ -112,7 +112,8 @@ fn requests_wait_for_a_server_that_stands_still() {
 
 #[test]
 fn a_stop_does_not_wait_for_a_server_that_stands_still() {
-    let server = Server::start(Kind::Nbdkit, &[1; LEN as usize], &[]);
+    // nbdkit 1.32 may abort when two of its threads answer on a connection that has been closed.
+    let server = Server::start(Kind::Qemu, &[1; LEN as usize], &[]);
     let disk = open(&server.spec("reconnect-delay=1"));
     server.stop();
     let mut requests = InFlight::start(&disk, 3, 3);
