@@ -122,8 +122,10 @@ impl Aio {
                 Err(back) => operation = back,
             }
         }
-        let place = self.slots.insert(operation);
-        self.transfers.queue(place);
+        if self.transfers.is_time() {
+            self.submit();
+        }
+        self.transfers.queue(self.slots.insert(operation));
         Ok(())
     }
 
@@ -269,11 +271,16 @@ mod tests {
             let op = Op { file, kind: OpKind::Read, offset, buffers: Buffers::Guest(iov) };
             aio.queue(op, Token { source: 0, slot: page }).unwrap();
         };
-        for (merge, operations) in [(false, 8), (true, 1)] {
+        for (merge, given) in [(false, 4), (true, 0)] {
             aio.merge(file, merge);
             (0..8).for_each(|page| read(&mut aio, page));
-            assert_eq!(aio.transfers.take_staged().count(), operations);
-            aio.slots = Slots::new(16);
+            assert_eq!(aio.transfers.in_flight(), given);
+            let mut done = Vec::new();
+            while aio.in_flight() > 0 {
+                aio.submit();
+                aio.reap(&mut done);
+            }
+            assert_eq!(done.len(), 8);
         }
         (0..8).for_each(|page| read(&mut aio, page));
         let mut done = Vec::new();
@@ -301,12 +308,10 @@ mod tests {
         file.set_len(LEN as u64).unwrap();
         let file = aio.register(file);
         aio.files.set_aio(0);
-        let taken = (0..2000).filter(|&slot| queue(&mut aio, file, OpKind::Read, slot)).count();
-        assert_eq!(taken, 2000);
-        aio.submit();
+        let taken = (0..4000).take_while(|&slot| queue(&mut aio, file, OpKind::Read, slot)).count();
+        assert!(taken < 4000, "there is no room for so many");
         assert!(aio.transfers.needs_turn() && aio.needs_turn());
         assert_eq!(aio.room(), 0);
-        assert!(!queue(&mut aio, file, OpKind::Read, 2000), "there is no room");
         let mut done = Vec::new();
         aio.reap(&mut done);
         assert!(!done.is_empty() && aio.room() > 0);
@@ -314,7 +319,7 @@ mod tests {
             aio.submit();
             aio.reap(&mut done);
         }
-        assert_eq!(done.len(), 2000);
+        assert_eq!(done.len(), taken);
         assert!(done.iter().all(|done| done.result == Ok(LEN as u32)));
     }
 }

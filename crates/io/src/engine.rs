@@ -244,8 +244,8 @@ impl Engine {
         }
     }
 
-    /// Takes an operation, to be started by the next [`Engine::submit`]. It completes exactly once, whatever
-    /// happens.
+    /// Takes an operation, to be started by the next [`Engine::submit`] at the latest: of a batch for an idle engine, the first go
+    /// while the others are queued. It completes exactly once, whatever happens.
     ///
     /// # Errors
     /// There is no room; the operation is handed back.
@@ -258,7 +258,7 @@ impl Engine {
         }
     }
 
-    /// Starts what was queued, as one batch. What the kernel cannot take just now stays queued
+    /// Starts what is queued, as one batch. What the kernel cannot take just now stays queued
     /// ([`Engine::needs_turn`]).
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 //!
 //! # Ownership
 //! An engine belongs to one thread, its worker, which queues, submits and reaps; nothing in it is locked for
-//! its sake; a thread that it may keep beside it makes system calls and nothing else ([`CompletionMode`]). It may be opened on one thread and moved to another before its first [`Engine::submit`], after
+//! its sake; a thread that it may keep beside it makes system calls and nothing else ([`CompletionMode`]). It may be opened on one thread and moved to another before its first operation, after
 //! which it stays. The [`Buffers`] of an operation move into the engine and come back with the completion, so
 //! that nobody can free or change memory which the kernel still reads or writes. Dropping an engine waits for
 //! what is in flight.
@@ -39,6 +39,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ahead;
 mod aio;
 mod buffer;
 mod desk;

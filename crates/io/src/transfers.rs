@@ -1,6 +1,7 @@
 //! Reads and writes by Linux AIO.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
+use crate::ahead;
 use crate::desk::Call;
 use crate::files::Files;
 use crate::kernel_aio::{
@@ -63,6 +64,11 @@ impl Transfers {
     /// The place that was queued last, if nobody has been told of it.
     pub(crate) fn last(&self) -> Option<u32> {
         if self.staged.len() > self.handed { self.staged.back().copied() } else { None }
+    }
+
+    /// Whether what is staged is to be submitted before one more is.
+    pub(crate) fn is_time(&self) -> bool {
+        self.submitter.is_none() && ahead::is_time(self.staged.len(), self.in_flight)
     }
 
     /// Whether operations wait that the kernel could not take.

@@ -204,9 +204,11 @@ impl Uring {
             }
         }
         let place = slots.insert(operation);
-        match aio {
-            Some(aio) => aio.queue(place),
-            None => self.staged.push_back(place),
+        if let Some(aio) = aio {
+            aio.queue(place);
+        } else {
+            self.submit_ahead();
+            self.staged.push_back(place);
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 
 use super::Uring;
 use super::entry::entry;
+use crate::ahead;
 use crate::desk::Call;
 use crate::submitter::SubmitThread;
 use crate::{Errno, Waker};
@@ -48,6 +49,17 @@ impl Uring {
             let taken = result.unwrap_or(0).min(self.pushed);
             self.staged.drain(..taken);
             self.pushed = 0;
+        }
+    }
+
+    /// Submits what is staged before one more is, if it is time. Its slot is taken.
+    #[inline]
+    pub(super) fn submit_ahead(&mut self) {
+        let waiting = self.staged.len() - self.pushed;
+        let given = self.ops.slots.used().saturating_sub(1 + waiting);
+        if self.submitter.is_none() && ahead::is_time(waiting, given) {
+            // Where the ring has failed the next call says so again.
+            let _ = self.submit_ring();
         }
     }
 

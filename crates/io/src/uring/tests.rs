@@ -142,10 +142,10 @@ fn neighbours_are_one_operation() {
     file.set_len(20 * LEN as u64).unwrap();
     let id = uring.register(file);
     let view = guest(1 << 20);
-    for (merge, operations) in [(false, 8), (true, 1)] {
+    for (merge, waiting) in [(false, 4), (true, 1)] {
         uring.merge(id, merge);
         (0..8).for_each(|number| queue(&mut uring, id, OpKind::Read, number, page(&view, number.into())));
-        assert_eq!(uring.staged.len(), operations);
+        assert_eq!(uring.staged.len(), waiting);
         assert_eq!(finish(&mut uring).len(), 8);
     }
     // Not with one that the kernel has been told of.
@@ -263,4 +263,16 @@ fn a_file_in_memory_gets_kernel_aio() {
     queue(&mut uring, id, OpKind::Read, 1, buffer(0));
     let Buffers::Owned(got) = finish(&mut uring).remove(0).buffers else { panic!("the buffer is lost") };
     assert!(got.iter().all(|byte| *byte == 7));
+}
+
+/// The first of a batch go to an idle ring while the others are staged.
+#[test]
+fn an_idle_ring_gets_operations_ahead_of_their_batch() {
+    let mut uring = Uring::open(options(DEPTH)).unwrap();
+    let file = uring.register(Arc::new(File::open("/proc/self/exe").unwrap()));
+    for (number, staged) in (1..).zip([1, 1, 1, 2, 1, 2, 3, 4]) {
+        queue(&mut uring, file, OpKind::Read, number, buffer(0));
+        assert_eq!(uring.staged.len(), staged, "after {number}");
+    }
+    assert_eq!(finish(&mut uring).len(), 8);
 }
