@@ -3,6 +3,7 @@
 use crate::clock::{Clock, Nanos};
 use crate::entry::{Entry, State};
 use crate::list::PollList;
+use crate::looks::Looks;
 use crate::mailbox::{Key, Mailbox};
 use crate::poll::Poll;
 use crate::senses::Senses;
@@ -78,6 +79,7 @@ pub(crate) struct EventLoop {
     pub(crate) engine_ready: bool,
     engine_failed: bool,
     pub(crate) ending: bool,
+    looks: Looks,
     /// Time spent on work since loads were last looked at, and when that was.
     pub(crate) busy: Nanos,
     pub(crate) balanced: Nanos,
@@ -123,6 +125,7 @@ impl EventLoop {
             engine_ready: false,
             engine_failed: false,
             ending: false,
+            looks: Looks::default(),
             busy: 0,
             balanced: 0,
             crowded: false,
@@ -174,6 +177,9 @@ impl EventLoop {
                 continue;
             }
             if !self.worked {
+                if !self.looks.is_time() {
+                    continue;
+                }
                 std::hint::spin_loop();
             }
             now = self.account(now, spent);
@@ -186,9 +192,12 @@ impl EventLoop {
         let now = self.clock.now();
         let passed = now.saturating_sub(before);
         match spent {
-            Spent::Work => self.busy += passed,
-            Spent::Looking => self.senses.spun(passed),
             Spent::Asleep => {}
+            Spent::Work | Spent::Looking => {
+                let looking = self.looks.share(passed, spent == Spent::Work);
+                self.senses.spun(looking);
+                self.busy += passed - looking;
+            }
         }
         now
     }

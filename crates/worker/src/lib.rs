@@ -37,6 +37,7 @@ mod control;
 mod entry;
 mod event_loop;
 mod list;
+mod looks;
 mod mailbox;
 pub mod policy;
 mod poll;
