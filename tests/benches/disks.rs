@@ -94,6 +94,17 @@ fn contestants(disk: &OsStr, program_too: bool) -> Result<Vec<Contestant>> {
     Ok(all)
 }
 
+/// Writes a disk from end to end: what has never been written is not read from memory.
+fn fill(contestant: &mut Contestant, size: u64, plan: &Plan) -> Result<()> {
+    let kind = Kind { depth: 8, block: SEQUENTIAL, write: true };
+    let mut sectors = next_sectors(size, SEQUENTIAL);
+    let mut blocks = 0;
+    while blocks * u64::from(SEQUENTIAL) < size && (blocks == 0 || !plan.quick) {
+        blocks += contestant.turn_on(1, kind, plan.time, &mut sectors)?.run.requests;
+    }
+    Ok(())
+}
+
 /// All cells on one target.
 fn table(target: &Target, plan: &Plan) -> Result<()> {
     let cpus = Cpus::get()?;
@@ -101,17 +112,10 @@ fn table(target: &Target, plan: &Plan) -> Result<()> {
     let mut all = contestants(target.disk(), target.has_peer())?;
     cpus.for_driver()?;
     println!("{}: {} turns of {:?} each{}", target.name(), plan.rounds, plan.time, plan.remark());
-    if let Some(first) = all.first_mut().filter(|_| target.is_to_be_filled()) {
-        let kind = Kind { depth: 8, block: SEQUENTIAL, write: true };
-        // At least once from end to end.
-        first.turn_on(
-            1,
-            kind,
-            plan.time.max(Duration::from_secs(if plan.quick { 0 } else { 2 })),
-            next_sectors(target.size(), SEQUENTIAL),
-        )?;
-    }
     if target.is_to_be_filled() {
+        for contestant in &mut all {
+            fill(contestant, target.size(), plan)?;
+        }
         cpus.for_back_ends()?;
         println!(
             "copies of 4 KiB from random places of as much memory, alone: {:.0}/s",
