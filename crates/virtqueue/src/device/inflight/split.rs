@@ -49,8 +49,7 @@ impl<R: Region> Split<R> {
         } else if found.iter().any(|(entry, _)| entry.inflight) {
             return Err(wrong("used index", head.used_idx));
         }
-        self.last_batch_head = head.last_batch_head;
-        // R3.
+        // R3. Nobody looks at the last batch from here on.
         self.tell(used);
         // R4.
         let heads = (0..).zip(&found).filter(|(_, (entry, _))| entry.inflight);

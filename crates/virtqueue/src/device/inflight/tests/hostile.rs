@@ -3,6 +3,8 @@
 use super::device::Device;
 use super::memory::World;
 use super::{Model, Op, Random, perform, script};
+use crate::RingError;
+use kickless_spec::ring::DESC_F_NEXT;
 
 /// Everything that can be popped is pushed; no more than the ring has.
 fn drain(world: &World) {
@@ -111,4 +113,94 @@ fn lists() {
     assert_eq!(device.again(), 0);
     packed.region.set(entry(0, 4), &good[entry(0, 4) / 2]);
     assert_eq!(Device::start(&packed, 0x8000).again(), 1);
+}
+
+/// A region of six entries of a ring of four, in which three descriptors are in flight: two chains of a split ring, or a chain of two
+/// and one of one. What is said there is then what these words say.
+fn with_in_flight(packed: bool, words: &[(usize, u16)]) -> World {
+    let start = if packed { 0x8000 } else { 0 };
+    let world = World::with_entries(packed, 4, 6, start);
+    let mut model = Model::new(&world, start);
+    let mut device = Device::start(&world, start);
+    for descriptors in [2, 1] {
+        model.driver.offer(descriptors).unwrap();
+        device.pop().unwrap().unwrap();
+    }
+    words.iter().for_each(|(at, word)| world.region.set(*at, word));
+    world
+}
+
+#[test]
+fn each_lie_is_told_by_its_name() {
+    let split = |entry: u16, field: usize| super::super::at(false, entry) + field;
+    let entry = |entry: u16, field: usize| super::super::at(true, entry) + field;
+    // None is free, and the second chain has four.
+    let four_more = [
+        (12, 6),
+        (14, 6),
+        (entry(2, 6), 4),
+        (entry(2, 4), 5),
+        (entry(2, 18), DESC_F_NEXT),
+        (entry(3, 18), DESC_F_NEXT),
+        (entry(4, 18), DESC_F_NEXT),
+        (entry(5, 16), 77),
+    ];
+    let lies = [
+        (false, vec![(8, 2)], "version", 2),
+        (false, vec![(10, 3)], "number of entries", 3),
+        (false, vec![(10, 7)], "number of entries", 7),
+        // Five more than the region says were used in a ring of four, or fewer.
+        (false, vec![(14, 0xfffb)], "used index", 0xfffb),
+        (false, vec![(14, 1)], "used index", 1),
+        (false, vec![(14, 0xffff), (12, 6)], "head in the last batch", 6),
+        (false, vec![(split(4, 0), 1)], "head in flight", 4),
+        (true, vec![(16, 4)], "used index", 4),
+        (true, vec![(18, 4)], "used index", 4),
+        (true, vec![(entry(0, 6), 0)], "last entry of a chain", 1),
+        (true, vec![(entry(0, 4), 0)], "last entry of a chain", 0),
+        (true, vec![(entry(0, 18), 0)], "flags of a descriptor", 0),
+        (true, vec![(entry(1, 18), DESC_F_NEXT)], "flags of a descriptor", DESC_F_NEXT),
+        // A chain that leads back, out of the region, to a free entry, and into another.
+        (true, vec![(entry(0, 2), 0)], "entry of a chain", 0),
+        (true, vec![(entry(0, 2), 6)], "entry of a chain", 6),
+        (true, vec![(entry(0, 2), 3), (entry(0, 4), 3)], "entry of a chain", 3),
+        (true, vec![(entry(0, 2), 2), (entry(0, 4), 2)], "entry of a chain", 2),
+        (true, vec![(entry(2, 16), 1)], "id in flight twice", 1),
+        (true, vec![(entry(2, 0), 0)], "lost entry", 2),
+        (true, four_more.to_vec(), "number of descriptors in flight", 6),
+    ];
+    for (packed, words, field, value) in lies {
+        let world = with_in_flight(packed, &words);
+        let mut device = Device::start(&world, if packed { 0x8000 } else { 0 });
+        assert_eq!(device.pop(), Err(RingError::Inflight { field, value }), "{words:x?}");
+        assert_eq!((device.again(), device.in_flight()), (0, 0));
+    }
+    for packed in [false, true] {
+        let world = World::with_entries(packed, 4, 3, 0);
+        let field = "number of entries that it has room for";
+        assert_eq!(Device::start(&world, 0).pop(), Err(RingError::Inflight { field, value: 3 }));
+    }
+    // Wherever the ring was when nothing was in flight.
+    let world = World::with_entries(false, 4, 6, 7);
+    world.region.set(8, &[1u16, 6, 0, 1]);
+    assert_eq!(Device::start(&world, 7).pop(), Ok(None));
+}
+
+/// Somebody wrote down fewer than the region has room for.
+#[test]
+fn entries_that_nobody_wrote_down_are_none() {
+    for packed in [false, true] {
+        let start = if packed { 0x8000 } else { 0 };
+        let beyond = super::super::at(packed, 5);
+        // The list of those that are free ends before it.
+        let world = with_in_flight(packed, &[(10, 5), (beyond, 1)]);
+        let mut device = Device::start(&world, start);
+        assert_eq!(device.again(), 2);
+        while let Some(tag) = device.pop().unwrap() {
+            device.push(tag);
+        }
+        device.publish();
+        assert_eq!([10, beyond].map(|at| world.region.get::<u16>(at)), [5, 1]);
+        assert_eq!(Device::start(&world, start).again(), 0);
+    }
 }

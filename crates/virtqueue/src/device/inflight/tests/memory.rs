@@ -107,6 +107,11 @@ pub(super) struct World {
 impl World {
     /// An empty ring, whose indices are at `start` if it is a split one, and a region that nobody has begun.
     pub(super) fn new(packed: bool, size: u16, start: u16) -> Self {
+        Self::with_entries(packed, size, size, start)
+    }
+
+    /// The same, with room for so many entries in the region.
+    pub(super) fn with_entries(packed: bool, size: u16, entries: u16, start: u16) -> Self {
         let options = match packed {
             true => Options::packed(size, false, true),
             false => Options::new(size, false, true),
@@ -114,7 +119,7 @@ impl World {
         let options = options.unwrap();
         let left = Rc::new(Cell::new(u64::MAX));
         let areas = options.area_lens().map(|len| Cut::new(len, &left));
-        let region = Cut::new(at(packed, size), &left);
+        let region = Cut::new(at(packed, entries), &left);
         if !packed {
             areas[1].set(RING_IDX, &start);
             areas[2].set(RING_IDX, &start);
