@@ -157,6 +157,7 @@ fn each_lie_is_told_by_its_name() {
         (true, vec![(16, 4)], "used index", 4),
         (true, vec![(18, 4)], "used index", 4),
         (true, vec![(entry(0, 6), 0)], "last entry of a chain", 1),
+        (true, vec![(entry(2, 6), 0)], "last entry of a chain", 2),
         (true, vec![(entry(0, 4), 0)], "last entry of a chain", 0),
         (true, vec![(entry(0, 18), 0)], "flags of a descriptor", 0),
         (true, vec![(entry(1, 18), DESC_F_NEXT)], "flags of a descriptor", DESC_F_NEXT),
