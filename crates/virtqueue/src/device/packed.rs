@@ -396,7 +396,8 @@ impl<A: Access> Queue<A> {
         let there = flags.take_while(|(place, flags)| place.is_available(*flags));
         let ends = there.filter(|(_, flags)| flags & DESC_F_NEXT == 0).count() as u16;
         // A chain can be longer than that.
-        ends.max(self.has_work().into()).saturating_add(self.again()).min(self.options.size())
+        let any = is_available(metadata, self.next, Ordering::Relaxed);
+        ends.max(any.into()).saturating_add(self.again()).min(self.options.size())
     }
 
     /// A chain that cannot be popped now is none.

@@ -235,9 +235,6 @@ impl<A: Access> Queue<A> {
     /// Pops a chain that another device has popped before. It is in flight already.
     #[cold]
     fn pop_again<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
-        if let Some(error) = self.broken {
-            return Err(error);
-        }
         let (Some(metadata), Some(tracker)) = (&self.metadata, &mut self.tracker) else {
             return Ok(Popped::Empty);
         };

@@ -3,8 +3,9 @@
 use super::driver::Tag;
 use super::memory::{Cut, World};
 use crate::device::{Held, Popped, packed, split};
-use crate::{Chain, RingError};
-use kickless_memory::{Marks, View};
+use crate::space::Space;
+use crate::{Buffer, Chain, RingError};
+use kickless_memory::{Iova, Marks, Span, View};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -62,8 +63,12 @@ impl<'w> Device<'w> {
         ring!(self, remap(self.world.metadata(), &mut Marks::off()));
     }
 
+    /// It may be mapped in another way then.
     pub(super) fn unmap(&mut self) {
-        ring!(self, unmap(&mut Marks::off()));
+        self.ring = match &mut self.ring {
+            Ring::Split(queue) => Ring::Split(queue.moved(&mut Marks::off())),
+            Ring::Packed(queue) => Ring::Packed(queue.moved(&mut Marks::off())),
+        };
     }
 
     pub(super) fn pop(&mut self) -> Result<Option<Tag>, RingError> {
@@ -76,6 +81,18 @@ impl<'w> Device<'w> {
         let tag = self.chain.readable().first().map_or(0, |buffer| buffer.addr.0);
         self.ids.insert(tag, self.chain.head);
         Ok(Some(tag))
+    }
+
+    /// A pop while the memory of chains is still to come.
+    pub(super) fn pop_in_vain(&mut self) -> Result<Popped, RingError> {
+        let (space, chain, mut marks) = (&mut ToCome, &mut self.chain, Marks::off());
+        ring!(self, pop(space, chain, &mut marks))
+    }
+
+    /// Whether there is work to one that looks, and to one that is about to sleep; and how much.
+    pub(super) fn work(&mut self) -> (bool, bool, u16) {
+        let (has_work, pending) = (ring!(self, has_work()), ring!(self, pending()));
+        (has_work, ring!(self, arm(&mut Marks::off())), pending)
     }
 
     pub(super) fn push(&mut self, tag: Tag) {
@@ -116,5 +133,30 @@ impl<'w> Device<'w> {
             Ring::Split(queue) => queue.in_flight(),
             Ring::Packed(queue) => queue.in_flight(),
         }
+    }
+}
+
+/// Of which nothing is there yet.
+struct ToCome;
+
+impl Space<'_> for ToCome {
+    fn place(&mut self, _: &mut Vec<Buffer>, _: Iova, _: u32, _: bool) -> usize {
+        0
+    }
+
+    fn table(&mut self, _: Iova, _: u32) -> Option<Span<'static>> {
+        None
+    }
+
+    fn read(&mut self, _: Iova, _: &mut [u8]) -> bool {
+        false
+    }
+
+    fn is_missing(&self) -> bool {
+        true
+    }
+
+    fn lacks_enough(&self) -> bool {
+        false
     }
 }

@@ -4,7 +4,8 @@ use super::device::Device;
 use super::memory::World;
 use super::{Model, Op, Random, perform, script};
 use crate::RingError;
-use kickless_spec::ring::DESC_F_NEXT;
+use crate::packed::Place;
+use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, RING_IDX};
 
 /// Everything that can be popped is pushed; no more than the ring has.
 fn drain(world: &World) {
@@ -172,9 +173,14 @@ fn each_lie_is_told_by_its_name() {
     ];
     for (packed, words, field, value) in lies {
         let world = with_in_flight(packed, &words);
+        let bytes =
+            || (0..super::super::at(packed, 6)).map(|at| world.region.get::<u8>(at)).collect::<Vec<_>>();
+        let before = bytes();
         let mut device = Device::start(&world, if packed { 0x8000 } else { 0 });
         assert_eq!(device.pop(), Err(RingError::Inflight { field, value }), "{words:x?}");
         assert_eq!((device.again(), device.in_flight()), (0, 0));
+        // Somebody else may know better.
+        assert_eq!(bytes(), before, "{words:x?}");
     }
     for packed in [false, true] {
         let world = World::with_entries(packed, 4, 3, 0);
@@ -204,4 +210,39 @@ fn entries_that_nobody_wrote_down_are_none() {
         assert_eq!([10, beyond].map(|at| world.region.get::<u16>(at)), [5, 1]);
         assert_eq!(Device::start(&world, start).again(), 0);
     }
+}
+
+/// A chain that cannot be walked when it is to be done again breaks its ring, and stays in flight.
+#[test]
+fn what_was_in_flight_is_spoilt() {
+    for packed in [false, true] {
+        let world = with_in_flight(packed, &[]);
+        let flags = DESC_F_INDIRECT | DESC_F_NEXT;
+        match packed {
+            true => world.region.set(super::super::at(true, 0) + 18, &flags),
+            false => world.areas[0].set(12, &flags),
+        }
+        let mut device = Device::start(&world, 0);
+        assert_eq!(device.again(), 2);
+        let error = device.pop();
+        assert!(
+            matches!(error, Err(RingError::IndirectNext { .. } | RingError::IndirectNotNegotiated { .. })),
+            "{error:?}"
+        );
+        assert_eq!((device.pop(), device.again(), device.work()), (error, 0, (false, false, 0)));
+        assert_eq!(world.region.get::<u8>(super::super::at(packed, 0)), 1);
+    }
+}
+
+/// However much is to be done again, and however much a driver says it has made available.
+#[test]
+fn no_more_is_pending_than_there_is_room_for() {
+    let world = with_in_flight(false, &[]);
+    world.areas[1].set(RING_IDX, &0x7000u16);
+    assert_eq!(Device::start(&world, 0).work().2, 4);
+    let world = with_in_flight(true, &[]);
+    let second = Place::FIRST.after(4, 4);
+    world.areas[0].set(Place::FIRST.after(3, 4).flags_at(), &Place::FIRST.available());
+    (0..3).for_each(|nth| world.areas[0].set(second.after(nth, 4).flags_at(), &second.available()));
+    assert_eq!(Device::start(&world, 0).work().2, 4);
 }
