@@ -243,10 +243,11 @@ impl Metadata {
 }
 
 impl<A> Areas<A> {
-    /// Areas that a test has made.
+    /// Areas that a test has made, in which writes are marked.
     #[cfg(test)]
     pub(super) fn of([desc, avail, used]: [A; 3], options: Options) -> Self {
-        Self { desc, avail, used, options, logged: None }
+        let logged = Some(Logged { in_place: true, desc: Gpa(0), used: Gpa(0) });
+        Self { desc, avail, used, options, logged }
     }
 
     /// Has each area made, by its address, length and alignment; with it comes where it begins in guest memory.

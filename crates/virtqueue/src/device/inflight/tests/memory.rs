@@ -9,6 +9,7 @@ use kickless_memory::{Gpa, Marks};
 use kickless_spec::ring::RING_IDX;
 use kickless_spec::vhost_user::INFLIGHT_HEAD;
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -18,11 +19,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 pub(super) struct Cut {
     bytes: Rc<RefCell<Vec<u8>>>,
     left: Rc<Cell<u64>>,
+    /// Where the device has marked what it wrote.
+    marked: Rc<RefCell<HashSet<usize>>>,
 }
 
 impl Cut {
     fn new(len: usize, left: &Rc<Cell<u64>>) -> Self {
-        Self { bytes: Rc::new(RefCell::new(vec![0; len])), left: left.clone() }
+        Self { bytes: Rc::new(RefCell::new(vec![0; len])), left: left.clone(), marked: Rc::default() }
     }
 
     pub(super) fn get<T: FromBytes>(&self, offset: usize) -> T {
@@ -33,6 +36,16 @@ impl Cut {
     /// A store of somebody who is always alive.
     pub(super) fn set<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
         self.bytes.borrow_mut()[offset..offset + size_of::<T>()].copy_from_slice(value.as_bytes());
+    }
+
+    /// All bytes.
+    pub(super) fn all(&self) -> Vec<u8> {
+        self.bytes.borrow().clone()
+    }
+
+    /// What has been marked since this was called last.
+    pub(super) fn take_marked(&self) -> HashSet<usize> {
+        self.marked.take()
     }
 
     /// A store of the device.
@@ -79,7 +92,9 @@ impl Access for Cut {
         self.step(offset, value);
     }
 
-    fn mark(&self, _: Gpa, _: usize, _: usize, _: &mut Marks) {}
+    fn mark(&self, _: Gpa, offset: usize, len: usize, _: &mut Marks) {
+        self.marked.borrow_mut().extend(offset..offset + len);
+    }
 }
 
 impl Region for Cut {

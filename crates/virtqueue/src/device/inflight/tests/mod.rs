@@ -6,8 +6,8 @@ mod driver;
 mod hostile;
 mod letter;
 mod memory;
+mod start;
 
-use crate::device::Popped;
 use device::Device;
 use driver::{Driver, Tag};
 use letter::Letter;
@@ -319,64 +319,5 @@ fn what_was_held_before_is_not_in_the_region() {
             }
             assert!(cut < 199);
         }
-    }
-}
-
-/// What is owed to the driver when a queue stops is still in flight in the region: the next one does it again, and does not give
-/// back what it is told of as well.
-#[test]
-fn what_is_held_is_in_the_region_that_was_begun() {
-    for (packed, size) in [(false, 8), (true, 7)] {
-        let start = if packed { 0x8000 } else { 0xfffe };
-        let world = World::new(packed, size, start);
-        let mut model = Model::new(&world, start);
-        let mut device = Device::start(&world, start);
-        (0..3).for_each(|_| model.offer(&mut Random(1)));
-        while let Some(tag) = device.pop().unwrap() {
-            model.came(Some(tag));
-        }
-        device.unmap();
-        model.popped.iter().for_each(|tag| device.push(*tag));
-        let (next, held) = device.stop();
-        assert_eq!(held.len(), model.popped.len());
-        model.killed();
-        let mut device = Device::with_held(&world, next, &held);
-        assert_eq!((usize::from(device.again()), device.in_flight()), (held.len(), device.again()));
-        device.publish();
-        // None is used.
-        model.take();
-        finish(&world, &mut model, next);
-    }
-}
-
-/// Nobody sleeps on what is to be done again, and it waits for its ring and its memory.
-#[test]
-fn what_is_to_be_done_again_is_work() {
-    for packed in [false, true] {
-        let start = if packed { 0x8000 } else { 0 };
-        let world = World::new(packed, 4, start);
-        let mut driver = Driver::new(&world, start);
-        let mut device = Device::start(&world, start);
-        let first = driver.offer(2);
-        assert_eq!(device.pop(), Ok(first));
-        let second = driver.offer(1);
-        let table = || (0..64).map(|at| world.areas[0].get::<u8>(at)).collect::<Vec<_>>();
-        let before = table();
-        let mut device = Device::start(&world, 0);
-        assert_eq!(device.work(), (true, true, 2));
-        assert_eq!(table(), before, "the driver's descriptors are written over");
-        device.unmap();
-        assert_eq!((device.again(), device.work()), (0, (false, false, 0)));
-        assert_eq!(device.pop(), Ok(None));
-        device.remap();
-        assert_eq!(device.pop_in_vain(), Ok(Popped::Missing));
-        assert_eq!((device.again(), device.work()), (1, (true, true, 2)));
-        assert_eq!(device.pop(), Ok(first));
-        assert_eq!((device.again(), device.work()), (0, (true, true, 1)));
-        assert_eq!(device.pop(), Ok(second));
-        assert_eq!((device.pop(), device.work()), (Ok(None), (false, false, 0)));
-        // Alone.
-        let mut device = Device::start(&world, 0);
-        assert_eq!(device.work(), (true, true, 2));
     }
 }

@@ -1,0 +1,107 @@
+//! What a device finds when it starts, and what it makes of it.
+
+use super::device::Device;
+use super::driver::{Driver, Tag};
+use super::memory::World;
+use super::{Model, Random, finish};
+use crate::device::Popped;
+
+/// What is owed to the driver when a queue stops is still in flight in the region: the next one does it again, and does not give
+/// back what it is told of as well.
+#[test]
+fn what_is_held_is_in_the_region_that_was_begun() {
+    for (packed, size) in [(false, 8), (true, 7)] {
+        let start = if packed { 0x8000 } else { 0xfffe };
+        let world = World::new(packed, size, start);
+        let mut model = Model::new(&world, start);
+        let mut device = Device::start(&world, start);
+        (0..3).for_each(|_| model.offer(&mut Random(1)));
+        while let Some(tag) = device.pop().unwrap() {
+            model.came(Some(tag));
+        }
+        device.unmap();
+        model.popped.iter().for_each(|tag| device.push(*tag));
+        let (next, held) = device.stop();
+        assert_eq!(held.len(), model.popped.len());
+        model.killed();
+        let mut device = Device::with_held(&world, next, &held);
+        assert_eq!((usize::from(device.again()), device.in_flight()), (held.len(), device.again()));
+        device.publish();
+        // None is used.
+        model.take();
+        finish(&world, &mut model, next);
+    }
+}
+
+/// Nobody sleeps on what is to be done again, and it waits for its ring and its memory.
+#[test]
+fn what_is_to_be_done_again_is_work() {
+    for packed in [false, true] {
+        let start = if packed { 0x8000 } else { 0 };
+        let world = World::new(packed, 4, start);
+        let mut driver = Driver::new(&world, start);
+        let mut device = Device::start(&world, start);
+        let first = driver.offer(2);
+        assert_eq!(device.pop(), Ok(first));
+        let second = driver.offer(1);
+        let before = world.areas[0].all();
+        let mut device = Device::start(&world, 0);
+        assert_eq!(device.work(), (true, true, 2));
+        assert_eq!(world.areas[0].all(), before, "the driver's descriptors are written over");
+        device.unmap();
+        assert_eq!((device.again(), device.work()), (0, (false, false, 0)));
+        assert_eq!(device.pop(), Ok(None));
+        device.remap();
+        assert_eq!(device.pop_in_vain(), Ok(Popped::Missing));
+        assert_eq!((device.again(), device.work()), (1, (true, true, 2)));
+        assert_eq!(device.pop(), Ok(first));
+        assert_eq!((device.again(), device.work()), (0, (true, true, 1)));
+        assert_eq!(device.pop(), Ok(second));
+        assert_eq!((device.pop(), device.work()), (Ok(None), (false, false, 0)));
+        // Alone.
+        let mut device = Device::start(&world, 0);
+        assert_eq!(device.work(), (true, true, 2));
+    }
+}
+
+/// A virtual machine may be on its way to another host when its device is killed.
+#[test]
+fn what_is_left_of_a_batch_is_taken_back_and_marked() {
+    let mut taken_back = 0;
+    for cut in 0..40 {
+        let world = World::new(true, 5, 0x8000);
+        let mut driver = Driver::new(&world, 0x8000);
+        let mut device = Device::start(&world, 0x8000);
+        (0..3).for_each(|_| assert!(driver.offer(1).is_some()));
+        let tags: Vec<Tag> = std::iter::from_fn(|| device.pop().unwrap()).collect();
+        world.revive(cut);
+        tags.iter().for_each(|tag| device.push(*tag));
+        device.publish();
+        world.revive(u64::MAX);
+        let before = world.areas[0].all();
+        world.areas[0].take_marked();
+        Device::start(&world, 0);
+        let marked = world.areas[0].take_marked();
+        let after = world.areas[0].all();
+        let changed = (0..before.len()).filter(|at| before[*at] != after[*at]);
+        taken_back += changed.inspect(|at| assert!(marked.contains(at), "{at} is not marked")).count();
+    }
+    assert!(taken_back > 0);
+}
+
+/// What a region held that nobody has begun does not matter.
+#[test]
+fn a_region_begins_with_zeroes() {
+    for packed in [false, true] {
+        let [clean, other] = [0u8, 0xff].map(|byte| {
+            let world = World::with_entries(packed, 4, 6, 0x8000);
+            (0..world.region.all().len()).for_each(|at| world.region.set(at, &byte));
+            // Its version.
+            world.region.set(8, &0u16);
+            let device = Device::start(&world, 0x8000);
+            assert_eq!((device.again(), device.next_avail()), (0, 0x8000));
+            world.region.all()
+        });
+        assert_eq!(clean, other);
+    }
+}
