@@ -92,6 +92,9 @@ mod tests {
                 let (made, fd) = Inflight::make(described(3, size), (4, 256), Some(packed)).unwrap();
                 assert_eq!((made.mmap_size, made.mmap_offset), (3 * region, 0));
                 assert!(ftruncate(&fd, 1).is_err(), "it can be made shorter");
+                assert!(ftruncate(&fd, made.mmap_size + 1).is_err(), "it can be made longer");
+                let seal = fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE);
+                assert!(seal.is_err(), "it can be kept from those who come after");
                 let taken = Inflight::take(made, &fd).unwrap();
                 let options = |size| match packed {
                     true => Options::packed(size, false, false).unwrap(),
@@ -148,5 +151,15 @@ mod tests {
         }
         let part = Described { mmap_offset: 8, mmap_size: made.mmap_size - 8, num_queues: 1, ..made };
         assert!(Inflight::take(part, &fd).is_ok());
+        // Room for more than there can be, or for more than is said to be there.
+        let fd = memory(2 << 20).unwrap();
+        let roomy = |queue_size| Described { mmap_size: 2 << 20, ..described(1, queue_size) };
+        assert!(matches!(
+            Inflight::take(roomy(32769), &fd),
+            Err(Refusal::InflightShape { value: 32769, .. })
+        ));
+        let taken = Inflight::take(roomy(32768), &fd).unwrap();
+        let options = Options::new(32768, false, false).unwrap();
+        assert!(taken.records(0, &options).is_ok() && taken.records(1, &options).is_err());
     }
 }
