@@ -90,6 +90,9 @@ pub enum Error {
         /// The disk.
         under: &'static str,
     },
+    /// Faults before a disk that has faults.
+    #[error("a disk has its faults already; one list takes all rules")]
+    FaultsTwice,
     /// No thread can be had for the delays of injected faults.
     #[error("there is no thread for injected delays: {0}")]
     Timer(#[source] io::Error),

@@ -7,7 +7,7 @@ mod rules;
 mod timer;
 
 use crate::io::{Outlet, Phase};
-use crate::{Disk, Error, FileDisk, Io, IoError, Lane, Limits, Request, Step};
+use crate::{Disk, Error, Extent, FileDisk, Io, IoError, Lane, Limits, Request, Step};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
 use kickless_memory::{Iov, Marks};
 pub use rules::{BadRule, FaultRules};
@@ -81,7 +81,8 @@ impl FaultDisk {
             Disk::Null(_) => Some("null:"),
             Disk::Memory(_) => Some("mem:"),
             Disk::Library(library) => Some(library.name()),
-            Disk::Fault(_) => Some("a disk with faults"),
+            // A request has one place for what is decided on it.
+            Disk::Fault(_) => return Err(Error::FaultsTwice),
             Disk::File(_) => None,
         };
         let partial = |effect: &Effect| matches!(effect, Effect::Short | Effect::Error(Errno::AGAIN));
@@ -130,17 +131,24 @@ impl FaultDisk {
 
     /// Starts a request of a disk that answers at once, if nothing holds it up.
     fn at_once(&self, under: &Disk, lane: &mut Lane<'_>, io: &mut Io) -> Step {
-        let Some(request) = io.held.as_ref().and_then(|held| held.request) else {
+        let Io { held, work, buffers, .. } = &mut *io;
+        let Some((held, request)) =
+            held.as_mut().and_then(|held| held.request.map(|request| (held, request)))
+        else {
             return under.retry(lane, io);
         };
-        let subject = subject_of(request, io);
-        let Some(held) = &mut io.held else { return Step::Busy };
-        match self.decide(held, subject, lane.waker) {
-            Verdict::Wait(_) | Verdict::Overtaken(..) => return Step::Busy,
-            Verdict::Fail(errno) => {
-                io.held = None;
-                return io.finish(Err(IoError::Os(errno)));
+        let one;
+        let extents = match request {
+            Request::Read { offset } | Request::Write { offset, .. } => {
+                one = [Extent { offset, len: buffers.len(), unmap: false }];
+                &one[..]
             }
+            Request::Flush => &[],
+            _ => work.as_ref().map_or(&[][..], |work| &work.extents),
+        };
+        match self.decide(held, Subject { kind: kind_of(request), extents }, lane.waker) {
+            Verdict::Wait(_) | Verdict::Overtaken(..) => return Step::Busy,
+            Verdict::Fail(errno) => return io.finish(Err(IoError::Os(errno))),
             Verdict::Pass | Verdict::Short(_) => {}
         }
         io.held = None;
@@ -187,7 +195,7 @@ impl FaultDisk {
     }
 
     /// What becomes of an operation now. Rolled for once; a wait that is over is a pass.
-    fn decide(&self, held: &mut Held, subject: Subject, waker: &Waker) -> Verdict {
+    fn decide(&self, held: &mut Held, subject: Subject<'_>, waker: &Waker) -> Verdict {
         let mut state = self.state();
         let verdict = match held.verdict.take() {
             None => self.rolled(&mut state, subject, waker),
@@ -204,7 +212,7 @@ impl FaultDisk {
         verdict
     }
 
-    fn rolled(&self, state: &mut State, subject: Subject, waker: &Waker) -> Verdict {
+    fn rolled(&self, state: &mut State, subject: Subject<'_>, waker: &Waker) -> Verdict {
         let later = |time: Duration| {
             let due = Instant::now() + time;
             self.timer.wake_at(due, waker);
@@ -220,9 +228,9 @@ impl FaultDisk {
             }
             Some(Effect::Reorder) => Verdict::Overtaken(state.passed, later(OVERTAKEN_WITHIN)),
             Some(Effect::Short) => {
-                let unit =
-                    if let Disk::File(file) = &self.under { FileDisk::unit(file) } else { subject.len };
-                match subject.len.div_ceil(unit.max(1)) {
+                let len = subject.len();
+                let unit = if let Disk::File(file) = &self.under { FileDisk::unit(file) } else { len };
+                match len.div_ceil(unit.max(1)) {
                     // It has no part.
                     0 | 1 => Verdict::Pass,
                     units => Verdict::Short(unit * (1 + state.dice.random() % (units - 1))),
@@ -240,21 +248,6 @@ fn kind_of(request: Request) -> Kind {
         Request::Discard { .. } => Kind::Discard,
         Request::WriteZeroes { .. } => Kind::Zeroes,
         Request::SecureErase => Kind::Erase,
-    }
-}
-
-/// A whole request. One on extents is where the first of them is, with as many bytes as that has.
-fn subject_of(request: Request, io: &Io) -> Subject {
-    let kind = kind_of(request);
-    match request {
-        Request::Read { offset } | Request::Write { offset, .. } => {
-            Subject { kind, at: offset, len: io.buffers.len() }
-        }
-        Request::Flush => Subject { kind, at: 0, len: 0 },
-        _ => {
-            let first = io.work.as_ref().and_then(|work| work.extents.last());
-            Subject { kind, at: first.map_or(0, |e| e.offset), len: first.map_or(0, |e| e.len) }
-        }
     }
 }
 
@@ -331,7 +324,7 @@ impl Outlet for Past<'_, '_> {
             OpKind::Flush => Kind::Flush,
             OpKind::Range { .. } => self.held.kind.unwrap_or(Kind::Discard),
         };
-        let subject = Subject { kind: kind_of, at: offset, len };
+        let subject = Subject { kind: kind_of, extents: &[Extent { offset, len, unmap: false }] };
         let sent = match self.disk.decide(self.held, subject, self.lane.waker) {
             Verdict::Pass => self.lane.send(kind, offset, buffers),
             Verdict::Wait(_) | Verdict::Overtaken(..) => return Err((Step::Busy, buffers)),

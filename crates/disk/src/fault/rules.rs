@@ -1,6 +1,6 @@
 //! Which faults, and when. Pure but for a count and a seeded generator.
 
-use crate::Lifetime;
+use crate::{Extent, Lifetime};
 use kickless_io::Errno;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -88,12 +88,17 @@ enum When {
 
 /// An operation, as the rules see it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Subject {
+pub(super) struct Subject<'a> {
     pub(super) kind: Kind,
-    /// First byte.
-    pub(super) at: u64,
-    /// How many; none for a flush.
-    pub(super) len: u64,
+    /// The bytes that it is about; none for a flush.
+    pub(super) extents: &'a [Extent],
+}
+
+impl Subject<'_> {
+    /// How many bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.extents.iter().map(|extent| extent.len).sum()
+    }
 }
 
 /// A rule that cannot be understood. One sentence each.
@@ -264,12 +269,14 @@ fn parse_sectors(text: &str) -> Result<RangeInclusive<u64>, BadRule> {
 }
 
 impl Rule {
-    fn is_about(&self, subject: Subject) -> bool {
-        let Subject { kind, at, len } = subject;
+    fn is_about(&self, Subject { kind, extents }: Subject<'_>) -> bool {
         let of_kind = self.kinds.is_empty() || self.kinds.contains(&kind);
         let there = self.sectors.as_ref().is_none_or(|sectors| {
-            let (first, end) = (at / crate::SECTOR, at.saturating_add(len).div_ceil(crate::SECTOR));
-            len > 0 && first <= *sectors.end() && end > *sectors.start()
+            extents.iter().any(|&Extent { offset, len, .. }| {
+                let (first, end) =
+                    (offset / crate::SECTOR, offset.saturating_add(len).div_ceil(crate::SECTOR));
+                len > 0 && first <= *sectors.end() && end > *sectors.start()
+            })
         });
         of_kind && there && (self.effect != Effect::Short || kind.is_transfer())
     }
@@ -288,7 +295,7 @@ impl Dice {
     }
 
     /// What happens to this operation: the effect of the first rule that applies. Each rule counts all that it is about.
-    pub(super) fn roll(&mut self, subject: Subject) -> Option<Effect> {
+    pub(super) fn roll(&mut self, subject: Subject<'_>) -> Option<Effect> {
         let mut effect = None;
         for place in 0..self.rules.len() {
             let random = self.random();
@@ -331,7 +338,13 @@ mod tests {
     /// Which of the first `count` sector-long operations of this kind are hit, each at the next sector.
     fn hits(text: &str, kind: Kind, count: u64) -> Vec<u64> {
         let mut dice = Dice::new(&rules(text).unwrap());
-        (0..count).filter(|i| dice.roll(Subject { kind, at: i * 512, len: 512 }).is_some()).collect()
+        (0..count).filter(|i| roll(&mut dice, kind, &[(i * 512, 512)]).is_some()).collect()
+    }
+
+    fn roll(dice: &mut Dice, kind: Kind, ranges: &[(u64, u64)]) -> Option<Effect> {
+        let extents: Vec<_> =
+            ranges.iter().map(|&(offset, len)| Extent { offset, len, unmap: false }).collect();
+        dice.roll(Subject { kind, extents: &extents })
     }
 
     #[test]
@@ -346,9 +359,14 @@ mod tests {
         assert_eq!(hits("enospc@nth=2,eio@nth=5", Kind::Write, 9), [1, 4]);
         // An operation that only touches the range; a flush is nowhere, and never short.
         let mut dice = Dice::new(&rules("eio@2-4,short").unwrap());
-        assert_eq!(dice.roll(Subject { kind: Kind::Read, at: 0, len: 1025 }), Some(Effect::Error(Errno::IO)));
-        assert_eq!(dice.roll(Subject { kind: Kind::Read, at: 0, len: 1024 }), Some(Effect::Short));
-        assert_eq!(dice.roll(Subject { kind: Kind::Flush, at: 1024, len: 0 }), None);
+        let eio = Some(Effect::Error(Errno::IO));
+        assert_eq!(roll(&mut dice, Kind::Read, &[(0, 1025)]), eio);
+        assert_eq!(roll(&mut dice, Kind::Read, &[(0, 1024)]), Some(Effect::Short));
+        assert_eq!(roll(&mut dice, Kind::Read, &[(1024, 0)]), Some(Effect::Short));
+        assert_eq!(roll(&mut dice, Kind::Flush, &[]), None);
+        // Any of several ranges.
+        assert_eq!(roll(&mut dice, Kind::Discard, &[(0, 512), (4 * 512, 512), (9 * 512, 512)]), eio);
+        assert_eq!(roll(&mut dice, Kind::Discard, &[(0, 512), (9 * 512, 512)]), None);
     }
 
     #[test]
