@@ -85,11 +85,10 @@ impl FaultDisk {
             Disk::Fault(_) => return Err(Error::FaultsTwice),
             Disk::File(_) => None,
         };
-        let partial = |effect: &Effect| matches!(effect, Effect::Short | Effect::Error(Errno::AGAIN));
         if let Some(under) = at_once
-            && let Some(rule) = rules.rules.iter().find(|rule| partial(&rule.effect))
+            && let Some(fault) = rules.rules.iter().find_map(|rule| rule.effect.of_operations())
         {
-            return Err(Error::Fault { fault: rule.effect.name(), under });
+            return Err(Error::Fault { fault, under });
         }
         let state = Mutex::new(State { dice: Dice::new(rules), passed: 0 });
         let lifetime = rules.lifetime.or(under.limits().lifetime);
@@ -188,9 +187,7 @@ impl FaultDisk {
     ) -> Step {
         let mut held = io.held.take().unwrap_or_default();
         let step = step(&mut Past { disk: self, lane, held: &mut held }, io);
-        if !matches!(step, Step::Done(_)) {
-            io.held = Some(held);
-        }
+        io.held = Some(held);
         step
     }
 

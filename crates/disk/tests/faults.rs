@@ -1,5 +1,5 @@
 //! Injected faults: what a file makes of each, and that they come as they were ordered.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
 
@@ -40,7 +40,9 @@ fn on_each(rules: &str, len: u64, each: impl Fn(&mut Worker<'_>, Vec<u8>)) {
 fn errors_where_they_were_ordered() {
     on_each("eio@read+4-7,enospc@write+nth=2,eio@flush", 64 << 10, |worker, contents| {
         assert_eq!(worker.read(0, 2048), (Ok(()), contents[..2048].to_vec()));
-        assert_eq!(worker.read(0, 4096).0, EIO);
+        for misaligned in [0, 1] {
+            assert_eq!(worker.read_into(0, 4096, misaligned).0, EIO);
+        }
         assert_eq!(worker.read(7 * 512, 4096).0, EIO);
         assert_eq!(worker.read(8 * 512, 4096), (Ok(()), contents[4096..8192].to_vec()));
         assert_eq!(worker.write(0, &[1; 4096], 0), Ok(()));
@@ -192,7 +194,8 @@ fn disks_that_answer_at_once_fail_and_wait_too() {
         assert!(matches!(under, DiskSpec::Null(_)) || bytes == [7; 512]);
         for rules in ["short@1%", "eagain"] {
             let refused = open(rules, under.clone(), Cache::None).unwrap_err();
-            assert!(matches!(refused, Error::Fault { .. }), "{refused}");
+            let Error::Fault { fault, .. } = refused else { panic!("{refused}") };
+            assert!(rules.starts_with(fault));
         }
         let faulty = DiskSpec::Fault("eio".parse().unwrap(), Box::new(under));
         assert!(matches!(open("eio", faulty, Cache::None), Err(Error::FaultsTwice)));

@@ -43,15 +43,12 @@ pub(super) enum Effect {
 }
 
 impl Effect {
-    /// As it is written.
-    pub(super) fn name(&self) -> &'static str {
+    /// As it is written, where it can happen to an operation only, and not to a request.
+    pub(super) fn of_operations(&self) -> Option<&'static str> {
         match self {
-            Self::Error(Errno::IO) => "eio",
-            Self::Error(Errno::NOSPC) => "enospc",
-            Self::Error(_) => "eagain",
-            Self::Short => "short",
-            Self::Delay(_) => "delay",
-            Self::Reorder => "reorder",
+            Self::Error(Errno::AGAIN) => Some("eagain"),
+            Self::Short => Some("short"),
+            Self::Error(_) | Self::Delay(_) | Self::Reorder => None,
         }
     }
 }
@@ -350,6 +347,7 @@ mod tests {
     #[test]
     fn places() {
         assert_eq!(hits("eio", Kind::Read, 3), [0, 1, 2]);
+        assert_eq!(hits("eio@100%", Kind::Read, 3), [0, 1, 2]);
         assert_eq!(hits("eio@nth=3", Kind::Read, 9), [2]);
         assert_eq!(hits("eio@every=4", Kind::Read, 9), [3, 7]);
         assert_eq!(hits("eio@2-4", Kind::Read, 9), [2, 3, 4]);
@@ -362,7 +360,7 @@ mod tests {
         let eio = Some(Effect::Error(Errno::IO));
         assert_eq!(roll(&mut dice, Kind::Read, &[(0, 1025)]), eio);
         assert_eq!(roll(&mut dice, Kind::Read, &[(0, 1024)]), Some(Effect::Short));
-        assert_eq!(roll(&mut dice, Kind::Read, &[(1024, 0)]), Some(Effect::Short));
+        assert_eq!(roll(&mut dice, Kind::Read, &[(1536, 0)]), Some(Effect::Short));
         assert_eq!(roll(&mut dice, Kind::Flush, &[]), None);
         // Any of several ranges.
         assert_eq!(roll(&mut dice, Kind::Discard, &[(0, 512), (4 * 512, 512), (9 * 512, 512)]), eio);
@@ -412,5 +410,6 @@ mod tests {
         assert_eq!(rules("lifetime=1/2/65535").unwrap().lifetime, Some(worn));
         let delay = Effect::Delay(Duration::from_micros(500)..=Duration::from_millis(2));
         assert_eq!(rules("delay=500us-2ms").unwrap().rules[0].effect, delay);
+        assert_eq!(rules("delay=60s"), rules("delay=60000ms"));
     }
 }
