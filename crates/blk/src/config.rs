@@ -1,7 +1,7 @@
 //! The configuration space.
 
 use kickless_device::ConfigError;
-use kickless_disk::{Disk, Limits, RangeLimits};
+use kickless_disk::{Limits, RangeLimits};
 use kickless_spec::blk::{self, BlkFeatures, Config};
 
 /// The largest segment that we ask drivers for. A larger one is served all the same.
@@ -26,15 +26,19 @@ pub(crate) fn features(limits: &Limits) -> BlkFeatures {
     features
 }
 
-/// The configuration space as it reads now. `seg_max` leaves room for the header and the status in a chain that is as long as
+/// The configuration space of a disk of this size in bytes, as it reads now. `seg_max` leaves room for the header and the status in a chain that is as long as
 /// the queue can be: the driver reads it before the queue size is known.
-pub(crate) fn space(disk: &Disk, queues_max: u16, queue_size_max: u16, writeback: bool) -> Config {
-    let limits = disk.limits();
+pub(crate) fn space(
+    (limits, size): (&Limits, u64),
+    queues_max: u16,
+    queue_size_max: u16,
+    writeback: bool,
+) -> Config {
     let sectors = |of: Option<RangeLimits>| of.map_or(0, |of| of.sectors_max).into();
     let segments = |of: Option<RangeLimits>| of.map_or(0, |of| of.ranges_max).into();
     let alignment = |of: Option<RangeLimits>| of.map_or(0, |of| of.alignment).into();
     Config {
-        capacity: (disk.size() / blk::SECTOR_SIZE).into(),
+        capacity: (size / blk::SECTOR_SIZE).into(),
         size_max: SIZE_MAX.into(),
         seg_max: u32::from(queue_size_max.min(CHAIN_MAX).saturating_sub(2).max(1)).into(),
         blk_size: limits.block_size.into(),
@@ -66,5 +70,80 @@ pub(crate) fn write(offset: usize, from: &[u8]) -> Result<bool, ConfigError> {
         (blk::CONFIG_WRITEBACK, [value @ (0 | 1)]) => Ok(*value == 1),
         (blk::CONFIG_WRITEBACK, [value]) => Err(ConfigError::Value { field: "writeback", value: *value }),
         _ => Err(ConfigError::ReadOnly { offset, end: offset.saturating_add(from.len()) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kickless_disk::Lifetime;
+
+    const LIMITS: Limits = Limits {
+        block_size: 4096,
+        physical_block_exp: 1,
+        alignment_offset: 2,
+        min_io_size: 3,
+        opt_io_size: 4,
+        read_only: true,
+        segments_max: None,
+        segment_bytes_max: 1 << 20,
+        discard: Some(RangeLimits { sectors_max: 5, ranges_max: 6, alignment: 7 }),
+        write_zeroes: Some(RangeLimits { sectors_max: 8, ranges_max: 9, alignment: 10 }),
+        zeroes_may_unmap: true,
+        secure_erase: Some(RangeLimits { sectors_max: 11, ranges_max: 12, alignment: 13 }),
+        lifetime: Some(Lifetime { pre_eol_info: 1, type_a: 2, type_b: 3 }),
+    };
+    const NONE: Limits = Limits {
+        read_only: false,
+        discard: None,
+        write_zeroes: None,
+        zeroes_may_unmap: false,
+        secure_erase: None,
+        lifetime: None,
+        ..LIMITS
+    };
+
+    /// A driver reads a field where the feature is there, and does nothing that is not.
+    #[test]
+    fn a_disk_has_the_features_of_its_limits() {
+        let always = BlkFeatures::SIZE_MAX
+            | BlkFeatures::SEG_MAX
+            | BlkFeatures::BLK_SIZE
+            | BlkFeatures::TOPOLOGY
+            | BlkFeatures::FLUSH
+            | BlkFeatures::CONFIG_WCE
+            | BlkFeatures::MQ;
+        assert_eq!(features(&NONE), always);
+        for (limits, feature) in [
+            (Limits { read_only: true, ..NONE }, BlkFeatures::RO),
+            (Limits { discard: LIMITS.discard, ..NONE }, BlkFeatures::DISCARD),
+            (Limits { write_zeroes: LIMITS.write_zeroes, ..NONE }, BlkFeatures::WRITE_ZEROES),
+            (Limits { secure_erase: LIMITS.secure_erase, ..NONE }, BlkFeatures::SECURE_ERASE),
+            (Limits { lifetime: LIMITS.lifetime, ..NONE }, BlkFeatures::LIFETIME),
+        ] {
+            assert_eq!(features(&limits), always | feature);
+        }
+    }
+
+    #[test]
+    fn each_limit_is_in_its_field() {
+        let said = space((&LIMITS, 512 * 99), 14, 64, true);
+        assert_eq!((said.capacity.get(), said.num_queues.get(), said.writeback), (99, 14, 1));
+        assert_eq!((said.size_max.get(), said.seg_max.get(), said.blk_size.get()), (SIZE_MAX, 62, 4096));
+        assert_eq!((said.physical_block_exp, said.alignment_offset), (1, 2));
+        assert_eq!((said.min_io_size.get(), said.opt_io_size.get()), (3, 4));
+        let discard = (said.max_discard_sectors, said.max_discard_seg, said.discard_sector_alignment);
+        assert_eq!(discard, (5.into(), 6.into(), 7.into()));
+        assert_eq!((said.max_write_zeroes_sectors.get(), said.max_write_zeroes_seg.get()), (8, 9));
+        assert_eq!(said.write_zeroes_may_unmap, 1);
+        let erase =
+            (said.max_secure_erase_sectors, said.max_secure_erase_seg, said.secure_erase_sector_alignment);
+        assert_eq!(erase, (11.into(), 12.into(), 13.into()));
+        // What is not there has none.
+        let said = space((&NONE, 512), 1, 64, false);
+        assert_eq!((said.writeback, said.write_zeroes_may_unmap), (0, 0));
+        let sectors =
+            [said.max_discard_sectors, said.max_write_zeroes_sectors, said.max_secure_erase_sectors];
+        assert_eq!(sectors.map(|sectors| sectors.get()), [0; 3]);
     }
 }

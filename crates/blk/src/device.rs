@@ -166,7 +166,8 @@ impl Device for Blk {
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
         let Options { queues_max, queue_size_max, .. } = self.options;
-        let space = config::space(&self.shared.disk, queues_max, queue_size_max, self.shared.writeback());
+        let (disk, writeback) = (&self.shared.disk, self.shared.writeback());
+        let space = config::space((disk.limits(), disk.size()), queues_max, queue_size_max, writeback);
         let from = space.as_bytes().get(offset..).unwrap_or_default();
         let len = from.len().min(into.len());
         into[..len].copy_from_slice(&from[..len]);

@@ -229,7 +229,7 @@ pub(crate) fn data(buffers: &[Buffer], skip: u64, len: u64) -> impl Iterator<Ite
 
 /// Bytes before the data: the header of a write, nothing of a read.
 pub(crate) fn data_start(kind: Kind) -> u64 {
-    if matches!(kind, Kind::Write { .. } | Kind::Extents(_)) { HEADER_LEN } else { 0 }
+    if matches!(kind, Kind::Write { .. }) { HEADER_LEN } else { 0 }
 }
 
 fn status_of(writable: &[Buffer]) -> Option<Gpa> {

@@ -1,9 +1,10 @@
 //! Every layout of a request, and every way to get one wrong.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
-use kickless_blk::{Bounds, Kind, Reject, Request, parse};
+use kickless_blk::{Bounds, Kind, Purpose, Reject, Request, extents, parse};
+use kickless_disk::{Extent, RangeLimits};
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
-use kickless_spec::blk::{self, BlkFeatures, Header};
+use kickless_spec::blk::{self, BlkFeatures, Header, Segment};
 use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, Desc};
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
@@ -92,6 +93,9 @@ fn well_formed() {
     assert_eq!(write, Request { kind: Kind::Write { offset: 0 }, status: Gpa(0x7000), data_len: 512 });
     guest.header(blk::T_FLUSH, 0);
     assert_eq!(guest.parse(&[HEADER], &[STATUS]).unwrap().kind, Kind::Flush);
+    // It has no data, whatever comes with it.
+    let flush = guest.parse(&[HEADER, (DATA, 512)], &[(DATA, 512), STATUS]).unwrap();
+    assert_eq!((flush.kind, flush.data_len), (Kind::Flush, 0));
     guest.header(blk::T_GET_ID, 0);
     let id = guest.parse(&[HEADER], &[(DATA, 20), STATUS]).unwrap();
     assert_eq!((id.kind, id.data_len), (Kind::GetId, 20));
@@ -135,6 +139,45 @@ fn malformed() {
     for kind in [2, 3, 5, 7, 9, blk::T_GET_LIFETIME, blk::T_DISCARD, blk::T_WRITE_ZEROES, u32::MAX] {
         guest.header(kind, 0);
         assert_eq!(code(guest.parse(&[HEADER], &[STATUS])), (Some(Gpa(0x7000)), blk::S_UNSUPP), "{kind}");
+    }
+}
+
+/// One range of a request, on a disk of [`DISK`] bytes.
+fn extent(purpose: Purpose, (sector, sectors, flags): (u64, u32, u32)) -> Result<Extent, u8> {
+    let guest = Guest::new();
+    let kind = match purpose {
+        Purpose::Discard => blk::T_DISCARD,
+        Purpose::WriteZeroes => blk::T_WRITE_ZEROES,
+        Purpose::SecureErase => blk::T_SECURE_ERASE,
+    };
+    guest.header(kind, 0);
+    let segment = Segment { sector: sector.into(), num_sectors: sectors.into(), flags: flags.into() };
+    guest.view.map().write_obj(Gpa(DATA), &segment).unwrap();
+    let bounds = Bounds { size: DISK, read_only: false, features: BlkFeatures::all() };
+    let chain = guest.chain(&[HEADER, (DATA, 16)], &[STATUS]);
+    let request = parse(&chain, &guest.view, bounds).unwrap();
+    assert_eq!(request.kind, Kind::Extents(purpose));
+    let limits = RangeLimits { sectors_max: 64, ranges_max: 1, alignment: 8 };
+    let mut found = Vec::new();
+    extents(&chain, &guest.view, &request, purpose, (DISK, &limits), &mut found)
+        .map_err(|reject| reject.code)?;
+    assert_eq!(found.len(), 1);
+    Ok(found[0])
+}
+
+#[test]
+fn ranges_are_on_the_disk_and_what_is_erased_is_aligned() {
+    let end = DISK / 512;
+    for purpose in [Purpose::Discard, Purpose::WriteZeroes, Purpose::SecureErase] {
+        let whole = Extent { offset: (end - 64) * 512, len: 64 * 512, unmap: false };
+        assert_eq!(extent(purpose, (end - 64, 64, 0)), Ok(whole));
+        for outside in [(end - 56, 64, 0), (end, 8, 0), (1 << 55, 8, 0), ((1 << 55) - 8, 8, 0)] {
+            assert_eq!(extent(purpose, outside), Err(blk::S_IOERR), "{outside:?}");
+        }
+        // The others do best with what is aligned, and take the rest.
+        for odd in [(4, 8, 0), (8, 4, 0)] {
+            assert_eq!(extent(purpose, odd).is_err(), purpose == Purpose::SecureErase, "{odd:?}");
+        }
     }
 }
 

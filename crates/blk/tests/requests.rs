@@ -214,18 +214,21 @@ fn what_is_malformed_has_its_status_and_does_nothing() {
     }
 }
 
-/// On the disk, and longer than the configuration space allows.
+/// On the disk, and longer or more than the configuration space allows.
 #[test]
-fn segments_have_a_greatest_length() {
+fn segments_have_a_greatest_length_and_number() {
     let device = rig::blk(open(&DiskSpec::Memory(1 << 30)));
     let mut rig = Rig::start(&device, EngineKind::Threads, 4, false, ALL);
     let mut space = Config::default();
     device.read_config(0, space.as_mut_bytes());
-    for (kind, most) in [
-        (blk::T_DISCARD, space.max_discard_sectors.get()),
-        (blk::T_WRITE_ZEROES, space.max_write_zeroes_sectors.get()),
-        (blk::T_SECURE_ERASE, space.max_secure_erase_sectors.get()),
+    for (kind, most, segments) in [
+        (blk::T_DISCARD, space.max_discard_sectors.get(), space.max_discard_seg.get()),
+        (blk::T_WRITE_ZEROES, space.max_write_zeroes_sectors.get(), space.max_write_zeroes_seg.get()),
+        (blk::T_SECURE_ERASE, space.max_secure_erase_sectors.get(), space.max_secure_erase_seg.get()),
     ] {
+        let all = vec![(0, 1, 0); segments as usize + 1];
+        assert_eq!(rig.status(Ask::on_ranges(kind, &all[1..])), S_OK, "{kind}");
+        assert_eq!(rig.status(Ask::on_ranges(kind, &all)), S_IOERR, "{kind}");
         assert_eq!(rig.status(Ask::on_ranges(kind, &[(0, most, 0)])), S_OK, "{kind}");
         assert_eq!(rig.status(Ask::on_ranges(kind, &[(0, 8, 0), (0, most + 1, 0)])), S_IOERR, "{kind}");
     }

@@ -152,18 +152,19 @@ fn within<T>(
                 if !std::mem::replace(&mut waits, true) {
                     tell(&error);
                 }
-                thread::sleep(LOOK_EVERY + jitter());
+                thread::sleep(pause());
             }
             result => return result,
         }
     }
 }
 
-/// Less than [`LOOK_EVERY`], and not the same for two that wait: of two in lockstep, each would find the other's bytes for ever.
-fn jitter() -> Duration {
+/// From [`LOOK_EVERY`] to twice as long, and not the same for two that wait: of two in lockstep, each would find the other's bytes for
+/// ever.
+fn pause() -> Duration {
     // The keys are another for each: random in a process's first, and counted up from there.
     let random = RandomState::new().hash_one(std::process::id());
-    Duration::from_micros(random % LOOK_EVERY.as_micros() as u64)
+    LOOK_EVERY + Duration::from_micros(random % LOOK_EVERY.as_micros() as u64)
 }
 
 impl Drop for ImageLock {
@@ -215,6 +216,7 @@ fn range(byte: i64, kind: i32) -> libc::flock {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::fs::OpenOptions;
     use std::io::{BufRead, BufReader, Write};
     use std::path::Path;
@@ -275,10 +277,35 @@ mod tests {
         assert!(ImageLock::acquire(&a, false).is_err());
     }
 
+    /// How it ends when others let go after so many looks, or never; how often is looked and told.
+    fn wait(patience: Duration, error: fn() -> LockError, looks: usize) -> (bool, usize, usize) {
+        let (looked, told) = (Cell::new(0), Cell::new(0));
+        let attempt = || {
+            looked.set(looked.get() + 1);
+            if looked.get() > looks { Ok(()) } else { Err(error()) }
+        };
+        let result = within(patience, attempt, |_| told.set(told.get() + 1));
+        (result.is_ok(), looked.get(), told.get())
+    }
+
+    #[test]
+    fn only_what_is_held_is_waited_for_and_told_of_once() {
+        let long = Duration::from_secs(60);
+        for held in [|| LockError::Written, || LockError::NotShared, || LockError::Exclusive] {
+            assert_eq!(wait(long, held, 3), (true, 4, 1));
+            assert_eq!(wait(long, held, 0), (true, 1, 0));
+            assert_eq!(wait(Duration::ZERO, held, 3), (false, 1, 0));
+            let (ended_well, looked, told) = wait(Duration::from_millis(30), held, usize::MAX);
+            assert!(!ended_well && (2..=7).contains(&looked) && told == 1, "{looked}");
+        }
+        assert_eq!(wait(long, || LockError::None, 3), (false, 1, 0));
+        assert_eq!(wait(long, || LockError::Unsupported(io::ErrorKind::Other.into()), 3), (false, 1, 0));
+    }
+
     #[test]
     fn two_that_wait_do_not_look_in_lockstep() {
-        let waits: std::collections::BTreeSet<_> = (0..16).map(|_| jitter()).collect();
-        assert!(waits.len() > 1 && waits.iter().all(|&wait| wait < LOOK_EVERY));
+        let waits: std::collections::BTreeSet<_> = (0..16).map(|_| pause()).collect();
+        assert!(waits.len() > 1 && waits.iter().all(|wait| (LOOK_EVERY..2 * LOOK_EVERY).contains(wait)));
     }
 
     #[test]
