@@ -255,6 +255,38 @@ mod tests {
         check(&s, true).unwrap();
     }
 
+    /// Each byte by itself, as another program could hold it.
+    #[test]
+    fn each_byte_says_what_it_says() {
+        let image = image();
+        let (a, b) = (open(image.path(), false), open(image.path(), false));
+        let set = |byte, kind| fcntl(&b, FcntlArg::F_OFD_SETLK(&range(byte, kind))).is_ok();
+        for (byte, writer, reader) in [
+            (READS, "Ok(())", "Ok(())"),
+            (WRITES, "Err(Written)", "Err(Written)"),
+            (ALONE_READING, "Err(Exclusive)", "Err(Exclusive)"),
+            (ALONE_WRITING, "Err(NotShared)", "Ok(())"),
+        ] {
+            assert!(set(byte, libc::F_RDLCK));
+            for (read_only, expected) in [(false, writer), (true, reader)] {
+                assert_eq!(format!("{:?}", check(&a, read_only)), expected, "{byte}");
+                let acquired = ImageLock::acquire(&a, read_only).map(drop);
+                assert_eq!(format!("{acquired:?}"), expected, "{byte}");
+            }
+            assert!(set(byte, libc::F_UNLCK));
+        }
+        for (read_only, holds) in
+            [(false, &[READS, WRITES, ALONE_WRITING][..]), (true, &[READS, ALONE_WRITING])]
+        {
+            let _lock = ImageLock::acquire(&a, read_only).unwrap();
+            for byte in [READS, WRITES, ALONE_READING, ALONE_WRITING] {
+                let free = set(byte, libc::F_WRLCK);
+                assert_eq!(free, !holds.contains(&byte), "{byte}");
+                assert!(!free || set(byte, libc::F_UNLCK));
+            }
+        }
+    }
+
     #[test]
     fn gone_with_the_drop_although_the_file_stays_open() {
         let image = image();
@@ -269,8 +301,12 @@ mod tests {
         let image = image();
         let (a, b) = (open(image.path(), false), open(image.path(), false));
         let held = ImageLock::acquire(&a, false).unwrap();
-        let refused = ImageLock::acquire_within(&b, false, Duration::from_millis(20));
-        assert!(matches!(refused, Err(LockError::NotShared)));
+        let (started, patience) = (Instant::now(), Duration::from_millis(20));
+        let refused = ImageLock::acquire_within(&b, false, patience);
+        assert!(matches!(refused, Err(LockError::NotShared)) && started.elapsed() >= patience);
+        let started = Instant::now();
+        let refused = check_within(&b, false, patience);
+        assert!(matches!(refused, Err(LockError::NotShared)) && started.elapsed() >= patience);
         let waiting = thread::spawn(move || ImageLock::acquire_within(&b, false, Duration::from_secs(60)));
         drop(held);
         let _theirs = waiting.join().unwrap().unwrap();

@@ -78,3 +78,31 @@ impl Drop for Timer {
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+    use std::time::Duration;
+
+    /// Also two that are due at the same moment.
+    #[test]
+    fn wakes_each_and_ends() {
+        let timer = Timer::start().unwrap();
+        let wakers = [Waker::new().unwrap(), Waker::new().unwrap(), Waker::new().unwrap()];
+        let (now, millis) = (Instant::now(), Duration::from_millis);
+        timer.wake_at(now + millis(60_000), &wakers[0]);
+        wakers[1..].iter().for_each(|waker| timer.wake_at(now + millis(20), waker));
+        let limit = now + millis(30_000);
+        for waker in &wakers[1..] {
+            while !waker.clear() {
+                assert!(Instant::now() < limit, "it is not woken");
+                thread::sleep(millis(1));
+            }
+        }
+        assert!(!wakers[0].clear());
+        let shared = timer.shared.clone();
+        drop(timer);
+        assert_eq!(Arc::strong_count(&shared), 1, "the thread is left behind");
+    }
+}
