@@ -60,6 +60,26 @@ fn a_driver_chooses_its_cache_mode_and_nothing_else() {
     assert_eq!(config(&device).writeback, 1);
 }
 
+/// The driver's choice goes with the device's state; where it is not known, it is off.
+#[test]
+fn the_cache_mode_is_saved_and_loaded() {
+    let old = device(256, false);
+    assert_eq!(old.save(), b"blk1\0");
+    old.introduce();
+    assert_eq!(old.save(), b"blk1\x01");
+    old.take_over();
+    assert_eq!((config(&old).writeback, old.save()), (0, b"blk1\0".to_vec()));
+    let new = device(256, false);
+    for (state, writeback) in [(b"blk1\x01", 1), (b"blk1\0", 0), (b"blk1\x01", 1)] {
+        new.load(state).unwrap();
+        assert_eq!(config(&new).writeback, writeback);
+    }
+    for wrong in [&b""[..], b"blk1", b"blk1\x02", b"blk2\0", b"blk1\0\0"] {
+        assert!(new.load(wrong).is_err(), "{wrong:?}");
+        assert_eq!(config(&new).writeback, 1);
+    }
+}
+
 #[test]
 fn read_only_is_a_feature() {
     let ro =

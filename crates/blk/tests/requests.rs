@@ -3,6 +3,7 @@
 
 mod rig;
 
+use kickless_blk::{Blk, Options};
 use kickless_device::{Device, Next};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::EngineKind;
@@ -12,6 +13,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
+use std::sync::Arc;
 use tempfile::NamedTempFile;
 use zerocopy::IntoBytes;
 
@@ -59,6 +61,25 @@ fn reads_writes_flushes_and_names() {
         assert_eq!(rig.status(Ask::read(SECTORS, 0)), S_OK);
         assert_eq!(rig.status(Ask::write(0, &[])), S_OK);
     });
+}
+
+#[test]
+fn a_long_name_is_cut() {
+    let options = Options {
+        serial: "a serial number of thirty bytes".into(),
+        queues_max: 1,
+        queue_size_max: 256,
+        lock: false,
+    };
+    let device = Arc::new(Blk::new(open(&DiskSpec::Memory(SECTORS * 512)), options));
+    let mut rig = Rig::start(&device, EngineKind::Threads, 4, false, ALL);
+    for (room, used) in [(19, 20), (20, 21), (21, 20)] {
+        let id = rig.run(Ask::new(blk::T_GET_ID, 0, &[], room));
+        let len = room.min(20);
+        assert_eq!((id.status, id.used), (S_OK, used), "{room}");
+        assert_eq!(id.data[..len], b"a serial number of t"[..len]);
+        assert!(id.data[len..].iter().all(|byte| *byte == 0xee));
+    }
 }
 
 #[test]

@@ -1,0 +1,61 @@
+//! The image of a device, and those under it, are locked from the first queue's start to the last one's stop.
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+use kickless_blk::{Blk, Options};
+use kickless_device::Device;
+use kickless_disk::lock::check;
+use kickless_disk::{Disk, DiskSpec};
+use std::fs::File;
+use std::process::Command;
+use tempfile::{NamedTempFile, TempDir};
+
+fn device(spec: &DiskSpec, read_only: bool, lock: bool) -> Blk {
+    let disk = Disk::open(spec, &kickless_disk::Options { read_only, ..Default::default() }).unwrap();
+    Blk::new(disk, Options { serial: String::new(), queues_max: 1, queue_size_max: 64, lock })
+}
+
+/// Whether somebody else could write to it, and read it.
+fn open_to_others(file: &File) -> (bool, bool) {
+    (check(file, false).is_ok(), check(file, true).is_ok())
+}
+
+#[test]
+fn while_it_is_open() {
+    let image = NamedTempFile::new().unwrap();
+    image.as_file().set_len(1 << 20).unwrap();
+    let spec = DiskSpec::File(image.path().into());
+    for (read_only, lock, expected) in [
+        (false, true, (false, false)),
+        (true, true, (false, true)),
+        (false, false, (true, true)),
+        (true, false, (true, true)),
+    ] {
+        let device = device(&spec, read_only, lock);
+        for _ in 0..2 {
+            assert_eq!(open_to_others(image.as_file()), (true, true));
+            device.open().unwrap();
+            assert_eq!(open_to_others(image.as_file()), expected, "{read_only} {lock}");
+            device.close();
+        }
+        assert_eq!(open_to_others(image.as_file()), (true, true));
+    }
+}
+
+#[test]
+fn those_under_it_for_reading() {
+    let dir = TempDir::new().unwrap();
+    let [under, over] = ["under", "over"].map(|name| dir.path().join(name));
+    let file = File::create_new(&under).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&under).arg(&over);
+    assert!(create.status().unwrap().success());
+    for lock in [true, false] {
+        let device = device(&DiskSpec::Qcow2(over.clone()), false, lock);
+        device.open().unwrap();
+        assert_eq!(open_to_others(&file), (!lock, true));
+        assert_eq!(open_to_others(&File::open(&over).unwrap()), (!lock, !lock));
+        device.close();
+        assert_eq!(open_to_others(&file), (true, true));
+    }
+}
