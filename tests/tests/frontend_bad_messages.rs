@@ -8,7 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::{
-    FLAG_NEED_REPLY, FLAG_REPLY, FrontendRequest as Code, ProtocolFeatures, VERSION,
+    FLAG_NEED_REPLY, FLAG_REPLY, FrontendRequest as Code, ProtocolFeatures, TransferDirection, TransferPhase,
+    VERSION,
 };
 use kickless_tests::driver::Eventfd;
 use kickless_tests::frontend::{Answer, LIMIT, addresses};
@@ -16,7 +17,8 @@ use kickless_tests::frontend_machine::{Machine, RAM_BASE, Shape};
 use kickless_tests::frontend_memory::Ram;
 use kickless_tests::frontend_served::Served;
 use kickless_vhost_user::{
-    Config, FrontendMessage as Message, Header, Inflight, MemoryRegion, VringAddr, VringFd, VringState,
+    Config, DeviceState, FrontendMessage as Message, Header, Inflight, LogBase, MemoryRegion, VringAddr,
+    VringFd, VringState,
 };
 
 /// Two queues, of which the second does not run.
@@ -260,6 +262,38 @@ fn what_was_not_offered_and_has_a_reply() {
         let seen = served.daemon.log().len();
         assert_eq!(machine.frontend.attempt(&message).unwrap(), expected, "{message:?}");
         says(&served, seen, &[words]);
+        drop(machine);
+        served.serves_the_next().unwrap();
+    }
+    served.end().unwrap();
+}
+
+/// Of a front-end that could have had it.
+#[test]
+fn what_was_not_negotiated() {
+    let file = || eventfd().unwrap();
+    let inflight = Inflight { mmap_size: 4096, num_queues: 1, queue_size: 8, ..Inflight::default() };
+    let log = || LogBase::Shared { mmap_size: 4096, mmap_offset: 0, fd: Some(file()) };
+    let state = DeviceState { direction: TransferDirection::Save, phase: TransferPhase::Stopped };
+    let region = Ram::new(1 << 40, 4096).unwrap().region();
+    let cases: [(Message, Answer, &str); 9] = [
+        (Message::GetInflightFd(inflight), Answer::Refused, "INFLIGHT_SHMFD"),
+        (Message::SetInflightFd(inflight, file()), Answer::Refused, "INFLIGHT_SHMFD"),
+        (Message::AddMemReg(region, file()), Answer::Refused, "CONFIGURE_MEM_SLOTS"),
+        (Message::RemMemReg(region), Answer::Refused, "CONFIGURE_MEM_SLOTS"),
+        (Message::SetBackendReqFd(file()), Answer::Refused, "BACKEND_REQ"),
+        (Message::SetDeviceStateFd(state, file()), Answer::Refused, "DEVICE_STATE"),
+        (Message::CheckDeviceState, Answer::Refused, "DEVICE_STATE"),
+        (Message::SetLogBase(log()), Answer::Refused, "LOG_SHMFD"),
+        (Message::ResetDevice, Answer::Refused, "RESET_DEVICE"),
+    ];
+    let served = Served::start("io_uring", &[]).unwrap();
+    for (message, expected, feature) in cases {
+        let mut machine = machine(&served);
+        machine.frontend.order(&Message::SetProtocolFeatures(ProtocolFeatures::REPLY_ACK)).unwrap();
+        let seen = served.daemon.log().len();
+        assert_eq!(machine.frontend.attempt(&message).unwrap(), expected, "{message:?}");
+        says(&served, seen, &[feature, "was not negotiated"]);
         drop(machine);
         served.serves_the_next().unwrap();
     }

@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use kickless_spec::blk;
-use kickless_spec::vhost_user::inflight_region_len;
+use kickless_spec::vhost_user::{ProtocolFeatures, inflight_region_len};
 use kickless_tests::daemon::{Daemon, DaemonConfig};
 use kickless_tests::driver::Queue;
 use kickless_tests::driver_request::{Layout, Place, Request, pattern};
-use kickless_tests::frontend::{Answer, LIMIT};
+use kickless_tests::frontend::{Answer, Frontend, LIMIT};
 use kickless_tests::frontend_inflight::Kept;
 use kickless_tests::frontend_iommu::{DISTANCE, Iommu, seen, start};
 use kickless_tests::frontend_machine::{Machine, Shape};
@@ -447,6 +447,19 @@ fn a_buffer_that_is_cut_short() {
         served.serves_the_next().unwrap();
         served.end().unwrap();
     }
+}
+
+/// A front-end that has not said yet which format its rings have.
+#[test]
+fn a_buffer_for_either_format() {
+    let served = Served::start("io_uring", &[]).unwrap();
+    let mut frontend = Frontend::connect(served.socket()).unwrap();
+    frontend.send(&Message::SetProtocolFeatures(ProtocolFeatures::INFLIGHT_SHMFD)).unwrap();
+    let kept = frontend.get_inflight(2, 32).unwrap().unwrap();
+    assert_eq!(kept.described.mmap_size, 2 * inflight_region_len(true, 32) as u64);
+    drop(frontend);
+    served.serves_the_next().unwrap();
+    served.end().unwrap();
 }
 
 #[test]
