@@ -280,16 +280,14 @@ fn translate(
     (view, marks): (&Arc<View>, &mut Marks),
     request: &Request,
 ) -> Result<(), &'static str> {
+    // Of one that was refused half-way there is something left.
     iov.clear(marks);
     let buffers = match request.kind {
         Kind::Write { .. } => chain.readable(),
         _ => chain.writable(),
     };
     for (addr, len) in request::data(buffers, request::data_start(request.kind), request.data_len) {
-        if iov.push(view, addr, len).is_err() {
-            iov.clear(marks);
-            return Err("data buffer is not in guest memory");
-        }
+        iov.push(view, addr, len).map_err(|_| "data buffer is not in guest memory")?;
     }
     Ok(())
 }

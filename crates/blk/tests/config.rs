@@ -5,6 +5,7 @@ use kickless_blk::{Blk, Options};
 use kickless_device::{ConfigError, Device};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_spec::blk::{BlkFeatures, CONFIG_WRITEBACK, Config};
+use kickless_spec::features::Features;
 use zerocopy::FromBytes;
 
 fn device(queue_size_max: u16, read_only: bool) -> Blk {
@@ -78,6 +79,16 @@ fn the_cache_mode_is_saved_and_loaded() {
         assert!(new.load(wrong).is_err(), "{wrong:?}");
         assert_eq!(config(&new).writeback, 1);
     }
+}
+
+#[test]
+fn every_ring_is_offered() {
+    let rings = Features::VERSION_1
+        | Features::EVENT_IDX
+        | Features::INDIRECT_DESC
+        | Features::RING_PACKED
+        | Features::IN_ORDER;
+    assert!(device(256, false).features().contains(rings));
 }
 
 #[test]

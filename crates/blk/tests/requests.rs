@@ -6,7 +6,7 @@ mod rig;
 use kickless_blk::{Blk, Options};
 use kickless_device::{Device, Next};
 use kickless_disk::{Disk, DiskSpec};
-use kickless_io::EngineKind;
+use kickless_io::{EngineKind, EngineOptions};
 use kickless_spec::blk::{self, BlkFeatures, Config, S_IOERR, S_OK, S_UNSUPP, SEGMENT_UNMAP};
 use rig::{Ask, Data, ENGINES, FORMATS, Rig, Status, UNANSWERED, faulty, open};
 use std::fs;
@@ -14,6 +14,7 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 use tempfile::NamedTempFile;
 use zerocopy::IntoBytes;
 
@@ -232,6 +233,92 @@ fn what_is_malformed_has_its_status_and_does_nothing() {
             }
             assert!(fs::read(image.path()).unwrap() == before, "something was written");
         }
+    }
+}
+
+/// What has been read of a request before it was refused is not in the one after it.
+#[test]
+fn what_was_refused_is_not_done_later() {
+    let mut rig = rig(open(&DiskSpec::Memory(SECTORS * 512)), EngineKind::Threads, false);
+    assert_eq!(rig.status(Ask::write(0, &[7; 8192])), S_OK);
+    for kind in [blk::T_DISCARD, blk::T_WRITE_ZEROES, blk::T_SECURE_ERASE] {
+        assert_eq!(rig.status(Ask::on_ranges(kind, &[(0, 1, 0), (SECTORS, 1, 0)])), S_IOERR);
+        assert_eq!(rig.status(Ask::on_ranges(kind, &[(15, 1, 0)])), S_OK);
+    }
+    let part = Ask { data: Data::Straddles, cut: 512, ..Ask::read(0, 4096) };
+    assert_eq!(rig.status(part), S_IOERR);
+    assert_eq!(rig.errors(), 4);
+    let read = rig.run(Ask::read(0, 8192));
+    assert_eq!((read.status, read.used), (S_OK, 8193));
+    assert!(read.data[..7680] == [7; 7680] && read.data[7680..] == [0; 512]);
+}
+
+/// It has a slot, and what comes after it has others.
+#[test]
+fn one_that_waits_holds_up_no_other() {
+    let device = rig::blk(faulty("delay=20ms@nth=1", DiskSpec::Memory(SECTORS * 512)));
+    let mut rig = Rig::start(&device, EngineKind::Threads, 4, false, ALL);
+    (0..3).for_each(|nth| _ = rig.ask(Ask::read(nth, 512)));
+    assert_eq!((rig.poll(), rig.last), (3, Next::Waiting));
+    assert_eq!((rig.finish().len(), rig.last), (3, Next::Idle));
+}
+
+/// Of a ring with room for one request, which is prepared before it is done.
+#[test]
+fn a_ring_of_one() {
+    let device = rig::blk(open(&DiskSpec::Memory(SECTORS * 512)));
+    let options = EngineOptions::new(EngineKind::Threads, 4);
+    for packed in FORMATS {
+        let mut rig = Rig::start_sized(&device, options, packed, ALL, 1);
+        for nth in 0..3 {
+            rig.ask(Ask::read(nth, 512));
+            assert_eq!((rig.poll(), rig.last), (1, Next::Idle));
+            assert_eq!(rig.finish().len(), 1);
+        }
+    }
+}
+
+/// A worker goes on with its engine when a queue leaves it: neither the image nor the guest's memory is kept by that.
+#[test]
+fn nothing_is_left_in_the_engine() {
+    let mut views = Vec::new();
+    for way in rig::ways(8) {
+        let (image, spec) = image();
+        let device = rig::blk(open(&spec));
+        let mut rig = Rig::start_with(&device, way, false, ALL);
+        assert_eq!(rig.status(Ask::read(0, 512)), S_OK);
+        let opened = || {
+            let all = fs::read_dir("/proc/self/fd")
+                .unwrap()
+                .filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+            all.filter(|path| path == image.path()).count()
+        };
+        assert_eq!(opened(), 2);
+        let held = Arc::strong_count(&rig.view);
+        views.push((held, way.fixed_buffers));
+        let (engine, view) = rig.detach();
+        let released = view.map().slots()[0].mapping().released();
+        drop((view, device));
+        assert_eq!(opened(), 1, "{way:?}");
+        assert!(released.wait(Duration::ZERO), "{way:?}");
+        drop(engine);
+    }
+    // Where memory is registered, the engine holds it meanwhile.
+    let most = views.iter().map(|(held, _)| *held).max();
+    assert!(views.iter().all(|(held, fixed)| (Some(*held) == most) == *fixed), "{views:?}");
+}
+
+/// A look takes what its budget is for: a request costs one, and one for each 4096 bytes.
+#[test]
+fn large_requests_cost_more() {
+    let (_image, spec) = image();
+    for (len, served) in [(512, 8), (4096, 4), (16384, 2), (32768, 1)] {
+        let mut rig = rig(open(&spec), EngineKind::Threads, false);
+        (0..10).for_each(|nth| _ = rig.ask(Ask::read(nth * 64, len)));
+        assert_eq!((rig.poll_with(8), rig.last), (served, Next::More), "{len}");
+        // Nothing new where there is none.
+        assert_eq!((rig.poll_with(0), rig.last), (0, Next::Idle));
+        assert_eq!(rig.finish().len(), 10);
     }
 }
 

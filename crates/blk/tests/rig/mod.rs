@@ -137,7 +137,7 @@ pub struct Rig {
     source: Box<dyn Source>,
     pub engine: Engine,
     waker: Waker,
-    view: Arc<View>,
+    pub view: Arc<View>,
     submitter: Submitter,
     completer: Completer,
     tables: Area,
@@ -146,6 +146,7 @@ pub struct Rig {
     /// It is not to be polled before something changes.
     blocked: bool,
     pub last: Next,
+    size: u16,
 }
 
 impl Drop for Rig {
@@ -185,13 +186,24 @@ impl Rig {
 
     /// With an engine that has something out of the ordinary.
     pub fn start_with(device: &Arc<Blk>, options: EngineOptions, packed: bool, without: BlkFeatures) -> Self {
+        Self::start_sized(device, options, packed, without, SIZE)
+    }
+
+    /// With a ring of this size, [`SIZE`] at most.
+    pub fn start_sized(
+        device: &Arc<Blk>,
+        options: EngineOptions,
+        packed: bool,
+        without: BlkFeatures,
+        size: u16,
+    ) -> Self {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, MEMORY).unwrap();
         let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
         let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
         let make = if packed { device::Options::packed } else { device::Options::new };
         let engine = options;
-        let options = make(SIZE, false, true).unwrap();
+        let options = make(size, false, true).unwrap();
         let area = |at: u64, len: u64| view.map().area(UserAddr(USER + at), len as usize, 16).unwrap();
         let areas = Areas {
             desc: area(0, AVAIL),
@@ -239,6 +251,7 @@ impl Rig {
             answers: HashMap::new(),
             blocked: false,
             last: Next::Idle,
+            size,
         }
     }
 
@@ -284,7 +297,7 @@ impl Rig {
         // As many as fit into the place before its header.
         assert!(buffers.len() <= 128, "too many buffers for a table");
         let offset = (base - PLACES) as usize;
-        let crowded = buffers.len() > 4 || self.asked.len() >= 32;
+        let crowded = buffers.len() > 4.min(self.size.into()) || self.asked.len() >= 32;
         let table = crowded.then_some(Table { area: &self.tables, offset, addr: base });
         assert_eq!(self.submitter.add(&buffers, table), Ok(id));
         let _ = self.submitter.publish();
@@ -296,10 +309,27 @@ impl Rig {
         self.asked.len()
     }
 
+    /// The queue stops; its engine, which goes on, and the guest's memory.
+    pub fn detach(mut self) -> (Engine, Arc<View>) {
+        self.source.detach(&mut self.engine);
+        let other = Engine::open(EngineKind::Threads, 1).unwrap();
+        (std::mem::replace(&mut self.engine, other), self.view.clone())
+    }
+
+    /// Requests that failed.
+    pub fn errors(&mut self) -> u64 {
+        self.source.vring().counters().errors.get()
+    }
+
     /// One look of the worker at the ring; how many requests it took.
     pub fn poll(&mut self) -> u32 {
+        self.poll_with(1000)
+    }
+
+    /// The same, with another budget.
+    pub fn poll_with(&mut self, budget: u32) -> u32 {
         let mut context = Context { engine: &mut self.engine, source: 5, waker: &self.waker };
-        let polled = self.source.poll(&mut context, 1000);
+        let polled = self.source.poll(&mut context, budget);
         self.last = polled.next;
         self.blocked = polled.next == Next::Blocked;
         polled.served
