@@ -308,6 +308,48 @@ fn nothing_is_left_in_the_engine() {
     assert!(views.iter().all(|(held, fixed)| (Some(*held) == most) == *fixed), "{views:?}");
 }
 
+/// Once nobody uses it any more, nothing of a view that was replaced is kept.
+#[test]
+fn memory_that_was_replaced_is_let_go() {
+    for way in rig::ways(8) {
+        let (_image, spec) = image();
+        let mut rig = Rig::start_with(&rig::blk(open(&spec)), way, false, ALL);
+        for nth in 0..4 {
+            rig.ask(Ask::read(nth, 512));
+        }
+        rig.finish();
+        let before = Arc::downgrade(&rig.view);
+        rig.change_memory();
+        assert!(before.upgrade().is_none(), "{way:?}");
+        // The same in the middle of requests.
+        for nth in 0..4 {
+            rig.ask(Ask::read(nth, 512));
+        }
+        rig.poll();
+        let before = Arc::downgrade(&rig.view);
+        rig.change_memory();
+        assert!(rig.finish().values().all(|answer| answer.status == S_OK));
+        assert!(before.upgrade().is_none(), "{way:?}");
+    }
+}
+
+/// What is done is shown when it is, and not with the next look; and what had no room for it is told of.
+#[test]
+fn completions_are_answers() {
+    for kind in ENGINES {
+        let (_image, spec) = image();
+        let mut rig = Rig::start(&rig::blk(open(&spec)), kind, 2, false, ALL);
+        rig.ask(Ask::read(0, 512));
+        rig.poll();
+        assert_eq!(rig.complete(), (1, false), "{kind}");
+        (0..3).for_each(|nth| _ = rig.ask(Ask::read(nth, 512)));
+        rig.poll();
+        let (answers, waits) = rig.complete();
+        assert!(answers > 0 && waits, "{kind}");
+        assert_eq!(rig.finish().len(), 4);
+    }
+}
+
 /// A look takes what its budget is for: a request costs one, and one for each 4096 bytes.
 #[test]
 fn large_requests_cost_more() {

@@ -3,7 +3,7 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Context, Counters, Device, Next, Parts, Source, Vring};
+use kickless_device::{Context, Counters, Device, Next, Parts, Source, Update, Vring};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{CompletionMode, Engine, EngineKind, EngineOptions, Waker};
 use kickless_memory::{Area, Gpa, Map, Marks, Slot, UserAddr, View};
@@ -307,6 +307,26 @@ impl Rig {
 
     pub fn in_flight(&self) -> usize {
         self.asked.len()
+    }
+
+    /// The guest's memory is another view of the same from now on.
+    pub fn change_memory(&mut self) {
+        self.view = Arc::new(View::new(Map::new(self.view.map().slots().to_vec()).unwrap()));
+        self.source.vring().apply(Update::Memory(self.view.clone()));
+        self.source.memory_changed(&mut self.engine);
+    }
+
+    /// Waits for completions, and hands them over. How many answers there are then, and whether the queue has others to go on with.
+    pub fn complete(&mut self) -> (usize, bool) {
+        let mut completions = Vec::new();
+        while completions.is_empty() {
+            self.engine.submit().unwrap();
+            self.engine.reap(&mut completions);
+        }
+        let mut context = Context { engine: &mut self.engine, source: 5, waker: &self.waker };
+        let waits = self.source.complete(&mut context, &mut completions);
+        self.blocked = false;
+        (self.take_answers(), waits)
     }
 
     /// The queue stops; its engine, which goes on, and the guest's memory.
