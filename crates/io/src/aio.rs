@@ -297,6 +297,33 @@ mod tests {
         aio.slots = Slots::new(16);
     }
 
+    /// Nobody sleeps on what a refused call has left to be done again.
+    #[test]
+    fn merged_transfers_that_are_refused() {
+        let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 16)).unwrap();
+        let file = aio.register(Arc::new(File::open("/proc/self/exe").unwrap()));
+        aio.files.set_aio(0);
+        aio.merge(file, true);
+        let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, 1 << 20).unwrap();
+        let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
+        let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+        for page in 0..8 {
+            let mut iov = Iov::default();
+            iov.push(&view, Gpa(page * 8192), LEN as u32).unwrap();
+            let (offset, buffers) = (page * LEN as u64, Buffers::Guest(iov));
+            let op = Op { file, kind: OpKind::Write { durable: false }, offset, buffers };
+            aio.queue(op, Token { source: 0, slot: page as u32 }).unwrap();
+        }
+        let mut done = Vec::new();
+        while aio.in_flight() > 0 {
+            aio.submit();
+            assert!(aio.needs_turn());
+            aio.reap(&mut done);
+        }
+        assert!(done.len() == 8 && done.iter().all(|done| done.result == Err(Errno::BADF)));
+    }
+
     /// More is queued than the kernel has room for: the engine takes no more until something has been reaped, and all that it
     /// took is done in the end.
     #[test]

@@ -108,7 +108,7 @@ impl Registered {
         let at = at.addr();
         let before = self.ranges.partition_point(|range| range.at <= at);
         let range = self.ranges.get_mut(before.checked_sub(1)?)?;
-        let fits = range.views > 0 && len > 0 && len <= range.len.saturating_sub(at - range.at);
+        let fits = range.views > 0 && len <= range.len.saturating_sub(at - range.at);
         fits.then(|| {
             range.ops += 1;
             range.index

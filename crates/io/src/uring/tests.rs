@@ -234,6 +234,135 @@ fn places_of_registered_memory_are_used_again() {
     }
 }
 
+/// The kernel cannot pin memory whose file has been cut off, and takes the next in its place.
+#[test]
+fn a_place_that_was_refused_is_used_again() {
+    let mut uring = Uring::open(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
+    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, 4096).unwrap();
+    let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 4096).unwrap();
+    let gone = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+    ftruncate(&memory, 0).unwrap();
+    for _ in 0..5000 {
+        uring.hold_memory(&gone);
+        assert_eq!(uring.ops.buffers.as_ref().unwrap().counts(), (1, 0));
+        uring.release_memory(&gone);
+    }
+    uring.hold_memory(&guest(4096));
+    assert_eq!(uring.ops.buffers.as_ref().unwrap().counts(), (1, 1));
+}
+
+/// What had no room in the submission ring is described to it again, and uses its memory once all the same.
+#[test]
+fn described_twice_and_used_once() {
+    let ours = EngineOptions { fixed_buffers: true, completion: CompletionMode::Thread, ..options(700) };
+    let mut uring = Uring::open(ours).unwrap();
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    file.set_len(700 * LEN as u64).unwrap();
+    let id = uring.register(file);
+    let view = guest(4 << 20);
+    uring.hold_memory(&view);
+    (0..700)
+        .for_each(|number| queue(&mut uring, id, OpKind::Read, number, page(&view, u64::from(number) % 256)));
+    assert_eq!(finish(&mut uring).len(), 700);
+    uring.release_memory(&view);
+    assert_eq!(uring.ops.buffers.as_ref().unwrap().counts(), (0, 0));
+}
+
+/// A thread of the kernel's that submits makes one of ours needless.
+#[test]
+fn one_thread_submits() {
+    let by_thread = EngineOptions { completion: CompletionMode::Thread, ..options(8) };
+    assert!(Uring::open(by_thread).unwrap().submitter.is_some());
+    assert!(Uring::open(EngineOptions { sqpoll: true, ..by_thread }).unwrap().submitter.is_none());
+    assert!(Uring::open(options(8)).unwrap().submitter.is_none());
+}
+
+/// Threads have so many at a time, however many the ring has room for.
+#[test]
+fn no_more_jobs_than_threads_are_to_have() {
+    let mut uring = Uring::open(options(DEPTH)).unwrap();
+    let id = uring.register(Arc::new(tempfile::tempfile().unwrap()));
+    let discard = |uring: &mut Uring| {
+        let kind = OpKind::Range { call: crate::RangeCall::DeviceDiscard, len: 512 };
+        uring.queue(Op { file: id, kind, offset: 0, buffers: Buffers::None }, Token::default()).is_ok()
+    };
+    for _ in 0..2 {
+        assert!((0..JOBS_MAX).all(|_| discard(&mut uring)));
+        assert!(!discard(&mut uring) && uring.room() > 0);
+        assert!(uring.needs_turn() && uring.in_flight() == JOBS_MAX);
+        assert!(finish(&mut uring).iter().all(|done| done.result == Err(Errno::NOTTY)));
+    }
+}
+
+/// Each by itself, and by the way of its file.
+#[test]
+fn what_is_done_again_goes_the_same_way() {
+    for aio in [false, true] {
+        let (mut uring, _, _) = engine();
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        file.set_len(4 * LEN as u64).unwrap();
+        let id = uring.register(file);
+        if aio {
+            uring.ops.files.set_aio(1);
+        }
+        uring.merge(id, true);
+        let view = guest(1 << 20);
+        let read = |uring: &mut Uring| {
+            (0..8).for_each(|number| queue(uring, id, OpKind::Read, number, page(&view, number.into())));
+            assert!(uring.needs_turn());
+            uring.submit().unwrap();
+        };
+        read(&mut uring);
+        let mut done = Vec::new();
+        while done.len() < 4 {
+            uring.reap(&mut done);
+        }
+        let by_aio = uring.aio.as_ref().is_some_and(Transfers::needs_turn);
+        assert_eq!((by_aio, uring.staged.len()), if aio { (true, 0) } else { (false, 4) });
+        assert!(finish(&mut uring).iter().all(|done| done.result == Ok(0)));
+        // And goes with the engine.
+        read(&mut uring);
+        let released = view.map().slots()[0].mapping().released();
+        drop((uring, view, done));
+        assert!(released.wait(std::time::Duration::ZERO), "memory is left behind");
+    }
+}
+
+/// Nobody sleeps on what a refused call has left to be done again.
+#[test]
+fn merged_transfers_that_kernel_aio_refuses() {
+    let (mut uring, _, _) = engine();
+    let read_only = uring.register(Arc::new(File::open("/proc/self/exe").unwrap()));
+    uring.ops.files.set_aio(1);
+    uring.merge(read_only, true);
+    let view = guest(1 << 20);
+    let write = OpKind::Write { durable: false };
+    (0..8).for_each(|number| queue(&mut uring, read_only, write, number, page(&view, number.into())));
+    let done = finish(&mut uring);
+    assert!(done.len() == 8 && done.iter().all(|done| done.result == Err(Errno::BADF)));
+}
+
+/// More than the kernel's context has room for.
+#[test]
+fn full_kernel_aio_makes_a_pause() {
+    let mut uring = Uring::open(options(1)).unwrap();
+    uring.ops.slots = Slots::new(4000);
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    file.set_len(LEN as u64).unwrap();
+    let id = uring.register(file);
+    assert!(uring.open_aio());
+    uring.ops.files.set_aio(0);
+    let read = |uring: &mut Uring| {
+        let op = Op { file: id, kind: OpKind::Read, offset: 0, buffers: buffer(0) };
+        uring.queue(op, Token::default()).is_ok()
+    };
+    let taken = (0..2000).take_while(|_| read(&mut uring)).count();
+    uring.submit().unwrap();
+    assert!(uring.room() == 0 && !read(&mut uring));
+    assert_eq!(finish(&mut uring).len(), taken);
+}
+
 #[test]
 fn files_on_which_the_ring_is_fast_stay_with_it() {
     let mut uring = Uring::open(options(1)).unwrap();
