@@ -8,7 +8,7 @@ use kickless_device::{Device, Next};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{EngineKind, EngineOptions};
 use kickless_spec::blk::{self, BlkFeatures, Config, S_IOERR, S_OK, S_UNSUPP, SEGMENT_UNMAP};
-use rig::{Ask, Data, ENGINES, FORMATS, Rig, Status, UNANSWERED, faulty, open};
+use rig::{Ask, Data, ENGINES, FORMATS, Rig, Status, UNANSWERED, faulty, is_called, open};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -333,15 +333,18 @@ fn memory_that_was_replaced_is_let_go() {
     }
 }
 
-/// What is done is shown when it is, and not with the next look; and what had no room for it is told of.
+/// What is done is shown when it is, and the driver called, not with the next look; and what had no room for it is told of.
 #[test]
 fn completions_are_answers() {
     for kind in ENGINES {
         let (_image, spec) = image();
         let mut rig = Rig::start(&rig::blk(open(&spec)), kind, 2, false, ALL);
+        let calls = rig.calls();
         rig.ask(Ask::read(0, 512));
         rig.poll();
+        assert!(!is_called(&calls));
         assert_eq!(rig.complete(), (1, false), "{kind}");
+        assert!(is_called(&calls), "{kind}");
         (0..3).for_each(|nth| _ = rig.ask(Ask::read(nth, 512)));
         rig.poll();
         let (answers, waits) = rig.complete();

@@ -3,7 +3,7 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Context, Counters, Device, Next, Parts, Source, Update, Vring};
+use kickless_device::{Call, Context, Counters, Device, Next, Parts, Source, Update, Vring};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{CompletionMode, Engine, EngineKind, EngineOptions, Waker};
 use kickless_memory::{Area, Gpa, Map, Marks, Slot, UserAddr, View};
@@ -11,11 +11,11 @@ use kickless_spec::blk::{self, BlkFeatures, CONFIG_WRITEBACK, Header, Segment};
 use kickless_spec::features::Features;
 use kickless_virtqueue::device::{self, Addresses};
 use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Submitter, Table};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::retry_on_intr;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -165,6 +165,11 @@ pub fn faulty(rules: &str, under: DiskSpec) -> Disk {
     open(&DiskSpec::Fault(rules.parse().unwrap(), Box::new(under)))
 }
 
+/// Whether the driver has been called since this was asked last.
+pub fn is_called(calls: &OwnedFd) -> bool {
+    rustix::io::read(calls, &mut [0; 8]).is_ok()
+}
+
 pub fn blk(disk: Disk) -> Arc<Blk> {
     let options = Options { serial: "rig".to_owned(), queues_max: 4, queue_size_max: SIZE, lock: false };
     let device = Arc::new(Blk::new(disk, options));
@@ -307,6 +312,16 @@ impl Rig {
 
     pub fn in_flight(&self) -> usize {
         self.asked.len()
+    }
+
+    /// Where the driver is called from now on.
+    pub fn calls(&mut self) -> OwnedFd {
+        let calls = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let call = Call::new(calls.try_clone().unwrap()).unwrap();
+        self.source.vring().apply(Update::Call(Some(call)));
+        // That there is another is told at once.
+        assert!(is_called(&calls));
+        calls
     }
 
     /// The guest's memory is another view of the same from now on.
