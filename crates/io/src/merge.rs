@@ -168,6 +168,7 @@ mod tests {
         let first = rig.operation(write(false), 8 * LEN, &[(0, LEN)]);
         let fits = rig.operation(write(false), 9 * LEN, &[(8 * LEN, LEN)]);
         assert!(first.takes(&fits));
+        assert!(!rig.operation(write(false), 9 * LEN, &[]).takes(&fits));
         let mut others = vec![
             rig.operation(OpKind::Read, 9 * LEN, &[(8 * LEN, LEN)]),
             rig.operation(write(true), 9 * LEN, &[(8 * LEN, LEN)]),
@@ -200,6 +201,16 @@ mod tests {
         let more = rig.page(BYTES_MAX / LEN);
         assert!(rig.slots.join(first, more).is_err());
         assert_eq!(rig.slots.used() as u64, BYTES_MAX / LEN);
+        // As many segments as there are operations, of few bytes.
+        let mut rig = Rig::new();
+        let sector =
+            |rig: &mut Rig, number: u64| rig.operation(OpKind::Read, number * 512, &[(number * 1024, 512)]);
+        let only = sector(&mut rig, 0);
+        let first = rig.slots.insert(only);
+        for number in 1..=SEGMENTS_MAX as u64 {
+            let next = sector(&mut rig, number);
+            assert_eq!(rig.slots.join(first, next).is_ok(), number < SEGMENTS_MAX as u64, "{number}");
+        }
         let mut rig = Rig::new();
         let sectors = |number: u64| (number * 1024, 512);
         let half: Vec<_> = (0..SEGMENTS_MAX as u64 / 2 + 1).map(sectors).collect();
