@@ -21,6 +21,7 @@ use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// Bytes of one discard or write of zeroes: nothing else goes on meanwhile.
@@ -52,6 +53,9 @@ struct Image {
     access: RwLock<Option<Access>>,
     /// The files of the images under it, as it was opened last.
     under: Mutex<Vec<File>>,
+    /// How many requests may have changed tables that are not in the file yet: those that are under way beside others, and those that have
+    /// failed since the image was opened.
+    unwritten: AtomicUsize,
 }
 
 impl Qcow2 {
@@ -64,13 +68,14 @@ impl Qcow2 {
         let failed = |source| Error::Library { disk: format!("qcow2:{}", path.display()), source };
         let identity = identity(&file.metadata().map_err(failed)?);
         let (access, under) = (RwLock::default(), Mutex::default());
-        let image = Image { path: path.to_owned(), file, direct, options: *options, access, under };
+        let (path, options, unwritten) = (path.to_owned(), *options, AtomicUsize::new(0));
+        let image = Image { path, file, direct, options, access, under, unwritten };
         let seen = image.open(false).map_err(failed)?;
         let size = seen.size() - seen.size() % SECTOR;
         if size == 0 || size > i64::MAX as u64 {
             return Err(failed(io::Error::other(Error::Size(seen.size()))));
         }
-        let limits = limits(&seen, options.read_only);
+        let limits = limits(&seen, image.options.read_only);
         drop(seen);
         let image = Arc::new(image);
         let theirs = image.clone();
@@ -100,8 +105,8 @@ impl Qcow2 {
     pub(crate) fn hand_over(&self) -> io::Result<()> {
         let mut access = self.image.access.write().unwrap_or_else(PoisonError::into_inner);
         match access.take() {
-            Some(access) if !self.image.options.read_only => access.flush().and_then(|()| access.sync()),
-            _ => Ok(()),
+            Some(access) => access.flush().and_then(|()| access.sync()),
+            None => Ok(()),
         }
     }
 
@@ -136,6 +141,7 @@ impl Image {
         let (access, under) =
             opened.unwrap_or_else(|_| Err(io::Error::other("the library cannot cope with it")))?;
         *self.under.lock().unwrap_or_else(PoisonError::into_inner) = under;
+        self.unwritten.store(0, Ordering::Relaxed);
         Ok(access)
     }
 
@@ -145,9 +151,16 @@ impl Image {
         let result = match call {
             Call::Read => self.with(|access| access.read(order.bytes_mut(), at)),
             Call::Write { .. } => self.with(|access| {
-                let changes = !is_allocated(access, at, len)?;
+                if is_allocated(access, at, len)? {
+                    access.write(order.bytes(), at)?;
+                    // It may have gone to where nobody would find it but for a table that another has still to write.
+                    return if self.unwritten.load(Ordering::Acquire) == 0 { Ok(()) } else { access.flush() };
+                }
+                self.unwritten.fetch_add(1, Ordering::Relaxed);
                 access.write(order.bytes(), at)?;
-                if changes { access.flush() } else { Ok(()) }
+                access.flush()?;
+                self.unwritten.fetch_sub(1, Ordering::Release);
+                Ok(())
             }),
             Call::Flush => self.with(|access| access.flush().and_then(|()| access.sync())),
             Call::Discard { .. } => self.give_back(at, len, Access::discard_to_any),
@@ -159,6 +172,9 @@ impl Image {
                 access.flush()
             }),
         };
+        if result.is_err() && matches!(call, Call::Discard { .. } | Call::Zeroes { .. }) {
+            self.unwritten.fetch_add(1, Ordering::Relaxed);
+        }
         result.map_err(|error| {
             tracing::debug!(image = %self.path.display(), ?call, at, len, %error, "the library fails a request");
             let errno = error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);

@@ -9,6 +9,7 @@ use common::{Random, device, on_extent, options, worker};
 use kickless_disk::lock::ImageLock;
 use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request};
 use kickless_io::Errno;
+use rustix::fs::{OFlags, fcntl_getfl};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -38,7 +39,8 @@ fn discards_and_zeroes() {
         let image = Image::of(&contents, &[]);
         let disk = open(&image.spec(), cache).unwrap();
         let limits = disk.limits();
-        assert_eq!((disk.size(), limits.discard.unwrap().alignment), (LEN, 128));
+        let alignments = [limits.discard, limits.write_zeroes].map(|ranges| ranges.unwrap().alignment);
+        assert_eq!((disk.size(), alignments), (LEN, [128, 1]));
         assert!(limits.zeroes_may_unmap && limits.secure_erase.is_none());
         let mut worker = worker(&disk);
         let full = space(&image.path());
@@ -126,6 +128,11 @@ fn zeroes_in_a_last_cluster_that_is_short() {
                 image.img(&["check", "-U", "-q", name]);
                 image.img(&["convert", "-U", "-f", "qcow2", "-O", "raw", name, "out"]);
                 assert!(fs::read(image.dir.path().join("out")).unwrap() == expected, "{case}");
+                if unmap && (from, to) == (0, 5120) {
+                    let map = image.img(&["map", "-U", "-f", "qcow2", "--output=json", name]);
+                    let end = map.lines().find(|line| line.contains(&format!("\"start\": {last},")));
+                    assert!(end.is_some_and(|line| line.contains("\"data\": false")), "{case}: {map}");
+                }
             }
         }
     }
@@ -223,12 +230,16 @@ fn who_takes_an_image_over_sees_what_was_written_elsewhere() {
     let before = fs::read(image.path()).unwrap();
     let [here, there] = [(); 2].map(|()| open(&image.spec(), Cache::None).unwrap());
     assert!(fs::read(image.path()).unwrap() == before);
+    let mut last = 1;
+    // What one of them has read before is of no use when it is taken over.
+    assert_eq!(worker(&there).read(0, 512), (Ok(()), vec![1; 512]));
     for round in 2..8 {
         for disk in [&here, &there] {
             disk.take_over().unwrap();
             let mut worker = worker(disk);
             let at = u64::from(round) * 8192;
-            assert_eq!(worker.read(0, 512).0, Ok(()));
+            assert_eq!(worker.read(0, 512), (Ok(()), vec![last; 512]));
+            last = round;
             assert_eq!(worker.write(at, &[round; 4096], 0), Ok(()));
             on_extent(&mut worker, Request::Discard { durable: false }, 0, 4096, false);
             assert_eq!(worker.write(0, &[round; 512], 0), Ok(()));
@@ -239,6 +250,59 @@ fn who_takes_an_image_over_sees_what_was_written_elsewhere() {
         assert!(
             contents[..512] == [round; 512] && contents[usize::from(round) * 8192..][..4096] == [round; 4096]
         );
+    }
+}
+
+/// Who takes it over is told when there is no image any more, and nothing is done with what was known of it before.
+#[test]
+fn an_image_that_has_become_none_cannot_be_taken_over() {
+    let image = Image::of(&[1; 65536], &[]);
+    let before = fs::read(image.path()).unwrap();
+    let disk = open(&image.spec(), Cache::None).unwrap();
+    disk.take_over().unwrap();
+    fs::write(image.path(), vec![0; before.len()]).unwrap();
+    disk.take_over().unwrap_err();
+    assert!(worker(&disk).read(0, 512).0.is_err());
+    fs::write(image.path(), before).unwrap();
+    disk.take_over().unwrap();
+    assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![1; 512]));
+}
+
+/// A table that could not be written is in the file as soon as a request has been answered for which that matters.
+#[test]
+fn what_could_not_be_written_is_written_later() {
+    const LEN: u64 = 1 << 20;
+    const OTHER_TABLE: u64 = 2 << 20;
+    for flush in [false, true] {
+        let image = Image::of(&[], &["-o", "cluster_size=4k"]);
+        image.img(&["resize", "-q", "-f", "qcow2", "disk.qcow2", "4M"]);
+        let device = match device(common::image(&vec![0; LEN as usize]), false) {
+            Ok(device) => device,
+            Err(why) => return println!("SKIPPED: no loop device with blocks of 4096 bytes: {why}"),
+        };
+        fs::copy(image.path(), device.path()).unwrap();
+        let spec = DiskSpec::Qcow2(device.path().into());
+        let disk = open(&spec, Cache::None).unwrap();
+        let mut worker = worker(&disk);
+        // Header, three tables, the table of the first two clusters, these, and then the table of the third.
+        for at in [0, 4096, OTHER_TABLE] {
+            assert_eq!(worker.write(at, &[1; 4096], 0), Ok(()));
+        }
+        // Now the next cluster has a place before that table.
+        on_extent(&mut worker, Request::Discard { durable: false }, 0, 4096, false);
+        device.resize(7 * 4096);
+        let next = OTHER_TABLE + 4096;
+        assert_eq!(worker.write(next, &[2; 4096], 0), Err(IoError::Os(Errno::NOSPC)));
+        device.resize(LEN);
+        let then = if flush {
+            assert_eq!(worker.flush(), Ok(()));
+            2
+        } else {
+            assert_eq!(worker.write(next, &[3; 4096], 0), Ok(()));
+            3
+        };
+        let other = Disk::open(&spec, &options(Cache::None, true)).unwrap();
+        assert_eq!(common::worker(&other).read(next, 512), (Ok(()), vec![then; 512]));
     }
 }
 
@@ -274,6 +338,15 @@ fn disks_under_one_another() {
         let (result, bytes) = worker.read(0, 2 * LEN as usize);
         assert_eq!(result, Ok(()));
         assert!(bytes[..LEN as usize] == contents && bytes[LEN as usize..].iter().all(|&b| b == 0));
+        // Those who lock it lock what it was read from.
+        let inode = |file: &File| file.metadata().unwrap().ino();
+        let under: Vec<_> = disk.files_under().unwrap().iter().map(inode).collect();
+        let named = ["one", "raw"].map(|name| inode(&File::open(image.dir.path().join(name)).unwrap()));
+        assert_eq!(under, named);
+        // And they are read past the host's cache where the first one is.
+        let direct = |file: &File| fcntl_getfl(file).unwrap() & OFlags::DIRECT;
+        let first = direct(disk.file().unwrap());
+        assert!(disk.files_under().unwrap().iter().all(|file| direct(file) == first), "{cache}");
     }
     let disk = open(&DiskSpec::Qcow2(image.dir.path().join("two")), Cache::None).unwrap();
     let mut worker = worker(&disk);
@@ -333,6 +406,9 @@ fn images_that_are_refused() {
     assert!(make("url", &["-u", "-b", "nbd://h/x", "-F", "raw", "url", "1M"]).contains("not in a file"));
     assert!(make("empty", &["empty", "0"]).contains("0 bytes"));
     assert!(make("gone", &["-u", "-b", "nothing", "-F", "raw", "gone", "1M"]).contains("nothing"));
+    // Of those that are under one another, the one that is to blame is named.
+    let said = make("top", &["-u", "-b", "gone", "-F", "qcow2", "top", "1M"]);
+    assert!(said.contains("\"nothing\"") && !said.contains("\"gone\""), "{said}");
     assert!(make("vmdk", &["-u", "-b", "raw", "-F", "vmdk", "vmdk", "1M"]).contains("vmdk"));
     image.img(&["create", "-q", "-f", "qcow2", "-u", "-b", "round", "-F", "qcow2", "about", "1M"]);
     assert!(make("round", &["-u", "-b", "about", "-F", "qcow2", "round", "1M"]).contains("too many"));

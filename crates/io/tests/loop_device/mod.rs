@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 /// A loop device, until this is dropped.
 pub struct Loop {
     path: PathBuf,
-    _image: NamedTempFile,
+    image: NamedTempFile,
 }
 
 impl Loop {
@@ -30,11 +30,18 @@ impl Loop {
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
         }
-        Ok(Self { path: String::from_utf8(output.stdout).unwrap().trim().into(), _image: image })
+        Ok(Self { path: String::from_utf8(output.stdout).unwrap().trim().into(), image })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Makes it, and its image, so many bytes long.
+    pub fn resize(&self, bytes: u64) {
+        self.image.as_file().set_len(bytes).unwrap();
+        let status = Command::new("losetup").arg("--set-capacity").arg(&self.path).status().unwrap();
+        assert!(status.success());
     }
 
     /// How often the kernel has flushed it: the sixteenth number, says its Documentation/block/stat.rst.
