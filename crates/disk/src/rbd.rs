@@ -32,6 +32,9 @@ const RANGE_MAX: u64 = 1 << 30;
 /// What the library gives back at least (`rbd_discard_granularity_bytes`), where it does not say.
 const DISCARD_BYTES: u64 = 64 << 10;
 
+/// Who opens it, unless something else is said.
+const ADMIN: &str = "admin";
+
 /// An image that is open, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Rbd {
@@ -237,11 +240,22 @@ fn perform(image: &Image, header: &CStr, job: Job) -> Outcome {
 fn open(control: &Arc<Control>, name: &RbdName, options: &Options) -> io::Result<Opened> {
     let cluster = connect(name, options)?;
     let granularity = cluster.get(c"rbd_discard_granularity_bytes").ok().and_then(|text| text.parse().ok());
-    let mut pool = Pool::open(cluster, &c_text(&name.pool)?)
-        .map_err(|error| missing(error, || format!("there is no pool {:?}", name.pool)))?;
+    let rights = if options.read_only { "read" } else { "write" };
+    let said = |error: io::Error, missing: String| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::other(missing),
+        io::ErrorKind::PermissionDenied => {
+            let client = client(name);
+            io::Error::other(format!(
+                "the cluster does not let {client} {rights} it (`ceph auth get {client}`)"
+            ))
+        }
+        _ => error,
+    };
+    let no_pool = || format!("there is no pool {:?}", name.pool);
+    let mut pool = Pool::open(cluster, &c_text(&name.pool)?).map_err(|error| said(error, no_pool()))?;
     if let Some(namespace) = &name.namespace {
         let c_namespace = c_text(namespace)?;
-        if !pool.has_namespace(&c_namespace)? {
+        if !pool.has_namespace(&c_namespace).map_err(|error| said(error, no_pool()))? {
             return Err(io::Error::other(format!(
                 "there is no namespace {namespace:?} in pool {:?}",
                 name.pool
@@ -252,15 +266,14 @@ fn open(control: &Arc<Control>, name: &RbdName, options: &Options) -> io::Result
     let snapshot = name.snapshot.as_deref().map(c_text).transpose()?;
     let mut image = Image::open(pool, &c_text(&name.image)?, snapshot.as_deref(), options.read_only)
         .map_err(|error| {
-            missing(error, || match &name.snapshot {
+            let missing = match &name.snapshot {
                 Some(snapshot) => format!("there is no image {:?} with a snapshot {snapshot:?}", name.image),
                 None => format!("there is no image {:?}", name.image),
-            })
+            };
+            said(error, missing)
         })?;
-    // To watch is to write, and who reads may not be allowed to.
-    if !options.read_only {
-        image.watch(control.clone())?;
-    }
+    // Of what is opened for reading nobody tells: that would take a right to write.
+    image.watch(control.clone())?;
     let shape = image.shape()?;
     let id = image.id().unwrap_or_default();
     let granularity = granularity.filter(|&bytes: &u64| bytes >= SECTOR).unwrap_or(DISCARD_BYTES);
@@ -268,8 +281,7 @@ fn open(control: &Arc<Control>, name: &RbdName, options: &Options) -> io::Result
 }
 
 fn connect(name: &RbdName, options: &Options) -> io::Result<Cluster> {
-    let id = name.id.as_deref().map(c_text).transpose()?;
-    let cluster = Cluster::new(Some(id.as_deref().unwrap_or(c"admin")))?;
+    let cluster = Cluster::new(Some(&c_text(name.id.as_deref().unwrap_or(ADMIN))?))?;
     let path = name.conf.as_ref().map(|path| CString::new(path.as_os_str().as_bytes()));
     let path = path.transpose().map_err(io::Error::other)?;
     match cluster.read_conf(path.as_deref()) {
@@ -291,15 +303,23 @@ fn connect(name: &RbdName, options: &Options) -> io::Result<Cluster> {
             .set(&c_text(key)?, &c_text(value)?)
             .map_err(|error| io::Error::other(format!("Ceph refuses the setting {key}={value}: {error}")))?;
     }
-    cluster
-        .connect()
-        .map_err(|error| io::Error::other(format!("the cluster cannot be connected to: {error}")))?;
+    cluster.connect().map_err(|error| {
+        let why = match error.kind() {
+            io::ErrorKind::PermissionDenied => format!("it knows no {} with this key", client(name)),
+            // The libraries say no more.
+            io::ErrorKind::NotFound => {
+                format!("no monitor is named, or no keyring of {} found", client(name))
+            }
+            _ => error.to_string(),
+        };
+        io::Error::other(format!("the cluster cannot be connected to: {why}"))
+    })?;
     Ok(cluster)
 }
 
-/// Says what it is that is missing.
-fn missing(error: io::Error, what: impl FnOnce() -> String) -> io::Error {
-    if error.kind() == io::ErrorKind::NotFound { io::Error::other(what()) } else { error }
+/// Who we are to the cluster.
+fn client(name: &RbdName) -> String {
+    format!("client.{}", name.id.as_deref().unwrap_or(ADMIN))
 }
 
 /// Runs of objects are what Ceph's own driver in Linux gives for the best size, and what discards are rounded to for the least.

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::ceph::{Image, Osd, rbd, run, spec};
+use common::ceph::{Client, Image, Osd, rbd, run, spec};
 use common::{GONE, InFlight, Random, guest, on_extent, open, options, worker};
 use kickless_disk::lock::LockError;
 use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request, Resized};
@@ -108,7 +108,8 @@ fn snapshots_and_namespaces() {
     let name = format!("rbd/tenant/{}", image.name.strip_prefix("rbd/").unwrap());
     rbd(&["create", "--size=1M", &name]);
     let tenant = open(&spec(&image.text("").replace(&image.name, &name)));
-    assert_eq!(worker(&tenant).read(0, 512), (Ok(()), vec![0; 512]));
+    // There is one of this name outside as well, with something in it.
+    assert_eq!(worker(&tenant).read(8192, 512), (Ok(()), vec![0; 512]));
     drop(tenant);
     rbd(&["remove", "--no-progress", &name]);
 }
@@ -137,6 +138,47 @@ fn what_cannot_be_opened_says_why() {
     rbd(&["create", "--size=0", &empty]);
     assert!(matches!(refused(&other(&empty), "0 bytes"), Error::Size(0)));
     rbd(&["remove", "--no-progress", &empty]);
+}
+
+/// As the cluster's users are told to set clients up: each has a key, and a right to what it needs.
+#[test]
+fn clients_and_what_they_may() {
+    let image = Image::of(&[1; 65536]);
+    let web = Client::new("web", &["mon", "profile rbd", "osd", "profile rbd pool=rbd"]);
+    let reader = Client::new("reader", &["mon", "profile rbd", "osd", "profile rbd-read-only pool=rbd"]);
+    let tenant =
+        Client::new("tenant", &["mon", "profile rbd", "osd", "profile rbd pool=rbd namespace=tenant"]);
+
+    let disk = open(&image.spec(&web.options()));
+    disk.acquire_own_lock().unwrap();
+    assert_eq!(worker(&disk).write(0, &[2; 512], 0), Ok(()));
+    drop(disk);
+    // One who may only read has neither lock nor watch.
+    let disk = Disk::open(&image.spec(&reader.options()), &options(Cache::None, true)).unwrap();
+    disk.acquire_own_lock().unwrap();
+    assert_eq!(worker(&disk).read(0, 1024), (Ok(()), [[2; 512], [1; 512]].concat()));
+    drop(disk);
+
+    let refused = |client: &str, read_only, needle: &str| {
+        let error = Disk::open(&image.spec(client), &options(Cache::None, read_only)).unwrap_err();
+        assert!(error.to_string().contains(needle), "{error}");
+    };
+    refused(&reader.options(), false, &format!("does not let client.reader-{} write it", std::process::id()));
+    refused(&tenant.options(), true, &format!("does not let client.tenant-{} read it", std::process::id()));
+    let impostor = web.with_key_of(&reader);
+    refused(
+        &impostor.options(),
+        false,
+        &format!("it knows no client.web-{} with this key", std::process::id()),
+    );
+    refused("id=web&keyring=/no/keyring", false, "no keyring of client.web found");
+
+    let name = format!("rbd/tenant/{}", image.name.strip_prefix("rbd/").unwrap());
+    rbd(&["create", "--size=1M", &name]);
+    let theirs = open(&spec(&image.text(&tenant.options()).replace(&image.name, &name)));
+    assert_eq!(worker(&theirs).write(0, &[3; 512], 0), Ok(()));
+    drop(theirs);
+    rbd(&["remove", "--no-progress", &name]);
 }
 
 fn owned(outcome: Result<(), LockError>) {

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use tempfile::NamedTempFile;
 
 /// Nothing takes the cluster so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -93,6 +94,39 @@ impl Drop for Image {
         remove.args(["10", "rbd", "remove", "--no-progress", &self.name]);
         remove.env("CEPH_CONF", dir().join("ceph.conf")).stderr(Stdio::null());
         let _ = remove.status();
+    }
+}
+
+/// A client of the cluster, and the keyring with its key.
+pub struct Client {
+    id: String,
+    keyring: NamedTempFile,
+}
+
+impl Client {
+    /// One with these capabilities, each after the kind of daemon that grants it.
+    pub fn new(name: &str, capabilities: &[&str]) -> Self {
+        let id = format!("{name}-{}", std::process::id());
+        let entity = format!("client.{id}");
+        let text = run("ceph", &[&["auth", "get-or-create", &entity], capabilities].concat(), &[]);
+        Self::with(id, &String::from_utf8(text).unwrap())
+    }
+
+    /// One who says to be this client, and has the key of another.
+    pub fn with_key_of(&self, other: &Self) -> Self {
+        let text = std::fs::read_to_string(other.keyring.path()).unwrap();
+        Self::with(self.id.clone(), &text.replace(&other.id, &self.id))
+    }
+
+    fn with(id: String, text: &str) -> Self {
+        let mut keyring = NamedTempFile::new().unwrap();
+        keyring.write_all(text.as_bytes()).unwrap();
+        Self { id, keyring }
+    }
+
+    /// The options of a disk that is opened by this client.
+    pub fn options(&self) -> String {
+        format!("id={}&keyring={}", self.id, self.keyring.path().display())
     }
 }
 
