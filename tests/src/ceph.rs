@@ -92,6 +92,21 @@ impl CephImage {
     pub fn text(&self) -> Result<String> {
         Ok(format!("rbd:{}?conf={}&stop-timeout=1", self.name, conf()?.display()))
     }
+
+    /// How it is written where there is no configuration: with all that is needed of it, or without.
+    ///
+    /// # Errors
+    /// There is no cluster.
+    pub fn text_alone(&self, settings: bool) -> Result<String> {
+        if !settings {
+            return Ok(format!("rbd:{}", self.name));
+        }
+        let conf = std::fs::read_to_string(conf()?)?;
+        let monitors =
+            conf.lines().find_map(|line| line.strip_prefix("mon host = ")).context("no monitors")?;
+        let keyring = dir()?.join("keyring");
+        Ok(format!("rbd:{}?mon_host={monitors}&keyring={}", self.name, keyring.display()))
+    }
 }
 
 impl Drop for CephImage {

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::mpsc;
 
 use kickless_driver::{Disk, Options};
@@ -141,6 +144,48 @@ fn an_image_grows_under_a_driver() {
     assert_eq!(last, [7; 512]);
     disk.close();
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
+
+/// A Linux guest sees it too.
+#[test]
+#[ignore = "needs a Ceph cluster: make test-rbd"]
+fn an_image_grows_under_a_guest() {
+    let image = CephImage::create(64).unwrap();
+    let daemon = serve(&image, &[]);
+    let disk = DiskConfig::new(daemon.socket(), "");
+    let guest = Guest::start(&GuestConfig::new("kl.task=resize", vec![disk])).unwrap();
+    guest.wait_for(&format!("vda.sectors={}", 64 * MIB / 512)).unwrap();
+    image.resize(96).unwrap();
+    assert_eq!(guest.finish().unwrap()["vda.grown"], (96 * MIB / 512).to_string());
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
+
+/// All that a configuration says can be said with the name of the image.
+#[test]
+#[ignore = "needs a Ceph cluster: make test-rbd"]
+fn no_configuration_is_needed() {
+    let image = CephImage::create(8).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let wrapper = dir.path().join("alone");
+    let script = format!("#!/bin/sh\nunset CEPH_CONF CEPH_ARGS\nHOME={} exec \"$@\"\n", dir.path().display());
+    fs::write(&wrapper, script).unwrap();
+    fs::set_permissions(&wrapper, Permissions::from_mode(0o755)).unwrap();
+    let alone = |settings| {
+        let disk = image.text_alone(settings).unwrap();
+        let wrapper = Some(wrapper.clone());
+        Daemon::start(&DaemonConfig { disk: disk.into(), wrapper, ..config(&image, &[]) })
+    };
+    let daemon = alone(true).unwrap();
+    let mut machine = Machine::start(daemon.socket(), &Shape::default()).unwrap();
+    assert_eq!(machine.read(0, 0, 4096).unwrap(), [0; 4096]);
+    machine.stop().unwrap();
+    drop(machine);
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+    if Path::new("/etc/ceph/ceph.conf").exists() {
+        return println!("SKIPPED: this machine has a configuration");
+    }
+    let refused = alone(false).err().unwrap().to_string();
+    assert!(refused.contains("no configuration of Ceph's is found"), "{refused}");
 }
 
 /// Verified by fio in the guest, and by what the image holds afterwards, in both ring formats, with librbd's cache and without.

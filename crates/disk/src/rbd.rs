@@ -289,10 +289,10 @@ fn connect(name: &RbdName, options: &Options) -> io::Result<Cluster> {
         // All that is in such a file can be said here as well.
         Err(_) if name.conf.is_none() && !name.settings.is_empty() => {}
         Err(error) => {
-            let file = name.conf.as_ref().map_or("no configuration of Ceph's".into(), |path| {
-                format!("the configuration {}", path.display())
+            let what = name.conf.as_ref().map_or("no configuration of Ceph's is found".into(), |path| {
+                format!("the configuration {} cannot be read", path.display())
             });
-            return Err(io::Error::other(format!("{file} cannot be read: {error}")));
+            return Err(io::Error::other(format!("{what}: {error}")));
         }
     }
     // What the cache of the host's kernel is for files, as QEMU has it too.

@@ -7,7 +7,7 @@ mod common;
 use common::qcow2::Image;
 use common::{Random, device, on_extent, options, worker};
 use kickless_disk::lock::ImageLock;
-use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request};
+use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request};
 use kickless_io::Errno;
 use rustix::fs::{OFlags, fcntl_getfl};
 use std::fs::{self, File};
@@ -273,7 +273,12 @@ fn an_image_that_has_become_none_cannot_be_taken_over() {
 fn what_could_not_be_written_is_written_later() {
     const LEN: u64 = 1 << 20;
     const OTHER_TABLE: u64 = 2 << 20;
-    for flush in [false, true] {
+    let write = Request::Write { offset: 0, durable: false };
+    let zeroes = Request::WriteZeroes { durable: false };
+    // What fails, and what is done then; `None`: the disk is handed over.
+    for (fails, then) in
+        [(write, Some(write)), (zeroes, Some(write)), (write, Some(Request::Flush)), (write, None)]
+    {
         let image = Image::of(&[], &["-o", "cluster_size=4k"]);
         image.img(&["resize", "-q", "-f", "qcow2", "disk.qcow2", "4M"]);
         let device = match device(common::image(&vec![0; LEN as usize]), false) {
@@ -292,17 +297,33 @@ fn what_could_not_be_written_is_written_later() {
         on_extent(&mut worker, Request::Discard { durable: false }, 0, 4096, false);
         device.resize(7 * 4096);
         let next = OTHER_TABLE + 4096;
-        assert_eq!(worker.write(next, &[2; 4096], 0), Err(IoError::Os(Errno::NOSPC)));
-        device.resize(LEN);
-        let then = if flush {
-            assert_eq!(worker.flush(), Ok(()));
-            2
+        let failed = if fails == write {
+            worker.write(next, &[2; 4096], 0)
         } else {
-            assert_eq!(worker.write(next, &[3; 4096], 0), Ok(()));
-            3
+            worker.io(0).extents_mut().push(Extent { offset: next, len: 512, unmap: false });
+            let failed = worker.run(zeroes);
+            worker.io(0).extents_mut().clear();
+            failed
+        };
+        assert_eq!(failed, Err(IoError::Os(Errno::NOSPC)));
+        device.resize(LEN);
+        let expected = match then {
+            Some(Request::Flush) => {
+                assert_eq!(worker.flush(), Ok(()));
+                2
+            }
+            Some(_) => {
+                assert_eq!(worker.write(next, &[3; 4096], 0), Ok(()));
+                3
+            }
+            None => {
+                disk.hand_over().unwrap();
+                2
+            }
         };
         let other = Disk::open(&spec, &options(Cache::None, true)).unwrap();
-        assert_eq!(common::worker(&other).read(next, 512), (Ok(()), vec![then; 512]));
+        let read = common::worker(&other).read(next, 512);
+        assert_eq!(read, (Ok(()), vec![expected; 512]), "{fails:?} {then:?}");
     }
 }
 
@@ -343,10 +364,12 @@ fn disks_under_one_another() {
         let under: Vec<_> = disk.files_under().unwrap().iter().map(inode).collect();
         let named = ["one", "raw"].map(|name| inode(&File::open(image.dir.path().join(name)).unwrap()));
         assert_eq!(under, named);
-        // And they are read past the host's cache where the first one is.
-        let direct = |file: &File| fcntl_getfl(file).unwrap() & OFlags::DIRECT;
-        let first = direct(disk.file().unwrap());
-        assert!(disk.files_under().unwrap().iter().all(|file| direct(file) == first), "{cache}");
+        // And they are read past the host's cache where the first one is, and only read.
+        let flags = |file: &File| fcntl_getfl(file).unwrap();
+        let first = flags(disk.file().unwrap()) & OFlags::DIRECT;
+        for file in disk.files_under().unwrap() {
+            assert_eq!(flags(&file) & (OFlags::DIRECT | OFlags::ACCMODE), first | OFlags::RDONLY, "{cache}");
+        }
     }
     let disk = open(&DiskSpec::Qcow2(image.dir.path().join("two")), Cache::None).unwrap();
     let mut worker = worker(&disk);

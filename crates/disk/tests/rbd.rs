@@ -129,7 +129,10 @@ fn what_cannot_be_opened_says_why() {
     refused(&other("rbd/none/image"), "there is no namespace \"none\" in pool \"rbd\"");
     let snapshot = Disk::open(&spec(&text.replace('?', "@none?")), &options(Cache::None, true));
     assert!(snapshot.unwrap_err().to_string().contains("with a snapshot \"none\""));
-    refused("rbd:a/b?conf=/no/ceph.conf", "the configuration /no/ceph.conf cannot be read");
+    refused(
+        "rbd:a/b?conf=/no/ceph.conf&mon_host=127.0.0.1:1",
+        "the configuration /no/ceph.conf cannot be read",
+    );
     refused(&image.text("rbd_cash=1"), "Ceph refuses the setting rbd_cash=1");
     // Nobody listens there.
     let nobody = image.text("mon_host=127.0.0.1:1&client_mount_timeout=1");

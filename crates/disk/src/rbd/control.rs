@@ -295,6 +295,22 @@ mod tests {
         });
     }
 
+    /// The thread may be late as well.
+    #[test]
+    fn what_nobody_waits_for_any_more_is_not_begun() {
+        let (control, mut done) = (Control::new().unwrap(), Vec::new());
+        assert!(control.call(Job::Acquire, SHORT).is_none());
+        assert!(!control.end(Duration::ZERO));
+        control.run(
+            |job| {
+                done.push(job);
+                Ok(())
+            },
+            || Ok(512),
+        );
+        assert_eq!(done, [Job::Release]);
+    }
+
     #[test]
     fn a_lock_is_given_back_whoever_waits_for_that() {
         with_thread(Job::Flush, |control, begun, go_on| {

@@ -230,13 +230,22 @@ mod tests {
         request.ticket.take().map(|answer| (answer.result, answer.buffer.is_some()))
     }
 
+    /// Has the thread end, whatever becomes of the test.
+    struct Ends<'a>(&'a Flights);
+
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.end();
+        }
+    }
+
     /// Flights with a thread that keeps time.
     fn with_clock(stop_timeout: Duration, check: impl FnOnce(&Arc<Flights>)) {
         let flights = Arc::new(Flights::new(stop_timeout));
         thread::scope(|scope| {
+            let _ends = Ends(&flights);
             scope.spawn(|| flights.keep_time());
             check(&flights);
-            flights.end();
         });
     }
 
