@@ -268,6 +268,16 @@ mod tests {
         }
     }
 
+    /// Waits until the size is the one that the thread finds.
+    fn hears_of_512(control: &Control) {
+        let deadline = Instant::now() + LONG;
+        while !control.resized().clear() {
+            assert!(Instant::now() < deadline, "nobody tells");
+            thread::yield_now();
+        }
+        assert_eq!(control.size(), 512);
+    }
+
     #[test]
     fn what_is_asked_is_done() {
         with_thread(Job::Flush, |control, begun, go_on| {
@@ -275,11 +285,19 @@ mod tests {
             assert!(control.call(Job::Flush, LONG).unwrap().is_ok());
             assert_eq!(begun.recv(), Ok(Job::Flush));
             control.image_changed();
-            while !control.resized().clear() {
-                thread::yield_now();
-            }
-            assert_eq!(control.size(), 512);
+            hears_of_512(control);
         });
+    }
+
+    /// Another client may have changed it.
+    #[test]
+    fn the_size_is_looked_at_by_who_takes_an_image_over() {
+        for job in [Job::Acquire, Job::Forget] {
+            with_thread(Job::Flush, |control, _, _| {
+                assert!(control.call(job, LONG).unwrap().is_ok());
+                hears_of_512(control);
+            });
+        }
     }
 
     #[test]

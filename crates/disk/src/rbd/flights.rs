@@ -241,11 +241,14 @@ mod tests {
 
     /// Flights with a thread that keeps time.
     fn with_clock(stop_timeout: Duration, check: impl FnOnce(&Arc<Flights>)) {
-        let flights = Arc::new(Flights::new(stop_timeout));
+        time(&Arc::new(Flights::new(stop_timeout)), check);
+    }
+
+    fn time(flights: &Arc<Flights>, check: impl FnOnce(&Arc<Flights>)) {
         thread::scope(|scope| {
-            let _ends = Ends(&flights);
+            let _ends = Ends(flights);
             scope.spawn(|| flights.keep_time());
-            check(&flights);
+            check(flights);
         });
     }
 
@@ -288,6 +291,36 @@ mod tests {
             assert_eq!(answer(&before), None);
             after.flight.take().unwrap().land(LEN as isize);
             assert_eq!(answer(&after), Some((Ok(()), true)));
+        });
+    }
+
+    #[test]
+    fn what_comes_after_a_hurry_is_not_ended_by_it() {
+        let flights = Arc::new(Flights::new(Duration::from_millis(1)));
+        let before = read(&flights);
+        flights.hurry();
+        let mut after = read(&flights);
+        time(&flights, |_| {
+            assert_eq!(wait_for(&before), (GONE, false));
+            after.flight.take().unwrap().land(LEN as isize);
+            assert_eq!(answer(&after), Some((Ok(()), true)));
+        });
+    }
+
+    /// Nor does it begin anew when it is said again.
+    #[test]
+    fn a_hurry_is_over_at_once_where_nothing_is_heard() {
+        with_clock(Duration::from_secs(3600), |flights| {
+            flights.hurry();
+            let hurry = flights.lock().hurry;
+            flights.hurry();
+            assert_eq!(flights.lock().hurry, hurry);
+            flights.lock().hurry = None;
+            flights.nothing_heard();
+            let request = read(flights);
+            flights.hurry();
+            assert_eq!(wait_for(&request), (GONE, false));
+            request.flight.unwrap().land(0);
         });
     }
 
