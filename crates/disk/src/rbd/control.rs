@@ -40,8 +40,6 @@ pub(super) struct Control {
 struct Desk {
     /// What is to be done next, and its number.
     asked: Option<(Job, u64)>,
-    /// Something is being done.
-    busy: bool,
     /// How that ended which somebody has waited for.
     done: Option<(Outcome, u64)>,
     next: u64,
@@ -75,8 +73,7 @@ impl Control {
     pub(super) fn call(&self, job: Job, within: Duration) -> Option<Outcome> {
         let deadline = Instant::now() + within;
         // Whoever asked before may have given up.
-        let Some(mut desk) = self.wait(self.lock(), deadline, |desk| !desk.busy && desk.asked.is_none())
-        else {
+        let Some(mut desk) = self.wait(self.lock(), deadline, |desk| desk.asked.is_none()) else {
             self.give_up(job, None);
             return None;
         };
@@ -178,7 +175,6 @@ impl Control {
                 Step::End => return,
             }
             let mut desk = self.lock();
-            desk.busy = false;
             desk.look |= look;
             if done.is_some() {
                 desk.done = done;
@@ -210,7 +206,6 @@ impl Control {
                 None
             };
             if let Some(step) = step {
-                desk.busy = true;
                 return step;
             }
             desk = self.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
