@@ -168,7 +168,6 @@ impl Rbd {
     }
 
     pub(crate) fn take_over(&self) -> io::Result<()> {
-        self.flights.renew();
         self.call(Job::Forget, lock::ACQUIRE_WITHIN).map_err(io::Error::other)
     }
 

@@ -131,7 +131,7 @@ mod tests {
     use crate::posted::{Call, Ticket};
     use kickless_io::Waker;
     use std::sync::mpsc::channel;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn as_many_threads_as_are_needed_and_allowed() {
@@ -173,14 +173,18 @@ mod tests {
             Ok(())
         })
         .unwrap();
-        let (waker, tickets) = (Waker::new().unwrap(), [(); 2].map(|()| Arc::new(Ticket::default())));
-        for (at, ticket) in (0..).zip(&tickets) {
+        let waker = Waker::new().unwrap();
+        // More than there are threads: none of them has ended by it.
+        for at in [0; THREADS_MAX + 1].into_iter().chain([1]) {
+            let ticket = Arc::new(Ticket::default());
             threads.post(ticket.order(Call::Flush, (at, 0), None, &waker));
+            let deadline = Instant::now() + Duration::from_secs(60);
             let answer = loop {
                 match ticket.take() {
                     Some(answer) => break answer,
-                    None => std::thread::yield_now(),
+                    None => assert!(Instant::now() < deadline, "nobody does it"),
                 }
+                std::thread::yield_now();
             };
             assert_eq!(answer.result.is_ok(), at != 0);
         }
