@@ -96,7 +96,10 @@ fn two_daemons_take_turns() {
         machine.stop().unwrap();
         drop((before, machine));
         for daemon in [one, other] {
-            assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+            let (ended, log) = daemon.stop().unwrap();
+            assert_eq!(ended.code(), Some(0));
+            // The one that was refused has nothing to give back.
+            assert!(!log.iter().any(|line| line.contains("still ours")), "{log:#?}");
         }
     }
 }

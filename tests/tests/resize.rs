@@ -91,6 +91,21 @@ fn a_disk_grows_between_two_drivers() {
     disk.close();
 }
 
+/// Another host may have made it larger, and no signal comes from there.
+#[test]
+fn a_disk_that_has_grown_meanwhile_is_larger_when_it_starts() {
+    let dir = image_dir().unwrap();
+    let image = dir.path().join("disk");
+    make_image(&image, 8, 0).unwrap();
+    let daemon = serve(&image);
+    for grown in [16 * MIB, 24 * MIB] {
+        resize(&image, grown);
+        let (disk, changes) = connect(&daemon);
+        hears_of(&disk, &changes, grown);
+        disk.close();
+    }
+}
+
 /// Of a block device the kernel tells, and nobody has to send a signal.
 #[test]
 fn a_device_tells_by_itself() {

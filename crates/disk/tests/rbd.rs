@@ -58,8 +58,9 @@ fn what_is_flushed_is_in_the_cluster() {
         let disk = Disk::open(&image.spec(LAZY), &options(cache, false)).unwrap();
         let mut worker = worker(&disk);
         assert_eq!(worker.write(512, &[7; 8192], 0), Ok(()));
-        assert_eq!(worker.flush(), Ok(()));
         expected[512..512 + 8192].fill(7);
+        assert_eq!(image.contents() == expected, cache == Cache::None);
+        assert_eq!(worker.flush(), Ok(()));
         assert!(image.contents() == expected, "{cache}");
         let view = guest(4096);
         worker.io(0).buffers_mut().push(&view, Gpa(0), 4096).unwrap();
