@@ -114,8 +114,15 @@ fn the_images_under_one_another_are_locked() {
         output.status.success()
     };
     assert!(!write(), "the image under one that is in use can be written");
+    // Another one over the same does not write to it either.
+    let second = dir.path().join("second");
+    qemu_img(&["create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw"], &[&second]).unwrap();
+    let beside = serve(&format!("qcow2:{}", second.display()));
+    drop(Machine::start(beside.socket(), &Shape::default()).unwrap());
     drop(machine);
-    daemon.stop().unwrap();
+    for daemon in [daemon, beside] {
+        assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+    }
     assert!(write());
 }
 

@@ -112,6 +112,25 @@ fn a_start_waits_for_a_lock_that_is_let_go_late() {
     served.end_untroubled().unwrap();
 }
 
+/// Who only reads need not wait for others who do, and nobody writes meanwhile.
+#[test]
+fn readers_share_an_image() {
+    let served = Served::start("io_uring", &["--read-only"]).unwrap();
+    let beside = |arguments: &[&str]| served.beside("threads", arguments);
+    let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
+    let reader = beside(&["--read-only"]).unwrap();
+    let mut other = Machine::start(reader.socket(), &Shape::default()).unwrap();
+    assert_eq!(machine.read(0, 8, 4096).unwrap(), other.read(0, 8, 4096).unwrap());
+    let refused = beside(&[]).err().unwrap().to_string();
+    assert!(refused.contains("another process"), "{refused}");
+    for machine in [&mut machine, &mut other] {
+        machine.stop().unwrap();
+    }
+    drop((machine, other));
+    assert_eq!(reader.stop().unwrap().0.code(), Some(0));
+    served.end_untroubled().unwrap();
+}
+
 /// The destination is killed while it works; the kernel unlocks the image then, and the source can have it.
 #[test]
 fn the_source_goes_on_after_the_destination_has_died() {
