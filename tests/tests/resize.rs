@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use std::fs::File;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc;
@@ -10,8 +11,12 @@ use std::time::Duration;
 
 use kickless_driver::{Disk, Options};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::frontend_machine::{Machine, Shape};
 use kickless_tests::guest::{image_dir, make_image};
 use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig};
+use kickless_vhost_user::{
+    BackendMessage, Error, FrontendMessage as Message, FrontendResponder, Received, Wait,
+};
 use rustix::process::Signal;
 
 const MIB: u64 = 1 << 20;
@@ -104,6 +109,47 @@ fn a_disk_that_has_grown_meanwhile_is_larger_when_it_starts() {
         hears_of(&disk, &changes, grown);
         disk.close();
     }
+}
+
+/// A front-end is told each time that its device starts, for it may have looked before, and not earlier: QEMU listens to nothing then.
+#[test]
+fn a_front_end_is_told_at_each_start() {
+    const SOON: Duration = Duration::from_millis(100);
+    let dir = image_dir().unwrap();
+    let image = dir.path().join("disk");
+    make_image(&image, 8, 0).unwrap();
+    let daemon = serve(&image);
+    let grow = |bytes| {
+        resize(&image, bytes);
+        daemon.signal(Signal::HUP).unwrap();
+    };
+    let mut machine = Machine::prepare(daemon.socket(), &Shape::default()).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    machine.frontend.order(&Message::SetBackendReqFd(theirs.into())).unwrap();
+    let mut channel = FrontendResponder::new(ours);
+    let mut told = |within| match channel.recv(&Wait::FOREVER.at_most(within)) {
+        Ok(Some(Received { message: BackendMessage::ConfigChange, .. })) => true,
+        Err(Error::Interrupted) => false,
+        other => panic!("{other:?}"),
+    };
+    grow(16 * MIB);
+    daemon.log().wait_for("growth", LIMIT, |line| line.contains("has grown").then_some(())).unwrap();
+    assert!(!told(SOON), "too early");
+    for _ in 0..2 {
+        machine.resume().unwrap();
+        assert!(told(LIMIT));
+        assert!(!told(SOON), "more than once");
+        assert_eq!(machine.frontend.config().unwrap().capacity.get(), 16 * MIB / 512);
+        machine.stop().unwrap();
+    }
+    machine.resume().unwrap();
+    assert!(told(LIMIT));
+    grow(24 * MIB);
+    assert!(told(LIMIT));
+    assert_eq!(machine.frontend.config().unwrap().capacity.get(), 24 * MIB / 512);
+    machine.stop().unwrap();
+    drop(machine);
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 
 /// Of a block device the kernel tells, and nobody has to send a signal.
