@@ -38,6 +38,8 @@ pub(super) struct Control {
 
 #[derive(Debug, Default)]
 struct Desk {
+    /// Somebody waits for a job. Whoever comes next waits for that.
+    taken: bool,
     /// What is to be done next, and its number.
     asked: Option<(Job, u64)>,
     /// How that ended which somebody has waited for.
@@ -72,20 +74,23 @@ impl Control {
     /// Has something done; `None` when that takes longer. It goes on then, but a lock that is taken so late is given back.
     pub(super) fn call(&self, job: Job, within: Duration) -> Option<Outcome> {
         let deadline = Instant::now() + within;
-        // Whoever asked before may have given up.
-        let Some(mut desk) = self.wait(self.lock(), deadline, |desk| desk.asked.is_none()) else {
-            self.give_up(job, None);
+        let Some(mut desk) = self.wait(self.lock(), deadline, |desk| !desk.taken) else {
+            self.give_up(job, false);
             return None;
         };
         let number = desk.next;
         desk.next += 1;
-        desk.asked = Some((job, number));
+        (desk.taken, desk.asked) = (true, Some((job, number)));
         self.changed.notify_all();
         let is_done = |desk: &Desk| matches!(desk.done, Some((_, done)) if done == number);
         match self.wait(desk, deadline, is_done) {
-            Some(mut desk) => desk.done.take().map(|(outcome, _)| outcome),
+            Some(mut desk) => {
+                desk.taken = false;
+                self.changed.notify_all();
+                desk.done.take().map(|(outcome, _)| outcome)
+            }
             None => {
-                self.give_up(job, Some(number));
+                self.give_up(job, true);
                 None
             }
         }
@@ -105,14 +110,14 @@ impl Control {
         Some(desk)
     }
 
-    /// Nobody waits for this job any more.
-    fn give_up(&self, job: Job, number: Option<u64>) {
+    /// Nobody waits for this job any more, which may have been `asked` for.
+    fn give_up(&self, job: Job, asked: bool) {
         let mut desk = self.lock();
-        if number.is_some() && desk.asked.is_some_and(|(_, asked)| Some(asked) == number) {
-            desk.asked = None;
+        if asked {
+            (desk.taken, desk.asked) = (false, None);
         }
         // What comes out of it comes before whatever is asked next.
-        desk.release |= matches!(job, Job::Acquire | Job::Release);
+        desk.release |= job == Job::Release || (asked && job == Job::Acquire);
         self.changed.notify_all();
     }
 
@@ -305,6 +310,19 @@ mod tests {
             assert!(control.call(Job::Acquire, LONG).unwrap().is_ok());
             let order: Vec<_> = begun.try_iter().collect();
             assert_eq!(order, [Job::Release, Job::Acquire]);
+        });
+    }
+
+    #[test]
+    fn several_wait_for_one_another() {
+        with_thread(Job::Flush, |control, begun, go_on| {
+            begin(control, begun, Job::Flush);
+            thread::scope(|scope| {
+                let callers = [(); 8].map(|()| scope.spawn(|| control.call(Job::Check, LONG)));
+                go_on.send(()).unwrap();
+                assert!(callers.map(|caller| caller.join().unwrap()).iter().all(Option::is_some));
+            });
+            assert_eq!(begun.try_iter().filter(|job| *job == Job::Check).count(), 8);
         });
     }
 
