@@ -336,3 +336,31 @@ impl Client {
         Ok(Connection::new(socket, found))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    /// However long a server may stay away, nobody who stops has to wait for that.
+    #[test]
+    fn a_stop_has_its_own_bounds() {
+        let (least, most) = STOP_WITHIN;
+        for (delay, within) in [(0, least), (10, Duration::from_secs(10)), (3600, most)] {
+            let uri: NbdUri = format!("nbd+unix:///?socket=/none&reconnect-delay={delay}").parse().unwrap();
+            let address = Address::of(&uri.server).unwrap();
+            let export = Export { size: 512, flags: 0, structured: false };
+            let connection = Connection::new(UnixStream::pair().unwrap().0.into(), export);
+            let mut client = Client::new(Arc::new(Shared::new().unwrap()), address, uri, connection);
+            let before = Instant::now();
+            client.shared.hurry();
+            assert!(!client.collect());
+            let (_, then) = client.hurry.unwrap();
+            assert!((before + within..=Instant::now() + within).contains(&then), "{delay}");
+            // Another one changes nothing.
+            client.shared.hurry();
+            client.collect();
+            assert_eq!(client.hurry, Some((0, then)));
+        }
+    }
+}
