@@ -11,9 +11,6 @@ const STAGE_BYTES: usize = 16 << 10;
 /// Bytes of what a server may say about an error.
 const ERROR_BYTES_MAX: u32 = 4096 + 16;
 
-/// `NBD_EIO`.
-const ERROR_IO: u32 = 5;
-
 /// Where in the stream of replies we are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -258,7 +255,7 @@ impl Replies {
             _ => {
                 let error = u32_at(&self.stage, at);
                 // One without a number is an error as well.
-                flight.error.get_or_insert(if error == 0 { ERROR_IO } else { error });
+                flight.error.get_or_insert(error);
                 self.state = State::Skip { place, left: rest, done };
             }
         }

@@ -153,10 +153,6 @@ impl Timed<'_> {
 impl Read for Timed<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
-            // Before each byte: one that drips is slow as well.
-            if Instant::now() >= self.deadline {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
             match rustix::io::read(self.socket, &mut *into) {
                 Err(Errno::AGAIN) => self.wait(PollFlags::IN)?,
                 result => return Ok(result?),
@@ -177,5 +173,39 @@ impl Write for Timed<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::thread;
+
+    #[test]
+    fn all_addresses_are_tried_until_one_answers() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = listener.local_addr().unwrap();
+        // Nobody can listen there but who listens on all addresses, of which the port is taken.
+        let nowhere = SocketAddr::from(([127, 0, 0, 2], here.port()));
+        let hello = [&b"NBDMAGICIHAVEOPT\0\0"[..], &4096_u64.to_be_bytes(), &[0; 126]].concat();
+        let shared = Shared::new().unwrap();
+        let connect = |addresses: &[SocketAddr]| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let found = Address::Tcp(addresses.to_vec()).connect("disk", deadline, &shared);
+            found.map(|(_, export)| export.size)
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..3 {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    let _ = stream.write_all(&hello);
+                    let _ = stream.read_to_end(&mut Vec::new());
+                }
+            });
+            let all = [&[here][..], &[nowhere, here], &[here, nowhere]].map(connect);
+            assert!(all.iter().all(|found| matches!(found, Ok(4096))), "{all:?}");
+        });
+        assert!(matches!(connect(&[nowhere]), Err(Problem::Io(_))));
     }
 }

@@ -90,20 +90,19 @@ pub(crate) enum Problem {
     Io(#[from] io::Error),
 }
 
-/// What a server says about it: a text that can be anything, made fit to be shown.
+/// What a server says about it: a text that can be anything. The beginning is shown.
 #[derive(Debug)]
 pub(crate) struct Said(String);
 
 impl Said {
     pub(super) fn new(bytes: &[u8]) -> Self {
-        let text = String::from_utf8_lossy(bytes);
-        let shown = text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c });
-        Self(shown.collect())
+        Self(String::from_utf8_lossy(bytes).chars().take(200).collect())
     }
 }
 
 impl std::fmt::Display for Said {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Quoted, what would control a terminal does not.
         if self.0.is_empty() { Ok(()) } else { write!(f, ", and says {:?}", self.0) }
     }
 }

@@ -326,6 +326,25 @@ mod tests {
         });
     }
 
+    /// Whose turn does not come gives back the lock that there is, and none that others take.
+    #[test]
+    fn who_has_no_turn_gives_up_too() {
+        with_thread(Job::Flush, |control, begun, go_on| {
+            begin(control, begun, Job::Flush);
+            thread::scope(|scope| {
+                let first = scope.spawn(|| control.call(Job::Check, LONG));
+                while !control.lock().taken {
+                    thread::yield_now();
+                }
+                assert!(control.call(Job::Acquire, SHORT).is_none() && !control.lock().release);
+                assert!(control.call(Job::Release, SHORT).is_none());
+                go_on.send(()).unwrap();
+                assert!(first.join().unwrap().is_some());
+            });
+            assert_eq!(begun.try_iter().collect::<Vec<_>>(), [Job::Release, Job::Check]);
+        });
+    }
+
     /// The thread may be late as well.
     #[test]
     fn what_nobody_waits_for_any_more_is_not_begun() {
