@@ -180,6 +180,39 @@ fn a_server_without_durable_writes() {
     assert_eq!(commands, expected.map(|(command, len)| (0, command, len)));
 }
 
+/// With it, it is one request that says so.
+#[test]
+fn a_server_with_durable_writes() {
+    const FUA: u16 = 1;
+    const NO_HOLE: u16 = 2;
+    let (sender, commands) = channel();
+    let liar = Liar::start(1, move |_, stream| {
+        greet(stream, &hello_of(false, SIZE, EXPORT_FLAGS | 1 << 3 | 1 << 5 | 1 << 6));
+        sender.send(oblige(stream, 0)).unwrap();
+    });
+    let disk = open(&liar.spec());
+    for durable in [false, true] {
+        let view = guest(512);
+        let mut writer = worker(&disk);
+        writer.io(0).buffers_mut().push(&view, Gpa(0), 512).unwrap();
+        assert_eq!(writer.run(Request::Write { offset: 0, durable }), Ok(()));
+        for (request, unmap) in [
+            (Request::Discard { durable }, false),
+            (Request::WriteZeroes { durable }, true),
+            (Request::WriteZeroes { durable }, false),
+        ] {
+            let mut worker = worker(&disk);
+            worker.io(0).extents_mut().push(Extent { offset: 0, len: 512, unmap });
+            assert_eq!(worker.run(request), Ok(()));
+        }
+    }
+    drop(disk);
+    let commands: Vec<_> = commands.recv().unwrap().iter().map(|c| (c.command, c.flags)).collect();
+    let each = [(WRITE, 0), (TRIM, 0), (ZEROES, 0), (ZEROES, NO_HOLE)];
+    let durable = each.map(|(command, flags)| (command, flags | FUA));
+    assert_eq!(commands, [&each[..], &durable, &[(BYE, 0)]].concat());
+}
+
 /// What cannot be flushed is as durable as it gets, also where the server was lost since.
 #[test]
 fn a_server_that_cannot_flush() {
