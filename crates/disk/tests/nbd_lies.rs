@@ -12,7 +12,7 @@ use kickless_memory::{Gpa, Marks};
 use std::io::{Read, Write};
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Whatever a server says before it has said what its export is: a sentence, and soon.
 #[test]
@@ -242,8 +242,29 @@ fn a_request_that_no_server_survives() {
         greet(stream, &hello(false));
         hear(stream).unwrap();
     });
-    let disk = open(&liar.export("", 60));
+    let (disk, start) = (open(&liar.export("", 60)), Instant::now());
     assert_eq!(worker(&disk).read(0, 512).0, Err(IoError::Os(Errno::IO)));
+    // The second connection may come at once, the others not.
+    assert!(start.elapsed() >= Duration::from_secs(3));
+}
+
+/// Nor is a server asked without a pause that is not ready.
+#[test]
+fn a_server_that_is_not_ready_is_asked_again_now_and_then() {
+    let liar = Liar::start(5, |connection, stream| match connection {
+        0 => {
+            greet(stream, &hello(false));
+            hear(stream).unwrap();
+        }
+        1..4 => {}
+        _ => {
+            greet(stream, &hello(false));
+            oblige(stream, 5);
+        }
+    });
+    let (disk, start) = (open(&liar.export("", 60)), Instant::now());
+    assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![5; 512]));
+    assert!(start.elapsed() >= Duration::from_secs(3));
 }
 
 /// More requests than there are buffers, each longer than one, and in the end all of them failing: none is left without.
