@@ -256,7 +256,11 @@ fn a_server_that_is_not_ready_is_asked_again_now_and_then() {
             greet(stream, &hello(false));
             hear(stream).unwrap();
         }
-        1..4 => {}
+        // One that says nothing is left after a while.
+        1 => {
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+        2 | 3 => {}
         _ => {
             greet(stream, &hello(false));
             oblige(stream, 5);
@@ -264,7 +268,35 @@ fn a_server_that_is_not_ready_is_asked_again_now_and_then() {
     });
     let (disk, start) = (open(&liar.export("", 60)), Instant::now());
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![5; 512]));
-    assert!(start.elapsed() >= Duration::from_secs(3));
+    assert!(start.elapsed() >= Duration::from_secs(5 + 3));
+}
+
+/// What does not fit into the socket goes when there is room.
+#[test]
+fn a_server_that_reads_late() {
+    const LEN: usize = 512 << 10;
+    let (go_on, wait) = channel();
+    let liar = Liar::start(1, move |_, stream| {
+        greet(stream, &hello_of(false, LEN as u64, EXPORT_FLAGS));
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        wait.recv().unwrap();
+        oblige(stream, 0);
+    });
+    let disk = open(&liar.spec());
+    let (view, slots) = (guest(LEN as u64), 8);
+    let mut worker = worker(&disk).with_slots(slots);
+    for slot in 0..slots {
+        worker.io(slot).buffers_mut().push(&view, Gpa(0), LEN as u32).unwrap();
+        assert_eq!(worker.start(slot, Request::Write { offset: 0, durable: false }), Step::Busy);
+    }
+    // Time for the socket to be full; if it is not, there is less to see.
+    thread::sleep(Duration::from_millis(100));
+    go_on.send(()).unwrap();
+    let mut over = Vec::new();
+    while over.len() < slots {
+        over.extend(worker.turn());
+    }
+    assert!(over.iter().all(|(_, result)| result.is_ok()), "{over:?}");
 }
 
 /// More requests than there are buffers, each longer than one, and in the end all of them failing: none is left without.
