@@ -103,10 +103,10 @@ impl Shared {
         self.waker.wake();
     }
 
-    /// Whether the thread may wait: whoever has something for it from now on wakes it.
+    /// Whether the thread may wait: whoever has an order for it from now on wakes it. What else is wanted of it does so in any case.
     fn sleep(&self) -> bool {
         let mut inbox = self.lock();
-        inbox.asleep = inbox.orders.is_empty() && !inbox.hurry && !inbox.renew && !inbox.stop;
+        inbox.asleep = inbox.orders.is_empty();
         inbox.asleep
     }
 }
