@@ -179,6 +179,7 @@ impl Write for Timed<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::{FdFlags, fcntl_getfd};
     use std::net::{TcpListener, TcpStream};
     use std::thread;
 
@@ -209,5 +210,19 @@ mod tests {
             assert!(all.iter().all(|found| matches!(found, Ok(4096))), "{all:?}");
         });
         assert!(matches!(connect(&[nowhere]), Err(Problem::Io(_))));
+    }
+
+    /// A host that has gone is noticed, and nothing is held back to be sent with more.
+    #[test]
+    fn how_connections_are_kept() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let socket = tcp(listener.local_addr().unwrap(), deadline, &Shared::new().unwrap()).unwrap();
+        assert!(sockopt::tcp_nodelay(&socket).unwrap() && sockopt::socket_keepalive(&socket).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&socket).unwrap(), KEEPALIVE_IDLE);
+        assert_eq!(sockopt::tcp_keepintvl(&socket).unwrap(), KEEPALIVE_EVERY);
+        assert_eq!(sockopt::tcp_keepcnt(&socket).unwrap(), KEEPALIVE_COUNT);
+        let flags = fcntl_getfd(&socket).unwrap();
+        assert!(flags.contains(FdFlags::CLOEXEC));
     }
 }
