@@ -53,8 +53,8 @@ struct Image {
     access: RwLock<Option<Access>>,
     /// The files of the images under it, as it was opened last.
     under: Mutex<Vec<File>>,
-    /// How many requests may have changed tables that are not in the file yet: those that are under way beside others, and those that have
-    /// failed since the image was opened.
+    /// How many requests may have changed tables that are not in the file yet: those that are under way beside others, and those
+    /// that have failed since the image was opened.
     unwritten: AtomicUsize,
 }
 

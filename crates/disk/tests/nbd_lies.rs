@@ -566,8 +566,30 @@ fn which_answers_a_lost_server_leaves_in_doubt() {
     }
 }
 
-/// A flush covers what was acknowledged when it was sent, and nothing that was acknowledged after that. One that fails covers
-/// nothing.
+#[test]
+fn a_flush_that_fails_covers_nothing() {
+    let liar = Liar::start(2, move |connection, stream| {
+        greet(stream, &hello(false));
+        if connection == 1 {
+            return drop(oblige(stream, 0));
+        }
+        for error in [0, 5] {
+            let asked = hear(stream).unwrap();
+            stream.write_all(&simple(error, asked.cookie, &[])).unwrap();
+        }
+    });
+    let disk = open(&liar.export("", 60));
+    let mut worker = worker(&disk);
+    assert_eq!(worker.write(0, &[1; 512], 0), Ok(()));
+    for _ in 0..2 {
+        assert_eq!(worker.flush(), Err(IoError::Os(Errno::IO)));
+        // By this the loss is known.
+        assert_eq!(worker.read(0, 512).0, Ok(()));
+    }
+    assert_eq!(worker.flush(), Ok(()));
+}
+
+/// A flush covers what was acknowledged when it was sent, and nothing that was acknowledged after that.
 #[test]
 fn what_a_flush_covers() {
     for error in [0, 5] {
