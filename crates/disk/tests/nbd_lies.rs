@@ -60,7 +60,7 @@ fn servers_that_lie_in_reply() {
     let whole = move |c| chunk(1, 1, c, &data(512, &[5; 1024]));
     let (io, dead) = (Err(IoError::Os(Errno::IO)), GONE);
     type Reply = Box<dyn Fn(u64) -> Vec<u8> + Send>;
-    let cases: Vec<(bool, Result<(), IoError>, Reply)> = vec![
+    let mut cases: Vec<(bool, Result<(), IoError>, Reply)> = vec![
         (false, Ok(()), Box::new(|c| simple(0, c, &[5; 1024]))),
         (false, Err(IoError::Os(Errno::NOSPC)), Box::new(|c| simple(28, c, &[]))),
         (false, dead, Box::new(|c| simple(0, c + 1, &[5; 1024]))),
@@ -116,6 +116,16 @@ fn servers_that_lie_in_reply() {
         ),
         (true, dead, Box::new(|_| Vec::new())),
     ];
+    let errors = [
+        (1, Errno::PERM),
+        (22, Errno::INVAL),
+        (75, Errno::OVERFLOW),
+        (95, Errno::OPNOTSUPP),
+        (99, Errno::IO),
+    ];
+    for (number, errno) in errors {
+        cases.push((false, Err(IoError::Os(errno)), Box::new(move |c| simple(number, c, &[]))));
+    }
     for (index, (structured, result, reply)) in cases.into_iter().enumerate() {
         let liar = Liar::start(1, move |_, stream| {
             greet(stream, &hello(structured));
@@ -494,6 +504,11 @@ fn requests_are_sent_again_in_their_order() {
     let (sender, heard) = channel();
     let liar = Liar::start(2, move |connection, stream| {
         greet(stream, &hello(false));
+        if connection == 0 {
+            // Their places are taken in another order from then on.
+            let asked = [(); 2].map(|()| hear(stream).unwrap());
+            asked.iter().for_each(|a| stream.write_all(&simple(0, a.cookie, &[1; 4096])).unwrap());
+        }
         let asked: Vec<_> = (0..COUNT).map(|_| hear(stream).unwrap()).collect();
         sender.send(asked.iter().map(|asked| asked.at).collect::<Vec<_>>()).unwrap();
         if connection == 1 {
@@ -504,6 +519,7 @@ fn requests_are_sent_again_in_their_order() {
         }
     });
     let disk = open(&liar.export("", 60));
+    assert_eq!(InFlight::start(&disk, 2, 0).finish(), [Ok(()); 2]);
     let mut requests = InFlight::start(&disk, COUNT, 0);
     assert_eq!(requests.finish(), [Ok(()); COUNT]);
     drop(requests);
