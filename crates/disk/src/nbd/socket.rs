@@ -153,6 +153,10 @@ impl Timed<'_> {
 impl Read for Timed<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
+            // Before each read: one that always has something to say is slow as well, and is never waited for.
+            if Instant::now() >= self.deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             match rustix::io::read(self.socket, &mut *into) {
                 Err(Errno::AGAIN) => self.wait(PollFlags::IN)?,
                 result => return Ok(result?),
@@ -181,6 +185,7 @@ mod tests {
     use super::*;
     use rustix::io::{FdFlags, fcntl_getfd};
     use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
     use std::thread;
 
     #[test]
@@ -210,6 +215,19 @@ mod tests {
             assert!(all.iter().all(|found| matches!(found, Ok(4096))), "{all:?}");
         });
         assert!(matches!(connect(&[nowhere]), Err(Problem::Io(_))));
+    }
+
+    /// However much of it is there.
+    #[test]
+    fn what_comes_too_late_is_not_read() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"more").unwrap();
+        let (socket, shared) = (OwnedFd::from(ours), Shared::new().unwrap());
+        let mut read = |deadline| {
+            Timed { socket: &socket, deadline, shared: &shared }.read(&mut [0]).map_err(|error| error.kind())
+        };
+        assert_eq!(read(Instant::now() + Duration::from_secs(60)), Ok(1));
+        assert_eq!(read(Instant::now()), Err(io::ErrorKind::TimedOut));
     }
 
     /// A host that has gone is noticed, and nothing is held back to be sent with more.
