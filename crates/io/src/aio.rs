@@ -196,25 +196,14 @@ fn complete(
 
 impl Drop for Aio {
     fn drop(&mut self) {
-        let mut done = Vec::new();
-        loop {
-            // What is staged has not been seen by the kernel, and never will be.
-            for place in self.transfers.take_staged() {
-                self.slots.take(place, drop);
-            }
-            done.clear();
-            if self.transfers.in_flight() == 0 {
-                return;
-            }
-            let Self { transfers, slots, files, again, .. } = self;
-            let waited =
-                transfers.reap(true, |place, result| complete(slots, files, place, result, again, &mut done));
-            if waited.is_err() {
+        // What is staged has not been seen by the kernel, and never will be. The buffers of all are dropped last.
+        drop(self.transfers.take_staged());
+        while self.transfers.in_flight() > 0 {
+            if self.transfers.reap(true, |_, _| {}).is_err() {
                 // Nobody can tell when the kernel will have finished with these buffers.
-                std::mem::forget(std::mem::take(slots));
+                std::mem::forget(std::mem::take(&mut self.slots));
                 return;
             }
-            self.stage_again();
         }
     }
 }
@@ -222,11 +211,14 @@ impl Drop for Aio {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AlignedBuf, Buffers, EngineKind, OpKind};
+    use crate::{AlignedBuf, Buffers, CompletionMode, EngineKind, OpKind};
     use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::fs::OpenOptions;
     use std::os::unix::fs::OpenOptionsExt;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
 
     const LEN: usize = 4096;
 
@@ -243,6 +235,7 @@ mod tests {
         let through_cache = aio.register(Arc::new(File::open(image.path()).unwrap()));
         assert!(queue(&mut aio, through_cache, OpKind::Read, 0));
         assert_eq!((aio.slots.used(), aio.jobs.in_flight(), aio.room()), (0, 1, 7));
+        assert_eq!(aio.in_flight(), 1);
         let direct =
             OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits() as i32).open(image.path());
         let Ok(direct) = direct else { return println!("SKIPPED: no direct I/O where temporary files are") };
@@ -250,6 +243,49 @@ mod tests {
         assert!(queue(&mut aio, direct, OpKind::Read, 1));
         assert!(queue(&mut aio, direct, OpKind::Flush, 2));
         assert_eq!((aio.slots.used(), aio.jobs.in_flight(), aio.room()), (1, 2, 5));
+        assert_eq!(aio.in_flight(), 3);
+    }
+
+    /// An engine with a file that the kernel refuses to write to.
+    fn refusing(completion: CompletionMode) -> (Aio, FileId) {
+        let options = EngineOptions { completion, ..EngineOptions::new(EngineKind::Aio, 8) };
+        let mut aio = Aio::open(options).unwrap();
+        let file = aio.register(Arc::new(File::open("/proc/self/exe").unwrap()));
+        aio.files.set_aio(0);
+        (aio, file)
+    }
+
+    /// It is in flight until it has been reaped, and nobody sleeps before.
+    #[test]
+    fn a_refused_operation_is_to_be_reaped() {
+        let (mut aio, file) = refusing(CompletionMode::Worker);
+        assert!(queue(&mut aio, file, OpKind::Write { durable: false }, 3));
+        aio.submit();
+        assert_eq!((aio.slots.used(), aio.transfers.in_flight()), (0, 0));
+        assert!(aio.needs_turn());
+        assert_eq!(aio.in_flight(), 1);
+        let mut done = Vec::new();
+        aio.reap(&mut done);
+        assert_eq!(
+            done.iter().map(|done| (done.token.slot, done.result)).collect::<Vec<_>>(),
+            [(3, Err(Errno::BADF))]
+        );
+        assert!(!aio.needs_turn());
+        assert_eq!(aio.in_flight(), 0);
+    }
+
+    /// What the thread could not submit is not waited for.
+    #[test]
+    fn dropped_with_what_a_thread_is_refused() {
+        let (mut aio, file) = refusing(CompletionMode::Thread);
+        assert!(queue(&mut aio, file, OpKind::Write { durable: false }, 0));
+        aio.submit();
+        let (ended, end) = mpsc::channel();
+        thread::spawn(move || {
+            drop(aio);
+            ended.send(()).unwrap();
+        });
+        end.recv_timeout(Duration::from_secs(60)).expect("the engine waits for what never completes");
     }
 
     /// Neighbours are one for the kernel, and one that is done again is not merged again.
