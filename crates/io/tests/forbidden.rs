@@ -7,7 +7,9 @@ use kickless_io::{
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 use std::env;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,10 +35,15 @@ fn in_a_child(name: &str, case: impl FnOnce()) {
 
 /// From here on `call` fails with EPERM, in this thread and those that it starts.
 fn forbid(call: libc::c_long) {
+    fail(call, vec![], libc::EPERM);
+}
+
+/// From here on `call` fails with `errno` where one of `rules` holds, or always if there are none.
+fn fail(call: libc::c_long, rules: Vec<SeccompRule>, errno: libc::c_int) {
     let filter = SeccompFilter::new(
-        [(call, vec![])].into(),
+        [(call, rules)].into(),
         SeccompAction::Allow,
-        SeccompAction::Errno(libc::EPERM as u32),
+        SeccompAction::Errno(errno as u32),
         env::consts::ARCH.try_into().unwrap(),
     )
     .unwrap();
@@ -159,6 +166,27 @@ fn aio_is_used_up() {
         assert!(error.contains("fs.aio-max-nr"), "{error}");
         // What there was goes on.
         assert_works(&mut engine);
+    });
+}
+
+/// A context for fewer than eight operations is not worth having, even where the system has one left.
+#[test]
+fn aio_is_used_up_but_for_little() {
+    in_a_child("aio_is_used_up_but_for_little", || {
+        let many = |most| SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Gt, most).unwrap();
+        let fail_beyond = |most| {
+            let rule = SeccompRule::new(vec![many(most)]).unwrap();
+            fail(libc::SYS_io_setup, vec![rule], libc::EAGAIN);
+        };
+        // An engine that goes on asking fails too.
+        // SAFETY: it takes no pointer, and nobody here handles the signal.
+        unsafe { libc::alarm(60) };
+        fail_beyond(8);
+        assert_eq!(Engine::open(EngineKind::Aio, 100).unwrap().room(), 8);
+        fail_beyond(7);
+        falls_back_on_threads("io_setup", std::io::ErrorKind::WouldBlock);
+        // Who wants no more has it.
+        assert_eq!(Engine::open(EngineKind::Aio, 7).unwrap().room(), 7);
     });
 }
 
