@@ -221,3 +221,108 @@ fn filled(operation: &mut InFlight, files: &Files) -> Control {
     let flags = SIGNAL_EVENT;
     Control { rw_flags, opcode, fd, buf, nbytes, offset: operation.op.offset, flags, ..Control::default() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AlignedBuf, Buffers, Op, Token};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+    use std::thread;
+
+    struct Rig {
+        transfers: Transfers,
+        slots: Slots,
+        files: Files,
+        _epoll: OwnedFd,
+    }
+
+    impl Rig {
+        /// With so many reads staged.
+        fn new(completion: CompletionMode, staged: usize) -> Self {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            let mut transfers = Transfers::open(8, completion, &epoll).unwrap();
+            let (mut slots, mut files) = (Slots::new(8), Files::default());
+            let file = files.insert(Arc::new(File::open("/proc/self/exe").unwrap())).0;
+            for _ in 0..staged {
+                let buffers = Buffers::Owned(AlignedBuf::new(512, 512).unwrap());
+                let op = Op { file, kind: OpKind::Read, offset: 0, buffers };
+                let operation = InFlight::new(Token::default(), files.hold(file), op);
+                transfers.queue(slots.insert(operation));
+            }
+            Self { transfers, slots, files, _epoll: epoll }
+        }
+
+        fn submit(&mut self) {
+            assert!(self.transfers.submit(&mut self.slots, &self.files, |_, errno| panic!("{errno}")));
+        }
+
+        fn is_readable(&self) -> bool {
+            let mut event = [PollFd::new(&self.transfers.event, PollFlags::IN)];
+            poll(&mut event, Some(&Timespec::default())).unwrap() == 1
+        }
+    }
+
+    impl Drop for Rig {
+        /// The kernel has finished with the buffers before they go.
+        fn drop(&mut self) {
+            if thread::panicking() {
+                return std::mem::forget(std::mem::take(&mut self.slots));
+            }
+            drop(self.transfers.take_staged());
+            while self.transfers.in_flight() > 0 {
+                self.transfers.reap(true, |_, _| {}).unwrap();
+            }
+        }
+    }
+
+    /// Nothing may be merged with what a thread is telling the kernel of at this moment.
+    #[test]
+    fn the_last_is_not_one_that_the_thread_has() {
+        let mut rig = Rig::new(CompletionMode::Thread, 2);
+        assert_eq!(rig.transfers.last(), Some(1));
+        rig.submit();
+        assert_eq!((rig.transfers.staged.len(), rig.transfers.last()), (2, None));
+        rig.transfers.queue(7);
+        assert_eq!(rig.transfers.last(), Some(7));
+        rig.transfers.staged.pop_back();
+    }
+
+    /// Nothing may be asked again at once that the kernel has not taken, and it is not lost.
+    #[test]
+    fn none_taken_means_later() {
+        for later in [Ok(0), Err(Errno::AGAIN)] {
+            let mut rig = Rig::new(CompletionMode::Worker, 3);
+            let batch = rig.transfers.next_batch(&mut rig.slots, &rig.files).unwrap();
+            assert_eq!((batch.count, rig.transfers.in_flight()), (3, 3));
+            assert!(!rig.transfers.took(batch, later, &mut |_, errno| panic!("{errno}")));
+            assert_eq!((rig.transfers.staged.len(), rig.transfers.in_flight()), (3, 0));
+            rig.submit();
+            assert_eq!((rig.transfers.staged.len(), rig.transfers.in_flight()), (0, 3));
+        }
+    }
+
+    /// The kernel has taken some, or a signal has come before it took any: it may be asked for the others at once.
+    #[test]
+    fn some_taken_means_more() {
+        for (result, left) in [(Ok(2), 1), (Err(Errno::INTR), 3)] {
+            let mut rig = Rig::new(CompletionMode::Worker, 3);
+            let batch = rig.transfers.next_batch(&mut rig.slots, &rig.files).unwrap();
+            assert!(rig.transfers.took(batch, result, &mut |_, errno| panic!("{errno}")));
+            assert_eq!((rig.transfers.staged.len(), rig.transfers.in_flight()), (left, 3 - left));
+            // Nobody has told the kernel of them in fact.
+            rig.transfers.in_flight = 0;
+        }
+    }
+
+    /// A signal that comes late, when its completion has been taken, wakes nobody again and again.
+    #[test]
+    fn a_signal_with_nothing_in_flight_is_cleared() {
+        let mut rig = Rig::new(CompletionMode::Worker, 0);
+        rig.transfers.event.wake();
+        assert!(rig.is_readable());
+        rig.transfers.reap(false, |_, _| panic!("nothing is in flight")).unwrap();
+        assert!(!rig.is_readable());
+    }
+}
