@@ -217,3 +217,94 @@ fn on_range(fd: RawFd, call: RangeCall, offset: libc::off_t, len: u64) -> Result
 fn last_error() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::Files;
+    use crate::{AlignedBuf, Buffers};
+    use rustix::event::{PollFd, PollFlags, poll};
+    use seccompiler::{
+        BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+        SeccompRule,
+    };
+    use std::thread;
+
+    /// An image's first operation.
+    fn op(files: &mut Files, kind: OpKind, offset: u64) -> (Held, Arc<File>, Op) {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        file.set_len(4096).unwrap();
+        let id = files.insert(file.clone()).0;
+        let buffers = Buffers::Owned(AlignedBuf::new(512, 512).unwrap());
+        (files.hold(id), file, Op { file: id, kind, offset, buffers })
+    }
+
+    fn reap(pool: &mut Pool, count: usize) -> Vec<Done> {
+        let mut done = Vec::new();
+        while done.len() < count {
+            let _ = poll(&mut [PollFd::from_borrowed_fd(pool.event(), PollFlags::IN)], None);
+            pool.reap(&mut done);
+        }
+        done
+    }
+
+    #[test]
+    fn as_many_threads_as_the_depth_and_no_more_than_the_limit() {
+        for (depth, threads) in [(0, 1), (1, 1), (2, 2), (1000, THREADS_MAX)] {
+            let mut files = Files::default();
+            let mut pool = Pool::start(depth).unwrap();
+            let jobs = (0..100).map(|slot| {
+                let (held, file, op) = op(&mut files, OpKind::Read, 0);
+                Job { held, file: Some(file), token: Token { source: 0, slot }, op }
+            });
+            pool.submit(&mut jobs.collect());
+            assert_eq!(pool.threads.len(), threads, "of a depth of {depth}");
+            assert!(reap(&mut pool, 100).iter().all(|done| done.completion.result == Ok(512)));
+        }
+    }
+
+    #[test]
+    fn a_job_that_is_seen_done_has_let_go_of_its_file() {
+        let (mut pool, mut files) = (Pool::start(1).unwrap(), Files::default());
+        for _ in 0..2000 {
+            let (held, file, op) = op(&mut files, OpKind::Flush, 0);
+            let kept = file.clone();
+            pool.submit(&mut [Job { held, file: Some(file), token: Token::default(), op }].into());
+            reap(&mut pool, 1);
+            assert_eq!(Arc::strong_count(&kept), 2, "one here, one in the table");
+        }
+    }
+
+    /// For the kernel -1 is "where the file is".
+    #[test]
+    fn no_offset_is_negative() {
+        for (offset, result) in [(0, Ok(512)), (1 << 63, Err(Errno::INVAL)), (u64::MAX, Err(Errno::INVAL))] {
+            let (_, file, mut op) = op(&mut Files::default(), OpKind::Read, offset);
+            assert_eq!(perform(&file, &mut op), result, "{offset}");
+        }
+    }
+
+    /// Devices take them in different ways: which call it is shows where one is forbidden, in a thread that ends.
+    #[test]
+    fn a_device_is_discarded_by_one_call_and_zeroed_by_another() {
+        let results = |forbidden: u64| {
+            let is_it =
+                SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, forbidden).unwrap();
+            let rules = vec![SeccompRule::new(vec![is_it]).unwrap()];
+            let filter = SeccompFilter::new(
+                [(libc::SYS_ioctl, rules)].into(),
+                SeccompAction::Allow,
+                SeccompAction::Errno(libc::EDOM as u32),
+                std::env::consts::ARCH.try_into().unwrap(),
+            );
+            seccompiler::apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
+            [RangeCall::DeviceDiscard, RangeCall::DeviceZeroes].map(|call| {
+                let (_, file, mut op) = op(&mut Files::default(), OpKind::Range { call, len: 512 }, 0);
+                perform(&file, &mut op)
+            })
+        };
+        let (other, forbidden) = (Err(Errno::NOTTY), Err(Errno::DOM));
+        assert_eq!(thread::spawn(move || results(0x1277)).join().unwrap(), [forbidden, other]);
+        assert_eq!(thread::spawn(move || results(0x127f)).join().unwrap(), [other, forbidden]);
+    }
+}
