@@ -171,3 +171,78 @@ impl Uring {
         errno.into()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AlignedBuf, Buffers, Completion, EngineKind, EngineOptions, FileId, Op, OpKind, Token};
+    use std::fs::File;
+    use std::thread;
+
+    fn engine(sqpoll: bool) -> (Uring, FileId) {
+        let options = EngineOptions { sqpoll, ..EngineOptions::new(EngineKind::Uring, 8) };
+        let mut uring = Uring::open(options).unwrap();
+        let file = uring.register(Arc::new(File::open("/proc/self/exe").unwrap()));
+        (uring, file)
+    }
+
+    fn queue(uring: &mut Uring, file: FileId, slot: u32) {
+        let buffers = Buffers::Owned(AlignedBuf::new(512, 512).unwrap());
+        let op = Op { file, kind: OpKind::Read, offset: 0, buffers };
+        uring.queue(op, Token { source: 0, slot }).unwrap();
+    }
+
+    fn results(uring: &mut Uring) -> Vec<(u32, Result<u32, Errno>)> {
+        let mut done: Vec<Completion> = Vec::new();
+        while uring.in_flight() > 0 {
+            uring.submit().unwrap();
+            uring.reap(&mut done);
+            thread::yield_now();
+        }
+        let mut results: Vec<_> = done.iter().map(|done| (done.token.slot, done.result)).collect();
+        results.sort_by_key(|(slot, _)| *slot);
+        results
+    }
+
+    /// Whatever keeps the kernel from taking an operation for now, it stays staged.
+    #[test]
+    fn what_is_not_taken_stays() {
+        let later = [Ok(0), Err(Errno::AGAIN), Err(Errno::BUSY)].map(|result| (result, true));
+        for (result, stalled) in later.into_iter().chain([(Err(Errno::INTR), false)]) {
+            let (mut uring, file) = engine(false);
+            queue(&mut uring, file, 5);
+            uring.push_staged();
+            assert_eq!((uring.staged.len(), uring.pushed), (1, 1));
+            let end = uring.took(result);
+            assert!(matches!(end, Some(Ok(()))) == stalled && end.is_none() != stalled, "{result:?}");
+            assert_eq!((uring.staged.len(), uring.pushed, uring.stall.is_on()), (1, 1, stalled));
+            assert_eq!(results(&mut uring), [(5, Ok(512))]);
+        }
+    }
+
+    /// What the kernel's thread can see may be done at any time, so it is not given back.
+    #[test]
+    fn a_failed_ring_keeps_what_the_kernel_sees() {
+        let (mut uring, file) = engine(true);
+        queue(&mut uring, file, 0);
+        uring.push_staged();
+        assert_eq!(uring.wake_kernel(), Ok(1));
+        queue(&mut uring, file, 1);
+        assert_eq!((uring.staged.len(), uring.pushed), (2, 1));
+        uring.fail_staged(Errno::PERM);
+        assert_eq!((uring.failed.len(), uring.in_flight()), (1, 2));
+        assert_eq!(results(&mut uring), [(0, Ok(512)), (1, Err(Errno::PERM))]);
+    }
+
+    /// What was given back is in the submission ring for ever, so no call may have the kernel look there again.
+    #[test]
+    fn a_failed_ring_is_not_used_again() {
+        let (mut uring, file) = engine(false);
+        queue(&mut uring, file, 0);
+        uring.push_staged();
+        uring.fail_staged(Errno::PERM);
+        queue(&mut uring, file, 1);
+        assert_eq!(uring.submit().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(results(&mut uring), [(0, Err(Errno::PERM)), (1, Err(Errno::PERM))]);
+    }
+}
