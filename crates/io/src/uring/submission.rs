@@ -175,7 +175,9 @@ impl Uring {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AlignedBuf, Buffers, Completion, EngineKind, EngineOptions, FileId, Op, OpKind, Token};
+    use crate::{
+        AlignedBuf, Buffers, Completion, CompletionMode, EngineKind, EngineOptions, FileId, Op, OpKind, Token,
+    };
     use std::fs::File;
     use std::thread;
 
@@ -244,5 +246,20 @@ mod tests {
         queue(&mut uring, file, 1);
         assert_eq!(uring.submit().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         assert_eq!(results(&mut uring), [(0, Err(Errno::PERM)), (1, Err(Errno::PERM))]);
+    }
+
+    /// What the thread has submitted last is the kernel's: a drop that took it for staged would free its buffers.
+    #[test]
+    fn what_the_thread_submits_last_is_known() {
+        let options =
+            EngineOptions { completion: CompletionMode::Thread, ..EngineOptions::new(EngineKind::Uring, 8) };
+        let mut uring = Uring::open(options).unwrap();
+        let file = uring.register(Arc::new(File::open("/proc/self/exe").unwrap()));
+        queue(&mut uring, file, 4);
+        uring.submit().unwrap();
+        assert_eq!((uring.staged.len(), uring.pushed), (1, 1));
+        uring.stop_submitter();
+        assert_eq!((uring.staged.len(), uring.pushed, uring.in_flight()), (0, 0, 1));
+        assert_eq!(results(&mut uring), [(4, Ok(512))]);
     }
 }
