@@ -223,7 +223,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"more").unwrap();
         let (socket, shared) = (OwnedFd::from(ours), Shared::new().unwrap());
-        let mut read = |deadline| {
+        let read = |deadline| {
             Timed { socket: &socket, deadline, shared: &shared }.read(&mut [0]).map_err(|error| error.kind())
         };
         assert_eq!(read(Instant::now() + Duration::from_secs(60)), Ok(1));
