@@ -217,7 +217,7 @@ fn what_was_not_offered() {
             |_| Message::SetFeatures(Features::from_bits_retain(1 << 63)),
             &["SET_FEATURES", "0x8000000000000000"],
         ),
-        (|_| Message::SetProtocolFeatures(ProtocolFeatures::SHMEM), &["SET_PROTOCOL_FEATURES", "0x100000"]),
+        (|_| Message::SetProtocolFeatures(ProtocolFeatures::SHMEM), &["SET_PROTOCOL_FEATURES", "0x400000"]),
         (|_| Message::SetLogFd(File::open("/dev/null").unwrap().into()), &["SET_LOG_FD", "no eventfd"]),
         (|_| Message::SetStatus(0), &["SET_STATUS", "not offered"]),
         (|_| Message::NetSetMtu(1500), &["NET_SET_MTU", "not offered"]),
