@@ -9,6 +9,7 @@ PREFIX ?= /usr/local
 FUZZ_RUNS ?= 2000000
 
 build:
+	tools/setup build
 	cargo build --locked --release -p kickless
 
 setup:
@@ -67,6 +68,7 @@ install: build install-driver
 # Just the driver: library, header and pkg-config file.
 DRIVER_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 install-driver:
+	tools/setup build
 	cargo build --locked --release -p kickless-driver-c
 	built=$${CARGO_TARGET_DIR:-target}/release lib=$(DESTDIR)$(PREFIX)/lib && \
 	soname=$$(readelf -d $$built/libkickless_driver.so | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p') && \
