@@ -10,10 +10,12 @@ mod tests;
 pub(crate) mod values;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::bench::Bench;
 use crate::service::{Said, Service};
@@ -23,6 +25,10 @@ pub(crate) use values::{CpuList, parse_cpu_list, parse_queue_size};
 
 /// The name under which the program is the block back-end without being told so.
 const BLK_NAME: &str = "kickless-blk";
+/// The variable that gives `--log-level` where the command line does not.
+const LOG_VARIABLE: &str = "KICKLESS_LOG";
+/// What is logged unless something else is said.
+const LOG_LEVEL: &str = "info";
 
 /// Virtual machine disks over vhost-user.
 #[derive(Debug, Parser)]
@@ -33,7 +39,7 @@ struct Cli {
     command: Command,
     /// Which log lines to print on standard error: error, warn, info, debug, trace or off; or, for single parts, a
     /// list such as info,kickless_vhost=debug
-    #[arg(long, global = true, value_name = "FILTER", env = "KICKLESS_LOG", default_value = "info")]
+    #[arg(long, global = true, value_name = "FILTER", env = LOG_VARIABLE, default_value = LOG_LEVEL)]
     log_level: String,
 }
 
@@ -59,7 +65,7 @@ pub(crate) enum Request {
     /// Do something.
     Run {
         /// Which log lines to print.
-        log_level: String,
+        log_level: LogLevel,
         /// What to do.
         work: Work,
     },
@@ -67,6 +73,30 @@ pub(crate) enum Request {
     PrintCapabilities,
     /// Print this text, which was asked for.
     Print(String),
+}
+
+/// Which log lines to print. Shown as it was written, with the option or the variable that says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogLevel {
+    /// A level, or a list of levels for single parts.
+    pub(crate) filter: String,
+    from_variable: bool,
+}
+
+impl LogLevel {
+    fn new(filter: String, source: Option<ValueSource>) -> Self {
+        let from_variable = source == Some(ValueSource::EnvVariable);
+        // An empty variable is how a unit file takes one back.
+        let unset = from_variable && filter.trim().is_empty();
+        Self { filter: if unset { LOG_LEVEL.into() } else { filter }, from_variable }
+    }
+}
+
+impl fmt::Display for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = if self.from_variable { LOG_VARIABLE } else { "--log-level" };
+        write!(f, "{name}={}", self.filter)
+    }
 }
 
 /// What there is to do.
@@ -98,8 +128,12 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
     }
     let part = ["bench", "serve"].into_iter().find(|part| arguments.get(1).is_some_and(|word| word == part));
     let part = part.unwrap_or("blk");
-    match Cli::try_parse_from(arguments) {
-        Ok(Cli { command, log_level }) => Ok(Request::Run { log_level, work: command.work()? }),
+    let matches = Cli::command().try_get_matches_from(arguments);
+    let source = matches.as_ref().ok().and_then(|matches| matches.value_source("log_level"));
+    match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(Cli { command, log_level }) => {
+            Ok(Request::Run { log_level: LogLevel::new(log_level, source), work: command.work()? })
+        }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             Ok(Request::Print(error.render().to_string()))
         }

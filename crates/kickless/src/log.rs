@@ -1,22 +1,23 @@
 //! The log: structured lines on standard error.
 
+mod filter;
+
 use std::io::{IsTerminal, stderr};
 
-use anyhow::{Context, Result};
-use tracing_subscriber::EnvFilter;
+use anyhow::{Result, anyhow};
 
-/// Starts logging what `filter` lets through, or `but`, which goes before it, where `filter` says nothing more exact.
+use crate::cli::LogLevel;
+
+/// Starts logging what `level` lets through, or `but`, which goes before it, where `level` says nothing more exact.
 ///
 /// # Errors
-/// `filter` is no filter.
-pub(crate) fn start(but: &str, filter: &str) -> Result<()> {
-    let filter = EnvFilter::builder().parse(format!("{but}{filter}")).with_context(|| {
-        format!("--log-level={filter} is neither a level such as info nor a list of them")
-    })?;
+/// `level` is no filter: one sentence that names the option or the variable.
+pub(crate) fn start(but: &str, level: &LogLevel) -> Result<()> {
+    let filter = filter::parse(but, &level.filter).map_err(|why| anyhow!("{level}: {why}"))?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(stderr)
         .with_ansi(stderr().is_terminal())
         .try_init()
-        .map_err(|error| anyhow::anyhow!("logging cannot be started: {error}"))
+        .map_err(|error| anyhow!("logging cannot be started: {error}"))
 }

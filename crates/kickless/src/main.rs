@@ -68,7 +68,7 @@ fn print(text: &str) -> Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output cannot be written to")
 }
 
-fn run(log_level: &str, work: &Work) -> Result<()> {
+fn run(log_level: &cli::LogLevel, work: &Work) -> Result<()> {
     // What the driver reports of a back-end is the benchmark's result: it is said once.
     let but = if matches!(work, Work::Bench(_)) { "kickless_driver=off," } else { "" };
     log::start(but, log_level)?;

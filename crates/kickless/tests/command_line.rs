@@ -145,6 +145,26 @@ fn a_wrong_command_line_is_status_2_and_one_sentence() {
 }
 
 #[test]
+fn log_levels_that_are_none() {
+    let scratch = Scratch::new();
+    let null = Path::new("null:1M");
+    let typo = refused(scratch.blk(null).arg("--log-level=ifno"));
+    assert!(typo.contains("--log-level=ifno: \"ifno\" is not a level"), "{typo}");
+    let variable = refused(scratch.blk(null).env("KICKLESS_LOG", "bogus"));
+    assert!(variable.contains("KICKLESS_LOG=bogus: \"bogus\" is not a level"), "{variable}");
+    let part = refused(scratch.blk(null).arg("--log-level=kickless_vhots=debug"));
+    assert!(part.contains("no part \"kickless_vhots\"") && part.contains("kickless_vhost,"), "{part}");
+    assert!(!scratch.socket().exists());
+
+    // An error is still said, and an empty variable is none.
+    let missing = scratch.dir.path().join("missing");
+    refused(scratch.blk(&missing).arg("--log-level=warning"));
+    let daemon = Daemon::start(scratch.blk(null).env("KICKLESS_LOG", ""));
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.end().0, Some(0));
+}
+
+#[test]
 fn disks_that_cannot_be_served() {
     let scratch = Scratch::new();
     let missing = refused(&mut scratch.blk(&scratch.dir.path().join("missing")));

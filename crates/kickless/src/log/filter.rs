@@ -1,0 +1,155 @@
+//! `--log-level`: a level, or a list of levels for single parts.
+//!
+//! `EnvFilter` takes each word that is not a level for the name of a module. A misspelt level would then silence
+//! everything else. So levels and modules are checked here first.
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+/// The parts of the program that write log lines, by the names of their crates.
+const PARTS: [&str; 9] = [
+    "kickless",
+    "kickless_blk",
+    "kickless_device",
+    "kickless_disk",
+    "kickless_driver",
+    "kickless_io",
+    "kickless_vhost",
+    "kickless_worker",
+    // The library behind `qcow2:`.
+    "imago",
+];
+
+/// Parses `text`. `but` is a list of directives of ours that hold where `text` says nothing more exact.
+///
+/// # Errors
+/// The end of a sentence that begins with the option and `text`.
+pub(super) fn parse(but: &str, text: &str) -> Result<EnvFilter, String> {
+    let mut directives = Vec::new();
+    for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+        directives.push(directive(word)?);
+    }
+    if directives.is_empty() {
+        return Err("it is empty: give a level, such as info, or leave it out".into());
+    }
+    let checked = directives.join(",");
+    EnvFilter::builder().parse(format!("{but}{checked}")).map_err(|error| error.to_string())
+}
+
+/// Checks one directive and writes it as `EnvFilter` reads it.
+fn directive(word: &str) -> Result<String, String> {
+    if let Some(level) = level(word) {
+        return Ok(level.to_string());
+    }
+    let after_span = word.rfind(']').unwrap_or(0);
+    let equals = word[after_span..].find('=').map(|at| after_span + at);
+    let (place, of) = equals.map_or((word, None), |at| (&word[..at], Some(&word[at + 1..])));
+    let module = place.split('[').next().unwrap_or_default();
+    let part = module.split("::").next().unwrap_or_default();
+    let only_span = part.is_empty() && !place.is_empty();
+    if !only_span && !PARTS.contains(&part) {
+        return Err(match of {
+            None => format!(
+                "{word:?} is not a level: write error, warn, info, debug, trace or off, \
+                 or PART=LEVEL, such as kickless_vhost=debug"
+            ),
+            Some(_) => format!("there is no part {part:?}: the parts are {}", PARTS.join(", ")),
+        });
+    }
+    match of {
+        None => Ok(place.into()),
+        Some(of) => {
+            let level = level(of).ok_or_else(|| {
+                format!("{of:?} is not a level: write error, warn, info, debug, trace or off")
+            })?;
+            Ok(format!("{place}={level}"))
+        }
+    }
+}
+
+fn level(word: &str) -> Option<LevelFilter> {
+    if word.eq_ignore_ascii_case("warning") {
+        return Some(LevelFilter::WARN);
+    }
+    // `LevelFilter` takes nothing at all for `error`.
+    if word.is_empty() { None } else { word.parse().ok() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn written(text: &str) -> String {
+        parse("", text).unwrap().to_string()
+    }
+
+    #[test]
+    fn levels() {
+        for (text, level) in [
+            ("warning", "warn"),
+            ("WARNING", "warn"),
+            ("Info", "info"),
+            ("off", "off"),
+            (" debug ", "debug"),
+            ("3", "info"),
+        ] {
+            assert_eq!(written(text), level, "{text}");
+        }
+    }
+
+    #[test]
+    fn parts() {
+        assert_eq!(written("kickless_vhost=debug"), "kickless_vhost=debug");
+        assert_eq!(written("kickless_blk::queue=warning"), "kickless_blk::queue=warn");
+        for text in [
+            "info,kickless_vhost=debug",
+            "warning, imago=trace",
+            "kickless_io",
+            "[device{name=web}]=debug",
+            "kickless_blk[device{name=web}]=debug,info",
+        ] {
+            assert!(parse("", text).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn neither() {
+        for text in ["ifno", "bogus", "info,wran", "kickles", "0x3", "=", "=info"] {
+            let refused = parse("", text).unwrap_err();
+            assert!(refused.contains("error, warn, info") || refused.contains("the parts are"), "{refused}");
+        }
+        let refused = parse("", "info,kickless_vhots=debug").unwrap_err();
+        assert!(refused.contains("\"kickless_vhots\"") && refused.contains("kickless_vhost,"), "{refused}");
+        for text in ["kickless=loud", "kickless_blk=", "kickless_blk=debug=info"] {
+            assert!(parse("", text).unwrap_err().contains("is not a level"), "{text}");
+        }
+        for text in ["", " ", ",,"] {
+            assert!(parse("", text).unwrap_err().contains("empty"), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn each_part_that_logs_is_known() {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for each in fs::read_dir(crates).unwrap() {
+            let manifest = fs::read_to_string(each.unwrap().path().join("Cargo.toml")).unwrap();
+            let name = manifest.lines().find_map(|line| line.strip_prefix("name = ")).unwrap();
+            let name = name.trim_matches('"').replace('-', "_");
+            let logs = manifest.lines().any(|line| line.starts_with("tracing."));
+            assert!(!logs || PARTS.contains(&name.as_str()), "{name} is missing");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(text in "\\PC{0,40}", likely in "[a-z_,=:\\[\\]{} ]{0,40}") {
+            let _ = parse("", &text);
+            let _ = parse("", &likely);
+        }
+    }
+}
