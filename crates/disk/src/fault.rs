@@ -317,7 +317,11 @@ impl Outlet for Past<'_, '_> {
         };
         let kind_of = match kind {
             OpKind::Read => Kind::Read,
-            OpKind::Write { .. } => Kind::Write,
+            // Zeroes are written where the host has no call for them.
+            OpKind::Write { .. } => match self.held.kind {
+                Some(Kind::Zeroes) => Kind::Zeroes,
+                _ => Kind::Write,
+            },
             OpKind::Flush => Kind::Flush,
             OpKind::Range { .. } => self.held.kind.unwrap_or(Kind::Discard),
         };

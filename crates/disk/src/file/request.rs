@@ -187,6 +187,8 @@ impl FileDisk {
                 return self.drive(lane, io);
             }
             Err(Errno::AGAIN | Errno::INTR) => return io.finish(Err(IoError::Stuck)),
+            // The kernel was given the guest's pages, and found that one is missing.
+            Err(Errno::FAULT) if io.phase == Phase::Direct => return io.finish(Err(IoError::Damaged)),
             Err(errno) => return io.finish(Err(IoError::Os(errno))),
         };
         io.retries = 0;
