@@ -1,6 +1,7 @@
 //! A raw image or a block device.
 
 mod extents;
+mod magic;
 mod open;
 mod request;
 mod size;

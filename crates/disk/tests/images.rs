@@ -3,19 +3,17 @@
 
 mod common;
 
-use common::{Random, Worker, device, guest, image, options};
+use common::{Random, Worker, device, guest, image, logged, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::any::Any;
 use std::fs::{self, OpenOptions};
-use std::io;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
 
 const CACHES: [Cache; 2] = [Cache::None, Cache::Writeback];
 const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads];
@@ -58,26 +56,6 @@ fn each_kind(len: u64, read_only: bool) -> Vec<(String, Disk, Box<dyn Any>)> {
         }
     }
     disks
-}
-
-/// Every line that is logged while `f` runs.
-fn logged<T>(f: impl FnOnce() -> T) -> (T, String) {
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    let result = tracing::subscriber::with_default(log, f);
-    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-    (result, text)
 }
 
 #[test]
@@ -127,6 +105,33 @@ fn sizes_that_no_disk_has() {
     // More than any address space.
     let huge = Disk::open(&DiskSpec::Memory(1 << 62), &options(Cache::None, false)).unwrap_err();
     assert!(matches!(huge, Error::Memory { .. }), "{huge}");
+}
+
+/// An image of another format is served as it is, and the log says so once.
+#[test]
+fn an_image_of_another_format_is_raw_with_a_warning() {
+    let warnings = |contents: &[u8]| {
+        let image = image(contents);
+        let mut lines = Vec::new();
+        for cache in CACHES {
+            let (disk, log) = logged(|| open(image.path(), cache, false).unwrap());
+            let (result, bytes) = Worker::new(&disk, EngineKind::Auto, 4).read(0, contents.len());
+            assert!(result == Ok(()) && bytes == contents, "{log}");
+            lines.extend(log.lines().filter(|line| line.contains("WARN")).map(str::to_owned));
+        }
+        lines
+    };
+    let mut contents = Random(1).bytes(16 << 10);
+    assert!(warnings(&contents).is_empty());
+    contents[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+    let lines = warnings(&contents);
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("qcow2:PATH")), "{lines:?}");
+    contents[..8].copy_from_slice(b"LUKS\xba\xbe\0\x02");
+    assert!(warnings(&contents).is_empty());
+    contents[15 << 10..].fill(0);
+    contents[(16 << 10) - 512..][..8].copy_from_slice(b"conectix");
+    let lines = warnings(&contents);
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("VHD")), "{lines:?}");
 }
 
 /// The end of an image that is no whole sector stays as it is, and the log says so.

@@ -5,7 +5,7 @@
 mod common;
 
 use common::qcow2::Image;
-use common::{Random, device, on_extent, options, worker};
+use common::{Random, device, logged, on_extent, options, worker};
 use kickless_disk::lock::ImageLock;
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request};
 use kickless_io::Errno;
@@ -30,6 +30,19 @@ fn refused(path: &Path) -> String {
     let said = open(&DiskSpec::Qcow2(path.to_owned()), Cache::None).unwrap_err().to_string();
     assert!(said.contains(path.to_str().unwrap()), "{said}");
     said
+}
+
+/// A daemon that is killed while it writes can leave an image with errors.
+#[test]
+fn an_image_that_is_written_to_warns() {
+    let image = Image::of(&[1; 65536], &[]);
+    for read_only in [false, true] {
+        let open = || Disk::open(&image.spec(), &options(Cache::None, read_only)).unwrap();
+        let (_disk, log) = logged(open);
+        let warnings: Vec<_> = log.lines().filter(|line| line.contains("WARN")).collect();
+        assert_eq!(warnings.len(), usize::from(!read_only), "{log}");
+        assert!(warnings.iter().all(|line| line.contains("qemu-img check")), "{log}");
+    }
 }
 
 #[test]

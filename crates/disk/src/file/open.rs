@@ -57,6 +57,7 @@ impl FileDisk {
                 "the length of the image is no multiple of 512; the guest cannot reach the last part of a sector"
             );
         }
+        Self::warn_of_format(path, &file, size);
         let direct = if direct { Some(demands(path, &file, &meta, size)?) } else { None };
         let block = direct.as_ref().map(|direct| direct.block);
         let plain = Limits::plain(options.read_only);

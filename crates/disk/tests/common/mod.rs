@@ -23,7 +23,7 @@ use rustix::io::retry_on_intr;
 use std::io::Write;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tempfile::NamedTempFile;
 
 /// Nothing takes so long, on any machine: what sleeps longer sleeps for ever.
@@ -67,6 +67,26 @@ pub fn guest(len: u64) -> Arc<View> {
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, len).unwrap();
     Arc::new(View::new(Map::new(vec![Slot::map(file, 0, Gpa(0), UserAddr(0), len).unwrap()]).unwrap()))
+}
+
+/// Runs `f`; returns its result and all that this thread logs meanwhile.
+pub fn logged<T>(f: impl FnOnce() -> T) -> (T, String) {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let result = tracing::subscriber::with_default(log, f);
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    (result, text)
 }
 
 /// A loop device with blocks of 4096 bytes, until it is dropped.
