@@ -92,7 +92,7 @@ fn run(options: &Options, len: usize, mut ops: &[u8]) {
                     Ok(true) => {
                         assert!(broken.is_none());
                         assert_eq!(queue.again(), again.saturating_sub(1));
-                        taken.push(chain.head);
+                        taken.push(chain.id);
                         assert!(taken.len() <= usize::from(options.size()));
                     }
                     Ok(false) => assert_eq!(again, 0),
@@ -100,8 +100,8 @@ fn run(options: &Options, len: usize, mut ops: &[u8]) {
                 }
             }
             6..9 if !taken.is_empty() => {
-                let head = taken.remove(usize::from(detail) % taken.len());
-                queue.push(head, u32::from(detail));
+                let id = taken.remove(usize::from(detail) % taken.len());
+                queue.push(id, u32::from(detail));
             }
             9 => drop(queue.publish()),
             10 => queue.show(),

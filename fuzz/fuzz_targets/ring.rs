@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock};
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
 use kickless_virtqueue::packed::Place;
-use kickless_virtqueue::{Chain, INDIRECT_CHAIN_MAX};
+use kickless_virtqueue::{Chain, ChainId, INDIRECT_CHAIN_MAX};
 use libfuzzer_sys::fuzz_target;
 
 /// Two slots with a seam between them; the descriptor table of 256 entries is the first page, then come the
@@ -133,7 +133,7 @@ struct Device {
     layout: Layout,
     chain: Chain,
     /// Chains that the queue counts, oldest first, and whether the device is done with them.
-    taken: VecDeque<(u16, bool)>,
+    taken: VecDeque<(ChainId, bool)>,
 }
 
 impl Device {
@@ -180,7 +180,7 @@ impl Device {
         match queue.pop(self.layout.view(), chain) {
             Ok(true) => {
                 assert!(broken.is_none() && queue.is_mapped());
-                assert!(self.options.is_packed() || chain.head < queue.size());
+                assert!(self.options.is_packed() || chain.id.head < queue.size());
                 let buffers = chain.readable().len() + chain.writable().len();
                 assert!(buffers <= usize::from(queue.size().max(INDIRECT_CHAIN_MAX)));
                 assert!(chain.readable().iter().chain(chain.writable()).all(|b| b.len != 0));
@@ -193,14 +193,14 @@ impl Device {
                 if self.options.is_packed() {
                     assert!(Place::from_bits(queue.next_avail()).index < queue.size());
                     assert!(
-                        self.taken.iter().all(|(id, done)| *done || *id != chain.head),
+                        self.taken.iter().all(|(id, done)| *done || id.head != chain.id.head),
                         "in flight twice"
                     );
                 } else {
                     // The heads are as the driver says, twice the same among them.
                     assert_eq!(queue.next_avail(), next.wrapping_add(1));
                 }
-                self.taken.push_back((chain.head, false));
+                self.taken.push_back((chain.id, false));
             }
             Ok(false) => assert!(broken.is_none() && queue.next_avail() == next),
             Err(error) => {
@@ -227,16 +227,13 @@ impl Device {
     }
 
     fn push(&mut self, detail: u8) {
-        let count = self.taken.iter().filter(|(_, done)| !done).count();
-        let Some(nth) = usize::from(detail).checked_rem(count) else { return };
-        let Some((head, _)) = self.taken.iter().filter(|(_, done)| !done).nth(nth).copied() else { return };
-        self.queue.push(head, u32::from(detail));
-        // Of two with the same head, the older one.
-        if let Some(at) = self.taken.iter().position(|taken| *taken == (head, false)) {
-            self.taken[at].1 = true;
-            if !self.options.in_order() {
-                self.taken.remove(at);
-            }
+        let open: Vec<usize> = (0..self.taken.len()).filter(|at| !self.taken[*at].1).collect();
+        let Some(nth) = usize::from(detail).checked_rem(open.len()) else { return };
+        let at = open[nth];
+        self.queue.push(self.taken[at].0, u32::from(detail));
+        self.taken[at].1 = true;
+        if !self.options.in_order() {
+            self.taken.remove(at);
         }
         while self.taken.front().is_some_and(|(_, done)| *done) {
             self.taken.pop_front();

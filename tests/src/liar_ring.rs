@@ -12,7 +12,7 @@ use kickless_spec::ring::{
 };
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
 use kickless_virtqueue::packed::Place;
-use kickless_virtqueue::{Buffer, Chain};
+use kickless_virtqueue::{Buffer, Chain, ChainId};
 use zerocopy::FromBytes;
 
 use crate::liar::Shared;
@@ -36,7 +36,7 @@ pub(crate) struct Ring {
     /// A packed ring: where the next used descriptor goes.
     place: Place,
     /// A request that was not answered truly when it came: id, length, descriptors.
-    owed: Option<(u16, u32, u16)>,
+    owed: Option<(ChainId, u32, u16)>,
     /// A lie was told, which the truth about other requests would write over. Kicks are left where they are.
     pub(crate) rests: bool,
     pub(crate) events: Events,
@@ -44,7 +44,7 @@ pub(crate) struct Ring {
 
 /// A chain and what came of it.
 struct Served {
-    head: u16,
+    id: ChainId,
     /// Bytes written.
     len: u32,
     /// Bytes that could have been written.
@@ -133,7 +133,7 @@ impl Ring {
         }
         let buffers = chain.readable().len() + chain.writable().len();
         let served = Served {
-            head: chain.head,
+            id: chain.id,
             len: data_len + 1,
             room: u32::try_from(chain.writable_len())?,
             descriptors: if self.is_indirect() { 1 } else { u16::try_from(buffers)? },
@@ -141,10 +141,10 @@ impl Ring {
         match lie {
             Some(lie) => self.lie(lie, &served, shared),
             None => {
-                if let Some((head, len, descriptors)) = self.owed.take() {
-                    self.push(head, len, descriptors);
+                if let Some((id, len, descriptors)) = self.owed.take() {
+                    self.push(id, len, descriptors);
                 }
-                self.push(served.head, served.len, served.descriptors);
+                self.push(served.id, served.len, served.descriptors);
                 Ok(())
             }
         }
@@ -157,8 +157,8 @@ impl Ring {
         self.options.is_packed() && self.desc.load_u16(at, Ordering::Relaxed) & DESC_F_INDIRECT != 0
     }
 
-    fn push(&mut self, head: u16, len: u32, descriptors: u16) {
-        self.queue.push(head, len);
+    fn push(&mut self, id: ChainId, len: u32, descriptors: u16) {
+        self.queue.push(id, len);
         self.place = self.place.after(descriptors, self.options.size());
     }
 
@@ -167,28 +167,28 @@ impl Ring {
         self.rests = !matches!(lie, RingLie::NoStatus | RingLie::Status(_) | RingLie::WrongWrap);
         match lie {
             RingLie::IdOutOfRange => self.say(size.into(), of.len),
-            RingLie::IdNotInFlight => self.say(u32::from((of.head + 1) % size), of.len),
-            RingLie::TooLong => self.say(of.head.into(), of.room + 1),
+            RingLie::IdNotInFlight => self.say(u32::from((of.id.head + 1) % size), of.len),
+            RingLie::TooLong => self.say(of.id.head.into(), of.room + 1),
             RingLie::Twice => {
-                self.push(of.head, of.len, of.descriptors);
+                self.push(of.id, of.len, of.descriptors);
                 let _ = self.queue.publish();
-                self.say(of.head.into(), of.len);
+                self.say(of.id.head.into(), of.len);
             }
             RingLie::IndexJump => self.move_index(size + 1),
             RingLie::IndexBack => self.move_index(u16::MAX),
             RingLie::WrongWrap => {
-                self.owed = Some((of.head, of.len, of.descriptors));
+                self.owed = Some((of.id, of.len, of.descriptors));
                 self.place.wrap = !self.place.wrap;
-                self.say(of.head.into(), of.len);
+                self.say(of.id.head.into(), of.len);
                 self.place.wrap = !self.place.wrap;
             }
-            RingLie::NoStatus | RingLie::Status(_) => self.push(of.head, of.len, of.descriptors),
+            RingLie::NoStatus | RingLie::Status(_) => self.push(of.id, of.len, of.descriptors),
             RingLie::OutOfOrder => {
                 // The one after it.
                 let mut chain = Chain::default();
                 if self.queue.pop(&self.view, &mut chain)? {
                     shared.requests.fetch_add(1, Ordering::Release);
-                    self.say(chain.head.into(), 1);
+                    self.say(chain.id.head.into(), 1);
                 }
             }
             RingLie::RingError => {

@@ -8,7 +8,7 @@ use kickless_disk::{self as disk, Lane, Step};
 use kickless_io::{Completion, Engine, FileId};
 use kickless_memory::{Iov, Marks, View};
 use kickless_spec::blk::{self, BlkFeatures};
-use kickless_virtqueue::Chain;
+use kickless_virtqueue::{Chain, ChainId};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Queue {
 
     /// Understands the popped chain and starts it in the free slot. What it costs.
     fn begin(&mut self, context: &mut Context<'_>, slot: u32) -> u32 {
-        let head = self.chain.head;
+        let id = self.chain.id;
         let Self { features, read_only, .. } = *self;
         let bounds = Bounds { size: self.shared.disk.size(), read_only, features };
         match parse(&self.chain, self.vring.view(), bounds) {
@@ -70,29 +70,29 @@ impl Queue {
                 1 + u32::try_from(blocks).unwrap_or(u32::MAX - 1)
             }
             Err(reject) => {
-                self.reject(head, reject);
+                self.reject(id, reject);
                 1
             }
         }
     }
 
     fn start(&mut self, context: &mut Context<'_>, slot: u32, request: Request) {
-        let head = self.chain.head;
+        let id = self.chain.id;
         let wanted = match request.kind {
             Kind::Read { offset } => disk::Request::Read { offset },
             Kind::Write { offset } => disk::Request::Write { offset, durable: self.durable() },
             Kind::Flush => disk::Request::Flush,
             Kind::Extents(purpose) => match self.take_extents(slot, &request, purpose) {
                 Ok(wanted) => wanted,
-                Err(reject) => return self.reject(head, reject),
+                Err(reject) => return self.reject(id, reject),
             },
             Kind::GetId => {
-                let id = self.shared.id;
-                return self.answer(head, request, &id);
+                let serial = self.shared.id;
+                return self.answer(id, request, &serial);
             }
             Kind::GetLifetime => {
                 let lifetime = lifetime(self.shared.disk.limits());
-                return self.answer(head, request, lifetime.as_bytes());
+                return self.answer(id, request, lifetime.as_bytes());
             }
         };
         let entry = self.slots.get(slot);
@@ -100,9 +100,9 @@ impl Queue {
             && let Err(why) = translate(entry.io.buffers_mut(), &self.chain, self.vring.memory(), &request)
         {
             let reject = Reject { status: Some(request.status), code: blk::S_IOERR, why };
-            return self.reject(head, reject);
+            return self.reject(id, reject);
         }
-        entry.fill(self.vring.view(), head, request.status, request.kind, request.data_len);
+        entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
         self.slots.take();
         // While its data is on the way into the cache, the one before is done.
         let now = match self.shared.disk.prepare(wanted) {
@@ -182,7 +182,7 @@ impl Queue {
     /// Answers the request in a slot and frees it.
     fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
         let entry = self.slots.get(slot);
-        let (head, status, read_len) = (entry.head, entry.status, entry.read_len);
+        let (id, status, read_len) = (entry.id, entry.status, entry.read_len);
         let code = match result {
             Ok(()) => blk::S_OK,
             Err(disk::IoError::Unsupported) => blk::S_UNSUPP,
@@ -193,31 +193,31 @@ impl Queue {
         entry.unpin_unless((view, marks));
         self.slots.release(slot);
         match result {
-            Ok(()) => self.vring.push(head, read_len.saturating_add(written.into())),
+            Ok(()) => self.vring.push(id, read_len.saturating_add(written.into())),
             Err(error) => {
-                debug!(queue = self.vring.index(), head, %error, "request failed");
-                self.push_failed(head, written, read_len);
+                debug!(queue = self.vring.index(), head = id.head, %error, "request failed");
+                self.push_failed(id, written, read_len);
             }
         }
     }
 
-    fn reject(&mut self, head: u16, reject: Reject) {
-        debug!(queue = self.vring.index(), head, why = reject.why, "request rejected");
+    fn reject(&mut self, id: ChainId, reject: Reject) {
+        debug!(queue = self.vring.index(), head = id.head, why = reject.why, "request rejected");
         let data_len = self.chain.writable_len().saturating_sub(1);
         let (view, marks) = self.vring.memory();
         let written = reject.status.is_some_and(|at| view.write_obj(at, &reject.code, marks).is_ok());
-        self.push_failed(head, written, data_len as u32);
+        self.push_failed(id, written, data_len as u32);
     }
 
     /// Pushes a failed request. Only a status byte that is the first writable byte counts as written: the length that is
     /// pushed covers a prefix (virtio 1.3, section 2.7.8.2), and nothing says what came of the data before it.
-    fn push_failed(&mut self, head: u16, status_written: bool, data_len: u32) {
+    fn push_failed(&mut self, id: ChainId, status_written: bool, data_len: u32) {
         self.vring.counters().errors.add(1);
-        self.vring.push(head, u32::from(status_written && data_len == 0));
+        self.vring.push(id, u32::from(status_written && data_len == 0));
     }
 
     /// Answers at once, with as much of these bytes as there is room for.
-    fn answer(&mut self, head: u16, request: Request, bytes: &[u8]) {
+    fn answer(&mut self, id: ChainId, request: Request, bytes: &[u8]) {
         let (view, marks) = self.vring.memory();
         let mut done = 0;
         let written = request::data(self.chain.writable(), 0, request.data_len.min(bytes.len() as u64))
@@ -228,12 +228,12 @@ impl Queue {
             });
         if written.is_err() {
             let why = "data buffer is not in guest memory";
-            return self.reject(head, Reject { status: Some(request.status), code: blk::S_IOERR, why });
+            return self.reject(id, Reject { status: Some(request.status), code: blk::S_IOERR, why });
         }
         // A longer buffer stays as it was past the bytes, so what is pushed ends there.
         let to_status = request.data_len == done as u64;
         let written = view.write_obj(request.status, &blk::S_OK, marks).is_ok();
-        self.vring.push(head, done as u32 + u32::from(to_status && written));
+        self.vring.push(id, done as u32 + u32::from(to_status && written));
     }
 
     /// Goes on with requests that had to wait, as far as the engine has room.

@@ -3,13 +3,14 @@
 use crate::request::Kind;
 use kickless_disk::Io;
 use kickless_memory::{Gpa, Marks, View};
+use kickless_virtqueue::ChainId;
 use std::sync::Arc;
 
 /// One request in flight.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// Head of its chain.
-    pub(crate) head: u16,
+    /// Its chain.
+    pub(crate) id: ChainId,
     /// Where its status byte goes.
     pub(crate) status: Gpa,
     /// The memory that `status` is in. Memory may have changed when the request is done, and the driver has to hear of
@@ -23,12 +24,12 @@ pub(crate) struct Slot {
 
 impl Slot {
     fn new() -> Self {
-        Self { head: 0, status: Gpa(0), view: None, read_len: 0, io: Io::default() }
+        Self { id: ChainId::default(), status: Gpa(0), view: None, read_len: 0, io: Io::default() }
     }
 
     /// Takes in a request.
-    pub(crate) fn fill(&mut self, view: &Arc<View>, head: u16, status: Gpa, kind: Kind, data_len: u64) {
-        self.head = head;
+    pub(crate) fn fill(&mut self, view: &Arc<View>, id: ChainId, status: Gpa, kind: Kind, data_len: u64) {
+        self.id = id;
         self.status = status;
         if !self.view.as_ref().is_some_and(|old| Arc::ptr_eq(old, view)) {
             self.view = Some(view.clone());

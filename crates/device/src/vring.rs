@@ -5,7 +5,7 @@ use crate::{Areas, Call, Counters, Iommu, IovaAddresses, Kick, Stopped, Update};
 use kickless_memory::fault;
 use kickless_memory::{IovaRange, Lack, Marks, Records, Unmapped, View};
 use kickless_virtqueue::device::{Held, Metadata, Options, Popped, Queue};
-use kickless_virtqueue::{Chain, RingError};
+use kickless_virtqueue::{Chain, ChainId, RingError};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -224,7 +224,7 @@ impl Vring {
         let Some(translation) = &mut self.translation else { return false };
         match self.queue.pop_translated(&self.view, &mut translation.tlb, chain) {
             Ok(Popped::Chain) => {
-                translation.took(chain.head);
+                translation.took(chain.id.head);
                 true
             }
             Ok(Popped::Missing) => {
@@ -242,15 +242,15 @@ impl Vring {
         self.translation.as_ref().is_some_and(|translation| translation.standing)
     }
 
-    /// Completes the chain with this head; the device wrote `len` bytes of its writable buffers, counted from the
+    /// Completes this chain; the device wrote `len` bytes of its writable buffers, counted from the
     /// first. The driver can count on seeing it after [`Vring::publish`]; in a long batch, it may see it before.
     #[inline]
-    pub fn push(&mut self, head: u16, len: u32) {
+    pub fn push(&mut self, id: ChainId, len: u32) {
         // Into a broken ring too: what was popped before it broke is still owed.
         if let Some(translation) = &mut self.translation {
-            translation.gave_back(head);
+            translation.gave_back(id.head);
         }
-        self.queue.push(head, len);
+        self.queue.push(id, len);
         self.pushed = true;
         self.unseen += 1;
         if self.unseen == self.unseen_max {

@@ -4,8 +4,9 @@
 use kickless_device::{Areas, Counters, Iommu, IovaAddresses, Misses, Parts, Stopped, Update, Vring, Waker};
 use kickless_memory::{Access, Gpa, Iotlb, Iova, IovaRange, Map, Miss, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
-use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::Options;
+use kickless_virtqueue::{Chain, ChainId};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
@@ -29,6 +30,8 @@ struct Setup {
     misses: Arc<Misses>,
     view: Arc<View>,
     avail: u16,
+    /// Popped by [`Setup::pop`], by head.
+    ids: HashMap<u16, ChainId>,
 }
 
 fn view(len: u64) -> Arc<View> {
@@ -66,7 +69,7 @@ impl Setup {
             counters: Arc::new(Counters::default()),
         })
         .unwrap();
-        Self { vring, iotlb, misses, view, avail: 0 }
+        Self { vring, iotlb, misses, view, avail: 0, ids: HashMap::new() }
     }
 
     /// With its ring in place.
@@ -118,7 +121,18 @@ impl Setup {
     }
 
     fn pop(&mut self) -> bool {
-        self.vring.pop(&mut Chain::default())
+        let mut chain = Chain::default();
+        let popped = self.vring.pop(&mut chain);
+        if popped {
+            self.ids.insert(chain.id.head, chain.id);
+        }
+        popped
+    }
+
+    /// Completes the chain with this head.
+    fn push(&mut self, head: u16, len: u32) {
+        let id = self.ids.remove(&head).unwrap();
+        self.vring.push(id, len);
     }
 
     /// Offers a chain of a readable and a writable buffer.
@@ -169,7 +183,7 @@ fn a_ring_asks_for_its_areas_and_is_there_when_they_are() {
     assert!(setup.vring.pop(&mut chain));
     assert_eq!((chain.readable()[0].addr, chain.writable()[0].addr), (Gpa(BUFFERS), Gpa(BUFFERS + PAGE)));
     assert!(!setup.pop() && setup.sent().is_empty(), "empty, and nothing missing");
-    setup.vring.push(chain.head, 1);
+    setup.vring.push(chain.id, 1);
     setup.vring.publish();
     assert_eq!(setup.used_idx(), 1);
 }
@@ -226,9 +240,9 @@ fn an_invalidation_waits_for_what_is_in_flight_and_for_nothing_else() {
     assert_eq!(setup.sent().len(), 2);
     setup.tell(BUFFERS, 2, Access::BOTH);
     assert!(setup.pop());
-    setup.vring.push(2, 1);
+    setup.push(2, 1);
     assert!(!is_over(&first) && !is_over(&both));
-    setup.vring.push(0, 1);
+    setup.push(0, 1);
     assert!(is_over(&first) && is_over(&both));
     assert!(!is_over(&setup.invalidate(BUFFERS, PAGE)), "the third");
 }
@@ -241,7 +255,7 @@ fn a_ring_whose_translation_goes_rests_and_comes_back() {
     assert!(setup.pop());
     assert!(is_over(&setup.invalidate(USED, PAGE)), "a ring holds up nothing");
     // What completes meanwhile is held.
-    setup.vring.push(0, 1);
+    setup.push(0, 1);
     setup.vring.publish();
     assert_eq!(setup.used_idx(), 0);
     assert!(!setup.pop());
@@ -270,7 +284,7 @@ fn a_ring_in_pieces_works_like_any_other() {
     setup.tell(BUFFERS, 2, Access::BOTH);
     setup.offer(2, (BUFFERS, 16), (BUFFERS + PAGE, 100));
     assert!(setup.pop());
-    setup.vring.push(2, 77);
+    setup.push(2, 77);
     setup.vring.publish();
     let map = setup.view.map();
     // The index, then the element: its head before the seam, its length behind it.
@@ -320,7 +334,7 @@ fn a_ring_that_stops_while_it_stands_goes_on_at_that_head() {
     setup.offer(0, (BUFFERS, 16), (BUFFERS, 1));
     setup.offer(2, (BUFFERS, 16), (BUFFERS + PAGE, 1));
     assert!(setup.pop() && !setup.pop());
-    setup.vring.push(0, 1);
+    setup.push(0, 1);
     setup.vring.publish();
     assert_eq!(setup.vring.stop(), Stopped { next_avail: 1, held: Vec::new() });
     setup.misses.forget(3);
@@ -334,7 +348,7 @@ fn another_view_leaves_translations_as_they_are() {
     setup.tell(BUFFERS, 2, Access::BOTH);
     setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 1));
     assert!(setup.pop());
-    setup.vring.push(0, 0);
+    setup.push(0, 0);
     // The ring and all are in other memory now; the front-end's addresses stay.
     let other = view(LEN);
     let mut page = [0; PAGE as usize];

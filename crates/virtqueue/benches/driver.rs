@@ -13,7 +13,7 @@ mod model;
 
 use kickless_memory::{Area, UserAddr, View};
 use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Submitter, Table};
-use kickless_virtqueue::{Chain, device};
+use kickless_virtqueue::{Chain, ChainId, device};
 use model::{ADDRESSES, AVAIL, DESC, SEAM, TABLES, USED, USER, memory};
 use std::hint::black_box;
 use std::process::Command;
@@ -109,23 +109,23 @@ struct Device {
     queue: device::Queue,
     view: Arc<View>,
     chain: Chain,
-    heads: Vec<u16>,
+    ids: Vec<ChainId>,
 }
 
 impl Device {
     /// Pops and pushes up to so many requests, and shows them. How many.
     #[inline(never)]
     fn round(&mut self, count: usize) -> usize {
-        self.heads.clear();
-        while self.heads.len() < count && self.queue.pop(&self.view, &mut self.chain).unwrap() {
+        self.ids.clear();
+        while self.ids.len() < count && self.queue.pop(&self.view, &mut self.chain).unwrap() {
             black_box((self.chain.readable(), self.chain.writable()));
-            self.heads.push(self.chain.head);
+            self.ids.push(self.chain.id);
         }
-        for &head in &self.heads {
-            self.queue.push(head, 4097);
+        for &id in &self.ids {
+            self.queue.push(id, 4097);
         }
         black_box(self.queue.publish());
-        self.heads.len()
+        self.ids.len()
     }
 }
 
@@ -144,7 +144,7 @@ fn pair(shape: Shape) -> (Driver, Device) {
     queue.disarm();
     let tables = area(TABLES, SEAM - TABLES);
     let driver = Driver { submitter, completer, tables, indirect: shape.indirect };
-    (driver, Device { queue, view, chain: Chain::default(), heads: Vec::with_capacity(BATCH_MAX) })
+    (driver, Device { queue, view, chain: Chain::default(), ids: Vec::with_capacity(BATCH_MAX) })
 }
 
 /// Runs about so many requests through both ends; nanoseconds for one.

@@ -9,9 +9,9 @@ mod model;
 use kickless_memory::{Area, Gpa, Inflight, UserAddr, View};
 use kickless_spec::ring::{DESC_F_NEXT, PackedDesc};
 use kickless_spec::vhost_user::{inflight_entry_len, inflight_head_len};
-use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Metadata, Options, Queue};
 use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::{Chain, ChainId};
 use model::{ADDRESSES, Buf, Driver, USER};
 use std::hint::black_box;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ struct Bench {
     driver: Offers,
     view: Arc<View>,
     chain: Chain,
-    heads: Vec<u16>,
+    ids: Vec<ChainId>,
     _buffer: Option<Inflight>,
 }
 
@@ -92,7 +92,7 @@ impl Bench {
         queue.remap(Metadata::map(&view, &ADDRESSES, &options).unwrap());
         queue.disarm();
         let mut bench =
-            Self { queue, driver, view, chain: Chain::default(), heads: Vec::new(), _buffer: buffer };
+            Self { queue, driver, view, chain: Chain::default(), ids: Vec::new(), _buffer: buffer };
         if !packed {
             bench.serve();
         }
@@ -122,19 +122,19 @@ impl Bench {
         let start = Instant::now();
         self.serve();
         let spent = start.elapsed();
-        assert_eq!(self.heads.len(), usize::from(BATCH));
+        assert_eq!(self.ids.len(), usize::from(BATCH));
         spent
     }
 
     #[inline(never)]
     fn serve(&mut self) {
-        self.heads.clear();
+        self.ids.clear();
         while self.queue.pop(&self.view, &mut self.chain).unwrap() {
             black_box((self.chain.readable(), self.chain.writable()));
-            self.heads.push(self.chain.head);
+            self.ids.push(self.chain.id);
         }
-        for &head in &self.heads {
-            self.queue.push(head, 4097);
+        for &id in &self.ids {
+            self.queue.push(id, 4097);
         }
         black_box(self.queue.publish());
     }

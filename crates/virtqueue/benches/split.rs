@@ -5,8 +5,8 @@
 #[path = "../tests/model/mod.rs"]
 mod model;
 
-use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Options, Queue};
+use kickless_virtqueue::{Chain, ChainId};
 use model::{Buf, Driver};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -23,14 +23,14 @@ fn bufs() -> [Buf; 3] {
 
 /// Pops a batch, then pushes and publishes it.
 #[inline(never)]
-fn round(queue: &mut Queue, driver: &Driver, chain: &mut Chain, heads: &mut Vec<u16>) {
-    heads.clear();
+fn round(queue: &mut Queue, driver: &Driver, chain: &mut Chain, ids: &mut Vec<ChainId>) {
+    ids.clear();
     while queue.pop(&driver.view, chain).unwrap() {
         black_box((chain.readable(), chain.writable()));
-        heads.push(chain.head);
+        ids.push(chain.id);
     }
-    for &head in heads.iter() {
-        queue.push(head, 4097);
+    for &id in ids.iter() {
+        queue.push(id, 4097);
     }
     black_box(queue.publish());
 }
@@ -41,12 +41,12 @@ fn run(indirect: bool, event_idx: bool, rounds: u32, runs: u32) -> f64 {
     let mut driver = Driver::new(options, 0);
     let mut queue = driver.device();
     queue.disarm();
-    let (mut chain, mut heads) = (Chain::default(), Vec::new());
+    let (mut chain, mut ids) = (Chain::default(), Vec::new());
     // The chains are laid out once and offered again and again: the ring is what is measured, not the driver.
     let direct = if indirect { 0 } else { 3 };
     let offered: Vec<u16> = (0..BATCH).map(|_| driver.add(&bufs(), direct).unwrap()).collect();
     driver.publish();
-    round(&mut queue, &driver, &mut chain, &mut heads);
+    round(&mut queue, &driver, &mut chain, &mut ids);
     let mut best = f64::MAX;
     for _ in 0..runs {
         let mut spent = Duration::ZERO;
@@ -56,9 +56,9 @@ fn run(indirect: bool, event_idx: bool, rounds: u32, runs: u32) -> f64 {
             }
             driver.publish();
             let start = Instant::now();
-            round(&mut queue, &driver, &mut chain, &mut heads);
+            round(&mut queue, &driver, &mut chain, &mut ids);
             spent += start.elapsed();
-            assert_eq!(heads.len(), usize::from(BATCH));
+            assert_eq!(ids.len(), usize::from(BATCH));
         }
         best = best.min(spent.as_nanos() as f64 / f64::from(rounds) / f64::from(BATCH));
     }

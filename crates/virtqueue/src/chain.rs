@@ -32,13 +32,24 @@ pub struct Buffer {
     pub len: u32,
 }
 
+/// Names a chain in flight: what completes it ([`Queue::push`](crate::device::Queue::push)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+// Aligned, so that it moves as one word.
+#[repr(align(4))]
+pub struct ChainId {
+    /// The index of the first descriptor; in a packed ring, the buffer id.
+    pub head: u16,
+    /// With IN_ORDER, the chain's place among those that were popped; otherwise it means nothing.
+    pub(crate) position: u16,
+}
+
 /// One popped chain. Made once and used again for each pop, so that popping allocates nothing.
 ///
 /// Buffers of zero bytes are legal and left out.
 #[derive(Debug, Default)]
 pub struct Chain {
-    /// The id of the chain: what is pushed when it was used.
-    pub head: u16,
+    /// Completes it.
+    pub id: ChainId,
     /// First the readable ones, then the writable ones.
     buffers: Vec<Buffer>,
     readable: usize,
@@ -73,7 +84,7 @@ impl Chain {
     }
 
     /// Takes the chain that starts at descriptor `head`. Each descriptor is read once. After an error only
-    /// `head` means anything, and no more does where `space` lacks something.
+    /// the head means anything, and no more does where `space` lacks something.
     #[inline]
     pub(crate) fn walk<'v, S: Space<'v>, A: Access>(
         &mut self,
@@ -146,14 +157,14 @@ impl Chain {
         if let Some(table) = table {
             walk = walk.indirect(&mut self.buffers, space, &table, options)?;
         }
-        self.head = id;
+        self.id.head = id;
         self.end(walk);
         Ok(count)
     }
 
     #[inline]
     fn begin(&mut self, head: u16) {
-        self.head = head;
+        self.id.head = head;
         self.buffers.clear();
         if self.buffers.capacity() > BUFFERS_KEPT {
             self.buffers.shrink_to(BUFFERS_KEPT);

@@ -39,8 +39,8 @@
 //! let mut queue = device::Queue::new(options, metadata, 0);
 //! let mut chain = Chain::default();
 //! while queue.pop(&view, &mut chain)? {
-//!     assert_eq!((chain.head, chain.readable()[0].addr, chain.readable()[0].len), (3, Gpa(0x8000), 512));
-//!     queue.push(chain.head, 0);
+//!     assert_eq!((chain.id.head, chain.readable()[0].addr, chain.readable()[0].len), (3, Gpa(0x8000), 512));
+//!     queue.push(chain.id, 0);
 //! }
 //! assert!(queue.publish(), "the driver wants to be called");
 //! assert_eq!(view.read_obj::<u16>(Gpa(0x2002))?, 1);
@@ -55,5 +55,5 @@ mod error;
 pub mod packed;
 mod space;
 
-pub use chain::{Buffer, Chain, INDIRECT_CHAIN_MAX};
+pub use chain::{Buffer, Chain, ChainId, INDIRECT_CHAIN_MAX};
 pub use error::RingError;

@@ -7,7 +7,7 @@ mod model;
 use kickless_memory::{Gpa, UserAddr, View};
 use kickless_spec::ring::{EVENT_LEN, RING_ENTRIES, RING_IDX, UsedElem, avail_len, desc_len, used_len};
 use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Lie, Submitter, Table};
-use kickless_virtqueue::{Chain, device};
+use kickless_virtqueue::{Chain, ChainId, device};
 use model::{ADDRESSES, AVAIL, DESC, Random, SEAM, TABLES, USED, USER, memory_twice};
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -80,7 +80,7 @@ struct Pair {
     /// Published and not popped by the device: ids and buffers, oldest first.
     available: VecDeque<(u16, Vec<Buffer>)>,
     /// Popped by the device: head, id as the driver knows it, writable bytes.
-    held: Vec<(u16, u16, u32)>,
+    held: Vec<(ChainId, u16, u32)>,
     /// With IN_ORDER: popped by the device, oldest first, and the length once it is pushed.
     order: VecDeque<(u16, Option<u32>)>,
     /// Pushed by the device: id and length, oldest first.
@@ -171,7 +171,7 @@ impl Pair {
                 .collect();
             assert_eq!(seen, buffers);
             let room = buffers.iter().filter(|b| b.writable).map(|b| b.len).sum();
-            self.held.push((chain.head, id, room));
+            self.held.push((chain.id, id, room));
             self.order.push_back((id, None));
         }
     }
@@ -459,7 +459,7 @@ fn no_room(shape: Shape) {
     let _ = pair.submitter.publish();
     let mut chain = Chain::default();
     assert!(pair.device.pop(&pair.view, &mut chain).unwrap());
-    assert_eq!((chain.head, chain.readable().len()), (id, 3));
+    assert_eq!((chain.id.head, chain.readable().len()), (id, 3));
     assert!(!pair.device.pop(&pair.view, &mut chain).unwrap());
 }
 

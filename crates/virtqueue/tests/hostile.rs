@@ -76,12 +76,15 @@ fn more_in_flight_than_descriptors() {
             let (driver, mut queue) = ring(false, &[(0, 1, 0, 0)]);
             let mut chain = Chain::default();
             driver.publish_as(8);
+            let mut ids = Vec::new();
             for _ in 0..8 {
                 assert_eq!(queue.pop(&driver.view, &mut chain), Ok(true));
+                ids.push(chain.id);
             }
-            (0..published).for_each(|_| queue.push(0, 0));
+            let mut ids = ids.into_iter();
+            ids.by_ref().take(published.into()).for_each(|id| queue.push(id, 0));
             let _ = queue.publish();
-            (0..pushed).for_each(|_| queue.push(0, 0));
+            ids.by_ref().take(pushed.into()).for_each(|id| queue.push(id, 0));
             let idx = 8 + published + 1;
             driver.publish_as(idx);
             let error = RingError::AvailIndex { idx, next: 8, room: published };
@@ -92,7 +95,7 @@ fn more_in_flight_than_descriptors() {
                 assert_eq!(queue.take_held().len(), usize::from(pushed));
             } else {
                 // What it has can still be given back.
-                (0..left).for_each(|_| queue.push(0, 0));
+                ids.for_each(|id| queue.push(id, 0));
                 let _ = queue.publish();
                 assert_eq!(driver.view.read_obj::<[u8; 2]>(Gpa(model::USED + 2)).unwrap(), [8, 0]);
             }
@@ -228,6 +231,31 @@ fn scribble(random: &mut Random, driver: &Driver) {
     }
 }
 
+/// With IN_ORDER, chains with one head go back in the order in which they were popped, each with its own length.
+#[test]
+fn the_same_head_twice_in_order() {
+    let options = Options::new(4, false, false).unwrap().with_in_order(true);
+    let driver = Driver::new(options, 0);
+    let (mut queue, mut chain, mut ids) = (driver.device(), Chain::default(), Vec::new());
+    // All entries of the avail ring name descriptor 0.
+    driver.publish_as(4);
+    while queue.pop(&driver.view, &mut chain).unwrap() {
+        assert_eq!(chain.id.head, 0);
+        ids.push(chain.id);
+    }
+    assert_eq!(ids.len(), 4);
+    let used = |at: u64| driver.view.read_obj::<[u32; 2]>(Gpa(model::USED + 4 + 8 * at)).unwrap();
+    for nth in [3, 1, 2] {
+        queue.push(ids[nth], 10 + nth as u32);
+        let _ = queue.publish();
+        assert_eq!(driver.view.read_obj::<u16>(Gpa(model::USED + 2)).unwrap(), 0);
+    }
+    queue.push(ids[0], 10);
+    let _ = queue.publish();
+    assert_eq!(driver.view.read_obj::<u16>(Gpa(model::USED + 2)).unwrap(), 4);
+    assert_eq!([0, 1, 2, 3].map(used), [[0, 10], [0, 11], [0, 12], [0, 13]]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
@@ -260,10 +288,10 @@ proptest! {
                     },
                     _ => while let Ok(true) = queue.pop(&driver.view, &mut chain) {
                         let max = usize::from(options.size().max(INDIRECT_CHAIN_MAX));
-                        prop_assert!(chain.head < options.size());
+                        prop_assert!(chain.id.head < options.size());
                         prop_assert!(chain.readable().len() + chain.writable().len() <= max);
                         prop_assert!(chain.readable_len() + chain.writable_len() <= 1 << 32);
-                        held.push(chain.head);
+                        held.push(chain.id);
                         prop_assert_eq!(held.len(), usize::from(queue.in_flight()));
                         prop_assert!(held.len() <= usize::from(options.size()));
                     },
@@ -318,12 +346,13 @@ fn more_than_a_packed_ring_has() {
     let (view, mut queue) = packed(&descs, 0x8000);
     let mut chain = Chain::default();
     assert_eq!(queue.pop(&view, &mut chain), Ok(true));
+    let id = chain.id;
     assert_eq!(queue.pop(&view, &mut chain), Ok(false));
     set_packed(&view, 0, 1, USED);
     assert_eq!(queue.pop(&view, &mut chain), Err(RingError::Full));
     assert!(!queue.arm() && !queue.has_work());
     // What it holds is still owed.
-    queue.push(0, 0);
+    queue.push(id, 0);
     let _ = queue.publish();
     assert_eq!(queue.in_flight(), 0);
 }
@@ -334,7 +363,7 @@ fn ids_of_a_packed_ring_are_the_drivers() {
     let mut chain = Chain::default();
     for id in [4, u16::MAX] {
         assert_eq!(queue.pop(&view, &mut chain), Ok(true));
-        assert_eq!(chain.head, id);
+        assert_eq!(chain.id.head, id);
     }
     assert_eq!(queue.pop(&view, &mut chain), Err(RingError::Twice { id: 4 }));
 }

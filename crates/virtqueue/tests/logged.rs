@@ -5,9 +5,9 @@ mod model;
 
 use kickless_memory::{Gpa, Log, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_WRITE, PackedDesc, RING_ENTRIES, RING_IDX, used_len};
-use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, LoggedAt, Metadata, Options, Queue};
 use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::{Chain, ChainId};
 use model::{AVAIL, DESC, Random, USED, USER, desc};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ struct Rig {
     next: Place,
     avail: u16,
     offered: u16,
-    popped: Vec<u16>,
+    popped: Vec<ChainId>,
     /// What the device says it wrote.
     len: u32,
     /// What the device has written and that has not been found yet.
@@ -157,13 +157,13 @@ impl Rig {
                     if !self.queue.pop(&view, &mut chain).unwrap() {
                         break;
                     }
-                    self.popped.push(chain.head);
+                    self.popped.push(chain.id);
                 }
             }
             3..=4 => {
                 let count = random.below(self.popped.len() as u64 + 1) as usize;
                 // A split ring gives its entries out in order, as the driver offers them again.
-                let pushed: Vec<u16> = self.popped.drain(..count).collect();
+                let pushed: Vec<ChainId> = self.popped.drain(..count).collect();
                 self.offered -= count as u16;
                 self.device(|queue| {
                     for (nth, head) in pushed.iter().enumerate() {
@@ -249,7 +249,7 @@ fn pages_of_a_used_ring_are_marked_where_they_lie() {
         view.map().write_obj(Gpa(AVAIL + RING_IDX as u64), &512u16.to_le_bytes()).unwrap();
         let mut chain = Chain::default();
         while queue.pop(&view, &mut chain).unwrap() {
-            queue.push(chain.head, 1);
+            queue.push(chain.id, 1);
         }
         let _ = queue.publish();
         queue.marks().commit();

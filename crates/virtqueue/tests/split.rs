@@ -6,7 +6,7 @@ mod model;
 
 use kickless_memory::Gpa;
 use kickless_virtqueue::device::{Metadata, Options, Queue};
-use kickless_virtqueue::{Buffer, Chain, INDIRECT_CHAIN_MAX};
+use kickless_virtqueue::{Buffer, Chain, ChainId, INDIRECT_CHAIN_MAX};
 use model::{ADDRESSES, Buf, Driver, Random, memory};
 use proptest::prelude::*;
 use std::collections::{HashMap, VecDeque};
@@ -41,7 +41,7 @@ struct Rig {
     /// Added, not published.
     unpublished: Vec<(u16, Vec<Buf>)>,
     /// Popped, not pushed.
-    held: Vec<u16>,
+    held: Vec<ChainId>,
     /// Pushed, not taken back by the driver, with lengths.
     pushed: HashMap<u16, u32>,
     /// The device sleeps until it is kicked.
@@ -88,12 +88,12 @@ impl Rig {
                 break;
             }
             let (head, bufs) = self.waiting.pop_front().unwrap();
-            assert_eq!(self.chain.head, head);
+            assert_eq!(self.chain.id.head, head);
             assert_eq!(self.chain.readable(), expected(&bufs, false));
             assert_eq!(self.chain.writable(), expected(&bufs, true));
             let bytes = |writable| expected(&bufs, writable).iter().map(|b| u64::from(b.len)).sum::<u64>();
             assert_eq!((self.chain.readable_len(), self.chain.writable_len()), (bytes(false), bytes(true)));
-            self.held.push(head);
+            self.held.push(self.chain.id);
         }
         assert_eq!(usize::from(self.queue.in_flight()), self.held.len());
     }
@@ -101,9 +101,9 @@ impl Rig {
     fn push(&mut self) {
         for _ in 0..self.random.below(1 + self.held.len() as u64) {
             let at = self.random.below(self.held.len() as u64) as usize;
-            let (head, len) = (self.held.swap_remove(at), self.random.next() as u32);
-            self.queue.push(head, len);
-            assert_eq!(self.pushed.insert(head, len), None);
+            let (id, len) = (self.held.swap_remove(at), self.random.next() as u32);
+            self.queue.push(id, len);
+            assert_eq!(self.pushed.insert(id.head, len), None);
         }
         if self.random.one_in(2) {
             self.publish_used();
@@ -257,13 +257,15 @@ fn indices_wrap() {
                 assert_eq!(driver.add(&[Buf { addr: 0, len: 1, writable: true }], 1), None);
                 driver.publish();
                 assert_eq!(queue.pending(), options.size());
+                let mut ids = Vec::new();
                 for &head in &heads {
                     assert!(queue.pop(&driver.view, &mut chain).unwrap());
-                    assert_eq!(chain.head, head);
+                    assert_eq!(chain.id.head, head);
+                    ids.push(chain.id);
                 }
                 assert!(!queue.pop(&driver.view, &mut chain).unwrap());
-                for &head in heads.iter().rev() {
-                    queue.push(head, round + u32::from(head));
+                for id in ids.into_iter().rev() {
+                    queue.push(id, round + u32::from(id.head));
                 }
                 assert_eq!(driver.take(), None, "invisible until published");
                 let _ = queue.publish();
@@ -292,7 +294,7 @@ fn polling_draws_no_kick() {
                 }
                 let kick = driver.publish();
                 while queue.pop(&driver.view, &mut chain).unwrap() {
-                    queue.push(chain.head, 0);
+                    queue.push(chain.id, 0);
                 }
                 let _ = queue.publish();
                 while driver.take().is_some() {}
@@ -331,7 +333,7 @@ fn calls_are_decided_over_all_that_was_published() {
             }
             driver.publish();
             while queue.pop(&driver.view, chain).unwrap() {
-                queue.push(chain.head, 0);
+                queue.push(chain.id, 0);
             }
             queue.publish()
         };
@@ -356,29 +358,29 @@ fn what_is_pushed_while_unmapped_comes_later() {
         driver.add(&[Buf { addr: 0, len: 1, writable: true }], 1).unwrap();
     }
     driver.publish();
-    let mut heads = Vec::new();
+    let mut ids = Vec::new();
     while queue.pop(&driver.view, &mut chain).unwrap() {
-        heads.push(chain.head);
+        ids.push(chain.id);
     }
-    queue.push(heads[0], 10);
+    queue.push(ids[0], 10);
     assert!(queue.publish());
-    queue.push(heads[1], 11);
+    queue.push(ids[1], 11);
     queue.unmap();
     assert!(!queue.is_mapped() && !queue.has_work() && !queue.arm());
-    queue.push(heads[2], 12);
+    queue.push(ids[2], 12);
     assert!(!queue.publish());
     assert!(!queue.pop(&driver.view, &mut chain).unwrap());
-    assert_eq!(driver.take(), Some((heads[0], 10)));
+    assert_eq!(driver.take(), Some((ids[0].head, 10)));
     assert_eq!(driver.take(), None, "neither what was pushed before the areas went, nor after");
     assert!(!driver.ask());
     queue.unmap();
     // The places where they go were scribbled over in the meantime.
     driver.view.map().write_obj(Gpa(model::USED + 4), &[0xffu8; 8]).unwrap();
     queue.remap(driver.metadata());
-    queue.push(heads[3], 13);
+    queue.push(ids[3], 13);
     assert!(queue.publish(), "asked for before");
-    for (head, len) in heads.iter().zip(10..).skip(1) {
-        assert_eq!(driver.take(), Some((*head, len)));
+    for (id, len) in ids.iter().zip(10..).skip(1) {
+        assert_eq!(driver.take(), Some((id.head, len)));
     }
 }
 
@@ -427,8 +429,10 @@ fn what_was_shown_is_not_stored_again() {
         let head = driver.add(&[Buf { addr: 0, len: 1, writable: true }], 1).unwrap();
         let _ = driver.publish();
         let mut queue = driver.device();
-        assert_eq!(queue.pop(&driver.view, &mut Chain::default()), Ok(true));
-        queue.push(head, 1);
+        let mut chain = Chain::default();
+        assert_eq!(queue.pop(&driver.view, &mut chain), Ok(true));
+        assert_eq!(chain.id.head, head);
+        queue.push(chain.id, 1);
         queue.show();
         assert_eq!(driver.view.read_obj::<[u8; 2]>(USED_IDX).unwrap(), [1, 0]);
         driver.view.map().write_obj(USED_IDX, &[7u8, 7]).unwrap();

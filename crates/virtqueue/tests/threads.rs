@@ -44,7 +44,7 @@ fn run(log_size: u32, event_idx: bool, polls: bool, requests: u32) {
                 // The driver's number of the request, in both of its buffers.
                 let number = served as u64;
                 assert_eq!((chain.readable()[0].addr.0, chain.writable()[0].addr.0), (number, !number));
-                queue.push(chain.head, served);
+                queue.push(chain.id, served);
                 served += 1;
                 if random.one_in(4) && queue.publish() {
                     signal(&call);

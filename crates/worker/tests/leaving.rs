@@ -50,7 +50,7 @@ impl Source for TwoSteps {
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
         if std::mem::take(&mut self.waits) {
-            self.vring.push(self.chain.head, 0);
+            self.vring.push(self.chain.id, 0);
             self.in_flight = false;
         }
         let mut served = 0;

@@ -4,7 +4,7 @@
 //! ```text
 //! loop {
 //!     while queue.pop(..)? { submit }          take a batch; avail.idx is read once for it
-//!     ... complete: queue.push(head, len) ...  invisible yet
+//!     ... complete: queue.push(id, len) ...    invisible yet
 //!     if queue.publish() { call }              one store of used.idx, one fence, at most one call
 //!     if nothing came { if !queue.arm() { sleep until kicked }; queue.disarm() }
 //! }
@@ -46,7 +46,7 @@ pub use metadata::{Addresses, InvalidSize, LoggedAt, Metadata, Options};
 use order::Order;
 
 use crate::space::{Space, Translating};
-use crate::{Chain, RingError};
+use crate::{Chain, ChainId, RingError};
 use kickless_memory::fault::Damaged;
 use kickless_memory::{Area, Marks, Records, Scattered, Tlb, View};
 
@@ -272,7 +272,7 @@ impl Queue {
     fn pop_in<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
         let popped = forward!(mut self, pop, space, chain, &mut self.marks);
         if let (Some(order), Ok(Popped::Chain)) = (&mut self.order, popped) {
-            order.popped(chain.head);
+            chain.id.position = order.popped(chain.id.head);
         }
         popped
     }
@@ -280,9 +280,9 @@ impl Queue {
     /// Gives a popped chain back to the driver, `len` bytes of whose writable part were written. The driver
     /// does not see it before [`Queue::publish`].
     #[inline]
-    pub fn push(&mut self, head: u16, len: u32) {
-        let Some(order) = &mut self.order else { return forward!(mut self, push, head, len) };
-        order.pushed(head, len);
+    pub fn push(&mut self, id: ChainId, len: u32) {
+        let Some(order) = &mut self.order else { return forward!(mut self, push, id.head, len) };
+        order.pushed(id, len);
         while let Some((head, len)) = self.order.as_mut().and_then(|order| order.next()) {
             forward!(mut self, push, head, len);
         }

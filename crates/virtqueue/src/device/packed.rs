@@ -224,16 +224,16 @@ impl<A: Access> Queue<A> {
             Ok(count) => count,
             Err(error) => return Err(self.latch(error)),
         };
-        let Some(length) = self.lengths.get_mut(usize::from(chain.head)).filter(|length| **length == 0)
+        let Some(length) = self.lengths.get_mut(usize::from(chain.id.head)).filter(|length| **length == 0)
         else {
-            return Err(self.latch(RingError::Twice { id: chain.head }));
+            return Err(self.latch(RingError::Twice { id: chain.id.head }));
         };
         *length = count;
         if let Some(tracker) = &mut self.tracker {
             let (next, size) = (self.next, self.options.size());
             // Read again, by whoever does the chain again: what it does not like then is the ring's error.
             let words = (0..count).map(|nth| metadata.packed_words(next.after(nth, size)));
-            tracker.popped(chain.head, words);
+            tracker.popped(chain.id.head, words);
         }
         self.next = self.next.after(count, self.options.size());
         self.in_flight += 1;

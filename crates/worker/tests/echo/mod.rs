@@ -7,8 +7,8 @@ use kickless_device::{
 use kickless_io::{Completion, Engine, EngineKind, EngineOptions};
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::event_passed;
-use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Options};
+use kickless_virtqueue::{Chain, ChainId};
 use kickless_worker::{Poll, Pool};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -131,7 +131,7 @@ pub(crate) struct Seen {
 pub(crate) struct Echo {
     vring: Vring,
     chain: Chain,
-    held: Vec<u16>,
+    held: Vec<ChainId>,
     hold: bool,
     /// What it says while it holds something back.
     holding: Next,
@@ -162,15 +162,15 @@ impl Source for Echo {
             self.release.lock().unwrap()
         });
         if release {
-            self.held.drain(..).for_each(|head| self.vring.push(head, 0));
+            self.held.drain(..).for_each(|id| self.vring.push(id, 0));
         }
         let mut served = 0;
         while served < budget && self.vring.pop(&mut self.chain) {
             served += 1;
             if self.hold {
-                self.held.push(self.chain.head);
+                self.held.push(self.chain.id);
             } else {
-                self.vring.push(self.chain.head, 0);
+                self.vring.push(self.chain.id, 0);
             }
         }
         self.vring.publish();

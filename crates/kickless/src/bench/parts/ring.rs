@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{EVENT_WRAP, avail_len, desc_len, used_len};
 use kickless_virtqueue::driver::{Areas, Buffer, Completer, Submitter, queue};
-use kickless_virtqueue::{Chain, device};
+use kickless_virtqueue::{Chain, ChainId, device};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::Operation;
@@ -44,7 +44,7 @@ struct Ends {
     completer: Completer,
     device: device::Queue,
     chain: Chain,
-    heads: Vec<u16>,
+    ids: Vec<ChainId>,
 }
 
 impl Ends {
@@ -77,7 +77,7 @@ impl Ends {
         // Both ends poll.
         device.disarm();
         completer.disable_calls();
-        Ok(Ends { view, submitter, completer, device, chain: Chain::default(), heads: Vec::new() })
+        Ok(Ends { view, submitter, completer, device, chain: Chain::default(), ids: Vec::new() })
     }
 
     /// So many requests there and back: a header, a page, a status byte.
@@ -90,10 +90,10 @@ impl Ends {
         black_box(self.submitter.publish());
         while self.device.pop(&self.view, &mut self.chain)? {
             black_box((self.chain.readable(), self.chain.writable()));
-            self.heads.push(self.chain.head);
+            self.ids.push(self.chain.id);
         }
-        for head in self.heads.drain(..) {
-            self.device.push(head, 4097);
+        for id in self.ids.drain(..) {
+            self.device.push(id, 4097);
         }
         black_box(self.device.publish());
         let mut done = 0;
