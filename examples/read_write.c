@@ -1,4 +1,11 @@
-/* Writes to a disk and reads it back: cc read_write.c $(pkg-config --cflags --libs kickless-driver) && ./a.out SOCKET */
+/*
+ * Writes to a disk and reads it back.
+ *
+ * It writes over bytes 8192 to 12287 of the disk, so serve one that holds nothing else:
+ *
+ *     kickless blk --socket-path=/tmp/scratch.sock --blk-file=mem:64M
+ *     cc read_write.c $(pkg-config --cflags --libs kickless-driver) -o read_write && ./read_write /tmp/scratch.sock
+ */
 #include <kickless_driver.h>
 #include <stdio.h>
 #include <string.h>

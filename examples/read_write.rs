@@ -1,9 +1,18 @@
-//! Writes to a disk and reads it back: `cargo run -p kickless-driver --example read_write -- SOCKET`.
+//! Writes to a disk and reads it back.
+//!
+//! It writes over bytes 8192 to 12287 of the disk, so serve one that holds nothing else:
+//!
+//! ```text
+//! kickless blk --socket-path=/tmp/scratch.sock --blk-file=mem:64M
+//! cargo run -p kickless-driver --example read_write -- /tmp/scratch.sock
+//! ```
 
 use kickless_driver::{Disk, Options, Request};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let socket = std::env::args().nth(1).ok_or("usage: read_write SOCKET")?;
+    let socket = std::env::args()
+        .nth(1)
+        .ok_or("usage: read_write SOCKET (writes over bytes 8192 to 12287 of the disk)")?;
     let disk = Disk::connect(Options::new(socket))?;
     println!("{}: {} bytes in {} queues", disk.get_id()?, disk.size()?, disk.queues());
     disk.write_at(&[7; 4096], 8192)?;

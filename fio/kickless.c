@@ -1,7 +1,9 @@
 /*
  * fio's way to any vhost-user-blk back-end, on top of kickless_driver.h:
  *
- *     fio --ioengine=external:target/fio/kickless.so --socket=/run/blk.sock --name=job --rw=randread ...
+ *     fio --ioengine=external:target/fio/kickless.so --socket=/tmp/scratch.sock --name=job --rw=randread ...
+ *
+ * A job that writes or trims does so over whatever is on the disk.
  *
  * Jobs that are threads (--thread) share one connection and have a queue each; jobs that are processes have a connection
  * each, which not every back-end takes more than one of. I/O buffers are memory that the back-end shares, so nothing is

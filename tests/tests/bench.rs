@@ -70,7 +70,7 @@ fn every_load_on_either_back_end() {
         let pid = format!("--pid={}", daemon.pid());
         let loads =
             "--depth=1,32 --block-size=4K,64K --read=100,50,0 --wait=sleep,poll --pattern=random,sequential";
-        let results = results(&on(&daemon, &format!("{pid} {loads} --queues=2 --json")));
+        let results = results(&on(&daemon, &format!("{pid} {loads} --destroy --queues=2 --json")));
         let loads = results["loads"].as_array().unwrap();
         assert_eq!(loads.len(), 48);
         let mut measured = 0;
@@ -99,15 +99,42 @@ fn threads_share_queues_and_data_are_right() {
         let daemon = serve(program, image.to_str().unwrap());
         for shape in ["--packed=off", "--packed=auto --event-idx=off", "--indirect=off --wait=poll"] {
             let load = "--depth=8 --threads=4 --queues=2 --read=40 --block-size=512,8K --verify --json";
-            results(&on(&daemon, &format!("{load} {shape}")));
+            results(&on(&daemon, &format!("{load} --destroy {shape}")));
         }
     }
 }
 
 #[test]
+fn nothing_is_written_that_may_not_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("disk.img");
+    fs::write(&image, vec![0xa5; 1 << 20]).unwrap();
+    let daemon = serve(Program::Kickless, image.to_str().unwrap());
+    let socket = daemon.socket().display().to_string();
+    let path = format!("--socket-path={socket}");
+    let seen = daemon.log().len();
+    for arguments in [
+        &["blk", &path, "--read=100,0"][..],
+        &["blk", &path, "--read=50", "--verify", "--pattern=sequential"],
+        &["compare", &socket, &socket, "--read=99"],
+    ] {
+        let output = bench(arguments);
+        let said = text(&output.stderr);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        assert!(said.contains("--destroy"), "{said}");
+    }
+    // Without the option, reads only.
+    results(&on(&daemon, "--json"));
+    let connected = |line: &str| line.contains("front-end connected").then_some(());
+    daemon.log().wait_from(seen, "the reader", Duration::from_secs(30), connected).unwrap();
+    drop(daemon);
+    assert!(fs::read(&image).unwrap().iter().all(|byte| *byte == 0xa5));
+}
+
+#[test]
 fn data_that_are_wrong_are_found() {
     let daemon = serve(Program::Kickless, "null:1M");
-    let said = sentence(&on(&daemon, "--verify --read=50"));
+    let said = sentence(&on(&daemon, "--verify --read=50 --destroy"));
     assert!(said.contains("verification failed: byte "), "{said}");
 }
 

@@ -11,7 +11,8 @@
 //! ```no_run
 //! use kickless_driver::{Disk, Options, Request};
 //!
-//! let disk = Disk::connect(Options::new("/run/blk.sock"))?;
+//! // Serve a disk to try this on: kickless blk --socket-path=/tmp/scratch.sock --blk-file=mem:64M
+//! let disk = Disk::connect(Options::new("/tmp/scratch.sock"))?;
 //! disk.write_at(&[7; 4096], 0)?;
 //! disk.flush()?;
 //!

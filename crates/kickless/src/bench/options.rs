@@ -102,9 +102,12 @@ pub(crate) struct LoadOptions {
     /// Bytes of a request
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4K", value_parser = parse_block_size)]
     pub(crate) block_size: Vec<u32>,
-    /// How many of a hundred requests read; the others write, which destroys what is on the disk
+    /// How many of a hundred requests read; the others write over the disk, which needs --destroy
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "100", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub(crate) read: Vec<u8>,
+    /// Allow writes, which destroy what is on the disk
+    #[arg(long)]
+    pub(crate) destroy: bool,
     /// Where requests go
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "random")]
     pub(crate) pattern: Vec<Pattern>,
@@ -232,6 +235,11 @@ impl<'a> BackEnds<'a> {
     /// One sentence.
     fn check(self) -> Result<(), String> {
         let load = self.load();
+        if let Some(read) = load.read.iter().find(|read| **read < 100 && !load.destroy) {
+            return Err(format!(
+                "--read={read} writes over the disk: add --destroy if nothing on it is needed any more"
+            ));
+        }
         let threads = load.threads.unwrap_or(load.queues);
         if threads < load.queues {
             return Err(format!(

@@ -276,6 +276,9 @@ mod tests {
     #[test]
     fn what_contradicts() {
         for (line, named) in [
+            ("blk --socket-path=s --read=100,0", "--destroy"),
+            ("blk --socket-path=s --read=99", "--destroy"),
+            ("compare a b --read=50 --verify", "--destroy"),
             ("blk --socket-path=s --queues=4 --threads=2", "--threads"),
             ("blk --socket-path=s --threads=2 --rate=100", "--rate"),
             ("blk --socket-path=s --verify", "--verify"),
@@ -284,6 +287,9 @@ mod tests {
         ] {
             assert!(bench(line).check().unwrap_err().contains(named), "{line}");
         }
-        bench("compare a b --queues=2 --rate=100 --verify --read=50").check().unwrap();
+        bench("compare a b --queues=2 --rate=100 --verify --read=50 --destroy").check().unwrap();
+        // By default it only reads.
+        bench("blk --socket-path=s").check().unwrap();
+        bench("compare a b --depth=1,32 --pattern=sequential,random --rate=100").check().unwrap();
     }
 }
