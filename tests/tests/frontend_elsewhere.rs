@@ -11,8 +11,11 @@ use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver_request::{Layout, Request, pattern};
 use kickless_tests::elsewhere::{Kind, NbdServer, qemu_img};
 use kickless_tests::frontend::LIMIT;
+use kickless_tests::frontend_iommu::{self, Iommu, PAGE};
 use kickless_tests::frontend_machine::{Machine, Shape};
+use kickless_tests::frontend_memory::Ram;
 use kickless_tests::guest::image_dir;
+use kickless_vhost_user::FrontendMessage as Message;
 use tempfile::TempDir;
 
 const SIZE: u64 = 16 << 20;
@@ -64,6 +67,70 @@ fn a_server_that_stands_still_holds_requests_but_no_stop() {
         assert_eq!(ended.code(), Some(0), "{kind:?}");
         server.go_on().unwrap();
     }
+}
+
+/// A request holds the memory that it reads into, and its server does not answer.
+#[test]
+fn a_server_that_stands_still_does_not_keep_memory() {
+    for (kind, shape) in [Kind::Nbdkit, Kind::Qemu].into_iter().zip(shapes()) {
+        let (_dir, server, daemon) = served(kind);
+        let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
+        let read = Request::read(8, 4096);
+        assert_eq!(machine.perform(0, &read, Layout::Usual).unwrap().status, blk::S_OK, "{kind:?}");
+
+        // The front-end waits for the answer to each of these.
+        let more = Ram::new(0x10_0000_0000, 1 << 20).unwrap();
+        server.stop().unwrap();
+        machine.submit(0, &read).unwrap();
+        let Machine { frontend, ram, .. } = &mut machine;
+        frontend.share(&[&more]).unwrap();
+        frontend.share(&[ram, &more]).unwrap();
+        assert_eq!(machine.status(0, &read).unwrap(), blk::S_IOERR, "{kind:?}");
+        drop(machine);
+
+        // Nor is the end of the process held up by a session that waits for that, or that of a session whose front-end is gone.
+        for ends in [false, true] {
+            let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
+            machine.submit(0, &read).unwrap();
+            machine.frontend.send(&Message::SetMemTable(vec![more.region_and_file().unwrap()])).unwrap();
+            if ends {
+                let (ended, _) = daemon.stop().unwrap();
+                assert_eq!(ended.code(), Some(0), "{kind:?}");
+                break;
+            }
+        }
+        server.go_on().unwrap();
+    }
+}
+
+/// The same of a translation that the request uses.
+#[test]
+fn a_server_that_stands_still_does_not_keep_a_translation() {
+    let (_dir, server, daemon) = served(Kind::Nbdkit);
+    let mut machine = Machine::prepare(daemon.socket(), &Shape::default()).unwrap();
+    let mut iommu = Iommu::connect(&mut machine.frontend).unwrap();
+    iommu.map_all(&machine.ram);
+    frontend_iommu::start(&mut machine.frontend, &machine.ram, &machine.queues[0]).unwrap();
+    let buffers = machine.places[0].lay_out(&machine.ram, &Request::read(8, 4096), Layout::Usual).unwrap();
+    let seen = frontend_iommu::seen(&buffers);
+    let submit = |machine: &mut Machine| {
+        machine.queues[0].submit(&machine.ram, &seen, None).unwrap();
+        machine.queues[0].flush();
+    };
+    submit(&mut machine);
+    iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();
+    server.stop().unwrap();
+    submit(&mut machine);
+    // So that it has been taken; if it has not, there is nothing to wait for.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    for buffer in &seen {
+        let page = buffer.addr.0 & !(PAGE - 1);
+        machine.frontend.order(&frontend_iommu::invalidate(page, PAGE)).unwrap();
+    }
+    server.go_on().unwrap();
+    iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();
+    machine.stop().unwrap();
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 
 #[test]

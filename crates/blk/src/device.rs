@@ -200,6 +200,10 @@ impl Device for Blk {
         self.set_locks(Vec::new());
     }
 
+    fn hurry(&self) {
+        self.shared.disk.hurry();
+    }
+
     fn save(&self) -> Vec<u8> {
         // Where the driver's choice is not known here, it is off.
         [&STATE_TAG[..], &[self.shared.writeback().into()]].concat()

@@ -50,6 +50,10 @@ pub trait Device: Send + Sync {
     /// Gives it back.
     fn close(&self);
 
+    /// Ends the requests in flight that wait for a remote server within a bounded time, in failure if need be. Called by any thread, and
+    /// again and again, while the caller waits for these requests. Rings go on, and requests that are begun later are not meant.
+    fn hurry(&self) {}
+
     /// What the driver changed in the configuration space, and whatever else is the device's own and not of a queue, for a device of
     /// another process that goes on with this driver. Not called while a queue runs.
     fn save(&self) -> Vec<u8>;

@@ -84,6 +84,9 @@ pub enum Ended {
     /// Somebody asked for it.
     #[error("asked to stop")]
     Stopped,
+    /// The front-end left before it could be answered.
+    #[error("the front-end left in the middle of a message")]
+    Left,
     /// The connection cannot be used any more.
     #[error(transparent)]
     Connection(#[from] kickless_vhost_user::Error),

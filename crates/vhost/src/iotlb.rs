@@ -7,7 +7,8 @@
 //!   next, a message, or a reply on the channel. So it is there when the front-end, which holds its own big lock then, sends
 //!   the answer, an UPDATE, and waits until that is acknowledged.
 //! * An UPDATE that contradicts an earlier one, and an INVALIDATE, are acknowledged when no queue uses what they take back.
-//!   That waits for workers and for I/O in flight, which need neither the front-end nor an answer to a miss.
+//!   That waits for workers and for I/O in flight, which need neither the front-end nor an answer to a miss. I/O that waits for
+//!   a remote server is hurried (`wait.rs`).
 //!
 //! GET_VRING_BASE stops a queue whether it stands or not; what it had asked for is forgotten afterwards, and an answer that
 //! comes late is a translation like any other. When no ring runs any more, all translations are forgotten: a front-end
@@ -15,7 +16,7 @@
 
 use crate::error::{Ended, Refusal};
 use crate::rings::Rings;
-use crate::wait;
+use crate::wait::{self, Ends};
 use kickless_device::{Iommu, Misses, Update, Waker};
 use kickless_memory::{Access, Iotlb, Iova, IovaRange, Map, Miss, Unmapped, UpdateError, UserAddr};
 use kickless_spec::vhost_user::{BackendRequest, IotlbAccess, IotlbKind};
@@ -76,20 +77,32 @@ impl Translations {
     }
 
     /// IOTLB_MSG.
-    pub(crate) fn message(&mut self, message: &Message, map: &Map, rings: &mut Rings) -> Result<(), Refusal> {
+    pub(crate) fn message(
+        &mut self,
+        message: &Message,
+        map: &Map,
+        rings: &mut Rings,
+        ends: Ends<'_>,
+    ) -> Result<(), Refusal> {
         match message.kind {
-            IotlbKind::Update => self.update(message, map, rings),
+            IotlbKind::Update => self.update(message, map, rings, ends),
             IotlbKind::Invalidate => {
                 self.counts.invalidations += 1;
                 let range = IovaRange::new(Iova(message.iova), message.size);
                 self.iotlb.invalidate(range);
-                Ok(self.settle(rings)?)
+                Ok(self.settle(rings, ends)?)
             }
             IotlbKind::Miss | IotlbKind::AccessFail => Err(Refusal::IotlbKind),
         }
     }
 
-    fn update(&mut self, message: &Message, map: &Map, rings: &mut Rings) -> Result<(), Refusal> {
+    fn update(
+        &mut self,
+        message: &Message,
+        map: &Map,
+        rings: &mut Rings,
+        ends: Ends<'_>,
+    ) -> Result<(), Refusal> {
         let (iova, user, len) = (Iova(message.iova), UserAddr(message.user_addr), message.size);
         // All of it is in one region: nothing else would be one piece of the front-end's memory.
         if len > 0 && map.gpa_of_range(user, len).is_none() {
@@ -100,15 +113,16 @@ impl Translations {
         loop {
             match self.iotlb.update(iova, len, user, access) {
                 Ok(()) => break,
-                Err(UpdateError::Full { .. }) if self.make_room(IovaRange::new(iova, len), rings)? => {}
+                Err(UpdateError::Full { .. })
+                    if self.make_room(IovaRange::new(iova, len), rings, ends)? => {}
                 Err(error) => {
                     // A part of it may be in force, and what that replaced is not.
-                    self.settle(rings)?;
+                    self.settle(rings, ends)?;
                     return Err(error.into());
                 }
             }
         }
-        self.settle(rings)?;
+        self.settle(rings, ends)?;
         for queue in self.misses.answered(IovaRange::new(iova, len), access) {
             rings.tell(queue, Update::Look);
         }
@@ -116,10 +130,10 @@ impl Translations {
     }
 
     /// Makes room for a node, if there is something to evict beside what is being updated.
-    fn make_room(&mut self, updated: IovaRange, rings: &mut Rings) -> Result<bool, Ended> {
+    fn make_room(&mut self, updated: IovaRange, rings: &mut Rings, ends: Ends<'_>) -> Result<bool, Ended> {
         let in_limbo = self.iotlb.is_in_limbo();
         // What came before is waited for as what it is: it may be more than forgotten.
-        self.settle(rings)?;
+        self.settle(rings, ends)?;
         if in_limbo {
             return Ok(true);
         }
@@ -136,15 +150,22 @@ impl Translations {
         Ok(true)
     }
 
-    /// Has all queues drop what is not true any more, and waits until nobody uses it.
-    fn settle(&mut self, rings: &mut Rings) -> Result<(), Ended> {
+    /// Has all queues drop what is not true any more, and waits until no request in flight uses it.
+    ///
+    /// # Errors
+    /// The answer has become useless. The table is left as it is: its nodes in limbo are not used again, for the session ends.
+    fn settle(&mut self, rings: &mut Rings, ends: Ends<'_>) -> Result<(), Ended> {
         let Some(range) = self.iotlb.take_stale() else { return Ok(()) };
         let (done, all_done) = mpsc::channel();
         rings.tell_all(|| Update::Invalidate(range, done.clone()));
         drop(done);
-        wait::until("requests in flight that use an invalidated translation", |patience| {
-            matches!(all_done.recv_timeout(patience), Err(RecvTimeoutError::Disconnected))
-        });
+        let what = "requests in flight that use an invalidated translation";
+        wait::until(
+            what,
+            ends,
+            || rings.hurry(),
+            |patience| matches!(all_done.recv_timeout(patience), Err(RecvTimeoutError::Disconnected)),
+        )?;
         self.iotlb.quiesced();
         Ok(())
     }

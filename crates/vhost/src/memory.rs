@@ -2,7 +2,7 @@
 
 use crate::error::Refusal;
 use crate::rings::Rings;
-use crate::wait;
+use crate::wait::{self, Ends};
 use kickless_device::Update;
 use kickless_memory::{Gpa, Log, LogError, Map, Released, Slot, UserAddr, View};
 use kickless_vhost_user::MemoryRegion;
@@ -67,10 +67,11 @@ impl Memory {
         &mut self,
         regions: &[(MemoryRegion, OwnedFd)],
         rings: &mut Rings,
+        ends: Ends<'_>,
     ) -> Result<(), Refusal> {
         let slots = regions.iter().map(|(region, file)| slot(region, file, Some(self.view.map())));
         let map = Map::new(slots.collect::<Result<_, _>>()?)?;
-        self.replace(map, rings)
+        self.replace(map, rings, ends)
     }
 
     /// ADD_MEM_REG.
@@ -79,17 +80,23 @@ impl Memory {
         region: &MemoryRegion,
         file: &OwnedFd,
         rings: &mut Rings,
+        ends: Ends<'_>,
     ) -> Result<(), Refusal> {
         let map = self.view.map().with(slot(region, file, None)?)?;
-        self.replace(map, rings)
+        self.replace(map, rings, ends)
     }
 
     /// REM_MEM_REG. When this returns, nobody uses the region.
-    pub(crate) fn remove(&mut self, region: &MemoryRegion, rings: &mut Rings) -> Result<(), Refusal> {
+    pub(crate) fn remove(
+        &mut self,
+        region: &MemoryRegion,
+        rings: &mut Rings,
+        ends: Ends<'_>,
+    ) -> Result<(), Refusal> {
         let (gpa, user) = (Gpa(region.guest_addr), UserAddr(region.user_addr));
         let (map, removed) = self.view.map().without(gpa, user, region.size)?;
         drop(removed);
-        self.replace(map, rings)
+        self.replace(map, rings, ends)
     }
 
     /// SET_LOG_BASE. When this returns, nobody writes the log before it.
@@ -129,8 +136,8 @@ impl Memory {
     }
 
     /// Puts `map` in force: workers take it between two rounds, without stopping, and requests in flight end with what
-    /// they began with. Returns when every worker has it and nobody uses what is not in it any more.
-    fn replace(&mut self, map: Map, rings: &mut Rings) -> Result<(), Refusal> {
+    /// they began with. Returns when every worker has it and no request uses what is not in it any more.
+    fn replace(&mut self, map: Map, rings: &mut Rings, ends: Ends<'_>) -> Result<(), Refusal> {
         self.logging.fit(&map, rings)?;
         let view = Arc::new(View::new(map).with_log(self.logging.in_force())?);
         let old = std::mem::replace(&mut self.view, view.clone());
@@ -144,7 +151,8 @@ impl Memory {
         drop(old);
         rings.update_all(|| Update::Memory(view.clone()))?;
         for mapping in gone {
-            wait::until("I/O in flight to removed memory", |patience| mapping.wait(patience));
+            let what = "I/O in flight to removed memory";
+            wait::until(what, ends, || rings.hurry(), |patience| mapping.wait(patience))?;
         }
         Ok(())
     }

@@ -61,6 +61,11 @@ impl Rings {
         }
     }
 
+    /// Ends the requests in flight that wait for a remote server within a bounded time. Rings go on.
+    pub(crate) fn hurry(&self) {
+        self.device.hurry();
+    }
+
     /// The ring that a message names, checked.
     pub(crate) fn index(&self, index: u32) -> Result<u16, Refusal> {
         match u16::try_from(index) {

@@ -11,6 +11,7 @@ use crate::server::Statistics;
 use crate::setup::{self, Setup};
 use crate::state::Bounds;
 use crate::transfer::Transfers;
+use crate::wait::Ends;
 use kickless_device::{Call, Device, Kick, Place, Update};
 use kickless_memory::{Gpa, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
@@ -70,7 +71,10 @@ impl<'a> Session<'a> {
 
     /// Serves until the front-end leaves. Whatever the reason, no ring runs afterwards.
     pub(crate) fn run(mut self) -> Result<(), Ended> {
-        let ended = self.serve();
+        let ended = match self.serve() {
+            Err(Ended::Left) => Ok(()),
+            ended => ended,
+        };
         let stopped = self.rings.stop_all();
         self.rings.reset(false);
         if let Some(translations) = &self.translations {
@@ -147,6 +151,7 @@ impl<'a> Session<'a> {
     fn carry_out(&mut self, message: Message) -> Result<Option<Reply>, Refusal> {
         let done = |()| Ok(None);
         let number = |value: u64| Ok(Some(Reply::U64(value)));
+        let ends = Ends { stop: self.stop, connection: self.backend.as_fd() };
         match message {
             Message::GetFeatures => number(self.negotiated.offered(&*self.device).bits()),
             Message::SetFeatures(features) => self.set_features(features).and_then(done),
@@ -157,15 +162,15 @@ impl<'a> Session<'a> {
             Message::SetOwner | Message::ResetOwner => Ok(None),
             Message::ResetDevice => self.reset().and_then(done),
 
-            Message::SetMemTable(regions) => self.memory.set(&regions, &mut self.rings).and_then(done),
+            Message::SetMemTable(regions) => self.memory.set(&regions, &mut self.rings, ends).and_then(done),
             Message::GetMaxMemSlots => number(SLOTS_MAX as u64),
             Message::AddMemReg(region, file) => {
                 self.negotiated.need(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
-                self.memory.add(&region, &file, &mut self.rings).and_then(done)
+                self.memory.add(&region, &file, &mut self.rings, ends).and_then(done)
             }
             Message::RemMemReg(region) => {
                 self.negotiated.need(ProtocolFeatures::CONFIGURE_MEM_SLOTS)?;
-                self.memory.remove(&region, &mut self.rings).and_then(done)
+                self.memory.remove(&region, &mut self.rings, ends).and_then(done)
             }
 
             Message::SetBackendReqFd(socket) => {
@@ -174,7 +179,7 @@ impl<'a> Session<'a> {
             }
             Message::IotlbMsg(message) => {
                 let translations = self.translations.as_mut().ok_or(Refusal::NoIommu)?;
-                translations.message(&message, self.memory.view().map(), &mut self.rings)?;
+                translations.message(&message, self.memory.view().map(), &mut self.rings, ends)?;
                 number(0)
             }
 

@@ -1,12 +1,55 @@
-//! Waiting for workers.
+//! Waits for workers, and for requests in flight.
+//!
+//! A worker answers a change between two rounds of its loop, and a stop when the ring's requests are done. The session always
+//! waits for these answers ([`answer`]): they need nobody outside this process but the host's kernel, because a stop hurries the requests
+//! that wait for a remote server.
+//!
+//! A message that takes memory or a translation away is answered when no request in flight uses it any more ([`until`]). Such a request
+//! can be with a remote server that does not answer, and no ring stops here. So this wait hurries the device's requests itself, as a
+//! stop does. It also ends early, with the session, when the answer has become useless: the process is asked to stop, or the front-end
+//! has gone. The memory stays mapped until the last request is done with it, whether the session waits for that or not, and
+//! the session's end stops all rings, which hurries the same requests.
 
 use crate::Ended;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tracing::warn;
 
 /// How often a wait that does not end is logged.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How often [`until`] looks whether its answer has become useless. The end of the wait itself is noticed at once.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What makes the answer to a message useless.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends<'a> {
+    /// Readable when the process is to stop.
+    pub(crate) stop: BorrowedFd<'a>,
+    /// The connection to the front-end.
+    pub(crate) connection: BorrowedFd<'a>,
+}
+
+impl Ends<'_> {
+    /// # Errors
+    /// The process is to stop, or the front-end can receive no answer any more. One that has only shut its sending direction down still can.
+    fn check(&self) -> Result<(), Ended> {
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.stop, PollFlags::IN),
+            // Messages that wait in it are none of our business: only HUP and ERR, which are always reported.
+            PollFd::from_borrowed_fd(self.connection, PollFlags::empty()),
+        ];
+        // A poll that fails says nothing; the next one may.
+        let _ = poll(&mut fds, Some(&Timespec::default()));
+        let [stop, connection] = fds.map(|fd| !fd.revents().is_empty());
+        match (stop, connection) {
+            (true, _) => Err(Ended::Stopped),
+            (false, true) => Err(Ended::Left),
+            (false, false) => Ok(()),
+        }
+    }
+}
 
 /// Waits for a worker's answer.
 ///
@@ -23,12 +66,32 @@ pub(crate) fn answer<T>(from: &Receiver<T>, waiting_for: &str, ring: Option<u16>
     }
 }
 
-/// Waits until `done`, which itself waits up to the time it is given, says so.
-pub(crate) fn until(waiting_for: &str, mut done: impl FnMut(Duration) -> bool) {
+/// Waits until `done`, which itself waits up to the time it is given, says so; calls `hurry` again and again meanwhile, which hurries the
+/// device's requests.
+///
+/// # Errors
+/// The answer has become useless.
+pub(crate) fn until(
+    waiting_for: &str,
+    ends: Ends<'_>,
+    hurry: impl Fn(),
+    mut done: impl FnMut(Duration) -> bool,
+) -> Result<(), Ended> {
     let since = Instant::now();
-    while !done(PATIENCE) {
-        complain(since, waiting_for, None);
+    let mut next = since;
+    while !done(LOOK) {
+        ends.check()?;
+        let now = Instant::now();
+        if now >= next {
+            // Again each time: a request in several parts may have begun another part.
+            hurry();
+            if now >= since + PATIENCE {
+                complain(since, waiting_for, None);
+            }
+            next = now + PATIENCE;
+        }
     }
+    Ok(())
 }
 
 fn complain(since: Instant, waiting_for: &str, ring: Option<u16>) {
@@ -38,4 +101,56 @@ fn complain(since: Instant, waiting_for: &str, ring: Option<u16>) {
         seconds = since.elapsed().as_secs(),
         "still waiting; only this session is held up"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    /// Waits for what never comes; why that ended, and how often requests were hurried. `change` is called before each look.
+    fn wait(stop: &UnixStream, connection: &UnixStream, mut change: impl FnMut()) -> (Ended, u32) {
+        let hurried = Cell::new(0);
+        let ends = Ends { stop: stop.as_fd(), connection: connection.as_fd() };
+        let ended = until(
+            "a test",
+            ends,
+            || hurried.set(hurried.get() + 1),
+            |_| {
+                if hurried.get() > 0 {
+                    change();
+                }
+                false
+            },
+        );
+        (ended.unwrap_err(), hurried.get())
+    }
+
+    #[test]
+    fn a_wait_hurries_requests_until_its_answer_is_useless() {
+        let ((stop, stopping), (connection, frontend)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        // Messages that are there, and no more of them to come, end nothing: the answer can still be received.
+        (&frontend).write_all(b"message").unwrap();
+        frontend.shutdown(std::net::Shutdown::Write).unwrap();
+        let (ended, hurried) = wait(&stop, &connection, || (&stopping).write_all(&[0]).unwrap());
+        assert!(matches!(ended, Ended::Stopped) && hurried > 0, "{ended}");
+
+        let (stop, _stopping) = UnixStream::pair().unwrap();
+        let mut frontend = Some(frontend);
+        let (ended, hurried) = wait(&stop, &connection, || drop(frontend.take()));
+        assert!(matches!(ended, Ended::Left) && hurried > 0, "{ended}");
+    }
+
+    #[test]
+    fn what_is_done_already_hurries_nothing_and_ends_well() {
+        let ((stop, stopping), (connection, frontend)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        drop((stopping, frontend));
+        let ends = Ends { stop: stop.as_fd(), connection: connection.as_fd() };
+        until("a test", ends, || panic!("nothing to hurry"), |_| true).unwrap();
+    }
 }

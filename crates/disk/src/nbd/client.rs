@@ -287,7 +287,7 @@ impl Client {
             return;
         }
         self.hurry = None;
-        tracing::error!(server = %self.uri, "the disk stops, and the NBD server does not answer: requests fail");
+        tracing::error!(server = %self.uri, "requests have to end, and the NBD server does not answer: they fail");
         if let Some(connection) = self.connection.take() {
             self.lose(connection, &Problem::Slow);
         }

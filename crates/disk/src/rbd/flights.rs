@@ -165,7 +165,7 @@ impl Flights {
             drop(state);
             tracing::error!(
                 requests = late.len(),
-                "the disk stops, and the Ceph cluster does not answer: requests fail"
+                "requests have to end, and the Ceph cluster does not answer: they fail"
             );
             let mut wakes = Wakes::default();
             for order in late {

@@ -126,6 +126,8 @@ fn an_update_does_not_evict_itself() {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         let (map, mut rings) = (map(), rings());
+        let (stop, connection) = UnixStream::pair().unwrap();
+        let ends = Ends { stop: stop.as_fd(), connection: connection.as_fd() };
         // One path from the root to a page takes 5, and one that parts from it at half a terabyte 3 more.
         let mut translations = translations(7);
         let update = |iova| Message {
@@ -135,15 +137,15 @@ fn an_update_does_not_evict_itself() {
             user_addr: USER,
             access: IotlbAccess::READ,
         };
-        translations.message(&update(0), &map, &mut rings).unwrap();
+        translations.message(&update(0), &map, &mut rings, ends).unwrap();
         translations.misses.ask(0, &[page(1)], &[IovaRange::new(Iova(0), 2 * PAGE)]);
-        let refused = translations.message(&update(1 << 40), &map, &mut rings);
+        let refused = translations.message(&update(1 << 40), &map, &mut rings, ends);
         assert!(matches!(refused, Err(Refusal::Update(UpdateError::Full { .. }))), "{refused:?}");
         // What waits is kept; when it waits no more, there is room.
         let mut tlb = Tlb::new(translations.iommu().table);
         assert!(tlb.user(Iova(0), 1, Access::READ).is_ok());
         translations.misses.forget(0);
-        translations.message(&update(1 << 40), &map, &mut rings).unwrap();
+        translations.message(&update(1 << 40), &map, &mut rings, ends).unwrap();
         done.send(()).unwrap();
     });
     is_done.recv_timeout(Duration::from_secs(30)).expect("it goes on for ever, or has failed");
@@ -236,6 +238,8 @@ fn a_reply_does_not_overtake_the_answer() {
     let (map, mut rings, mut translations) = (map(), rings(), translations(5));
     let (mut channel, mut frontend) = channel();
     let (mut messages, mut theirs) = silence();
+    let (stop, connection) = UnixStream::pair().unwrap();
+    let ends = Ends { stop: stop.as_fd(), connection: connection.as_fd() };
     translations.misses.ask(0, &[page(1), page(2)], &[]);
     translations.collect();
     translations.exchange(&mut channel, messages.as_fd(), &rings).unwrap();
@@ -256,7 +260,7 @@ fn a_reply_does_not_overtake_the_answer() {
         user_addr: USER,
         access: IotlbAccess::READ,
     };
-    translations.message(&answer, &map, &mut rings).unwrap();
+    translations.message(&answer, &map, &mut rings, ends).unwrap();
     assert!(!translations.misses.is_pending(awaited[0].0, &awaited[0].1));
     assert_eq!(translations.counts.refusals, 0);
     translations.exchange(&mut channel, messages.as_fd(), &rings).unwrap();
