@@ -4,7 +4,7 @@ use crate::device::Shared;
 use crate::request::{self, Bounds, Kind, Purpose, Reject, Request, parse};
 use crate::slots::Slots;
 use kickless_device::{Context, Next, Polled, Source, Vring};
-use kickless_disk::{self as disk, Lane, Step};
+use kickless_disk::{self as disk, Lane, LostWritesSeen, Step};
 use kickless_io::{Completion, Engine, FileId};
 use kickless_memory::{Iov, Marks, View};
 use kickless_spec::blk::{self, BlkFeatures};
@@ -30,6 +30,8 @@ pub(crate) struct Queue {
     features: BlkFeatures,
     read_only: bool,
     slots: Slots,
+    /// What it has been told of writes that the disk lost.
+    lost_writes: LostWritesSeen,
     /// A slot whose request is to be started, and what it is: not from one poll to the next.
     prepared: Option<(u32, disk::Request)>,
     /// Slots whose request the disk had no room for, oldest first.
@@ -42,7 +44,7 @@ pub(crate) struct Queue {
 impl Queue {
     pub(crate) fn new(vring: Vring, shared: Arc<Shared>, features: BlkFeatures) -> Self {
         let read_only = shared.disk.limits().read_only;
-        let slots = Slots::new(vring.size());
+        let (slots, lost_writes) = (Slots::new(vring.size()), shared.disk.lost_writes_seen());
         Self {
             vring,
             shared,
@@ -51,6 +53,7 @@ impl Queue {
             features,
             read_only,
             slots,
+            lost_writes,
             prepared: None,
             waiting: VecDeque::new(),
             hurried: false,
@@ -165,6 +168,7 @@ impl Queue {
             slot,
             file: self.file,
             waker: context.waker,
+            lost_writes: &mut self.lost_writes,
             marks: self.vring.memory().1,
         };
         step(&self.shared.disk, &mut lane, &mut self.slots.get(slot).io)

@@ -2,8 +2,8 @@
 
 use crate::lock::LockError;
 use crate::{
-    DiskSpec, Error, FaultDisk, FileDisk, Io, Lane, LibraryDisk, Limits, MemoryDisk, NullDisk, Options,
-    Request, Resized, Step,
+    DiskSpec, Error, FaultDisk, FileDisk, Io, Lane, LibraryDisk, Limits, LostWritesSeen, MemoryDisk,
+    NullDisk, Options, Request, Resized, Step,
 };
 use kickless_io::{Completion, Engine, FileId, Waker};
 use std::fs::File;
@@ -47,6 +47,15 @@ impl Disk {
                 Self::Fault(Box::new(FaultDisk::new(rules, Self::open(under, options)?)?))
             }
         })
+    }
+
+    /// Returns what a queue that begins need not be told of writes that were lost. It goes into each [`Lane`] of that queue.
+    pub fn lost_writes_seen(&self) -> LostWritesSeen {
+        match self {
+            Self::Library(library) => library.lost_writes_seen(),
+            Self::File(_) | Self::Null(_) | Self::Memory(_) => LostWritesSeen::default(),
+            Self::Fault(fault) => fault.under().lost_writes_seen(),
+        }
     }
 
     /// What it can do.

@@ -2,7 +2,7 @@
 
 use crate::bounce::{Permit, Waiting};
 use crate::fault::Held;
-use crate::posted::Posting;
+use crate::posted::{LostWritesSeen, Posting};
 use crate::range::Ticket;
 use crate::{IoError, SECTOR};
 use kickless_io::{Buffers, Engine, FileId, Op, OpKind, RangeCall, Token, Waker};
@@ -73,6 +73,8 @@ pub struct Lane<'a> {
     /// Signalled when a request of this lane that got [`Step::Busy`] for want of something that is shared,
     /// and no engine can announce, should be retried.
     pub waker: &'a Waker,
+    /// The queue's own, from [`crate::Disk::lost_writes_seen`].
+    pub lost_writes: &'a mut LostWritesSeen,
     /// Where writes to the guest's buffers are marked.
     pub marks: &'a mut Marks,
 }

@@ -21,7 +21,15 @@
 //! let disk = Disk::open(&DiskSpec::Null(1 << 30), &Options::default())?;
 //! let mut engine = Engine::open(EngineKind::Auto, 16)?;
 //! let (file, waker, mut marks) = (disk.attach(&mut engine)?, Waker::new()?, Marks::off());
-//! let mut lane = Lane { engine: &mut engine, source: 0, slot: 0, file, waker: &waker, marks: &mut marks };
+//! let mut lane = Lane {
+//!     engine: &mut engine,
+//!     source: 0,
+//!     slot: 0,
+//!     file,
+//!     waker: &waker,
+//!     lost_writes: &mut disk.lost_writes_seen(),
+//!     marks: &mut marks,
+//! };
 //! let step = disk.start(&mut lane, &mut Io::default(), Request::Flush);
 //! assert_eq!(step, Step::Done(Ok(())));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -74,5 +82,6 @@ pub use nbd::fuzzing as nbd_fuzzing;
 #[cfg(feature = "nbd")]
 pub use nbd::{BadUri, NbdUri};
 pub use null::NullDisk;
+pub use posted::LostWritesSeen;
 pub use rbd_name::{BadRbdName, RbdName};
 pub use spec::{Cache, DiskSpec, Lifetime, Limits, Options, RangeLimits, SECTOR, UnknownCache};

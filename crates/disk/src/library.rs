@@ -1,7 +1,7 @@
 //! Disks through libraries, one face for all of them.
 
 use crate::lock::LockError;
-use crate::posted::{Order, Posted};
+use crate::posted::{LostWritesSeen, Order, Posted};
 #[cfg(any(feature = "nbd", feature = "qcow2", feature = "rbd"))]
 use crate::{Error, Options};
 use crate::{Io, Lane, Limits, Request, Resized, Step};
@@ -56,6 +56,10 @@ impl LibraryDisk {
     pub(crate) fn rbd(name: &crate::RbdName, options: &Options) -> Result<Self, Error> {
         let (rbd, posted) = crate::rbd::Rbd::open(name, options)?;
         Ok(Self { library: Library::Rbd(rbd), posted })
+    }
+
+    pub(crate) fn lost_writes_seen(&self) -> LostWritesSeen {
+        self.posted.lost_writes_seen()
     }
 
     pub(crate) fn limits(&self) -> &Limits {

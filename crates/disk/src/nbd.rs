@@ -65,7 +65,7 @@ impl Nbd {
         if !export.has(wire::FLAG_FLUSH) && !options.read_only {
             tracing::warn!(server = %uri, "the server cannot be asked to flush: what is durable, it alone knows");
         }
-        let client = Client::new(shared.clone(), address, uri.clone(), Connection::new(socket, export));
+        let client = Client::new(shared.clone(), address, uri.clone(), Connection::new(socket, export, 0));
         let thread = Builder::new().name("nbd".into()).spawn(move || client.run()).map_err(failed)?;
         // A server with no flush has nothing to make durable.
         let durable = export.has(wire::FLAG_FUA);

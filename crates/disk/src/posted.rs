@@ -4,6 +4,7 @@
 //! buffer of ours, and so it may keep a request for as long as it likes. A request goes piece by piece, each as long as
 //! a buffer. When a piece is done the worker is woken by the waker of its lane, and looks at all that it has posted.
 
+mod lost_writes;
 mod order;
 #[cfg(feature = "qcow2")]
 mod threads;
@@ -12,6 +13,8 @@ use crate::bounce::{BUFFER_BYTES, Kind, Permit, Pool, Waiting};
 use crate::io::Phase;
 use crate::{Io, IoError, Lane, Limits, Request, Step};
 use kickless_io::Errno;
+pub use lost_writes::LostWritesSeen;
+use lost_writes::LostWritesTold;
 pub(crate) use order::Ticket;
 #[cfg(any(feature = "nbd", feature = "rbd"))]
 pub(crate) use order::Wakes;
@@ -40,6 +43,8 @@ pub(crate) struct Posting {
     kind: Option<Request>,
     /// Flush when all else is done.
     flush: bool,
+    /// More lost writes than these fail the flush: see [`lost_writes`].
+    lost_writes: u64,
     permit: Option<Permit>,
     waiting: Option<Waiting>,
 }
@@ -53,6 +58,7 @@ pub(crate) struct Posted {
     durable: bool,
     short: Arc<Pool>,
     long: Arc<Pool>,
+    lost_writes_told: LostWritesTold,
 }
 
 /// Either go on at once, or tell the device.
@@ -65,7 +71,13 @@ impl Posted {
         let short = Kind { bytes: SHORT_BYTES, align, in_use_max: SHORT_MAX, kept_max: SHORT_MAX };
         let long = Kind { bytes: BUFFER_BYTES, align, in_use_max: LONG_MAX, kept_max: LONG_MAX / 4 };
         let (short, long) = (Arc::new(Pool::of(short)), Arc::new(Pool::of(long)));
-        Self { limits, size: AtomicU64::new(size), durable, short, long }
+        let lost_writes_told = LostWritesTold::default();
+        Self { limits, size: AtomicU64::new(size), durable, short, long, lost_writes_told }
+    }
+
+    /// Returns what a queue that begins need not be told of.
+    pub(crate) fn lost_writes_seen(&self) -> LostWritesSeen {
+        self.lost_writes_told.seen()
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -105,7 +117,10 @@ impl Posted {
         };
         let posting = io.posting.get_or_insert_default();
         posting.kind = Some(request);
-        posting.flush = (durable && !self.durable) || request == Request::Flush;
+        // Of a durable request: what its own writes find.
+        let is_flush = request == Request::Flush;
+        posting.lost_writes = if is_flush { lane.lost_writes.count() } else { u64::MAX };
+        posting.flush = (durable && !self.durable) || is_flush;
         io.phase = Phase::Posted;
         self.drive(lane, io, post)
     }
@@ -134,6 +149,16 @@ impl Posted {
             permit.buffer = answer.buffer;
         }
         answer.result.map_err(|error| Step::Done(Err(error)))?;
+        let lost_writes = answer.lost_writes;
+        match call {
+            Call::Flush if lost_writes > posting.lost_writes => {
+                if posting.kind == Some(Request::Flush) {
+                    self.lost_writes_told.tell(lane.lost_writes, lost_writes);
+                }
+                return Err(Step::Done(Err(IoError::Os(Errno::IO))));
+            }
+            _ => posting.lost_writes = posting.lost_writes.min(lost_writes),
+        }
         let len = posting.len;
         match call {
             Call::Read | Call::Write { .. } => {

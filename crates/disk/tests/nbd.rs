@@ -218,6 +218,43 @@ fn a_flush_fails_that_covers_writes_of_a_lost_server() {
     assert_eq!(worker.flush(), Ok(()), "it has been told once");
 }
 
+/// A driver looks at the result of its own queue's flush.
+#[test]
+fn each_queue_hears_of_writes_that_a_server_lost() {
+    let mut server = Server::start(Kind::Nbdkit, &[0; LEN as usize], &[]);
+    let disk = open(&server.spec("reconnect-delay=60"));
+    let mut queues = [(); 3].map(|()| worker(&disk).with_slots(4));
+    let (failed, one_page) = (Err(IoError::Os(Errno::IO)), [1; 4096]);
+    assert_eq!(queues[0].write(0, &one_page, 0), Ok(()));
+    server.stop();
+    // In flight when the server goes, and sent again to the next one.
+    for queue in &mut queues[..2] {
+        for slot in 0..4 {
+            assert_eq!(queue.start(slot, Request::Flush), Step::Busy);
+        }
+    }
+    server.restart();
+    for queue in &mut queues[..2] {
+        let mut over = Vec::new();
+        while over.len() < 4 {
+            over.extend(queue.turn());
+        }
+        assert!(over.iter().all(|(_, result)| *result == failed), "{over:?}");
+    }
+    // A queue that had nothing in flight, and one that begins after the guest was told.
+    assert_eq!(queues[2].flush(), failed);
+    assert_eq!(worker(&disk).flush(), Ok(()));
+    for queue in &mut queues {
+        assert_eq!(queue.flush(), Ok(()), "it has been told");
+    }
+    // The same once more: by a server that is down while the flushes are posted.
+    assert_eq!(queues[1].write(0, &one_page, 0), Ok(()));
+    server.restart();
+    for queue in &mut queues {
+        assert_eq!([queue.flush(), queue.flush()], [failed, Ok(())]);
+    }
+}
+
 #[test]
 fn faults_before_an_export() {
     let server = Server::start(Kind::Nbdkit, &[3; LEN as usize], &[]);

@@ -636,6 +636,30 @@ fn what_a_flush_covers() {
     }
 }
 
+/// Without FUA a durable write is a write and a flush. This flush covers the request's own write, and tells nobody of others.
+#[test]
+fn the_flush_of_a_durable_write_covers_that_write_alone() {
+    let failed = Err(IoError::Os(Errno::IO));
+    let liar = Liar::start(3, move |connection, stream| {
+        greet(stream, &hello(false));
+        if connection == 2 {
+            return drop(oblige(stream, 0));
+        }
+        // Goes when it has acknowledged a write: a plain one, then a durable one.
+        let asked = std::iter::repeat_with(|| hear(stream).unwrap()).find(|asked| asked.command == WRITE);
+        stream.write_all(&simple(0, asked.unwrap().cookie, &[])).unwrap();
+    });
+    let disk = open(&liar.export("", 60));
+    let (mut queue, mut other) = (worker(&disk), worker(&disk));
+    assert_eq!(queue.write(0, &[1; 512], 0), Ok(()));
+    let durable = || InFlight::start(&disk, 0, 1).finish();
+    assert_eq!(durable(), [failed], "the write is lost with its server");
+    assert_eq!(durable(), [Ok(())]);
+    assert_eq!([queue.flush(), other.flush()], [failed; 2]);
+    assert_eq!(durable(), [Ok(())]);
+    assert_eq!([queue.flush(), other.flush()], [Ok(()); 2]);
+}
+
 /// Servers that are there again and say nothing, or too slowly to be waited for.
 #[test]
 fn a_server_that_takes_too_long_when_it_is_back() {

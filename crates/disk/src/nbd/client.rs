@@ -1,8 +1,8 @@
 //! The thread that speaks to a server, and what it does when the server has gone.
 //!
 //! Requests that a lost connection leaves unanswered are sent again on the next one: all of them have the same effect twice as
-//! once. What the server had acknowledged and not been asked to flush may be lost with it, though, so that the next flush
-//! fails, as it would on a disk.
+//! once. What the server had acknowledged and not been asked to flush may be lost with it, though. The thread counts these losses
+//! and puts the count into each answer, by which flushes fail (`posted/lost_writes.rs`).
 
 use super::connection::Connection;
 use super::handshake::Export;
@@ -127,8 +127,8 @@ pub(super) struct Client {
     attempt_at: Instant,
     /// Requests have failed since then.
     has_failed: bool,
-    /// Something that was acknowledged may be lost, and no flush has told so.
-    lost_writes: bool,
+    /// Connections that were lost with writes that had been acknowledged and not flushed.
+    lost_writes: u64,
     /// What has a lower number is to have ended by then.
     hurry: Option<(u64, Instant)>,
     wakes: Wakes,
@@ -147,7 +147,7 @@ impl Client {
             fails_at: now,
             attempt_at: now,
             has_failed: false,
-            lost_writes: false,
+            lost_writes: 0,
             hurry: None,
             wakes: Wakes::default(),
         }
@@ -211,9 +211,6 @@ impl Client {
                 Call::Flush if !self.export.has(wire::FLAG_FLUSH) => {
                     next.order.answer(Ok(()), &mut self.wakes)
                 }
-                Call::Flush if std::mem::take(&mut self.lost_writes) => {
-                    next.order.answer(Err(IoError::Os(Errno::IO)), &mut self.wakes);
-                }
                 _ => connection.take(next),
             }
         }
@@ -226,7 +223,7 @@ impl Client {
     fn lose(&mut self, mut connection: Connection, problem: &Problem) {
         let wait = self.uri.reconnect_delay;
         tracing::warn!(server = %self.uri, %problem, ?wait, "the NBD server is lost; requests wait for it");
-        self.lost_writes |= connection.flights.is_dirty();
+        self.lost_writes += u64::from(connection.flights.is_dirty());
         for mut queued in connection.flights.drain().into_iter().rev() {
             queued.losses += 1;
             if queued.losses < LOSSES_MAX {
@@ -333,7 +330,7 @@ impl Client {
         if found.has(wire::FLAG_READ_ONLY) && !self.export.has(wire::FLAG_READ_ONLY) {
             return Err(Problem::Changed("it is read-only"));
         }
-        Ok(Connection::new(socket, found))
+        Ok(Connection::new(socket, found, self.lost_writes))
     }
 }
 
@@ -350,7 +347,7 @@ mod tests {
             let uri: NbdUri = format!("nbd+unix:///?socket=/none&reconnect-delay={delay}").parse().unwrap();
             let address = Address::of(&uri.server).unwrap();
             let export = Export { size: 512, flags: 0, structured: false };
-            let connection = Connection::new(UnixStream::pair().unwrap().0.into(), export);
+            let connection = Connection::new(UnixStream::pair().unwrap().0.into(), export, 0);
             let mut client = Client::new(Arc::new(Shared::new().unwrap()), address, uri, connection);
             let before = Instant::now();
             client.shared.hurry();

@@ -31,11 +31,12 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd, export: Export) -> Self {
+    /// One on which nothing is in flight, before which acknowledged writes may have been lost so often.
+    pub(super) fn new(socket: OwnedFd, export: Export, lost_writes: u64) -> Self {
         Self {
             socket,
             export,
-            flights: Flights::new(),
+            flights: Flights::new(lost_writes),
             replies: Replies::new(export.structured),
             unsent: VecDeque::new(),
             sent: 0,

@@ -69,16 +69,20 @@ pub(super) struct Flights {
     /// Writes that have been acknowledged, and how many of them were by the time of the last flush that has been done.
     written: u64,
     flushed: u64,
+    /// What each answer says of earlier connections: see [`Order::lost_writes`].
+    lost_writes: u64,
 }
 
 impl Flights {
-    pub(super) fn new() -> Self {
+    /// None in flight, on a connection before which acknowledged writes may have been lost so often.
+    pub(super) fn new(lost_writes: u64) -> Self {
         Self {
             places: (0..DEPTH).map(|_| None).collect(),
             free: (0..DEPTH as u32).rev().collect(),
             next: 0,
             written: 0,
             flushed: 0,
+            lost_writes,
         }
     }
 
@@ -123,7 +127,7 @@ impl Flights {
 
     /// Ends one as its replies have said.
     pub(super) fn finish(&mut self, place: u32, wakes: &mut Wakes) {
-        let Some(flight) = self.remove(place) else { return };
+        let Some(mut flight) = self.remove(place) else { return };
         let result = flight.result();
         match flight.order.call {
             Call::Flush if result.is_ok() => self.flushed = self.flushed.max(flight.covers),
@@ -136,6 +140,7 @@ impl Flights {
             }
             _ => {}
         }
+        flight.order.lost_writes = self.lost_writes;
         flight.order.answer(result, wakes);
     }
 
@@ -152,7 +157,7 @@ impl Flights {
 
     /// Takes all out, in the order they came in.
     pub(super) fn drain(&mut self) -> Vec<Queued> {
-        let all = std::mem::replace(self, Self::new()).places.into_iter().flatten();
+        let all = std::mem::replace(self, Self::new(self.lost_writes)).places.into_iter().flatten();
         let mut left: Vec<_> =
             all.map(|Flight { number, order, losses, .. }| Queued { number, order, losses }).collect();
         left.sort_unstable_by_key(|queued| queued.number);

@@ -80,7 +80,7 @@ fn stream(mut script: &[u8]) -> Vec<u8> {
 /// # Panics
 /// A request was ended twice, or a read well that is not all there.
 pub fn replies(structured: bool, step: usize, script: &[u8]) -> usize {
-    let (mut flights, mut wakes) = (Flights::new(), Wakes::default());
+    let (mut flights, mut wakes) = (Flights::new(0), Wakes::default());
     let Ok(waker) = Waker::new() else { return 0 };
     let tickets: Vec<_> = (0..REQUESTS).map(|_| Arc::new(Ticket::default())).collect();
     for (number, ticket) in (0..).zip(&tickets) {

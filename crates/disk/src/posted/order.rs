@@ -42,6 +42,9 @@ pub(crate) struct Order {
     pub(crate) len: u64,
     /// The bytes of a read or write: the first `len` of it.
     pub(crate) buffer: Option<AlignedBuf>,
+    /// How often the library may have lost writes that it had acknowledged, to be set before the answer: see
+    /// [`super::lost_writes`].
+    pub(crate) lost_writes: u64,
     to: Option<(Arc<Ticket>, Waker)>,
 }
 
@@ -50,7 +53,7 @@ impl Order {
     pub(crate) fn answer(mut self, result: Result<(), IoError>, wakes: &mut Wakes) {
         let buffer = self.buffer.take();
         if let Some((ticket, waker)) = self.to.take() {
-            ticket.settle(result, buffer);
+            ticket.settle(Answer { result, buffer, lost_writes: self.lost_writes });
             wakes.add(waker);
         }
     }
@@ -71,7 +74,8 @@ impl Order {
 impl Drop for Order {
     fn drop(&mut self) {
         if let Some((ticket, waker)) = self.to.take() {
-            ticket.settle(Err(IoError::Os(Errno::IO)), self.buffer.take());
+            let (result, buffer) = (Err(IoError::Os(Errno::IO)), self.buffer.take());
+            ticket.settle(Answer { result, buffer, lost_writes: self.lost_writes });
             waker.wake();
         }
     }
@@ -112,6 +116,7 @@ pub(crate) struct Ticket(Mutex<Option<Answer>>);
 pub(crate) struct Answer {
     pub(crate) result: Result<(), IoError>,
     pub(crate) buffer: Option<AlignedBuf>,
+    pub(crate) lost_writes: u64,
 }
 
 impl Ticket {
@@ -119,8 +124,8 @@ impl Ticket {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn settle(&self, result: Result<(), IoError>, buffer: Option<AlignedBuf>) {
-        *self.lock() = Some(Answer { result, buffer });
+    fn settle(&self, answer: Answer) {
+        *self.lock() = Some(answer);
     }
 
     /// An order that is answered here. Only when there is none on its way.
@@ -131,7 +136,7 @@ impl Ticket {
         buffer: Option<AlignedBuf>,
         waker: &Waker,
     ) -> Order {
-        Order { call, at, len, buffer, to: Some((self.clone(), waker.clone())) }
+        Order { call, at, len, buffer, lost_writes: 0, to: Some((self.clone(), waker.clone())) }
     }
 
     /// The answer, if it is there.

@@ -13,7 +13,9 @@ pub mod qcow2;
 #[cfg(feature = "nbd")]
 pub mod server;
 
-use kickless_disk::{Cache, Disk, DiskSpec, Extent, Io, IoError, Lane, Options, Request, Step};
+use kickless_disk::{
+    Cache, Disk, DiskSpec, Extent, Io, IoError, Lane, LostWritesSeen, Options, Request, Step,
+};
 use kickless_io::{Completion, Engine, EngineKind, Errno, FileId, Waker};
 use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};
 use loop_device::Loop;
@@ -131,6 +133,7 @@ pub struct Worker<'a> {
     file: Option<FileId>,
     waker: Waker,
     places: Vec<Place>,
+    lost_writes: LostWritesSeen,
     marks: Marks,
     done: Vec<Completion>,
 }
@@ -140,7 +143,8 @@ impl<'a> Worker<'a> {
         let mut engine = Engine::open(kind, depth).unwrap();
         let file = disk.attach(&mut engine).unwrap();
         let waker = Waker::new().unwrap();
-        Self { disk, engine, file, waker, places: Vec::new(), marks: Marks::off(), done: Vec::new() }
+        let (lost_writes, marks) = (disk.lost_writes_seen(), Marks::off());
+        Self { disk, engine, file, waker, places: Vec::new(), lost_writes, marks, done: Vec::new() }
             .with_slots(1)
     }
 
@@ -161,6 +165,7 @@ impl<'a> Worker<'a> {
             slot: slot as u32,
             file: self.file,
             waker: &self.waker,
+            lost_writes: &mut self.lost_writes,
             marks: &mut self.marks,
         };
         let step = step(self.disk, &mut lane, &mut place.io);

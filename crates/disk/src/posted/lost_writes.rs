@@ -1,0 +1,131 @@
+//! Reports lost writes to each queue, by flushes that fail.
+//!
+//! A server that goes takes with it the writes that it has acknowledged and not flushed. The guest hears of that by a flush that
+//! fails. A driver with several queues looks at the result of its own flush alone, so one failed flush of the disk is not enough.
+//!
+//! # The rule
+//! The library counts the times that acknowledged writes may have been lost. It puts the count into each answer: the count of the
+//! connection that the answer came from, which does not change while the connection lasts. A queue keeps the count that it has
+//! been told of ([`LostWritesSeen`]). A request compares the count of its flush's answer with the count that it started from:
+//!
+//! - A flush of the guest starts from what its queue had been told of when the flush was posted. If the answer has more, the flush
+//!   fails, and the queue has been told.
+//! - A durable write whose library has none is a write and a hidden flush. It starts from the least count in the answers of its
+//!   own writes. If the flush's answer has more, these writes may be lost, and the request fails.
+//!
+//! # Why nothing is missed
+//! Let a write of any queue be acknowledged on one connection and lost with it. Then that connection was dirty, and each later one
+//! has a higher count.
+//! - A flush that is posted later, is in flight, or is sent again on a later connection, gets the higher count. It fails unless
+//!   its queue was told before the flush was posted. So several flushes in flight of one queue all fail, and each queue has at least
+//!   one that fails.
+//! - A flush that the lost connection has answered was sent to a server that still had the write, if that was acknowledged before.
+//!   Its answer has the old count, and it succeeds rightly, however late its worker looks at the answer.
+//! - A hidden flush tells nobody but its own request: it changes no queue's count.
+//! - A flush that fails for another reason (the server stays away) has told nothing, and a later one fails once more.
+//!
+//! The count in a queue only moves to one that an answer of the same disk had. One thread owns the queue, one thread owns the
+//! connection, and the answer is handed over under the lock of its ticket, so there is nothing to order between them.
+//!
+//! # A queue that begins
+//! It starts from the highest count that any queue has been told of. A loss that no queue was told of, because none has flushed
+//! since, is still told to a guest that comes back after its front-end was away; one that was told is not told to the next machine.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How many losses of acknowledged writes a queue has been told of. One for each queue, from [`crate::Disk::lost_writes_seen`].
+#[derive(Debug, Default)]
+pub struct LostWritesSeen(u64);
+
+impl LostWritesSeen {
+    pub(super) fn count(&self) -> u64 {
+        self.0
+    }
+}
+
+/// The highest count that any queue of a disk has been told of.
+#[derive(Debug, Default)]
+pub(super) struct LostWritesTold(AtomicU64);
+
+impl LostWritesTold {
+    /// Returns what a queue that begins need not be told of.
+    pub(super) fn seen(&self) -> LostWritesSeen {
+        // Relaxed: a queue begins by a message from a thread that knows how the queues before it ended.
+        LostWritesSeen(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Tells a queue, by a flush that fails, of all losses up to this count.
+    pub(super) fn tell(&self, queue: &mut LostWritesSeen, count: u64) {
+        queue.0 = queue.0.max(count);
+        self.0.fetch_max(count, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::posted::{Call, Order, Posted, Wakes};
+    use crate::{Io, IoError, Lane, Limits, Request, Step};
+    use kickless_io::{Engine, EngineKind, Errno, Waker};
+    use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::cell::RefCell;
+    use std::sync::Arc;
+
+    const FAILED: Step = Step::Done(Err(IoError::Os(Errno::IO)));
+    const OK: Step = Step::Done(Ok(()));
+
+    /// Runs a request on one page of a disk that cannot write durably. `counts` are what the answers to its calls have.
+    fn run(posted: &Posted, seen: &mut super::LostWritesSeen, request: Request, counts: &[u64]) -> Step {
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 4096).unwrap();
+        let slot = Slot::map(file, 0, Gpa(0), UserAddr(0), 4096).unwrap();
+        let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+        let (mut io, mut engine) = (Io::default(), Engine::open(EngineKind::Threads, 1).unwrap());
+        if request != Request::Flush {
+            io.buffers_mut().push(&view, Gpa(0), 4096).unwrap();
+        }
+        let (waker, mut marks) = (Waker::new().unwrap(), Marks::off());
+        let mut lane = Lane {
+            engine: &mut engine,
+            source: 0,
+            slot: 0,
+            file: None,
+            waker: &waker,
+            lost_writes: seen,
+            marks: &mut marks,
+        };
+        let out: RefCell<Option<Order>> = RefCell::default();
+        let post = |order| assert!(out.replace(Some(order)).is_none());
+        let mut step = posted.start(&mut lane, &mut io, request, post);
+        let mut calls = Vec::new();
+        for &count in counts {
+            assert_eq!(step, Step::Busy);
+            let mut order = out.take().unwrap();
+            calls.push(order.call);
+            order.lost_writes = count;
+            order.answer(Ok(()), &mut Wakes::default());
+            step = posted.drive(&mut lane, &mut io, post);
+        }
+        assert_eq!(calls.last(), Some(&Call::Flush));
+        step
+    }
+
+    #[test]
+    fn a_flush_fails_once_for_each_queue_that_was_not_told() {
+        let posted = Posted::new(Limits::plain(false), 4096, false);
+        let [mut one, mut two] = [(); 2].map(|()| posted.lost_writes_seen());
+        let write = Request::Write { offset: 0, durable: true };
+        assert_eq!(run(&posted, &mut one, Request::Flush, &[0]), OK);
+        // The write was acknowledged before the loss, and the flush behind it. It is lost, and another queue hears nothing of it.
+        assert_eq!(run(&posted, &mut one, write, &[0, 1]), FAILED);
+        // Both came after it.
+        assert_eq!(run(&posted, &mut one, write, &[1, 1]), OK);
+        assert_eq!(run(&posted, &mut one, Request::Flush, &[1]), FAILED);
+        assert_eq!(run(&posted, &mut one, Request::Flush, &[1]), OK);
+        assert_eq!(run(&posted, &mut two, Request::Flush, &[2]), FAILED);
+        // An answer from before the loss that it was told of.
+        assert_eq!(run(&posted, &mut two, Request::Flush, &[1]), OK);
+        assert_eq!(run(&posted, &mut one, Request::Flush, &[2]), FAILED);
+        assert_eq!(run(&posted, &mut posted.lost_writes_seen(), Request::Flush, &[2]), OK);
+    }
+}
