@@ -165,7 +165,7 @@ impl Disk {
     /// (`Cache::Writeback`). Waits for it.
     ///
     /// # Errors
-    /// Some of it could not be written. The guest's next flush fails as well.
+    /// Some of it could not be written. The guest's flushes fail as well from then on.
     pub fn hand_over(&self) -> io::Result<()> {
         match self {
             Self::File(file) => file.hand_over(),

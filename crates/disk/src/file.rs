@@ -9,15 +9,17 @@ mod topology;
 
 use crate::bounce::Pool;
 use crate::range::Ranges;
+use crate::writeback::Writeback;
 use crate::{Error, Limits};
 use extents::Lacks;
 use kickless_io::{Engine, FileId};
 #[cfg(feature = "qcow2")]
 pub(crate) use open::{identity, open_file};
+use rustix::fs::fdatasync;
+use rustix::io::retry_on_intr;
 pub use size::Resized;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -34,6 +36,8 @@ pub struct FileDisk {
     direct: Option<Direct>,
     /// Bounce buffers, and those that zeroes are written from.
     pool: Arc<Pool>,
+    /// Where there can be writes in the host's cache that are not in the file.
+    writeback: Option<Writeback>,
     /// Calls that the kernel has turned out to lack here.
     lacks: Lacks,
 }
@@ -64,27 +68,15 @@ impl FileDisk {
         &self.file
     }
 
-    /// Whether there can be writes in the host's cache that are not in the file.
-    fn is_cached(&self) -> bool {
-        self.direct.is_none() && !self.limits.read_only
-    }
-
     /// Puts what the host's cache holds of the file into the file. Waits until it is there.
     pub(crate) fn hand_over(&self) -> io::Result<()> {
-        if !self.is_cached() {
-            return Ok(());
-        }
-        // The kernel tells each open description once of a write that failed. With one of its own, the guest's next flush
-        // still hears of it.
-        match File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd())) {
-            Ok(another) => another.sync_data(),
-            Err(_) => self.file.sync_data(),
-        }
+        let Some(writeback) = &self.writeback else { return Ok(()) };
+        Ok(writeback.flushed(retry_on_intr(|| fdatasync(&self.file)))?)
     }
 
     /// Lets go of what the host's cache holds of the file: it may have been written elsewhere since.
     pub(crate) fn take_over(&self) {
-        if self.is_cached()
+        if self.writeback.is_some()
             && let Err(error) = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed)
         {
             tracing::warn!(%error, "the host may have old data of the image in its cache");

@@ -69,6 +69,7 @@ mod range;
 mod rbd;
 mod rbd_name;
 mod spec;
+mod writeback;
 
 pub use disk::Disk;
 pub use error::{Error, IoError};

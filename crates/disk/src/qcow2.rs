@@ -14,6 +14,7 @@ mod chain;
 
 use crate::file::{identity, open_file};
 use crate::posted::{Call, Order, Posted, Threads};
+use crate::writeback::Writeback;
 use crate::{Error, IoError, Limits, Options, RangeLimits, SECTOR};
 use chain::Access;
 use imago::Mapping;
@@ -56,6 +57,8 @@ struct Image {
     access: RwLock<Option<Access>>,
     /// The files of the images under it, as it was opened last.
     under: Mutex<Vec<File>>,
+    /// Where what is written goes through the host's cache.
+    writeback: Option<Writeback>,
     /// How many requests may have changed tables that are not in the file yet: those that are under way beside others, and those
     /// that have failed since the image was opened.
     unwritten: AtomicUsize,
@@ -71,8 +74,9 @@ impl Qcow2 {
         let failed = |source| Error::Library { disk: format!("qcow2:{}", path.display()), source };
         let identity = identity(&file.metadata().map_err(failed)?);
         let (access, under) = (RwLock::default(), Mutex::default());
+        let writeback = (!direct && !options.read_only).then(|| Writeback::watch(&file));
         let (path, options, unwritten) = (path.to_owned(), *options, AtomicUsize::new(0));
-        let image = Image { path, file, direct, options, access, under, unwritten };
+        let image = Image { path, file, direct, options, access, under, writeback, unwritten };
         let seen = image.open(false).map_err(failed)?;
         let size = seen.size() - seen.size() % SECTOR;
         if size == 0 || size > i64::MAX as u64 {
@@ -115,7 +119,7 @@ impl Qcow2 {
     pub(crate) fn hand_over(&self) -> io::Result<()> {
         let mut access = self.image.access.write().unwrap_or_else(PoisonError::into_inner);
         match access.take() {
-            Some(access) => access.flush().and_then(|()| access.sync()),
+            Some(access) => self.image.flush(&access),
             None => Ok(()),
         }
     }
@@ -155,6 +159,16 @@ impl Image {
         Ok(access)
     }
 
+    /// Puts all that was written on stable storage.
+    fn flush(&self, access: &Access) -> io::Result<()> {
+        access.flush()?;
+        let synced = access.sync();
+        match &self.writeback {
+            Some(writeback) => Ok(writeback.flushed(synced.map_err(|error| errno_of(&error)))?),
+            None => synced,
+        }
+    }
+
     /// Does an order.
     fn perform(&self, order: &mut Order) -> Result<(), IoError> {
         let (call, at, len) = (order.call, order.at, order.len);
@@ -172,7 +186,7 @@ impl Image {
                 self.unwritten.fetch_sub(1, Ordering::Release);
                 Ok(())
             }),
-            Call::Flush => self.with(|access| access.flush().and_then(|()| access.sync())),
+            Call::Flush => self.with(|access| self.flush(access)),
             Call::Discard { .. } => self.give_back(at, len, Access::discard_to_any),
             Call::Zeroes { unmap: true, .. } => self.give_back(at, len, |access, at, len| {
                 zero(access, at, len, |access, at, len| access.discard_to_zero(at, len))
@@ -187,8 +201,7 @@ impl Image {
         }
         result.map_err(|error| {
             tracing::debug!(image = %self.path.display(), ?call, at, len, %error, "the library fails a request");
-            let errno = error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
-            IoError::Os(errno)
+            IoError::Os(errno_of(&error))
         })
     }
 
@@ -241,6 +254,10 @@ impl Image {
         };
         work(access)
     }
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
 /// Zeroes a range: whole clusters by `clusters`, and zeroes are written to what is left of others. The library's own way with those

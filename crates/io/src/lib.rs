@@ -60,6 +60,7 @@ mod threads;
 mod transfers;
 mod uring;
 mod waker;
+mod writeback;
 
 pub use aio::Aio;
 pub use buffer::AlignedBuf;
@@ -74,3 +75,4 @@ pub use signal::{prepare_to_signal, signal};
 pub use threads::Threads;
 pub use uring::Uring;
 pub use waker::Waker;
+pub use writeback::writeback_error;

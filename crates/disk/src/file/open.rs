@@ -4,6 +4,7 @@ use super::extents::Lacks;
 use super::topology;
 use super::{Direct, FileDisk};
 use crate::bounce::{BUFFER_BYTES, Pool};
+use crate::writeback::Writeback;
 use crate::{Cache, Error, Limits, Options, SECTOR};
 use kickless_io::AlignedBuf;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fstatfs, ioctl_blksszget, statx};
@@ -71,6 +72,7 @@ impl FileDisk {
         let address = direct.as_ref().map_or(1, |direct| direct.address).max(rustix::param::page_size());
         Ok(Self {
             identity: identity(&meta),
+            writeback: (direct.is_none() && !options.read_only).then(|| Writeback::watch(&file)),
             file: Arc::new(file),
             limits,
             size: AtomicU64::new(size),

@@ -171,7 +171,12 @@ impl FileDisk {
             }
             Buffers::None => {}
         }
-        let bytes = match completion.result {
+        let result = if io.phase == Phase::Flush || io.durable {
+            self.synced(io.phase, completion.result)
+        } else {
+            completion.result
+        };
+        let bytes = match result {
             Ok(bytes) => bytes,
             Err(Errno::INTR) if io.retries < RETRIES_MAX => {
                 io.retries += 1;
@@ -211,6 +216,16 @@ impl FileDisk {
             Phase::Idle | Phase::Held | Phase::Posted | Phase::Plan | Phase::Prepare => return Step::Pending,
         }
         self.drive(lane, io)
+    }
+
+    /// Returns how an operation of a flush or of a durable request ends that ended like this in the kernel.
+    fn synced(&self, phase: Phase, result: Result<u32, Errno>) -> Result<u32, Errno> {
+        match (&self.writeback, phase, result) {
+            (None, ..) | (.., Err(Errno::INTR | Errno::AGAIN)) => result,
+            (Some(writeback), Phase::Flush, _) => writeback.flushed(result),
+            (Some(writeback), Phase::Direct | Phase::Store, _) => writeback.written(result),
+            _ => result,
+        }
     }
 
     /// So many bytes more have gone between the bounce buffer and the file.

@@ -7,7 +7,7 @@ pub mod ceph;
 #[cfg(feature = "nbd")]
 pub mod liar;
 #[path = "../../../io/tests/loop_device/mod.rs"]
-mod loop_device;
+pub mod loop_device;
 #[cfg(feature = "qcow2")]
 pub mod qcow2;
 #[cfg(feature = "nbd")]

@@ -1,0 +1,84 @@
+//! Latches that the host has lost writes that were in its page cache.
+//!
+//! When the kernel cannot write a page of its cache to the disk, it marks the page as clean all the same: the data are lost, and it
+//! does not try again. It reports that once to each open file description, by the next `fdatasync` or durable write. All queues of
+//! a disk have one description in common. So the report of one queue hides the loss from all others, and nothing tells how
+//! many writes are lost, or whose they are.
+//!
+//! So a failed flush of a file that goes through the cache is final, as it is in QEMU (`page_cache_inconsistent` of
+//! `block/file-posix.c`): from then on each flush and each durable write of the disk fails, until the disk is opened anew. Neither
+//! a new front-end nor [`crate::Disk::take_over`] ends that, for the same guest may have come back. Direct I/O has no such pages:
+//! there each flush reports what it found itself, and nothing is latched, in QEMU as well.
+//!
+//! # Why no flush slips through
+//! Two flushes can be in the kernel at the same time, and one of them takes the report. QEMU lets one flush of a disk run at a
+//! time. Here they run together, and each has its result checked when it is over: [`Writeback`] holds a description of its own, the
+//! witness, that nothing else uses. The kernel records a failure before it ends the write-back that a flush waits for. So when
+//! a flush is over, an earlier failure is in its result, or the witness reports it now, or the witness has reported it before. In the
+//! last case it is latched: the witness is asked and the failure is latched under one lock, and the latch is read after the lock
+//! was released. The same holds for a durable write, whose own pages may be the lost ones.
+//!
+//! A failed durable write latches only what the witness reports. It may have failed before it reached the cache (`ENOSPC`), and
+//! then nothing that was acknowledged is lost.
+//!
+//! The witness is opened with the disk. A failure from before, that no description was told of, is reported by the first flush.
+
+use kickless_io::{Errno, writeback_error};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Whether the host has lost writes of a file that goes through its cache.
+#[derive(Debug)]
+pub(crate) struct Writeback {
+    /// Locked for each flush and each durable write, which take far longer. `None`: the system has no `/proc`.
+    witness: Mutex<Option<File>>,
+    /// The error that is latched, or 0.
+    latched: AtomicI32,
+}
+
+impl Writeback {
+    /// Watches a file from now on.
+    pub(crate) fn watch(file: &File) -> Self {
+        let witness = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok();
+        Self { witness: Mutex::new(witness), latched: AtomicI32::new(0) }
+    }
+
+    /// Returns how a flush ends that ended like this in the kernel.
+    pub(crate) fn flushed<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
+        if let Err(errno) = result {
+            self.latch(errno);
+        }
+        self.written(result)
+    }
+
+    /// Returns how a durable write ends that ended like this in the kernel.
+    pub(crate) fn written<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
+        self.ask();
+        let bytes = result?;
+        match self.latched.load(Ordering::Acquire) {
+            0 => Ok(bytes),
+            errno => Err(Errno::from_raw_os_error(errno)),
+        }
+    }
+
+    fn ask(&self) {
+        let witness = self.witness.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(errno) = witness.as_ref().and_then(writeback_error) {
+            self.latch(errno);
+        }
+    }
+
+    fn latch(&self, errno: Errno) {
+        // Release: with the load in `written`, for a flush that finds the report taken by a result.
+        let set =
+            self.latched.compare_exchange(0, errno.raw_os_error(), Ordering::Release, Ordering::Relaxed);
+        if set.is_ok() {
+            tracing::error!(
+                %errno,
+                "the host could not write what was in its cache, and has lost it: flushes of this disk fail until the process is started again"
+            );
+        }
+    }
+}
