@@ -91,7 +91,7 @@ impl Blk {
                     from,
                     to,
                     "what lies behind the disk has become shorter, and a disk cannot be shrunk under a guest: it keeps \
-                     its size, and what is cut off fails"
+                     its size, and what is cut off fails until it is as long again"
                 );
             }
             Err(error) => {

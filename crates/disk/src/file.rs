@@ -31,6 +31,8 @@ pub struct FileDisk {
     limits: Limits,
     /// Bytes; a multiple of 512, and of what direct I/O needs. Only grows.
     size: AtomicU64,
+    /// Bytes that requests may reach: `size`, or less while the file is known to be shorter.
+    reach: AtomicU64,
     device: bool,
     merge: bool,
     direct: Option<Direct>,

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Random, Worker, device, guest, image, logged, options};
-use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Step};
+use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Resized, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -308,7 +308,10 @@ fn a_file_that_has_become_shorter() {
                     }
                 }
                 assert_eq!(worker.flush(), Ok(()));
-                // A write makes it longer again.
+                // A write would make it longer, with zeroes where the guest's data were.
+                let refused = worker.write((64 << 10) - 512, &[6; 512], 0);
+                assert_eq!((refused, behind.metadata().unwrap().len()), (Err(IoError::Shrunk), len));
+                behind.set_len(64 << 10).unwrap();
                 assert_eq!(worker.write((64 << 10) - 512, &[6; 512], 0), Ok(()));
                 let (result, bytes) = worker.read(0, 64 << 10);
                 assert_eq!(result, Ok(()));
@@ -318,6 +321,47 @@ fn a_file_that_has_become_shorter() {
                 );
                 assert_eq!(bytes[(64 << 10) - 512..], [6; 512]);
             }
+        }
+    }
+}
+
+/// What is known of the length decides about writes, discards and zeroes: by a read that found the end, or by a look.
+#[test]
+fn what_is_cut_off_fails_until_the_file_is_as_long_again() {
+    let (zeroes, discard) = (Request::WriteZeroes { durable: false }, Request::Discard { durable: false });
+    for cache in CACHES {
+        let image = image(&[5; 64 << 10]);
+        let disk = open(image.path(), cache, false).unwrap();
+        let len = || image.as_file().metadata().unwrap().len();
+        let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
+        let on_extent = |worker: &mut Worker<'_>, request, offset| {
+            worker.io(0).extents_mut().push(Extent { offset, len: 4096, unmap: false });
+            worker.run(request)
+        };
+        for by_a_look in [false, true] {
+            image.as_file().set_len(32 << 10).unwrap();
+            // Nothing is known yet.
+            assert_eq!(worker.write(36 << 10, &[6; 4096], 0), Ok(()));
+            assert_eq!(len(), 40 << 10, "the write makes it longer");
+            let ((), log) = logged(|| match by_a_look {
+                true => assert!(matches!(disk.look_at_size(), Ok(Resized::Shrunk { .. }))),
+                false => assert_eq!(worker.read(60 << 10, 512).0, Err(IoError::Shrunk)),
+            });
+            assert_eq!(log.contains("become shorter"), !by_a_look, "{log}");
+            for offset in [40 << 10, (40 << 10) - 512, 60 << 10] {
+                assert_eq!(worker.write(offset, &[6; 4096], 0), Err(IoError::Shrunk), "{offset}");
+                for request in [zeroes, discard] {
+                    assert_eq!(on_extent(&mut worker, request, offset), Err(IoError::Shrunk));
+                }
+            }
+            assert_eq!(len(), 40 << 10);
+            // What is there goes on, and what no disk has is no part of it.
+            assert_eq!(worker.write(36 << 10, &[6; 4096], 0), Ok(()));
+            assert_eq!(on_extent(&mut worker, zeroes, 0), Ok(()));
+            assert_eq!(worker.write(64 << 10, &[6; 512], 0), Err(IoError::Range));
+            image.as_file().set_len(64 << 10).unwrap();
+            assert_eq!(worker.write(60 << 10, &[6; 4096], 0), Ok(()));
+            assert_eq!(worker.read(40 << 10, 512), (Ok(()), vec![0; 512]));
         }
     }
 }

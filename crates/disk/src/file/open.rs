@@ -76,6 +76,7 @@ impl FileDisk {
             file: Arc::new(file),
             limits,
             size: AtomicU64::new(size),
+            reach: AtomicU64::new(size),
             device,
             merge: options.merge,
             direct,

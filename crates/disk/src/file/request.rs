@@ -20,7 +20,12 @@ pub(super) type Flow = Result<(), Step>;
 impl FileDisk {
     #[inline]
     pub(crate) fn start(&self, lane: &mut impl Outlet, io: &mut Io, request: Request) -> Step {
-        io.at = match io.check(request, self.size(), self.limits.read_only) {
+        let read_only = self.limits.read_only;
+        let checked = io.check(request, self.reach(), read_only).or_else(|_| {
+            let at = io.check(request, self.size(), read_only)?;
+            self.look_again().map(|()| at)
+        });
+        io.at = match checked {
             Ok(at) => at,
             Err(e) => return io.finish(Err(e)),
         };
@@ -201,8 +206,10 @@ impl FileDisk {
             Phase::Flush => return io.finish(Ok(())),
             Phase::Extent => called(io),
             // A read has come to an end of the file that was not there before; a write has nothing to say.
+            Phase::Direct | Phase::Store if bytes == 0 && io.write => return io.finish(Err(IoError::Stuck)),
             _ if bytes == 0 => {
-                return io.finish(Err(if io.write { IoError::Stuck } else { IoError::Shrunk }));
+                self.found_end();
+                return io.finish(Err(IoError::Shrunk));
             }
             Phase::Direct => {
                 io.at += u64::from(bytes);
