@@ -5,12 +5,17 @@
 use std::env;
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::thread;
 use std::time::Duration;
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us, repository, wait_for_exit};
+use kickless_tests::liar::{Liar, ends};
+use kickless_tests::liar_lies::{RingLie, Rules};
+use rustix::fs::{OFlags, fcntl_setfl};
 use tempfile::TempDir;
 
 /// For a program of ours, under valgrind too.
@@ -136,6 +141,34 @@ fn no_allocation_for_a_request() {
     let daemon = serve(Program::Kickless, &dir);
     let test = build(dir.path(), "tests/c/allocations.c", &pkg_config(&["--libs"]));
     assert!(run(&test, [daemon.socket()]).contains("no allocations"));
+}
+
+/// A back-end that fills the counter of kicks, and has writes to it wait, holds up no program that submits.
+#[test]
+fn a_kick_that_is_made_to_wait_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let test = build(dir.path(), "tests/c/kicks.c", &pkg_config(&["--libs"]));
+    ends(move || {
+        let liar = Liar::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
+        let mut child = dying_with_us(test)
+            .arg(liar.socket())
+            .env("LD_LIBRARY_PATH", installed().join("lib"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        while liar.requests() == 0 {
+            assert!(child.try_wait().unwrap().is_none(), "it has ended");
+            thread::yield_now();
+        }
+        let kick = &liar.handed().unwrap()[3];
+        rustix::io::write(kick, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        fcntl_setfl(kick, OFlags::empty()).unwrap();
+        child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "20 submitted\n");
+        assert!(output.status.success());
+    });
 }
 
 /// The header by itself, in the languages that can use it.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kickless_driver::{Disk, Error, Failure, Options, Request};
+use kickless_driver::{Choice, Disk, Error, Failure, Options, Request};
 use kickless_spec::vhost_user::{
     BackendRequest, FLAG_NEED_REPLY, FLAG_REPLY, FrontendRequest as Code, ProtocolFeatures,
 };
@@ -363,6 +363,53 @@ fn memory_that_is_cut_short() {
     });
 }
 
+/// A thread that submits does not wait for a back-end that has filled the counter of kicks, gone on filling it, and made
+/// writes wait: as long as that lives, not only until it goes.
+#[test]
+fn a_kick_that_is_made_to_wait_does_not() {
+    for packed in [Choice::Off, Choice::On] {
+        ends(move || {
+            let liar = Liar::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
+            let shape = Options { packed, event_idx: Choice::Off, queue_size: 64, ..options(&liar) };
+            let disk = Disk::connect(shape).unwrap();
+            let queue = disk.queue(0);
+            queue.submit(&mut vec![Request::read(0, disk.buffer(512).unwrap())]).unwrap();
+            while liar.requests() == 0 {
+                thread::yield_now();
+            }
+            let handed = liar.handed().unwrap();
+            let kick = &handed[3];
+            let over = AtomicBool::new(false);
+            let fill = || {
+                fcntl_setfl(kick, OFlags::NONBLOCK).unwrap();
+                let _ = rustix::io::write(kick, &(u64::MAX - 1).to_ne_bytes());
+                let _ = rustix::io::write(kick, &1u64.to_ne_bytes());
+                fcntl_setfl(kick, OFlags::empty()).unwrap();
+            };
+            fill();
+            thread::scope(|scope| {
+                let before = disk.counters().kicks;
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        fill();
+                    }
+                });
+                for _ in 0..20 {
+                    queue.submit(&mut vec![Request::read(0, disk.buffer(512).unwrap())]).unwrap();
+                }
+                over.store(true, Ordering::Relaxed);
+                assert_eq!(disk.counters().kicks, before + 20);
+            });
+            assert_eq!((disk.queue(0).in_flight(), disk.failure().is_none()), (21, true));
+            liar.drop_connection();
+            let mut ended = 0;
+            while ended < 21 {
+                ended += queue.wait(21, Some(LIMIT), |done| assert!(done.result.is_err())).unwrap();
+            }
+        });
+    }
+}
+
 #[test]
 fn descriptors_that_are_made_to_wait() {
     ends(|| {
@@ -380,7 +427,7 @@ fn descriptors_that_are_made_to_wait() {
             let _ = disk.counters();
         }
         drop(disk);
-        // A kick that waits does so until the back-end goes, at the latest; and nobody else with it.
+        // Nothing waits for a back-end that goes with the counter full.
         let liar = Liar::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
         let disk = Disk::connect(options(&liar)).unwrap();
         let mut first = vec![Request::read(0, disk.buffer(512).unwrap())];

@@ -18,7 +18,7 @@ const MAY_NAME: [(&str, &[&str]); 13] = [
     ("disk", &["io"]),
     ("blk", &["device", "disk"]),
     ("vhost", &["device", "vhost-user"]),
-    ("driver", &["virtqueue", "vhost-user"]),
+    ("driver", &["virtqueue", "vhost-user", "io"]),
     ("driver-c", &["driver"]),
     ("kickless", &["worker", "blk", "vhost", "driver"]),
 ];

@@ -15,7 +15,7 @@ use crate::buffer::{Registered, Source};
 use crate::connection::{self, Connection};
 use crate::control::Control;
 use crate::error::Error;
-use crate::event::Event;
+use crate::event::{Event, Kicker};
 use crate::layout::Layout;
 use crate::limits::Limits;
 use crate::memory::{self, Region, Regions};
@@ -104,9 +104,11 @@ impl Core {
         let own = regions.all().first().cloned().ok_or(Error::NoMemory { len: 0 })?;
         let pool = Pool::new(end, own.len() - rings_len);
         let source = Arc::new(Source { region: own, pool });
+        let kicker = Arc::new(Kicker::new());
         let rings = layouts.into_iter().enumerate().map(|(index, layout)| {
+            let kick = (kicker.clone(), Arc::new(Event::new()?));
             #[cfg_attr(not(feature = "locked-kick"), expect(unused_mut, reason = "a benchmark's switch"))]
-            let mut ring = Ring::new(index, layout, source.clone(), limits, Arc::new(Event::new()?))?;
+            let mut ring = Ring::new(index, layout, source.clone(), limits, kick)?;
             #[cfg(feature = "locked-kick")]
             ring.set_locked_kick(options.locked_kick);
             Ok(ring)

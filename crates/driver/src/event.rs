@@ -6,6 +6,7 @@ use std::fs;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use kickless_io::Signaller;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, ReadWriteFlags, preadv2, read, write};
 
@@ -21,7 +22,8 @@ impl Event {
         eventfd(0, flags).map(Self).map_err(Error::os("eventfd"))
     }
 
-    /// Signals it. A counter that is full is signalled already, so no error is one.
+    /// Signals it, for one that the back-end does not have ([`Kicker`]). A counter that is full is signalled already, so no
+    /// error is one.
     #[inline]
     pub(crate) fn signal(&self) {
         let _ = write(&self.0, &1u64.to_ne_bytes());
@@ -55,6 +57,34 @@ impl Event {
     }
 }
 
+/// Signals the eventfds that the back-end has too, and never waits.
+///
+/// A write can wait, whatever was looked at before: the back-end fills the counter and takes `O_NONBLOCK` away at any moment.
+/// The thread would then wait for as long as the back-end likes, with the disk alive and nobody to end it. A submission does
+/// not wait, so the kernel signals instead ([`Signaller`]): one system call for a kick, as a write is, and one more for some
+/// sixty of them.
+#[derive(Debug)]
+pub(crate) struct Kicker(Option<Signaller>);
+
+impl Kicker {
+    /// Where AIO cannot be had, kicks are writes after all.
+    pub(crate) fn new() -> Self {
+        let signaller = Signaller::new().inspect_err(|error| {
+            let error: &dyn std::error::Error = error;
+            tracing::warn!(error, "without AIO, a hostile back-end can make a thread that submits wait");
+        });
+        Self(signaller.ok())
+    }
+
+    /// Signals `event`.
+    #[inline]
+    pub(crate) fn kick(&self, event: &Event) {
+        if !self.0.as_ref().is_some_and(|signaller| signaller.signal(event)) {
+            event.signal();
+        }
+    }
+}
+
 impl AsFd for Event {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -64,6 +94,20 @@ impl AsFd for Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{OFlags, fcntl_setfl};
+
+    /// Where a write would wait for ever.
+    #[test]
+    fn a_kick_does_not_wait() {
+        let kicker = Kicker::new();
+        let event = Event::new().unwrap();
+        write(&event.0, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        fcntl_setfl(&event.0, OFlags::empty()).unwrap();
+        (0..1000).for_each(|_| kicker.kick(&event));
+        assert_eq!(event.take(), u64::MAX);
+        kicker.kick(&event);
+        assert_eq!(event.take(), 1);
+    }
 
     #[test]
     fn signals_are_counted_until_they_are_taken() {

@@ -132,7 +132,7 @@ impl Core {
         session.connection = Some(connection);
         drop(session);
         self.set_requests(requests);
-        kicks.iter().for_each(|kick| kick.signal());
+        self.rings.iter().zip(&kicks).for_each(|(ring, kick)| ring.kick_by(kick));
         if self.is_dead() {
             self.session().connection = None;
         }

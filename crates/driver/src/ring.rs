@@ -14,7 +14,7 @@ use kickless_virtqueue::driver::{Completer, Glimpse, NoRoom, Position, Submitter
 use crate::block::{Blocks, Chain};
 use crate::buffer::{Data, Source};
 use crate::error::{Error, Failure, Invalid};
-use crate::event::Event;
+use crate::event::{Event, Kicker};
 use crate::glance::Glance;
 use crate::layout::Layout;
 use crate::lead::Lead;
@@ -74,6 +74,7 @@ pub(crate) struct Ring {
     blocks: Blocks,
     source: Arc<Source>,
     layout: Layout,
+    kicker: Arc<Kicker>,
     /// The device signals it.
     pub(crate) call: Event,
     /// Wakes the thread that sleeps for the others.
@@ -162,7 +163,7 @@ impl Ring {
         layout: Layout,
         source: Arc<Source>,
         limits: Limits,
-        kick: Arc<Event>,
+        (kicker, kick): (Arc<Kicker>, Arc<Event>),
     ) -> Result<Self, Error> {
         let (submitter, mut completer) = layout.rings(&source.region)?;
         // Until somebody sleeps: who polls needs none.
@@ -193,6 +194,7 @@ impl Ring {
             blocks,
             source,
             layout,
+            kicker,
             call: Event::new()?,
             wake: Arc::new(Event::new()?),
             lead: Lead::default(),
@@ -225,6 +227,11 @@ impl Ring {
     /// What kicks the device.
     pub(crate) fn kick(&self) -> Arc<Event> {
         self.submission().kick.clone()
+    }
+
+    /// Kicks it by `kick`, whatever it wants.
+    pub(crate) fn kick_by(&self, kick: &Event) {
+        self.kicker.kick(kick);
     }
 
     fn submission(&self) -> MutexGuard<'_, Submission> {
@@ -347,11 +354,11 @@ impl Ring {
         let kick = submission.kick.clone();
         #[cfg(feature = "locked-kick")]
         if self.locked_kick {
-            kick.signal();
+            self.kicker.kick(&kick);
             return;
         }
         drop(submission);
-        kick.signal();
+        self.kicker.kick(&kick);
     }
 
     /// Whether the device would take the request; how many descriptors of data it needs.
@@ -658,7 +665,7 @@ impl Ring {
         in_flight.extend((0..taker.size()).filter_map(|id| taker.take(id)));
         let (submitter, completer) = self.layout.rings(&self.source.region)?;
         (submission.submitter, submission.limits) = (submitter, limits);
-        // Whoever waits in a kick that the last back-end has made to wait goes on.
+        // Where kicks are writes: one that the last back-end has made to wait goes on.
         std::mem::replace(&mut submission.kick, kick).take();
         completion.completer = completer;
         let mut refused = Vec::new();
@@ -689,7 +696,7 @@ impl Ring {
     /// Gives everything in flight back to its owner: nobody will ever complete it.
     pub(crate) fn kill(&self) {
         self.shut();
-        // Whoever waits in a kick that the back-end has made to wait goes on.
+        // Where kicks are writes: one that the back-end has made to wait goes on.
         self.kick().take();
         let mut completion = self.completion();
         // What was completed before counts; a lie is what it was killed for, most likely.

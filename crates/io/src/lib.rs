@@ -71,7 +71,7 @@ pub use error::Error;
 pub use files::FileId;
 pub use op::{Buffers, Completion, Op, OpKind, RangeCall, Token};
 pub use rustix::io::Errno;
-pub use signal::{prepare_to_signal, signal};
+pub use signal::{Signaller, prepare_to_signal, signal};
 pub use threads::Threads;
 pub use uring::Uring;
 pub use waker::Waker;

@@ -27,20 +27,36 @@ pub fn prepare_to_signal() {
 pub fn signal(eventfd: impl AsFd) {
     // Without it when the thread ends: then nobody waits for signals of its any more.
     let _ = SIGNALLER.try_with(|signaller| match signaller {
-        Ok(signaller) => signaller.signal(&eventfd),
+        Ok(signaller) => {
+            signaller.signal(&eventfd);
+        }
         Err(_) => while write(&eventfd, &1u64.to_ne_bytes()) == Err(Errno::INTR) {},
     });
 }
 
-struct Signaller {
+/// How often to try a submission that the kernel has no room for. Threads that share a context can take the room that
+/// another has made.
+const ATTEMPTS_MAX: usize = 64;
+
+/// What [`signal`] does, for a caller that keeps the AIO context itself. Threads can share it.
+///
+/// It belongs to the process that made it: in a child of a fork it signals nothing. Dropping it takes tens of
+/// milliseconds, in which the kernel waits for its own readers.
+#[derive(Debug)]
+pub struct Signaller {
     context: Context,
     empty: OwnedFd,
 }
 
 impl Signaller {
-    fn new() -> io::Result<Self> {
+    /// Makes a context.
+    ///
+    /// # Errors
+    /// AIO cannot be had: a filter forbids it, or all contexts of the system (`fs.aio-max-nr`) are taken.
+    pub fn new() -> io::Result<Self> {
         let empty = memfd_create(c"empty", MemfdFlags::CLOEXEC)?;
-        Ok(Self { context: Context::open(BATCH)?, empty })
+        // The kernel makes room for a page of events, whatever it is asked for, and counts what it is asked for.
+        Ok(Self { context: Context::open(1)?, empty })
     }
 
     /// Takes the events that there are; how many.
@@ -48,7 +64,9 @@ impl Signaller {
         self.context.events(false, &mut [Event::default(); BATCH]).unwrap_or_default()
     }
 
-    fn signal(&self, eventfd: impl AsFd) {
+    /// Adds one to an eventfd, and never waits. Returns whether the kernel did it: it fails for a descriptor that is no
+    /// eventfd, and where the kernel has no memory.
+    pub fn signal(&self, eventfd: impl AsFd) -> bool {
         let mut control = [Control {
             opcode: PREAD,
             fd: self.empty.as_raw_fd(),
@@ -56,15 +74,19 @@ impl Signaller {
             event_fd: eventfd.as_fd().as_raw_fd(),
             ..Control::default()
         }];
-        loop {
+        for _ in 0..ATTEMPTS_MAX {
             // SAFETY: it reads no byte.
             match unsafe { self.context.submit(&mut control) } {
-                // Full of events that nobody wants.
-                Err(Errno::AGAIN) if self.drain() > 0 => {}
+                Ok(taken) => return taken == 1,
+                // Full of events that nobody wants, which another thread may take at the same time.
+                Err(Errno::AGAIN) => {
+                    self.drain();
+                }
                 Err(Errno::INTR) => {}
-                _ => return,
+                Err(_) => return false,
             }
         }
+        false
     }
 }
 
@@ -100,6 +122,22 @@ mod tests {
     fn what_is_no_eventfd_is_left_alone() {
         let file = tempfile::tempfile().unwrap();
         signal(&file);
+        assert!(!Signaller::new().unwrap().signal(&file));
         assert_eq!(file.metadata().unwrap().len(), 0);
+    }
+
+    /// More signals than the context has room for events, which the threads take from one another.
+    #[test]
+    fn threads_share_a_signaller() {
+        const EACH: u64 = 20_000;
+        let signaller = Signaller::new().unwrap();
+        let fds = [(); 4].map(|()| eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        std::thread::scope(|scope| {
+            let signaller = &signaller;
+            for fd in &fds {
+                scope.spawn(move || (0..EACH).for_each(|_| assert!(signaller.signal(fd))));
+            }
+        });
+        assert!(fds.iter().all(|fd| count(fd) == EACH));
     }
 }
