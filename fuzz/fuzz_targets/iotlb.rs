@@ -33,9 +33,10 @@ fuzz_target!(|data: &[u8]| {
     let mut iotlb = Iotlb::new(NODES);
     let mut tlb = Tlb::new(iotlb.table().clone());
     let mut truth = Truth::new();
+    let mut kept = None;
     for op in data.chunks_exact(32) {
         match op[31] % 4 {
-            3 => look(&mut tlb, &truth, op),
+            3 => look(&mut tlb, &truth, op, &mut kept),
             2 => {
                 // Near what is there: addresses that meet.
                 let small = |at: usize| u64::from(u16::from_le_bytes([op[at], op[at + 1]]) % 1536) * PAGE;
@@ -52,6 +53,11 @@ fuzz_target!(|data: &[u8]| {
                 let addresses = [msg.iova, msg.size, msg.user_addr];
                 tell(&mut iotlb, &mut tlb, &mut truth, msg.kind, addresses, msg.access);
             }
+        }
+        // What a queue keeps from one look to the next is true until the epoch changes.
+        if let Some((epoch, page, gpa)) = kept.filter(|(epoch, ..)| *epoch == tlb.epoch()) {
+            let (user, _) = truth.get(&page).unwrap_or_else(|| panic!("page {page:#x} in epoch {epoch}"));
+            assert_eq!(user - USER + GPA, gpa);
         }
     }
 });
@@ -109,8 +115,11 @@ fn settle(iotlb: &mut Iotlb, tlb: &mut Tlb) {
     assert!(iotlb.bytes() <= (NODES as usize + 1) * (4096 + 64));
 }
 
+/// An epoch, a page, and where it led then.
+type Kept = Option<(u64, u64, u64)>;
+
 /// A buffer of a chain, anywhere, of up to 64 KiB.
-fn look(tlb: &mut Tlb, truth: &Truth, op: &[u8]) {
+fn look(tlb: &mut Tlb, truth: &Truth, op: &[u8], kept: &mut Kept) {
     let word = u64::from_le_bytes([op[0], op[1], op[2], op[3], op[4], op[5], op[6], op[7]]);
     let iova = if op[8] & 1 == 0 { word } else { word % (1600 * PAGE) };
     let len = u64::from(u16::from_le_bytes([op[9], op[10]])).max(1);
@@ -130,6 +139,13 @@ fn look(tlb: &mut Tlb, truth: &Truth, op: &[u8]) {
         done += piece;
     });
     assert_eq!(done, len);
+    if op[12] & 1 == 0
+        && let (Translated::To(gpa), bytes) = tlb.piece(&MAP, Iova(iova), access)
+    {
+        assert!(bytes > 0 && gpa.0 % PAGE == iova % PAGE);
+        tlb.keep();
+        *kept = Some((tlb.epoch(), iova / PAGE, gpa.0 - iova % PAGE));
+    }
     assert_eq!(tlb.is_missing(), !tlb.missing().is_empty());
     let _ = tlb.user(Iova(iova), len as usize, access);
 }

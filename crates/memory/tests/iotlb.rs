@@ -191,6 +191,79 @@ fn areas_come_in_as_few_pieces_as_can_be() {
     assert!(matches!(at(&mut tlb, 5 * PAGE, 1), Err(Lack::Unmapped(_))), "refused");
 }
 
+/// What is told as one is looked for as one, and goes as one.
+#[test]
+fn a_large_leaf_is_one_look() {
+    let (map, mut iotlb) = (map(), Iotlb::default());
+    update(&mut iotlb, GIB, GIB, USER, Access::BOTH).unwrap();
+    update(&mut iotlb, MIB2, MIB2, USER + LOW - MIB2, Access::READ).unwrap();
+    let mut tlb = Tlb::new(iotlb.table().clone());
+    let looks = |tlb: &mut Tlb, iova: u64, len: u64, access| {
+        tlb.take_lookups();
+        let pieces = pieces(tlb, &map, iova, len, access);
+        (pieces, tlb.take_lookups())
+    };
+    // Once through the table, once from the cache.
+    for _ in 0..2 {
+        assert_eq!(looks(&mut tlb, GIB, GIB, Access::WRITE), (vec![(Translated::To(Gpa(0)), GIB)], 1));
+        let (found, count) = looks(&mut tlb, MIB2 + 5, MIB2 - 5, Access::READ);
+        assert_eq!((found, count), (vec![(Translated::To(Gpa(LOW - MIB2 + 5)), MIB2 - 5)], 1));
+    }
+    assert_eq!(one(&mut tlb, &map, MIB2, Access::WRITE), Translated::Missing);
+    // A page of it that is taken back takes the rest along.
+    iotlb.invalidate(IovaRange::new(Iova(GIB + 77 * PAGE), PAGE));
+    tlb.drop_range(iotlb.take_stale().unwrap());
+    assert_eq!(one(&mut tlb, &map, GIB, Access::READ), Translated::Missing);
+    // Small invalidations leave other large leaves alone, and drop those that they touch.
+    assert_eq!(looks(&mut tlb, MIB2, MIB2, Access::READ).1, 1);
+    tlb.drop_range(IovaRange::new(Iova(2 * MIB2), PAGE));
+    tlb.drop_range(IovaRange::new(Iova(MIB2 - PAGE), PAGE));
+    iotlb.invalidate(IovaRange::new(Iova(MIB2), MIB2));
+    assert_ne!(
+        one(&mut tlb, &map, MIB2, Access::READ),
+        Translated::Missing,
+        "it was not told to drop it yet"
+    );
+    tlb.drop_range(IovaRange::new(Iova(MIB2 + PAGE), PAGE));
+    assert_eq!(one(&mut tlb, &map, MIB2, Access::READ), Translated::Missing);
+}
+
+/// A leaf over the seam of two slots is looked for page by page.
+#[test]
+fn a_large_leaf_in_two_slots_is_not_one_look() {
+    let (map, mut iotlb) = (map(), Iotlb::default());
+    update(&mut iotlb, 0, MIB2, USER + LOW - MIB2 / 2, Access::BOTH).unwrap();
+    let mut tlb = Tlb::new(iotlb.table().clone());
+    let found = pieces(&mut tlb, &map, 0, MIB2, Access::READ);
+    let middle = gpa(USER + LOW).map(|at| (Translated::To(Gpa(at)), MIB2 / 2));
+    assert_eq!(
+        found,
+        [(Translated::To(Gpa(LOW - MIB2 / 2)), MIB2 / 2)].into_iter().chain(middle).collect::<Vec<_>>()
+    );
+    assert_eq!(u64::from(tlb.take_lookups()), MIB2 / PAGE);
+}
+
+/// A queue that keeps what it found hears of what may make it untrue, and of nothing else.
+#[test]
+fn the_epoch_changes_with_what_is_kept() {
+    let (map, mut iotlb) = (map(), Iotlb::default());
+    update(&mut iotlb, 0, 8 * PAGE, USER, Access::BOTH).unwrap();
+    let mut tlb = Tlb::new(iotlb.table().clone());
+    tlb.begin();
+    pieces(&mut tlb, &map, PAGE, PAGE, Access::READ);
+    tlb.keep();
+    let epoch = tlb.epoch();
+    tlb.begin();
+    pieces(&mut tlb, &map, 5 * PAGE, PAGE, Access::READ);
+    tlb.drop_range(IovaRange::new(Iova(5 * PAGE), PAGE));
+    assert_eq!(tlb.epoch(), epoch);
+    tlb.drop_range(IovaRange::new(Iova(2 * PAGE - 1), 1));
+    assert_ne!(tlb.epoch(), epoch);
+    let epoch = tlb.epoch();
+    tlb.flush();
+    assert_ne!(tlb.epoch(), epoch);
+}
+
 /// A front-end that never stops telling: what it costs is bounded, and what waits for more than that is let in all the same.
 #[test]
 fn a_flood_is_bounded_and_evicts_nothing_that_is_pinned() {

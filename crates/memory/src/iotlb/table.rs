@@ -114,13 +114,19 @@ impl Table {
         size_of_val(&*self.nodes)
     }
 
-    /// The leaf over a page, moved on to that page.
+    /// Returns the leaf over a page, moved on to that page.
     #[inline]
     pub(super) fn get(&self, page: u64) -> Option<Leaf> {
+        self.find(page).map(|(leaf, level)| leaf.after(page & (span(level) - 1)))
+    }
+
+    /// Returns the leaf over a page as it stands in the table, and its level.
+    #[inline]
+    pub(super) fn find(&self, page: u64) -> Option<(Leaf, u32)> {
         let (mut node, mut level) = (ROOT, LEVELS - 1);
         loop {
             match self.load(node, index(page, level)) {
-                Entry::Leaf(leaf) => return Some(leaf.after(page & (span(level) - 1))),
+                Entry::Leaf(leaf) => return Some((leaf, level)),
                 Entry::Node(child) if level > 0 => {
                     node = child;
                     level -= 1;

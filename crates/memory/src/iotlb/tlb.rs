@@ -1,6 +1,7 @@
 //! A queue's own cache of translations.
 
-use super::table::{PAGE_BITS, Table};
+use super::primitive::BITS;
+use super::table::{self, LEAF_LEVEL_MAX, Leaf, PAGE_BITS, Table};
 use super::{Access, IovaRange};
 use crate::{Gpa, Iova, Map, Unmapped, UserAddr};
 use std::fmt;
@@ -8,6 +9,8 @@ use std::sync::Arc;
 
 /// Pages that a cache holds: 4 MiB of them, in 16 KiB.
 const LINES: usize = 1024;
+/// Large leaves that a cache holds, of 2 MiB and of 1 GiB: 128 MiB and 16 GiB of them, in 1280 bytes.
+const LARGE_LINES: [usize; LEAF_LEVEL_MAX as usize] = [64, 16];
 /// So many translations are asked for at a time.
 const MISSES_MAX: usize = 256;
 
@@ -15,7 +18,8 @@ const MISSES_MAX: usize = 256;
 const GENERATIONS: u64 = 1024;
 const GENERATION_SHIFT: u32 = 2;
 
-/// One page. Its tag is the page's address, the generation (from bit 2 on), and what may be done there.
+/// One page, or one large leaf. Its tag is the number of the page, or of the leaf among those of its size, from bit 12 on, then the
+/// generation (from bit 2 on), and what may be done there.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     tag: u64,
@@ -48,7 +52,13 @@ pub enum Translated {
 pub struct Tlb {
     table: Arc<Table>,
     lines: Box<[Line; LINES]>,
+    /// By level, from 1 on. Leaves that one slot holds whole; of others, the pages are in `lines`.
+    large: [Box<[Line]>; LEAF_LEVEL_MAX as usize],
     generation: u64,
+    /// See [`Tlb::epoch`].
+    epoch: u64,
+    /// See [`Tlb::take_lookups`].
+    lookups: u32,
     /// What was not there since [`Tlb::begin`]; there may be more than these.
     missing: Vec<Miss>,
     is_missing: bool,
@@ -58,6 +68,8 @@ pub struct Tlb {
     all_refused: bool,
     /// What was asked for since [`Tlb::begin`].
     ranges: Vec<IovaRange>,
+    /// See [`Tlb::keep`].
+    kept: Vec<IovaRange>,
 }
 
 impl fmt::Debug for Tlb {
@@ -72,32 +84,49 @@ impl Tlb {
         Self {
             table,
             lines: Box::new([Line::default(); LINES]),
+            large: LARGE_LINES.map(|lines| vec![Line::default(); lines].into()),
             generation: 1,
+            epoch: 0,
+            lookups: 0,
             missing: Vec::new(),
             is_missing: false,
             refused: Vec::new(),
             all_refused: false,
             ranges: Vec::new(),
+            kept: Vec::new(),
         }
     }
 
     /// Forgets all it has kept, for the memory behind it has changed.
     pub fn flush(&mut self) {
+        self.epoch += 1;
         self.generation += 1;
         if self.generation == GENERATIONS {
             self.generation = 1;
             self.lines.fill(Line::default());
+            self.large.iter_mut().for_each(|lines| lines.fill(Line::default()));
         }
     }
 
     /// Forgets what it has kept of these addresses, and that any of them were refused.
     pub fn drop_range(&mut self, range: IovaRange) {
+        if self.kept.iter().any(|kept| kept.overlaps(range)) {
+            self.epoch += 1;
+        }
         let (first, last) = (range.first().0 >> PAGE_BITS, range.last().0 >> PAGE_BITS);
         if last - first < LINES as u64 / 4 {
             for page in first..=last {
                 let line = &mut self.lines[page as usize % LINES];
                 if line.tag >> PAGE_BITS == page {
                     *line = Line::default();
+                }
+            }
+            for (level, lines) in (1..).zip(&mut self.large) {
+                let number = |page: u64| page >> (BITS * level);
+                for line in lines.iter_mut() {
+                    if (number(first)..=number(last)).contains(&(line.tag >> PAGE_BITS)) {
+                        *line = Line::default();
+                    }
                 }
             }
         } else {
@@ -112,6 +141,25 @@ impl Tlb {
         self.missing.clear();
         self.is_missing = false;
         self.ranges.clear();
+    }
+
+    /// Has [`Tlb::epoch`] change when a translation may cease to be true that was asked for since [`Tlb::begin`]. Whoever keeps what
+    /// came of them from one request to the next says so by this.
+    pub fn keep(&mut self) {
+        self.kept.clear();
+        self.kept.extend_from_slice(&self.ranges);
+    }
+
+    /// Returns a number that changes when a translation that was kept ([`Tlb::keep`]) may have ceased to be true.
+    #[inline]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Returns how many translations were looked for since this was called last. A page or leaf that is in the cache counts too.
+    #[inline]
+    pub fn take_lookups(&mut self) -> u32 {
+        std::mem::take(&mut self.lookups)
     }
 
     /// Whether something was missing since then.
@@ -170,22 +218,20 @@ impl Tlb {
         mut each: impl FnMut(Translated, u64),
     ) {
         self.note(iova, len);
-        let in_page = (1 << PAGE_BITS) - (iova.0 & ((1 << PAGE_BITS) - 1));
+        let (mut start, mut done) = self.piece(map, iova, access);
         // The usual case: all on a page that is known.
-        if len <= in_page {
-            return each(self.page(map, iova, access), len);
+        if len <= done {
+            return each(start, len);
         }
-        let (mut start, mut done) = (self.page(map, iova, access), in_page);
-        let mut run = in_page;
+        let mut run = done;
         while done < len {
-            let enough = self.lacks_enough();
-            let here = if enough { len - done } else { (len - done).min(1 << PAGE_BITS) };
-            let next = match iova.checked_add(done) {
+            let (next, bytes) = match iova.checked_add(done) {
                 // The rest is looked at when what is missing has come.
-                _ if enough => Translated::Missing,
-                Some(at) => self.page(map, at, access),
-                None => Translated::Nowhere,
+                _ if self.lacks_enough() => (Translated::Missing, u64::MAX),
+                Some(at) => self.piece(map, at, access),
+                None => (Translated::Nowhere, u64::MAX),
             };
+            let here = bytes.min(len - done);
             let follows = match (start, next) {
                 (Translated::To(start), Translated::To(next)) => next.offset_from(start) == Some(run),
                 (Translated::Missing, Translated::Missing) | (Translated::Nowhere, Translated::Nowhere) => {
@@ -235,46 +281,79 @@ impl Tlb {
         if missing || done < len { Err(Lack::Missing) } else { Ok(pieces) }
     }
 
-    /// Where one address leads.
+    /// Translates one address, and returns for how many bytes from there on the answer holds: to the end of a page, or of a large
+    /// leaf. What is missing is kept in mind. Whoever uses it says so by [`Tlb::note`].
     #[inline]
-    fn page(&mut self, map: &Map, iova: Iova, access: Access) -> Translated {
+    pub fn piece(&mut self, map: &Map, iova: Iova, access: Access) -> (Translated, u64) {
+        self.lookups = self.lookups.wrapping_add(1);
         let offset = iova.0 & ((1 << PAGE_BITS) - 1);
         let page = iova.0 >> PAGE_BITS;
         let line = self.lines[page as usize % LINES];
-        let wanted = self.tag(page, Access::BOTH);
-        // Equal but for what may be done, and there at least what is wanted.
-        if (line.tag ^ wanted) & (!Access::BOTH.bits() | access.bits()) == 0 {
-            return Translated::To(Gpa(line.gpa + offset));
+        if self.is_hit(line, page, access) {
+            return (Translated::To(Gpa(line.gpa + offset)), (1 << PAGE_BITS) - offset);
         }
-        self.walk(map, page, offset, access)
+        self.walk(map, iova, access)
     }
 
     #[inline]
-    fn tag(&self, page: u64, access: Access) -> u64 {
-        page << PAGE_BITS | self.generation << GENERATION_SHIFT | access.bits()
+    fn is_hit(&self, line: Line, number: u64, access: Access) -> bool {
+        let wanted = self.tag(number, Access::BOTH);
+        // Equal but for what may be done, and there at least what is wanted.
+        (line.tag ^ wanted) & (!Access::BOTH.bits() | access.bits()) == 0
     }
 
-    /// Looks a page up in the table.
+    #[inline]
+    fn tag(&self, number: u64, access: Access) -> u64 {
+        number << PAGE_BITS | self.generation << GENERATION_SHIFT | access.bits()
+    }
+
+    /// Looks an address up among the large leaves, then in the table.
     #[inline(never)]
-    fn walk(&mut self, map: &Map, page: u64, offset: u64, access: Access) -> Translated {
-        if self.lacks_enough() {
-            return Translated::Missing;
-        }
-        match self.table.get(page) {
-            Some(leaf) if Access::from_bits(leaf.access).allows(access) => {
-                let Some(gpa) = map.gpa_of_range(UserAddr(leaf.user), 1 << PAGE_BITS) else {
-                    return Translated::Nowhere;
-                };
-                let tag = self.tag(page, Access::from_bits(leaf.access));
-                self.lines[page as usize % LINES] = Line { tag, gpa: gpa.0 };
-                Translated::To(Gpa(gpa.0 + offset))
+    fn walk(&mut self, map: &Map, iova: Iova, access: Access) -> (Translated, u64) {
+        let page = iova.0 >> PAGE_BITS;
+        let in_page = (1 << PAGE_BITS) - (iova.0 & ((1 << PAGE_BITS) - 1));
+        for (level, lines) in (1..).zip(&self.large) {
+            let (number, bytes) = (page >> (BITS * level), table::span(level) << PAGE_BITS);
+            let line = lines[number as usize % lines.len()];
+            if self.is_hit(line, number, access) {
+                let offset = iova.0 & (bytes - 1);
+                return (Translated::To(Gpa(line.gpa + offset)), bytes - offset);
             }
-            _ if self.is_refused(page, access) => Translated::Nowhere,
+        }
+        if self.lacks_enough() {
+            return (Translated::Missing, in_page);
+        }
+        match self.table.find(page) {
+            Some((leaf, level)) if Access::from_bits(leaf.access).allows(access) => {
+                self.fill(map, iova, leaf, level).unwrap_or((Translated::Nowhere, in_page))
+            }
+            _ if self.is_refused(page, access) => (Translated::Nowhere, in_page),
             _ => {
                 self.miss(page, access);
-                Translated::Missing
+                (Translated::Missing, in_page)
             }
         }
+    }
+
+    /// Fills a line with the leaf over an address: whole, if one slot holds it all, or the page only. `None`: it leads out of guest memory.
+    fn fill(&mut self, map: &Map, iova: Iova, leaf: Leaf, level: u32) -> Option<(Translated, u64)> {
+        let page = iova.0 >> PAGE_BITS;
+        let whole = table::span(level) << PAGE_BITS;
+        let (leaf, level, bytes, gpa) = match map.gpa_of_range(UserAddr(leaf.user), whole) {
+            Some(gpa) => (leaf, level, whole, gpa),
+            None => {
+                let leaf = leaf.after(page & (table::span(level) - 1));
+                (leaf, 0, 1 << PAGE_BITS, map.gpa_of_range(UserAddr(leaf.user), 1 << PAGE_BITS)?)
+            }
+        };
+        let number = page >> (BITS * level);
+        let line = Line { tag: self.tag(number, Access::from_bits(leaf.access)), gpa: gpa.0 };
+        match level.checked_sub(1).and_then(|at| self.large.get_mut(at as usize)) {
+            Some(lines) => lines[number as usize % lines.len()] = line,
+            None => self.lines[page as usize % LINES] = line,
+        }
+        let offset = iova.0 & (bytes - 1);
+        Some((Translated::To(Gpa(gpa.0 + offset)), bytes - offset))
     }
 
     fn is_refused(&self, page: u64, access: Access) -> bool {
@@ -289,8 +368,9 @@ impl Tlb {
         }
     }
 
+    /// Adds these addresses to those that the request uses: see [`Tlb::ranges`].
     #[inline]
-    fn note(&mut self, iova: Iova, len: u64) {
+    pub fn note(&mut self, iova: Iova, len: u64) {
         if len == 0 {
             return;
         }
