@@ -367,6 +367,22 @@ fn large_requests_cost_more() {
     }
 }
 
+/// Reading a long chain is work, also where it makes no request.
+#[test]
+fn refused_chains_cost_their_descriptors() {
+    for (descriptors, served) in [(10, 8), (62, 4), (126, 3)] {
+        let mut rig = rig(open(&DiskSpec::Memory(1 << 20)), EngineKind::Threads, false);
+        for _ in 0..8 {
+            let mut ask = Ask::new(99, 0, &[], descriptors);
+            ask.cut = 1;
+            // One buffer, and not sixteen.
+            ask.header = ask.header[..1].to_vec();
+            rig.ask(ask);
+        }
+        assert_eq!((rig.poll_with(8), rig.last), (served, Next::More), "{descriptors}");
+    }
+}
+
 /// On the disk, and longer or more than the configuration space allows.
 #[test]
 fn segments_have_a_greatest_length_and_number() {

@@ -40,6 +40,8 @@ pub(crate) struct Translation {
     queue: u16,
     /// Something was asked for since the last chain was taken.
     asked: bool,
+    /// Translations that were looked for and are not accounted for yet.
+    lookups: u32,
     /// It waits for answers, and does not look before it hears of them.
     pub(crate) standing: bool,
     /// What the ring's areas use, while they are mapped.
@@ -55,8 +57,12 @@ pub(crate) struct Located {
     pub(crate) log: Option<LoggedAt>,
 }
 
-/// Ranges that are told apart for one head, if it is in flight more than once.
-const RANGES_MAX: usize = 4096;
+/// Ranges that are told apart for the chains with one head: as many as a disk's largest request has, with 126 segments, a header and a
+/// status. Of more, only what they span is known, so that an invalidation may wait for a request that does not use
+/// its range. With 2^16 requests in flight, they take 128 MiB.
+const RANGES_MAX: usize = 128;
+/// So many translations cost as much as a request does: see [`Source::poll`](crate::Source::poll). One takes some 25 nanoseconds.
+const LOOKUPS_PER_COST: u32 = 16;
 
 /// What requests in flight use, by head.
 #[derive(Debug)]
@@ -88,6 +94,7 @@ impl Translation {
             misses,
             queue,
             asked: false,
+            lookups: 0,
             standing: false,
             ring: Vec::new(),
             in_use: InUse { places: vec![0; 1 << 16].into(), requests: Vec::new(), free: Vec::new() },
@@ -129,6 +136,15 @@ impl Translation {
         self.ring.clear();
         self.ring.extend_from_slice(self.tlb.ranges());
         Ok(Located { areas, log })
+    }
+
+    /// Returns what the translations that were looked for cost. What is left over counts the next time.
+    #[inline]
+    pub(crate) fn take_cost(&mut self) -> u32 {
+        self.lookups = self.lookups.saturating_add(self.tlb.take_lookups());
+        let cost = self.lookups / LOOKUPS_PER_COST;
+        self.lookups %= LOOKUPS_PER_COST;
+        cost
     }
 
     /// Asks for what was missing, and waits.
@@ -205,12 +221,9 @@ impl InUse {
             used.ranges.clear();
         }
         used.chains += 1;
-        used.ranges.extend_from_slice(ranges);
-        // A driver that makes a head available again and again, while it is in flight, gets no more memory for that.
-        if used.chains > 1
-            && used.ranges.len() > RANGES_MAX
-            && let Some(hull) = used.ranges.iter().copied().reduce(IovaRange::hull)
-        {
+        if used.ranges.len() + ranges.len() <= RANGES_MAX {
+            used.ranges.extend_from_slice(ranges);
+        } else if let Some(hull) = used.ranges.iter().chain(ranges).copied().reduce(IovaRange::hull) {
             used.ranges.clear();
             used.ranges.push(hull);
         }

@@ -34,7 +34,7 @@ pub enum Next {
 pub struct Polled {
     /// Heads popped.
     pub served: u32,
-    /// What they take of the budget: see [`Source::poll`].
+    /// What was taken of the budget: see [`Source::poll`].
     pub cost: u32,
     /// Where the source stands.
     pub next: Next,
@@ -60,8 +60,9 @@ pub trait Source: Send {
     fn detach(&mut self, engine: &mut Engine);
 
     /// Goes on with requests that had to wait, then pops heads and submits them until what they cost comes to `budget`: 1 for
-    /// each request or packet, and 1 for each whole 4 KiB of its data, so that neither many nor large ones are free. The last
-    /// may cost more than was left. With a budget of 0 only those are popped that an earlier process has popped before
+    /// each request or packet, and 1 for each whole 4 KiB of its data, so that neither many nor large ones are free. Reading
+    /// long chains and translating addresses costs too ([`Vring::take_cost`]), also where nothing is popped or the request is
+    /// refused. The last may cost more than was left. With a budget of 0 only those are popped that an earlier process has popped before
     /// ([`Vring::again`]): the source is stopping.
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 

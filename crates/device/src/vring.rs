@@ -74,6 +74,8 @@ pub struct Vring {
     calls_later: bool,
     /// The driver is owed a call.
     owes_call: bool,
+    /// See [`Vring::take_unfinished`].
+    unfinished: bool,
     /// Latched: the driver broke the ring, and nothing in it can be trusted until it is set up anew.
     broken: bool,
     /// It was found not to be in guest memory, and that was logged.
@@ -122,6 +124,7 @@ impl Vring {
             unseen_max: FIRST_SHOWN,
             calls_later: false,
             owes_call: false,
+            unfinished: false,
             broken: false,
             lost: false,
             damaged: false,
@@ -231,9 +234,26 @@ impl Vring {
                 translation.ask();
                 false
             }
+            Ok(Popped::Unfinished) => {
+                self.unfinished = true;
+                false
+            }
             Ok(Popped::Empty) => self.came_to_nothing(None),
             Err(error) => self.came_to_nothing(Some(error)),
         }
+    }
+
+    /// Whether the last pop found a chain that it did not come to the end of, so that there is more to do though nothing was popped.
+    #[inline]
+    pub fn take_unfinished(&mut self) -> bool {
+        std::mem::take(&mut self.unfinished)
+    }
+
+    /// Returns what looking for translations has cost since this was called last, in the measure of
+    /// [`Source::poll`](crate::Source::poll); also for chains that were not popped, or are refused.
+    #[inline]
+    pub fn take_cost(&mut self) -> u32 {
+        self.translation.as_mut().map_or(0, |translation| translation.take_cost())
     }
 
     /// Whether it waits for translations: whatever is in it, there is nothing to do.

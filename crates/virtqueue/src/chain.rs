@@ -20,7 +20,7 @@ pub const INDIRECT_CHAIN_MAX: u16 = 1024;
 const CHAIN_BYTES_MAX: u64 = 1 << 32;
 
 /// Spare capacity that is kept for the next chain; after a longer one it is given back.
-const BUFFERS_KEPT: usize = 256;
+pub(crate) const BUFFERS_KEPT: usize = 256;
 
 /// One buffer of a chain, as the driver described it, or, behind a vIOMMU, a piece of one: nothing says yet that there is
 /// memory.
@@ -55,6 +55,7 @@ pub struct Chain {
     readable: usize,
     readable_len: u64,
     writable_len: u64,
+    descriptors: u16,
 }
 
 impl Chain {
@@ -75,6 +76,12 @@ impl Chain {
     #[inline]
     pub fn readable_len(&self) -> u64 {
         self.readable_len
+    }
+
+    /// Descriptors that were read, those of buffers without bytes among them.
+    #[inline]
+    pub fn descriptors(&self) -> u16 {
+        self.descriptors
     }
 
     /// Bytes in the writable buffers.
@@ -103,8 +110,7 @@ impl Chain {
         if let Some(table) = table {
             walk = walk.indirect(&mut self.buffers, space, &table, ring.options())?;
         }
-        self.end(walk);
-        Ok(())
+        self.end(space, walk)
     }
 
     /// Takes the chain that starts at `place` of a packed ring, in which `room` descriptors can be available. How many it
@@ -158,7 +164,7 @@ impl Chain {
             walk = walk.indirect(&mut self.buffers, space, &table, options)?;
         }
         self.id.head = id;
-        self.end(walk);
+        self.end(space, walk)?;
         Ok(count)
     }
 
@@ -172,10 +178,18 @@ impl Chain {
     }
 
     #[inline]
-    fn end(&mut self, walk: Walk) {
+    fn end<'v, S: Space<'v>>(&mut self, space: &mut S, mut walk: Walk) -> Result<(), RingError> {
+        // At most 2^16 descriptors of less than 2^32 bytes: no sum overflows.
+        let len = walk.readable_len + walk.writable_len;
+        if len > CHAIN_BYTES_MAX {
+            return Err(RingError::TooManyBytes { head: walk.head, len });
+        }
+        space.finish(&mut self.buffers, &mut walk.readable, len);
+        self.descriptors = walk.max - walk.left;
         self.readable = walk.readable;
         self.readable_len = walk.readable_len;
         self.writable_len = walk.writable_len;
+        Ok(())
     }
 }
 
@@ -276,17 +290,9 @@ impl Walk {
             } else {
                 self.readable_len += len;
             }
-            // Before anything is made of it: behind a vIOMMU, each of its pages can become a piece.
-            let sum = self.readable_len + self.writable_len;
-            if sum > CHAIN_BYTES_MAX {
-                return Err(RingError::TooManyBytes { head, len: sum });
-            }
             if len != 0 {
                 let pieces = space.place(buffers, desc.addr, desc.len, writable);
                 self.readable += usize::from(!writable) * pieces;
-            }
-            if space.lacks_enough() {
-                return Ok((self, None));
             }
             if desc.flags & DESC_F_NEXT == 0 {
                 return Ok((self, None));

@@ -53,6 +53,7 @@ pub mod device;
 pub mod driver;
 mod error;
 pub mod packed;
+mod progress;
 mod space;
 
 pub use chain::{Buffer, Chain, ChainId, INDIRECT_CHAIN_MAX};

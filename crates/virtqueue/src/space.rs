@@ -1,11 +1,8 @@
 //! What addresses in descriptors mean.
 
 use crate::Buffer;
+use crate::progress::{Described, Progress};
 use kickless_memory::{Access, Gpa, Iova, Span, Tlb, Translated, View};
-
-/// Pieces of a chain that are told apart: 256 MiB, if no two pages follow one another in guest memory. What comes after them leads
-/// nowhere, so that the request fails; each buffer is one piece more then.
-const PIECES_MAX: usize = 1 << 16;
 
 /// Turns a driver's addresses into guest-physical ones while a chain is walked.
 pub(crate) trait Space<'v> {
@@ -13,17 +10,19 @@ pub(crate) trait Space<'v> {
     /// the device to find that it is not guest memory.
     fn place(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize;
 
+    /// Ends the walk of a chain with nothing wrong in it, which has `len` bytes. Puts into `buffers` what [`Space::place`] has
+    /// held back, and adds the readable pieces among that to `readable`.
+    fn finish(&mut self, buffers: &mut Vec<Buffer>, readable: &mut usize, len: u64);
+
     /// An indirect table in one piece, if it is.
     fn table(&mut self, addr: Iova, len: u32) -> Option<Span<'v>>;
 
     /// Copies bytes of an indirect table; whether they are guest memory.
     fn read(&mut self, addr: Iova, into: &mut [u8]) -> bool;
 
-    /// Whether something was not there that can come yet.
+    /// Whether the chain is not whole: something was not there that can come yet, or there is more to translate than is
+    /// translated at a time.
     fn is_missing(&self) -> bool;
-
-    /// Whether so much was missing that the rest need not be looked at before that has come.
-    fn lacks_enough(&self) -> bool;
 }
 
 /// Without a vIOMMU they are what they say.
@@ -33,6 +32,9 @@ impl<'v> Space<'v> for &'v View {
         buffers.push(Buffer { addr: View::direct(addr), len });
         1
     }
+
+    #[inline(always)]
+    fn finish(&mut self, _: &mut Vec<Buffer>, _: &mut usize, _: u64) {}
 
     #[inline(always)]
     fn table(&mut self, addr: Iova, len: u32) -> Option<Span<'v>> {
@@ -47,22 +49,19 @@ impl<'v> Space<'v> for &'v View {
     fn is_missing(&self) -> bool {
         false
     }
-
-    #[inline(always)]
-    fn lacks_enough(&self) -> bool {
-        false
-    }
 }
 
-/// Behind a vIOMMU they are what the front-end says.
+/// Behind a vIOMMU they are what the front-end says. Buffers are translated when the whole chain has been read: see
+/// [`crate::progress`].
 pub(crate) struct Translating<'v, 't> {
     pub(crate) view: &'v View,
     pub(crate) tlb: &'t mut Tlb,
+    pub(crate) progress: &'t mut Progress,
 }
 
 impl Translating<'_, '_> {
-    fn pieces(&mut self, addr: Iova, len: u64, access: Access, mut each: impl FnMut(Option<Gpa>, u64)) {
-        self.tlb.translate(self.view.map(), addr, len, access, |to, len| match to {
+    fn pieces(&mut self, addr: Iova, len: u64, mut each: impl FnMut(Option<Gpa>, u64)) {
+        self.tlb.translate(self.view.map(), addr, len, Access::READ, |to, len| match to {
             Translated::To(gpa) => each(Some(gpa), len),
             Translated::Nowhere | Translated::Missing => each(None, len),
         });
@@ -71,29 +70,20 @@ impl Translating<'_, '_> {
 
 impl<'v> Space<'v> for Translating<'v, '_> {
     #[inline]
-    fn place(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize {
-        let (before, view, mut over) = (buffers.len(), self.view, false);
-        let access = if writable { Access::WRITE } else { Access::READ };
-        self.pieces(addr, len.into(), access, |gpa, len| {
-            // A piece is no longer than the buffer.
-            let len = len as u32;
-            let full = buffers.len() >= PIECES_MAX;
-            match buffers.last_mut() {
-                // It is this buffer's, and leads nowhere.
-                Some(last) if over => last.len += len,
-                _ => {
-                    let addr = gpa.filter(|_| !full).unwrap_or_else(|| view.map().nowhere());
-                    buffers.push(Buffer { addr, len });
-                    over = full;
-                }
-            }
-        });
-        buffers.len() - before
+    fn place(&mut self, _: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize {
+        self.progress.describe(Described { addr, len, writable });
+        0
+    }
+
+    fn finish(&mut self, buffers: &mut Vec<Buffer>, readable: &mut usize, len: u64) {
+        if !self.tlb.is_missing() {
+            self.progress.translate(self.view.map(), self.tlb, len, (buffers, readable));
+        }
     }
 
     fn table(&mut self, addr: Iova, len: u32) -> Option<Span<'v>> {
         let mut whole = None;
-        self.pieces(addr, len.into(), Access::READ, |gpa, piece| {
+        self.pieces(addr, len.into(), |gpa, piece| {
             whole = gpa.filter(|_| piece == u64::from(len));
         });
         self.view.span(whole?, len.into())
@@ -101,7 +91,7 @@ impl<'v> Space<'v> for Translating<'v, '_> {
 
     fn read(&mut self, addr: Iova, into: &mut [u8]) -> bool {
         let (mut done, mut there, view) = (0, true, self.view);
-        self.pieces(addr, into.len() as u64, Access::READ, |gpa, len| {
+        self.pieces(addr, into.len() as u64, |gpa, len| {
             let end = done + len as usize;
             there &= gpa.is_some_and(|gpa| view.read(gpa, &mut into[done..end]).is_ok());
             done = end;
@@ -110,11 +100,6 @@ impl<'v> Space<'v> for Translating<'v, '_> {
     }
 
     fn is_missing(&self) -> bool {
-        self.tlb.is_missing()
-    }
-
-    #[inline]
-    fn lacks_enough(&self) -> bool {
-        self.tlb.lacks_enough()
+        self.tlb.is_missing() || self.progress.is_unfinished()
     }
 }

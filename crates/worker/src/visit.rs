@@ -31,12 +31,13 @@ impl EventLoop {
         let mut context = Context { engine: &mut self.engine, source: number, waker: self.mailbox.waker() };
         let polled = entry.source.poll(&mut context, if leaving { 0 } else { budget });
         let cost = polled.cost;
+        // Also of chains that are not popped yet.
+        entry.cost += u64::from(cost);
         let counters = entry.source.vring().counters();
         if polled.served > 0 {
             self.worked = true;
             counters.requests.add(polled.served.into());
             counters.polls_with_work.add(1);
-            entry.cost += u64::from(cost);
             if entry.spin_until.take().is_some() {
                 counters.kicks_avoided.add(1);
             }

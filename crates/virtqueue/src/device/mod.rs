@@ -45,6 +45,7 @@ use metadata::Kind;
 pub use metadata::{Addresses, InvalidSize, LoggedAt, Metadata, Options};
 use order::Order;
 
+use crate::progress::Progress;
 use crate::space::{Space, Translating};
 use crate::{Chain, ChainId, RingError};
 use kickless_memory::fault::Damaged;
@@ -57,6 +58,8 @@ pub struct Queue {
     marks: Marks,
     /// With IN_ORDER only.
     order: Option<Box<Order>>,
+    /// Behind a vIOMMU only: the chain that is popped next.
+    progress: Option<Box<Progress>>,
 }
 
 #[derive(Debug)]
@@ -88,6 +91,8 @@ pub enum Popped {
     Chain,
     /// A chain that cannot be taken before its translations are there.
     Missing,
+    /// A chain with more to translate than one pop does: pop again.
+    Unfinished,
 }
 
 /// Keeps code that hardly ever runs out of the way of what does all the time.
@@ -148,7 +153,7 @@ impl Queue {
             true => Ring::Packed(packed::Queue::new(options, next_avail)),
             false => Ring::Split(split::Queue::new(options, next_avail)),
         };
-        Self { ring, marks, order: options.in_order().then(Box::default) }
+        Self { ring, marks, order: options.in_order().then(Box::default), progress: None }
     }
 
     /// From the beginning: what is in flight is written down there, and if a device before this one did so too, what it left
@@ -265,7 +270,15 @@ impl Queue {
         chain: &mut Chain,
     ) -> Result<Popped, RingError> {
         tlb.begin();
-        self.pop_in(&mut Translating { view, tlb }, chain)
+        let mut progress = self.progress.take().unwrap_or_default();
+        progress.begin();
+        let popped = self.pop_in(&mut Translating { view, tlb, progress: &mut progress }, chain);
+        let unfinished = progress.is_unfinished();
+        self.progress = Some(progress);
+        match popped {
+            Ok(Popped::Missing) if unfinished => Ok(Popped::Unfinished),
+            popped => popped,
+        }
     }
 
     #[inline(always)]

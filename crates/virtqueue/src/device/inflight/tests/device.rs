@@ -152,11 +152,9 @@ impl Space<'_> for ToCome {
         false
     }
 
+    fn finish(&mut self, _: &mut Vec<Buffer>, _: &mut usize, _: u64) {}
+
     fn is_missing(&self) -> bool {
         true
-    }
-
-    fn lacks_enough(&self) -> bool {
-        false
     }
 }
