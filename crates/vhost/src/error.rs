@@ -2,11 +2,16 @@
 
 use crate::setup::Shape;
 use kickless_device::{ConfigError, StartError};
-use kickless_memory::Unmapped;
+use kickless_memory::{Unmapped, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_virtqueue::device::InvalidSize;
 use std::io;
+
+/// What an operator does about guest memory that is not shared with this process.
+pub(crate) const HOW_TO_SHARE: &str = "start the virtual machine with shared memory (QEMU: -object \
+     memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem; libvirt: <access mode='shared'/> in \
+     <memoryBacking>; Cloud Hypervisor: --memory size=SIZE,shared=on)";
 
 /// Why a message cannot be carried out. The front-end is to blame for all but the last two.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +57,12 @@ pub(crate) enum Refusal {
     Memory(#[from] kickless_memory::Error),
     #[error("ring {index}: its areas cannot be used: {source} in one piece, or misaligned")]
     Areas { index: u16, source: Unmapped },
+    #[error("ring {index} is at {addr} of the front-end, where it has shared no memory: {HOW_TO_SHARE}")]
+    NotShared { index: u16, addr: UserAddr },
+    #[error(
+        "the translation leads to {addr} of the front-end, where it has shared no memory: {HOW_TO_SHARE}"
+    )]
+    TranslationNotShared { addr: UserAddr },
     #[error("a front-end tells of translations, and takes them back, and nothing else")]
     IotlbKind,
     #[error("translation leads elsewhere: {0} in one region")]

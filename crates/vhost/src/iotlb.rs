@@ -106,7 +106,10 @@ impl Translations {
         let (iova, user, len) = (Iova(message.iova), UserAddr(message.user_addr), message.size);
         // All of it is in one region: nothing else would be one piece of the front-end's memory.
         if len > 0 && map.gpa_of_range(user, len).is_none() {
-            return Err(Refusal::Translation(Unmapped { addr: user.0, len }));
+            return Err(match map.gpa_of(user) {
+                Some(_) => Refusal::Translation(Unmapped { addr: user.0, len }),
+                None => Refusal::TranslationNotShared { addr: user },
+            });
         }
         self.counts.updates += 1;
         let access = access_of(message.access);

@@ -109,6 +109,13 @@ impl Rings {
         Ok(answers.iter().try_for_each(|from| wait::answer(from, "a change of all rings", None))?)
     }
 
+    /// Whether a ring was set up, and none has moved on from where rings begin: no request ever came. For rings that have stopped.
+    pub(crate) fn none_moved(&self, packed: bool) -> bool {
+        let mut set_up =
+            self.rings.iter().map(|ring| &ring.setup).filter(|setup| setup.addresses.is_some()).peekable();
+        set_up.peek().is_some() && !set_up.any(|setup| setup.goes_on(packed))
+    }
+
     /// Makes the ring run or stop as its set-up says.
     pub(crate) fn settle(&mut self, index: u16, view: &Arc<View>, features: Features) -> Result<(), Refusal> {
         let wanted = self.get(index).setup.runs();
@@ -328,7 +335,13 @@ pub(crate) fn check_areas(
     match areas {
         Areas::User(addresses) => {
             let mapped = Metadata::map(view, addresses, options);
-            mapped.map(drop).map_err(|source| Refusal::Areas { index, source })
+            let starts = [addresses.desc, addresses.avail, addresses.used];
+            mapped.map(drop).map_err(|source| {
+                match starts.iter().find(|start| view.map().gpa_of(**start).is_none()) {
+                    Some(addr) => Refusal::NotShared { index, addr: *addr },
+                    None => Refusal::Areas { index, source },
+                }
+            })
         }
         Areas::Iova(addresses) => {
             let starts = [addresses.desc, addresses.avail, addresses.used];

@@ -24,6 +24,13 @@ impl Statistics {
         self.queues[usize::from(index)].clone()
     }
 
+    /// Kicks and requests of all queues.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        let add =
+            |(kicks, requests), of: &Arc<Counters>| (kicks + of.kicks.get(), requests + of.requests.get());
+        self.queues.iter().fold((0, 0), add)
+    }
+
     /// The counters of each queue, by index.
     pub fn queues(&self) -> &[Arc<Counters>] {
         &self.queues

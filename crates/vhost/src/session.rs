@@ -1,7 +1,7 @@
 //! One connection.
 
 use crate::channel::Channel;
-use crate::error::{Ended, Refusal};
+use crate::error::{Ended, HOW_TO_SHARE, Refusal};
 use crate::inflight::Inflight;
 use crate::iotlb::Translations;
 use crate::memory::Memory;
@@ -44,6 +44,8 @@ pub(crate) struct Session<'a> {
     /// Whose driver this is, is known: a new one's, whose front-end reads the configuration space before it starts a ring, or
     /// one that was running before the front-end connected.
     introduced: bool,
+    /// Kicks and requests that the device had had before.
+    totals_before: (u64, u64),
 }
 
 impl<'a> Session<'a> {
@@ -59,6 +61,7 @@ impl<'a> Session<'a> {
             stop,
             rings: Rings::new(device.clone(), place, statistics.clone()),
             device,
+            totals_before: statistics.totals(),
             statistics,
             negotiated: Negotiated::default(),
             memory: Memory::default(),
@@ -76,11 +79,24 @@ impl<'a> Session<'a> {
             ended => ended,
         };
         let stopped = self.rings.stop_all();
+        self.hint_at_private_memory();
         self.rings.reset(false);
         if let Some(translations) = &self.translations {
             translations.log();
         }
         ended.and(stopped)
+    }
+
+    /// Some front-ends send the file of memory that they have mapped privately (QEMU: `share=off`): what the guest writes is not in
+    /// the file. The rings stay empty then, whatever the driver does, and only its kicks arrive.
+    fn hint_at_private_memory(&self) {
+        let ((kicks, requests), before) = (self.statistics.totals(), self.totals_before);
+        let only_kicked = kicks > before.0 && requests == before.1;
+        if only_kicked && self.rings.none_moved(self.negotiated.packed()) {
+            warn!(
+                "the guest kicked and no request was in its rings; if it waits for its disk, {HOW_TO_SHARE}"
+            );
+        }
     }
 
     fn serve(&mut self) -> Result<(), Ended> {
