@@ -7,6 +7,7 @@
 //! Each head that is popped is pushed exactly once, whatever fails: a request that cannot be understood is answered with an
 //! error status at once, one whose submission finds no room waits in its slot, and one whose I/O fails carries the
 //! error to the driver. The disk is shared by all queues; everything else belongs to one queue, and so to one worker.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod config;
 mod device;

@@ -19,6 +19,7 @@
 //! `start_queue` -> `put` -> attach -> { poll, complete, arm, disarm, updates }... -> stop asked for: no head is popped
 //! any more, what is in flight completes and is pushed -> detach -> [`Stopped`] with the index from which another
 //! back-end could go on.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod counters;
 mod device;

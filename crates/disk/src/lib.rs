@@ -39,8 +39,14 @@
 //! None among requests in flight, as a disk has none, but that no write undoes another: where the target's
 //! blocks are larger than the guest's sectors, writing a part of a block excludes other writes to that block
 //! until it is done.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod bounce;
+#[cfg_attr(
+    not(any(feature = "nbd", feature = "qcow2", feature = "rbd")),
+    allow(dead_code, reason = "no library, but a test")
+)]
+mod caught;
 mod disk;
 mod error;
 mod fault;
@@ -71,6 +77,7 @@ mod rbd_name;
 mod spec;
 mod writeback;
 
+pub use caught::catches_panic;
 pub use disk::Disk;
 pub use error::{Error, IoError};
 pub use fault::{BadRule, FaultDisk, FaultRules};

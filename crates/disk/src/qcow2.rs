@@ -12,6 +12,7 @@
 
 mod chain;
 
+use crate::caught::catch;
 use crate::file::{identity, open_file};
 use crate::posted::{Call, Order, Posted, Threads};
 use crate::writeback::Writeback;
@@ -23,7 +24,6 @@ use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -150,8 +150,7 @@ impl Image {
         let file = self.file.try_clone()?;
         // What an image holds can be anything, and the library's mistakes about it are not to be the end of us.
         let cache = self.options.cache;
-        let opened =
-            catch_unwind(AssertUnwindSafe(|| chain::open(&self.path, file, self.direct, writable, cache)));
+        let opened = catch(|| chain::open(&self.path, file, self.direct, writable, cache));
         let (access, under) =
             opened.unwrap_or_else(|_| Err(io::Error::other("the library cannot cope with it")))?;
         *self.under.lock().unwrap_or_else(PoisonError::into_inner) = under;

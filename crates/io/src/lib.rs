@@ -38,6 +38,7 @@
 //! assert_eq!(&buf[..], b"\x7fELF");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod ahead;
 mod aio;

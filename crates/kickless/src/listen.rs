@@ -210,7 +210,7 @@ fn take_over(fd: i32) -> Result<OwnedFd> {
         "no descriptor with that number was passed on to us"
     );
     // SAFETY:
-    // - open: it was a moment ago, and no other thread runs yet that could have closed it;
+    // - open: it was a moment ago, and the only other thread that runs yet, the log's, closes nothing;
     // - ours alone: whoever started us gave it to us by this number, and called once, before this program has opened a
     //   descriptor that it keeps, no other owner of the number exists.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };

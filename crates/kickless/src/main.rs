@@ -3,12 +3,16 @@
 //! This crate is the program and nothing else: the command line, the log, the socket, and the wiring of the parts, which
 //! know nothing of one another (`wire` alone names concrete disks).
 
+// Both block, and panic where they fail.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod bench;
 mod capabilities;
 mod cli;
 mod config;
 mod cpus;
 mod duration;
+mod exit;
 mod listen;
 mod log;
 mod serve;
@@ -32,22 +36,20 @@ fn main() -> ExitCode {
     let request = match cli::parse(std::env::args_os()) {
         Ok(request) => request,
         Err(sentence) => {
-            eprintln!("kickless: {sentence}");
+            log::say(&sentence);
             return ExitCode::from(EXIT_USAGE);
         }
     };
     let outcome = match request {
         Request::Print(text) => print(&text),
         Request::PrintCapabilities => print(&(capabilities::blk() + "\n")),
-        Request::Run { log_level, work } => run(&log_level, &work),
+        Request::Run { log_level, work } => run(&log_level, work),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("kickless: {}", sentence(&error));
-            ExitCode::FAILURE
-        }
+    if let Err(error) = &outcome {
+        log::say(&sentence(error));
     }
+    log::end();
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// `error` and its causes; a cause that the one above it has named already is not named again.
@@ -68,13 +70,13 @@ fn print(text: &str) -> Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output cannot be written to")
 }
 
-fn run(log_level: &cli::LogLevel, work: &Work) -> Result<()> {
+fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
     // What the driver reports of a back-end is the benchmark's result: it is said once.
     let but = if matches!(work, Work::Bench(_)) { "kickless_driver=off," } else { "" };
     log::start(but, log_level)?;
     match work {
         Work::Serve(service) => serve::serve(service),
-        Work::ServeFile(path) => serve::serve(&config::read(path)?),
-        Work::Bench(bench) => bench::carry_out(bench, print),
+        Work::ServeFile(path) => serve::serve(config::read(&path)?),
+        Work::Bench(bench) => bench::carry_out(&bench, print),
     }
 }

@@ -9,6 +9,9 @@ use kickless_io::{CompletionMode, EngineKind};
 use kickless_worker::Poll;
 use tracing::{Span, error_span};
 
+/// The name of the span that log lines about a device are in.
+pub(crate) const DEVICE_SPAN: &str = "device";
+
 /// A pool of workers, and the devices that share it.
 #[derive(Debug)]
 pub(crate) struct Service {
@@ -226,7 +229,7 @@ impl Device {
     /// What marks the log's lines about this device. Of the highest level, so that it is there whatever is logged.
     pub(crate) fn span(&self) -> Span {
         match &self.name {
-            Some(name) => error_span!("device", %name),
+            Some(name) => error_span!(DEVICE_SPAN, %name),
             None => Span::none(),
         }
     }

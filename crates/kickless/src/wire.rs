@@ -24,20 +24,26 @@ pub(crate) struct Served {
     pub(crate) server: Server,
 }
 
+/// All that a service needs but its sockets.
+pub(crate) struct Parts {
+    /// The workers.
+    pub(crate) pool: Arc<Pool>,
+    /// The disks behind their servers, in the order of the service's devices.
+    pub(crate) served: Vec<Served>,
+}
+
 /// Opens the disks, starts the workers and puts each disk with its share of them behind a server.
 ///
 /// # Errors
 /// Something that is asked for cannot be had: one sentence.
-pub(crate) fn servers(service: &Service) -> Result<Vec<Served>> {
+pub(crate) fn parts(service: &Service) -> Result<Parts> {
     let disks = in_spans(service, |device| disk(device, service.said))?;
     let pool = pool(&service.pool)?;
-    let served = disks.into_iter().zip(&service.devices);
-    Ok(served
-        .map(|(disk, device)| {
-            let disk = Arc::new(disk);
-            Served { server: Server::new(disk.clone(), pool.place(device.weight)), disk }
-        })
-        .collect())
+    let served = disks.into_iter().zip(&service.devices).map(|(disk, device)| {
+        let disk = Arc::new(disk);
+        Served { server: Server::new(disk.clone(), pool.place(device.weight)), disk }
+    });
+    Ok(Parts { served: served.collect(), pool })
 }
 
 fn pool(of: &service::Pool) -> Result<Arc<Pool>> {

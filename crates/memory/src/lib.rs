@@ -37,6 +37,7 @@
 //! assert_eq!(&copy, b"ell");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod addr;
 mod area;

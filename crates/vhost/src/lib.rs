@@ -28,6 +28,7 @@
 //! # When a front-end misbehaves
 //! A message that cannot be carried out is answered with a negative reply where it has one, and ends the connection where
 //! it has not; either way a line in the log names the message and what is wrong with it. The next front-end is served.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod channel;
 mod error;

@@ -122,6 +122,10 @@ fn accept(listener: &UnixListener, stop: BorrowedFd<'_>) -> io::Result<Option<Un
         if !fds[1].revents().is_empty() {
             return Ok(None);
         }
+        // Another process that has the socket has shut it down: it would be readable for ever, and nobody comes.
+        if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
+            return Err(io::Error::other("the socket does not listen any more"));
+        }
         match listener.accept() {
             Ok((connection, _)) => return Ok(Some(connection)),
             // It came and went before we looked.

@@ -30,6 +30,7 @@
 //! everything that the source has been asked and not been told yet. Whoever asks something of a source holds a lock that says
 //! where it is, and the move is made under it; so the order of what was asked is kept, and nothing is asked of a worker
 //! that does not have the source. The new worker waits for the same kick descriptor, and looks at the ring once.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod balance;
 mod clock;

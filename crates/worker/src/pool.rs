@@ -9,6 +9,7 @@ use kickless_device::{Place, Placed, Source, Stopped, Update};
 use kickless_io::{Engine, EngineOptions, Waker};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -39,6 +40,22 @@ pub struct Pool {
     keys: AtomicU64,
     /// Counts devices.
     devices: AtomicU64,
+    /// Signalled when a worker has ended by itself.
+    failed: Waker,
+}
+
+/// Signals `failed` when it is dropped, unless the worker has ended as it was asked to.
+struct Alive {
+    failed: Waker,
+    asked: bool,
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if !self.asked {
+            self.failed.wake();
+        }
+    }
 }
 
 impl Pool {
@@ -51,10 +68,15 @@ impl Pool {
             .map(|_| Ok(Arc::new(Mailbox::new(Waker::new()?))))
             .collect::<io::Result<Vec<_>>>()?;
         let team = Arc::new(Team::new(Clock::start(), mailboxes));
-        let mut pool =
-            Self { team, threads: Vec::new(), keys: AtomicU64::new(0), devices: AtomicU64::new(0) };
+        let mut pool = Self {
+            team,
+            threads: Vec::new(),
+            keys: AtomicU64::new(0),
+            devices: AtomicU64::new(0),
+            failed: Waker::new()?,
+        };
         for seat in 0..pool.team.seats.len() {
-            let thread = start_worker(&pool.team, seat, options)?;
+            let thread = start_worker(&pool.team, seat, options, pool.failed.clone())?;
             pool.threads.push(thread);
         }
         Ok(pool)
@@ -80,6 +102,12 @@ impl Pool {
         }
     }
 
+    /// Becomes readable, and stays so, when a worker has ended without being asked to: by an error of the host, or by a panic.
+    /// Its sources are gone, and their drivers wait for ever: only a new process can serve them.
+    pub fn failed(&self) -> BorrowedFd<'_> {
+        self.failed.as_fd()
+    }
+
     /// Moves all sources that are on one worker now to another, each as soon as what is in flight of it is done. Nothing is lost and
     /// nothing stops; the load may bring them back. Workers are counted from 0; those that there are not are ignored.
     pub fn move_all(&self, from: usize, to: usize) {
@@ -90,7 +118,12 @@ impl Pool {
     }
 }
 
-fn start_worker(team: &Arc<Team>, seat: usize, options: &Options) -> io::Result<JoinHandle<()>> {
+fn start_worker(
+    team: &Arc<Team>,
+    seat: usize,
+    options: &Options,
+    failed: Waker,
+) -> io::Result<JoinHandle<()>> {
     let cpu = (!options.cpus.is_empty()).then(|| options.cpus[seat % options.cpus.len()]);
     let (started, start) = channel();
     let (team, options) = (team.clone(), options.clone());
@@ -114,8 +147,10 @@ fn start_worker(team: &Arc<Team>, seat: usize, options: &Options) -> io::Result<
                 return;
             }
         };
-        if let Err(error) = event_loop.run() {
-            error!(worker = seat, %error, "worker ended");
+        let mut alive = Alive { failed, asked: false };
+        match event_loop.run() {
+            Ok(()) => alive.asked = true,
+            Err(error) => error!(worker = seat, %error, "worker ended"),
         }
     })?;
     start.recv().map_err(|_| io::Error::other("the worker ended before it began"))??;

@@ -1,11 +1,15 @@
 //! A pool: who is called, when, and what is answered.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may")]
 
 mod echo;
 
-use echo::{DEADLINE, echo_over, pool, source, source_that};
-use kickless_device::{Kick, Next, Stopped, Update};
-use rustix::event::{EventfdFlags, eventfd};
+use echo::{DEADLINE, Driver, echo_over, options, pool, source, source_that, start};
+use kickless_device::{Context, Kick, Next, Polled, Source, Stopped, Update, Vring};
+use kickless_io::{Completion, Engine};
+use kickless_virtqueue::Chain;
+use kickless_worker::{Poll, Pool};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -161,4 +165,59 @@ fn many_sources_share_a_worker() {
         fixture.wait_popped(100);
         assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, 100);
     }
+}
+
+/// Panics when it is asked for anything but its ring.
+struct Faulty(Vring);
+
+impl Source for Faulty {
+    fn vring(&mut self) -> &mut Vring {
+        &mut self.0
+    }
+
+    fn attach(&mut self, _: &mut Engine) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn detach(&mut self, _: &mut Engine) {}
+
+    fn poll(&mut self, _: &mut Context<'_>, _: u32) -> Polled {
+        if self.0.pop(&mut Chain::default()) {
+            panic!("a mistake");
+        }
+        Polled { served: 0, cost: 0, next: Next::Idle }
+    }
+
+    fn complete(&mut self, _: &mut Context<'_>, _: &mut Vec<Completion>) -> bool {
+        false
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn memory_changed(&mut self, _: &mut Engine) {}
+}
+
+#[test]
+fn a_worker_that_dies_is_told() {
+    let pool = start(&options(2, Poll::default()));
+    let readable = |pool: &Pool, seconds| {
+        let timeout = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        poll(&mut [PollFd::from_borrowed_fd(pool.failed(), PollFlags::IN)], Some(&timeout)).unwrap() == 1
+    };
+    let (mut driver, vring) = Driver::new();
+    let placed = pool.place(1).put(Box::new(Faulty(vring))).unwrap();
+    assert!(!readable(&pool, 0));
+    driver.submit(1);
+    driver.kick();
+    assert!(readable(&pool, 60));
+    assert!(placed.stop().recv_timeout(DEADLINE).is_err());
+    drop(placed);
+
+    let pool = start(&options(1, Poll::default()));
+    let failed = pool.failed().try_clone_to_owned().unwrap();
+    drop(pool);
+    let timeout = Timespec { tv_sec: 0, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(&failed, PollFlags::IN)], Some(&timeout)).unwrap(), 0);
 }

@@ -2,11 +2,11 @@
 
 use super::order::{Order, Wakes};
 use crate::IoError;
+use crate::caught::catch;
 use kickless_io::Errno;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
@@ -103,7 +103,7 @@ impl Shared {
     fn run(&self) {
         while let Some(mut order) = self.next() {
             // What an image holds can be anything, and a library's mistake about it is one request's failure.
-            let result = catch_unwind(AssertUnwindSafe(|| (self.perform)(&mut order)));
+            let result = catch(|| (self.perform)(&mut order));
             order.answer(result.unwrap_or(Err(IoError::Os(Errno::IO))), &mut Wakes::default());
         }
     }

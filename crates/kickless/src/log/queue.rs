@@ -1,0 +1,362 @@
+//! A bounded queue of log text, and the thread that writes it.
+//!
+//! # Why the log cannot stop the data plane
+//!
+//! Standard error can block (a pipe whose reader has stopped, a terminal with ^S) or fail (a pipe whose reader has gone,
+//! a full file system), for any time and at any time.
+//!
+//! - Only the writer's thread makes the system call, and it holds no lock meanwhile. A thread that logs appends its
+//!   line to [`State::text`] under a mutex that all its holders release after a bounded number of instructions.
+//! - The text is bounded: [`BYTES_MAX`] wait and, at most, as much again is being written. A line that does not fit is
+//!   lost and counted. While a loss is not told, the lines after it are lost too, so the notice stands where the lines
+//!   are missing.
+//! - A write that fails loses what it could not write. The writer counts these lines and tries again with the next
+//!   ones. Before the first write that works, it tells how many lines are missing.
+//! - Nothing here panics or prints: a thread that logs goes on in any case.
+//! - At the end of the process, [`Queue::wait_until_written`] waits for the writer, and for a bounded time only.
+//!
+//! `tracing-appender` has such a queue, but its guard prints with `println!` when the queue is full at the end of the
+//! process, which blocks or panics in just that case; it bounds lines and not bytes, and does not count failed writes.
+
+use std::io::{self, Write};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::callsite::Identifier;
+
+use super::limit::{Admission, Limits};
+
+/// Lines that wait to be written: some thousands.
+const BYTES_MAX: usize = 1 << 20;
+/// A buffer above this is given back once it is written: a burst does not keep memory.
+const KEPT_BYTES_MAX: usize = 64 << 10;
+
+/// Text on its way to the writer's thread.
+#[derive(Default)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    /// Wakes the writer.
+    filled: Condvar,
+    /// Wakes threads that wait until all is written.
+    written: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Whole lines.
+    text: Vec<u8>,
+    /// Lines after these that did not fit.
+    lost: u64,
+    /// The writer sleeps.
+    idle: bool,
+    /// The writer has text that it has not written yet.
+    writing: bool,
+    /// Which lines may come at all.
+    limits: Limits<Identifier>,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends a line, or counts it as lost. Never waits.
+    pub(super) fn put(&self, line: &[u8]) {
+        let mut state = self.lock();
+        if state.lost > 0 || state.text.len() + line.len() > BYTES_MAX {
+            state.lost += 1;
+        } else {
+            self.append(state, line);
+        }
+    }
+
+    /// Appends the last words of the process, whether there is room or not.
+    pub(super) fn put_last(&self, line: &[u8]) {
+        self.append(self.lock(), line);
+    }
+
+    fn append(&self, mut state: MutexGuard<'_, State>, line: &[u8]) {
+        state.text.extend_from_slice(line);
+        if std::mem::replace(&mut state.idle, false) {
+            self.filled.notify_one();
+        }
+    }
+
+    /// Whether a line from `callsite` about `device` may come.
+    pub(super) fn admit(&self, callsite: Identifier, device: &str) -> Admission {
+        self.lock().limits.admit(callsite, device, Instant::now())
+    }
+
+    /// Keeps a line to which the answer was [`Admission::Hold`].
+    pub(super) fn hold(&self, callsite: Identifier, device: &str, line: String) {
+        let mut state = self.lock();
+        state.limits.hold(callsite, device, line);
+        // The writer may sleep without a time at which to wake.
+        if std::mem::replace(&mut state.idle, false) {
+            self.filled.notify_one();
+        }
+    }
+
+    /// Waits until everything is written, or until `deadline`. Returns whether it is.
+    pub(super) fn wait_until_written(&self, deadline: Instant) -> bool {
+        let mut state = self.lock();
+        loop {
+            if state.text.is_empty() && state.lost == 0 && !state.writing {
+                return true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.written.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Writes to `sink` whatever comes, for as long as the process lives.
+    pub(super) fn write_to(&self, sink: impl Write, notice: fn(u64) -> String) -> ! {
+        let mut writer = Writer { sink, notice, unwritten: 0, torn: false };
+        let mut text = Vec::new();
+        loop {
+            let lost = self.take(&mut text);
+            writer.write(&text, lost);
+        }
+    }
+
+    /// Swaps `written` for the text that has come meanwhile, and waits for some. Returns how many lines are missing after
+    /// it.
+    fn take(&self, written: &mut Vec<u8>) -> u64 {
+        written.clear();
+        written.shrink_to(KEPT_BYTES_MAX);
+        let mut state = self.lock();
+        state.writing = false;
+        self.written.notify_all();
+        loop {
+            let now = Instant::now();
+            let State { text, limits, .. } = &mut *state;
+            limits.report(now, text);
+            if !state.text.is_empty() || state.lost > 0 {
+                break;
+            }
+            state.idle = true;
+            let due = state.limits.due().map_or(Duration::MAX, |due| due.saturating_duration_since(now));
+            let waited = self.filled.wait_timeout(state, due);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.idle = false;
+        state.writing = true;
+        std::mem::swap(written, &mut state.text);
+        std::mem::take(&mut state.lost)
+    }
+}
+
+/// What `tracing-subscriber` writes to: one whole line a call.
+impl Write for &Queue {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.put(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What the writer's thread knows of its sink.
+struct Writer<W> {
+    sink: W,
+    /// Makes the line that says how many are missing.
+    notice: fn(u64) -> String,
+    /// Lines that are lost and not told yet.
+    unwritten: u64,
+    /// A write failed within a line.
+    torn: bool,
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes whole lines, after which `lost` are missing.
+    fn write(&mut self, text: &[u8], lost: u64) {
+        let left = if self.tell() { self.write_bytes(text) } else { text };
+        self.unwritten += lines(left) + lost;
+        self.tell();
+    }
+
+    /// Tells what is lost; whether nothing is, or that was written.
+    fn tell(&mut self) -> bool {
+        if self.unwritten == 0 {
+            return true;
+        }
+        let begin = if self.torn { "\n" } else { "" };
+        let notice = format!("{begin}{}", (self.notice)(self.unwritten));
+        let told = self.write_bytes(notice.as_bytes()).is_empty();
+        if told {
+            self.unwritten = 0;
+        }
+        told
+    }
+
+    /// Writes what can be written; what is left.
+    fn write_bytes<'t>(&mut self, mut text: &'t [u8]) -> &'t [u8] {
+        while !text.is_empty() {
+            match self.sink.write(text) {
+                Ok(0) => break,
+                Ok(written) => {
+                    let (done, left) = text.split_at(written.min(text.len()));
+                    self.torn = !done.ends_with(b"\n");
+                    text = left;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        text
+    }
+}
+
+fn lines(text: &[u8]) -> u64 {
+    text.iter().filter(|&&byte| byte == b'\n').count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+    use std::thread;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn notice(lost: u64) -> String {
+        format!("lost {lost}\n")
+    }
+
+    /// Fails or takes up to so many bytes, as the test says before each write.
+    struct Told {
+        orders: Receiver<io::Result<usize>>,
+        wrote: SyncSender<String>,
+    }
+
+    impl Write for Told {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            let Ok(order) = self.orders.recv() else {
+                loop {
+                    thread::park()
+                }
+            };
+            let written = order?.min(text.len());
+            self.wrote.send(String::from_utf8(text[..written].into()).unwrap()).unwrap();
+            Ok(written)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    struct Bench {
+        queue: Arc<Queue>,
+        orders: SyncSender<io::Result<usize>>,
+        written: Receiver<String>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let queue = Arc::new(Queue::default());
+            let (orders, told) = sync_channel(0);
+            let (wrote, written) = sync_channel(100);
+            let theirs = queue.clone();
+            thread::spawn(move || theirs.write_to(Told { orders: told, wrote }, notice));
+            Self { queue, orders, written }
+        }
+
+        /// Lets a write of up to so many bytes happen; what was written.
+        fn writes(&self, bytes: usize) -> String {
+            self.orders.send(Ok(bytes)).unwrap();
+            self.written.recv_timeout(LIMIT).unwrap()
+        }
+
+        fn fails(&self) {
+            self.orders.send(Err(io::ErrorKind::BrokenPipe.into())).unwrap();
+        }
+    }
+
+    #[test]
+    fn lines_come_in_order() {
+        let bench = Bench::new();
+        bench.queue.put(b"one\n");
+        assert_eq!(bench.writes(1 << 20), "one\n");
+        bench.queue.put(b"two\n");
+        // The writer is busy with the second line, or about to be.
+        assert_eq!(bench.writes(2), "tw");
+        bench.queue.put(b"three\n");
+        assert_eq!(bench.writes(1 << 20), "o\n");
+        assert_eq!(bench.writes(1 << 20), "three\n");
+        assert!(bench.queue.wait_until_written(Instant::now() + LIMIT));
+    }
+
+    #[test]
+    fn a_sink_that_blocks_stops_nobody_and_what_is_lost_is_told() {
+        let bench = Bench::new();
+        let line = [b"x".repeat(1023), b"\n".into()].concat();
+        // Of these, the writer may hold some already, and no more than it took in one go.
+        let count = 4 * BYTES_MAX / line.len();
+        for _ in 0..count {
+            bench.queue.put(&line);
+        }
+        assert!(bench.queue.lock().text.len() <= BYTES_MAX);
+        assert!(!bench.queue.wait_until_written(Instant::now() + Duration::from_millis(1)));
+        bench.queue.put_last(b"last words\n");
+        let mut said = String::new();
+        while !said.contains("last words\n") || !said.contains("lost ") {
+            said += &bench.writes(usize::MAX);
+        }
+        let seen = said.lines().filter(|line| line.starts_with('x')).count();
+        let lost = said.lines().find_map(|line| line.strip_prefix("lost ")).unwrap();
+        assert_eq!(seen + lost.parse::<usize>().unwrap(), count);
+        assert!(bench.queue.wait_until_written(Instant::now() + LIMIT));
+        bench.queue.put(b"again\n");
+        assert_eq!(bench.writes(usize::MAX), "again\n");
+    }
+
+    #[test]
+    fn a_sink_that_fails_is_told_when_it_works_again() {
+        let bench = Bench::new();
+        bench.queue.put(b"one\n");
+        // The line, and the notice after it.
+        bench.fails();
+        bench.fails();
+        assert!(bench.queue.wait_until_written(Instant::now() + LIMIT));
+        bench.queue.put(b"two\n");
+        // The notice before it and the one after.
+        bench.fails();
+        bench.fails();
+        assert!(bench.queue.wait_until_written(Instant::now() + LIMIT));
+        bench.queue.put(b"three\n");
+        assert_eq!(bench.writes(usize::MAX), "lost 2\n");
+        // Torn: half a line, and then an error.
+        assert_eq!(bench.writes(3), "thr");
+        bench.fails();
+        assert_eq!(bench.writes(usize::MAX), "\nlost 1\n");
+        assert!(bench.queue.wait_until_written(Instant::now() + LIMIT));
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let queue = Arc::new(Queue::default());
+        let writers = queue.clone();
+        thread::spawn(move || writers.write_to(ours, notice));
+        let line = [b"x".repeat(1023), b"\n".into()].concat();
+        for _ in 0..10 * BYTES_MAX / line.len() {
+            queue.put(&line);
+        }
+        assert!(!queue.wait_until_written(Instant::now() + Duration::from_millis(10)));
+        // Nobody will: the write ends with an error.
+        drop(theirs);
+        assert!(queue.wait_until_written(Instant::now() + LIMIT));
+        queue.put(b"more\n");
+        assert!(queue.wait_until_written(Instant::now() + LIMIT));
+    }
+}

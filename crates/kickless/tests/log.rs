@@ -1,0 +1,135 @@
+//! The log, when standard error is not read: nothing that the program does waits for it.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use kickless_driver::{Disk, Options};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
+/// Far more than anything here takes.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A daemon that logs at level `debug` into a pipe; killed if the test gives up.
+struct Daemon {
+    child: Child,
+    dir: TempDir,
+}
+
+impl Daemon {
+    /// Starts it; what it logs after it has begun to serve.
+    fn start() -> (Self, BufReader<ChildStderr>) {
+        let dir = TempDir::new().unwrap();
+        let mut child = Command::new(PROGRAM)
+            .args(["blk", "--blk-file=mem:1M", "--log-level=debug"])
+            .arg(format!("--socket-path={}", dir.path().join("socket").display()))
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains(" serving ") {
+            line.clear();
+            assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended before it served");
+        }
+        (Self { child, dir }, log)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("socket")
+    }
+
+    /// A front-end comes, uses the disk and goes: that logs some thousand bytes.
+    fn visit(&self) {
+        let disk = Disk::connect(Options::new(self.socket())).unwrap();
+        let (written, mut read) = ([7; 4096], [0; 4096]);
+        disk.write_at(&written, 8192).unwrap();
+        disk.read_at(&mut read, 8192).unwrap();
+        assert_eq!(written, read);
+    }
+
+    fn stop(&mut self) -> ExitStatus {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < LIMIT, "it does not end");
+            sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn nobody_reads_any_more() {
+    let (mut daemon, log) = Daemon::start();
+    daemon.visit();
+    drop(log);
+    for _ in 0..5 {
+        daemon.visit();
+    }
+    assert_eq!(daemon.stop().code(), Some(0));
+    assert!(!daemon.socket().exists());
+}
+
+/// More than a pipe and the program's own buffers hold.
+fn flood(daemon: &Daemon) {
+    for _ in 0..400 {
+        daemon.visit();
+    }
+}
+
+#[test]
+fn the_reader_stands_still_and_goes_on() {
+    let (mut daemon, mut log) = Daemon::start();
+    flood(&daemon);
+    let mut line = String::new();
+    while !line.contains("lines lost") {
+        line.clear();
+        assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended");
+    }
+    let (_, count) = line.trim_end().rsplit_once("count=").unwrap();
+    assert!(count.parse::<u64>().unwrap() > 0, "{line}");
+    // What comes now is not lost.
+    assert_eq!(daemon.stop().code(), Some(0));
+    let mut rest = String::new();
+    log.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains(" summary queue=0 "), "{rest}");
+    assert!(!rest.contains("lines lost"), "{rest}");
+}
+
+#[test]
+fn the_reader_stands_still_to_the_end() {
+    let (mut daemon, _log) = Daemon::start();
+    flood(&daemon);
+    assert_eq!(daemon.stop().code(), Some(0));
+}
+
+/// How `kickless` ends with these arguments, and nobody at the other end of standard error and output.
+fn unheard(arguments: &[&str]) -> Option<i32> {
+    let writer = || pipe_with(PipeFlags::CLOEXEC).unwrap().1;
+    Command::new(PROGRAM).args(arguments).stderr(writer()).stdout(writer()).status().unwrap().code()
+}
+
+#[test]
+fn the_status_tells_where_no_sentence_can() {
+    assert_eq!(unheard(&["blk"]), Some(2));
+    assert_eq!(unheard(&["blk", "--socket-path=a", "--blk-file=/nonexistent/disk.img"]), Some(1));
+    assert_eq!(unheard(&["blk", "--socket-path=a", "--blk-file=null:1M", "--log-level=ifno"]), Some(1));
+    assert_eq!(unheard(&["--help"]), Some(1));
+    assert!(!Path::new("a").exists());
+}
