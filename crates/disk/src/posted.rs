@@ -4,6 +4,8 @@
 //! buffer of ours, and so it may keep a request for as long as it likes. A request goes piece by piece, each as long as
 //! a buffer. When a piece is done the worker is woken by the waker of its lane, and looks at all that it has posted.
 
+#[cfg(any(feature = "nbd", feature = "rbd"))]
+mod flushes;
 mod lost_writes;
 mod order;
 #[cfg(feature = "qcow2")]
@@ -12,6 +14,8 @@ mod threads;
 use crate::bounce::{BUFFER_BYTES, Kind, Permit, Pool, Waiting};
 use crate::io::Phase;
 use crate::{Io, IoError, Lane, Limits, Request, Step};
+#[cfg(any(feature = "nbd", feature = "rbd"))]
+pub(crate) use flushes::Flushes;
 use kickless_io::Errno;
 pub use lost_writes::LostWritesSeen;
 use lost_writes::LostWritesTold;
@@ -148,17 +152,16 @@ impl Posted {
         if let Some(permit) = &mut posting.permit {
             permit.buffer = answer.buffer;
         }
-        answer.result.map_err(|error| Step::Done(Err(error)))?;
         let lost_writes = answer.lost_writes;
-        match call {
-            Call::Flush if lost_writes > posting.lost_writes => {
-                if posting.kind == Some(Request::Flush) {
-                    self.lost_writes_told.tell(lane.lost_writes, lost_writes);
-                }
-                return Err(Step::Done(Err(IoError::Os(Errno::IO))));
-            }
-            _ => posting.lost_writes = posting.lost_writes.min(lost_writes),
+        let result = match answer.result {
+            Ok(()) if call == Call::Flush && lost_writes > posting.lost_writes => Err(IoError::Os(Errno::IO)),
+            result => result,
+        };
+        if result.is_err() && posting.kind == Some(Request::Flush) {
+            self.lost_writes_told.tell(lane.lost_writes, lost_writes);
         }
+        result.map_err(|error| Step::Done(Err(error)))?;
+        posting.lost_writes = posting.lost_writes.min(lost_writes);
         let len = posting.len;
         match call {
             Call::Read | Call::Write { .. } => {

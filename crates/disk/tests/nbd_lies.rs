@@ -605,6 +605,37 @@ fn a_flush_that_fails_covers_nothing() {
     assert_eq!(worker.flush(), Ok(()));
 }
 
+/// A server with a file behind a page cache is told once of writes that were lost, and tells one flush.
+#[test]
+fn a_flush_that_a_server_fails_is_told_to_each_queue() {
+    let liar = Liar::start(1, move |_, stream| {
+        greet(stream, &hello(false));
+        let asked = [(); 3].map(|()| hear(stream).unwrap());
+        // The last first, the first last: that one has the error.
+        for (asked, error) in asked.iter().zip([5, 0, 0]).rev() {
+            stream.write_all(&simple(error, asked.cookie, &[])).unwrap();
+        }
+        oblige(stream, 0);
+    });
+    let disk = open(&liar.spec());
+    let mut queues = [(); 3].map(|()| worker(&disk).with_slots(2));
+    for (queue, slot) in [(0, 0), (1, 0), (1, 1)] {
+        assert_eq!(queues[queue].start(slot, Request::Flush), Step::Busy);
+    }
+    let failed = Err(IoError::Os(Errno::IO));
+    for (queue, count) in [(0, 1), (1, 2)] {
+        let mut over = Vec::new();
+        while over.len() < count {
+            over.extend(queues[queue].turn());
+        }
+        assert!(over.iter().all(|(_, result)| *result == failed), "{queue}: {over:?}");
+    }
+    assert_eq!(queues[2].flush(), failed);
+    for queue in &mut queues {
+        assert_eq!(queue.flush(), Ok(()));
+    }
+}
+
 /// A flush covers what was acknowledged when it was sent, and nothing that was acknowledged after that.
 #[test]
 fn what_a_flush_covers() {

@@ -127,7 +127,7 @@ pub(super) struct Client {
     attempt_at: Instant,
     /// Requests have failed since then.
     has_failed: bool,
-    /// Connections that were lost with writes that had been acknowledged and not flushed.
+    /// How often acknowledged writes may have been lost by the end of the last connection: with it, or by a flush that failed.
     lost_writes: u64,
     /// What has a lower number is to have ended by then.
     hurry: Option<(u64, Instant)>,
@@ -223,7 +223,7 @@ impl Client {
     fn lose(&mut self, mut connection: Connection, problem: &Problem) {
         let wait = self.uri.reconnect_delay;
         tracing::warn!(server = %self.uri, %problem, ?wait, "the NBD server is lost; requests wait for it");
-        self.lost_writes += u64::from(connection.flights.is_dirty());
+        self.lost_writes = connection.flights.lost_writes() + u64::from(connection.flights.is_dirty());
         for mut queued in connection.flights.drain().into_iter().rev() {
             queued.losses += 1;
             if queued.losses < LOSSES_MAX {

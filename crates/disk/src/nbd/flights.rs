@@ -3,7 +3,7 @@
 use super::client::Queued;
 use super::wire;
 use crate::IoError;
-use crate::posted::{Call, Order, Wakes};
+use crate::posted::{Call, Flushes, Order, Wakes};
 use kickless_io::Errno;
 
 /// Requests at a time. A server may take fewer, and leaves the rest in the socket.
@@ -20,8 +20,9 @@ pub(super) struct Flight {
     pub(super) got: u64,
     /// What has gone wrong so far.
     pub(super) error: Option<u32>,
-    /// Writes that had been acknowledged when this, a flush, was sent.
+    /// Of a flush: writes that had been acknowledged when it was sent, and its number among the flushes.
     covers: u64,
+    flush: u64,
 }
 
 impl Flight {
@@ -69,8 +70,8 @@ pub(super) struct Flights {
     /// Writes that have been acknowledged, and how many of them were by the time of the last flush that has been done.
     written: u64,
     flushed: u64,
-    /// What each answer says of earlier connections: see [`Order::lost_writes`].
-    lost_writes: u64,
+    /// Flushes in flight, and what each answer says of lost writes: see [`Order::lost_writes`].
+    flushes: Flushes<Flight>,
 }
 
 impl Flights {
@@ -82,7 +83,7 @@ impl Flights {
             next: 0,
             written: 0,
             flushed: 0,
-            lost_writes,
+            flushes: Flushes::new(lost_writes),
         }
     }
 
@@ -96,7 +97,9 @@ impl Flights {
         let place = self.free.pop()?;
         self.next = self.next.wrapping_add(1);
         let cookie = u64::from(self.next) << 32 | u64::from(place);
-        let flight = Flight { number, losses, order, cookie, got: 0, error: None, covers: self.written };
+        let flush = if order.call == Call::Flush { self.flushes.begin() } else { u64::MAX };
+        let covers = self.written;
+        let flight = Flight { number, losses, order, cookie, got: 0, error: None, covers, flush };
         self.places[place as usize] = Some(flight);
         Some(place)
     }
@@ -130,7 +133,11 @@ impl Flights {
         let Some(mut flight) = self.remove(place) else { return };
         let result = flight.result();
         match flight.order.call {
-            Call::Flush if result.is_ok() => self.flushed = self.flushed.max(flight.covers),
+            Call::Flush if result.is_ok() => {
+                self.flushes.succeed(flight.flush, flight);
+                return self.answer_flushes(wakes);
+            }
+            Call::Flush => self.flushes.fail(flight.flush),
             Call::Write { durable: false }
             | Call::Zeroes { durable: false, .. }
             | Call::Discard { durable: false }
@@ -140,14 +147,29 @@ impl Flights {
             }
             _ => {}
         }
-        flight.order.lost_writes = self.lost_writes;
+        flight.order.lost_writes = self.flushes.lost_writes();
         flight.order.answer(result, wakes);
+        // Those that waited for a flush that has failed now.
+        self.answer_flushes(wakes);
+    }
+
+    fn answer_flushes(&mut self, wakes: &mut Wakes) {
+        while let Some(mut flight) = self.flushes.due() {
+            self.flushed = self.flushed.max(flight.covers);
+            flight.order.lost_writes = self.flushes.lost_writes();
+            flight.order.answer(Ok(()), wakes);
+        }
     }
 
     fn remove(&mut self, place: u32) -> Option<Flight> {
         let flight = self.places.get_mut(place as usize)?.take()?;
         self.free.push(place);
         Some(flight)
+    }
+
+    /// How often acknowledged writes may have been lost before this connection, and on it.
+    pub(super) fn lost_writes(&self) -> u64 {
+        self.flushes.lost_writes()
     }
 
     /// Whether the server has acknowledged what it need not have on stable storage.
@@ -157,7 +179,9 @@ impl Flights {
 
     /// Takes all out, in the order they came in.
     pub(super) fn drain(&mut self) -> Vec<Queued> {
-        let all = std::mem::replace(self, Self::new(self.lost_writes)).places.into_iter().flatten();
+        let mut was = std::mem::replace(self, Self::new(self.lost_writes()));
+        let held = std::iter::from_fn(|| was.flushes.take_if(|_, _| true));
+        let all = was.places.into_iter().flatten().chain(held);
         let mut left: Vec<_> =
             all.map(|Flight { number, order, losses, .. }| Queued { number, order, losses }).collect();
         left.sort_unstable_by_key(|queued| queued.number);
@@ -166,6 +190,6 @@ impl Flights {
 
     /// Whether any was posted before this number.
     pub(super) fn any_before(&self, number: u64) -> bool {
-        self.places.iter().flatten().any(|flight| flight.number < number)
+        self.places.iter().flatten().chain(self.flushes.held()).any(|flight| flight.number < number)
     }
 }

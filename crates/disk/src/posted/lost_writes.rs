@@ -1,11 +1,11 @@
 //! Reports lost writes to each queue, by flushes that fail.
 //!
-//! A server that goes takes with it the writes that it has acknowledged and not flushed. The guest hears of that by a flush that
-//! fails. A driver with several queues looks at the result of its own flush alone, so one failed flush of the disk is not enough.
+//! A server that goes takes with it the writes that it has acknowledged and not flushed. A library whose flush fails may have lost
+//! what it had acknowledged as well, and may say so once. The guest hears of that by a flush that fails. A driver with several queues looks at the result of its own flush alone, so one failed flush of the disk is not enough.
 //!
 //! # The rule
-//! The library counts the times that acknowledged writes may have been lost. It puts the count into each answer: the count of the
-//! connection that the answer came from, which does not change while the connection lasts. A queue keeps the count that it has
+//! Each library counts the times that acknowledged writes may have been lost, and puts the count into each answer. Connections to an
+//! NBD server count on from the one before; an answer has the count of the connection that it came from. A queue keeps the count that it has
 //! been told of ([`LostWritesSeen`]). A request compares the count of its flush's answer with the count that it started from:
 //!
 //! - A flush of the guest starts from what its queue had been told of when the flush was posted. If the answer has more, the flush
@@ -22,7 +22,9 @@
 //! - A flush that the lost connection has answered was sent to a server that still had the write, if that was acknowledged before.
 //!   Its answer has the old count, and it succeeds rightly, however late its worker looks at the answer.
 //! - A hidden flush tells nobody but its own request: it changes no queue's count.
-//! - A flush that fails for another reason (the server stays away) has told nothing, and a later one fails once more.
+//! - A flush that the library itself failed counts as a loss, and tells its own queue. [`super::flushes`] holds the answers of
+//!   others that ran beside it until they have its count.
+//! - A flush that fails because the server stays away has no count. It has told nothing, and a later one fails once more.
 //!
 //! The count in a queue only moves to one that an answer of the same disk had. One thread owns the queue, one thread owns the
 //! connection, and the answer is handed over under the lock of its ticket, so there is nothing to order between them.

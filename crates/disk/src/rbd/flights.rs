@@ -4,7 +4,7 @@
 //! buffer until it is done with it. There are never more of these than [`LOST_MAX`], and then nothing is asked of it any more.
 
 use crate::IoError;
-use crate::posted::{Call, Order, Wakes};
+use crate::posted::{Call, Flushes, Order, Wakes};
 use kickless_io::{AlignedBuf, Errno};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,6 +47,8 @@ struct State {
     lost: usize,
     /// Until when those before a number have to be over.
     hurry: Option<(u64, Instant)>,
+    /// Flushes that the library has, and those whose answer is held, with their numbers.
+    flushes: Flushes<(u64, Order)>,
     /// Something has been waited for in vain, and nothing has been heard since.
     silent: bool,
     end: bool,
@@ -55,8 +57,16 @@ struct State {
 #[derive(Debug)]
 enum Place {
     Free,
-    Taken { number: u64, order: Order },
-    Lost,
+    /// `flush` is the number among the flushes, of one.
+    Taken {
+        number: u64,
+        order: Order,
+        flush: Option<u64>,
+    },
+    /// Answered without the library.
+    Lost {
+        was_flush: bool,
+    },
 }
 
 impl Flights {
@@ -80,7 +90,8 @@ impl Flights {
         }
         let number = state.next;
         state.next += 1;
-        let taken = Place::Taken { number, order };
+        let flush = (order.call == Call::Flush).then(|| state.flushes.begin());
+        let taken = Place::Taken { number, order, flush };
         let place = match state.free.pop() {
             Some(place) => {
                 state.places[place as usize] = taken;
@@ -100,14 +111,35 @@ impl Flights {
         let was = std::mem::replace(&mut state.places[place as usize], Place::Free);
         state.free.push(place);
         state.silent = false;
-        if matches!(was, Place::Lost) {
-            state.lost -= 1;
+        // Answered when nothing is locked.
+        let mut answered = None;
+        match was {
+            Place::Free => {}
+            Place::Lost { was_flush } => {
+                state.lost -= 1;
+                if was_flush && returned < 0 {
+                    state.flushes.count_loss();
+                }
+            }
+            Place::Taken { number, mut order, flush } => {
+                order.buffer = buffer;
+                let result = outcome(&order, returned);
+                match (flush, result) {
+                    (Some(flush), Ok(())) => state.flushes.succeed(flush, (number, order)),
+                    (Some(flush), Err(_)) => {
+                        state.flushes.fail(flush);
+                        answered = Some((order, result));
+                    }
+                    (None, _) => answered = Some((order, result)),
+                }
+            }
         }
+        let (due, lost_writes) = state.due();
         drop(state);
-        if let Place::Taken { mut order, .. } = was {
-            order.buffer = buffer;
-            let result = outcome(&order, returned);
-            order.answer(result, &mut Wakes::default());
+        let mut wakes = Wakes::default();
+        for (mut order, result) in answered.into_iter().chain(due.into_iter().map(|order| (order, Ok(())))) {
+            order.lost_writes = lost_writes;
+            order.answer(result, &mut wakes);
         }
     }
 
@@ -157,7 +189,11 @@ impl Flights {
                 continue;
             }
             state.hurry = None;
-            let late = state.take_before(before);
+            let (late, due, lost_writes) = state.take_before(before);
+            for mut order in due {
+                order.lost_writes = lost_writes;
+                order.answer(Ok(()), &mut Wakes::default());
+            }
             if late.is_empty() {
                 continue;
             }
@@ -178,18 +214,34 @@ impl Flights {
 }
 
 impl State {
-    /// Takes the orders of those with smaller numbers. Their buffers stay with the library.
-    fn take_before(&mut self, before: u64) -> Vec<Order> {
+    /// Takes flushes that are to be answered as successful, and the count of lost writes for them.
+    fn due(&mut self) -> (Vec<Order>, u64) {
+        let due = std::iter::from_fn(|| self.flushes.due()).map(|(_, order)| order).collect();
+        (due, self.flushes.lost_writes())
+    }
+
+    /// Takes the orders of those with smaller numbers, whose buffers stay with the library; and, as [`State::due`], flushes that
+    /// waited for one of them.
+    fn take_before(&mut self, before: u64) -> (Vec<Order>, Vec<Order>, u64) {
         let mut late = Vec::new();
         for place in &mut self.places {
-            if matches!(place, Place::Taken { number, .. } if *number < before)
-                && let Place::Taken { order, .. } = std::mem::replace(place, Place::Lost)
-            {
+            if !matches!(place, Place::Taken { number, .. } if *number < before) {
+                continue;
+            }
+            let lost = Place::Lost { was_flush: matches!(place, Place::Taken { flush: Some(_), .. }) };
+            if let Place::Taken { order, flush, .. } = std::mem::replace(place, lost) {
+                // It may never land.
+                if let Some(flush) = flush {
+                    self.flushes.give_up(flush);
+                }
                 late.push(order);
             }
         }
         self.lost += late.len();
-        late
+        let (due, lost_writes) = self.due();
+        let held = || self.flushes.take_if(|_, (number, _)| *number < before);
+        late.extend(std::iter::from_fn(held).map(|(_, order)| order));
+        (late, due, lost_writes)
     }
 }
 
@@ -219,9 +271,13 @@ mod tests {
     }
 
     fn read(flights: &Arc<Flights>) -> Request {
+        board(flights, Call::Read)
+    }
+
+    fn board(flights: &Arc<Flights>, call: Call) -> Request {
         let ticket = Arc::new(Ticket::default());
-        let buffer = AlignedBuf::new(LEN as usize, 512).unwrap();
-        let order = ticket.order(Call::Read, (0, LEN), Some(buffer), &Waker::new().unwrap());
+        let buffer = (call == Call::Read).then(|| AlignedBuf::new(LEN as usize, 512).unwrap());
+        let order = ticket.order(call, (0, LEN), buffer, &Waker::new().unwrap());
         let flight = flights.board(order);
         Request { ticket, flight }
     }
@@ -277,6 +333,45 @@ mod tests {
             assert_eq!(answer(&request), Some((result, true)));
         }
         assert_eq!(flights.lock().places.len(), 1);
+    }
+
+    /// The library tells one flush that writes are lost. Others have the count of lost writes from then on.
+    #[test]
+    fn a_flush_that_failed_counts_for_those_beside_it() {
+        let flights = Arc::new(Flights::new(Duration::MAX));
+        let answer = |request: &Request| request.ticket.take().map(|a| (a.result, a.lost_writes));
+        let land = |request: &mut Request, returned| request.flight.take().unwrap().land(returned);
+        let [mut told, mut beside, mut write] =
+            [Call::Flush, Call::Flush, Call::Write { durable: false }].map(|call| board(&flights, call));
+        land(&mut write, 0);
+        assert_eq!(answer(&write), Some((Ok(()), 0)));
+        land(&mut beside, 0);
+        assert_eq!(answer(&beside), None, "the other one may have been told");
+        land(&mut told, -(Errno::IO.raw_os_error() as isize));
+        assert_eq!(answer(&told), Some((Err(IoError::Os(Errno::IO)), 1)));
+        assert_eq!(answer(&beside), Some((Ok(()), 1)));
+        let mut after = board(&flights, Call::Flush);
+        land(&mut after, 0);
+        assert_eq!(answer(&after), Some((Ok(()), 1)));
+    }
+
+    /// Nor is a flush held for one that is given up.
+    #[test]
+    fn a_hurry_ends_flushes_that_are_held() {
+        with_clock(Duration::from_millis(1), |flights| {
+            let mut requests = [(); 3].map(|()| board(flights, Call::Flush));
+            requests[1].flight.take().unwrap().land(0);
+            assert_eq!(answer(&requests[1]), None);
+            flights.hurry();
+            assert_eq!([0, 2].map(|at| wait_for(&requests[at]).0), [GONE; 2]);
+            assert_eq!(wait_for(&requests[1]).0, Ok(()));
+            let mut after = board(flights, Call::Flush);
+            after.flight.take().unwrap().land(0);
+            assert_eq!(answer(&after), Some((Ok(()), false)));
+            for request in [0, 2] {
+                requests[request].flight.take().unwrap().land(0);
+            }
+        });
     }
 
     #[test]
