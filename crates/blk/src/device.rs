@@ -1,5 +1,6 @@
 //! The device, as a transport sees it.
 
+use crate::budget::Budget;
 use crate::config;
 use crate::queue::Queue;
 use kickless_device::{ConfigError, Device, InvalidState, Source, StartError, Vring};
@@ -33,6 +34,7 @@ pub struct Options {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) disk: Disk,
+    pub(crate) budget: Arc<Budget>,
     pub(crate) id: [u8; blk::ID_LEN],
     /// `writeback` of the configuration space. Off: a write completes when it is durable.
     ///
@@ -71,8 +73,18 @@ impl Blk {
         let len = serial.len().min(id.len());
         id[..len].copy_from_slice(&serial[..len]);
         let (writeback, introduced) = (AtomicBool::new(false), AtomicBool::new(false));
-        let shared = Arc::new(Shared { disk, id, writeback, introduced });
+        let shared = Arc::new(Shared { disk, budget: Arc::default(), id, writeback, introduced });
         Self { shared, options, locks: Mutex::default(), changes: Waker::new().ok() }
+    }
+
+    /// Sets how much memory the requests in flight may take for the pieces of their buffers, in pieces of 16 bytes beyond the first
+    /// 32 of each. Requests for which there is no room wait. By default it is 16 MiB, in 2^20 pieces.
+    #[must_use]
+    pub fn with_pieces_max(mut self, pieces: usize) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.budget = Arc::new(Budget::new(pieces));
+        }
+        self
     }
 
     /// Looks whether what lies behind the disk has become larger, and tells the driver. It is not made smaller: a guest would

@@ -9,6 +9,7 @@
 //! error to the driver. The disk is shared by all queues; everything else belongs to one queue, and so to one worker.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod budget;
 mod config;
 mod device;
 mod queue;

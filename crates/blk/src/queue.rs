@@ -38,6 +38,18 @@ pub(crate) struct Queue {
     prepared: Option<(u32, disk::Request)>,
     /// Slots whose request the disk had no room for, oldest first.
     waiting: VecDeque<u32>,
+    /// A slot whose request waits for room in the device's budget, and what it is.
+    unpaid: Option<(u32, disk::Request)>,
+    /// Slots whose request goes on in its turn, the next one first.
+    steps: VecDeque<u32>,
+    /// The last turn was that of a step.
+    stepped: bool,
+    /// What a step costs.
+    step_cost: u32,
+    /// What steps and extents have cost, and is not told yet.
+    owed_cost: u32,
+    /// One of the four above may be something: all that is asked for each request.
+    has_others: bool,
     /// It stops for good, and somebody waits for that.
     hurried: bool,
     chain: Chain,
@@ -46,7 +58,9 @@ pub(crate) struct Queue {
 impl Queue {
     pub(crate) fn new(vring: Vring, shared: Arc<Shared>, features: BlkFeatures) -> Self {
         let read_only = shared.disk.limits().read_only;
-        let (slots, lost_writes) = (Slots::new(vring.size()), shared.disk.lost_writes_seen());
+        let slots = Slots::new(vring.size(), shared.budget.clone());
+        let step_cost = shared.disk.step_bytes().map_or(u32::MAX, |bytes| (bytes / COST_BYTES) as u32);
+        let lost_writes = shared.disk.lost_writes_seen();
         Self {
             vring,
             shared,
@@ -58,6 +72,12 @@ impl Queue {
             lost_writes,
             prepared: None,
             waiting: VecDeque::new(),
+            unpaid: None,
+            steps: VecDeque::new(),
+            stepped: false,
+            step_cost,
+            owed_cost: 0,
+            has_others: false,
             hurried: false,
             chain: Chain::default(),
         }
@@ -71,8 +91,8 @@ impl Queue {
         let cost = 1 + u32::from(self.chain.descriptors() / COST_DESCRIPTORS);
         match parse(&self.chain, self.vring.view(), bounds) {
             Ok(request) => {
-                // A chain holds at most 2^32 bytes.
-                let blocks = (request.data_len / COST_BYTES) as u32;
+                // A chain holds at most 2^32 bytes. What is done in steps costs with each of them.
+                let blocks = ((request.data_len / COST_BYTES) as u32).min(self.step_cost);
                 self.start(context, slot, request);
                 cost + blocks
             }
@@ -91,7 +111,10 @@ impl Queue {
             Kind::Flush => disk::Request::Flush,
             Kind::Extents(purpose) => match self.take_extents(slot, &request, purpose) {
                 Ok(wanted) => wanted,
-                Err(reject) => return self.reject(id, reject),
+                Err(reject) => {
+                    self.slots.refuse(slot);
+                    return self.reject(id, reject);
+                }
             },
             Kind::GetId => {
                 let serial = self.shared.id;
@@ -102,15 +125,28 @@ impl Queue {
                 return self.answer(id, request, lifetime.as_bytes());
             }
         };
-        let entry = self.slots.get(slot);
-        if !matches!(request.kind, Kind::Extents(_))
-            && let Err(why) = translate(entry.io.buffers_mut(), &self.chain, self.vring.memory(), &request)
+        let extents = matches!(request.kind, Kind::Extents(_));
+        if !extents
+            && let Err(why) =
+                translate(self.slots.get(slot).io.buffers_mut(), &self.chain, self.vring.memory(), &request)
         {
+            self.slots.refuse(slot);
             let reject = Reject { status: Some(request.status), code: blk::S_IOERR, why };
             return self.reject(id, reject);
         }
+        let entry = self.slots.get(slot);
         entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
         self.slots.take();
+        let count = if extents { self.slots.get(slot).io.extents_len() } else { 0 };
+        if extents {
+            // Each is an operation.
+            self.owe(count as u32);
+        }
+        if !self.slots.account(slot, count) {
+            self.unpaid = Some((slot, wanted));
+            self.has_others = true;
+            return;
+        }
         // While its data is on the way into the cache, the one before is done.
         let now = match self.shared.disk.prepare(wanted) {
             true => self.prepared.replace((slot, wanted)),
@@ -184,6 +220,10 @@ impl Queue {
             Step::Done(result) => self.finish(slot, result),
             Step::Pending => {}
             Step::Busy => self.waiting.push_back(slot),
+            Step::More => {
+                self.owe(self.step_cost);
+                self.steps.push_back(slot);
+            }
         }
     }
 
@@ -257,7 +297,71 @@ impl Queue {
     }
 }
 
+/// Whose turn it is.
+enum Turn {
+    /// Of the requests in the ring.
+    Ring,
+    /// Another one has had its turn.
+    Other,
+    /// Nobody's, in this poll.
+    Over(Next),
+}
+
 impl Queue {
+    /// Accounts for work beside what a request costs at its beginning.
+    #[cold]
+    fn owe(&mut self, cost: u32) {
+        self.owed_cost = self.owed_cost.saturating_add(cost);
+        self.has_others = true;
+    }
+
+    /// Goes on with what has been popped and does not wait for the disk.
+    #[cold]
+    fn other_turn(&mut self, context: &mut Context<'_>, budget: u32, cost: &mut u32) -> Turn {
+        *cost = cost.saturating_add(std::mem::take(&mut self.owed_cost));
+        if *cost >= budget && budget > 0 {
+            return Turn::Over(Next::More);
+        }
+        if self.step(context) {
+            return if budget == 0 { Turn::Over(Next::More) } else { Turn::Other };
+        }
+        if !self.start_unpaid(context) {
+            let goes_on = !self.steps.is_empty() && budget > 0;
+            return if goes_on { Turn::Other } else { Turn::Over(Next::Blocked) };
+        }
+        self.has_others = self.owed_cost > 0 || !self.steps.is_empty();
+        Turn::Ring
+    }
+
+    /// Goes on with the request whose turn it is, if there is one and the last turn was not that of another. Requests that go on and
+    /// those in the ring take turns.
+    fn step(&mut self, context: &mut Context<'_>) -> bool {
+        if std::mem::replace(&mut self.stepped, false) {
+            return false;
+        }
+        let Some(slot) = self.steps.pop_front() else { return false };
+        self.stepped = true;
+        let step = self.on_disk(context, slot, |disk, lane, io| disk.retry(lane, io));
+        self.after(slot, step);
+        true
+    }
+
+    /// Starts the request that waits for room in the budget, if there is one and there is room. `false`: it waits on.
+    fn start_unpaid(&mut self, context: &mut Context<'_>) -> bool {
+        if self.unpaid.is_none() {
+            return true;
+        }
+        // It may be what the other waits for.
+        let prepared = self.prepared.take();
+        self.go(context, prepared);
+        let unpaid = self.unpaid.take_if(|(slot, _)| {
+            let extents = self.slots.get(*slot).io.extents_len();
+            self.slots.account(*slot, extents)
+        });
+        self.go(context, unpaid);
+        self.unpaid.is_none()
+    }
+
     /// Has the engine hold guest memory as it is now, instead of what it held.
     fn hold_memory(&mut self, engine: &mut Engine) {
         // A disk without a file has no operations.
@@ -325,6 +429,13 @@ impl Source for Queue {
             if cost >= budget && budget > 0 {
                 break Next::More;
             }
+            if self.has_others {
+                match self.other_turn(context, budget, &mut cost) {
+                    Turn::Ring => {}
+                    Turn::Other => continue,
+                    Turn::Over(next) => break next,
+                }
+            }
             // A request can wait for a buffer or a range that others hold, and more can be begun beside it. Where it is the
             // engine that is full, it comes before all that are still in the ring.
             let waits = !self.waiting.is_empty();
@@ -336,6 +447,7 @@ impl Source for Queue {
                     self.go(context, prepared);
                     continue;
                 }
+                _ if !self.steps.is_empty() && budget > 0 => continue,
                 _ => break Next::Blocked,
             };
             // What an earlier process has begun is done also where nothing new is.
@@ -347,6 +459,7 @@ impl Source for Queue {
             if !popped {
                 break match self.vring.take_unfinished() {
                     true => Next::More,
+                    false if !self.steps.is_empty() && budget > 0 => continue,
                     false if waits => Next::Waiting,
                     false => Next::Idle,
                 };
@@ -356,6 +469,9 @@ impl Source for Queue {
         };
         let prepared = self.prepared.take();
         self.go(context, prepared);
+        cost = cost.saturating_add(std::mem::take(&mut self.owed_cost));
+        // Whatever else there is to wait for.
+        let next = if self.steps.is_empty() { next } else { Next::More };
         self.vring.publish();
         // A request in several pieces may have begun another.
         if self.hurried {
@@ -371,7 +487,7 @@ impl Source for Queue {
             self.after(slot, step);
         }
         self.vring.publish();
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() || self.unpaid.is_some()
     }
 
     fn in_flight(&self) -> usize {

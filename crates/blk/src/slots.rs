@@ -1,5 +1,6 @@
 //! Requests in flight, preallocated.
 
+use crate::budget::{Budget, FREE};
 use crate::request::Kind;
 use kickless_disk::Io;
 use kickless_memory::{Gpa, Marks, View};
@@ -20,11 +21,23 @@ pub(crate) struct Slot {
     pub(crate) read_len: u32,
     /// What the disk does for it.
     pub(crate) io: Io,
+    /// Pieces that it has taken from the budget, from request to request.
+    taken: usize,
+    /// Its request takes from the budget.
+    large: bool,
 }
 
 impl Slot {
     fn new() -> Self {
-        Self { id: ChainId::default(), status: Gpa(0), view: None, read_len: 0, io: Io::default() }
+        Self {
+            id: ChainId::default(),
+            status: Gpa(0),
+            view: None,
+            read_len: 0,
+            io: Io::default(),
+            taken: 0,
+            large: false,
+        }
     }
 
     /// Takes in a request.
@@ -52,14 +65,19 @@ impl Slot {
 pub(crate) struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    budget: Arc<Budget>,
+    /// Requests in flight that take from the budget.
+    large: usize,
 }
 
 impl Slots {
-    pub(crate) fn new(count: u16) -> Self {
+    pub(crate) fn new(count: u16, budget: Arc<Budget>) -> Self {
         Self {
             slots: (0..count).map(|_| Slot::new()).collect(),
             // The lowest first, so that a queue which is never full touches few of them.
             free: (0..u32::from(count)).rev().collect(),
+            budget,
+            large: 0,
         }
     }
 
@@ -73,9 +91,59 @@ impl Slots {
         self.free.pop();
     }
 
+    /// Accounts for the pieces of the request in a slot: of its buffers, and its `extents`. Whether there is room for them. A
+    /// request for which there is none waits until another request of these slots has been released.
+    #[inline]
+    pub(crate) fn account(&mut self, slot: u32, extents: usize) -> bool {
+        // An extent takes less memory than two pieces.
+        let pieces = 2 * extents + self.get(slot).io.buffers().segments().len();
+        pieces <= FREE || self.account_large(slot, 2 * extents)
+    }
+
+    #[cold]
+    fn account_large(&mut self, slot: u32, more: usize) -> bool {
+        let Some(entry) = self.slots.get_mut(slot as usize) else { return true };
+        let missing = (entry.io.buffers().capacity() + more).saturating_sub(entry.taken);
+        if !self.budget.take(missing) {
+            if self.large > 0 {
+                return false;
+            }
+            self.budget.overdraw(missing);
+        }
+        entry.taken += missing;
+        entry.large = true;
+        self.large += 1;
+        true
+    }
+
     /// Gives a slot back.
+    #[inline]
     pub(crate) fn release(&mut self, slot: u32) {
         self.free.push(slot);
+        if self.get(slot).taken > 0 {
+            self.settle(slot);
+        }
+    }
+
+    /// Gives back to the budget what a slot has taken from it and does not keep.
+    #[cold]
+    fn settle(&mut self, slot: u32) {
+        let Some(entry) = self.slots.get_mut(slot as usize) else { return };
+        self.large -= usize::from(std::mem::take(&mut entry.large));
+        let kept = self.budget.kept_of(entry.taken);
+        entry.io.buffers_mut().shrink_to(kept.max(FREE));
+        self.budget.give_back(entry.taken - kept);
+        entry.taken = kept;
+    }
+
+    /// Takes memory back from a slot whose request was refused before it was accounted for.
+    #[cold]
+    pub(crate) fn refuse(&mut self, slot: u32) {
+        let Some(entry) = self.slots.get_mut(slot as usize) else { return };
+        entry.io.buffers_mut().shrink_to(entry.taken.max(FREE));
+        if entry.io.extents_len() > 0 {
+            *entry.io.extents_mut() = Vec::new();
+        }
     }
 
     pub(crate) fn get(&mut self, slot: u32) -> &mut Slot {
@@ -93,3 +161,12 @@ impl Slots {
         }
     }
 }
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        self.budget.give_back(self.slots.iter().map(|slot| slot.taken).sum());
+    }
+}
+
+#[cfg(test)]
+mod tests;

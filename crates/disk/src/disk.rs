@@ -266,13 +266,23 @@ impl Disk {
         }
     }
 
-    /// Goes on with a request that got [`Step::Busy`]. Too early is no harm.
+    /// Returns how many bytes the caller's thread copies in one step at most ([`Step::More`]). `None`: it copies none, or all.
+    pub fn step_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Memory(_) => Some(crate::memory::STEP_BYTES),
+            Self::Fault(fault) => fault.under().step_bytes(),
+            Self::File(_) | Self::Null(_) | Self::Library(_) => None,
+        }
+    }
+
+    /// Goes on with a request that got [`Step::Busy`], which may be too early and no harm, or [`Step::More`].
     #[inline]
     pub fn retry(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
         match self {
             Self::File(file) => file.drive(lane, io),
-            // They are never busy.
-            Self::Null(_) | Self::Memory(_) => Step::Busy,
+            // It is never busy.
+            Self::Null(_) => Step::Busy,
+            Self::Memory(memory) => memory.step(lane, io),
             Self::Library(library) => library.retry(lane, io),
             Self::Fault(fault) => fault.retry(lane, io),
         }

@@ -134,6 +134,9 @@ pub enum Step {
     /// The engine is full, or another request has what this one needs. It stays whole in the [`Io`];
     /// [`crate::Disk::retry`] when the engine has room again *and* when the lane's waker was signalled.
     Busy,
+    /// As much of it is done as is done at a time: [`crate::Disk::step_bytes`], or what takes as long. It waits for nothing;
+    /// [`crate::Disk::retry`] in its turn.
+    More,
 }
 
 /// One request, from start to end. A device embeds one in each request slot and uses it again and again: it
@@ -187,6 +190,18 @@ pub(crate) enum Phase {
     Extent,
     /// With a library, or on its way to one.
     Posted,
+    /// In memory, a part of it at a time.
+    Steps(Steps),
+}
+
+/// What is done in steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Steps {
+    Read,
+    Write,
+    Discard,
+    WriteZeroes,
+    SecureErase,
 }
 
 /// A request on extents, and how far it has come.
@@ -233,6 +248,11 @@ impl Io {
     /// The extents of a request that has any: to be filled, in any order, before it starts. Gone when it is over.
     pub fn extents_mut(&mut self) -> &mut Vec<Extent> {
         &mut self.work.get_or_insert_default().extents
+    }
+
+    /// Returns how many extents there are.
+    pub fn extents_len(&self) -> usize {
+        self.work.as_ref().map_or(0, |work| work.extents.len())
     }
 
     /// Whether a request has been started and is not over.

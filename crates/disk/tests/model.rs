@@ -249,7 +249,7 @@ impl<'a> Player<'a> {
                 assert_eq!(result, Ok(()));
                 self.finish(slot);
             }
-            Step::Pending | Step::Busy => {}
+            Step::Pending | Step::Busy | Step::More => {}
         }
     }
 

@@ -28,6 +28,10 @@ pub struct Iov {
 /// A spare capacity that a request may keep for the next one; a longer one is given back.
 const SEGMENTS_KEPT: usize = 256;
 
+/// Segments of one request, at most: what a disk's largest request comes to behind a vIOMMU, 126 buffers of 1 MiB in pages of 4 KiB
+/// of which no two follow one another and none begins where its buffer does, so 126 times 257.
+const SEGMENTS_MAX: usize = 1 << 15;
+
 impl Iov {
     /// Empties it for the next request.
     #[inline]
@@ -51,8 +55,8 @@ impl Iov {
     /// Adds `len` bytes at `gpa`. Ranges that follow one another in host memory become one segment.
     ///
     /// # Errors
-    /// A part of the range is not guest memory, or it was filled from another view so far; it is unchanged
-    /// then.
+    /// A part of the range is not guest memory, or it was filled from another view so far, or it goes over the seam of two
+    /// slots and there are too many segments already; it is unchanged then.
     #[inline]
     pub fn push(&mut self, view: &Arc<View>, gpa: Gpa, len: u32) -> Result<(), Unmapped> {
         let unmapped = Unmapped { addr: gpa.0, len: u64::from(len) };
@@ -67,7 +71,8 @@ impl Iov {
             self.add(host, len as usize);
             return Ok(());
         }
-        if !map.contains(gpa, u64::from(len)) {
+        // Buffers that are in one piece are as many as the chain says.
+        if self.segments.len() >= SEGMENTS_MAX || !map.contains(gpa, u64::from(len)) {
             return Err(unmapped);
         }
         map.pieces(gpa, u64::from(len), |host, len| self.add(host, len))
@@ -87,6 +92,16 @@ impl Iov {
             return;
         }
         self.segments.push(libc::iovec { iov_base: host.as_ptr().cast(), iov_len: len });
+    }
+
+    /// Segments that it has room for without taking more memory.
+    pub fn capacity(&self) -> usize {
+        self.segments.capacity()
+    }
+
+    /// Gives memory back that it does not need for this many segments, nor for those in it.
+    pub fn shrink_to(&mut self, segments: usize) {
+        self.segments.shrink_to(segments);
     }
 
     /// Bytes left in it.

@@ -65,7 +65,13 @@ impl Ram {
     /// Copies from `offset` on into all of `to`; how many bytes there were up to the end.
     #[inline]
     pub fn copy_to(&self, offset: u64, to: &mut Iov, marks: &mut Marks) -> u64 {
-        let (start, len) = self.range(offset, to);
+        self.copy_some_to(offset, to.len(), to, marks)
+    }
+
+    /// Copies from `offset` on into the first `bytes` of `to`; how many bytes there were up to the end.
+    #[inline]
+    pub fn copy_some_to(&self, offset: u64, bytes: u64, to: &mut Iov, marks: &mut Marks) -> u64 {
+        let (start, len) = self.range(offset, bytes);
         to.fill(0, len, marks, |guest, at, n| {
             // SAFETY:
             // - `at + n` is at most `len`, and `start + len` at most the length of this mapping;
@@ -78,7 +84,13 @@ impl Ram {
     /// Copies all of `from` to `offset` on; how many bytes there were up to the end.
     #[inline]
     pub fn copy_from(&self, offset: u64, from: &Iov) -> u64 {
-        let (start, len) = self.range(offset, from);
+        self.copy_some_from(offset, from.len(), from)
+    }
+
+    /// Copies the first `bytes` of `from` to `offset` on; how many bytes there were up to the end.
+    #[inline]
+    pub fn copy_some_from(&self, offset: u64, bytes: u64, from: &Iov) -> u64 {
+        let (start, len) = self.range(offset, bytes);
         from.pieces(0, len, |guest, at, n| {
             // SAFETY: as in `copy_to`, with the roles exchanged.
             unsafe { shared::copy(guest, self.base.add(start + at), n) }
@@ -115,11 +127,11 @@ impl Ram {
         }
     }
 
-    /// Where the bytes from `offset` on begin that can be copied from or to all of `guest`, and how many there are up to the end.
+    /// Where `bytes` from `offset` on begin, and how many there are of them up to the end.
     #[inline]
-    fn range(&self, offset: u64, guest: &Iov) -> (usize, usize) {
+    fn range(&self, offset: u64, bytes: u64) -> (usize, usize) {
         let start = usize::try_from(offset).unwrap_or(usize::MAX).min(self.len);
-        (start, usize::try_from(guest.len()).unwrap_or(usize::MAX).min(self.len - start))
+        (start, usize::try_from(bytes).unwrap_or(usize::MAX).min(self.len - start))
     }
 }
 

@@ -66,6 +66,8 @@ pub struct Ask {
     pub data: Data,
     /// Bytes of each buffer at most, whatever is in it.
     pub cut: usize,
+    /// There is a gap as long as the buffer after each, so that no two become one piece.
+    pub apart: bool,
 }
 
 /// Where the status byte is.
@@ -94,7 +96,15 @@ impl Ask {
     pub fn new(kind: u32, sector: u64, out: &[u8], len_in: usize) -> Self {
         let header = Header { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
         let header = header.as_bytes().to_vec();
-        Self { header, out: out.to_vec(), len_in, status: Status::There, data: Data::There, cut: usize::MAX }
+        Self {
+            header,
+            out: out.to_vec(),
+            len_in,
+            status: Status::There,
+            data: Data::There,
+            cut: usize::MAX,
+            apart: false,
+        }
     }
 
     pub fn read(sector: u64, len: usize) -> Self {
@@ -146,6 +156,8 @@ pub struct Rig {
     /// It is not to be polled before something changes.
     blocked: bool,
     pub last: Next,
+    /// What all looks have cost.
+    pub cost: u32,
     size: u16,
 }
 
@@ -256,6 +268,7 @@ impl Rig {
             answers: HashMap::new(),
             blocked: false,
             last: Next::Idle,
+            cost: 0,
             size,
         }
     }
@@ -285,7 +298,8 @@ impl Rig {
         let mut add = |addr: u64, len: usize, writable| {
             for start in (0..len).step_by(ask.cut) {
                 let len = ask.cut.min(len - start) as u32;
-                buffers.push(Buffer { addr: addr + start as u64, len, writable });
+                let at = if ask.apart { 2 * start } else { start };
+                buffers.push(Buffer { addr: addr + at as u64, len, writable });
             }
         };
         add(base + HEADER, ask.header.len(), false);
@@ -366,6 +380,7 @@ impl Rig {
         let mut context = Context { engine: &mut self.engine, source: 5, waker: &self.waker };
         let polled = self.source.poll(&mut context, budget);
         self.last = polled.next;
+        self.cost += polled.cost;
         self.blocked = polled.next == Next::Blocked;
         polled.served
     }
@@ -389,6 +404,8 @@ impl Rig {
             self.blocked = false;
         }
         let answered = self.take_answers();
+        // It goes on without being told.
+        moved |= self.last == Next::More;
         if !moved && served == 0 && answered == 0 && !self.engine.needs_turn() && !self.asked.is_empty() {
             let mut fds = [self.engine.event(), self.waker.as_fd()]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -413,6 +430,19 @@ impl Rig {
             count += 1;
         }
         count
+    }
+
+    /// The status byte of a request as it is now.
+    pub fn status_now(&self, id: u16) -> u8 {
+        let mut status = [0];
+        self.view.read(Gpa(PLACES + u64::from(id) * PLACE + STATUS), &mut status).unwrap();
+        status[0]
+    }
+
+    /// How many requests have been answered.
+    pub fn answered(&mut self) -> usize {
+        self.take_answers();
+        self.answers.len()
     }
 
     /// All that is in flight.

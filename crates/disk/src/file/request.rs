@@ -65,7 +65,7 @@ impl FileDisk {
                 Phase::Flush => queue(lane, OpKind::Flush, 0, Buffers::None).map_err(|(step, _)| step),
                 Phase::Extent => self.extent(lane, io),
                 // Nothing was started.
-                Phase::Idle | Phase::Held | Phase::Posted => return Step::Busy,
+                Phase::Idle | Phase::Held | Phase::Posted | Phase::Steps(_) => return Step::Busy,
             };
             if let Err(step) = flow {
                 io.sent = step == Step::Pending;
@@ -220,7 +220,9 @@ impl FileDisk {
                 io.phase = Phase::Plan;
             }
             Phase::Load | Phase::Store => self.bounced(lane, io, bytes as usize),
-            Phase::Idle | Phase::Held | Phase::Posted | Phase::Plan | Phase::Prepare => return Step::Pending,
+            Phase::Idle | Phase::Held | Phase::Posted | Phase::Steps(_) | Phase::Plan | Phase::Prepare => {
+                return Step::Pending;
+            }
         }
         self.drive(lane, io)
     }

@@ -124,6 +124,8 @@ pub fn on_extent(worker: &mut Worker<'_>, request: Request, offset: u64, len: u6
 struct Place {
     io: Io,
     busy: bool,
+    /// It has got [`Step::More`].
+    goes_on: bool,
 }
 
 /// An engine, some places for requests, and the turn of a worker.
@@ -169,7 +171,7 @@ impl<'a> Worker<'a> {
             marks: &mut self.marks,
         };
         let step = step(self.disk, &mut lane, &mut place.io);
-        place.busy = step == Step::Busy;
+        (place.busy, place.goes_on) = (step == Step::Busy, step == Step::More);
         assert_eq!(place.io.is_active(), !matches!(step, Step::Done(_)));
         step
     }
@@ -185,7 +187,8 @@ impl<'a> Worker<'a> {
         let mut done = std::mem::take(&mut self.done);
         self.engine.reap(&mut done);
         let retry = woken || !done.is_empty() || (full && self.engine.room() > 0);
-        if !retry && !self.engine.needs_turn() {
+        let goes_on = self.places.iter().any(|place| place.goes_on);
+        if !retry && !goes_on && !self.engine.needs_turn() {
             self.sleep();
         }
         let mut over = Vec::new();
@@ -198,8 +201,8 @@ impl<'a> Worker<'a> {
         }
         self.done = done;
         for slot in 0..self.places.len() {
-            if retry
-                && self.places[slot].busy
+            let place = &self.places[slot];
+            if (place.goes_on || retry && place.busy)
                 && let Step::Done(result) = self.step(slot, Disk::retry)
             {
                 over.push((slot, result));

@@ -1,0 +1,110 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use super::*;
+use kickless_memory::{Map, Slot as Memory, UserAddr};
+
+const PAGE: u64 = 4096;
+
+fn view() -> Arc<View> {
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+    Arc::new(View::new(Map::new(vec![Memory::map(&file, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap()]).unwrap()))
+}
+
+/// Takes a slot with a request of so many pieces. Whether there was room for it.
+fn take(slots: &mut Slots, view: &Arc<View>, pieces: usize) -> (u32, bool) {
+    let slot = slots.next().unwrap();
+    let buffers = slots.get(slot).io.buffers_mut();
+    buffers.clear(&mut Marks::off());
+    for piece in 0..pieces as u64 {
+        buffers.push(view, Gpa(piece % 2 * 2 * PAGE), 512).unwrap();
+    }
+    slots.take();
+    (slot, slots.account(slot, 0))
+}
+
+fn release(slots: &mut Slots, slot: u32) {
+    slots.get(slot).io.buffers_mut().clear(&mut Marks::off());
+    slots.release(slot);
+}
+
+/// Room that slots have beyond what is free.
+fn held(slots: &mut Slots) -> usize {
+    (0..slots.slots.len()).map(|at| slots.slots[at].io.buffers().capacity()).filter(|held| *held > FREE).sum()
+}
+
+#[test]
+fn small_requests_take_nothing() {
+    let (view, budget) = (view(), Arc::new(Budget::new(0)));
+    let mut slots = Slots::new(64, budget.clone());
+    (0..64).for_each(|_| assert!(take(&mut slots, &view, FREE).1));
+    assert_eq!(budget.taken(), 0);
+    (0..64).for_each(|slot| release(&mut slots, slot));
+    assert!(slots.slots.iter().all(|slot| slot.io.buffers().capacity() <= FREE));
+}
+
+#[test]
+fn a_queue_waits_for_its_own_requests_only() {
+    let (view, budget) = (view(), Arc::new(Budget::new(3000)));
+    let (mut greedy, mut other) = (Slots::new(8, budget.clone()), Slots::new(8, budget.clone()));
+    let (first, room) = take(&mut greedy, &view, 1000);
+    assert!(room && take(&mut greedy, &view, 1000).1);
+    let (waits, room) = take(&mut greedy, &view, 1000);
+    assert!(!room && !greedy.account(waits, 0), "it has two");
+    // It has none, and goes on whatever the other one has.
+    let (only, room) = take(&mut other, &view, 5000);
+    assert!(room && budget.taken() > 3000);
+    let (second, room) = take(&mut other, &view, FREE + 1);
+    assert!(!room);
+    release(&mut other, only);
+    assert!(other.account(second, 0));
+    release(&mut greedy, first);
+    assert!(greedy.account(waits, 0));
+    assert!(held(&mut greedy) + held(&mut other) <= budget.taken(), "all that is held is accounted for");
+    // What was taken comes back with the slots.
+    drop((greedy, other));
+    assert_eq!(budget.taken(), 0);
+}
+
+#[test]
+fn idle_slots_keep_no_more_than_half() {
+    let (view, budget) = (view(), Arc::new(Budget::new(4096)));
+    let mut slots = Slots::new(64, budget.clone());
+    let all: Vec<u32> = (0..32)
+        .map(|_| take(&mut slots, &view, 100))
+        .filter(|(_, room)| *room)
+        .map(|(slot, _)| slot)
+        .collect();
+    assert_eq!(all.len(), 32, "32 times room for 128");
+    all.iter().for_each(|slot| release(&mut slots, *slot));
+    assert!((1..=2048).contains(&budget.taken()), "{}", budget.taken());
+    assert!(held(&mut slots) <= budget.taken());
+    // Those that kept it use it again, for requests of any size.
+    for pieces in [1, 100, 1, 100, 10_000, 100] {
+        let (slot, room) = take(&mut slots, &view, pieces);
+        assert!(room);
+        release(&mut slots, slot);
+        assert!(budget.taken() <= 4096 && held(&mut slots) <= budget.taken());
+    }
+}
+
+#[test]
+fn extents_count() {
+    let (view, budget) = (view(), Arc::new(Budget::new(64)));
+    let mut slots = Slots::new(4, budget);
+    let (slot, _) = take(&mut slots, &view, 0);
+    assert!(slots.account(slot, 30));
+    let (slot, _) = take(&mut slots, &view, 0);
+    assert!(!slots.account(slot, 30));
+}
+
+#[test]
+fn a_request_that_was_refused_leaves_no_room_behind() {
+    let (view, budget) = (view(), Arc::new(Budget::new(64)));
+    let mut slots = Slots::new(4, budget);
+    let buffers = slots.get(0).io.buffers_mut();
+    (0..1000).for_each(|piece| buffers.push(&view, Gpa(piece % 2 * 2 * PAGE), 512).unwrap());
+    buffers.clear(&mut Marks::off());
+    slots.refuse(0);
+    assert!(slots.get(0).io.buffers().capacity() <= FREE);
+}
