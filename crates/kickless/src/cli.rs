@@ -47,7 +47,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve a disk to the virtual machines that connect, one after the other
-    Blk(BlkOptions),
+    Blk(Box<BlkOptions>),
     /// Serve many disks, which share the workers, as a file describes them
     Serve {
         /// The file: TOML, with tables for the pool, for defaults and for each device

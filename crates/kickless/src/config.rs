@@ -14,11 +14,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use kickless_disk::Cache;
 use kickless_io::EngineKind;
+use kickless_memory::quota;
 
 use crate::cli::values::{
     NUM_QUEUES, QUEUE_SIZE, Switch, parse_blk_file, parse_completion, parse_cpu_list, parse_delay,
-    parse_engine, parse_idle, parse_mode, parse_name, parse_num_queues, parse_number, parse_queue_size,
-    parse_rate, parse_serial, parse_workers,
+    parse_engine, parse_idle, parse_memory_max, parse_mode, parse_name, parse_num_queues, parse_number,
+    parse_queue_size, parse_rate, parse_serial, parse_workers,
 };
 use crate::cli::{PollOptions, PoolOptions};
 use crate::service::{Device, Disk, Pool, Said, Service, Socket};
@@ -106,6 +107,8 @@ struct Common {
     merge: Option<Switch>,
     lock: Option<Switch>,
     incoming: Option<bool>,
+    memory_max: Option<u64>,
+    allow_slow_memory: Option<bool>,
     socket_mode: Option<u32>,
     socket_group: Option<String>,
     weight: Option<u32>,
@@ -123,6 +126,8 @@ impl Common {
             merge: section.get("merge", Kind::Text, parse_name)?,
             lock: section.get("lock", Kind::Text, parse_name)?,
             incoming: section.flag("incoming")?,
+            memory_max: section.get("memory-max", Kind::Text, parse_memory_max)?,
+            allow_slow_memory: section.flag("allow-slow-memory")?,
             socket_mode: section.get("socket-mode", Kind::Text, parse_mode)?,
             socket_group: section
                 .get("socket-group", Kind::Text, |text| not_empty(text).map(str::to_owned))?,
@@ -139,6 +144,8 @@ impl Common {
             merge: self.merge.or(defaults.merge),
             lock: self.lock.or(defaults.lock),
             incoming: self.incoming.or(defaults.incoming),
+            memory_max: self.memory_max.or(defaults.memory_max),
+            allow_slow_memory: self.allow_slow_memory.or(defaults.allow_slow_memory),
             socket_mode: self.socket_mode.or(defaults.socket_mode),
             socket_group: self.socket_group.or_else(|| defaults.socket_group.clone()),
             weight: self.weight.or(defaults.weight),
@@ -194,7 +201,15 @@ fn device_of(mut section: Section<'_>, defaults: &Common) -> Result<(Device, Lin
     disk.check(Said::File).map_err(|mistake| section.mistake(&mistake))?;
     let lines = Lines { name: section.line("name"), socket_path: section.line("socket-path") };
     let socket = Socket::Path { path: socket_path, mode: common.socket_mode, group: common.socket_group };
-    Ok((Device { name: Some(name), socket, disk, weight: common.weight.unwrap_or(1) }, lines))
+    let device = Device {
+        name: Some(name),
+        socket,
+        disk,
+        memory_max: common.memory_max.unwrap_or(quota::DEVICE_BYTES_DEFAULT),
+        allow_slow_memory: common.allow_slow_memory.unwrap_or(false),
+        weight: common.weight.unwrap_or(1),
+    };
+    Ok((device, lines))
 }
 
 /// `path` by its directory's real name, so that two ways to write it are the same.

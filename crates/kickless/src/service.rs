@@ -53,6 +53,10 @@ pub(crate) struct Device {
     pub(crate) socket: Socket,
     /// What is served.
     pub(crate) disk: Disk,
+    /// Bytes that its front-end may have mapped here.
+    pub(crate) memory_max: u64,
+    /// A front-end may share memory on any file system.
+    pub(crate) allow_slow_memory: bool,
     /// Its share of the pool, beside the others'.
     pub(crate) weight: u32,
 }

@@ -6,6 +6,8 @@ use anyhow::{Context, Result};
 use kickless_blk::Blk;
 use kickless_disk::{Disk, DiskSpec, lock};
 use kickless_io::EngineOptions;
+use kickless_memory::Mapper;
+use kickless_memory::quota::AddressSpace;
 use kickless_vhost::Server;
 use kickless_worker::Pool;
 use tracing::info;
@@ -39,11 +41,19 @@ pub(crate) struct Parts {
 pub(crate) fn parts(service: &Service) -> Result<Parts> {
     let disks = in_spans(service, |device| disk(device, service.said))?;
     let pool = pool(&service.pool)?;
+    let space = Arc::new(AddressSpace::default());
     let served = disks.into_iter().zip(&service.devices).map(|(disk, device)| {
         let disk = Arc::new(disk);
-        Served { server: Server::new(disk.clone(), pool.place(device.weight)), disk }
+        let server = Server::new(disk.clone(), pool.place(device.weight)).with_mapper(mapper(&space, device));
+        Served { server, disk }
     });
     Ok(Parts { served: served.collect(), pool })
+}
+
+/// What maps the memory of a device's front-ends.
+fn mapper(space: &Arc<AddressSpace>, device: &Device) -> Mapper {
+    let mapper = Mapper::within(space.join(device.memory_max));
+    if device.allow_slow_memory { mapper } else { mapper.only_at_hand() }
 }
 
 fn pool(of: &service::Pool) -> Result<Arc<Pool>> {

@@ -1,6 +1,6 @@
 //! What can be wrong with memory.
 
-use crate::{Gpa, UserAddr};
+use crate::{Gpa, Refused, UserAddr};
 use std::io;
 
 /// Why a slot or a map cannot be had. The front-end is to blame for each but [`Error::Mmap`].
@@ -58,6 +58,14 @@ pub enum Error {
         /// The size asked for.
         len: u64,
     },
+    /// It is too much, or its pages are not at hand.
+    #[error("region at {gpa}: {why}")]
+    Refused {
+        /// Its guest-physical address.
+        gpa: Gpa,
+        /// Why.
+        why: Refused,
+    },
     /// The kernel refused.
     #[error("region at {gpa} cannot be mapped")]
     Mmap {
@@ -107,6 +115,9 @@ pub enum LogError {
         /// The last byte of guest memory.
         end: Gpa,
     },
+    /// It is too much, or its pages are not at hand.
+    #[error("the log: {0}")]
+    Refused(Refused),
     /// The kernel refused.
     #[error("the log cannot be mapped")]
     Mmap {
@@ -144,6 +155,9 @@ pub enum InflightError {
         /// The file's size.
         has: u64,
     },
+    /// It is too much, or its pages are not at hand.
+    #[error("the buffer of requests in flight: {0}")]
+    Refused(Refused),
     /// The kernel refused.
     #[error("the buffer of requests in flight cannot be mapped")]
     Mmap {

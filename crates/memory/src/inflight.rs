@@ -4,6 +4,7 @@
 
 use crate::InflightError;
 use crate::fault::Damaged;
+use crate::mapper::Mapper;
 use crate::mapping::{Failure, Mapping};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -26,6 +27,15 @@ impl Inflight {
     /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the kernel's refusal
     /// to map it.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, InflightError> {
+        Self::map_by(&Mapper::default(), file, offset, len)
+    }
+
+    pub(crate) fn map_by(
+        mapper: &Mapper,
+        file: impl AsFd,
+        offset: u64,
+        len: u64,
+    ) -> Result<Self, InflightError> {
         if len == 0 {
             return Err(InflightError::Empty);
         }
@@ -35,10 +45,11 @@ impl Inflight {
         let failed = |failure| match failure {
             Failure::Wraps => InflightError::Wraps { offset, len },
             Failure::TooShort { needs, has } => InflightError::FileTooShort { needs, has },
+            Failure::Refused(why) => InflightError::Refused(why),
             Failure::Os(source) => InflightError::Mmap { source },
         };
-        let part = Mapping::part_of(&file, offset, len).map_err(failed)?;
-        Ok(Self { mapping: Arc::new(Mapping::new(file, part).map_err(failed)?) })
+        let part = Mapping::part_of(mapper, &file, offset, len).map_err(failed)?;
+        Ok(Self { mapping: Arc::new(Mapping::new(mapper, file, part).map_err(failed)?) })
     }
 
     /// `len` bytes from `offset` on, which is a multiple of 8; `None` if they are not all in the buffer.

@@ -41,6 +41,7 @@
 
 mod addr;
 mod area;
+mod backing;
 pub mod dirty;
 mod error;
 pub mod fault;
@@ -50,10 +51,12 @@ mod iotlb;
 mod iov;
 pub mod log;
 mod map;
+mod mapper;
 mod mapping;
 mod marks;
 pub mod mmu;
 mod primitive;
+pub mod quota;
 mod ram;
 mod scattered;
 mod shared;
@@ -62,12 +65,14 @@ mod view;
 
 pub use addr::{Gpa, Iova, UserAddr};
 pub use area::{Area, Span};
+pub use backing::Slow;
 pub use error::{Error, InflightError, LogError, Unmapped};
 pub use inflight::{Inflight, Records};
 pub use iotlb::{Access, Iotlb, IovaRange, Lack, Miss, TABLES_MAX, Table, Tlb, Translated, UpdateError};
 pub use iov::Iov;
 pub use log::Log;
 pub use map::{Map, SLOTS_MAX};
+pub use mapper::{Mapper, Refused};
 pub use mapping::{Mapping, Released};
 pub use marks::Marks;
 pub use ram::Ram;

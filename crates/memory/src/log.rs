@@ -25,6 +25,7 @@
 #![expect(unsafe_code, reason = "island: atomic access to the words of a mapping")]
 
 use crate::fault::Damaged;
+use crate::mapper::Mapper;
 use crate::mapping::{Failure, Mapping};
 use crate::{Gpa, LogError, Map};
 use kickless_spec::vhost_user::LOG_PAGE_SIZE;
@@ -160,6 +161,10 @@ impl Log {
     /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the kernel's refusal
     /// to map it.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, LogError> {
+        Self::map_by(&Mapper::default(), file, offset, len)
+    }
+
+    pub(crate) fn map_by(mapper: &Mapper, file: impl AsFd, offset: u64, len: u64) -> Result<Self, LogError> {
         if len == 0 {
             return Err(LogError::Empty);
         }
@@ -169,10 +174,11 @@ impl Log {
         let failed = |failure| match failure {
             Failure::Wraps => LogError::Wraps { offset, len },
             Failure::TooShort { needs, has } => LogError::FileTooShort { needs, has },
+            Failure::Refused(why) => LogError::Refused(why),
             Failure::Os(source) => LogError::Mmap { source },
         };
-        let part = Mapping::part_of(&file, offset, len).map_err(failed)?;
-        Ok(Self { mapping: Mapping::new(file, part).map_err(failed)? })
+        let part = Mapping::part_of(mapper, &file, offset, len).map_err(failed)?;
+        Ok(Self { mapping: Mapping::new(mapper, file, part).map_err(failed)? })
     }
 
     /// Its length in bytes; never zero.

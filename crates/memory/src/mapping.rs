@@ -2,6 +2,8 @@
 #![expect(unsafe_code, reason = "island: mmap and munmap")]
 
 use crate::fault::{self, Entry, MAPPINGS, Range};
+use crate::mapper::{Mapper, Refused};
+use crate::quota::{Charge, MAPPINGS_MAX};
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::io;
@@ -14,11 +16,7 @@ use std::time::Duration;
 /// `HUGETLBFS_MAGIC` of statfs(2).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// The most mappings in this process at once: half of what the kernel has room for (65530, `vm.max_map_count`). The rest is for holes in
-/// them ([`crate::fault`]) and for everything else.
-const MAPPINGS_MAX: usize = 1 << 15;
-
-/// How many there are.
+/// How many mappings there are in this process, counted for a device or not.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// One of [`COUNT`].
@@ -29,7 +27,7 @@ impl Counted {
     fn new() -> io::Result<Self> {
         // Relaxed: it bounds, and orders nothing. What is one too many is given back at once.
         let (before, counted) = (COUNT.fetch_add(1, Ordering::Relaxed), Self);
-        if before >= MAPPINGS_MAX {
+        if before as u64 >= MAPPINGS_MAX {
             let why = format!("there are {MAPPINGS_MAX} mappings already, the most in one process");
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, why));
         }
@@ -76,6 +74,8 @@ pub struct Mapping {
     told: AtomicBool,
     released: Released,
     _counted: Counted,
+    /// What it takes of its device's share.
+    _charge: Option<Charge>,
 }
 
 /// What went wrong, before anyone knows which region it was for.
@@ -83,6 +83,7 @@ pub struct Mapping {
 pub(crate) enum Failure {
     Wraps,
     TooShort { needs: u64, has: u64 },
+    Refused(Refused),
     Os(io::Error),
 }
 
@@ -94,7 +95,8 @@ impl From<rustix::io::Errno> for Failure {
 
 impl Mapping {
     /// The part of `file` that a mapping of `len` bytes from `offset` would show.
-    pub(crate) fn part_of(file: impl AsFd, offset: u64, len: u64) -> Result<Part, Failure> {
+    pub(crate) fn part_of(mapper: &Mapper, file: impl AsFd, offset: u64, len: u64) -> Result<Part, Failure> {
+        mapper.admit(&file)?;
         let stat = fstat(&file)?;
         let needs = offset.checked_add(len).ok_or(Failure::Wraps)?;
         // Only a regular file (memfd, tmpfs, hugetlbfs) has a size that tells; a device's mmap checks for itself.
@@ -107,7 +109,7 @@ impl Mapping {
     }
 
     /// Maps `part`, which [`Mapping::part_of`] found in `file`.
-    pub(crate) fn new(file: impl AsFd, part: Part) -> Result<Self, Failure> {
+    pub(crate) fn new(mapper: &Mapper, file: impl AsFd, part: Part) -> Result<Self, Failure> {
         let counted = Counted::new().map_err(Failure::Os)?;
         // The front-end's offset need not be aligned; hugetlbfs wants both ends on huge pages.
         let fs = fstatfs(&file)?;
@@ -121,6 +123,7 @@ impl Mapping {
             .ok_or(Failure::Wraps)?;
         let whole_len =
             usize::try_from(len).ok().filter(|&l| isize::try_from(l).is_ok()).ok_or(Failure::Wraps)?;
+        let charge = mapper.charge(len)?;
         // SAFETY: a null hint, so that the kernel chooses a place that nobody uses.
         let whole = unsafe {
             mmap(
@@ -151,6 +154,7 @@ impl Mapping {
             told: AtomicBool::new(false),
             released: Released::default(),
             _counted: counted,
+            _charge: charge,
         })
     }
 

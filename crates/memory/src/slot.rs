@@ -1,7 +1,7 @@
 //! One contiguous run of guest memory behind one mapping.
 
 use crate::mapping::{Failure, Mapping, Part};
-use crate::{Error, Gpa, UserAddr};
+use crate::{Error, Gpa, Mapper, UserAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -36,6 +36,18 @@ impl Slot {
         len: u64,
         old: Option<&crate::Map>,
     ) -> Result<Self, Error> {
+        Self::map_by(&Mapper::default(), file, offset, gpa, user, len, old)
+    }
+
+    pub(crate) fn map_by(
+        mapper: &Mapper,
+        file: impl AsFd,
+        offset: u64,
+        gpa: Gpa,
+        user: UserAddr,
+        len: u64,
+        old: Option<&crate::Map>,
+    ) -> Result<Self, Error> {
         if len == 0 {
             return Err(Error::Empty { gpa });
         }
@@ -48,12 +60,13 @@ impl Slot {
         let failed = |failure| match failure {
             Failure::Wraps => Error::Wraps { gpa, field: "mmap offset", len },
             Failure::TooShort { needs, has } => Error::FileTooShort { gpa, needs, has },
+            Failure::Refused(why) => Error::Refused { gpa, why },
             Failure::Os(source) => Error::Mmap { gpa, source },
         };
-        let part = Mapping::part_of(&file, offset, len).map_err(failed)?;
+        let part = Mapping::part_of(mapper, &file, offset, len).map_err(failed)?;
         let mapping = match old.and_then(|old| old.mapping_of(part)) {
             Some(mapping) => mapping,
-            None => Arc::new(Mapping::new(file, part).map_err(failed)?),
+            None => Arc::new(Mapping::new(mapper, file, part).map_err(failed)?),
         };
         Ok(Self { gpa, user, mapping })
     }

@@ -5,7 +5,7 @@
 //! is made, taken and divided.
 
 use crate::error::Refusal;
-use kickless_memory::{Inflight as Buffer, Records};
+use kickless_memory::{Inflight as Buffer, Mapper, Records};
 use kickless_spec::ring::QUEUE_SIZE_MAX;
 use kickless_spec::vhost_user::{inflight_entry_len, inflight_head_len, inflight_region_len};
 use kickless_vhost_user::Inflight as Described;
@@ -44,7 +44,7 @@ impl Inflight {
     }
 
     /// Takes a buffer that we or somebody else has made.
-    pub(crate) fn take(described: Described, fd: &OwnedFd) -> Result<Self, Refusal> {
+    pub(crate) fn take(described: Described, fd: &OwnedFd, mapper: &Mapper) -> Result<Self, Refusal> {
         let Described { mmap_size, mmap_offset, num_queues: queues, queue_size } = described;
         if queue_size == 0 || queue_size > QUEUE_SIZE_MAX {
             let (field, max) = ("queue size", QUEUE_SIZE_MAX);
@@ -55,7 +55,7 @@ impl Inflight {
         if mmap_size < needs {
             return Err(Refusal::InflightSize { has: mmap_size, needs });
         }
-        Ok(Self { buffer: Buffer::map(fd, mmap_offset, mmap_size)?, queues, queue_size })
+        Ok(Self { buffer: mapper.inflight(fd, mmap_offset, mmap_size)?, queues, queue_size })
     }
 
     /// The region of a ring of this shape.
@@ -95,7 +95,7 @@ mod tests {
                 assert!(ftruncate(&fd, made.mmap_size + 1).is_err(), "it can be made longer");
                 let seal = fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE);
                 assert!(seal.is_err(), "it can be kept from those who come after");
-                let taken = Inflight::take(made, &fd).unwrap();
+                let taken = Inflight::take(made, &fd, &Mapper::default()).unwrap();
                 let options = |size| match packed {
                     true => Options::packed(size, false, false).unwrap(),
                     false => Options::new(size, false, false).unwrap(),
@@ -120,12 +120,12 @@ mod tests {
     #[test]
     fn either_format_fits_where_none_was_negotiated() {
         let (made, fd) = Inflight::make(described(2, 16), (2, 16), None).unwrap();
-        let taken = Inflight::take(made, &fd).unwrap();
+        let taken = Inflight::take(made, &fd, &Mapper::default()).unwrap();
         assert!(taken.records(1, &Options::packed(16, false, false).unwrap()).is_ok());
         assert!(taken.records(1, &Options::new(16, false, false).unwrap()).is_ok());
         // And one for split rings has no room for packed ones.
         let (made, fd) = Inflight::make(described(2, 16), (2, 16), Some(false)).unwrap();
-        let taken = Inflight::take(made, &fd).unwrap();
+        let taken = Inflight::take(made, &fd, &Mapper::default()).unwrap();
         assert!(taken.records(1, &Options::packed(16, false, false).unwrap()).is_err());
     }
 
@@ -147,18 +147,18 @@ mod tests {
             Described { queue_size: 0, ..made },
             Described { queue_size: 32769, ..made },
         ] {
-            assert!(Inflight::take(wrong, &fd).is_err(), "{wrong:?}");
+            assert!(Inflight::take(wrong, &fd, &Mapper::default()).is_err(), "{wrong:?}");
         }
         let part = Described { mmap_offset: 8, mmap_size: made.mmap_size - 8, num_queues: 1, ..made };
-        assert!(Inflight::take(part, &fd).is_ok());
+        assert!(Inflight::take(part, &fd, &Mapper::default()).is_ok());
         // Room for more than there can be, or for more than is said to be there.
         let fd = memory(2 << 20).unwrap();
         let roomy = |queue_size| Described { mmap_size: 2 << 20, ..described(1, queue_size) };
         assert!(matches!(
-            Inflight::take(roomy(32769), &fd),
+            Inflight::take(roomy(32769), &fd, &Mapper::default()),
             Err(Refusal::InflightShape { value: 32769, .. })
         ));
-        let taken = Inflight::take(roomy(32768), &fd).unwrap();
+        let taken = Inflight::take(roomy(32768), &fd, &Mapper::default()).unwrap();
         let options = Options::new(32768, false, false).unwrap();
         assert!(taken.records(0, &options).is_ok() && taken.records(1, &options).is_err());
     }

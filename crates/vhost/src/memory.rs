@@ -4,15 +4,16 @@ use crate::error::Refusal;
 use crate::rings::Rings;
 use crate::wait::{self, Ends};
 use kickless_device::Update;
-use kickless_memory::{Gpa, Log, LogError, Map, Released, Slot, UserAddr, View};
+use kickless_memory::{Gpa, Log, LogError, Map, Mapper, Released, Slot, UserAddr, View};
 use kickless_vhost_user::MemoryRegion;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tracing::{debug, info};
 
 /// What is in force. Replaced whole.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Memory {
+    mapper: Mapper,
     view: Arc<View>,
     logging: Logging,
 }
@@ -48,15 +49,20 @@ impl Logging {
     }
 }
 
-fn slot(region: &MemoryRegion, file: &OwnedFd, old: Option<&Map>) -> Result<Slot, Refusal> {
+fn slot(mapper: &Mapper, region: &MemoryRegion, file: &OwnedFd, old: Option<&Map>) -> Result<Slot, Refusal> {
     if region.xen.is_some() {
         return Err(Refusal::Xen);
     }
     let (gpa, user) = (Gpa(region.guest_addr), UserAddr(region.user_addr));
-    Ok(Slot::map_or_share(file, region.mmap_offset, gpa, user, region.size, old)?)
+    Ok(mapper.slot(file, region.mmap_offset, gpa, user, region.size, old)?)
 }
 
 impl Memory {
+    /// None yet; what comes is mapped by `mapper`.
+    pub(crate) fn new(mapper: Mapper) -> Self {
+        Self { mapper, view: Arc::default(), logging: Logging::default() }
+    }
+
     /// The view that is in force.
     pub(crate) fn view(&self) -> &Arc<View> {
         &self.view
@@ -69,7 +75,8 @@ impl Memory {
         rings: &mut Rings,
         ends: Ends<'_>,
     ) -> Result<(), Refusal> {
-        let slots = regions.iter().map(|(region, file)| slot(region, file, Some(self.view.map())));
+        let slots =
+            regions.iter().map(|(region, file)| slot(&self.mapper, region, file, Some(self.view.map())));
         let map = Map::new(slots.collect::<Result<_, _>>()?)?;
         self.replace(map, rings, ends)
     }
@@ -82,7 +89,7 @@ impl Memory {
         rings: &mut Rings,
         ends: Ends<'_>,
     ) -> Result<(), Refusal> {
-        let map = self.view.map().with(slot(region, file, None)?)?;
+        let map = self.view.map().with(slot(&self.mapper, region, file, None)?)?;
         self.replace(map, rings, ends)
     }
 
@@ -107,7 +114,7 @@ impl Memory {
         len: u64,
         rings: &mut Rings,
     ) -> Result<(), Refusal> {
-        let log = Log::map(file, offset, len)?;
+        let log = self.mapper.log(file, offset, len)?;
         log.covers(self.view.map())?;
         self.logging.base = Some(Arc::new(log));
         self.log_as_said(rings)

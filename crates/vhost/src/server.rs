@@ -3,6 +3,7 @@
 use crate::Ended;
 use crate::session::Session;
 use kickless_device::{Count, Counters, Device, Place};
+use kickless_memory::Mapper;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
@@ -61,6 +62,7 @@ pub struct Server {
     device: Arc<dyn Device>,
     place: Arc<dyn Place>,
     statistics: Arc<Statistics>,
+    mapper: Mapper,
 }
 
 impl Server {
@@ -68,7 +70,13 @@ impl Server {
     pub fn new(device: Arc<dyn Device>, place: Arc<dyn Place>) -> Self {
         let queues = (0..device.queues_max()).map(|_| Arc::default()).collect();
         let statistics = Arc::new(Statistics { queues, kicks_ignored: Count::default() });
-        Self { device, place, statistics }
+        Self { device, place, statistics, mapper: Mapper::default() }
+    }
+
+    /// The same, and what front-ends share is mapped by `mapper`, which may refuse it. Otherwise it maps everything.
+    #[must_use]
+    pub fn with_mapper(self, mapper: Mapper) -> Self {
+        Self { mapper, ..self }
     }
 
     /// What the queues have counted so far.
@@ -102,7 +110,7 @@ impl Server {
     pub fn serve_connection(&self, connection: UnixStream, stop: BorrowedFd<'_>) -> Result<(), Ended> {
         info!("front-end connected");
         let (device, place, statistics) = (self.device.clone(), self.place.clone(), self.statistics.clone());
-        Session::new(connection, stop, device, place, statistics).run()
+        Session::new(connection, stop, device, place, statistics, self.mapper.clone()).run()
     }
 }
 

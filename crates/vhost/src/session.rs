@@ -13,7 +13,7 @@ use crate::state::Bounds;
 use crate::transfer::Transfers;
 use crate::wait::Ends;
 use kickless_device::{Call, Device, Kick, Place, Update};
-use kickless_memory::{Gpa, SLOTS_MAX, UserAddr};
+use kickless_memory::{Gpa, Mapper, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_vhost_user::{
@@ -34,6 +34,8 @@ pub(crate) struct Session<'a> {
     device: Arc<dyn Device>,
     statistics: Arc<Statistics>,
     negotiated: Negotiated,
+    /// How descriptors that the front-end shares are mapped.
+    mapper: Mapper,
     memory: Memory,
     rings: Rings,
     transfers: Transfers,
@@ -55,6 +57,7 @@ impl<'a> Session<'a> {
         device: Arc<dyn Device>,
         place: Arc<dyn Place>,
         statistics: Arc<Statistics>,
+        mapper: Mapper,
     ) -> Self {
         Self {
             backend: Backend::new(connection),
@@ -64,7 +67,8 @@ impl<'a> Session<'a> {
             totals_before: statistics.totals(),
             statistics,
             negotiated: Negotiated::default(),
-            memory: Memory::default(),
+            memory: Memory::new(mapper.clone()),
+            mapper,
             transfers: Transfers::default(),
             channel: Channel::default(),
             translations: None,
@@ -236,7 +240,7 @@ impl<'a> Session<'a> {
             Message::SetInflightFd(described, fd) => {
                 self.negotiated.need(ProtocolFeatures::INFLIGHT_SHMFD)?;
                 self.rings.all_stopped()?;
-                self.rings.inflight = Some(Inflight::take(described, &fd)?);
+                self.rings.inflight = Some(Inflight::take(described, &fd, &self.mapper)?);
                 Ok(None)
             }
             Message::SetDeviceStateFd(state, fd) => {

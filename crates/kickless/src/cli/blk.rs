@@ -8,8 +8,8 @@ use kickless_disk::Cache;
 
 use super::pool::PoolOptions;
 use super::values::{
-    NUM_QUEUES, QUEUE_SIZE, Switch, parse_blk_file, parse_mode, parse_num_queues, parse_queue_size,
-    parse_serial,
+    NUM_QUEUES, QUEUE_SIZE, Switch, parse_blk_file, parse_memory_max, parse_mode, parse_num_queues,
+    parse_queue_size, parse_serial,
 };
 use crate::service::{BlkFile, Device, Disk, Mistake, Said, Service, Socket};
 
@@ -52,6 +52,12 @@ pub(crate) struct BlkOptions {
     /// A virtual machine will be migrated in: another host may still be using the disk at start-up
     #[arg(long)]
     incoming: bool,
+    /// The most guest memory and what belongs to it that may be mapped at a time
+    #[arg(long, value_name = "SIZE", default_value = "16T", value_parser = parse_memory_max)]
+    memory_max: u64,
+    /// Accept guest memory on file systems that may never answer, such as FUSE or NFS
+    #[arg(long)]
+    allow_slow_memory: bool,
     #[command(flatten)]
     pool: PoolOptions,
     /// The permissions of the socket, such as 0660
@@ -92,6 +98,8 @@ impl BlkOptions {
             incoming: self.incoming,
         };
         disk.check(said)?;
-        Ok(Service { said, pool, devices: vec![Device { name: None, socket, disk, weight: 1 }] })
+        let (memory_max, allow_slow_memory) = (self.memory_max, self.allow_slow_memory);
+        let device = Device { name: None, socket, disk, memory_max, allow_slow_memory, weight: 1 };
+        Ok(Service { said, pool, devices: vec![device] })
     }
 }

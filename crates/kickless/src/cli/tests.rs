@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kickless_disk::Cache;
 use kickless_io::{CompletionMode, EngineKind};
+use kickless_memory::quota;
 use kickless_worker::Poll;
 
 use super::*;
@@ -35,6 +36,7 @@ fn defaults() {
     assert!(disk.merge);
     assert_eq!((pool.poll, pool.call_coalesce), (Poll::default(), None));
     assert_eq!((&device.name, device.weight), (&None, 1));
+    assert_eq!((device.memory_max, device.allow_slow_memory), (quota::DEVICE_BYTES_DEFAULT, false));
 }
 
 #[test]
@@ -205,6 +207,8 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --fd=3 --blk-file=a --lock=maybe", "--lock"),
         ("kickless blk --fd=3 --blk-file=a --serial=123456789012345678901", "--serial"),
         ("kickless blk --fd=3 --blk-file=a --serial=disk\u{e9}", "--serial"),
+        ("kickless blk --fd=3 --blk-file=a --memory-max=1023K", "--memory-max"),
+        ("kickless blk --fd=3 --blk-file=a --memory-max=97T", "96T at most"),
         ("kickless blk --fd=3 --blk-file=a --workers=0", "--workers"),
         ("kickless blk --fd=3 --blk-file=a --workers=1 --cpu=0-3", "--workers"),
         ("kickless blk --fd=3 --blk-file=a --cpu=3-1", "--cpu"),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use kickless_disk::BadRule;
 use kickless_io::{CompletionMode, EngineKind, UnknownCompletion, UnknownEngine};
+use kickless_memory::quota;
 
 use crate::cpus::parse_cpus;
 use crate::duration::parse_duration;
@@ -197,6 +198,18 @@ pub(crate) fn parse_workers(text: &str) -> Result<u16, String> {
 
 pub(crate) fn parse_cpu_list(text: &str) -> Result<CpuList, String> {
     parse_cpus(text).map(CpuList)
+}
+
+/// Address space that a device's front-end may take, up to what there is for all devices.
+pub(crate) fn parse_memory_max(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes < 1 << 20 => Err("it must be 1M at least".into()),
+        bytes if bytes > quota::BYTES_MAX => Err(format!(
+            "it must be {}T at most, which is what all devices of a process have",
+            quota::BYTES_MAX >> 40
+        )),
+        bytes => Ok(bytes),
+    }
 }
 
 pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {

@@ -48,6 +48,8 @@ fn everything_said() {
         lock = "off"
         merge = "off"
         weight = 7
+        memory-max = "64G"
+        allow-slow-memory = true
         socket-mode = "0660"
         [[device]]
         name = "web"
@@ -80,6 +82,7 @@ fn everything_said() {
     let [web, db] = &service.devices[..] else { panic!("{service:?}") };
     assert_eq!((web.name.as_deref(), db.name.as_deref()), (Some("web"), Some("db")));
     assert_eq!((web.weight, db.weight), (7, 1000));
+    assert_eq!((web.memory_max, web.allow_slow_memory), (64 << 30, true));
     let of = |device: &Device| {
         (device.disk.num_queues, device.disk.queue_size, device.disk.cache, device.disk.lock)
     };

@@ -1,0 +1,195 @@
+//! Front-ends that share more memory than a device needs, or memory that may never come.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kickless_memory::SLOTS_MAX;
+use kickless_spec::features::Features;
+use kickless_tests::daemon::{Daemon, dying_with_us};
+use kickless_tests::frontend::{Answer, Frontend, LIMIT};
+use kickless_tests::frontend_machine::{Machine, Shape};
+use kickless_vhost_user::{FrontendMessage as Message, Inflight, LogBase, MemoryRegion};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::process::{getuid, kill_process};
+use tempfile::TempDir;
+
+const TIB: u64 = 1 << 40;
+
+/// A file without pages, so that its length costs nothing.
+fn sparse(len: u64) -> OwnedFd {
+    let file = memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, len).unwrap();
+    file
+}
+
+fn connect(daemon: &Daemon, device: &str) -> Frontend {
+    let mut frontend = Frontend::connect(&daemon.socket_of(device)).unwrap();
+    frontend.negotiate(Features::VERSION_1).unwrap();
+    frontend
+}
+
+/// The region with this number, of `len` bytes of the file.
+fn region(number: u64, len: u64, file: impl AsFd) -> Message {
+    let start = number * len;
+    let region = MemoryRegion { guest_addr: start, size: len, user_addr: start, mmap_offset: 0, xen: None };
+    Message::AddMemReg(region, file.as_fd().try_clone_to_owned().unwrap())
+}
+
+fn log(len: u64, file: impl AsFd) -> Message {
+    let fd = Some(file.as_fd().try_clone_to_owned().unwrap());
+    Message::SetLogBase(LogBase::Shared { mmap_size: len, mmap_offset: 0, fd })
+}
+
+fn inflight(len: u64, file: impl AsFd) -> Message {
+    let described = Inflight { mmap_size: len, mmap_offset: 0, num_queues: 1, queue_size: 1 };
+    Message::SetInflightFd(described, file.as_fd().try_clone_to_owned().unwrap())
+}
+
+fn says(daemon: &Daemon, words: &[&str]) {
+    let telling = |line: &str| words.iter().all(|word| line.contains(word)).then_some(());
+    daemon.log().wait_for(&words.join(", "), LIMIT, telling).unwrap();
+}
+
+/// How many of these regions are accepted before one is refused.
+fn accepted(frontend: &mut Frontend, len: u64, file: &OwnedFd) -> u64 {
+    (0..SLOTS_MAX as u64)
+        .find(|number| match frontend.attempt(&region(*number, len, file)).unwrap() {
+            Answer::Done => false,
+            Answer::Refused => true,
+            Answer::Dropped => panic!("dropped"),
+        })
+        .unwrap_or(SLOTS_MAX as u64)
+}
+
+#[test]
+fn one_that_takes_all_it_can_keeps_none_from_another() {
+    let disk = "blk-file = 'null:16M'";
+    let daemon = Daemon::serve("workers = 1", &[("first", disk), ("second", disk)]).unwrap();
+    let (file, mut greedy) = (sparse(2 * TIB), connect(&daemon, "first"));
+    assert!(accepted(&mut greedy, 3 * TIB / 2, &file) < 90);
+    says(&daemon, &["ADD_MEM_REG", "memory-max"]);
+    let mut machine = Machine::start(&daemon.socket_of("second"), &Shape::default()).unwrap();
+    machine.read(0, 8, 4096).unwrap();
+    // Up to what all devices may have at the least.
+    let mut second = machine;
+    second.stop().unwrap();
+    drop(second);
+    let mut frontend = connect(&daemon, "second");
+    assert!(accepted(&mut frontend, TIB, &file) >= 8);
+    drop((frontend, greedy));
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
+
+#[test]
+fn every_kind_of_memory_is_bounded() {
+    let daemon =
+        Daemon::serve("workers = 1", &[("disk", "blk-file = 'null:16M'\nmemory-max = '1G'")]).unwrap();
+    let (len, file) = (1 << 31, sparse(1 << 31));
+    for (message, name) in [
+        (region(0, len, &file), "ADD_MEM_REG"),
+        (log(len, &file), "SET_LOG_BASE"),
+        (inflight(len, &file), "SET_INFLIGHT_FD"),
+    ] {
+        let mut frontend = connect(&daemon, "disk");
+        assert_ne!(frontend.attempt(&message).unwrap(), Answer::Done, "{name}");
+        says(&daemon, &[name, "memory-max"]);
+    }
+    let mut frontend = connect(&daemon, "disk");
+    frontend.order(&region(0, 1 << 29, &file)).unwrap();
+    frontend.order(&inflight(1 << 28, &file)).unwrap();
+    drop(frontend);
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
+
+/// A file on FUSE. Unmounted when dropped.
+struct Fuse {
+    child: Child,
+    path: PathBuf,
+    _dir: TempDir,
+}
+
+impl Fuse {
+    /// `None`: there is none to be had here.
+    fn mount(len: u64) -> Option<Fuse> {
+        let help = Command::new("qemu-storage-daemon").arg("--help").output().ok()?;
+        if !getuid().is_root()
+            || !Path::new("/dev/fuse").exists()
+            || !String::from_utf8_lossy(&help.stdout).contains("fuse")
+        {
+            return None;
+        }
+        let dir = tempfile::Builder::new().prefix("kickless-").tempdir().unwrap();
+        let (image, path) = (dir.path().join("image"), dir.path().join("mounted"));
+        File::create_new(&image).unwrap().set_len(len).unwrap();
+        File::create_new(&path).unwrap();
+        let export = format!("type=fuse,id=export,node-name=file,mountpoint={},writable=on", path.display());
+        let child = dying_with_us("qemu-storage-daemon")
+            .args(["--blockdev", &format!("driver=file,node-name=file,filename={}", image.display())])
+            .args(["--export", &export])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut fuse = Fuse { child, path, _dir: dir };
+        let deadline = Instant::now() + LIMIT;
+        while std::fs::metadata(&fuse.path).unwrap().len() != len {
+            if fuse.child.try_wait().unwrap().is_some() {
+                return None;
+            }
+            assert!(Instant::now() < deadline, "nothing is mounted");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Some(fuse)
+    }
+
+    fn open(&self) -> File {
+        File::options().read(true).write(true).open(&self.path).unwrap()
+    }
+}
+
+impl Drop for Fuse {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = kill_process(pid, rustix::process::Signal::TERM);
+        let _ = self.child.wait();
+        // It unmounts what it has mounted; if it could not, it is not to stay behind.
+        let _ = Command::new("umount").args(["--lazy", "--quiet"]).arg(&self.path).status();
+    }
+}
+
+#[test]
+fn memory_on_fuse_is_refused_unless_it_is_allowed() {
+    let len = 1 << 20;
+    let Some(fuse) = Fuse::mount(len) else {
+        eprintln!(
+            "skipped: no file system can be mounted by FUSE here (root, /dev/fuse and QEMU's storage daemon)"
+        );
+        return;
+    };
+    let disk = "blk-file = 'null:16M'\n";
+    let allowed = format!("{disk}allow-slow-memory = true");
+    let daemon = Daemon::serve("workers = 1", &[("strict", disk), ("lenient", &allowed)]).unwrap();
+    let messages = || {
+        let file = fuse.open();
+        [
+            (region(0, len, &file), "ADD_MEM_REG"),
+            (log(len, &file), "SET_LOG_BASE"),
+            (inflight(len, &file), "SET_INFLIGHT_FD"),
+        ]
+    };
+    for (message, name) in messages() {
+        let mut frontend = connect(&daemon, "strict");
+        assert_ne!(frontend.attempt(&message).unwrap(), Answer::Done, "{name}");
+        says(&daemon, &[name, "FUSE", "allow-slow-memory"]);
+    }
+    for (message, name) in messages() {
+        let mut frontend = connect(&daemon, "lenient");
+        assert_eq!(frontend.attempt(&message).unwrap(), Answer::Done, "{name}");
+    }
+    assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
+}
