@@ -249,8 +249,11 @@ pub unsafe extern "C" fn kl_queue_in_flight(queue: *mut Queue) -> c_int {
     })
 }
 
-/// A descriptor for poll() or epoll, which becomes readable when the queue may have completions. It is the queue's own and
+/// A descriptor for poll() or epoll, which becomes readable when the queue may have completions. It is the handle's own and
 /// closed with it. Call kl_queue_arm() before each sleep, and kl_queue_poll() after it.
+///
+/// It is for one sleeper at a time. Threads that sleep on the same queue of the disk open a kl_queue each. A sleeper wakes when
+/// something completes that no other thread takes; what others poll or wait for does not change that.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_queue_fd(queue: *mut Queue) -> c_int {

@@ -5,12 +5,14 @@
 use std::fs;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kickless_io::Signaller;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, ReadWriteFlags, preadv2, read, write};
 
 use crate::error::Error;
+use crate::sleepers;
 
 /// An eventfd that never blocks.
 #[derive(Debug)]
@@ -54,6 +56,39 @@ impl Event {
     /// Another descriptor of the same, to hand out.
     pub(crate) fn duplicate(&self) -> Result<OwnedFd, Error> {
         self.0.try_clone().map_err(|source| Error::Os { what: "eventfd", source })
+    }
+}
+
+/// An eventfd of ours that knows whether it is signalled, to save system calls. Used under one lock.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    event: Event,
+    rung: AtomicBool,
+}
+
+impl Bell {
+    pub(crate) fn new() -> Result<Self, Error> {
+        Ok(Self { event: Event::new()?, rung: AtomicBool::new(false) })
+    }
+}
+
+impl sleepers::Bell for Bell {
+    fn ring(&self) {
+        if !self.rung.swap(true, Ordering::Relaxed) {
+            self.event.signal();
+        }
+    }
+
+    fn silence(&self) {
+        if self.rung.swap(false, Ordering::Relaxed) {
+            self.event.take();
+        }
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 }
 

@@ -21,6 +21,7 @@ const LINE: u64 = 128;
 pub(crate) struct Layout {
     place: RingPlace,
     options: driver::Options,
+    event_idx: bool,
     blocks: u64,
     end: u64,
 }
@@ -44,7 +45,7 @@ impl Layout {
         let blocks = (device + used_len(size, true) as u64).next_multiple_of(PAGE);
         let end = (blocks + Blocks::len(size) as u64).next_multiple_of(PAGE);
         let place = RingPlace { size, packed: has(Features::RING_PACKED), desc: start, driver, device };
-        Ok(Self { place, options, blocks, end })
+        Ok(Self { place, options, event_idx, blocks, end })
     }
 
     /// The first address after the queue.
@@ -54,6 +55,11 @@ impl Layout {
 
     pub(crate) fn size(&self) -> u16 {
         self.place.size
+    }
+
+    /// Whether each side names the event of which it wants to be told.
+    pub(crate) fn event_idx(&self) -> bool {
+        self.event_idx
     }
 
     pub(crate) fn indirect(&self) -> bool {

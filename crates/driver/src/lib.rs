@@ -74,6 +74,7 @@ mod recovery;
 mod request;
 mod ring;
 mod seat;
+mod sleepers;
 mod slots;
 mod wait;
 

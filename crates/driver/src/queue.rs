@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
@@ -10,6 +9,7 @@ use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
 use crate::core::{Core, is_called_back};
 use crate::disk::{Disk, Handle};
 use crate::error::Error;
+use crate::event::Bell;
 use crate::request::{Completion, Notify, Request};
 use crate::ring::{Counters, Ring};
 
@@ -189,35 +189,47 @@ impl Queue {
 
     /// A descriptor that becomes readable when there is something to poll, for epoll, or `AsyncFd` in tokio.
     ///
-    /// Before each sleep call [`arm`](Events::arm), and sleep only if it says so; after it, [`Queue::poll`]. One thread at a time
-    /// sleeps on a queue like this: of several, one could take the wake-up that was another's.
+    /// Before each sleep call [`arm`](Events::arm), and sleep only if it says so; after it, [`Queue::poll`].
+    ///
+    /// Any number of threads can sleep on a queue at once, each on an `Events` of its own. Meanwhile others can poll it, wait at
+    /// it, block in calls and await futures. A sleeper wakes when something completes that no other thread hands out. Each
+    /// completion with a token goes to whichever thread polls first, so several sleepers can wake for one, and a sleeper can find
+    /// nothing.
     ///
     /// # Errors
     /// The kernel gives no descriptor.
     pub fn events(&self) -> Result<Events, Error> {
         let ring = self.ring();
         let epoll = create(CreateFlags::CLOEXEC).map_err(Error::os("epoll"))?;
-        let (call, ready) = (ring.call.as_fd(), ring.ready_event.as_fd());
-        for (tag, fd) in [call, ready, self.core().control.as_fd()].into_iter().enumerate() {
+        let bell = Arc::new(Bell::new()?);
+        for (tag, fd) in
+            [ring.call.as_fd(), bell.as_fd(), self.core().control.as_fd()].into_iter().enumerate()
+        {
             add(&epoll, fd, EventData::new_u64(tag as u64), EventFlags::IN).map_err(Error::os("epoll"))?;
         }
-        ring.ready_wanted.store(true, Ordering::SeqCst);
-        Ok(Events { queue: self.clone(), epoll })
+        Ok(Events { queue: self.clone(), bell, epoll })
     }
 }
 
-/// What [`Queue::events`] gives.
+/// What [`Queue::events`] gives, for one sleeper.
 pub struct Events {
     queue: Queue,
+    bell: Arc<Bell>,
     epoll: OwnedFd,
 }
 
 impl Events {
-    /// Asks the device to call. Whether the descriptor can be slept on; otherwise there is something to poll already.
+    /// Asks the device to call. Whether the descriptor can be slept on; otherwise there is something to poll already, or this is a
+    /// handler of completions, which must not sleep.
     #[must_use]
     pub fn arm(&self) -> bool {
-        self.queue.core().attend();
-        self.queue.ring().arm_outside() && !self.queue.core().is_dead()
+        let core = self.queue.core();
+        core.attend();
+        let armed = self.queue.ring().arm_events(&self.bell).unwrap_or_else(|error| {
+            core.die(error);
+            false
+        });
+        armed && !core.is_dead()
     }
 }
 

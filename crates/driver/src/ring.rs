@@ -5,22 +5,23 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kickless_spec::blk::{S_IOERR, S_OK, S_UNSUPP};
-use kickless_virtqueue::driver::{Completer, Glimpse, NoRoom, Position, Submitter, Table};
+use kickless_virtqueue::driver::{Completer, Glimpse, NoRoom, Submitter, Table};
 
 use crate::block::{Blocks, Chain};
 use crate::buffer::{Data, Source};
 use crate::error::{Error, Failure, Invalid};
-use crate::event::{Event, Kicker};
+use crate::event::{Bell, Event, Kicker};
 use crate::glance::Glance;
 use crate::layout::Layout;
 use crate::lead::Lead;
 use crate::limits::Limits;
 use crate::request::{Completion, Notify, Request};
 use crate::seat::{Seat, Seats};
+use crate::sleepers::{Calls, Sleepers};
 use crate::slots::{Filler, Taker, slots};
 
 /// How often nobody asks whether the connection is still there while the ring is polled and has nothing.
@@ -84,9 +85,6 @@ pub(crate) struct Ring {
     /// Completions for pollers that somebody else has found.
     ready: Mutex<VecDeque<Completion>>,
     ready_len: AtomicUsize,
-    /// Signalled with `ready`, once somebody has asked for a descriptor to poll.
-    pub(crate) ready_event: Event,
-    pub(crate) ready_wanted: AtomicBool,
     /// Who wants to know that something was completed: for room, or for `ready`.
     watchers: Mutex<Vec<Arc<Seat>>>,
     watching: AtomicUsize,
@@ -123,20 +121,43 @@ struct Admitted {
 }
 
 struct Completing {
-    completer: Completer,
-    taker: Taker<Request>,
-    /// Threads that have asked for calls and sleep.
-    sleepers: u32,
-    /// Somebody outside has asked for calls and waits for a descriptor of ours.
-    outside: bool,
+    end: End,
+    sleepers: Sleepers<Bell>,
 }
 
-impl Completing {
-    /// Where the completer is, for those outside of the lock.
-    #[inline]
-    fn position(&self) -> Position {
-        // Who polls has to come in.
-        if self.outside { Position::DUE } else { self.completer.position() }
+/// The completing end of the queue.
+struct End {
+    completer: Completer,
+    taker: Taker<Request>,
+}
+
+/// That end, for those who sleep until the device calls.
+struct EndOf<'a> {
+    ring: &'a Ring,
+    end: &'a mut End,
+}
+
+impl Calls for EndOf<'_> {
+    type Error = Error;
+
+    fn enable(&mut self) -> bool {
+        self.end.completer.enable_calls()
+    }
+
+    fn disable(&mut self) {
+        self.end.completer.disable_calls();
+    }
+
+    fn take(&mut self) {
+        self.ring.take_calls();
+    }
+
+    fn hand_out(&mut self) -> Result<bool, Error> {
+        self.ring.drain_into_kept(self.end)
+    }
+
+    fn has_kept(&self) -> bool {
+        self.ring.has_ready()
     }
 }
 
@@ -173,8 +194,8 @@ impl Ring {
         let (filler, taker) = slots(size);
         let indirect = layout.indirect();
         let glimpse = completer.glimpse();
-        let completing = Completing { completer, taker, sleepers: 0, outside: false };
-        glimpse.set(completing.position());
+        glimpse.set(completer.position());
+        let completing = Completing { end: End { completer, taker }, sleepers: Sleepers::default() };
         let submission = Submission {
             submitter,
             filler,
@@ -201,8 +222,6 @@ impl Ring {
             seats: Seats::default(),
             ready: Mutex::new(VecDeque::with_capacity(size)),
             ready_len: AtomicUsize::new(0),
-            ready_event: Event::new()?,
-            ready_wanted: AtomicBool::new(false),
             watchers: Mutex::new(Vec::new()),
             watching: AtomicUsize::new(0),
             completed: AtomicU64::new(0),
@@ -412,20 +431,20 @@ impl Ring {
     /// # Errors
     /// The device lied.
     #[inline]
-    fn drain(&self, completion: &mut Completing, max: usize, mut each: impl FnMut(Completion)) -> Drained {
+    fn drain(&self, end: &mut End, max: usize, mut each: impl FnMut(Completion)) -> Drained {
         let mut for_poller = 0;
         let mut delivery = Delivery::begin(self);
         let mut ended = Ok(());
         while for_poller < max {
-            match completion.completer.pop() {
+            match end.completer.pop() {
                 Ok(Some(done)) => {
                     let status = self.blocks.status(done.id);
-                    let Some(request) = completion.taker.take(done.id) else {
+                    let Some(request) = end.taker.take(done.id) else {
                         ended = Err(Error::Unpublished { queue: self.index, id: done.id });
                         break;
                     };
                     // Only now may the id be used again.
-                    completion.completer.give_back(done.id);
+                    end.completer.give_back(done.id);
                     delivery.count += 1;
                     let Request { notify, data, .. } = request;
                     let result = result(status);
@@ -445,7 +464,7 @@ impl Ring {
             }
         }
         drop(delivery);
-        self.glimpse.set(completion.position());
+        self.glimpse.set(end.completer.position());
         (for_poller, ended)
     }
 
@@ -462,10 +481,12 @@ impl Ring {
             return (count, Ok(()));
         }
         let Some(mut completion) = self.try_completion() else { return (count, Ok(())) };
-        if completion.outside {
-            self.come_in(&mut completion);
+        let (polled, ended) = self.drain(&mut completion.end, max - count, each);
+        if polled > 0 && !self.layout.event_idx() {
+            // With an event index, the device calls once for each time that it was asked to.
+            let Completing { end, sleepers } = &mut *completion;
+            sleepers.hush(&mut EndOf { ring: self, end });
         }
-        let (polled, ended) = self.drain(&mut completion, max - count, each);
         drop(completion);
         (count + polled, ended)
     }
@@ -488,18 +509,25 @@ impl Ring {
     }
 
     fn drain_and_keep(&self, completion: &mut Completing) -> Result<(), Error> {
-        self.drain(completion, usize::MAX, |completion| self.keep(completion)).1
+        let ended = self.drain_into_kept(&mut completion.end);
+        // After a lie too, whatever was kept before it.
+        if !matches!(ended, Ok(false)) {
+            completion.sleepers.ring();
+        }
+        ended.map(drop)
     }
 
-    /// Keeps a completion for whoever polls.
+    /// Hands out everything that is done; whether something is kept for pollers, of which those that sleep have to hear.
+    fn drain_into_kept(&self, end: &mut End) -> Result<bool, Error> {
+        let (kept, ended) = self.drain(end, usize::MAX, |completion| self.keep(completion));
+        ended.map(|()| kept > 0)
+    }
+
+    /// Keeps a completion for whoever polls. The bells have to be rung, under the same lock.
     fn keep(&self, completion: Completion) {
         let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         ready.push_back(completion);
         self.ready_len.store(ready.len(), Ordering::Release);
-        drop(ready);
-        if self.ready_wanted.load(Ordering::Relaxed) {
-            self.ready_event.signal();
-        }
     }
 
     fn take_ready(&self) -> Option<Completion> {
@@ -516,7 +544,8 @@ impl Ring {
 
     /// Whether there is something that nobody has found yet. What is kept for pollers does not end a wait for something else.
     pub(crate) fn is_due_in_ring(&self) -> bool {
-        self.glimpse.sees() && self.try_completion().is_some_and(|completion| completion.completer.is_due())
+        self.glimpse.sees()
+            && self.try_completion().is_some_and(|completion| completion.end.completer.is_due())
     }
 
     /// Whether there is something for a poller that somebody else has found.
@@ -527,9 +556,8 @@ impl Ring {
     /// Asks for a call before a sleep. `false`: there is something already, so do not sleep. Either way
     /// [`Ring::disarm`] has to follow.
     pub(crate) fn arm(&self) -> bool {
-        let mut completion = self.completion();
-        completion.sleepers += 1;
-        !completion.completer.enable_calls()
+        let Completing { end, sleepers } = &mut *self.completion();
+        sleepers.arm_thread(&mut EndOf { ring: self, end })
     }
 
     /// After a sleep; `called`: by the device. A call that nobody has slept for ends the next sleep at once, which is rarer than
@@ -538,49 +566,24 @@ impl Ring {
     /// # Errors
     /// The device lied.
     pub(crate) fn disarm(&self, called: bool) -> Result<(), Error> {
-        let mut completion = self.completion();
-        completion.sleepers -= 1;
-        if called {
-            self.take_calls();
-        }
-        self.quiet(&mut completion)
+        let Completing { end, sleepers } = &mut *self.completion();
+        sleepers.disarm_thread(&mut EndOf { ring: self, end }, called)
     }
 
     fn take_calls(&self) {
         self.calls.fetch_add(self.call.take(), Ordering::Relaxed);
     }
 
-    /// Whoever waits for a descriptor of ours asks for calls. `false`: there is something already.
-    pub(crate) fn arm_outside(&self) -> bool {
-        let mut completion = self.completion();
-        completion.outside = true;
-        self.glimpse.set(completion.position());
-        !completion.completer.enable_calls() && !self.has_ready()
-    }
-
-    /// Whoever waited outside has come to poll.
-    fn come_in(&self, completion: &mut Completing) {
-        completion.outside = false;
-        self.take_calls();
-        self.ready_event.take();
-        // What is there will be found right now; a lie will be found again.
-        let _ = self.quiet(completion);
-    }
-
-    /// Turns calls off, unless somebody sleeps who relies on them: then they must be asked for anew, and what has come
-    /// meanwhile was found here.
-    fn quiet(&self, completion: &mut Completing) -> Result<(), Error> {
-        if completion.sleepers == 0 && !completion.outside {
-            completion.completer.disable_calls();
-            return Ok(());
+    /// Asks for a call before a sleep on the descriptor that `bell` belongs to. `false`: there is something to poll already.
+    ///
+    /// # Errors
+    /// The device lied.
+    pub(crate) fn arm_events(&self, bell: &Arc<Bell>) -> Result<bool, Error> {
+        if is_delivering() {
+            return Ok(false);
         }
-        while completion.completer.enable_calls() {
-            if is_delivering() {
-                break;
-            }
-            self.drain_and_keep(completion)?;
-        }
-        Ok(())
+        let Completing { end, sleepers } = &mut *self.completion();
+        sleepers.arm_events(&mut EndOf { ring: self, end }, bell)
     }
 
     /// From now on `seat` is nudged whenever something was completed.
@@ -661,13 +664,13 @@ impl Ring {
         let _ = self.drain_and_keep(&mut completion);
         let mut submission = self.submission();
         let mut in_flight: Vec<Request> = Vec::new();
-        let taker = &mut completion.taker;
+        let taker = &mut completion.end.taker;
         in_flight.extend((0..taker.size()).filter_map(|id| taker.take(id)));
         let (submitter, completer) = self.layout.rings(&self.source.region)?;
         (submission.submitter, submission.limits) = (submitter, limits);
         // Where kicks are writes: one that the last back-end has made to wait goes on.
         std::mem::replace(&mut submission.kick, kick).take();
-        completion.completer = completer;
+        completion.end.completer = completer;
         let mut refused = Vec::new();
         let direct = !submission.indirect;
         for request in in_flight {
@@ -682,14 +685,13 @@ impl Ring {
         // It is kicked in any case.
         let _ = submission.submitter.publish();
         drop(submission);
-        if completion.sleepers > 0 || completion.outside {
-            // Nothing can have come yet, but from a device that lies, which whoever polls next finds out.
-            let _ = completion.completer.enable_calls();
-        } else {
-            completion.completer.disable_calls();
-        }
-        self.glimpse.set(completion.position());
         self.fail(refused.into_iter());
+        let Completing { end, sleepers } = &mut *completion;
+        self.glimpse.set(end.completer.position());
+        // Threads go on asleep; others have a look. Nothing can have come yet, but from a device that lies, which whoever
+        // polls next finds out.
+        sleepers.ring();
+        let _ = sleepers.settle(&mut EndOf { ring: self, end });
         Ok(())
     }
 
@@ -701,13 +703,13 @@ impl Ring {
         let mut completion = self.completion();
         // What was completed before counts; a lie is what it was killed for, most likely.
         let _ = self.drain_and_keep(&mut completion);
-        let taker = &mut completion.taker;
+        let taker = &mut completion.end.taker;
         self.fail((0..taker.size()).filter_map(|id| taker.take(id)));
+        completion.sleepers.ring();
         drop(completion);
         self.tell_watchers();
         self.lead.rouse();
         self.wake.signal();
-        self.ready_event.signal();
     }
 
     fn fail(&self, requests: impl Iterator<Item = Request>) {

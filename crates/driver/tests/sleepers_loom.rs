@@ -1,0 +1,360 @@
+//! Sleepers of a queue, of both kinds, and pollers beside them, in every order that the memory model allows, up to a number of
+//! preemptions.
+//!
+//! The code under test is the driver's own: `sleepers.rs` from its file, and the suppression of calls from the rings. The lock,
+//! the eventfds and the device are models. A wake-up that is lost is a deadlock, which loom finds.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-driver --release --test sleepers_loom`
+#![cfg(loom)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+#[path = "../src/sleepers.rs"]
+mod sleepers;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kickless_virtqueue::device::suppress::{self as device, Cells, Word};
+use kickless_virtqueue::driver::suppress as driver;
+use loom::sync::atomic::{AtomicU16, fence};
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+use sleepers::{Bell, Calls, Sleepers};
+
+/// Requests of each model.
+const REQUESTS: u16 = 2;
+
+fn check(model: impl Fn(bool) + Send + Sync + 'static) {
+    let model = Arc::new(model);
+    for event_idx in [true, false] {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        let model = model.clone();
+        builder.check(move || model(event_idx));
+    }
+}
+
+/// The words of a split ring.
+struct Ring([AtomicU16; 6]);
+
+impl Cells for Ring {
+    fn load(&self, word: Word, order: Ordering) -> u16 {
+        self.0[word as usize].load(order)
+    }
+
+    fn store(&self, word: Word, value: u16, order: Ordering) {
+        self.0[word as usize].store(value, order);
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// What can be signalled.
+#[derive(Clone, Copy)]
+enum Fd {
+    /// The device's calls.
+    Call,
+    /// What wakes a thread whose request is done.
+    Wake,
+    /// The bell of an Events.
+    Bell(usize),
+    /// What the threads of the program tell one another by themselves.
+    Program,
+}
+
+/// Eventfds, which stay readable until they are taken.
+#[derive(Default)]
+struct Fds {
+    readable: Mutex<[bool; 5]>,
+    changed: Condvar,
+}
+
+impl Fd {
+    fn at(self) -> usize {
+        match self {
+            Fd::Call => 0,
+            Fd::Wake => 1,
+            Fd::Program => 2,
+            Fd::Bell(number) => 3 + number,
+        }
+    }
+}
+
+impl Fds {
+    fn signal(&self, fd: Fd) {
+        self.readable.lock().unwrap()[fd.at()] = true;
+        self.changed.notify_all();
+    }
+
+    fn take(&self, fd: Fd) {
+        self.readable.lock().unwrap()[fd.at()] = false;
+    }
+
+    /// Sleeps until one of these is readable; whether it is the first.
+    fn sleep(&self, fds: &[Fd]) -> bool {
+        let mut readable = self.readable.lock().unwrap();
+        while !fds.iter().any(|fd| readable[fd.at()]) {
+            readable = self.changed.wait(readable).unwrap();
+        }
+        readable[fds[0].at()]
+    }
+}
+
+struct ModelBell {
+    fds: Arc<Fds>,
+    number: usize,
+}
+
+impl Bell for ModelBell {
+    fn ring(&self) {
+        self.fds.signal(Fd::Bell(self.number));
+    }
+
+    fn silence(&self) {
+        self.fds.take(Fd::Bell(self.number));
+    }
+}
+
+/// The completing end: which elements were popped, and what became of them.
+struct End {
+    ring: Arc<Ring>,
+    fds: Arc<Fds>,
+    event_idx: bool,
+    /// The request that a thread blocks for; the others have tokens.
+    blocking: Option<u16>,
+    next: u16,
+    kept: u16,
+    /// The thread's request was handed out.
+    done: bool,
+}
+
+impl End {
+    /// Pops the next element, if there is one; whether it has a token.
+    fn pop(&mut self) -> Option<bool> {
+        if self.ring.load(Word::UsedIdx, Ordering::Acquire) == self.next {
+            return None;
+        }
+        let token = self.blocking != Some(self.next);
+        self.next += 1;
+        if !token {
+            self.done = true;
+            self.fds.signal(Fd::Wake);
+        }
+        Some(token)
+    }
+}
+
+impl Calls for End {
+    type Error = Infallible;
+
+    fn enable(&mut self) -> bool {
+        driver::arm(&*self.ring, self.event_idx, self.next)
+    }
+
+    fn disable(&mut self) {
+        driver::quiet(&*self.ring, self.event_idx, self.next.wrapping_sub(9));
+    }
+
+    fn take(&mut self) {
+        self.fds.take(Fd::Call);
+    }
+
+    fn hand_out(&mut self) -> Result<bool, Infallible> {
+        let before = self.kept;
+        while let Some(token) = self.pop() {
+            self.kept += u16::from(token);
+        }
+        Ok(self.kept > before)
+    }
+
+    fn has_kept(&self) -> bool {
+        self.kept > 0
+    }
+}
+
+struct Completing {
+    end: End,
+    sleepers: Sleepers<ModelBell>,
+    /// Completions that pollers got.
+    polled: u16,
+}
+
+/// A queue, as its sleepers and pollers see it.
+struct Queue {
+    fds: Arc<Fds>,
+    ring: Arc<Ring>,
+    event_idx: bool,
+    completion: Mutex<Completing>,
+}
+
+impl Queue {
+    fn new(event_idx: bool, blocking: Option<u16>) -> Arc<Queue> {
+        let ring = Arc::new(Ring([0, 0, 0, 0, 0, 0].map(AtomicU16::new)));
+        let fds: Arc<Fds> = Arc::default();
+        let (theirs, eventfds) = (ring.clone(), fds.clone());
+        let mut end = End { ring: theirs, fds: eventfds, event_idx, blocking, next: 0, kept: 0, done: false };
+        end.disable();
+        let completion = Mutex::new(Completing { end, sleepers: Sleepers::default(), polled: 0 });
+        Arc::new(Queue { fds, ring, event_idx, completion })
+    }
+
+    fn bell(&self, number: usize) -> Arc<ModelBell> {
+        Arc::new(ModelBell { fds: self.fds.clone(), number })
+    }
+
+    /// As `Ring::poll`, for one completion.
+    fn poll(&self) -> bool {
+        let Completing { end, sleepers, polled } = &mut *self.completion.lock().unwrap();
+        let mut found = end.kept > 0;
+        if found {
+            end.kept -= 1;
+        }
+        while !found && let Some(token) = end.pop() {
+            found = token;
+            if found && !self.event_idx {
+                sleepers.hush(end);
+            }
+        }
+        *polled += u16::from(found);
+        found
+    }
+
+    fn polled(&self) -> u16 {
+        self.completion.lock().unwrap().polled
+    }
+
+    fn arm(&self, bell: &Arc<ModelBell>) -> bool {
+        let Completing { end, sleepers, .. } = &mut *self.completion.lock().unwrap();
+        sleepers.arm_events(end, bell).unwrap()
+    }
+
+    /// Sleeps on an Events until it polls one completion, as a program does.
+    fn poll_asleep(&self, number: usize) {
+        let bell = self.bell(number);
+        while !self.poll() {
+            if self.arm(&bell) {
+                self.fds.sleep(&[Fd::Call, Fd::Bell(number)]);
+            }
+        }
+    }
+
+    /// Blocks for the request `blocking`, as `Core::lead` and `doze`.
+    fn block(&self) {
+        loop {
+            let mut completion = self.completion.lock().unwrap();
+            let Completing { end, sleepers, .. } = &mut *completion;
+            if end.hand_out().unwrap() {
+                sleepers.ring();
+            }
+            if end.done {
+                return;
+            }
+            let sleeps = sleepers.arm_thread(end);
+            drop(completion);
+            let called = sleeps && self.fds.sleep(&[Fd::Call, Fd::Wake]);
+            let Completing { end, sleepers, .. } = &mut *self.completion.lock().unwrap();
+            sleepers.disarm_thread(end, called).unwrap();
+        }
+    }
+
+    /// A device that completes everything, one after the other.
+    fn device(self: Arc<Self>) -> thread::JoinHandle<()> {
+        thread::spawn(move || {
+            for new in 1..=REQUESTS {
+                device::show(&*self.ring, new);
+                if device::decide(&*self.ring, self.event_idx, Some(new - 1), new) {
+                    self.fds.signal(Fd::Call);
+                }
+            }
+        })
+    }
+}
+
+/// A thread polls once, and takes what it finds; another sleeps on an Events until everything was taken. `rude`: the poll takes
+/// the call and turns calls off, as if the sleeper had come back.
+fn a_poll_beside(rude: bool) {
+    check(move |event_idx| {
+        let queue = Queue::new(event_idx, None);
+        let device = queue.clone().device();
+        let poller = thread::spawn({
+            let queue = queue.clone();
+            move || {
+                if queue.poll() {
+                    queue.fds.signal(Fd::Program);
+                }
+                if rude {
+                    let mut completion = queue.completion.lock().unwrap();
+                    completion.end.take();
+                    completion.end.disable();
+                }
+            }
+        });
+        let bell = queue.bell(0);
+        loop {
+            queue.poll();
+            if queue.polled() == REQUESTS {
+                break;
+            }
+            if queue.arm(&bell) {
+                queue.fds.sleep(&[Fd::Call, Fd::Bell(0), Fd::Program]);
+            }
+            queue.fds.take(Fd::Program);
+        }
+        poller.join().unwrap();
+        device.join().unwrap();
+    });
+}
+
+#[test]
+fn a_poll_takes_no_wake_up_away() {
+    a_poll_beside(false);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_poll_that_turned_calls_off_would() {
+    a_poll_beside(true);
+}
+
+/// Each takes one of two completions. One of them arms its Events once more before it leaves, and so takes a call.
+#[test]
+fn two_sleepers_wake_for_two_completions() {
+    check(|event_idx| {
+        let queue = Queue::new(event_idx, None);
+        let device = queue.clone().device();
+        let other = thread::spawn({
+            let queue = queue.clone();
+            move || queue.poll_asleep(1)
+        });
+        let bell = queue.bell(0);
+        while !queue.poll() {
+            if queue.arm(&bell) {
+                queue.fds.sleep(&[Fd::Call, Fd::Bell(0)]);
+            }
+        }
+        let _ = queue.arm(&bell);
+        other.join().unwrap();
+        device.join().unwrap();
+    });
+}
+
+/// A thread blocks for one request, and another sleeps on an Events for the completion of the other, in either order.
+#[test]
+fn a_blocking_thread_and_a_sleeper_wake_both() {
+    for blocking in 0..REQUESTS {
+        check(move |event_idx| {
+            let queue = Queue::new(event_idx, Some(blocking));
+            let device = queue.clone().device();
+            let sleeper = thread::spawn({
+                let queue = queue.clone();
+                move || queue.poll_asleep(0)
+            });
+            queue.block();
+            sleeper.join().unwrap();
+            device.join().unwrap();
+        });
+    }
+}
