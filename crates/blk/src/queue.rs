@@ -284,10 +284,15 @@ impl Queue {
         self.vring.push(id, done as u32 + u32::from(to_status && written));
     }
 
+    /// Returns whether the engine takes an operation of this disk now. A disk without a file has none.
+    fn has_room(&self, context: &Context<'_>) -> bool {
+        self.file.is_none_or(|file| context.engine.room(file) > 0)
+    }
+
     /// Goes on with requests that had to wait, as far as the engine has room.
     fn retry(&mut self, context: &mut Context<'_>) {
         for _ in 0..self.waiting.len() {
-            if context.engine.room() == 0 {
+            if !self.has_room(context) {
                 return;
             }
             let Some(slot) = self.waiting.pop_front() else { return };
@@ -440,7 +445,7 @@ impl Source for Queue {
             // engine that is full, it comes before all that are still in the ring.
             let waits = !self.waiting.is_empty();
             let slot = match self.slots.next() {
-                Some(slot) if !(waits && context.engine.room() == 0) => slot,
+                Some(slot) if !waits || self.has_room(context) => slot,
                 // It may be in the only slot.
                 _ if self.prepared.is_some() => {
                     let prepared = self.prepared.take();

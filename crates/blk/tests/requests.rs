@@ -499,7 +499,7 @@ fn a_refusal_stops_the_queue_until_something_completes() {
         let mut rig = Rig::start(&device, kind, 64, false, ALL);
         let first = rig.ask(Ask::read(0, 512));
         // Until it has been refused.
-        while rig.engine.room() > 0 {
+        while !rig.engine.needs_turn() {
             rig.turn();
         }
         for sector in 1..80 {

@@ -12,7 +12,7 @@ use crate::range::Ranges;
 use crate::writeback::Writeback;
 use crate::{Error, Limits};
 use extents::Lacks;
-use kickless_io::{Engine, FileId};
+use kickless_io::{BackingFile, Engine, FileId};
 #[cfg(feature = "qcow2")]
 pub(crate) use open::{identity, open_file};
 use rustix::fs::fdatasync;
@@ -27,6 +27,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct FileDisk {
     file: Arc<File>,
+    /// The same file, as engines know it.
+    backing: BackingFile,
     identity: String,
     limits: Limits,
     /// Bytes; a multiple of 512, and of what direct I/O needs. Only grows.
@@ -95,7 +97,7 @@ impl FileDisk {
     }
 
     pub(crate) fn attach(&self, engine: &mut Engine) -> Result<FileId, Error> {
-        let file = engine.register(self.file.clone())?;
+        let file = engine.register(&self.backing)?;
         engine.merge(file, self.merge);
         Ok(file)
     }

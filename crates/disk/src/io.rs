@@ -94,7 +94,7 @@ pub(crate) trait Outlet {
     /// Where writes to the guest's buffers are marked.
     fn marks(&mut self) -> &mut Marks;
 
-    /// The kernel had no room: nothing more is to be sent for a moment.
+    /// The kernel had no room for an operation: nothing more of this disk is to be sent for a moment.
     fn stall(&mut self);
 }
 
@@ -119,7 +119,9 @@ impl Outlet for Lane<'_> {
     }
 
     fn stall(&mut self) {
-        self.engine.stall();
+        if let Some(file) = self.file {
+            self.engine.stall(file);
+        }
     }
 }
 

@@ -1,25 +1,22 @@
 //! The engine of Linux AIO, for hosts that forbid io_uring.
 //!
 //! `io_submit` only starts a transfer, and returns, where the file is open for direct I/O; on any other it does all of it. So
-//! transfers of other files, and what AIO does not do, go to threads.
+//! transfers of other files, and what AIO does not do, go to threads, as does what could wait ([`crate::route`]).
 
 use crate::files::Files;
-use crate::jobs::Jobs;
+use crate::jobs::{Jobs, Other};
 use crate::kernel_aio;
+use crate::route::{Route, Routes};
 use crate::slots::{InFlight, Slots};
-use crate::stall::Stall;
 use crate::transfers::Transfers;
-use crate::{Completion, EngineOptions, Error, FileId, Op, Token};
+use crate::{BackingFile, Completion, EngineOptions, Error, FileId, Op, Token};
 use rustix::event::epoll;
-use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 /// A context that is smaller than this is not worth having.
-const DEPTH_MIN: u32 = 8;
+const DEPTH_MIN: usize = 8;
 
 /// A Linux AIO context, and threads beside it.
 #[derive(Debug)]
@@ -29,47 +26,45 @@ pub struct Aio {
     /// Readable when one of the two is.
     event: OwnedFd,
     slots: Slots,
-    depth: usize,
-    files: Files,
+    pub(crate) files: Files,
     /// Places of merged operations that are to be done each by itself.
     again: Vec<u32>,
+    /// Places of operations that would have had to wait.
+    missed: Vec<u32>,
     /// Completed without the kernel.
     failed: Vec<Completion>,
-    stall: Stall,
     reason: Option<Error>,
 }
 
 impl Aio {
     /// With a context for so many operations, or fewer where others have used up what the system has (`fs.aio-max-nr`).
     pub(crate) fn open(options: EngineOptions) -> Result<Self, Error> {
-        let EngineOptions { depth, completion, .. } = options;
         let failed = |step| move |source: io::Error| Error::Aio { step, source };
         kernel_aio::try_one().map_err(failed("io_submit"))?;
         let event = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed("epoll")(e.into()))?;
-        let mut least = depth;
+        let wanted = options.shares();
+        let mut most = wanted.total();
         let transfers = loop {
-            match Transfers::open(least as usize, completion, &event) {
+            match Transfers::open(most, options.completion, &event) {
                 Ok(transfers) => break transfers,
-                Err(e) if e.raw_os_error() == Some(Errno::AGAIN.raw_os_error()) && least > DEPTH_MIN => {
-                    least = (least / 2).max(DEPTH_MIN);
+                Err(e) if e.raw_os_error() == Some(Errno::AGAIN.raw_os_error()) && most > DEPTH_MIN => {
+                    most = (most / 2).max(DEPTH_MIN);
                 }
                 Err(e) => return Err(failed("io_setup")(e)),
             }
         };
-        let depth = least as usize;
-        let jobs = Jobs::start(depth).map_err(Error::Threads)?;
+        let jobs = Jobs::start(most, options.owners as usize).map_err(Error::Threads)?;
         epoll::add(&event, jobs.event(), epoll::EventData::new_u64(1), epoll::EventFlags::IN)
             .map_err(|e| failed("epoll")(e.into()))?;
         Ok(Self {
             transfers,
             jobs,
             event,
-            slots: Slots::new(depth),
-            depth,
-            files: Files::default(),
+            slots: Slots::new(most),
+            files: Files::new(wanted.within(most)),
             again: Vec::new(),
+            missed: Vec::new(),
             failed: Vec::new(),
-            stall: Stall::default(),
             reason: None,
         })
     }
@@ -88,12 +83,11 @@ impl Aio {
         self.event.as_fd()
     }
 
-    pub(crate) fn register(&mut self, file: Arc<File>) -> FileId {
-        let direct = fcntl_getfl(&file).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
-        let (id, index) = self.files.insert(file);
-        if direct {
-            self.files.set_aio(index);
-        }
+    pub(crate) fn register(&mut self, backing: &BackingFile) -> FileId {
+        let BackingFile { file, owner, facts } = backing.clone();
+        let routes = Routes::by_aio(facts);
+        let (id, index) = self.files.insert(file, owner);
+        self.files.set_routes(index, routes);
         id
     }
 
@@ -106,76 +100,113 @@ impl Aio {
     }
 
     pub(crate) fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
-        if self.room() == 0 {
+        if self.files.room(op.file) == 0 {
             return Err(op);
         }
-        if !op.kind.is_transfer() || !self.files.is_aio_file(op.file) {
-            self.jobs.queue(op, token, &mut self.files);
+        let held = self.files.hold(op.file);
+        let route = self.files.route(held, op.kind);
+        if !op.kind.is_transfer() {
+            self.jobs.queue(held, token, op, &self.files);
             return Ok(());
         }
-        let mut operation = InFlight::new(token, self.files.hold(op.file), op);
-        if self.files.merges(operation.held)
-            && let Some(last) = self.transfers.last()
+        let mut operation = InFlight::new(token, held, op, route == Route::NoWait);
+        let owner = (route == Route::Offload).then_some(held.owner());
+        let last = || match route {
+            Route::Blocking => self.jobs.last_place(),
+            _ => self.transfers.last(owner),
+        };
+        if self.files.merges(held)
+            && let Some(last) = last()
         {
             match self.slots.join(last, operation) {
                 Ok(()) => return Ok(()),
                 Err(back) => operation = back,
             }
         }
-        if self.transfers.is_time() {
+        let by_worker = matches!(route, Route::NoWait | Route::Memory | Route::Plain);
+        if by_worker && self.transfers.is_time() {
             self.submit();
         }
-        self.transfers.queue(self.slots.insert(operation));
+        let place = self.slots.insert(operation);
+        match owner {
+            Some(owner) => self.transfers.queue_for(owner, place),
+            None if by_worker => self.transfers.queue(place),
+            None => self.jobs.queue_place(place),
+        }
         Ok(())
     }
 
-    pub(crate) fn stall(&mut self) {
-        self.stall.begin();
-    }
-
     pub(crate) fn submit(&mut self) {
-        self.stall.look();
-        self.jobs.submit();
-        let Self { transfers, slots, files, failed, again, .. } = self;
+        let Self { transfers, slots, files, jobs, .. } = self;
+        jobs.stage_places(slots, files);
+        jobs.submit();
+        transfers.submit_lanes(slots, files, jobs);
         let mut refused = Vec::new();
         let had_room = transfers.submit(slots, files, |place, errno| refused.push((place, errno)));
+        self.submitted(had_room, refused);
+    }
+
+    /// What came of a call of `io_submit`.
+    fn submitted(&mut self, had_room: bool, refused: Vec<(u32, Errno)>) {
         for (place, errno) in refused {
-            complete(slots, files, place, Err(errno), again, failed);
+            let Self { slots, files, failed, again, missed, .. } = self;
+            complete(slots, files, place, Err(errno), (again, missed), failed);
         }
         self.stage_again();
-        if !had_room && !self.stall.is_on() {
-            self.stall.begin();
+        if !had_room {
+            self.files.stall_all();
         }
     }
 
     pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
-        let before = into.len();
         into.append(&mut self.failed);
-        let Self { transfers, jobs, slots, files, again, .. } = self;
+        let Self { transfers, jobs, slots, files, again, missed, .. } = self;
         // Its only failure is a context that is no context.
-        let _ = transfers.reap(false, |place, result| complete(slots, files, place, result, again, into));
-        jobs.reap(files, |completion, _| into.push(completion));
+        let _ = transfers
+            .reap(false, |place, result| complete(slots, files, place, result, (again, missed), into));
+        for other in jobs.reap(files, |completion, _| into.push(completion)) {
+            self.settle(other);
+        }
         self.stage_again();
-        if into.len() > before {
-            self.stall.end();
+        into.append(&mut self.failed);
+    }
+
+    /// What a thread has done.
+    fn settle(&mut self, other: Other) {
+        let Self { transfers, slots, files, failed, again, missed, .. } = self;
+        match other {
+            Other::Transferred(place, result) => {
+                complete(slots, files, place, result, (again, missed), failed);
+            }
+            Other::Submitted(submitted) => {
+                let mut refused = Vec::new();
+                let had_room = transfers.submitted(submitted, |place, errno| refused.push((place, errno)));
+                self.submitted(had_room, refused);
+            }
         }
     }
 
-    /// Merged operations that are to be done each by itself.
+    /// Merged operations that are to be done each by itself, and those for threads.
     fn stage_again(&mut self) {
-        self.again.drain(..).for_each(|place| self.transfers.queue(place));
+        let Self { transfers, jobs, slots, files, again, missed, .. } = self;
+        for place in again.drain(..) {
+            let Some(operation) = slots.get_mut(place) else { continue };
+            let held = operation.held;
+            match files.route(held, operation.op.kind) {
+                Route::Offload => transfers.queue_for(held.owner(), place),
+                Route::Blocking => jobs.queue_place(place),
+                Route::NoWait | Route::Memory | Route::Plain => transfers.queue(place),
+            }
+        }
+        missed.drain(..).for_each(|place| jobs.queue_place(place));
     }
 
     pub(crate) fn needs_turn(&self) -> bool {
-        self.stall.is_on() || self.transfers.needs_turn() || self.jobs.needs_turn() || !self.failed.is_empty()
+        self.transfers.needs_turn() || self.jobs.needs_turn() || !self.failed.is_empty()
     }
 
-    pub(crate) fn in_flight(&self) -> usize {
-        self.slots.used() + self.jobs.in_flight() + self.failed.len()
-    }
-
-    pub(crate) fn room(&self) -> usize {
-        if self.stall.is_on() { 0 } else { self.depth - self.slots.used() - self.jobs.in_flight() }
+    pub(crate) fn failed(&self) -> usize {
+        self.failed.len()
     }
 }
 
@@ -185,9 +216,12 @@ fn complete(
     files: &mut Files,
     place: u32,
     result: Result<u32, Errno>,
-    again: &mut Vec<u32>,
+    (again, missed): (&mut Vec<u32>, &mut Vec<u32>),
     into: &mut Vec<Completion>,
 ) {
+    if slots.is_missed(place, result, files) {
+        return missed.push(place);
+    }
     slots.complete(place, result, again, |InFlight { token, held, op, .. }, result| {
         files.release(held);
         into.push(Completion { token, result, buffers: op.buffers });
@@ -196,27 +230,38 @@ fn complete(
 
 impl Drop for Aio {
     fn drop(&mut self) {
+        // What is staged for threads has not been seen by them. They are ended first, for they tell the kernel of operations.
+        drop(self.jobs.take_places());
+        self.jobs.finish();
+        for other in self.jobs.reap(&mut self.files, |_, _| {}) {
+            self.settle(other);
+        }
         // What is staged has not been seen by the kernel, and never will be. The buffers of all are dropped last.
         drop(self.transfers.take_staged());
         while self.transfers.in_flight() > 0 {
-            if self.transfers.reap(true, |_, _| {}).is_err() {
+            let Self { transfers, slots, files, again, missed, .. } = self;
+            let mut done = Vec::new();
+            let complete = |place, result| complete(slots, files, place, result, (again, missed), &mut done);
+            if transfers.reap(true, complete).is_err() {
                 // Nobody can tell when the kernel will have finished with these buffers.
                 std::mem::forget(std::mem::take(&mut self.slots));
                 return;
             }
         }
+        self.missed.drain(..).for_each(|place| self.slots.perform(place, &self.files));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AlignedBuf, Buffers, CompletionMode, EngineKind, OpKind};
+    use crate::shares::Shares;
+    use crate::{AlignedBuf, Buffers, CompletionMode, EngineKind, OpKind, Owner};
     use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-    use std::fs::OpenOptions;
+    use rustix::fs::{MemfdFlags, OFlags, ftruncate, memfd_create};
+    use std::fs::{File, OpenOptions};
     use std::os::unix::fs::OpenOptionsExt;
-    use std::sync::mpsc;
+    use std::sync::{Arc, mpsc};
     use std::thread;
     use std::time::Duration;
 
@@ -232,26 +277,35 @@ mod tests {
         let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 8)).unwrap();
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(LEN as u64).unwrap();
-        let through_cache = aio.register(Arc::new(File::open(image.path()).unwrap()));
+        let through_cache =
+            aio.register(&BackingFile::new(Arc::new(File::open(image.path()).unwrap()), Owner::unique()));
         assert!(queue(&mut aio, through_cache, OpKind::Read, 0));
-        assert_eq!((aio.slots.used(), aio.jobs.in_flight(), aio.room()), (0, 1, 7));
-        assert_eq!(aio.in_flight(), 1);
+        assert_eq!(
+            (aio.transfers.last(None), aio.jobs.in_flight(), aio.files.room(through_cache)),
+            (None, 1, 7)
+        );
+        assert_eq!(in_flight(&aio), 1);
         let direct =
             OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits() as i32).open(image.path());
         let Ok(direct) = direct else { return println!("SKIPPED: no direct I/O where temporary files are") };
-        let direct = aio.register(Arc::new(direct));
+        let direct = aio.register(&BackingFile::new(Arc::new(direct), Owner::unique()));
         assert!(queue(&mut aio, direct, OpKind::Read, 1));
         assert!(queue(&mut aio, direct, OpKind::Flush, 2));
-        assert_eq!((aio.slots.used(), aio.jobs.in_flight(), aio.room()), (1, 2, 5));
-        assert_eq!(aio.in_flight(), 3);
+        assert_eq!((aio.transfers.last(None), aio.jobs.in_flight(), aio.files.room(direct)), (Some(1), 2, 5));
+        assert_eq!(in_flight(&aio), 3);
+    }
+
+    fn in_flight(aio: &Aio) -> usize {
+        aio.files.in_flight() + aio.failed()
     }
 
     /// An engine with a file that the kernel refuses to write to.
     fn refusing(completion: CompletionMode) -> (Aio, FileId) {
         let options = EngineOptions { completion, ..EngineOptions::new(EngineKind::Aio, 8) };
         let mut aio = Aio::open(options).unwrap();
-        let file = aio.register(Arc::new(File::open("/proc/self/exe").unwrap()));
-        aio.files.set_aio(0);
+        let file =
+            aio.register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()));
+        aio.files.set_routes(0, Routes::all(Route::Memory));
         (aio, file)
     }
 
@@ -263,7 +317,7 @@ mod tests {
         aio.submit();
         assert_eq!((aio.slots.used(), aio.transfers.in_flight()), (0, 0));
         assert!(aio.needs_turn());
-        assert_eq!(aio.in_flight(), 1);
+        assert_eq!(in_flight(&aio), 1);
         let mut done = Vec::new();
         aio.reap(&mut done);
         assert_eq!(
@@ -271,7 +325,7 @@ mod tests {
             [(3, Err(Errno::BADF))]
         );
         assert!(!aio.needs_turn());
-        assert_eq!(aio.in_flight(), 0);
+        assert_eq!(in_flight(&aio), 0);
     }
 
     /// What the thread could not submit is not waited for.
@@ -294,8 +348,8 @@ mod tests {
         let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 16)).unwrap();
         let file = Arc::new(tempfile::tempfile().unwrap());
         file.set_len(4 * LEN as u64).unwrap();
-        let file = aio.register(file);
-        aio.files.set_aio(0);
+        let file = aio.register(&BackingFile::new(file, Owner::unique()));
+        aio.files.set_routes(0, Routes::all(Route::Memory));
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, 1 << 20).unwrap();
         let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
@@ -312,7 +366,7 @@ mod tests {
             (0..8).for_each(|page| read(&mut aio, page));
             assert_eq!(aio.transfers.in_flight(), given);
             let mut done = Vec::new();
-            while aio.in_flight() > 0 {
+            while in_flight(&aio) > 0 {
                 aio.submit();
                 aio.reap(&mut done);
             }
@@ -321,7 +375,7 @@ mod tests {
         (0..8).for_each(|page| read(&mut aio, page));
         let mut done = Vec::new();
         let mut again = 0;
-        while aio.in_flight() > 0 {
+        while in_flight(&aio) > 0 {
             aio.submit();
             aio.reap(&mut done);
             again = again.max(aio.transfers.take_staged().count());
@@ -337,8 +391,9 @@ mod tests {
     #[test]
     fn merged_transfers_that_are_refused() {
         let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 16)).unwrap();
-        let file = aio.register(Arc::new(File::open("/proc/self/exe").unwrap()));
-        aio.files.set_aio(0);
+        let file =
+            aio.register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()));
+        aio.files.set_routes(0, Routes::all(Route::Memory));
         aio.merge(file, true);
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, 1 << 20).unwrap();
@@ -352,7 +407,7 @@ mod tests {
             aio.queue(op, Token { source: 0, slot: page as u32 }).unwrap();
         }
         let mut done = Vec::new();
-        while aio.in_flight() > 0 {
+        while in_flight(&aio) > 0 {
             aio.submit();
             assert!(aio.needs_turn());
             aio.reap(&mut done);
@@ -366,19 +421,19 @@ mod tests {
     fn a_full_context_makes_a_pause() {
         let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 1)).unwrap();
         // A context of one has room for some hundred in fact; slots for more than that.
-        (aio.slots, aio.depth) = (Slots::new(4000), 4000);
+        (aio.slots, aio.files) = (Slots::new(4000), Files::new(Shares::new(4000, 0, 0)));
         let file = Arc::new(tempfile::tempfile().unwrap());
         file.set_len(LEN as u64).unwrap();
-        let file = aio.register(file);
-        aio.files.set_aio(0);
+        let file = aio.register(&BackingFile::new(file, Owner::unique()));
+        aio.files.set_routes(0, Routes::all(Route::Memory));
         let taken = (0..4000).take_while(|&slot| queue(&mut aio, file, OpKind::Read, slot)).count();
         assert!(taken < 4000, "there is no room for so many");
         assert!(aio.transfers.needs_turn() && aio.needs_turn());
-        assert_eq!(aio.room(), 0);
+        assert_eq!(aio.files.room(file), 0);
         let mut done = Vec::new();
         aio.reap(&mut done);
-        assert!(!done.is_empty() && aio.room() > 0);
-        while aio.in_flight() > 0 {
+        assert!(!done.is_empty() && aio.files.room(file) > 0);
+        while in_flight(&aio) > 0 {
             aio.submit();
             aio.reap(&mut done);
         }

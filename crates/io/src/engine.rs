@@ -1,9 +1,10 @@
 //! The one face.
 
-use crate::{Aio, Completion, Error, FileId, Op, Threads, Token, Uring};
+use crate::files::Files;
+use crate::shares::Shares;
+use crate::{Aio, BackingFile, Completion, Error, FileId, Op, Threads, Token, Uring};
 use kickless_memory::View;
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::str::FromStr;
@@ -12,6 +13,16 @@ use std::sync::Arc;
 /// The most operations that one engine keeps in flight. More are not of use to any device, and the kernel's
 /// limit on completion rings is near.
 pub const DEPTH_MAX: u32 = 32768;
+
+/// The most owners that can have a reserve in one engine.
+pub const OWNERS_MAX: u32 = 256;
+
+/// The kernel's ring has room for so many completions at most (`IORING_MAX_CQ_ENTRIES`).
+const _: () = assert!(DEPTH_MAX + OWNERS_MAX * RESERVE <= 65536);
+
+/// Operations that each owner can have in flight beside the depth that all share: as many as a guest needs to go on at a good part of its
+/// speed beside a device that hangs.
+const RESERVE: u32 = 16;
 
 /// Which engine to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -98,8 +109,11 @@ impl FromStr for CompletionMode {
 pub struct EngineOptions {
     /// Which one.
     pub kind: EngineKind,
-    /// Operations in flight: 1 to [`DEPTH_MAX`], or the nearest of them.
+    /// Operations in flight that all owners share: 1 to [`DEPTH_MAX`], or the nearest of them.
     pub depth: u32,
+    /// Owners that have a reserve beside that, of slots and of threads: up to [`OWNERS_MAX`]. A device that hangs can
+    /// stop others only where there are more.
+    pub owners: u32,
     /// Who submits. Means nothing for threads, which are always others.
     pub completion: CompletionMode,
     /// A thread of the kernel's looks for submissions (`IORING_SETUP_SQPOLL`). Of io_uring only.
@@ -109,9 +123,15 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
-    /// With nothing out of the ordinary.
+    /// With nothing out of the ordinary, and no reserves.
     pub fn new(kind: EngineKind, depth: u32) -> Self {
-        Self { kind, depth, completion: CompletionMode::Worker, sqpoll: false, fixed_buffers: false }
+        let completion = CompletionMode::Worker;
+        Self { kind, depth, owners: 0, completion, sqpoll: false, fixed_buffers: false }
+    }
+
+    /// Returns how owners share the slots.
+    pub(crate) fn shares(&self) -> Shares {
+        Shares::new(self.depth as usize, RESERVE as usize, self.owners as usize)
     }
 }
 
@@ -123,7 +143,7 @@ pub enum Engine {
     /// A Linux AIO context.
     Aio(Box<Aio>),
     /// A pool of threads.
-    Threads(Threads),
+    Threads(Box<Threads>),
 }
 
 impl Engine {
@@ -147,12 +167,13 @@ impl Engine {
     /// # Errors
     /// The one that was asked for cannot be had, or not with these options; for `Auto`, none can.
     pub fn open_with(options: EngineOptions) -> Result<Self, Error> {
-        let options = EngineOptions { depth: options.depth.clamp(1, DEPTH_MAX), ..options };
+        let (depth, owners) = (options.depth.clamp(1, DEPTH_MAX), options.owners.min(OWNERS_MAX));
+        let options = EngineOptions { depth, owners, ..options };
         let uring = || Uring::open(options).map(|uring| Self::Uring(Box::new(uring)));
         match options.kind {
             EngineKind::Uring => uring(),
             EngineKind::Aio => Ok(Self::Aio(Box::new(Aio::open(options)?))),
-            EngineKind::Threads => Ok(Self::Threads(Threads::open(options.depth, None)?)),
+            EngineKind::Threads => Ok(Self::Threads(Box::new(Threads::open(options, None)?))),
             EngineKind::Auto => {
                 let no_uring = match uring() {
                     Ok(engine) => return Ok(engine),
@@ -162,7 +183,7 @@ impl Engine {
                     Ok(aio) => Ok(Self::Aio(Box::new(aio.instead_of(no_uring)))),
                     Err(no_aio) => {
                         let reason = Error::Neither(Box::new(no_uring), Box::new(no_aio));
-                        Ok(Self::Threads(Threads::open(options.depth, Some(reason))?))
+                        Ok(Self::Threads(Box::new(Threads::open(options, Some(reason))?)))
                     }
                 }
             }
@@ -197,12 +218,12 @@ impl Engine {
         }
     }
 
-    /// Makes a file known, under an identity of this engine only. Control path. A file that is registered
+    /// Makes a file known, under an identity of this engine only. Control path, and never waits. A file that is registered
     /// twice has two identities.
     ///
     /// # Errors
     /// None at present; an engine that cannot take the file in its fast way takes it in its slow one.
-    pub fn register(&mut self, file: Arc<File>) -> Result<FileId, Error> {
+    pub fn register(&mut self, file: &BackingFile) -> Result<FileId, Error> {
         Ok(match self {
             Self::Uring(uring) => uring.register(file),
             Self::Aio(aio) => aio.register(file),
@@ -265,6 +286,7 @@ impl Engine {
     /// The engine has failed for good. What it had not started is completed with that error, and so will all
     /// be that is queued from now on; nothing is lost. Worth logging the first time.
     pub fn submit(&mut self) -> io::Result<()> {
+        self.files_mut().look_at_stalls();
         match self {
             Self::Uring(uring) => uring.submit(),
             Self::Aio(aio) => {
@@ -278,14 +300,15 @@ impl Engine {
         }
     }
 
-    /// To be called when an operation has completed with `EAGAIN`: the engine takes no more until something has completed,
-    /// or a moment has passed.
-    pub fn stall(&mut self) {
-        match self {
-            Self::Uring(uring) => uring.stall(),
-            Self::Aio(aio) => aio.stall(),
-            Self::Threads(threads) => threads.stall(),
-        }
+    /// To be called when an operation on this file has completed with `EAGAIN`: the engine takes no more of the file's owner until one of the
+    /// owner's operations has completed, or a moment has passed. Others go on.
+    pub fn stall(&mut self, file: FileId) {
+        self.files_mut().stall_owner(file);
+    }
+
+    /// Returns whether the engine takes operations again since this was asked last, although none has completed.
+    pub fn take_resumed(&mut self) -> bool {
+        self.files_mut().take_resumed()
     }
 
     /// Appends what has completed. Never waits, and makes no system call while completions are at hand.
@@ -301,29 +324,46 @@ impl Engine {
     /// completions of failed ones, or that there is room again. Whoever is about to sleep then calls `submit` and `reap` again instead
     /// (within a millisecond or so).
     pub fn needs_turn(&self) -> bool {
-        match self {
-            Self::Uring(uring) => uring.needs_turn(),
-            Self::Aio(aio) => aio.needs_turn(),
-            Self::Threads(threads) => threads.needs_turn(),
-        }
+        self.files().any_stalled()
+            || match self {
+                Self::Uring(uring) => uring.needs_turn(),
+                Self::Aio(aio) => aio.needs_turn(),
+                Self::Threads(threads) => threads.needs_turn(),
+            }
     }
 
     /// Operations queued or started, and not yet reaped.
     pub fn in_flight(&self) -> usize {
+        let failed = match self {
+            Self::Uring(uring) => uring.failed(),
+            Self::Aio(aio) => aio.failed(),
+            Self::Threads(_) => 0,
+        };
+        self.files().in_flight() + failed
+    }
+
+    /// Returns how many more operations on this file it takes now, of all that its owner shares and of the owner's reserve: none also while the
+    /// kernel has no room or the owner pauses ([`Engine::stall`]), however few are in flight.
+    #[inline]
+    pub fn room(&self, file: FileId) -> usize {
+        self.files().room(file)
+    }
+
+    #[inline]
+    fn files(&self) -> &Files {
         match self {
-            Self::Uring(uring) => uring.in_flight(),
-            Self::Aio(aio) => aio.in_flight(),
-            Self::Threads(threads) => threads.in_flight(),
+            Self::Uring(uring) => &uring.ops.files,
+            Self::Aio(aio) => &aio.files,
+            Self::Threads(threads) => &threads.files,
         }
     }
 
-    /// How many more operations it takes now: none also while the kernel has no room ([`Engine::stall`]), however few are in
-    /// flight.
-    pub fn room(&self) -> usize {
+    #[inline]
+    fn files_mut(&mut self) -> &mut Files {
         match self {
-            Self::Uring(uring) => uring.room(),
-            Self::Aio(aio) => aio.room(),
-            Self::Threads(threads) => threads.room(),
+            Self::Uring(uring) => &mut uring.ops.files,
+            Self::Aio(aio) => &mut aio.files,
+            Self::Threads(threads) => &mut threads.files,
         }
     }
 }

@@ -1,7 +1,17 @@
-//! The files that an engine may use.
+//! The files that an engine may use, and the devices that own them.
+//!
+//! All that the engines have in common about who may use how much is here. Each operation belongs to a file, and each file to an owner. An operation takes
+//! a place of its owner's share ([`crate::shares`]) from [`Files::hold`] to [`Files::release`]. An owner whose operation ended in
+//! `EAGAIN` pauses, and so does the engine when the kernel takes nothing ([`crate::stall`]).
 
+use crate::OpKind;
+use crate::route::{Facts, Misses, Route, Routes};
+use crate::shares::Shares;
+use crate::stall::Stall;
+use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A file registered with one engine. Means nothing to another engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,24 +21,100 @@ pub struct FileId {
     generation: u32,
 }
 
-#[derive(Debug, Default)]
+/// A device to the engines that serve it: the unit that has a share of each engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Owner(u64);
+
+impl Owner {
+    /// Returns an owner that no other is equal to.
+    pub fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A file, with what an engine needs to know of it.
+///
+/// [`BackingFile::new`] may wait for the file's file system. Make it where that harms nobody; a worker registers it without waiting.
+#[derive(Clone, Debug)]
+pub struct BackingFile {
+    pub(crate) file: Arc<File>,
+    pub(crate) owner: Owner,
+    pub(crate) facts: Facts,
+}
+
+impl BackingFile {
+    /// Looks at a file of this owner. The flags that it is open with do not change later.
+    pub fn new(file: Arc<File>, owner: Owner) -> Self {
+        Self { facts: Facts::of(&file), file, owner }
+    }
+}
+
+#[derive(Debug)]
 struct Entry {
     file: Option<Arc<File>>,
     generation: u32,
     in_flight: u32,
+    /// Its owner's number.
+    owner: u32,
     /// Unregistered; goes when nothing is in flight.
     closing: bool,
     /// The kernel knows it by this index too.
     fixed: bool,
-    /// Its transfers go by kernel AIO.
-    aio: bool,
+    routes: Routes,
+    /// Of reads, and of writes.
+    misses: [Misses; 2],
     /// Its transfers are merged.
     merge: bool,
 }
 
-/// Which file an operation in flight holds open; `None` for one that had been unregistered.
+impl Default for Entry {
+    fn default() -> Self {
+        let (file, routes) = (None, Routes::all(Route::Blocking));
+        let misses = Default::default();
+        Self {
+            file,
+            generation: 0,
+            in_flight: 0,
+            owner: 0,
+            closing: false,
+            fixed: false,
+            routes,
+            misses,
+            merge: false,
+        }
+    }
+}
+
+/// A device with files here.
+#[derive(Debug, Default)]
+struct OwnerEntry {
+    /// `None`: the number is free.
+    owner: Option<Owner>,
+    /// Places in the table of files.
+    files: u32,
+    stall: Stall,
+}
+
+/// Which file an operation in flight holds open, and whose share it has a place of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held(Option<u32>);
+pub(crate) struct Held {
+    /// [`NONE`]: the file had been unregistered.
+    index: u32,
+    owner: u32,
+}
+
+impl Held {
+    #[inline]
+    fn index(self) -> Option<u32> {
+        (self.index != NONE).then_some(self.index)
+    }
+
+    /// Returns the number of the owner. It is the same as long as the operation is in flight.
+    pub(crate) fn owner(self) -> u32 {
+        self.owner
+    }
+}
 
 /// What to tell the kernel about a file that is no longer used.
 pub(crate) struct Gone {
@@ -36,31 +122,73 @@ pub(crate) struct Gone {
     pub(crate) fixed: bool,
 }
 
+/// The file, and its owner, of operations on files that were unregistered. They take no place of any share, and fail.
+const NONE: u32 = u32::MAX;
+
 /// A table of files. A place is free again when its file is unregistered and its last operation is over.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Files {
     entries: Vec<Entry>,
+    owners: Vec<OwnerEntry>,
+    shares: Shares,
+    /// Operations on files that were unregistered.
+    strays: usize,
+    /// The kernel takes nothing for now.
+    stall: Stall,
+    /// How many pauses there are, the engine's included.
+    stalled: u32,
+    /// A pause has ended although nothing has completed.
+    resumed: bool,
 }
 
 impl Files {
+    /// Makes an empty table for owners that share these places.
+    pub(crate) fn new(shares: Shares) -> Self {
+        Self {
+            entries: Vec::new(),
+            owners: Vec::new(),
+            shares,
+            strays: 0,
+            stall: Stall::default(),
+            stalled: 0,
+            resumed: false,
+        }
+    }
+
     /// Takes the file; its identity and its place.
-    pub(crate) fn insert(&mut self, file: Arc<File>) -> (FileId, u32) {
+    pub(crate) fn insert(&mut self, file: Arc<File>, owner: Owner) -> (FileId, u32) {
+        let owner = self.add_owner(owner);
         let place = self.entries.iter().position(|e| e.file.is_none()).unwrap_or_else(|| {
             self.entries.push(Entry::default());
             self.entries.len() - 1
         });
         let entry = &mut self.entries[place];
-        *entry = Entry { file: Some(file), generation: entry.generation.wrapping_add(1), ..Entry::default() };
+        let generation = entry.generation.wrapping_add(1);
+        *entry = Entry { file: Some(file), generation, owner, ..Entry::default() };
         let index = place as u32;
         (FileId { index, generation: entry.generation }, index)
+    }
+
+    /// Counts one more file of an owner; the owner's number. The lowest that is free is given first, for those have reserves.
+    fn add_owner(&mut self, owner: Owner) -> u32 {
+        let known = self.owners.iter().position(|entry| entry.owner == Some(owner));
+        let place = known.or_else(|| self.owners.iter().position(|entry| entry.owner.is_none()));
+        let place = place.unwrap_or_else(|| {
+            self.owners.push(OwnerEntry::default());
+            self.owners.len() - 1
+        });
+        let entry = &mut self.owners[place];
+        entry.owner = Some(owner);
+        entry.files += 1;
+        place as u32
     }
 
     pub(crate) fn set_fixed(&mut self, index: u32) {
         self.entries[index as usize].fixed = true;
     }
 
-    pub(crate) fn set_aio(&mut self, index: u32) {
-        self.entries[index as usize].aio = true;
+    pub(crate) fn set_routes(&mut self, index: u32, routes: Routes) {
+        self.entries[index as usize].routes = routes;
     }
 
     /// Whether transfers of this file are merged from now on.
@@ -73,20 +201,44 @@ impl Files {
     /// Whether transfers of the file that an operation holds are merged.
     #[inline]
     pub(crate) fn merges(&self, held: Held) -> bool {
-        held.0.is_some_and(|index| self.entries[index as usize].merge)
+        held.index().is_some_and(|index| self.entries[index as usize].merge)
     }
 
-    /// Whether transfers of the file that an operation holds go by kernel AIO.
+    /// Returns the way of an operation on the file that it holds.
     #[inline]
-    pub(crate) fn is_aio(&self, held: Held) -> bool {
-        held.0.is_some_and(|index| self.entries[index as usize].aio)
+    pub(crate) fn route(&mut self, held: Held, kind: OpKind) -> Route {
+        let Some(index) = held.index() else { return Route::Blocking };
+        let Entry { routes, misses, .. } = &mut self.entries[index as usize];
+        let (route, misses) = match kind {
+            OpKind::Read => (routes.read, &mut misses[0]),
+            OpKind::Write { durable: false } => (routes.write, &mut misses[1]),
+            OpKind::Write { durable: true } => (routes.durable, &mut misses[1]),
+            OpKind::Flush | OpKind::Range { .. } => return Route::Blocking,
+        };
+        if route == Route::NoWait && !misses.tries() { Route::Blocking } else { route }
     }
 
-    /// Whether transfers of this file go by kernel AIO; not those of one that is not here.
-    pub(crate) fn is_aio_file(&mut self, id: FileId) -> bool {
-        self.find(id).is_some_and(|entry| entry.aio)
+    /// Notes how an operation ended that was told not to wait; whether a thread is to do it now. Calls that do not know the
+    /// flag say so in several ways. What fails for another reason fails in the same way again.
+    #[inline]
+    pub(crate) fn is_missed(&mut self, held: Held, kind: OpKind, result: Result<u32, Errno>) -> bool {
+        let Some(index) = held.index() else { return false };
+        let misses = &mut self.entries[index as usize].misses[usize::from(kind != OpKind::Read)];
+        let missed = matches!(result, Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INVAL));
+        if missed {
+            misses.miss()
+        } else {
+            misses.hit()
+        }
+        missed
     }
 
+    #[inline]
+    fn entry(&self, id: FileId) -> Option<&Entry> {
+        self.entries.get(id.index as usize).filter(|e| e.generation == id.generation && !e.closing)
+    }
+
+    #[inline]
     fn find(&mut self, id: FileId) -> Option<&mut Entry> {
         self.entries.get_mut(id.index as usize).filter(|e| e.generation == id.generation && !e.closing)
     }
@@ -97,19 +249,51 @@ impl Files {
         self.settle(id.index)
     }
 
-    /// One more operation in flight.
+    /// Returns how many more operations on this file the engine takes now: none while its owner or the engine pauses.
+    #[inline]
+    pub(crate) fn room(&self, id: FileId) -> usize {
+        let Some(entry) = self.entry(id) else {
+            // Each fails with `EBADF`.
+            return self.shares.total().saturating_sub(self.strays);
+        };
+        if self.stalled > 0 && self.is_stalled(entry.owner) { 0 } else { self.shares.room(entry.owner) }
+    }
+
+    #[cold]
+    fn is_stalled(&self, owner: u32) -> bool {
+        self.stall.is_on() || self.owners[owner as usize].stall.is_on()
+    }
+
+    /// Returns the operations in flight.
+    #[inline]
+    pub(crate) fn in_flight(&self) -> usize {
+        self.shares.used() + self.strays
+    }
+
+    /// One more operation in flight. The caller has looked for room.
     #[inline]
     pub(crate) fn hold(&mut self, id: FileId) -> Held {
-        Held(self.find(id).map(|entry| {
-            entry.in_flight += 1;
-            id.index
-        }))
+        let Some(entry) = self.find(id) else {
+            self.strays += 1;
+            return Held { index: NONE, owner: NONE };
+        };
+        entry.in_flight += 1;
+        let owner = entry.owner;
+        self.shares.take(owner);
+        Held { index: id.index, owner }
     }
 
     /// One operation fewer; the file that went with it.
     #[inline]
     pub(crate) fn release(&mut self, held: Held) -> Option<Gone> {
-        let index = held.0?;
+        let Some(index) = held.index() else {
+            self.strays -= 1;
+            return None;
+        };
+        self.shares.put_back(held.owner);
+        if self.stalled > 0 {
+            self.end_stalls(held.owner);
+        }
         let entry = &mut self.entries[index as usize];
         entry.in_flight -= 1;
         if entry.closing { self.settle(index) } else { None }
@@ -121,15 +305,81 @@ impl Files {
             return None;
         }
         entry.file = None;
-        Some(Gone { index, fixed: entry.fixed })
+        let gone = Gone { index, fixed: entry.fixed };
+        let owner = entry.owner;
+        self.owners[owner as usize].files -= 1;
+        if self.owners[owner as usize].files == 0 {
+            self.end_owner_stall(owner);
+            self.owners[owner as usize] = OwnerEntry::default();
+        }
+        Some(gone)
     }
 
     /// The file that an operation holds, its place, and whether the kernel knows it by that.
     #[inline]
     pub(crate) fn get(&self, held: Held) -> Option<(&Arc<File>, u32, bool)> {
-        let index = held.0?;
+        let index = held.index()?;
         let entry = &self.entries[index as usize];
         entry.file.as_ref().map(|file| (file, index, entry.fixed))
+    }
+}
+
+/// Pauses.
+impl Files {
+    /// The owner of this file pauses: until one of its operations completes, or for a moment.
+    pub(crate) fn stall_owner(&mut self, id: FileId) {
+        if let Some(owner) = self.entry(id).map(|entry| entry.owner) {
+            let stall = &mut self.owners[owner as usize].stall;
+            self.stalled += u32::from(!stall.is_on());
+            stall.begin();
+        }
+    }
+
+    /// The engine pauses: until an operation completes, or for a moment. A pause that there is goes on as it is.
+    pub(crate) fn stall_all(&mut self) {
+        if !self.stall.is_on() {
+            self.stalled += 1;
+            self.stall.begin();
+        }
+    }
+
+    /// Whether anything pauses.
+    #[inline]
+    pub(crate) fn any_stalled(&self) -> bool {
+        self.stalled > 0
+    }
+
+    /// An operation of the owner has completed.
+    #[cold]
+    fn end_stalls(&mut self, owner: u32) {
+        self.end_owner_stall(owner);
+        self.stalled -= u32::from(self.stall.end());
+    }
+
+    fn end_owner_stall(&mut self, owner: u32) {
+        self.stalled -= u32::from(self.owners[owner as usize].stall.end());
+    }
+
+    /// Ends the pauses that have been long enough.
+    #[inline]
+    pub(crate) fn look_at_stalls(&mut self) {
+        if self.stalled > 0 {
+            self.end_old_stalls();
+        }
+    }
+
+    #[cold]
+    fn end_old_stalls(&mut self) {
+        let stalls = self.owners.iter_mut().map(|entry| &mut entry.stall).chain([&mut self.stall]);
+        let ended = stalls.filter_map(|stall| stall.look().then_some(())).count();
+        self.stalled -= ended as u32;
+        self.resumed |= ended > 0;
+    }
+
+    /// Returns whether a pause has ended since this was asked last, although nothing completed.
+    #[inline]
+    pub(crate) fn take_resumed(&mut self) -> bool {
+        std::mem::take(&mut self.resumed)
     }
 }
 
@@ -140,8 +390,8 @@ mod tests {
     #[test]
     fn a_file_outlives_its_registration_while_in_flight() {
         let file = Arc::new(File::open("/dev/null").unwrap());
-        let mut files = Files::default();
-        let (id, _) = files.insert(file.clone());
+        let mut files = Files::new(Shares::new(8, 0, 0));
+        let (id, _) = files.insert(file.clone(), Owner::unique());
         let held = files.hold(id);
         assert!(files.remove(id).is_none());
         assert!(files.remove(id).is_none());
@@ -152,10 +402,64 @@ mod tests {
         assert!(files.release(held).is_some());
         assert_eq!(Arc::strong_count(&file), 1);
 
-        let (next, index) = files.insert(file);
+        let (next, index) = files.insert(file, Owner::unique());
         assert_eq!(index, 0);
         assert_ne!(next, id);
         let stale = files.hold(id);
         assert!(files.get(stale).is_none());
+    }
+
+    fn null(files: &mut Files, owner: Owner) -> FileId {
+        files.insert(Arc::new(File::open("/dev/null").unwrap()), owner).0
+    }
+
+    /// Files of one device have one share, and one that is forgotten with operations in flight keeps its number for as long.
+    #[test]
+    fn a_share_belongs_to_a_device() {
+        let (a, b) = (Owner::unique(), Owner::unique());
+        let mut files = Files::new(Shares::new(2, 1, 2));
+        let (first, second, other) = (null(&mut files, a), null(&mut files, a), null(&mut files, b));
+        let held = [first, second, first].map(|id| files.hold(id));
+        assert_eq!((files.room(first), files.room(second), files.room(other)), (0, 0, 1));
+        files.remove(first);
+        files.remove(second);
+        let next = null(&mut files, Owner::unique());
+        assert_eq!((files.room(next), files.in_flight()), (0, 3), "there is no third reserve");
+        for held in held {
+            files.release(held);
+        }
+        assert_eq!((files.room(next), files.room(other)), (2, 3));
+        let again = null(&mut files, a);
+        assert_eq!(files.room(again), 3);
+    }
+
+    #[test]
+    fn an_owner_pauses_alone_and_an_engine_with_all() {
+        let mut files = Files::new(Shares::new(8, 0, 0));
+        let (a, b) = (null(&mut files, Owner::unique()), null(&mut files, Owner::unique()));
+        let (of_a, of_b) = (files.hold(a), [files.hold(b), files.hold(b)]);
+        files.stall_owner(a);
+        files.stall_owner(a);
+        assert_eq!((files.room(a), files.room(b), files.any_stalled()), (0, 5, true));
+        files.release(of_b[0]);
+        assert_eq!((files.room(a), files.room(b)), (0, 6), "that of another says nothing");
+        files.release(of_a);
+        assert_eq!((files.room(a), files.room(b), files.any_stalled()), (7, 7, false));
+        files.stall_all();
+        files.stall_owner(b);
+        assert_eq!((files.room(a), files.room(b)), (0, 0));
+        files.release(of_b[1]);
+        assert_eq!((files.room(a), files.room(b), files.any_stalled()), (8, 8, false));
+        assert!(!files.take_resumed());
+        files.stall_owner(a);
+        files.stall_all();
+        while files.any_stalled() {
+            files.look_at_stalls();
+        }
+        assert!(files.room(a) == 8 && files.take_resumed() && !files.take_resumed());
+        // A pause goes with its owner.
+        files.stall_owner(a);
+        files.remove(a);
+        assert!(!files.any_stalled());
     }
 }

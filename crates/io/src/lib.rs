@@ -19,11 +19,12 @@
 //! [`Engine::event`] is readable, unless [`Engine::needs_turn`].
 //!
 //! ```
-//! use kickless_io::{AlignedBuf, Buffers, Engine, EngineKind, Op, OpKind, Token};
+//! use kickless_io::{AlignedBuf, BackingFile, Buffers, Engine, EngineKind, Op, OpKind, Owner, Token};
 //! use std::sync::Arc;
 //!
 //! let mut engine = Engine::open(EngineKind::Auto, 64)?;
-//! let file = engine.register(Arc::new(std::fs::File::open("/proc/self/exe")?))?;
+//! let file = BackingFile::new(Arc::new(std::fs::File::open("/proc/self/exe")?), Owner::unique());
+//! let file = engine.register(&file)?;
 //! let buffers = Buffers::Owned(AlignedBuf::new(4, 4096)?);
 //! let op = Op { file, kind: OpKind::Read, offset: 0, buffers };
 //! assert!(engine.queue(op, Token { source: 1, slot: 2 }).is_ok());
@@ -53,6 +54,8 @@ mod merge;
 mod op;
 mod pool;
 mod primitive;
+mod route;
+mod shares;
 mod signal;
 mod slots;
 mod stall;
@@ -66,10 +69,11 @@ mod writeback;
 pub use aio::Aio;
 pub use buffer::AlignedBuf;
 pub use engine::{
-    CompletionMode, DEPTH_MAX, Engine, EngineKind, EngineOptions, UnknownCompletion, UnknownEngine,
+    CompletionMode, DEPTH_MAX, Engine, EngineKind, EngineOptions, OWNERS_MAX, UnknownCompletion,
+    UnknownEngine,
 };
 pub use error::Error;
-pub use files::FileId;
+pub use files::{BackingFile, FileId, Owner};
 pub use op::{Buffers, Completion, Op, OpKind, RangeCall, Token};
 pub use rustix::io::Errno;
 pub use signal::{Signaller, prepare_to_signal, signal};

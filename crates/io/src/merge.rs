@@ -92,8 +92,9 @@ impl InFlight {
 mod tests {
     use super::*;
     use crate::files::Files;
+    use crate::shares::Shares;
     use crate::slots::Slots;
-    use crate::{AlignedBuf, Errno, FileId, Token};
+    use crate::{AlignedBuf, Errno, FileId, Owner, Token};
     use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View as Memory};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::fs::File;
@@ -113,8 +114,8 @@ mod tests {
             let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
             ftruncate(&memory, 4 << 20).unwrap();
             let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 4 << 20).unwrap();
-            let mut files = Files::default();
-            let file = files.insert(Arc::new(File::open("/dev/null").unwrap())).0;
+            let mut files = Files::new(Shares::new(1 << 20, 0, 0));
+            let file = files.insert(Arc::new(File::open("/dev/null").unwrap()), Owner::unique()).0;
             let memory = Arc::new(Memory::new(Map::new(vec![slot]).unwrap()));
             Self { memory, files, file, slots: Slots::new(1000) }
         }
@@ -127,7 +128,7 @@ mod tests {
             }
             let op = Op { file: self.file, kind, offset, buffers: Buffers::Guest(iov) };
             let token = Token { source: 0, slot: offset as u32 };
-            InFlight::new(token, self.files.hold(self.file), op)
+            InFlight::new(token, self.files.hold(self.file), op, false)
         }
 
         fn page(&mut self, number: u64) -> InFlight {
@@ -179,7 +180,7 @@ mod tests {
             rig.operation(write(false), 9 * LEN, &[(0, BYTES_MAX)]),
         ];
         let mut elsewhere = rig.operation(write(false), 9 * LEN, &[(8 * LEN, LEN)]);
-        let other = rig.files.insert(Arc::new(File::open("/dev/null").unwrap())).0;
+        let other = rig.files.insert(Arc::new(File::open("/dev/null").unwrap()), Owner::unique()).0;
         elsewhere.held = rig.files.hold(other);
         others.push(elsewhere);
         let mut ours = rig.operation(write(false), 9 * LEN, &[]);

@@ -1,8 +1,30 @@
-//! Threads that do one blocking operation after the other.
+//! Threads that make calls which wait: one call after the other.
+//!
+//! # Nothing else waits
+//! The worker's thread makes no call that can wait for a device, and no operation goes to threads that the kernel has for all files together
+//! (io_uring's are few, and a frozen file system keeps each that touches it). What waits goes here: flushes, ranges, transfers that
+//! the kernel would not do without waiting, and calls of `io_submit` that can wait ([`crate::route`]).
+//!
+//! # Shares
+//! Owners share threads as they share slots ([`crate::shares`]): [`THREADS_COMMON`] threads for any owner, and [`THREADS_RESERVE`] more for each.
+//! A device that hangs keeps no more threads than that, so each other device has its own at least, however many hang. There are at most
+//! `THREADS_COMMON + owners * THREADS_RESERVE` threads, of which one starts at once and each other when a job has a place in its
+//! owner's share and no thread waits for jobs.
+//!
+//! Each owner has a queue of its own. A thread serves the owners in turn and passes those that have no place in their share.
+//!
+//! # No job waits beside an idle thread
+//! A job can start when its owner has room. [`Pool::submit`] has as many threads awake or started as there are jobs that can start; it counts a
+//! common place once for each owner, so these are too many rather than too few. Later, room comes back one place at a time, when a thread has
+//! done its job. Under one lock that thread gives the place back and takes its next job. If that is not the job that this place let start, it is
+//! one that another thread was woken or started for, and the other thread takes the first.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
-use crate::files::Held;
+use crate::files::{Files, Held};
+use crate::kernel_aio::Batch;
 use crate::op::{OpKind, RangeCall, View};
+use crate::shares::Shares;
+use crate::slots::InFlight;
 use crate::{Completion, Op, Token, Waker};
 use rustix::io::Errno;
 use rustix::ioctl::opcode;
@@ -13,8 +35,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-/// So many threads at most. They wait for the disk nearly all the time.
-const THREADS_MAX: usize = 16;
+/// Threads that any owner can use. They wait for the disk nearly all the time.
+const THREADS_COMMON: usize = 16;
+
+/// Threads that each owner has for itself: a flush does not wait for the transfer before it.
+const THREADS_RESERVE: usize = 2;
 
 /// Of linux/fs.h.
 const BLKDISCARD: u32 = opcode::none(0x12, 119);
@@ -23,25 +48,149 @@ const BLKZEROOUT: u32 = opcode::none(0x12, 127);
 /// A thread needs next to none.
 const STACK_BYTES: usize = 128 << 10;
 
-/// An operation, with the file that it holds open.
+/// What a thread is to do.
 #[derive(Debug)]
-pub(crate) struct Job {
-    pub(crate) held: Held,
-    pub(crate) file: Option<Arc<File>>,
-    pub(crate) token: Token,
-    pub(crate) op: Op,
+pub(crate) enum Job {
+    /// An operation, with the file that it holds open.
+    Op { held: Held, file: Arc<File>, token: Token, op: Op },
+    /// The transfer of an operation that stays in the engine's slots.
+    Transfer(Transfer),
+    /// A call of `io_submit` for an owner.
+    Submit { owner: u32, batch: Box<Batch> },
 }
 
-/// A job that is done: its file is still held.
+/// A transfer between a file and memory that its slot keeps.
 #[derive(Debug)]
-pub(crate) struct Done {
-    pub(crate) held: Held,
-    pub(crate) completion: Completion,
+pub(crate) struct Transfer {
+    pub(crate) place: u32,
+    pub(crate) owner: u32,
+    file: Arc<File>,
+    kind: OpKind,
+    offset: u64,
+    /// Where the memory is, or the segments that say where; `None`: there are so many bytes at that address.
+    at: usize,
+    len: usize,
+    segments: bool,
 }
 
-#[derive(Debug, Default)]
+impl Transfer {
+    /// Describes the operation at `place`, which stays as it is until this is done; `None` if it has no file.
+    pub(crate) fn of(place: u32, operation: &mut InFlight, files: &Files) -> Option<Self> {
+        let file = files.get(operation.held)?.0.clone();
+        let (kind, offset, owner) = (operation.op.kind, operation.op.offset, operation.held.owner());
+        let (at, len, segments) = match operation.view() {
+            View::One(at, len) => (at.expose_provenance(), len, false),
+            View::Many(at, count) => (at.expose_provenance(), count, true),
+        };
+        Some(Self { place, owner, file, kind, offset, at, len, segments })
+    }
+
+    /// Does it, and waits for it.
+    pub(crate) fn perform(self) -> Result<u32, Errno> {
+        let view = if self.segments {
+            View::Many(std::ptr::with_exposed_provenance(self.at), self.len)
+        } else {
+            View::One(std::ptr::with_exposed_provenance_mut(self.at), self.len)
+        };
+        transfer(&self.file, self.kind, self.offset, &view)
+    }
+}
+
+/// A job that is done.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// Its file is still held.
+    Op {
+        held: Held,
+        completion: Completion,
+    },
+    /// Its operation is in its slot.
+    Transfer {
+        place: u32,
+        result: Result<u32, Errno>,
+    },
+    Submit {
+        owner: u32,
+        batch: Box<Batch>,
+        result: Result<usize, Errno>,
+    },
+}
+
+impl Job {
+    fn owner(&self) -> u32 {
+        match self {
+            Self::Op { held, .. } => held.owner(),
+            Self::Transfer(transfer) => transfer.owner,
+            Self::Submit { owner, .. } => *owner,
+        }
+    }
+
+    /// Does it, and waits for it.
+    fn perform(self) -> Done {
+        match self {
+            Self::Op { held, file, token, mut op } => {
+                let result = perform(&file, &mut op);
+                // Before the engine can learn of it: a file that it forgets then is closed then.
+                drop(file);
+                Done::Op { held, completion: Completion { token, result, buffers: op.buffers } }
+            }
+            Self::Transfer(transfer) => Done::Transfer { place: transfer.place, result: transfer.perform() },
+            Self::Submit { owner, mut batch } => {
+                // SAFETY: the buffers and the file of each belong to its slot, which keeps them unchanged until the completion has been
+                // reaped; a dropped engine waits for this call, and for that, or leaks them.
+                let result = unsafe { batch.submit() };
+                Done::Submit { owner, batch, result }
+            }
+        }
+    }
+}
+
+/// Jobs that are to be done, by owner. Pure.
+#[derive(Debug)]
+struct Queues {
+    jobs: Vec<VecDeque<Job>>,
+    /// Owners that have jobs, each once, in the order of their turns.
+    turns: VecDeque<u32>,
+    /// Places for jobs that threads are doing.
+    shares: Shares,
+}
+
+impl Queues {
+    fn push(&mut self, job: Job) {
+        let owner = job.owner();
+        if self.jobs.len() <= owner as usize {
+            self.jobs.resize_with(owner as usize + 1, VecDeque::new);
+        }
+        let jobs = &mut self.jobs[owner as usize];
+        if jobs.is_empty() {
+            self.turns.push_back(owner);
+        }
+        jobs.push_back(job);
+    }
+
+    /// Takes the next job of an owner that has room, and a place for it.
+    fn next(&mut self) -> Option<Job> {
+        let at = self.turns.iter().position(|owner| self.shares.room(*owner) > 0)?;
+        let owner = self.turns.remove(at)?;
+        let jobs = &mut self.jobs[owner as usize];
+        let job = jobs.pop_front()?;
+        if !jobs.is_empty() {
+            self.turns.push_back(owner);
+        }
+        self.shares.take(owner);
+        Some(job)
+    }
+
+    /// How many jobs can start, or a few more.
+    fn startable(&self) -> usize {
+        let of = |owner: &u32| self.jobs[*owner as usize].len().min(self.shares.room(*owner));
+        self.turns.iter().map(of).sum()
+    }
+}
+
+#[derive(Debug)]
 struct Work {
-    jobs: VecDeque<Job>,
+    queues: Queues,
     /// Threads that wait for a job.
     idle: usize,
     stop: bool,
@@ -57,7 +206,7 @@ struct Shared {
     event: Waker,
 }
 
-/// Up to [`THREADS_MAX`] threads, started as they are needed.
+/// The threads, started as they are needed.
 #[derive(Debug)]
 pub(crate) struct Pool {
     shared: Arc<Shared>,
@@ -71,15 +220,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pool {
-    /// Starts one thread; there is always one.
-    pub(crate) fn start(depth: usize) -> io::Result<Self> {
+    /// Starts one thread; there is always one. An engine of this depth does not need more common ones than that.
+    pub(crate) fn start(depth: usize, owners: usize) -> io::Result<Self> {
+        let shares = Shares::new(depth.clamp(1, THREADS_COMMON), THREADS_RESERVE, owners);
+        let threads_max = shares.total();
+        let queues = Queues { jobs: Vec::new(), turns: VecDeque::new(), shares };
         let shared = Arc::new(Shared {
-            work: Mutex::default(),
+            work: Mutex::new(Work { queues, idle: 0, stop: false }),
             more: Condvar::new(),
             done: Mutex::default(),
             event: Waker::new()?,
         });
-        let mut pool = Self { shared, threads: Vec::new(), threads_max: depth.clamp(1, THREADS_MAX) };
+        let mut pool = Self { shared, threads: Vec::new(), threads_max };
         pool.add_thread()?;
         Ok(pool)
     }
@@ -97,17 +249,16 @@ impl Pool {
 
     /// Hands over all of `jobs`.
     pub(crate) fn submit(&mut self, jobs: &mut VecDeque<Job>) {
-        let count = jobs.len();
-        let (waiting, idle) = {
+        let (startable, idle) = {
             let mut work = lock(&self.shared.work);
-            work.jobs.append(jobs);
-            (work.jobs.len(), work.idle)
+            jobs.drain(..).for_each(|job| work.queues.push(job));
+            (work.queues.startable(), work.idle)
         };
-        for _ in 0..count.min(idle) {
+        for _ in 0..startable.min(idle) {
             self.shared.more.notify_one();
         }
         // The host may refuse another thread; those that there are do the work as well.
-        for _ in idle..waiting.min(self.threads_max) {
+        for _ in idle..startable.min(self.threads_max) {
             if self.threads.len() == self.threads_max || self.add_thread().is_err() {
                 break;
             }
@@ -122,11 +273,9 @@ impl Pool {
             self.shared.event.clear();
         }
     }
-}
 
-impl Drop for Pool {
-    /// The threads finish all that they have been given.
-    fn drop(&mut self) {
+    /// Waits until the threads have done all that they have been given, and ends them.
+    pub(crate) fn finish(&mut self) {
         lock(&self.shared.work).stop = true;
         self.shared.more.notify_all();
         for thread in self.threads.drain(..) {
@@ -135,27 +284,37 @@ impl Drop for Pool {
     }
 }
 
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
 impl Shared {
     fn run(&self) {
-        while let Some(Job { held, file, token, mut op }) = self.next() {
-            let result = file.as_ref().map_or(Err(Errno::BADF), |file| perform(file, &mut op));
-            // Before the engine can learn of it: a file that it forgets then is closed then.
-            drop(file);
+        let mut before = None;
+        while let Some(job) = self.next(before) {
+            before = Some(job.owner());
+            let result = job.perform();
             let mut done = lock(&self.done);
-            done.push(Done { held, completion: Completion { token, result, buffers: op.buffers } });
+            done.push(result);
             if done.len() == 1 {
                 self.event.wake();
             }
         }
     }
 
-    /// Waits for a job; `None` when there will be none.
-    fn next(&self) -> Option<Job> {
+    /// Gives back the place of the owner whose job this thread did before, and waits for a job; `None` when there will be none.
+    fn next(&self, before: Option<u32>) -> Option<Job> {
         let mut work = lock(&self.work);
+        if let Some(owner) = before {
+            work.queues.shares.put_back(owner);
+        }
         loop {
-            if let Some(job) = work.jobs.pop_front() {
+            if let Some(job) = work.queues.next() {
                 return Some(job);
             }
+            // Where jobs are left, threads that do others of their owners will do them.
             if work.stop {
                 return None;
             }
@@ -168,28 +327,36 @@ impl Shared {
 
 /// Does one operation, and waits for it.
 fn perform(file: &File, op: &mut Op) -> Result<u32, Errno> {
+    match op.kind {
+        OpKind::Read | OpKind::Write { .. } => transfer(file, op.kind, op.offset, &op.buffers.view(op.kind)),
+        OpKind::Flush => {
+            // SAFETY: no memory is passed.
+            if unsafe { libc::fdatasync(file.as_raw_fd()) } == 0 { Ok(0) } else { Err(last_error()) }
+        }
+        OpKind::Range { call, len } => on_range(file.as_raw_fd(), call, op.offset, len),
+    }
+}
+
+/// Transfers bytes between a file and memory that an operation keeps, and waits for it.
+fn transfer(file: &File, kind: OpKind, offset: u64, view: &View) -> Result<u32, Errno> {
     let fd = file.as_raw_fd();
     // Beyond what fits, the kernel says that the argument is invalid.
-    let Ok(offset) = libc::off_t::try_from(op.offset) else { return Err(Errno::INVAL) };
-    if let OpKind::Range { call, len } = op.kind {
-        return on_range(fd, call, offset, len);
-    }
-    let flags = if op.kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
+    let Ok(offset) = libc::off_t::try_from(offset) else { return Err(Errno::INVAL) };
     let one;
-    let (segments, count) = match op.buffers.view(op.kind) {
+    let (segments, count) = match *view {
         View::One(at, len) => {
             one = libc::iovec { iov_base: at.cast(), iov_len: len };
             (&raw const one, 1)
         }
         View::Many(segments, count) => (segments, count as i32),
     };
-    // SAFETY: `op` owns the buffers and stays here until the call returns; what others do to guest memory
-    // meanwhile is between them and the kernel.
+    let flags = if kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
+    // SAFETY: an operation owns the buffers, and is this call's caller's or in a slot that stays as it is until the call has returned;
+    // what others do to guest memory meanwhile is between them and the kernel.
     let result = unsafe {
-        match op.kind {
+        match kind {
             OpKind::Read => libc::preadv2(fd, segments, count, offset, 0),
-            OpKind::Write { .. } => libc::pwritev2(fd, segments, count, offset, flags),
-            OpKind::Flush | OpKind::Range { .. } => libc::fdatasync(fd) as isize,
+            _ => libc::pwritev2(fd, segments, count, offset, flags),
         }
     };
     match result {
@@ -200,14 +367,15 @@ fn perform(file: &File, op: &mut Op) -> Result<u32, Errno> {
 }
 
 /// Does something to a range, and waits for it.
-fn on_range(fd: RawFd, call: RangeCall, offset: libc::off_t, len: u64) -> Result<u32, Errno> {
+fn on_range(fd: RawFd, call: RangeCall, offset: u64, len: u64) -> Result<u32, Errno> {
+    let Ok(at) = libc::off_t::try_from(offset) else { return Err(Errno::INVAL) };
     let result = if let Some(mode) = call.mode() {
         let Ok(len) = libc::off_t::try_from(len) else { return Err(Errno::INVAL) };
         // SAFETY: no memory is passed.
-        unsafe { libc::fallocate(fd, mode, offset, len) }
+        unsafe { libc::fallocate(fd, mode, at, len) }
     } else {
         let request = if call == RangeCall::DeviceDiscard { BLKDISCARD } else { BLKZEROOUT };
-        let range = [offset as u64, len];
+        let range = [offset, len];
         // SAFETY: both calls read two 64-bit numbers there, whatever kind of file it is: others know no such request.
         unsafe { libc::ioctl(fd, request as libc::Ioctl, range.as_ptr()) }
     };
@@ -221,8 +389,8 @@ fn last_error() -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::Files;
-    use crate::{AlignedBuf, Buffers};
+    use crate::kernel_aio::Context;
+    use crate::{AlignedBuf, Buffers, Owner};
     use rustix::event::{PollFd, PollFlags, poll};
     use seccompiler::{
         BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -230,11 +398,22 @@ mod tests {
     };
     use std::thread;
 
+    fn files() -> Files {
+        Files::new(Shares::new(4096, 0, 0))
+    }
+
+    fn result(done: &Done) -> Result<u32, Errno> {
+        match done {
+            Done::Op { completion, .. } => completion.result,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// An image's first operation.
     fn op(files: &mut Files, kind: OpKind, offset: u64) -> (Held, Arc<File>, Op) {
         let file = Arc::new(tempfile::tempfile().unwrap());
         file.set_len(4096).unwrap();
-        let id = files.insert(file.clone()).0;
+        let id = files.insert(file.clone(), Owner::unique()).0;
         let buffers = Buffers::Owned(AlignedBuf::new(512, 512).unwrap());
         (files.hold(id), file, Op { file: id, kind, offset, buffers })
     }
@@ -250,26 +429,47 @@ mod tests {
 
     #[test]
     fn as_many_threads_as_the_depth_and_no_more_than_the_limit() {
-        for (depth, threads) in [(0, 1), (1, 1), (2, 2), (1000, THREADS_MAX)] {
-            let mut files = Files::default();
-            let mut pool = Pool::start(depth).unwrap();
+        for (depth, threads) in [(0, 1), (1, 1), (2, 2), (1000, THREADS_COMMON)] {
+            let mut files = files();
+            let mut pool = Pool::start(depth, 0).unwrap();
             let jobs = (0..100).map(|slot| {
                 let (held, file, op) = op(&mut files, OpKind::Read, 0);
-                Job { held, file: Some(file), token: Token { source: 0, slot }, op }
+                Job::Op { held, file, token: Token { source: 0, slot }, op }
             });
             pool.submit(&mut jobs.collect());
             assert_eq!(pool.threads.len(), threads, "of a depth of {depth}");
-            assert!(reap(&mut pool, 100).iter().all(|done| done.completion.result == Ok(512)));
+            assert!(reap(&mut pool, 100).iter().all(|done| result(done) == Ok(512)));
         }
+    }
+
+    /// In turn, as far as each has room, and what has none holds nothing up.
+    #[test]
+    fn owners_are_served_in_turn_within_their_shares() {
+        let context = Arc::new(Context::open(1).unwrap());
+        let mut queues = Queues { jobs: Vec::new(), turns: VecDeque::new(), shares: Shares::new(1, 1, 2) };
+        for owner in [0, 0, 0, 1, 1, 2] {
+            queues.push(Job::Submit { owner, batch: Batch::new(context.clone()) });
+        }
+        let next = |queues: &mut Queues| queues.next().map(|job| job.owner());
+        // A third owner has no reserve.
+        assert_eq!(queues.startable(), 2 + 2 + 1);
+        assert_eq!([(); 4].map(|()| next(&mut queues)), [Some(0), Some(1), Some(2), None]);
+        queues.shares.put_back(1);
+        assert_eq!([(); 2].map(|()| next(&mut queues)), [Some(1), None]);
+        queues.shares.put_back(2);
+        assert_eq!([(); 2].map(|()| next(&mut queues)), [Some(0), None]);
+        queues.shares.put_back(0);
+        assert_eq!([(); 2].map(|()| next(&mut queues)), [Some(0), None]);
+        assert_eq!((queues.startable(), queues.turns.len()), (0, 0));
     }
 
     #[test]
     fn a_job_that_is_seen_done_has_let_go_of_its_file() {
-        let (mut pool, mut files) = (Pool::start(1).unwrap(), Files::default());
+        let (mut pool, mut files) = (Pool::start(1, 0).unwrap(), files());
         for _ in 0..2000 {
             let (held, file, op) = op(&mut files, OpKind::Flush, 0);
             let kept = file.clone();
-            pool.submit(&mut [Job { held, file: Some(file), token: Token::default(), op }].into());
+            pool.submit(&mut [Job::Op { held, file, token: Token::default(), op }].into());
             reap(&mut pool, 1);
             assert_eq!(Arc::strong_count(&kept), 2, "one here, one in the table");
         }
@@ -279,7 +479,7 @@ mod tests {
     #[test]
     fn no_offset_is_negative() {
         for (offset, result) in [(0, Ok(512)), (1 << 63, Err(Errno::INVAL)), (u64::MAX, Err(Errno::INVAL))] {
-            let (_, file, mut op) = op(&mut Files::default(), OpKind::Read, offset);
+            let (_, file, mut op) = op(&mut files(), OpKind::Read, offset);
             assert_eq!(perform(&file, &mut op), result, "{offset}");
         }
     }
@@ -299,7 +499,7 @@ mod tests {
             );
             seccompiler::apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
             [RangeCall::DeviceDiscard, RangeCall::DeviceZeroes].map(|call| {
-                let (_, file, mut op) = op(&mut Files::default(), OpKind::Range { call, len: 512 }, 0);
+                let (_, file, mut op) = op(&mut files(), OpKind::Range { call, len: 512 }, 0);
                 perform(&file, &mut op)
             })
         };

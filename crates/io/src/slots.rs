@@ -1,9 +1,10 @@
 //! Operations in flight.
 
-use crate::files::Held;
+use crate::files::{Files, Held};
 use crate::merge::Merged;
 use crate::op::View;
-use crate::{Op, Token};
+use crate::pool::Transfer;
+use crate::{Op, OpKind, Token};
 use rustix::io::Errno;
 
 /// An operation that has been queued, and all that it uses.
@@ -16,13 +17,15 @@ pub(crate) struct InFlight {
     pub(crate) merged: Option<Box<Merged>>,
     /// It was one of several, and is done by itself now.
     pub(crate) alone: bool,
+    /// It is told not to wait; where it would have to, a thread does it.
+    pub(crate) nowait: bool,
     /// The registered buffer that the kernel was told to use.
     pub(crate) buffer: Option<u16>,
 }
 
 impl InFlight {
-    pub(crate) fn new(token: Token, held: Held, op: Op) -> Self {
-        Self { token, held, op, merged: None, alone: false, buffer: None }
+    pub(crate) fn new(token: Token, held: Held, op: Op, nowait: bool) -> Self {
+        Self { token, held, op, merged: None, alone: false, nowait, buffer: None }
     }
 
     /// What the kernel takes, for all that are one with it.
@@ -32,6 +35,13 @@ impl InFlight {
             None => self.op.buffers.view(self.op.kind),
         }
     }
+}
+
+/// `RWF_*` of a transfer.
+#[inline]
+pub(crate) fn rw_flags(operation: &InFlight) -> i32 {
+    let durable = operation.op.kind == OpKind::Write { durable: true };
+    (if durable { libc::RWF_DSYNC } else { 0 }) | if operation.nowait { libc::RWF_NOWAIT } else { 0 }
 }
 
 /// A slab of at most `depth` operations, allocated once.
@@ -119,6 +129,28 @@ impl Slots {
                 each(operation);
             }
         }
+    }
+
+    /// Whether the operation at `place`, with those that are one with it, would have had to wait: then a thread is to do it.
+    #[inline]
+    pub(crate) fn is_missed(&mut self, place: u32, result: Result<u32, Errno>, files: &mut Files) -> bool {
+        let Some(operation) = self.get_mut(place) else { return false };
+        operation.nowait && {
+            let missed = files.is_missed(operation.held, operation.op.kind, result);
+            operation.nowait = !missed;
+            missed
+        }
+    }
+
+    /// Does the operation at `place`, with those that are one with it, on this thread, and takes it out. It waits for that.
+    pub(crate) fn perform(&mut self, place: u32, files: &Files) {
+        if let Some(transfer) =
+            self.get_mut(place).and_then(|operation| Transfer::of(place, operation, files))
+        {
+            // Nobody is there to be told.
+            let _ = transfer.perform();
+        }
+        self.take(place, drop);
     }
 
     /// The kernel has done what it was told of `place`, and this came of it. Operations of which it has done something are taken out, each

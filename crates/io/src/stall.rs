@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// So long at most, where nothing completes before.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The kernel has said "again": what is more is taken once something has completed, or after a moment.
+/// A pause of an owner or of an engine: the kernel has said "again". It ends when something has completed, or after a moment.
 #[derive(Debug, Default)]
 pub(crate) struct Stall(Option<Instant>);
 
@@ -14,18 +14,16 @@ impl Stall {
         self.0 = Some(Instant::now() + PAUSE);
     }
 
-    /// To be called when something has completed.
+    /// Ends the pause because something has completed; whether there was one.
     #[inline]
-    pub(crate) fn end(&mut self) {
-        self.0 = None;
+    pub(crate) fn end(&mut self) -> bool {
+        self.0.take().is_some()
     }
 
-    /// Ends it if it is over.
+    /// Ends the pause if it has been long enough; whether it has.
     #[inline]
-    pub(crate) fn look(&mut self) {
-        if self.0.is_some_and(|until| Instant::now() >= until) {
-            self.0 = None;
-        }
+    pub(crate) fn look(&mut self) -> bool {
+        self.0.take_if(|until| Instant::now() >= *until).is_some()
     }
 
     #[inline]

@@ -2,27 +2,21 @@
 
 use crate::files::Files;
 use crate::jobs::Jobs;
-use crate::stall::Stall;
-use crate::{Completion, Error, FileId, Op, Token};
-use std::fs::File;
+use crate::{BackingFile, Completion, EngineOptions, Error, FileId, Op, Token};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 
 /// A pool of threads, and the operations that are with it.
 #[derive(Debug)]
 pub struct Threads {
     jobs: Jobs,
-    depth: usize,
-    files: Files,
-    stall: Stall,
+    pub(crate) files: Files,
     reason: Option<Error>,
 }
 
 impl Threads {
-    pub(crate) fn open(depth: u32, reason: Option<Error>) -> Result<Self, Error> {
-        let depth = depth as usize;
-        let jobs = Jobs::start(depth).map_err(Error::Threads)?;
-        Ok(Self { jobs, depth, files: Files::default(), stall: Stall::default(), reason })
+    pub(crate) fn open(options: EngineOptions, reason: Option<Error>) -> Result<Self, Error> {
+        let jobs = Jobs::start(options.depth as usize, options.owners as usize).map_err(Error::Threads)?;
+        Ok(Self { jobs, files: Files::new(options.shares()), reason })
     }
 
     pub(crate) fn reason(&self) -> Option<&Error> {
@@ -33,8 +27,9 @@ impl Threads {
         self.jobs.event()
     }
 
-    pub(crate) fn register(&mut self, file: Arc<File>) -> FileId {
-        self.files.insert(file).0
+    pub(crate) fn register(&mut self, backing: &BackingFile) -> FileId {
+        let BackingFile { file, owner, .. } = backing.clone();
+        self.files.insert(file, owner).0
     }
 
     pub(crate) fn unregister(&mut self, file: FileId) {
@@ -42,39 +37,24 @@ impl Threads {
     }
 
     pub(crate) fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
-        if self.room() == 0 {
+        if self.files.room(op.file) == 0 {
             return Err(op);
         }
-        self.jobs.queue(op, token, &mut self.files);
+        let held = self.files.hold(op.file);
+        self.jobs.queue(held, token, op, &self.files);
         Ok(())
     }
 
-    pub(crate) fn stall(&mut self) {
-        self.stall.begin();
-    }
-
     pub(crate) fn submit(&mut self) {
-        self.stall.look();
         self.jobs.submit();
     }
 
     pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
-        let before = into.len();
-        self.jobs.reap(&mut self.files, |completion, _| into.push(completion));
-        if into.len() > before {
-            self.stall.end();
-        }
+        // Nothing else is given to these threads.
+        let _ = self.jobs.reap(&mut self.files, |completion, _| into.push(completion));
     }
 
     pub(crate) fn needs_turn(&self) -> bool {
-        self.jobs.needs_turn() || self.stall.is_on()
-    }
-
-    pub(crate) fn in_flight(&self) -> usize {
-        self.jobs.in_flight()
-    }
-
-    pub(crate) fn room(&self) -> usize {
-        if self.stall.is_on() { 0 } else { self.depth - self.jobs.in_flight() }
+        self.jobs.needs_turn()
     }
 }

@@ -4,11 +4,12 @@
 use crate::ahead;
 use crate::desk::Call;
 use crate::files::Files;
+use crate::jobs::{Jobs, Submitted};
 use crate::kernel_aio::{
     BATCH, Batch, Context, Control, Event, PREAD, PREADV, PWRITE, PWRITEV, SIGNAL_EVENT,
 };
 use crate::op::{BYTES_MAX, OpKind, View};
-use crate::slots::{InFlight, Slots};
+use crate::slots::{InFlight, Slots, rw_flags};
 use crate::submitter::SubmitThread;
 use crate::{CompletionMode, Waker};
 use rustix::event::epoll;
@@ -24,14 +25,37 @@ pub(crate) struct Transfers {
     context: Arc<Context>,
     /// Signalled with each completion, and when a batch comes back from the thread that submits.
     event: Waker,
-    /// The first `handed` are with that thread.
+    /// What the worker submits, or the thread beside it.
+    own: Lane,
+    /// By owner: what threads of the owner's share submit, one batch at a time.
+    lanes: Vec<Lane>,
+    /// Operations in these lanes.
+    in_lanes: usize,
+    /// With the kernel, as far as is known: those that are with a thread are counted.
+    in_flight: usize,
+    submitter: Option<SubmitThread<Box<Batch>>>,
+}
+
+/// Operations that are submitted one after the other.
+#[derive(Debug, Default)]
+struct Lane {
+    /// The first `handed` are with a thread.
     staged: VecDeque<u32>,
     handed: usize,
-    /// With the kernel, as far as is known: those that are with the thread are counted.
-    in_flight: usize,
-    /// For the next batch.
+    /// For the next batch; made with the first.
     batch: Option<Box<Batch>>,
-    submitter: Option<SubmitThread<Box<Batch>>>,
+}
+
+impl Lane {
+    /// The place that was queued last, if nobody has been told of it.
+    fn last(&self) -> Option<u32> {
+        if self.staged.len() > self.handed { self.staged.back().copied() } else { None }
+    }
+
+    /// Whether operations wait, and none is with a thread.
+    fn waits(&self) -> bool {
+        self.handed == 0 && !self.staged.is_empty()
+    }
 }
 
 impl Call for Box<Batch> {
@@ -52,28 +76,68 @@ impl Transfers {
         let by_thread = completion == CompletionMode::Thread;
         let submitter = by_thread.then(|| SubmitThread::start(event.clone())).transpose()?;
         epoll::add(epoll, event.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        let batch = Some(Batch::new(context.clone()));
-        let staged = VecDeque::with_capacity(depth);
-        Ok(Self { context, event, staged, handed: 0, in_flight: 0, batch, submitter })
+        let own = Lane { staged: VecDeque::with_capacity(depth), ..Lane::default() };
+        Ok(Self { context, event, own, lanes: Vec::new(), in_lanes: 0, in_flight: 0, submitter })
     }
 
     pub(crate) fn queue(&mut self, place: u32) {
-        self.staged.push_back(place);
+        self.own.staged.push_back(place);
     }
 
-    /// The place that was queued last, if nobody has been told of it.
-    pub(crate) fn last(&self) -> Option<u32> {
-        if self.staged.len() > self.handed { self.staged.back().copied() } else { None }
+    /// For a thread of the owner's share.
+    pub(crate) fn queue_for(&mut self, owner: u32, place: u32) {
+        if self.lanes.len() <= owner as usize {
+            self.lanes.resize_with(owner as usize + 1, Lane::default);
+        }
+        self.lanes[owner as usize].staged.push_back(place);
+        self.in_lanes += 1;
+    }
+
+    /// The place that was queued last for the worker, or for a thread of the owner's share, if nobody has been told of it.
+    pub(crate) fn last(&self, owner: Option<u32>) -> Option<u32> {
+        match owner {
+            None => self.own.last(),
+            Some(owner) => self.lanes.get(owner as usize)?.last(),
+        }
     }
 
     /// Whether what is staged is to be submitted before one more is.
     pub(crate) fn is_time(&self) -> bool {
-        self.submitter.is_none() && ahead::is_time(self.staged.len(), self.in_flight)
+        self.submitter.is_none() && ahead::is_time(self.own.staged.len(), self.in_flight)
     }
 
     /// Whether operations wait that the kernel could not take.
     pub(crate) fn needs_turn(&self) -> bool {
-        !self.staged.is_empty() && !self.submitter.as_ref().is_some_and(|submitter| submitter.is_busy())
+        let own = !self.own.staged.is_empty()
+            && !self.submitter.as_ref().is_some_and(|submitter| submitter.is_busy());
+        own || (self.in_lanes > 0 && self.lanes.iter().any(Lane::waits))
+    }
+
+    /// Has threads submit what is staged for them, for each owner one batch at a time.
+    pub(crate) fn submit_lanes(&mut self, slots: &mut Slots, files: &Files, jobs: &mut Jobs) {
+        if self.in_lanes == 0 {
+            return;
+        }
+        for owner in 0..self.lanes.len() {
+            let mut lane = std::mem::take(&mut self.lanes[owner]);
+            if lane.waits()
+                && let Some(batch) = self.next_batch(&mut lane, slots, files)
+            {
+                jobs.submit_batch(owner as u32, batch);
+            }
+            self.lanes[owner] = lane;
+        }
+    }
+
+    /// A thread has submitted a batch of a lane. Operations that the kernel refused go to `refused` with its reason. Whether it had room.
+    pub(crate) fn submitted(&mut self, back: Submitted, mut refused: impl FnMut(u32, Errno)) -> bool {
+        let Submitted { owner, batch, result } = back;
+        let mut lane = std::mem::take(&mut self.lanes[owner as usize]);
+        let before = lane.staged.len();
+        let had_room = self.took(&mut lane, batch, result, &mut refused);
+        self.in_lanes -= before - lane.staged.len();
+        self.lanes[owner as usize] = lane;
+        had_room
     }
 
     /// Starts what is staged. Operations that the kernel refuses go to `refused` with its reason. Whether it had room for all that
@@ -84,45 +148,58 @@ impl Transfers {
         files: &Files,
         mut refused: impl FnMut(u32, Errno),
     ) -> bool {
-        if let Some(submitter) = &self.submitter {
-            if let Some((batch, result)) = submitter.take()
-                && !self.took(batch, result, &mut refused)
+        let mut own = std::mem::take(&mut self.own);
+        let had_room = self.submit_own(&mut own, slots, files, &mut refused);
+        self.own = own;
+        had_room
+    }
+
+    fn submit_own(
+        &mut self,
+        own: &mut Lane,
+        slots: &mut Slots,
+        files: &Files,
+        refused: &mut impl FnMut(u32, Errno),
+    ) -> bool {
+        if self.submitter.is_some() {
+            if let Some((batch, result)) = self.submitter.as_ref().and_then(|submitter| submitter.take())
+                && !self.took(own, batch, result, refused)
             {
                 return false;
             }
-            // There is one batch: where it is here, nothing lies on the desk.
-            if !self.staged.is_empty()
-                && let Some(batch) = self.next_batch(slots, files)
+            // There is one batch: where none is handed out, nothing lies on the desk.
+            if own.waits()
+                && let Some(batch) = self.next_batch(own, slots, files)
                 && let Some(submitter) = &self.submitter
             {
                 submitter.ask(batch);
             }
             return true;
         }
-        while !self.staged.is_empty()
-            && let Some(mut batch) = self.next_batch(slots, files)
+        while own.waits()
+            && let Some(mut batch) = self.next_batch(own, slots, files)
         {
             let result = batch.make();
-            if !self.took(batch, result, &mut refused) {
+            if !self.took(own, batch, result, refused) {
                 return false;
             }
         }
         true
     }
 
-    /// Describes to the kernel what comes next. It counts as being in flight.
-    fn next_batch(&mut self, slots: &mut Slots, files: &Files) -> Option<Box<Batch>> {
-        let mut batch = self.batch.take()?;
+    /// Describes to the kernel what comes next of a lane that has something. It counts as being in flight.
+    fn next_batch(&mut self, lane: &mut Lane, slots: &mut Slots, files: &Files) -> Option<Box<Batch>> {
+        let mut batch = lane.batch.take().unwrap_or_else(|| Batch::new(self.context.clone()));
         let event_fd = self.event.as_fd().as_raw_fd();
-        for (control, &place) in batch.controls.iter_mut().zip(&self.staged) {
+        for (control, &place) in batch.controls.iter_mut().zip(&lane.staged) {
             debug_assert!(slots.get_mut(place).is_some(), "a staged operation has its slot");
             // The kernel refuses one without a file.
             let none = Control { fd: -1, ..Control::default() };
             let filled = slots.get_mut(place).map_or(none, |operation| filled(operation, files));
             *control = Control { data: place.into(), event_fd, ..filled };
         }
-        batch.count = self.staged.len().min(BATCH);
-        self.handed = batch.count;
+        batch.count = lane.staged.len().min(BATCH);
+        lane.handed = batch.count;
         self.in_flight += batch.count;
         Some(batch)
     }
@@ -130,15 +207,16 @@ impl Transfers {
     /// What came of a batch: whether the kernel may take more now.
     fn took(
         &mut self,
+        lane: &mut Lane,
         batch: Box<Batch>,
         result: Result<usize, Errno>,
         refused: &mut impl FnMut(u32, Errno),
     ) -> bool {
         let taken = result.unwrap_or(0).min(batch.count);
-        self.staged.drain(..taken);
+        lane.staged.drain(..taken);
         self.in_flight = self.in_flight.saturating_sub(batch.count - taken);
-        self.handed = 0;
-        self.batch = Some(batch);
+        lane.handed = 0;
+        lane.batch = Some(batch);
         match result {
             // Not the first of a batch is refused with `Ok`, so this is "later" as well.
             Ok(taken) => taken > 0,
@@ -146,7 +224,7 @@ impl Transfers {
             Err(Errno::INTR) => true,
             Err(Errno::AGAIN) => false,
             Err(errno) => {
-                if let Some(place) = self.staged.pop_front() {
+                if let Some(place) = lane.staged.pop_front() {
                     refused(place, errno);
                 }
                 true
@@ -190,14 +268,19 @@ impl Transfers {
         }
     }
 
-    /// Forgets what the kernel has not been told of, and returns the places. Nothing is submitted afterwards.
+    /// Forgets what the kernel has not been told of, and returns the places. Nothing is submitted afterwards, and no thread has a batch of
+    /// a lane any more.
     pub(crate) fn take_staged(&mut self) -> impl Iterator<Item = u32> + '_ {
         if let Some((batch, result)) = self.submitter.take().and_then(|mut submitter| submitter.finish()) {
+            let mut own = std::mem::take(&mut self.own);
             let mut refused = None;
-            self.took(batch, result, &mut |place, _| refused = Some(place));
-            self.staged.extend(refused);
+            self.took(&mut own, batch, result, &mut |place, _| refused = Some(place));
+            own.staged.extend(refused);
+            self.own = own;
         }
-        self.staged.drain(..)
+        self.in_lanes = 0;
+        let lanes = self.lanes.iter_mut().flat_map(|lane| lane.staged.drain(..));
+        self.own.staged.drain(..).chain(lanes)
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -210,14 +293,13 @@ fn filled(operation: &mut InFlight, files: &Files) -> Control {
     // Without a file the kernel refuses it with EBADF.
     let fd = files.get(operation.held).map_or(-1, |(file, ..)| file.as_raw_fd());
     let write = matches!(operation.op.kind, OpKind::Write { .. });
-    let durable = operation.op.kind == OpKind::Write { durable: true };
     let (opcode, buf, nbytes) = match (operation.view(), write) {
         (View::One(at, len), write) => {
             (if write { PWRITE } else { PREAD }, at as u64, len.min(BYTES_MAX) as u64)
         }
         (View::Many(at, count), write) => (if write { PWRITEV } else { PREADV }, at as u64, count as u64),
     };
-    let rw_flags = if durable { libc::RWF_DSYNC as u32 } else { 0 };
+    let rw_flags = rw_flags(operation) as u32;
     let flags = SIGNAL_EVENT;
     Control { rw_flags, opcode, fd, buf, nbytes, offset: operation.op.offset, flags, ..Control::default() }
 }
@@ -225,7 +307,8 @@ fn filled(operation: &mut InFlight, files: &Files) -> Control {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AlignedBuf, Buffers, Op, Token};
+    use crate::shares::Shares;
+    use crate::{AlignedBuf, Buffers, Op, Owner, Token};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::fs::File;
     use std::os::fd::OwnedFd;
@@ -243,12 +326,12 @@ mod tests {
         fn new(completion: CompletionMode, staged: usize) -> Self {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
             let mut transfers = Transfers::open(8, completion, &epoll).unwrap();
-            let (mut slots, mut files) = (Slots::new(8), Files::default());
-            let file = files.insert(Arc::new(File::open("/proc/self/exe").unwrap())).0;
+            let (mut slots, mut files) = (Slots::new(8), Files::new(Shares::new(8, 0, 0)));
+            let file = files.insert(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()).0;
             for _ in 0..staged {
                 let buffers = Buffers::Owned(AlignedBuf::new(512, 512).unwrap());
                 let op = Op { file, kind: OpKind::Read, offset: 0, buffers };
-                let operation = InFlight::new(Token::default(), files.hold(file), op);
+                let operation = InFlight::new(Token::default(), files.hold(file), op, false);
                 transfers.queue(slots.insert(operation));
             }
             Self { transfers, slots, files, _epoll: epoll }
@@ -256,6 +339,20 @@ mod tests {
 
         fn submit(&mut self) {
             assert!(self.transfers.submit(&mut self.slots, &self.files, |_, errno| panic!("{errno}")));
+        }
+
+        fn next_batch(&mut self) -> Box<Batch> {
+            let mut own = std::mem::take(&mut self.transfers.own);
+            let batch = self.transfers.next_batch(&mut own, &mut self.slots, &self.files).unwrap();
+            self.transfers.own = own;
+            batch
+        }
+
+        fn took(&mut self, batch: Box<Batch>, result: Result<usize, Errno>) -> bool {
+            let mut own = std::mem::take(&mut self.transfers.own);
+            let more = self.transfers.took(&mut own, batch, result, &mut |_, errno| panic!("{errno}"));
+            self.transfers.own = own;
+            more
         }
 
         fn is_readable(&self) -> bool {
@@ -281,12 +378,12 @@ mod tests {
     #[test]
     fn the_last_is_not_one_that_the_thread_has() {
         let mut rig = Rig::new(CompletionMode::Thread, 2);
-        assert_eq!(rig.transfers.last(), Some(1));
+        assert_eq!(rig.transfers.last(None), Some(1));
         rig.submit();
-        assert_eq!((rig.transfers.staged.len(), rig.transfers.last()), (2, None));
+        assert_eq!((rig.transfers.own.staged.len(), rig.transfers.last(None)), (2, None));
         rig.transfers.queue(7);
-        assert_eq!(rig.transfers.last(), Some(7));
-        rig.transfers.staged.pop_back();
+        assert_eq!(rig.transfers.last(None), Some(7));
+        rig.transfers.own.staged.pop_back();
     }
 
     /// Nothing may be asked again at once that the kernel has not taken, and it is not lost.
@@ -294,12 +391,12 @@ mod tests {
     fn none_taken_means_later() {
         for later in [Ok(0), Err(Errno::AGAIN)] {
             let mut rig = Rig::new(CompletionMode::Worker, 3);
-            let batch = rig.transfers.next_batch(&mut rig.slots, &rig.files).unwrap();
+            let batch = rig.next_batch();
             assert_eq!((batch.count, rig.transfers.in_flight()), (3, 3));
-            assert!(!rig.transfers.took(batch, later, &mut |_, errno| panic!("{errno}")));
-            assert_eq!((rig.transfers.staged.len(), rig.transfers.in_flight()), (3, 0));
+            assert!(!rig.took(batch, later));
+            assert_eq!((rig.transfers.own.staged.len(), rig.transfers.in_flight()), (3, 0));
             rig.submit();
-            assert_eq!((rig.transfers.staged.len(), rig.transfers.in_flight()), (0, 3));
+            assert_eq!((rig.transfers.own.staged.len(), rig.transfers.in_flight()), (0, 3));
         }
     }
 
@@ -308,9 +405,9 @@ mod tests {
     fn some_taken_means_more() {
         for (result, left) in [(Ok(2), 1), (Err(Errno::INTR), 3)] {
             let mut rig = Rig::new(CompletionMode::Worker, 3);
-            let batch = rig.transfers.next_batch(&mut rig.slots, &rig.files).unwrap();
-            assert!(rig.transfers.took(batch, result, &mut |_, errno| panic!("{errno}")));
-            assert_eq!((rig.transfers.staged.len(), rig.transfers.in_flight()), (left, 3 - left));
+            let batch = rig.next_batch();
+            assert!(rig.took(batch, result));
+            assert_eq!((rig.transfers.own.staged.len(), rig.transfers.in_flight()), (left, 3 - left));
             // Nobody has told the kernel of them in fact.
             rig.transfers.in_flight = 0;
         }

@@ -6,25 +6,22 @@ mod entry;
 mod probe;
 mod ring;
 mod submission;
-mod suits;
 #[cfg(test)]
 mod tests;
 
 use crate::files::{Files, Gone};
-use crate::jobs::Jobs;
-use crate::op::OpKind;
+use crate::jobs::{Jobs, Other};
+use crate::route::{Route, Routes};
 use crate::slots::{InFlight, Slots};
-use crate::stall::Stall;
 use crate::submitter::SubmitThread;
 use crate::transfers::Transfers;
-use crate::{Completion, CompletionMode, EngineOptions, Error, FileId, Op, Token, Waker};
+use crate::{BackingFile, Completion, CompletionMode, EngineOptions, Error, FileId, Op, Token, Waker};
 use buffers::Registered;
 use io_uring::{EnterFlags, IoUring, Submitter};
 use kickless_memory::View;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -35,9 +32,6 @@ use tracing::debug;
 /// descriptor.
 const FIXED_FILES: u32 = 64;
 
-/// Operations that are left to threads at a time.
-const JOBS_MAX: usize = 64;
-
 /// An io_uring and the operations that are in it.
 pub struct Uring {
     ring: IoUring,
@@ -46,8 +40,8 @@ pub struct Uring {
     options: EngineOptions,
     /// For files on which the ring would be slow; made with the first of them.
     aio: Option<Transfers>,
-    /// For calls that the ring does not make; made with the first of them.
-    jobs: Option<Jobs>,
+    /// For what waits.
+    jobs: Jobs,
     /// Readable when one of the three is, or `called`.
     event: OwnedFd,
     /// The ring belongs to a thread, the first one that submits.
@@ -55,7 +49,7 @@ pub struct Uring {
     /// It makes the calls that submit, and signals `called` then.
     submitter: Option<SubmitThread<Enter>>,
     called: Option<Waker>,
-    ops: Operations,
+    pub(crate) ops: Operations,
     /// The kernel can know files by index.
     fixed: bool,
     /// Queued and not taken by the kernel, oldest first. The first `pushed` are in the submission ring already.
@@ -65,24 +59,25 @@ pub struct Uring {
     failed: Vec<Completion>,
     /// `io_uring_enter` failed for good: nothing is submitted any more.
     broken: Option<Errno>,
-    stall: Stall,
 }
 
 /// Operations in flight, and what they use.
-struct Operations {
+pub(crate) struct Operations {
     slots: Slots,
-    files: Files,
+    pub(crate) files: Files,
     /// Guest memory that the kernel has pinned, where that is asked for.
     buffers: Option<Registered>,
     /// Places of merged operations that are to be done each by itself.
     again: Vec<u32>,
+    /// Places of operations that would have had to wait.
+    missed: Vec<u32>,
 }
 
 impl std::fmt::Debug for Uring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Uring")
             .field("options", &self.options)
-            .field("in_flight", &self.in_flight())
+            .field("in_flight", &self.ops.files.in_flight())
             .field("staged", &self.staged.len())
             .field("broken", &self.broken)
             .finish_non_exhaustive()
@@ -99,24 +94,34 @@ impl Uring {
         let buffers = buffers.map_err(failed("a table of buffers"))?;
         let event = event_of(&ring).map_err(failed("epoll"))?;
         let ring_fd = rustix::io::fcntl_dupfd_cloexec(&ring, 0).map_err(|e| failed("dup")(e.into()))?;
-        let depth = options.depth as usize;
+        let jobs = Jobs::start(options.depth as usize, options.owners as usize).map_err(Error::Threads)?;
+        epoll::add(&event, jobs.event(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .map_err(|e| failed("epoll")(e.into()))?;
+        let shares = options.shares();
+        let depth = shares.total();
+        let ops = Operations {
+            slots: Slots::new(depth),
+            files: Files::new(shares),
+            buffers,
+            again: Vec::new(),
+            missed: Vec::new(),
+        };
         let mut uring = Self {
             ring,
             ring_fd: Arc::new(ring_fd),
             options,
             aio: None,
-            jobs: None,
+            jobs,
             event,
             enabled,
             submitter: None,
             called: None,
-            ops: Operations { slots: Slots::new(depth), files: Files::default(), buffers, again: Vec::new() },
+            ops,
             fixed,
             staged: VecDeque::with_capacity(depth),
             pushed: 0,
             failed: Vec::new(),
             broken: None,
-            stall: Stall::default(),
         };
         // A ring with a thread of the kernel's needs none of ours.
         if options.completion == CompletionMode::Thread && !options.sqpoll {
@@ -129,12 +134,14 @@ impl Uring {
         self.event.as_fd()
     }
 
-    pub(crate) fn register(&mut self, file: Arc<File>) -> FileId {
-        let (fd, by_aio) = (file.as_raw_fd(), suits::aio_suits(&file) && self.open_aio());
-        let (id, index) = self.ops.files.insert(file);
-        if by_aio {
-            self.ops.files.set_aio(index);
+    pub(crate) fn register(&mut self, backing: &BackingFile) -> FileId {
+        let BackingFile { file, owner, facts } = backing.clone();
+        let (fd, mut routes) = (file.as_raw_fd(), Routes::by_ring(facts));
+        if routes.use_aio() && !self.open_aio() {
+            routes = Routes::all(Route::Blocking);
         }
+        let (id, index) = self.ops.files.insert(file, owner);
+        self.ops.files.set_routes(index, routes);
         if self.fixed
             && index < FIXED_FILES
             && matches!(self.ring.submitter().register_files_update(index, &[fd]), Ok(1))
@@ -144,10 +151,10 @@ impl Uring {
         id
     }
 
-    /// Whether there is kernel AIO. Where it cannot be had the ring serves.
+    /// Whether there is kernel AIO. Where it cannot be had threads serve.
     fn open_aio(&mut self) -> bool {
         if self.aio.is_none() {
-            let depth = self.options.depth as usize;
+            let depth = self.options.shares().total();
             self.aio = Transfers::open(depth, self.options.completion, &self.event)
                 .inspect_err(|error| debug!(%error, "no kernel AIO for a device on which io_uring is slow"))
                 .ok();
@@ -178,21 +185,23 @@ impl Uring {
 
     #[inline]
     pub(crate) fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
-        if self.room() == 0 {
+        if self.ops.files.room(op.file) == 0 {
             return Err(op);
         }
-        let transfer = op.kind.is_transfer();
-        if let OpKind::Range { call, .. } = op.kind
-            && call.mode().is_none()
-        {
-            return self.queue_job(op, token);
-        }
         let Operations { slots, files, .. } = &mut self.ops;
-        let mut operation = InFlight::new(token, files.hold(op.file), op);
-        let aio = self.aio.as_mut().filter(|_| transfer && files.is_aio(operation.held));
-        if files.merges(operation.held) {
+        let held = files.hold(op.file);
+        let route = files.route(held, op.kind);
+        if !op.kind.is_transfer() {
+            self.jobs.queue(held, token, op, files);
+            return Ok(());
+        }
+        let mut operation = InFlight::new(token, held, op, route == Route::NoWait);
+        let owner = (route == Route::Offload).then_some(held.owner());
+        let aio = self.aio.as_mut().filter(|_| matches!(route, Route::Memory | Route::Offload));
+        if files.merges(held) {
             let last = match &aio {
-                Some(aio) => aio.last(),
+                Some(aio) => aio.last(owner),
+                None if route == Route::Blocking => self.jobs.last_place(),
                 None if self.staged.len() > self.pushed => self.staged.back().copied(),
                 None => None,
             };
@@ -204,67 +213,59 @@ impl Uring {
             }
         }
         let place = slots.insert(operation);
-        if let Some(aio) = aio {
-            aio.queue(place);
-        } else {
-            self.submit_ahead();
-            self.staged.push_back(place);
+        match (aio, owner) {
+            (Some(aio), Some(owner)) => aio.queue_for(owner, place),
+            (Some(aio), None) => aio.queue(place),
+            (None, _) if route == Route::Blocking => self.jobs.queue_place(place),
+            (None, _) => {
+                self.submit_ahead();
+                self.staged.push_back(place);
+            }
         }
         Ok(())
-    }
-
-    /// For a thread. Where there is none to be had the operation fails.
-    fn queue_job(&mut self, op: Op, token: Token) -> Result<(), Op> {
-        if self.jobs.is_none() {
-            let jobs = Jobs::start(JOBS_MAX).and_then(|jobs| {
-                epoll::add(&self.event, jobs.event(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-                Ok(jobs)
-            });
-            self.jobs = jobs.inspect_err(|error| debug!(%error, "no threads for discards")).ok();
-        }
-        match &mut self.jobs {
-            Some(jobs) if jobs.in_flight() >= JOBS_MAX => return Err(op),
-            Some(jobs) => jobs.queue(op, token, &mut self.ops.files),
-            None => self.failed.push(Completion { token, result: Err(Errno::NOMEM), buffers: op.buffers }),
-        }
-        Ok(())
-    }
-
-    pub(crate) fn stall(&mut self) {
-        self.stall.begin();
     }
 
     pub(crate) fn submit(&mut self) -> io::Result<()> {
-        self.stall.look();
         self.submit_aio();
-        if let Some(jobs) = &mut self.jobs {
-            jobs.submit();
-        }
+        self.jobs.stage_places(&mut self.ops.slots, &self.ops.files);
+        self.jobs.submit();
         self.submit_ring()
     }
 
     fn submit_aio(&mut self) {
-        let Self { aio: Some(aio), ops, failed, ring, .. } = self else { return };
+        let Self { aio: Some(aio), jobs, ops, .. } = self else { return };
+        aio.submit_lanes(&mut ops.slots, &ops.files, jobs);
         let mut refused = Vec::new();
         let had_room = aio.submit(&mut ops.slots, &ops.files, |place, errno| refused.push((place, errno)));
+        self.submitted(had_room, refused);
+    }
+
+    /// What came of a call of `io_submit`.
+    fn submitted(&mut self, had_room: bool, refused: Vec<(u32, Errno)>) {
+        let Self { ops, failed, ring, .. } = self;
         for (place, errno) in refused {
             ops.complete(&ring.submitter(), place, Err(errno), failed);
         }
         self.stage_again();
-        if !had_room && !self.stall.is_on() {
-            self.stall.begin();
+        if !had_room {
+            self.ops.files.stall_all();
         }
     }
 
-    /// Merged operations that are to be done each by itself.
+    /// Merged operations that are to be done each by itself, and those for threads.
     fn stage_again(&mut self) {
-        let Operations { slots, files, again, .. } = &mut self.ops;
+        let Operations { slots, files, again, missed, .. } = &mut self.ops;
         for place in again.drain(..) {
-            match (&mut self.aio, slots.get_mut(place)) {
-                (Some(aio), Some(operation)) if files.is_aio(operation.held) => aio.queue(place),
+            let Some(operation) = slots.get_mut(place) else { continue };
+            let held = operation.held;
+            match (&mut self.aio, files.route(held, operation.op.kind)) {
+                (Some(aio), Route::Memory) => aio.queue(place),
+                (Some(aio), Route::Offload) => aio.queue_for(held.owner(), place),
+                (_, Route::Blocking) => self.jobs.queue_place(place),
                 _ => self.staged.push_back(place),
             }
         }
+        missed.drain(..).for_each(|place| self.jobs.queue_place(place));
     }
 
     /// One `io_uring_enter`, which also runs what the kernel has put off.
@@ -283,24 +284,15 @@ impl Uring {
     }
 
     pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
-        let before = into.len();
         self.reap_all(into);
-        if !self.ops.again.is_empty() {
+        if !self.ops.again.is_empty() || !self.ops.missed.is_empty() {
             self.stage_again();
-        }
-        if into.len() > before {
-            self.stall.end();
         }
     }
 
     fn reap_all(&mut self, into: &mut Vec<Completion>) {
         into.append(&mut self.failed);
-        if let Some(jobs) = &mut self.jobs {
-            jobs.reap(&mut self.ops.files, |completion, gone| {
-                into.push(completion);
-                forget(&self.ring.submitter(), gone);
-            });
-        }
+        self.reap_jobs(into);
         // Before the look at the ring, and before anybody asks whether the thread is busy.
         if let Some(called) = &self.called {
             called.clear();
@@ -311,6 +303,29 @@ impl Uring {
             // A failure shows itself again in the next submission.
             let _ = self.enter(0, 0);
             self.drain(into);
+        }
+    }
+
+    fn reap_jobs(&mut self, into: &mut Vec<Completion>) {
+        let Self { jobs, ops, ring, .. } = self;
+        let submitter = ring.submitter();
+        let others = jobs.reap(&mut ops.files, |completion, gone| {
+            into.push(completion);
+            forget(&submitter, gone);
+        });
+        for other in others {
+            match (other, &mut self.aio) {
+                (Other::Transferred(place, result), _) => {
+                    self.ops.complete(&self.ring.submitter(), place, result, into);
+                }
+                (Other::Submitted(submitted), Some(aio)) => {
+                    let mut refused = Vec::new();
+                    let had_room = aio.submitted(submitted, |place, errno| refused.push((place, errno)));
+                    self.submitted(had_room, refused);
+                }
+                // It has no batches.
+                (Other::Submitted(_), None) => {}
+            }
         }
     }
 
@@ -340,18 +355,12 @@ impl Uring {
         let waits_for_thread = || self.submitter.as_ref().is_some_and(|submitter| submitter.is_busy());
         (!self.staged.is_empty() && !waits_for_thread())
             || !self.failed.is_empty()
-            || self.stall.is_on()
             || self.aio.as_ref().is_some_and(Transfers::needs_turn)
-            || self.jobs.as_ref().is_some_and(Jobs::needs_turn)
+            || self.jobs.needs_turn()
     }
 
-    pub(crate) fn in_flight(&self) -> usize {
-        self.ops.slots.used() + self.failed.len() + self.jobs.as_ref().map_or(0, Jobs::in_flight)
-    }
-
-    #[inline]
-    pub(crate) fn room(&self) -> usize {
-        if self.stall.is_on() { 0 } else { self.ops.slots.room() }
+    pub(crate) fn failed(&self) -> usize {
+        self.failed.len()
     }
 }
 
@@ -366,7 +375,10 @@ impl Operations {
         into: &mut Vec<Completion>,
     ) {
         self.let_go(submitter, place);
-        let Self { slots, files, again, .. } = self;
+        let Self { slots, files, again, missed, .. } = self;
+        if slots.is_missed(place, result, files) {
+            return missed.push(place);
+        }
         slots.complete(place, result, again, |InFlight { token, held, op, .. }, result| {
             into.push(Completion { token, result, buffers: op.buffers });
             forget(submitter, files.release(held));
@@ -414,20 +426,25 @@ impl Drop for Uring {
     fn drop(&mut self) {
         self.stop_submitter();
         let mut done = Vec::new();
+        // What is staged for threads has not been seen by them. They are ended first, for they tell the kernel of operations, too.
+        self.jobs.take_places().for_each(|place| self.ops.slots.take(place, drop));
+        self.jobs.finish();
+        self.reap_jobs(&mut done);
         loop {
             // What is staged has not been seen by the kernel, and never will be.
-            for place in self.staged.drain(..).chain(self.aio.iter_mut().flat_map(Transfers::take_staged)) {
+            let again = self.ops.again.drain(..).chain(self.staged.drain(..));
+            for place in again.chain(self.aio.iter_mut().flat_map(Transfers::take_staged)) {
                 self.ops.slots.take(place, drop);
             }
+            self.ops.missed.drain(..).for_each(|place| self.ops.slots.perform(place, &self.ops.files));
             done.clear();
             if self.aio.as_ref().is_some_and(|aio| aio.in_flight() > 0)
                 && self.reap_aio(true, &mut done).is_ok()
             {
-                self.stage_again();
                 continue;
             }
-            self.reap(&mut done);
-            if !self.staged.is_empty() {
+            self.reap_all(&mut done);
+            if !self.ops.again.is_empty() || !self.ops.missed.is_empty() {
                 continue;
             }
             if self.ops.slots.used() == 0 {

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_io::{
-    AlignedBuf, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, Errno, FileId, Op,
-    OpKind, RangeCall, Token,
+    AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, Errno,
+    FileId, Op, OpKind, Owner, RangeCall, Token,
 };
 use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
 use rustix::buffer::spare_capacity;
@@ -192,7 +192,7 @@ fn what_is_written_is_read(way: EngineOptions) {
     assert_eq!(engine.name(), way.kind.to_string());
     assert!(engine.reason().is_none());
     let (_image, file) = image(way.kind, &[0; 64 << 10]);
-    let id = engine.register(file.clone()).unwrap();
+    let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     for (offset, write) in [(0, WRITE), (4096, DURABLE), (60 << 10, WRITE)] {
         let sent = pattern(4096);
         let done = run(&mut engine, id, write, offset, owned(&sent));
@@ -208,7 +208,7 @@ fn what_is_written_is_read(way: EngineOptions) {
 fn a_window_is_all_that_is_transferred(way: EngineOptions) {
     let mut engine = open(way, 8);
     let (_image, file) = image(way.kind, &[0xee; 4096]);
-    let id = engine.register(file.clone()).unwrap();
+    let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let mut buf = AlignedBuf::new(4096, 4096).unwrap();
     buf.copy_from_slice(&pattern(4096));
     buf.set_window(512..1536);
@@ -231,7 +231,7 @@ fn a_window_is_all_that_is_transferred(way: EngineOptions) {
 fn guest_memory_in_segments(way: EngineOptions) {
     let mut engine = open(way, 8);
     let (_image, file) = image(way.kind, &pattern(4096));
-    let id = engine.register(file.clone()).unwrap();
+    let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let view = guest(64 << 10);
     engine.hold_memory(&view);
     // One segment; several, which begin anywhere and do not lie in order.
@@ -257,7 +257,7 @@ fn more_segments_than_one_call_takes(way: EngineOptions) {
     let mut engine = open(way, 8);
     let len = SEGMENTS * 16;
     let (_image, file) = image(way.kind, &pattern(len as usize));
-    let id = engine.register(file.clone()).unwrap();
+    let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let view = guest((SEGMENTS * 32).next_multiple_of(4096));
     let segments = || iov(&view, (0..SEGMENTS).map(|i| (i * 32, 16)));
     for op in [OpKind::Read, WRITE] {
@@ -286,7 +286,7 @@ fn more_segments_than_one_call_takes(way: EngineOptions) {
 fn nothing_to_transfer(way: EngineOptions) {
     let mut engine = open(way, 8);
     let (_image, file) = image(way.kind, &pattern(512));
-    let id = engine.register(file.clone()).unwrap();
+    let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     for op in [OpKind::Read, WRITE] {
         assert_eq!(run(&mut engine, id, op, 0, Buffers::None).result, Ok(0));
         assert_eq!(run(&mut engine, id, op, 0, Buffers::Guest(Iov::default())).result, Ok(0));
@@ -303,7 +303,7 @@ fn nothing_to_transfer(way: EngineOptions) {
 fn short_at_the_end_and_nothing_past_it(way: EngineOptions) {
     let mut engine = open(way, 8);
     let (_image, file) = image(way.kind, &pattern(1000));
-    let id = engine.register(file).unwrap();
+    let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     let (result, got) = read(&mut engine, id, 600, 512);
     assert_eq!(result, Ok(400));
     assert_eq!(got[..400], pattern(1000)[600..]);
@@ -316,8 +316,8 @@ fn a_full_engine_hands_the_operation_back(way: EngineOptions) {
     const DEPTH: u32 = 4;
     let mut engine = open(way, DEPTH);
     let (_image, file) = image(way.kind, &pattern(512 * 100));
-    let id = engine.register(file).unwrap();
-    assert_eq!((engine.room(), engine.in_flight()), (4, 0));
+    let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
+    assert_eq!((engine.room(id), engine.in_flight()), (4, 0));
     let (mut next, mut seen) = (0, HashSet::new());
     while seen.len() < 100 {
         while next < 100 {
@@ -334,10 +334,10 @@ fn a_full_engine_hands_the_operation_back(way: EngineOptions) {
                 break;
             }
             next += 1;
-            assert_eq!(engine.room() + engine.in_flight(), DEPTH as usize);
+            assert_eq!(engine.room(id) + engine.in_flight(), DEPTH as usize);
         }
         assert!(engine.needs_turn() || way.completion == CompletionMode::Thread);
-        assert!(engine.room() == 0 || next == 100);
+        assert!(engine.room(id) == 0 || next == 100);
         let count = engine.in_flight();
         for done in finish(&mut engine, count) {
             assert!(seen.insert(done.token.slot), "completed twice");
@@ -345,7 +345,7 @@ fn a_full_engine_hands_the_operation_back(way: EngineOptions) {
             let start = done.token.slot as usize * 512;
             assert_eq!(bytes(&done), &pattern(512 * 100)[start..start + 512]);
         }
-        assert_eq!((engine.room(), engine.in_flight()), (4, 0));
+        assert_eq!((engine.room(id), engine.in_flight()), (4, 0));
         assert!(is_settled(&engine, way));
     }
 }
@@ -354,12 +354,12 @@ fn a_batch_longer_than_the_submission_ring(way: EngineOptions) {
     const COUNT: u32 = 700;
     let mut engine = open(way, COUNT);
     let (_image, file) = image(way.kind, &[]);
-    let id = engine.register(file.clone()).unwrap();
+    let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     for i in 0..COUNT {
         let start = i as usize * 512;
         queue(&mut engine, i, id, WRITE, start as u64, owned(&pattern(start + 512)[start..]));
     }
-    assert_eq!(engine.room(), 0);
+    assert_eq!(engine.room(id), 0);
     let done = finish(&mut engine, COUNT as usize);
     assert!(done.iter().all(|done| done.result == Ok(512)));
     let slots: HashSet<_> = done.iter().map(|done| done.token.slot).collect();
@@ -372,12 +372,14 @@ fn a_batch_longer_than_the_submission_ring(way: EngineOptions) {
 fn errors_belong_to_one_operation(way: EngineOptions) {
     let mut engine = open(way, 8);
     let (image, file) = image(way.kind, &pattern(512));
-    let good = engine.register(file.clone()).unwrap();
-    let read_only = engine.register(Arc::new(File::open(image.path()).unwrap())).unwrap();
-    let gone = engine.register(file.clone()).unwrap();
+    let good = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
+    let read_only = engine
+        .register(&BackingFile::new(Arc::new(File::open(image.path()).unwrap()), Owner::unique()))
+        .unwrap();
+    let gone = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.unregister(gone);
     // Its place goes to another file, and its name does not.
-    let other = engine.register(file).unwrap();
+    let other = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     assert_ne!(gone, other);
     engine.unregister(gone);
 
@@ -404,7 +406,10 @@ fn errors_belong_to_one_operation(way: EngineOptions) {
 fn more_files_than_the_kernel_knows_by_index(way: EngineOptions) {
     let mut engine = open(way, 200);
     let images: Vec<_> = (0..100u8).map(|i| image(way.kind, &[i; 512])).collect();
-    let ids: Vec<_> = images.iter().map(|(_, file)| engine.register(file.clone()).unwrap()).collect();
+    let ids: Vec<_> = images
+        .iter()
+        .map(|(_, file)| engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap())
+        .collect();
     let check = |engine: &mut Engine, ids: &[FileId]| {
         for (i, &id) in ids.iter().enumerate() {
             queue(engine, i as u32, id, OpKind::Read, 0, owned(&[0xff; 512]));
@@ -420,8 +425,11 @@ fn more_files_than_the_kernel_knows_by_index(way: EngineOptions) {
         engine.unregister(id);
     }
     assert!(images.iter().all(|(_, file)| Arc::strong_count(file) == 1));
-    let mut again: Vec<_> =
-        images.iter().rev().map(|(_, file)| engine.register(file.clone()).unwrap()).collect();
+    let mut again: Vec<_> = images
+        .iter()
+        .rev()
+        .map(|(_, file)| engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap())
+        .collect();
     again.reverse();
     check(&mut engine, &again);
 }
@@ -430,10 +438,10 @@ fn a_file_unregistered_early_is_used_to_the_end(way: EngineOptions) {
     let mut engine = open(way, 8);
     let (_first_image, first) = image(way.kind, &[1; 512]);
     let (_second_image, second) = image(way.kind, &[2; 512]);
-    let id = engine.register(first.clone()).unwrap();
+    let id = engine.register(&BackingFile::new(first.clone(), Owner::unique())).unwrap();
     queue(&mut engine, 1, id, OpKind::Read, 0, owned(&[0; 512]));
     engine.unregister(id);
-    let next = engine.register(second.clone()).unwrap();
+    let next = engine.register(&BackingFile::new(second.clone(), Owner::unique())).unwrap();
     queue(&mut engine, 2, next, OpKind::Read, 0, owned(&[0; 512]));
     queue(&mut engine, 3, id, OpKind::Read, 0, owned(&[0; 512]));
     engine.submit().unwrap();
@@ -451,7 +459,7 @@ fn a_file_unregistered_early_is_used_to_the_end(way: EngineOptions) {
 fn the_event_stays_readable_until_reaped(way: EngineOptions) {
     let mut engine = open(way, 8);
     let (_image, file) = image(way.kind, &pattern(4096));
-    let id = engine.register(file).unwrap();
+    let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     let sleep = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
     epoll::add(&sleep, engine.event(), epoll::EventData::new_u64(9), epoll::EventFlags::IN).unwrap();
     let mut done = Vec::new();
@@ -481,7 +489,7 @@ fn the_event_stays_readable_until_reaped(way: EngineOptions) {
 fn opened_here_and_used_there(way: EngineOptions) {
     let mut engine = open(way, 8);
     let (_image, file) = image(way.kind, &pattern(512));
-    let id = engine.register(file).unwrap();
+    let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     queue(&mut engine, 1, id, OpKind::Read, 0, owned(&[0; 512]));
     thread::spawn(move || {
         assert_eq!(finish(&mut engine, 1)[0].result, Ok(512));
@@ -497,7 +505,7 @@ fn dropped_with_operations_in_flight(way: EngineOptions) {
     let released = view.map().slots()[0].mapping().released();
     let (_image, file) = image(way.kind, &[]);
     let mut engine = open(way, 2 * COUNT as u32);
-    let id = engine.register(file.clone()).unwrap();
+    let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.hold_memory(&view);
     for i in 0..COUNT as u64 {
         view.map().write(Gpa(i * 4096), &[i as u8 + 1; 4096]).unwrap();
@@ -527,7 +535,7 @@ fn ranges_of_a_file(way: EngineOptions) {
     const LEN: usize = 1 << 20;
     let mut engine = open(way, 8);
     let (_image, file) = image(way.kind, &pattern(LEN));
-    let id = engine.register(file.clone()).unwrap();
+    let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     let blocks = file.metadata().unwrap().blocks();
     let mut expected = pattern(LEN);
 
@@ -570,7 +578,7 @@ fn ranges_of_a_device(way: EngineOptions) {
     let file = Arc::new(OpenOptions::new().read(true).write(true).open(device.trim()).unwrap());
     // It goes with the last who has it open.
     assert!(Command::new("losetup").args(["--detach", device.trim()]).status().unwrap().success());
-    let id = engine.register(file).unwrap();
+    let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     assert_eq!(on_range(&mut engine, id, RangeCall::DeviceZeroes, 512, 1024), Ok(0));
     let mut expected = pattern(LEN);
     expected[512..1536].fill(0);
@@ -584,25 +592,25 @@ fn ranges_of_a_device(way: EngineOptions) {
 fn a_stalled_engine_takes_nothing_for_a_while(way: EngineOptions) {
     let mut engine = open(way, 8);
     let (_image, file) = image(way.kind, &pattern(512));
-    let id = engine.register(file).unwrap();
+    let id = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
     let op = || Op { file: id, kind: OpKind::Read, offset: 0, buffers: owned(&[0; 512]) };
-    engine.stall();
-    assert_eq!((engine.room(), engine.in_flight(), engine.needs_turn()), (0, 0, true));
+    engine.stall(id);
+    assert_eq!((engine.room(id), engine.in_flight(), engine.needs_turn()), (0, 0, true));
     assert!(engine.queue(op(), token(1)).is_err());
     // A moment, although nothing completes.
-    while engine.room() == 0 {
+    while engine.room(id) == 0 {
         engine.submit().unwrap();
     }
-    assert_eq!(engine.room(), 8);
+    assert_eq!(engine.room(id), 8);
     // At once, when something does.
     assert!(engine.queue(op(), token(1)).is_ok());
     engine.submit().unwrap();
     let mut done = Vec::new();
     while done.is_empty() {
-        engine.stall();
+        engine.stall(id);
         engine.reap(&mut done);
     }
-    assert!(engine.room() == 8 && is_settled(&engine, way));
+    assert!(engine.room(id) == 8 && is_settled(&engine, way));
 }
 
 /// Pages of a file, of which the middle one's memory is gone, or that are not all in the file.
@@ -610,7 +618,7 @@ fn merged_transfers_end_each_by_itself(way: EngineOptions) {
     const PAGES: u64 = 8;
     let mut engine = open(way, 16);
     let (_image, file) = image(way.kind, &pattern(PAGES as usize * 4096 - 1024));
-    let id = engine.register(file.clone()).unwrap();
+    let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.merge(id, true);
     let view = guest(64 * 4096);
     // Behind it there is nothing to read from or write to, but it is memory of a map.
@@ -652,7 +660,7 @@ fn dropped_with_merged_operations(way: EngineOptions) {
     let released = view.map().slots()[0].mapping().released();
     let (_image, file) = image(way.kind, &pattern(64 * 4096));
     let mut engine = open(way, 128);
-    let id = engine.register(file.clone()).unwrap();
+    let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.merge(id, true);
     for _ in 0..2 {
         for page in 0..64 {
@@ -681,7 +689,7 @@ mod pending {
     fn engine_and_pipe(way: EngineOptions) -> (Engine, FileId, File) {
         let (read, write) = pipe().unwrap();
         let mut engine = open(way, 8);
-        let id = engine.register(Arc::new(File::from(read))).unwrap();
+        let id = engine.register(&BackingFile::new(Arc::new(File::from(read)), Owner::unique())).unwrap();
         (engine, id, File::from(write))
     }
 

@@ -4,7 +4,9 @@
 
 mod loop_device;
 
-use kickless_io::{Buffers, CompletionMode, Engine, EngineKind, EngineOptions, Op, OpKind, Token};
+use kickless_io::{
+    BackingFile, Buffers, CompletionMode, Engine, EngineKind, EngineOptions, Op, OpKind, Owner, Token,
+};
 use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
 use loop_device::Loop;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -61,7 +63,7 @@ fn durable_writes_are_flushed_and_others_are_not() {
             let file = Arc::new(options.open(device.path()).unwrap());
             let mut engine = Engine::open_with(way).unwrap();
             engine.hold_memory(&view);
-            let file = engine.register(file).unwrap();
+            let file = engine.register(&BackingFile::new(file, Owner::unique())).unwrap();
             for segments in [1, 3] {
                 for durable in [false, true] {
                     let before = device.flushes();

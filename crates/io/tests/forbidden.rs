@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, unsafe_code, reason = "tests")]
 
 use kickless_io::{
-    AlignedBuf, Buffers, Completion, Engine, EngineKind, Errno, Error, FileId, Op, OpKind, Token,
+    AlignedBuf, BackingFile, Buffers, Completion, Engine, EngineKind, Errno, Error, FileId, Op, OpKind,
+    Owner, Token,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
@@ -56,7 +57,12 @@ fn queue_read(engine: &mut Engine, file: FileId, slot: u32) {
 }
 
 fn register(engine: &mut Engine) -> FileId {
-    engine.register(Arc::new(std::fs::File::open("/proc/self/exe").unwrap())).unwrap()
+    engine
+        .register(&BackingFile::new(
+            Arc::new(std::fs::File::open("/proc/self/exe").unwrap()),
+            Owner::unique(),
+        ))
+        .unwrap()
 }
 
 fn assert_works(engine: &mut Engine) {
@@ -150,12 +156,12 @@ fn aio_is_used_up() {
             return println!("SKIPPED: somebody else uses AIO contexts at this moment");
         }
         let mut engine = Engine::open(EngineKind::Aio, 1024).unwrap();
-        assert!(engine.room() < 1024, "{engine:?}");
-        let depth = engine.room() as u32;
         let file = register(&mut engine);
+        assert!(engine.room(file) < 1024, "{engine:?}");
+        let depth = engine.room(file) as u32;
         let mut done = Vec::new();
         (0..depth).for_each(|slot| queue_read(&mut engine, file, slot));
-        assert_eq!(engine.room(), 0);
+        assert_eq!(engine.room(file), 0);
         while done.len() < depth as usize {
             engine.submit().unwrap();
             engine.reap(&mut done);
@@ -181,12 +187,17 @@ fn aio_is_used_up_but_for_little() {
         // An engine that goes on asking fails too.
         // SAFETY: it takes no pointer, and nobody here handles the signal.
         unsafe { libc::alarm(60) };
+        let room = |depth| {
+            let mut engine = Engine::open(EngineKind::Aio, depth).unwrap();
+            let file = register(&mut engine);
+            engine.room(file)
+        };
         fail_beyond(8);
-        assert_eq!(Engine::open(EngineKind::Aio, 100).unwrap().room(), 8);
+        assert_eq!(room(100), 8);
         fail_beyond(7);
         falls_back_on_threads("io_setup", std::io::ErrorKind::WouldBlock);
         // Who wants no more has it.
-        assert_eq!(Engine::open(EngineKind::Aio, 7).unwrap().room(), 7);
+        assert_eq!(room(7), 7);
     });
 }
 
@@ -231,7 +242,7 @@ fn enter_becomes_forbidden() {
             assert!(
                 done.iter().all(|done| matches!(&done.buffers, Buffers::Owned(buf) if buf[..] == [0; 4]))
             );
-            assert_eq!((engine.in_flight(), engine.room(), engine.needs_turn()), (0, 64, false));
+            assert_eq!((engine.in_flight(), engine.room(file), engine.needs_turn()), (0, 64, false));
         }
         // Nothing is in flight: the drop has nothing to wait for.
         queue_read(&mut engine, file, 11);

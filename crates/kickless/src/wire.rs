@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use kickless_blk::Blk;
 use kickless_disk::{Disk, DiskSpec, lock};
-use kickless_io::EngineOptions;
+use kickless_io::{EngineOptions, OWNERS_MAX};
 use kickless_memory::Mapper;
 use kickless_memory::quota::AddressSpace;
 use kickless_vhost::Server;
@@ -15,7 +15,8 @@ use tracing::info;
 use crate::serve::in_spans;
 use crate::service::{self, BlkFile, Device, Said, Service};
 
-/// Operations that a worker can have in flight. Its queues may hold more requests; they wait their turn.
+/// Operations that a worker can have in flight, beside the reserve of each device. Its queues may hold more requests; they wait
+/// their turn.
 const ENGINE_DEPTH: u32 = 1024;
 
 /// A disk behind its server.
@@ -40,7 +41,7 @@ pub(crate) struct Parts {
 /// Something that is asked for cannot be had: one sentence.
 pub(crate) fn parts(service: &Service) -> Result<Parts> {
     let disks = in_spans(service, |device| disk(device, service.said))?;
-    let pool = pool(&service.pool)?;
+    let pool = pool(&service.pool, service.devices.len())?;
     let space = Arc::new(AddressSpace::default());
     let served = disks.into_iter().zip(&service.devices).map(|(disk, device)| {
         let disk = Arc::new(disk);
@@ -56,12 +57,13 @@ fn mapper(space: &Arc<AddressSpace>, device: &Device) -> Mapper {
     if device.allow_slow_memory { mapper } else { mapper.only_at_hand() }
 }
 
-fn pool(of: &service::Pool) -> Result<Arc<Pool>> {
+fn pool(of: &service::Pool, devices: usize) -> Result<Arc<Pool>> {
     let options = kickless_worker::Options {
         workers: of.workers.into(),
         engine: EngineOptions {
             kind: of.engine,
             depth: ENGINE_DEPTH,
+            owners: u32::try_from(devices).unwrap_or(OWNERS_MAX),
             completion: of.completion,
             sqpoll: of.sqpoll,
             fixed_buffers: of.fixed_buffers,

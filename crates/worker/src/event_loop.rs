@@ -205,14 +205,13 @@ impl EventLoop {
     /// Starts what the sources queued. An engine that has failed completes everything with its error, which the drivers
     /// then see; the loop goes on.
     fn submit(&mut self) {
-        let full = self.engine.room() == 0;
         if let Err(error) = self.engine.submit()
             && !std::mem::replace(&mut self.engine_failed, true)
         {
             error!(engine = self.engine.name(), %error, "the I/O engine has failed");
         }
-        // The kernel had no room, and may have some now, though nothing has completed.
-        if full && self.engine.room() > 0 {
+        // The kernel had no room for some, and may have it now, though nothing has completed.
+        if self.engine.take_resumed() {
             self.unblock();
         }
     }

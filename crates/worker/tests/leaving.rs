@@ -5,7 +5,7 @@ mod echo;
 
 use echo::{DEADLINE, Driver, options, start};
 use kickless_device::{Context, Next, Polled, Source, Vring};
-use kickless_io::{Buffers, Completion, Engine, FileId, Op, OpKind, Token};
+use kickless_io::{BackingFile, Buffers, Completion, Engine, FileId, Op, OpKind, Owner, Token};
 use kickless_virtqueue::Chain;
 use kickless_worker::Poll;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -40,7 +40,11 @@ impl Source for TwoSteps {
 
     fn attach(&mut self, engine: &mut Engine) -> io::Result<()> {
         let file: OwnedFd = memfd_create("disk", MemfdFlags::CLOEXEC)?;
-        self.file = Some(engine.register(Arc::new(File::from(file))).map_err(io::Error::other)?);
+        self.file = Some(
+            engine
+                .register(&BackingFile::new(Arc::new(File::from(file)), Owner::unique()))
+                .map_err(io::Error::other)?,
+        );
         Ok(())
     }
 

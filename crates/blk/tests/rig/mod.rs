@@ -388,10 +388,9 @@ impl Rig {
     /// Goes on with what can go on, or sleeps until something can. Keeps to what a source may rely on and no more.
     pub fn turn(&mut self) {
         let mut moved = self.waker.clear();
-        let full = self.engine.room() == 0;
         let served = if self.blocked { 0 } else { self.poll() };
         self.engine.submit().unwrap();
-        moved |= full && self.engine.room() > 0;
+        moved |= self.engine.take_resumed();
         let mut completions = Vec::new();
         self.engine.reap(&mut completions);
         if !completions.is_empty() {

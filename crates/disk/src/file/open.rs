@@ -6,7 +6,7 @@ use super::{Direct, FileDisk};
 use crate::bounce::{BUFFER_BYTES, Pool};
 use crate::writeback::Writeback;
 use crate::{Cache, Error, Limits, Options, SECTOR};
-use kickless_io::AlignedBuf;
+use kickless_io::{AlignedBuf, BackingFile, Owner};
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fstatfs, ioctl_blksszget, statx};
 use rustix::io::{Errno, pread};
 use std::fs::{File, Metadata, OpenOptions};
@@ -70,10 +70,12 @@ impl FileDisk {
         };
         // A page at least: what the kernel says suffices, but a transfer that crosses fewer pages is cheaper.
         let address = direct.as_ref().map_or(1, |direct| direct.address).max(rustix::param::page_size());
+        let file = Arc::new(file);
         Ok(Self {
             identity: identity(&meta),
             writeback: (direct.is_none() && !options.read_only).then(|| Writeback::watch(&file)),
-            file: Arc::new(file),
+            backing: BackingFile::new(file.clone(), Owner::unique()),
+            file,
             limits,
             size: AtomicU64::new(size),
             reach: AtomicU64::new(size),

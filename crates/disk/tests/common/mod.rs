@@ -182,11 +182,11 @@ impl<'a> Worker<'a> {
 
     /// Goes on with what can go on, or sleeps until something can; what is over.
     pub fn turn(&mut self) -> Vec<(usize, Result<(), IoError>)> {
-        let (woken, full) = (self.waker.clear(), self.engine.room() == 0);
+        let woken = self.waker.clear();
         self.engine.submit().unwrap();
         let mut done = std::mem::take(&mut self.done);
         self.engine.reap(&mut done);
-        let retry = woken || !done.is_empty() || (full && self.engine.room() > 0);
+        let retry = woken || !done.is_empty() || self.engine.take_resumed();
         let goes_on = self.places.iter().any(|place| place.goes_on);
         if !retry && !goes_on && !self.engine.needs_turn() {
             self.sleep();

@@ -3,7 +3,7 @@
 use super::Operations;
 use crate::files::Files;
 use crate::op::{BYTES_MAX, OpKind, View};
-use crate::slots::InFlight;
+use crate::slots::{InFlight, rw_flags};
 use io_uring::{opcode, squeue, types};
 use std::os::fd::AsRawFd;
 
@@ -12,7 +12,7 @@ pub(super) fn entry(ops: &mut Operations, place: u32) -> Option<squeue::Entry> {
     let operation = ops.slots.get_mut(place)?;
     let (fd, fixed) = file(operation, &ops.files);
     let (kind, offset) = (operation.op.kind, operation.op.offset);
-    let rw_flags = if kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
+    let rw_flags = rw_flags(operation);
     let short = |len: usize| len.min(BYTES_MAX) as u32;
     let view = operation.view();
     // An entry can be made more than once, where the ring was full.
@@ -20,16 +20,14 @@ pub(super) fn entry(ops: &mut Operations, place: u32) -> Option<squeue::Entry> {
         operation.buffer = buffers.take(*at, *len);
     }
     let entry = match (kind, view) {
-        (OpKind::Range { call, len }, _) => {
-            opcode::Fallocate::new(fd, len).offset(offset).mode(call.mode().unwrap_or_default()).build()
-        }
-        (OpKind::Flush, _) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         (OpKind::Read, View::One(at, len)) => match operation.buffer {
-            Some(index) => opcode::ReadFixed::new(fd, at, short(len), index).offset(offset).build(),
-            None => opcode::Read::new(fd, at, short(len)).offset(offset).build(),
+            Some(index) => {
+                opcode::ReadFixed::new(fd, at, short(len), index).offset(offset).rw_flags(rw_flags).build()
+            }
+            None => opcode::Read::new(fd, at, short(len)).offset(offset).rw_flags(rw_flags).build(),
         },
         (OpKind::Read, View::Many(at, count)) => {
-            opcode::Readv::new(fd, at, count as u32).offset(offset).build()
+            opcode::Readv::new(fd, at, count as u32).offset(offset).rw_flags(rw_flags).build()
         }
         (OpKind::Write { .. }, View::One(at, len)) => match operation.buffer {
             Some(index) => {
@@ -40,6 +38,8 @@ pub(super) fn entry(ops: &mut Operations, place: u32) -> Option<squeue::Entry> {
         (OpKind::Write { .. }, View::Many(at, count)) => {
             opcode::Writev::new(fd, at, count as u32).offset(offset).rw_flags(rw_flags).build()
         }
+        // They wait, and go to threads.
+        (OpKind::Flush | OpKind::Range { .. }, _) => return None,
     };
     Some(entry.flags(fixed).user_data(u64::from(place)))
 }

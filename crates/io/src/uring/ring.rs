@@ -56,7 +56,7 @@ pub(super) fn make(options: &EngineOptions) -> Result<(IoUring, bool), Error> {
     for &(setup, enabled) in if by_thread { by_another } else { by_worker } {
         let mut builder = IoUring::builder();
         // Room for each completion, so that none overflows. A child process has no use for the rings.
-        let depth = options.depth.next_power_of_two();
+        let depth = (options.shares().total() as u32).next_power_of_two();
         builder.setup_clamp().setup_cqsize(depth.max(2)).dontfork();
         if options.sqpoll {
             builder.setup_sqpoll(SQPOLL_IDLE);

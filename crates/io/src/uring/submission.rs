@@ -125,7 +125,7 @@ impl Uring {
                 }
                 // Nothing taken and no error: "later" as well.
                 if taken == 0 {
-                    self.stall.begin();
+                    self.ops.files.stall_all();
                     return Some(Ok(()));
                 }
                 None
@@ -133,7 +133,7 @@ impl Uring {
             Err(Errno::INTR) => None,
             // Out of memory for requests, or completions must be taken out first.
             Err(Errno::AGAIN | Errno::BUSY) => {
-                self.stall.begin();
+                self.ops.files.stall_all();
                 Some(Ok(()))
             }
             Err(errno) => Some(Err(self.fail_staged(errno))),
@@ -175,8 +175,10 @@ impl Uring {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::route::{Route, Routes};
     use crate::{
-        AlignedBuf, Buffers, Completion, CompletionMode, EngineKind, EngineOptions, FileId, Op, OpKind, Token,
+        AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, EngineKind, EngineOptions, FileId, Op,
+        OpKind, Owner, Token,
     };
     use std::fs::File;
     use std::thread;
@@ -184,7 +186,9 @@ mod tests {
     fn engine(sqpoll: bool) -> (Uring, FileId) {
         let options = EngineOptions { sqpoll, ..EngineOptions::new(EngineKind::Uring, 8) };
         let mut uring = Uring::open(options).unwrap();
-        let file = uring.register(Arc::new(File::open("/proc/self/exe").unwrap()));
+        let file = uring
+            .register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()));
+        uring.ops.files.set_routes(0, Routes::all(Route::Plain));
         (uring, file)
     }
 
@@ -194,9 +198,13 @@ mod tests {
         uring.queue(op, Token { source: 0, slot }).unwrap();
     }
 
+    fn in_flight(uring: &Uring) -> usize {
+        uring.ops.files.in_flight() + uring.failed()
+    }
+
     fn results(uring: &mut Uring) -> Vec<(u32, Result<u32, Errno>)> {
         let mut done: Vec<Completion> = Vec::new();
-        while uring.in_flight() > 0 {
+        while in_flight(uring) > 0 {
             uring.submit().unwrap();
             uring.reap(&mut done);
             thread::yield_now();
@@ -217,7 +225,7 @@ mod tests {
             assert_eq!((uring.staged.len(), uring.pushed), (1, 1));
             let end = uring.took(result);
             assert!(matches!(end, Some(Ok(()))) == stalled && end.is_none() != stalled, "{result:?}");
-            assert_eq!((uring.staged.len(), uring.pushed, uring.stall.is_on()), (1, 1, stalled));
+            assert_eq!((uring.staged.len(), uring.pushed, uring.ops.files.any_stalled()), (1, 1, stalled));
             assert_eq!(results(&mut uring), [(5, Ok(512))]);
         }
     }
@@ -232,7 +240,7 @@ mod tests {
         queue(&mut uring, file, 1);
         assert_eq!((uring.staged.len(), uring.pushed), (2, 1));
         uring.fail_staged(Errno::PERM);
-        assert_eq!((uring.failed.len(), uring.in_flight()), (1, 2));
+        assert_eq!((uring.failed.len(), in_flight(&uring)), (1, 2));
         assert_eq!(results(&mut uring), [(0, Ok(512)), (1, Err(Errno::PERM))]);
     }
 
@@ -254,12 +262,14 @@ mod tests {
         let options =
             EngineOptions { completion: CompletionMode::Thread, ..EngineOptions::new(EngineKind::Uring, 8) };
         let mut uring = Uring::open(options).unwrap();
-        let file = uring.register(Arc::new(File::open("/proc/self/exe").unwrap()));
+        let file = uring
+            .register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()));
+        uring.ops.files.set_routes(0, Routes::all(Route::Plain));
         queue(&mut uring, file, 4);
         uring.submit().unwrap();
         assert_eq!((uring.staged.len(), uring.pushed), (1, 1));
         uring.stop_submitter();
-        assert_eq!((uring.staged.len(), uring.pushed, uring.in_flight()), (0, 0, 1));
+        assert_eq!((uring.staged.len(), uring.pushed, in_flight(&uring)), (0, 0, 1));
         assert_eq!(results(&mut uring), [(4, Ok(512))]);
     }
 }

@@ -1,10 +1,12 @@
 //! Transfers by kernel AIO, beside the ring, need no device that wants it.
 
 use super::*;
-use crate::{AlignedBuf, Buffers, EngineKind};
+use crate::shares::Shares;
+use crate::{AlignedBuf, Buffers, EngineKind, OpKind, Owner};
 use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::fs::File;
 
 const DEPTH: u32 = 200;
 const LEN: usize = 4096;
@@ -13,14 +15,28 @@ fn options(depth: u32) -> EngineOptions {
     EngineOptions::new(EngineKind::Uring, depth)
 }
 
+/// A file whose transfers the ring does, whatever it is.
+fn register(uring: &mut Uring, file: Arc<File>) -> FileId {
+    let id = uring.register(&BackingFile::new(file, Owner::unique()));
+    let index = uring.ops.files.hold(id);
+    let (_, at, _) = uring.ops.files.get(index).unwrap();
+    uring.ops.files.set_routes(at, Routes::all(Route::Plain));
+    uring.ops.files.release(index);
+    id
+}
+
+fn in_flight(uring: &Uring) -> usize {
+    uring.ops.files.in_flight() + uring.failed()
+}
+
 fn engine() -> (Uring, FileId, Arc<File>) {
     let mut uring = Uring::open(options(DEPTH)).unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(u64::from(DEPTH) * LEN as u64).unwrap();
-    let id = uring.register(file.clone());
+    let id = register(&mut uring, file.clone());
     // The path of a device that io_uring is slow with, which need not be at hand here.
     assert!(uring.open_aio());
-    uring.ops.files.set_aio(0);
+    uring.ops.files.set_routes(0, Routes::all(Route::Memory));
     (uring, id, file)
 }
 
@@ -39,7 +55,7 @@ fn queue(uring: &mut Uring, file: FileId, kind: OpKind, number: u32, buffers: Bu
 fn finish(uring: &mut Uring) -> Vec<Completion> {
     let mut done = Vec::new();
     uring.submit().unwrap();
-    while uring.in_flight() > 0 {
+    while in_flight(uring) > 0 {
         let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
         let mut event = [PollFd::from_borrowed_fd(uring.event(), PollFlags::IN)];
         assert!(uring.needs_turn() || poll(&mut event, Some(&limit)).unwrap() == 1, "nothing completes");
@@ -97,8 +113,8 @@ fn refused_and_failed_transfers_by_kernel_aio() {
     let (mut uring, file, ours) = engine();
     queue(&mut uring, file, OpKind::Read, 0, buffer(0));
     let read_only = Arc::new(File::open("/proc/self/exe").unwrap());
-    let other = uring.register(read_only);
-    uring.ops.files.set_aio(1);
+    let other = register(&mut uring, read_only);
+    uring.ops.files.set_routes(1, Routes::all(Route::Memory));
     queue(&mut uring, other, OpKind::Write { durable: false }, 1, buffer(0));
     queue(&mut uring, file, OpKind::Read, 2, buffer(0));
     uring.unregister(file);
@@ -140,7 +156,7 @@ fn neighbours_are_one_operation() {
     let mut uring = Uring::open(options(DEPTH)).unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(20 * LEN as u64).unwrap();
-    let id = uring.register(file);
+    let id = register(&mut uring, file);
     let view = guest(1 << 20);
     for (merge, waiting) in [(false, 4), (true, 1)] {
         uring.merge(id, merge);
@@ -162,7 +178,7 @@ fn neighbours_are_one_operation() {
 fn registered_memory_comes_and_goes() {
     let mut uring = Uring::open(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
     let (read, mut write) = rustix::pipe::pipe().map(|(r, w)| (File::from(r), File::from(w))).unwrap();
-    let id = uring.register(Arc::new(read));
+    let id = register(&mut uring, Arc::new(read));
     let counts = |uring: &Uring| uring.ops.buffers.as_ref().unwrap().counts();
     let (old, new) = (guest(1 << 20), guest(1 << 20));
     let released = old.map().slots()[0].mapping().released();
@@ -259,7 +275,7 @@ fn described_twice_and_used_once() {
     let mut uring = Uring::open(ours).unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(700 * LEN as u64).unwrap();
-    let id = uring.register(file);
+    let id = register(&mut uring, file);
     let view = guest(4 << 20);
     uring.hold_memory(&view);
     (0..700)
@@ -278,19 +294,19 @@ fn one_thread_submits() {
     assert!(Uring::open(options(8)).unwrap().submitter.is_none());
 }
 
-/// Threads have so many at a time, however many the ring has room for.
+/// What waits takes places of the same share as what the ring does.
 #[test]
-fn no_more_jobs_than_threads_are_to_have() {
+fn jobs_of_threads_take_places_of_the_engine() {
     let mut uring = Uring::open(options(DEPTH)).unwrap();
-    let id = uring.register(Arc::new(tempfile::tempfile().unwrap()));
+    let id = register(&mut uring, Arc::new(tempfile::tempfile().unwrap()));
     let discard = |uring: &mut Uring| {
         let kind = OpKind::Range { call: crate::RangeCall::DeviceDiscard, len: 512 };
         uring.queue(Op { file: id, kind, offset: 0, buffers: Buffers::None }, Token::default()).is_ok()
     };
     for _ in 0..2 {
-        assert!((0..JOBS_MAX).all(|_| discard(&mut uring)));
-        assert!(!discard(&mut uring) && uring.room() > 0);
-        assert!(uring.needs_turn() && uring.in_flight() == JOBS_MAX);
+        assert!((0..DEPTH).all(|_| discard(&mut uring)));
+        assert!(!discard(&mut uring) && uring.ops.files.room(id) == 0);
+        assert!(uring.needs_turn() && in_flight(&uring) == DEPTH as usize);
         assert!(finish(&mut uring).iter().all(|done| done.result == Err(Errno::NOTTY)));
     }
 }
@@ -302,9 +318,9 @@ fn what_is_done_again_goes_the_same_way() {
         let (mut uring, _, _) = engine();
         let file = Arc::new(tempfile::tempfile().unwrap());
         file.set_len(4 * LEN as u64).unwrap();
-        let id = uring.register(file);
+        let id = register(&mut uring, file);
         if aio {
-            uring.ops.files.set_aio(1);
+            uring.ops.files.set_routes(1, Routes::all(Route::Memory));
         }
         uring.merge(id, true);
         let view = guest(1 << 20);
@@ -333,8 +349,8 @@ fn what_is_done_again_goes_the_same_way() {
 #[test]
 fn merged_transfers_that_kernel_aio_refuses() {
     let (mut uring, _, _) = engine();
-    let read_only = uring.register(Arc::new(File::open("/proc/self/exe").unwrap()));
-    uring.ops.files.set_aio(1);
+    let read_only = register(&mut uring, Arc::new(File::open("/proc/self/exe").unwrap()));
+    uring.ops.files.set_routes(1, Routes::all(Route::Memory));
     uring.merge(read_only, true);
     let view = guest(1 << 20);
     let write = OpKind::Write { durable: false };
@@ -348,30 +364,31 @@ fn merged_transfers_that_kernel_aio_refuses() {
 fn full_kernel_aio_makes_a_pause() {
     let mut uring = Uring::open(options(1)).unwrap();
     uring.ops.slots = Slots::new(4000);
+    uring.ops.files = Files::new(Shares::new(4000, 0, 0));
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(LEN as u64).unwrap();
-    let id = uring.register(file);
+    let id = register(&mut uring, file);
     assert!(uring.open_aio());
-    uring.ops.files.set_aio(0);
+    uring.ops.files.set_routes(0, Routes::all(Route::Memory));
     let read = |uring: &mut Uring| {
         let op = Op { file: id, kind: OpKind::Read, offset: 0, buffers: buffer(0) };
         uring.queue(op, Token::default()).is_ok()
     };
     let taken = (0..2000).take_while(|_| read(&mut uring)).count();
     uring.submit().unwrap();
-    assert!(uring.room() == 0 && !read(&mut uring));
+    assert!(uring.ops.files.room(id) == 0 && !read(&mut uring));
     assert_eq!(finish(&mut uring).len(), taken);
 }
 
 #[test]
 fn files_on_which_the_ring_is_fast_stay_with_it() {
     let mut uring = Uring::open(options(1)).unwrap();
-    uring.register(Arc::new(tempfile::tempfile().unwrap()));
-    uring.register(Arc::new(File::open("/dev/null").unwrap()));
+    uring.register(&BackingFile::new(Arc::new(tempfile::tempfile().unwrap()), Owner::unique()));
+    uring.register(&BackingFile::new(Arc::new(File::open("/dev/null").unwrap()), Owner::unique()));
     assert!(uring.aio.is_none());
     // tmpfs through its page cache, which it always is, but by a descriptor that says so.
     let Ok(in_memory) = tempfile::NamedTempFile::new_in("/dev/shm") else { return };
-    uring.register(Arc::new(in_memory.reopen().unwrap()));
+    uring.register(&BackingFile::new(Arc::new(in_memory.reopen().unwrap()), Owner::unique()));
     assert!(uring.aio.is_none());
 }
 
@@ -385,7 +402,7 @@ fn a_file_in_memory_gets_kernel_aio() {
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut direct, libc::O_DIRECT);
     let Ok(direct) = direct.open(image.path()) else { return println!("SKIPPED: no direct I/O on tmpfs") };
     let mut uring = Uring::open(options(DEPTH)).unwrap();
-    let id = uring.register(Arc::new(direct));
+    let id = uring.register(&BackingFile::new(Arc::new(direct), Owner::unique()));
     assert!(uring.aio.is_some());
     queue(&mut uring, id, OpKind::Write { durable: false }, 1, buffer(7));
     assert_eq!(finish(&mut uring)[0].result, Ok(LEN as u32));
@@ -398,7 +415,7 @@ fn a_file_in_memory_gets_kernel_aio() {
 #[test]
 fn an_idle_ring_gets_operations_ahead_of_their_batch() {
     let mut uring = Uring::open(options(DEPTH)).unwrap();
-    let file = uring.register(Arc::new(File::open("/proc/self/exe").unwrap()));
+    let file = register(&mut uring, Arc::new(File::open("/proc/self/exe").unwrap()));
     for (number, staged) in (1..).zip([1, 1, 1, 2, 1, 2, 3, 4]) {
         queue(&mut uring, file, OpKind::Read, number, buffer(0));
         assert_eq!(uring.staged.len(), staged, "after {number}");

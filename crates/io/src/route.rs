@@ -1,0 +1,246 @@
+//! Who makes the calls that transfer a file's bytes, so that no device can make the worker wait.
+//!
+//! # What waits, and where
+//! - io_uring starts an operation without waiting. What cannot go on so it hands to threads of the kernel ("io-wq"), of which there are few
+//!   and for all files together: one frozen file system keeps them all. So transfers of files that are open for direct I/O carry
+//!   `RWF_NOWAIT`, and one that answers `EAGAIN` is made by a thread of ours ([`crate::pool`]).
+//! - `io_submit` takes the same flag, for block devices, and for reads. Of a write to a regular file it waits while the file
+//!   system is frozen, whatever the flag says (`kiocb_start_write` of fs/aio.c). So a thread of ours makes that call, for a
+//!   batch: the transfers are asynchronous as before. tmpfs cannot be frozen.
+//! - A device whose driver lacks `RWF_NOWAIT` has `io_submit` called by such a thread as well, unless it keeps its bytes in RAM (zram, brd): then
+//!   there is nothing to wait for, and the worker calls.
+//! - A read through the host's cache goes to the ring without the flag, because with it the kernel would not wait for pages in its
+//!   asynchronous way. A write through it goes there with the flag; a durable one waits for the device in any case.
+//! - Flushes and ranges wait. They are not transfers, and always go to threads.
+//!
+//! # What the kernel does not promise
+//! `RWF_NOWAIT` is an effort: ext4 may read a block of its map from the device, and readahead may wait for a tag. Before 6.12 (and the
+//! stable kernels of that time) io_uring waits on a frozen file system all the same.
+//!
+//! # Where the answer is always EAGAIN
+//! A write into space that is not allocated answers `EAGAIN`, and so does each write through the cache of ext4. A call in vain is not
+//! made for each of them: after [`MISSES_MAX`] in a row all but one of [`TRY_EACH`] go to threads at once, until one of those
+//! that are tried succeeds.
+
+use crate::AlignedBuf;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs, major, minor};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use std::fs::{File, read_dir};
+use std::io::IoSliceMut;
+use std::path::PathBuf;
+
+/// `TMPFS_MAGIC` of linux/magic.h.
+const TMPFS: u64 = 0x0102_1994;
+
+const MISSES_MAX: u8 = 8;
+const TRY_EACH: u8 = 16;
+
+/// The way of one kind of transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// The worker starts it with `RWF_NOWAIT`; on `EAGAIN` a thread does it.
+    NoWait,
+    /// The worker starts it as it is: it does not wait.
+    Plain,
+    /// The worker calls `io_submit`: it does not wait.
+    Memory,
+    /// A thread of the owner's share calls `io_submit`.
+    Offload,
+    /// A thread of the owner's share makes a call that waits.
+    Blocking,
+}
+
+/// The ways of a file's transfers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Routes {
+    pub(crate) read: Route,
+    pub(crate) write: Route,
+    /// Of writes that are durable.
+    pub(crate) durable: Route,
+}
+
+impl Routes {
+    pub(crate) fn all(route: Route) -> Self {
+        Self { read: route, write: route, durable: route }
+    }
+
+    /// The ways of a file in an engine that has io_uring.
+    pub(crate) fn by_ring(facts: Facts) -> Self {
+        match facts {
+            // Pipes and the like: what waits for them the ring does by polling.
+            Facts { kind: Kind::Other, .. } => Self::all(Route::Plain),
+            Facts { direct: true, nowait: true, .. } => Self::all(Route::NoWait),
+            Facts { direct: true, .. } => facts.without_nowait(),
+            Facts { nowait: true, .. } => {
+                Self { read: Route::Plain, write: Route::NoWait, durable: Route::Blocking }
+            }
+            Facts { .. } => Self::all(Route::Blocking),
+        }
+    }
+
+    /// The ways of a file in an engine that has kernel AIO and no ring.
+    pub(crate) fn by_aio(facts: Facts) -> Self {
+        match facts {
+            Facts { direct: false, .. } | Facts { kind: Kind::Other, .. } => Self::all(Route::Blocking),
+            Facts { kind: Kind::Device, nowait: true, .. } => Self::all(Route::NoWait),
+            Facts { kind: Kind::Regular, nowait: true, tmpfs: false, .. } => {
+                Self { read: Route::NoWait, ..Self::all(Route::Offload) }
+            }
+            Facts { .. } => facts.without_nowait(),
+        }
+    }
+
+    /// Whether a transfer of it can go by `io_submit` beside a ring.
+    pub(crate) fn use_aio(self) -> bool {
+        matches!(self.read, Route::Memory | Route::Offload)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Regular,
+    Device,
+    Other,
+}
+
+/// What decides on the ways of a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    kind: Kind,
+    /// It is open for direct I/O.
+    direct: bool,
+    /// It can be told not to wait.
+    nowait: bool,
+    tmpfs: bool,
+    /// A device with its bytes in RAM.
+    ram: bool,
+}
+
+impl Facts {
+    /// Looks at the file, which may wait for its file system. It reads nothing, so it does not wait for a device.
+    pub(crate) fn of(file: &File) -> Self {
+        let unknown = Self { kind: Kind::Regular, direct: false, nowait: false, tmpfs: false, ram: false };
+        Self::try_of(file).unwrap_or(unknown)
+    }
+
+    fn try_of(file: &File) -> Result<Self, Errno> {
+        let stat = fstat(file)?;
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Kind::Regular,
+            FileType::BlockDevice => Kind::Device,
+            _ => Kind::Other,
+        };
+        let direct = fcntl_getfl(file)?.contains(OFlags::DIRECT);
+        let tmpfs = kind == Kind::Regular && fstatfs(file)?.f_type as u64 == TMPFS;
+        let nowait = kind != Kind::Other && takes_nowait(file);
+        let ram = kind == Kind::Device && is_in_ram(stat.st_rdev);
+        Ok(Self { kind, direct, nowait, tmpfs, ram })
+    }
+
+    /// The ways of a file that is open for direct I/O.
+    fn without_nowait(self) -> Routes {
+        Routes::all(match self {
+            Self { tmpfs: true, .. } | Self { ram: true, .. } => Route::Memory,
+            Self { kind: Kind::Device, .. } => Route::Offload,
+            // `io_submit` would do all of it, one after the other.
+            Self { .. } => Route::Blocking,
+        })
+    }
+}
+
+/// Whether a file knows `RWF_NOWAIT`. The kernel looks at the flag first, and then finds that the file has ended before.
+fn takes_nowait(file: &File) -> bool {
+    const LEN: usize = 4096;
+    const BEYOND: u64 = 1 << 62;
+    let Ok(mut buffer) = AlignedBuf::new(LEN, LEN) else { return false };
+    let read = preadv2(file, &mut [IoSliceMut::new(&mut buffer)], BEYOND, ReadWriteFlags::NOWAIT);
+    !matches!(read, Err(Errno::OPNOTSUPP | Errno::NOSYS))
+}
+
+/// Whether a block device has neither tags nor devices under it: its driver is done with a request when it has been called.
+fn is_in_ram(device: u64) -> bool {
+    let mut path = PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)));
+    if path.join("partition").exists() {
+        path.push("..");
+    }
+    let under = read_dir(path.join("slaves")).is_ok_and(|mut under| under.next().is_none());
+    under && path.join("queue").exists() && !path.join("mq").exists()
+}
+
+/// How transfers with `RWF_NOWAIT` have ended of late.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Misses {
+    misses: u8,
+    passed: u8,
+}
+
+impl Misses {
+    /// Whether the next one is to be tried.
+    #[inline]
+    pub(crate) fn tries(&mut self) -> bool {
+        self.misses < MISSES_MAX || self.is_turn()
+    }
+
+    #[cold]
+    fn is_turn(&mut self) -> bool {
+        self.passed = (self.passed + 1) % TRY_EACH;
+        self.passed == 0
+    }
+
+    /// One was done without waiting.
+    #[inline]
+    pub(crate) fn hit(&mut self) {
+        self.misses = 0;
+    }
+
+    /// One would have had to wait.
+    pub(crate) fn miss(&mut self) {
+        self.misses = self.misses.saturating_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_in_vain_are_rare_and_the_first_success_ends_that() {
+        let mut misses = Misses::default();
+        let tried = |misses: &mut Misses, rounds: usize| {
+            (0..rounds)
+                .filter(|_| {
+                    misses.tries() && {
+                        misses.miss();
+                        true
+                    }
+                })
+                .count()
+        };
+        assert_eq!(tried(&mut misses, 8), 8);
+        assert_eq!(tried(&mut misses, 160), 10);
+        misses.hit();
+        assert_eq!(tried(&mut misses, 1000), 8 + 62);
+    }
+
+    /// The same with a read of bytes that there are.
+    fn preadv2_nowait(mut image: &File) -> Result<usize, Errno> {
+        std::io::Write::write_all(&mut image, &[1; 4096]).unwrap();
+        preadv2(image, &mut [IoSliceMut::new(&mut [0; 512])], 0, ReadWriteFlags::NOWAIT)
+    }
+
+    #[test]
+    fn what_a_file_is_decides() {
+        let facts = Facts { kind: Kind::Regular, direct: true, nowait: false, tmpfs: false, ram: false };
+        assert_eq!(facts.without_nowait(), Routes::all(Route::Blocking));
+        assert_eq!(Facts { tmpfs: true, ..facts }.without_nowait(), Routes::all(Route::Memory));
+        let device = Facts { kind: Kind::Device, ..facts };
+        assert_eq!(device.without_nowait(), Routes::all(Route::Offload));
+        assert_eq!(Facts { ram: true, ..device }.without_nowait(), Routes::all(Route::Memory));
+        let null = File::open("/dev/null").unwrap();
+        assert_eq!(Routes::by_ring(Facts::of(&null)), Routes::all(Route::Plain));
+        let image = tempfile::tempfile().unwrap();
+        assert_eq!(Routes::by_aio(Facts::of(&image)), Routes::all(Route::Blocking));
+        assert_eq!(takes_nowait(&image), preadv2_nowait(&image) != Err(Errno::OPNOTSUPP));
+        assert_ne!(Routes::by_ring(Facts::of(&image)).durable, Route::NoWait);
+    }
+}

@@ -1,0 +1,158 @@
+//! A file system that hangs, and what its neighbours in an engine notice of it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod frozen_fs;
+
+use frozen_fs::FileSystem;
+use kickless_io::{
+    AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, FileId,
+    Op, OpKind, Owner, RangeCall, Token,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+const LEN: usize = 4096;
+const DEPTH: u32 = 64;
+const WRITE: OpKind = OpKind::Write { durable: false };
+const DURABLE: OpKind = OpKind::Write { durable: true };
+const PUNCH: OpKind = OpKind::Range { call: RangeCall::PunchHole, len: LEN as u64 };
+/// Nothing here takes so long, unless it hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A file of 32 blocks that are all written, opened in this way.
+fn file(path: &Path, direct: bool) -> Arc<File> {
+    std::fs::write(path, [1; 32 * LEN]).unwrap();
+    File::open(path).unwrap().sync_all().unwrap();
+    let flags = if direct { OFlags::DIRECT.bits() as i32 } else { 0 };
+    Arc::new(OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap())
+}
+
+fn op(file: FileId, kind: OpKind, block: u64) -> Op {
+    let buffers = match kind {
+        OpKind::Read | OpKind::Write { .. } => Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap()),
+        OpKind::Flush | OpKind::Range { .. } => Buffers::None,
+    };
+    Op { file, kind, offset: block * LEN as u64, buffers }
+}
+
+/// Queues as many as the engine takes; how many.
+fn fill(engine: &mut Engine, file: FileId, kind: OpKind, source: u32) -> usize {
+    let mut taken = 0;
+    while engine.queue(op(file, kind, taken as u64 % 32), Token { source, slot: taken as u32 }).is_ok() {
+        taken += 1;
+    }
+    engine.submit().unwrap();
+    taken
+}
+
+/// Submits, sleeps and reaps once.
+fn turn(engine: &mut Engine, done: &mut Vec<Completion>) {
+    engine.submit().unwrap();
+    engine.reap(done);
+    if !engine.needs_turn() {
+        let mut event = [PollFd::from_borrowed_fd(engine.event(), PollFlags::IN)];
+        let _ = poll(&mut event, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 }));
+    }
+}
+
+/// Does operations of each kind on a file, more at a time than its owner has threads. The write of the block before is one into space that is not
+/// allocated any more.
+fn works(engine: &mut Engine, file: FileId, others: &mut Vec<Completion>) {
+    let kinds =
+        [(OpKind::Read, 2), (WRITE, 2), (OpKind::Flush, 2), (DURABLE, 2), (PUNCH, 2), (WRITE, 1), (WRITE, 2)];
+    for round in 0..20 {
+        for (slot, (kind, ahead)) in (0..).zip(kinds) {
+            engine.queue(op(file, kind, round + ahead), Token { source: 99, slot }).unwrap();
+        }
+        let mut left = kinds.len();
+        while left > 0 {
+            let mut done = Vec::new();
+            turn(engine, &mut done);
+            for completion in done {
+                if completion.token.source == 99 {
+                    assert!(completion.result.is_ok(), "{completion:?}");
+                    left -= 1;
+                } else {
+                    others.push(completion);
+                }
+            }
+        }
+    }
+}
+
+/// Disks of a frozen file system hang one after the other, with as many operations in flight as they are allowed; each time the
+/// neighbours, through the cache and past it, do all that they could before.
+fn neighbours_go_on(options: EngineOptions) {
+    let file_system = match FileSystem::mount() {
+        Ok(file_system) => file_system,
+        Err(why) => return println!("SKIPPED: no file system that can be frozen: {why}"),
+    };
+    let images = tempfile::tempdir().unwrap();
+    let hung: Vec<_> = [(true, WRITE), (false, WRITE), (true, OpKind::Flush), (true, PUNCH), (true, DURABLE)]
+        .into_iter()
+        .enumerate()
+        .map(|(number, (direct, kind))| (file(&file_system.path().join(number.to_string()), direct), kind))
+        .collect();
+    // Written and not synced: a flush has something to do.
+    std::os::unix::fs::FileExt::write_all_at(&*hung[2].0, AlignedBuf::new(LEN, LEN).unwrap().as_ref(), 0)
+        .unwrap();
+    let near: Vec<_> =
+        [true, false].map(|direct| file(&images.path().join(direct.to_string()), direct)).into();
+    // On a thread of its own, for a call that waits would not come back here.
+    let (frozen, is_frozen) = channel();
+    let (answer, answers) = channel();
+    let worker = thread::spawn(move || {
+        let mut engine = Engine::open_with(EngineOptions { depth: DEPTH, owners: 16, ..options }).unwrap();
+        let mut register =
+            |file: &Arc<File>| engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
+        let near: Vec<_> = near.iter().map(&mut register).collect();
+        let hung: Vec<_> = hung.iter().map(|(file, kind)| (register(file), *kind)).collect();
+        let (mut done, mut taken) = (Vec::new(), 0);
+        is_frozen.recv().unwrap();
+        for (number, (file, kind)) in (0..).zip(&hung) {
+            taken += fill(&mut engine, *file, *kind, number);
+            for near in &near {
+                works(&mut engine, *near, &mut done);
+            }
+            answer.send(number).unwrap();
+        }
+        while done.len() < taken {
+            turn(&mut engine, &mut done);
+        }
+        done
+    });
+    let thaw = file_system.freeze().unwrap();
+    frozen.send(()).unwrap();
+    for number in 0..5 {
+        assert_eq!(answers.recv_timeout(LIMIT), Ok(number), "the neighbours of hung files hang");
+    }
+    drop(thaw);
+    let done = worker.join().unwrap();
+    assert!(done.iter().all(|done| done.result.is_ok()), "{done:?}");
+    let of = |source| done.iter().filter(|done| done.token.source == source).count();
+    assert!(of(0) >= DEPTH as usize, "a device that hangs first has all that is common");
+}
+
+macro_rules! on_each_engine {
+    ($($name:ident: $options:expr;)*) => { $(#[test] fn $name() { neighbours_go_on($options); })* };
+}
+
+fn way(kind: EngineKind) -> EngineOptions {
+    EngineOptions::new(kind, 0)
+}
+
+on_each_engine! {
+    uring: way(EngineKind::Uring);
+    aio: way(EngineKind::Aio);
+    threads: way(EngineKind::Threads);
+    uring_by_thread: EngineOptions { completion: CompletionMode::Thread, ..way(EngineKind::Uring) };
+    aio_by_thread: EngineOptions { completion: CompletionMode::Thread, ..way(EngineKind::Aio) };
+    sqpoll: EngineOptions { sqpoll: true, ..way(EngineKind::Uring) };
+}

@@ -1,0 +1,76 @@
+//! A file system of its own that can be frozen, for the tests of this crate and of those above it.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(unreachable_pub, reason = "a test program has no outside")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+/// Bytes of the file system.
+const SIZE: u64 = 256 << 20;
+
+/// An ext4 file system in an image, mounted until this is dropped.
+pub struct FileSystem {
+    dir: TempDir,
+    mounted: PathBuf,
+}
+
+/// A file system that is frozen until this is dropped, or the process ends.
+pub struct Frozen(Child);
+
+impl FileSystem {
+    /// Mounts a new file system.
+    ///
+    /// # Errors
+    /// Returns why there is none: no right to mount, no loop device, no such program.
+    pub fn mount() -> Result<Self, String> {
+        let dir = TempDir::with_prefix("kickless-fs-").map_err(|error| error.to_string())?;
+        let (image, mounted) = (dir.path().join("image"), dir.path().join("mounted"));
+        File::create(&image).and_then(|file| file.set_len(SIZE)).map_err(|error| error.to_string())?;
+        std::fs::create_dir(&mounted).map_err(|error| error.to_string())?;
+        run(Command::new("mkfs.ext4").arg("-q").arg(&image))?;
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&mounted))?;
+        Ok(Self { dir, mounted })
+    }
+
+    /// Returns where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.mounted
+    }
+
+    /// Freezes the file system: whatever would change it waits.
+    ///
+    /// A process beside this one thaws it, also when this one is killed.
+    ///
+    /// # Errors
+    /// Returns why it cannot be frozen.
+    pub fn freeze(&self) -> Result<Frozen, String> {
+        let script = "trap '' TERM INT HUP; read line; exec fsfreeze --unfreeze \"$0\"";
+        let thaw = Command::new("sh").args(["-c", script]).arg(&self.mounted).stdin(Stdio::piped()).spawn();
+        let frozen = Frozen(thaw.map_err(|error| format!("sh: {error}"))?);
+        run(Command::new("fsfreeze").arg("--freeze").arg(&self.mounted))?;
+        Ok(frozen)
+    }
+}
+
+impl Drop for FileSystem {
+    fn drop(&mut self) {
+        // What still has a file open only puts this off.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.mounted).status();
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().into()) }
+}
