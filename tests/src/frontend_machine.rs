@@ -59,7 +59,8 @@ impl Shape {
     pub fn features(&self) -> Features {
         let mut features = Features::VERSION_1
             | Features::from_bits_retain(
-                (BlkFeatures::FLUSH | BlkFeatures::MQ | BlkFeatures::CONFIG_WCE).bits(),
+                (BlkFeatures::FLUSH | BlkFeatures::MQ | BlkFeatures::CONFIG_WCE | BlkFeatures::DISCARD)
+                    .bits(),
             );
         features.set(Features::EVENT_IDX, self.event_idx);
         features.set(Features::INDIRECT_DESC, self.indirect);
