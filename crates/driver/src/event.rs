@@ -96,8 +96,8 @@ impl AsFd for Bell {
 ///
 /// A write can wait, whatever was looked at before: the back-end fills the counter and takes `O_NONBLOCK` away at any moment.
 /// The thread would then wait for as long as the back-end likes, with the disk alive and nobody to end it. A submission does
-/// not wait, so the kernel signals instead ([`Signaller`]): one system call for a kick, as a write is, and one more for some
-/// sixty of them.
+/// not wait, so the kernel signals instead ([`Signaller`]): one system call for a kick, as a write is, and two more for some
+/// 120 of them, which take the events that nobody wants.
 #[derive(Debug)]
 pub(crate) struct Kicker(Option<Signaller>);
 

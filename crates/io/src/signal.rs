@@ -1,7 +1,7 @@
 //! Signalling an eventfd that belongs to somebody else.
 #![expect(unsafe_code, reason = "island: an operation handed to the kernel")]
 
-use crate::kernel_aio::{BATCH, Context, Control, Event, PREAD, SIGNAL_EVENT};
+use crate::kernel_aio::{Context, Control, Event, PREAD, SIGNAL_EVENT};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{Errno, write};
 use std::io;
@@ -34,6 +34,8 @@ pub fn signal(eventfd: impl AsFd) {
     });
 }
 
+/// A context's events: the kernel makes room for a page of them at least, 32 bytes each and the ring's head.
+const EVENTS: usize = 128;
 /// How often to try a submission that the kernel has no room for. Threads that share a context can take the room that
 /// another has made.
 const ATTEMPTS_MAX: usize = 64;
@@ -61,7 +63,7 @@ impl Signaller {
 
     /// Takes the events that there are; how many.
     fn drain(&self) -> usize {
-        self.context.events(false, &mut [Event::default(); BATCH]).unwrap_or_default()
+        self.context.events(false, &mut [Event::default(); EVENTS]).unwrap_or_default()
     }
 
     /// Adds one to an eventfd, and never waits. Returns whether the kernel did it: it fails for a descriptor that is no
