@@ -109,13 +109,7 @@ impl Queue {
             Kind::Read { offset } => disk::Request::Read { offset },
             Kind::Write { offset } => disk::Request::Write { offset, durable: self.durable() },
             Kind::Flush => disk::Request::Flush,
-            Kind::Extents(purpose) => match self.take_extents(slot, &request, purpose) {
-                Ok(wanted) => wanted,
-                Err(reject) => {
-                    self.slots.refuse(slot);
-                    return self.reject(id, reject);
-                }
-            },
+            Kind::Extents(purpose) => return self.start_on_extents(context, slot, &request, purpose),
             Kind::GetId => {
                 let serial = self.shared.id;
                 return self.answer(id, request, &serial);
@@ -125,27 +119,17 @@ impl Queue {
                 return self.answer(id, request, lifetime.as_bytes());
             }
         };
-        let extents = matches!(request.kind, Kind::Extents(_));
-        if !extents
-            && let Err(why) =
-                translate(self.slots.get(slot).io.buffers_mut(), &self.chain, self.vring.memory(), &request)
-        {
+        let entry = self.slots.get(slot);
+        if let Err(why) = translate(entry.io.buffers_mut(), &self.chain, self.vring.memory(), &request) {
             self.slots.refuse(slot);
             let reject = Reject { status: Some(request.status), code: blk::S_IOERR, why };
             return self.reject(id, reject);
         }
-        let entry = self.slots.get(slot);
         entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
+        let is_small = entry.is_small();
         self.slots.take();
-        let count = if extents { self.slots.get(slot).io.extents_len() } else { 0 };
-        if extents {
-            // Each is an operation.
-            self.owe(count as u32);
-        }
-        if !self.slots.account(slot, count) {
-            self.unpaid = Some((slot, wanted));
-            self.has_others = true;
-            return;
+        if !is_small && !self.slots.account(slot) {
+            return self.wait_for_room(slot, wanted);
         }
         // While its data is on the way into the cache, the one before is done.
         let now = match self.shared.disk.prepare(wanted) {
@@ -153,6 +137,42 @@ impl Queue {
             false => Some((slot, wanted)),
         };
         self.go(context, now);
+    }
+
+    /// Starts a request on extents.
+    #[cold]
+    fn start_on_extents(
+        &mut self,
+        context: &mut Context<'_>,
+        slot: u32,
+        request: &Request,
+        purpose: Purpose,
+    ) {
+        let id = self.chain.id;
+        let wanted = match self.take_extents(slot, request, purpose) {
+            Ok(wanted) => wanted,
+            Err(reject) => {
+                self.slots.refuse(slot);
+                return self.reject(id, reject);
+            }
+        };
+        let entry = self.slots.get(slot);
+        entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
+        // Each is an operation.
+        let cost = entry.io.extents_len() as u32;
+        self.slots.take();
+        self.owe(cost);
+        if self.slots.account(slot) {
+            self.go(context, Some((slot, wanted)));
+        } else {
+            self.wait_for_room(slot, wanted);
+        }
+    }
+
+    #[cold]
+    fn wait_for_room(&mut self, slot: u32, wanted: disk::Request) {
+        self.unpaid = Some((slot, wanted));
+        self.has_others = true;
     }
 
     /// Starts a request that is in its slot, if there is one.
@@ -239,7 +259,8 @@ impl Queue {
         let (view, marks) = self.vring.memory();
         let written = entry.view.as_ref().is_some_and(|view| view.write_obj(status, &code, marks).is_ok());
         entry.unpin_unless((view, marks));
-        self.slots.release(slot);
+        let took = entry.took();
+        self.slots.release(slot, took);
         match result {
             Ok(()) => self.vring.push(id, read_len.saturating_add(written.into())),
             Err(error) => {
@@ -359,10 +380,7 @@ impl Queue {
         // It may be what the other waits for.
         let prepared = self.prepared.take();
         self.go(context, prepared);
-        let unpaid = self.unpaid.take_if(|(slot, _)| {
-            let extents = self.slots.get(*slot).io.extents_len();
-            self.slots.account(*slot, extents)
-        });
+        let unpaid = self.unpaid.take_if(|(slot, _)| self.slots.account(*slot));
         self.go(context, unpaid);
         self.unpaid.is_none()
     }
@@ -460,7 +478,9 @@ impl Source for Queue {
                 break if waits { Next::Waiting } else { Next::Idle };
             }
             let popped = self.vring.pop(&mut self.chain);
-            cost = cost.saturating_add(self.vring.take_cost());
+            if self.vring.has_cost() {
+                cost = cost.saturating_add(self.vring.take_cost());
+            }
             if !popped {
                 break match self.vring.take_unfinished() {
                     true => Next::More,

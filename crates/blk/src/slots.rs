@@ -53,6 +53,18 @@ impl Slot {
 }
 
 impl Slot {
+    /// Whether its buffers have no more pieces than need not be accounted for.
+    #[inline]
+    pub(crate) fn is_small(&self) -> bool {
+        self.io.buffers().count() <= FREE
+    }
+
+    /// Whether it has taken from the budget, for this request or for one before it.
+    #[inline]
+    pub(crate) fn took(&self) -> bool {
+        self.taken > 0
+    }
+
     /// Lets go of the buffers, and of memory that is not `current`.
     pub(crate) fn unpin_unless(&mut self, (current, marks): (&Arc<View>, &mut Marks)) {
         self.io.buffers_mut().unpin_unless(current, marks);
@@ -91,18 +103,16 @@ impl Slots {
         self.free.pop();
     }
 
-    /// Accounts for the pieces of the request in a slot: of its buffers, and its `extents`. Whether there is room for them. A
+    /// Accounts for the pieces of the request in a slot: of its buffers, and its extents. Whether there is room for them. A
     /// request for which there is none waits until another request of these slots has been released.
-    #[inline]
-    pub(crate) fn account(&mut self, slot: u32, extents: usize) -> bool {
-        // An extent takes less memory than two pieces.
-        let pieces = 2 * extents + self.get(slot).io.buffers().segments().len();
-        pieces <= FREE || self.account_large(slot, 2 * extents)
-    }
-
     #[cold]
-    fn account_large(&mut self, slot: u32, more: usize) -> bool {
+    pub(crate) fn account(&mut self, slot: u32) -> bool {
         let Some(entry) = self.slots.get_mut(slot as usize) else { return true };
+        // An extent takes less memory than two pieces.
+        let more = 2 * entry.io.extents_len();
+        if more + entry.io.buffers().count() <= FREE {
+            return true;
+        }
         let missing = (entry.io.buffers().capacity() + more).saturating_sub(entry.taken);
         if !self.budget.take(missing) {
             if self.large > 0 {
@@ -116,11 +126,11 @@ impl Slots {
         true
     }
 
-    /// Gives a slot back.
+    /// Gives a slot back, which has taken from the budget or not: see [`Slot::took`].
     #[inline]
-    pub(crate) fn release(&mut self, slot: u32) {
+    pub(crate) fn release(&mut self, slot: u32, took: bool) {
         self.free.push(slot);
-        if self.get(slot).taken > 0 {
+        if took {
             self.settle(slot);
         }
     }

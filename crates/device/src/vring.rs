@@ -249,9 +249,14 @@ impl Vring {
         std::mem::take(&mut self.unfinished)
     }
 
+    /// Whether [`Vring::take_cost`] may be something.
+    #[inline]
+    pub fn has_cost(&self) -> bool {
+        self.translation.is_some()
+    }
+
     /// Returns what looking for translations has cost since this was called last, in the measure of
     /// [`Source::poll`](crate::Source::poll); also for chains that were not popped, or are refused.
-    #[inline]
     pub fn take_cost(&mut self) -> u32 {
         self.translation.as_mut().map_or(0, |translation| translation.take_cost())
     }

@@ -94,6 +94,12 @@ impl Iov {
         self.segments.push(libc::iovec { iov_base: host.as_ptr().cast(), iov_len: len });
     }
 
+    /// Segments in it, those that are used up among them.
+    #[inline]
+    pub fn count(&self) -> usize {
+        self.segments.len()
+    }
+
     /// Segments that it has room for without taking more memory.
     pub fn capacity(&self) -> usize {
         self.segments.capacity()
