@@ -16,14 +16,16 @@ use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 use kickless_tests::daemon::Daemon;
 use kickless_tests::driver_request::{Layout, Request, pattern};
-use kickless_tests::frontend::LIMIT;
+use kickless_tests::frontend::{Answer, LIMIT};
 use kickless_tests::frontend_machine::{Machine, Shape};
 use kickless_tests::guest::image_dir;
 use kickless_tests::with_each_engine;
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 with_each_engine! {
     neighbours_of_hung_disks_go_on
+    the_end_lets_neighbours_go
 }
 
 const BYTES: u64 = 16 << 20;
@@ -128,4 +130,23 @@ fn neighbours_of_hung_disks_go_on(engine: &str) {
     drop(hung);
     let (status, log) = daemon.stop().unwrap();
     assert_eq!(status.code(), Some(0), "{log:#?}");
+}
+
+/// SIGTERM stops the neighbours of a disk that hangs, and the process ends when that disk does not hang any more.
+fn the_end_lets_neighbours_go(engine: &str) {
+    let Rig { daemon, _images, file_system } = match start(engine) {
+        Ok(rig) => rig,
+        Err(why) => return println!("SKIPPED: no file system that can be frozen: {why}"),
+    };
+    let frozen = file_system.freeze().unwrap();
+    let hung = overwhelm(&daemon, "hung1");
+    let mut near = Machine::start(&daemon.socket_of("direct"), &Shape::default()).unwrap();
+    near.write(0, 0, &pattern(1, 4096)).unwrap();
+    daemon.signal(Signal::TERM).unwrap();
+    // A session that hangs does not answer, which is an error.
+    assert_eq!(near.frontend.answer_to_raw().unwrap(), Answer::Dropped);
+    drop(frozen);
+    let (status, log) = daemon.stop().unwrap();
+    assert_eq!(status.code(), Some(0), "{log:#?}");
+    drop((hung, near));
 }
