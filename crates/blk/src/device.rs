@@ -2,9 +2,10 @@
 
 use crate::budget::Budget;
 use crate::config;
+use crate::failures::Failures;
 use crate::queue::Queue;
 use kickless_device::{ConfigError, Device, InvalidState, Source, StartError, Vring};
-use kickless_disk::lock::{ImageLock, PATIENCE};
+use kickless_disk::lock::{ImageLock, PATIENCE, is_held_here};
 use kickless_disk::{Disk, Resized};
 use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
@@ -16,6 +17,10 @@ use zerocopy::IntoBytes;
 
 /// What a saved state begins with. `writeback` follows, 0 or 1.
 const STATE_TAG: [u8; 4] = *b"blk1";
+
+/// Two devices of one process have the same image.
+const OWN_LOCK: &str = "the image cannot be locked: another device of this process is using it; give each device its own, or \
+    make both read-only";
 
 /// How a disk shows itself.
 #[derive(Clone, Debug)]
@@ -44,6 +49,7 @@ pub(crate) struct Shared {
     writeback: AtomicBool,
     /// A virtual machine has begun here.
     introduced: AtomicBool,
+    pub(crate) failures: Failures,
 }
 
 impl Shared {
@@ -73,7 +79,14 @@ impl Blk {
         let len = serial.len().min(id.len());
         id[..len].copy_from_slice(&serial[..len]);
         let (writeback, introduced) = (AtomicBool::new(false), AtomicBool::new(false));
-        let shared = Arc::new(Shared { disk, budget: Arc::default(), id, writeback, introduced });
+        let shared = Arc::new(Shared {
+            disk,
+            budget: Arc::default(),
+            id,
+            writeback,
+            introduced,
+            failures: Failures::default(),
+        });
         Self { shared, options, locks: Mutex::default(), changes: Waker::new().ok() }
     }
 
@@ -85,6 +98,11 @@ impl Blk {
             shared.budget = Arc::new(Budget::new(pieces));
         }
         self
+    }
+
+    /// Returns the disk.
+    pub fn disk(&self) -> &Disk {
+        &self.shared.disk
     }
 
     /// Looks whether what lies behind the disk has become larger, and tells the driver. It is not made smaller: a guest would
@@ -126,8 +144,12 @@ impl Blk {
         let failed = |what: String| StartError(what.into());
         let (disk, mut locks) = (&self.shared.disk, Vec::new());
         let lock = |file, read_only| {
-            ImageLock::acquire_within(file, read_only, PATIENCE)
-                .map_err(|error| failed(format!("the image cannot be locked: {error}")))
+            ImageLock::acquire_within(file, read_only, PATIENCE).map_err(|error| {
+                if error.is_held() && is_held_here(file, read_only) {
+                    return failed(OWN_LOCK.into());
+                }
+                failed(format!("the image cannot be locked: {error}"))
+            })
         };
         if self.options.lock {
             if let Some(file) = disk.file() {

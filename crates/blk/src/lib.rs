@@ -12,6 +12,7 @@
 mod budget;
 mod config;
 mod device;
+mod failures;
 mod queue;
 mod request;
 mod slots;

@@ -1,6 +1,7 @@
 //! One virtqueue of a disk: a request's way from the ring to the disk and back.
 
 use crate::device::Shared;
+use crate::failures::is_guests;
 use crate::request::{self, Bounds, Kind, Purpose, Reject, Request, parse};
 use crate::slots::Slots;
 use kickless_device::{Context, Next, Polled, Source, Vring};
@@ -250,7 +251,7 @@ impl Queue {
     /// Answers the request in a slot and frees it.
     fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
         let entry = self.slots.get(slot);
-        let (id, status, read_len) = (entry.id, entry.status, entry.read_len);
+        let (id, status, read_len, operation) = (entry.id, entry.status, entry.read_len, entry.operation);
         let code = match result {
             Ok(()) => blk::S_OK,
             Err(disk::IoError::Unsupported) => blk::S_UNSUPP,
@@ -264,7 +265,12 @@ impl Queue {
         match result {
             Ok(()) => self.vring.push(id, read_len.saturating_add(written.into())),
             Err(error) => {
-                debug!(queue = self.vring.index(), head = id.head, %error, "request failed");
+                if is_guests(error) {
+                    debug!(queue = self.vring.index(), head = id.head, %error, "request failed");
+                } else {
+                    let Self { shared, vring, .. } = self;
+                    shared.failures.note(vring.span(), vring.index(), operation, error);
+                }
                 self.push_failed(id, written, read_len);
             }
         }
@@ -443,6 +449,7 @@ impl Source for Queue {
             engine.release_memory(&held);
         }
         self.shared.disk.detach(engine, self.file.take());
+        self.shared.failures.tell_rest(self.vring.span());
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {

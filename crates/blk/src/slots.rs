@@ -1,6 +1,7 @@
 //! Requests in flight, preallocated.
 
 use crate::budget::{Budget, FREE};
+use crate::failures::Operation;
 use crate::request::Kind;
 use kickless_disk::Io;
 use kickless_memory::{Gpa, Marks, View};
@@ -17,6 +18,8 @@ pub(crate) struct Slot {
     /// The memory that `status` is in. Memory may have changed when the request is done, and the driver has to hear of
     /// it all the same. Kept from request to request, like the view of an `Iov`.
     pub(crate) view: Option<Arc<View>>,
+    /// What it is.
+    pub(crate) operation: Operation,
     /// Bytes of data that the driver gets.
     pub(crate) read_len: u32,
     /// What the disk does for it.
@@ -33,6 +36,7 @@ impl Slot {
             id: ChainId::default(),
             status: Gpa(0),
             view: None,
+            operation: Operation::Read,
             read_len: 0,
             io: Io::default(),
             taken: 0,
@@ -43,6 +47,7 @@ impl Slot {
     /// Takes in a request.
     pub(crate) fn fill(&mut self, view: &Arc<View>, id: ChainId, status: Gpa, kind: Kind, data_len: u64) {
         self.id = id;
+        self.operation = Operation::of(kind);
         self.status = status;
         if !self.view.as_ref().is_some_and(|old| Arc::ptr_eq(old, view)) {
             self.view = Some(view.clone());

@@ -59,3 +59,17 @@ fn those_under_it_for_reading() {
         assert_eq!(open_to_others(&file), (true, true));
     }
 }
+
+#[test]
+fn two_devices_of_one_process() {
+    let image = NamedTempFile::new().unwrap();
+    image.as_file().set_len(1 << 20).unwrap();
+    let spec = DiskSpec::File(image.path().into());
+    let (first, second) = (device(&spec, false, true), device(&spec, false, true));
+    first.open().unwrap();
+    let refused = second.open().unwrap_err().to_string();
+    assert!(refused.contains("another device of this process"), "{refused}");
+    first.close();
+    second.open().unwrap();
+    second.close();
+}

@@ -138,6 +138,11 @@ impl Vring {
         Ok(vring)
     }
 
+    /// What log lines about this ring belong to.
+    pub fn span(&self) -> &Span {
+        &self.span
+    }
+
     /// The ring lies there now.
     fn take_areas(&mut self, metadata: Metadata) {
         self.queue.remap(metadata);

@@ -34,7 +34,7 @@ pub enum Error {
         what: &'static str,
     },
     /// Not even one sector.
-    #[error("{} is empty", path.display())]
+    #[error("{} is empty: give it a size first, such as with truncate --size=20G", path.display())]
     Empty {
         /// Which.
         path: PathBuf,

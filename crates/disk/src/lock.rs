@@ -12,6 +12,8 @@
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -89,8 +91,8 @@ impl LockError {
         }
     }
 
-    /// Whether it can be had once others let go.
-    fn is_held(&self) -> bool {
+    /// Returns whether another user of the image is in the way, who may let go of it.
+    pub fn is_held(&self) -> bool {
         matches!(self, Self::Written | Self::NotShared | Self::Exclusive)
     }
 }
@@ -104,6 +106,29 @@ impl LockError {
 pub struct ImageLock {
     file: File,
     holds: &'static [i64],
+    /// In [`HELD`].
+    entry: Option<(Image, &'static [i64])>,
+}
+
+/// Device and inode of an image.
+type Image = (u64, u64);
+
+/// The images that this process has locked, and how: the kernel does not say whose a lock is.
+static HELD: Mutex<Vec<(Image, &[i64])>> = Mutex::new(Vec::new());
+
+fn held() -> MutexGuard<'static, Vec<(Image, &'static [i64])>> {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn image(file: &File) -> Option<Image> {
+    file.metadata().ok().map(|file| (file.dev(), file.ino()))
+}
+
+/// Returns whether this process has a lock on the image behind `file`, by this or another open file description, that does
+/// not go with one for reading, or for reading and writing.
+pub fn is_held_here(file: &File, read_only: bool) -> bool {
+    let refuses = |holds: &[i64]| holds.iter().any(|byte| claim(read_only).refuses.contains(byte));
+    image(file).is_some_and(|of| held().iter().any(|(image, holds)| *image == of && refuses(holds)))
 }
 
 impl ImageLock {
@@ -115,7 +140,7 @@ impl ImageLock {
         let claim = claim(read_only);
         let file = file.try_clone().map_err(LockError::Unsupported)?;
         // Dropping it on the way out unlocks what has been locked so far.
-        let lock = Self { file, holds: claim.holds };
+        let mut lock = Self { file, holds: claim.holds, entry: None };
         for &byte in claim.holds {
             match fcntl(&lock.file, FcntlArg::F_OFD_SETLK(&range(byte, libc::F_RDLCK))) {
                 Ok(_) => {}
@@ -124,6 +149,8 @@ impl ImageLock {
             }
         }
         check(&lock.file, read_only)?;
+        lock.entry = image(&lock.file).map(|image| (image, lock.holds));
+        held().extend(lock.entry);
         Ok(lock)
     }
 
@@ -169,6 +196,12 @@ fn pause() -> Duration {
 
 impl Drop for ImageLock {
     fn drop(&mut self) {
+        if let Some(entry) = self.entry {
+            let mut held = held();
+            if let Some(at) = held.iter().position(|held| *held == entry) {
+                held.swap_remove(at);
+            }
+        }
         for &byte in self.holds {
             // Nothing can be done about a failure, and closing the description unlocks as well.
             let _ = fcntl(&self.file, FcntlArg::F_OFD_SETLK(&range(byte, libc::F_UNLCK)));
@@ -234,6 +267,22 @@ mod tests {
 
     fn open(path: &Path, read_only: bool) -> File {
         OpenOptions::new().read(true).write(!read_only).open(path).unwrap()
+    }
+
+    #[test]
+    fn what_this_process_has_locked() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let other = image.reopen().unwrap();
+        assert!(!is_held_here(&other, false));
+        let first = ImageLock::acquire(image.as_file(), true).unwrap();
+        let second = ImageLock::acquire(&image.reopen().unwrap(), true).unwrap();
+        assert!(ImageLock::acquire(&image.reopen().unwrap(), false).is_err());
+        drop(first);
+        assert!(is_held_here(&other, false) && !is_held_here(&other, true));
+        drop(second);
+        assert!(!is_held_here(&other, false));
+        let _writer = ImageLock::acquire(image.as_file(), false).unwrap();
+        assert!(is_held_here(&other, false) && is_held_here(&other, true));
     }
 
     #[test]

@@ -7,18 +7,23 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::unistd::Group;
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
 };
 
 /// `sun_path` has 108 bytes, the last of them a 0.
-const PATH_BYTES_MAX: usize = 107;
+pub(crate) const PATH_BYTES_MAX: usize = 107;
 /// Front-ends that wait for their turn; more are refused.
 const BACKLOG: i32 = 16;
+/// How long others that make sockets in the same directory are waited for. Each takes a moment.
+const TURN_WAIT: Duration = Duration::from_secs(2);
 
 /// Where front-ends come from.
 #[derive(Debug)]
@@ -32,9 +37,10 @@ pub(crate) enum Endpoint {
 /// A listening socket, and its name in the file system if we gave it one.
 #[derive(Debug)]
 pub(crate) struct Listener {
+    /// Goes before the socket: as long as we listen, no other process replaces the name.
+    _name: Option<Name>,
     /// The socket.
     pub(crate) socket: UnixListener,
-    _name: Option<Name>,
 }
 
 /// The name of a socket, removed when this is dropped.
@@ -71,7 +77,7 @@ impl Endpoint {
             "it is not a unix stream socket"
         );
         if sockopt::socket_acceptconn(&socket)? {
-            return Ok(Self::Listening(Listener { socket: socket.into(), _name: None }));
+            return Ok(Self::Listening(Listener { _name: None, socket: socket.into() }));
         }
         let stream = UnixStream::from(socket);
         stream.peer_addr().context("it neither listens nor is connected")?;
@@ -129,6 +135,7 @@ impl Address {
     /// Sets permissions and group before anybody can connect.
     fn listen(&self) -> Result<Listener> {
         let path = &self.path;
+        let _turn = take_turn(path)?;
         if look_at(path)? == Found::Stale {
             fs::remove_file(path).context("an old socket is there and cannot be removed")?;
         }
@@ -150,8 +157,35 @@ impl Address {
                 .with_context(|| format!("its permissions cannot be set ({})", self.options[1]))?;
         }
         listen(&socket, BACKLOG).context("nobody can connect to it")?;
-        Ok(Listener { socket: socket.into(), _name: Some(name) })
+        Ok(Listener { _name: Some(name), socket: socket.into() })
     }
+}
+
+/// Locks the directory of `path` until the file that is returned is closed. `None`: it cannot be locked.
+///
+/// Processes that start on one path at once take turns so. In its turn, each looks at what is there, removes what is stale,
+/// binds and listens. So none takes a socket that is bound and does not listen yet for a stale one, and none removes a name
+/// that another has just made: it either finds nothing, or a socket that answers, or one whose process has gone.
+///
+/// A directory that we may not read, or a file system without such locks, goes without.
+fn take_turn(path: &Path) -> Result<Option<fs::File>> {
+    let Ok(directory) = fs::File::open(directory_of(path)) else { return Ok(None) };
+    let deadline = Instant::now() + TURN_WAIT;
+    loop {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(directory)),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
+            Err(Errno::WOULDBLOCK) => {
+                bail!("another process keeps the directory locked: stop it or use another directory")
+            }
+            Err(Errno::INTR) => {}
+            Err(_) => return Ok(None),
+        }
+    }
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// What stands in the way of a new socket.
@@ -166,11 +200,14 @@ enum Found {
 fn look_at(path: &Path) -> Result<Found> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            ensure!(directory.is_dir(), "the directory does not exist: make it first or use another path");
+            ensure!(
+                directory_of(path).is_dir(),
+                "the directory does not exist: make it first or use another path"
+            );
             return Ok(Found::Nothing);
         }
         Err(error) => return Err(error).context("it cannot be looked at"),
+        Ok(found) if found.is_dir() => bail!("it is a directory: name a socket in it"),
         Ok(found) if !found.file_type().is_socket() => {
             bail!("there is a file that is not a socket: remove it or use another path")
         }
@@ -279,7 +316,8 @@ mod tests {
         let refused = bound(&path, None).unwrap_err();
         assert!(refused.contains("not a socket"), "{refused}");
         assert_eq!(fs::read(&path).unwrap(), b"precious");
-        assert!(bound(dir.path(), None).is_err());
+        let refused = bound(dir.path(), None).unwrap_err();
+        assert!(refused.contains("it is a directory"), "{refused}");
 
         let path = dir.path().join("datagrams");
         let _datagrams = UnixDatagram::bind(&path).unwrap();
@@ -297,6 +335,45 @@ mod tests {
         let _other = UnixListener::bind(&path).unwrap();
         drop(endpoint);
         assert!(connected(&path));
+    }
+
+    #[test]
+    fn of_several_at_once_one_listens() {
+        let dir = TempDir::new().unwrap();
+        let path = &dir.path().join("socket");
+        for _ in 0..200 {
+            // Stale, so that each wants to replace it.
+            drop(UnixListener::bind(path).unwrap());
+            let all_at_once = &std::sync::Barrier::new(3);
+            let start = || {
+                all_at_once.wait();
+                bound(path, None)
+            };
+            let made = thread::scope(|scope| {
+                let threads = [(); 3].map(|()| scope.spawn(start));
+                threads.map(|thread| thread.join().unwrap())
+            });
+            let refused = made.iter().filter_map(|made| made.as_ref().err());
+            assert!(
+                refused.clone().all(|said| said.contains("another process is listening there")),
+                "{made:?}"
+            );
+            assert_eq!(refused.count(), 2, "{made:?}");
+            assert!(connected(path));
+            drop(made);
+            assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn a_directory_that_stays_locked() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let turn = take_turn(&path).unwrap();
+        let refused = bound(&path, None).unwrap_err();
+        assert!(refused.contains("keeps the directory locked"), "{refused}");
+        drop(turn);
+        bound(&path, None).unwrap();
     }
 
     #[test]

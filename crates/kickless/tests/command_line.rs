@@ -169,6 +169,15 @@ fn disks_that_cannot_be_served() {
     let scratch = Scratch::new();
     let missing = refused(&mut scratch.blk(&scratch.dir.path().join("missing")));
     assert!(missing.contains("--blk-file") && missing.contains("No such file"), "{missing}");
+    for (disk, hint) in [
+        ("missing.img", "make the image first"),
+        ("raw:missing.img", "as its path alone"),
+        ("nbd:localhost:10809", "nbd://HOST/EXPORT"),
+        ("iscsi://host/target", "iscsi: is no kind of disk"),
+    ] {
+        let said = refused(&mut scratch.blk(Path::new(disk)));
+        assert!(said.contains("--blk-file") && said.contains(hint), "{said}");
+    }
     let directory = refused(&mut scratch.blk(scratch.dir.path()));
     assert!(directory.contains("directory"), "{directory}");
     let device = refused(&mut scratch.blk(Path::new("/dev/null")));
@@ -267,7 +276,7 @@ fn modes_and_groups() {
     let group = refused(scratch.blk(Path::new("null:1M")).arg("--socket-group=no-such-group"));
     assert!(group.contains("--socket-group"), "{group}");
     let cpu = refused(scratch.blk(Path::new("null:1M")).arg("--cpu=1023"));
-    assert!(cpu.contains("CPU 1023"), "{cpu}");
+    assert!(cpu.contains("--cpu: CPU 1023 does not exist"), "{cpu}");
 }
 
 /// `kickless blk --fd=3` with `socket` under that number. A shell puts it there: nothing safe in std does.
@@ -424,4 +433,44 @@ fn counters_on_demand() {
     log.read_to_string(&mut rest).unwrap();
     assert!(rest.contains(" summary queues_used=0"), "{rest}");
     assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
+}
+
+#[cfg(feature = "nbd")]
+#[test]
+fn a_signal_while_a_disk_is_being_opened() {
+    let scratch = Scratch::new();
+    let server = UnixListener::bind(scratch.dir.path().join("nbd")).unwrap();
+    let uri = format!("nbd+unix:///?socket={}", scratch.dir.path().join("nbd").display());
+    let mut child = scratch.blk(Path::new(&uri)).stderr(Stdio::piped()).spawn().unwrap();
+    // Connected, and never answered: the daemon would give up after ten seconds, with status 1.
+    let _connection = server.accept().unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{said}");
+    assert!(said.contains("before all disks were open"), "{said}");
+    assert!(!scratch.socket().exists());
+}
+
+#[test]
+fn two_devices_with_one_image() {
+    let scratch = Scratch::new();
+    let image = scratch.image.to_str().unwrap();
+    let path = scratch.dir.path().join("disks.toml");
+    for (more, warned) in [("", true), ("incoming = true\n", false), ("lock = 'off'\n", false)] {
+        let config = device(&scratch, "a", image) + &device(&scratch, "b", image) + more;
+        fs::write(&path, config).unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.arg("serve").arg(format!("--config={}", path.display())).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut said = String::new();
+        while !said.contains(" serving ") {
+            assert_ne!(log.read_line(&mut said).unwrap(), 0, "{said}");
+        }
+        let daemon = Daemon(child);
+        assert_eq!(said.contains("two devices have the same blk-file"), warned, "{more}: {said}");
+        assert_eq!(said.contains("device{name=b}") && said.contains("other=\"a\""), warned, "{said}");
+        drop(daemon);
+    }
 }

@@ -2,12 +2,14 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kickless_driver::{Disk, Options};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -16,7 +18,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
 /// Far more than anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A daemon that logs at level `debug` into a pipe; killed if the test gives up.
+/// A daemon that logs into a pipe; killed if the test gives up.
 struct Daemon {
     child: Child,
     dir: TempDir,
@@ -25,9 +27,14 @@ struct Daemon {
 impl Daemon {
     /// Starts it; what it logs after it has begun to serve.
     fn start() -> (Self, BufReader<ChildStderr>) {
+        Self::start_with(&["--blk-file=mem:1M", "--log-level=debug"])
+    }
+
+    fn start_with(arguments: &[&str]) -> (Self, BufReader<ChildStderr>) {
         let dir = TempDir::new().unwrap();
         let mut child = Command::new(PROGRAM)
-            .args(["blk", "--blk-file=mem:1M", "--log-level=debug"])
+            .arg("blk")
+            .args(arguments)
             .arg(format!("--socket-path={}", dir.path().join("socket").display()))
             .stderr(Stdio::piped())
             .spawn()
@@ -117,6 +124,54 @@ fn the_reader_stands_still_to_the_end() {
     let (mut daemon, _log) = Daemon::start();
     flood(&daemon);
     assert_eq!(daemon.stop().code(), Some(0));
+}
+
+/// The lines of `text` that have all these words.
+fn having(text: &str, words: &[&str]) -> usize {
+    text.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
+}
+
+#[test]
+fn a_disk_that_fails_is_one_warning_of_each_kind() {
+    let (mut daemon, mut log) = Daemon::start_with(&["--blk-file=fault:eio:mem:1M"]);
+    let disk = Disk::connect(Options::new(daemon.socket())).unwrap();
+    for _ in 0..200 {
+        assert!(disk.read_at(&mut [0; 4096], 0).is_err());
+        assert!(disk.write_at(&[0; 4096], 0).is_err());
+    }
+    drop(disk);
+    assert_eq!(daemon.stop().code(), Some(0));
+    let mut said = String::new();
+    log.read_to_string(&mut said).unwrap();
+    for operation in ["operation=\"read\"", "operation=\"write\""] {
+        // More only where this took more than ten seconds.
+        let lines = having(&said, &[" WARN ", operation, "a request failed", "error=Input/output error"]);
+        assert!((1..10).contains(&lines), "{said}");
+        let rest = having(&said, &[" WARN ", operation, "more requests failed", "suppressed=1"]);
+        assert_eq!(rest, 1, "{said}");
+    }
+}
+
+#[test]
+fn a_second_front_end_is_told_of() {
+    let (mut daemon, mut log) = Daemon::start_with(&["--blk-file=null:1M"]);
+    let first = Disk::connect(Options::new(daemon.socket())).unwrap();
+    let second = UnixStream::connect(daemon.socket()).unwrap();
+    let limit = Timespec { tv_sec: LIMIT.as_secs() as i64, tv_nsec: 0 };
+    let mut line = String::new();
+    while !line.contains("another front-end has connected") {
+        line.clear();
+        if log.buffer().is_empty() {
+            let mut fds = [PollFd::new(log.get_ref(), PollFlags::IN)];
+            assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "it says nothing");
+        }
+        assert_ne!(log.read_line(&mut line).unwrap(), 0, "it ended");
+    }
+    drop((first, second));
+    assert_eq!(daemon.stop().code(), Some(0));
+    let mut rest = String::new();
+    log.read_to_string(&mut rest).unwrap();
+    assert!(!rest.contains("another front-end"), "{rest}");
 }
 
 /// How `kickless` ends with these arguments, and nobody at the other end of standard error and output.

@@ -2,6 +2,7 @@
 
 use crate::error::Refusal;
 use crate::iotlb::Translations;
+use crate::others::Others;
 use crate::rings::Rings;
 use kickless_device::Device;
 use kickless_vhost_user::{BackendMessage, BackendRequester, Error, Wait};
@@ -49,9 +50,10 @@ impl Channel {
         device: &dyn Device,
         mut translations: Option<&mut Translations>,
         rings: &Rings,
+        others: &mut Others<'_>,
     ) -> io::Result<()> {
         let changes = device.config_changes();
-        if changes.is_none() && translations.is_none() {
+        if changes.is_none() && translations.is_none() && others.listener().is_none() {
             return Ok(());
         }
         loop {
@@ -65,6 +67,9 @@ impl Channel {
             let waits = self.has_news() || translations.as_ref().is_some_and(|of| of.has_unsent());
             let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
             let mut fds = vec![readable(messages), readable(stop)];
+            let listener = others.listener().map(readable);
+            let watches = listener.is_some();
+            fds.extend(listener);
             fds.extend(changes.map(|changes| readable(changes.as_fd())));
             fds.extend(translations.as_ref().map(|translations| readable(translations.signal())));
             if let Some(requester) = &self.requester {
@@ -74,6 +79,9 @@ impl Channel {
             match poll(&mut fds, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
+            }
+            if watches {
+                others.note(&fds[2]);
             }
             if fds[..2].iter().any(|fd| !fd.revents().is_empty()) {
                 return Ok(());

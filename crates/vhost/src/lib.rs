@@ -36,6 +36,7 @@ mod inflight;
 mod iotlb;
 mod memory;
 mod negotiation;
+mod others;
 mod rings;
 mod server;
 mod session;

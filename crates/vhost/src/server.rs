@@ -1,6 +1,7 @@
 //! One front-end after another.
 
 use crate::Ended;
+use crate::others::Others;
 use crate::session::Session;
 use kickless_device::{Count, Counters, Device, Place};
 use kickless_memory::Mapper;
@@ -93,7 +94,7 @@ impl Server {
         loop {
             match accept(listener, stop)? {
                 None => return Ok(()),
-                Some(connection) => match self.serve_connection(connection, stop) {
+                Some(connection) => match self.session(connection, stop, Some(listener.as_fd())) {
                     Ok(()) => info!("front-end left"),
                     Err(Ended::Stopped) => return Ok(()),
                     Err(error @ Ended::Worker) => return Err(io::Error::other(error)),
@@ -108,9 +109,19 @@ impl Server {
     /// # Errors
     /// Why it ended otherwise.
     pub fn serve_connection(&self, connection: UnixStream, stop: BorrowedFd<'_>) -> Result<(), Ended> {
+        self.session(connection, stop, None)
+    }
+
+    fn session(
+        &self,
+        connection: UnixStream,
+        stop: BorrowedFd<'_>,
+        listener: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Ended> {
         info!("front-end connected");
         let (device, place, statistics) = (self.device.clone(), self.place.clone(), self.statistics.clone());
-        Session::new(connection, stop, device, place, statistics, self.mapper.clone()).run()
+        let others = Others::new(listener);
+        Session::new(connection, (stop, others), device, place, statistics, self.mapper.clone()).run()
     }
 }
 

@@ -6,6 +6,7 @@ use crate::inflight::Inflight;
 use crate::iotlb::Translations;
 use crate::memory::Memory;
 use crate::negotiation::{Negotiated, PROTOCOL_FEATURES};
+use crate::others::Others;
 use crate::rings::{self, Rings};
 use crate::server::Statistics;
 use crate::setup::{self, Setup};
@@ -31,6 +32,7 @@ use tracing::{debug, warn};
 pub(crate) struct Session<'a> {
     backend: Backend,
     stop: BorrowedFd<'a>,
+    others: Others<'a>,
     device: Arc<dyn Device>,
     statistics: Arc<Statistics>,
     negotiated: Negotiated,
@@ -53,7 +55,7 @@ pub(crate) struct Session<'a> {
 impl<'a> Session<'a> {
     pub(crate) fn new(
         connection: UnixStream,
-        stop: BorrowedFd<'a>,
+        (stop, others): (BorrowedFd<'a>, Others<'a>),
         device: Arc<dyn Device>,
         place: Arc<dyn Place>,
         statistics: Arc<Statistics>,
@@ -62,6 +64,7 @@ impl<'a> Session<'a> {
         Self {
             backend: Backend::new(connection),
             stop,
+            others,
             rings: Rings::new(device.clone(), place, statistics.clone()),
             device,
             totals_before: statistics.totals(),
@@ -112,6 +115,7 @@ impl<'a> Session<'a> {
                 &*self.device,
                 self.translations.as_mut(),
                 &self.rings,
+                &mut self.others,
             );
             served.map_err(Ended::Host)?;
             match self.backend.recv(&Wait::until(self.stop)) {

@@ -164,8 +164,9 @@ fn pin(cpu: Option<usize>) -> io::Result<()> {
     }
     let mut set = CpuSet::new();
     set.set(cpu);
-    sched_setaffinity(None, &set)
-        .map_err(|e| io::Error::new(e.kind(), format!("cannot run on CPU {cpu}: {e}")))
+    sched_setaffinity(None, &set).map_err(|e| {
+        io::Error::new(e.kind(), format!("cannot run on CPU {cpu}, which its cpuset may forbid: {e}"))
+    })
 }
 
 fn announce(engine: &Engine) {

@@ -10,6 +10,7 @@ use super::pace::OnOff;
 use super::scenario::{Pattern, Wait};
 use crate::cli::{CpuList, parse_cpu_list};
 use crate::duration::parse_duration;
+use crate::listen::PATH_BYTES_MAX;
 use crate::size::parse_size;
 
 /// The largest process number there is (proc(5), `pid_max`).
@@ -238,6 +239,13 @@ impl<'a> BackEnds<'a> {
         if let Some(read) = load.read.iter().find(|read| **read < 100 && !load.destroy) {
             return Err(format!(
                 "--read={read} writes over the disk: add --destroy if nothing on it is needed any more"
+            ));
+        }
+        if let BackEnds::Blk(blk) = self
+            && blk.socket_path.as_os_str().len() > PATH_BYTES_MAX
+        {
+            return Err(format!(
+                "--socket-path: a socket's path has up to {PATH_BYTES_MAX} bytes: use a shorter one"
             ));
         }
         let threads = load.threads.unwrap_or(load.queues);
