@@ -59,7 +59,7 @@ pub enum Error {
         len: u64,
     },
     /// It is too much, or its pages are not at hand.
-    #[error("region at {gpa}: {why}")]
+    #[error("region at {gpa} cannot be mapped: {why}")]
     Refused {
         /// Its guest-physical address.
         gpa: Gpa,
@@ -116,7 +116,7 @@ pub enum LogError {
         end: Gpa,
     },
     /// It is too much, or its pages are not at hand.
-    #[error("the log: {0}")]
+    #[error("the log cannot be mapped: {0}")]
     Refused(Refused),
     /// The kernel refused.
     #[error("the log cannot be mapped")]
@@ -156,7 +156,7 @@ pub enum InflightError {
         has: u64,
     },
     /// It is too much, or its pages are not at hand.
-    #[error("the buffer of requests in flight: {0}")]
+    #[error("the buffer of requests in flight cannot be mapped: {0}")]
     Refused(Refused),
     /// The kernel refused.
     #[error("the buffer of requests in flight cannot be mapped")]

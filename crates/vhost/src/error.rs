@@ -57,10 +57,12 @@ pub(crate) enum Refusal {
     Memory(#[from] kickless_memory::Error),
     #[error("ring {index}: its areas cannot be used: {source} in one piece, or misaligned")]
     Areas { index: u16, source: Unmapped },
-    #[error("ring {index} is at {addr} of the front-end, where it has shared no memory: {HOW_TO_SHARE}")]
+    #[error(
+        "ring {index} is at {addr} of the front-end, which is not in guest memory that it shares: {HOW_TO_SHARE}"
+    )]
     NotShared { index: u16, addr: UserAddr },
     #[error(
-        "the translation leads to {addr} of the front-end, where it has shared no memory: {HOW_TO_SHARE}"
+        "the translation leads to {addr}, which is not in guest memory in one region, nor shared: {HOW_TO_SHARE}"
     )]
     TranslationNotShared { addr: UserAddr },
     #[error("a front-end tells of translations, and takes them back, and nothing else")]
