@@ -408,8 +408,8 @@ impl Vring {
             kick.take();
         }
         self.pay_call();
-        // What is there already is what comes next's to find.
-        let _ = self.arm();
+        // Requests that are there already are left to the next one.
+        let has_work = self.arm();
         let left = self.queue.again();
         if left > 0 {
             // The transport cannot be let wait for what only it can bring.
@@ -419,7 +419,7 @@ impl Vring {
         // What a request has left in damaged memory is no answer to it.
         let held = if self.is_sound() { held } else { Vec::new() };
         self.settle_marks();
-        Stopped { next_avail: self.queue.next_avail(), held }
+        Stopped { next_avail: self.queue.next_avail(), has_work, held }
     }
 
     /// Whether guest memory is all there, as far as it has been touched: to be asked after that, and before the driver is told of

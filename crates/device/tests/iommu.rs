@@ -349,7 +349,7 @@ fn a_ring_that_stops_while_it_stands_goes_on_at_that_head() {
     assert!(setup.pop() && !setup.pop());
     setup.push(0, 1);
     setup.vring.publish();
-    assert_eq!(setup.vring.stop(), Stopped { next_avail: 1, held: Vec::new() });
+    assert_eq!(setup.vring.stop(), Stopped { next_avail: 1, has_work: false, held: Vec::new() });
     setup.misses.forget(3);
     assert!(setup.sent().is_empty(), "nobody waits for it any more");
     assert!(setup.tell(BUFFERS + PAGE, 1, Access::BOTH).is_empty(), "late");

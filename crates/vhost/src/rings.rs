@@ -25,6 +25,8 @@ pub(crate) struct Ring {
     pub(crate) call: Option<Call>,
     pub(crate) err: Option<Call>,
     running: Option<Box<dyn Placed>>,
+    /// Requests were in the ring when it stopped.
+    had_work: bool,
 }
 
 /// All rings of a session, and what they need to run.
@@ -109,11 +111,11 @@ impl Rings {
         Ok(answers.iter().try_for_each(|from| wait::answer(from, "a change of all rings", None))?)
     }
 
-    /// Whether a ring was set up, and none has moved on from where rings begin: no request ever came. For rings that have stopped.
+    /// Whether a ring was set up, and no ring has moved on from where rings begin or has had a request in it. For rings that
+    /// have stopped.
     pub(crate) fn none_moved(&self, packed: bool) -> bool {
-        let mut set_up =
-            self.rings.iter().map(|ring| &ring.setup).filter(|setup| setup.addresses.is_some()).peekable();
-        set_up.peek().is_some() && !set_up.any(|setup| setup.goes_on(packed))
+        let mut set_up = self.rings.iter().filter(|ring| ring.setup.addresses.is_some()).peekable();
+        set_up.peek().is_some() && !set_up.any(|ring| ring.had_work || ring.setup.goes_on(packed))
     }
 
     /// Makes the ring run or stop as its set-up says.
@@ -277,7 +279,9 @@ impl Rings {
 
     /// A ring has stopped: it goes on from there, and waits for no translation.
     fn came_to_rest(&mut self, index: u16, stopped: Stopped) {
-        self.get(index).setup.resume(stopped);
+        let ring = self.get(index);
+        ring.had_work |= stopped.has_work;
+        ring.setup.resume(stopped);
         if let Some(iommu) = &self.iommu {
             iommu.misses.forget(index);
         }

@@ -55,7 +55,7 @@ pub(crate) fn areas(said: Addresses, features: Features) -> Areas {
 
 impl Setup {
     /// Goes on from where it stopped.
-    pub(crate) fn resume(&mut self, Stopped { next_avail, held }: Stopped) {
+    pub(crate) fn resume(&mut self, Stopped { next_avail, held, .. }: Stopped) {
         self.next_avail = Some(next_avail);
         self.held = held;
     }
@@ -63,7 +63,7 @@ impl Setup {
     /// Goes on from where it stopped elsewhere.
     pub(crate) fn load(&mut self, ring: RingState, packed: bool) {
         self.loaded = Some(Shape { size: ring.size, packed });
-        self.resume(Stopped { next_avail: ring.next_avail, held: ring.held });
+        self.resume(Stopped { next_avail: ring.next_avail, has_work: false, held: ring.held });
     }
 
     /// Where it stands; `None`: nothing was said of it yet.
@@ -126,7 +126,7 @@ mod tests {
     fn completions_are_owed_within_one_life() {
         let held = vec![Held { id: 3, len: 1, descriptors: 0 }];
         let mut setup = Setup::default();
-        setup.resume(Stopped { next_avail: 9, held: held.clone() });
+        setup.resume(Stopped { next_avail: 9, has_work: false, held: held.clone() });
         setup.set_base(9);
         assert_eq!((setup.next_avail, &setup.held), (Some(9), &held));
         setup.set_base(0);

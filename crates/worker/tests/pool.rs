@@ -21,7 +21,7 @@ fn a_ring_is_looked_at_once_without_a_kick() {
     let placed = pool.put(echo).unwrap();
     fixture.wait_popped(200);
     let stopped = placed.stop().recv_timeout(DEADLINE).unwrap();
-    assert_eq!(stopped, Stopped { next_avail: 200, held: Vec::new() });
+    assert_eq!(stopped, Stopped { next_avail: 200, has_work: false, held: Vec::new() });
     assert_eq!(fixture.driver.used(), 200);
     for count in [&fixture.seen.attached, &fixture.seen.detached, &fixture.seen.dropped] {
         assert_eq!(count.load(Ordering::SeqCst), 1);
@@ -130,7 +130,10 @@ fn completions_that_cannot_be_shown_are_handed_on() {
     let vring = fixture.driver.ring(stopped);
     let (fixture, echo) = echo_over(fixture.driver, vring, false, Next::Blocked);
     let placed = pool.put(echo).unwrap();
-    assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap(), Stopped { next_avail: 3, held: Vec::new() });
+    assert_eq!(
+        placed.stop().recv_timeout(DEADLINE).unwrap(),
+        Stopped { next_avail: 3, has_work: false, held: Vec::new() }
+    );
     assert_eq!(fixture.driver.used(), 3);
 }
 

@@ -48,12 +48,12 @@ impl Driver {
         let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let driver = Self { view, avail: 0, kick, call, counters: Arc::default() };
-        let vring = driver.ring(Stopped { next_avail: 0, held: Vec::new() });
+        let vring = driver.ring(Stopped { next_avail: 0, has_work: false, held: Vec::new() });
         (driver, vring)
     }
 
     /// The ring, as it goes on after this.
-    pub(crate) fn ring(&self, Stopped { next_avail, held }: Stopped) -> Vring {
+    pub(crate) fn ring(&self, Stopped { next_avail, held, .. }: Stopped) -> Vring {
         Vring::new(Parts {
             index: 0,
             options: Options::new(SIZE, true, false).unwrap(),

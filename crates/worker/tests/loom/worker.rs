@@ -207,7 +207,7 @@ impl Worker {
         let next_avail = self.ring.next();
         drop(queue.source);
         for done in queue.stopping {
-            let _ = done.send(Stopped { next_avail, held: Vec::new() });
+            let _ = done.send(Stopped { next_avail, has_work: false, held: Vec::new() });
         }
     }
 }
