@@ -30,6 +30,8 @@ pub struct Shape {
     pub indirect: bool,
     /// RING_PACKED is negotiated.
     pub packed: bool,
+    /// DISCARD is negotiated.
+    pub discard: bool,
     /// Bytes of memory.
     pub memory: u64,
     /// Its driver has been using the device already, and the front-end comes back to it: as QEMU, it does not read the
@@ -51,6 +53,7 @@ impl Shape {
         event_idx: true,
         indirect: false,
         packed: false,
+        discard: false,
         memory: 64 << 20,
         returns: false,
     };
@@ -59,9 +62,9 @@ impl Shape {
     pub fn features(&self) -> Features {
         let mut features = Features::VERSION_1
             | Features::from_bits_retain(
-                (BlkFeatures::FLUSH | BlkFeatures::MQ | BlkFeatures::CONFIG_WCE | BlkFeatures::DISCARD)
-                    .bits(),
+                (BlkFeatures::FLUSH | BlkFeatures::MQ | BlkFeatures::CONFIG_WCE).bits(),
             );
+        features.set(Features::from_bits_retain(BlkFeatures::DISCARD.bits()), self.discard);
         features.set(Features::EVENT_IDX, self.event_idx);
         features.set(Features::INDIRECT_DESC, self.indirect);
         features.set(Features::RING_PACKED, self.packed);

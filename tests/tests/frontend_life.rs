@@ -515,7 +515,10 @@ fn a_second_front_end_waits() {
     assert!(second.replies_within(FrontendRequest::GetFeatures, LIMIT).unwrap());
     drop(second);
     served.serves_the_next().unwrap();
-    served.end_untroubled().unwrap();
+    let warnings: Vec<String> =
+        served.end().unwrap().into_iter().filter(|line| line.contains(" WARN ")).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    assert!(warnings[0].contains("another front-end has connected"), "{warnings:#?}");
 }
 
 #[test]

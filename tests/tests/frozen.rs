@@ -87,7 +87,8 @@ fn overwhelm(daemon: &Daemon, name: &str) -> Machine {
 
 /// Writes, reads, flushes and discards again and again, and stops the queue.
 fn works(daemon: &Daemon, name: &str) {
-    let mut machine = Machine::start(&daemon.socket_of(name), &Shape::default()).unwrap();
+    let mut machine =
+        Machine::start(&daemon.socket_of(name), &Shape { discard: true, ..Shape::default() }).unwrap();
     let discards =
         machine.frontend.features().contains(Features::from_bits_retain(BlkFeatures::DISCARD.bits()));
     assert!(discards, "{name} has no discards");
@@ -140,7 +141,8 @@ fn the_end_lets_neighbours_go(engine: &str) {
     };
     let frozen = file_system.freeze().unwrap();
     let hung = overwhelm(&daemon, "hung1");
-    let mut near = Machine::start(&daemon.socket_of("direct"), &Shape::default()).unwrap();
+    let mut near =
+        Machine::start(&daemon.socket_of("direct"), &Shape { discard: true, ..Shape::default() }).unwrap();
     near.write(0, 0, &pattern(1, 4096)).unwrap();
     daemon.signal(Signal::TERM).unwrap();
     // A session that hangs does not answer, which is an error.

@@ -80,11 +80,11 @@ impl Channel {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            if watches {
-                others.note(&fds[2]);
-            }
             if fds[..2].iter().any(|fd| !fd.revents().is_empty()) {
                 return Ok(());
+            }
+            if watches {
+                others.note(&fds[2]);
             }
         }
     }

@@ -20,7 +20,8 @@ impl<'a> Others<'a> {
         self.listener
     }
 
-    /// Takes note of what the wait for [`Others::listener`] returned.
+    /// Takes note of what a wait for [`Others::listener`] returned in which the session's own connection was quiet. A front-end
+    /// that closes its connection and makes another one is not told of: the old connection is readable first.
     pub(crate) fn note(&mut self, found: &PollFd<'_>) {
         let revents = found.revents();
         if revents.contains(PollFlags::IN) {
