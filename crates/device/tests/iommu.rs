@@ -527,6 +527,39 @@ fn a_chain_that_changes_while_it_is_translated_begins_anew() {
     assert_eq!(chain.readable_len(), 16);
 }
 
+/// In between, the driver puts other descriptors into the ring, whose pop ends before its buffers are translated. What was
+/// translated belongs to none of those.
+#[test]
+fn a_chain_that_is_read_in_part_takes_over_nothing_from_the_one_before() {
+    const PAGES: u64 = 1500;
+    let mut setup = Setup::with_ring();
+    setup.tell(BUFFERS, 8, Access::BOTH);
+    let far = 1 << 32;
+    for page in 0..PAGES {
+        setup.tell_elsewhere(far + page * PAGE, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
+    }
+    setup.offer(0, (far, (PAGES * PAGE) as u32), (BUFFERS, 1));
+    let mut chain = Chain::default();
+    assert!(!setup.vring.pop(&mut chain) && setup.vring.take_unfinished());
+    // One buffer, and a table that is missing.
+    let table = BUFFERS + 20 * PAGE;
+    let descriptor = |index: u64, gpa: u64, len: u32, flags: u16| {
+        let (addr, next) = ((IOVA + gpa).into(), (index as u16 + 1).into());
+        let entry = Desc { addr, len: len.into(), flags: flags.into(), next };
+        setup.view.map().write_obj(Gpa(DESC + 16 * index), &entry).unwrap();
+    };
+    descriptor(0, BUFFERS + PAGE, 16, DESC_F_NEXT);
+    descriptor(1, table, 16, DESC_F_INDIRECT);
+    assert!(!setup.vring.pop(&mut chain) && !setup.vring.take_unfinished());
+    // The same buffer, and no table.
+    descriptor(0, BUFFERS + PAGE, 16, 0);
+    setup.tell(table, 1, Access::READ);
+    assert!(setup.vring.pop(&mut chain));
+    assert_eq!(chain.readable().len(), 1);
+    assert_eq!(chain.readable(), [Buffer { addr: Gpa(BUFFERS + PAGE), len: 16 }]);
+    assert!(is_over(&setup.invalidate(far, PAGE)), "it does not use that");
+}
+
 /// Longer than a request can be: nothing of it is looked for but where its status goes.
 #[test]
 fn a_chain_that_is_too_long_is_refused_before_it_is_translated() {

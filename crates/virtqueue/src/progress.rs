@@ -14,8 +14,8 @@
 //!
 //! # What is kept from one pop to the next
 //! The descriptors as they were read, and the pieces that came of the first of them. Neither is trusted blindly:
-//! * The driver can change the descriptors in the ring in between. The next pop reads them again, and begins anew unless they
-//!   are the same.
+//! * The driver can change the descriptors in the ring in between. Each pop reads them again, and the first that reads
+//!   all of them begins anew unless they are the same.
 //! * An invalidation, or another view of guest memory, can make a piece untrue. Both change [`Tlb::epoch`] before they are
 //!   answered ([`Tlb::keep`]), and the next pop begins anew. Until a chain is popped, nothing uses its pieces, so no invalidation waits for it.
 //! * A driver that has its chain begin anew again and again pays for each look: see [`Tlb::take_lookups`].
@@ -53,8 +53,8 @@ impl Described {
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     described: Vec<Described>,
-    /// Those of the pop before this one, if what follows is about them.
-    before: Vec<Described>,
+    /// The descriptors that the pieces came of, whatever pops have read since.
+    translated: Vec<Described>,
     /// When the pieces were true. `None`: there are none.
     epoch: Option<u64>,
     /// What the descriptors before `place` have come to, and the first bytes of that one.
@@ -76,7 +76,6 @@ struct Place {
 impl Progress {
     /// Begins a pop.
     pub(crate) fn begin(&mut self) {
-        std::mem::swap(&mut self.described, &mut self.before);
         self.described.clear();
         self.described.shrink_to(BUFFERS_KEPT);
         self.unfinished = false;
@@ -101,7 +100,7 @@ impl Progress {
         len: u64,
         (buffers, readable): (&mut Vec<Buffer>, &mut usize),
     ) {
-        if self.epoch != Some(tlb.epoch()) || self.described != self.before {
+        if self.epoch != Some(tlb.epoch()) || self.described != self.translated {
             self.pieces.clear();
             self.pieces.shrink_to(BUFFERS_KEPT);
             (self.readable, self.place) = (0, Place::default());
@@ -112,6 +111,8 @@ impl Progress {
         } else if !self.go_on(map, tlb) {
             tlb.keep();
             self.epoch = Some(tlb.epoch());
+            // What is kept belongs to these. A pop that does not come this far changes none of it.
+            std::mem::swap(&mut self.described, &mut self.translated);
             self.unfinished = !tlb.is_missing();
             return;
         }
