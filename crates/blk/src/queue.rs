@@ -122,7 +122,7 @@ impl Queue {
         };
         let entry = self.slots.get(slot);
         if let Err(why) = translate(entry.io.buffers_mut(), &self.chain, self.vring.memory(), &request) {
-            self.slots.refuse(slot);
+            self.slots.refuse(slot, self.vring.memory().1);
             let reject = Reject { status: Some(request.status), code: blk::S_IOERR, why };
             return self.reject(id, reject);
         }
@@ -153,7 +153,7 @@ impl Queue {
         let wanted = match self.take_extents(slot, request, purpose) {
             Ok(wanted) => wanted,
             Err(reject) => {
-                self.slots.refuse(slot);
+                self.slots.refuse(slot, self.vring.memory().1);
                 return self.reject(id, reject);
             }
         };
@@ -421,7 +421,7 @@ fn translate(
     (view, marks): (&Arc<View>, &mut Marks),
     request: &Request,
 ) -> Result<(), &'static str> {
-    // Of one that was refused half-way there is something left.
+    // A slot that is free has none, and this does not rely on it.
     iov.clear(marks);
     let buffers = match request.kind {
         Kind::Write { .. } => chain.readable(),

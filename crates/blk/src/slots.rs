@@ -153,12 +153,12 @@ impl Slots {
 
     /// Takes memory back from a slot whose request was refused before it was accounted for.
     #[cold]
-    pub(crate) fn refuse(&mut self, slot: u32) {
+    pub(crate) fn refuse(&mut self, slot: u32, marks: &mut Marks) {
         let Some(entry) = self.slots.get_mut(slot as usize) else { return };
+        // A request that was refused half-way has left pieces, and room for these is never given back.
+        entry.io.buffers_mut().clear(marks);
         entry.io.buffers_mut().shrink_to(entry.taken.max(FREE));
-        if entry.io.extents_len() > 0 {
-            *entry.io.extents_mut() = Vec::new();
-        }
+        entry.io.drop_extents();
     }
 
     pub(crate) fn get(&mut self, slot: u32) -> &mut Slot {

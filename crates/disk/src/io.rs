@@ -252,6 +252,11 @@ impl Io {
         &mut self.work.get_or_insert_default().extents
     }
 
+    /// Gives back the memory of extents whose request is not started.
+    pub fn drop_extents(&mut self) {
+        self.work = None;
+    }
+
     /// Returns how many extents there are.
     pub fn extents_len(&self) -> usize {
         self.work.as_ref().map_or(0, |work| work.extents.len())
