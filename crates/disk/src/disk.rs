@@ -28,7 +28,7 @@ impl Disk {
     /// Opens a disk.
     ///
     /// An image whose length is no multiple of 512 loses the part of a sector at its end, with a warning in
-    /// the log.
+    /// the log. Lines that the disk logs later, from whatever thread, belong to the span that is current here.
     ///
     /// # Errors
     /// One sentence for the operator: missing, not allowed, no disk, empty, or not fit for direct I/O.

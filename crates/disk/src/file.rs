@@ -22,6 +22,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tracing::Span;
 
 /// A disk in a file.
 #[derive(Debug)]
@@ -44,6 +45,8 @@ pub struct FileDisk {
     writeback: Option<Writeback>,
     /// Calls that the kernel has turned out to lack here.
     lacks: Lacks,
+    /// Names the disk in the log. Workers serve many.
+    span: Span,
 }
 
 /// What O_DIRECT demands, and what helps to meet it.

@@ -24,6 +24,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
+use tracing::Span;
 pub use uri::{BadUri, NbdUri};
 
 /// How long the server may take until a disk is open.
@@ -66,7 +67,9 @@ impl Nbd {
             tracing::warn!(server = %uri, "the server cannot be asked to flush: what is durable, it alone knows");
         }
         let client = Client::new(shared.clone(), address, uri.clone(), Connection::new(socket, export, 0));
-        let thread = Builder::new().name("nbd".into()).spawn(move || client.run()).map_err(failed)?;
+        let span = Span::current();
+        let run = move || span.in_scope(|| client.run());
+        let thread = Builder::new().name("nbd".into()).spawn(run).map_err(failed)?;
         // A server with no flush has nothing to make durable.
         let durable = export.has(wire::FLAG_FUA);
         let posted = Posted::new(limits(export, options.read_only), size, durable);

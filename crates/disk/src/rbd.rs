@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
+use tracing::Span;
 
 /// How long the cluster may take until a disk is open.
 const OPEN_WITHIN: Duration = Duration::from_secs(30);
@@ -71,9 +72,10 @@ impl Rbd {
         let control = Arc::new(Control::new().map_err(failed)?);
         let (tell, told) = sync_channel(1);
         let (theirs, of, how) = (control.clone(), name.clone(), *options);
+        let span = Span::current();
         Builder::new()
             .name("rbd-control".into())
-            .spawn(move || serve(&theirs, &of, &how, &tell))
+            .spawn(move || span.in_scope(|| serve(&theirs, &of, &how, &tell)))
             .map_err(failed)?;
         let opened = match told.recv_timeout(OPEN_WITHIN) {
             Ok(opened) => opened.map_err(failed)?,
@@ -85,8 +87,9 @@ impl Rbd {
         let Opened { image, shape, id, granularity } = opened;
         let size = shape.size - shape.size % SECTOR;
         let flights = Arc::new(Flights::new(name.stop_timeout));
-        let theirs = flights.clone();
-        let clock = Builder::new().name("rbd-clock".into()).spawn(move || theirs.keep_time());
+        let (theirs, span) = (flights.clone(), Span::current());
+        let keep_time = move || span.in_scope(|| theirs.keep_time());
+        let clock = Builder::new().name("rbd-clock".into()).spawn(keep_time);
         let mut rbd = Self {
             image: Some(image),
             control,

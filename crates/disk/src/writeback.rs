@@ -32,6 +32,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
+use tracing::Span;
 
 /// Magic number of statfs(2).
 const OVERLAYFS_MAGIC: u64 = 0x794c_7630;
@@ -43,15 +44,17 @@ pub(crate) struct Writeback {
     witness: Mutex<Option<File>>,
     /// The error that is latched, or 0.
     latched: AtomicI32,
+    /// Names the disk in the log. Workers serve many.
+    span: Span,
 }
 
 impl Writeback {
-    /// Watches a file from now on.
+    /// Watches a file from now on. What is logged about it later belongs to the current span.
     pub(crate) fn watch(file: &File) -> Self {
         let is_overlay = fstatfs(file).is_ok_and(|fs| fs.f_type as u64 == OVERLAYFS_MAGIC);
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let witness = if is_overlay { None } else { File::open(path).ok() };
-        Self { witness: Mutex::new(witness), latched: AtomicI32::new(0) }
+        Self { witness: Mutex::new(witness), latched: AtomicI32::new(0), span: Span::current() }
     }
 
     /// Returns how a flush ends that ended like this in the kernel.
@@ -92,6 +95,7 @@ impl Writeback {
             self.latched.compare_exchange(0, errno.raw_os_error(), Ordering::Release, Ordering::Relaxed);
         if set.is_ok() {
             tracing::error!(
+                parent: &self.span,
                 %errno,
                 "the host could not write what was in its cache, and has lost it: flushes of this disk fail until the process is started again"
             );

@@ -325,6 +325,23 @@ fn a_file_that_has_become_shorter() {
     }
 }
 
+/// A worker serves many disks: the log names the one that a line is about.
+#[test]
+fn a_line_belongs_to_the_span_that_the_disk_was_opened_in() {
+    let image = image(&[5; 64 << 10]);
+    let ((), log) = logged(|| {
+        let span = tracing::error_span!("device", name = "web");
+        let disk = span.in_scope(|| open(image.path(), Cache::None, false).unwrap());
+        image.as_file().set_len(32 << 10).unwrap();
+        let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
+        assert_eq!(worker.read(60 << 10, 512).0, Err(IoError::Shrunk));
+        image.as_file().set_len(64 << 10).unwrap();
+        assert_eq!(worker.read(60 << 10, 512).0, Ok(()));
+    });
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("the file behind the disk")).collect();
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("device{name=\"web\"}")), "{log}");
+}
+
 /// What is known of the length decides about writes, discards and zeroes: by a read that found the end, or by a look.
 #[test]
 fn what_is_cut_off_fails_until_the_file_is_as_long_again() {

@@ -15,6 +15,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use tracing::Span;
 
 /// Magic numbers of statfs(2): file systems that have no cache beside the memory they are.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -84,6 +85,7 @@ impl FileDisk {
             direct,
             pool: Arc::new(Pool::new(address)),
             lacks: Lacks::default(),
+            span: Span::current(),
         })
     }
 }

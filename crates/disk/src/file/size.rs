@@ -65,6 +65,7 @@ impl FileDisk {
             && self.reach() < before
         {
             tracing::warn!(
+                parent: &self.span,
                 from,
                 to,
                 "the file behind the disk has become shorter; what is cut off fails until the file is as long again"
@@ -78,7 +79,11 @@ impl FileDisk {
         match self.look_at_size() {
             Ok(Resized::Shrunk { .. }) | Err(_) => Err(IoError::Shrunk),
             Ok(Resized::Same | Resized::Grown { .. }) => {
-                tracing::info!(bytes = self.size(), "the file behind the disk is as long again as the disk");
+                tracing::info!(
+                    parent: &self.span,
+                    bytes = self.size(),
+                    "the file behind the disk is as long again as the disk"
+                );
                 Ok(())
             }
         }

@@ -9,6 +9,7 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
+use tracing::Span;
 
 /// So many threads at most, as an engine has.
 const THREADS_MAX: usize = 16;
@@ -27,6 +28,8 @@ struct Shared {
     perform: Box<Perform>,
     work: Mutex<Work>,
     more: Condvar,
+    /// Names the disk in the log.
+    span: Span,
 }
 
 #[derive(Default)]
@@ -52,7 +55,12 @@ impl Threads {
         name: &'static str,
         perform: impl Fn(&mut Order) -> Result<(), IoError> + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let shared = Shared { perform: Box::new(perform), work: Mutex::default(), more: Condvar::new() };
+        let shared = Shared {
+            perform: Box::new(perform),
+            work: Mutex::default(),
+            more: Condvar::new(),
+            span: Span::current(),
+        };
         let threads = Self { shared: Arc::new(shared), name, threads: Mutex::default() };
         threads.add()?;
         Ok(threads)
@@ -63,7 +71,7 @@ impl Threads {
         if threads.len() < THREADS_MAX {
             let shared = self.shared.clone();
             let name = format!("{}-{}", self.name, threads.len());
-            threads.push(Builder::new().name(name).spawn(move || shared.run())?);
+            threads.push(Builder::new().name(name).spawn(move || shared.span.in_scope(|| shared.run()))?);
         }
         Ok(())
     }

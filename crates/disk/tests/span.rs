@@ -1,0 +1,40 @@
+//! The threads of a disk log in the span that the disk was opened in. A program of its own: the log is the process's.
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![cfg(feature = "nbd")]
+
+mod common;
+
+use common::liar::{Liar, greet, hear, hello};
+use common::{open, worker};
+use kickless_disk::Request;
+use std::io::{self, Write};
+use std::sync::{Mutex, PoisonError};
+use tracing::{Level, error_span};
+
+static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+struct Log;
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        LOG.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_thread_of_an_nbd_disk() {
+    tracing_subscriber::fmt().with_ansi(false).with_max_level(Level::INFO).with_writer(|| Log).init();
+    let liar = Liar::start(1, |_, stream| {
+        greet(stream, &hello(false));
+        let _ = hear(stream);
+    });
+    let disk = error_span!("device", name = "web").in_scope(|| open(&liar.spec()));
+    assert!(worker(&disk).run(Request::Flush).is_err());
+    let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
+    let line = log.lines().find(|line| line.contains("the NBD server is lost")).unwrap();
+    assert!(line.contains("device{name=\"web\"}"), "{log}");
+}
