@@ -65,7 +65,10 @@ fn subscriber(queue: &Arc<Queue>, filter: EnvFilter, colours: bool) -> impl Subs
 pub(crate) fn say(sentence: &str) {
     let line = format!("kickless: {sentence}\n");
     match LOG.get() {
-        Some(queue) => queue.put_last(line.as_bytes()),
+        Some(queue) => {
+            queue.put_held();
+            queue.put_last(line.as_bytes());
+        }
         // Nothing is served yet. If it cannot be said, the exit status still tells.
         None => drop(stderr().write_all(line.as_bytes())),
     }
@@ -73,6 +76,9 @@ pub(crate) fn say(sentence: &str) {
 
 /// Waits until everything is written, up to [`END_WAIT`]. To be called before the process ends.
 pub(crate) fn end() {
+    if let Some(queue) = LOG.get() {
+        queue.put_held();
+    }
     wait_until_written(Instant::now() + END_WAIT);
 }
 

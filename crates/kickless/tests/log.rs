@@ -153,6 +153,22 @@ fn a_disk_that_fails_is_one_warning_of_each_kind() {
 }
 
 #[test]
+fn what_was_suppressed_is_told_at_the_end() {
+    let (mut daemon, mut log) = Daemon::start_with(&["--blk-file=mem:1M"]);
+    const VISITS: usize = 200;
+    (0..VISITS).for_each(|_| daemon.visit());
+    assert_eq!(daemon.stop().code(), Some(0));
+    let mut said = String::new();
+    log.read_to_string(&mut said).unwrap();
+    let told = said.lines().filter(|line| line.contains("front-end connected"));
+    let visits = told.map(|line| match line.rsplit_once("suppressed=") {
+        Some((_, count)) => 1 + count.parse::<usize>().unwrap(),
+        None => 1,
+    });
+    assert_eq!(visits.sum::<usize>(), VISITS, "{said}");
+}
+
+#[test]
 fn a_second_front_end_is_told_of() {
     let (mut daemon, mut log) = Daemon::start_with(&["--blk-file=null:1M"]);
     let first = Disk::connect(Options::new(daemon.socket())).unwrap();

@@ -71,11 +71,13 @@ impl<K: Hash + Eq> Limits<K> {
     }
 
     /// Keeps the first line that is suppressed.
-    pub(super) fn hold(&mut self, place: K, device: &str, line: String) {
+    pub(super) fn hold(&mut self, place: K, device: &str, line: String, now: Instant) {
         let stock = self.stocks.get_mut(&place).and_then(|devices| devices.get_mut(device));
         // It may have been told of already, by a line of another thread.
         if let Some(stock) = stock.filter(|stock| stock.suppressed > 0) {
             stock.held = Some(line);
+            // A report may have come since the line was suppressed.
+            self.due.get_or_insert(now + REPORT);
         }
     }
 
@@ -84,11 +86,15 @@ impl<K: Hash + Eq> Limits<K> {
         self.due
     }
 
-    /// Once it is time, appends the lines that are held, each with the number of those suppressed after it.
+    /// Once it is time, does as [`Limits::report_all`].
     pub(super) fn report(&mut self, now: Instant, into: &mut Vec<u8>) {
-        if self.due.is_none_or(|due| now < due) {
-            return;
+        if self.due.is_some_and(|due| now >= due) {
+            self.report_all(into);
         }
+    }
+
+    /// Appends the lines that are held, each with the number of those suppressed after it.
+    pub(super) fn report_all(&mut self, into: &mut Vec<u8>) {
         self.due = None;
         for stock in self.stocks.values_mut().flat_map(HashMap::values_mut) {
             if let Some(line) = stock.held.take() {
@@ -142,7 +148,7 @@ mod tests {
             assert_eq!(limits.admit(1, "a", now), pass(0));
         }
         assert_eq!(limits.admit(1, "a", now), Admission::Hold);
-        limits.hold(1, "a", "first\n".into());
+        limits.hold(1, "a", "first\n".into(), now);
         for _ in 0..9 {
             assert_eq!(limits.admit(1, "a", now), Admission::Suppress);
         }
@@ -165,7 +171,7 @@ mod tests {
         let (mut limits, now) = (Limits::default(), Instant::now());
         assert_eq!(limits.due(), None);
         while limits.admit(1, "a", now) != Admission::Hold {}
-        limits.hold(1, "a", "first\n".into());
+        limits.hold(1, "a", "first\n".into(), now);
         for _ in 0..9 {
             limits.admit(1, "a", now);
         }
@@ -177,10 +183,20 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_is_held_after_a_report_comes_with_the_next() {
+        let (mut limits, now) = (Limits::default(), Instant::now());
+        while limits.admit(1, "a", now) != Admission::Hold {}
+        assert_eq!(reported(&mut limits, now + REPORT), "");
+        limits.hold(1, "a", "line\n".into(), now + REPORT);
+        assert_eq!(limits.due(), Some(now + 2 * REPORT));
+        assert_eq!(reported(&mut limits, now + 2 * REPORT), "line\n");
+    }
+
+    #[test]
     fn a_single_one_comes_late_and_as_it_is() {
         let (mut limits, now) = (Limits::default(), Instant::now());
         while limits.admit(1, "a", now) != Admission::Hold {}
-        limits.hold(1, "a", "line\n".into());
+        limits.hold(1, "a", "line\n".into(), now);
         assert_eq!(reported(&mut limits, now + REPORT), "line\n");
     }
 

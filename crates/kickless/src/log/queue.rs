@@ -90,11 +90,19 @@ impl Queue {
     /// Keeps a line to which the answer was [`Admission::Hold`].
     pub(super) fn hold(&self, callsite: Identifier, device: &str, line: String) {
         let mut state = self.lock();
-        state.limits.hold(callsite, device, line);
+        state.limits.hold(callsite, device, line, Instant::now());
         // The writer may sleep without a time at which to wake.
         if std::mem::replace(&mut state.idle, false) {
             self.filled.notify_one();
         }
+    }
+
+    /// Appends the lines that are held: there may be no later.
+    pub(super) fn put_held(&self) {
+        let mut state = self.lock();
+        let mut lines = Vec::new();
+        state.limits.report_all(&mut lines);
+        self.append(state, &lines);
     }
 
     /// Waits until everything is written, or until `deadline`. Returns whether it is.
