@@ -19,7 +19,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{debug, error, info, warn};
 
 use crate::exit;
-use crate::listen::{Address, Endpoint};
+use crate::listen::{Address, Endpoint, TURN_WAIT};
 use crate::log;
 use crate::service::{Device, Said, Service, Socket};
 use crate::signals::Signals;
@@ -59,9 +59,10 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     // In a container there may be no such thing; then it takes a signal.
     let resizes = Resizes::listen().inspect_err(|error| debug!(%error, "sizes of devices are not told")).ok();
     // Last, and all of them before any is served: a socket that is there is one that is served.
+    let turns_until = Instant::now() + TURN_WAIT;
     let endpoint = |origin| match origin {
         Origin::Inherited(endpoint) => Ok(endpoint),
-        Origin::Path(address) => address.bind(),
+        Origin::Path(address) => address.bind(turns_until),
     };
     let endpoints = origins.into_iter().map(endpoint).collect::<Result<Vec<_>>>()?;
     let served = service.devices.iter().zip(served);
@@ -308,7 +309,7 @@ mod tests {
         };
         let [device] = &service.devices[..] else { panic!("{service:?}") };
         let Origin::Path(address) = origin(device, service.said).unwrap() else { panic!("{device:?}") };
-        let endpoint = address.bind().unwrap();
+        let endpoint = address.bind(Instant::now()).unwrap();
         // It cannot be listened on any more.
         let Endpoint::Listening(listener) = &endpoint else { panic!("{endpoint:?}") };
         shutdown(&listener.socket, Shutdown::Both).unwrap();
