@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{Worker, guest, loop_device::Loop, options};
+use common::{Worker, guest, image, loop_device::Loop, options};
 use kickless_disk::{Cache, Disk, DiskSpec, IoError, Request, Step};
-use kickless_io::EngineKind;
+use kickless_io::{EngineKind, Errno};
 use kickless_memory::{Gpa, Marks};
 use std::fs::File;
 use std::process::Command;
@@ -102,6 +102,23 @@ fn every_queue_hears_of_it_until_the_disk_is_opened_anew() {
         fill(&mut worker);
         assert_eq!([worker.flush(), durable(&mut worker)], [Ok(()); 2], "{kind:?}");
         assert!(disk.hand_over().is_ok());
+    }
+}
+
+/// What the kernel did not begin says nothing of the cache: it is tried again, and nothing is latched.
+#[test]
+fn what_was_not_begun_is_tried_again() {
+    let image = image(&[7; 64 << 10]);
+    let disk = Disk::open(&DiskSpec::File(image.path().into()), &options(Cache::Writeback, false)).unwrap();
+    for kind in ENGINES {
+        let mut worker = Worker::new(&disk, kind, 8);
+        for errno in [Errno::AGAIN, Errno::CANCELED, Errno::INTR] {
+            worker.fail_next(errno);
+            assert_eq!(worker.flush(), Ok(()), "{kind:?} {errno}");
+            worker.fail_next(errno);
+            assert_eq!(durable(&mut worker), Ok(()), "{kind:?} {errno}");
+            assert_eq!(worker.flush(), Ok(()), "{kind:?} {errno}");
+        }
     }
 }
 

@@ -187,8 +187,9 @@ impl FileDisk {
                 io.retries += 1;
                 return self.drive(lane, io);
             }
-            // Not at once: when something has completed, or in a moment.
-            Err(Errno::AGAIN) if io.retries < RETRIES_MAX => {
+            // Not at once: when something has completed, or in a moment. We cancel nothing: io_uring cancels what it finds no
+            // thread for, where a cgroup has as many as it may.
+            Err(Errno::AGAIN | Errno::CANCELED) if io.retries < RETRIES_MAX => {
                 io.retries += 1;
                 lane.stall();
                 return Step::Busy;
@@ -196,7 +197,7 @@ impl FileDisk {
             Err(errno) if io.phase == Phase::Extent && self.goes_otherwise(io, errno) => {
                 return self.drive(lane, io);
             }
-            Err(Errno::AGAIN | Errno::INTR) => return io.finish(Err(IoError::Stuck)),
+            Err(Errno::AGAIN | Errno::CANCELED | Errno::INTR) => return io.finish(Err(IoError::Stuck)),
             // The kernel was given the guest's pages, and found that one is missing.
             Err(Errno::FAULT) if io.phase == Phase::Direct => return io.finish(Err(IoError::Damaged)),
             Err(errno) => return io.finish(Err(IoError::Os(errno))),
@@ -230,7 +231,7 @@ impl FileDisk {
     /// Returns how an operation of a flush or of a durable request ends that ended like this in the kernel.
     fn synced(&self, phase: Phase, result: Result<u32, Errno>) -> Result<u32, Errno> {
         match (&self.writeback, phase, result) {
-            (None, ..) | (.., Err(Errno::INTR | Errno::AGAIN)) => result,
+            (None, ..) | (.., Err(Errno::INTR | Errno::AGAIN | Errno::CANCELED)) => result,
             (Some(writeback), Phase::Flush, _) => writeback.flushed(result),
             (Some(writeback), Phase::Direct | Phase::Store, _) => writeback.written(result),
             _ => result,

@@ -138,6 +138,8 @@ pub struct Worker<'a> {
     lost_writes: LostWritesSeen,
     marks: Marks,
     done: Vec<Completion>,
+    /// What the next completion is turned into.
+    failure: Option<Errno>,
 }
 
 impl<'a> Worker<'a> {
@@ -146,8 +148,13 @@ impl<'a> Worker<'a> {
         let file = disk.attach(&mut engine).unwrap();
         let waker = Waker::new().unwrap();
         let (lost_writes, marks) = (disk.lost_writes_seen(), Marks::off());
-        Self { disk, engine, file, waker, places: Vec::new(), lost_writes, marks, done: Vec::new() }
-            .with_slots(1)
+        let (places, done, failure) = (Vec::new(), Vec::new(), None);
+        Self { disk, engine, file, waker, places, lost_writes, marks, done, failure }.with_slots(1)
+    }
+
+    /// Has the next operation that completes fail.
+    pub fn fail_next(&mut self, errno: Errno) {
+        self.failure = Some(errno);
     }
 
     pub fn with_slots(mut self, slots: usize) -> Self {
@@ -192,8 +199,9 @@ impl<'a> Worker<'a> {
             self.sleep();
         }
         let mut over = Vec::new();
-        for completion in done.drain(..) {
+        for mut completion in done.drain(..) {
             assert_eq!(completion.token.source, 3);
+            completion.result = self.failure.take().map_or(completion.result, Err);
             let slot = completion.token.slot as usize;
             if let Step::Done(result) = self.step(slot, |disk, lane, io| disk.resume(lane, io, completion)) {
                 over.push((slot, result));
