@@ -170,6 +170,17 @@ impl Translation {
         self.tlb.accept_refusals();
     }
 
+    /// Whether an invalidation waits for a chain with this head. Another chain with it would have to be waited for too: the two cannot be
+    /// told apart when they are given back, so a driver that goes on like that has the invalidation wait for ever.
+    #[inline]
+    pub(crate) fn is_held_up(&self, head: u16) -> bool {
+        !self.held_up.is_empty()
+            && self
+                .in_use
+                .place(head)
+                .is_some_and(|place| self.held_up.iter().any(|held_up| held_up.places.contains(&place)))
+    }
+
     /// A chain was taken: what it uses is in use until it is given back.
     #[inline]
     pub(crate) fn took(&mut self, head: u16) {
@@ -227,6 +238,12 @@ impl InUse {
             used.ranges.clear();
             used.ranges.push(hull);
         }
+    }
+
+    /// The place of the chains with this head, if any is in flight.
+    #[inline]
+    fn place(&self, head: u16) -> Option<u16> {
+        self.places[usize::from(head)].checked_sub(1)
     }
 
     /// The place of the chain's head, if it was the last with it.

@@ -231,6 +231,13 @@ impl Vring {
         }
         let Some(translation) = &mut self.translation else { return false };
         match self.queue.pop_translated(&self.view, &mut translation.tlb, chain) {
+            Ok(Popped::Chain) if translation.is_held_up(chain.id.head) => {
+                let head = chain.id.head;
+                self.fail(&format_args!(
+                    "descriptor {head} is available again, and an invalidation waits for it"
+                ));
+                false
+            }
             Ok(Popped::Chain) => {
                 translation.took(chain.id.head);
                 true

@@ -560,6 +560,29 @@ fn a_chain_that_is_read_in_part_takes_over_nothing_from_the_one_before() {
     assert!(is_over(&setup.invalidate(far, PAGE)), "it does not use that");
 }
 
+/// A driver can make a head available again that is in flight, so that one chain with it always is.
+#[test]
+fn a_head_that_is_available_again_does_not_hold_an_invalidation_up() {
+    let mut setup = Setup::with_ring();
+    setup.tell(BUFFERS, 2, Access::BOTH);
+    setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 1));
+    assert!(setup.pop());
+    let first = setup.ids[&0];
+    setup.make_available(0);
+    assert!(setup.pop(), "nothing waits for it");
+    let done = setup.invalidate(BUFFERS, PAGE);
+    setup.tell(BUFFERS, 1, Access::BOTH);
+    setup.push(0, 0);
+    assert!(!is_over(&done));
+    // Those with other heads are not concerned.
+    setup.offer(2, (BUFFERS, 16), (BUFFERS + PAGE, 1));
+    assert!(setup.pop() && !setup.vring.is_broken());
+    setup.make_available(0);
+    assert!(!setup.pop() && setup.vring.is_broken());
+    setup.vring.push(first, 0);
+    assert!(is_over(&done));
+}
+
 /// Longer than a request can be: nothing of it is looked for but where its status goes.
 #[test]
 fn a_chain_that_is_too_long_is_refused_before_it_is_translated() {
