@@ -4,9 +4,11 @@
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
+use signal_hook::flag;
 use signal_hook::low_level::pipe;
 
 /// The signals that are waited for. None of them kills the process any more.
@@ -25,6 +27,8 @@ impl Signals {
     /// # Errors
     /// The process is out of descriptors.
     pub(crate) fn catch() -> Result<Self> {
+        // A file that may not grow (RLIMIT_FSIZE), be it the log's or an image: the write fails, and the process goes on.
+        flag::register(SIGXFSZ, Arc::default()).context("signals cannot be caught")?;
         let (stop, stopping) = pair()?;
         for signal in [SIGTERM, SIGINT] {
             watch(signal, &stopping)?;

@@ -1,6 +1,7 @@
 //! The log, when standard error is not read: nothing that the program does waits for it.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
+use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -123,6 +124,28 @@ fn the_reader_stands_still_and_goes_on() {
 fn the_reader_stands_still_to_the_end() {
     let (mut daemon, _log) = Daemon::start();
     flood(&daemon);
+    assert_eq!(daemon.stop().code(), Some(0));
+}
+
+/// A write beyond the limit ends a process that does not catch the signal.
+#[test]
+fn the_log_is_a_file_that_may_not_grow() {
+    let dir = TempDir::new().unwrap();
+    let log = dir.path().join("log");
+    fs::write(&log, vec![b'\n'; 4 << 20]).unwrap();
+    // At most 2 MiB, whatever the shell's unit is.
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 2048 && exec \"$@\"", "sh", PROGRAM, "blk", "--blk-file=mem:64K"]);
+    command.arg(format!("--socket-path={}", dir.path().join("socket").display()));
+    let log = OpenOptions::new().append(true).open(log).unwrap();
+    let mut daemon = Daemon { child: command.stderr(log).spawn().unwrap(), dir };
+    let start = Instant::now();
+    while !daemon.socket().exists() {
+        assert!(daemon.child.try_wait().unwrap().is_none(), "it has ended");
+        assert!(start.elapsed() < LIMIT, "it does not serve");
+        sleep(Duration::from_millis(5));
+    }
+    daemon.visit();
     assert_eq!(daemon.stop().code(), Some(0));
 }
 
