@@ -239,6 +239,32 @@ impl Daemon {
         &self.log
     }
 
+    /// Waits until it has taken so many requests out of a queue since it started. For a daemon with one device.
+    ///
+    /// # Errors
+    /// It has not.
+    pub fn wait_until_taken(&self, queue: u16, requests: u64) -> Result<()> {
+        let deadline = Instant::now() + LIMIT;
+        let of = format!(" counters queue={queue} ");
+        let taken = |line: &str| -> Option<u64> {
+            let mut words = line.split_whitespace().filter(|_| line.contains(&of));
+            words.find_map(|word| word.strip_prefix("requests="))?.parse().ok()
+        };
+        loop {
+            let seen = self.log.len();
+            self.signal(Signal::USR1)?;
+            // There is no line of a queue that was not used yet.
+            let taken = self.log.wait_from(seen, "counters", Duration::from_millis(200), taken).unwrap_or(0);
+            if taken >= requests {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "{taken} requests of queue {queue} were taken, not {requests}"
+            );
+        }
+    }
+
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
