@@ -192,7 +192,9 @@ impl Aio {
         for place in again.drain(..) {
             let Some(operation) = slots.get_mut(place) else { continue };
             let held = operation.held;
-            match files.route(held, operation.op.kind) {
+            let route = files.route(held, operation.op.kind);
+            operation.nowait = route == Route::NoWait;
+            match route {
                 Route::Offload => transfers.queue_for(held.owner(), place),
                 Route::Blocking => jobs.queue_place(place),
                 Route::NoWait | Route::Memory | Route::Plain => transfers.queue(place),

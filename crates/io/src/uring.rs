@@ -258,7 +258,9 @@ impl Uring {
         for place in again.drain(..) {
             let Some(operation) = slots.get_mut(place) else { continue };
             let held = operation.held;
-            match (&mut self.aio, files.route(held, operation.op.kind)) {
+            let route = files.route(held, operation.op.kind);
+            operation.nowait = route == Route::NoWait;
+            match (&mut self.aio, route) {
                 (Some(aio), Route::Memory) => aio.queue(place),
                 (Some(aio), Route::Offload) => aio.queue_for(held.owner(), place),
                 (_, Route::Blocking) => self.jobs.queue_place(place),
@@ -431,6 +433,8 @@ impl Drop for Uring {
         self.jobs.finish();
         self.reap_jobs(&mut done);
         loop {
+            // What has come back may have staged more for threads, which there are none of any more.
+            self.jobs.take_places().for_each(|place| self.ops.slots.take(place, drop));
             // What is staged has not been seen by the kernel, and never will be.
             let again = self.ops.again.drain(..).chain(self.staged.drain(..));
             for place in again.chain(self.aio.iter_mut().flat_map(Transfers::take_staged)) {

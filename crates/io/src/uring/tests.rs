@@ -422,3 +422,53 @@ fn an_idle_ring_gets_operations_ahead_of_their_batch() {
     }
     assert_eq!(finish(&mut uring).len(), 8);
 }
+
+/// Submits merged reads behind the end of a file. Each is done again by itself.
+fn merged_reads_of_nothing(uring: &mut Uring, id: FileId, view: &Arc<View>) {
+    uring.merge(id, true);
+    (0..4).for_each(|number| queue(uring, id, OpKind::Read, number, page(view, number.into())));
+    uring.submit().unwrap();
+}
+
+/// A transfer that is done again carries `RWF_NOWAIT` exactly where its route of that time asks for it.
+#[test]
+fn what_is_done_again_is_told_whether_to_wait() {
+    let (mut uring, _, _) = engine();
+    let id = register(&mut uring, Arc::new(tempfile::tempfile().unwrap()));
+    let view = guest(1 << 20);
+    for (before, after) in [(Route::Blocking, Route::NoWait), (Route::NoWait, Route::Plain)] {
+        uring.ops.files.set_routes(1, Routes::all(before));
+        merged_reads_of_nothing(&mut uring, id, &view);
+        uring.ops.files.set_routes(1, Routes::all(after));
+        let mut done = Vec::new();
+        while uring.staged.is_empty() {
+            uring.reap(&mut done);
+        }
+        let nowait = |place: &u32| uring.ops.slots.get_mut(*place).unwrap().nowait;
+        let told: Vec<_> = uring.staged.iter().map(nowait).collect();
+        assert_eq!(told, [after == Route::NoWait; 4]);
+        assert_eq!(finish(&mut uring).len(), 4);
+    }
+}
+
+/// Drops an engine whose threads have done transfers that are to be done again, and a call of `io_submit` after them.
+#[test]
+fn dropped_with_what_threads_are_to_do_again() {
+    let (mut uring, offloaded, _) = engine();
+    uring.ops.files.set_routes(0, Routes::all(Route::Offload));
+    let id = register(&mut uring, Arc::new(tempfile::tempfile().unwrap()));
+    queue(&mut uring, id, OpKind::Read, 0, buffer(0));
+    assert_eq!(finish(&mut uring).len(), 1, "a ring that was never used is not waited for");
+    uring.ops.files.set_routes(1, Routes::all(Route::Blocking));
+    merged_reads_of_nothing(&mut uring, id, &guest(1 << 20));
+    // The transfers are done before the call, or the test shows nothing.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    queue(&mut uring, offloaded, OpKind::Read, 0, buffer(0));
+    uring.submit().unwrap();
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(uring);
+        ended.send(()).unwrap();
+    });
+    end.recv_timeout(std::time::Duration::from_secs(30)).expect("the engine waits for what never completes");
+}
