@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -43,16 +44,20 @@ impl FileSystem {
 
     /// Freezes the file system: whatever would change it waits.
     ///
-    /// A process beside this one thaws it, also when this one is killed.
+    /// A process beside this one freezes it, and thaws it also when this one is killed. Threads that wait for the file system keep a killed
+    /// process, and with it the pipe; so the end of the thread that calls this counts as well.
     ///
     /// # Errors
     /// Returns why it cannot be frozen.
     pub fn freeze(&self) -> Result<Frozen, String> {
-        let script = "trap '' TERM INT HUP; read line; exec fsfreeze --unfreeze \"$0\"";
-        let thaw = Command::new("sh").args(["-c", script]).arg(&self.mounted).stdin(Stdio::piped()).spawn();
-        let frozen = Frozen(thaw.map_err(|error| format!("sh: {error}"))?);
-        run(Command::new("fsfreeze").arg("--freeze").arg(&self.mounted))?;
-        Ok(frozen)
+        let script = "trap '' TERM INT HUP; trap 'exec fsfreeze --unfreeze \"$0\"' USR1
+            fsfreeze --freeze \"$0\" || exit; echo; read line; exec fsfreeze --unfreeze \"$0\"";
+        let mut beside = Command::new("setpriv");
+        beside.args(["--pdeathsig", "USR1", "sh", "-c", script]).arg(&self.mounted);
+        let beside = beside.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut frozen = Frozen(beside.map_err(|error| format!("setpriv: {error}"))?);
+        let said = frozen.0.stdout.as_mut().map(|said| said.read(&mut [0]));
+        if matches!(said, Some(Ok(1))) { Ok(frozen) } else { Err("fsfreeze: failed".into()) }
     }
 }
 
