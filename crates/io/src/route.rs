@@ -25,7 +25,7 @@
 use crate::AlignedBuf;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs, major, minor};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
-use std::fs::{File, read_dir};
+use std::fs::{File, read_to_string};
 use std::io::IoSliceMut;
 use std::path::PathBuf;
 
@@ -157,14 +157,20 @@ fn takes_nowait(file: &File) -> bool {
     !matches!(read, Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
-/// Whether a block device has neither tags nor devices under it: its driver is done with a request when it has been called.
+/// Returns whether a block device keeps its bytes in RAM: zram, brd, or a partition of one.
 fn is_in_ram(device: u64) -> bool {
     let mut path = PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)));
     if path.join("partition").exists() {
         path.push("..");
     }
-    let under = read_dir(path.join("slaves")).is_ok_and(|mut under| under.next().is_none());
-    under && path.join("queue").exists() && !path.join("mq").exists()
+    read_to_string(path.join("uevent")).is_ok_and(|uevent| names_ram(&uevent))
+}
+
+/// Returns whether this is the `uevent` of zram or brd. Other devices can have neither tags nor devices under them, and yet wait (DRBD).
+fn names_ram(uevent: &str) -> bool {
+    let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="));
+    let number = name.and_then(|name| name.strip_prefix("zram").or_else(|| name.strip_prefix("ram")));
+    number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// How transfers with `RWF_NOWAIT` have ended of late.
@@ -220,6 +226,14 @@ mod tests {
         assert_eq!(tried(&mut misses, 160), 10);
         misses.hit();
         assert_eq!(tried(&mut misses, 1000), 8 + 62);
+    }
+
+    #[test]
+    fn only_zram_and_brd_are_ram() {
+        let names_ram = |name: &str| names_ram(&format!("MAJOR=1\nDEVNAME={name}\nDEVTYPE=disk\n"));
+        assert!(["zram0", "ram15"].into_iter().all(names_ram));
+        assert!(!["drbd0", "vda", "dm-3", "nvme0n1", "ramdisk"].into_iter().any(names_ram));
+        assert!(!super::names_ram(""));
     }
 
     /// The same with a read of bytes that there are.
