@@ -26,7 +26,7 @@ const PIECES_MAX: usize = 1 << 20;
 /// Pieces that an idle slot keeps room for.
 const KEPT: usize = 256;
 
-/// What the slots of a device have taken.
+/// The pieces that the slots of a device have taken.
 #[derive(Debug)]
 pub(crate) struct Budget {
     taken: AtomicUsize,

@@ -50,7 +50,7 @@ impl Operation {
     }
 }
 
-/// What failed of a device, on all its queues.
+/// The failed operations of a device, on all its queues.
 #[derive(Debug)]
 pub(crate) struct Failures {
     since: Instant,

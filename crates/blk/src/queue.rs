@@ -33,7 +33,7 @@ pub(crate) struct Queue {
     features: BlkFeatures,
     read_only: bool,
     slots: Slots,
-    /// What it has been told of writes that the disk lost.
+    /// The lost writes of the disk that this queue has been told of.
     lost_writes: LostWritesSeen,
     /// A slot whose request is to be started, and what it is: not from one poll to the next.
     prepared: Option<(u32, disk::Request)>,
@@ -45,9 +45,9 @@ pub(crate) struct Queue {
     steps: VecDeque<u32>,
     /// The last turn was that of a step.
     stepped: bool,
-    /// What a step costs.
+    /// The cost of a step.
     step_cost: u32,
-    /// What steps and extents have cost, and is not told yet.
+    /// The cost of steps and extents that is not told yet.
     owed_cost: u32,
     /// One of the four above may be something: all that is asked for each request.
     has_others: bool,
@@ -329,7 +329,7 @@ impl Queue {
     }
 }
 
-/// Whose turn it is.
+/// The side that goes on next.
 enum Turn {
     /// Of the requests in the ring.
     Ring,

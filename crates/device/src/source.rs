@@ -34,7 +34,7 @@ pub enum Next {
 pub struct Polled {
     /// Heads popped.
     pub served: u32,
-    /// What was taken of the budget: see [`Source::poll`].
+    /// The part of the budget that was taken: see [`Source::poll`].
     pub cost: u32,
     /// Where the source stands.
     pub next: Next,

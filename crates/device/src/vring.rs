@@ -138,7 +138,7 @@ impl Vring {
         Ok(vring)
     }
 
-    /// What log lines about this ring belong to.
+    /// The span of log lines about this ring.
     pub fn span(&self) -> &Span {
         &self.span
     }

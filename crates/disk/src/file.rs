@@ -41,7 +41,7 @@ pub struct FileDisk {
     direct: Option<Direct>,
     /// Bounce buffers, and those that zeroes are written from.
     pool: Arc<Pool>,
-    /// Where there can be writes in the host's cache that are not in the file.
+    /// Present if writes can be in the host's cache that are not in the file.
     writeback: Option<Writeback>,
     /// Calls that the kernel has turned out to lack here.
     lacks: Lacks,

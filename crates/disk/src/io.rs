@@ -196,7 +196,7 @@ pub(crate) enum Phase {
     Steps(Steps),
 }
 
-/// What is done in steps.
+/// The kind of work that is done in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Steps {
     Read,

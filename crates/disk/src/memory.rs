@@ -13,7 +13,7 @@ pub(crate) const STEP_BYTES: u64 = 128 << 10;
 /// So many bytes are given back to the system in the time that one takes to copy: 4 MiB a step, where a page of 4 KiB takes some
 /// 30 nanoseconds.
 const RELEASED_PER_COPIED: u64 = 32;
-/// What a range costs beside its bytes, in bytes: a system call, and a page at each end.
+/// The cost of a range beside its bytes, in bytes: a system call, and a page at each end.
 const EXTENT_BYTES: u64 = 4096;
 
 /// Bytes of one range.

@@ -57,7 +57,7 @@ struct Image {
     access: RwLock<Option<Access>>,
     /// The files of the images under it, as it was opened last.
     under: Mutex<Vec<File>>,
-    /// Where what is written goes through the host's cache.
+    /// Present if writes go through the host's cache.
     writeback: Option<Writeback>,
     /// How many requests may have changed tables that are not in the file yet: those that are under way beside others, and those
     /// that have failed since the image was opened.

@@ -102,7 +102,7 @@ impl AsFd for Bell {
 pub(crate) struct Kicker(Option<Signaller>);
 
 impl Kicker {
-    /// Where AIO cannot be had, kicks are writes after all.
+    /// Without AIO, kicks are writes after all.
     pub(crate) fn new() -> Self {
         let signaller = Signaller::new().inspect_err(|error| {
             let error: &dyn std::error::Error = error;
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
     use rustix::fs::{OFlags, fcntl_setfl};
 
-    /// Where a write would wait for ever.
+    /// A write to this event would wait for ever.
     #[test]
     fn a_kick_does_not_wait() {
         let kicker = Kicker::new();

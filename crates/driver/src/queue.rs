@@ -211,7 +211,7 @@ impl Queue {
     }
 }
 
-/// What [`Queue::events`] gives, for one sleeper.
+/// The events of one sleeper, from [`Queue::events`].
 pub struct Events {
     queue: Queue,
     bell: Arc<Bell>,

@@ -131,7 +131,7 @@ struct End {
     taker: Taker<Request>,
 }
 
-/// That end, for those who sleep until the device calls.
+/// The completion end, for threads that sleep until the device calls.
 struct EndOf<'a> {
     ring: &'a Ring,
     end: &'a mut End,

@@ -1,4 +1,4 @@
-//! Who sleeps until the device calls for a queue, and what is owed to them.
+//! Threads that sleep until the device calls for a queue, and what is owed to them.
 //!
 //! Two kinds of sleepers share the eventfd of calls. A *thread* of the driver (the leader of those that wait, or the disk's own)
 //! sleeps in `poll(2)`. An [`Events`](crate::Events) is a descriptor that a caller sleeps on, in an epoll or a runtime of its own;
@@ -28,7 +28,7 @@
 
 use std::sync::{Arc, Weak};
 
-/// What only this process signals.
+/// An event that only this process signals.
 pub(crate) trait Bell {
     /// Makes the sleeper's descriptor readable.
     fn ring(&self);
@@ -38,7 +38,7 @@ pub(crate) trait Bell {
 
 /// The completing end of a ring, with its eventfd of calls.
 pub(crate) trait Calls {
-    /// What ends the queue.
+    /// The error that ends the queue.
     type Error;
     /// Asks for calls. Whether something is due already.
     fn enable(&mut self) -> bool;

@@ -146,7 +146,7 @@ impl Aio {
         self.submitted(had_room, refused);
     }
 
-    /// What came of a call of `io_submit`.
+    /// Takes note of the result of a call of `io_submit`.
     fn submitted(&mut self, had_room: bool, refused: Vec<(u32, Errno)>) {
         for (place, errno) in refused {
             let Self { slots, files, failed, again, missed, .. } = self;
@@ -171,7 +171,7 @@ impl Aio {
         into.append(&mut self.failed);
     }
 
-    /// What a thread has done.
+    /// Takes note of what a thread has done.
     fn settle(&mut self, other: Other) {
         let Self { transfers, slots, files, failed, again, missed, .. } = self;
         match other {

@@ -1,4 +1,4 @@
-//! What threads do for an engine, and what has come of it.
+//! Work that threads do for an engine, and its results.
 
 use crate::files::{Files, Gone, Held};
 use crate::kernel_aio::Batch;

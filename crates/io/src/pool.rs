@@ -48,7 +48,7 @@ const BLKZEROOUT: u32 = opcode::none(0x12, 127);
 /// A thread needs next to none.
 const STACK_BYTES: usize = 128 << 10;
 
-/// What a thread is to do.
+/// Work for a thread.
 #[derive(Debug)]
 pub(crate) enum Job {
     /// An operation, with the file that it holds open.
@@ -67,7 +67,7 @@ pub(crate) struct Transfer {
     file: Arc<File>,
     kind: OpKind,
     offset: u64,
-    /// Where the memory is, or the segments that say where; `None`: there are so many bytes at that address.
+    /// The address of the memory, or of the segments that describe it; `None`: there are so many bytes at that address.
     at: usize,
     len: usize,
     segments: bool,

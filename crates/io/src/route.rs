@@ -1,4 +1,4 @@
-//! Who makes the calls that transfer a file's bytes, so that no device can make the worker wait.
+//! Decides which thread makes the calls that transfer a file's bytes, so that no device can make the worker wait.
 //!
 //! # What waits, and where
 //! - io_uring starts an operation without waiting. What cannot go on so it hands to threads of the kernel ("io-wq"), of which there are few
@@ -103,7 +103,7 @@ enum Kind {
     Other,
 }
 
-/// What decides on the ways of a file.
+/// The facts that decide on the ways of a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     kind: Kind,

@@ -40,7 +40,7 @@ const EVENTS: usize = 128;
 /// another has made.
 const ATTEMPTS_MAX: usize = 64;
 
-/// What [`signal`] does, for a caller that keeps the AIO context itself. Threads can share it.
+/// Does what [`signal`] does, for a caller that keeps the AIO context itself. Threads can share it.
 ///
 /// It belongs to the process that made it: in a child of a fork it signals nothing. Dropping it takes tens of
 /// milliseconds, in which the kernel waits for its own readers.

@@ -25,7 +25,7 @@ pub(crate) struct Transfers {
     context: Arc<Context>,
     /// Signalled with each completion, and when a batch comes back from the thread that submits.
     event: Waker,
-    /// What the worker submits, or the thread beside it.
+    /// Transfers that the worker submits, or the thread beside it.
     own: Lane,
     /// By owner: what threads of the owner's share submit, one batch at a time.
     lanes: Vec<Lane>,

@@ -240,7 +240,7 @@ impl Uring {
         self.submitted(had_room, refused);
     }
 
-    /// What came of a call of `io_submit`.
+    /// Takes note of the result of a call of `io_submit`.
     fn submitted(&mut self, had_room: bool, refused: Vec<(u32, Errno)>) {
         let Self { ops, failed, ring, .. } = self;
         for (place, errno) in refused {

@@ -4,7 +4,7 @@
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Where no file has pages: nothing there is ever written, so nothing is waited for.
+/// An offset at which no file has pages: nothing there is ever written, so nothing is waited for.
 const BEHIND_ALL: i64 = i64::MAX - 0xffff;
 
 /// Returns the error of a write-back that failed since this open file description was asked, or flushed, the last time.

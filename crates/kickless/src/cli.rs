@@ -27,7 +27,7 @@ pub(crate) use values::{CpuList, parse_cpu_list, parse_queue_size};
 const BLK_NAME: &str = "kickless-blk";
 /// The variable that gives `--log-level` where the command line does not.
 const LOG_VARIABLE: &str = "KICKLESS_LOG";
-/// What is logged unless something else is said.
+/// The default log filter.
 const LOG_LEVEL: &str = "info";
 
 /// Virtual machine disks over vhost-user.

@@ -27,7 +27,7 @@ use queue::Queue;
 /// How long the process waits at its end for the last lines to be written.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-/// What the threads log to, once [`start`] has been called.
+/// The queue that the threads log to, once [`start`] has been called.
 static LOG: OnceLock<Arc<Queue>> = OnceLock::new();
 
 /// Starts logging what `level` lets through, or `but`, which goes before it, where `level` says nothing more exact.
@@ -49,7 +49,7 @@ pub(crate) fn start(but: &str, level: &LogLevel) -> Result<()> {
     Ok(())
 }
 
-/// What lines are handed to.
+/// Returns the subscriber that hands lines to the queue.
 fn subscriber(queue: &Arc<Queue>, filter: EnvFilter, colours: bool) -> impl Subscriber + Send + Sync {
     tracing_subscriber::fmt()
         .with_env_filter(filter)

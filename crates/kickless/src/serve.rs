@@ -191,7 +191,7 @@ fn serve_one(
         .with_context(|| format!("device {name}"))
 }
 
-/// What the main thread is told while the devices are served.
+/// News for the main thread while the devices are served.
 #[derive(Clone, Copy)]
 struct Told<'a> {
     signals: &'a Signals,
@@ -207,7 +207,7 @@ impl Told<'_> {
         self.ready.iter().filter_map(|ready| ready.disk.resized())
     }
 
-    /// What becomes readable when a disk has another size.
+    /// Returns the descriptors that become readable when a disk has another size.
     fn sizes(&self) -> impl Iterator<Item = PollFd<'_>> {
         let kernel = self.resizes.map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN));
         kernel

@@ -56,13 +56,13 @@ pub(crate) fn parts(service: &Service) -> Result<Parts> {
     Ok(Parts { served: served.collect(), pool })
 }
 
-/// What maps the memory of a device's front-ends.
+/// Returns the mapper of the memory of a device's front-ends.
 fn mapper(space: &Arc<AddressSpace>, device: &Device) -> Mapper {
     let mapper = Mapper::within(space.join(device.memory_max));
     if device.allow_slow_memory { mapper } else { mapper.only_at_hand() }
 }
 
-/// Where the kernel lists the CPUs that run, as in `--cpu`.
+/// The file in which the kernel lists the CPUs that run, as in `--cpu`.
 const CPUS_ONLINE: &str = "/sys/devices/system/cpu/online";
 
 fn check_cpus(cpus: &[usize], said: Said) -> Result<()> {

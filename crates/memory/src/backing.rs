@@ -39,7 +39,7 @@ const AT_HAND: [(u64, &str); 9] = [
     (0x2fc1_2fc1, "zfs"),
 ];
 
-/// Those that are known not to be, for the sentence that says so.
+/// File systems that are known not to be, for the sentence that says so.
 const NOT_AT_HAND: [(u64, &str); 10] = [
     (0x6573_5546, "FUSE"),
     (0x6969, "NFS"),
@@ -53,7 +53,7 @@ const NOT_AT_HAND: [(u64, &str); 10] = [
     (0x0116_1970, "GFS2"),
 ];
 
-/// What a file is whose pages may be waited for without end.
+/// Refuses a file whose pages may be waited for without end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "its file is {}, whose pages can take for ever to come: share a memfd or a file on tmpfs, hugetlbfs or a local disk, or say \

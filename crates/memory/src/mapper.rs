@@ -21,7 +21,7 @@ pub struct Mapper {
 pub enum Refused {
     /// The device has too much mapped.
     Exhausted(#[from] Exhausted),
-    /// Who touches it may wait for ever.
+    /// A thread that touches it may wait for ever.
     Slow(#[from] Slow),
 }
 

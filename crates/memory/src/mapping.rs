@@ -74,7 +74,7 @@ pub struct Mapping {
     told: AtomicBool,
     released: Released,
     _counted: Counted,
-    /// What it takes of its device's share.
+    /// Its part of its device's share.
     _charge: Option<Charge>,
 }
 

@@ -76,7 +76,7 @@ pub enum Exhausted {
          or serve this device by another process"
     )]
     Process {
-        /// What has run out.
+        /// The resource that has run out.
         what: &'static str,
         /// How much the device needs.
         needs: u64,
@@ -85,7 +85,7 @@ pub enum Exhausted {
     },
 }
 
-/// What devices share.
+/// The resources that devices share.
 #[derive(Debug)]
 pub struct AddressSpace {
     total: Amount,
@@ -216,7 +216,7 @@ impl Drop for Quota {
     }
 }
 
-/// What one mapping takes. Given back when this is dropped.
+/// The resources that one mapping takes. Given back when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
     quota: Arc<Quota>,

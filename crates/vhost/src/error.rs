@@ -8,7 +8,7 @@ use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_virtqueue::device::InvalidSize;
 use std::io;
 
-/// What an operator does about guest memory that is not shared with this process.
+/// The advice to an operator about guest memory that is not shared with this process.
 pub(crate) const HOW_TO_SHARE: &str = "start the virtual machine with shared memory (QEMU: -object \
      memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem; libvirt: <access mode='shared'/> in \
      <memoryBacking>; Cloud Hypervisor: --memory size=SIZE,shared=on)";

@@ -15,7 +15,7 @@ impl<'a> Others<'a> {
         Self { listener }
     }
 
-    /// What to wait for beside the session's own descriptors.
+    /// Returns the descriptor to wait for beside the session's own ones.
     pub(crate) fn listener(&self) -> Option<BorrowedFd<'a>> {
         self.listener
     }

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How often [`until`] looks whether its answer has become useless. The end of the wait itself is noticed at once.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What makes the answer to a message useless.
+/// The events that make the answer to a message useless.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends<'a> {
     /// Readable when the process is to stop.

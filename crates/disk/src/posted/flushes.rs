@@ -18,7 +18,7 @@ pub(crate) struct Flushes<T> {
     next: u64,
     /// Numbers of those that the library has.
     out: Vec<u64>,
-    /// Those that succeeded and wait for the ones with smaller numbers than this.
+    /// Flushes that succeeded and wait for the ones with smaller numbers than this.
     held: Vec<(u64, T)>,
 }
 
@@ -80,7 +80,7 @@ impl<T> Flushes<T> {
         Some(self.held.remove(at).1)
     }
 
-    /// Those that are held.
+    /// The flushes that are held.
     #[cfg(feature = "nbd")]
     pub(crate) fn held(&self) -> impl Iterator<Item = &T> {
         self.held.iter().map(|(_, flush)| flush)

@@ -18,7 +18,7 @@ const REFILL: Duration = Duration::from_secs(5);
 /// How long it takes at most until it is told that lines are suppressed.
 pub(super) const REPORT: Duration = Duration::from_secs(10);
 
-/// What becomes of a line.
+/// The fate of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     /// It comes, after so many that were suppressed.

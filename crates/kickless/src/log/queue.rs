@@ -158,7 +158,7 @@ impl Queue {
     }
 }
 
-/// What `tracing-subscriber` writes to: one whole line a call.
+/// The end that `tracing-subscriber` writes to: one whole line a call.
 impl Write for &Queue {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.put(line);
@@ -170,7 +170,7 @@ impl Write for &Queue {
     }
 }
 
-/// What the writer's thread knows of its sink.
+/// The state of the sink, as the writer's thread knows it.
 struct Writer<W> {
     sink: W,
     /// Makes the line that says how many are missing.
