@@ -6,6 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::cargo;
+
 /// Each crate, and those of ours that it may name; what these may name, it may as well. Dependencies of tests are free.
 const MAY_NAME: [(&str, &[&str]); 13] = [
     ("spec", &[]),
@@ -28,7 +30,7 @@ const PREFIX: &str = "kickless-";
 
 /// Checks the dependencies of the crates of this workspace on one another.
 pub(crate) fn check(root: &Path) -> Result<()> {
-    let wrong = offences(&crate::metadata(root, &["--no-deps"])?)?;
+    let wrong = offences(&cargo::metadata(root, &["--no-deps"])?)?;
     ensure!(wrong.is_empty(), "\n{}", wrong.join("\n"));
     Ok(())
 }

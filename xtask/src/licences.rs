@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::spdx;
+use crate::{cargo, spdx};
 
 /// Checks every package that the workspace, or the fuzz targets, use on Linux.
 pub(crate) fn check(root: &Path) -> Result<()> {
@@ -15,7 +15,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     let mut wrong = Vec::new();
     for workspace in [root.to_owned(), root.join("fuzz")] {
         for target in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"] {
-            let metadata = crate::metadata(&workspace, &["--filter-platform", target])?;
+            let metadata = cargo::metadata(&workspace, &["--filter-platform", target])?;
             wrong.extend(offences(&metadata, &rules)?);
         }
     }

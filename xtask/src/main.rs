@@ -1,6 +1,9 @@
 //! The project's own checks: `cargo xtask check` is what CI checks before it runs any test.
 
+mod cargo;
+mod circles;
 mod dependencies;
+mod imports;
 mod licences;
 mod sources;
 mod spdx;
@@ -12,7 +15,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
-const USAGE: &str = "usage: cargo xtask check [fmt|clippy|doc|dependencies|licences|sources]...";
+const USAGE: &str = "usage: cargo xtask check [fmt|clippy|doc|dependencies|circles|licences|sources]...";
 
 /// One thing that can be checked.
 struct Check {
@@ -20,10 +23,11 @@ struct Check {
     run: fn(&Path) -> Result<()>,
 }
 
-const CHECKS: [Check; 6] = [
+const CHECKS: [Check; 7] = [
     Check { name: "fmt", run: fmt },
     Check { name: "sources", run: sources::check },
     Check { name: "dependencies", run: dependencies::check },
+    Check { name: "circles", run: circles::check },
     Check { name: "licences", run: licences::check },
     Check { name: "clippy", run: clippy },
     Check { name: "doc", run: doc },
@@ -61,16 +65,19 @@ fn root() -> PathBuf {
 }
 
 fn fmt(root: &Path) -> Result<()> {
-    cargo(root, &["fmt", "--all", "--check"])?;
-    cargo(&root.join("fuzz"), &["fmt", "--check"])
+    cargo::run(root, &["fmt", "--all", "--check"])?;
+    cargo::run(&root.join("fuzz"), &["fmt", "--check"])
 }
 
 fn clippy(root: &Path) -> Result<()> {
-    cargo(root, &["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    cargo::run(
+        root,
+        &["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"],
+    )?;
     // What is off by default. Nothing is linked, so the library need not be there.
     let features = "kickless/rbd,kickless-blk/rbd";
     let with = ["clippy", "--quiet", "--locked", "--all-targets", "--features", features];
-    cargo(
+    cargo::run(
         root,
         &[
             &with[..],
@@ -82,31 +89,8 @@ fn clippy(root: &Path) -> Result<()> {
 
 fn doc(root: &Path) -> Result<()> {
     let flags = format!("{} -D warnings", env::var("RUSTDOCFLAGS").unwrap_or_default());
-    let mut command = Command::new(program());
+    let mut command = Command::new(cargo::program());
     command.args(["doc", "--quiet", "--locked", "--workspace", "--no-deps", "--document-private-items"]);
     command.args(["--features", "kickless/rbd"]);
-    succeed(command.env("RUSTDOCFLAGS", flags.trim()).current_dir(root))
-}
-
-fn program() -> String {
-    env::var("CARGO").unwrap_or_else(|_| "cargo".into())
-}
-
-fn cargo(dir: &Path, arguments: &[&str]) -> Result<()> {
-    succeed(Command::new(program()).args(arguments).current_dir(dir))
-}
-
-fn succeed(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("{command:?} cannot be started"))?;
-    ensure!(status.success(), "{command:?}: {status}");
-    Ok(())
-}
-
-/// What `cargo metadata` says of the workspace in `dir`.
-fn metadata(dir: &Path, arguments: &[&str]) -> Result<serde_json::Value> {
-    let mut command = Command::new(program());
-    command.args(["metadata", "--format-version=1", "--locked", "--quiet"]).args(arguments).current_dir(dir);
-    let output = command.output().context("cargo metadata cannot be started")?;
-    ensure!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).context("cargo metadata gave no JSON")
+    cargo::succeed(command.env("RUSTDOCFLAGS", flags.trim()).current_dir(root))
 }
