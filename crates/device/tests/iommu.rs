@@ -1,11 +1,14 @@
 //! A vring behind a vIOMMU, whose session the test plays.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod scoped_log;
+
 use kickless_device::{Areas, Counters, Iommu, IovaAddresses, Misses, Parts, Stopped, Update, Vring, Waker};
 use kickless_memory::{Access, Gpa, Iotlb, Iova, IovaRange, Map, Miss, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 use kickless_virtqueue::device::Options;
 use kickless_virtqueue::{Buffer, Chain, ChainId};
+use scoped_log::with_subscriber;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -670,7 +673,7 @@ fn what_comes_unasked_while_a_ring_looks_is_not_missed() {
         iotlb.update(Iova(IOVA + AVAIL), PAGE, UserAddr(USER + AVAIL), Access::READ).unwrap();
         tell.send(misses.answered(range(AVAIL, PAGE), Access::READ)).unwrap();
     })));
-    assert!(!tracing::subscriber::with_default(line, || vring.pop(&mut Chain::default())));
+    assert!(!with_subscriber(line, || vring.pop(&mut Chain::default())));
     assert_eq!(woken.try_recv(), Ok(vec![3]), "it stands for ever");
     vring.apply(Update::Look);
     assert!(vring.pop(&mut Chain::default()));

@@ -10,6 +10,8 @@ pub mod liar;
 pub mod loop_device;
 #[cfg(feature = "qcow2")]
 pub mod qcow2;
+#[path = "../../../device/tests/scoped_log/mod.rs"]
+mod scoped_log;
 #[cfg(feature = "nbd")]
 pub mod server;
 
@@ -86,7 +88,7 @@ pub fn logged<T>(f: impl FnOnce() -> T) -> (T, String) {
     let lines = Lines::default();
     let writer = lines.clone();
     let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    let result = tracing::subscriber::with_default(log, f);
+    let result = scoped_log::with_subscriber(log, f);
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     (result, text)
 }
