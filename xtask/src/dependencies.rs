@@ -9,20 +9,21 @@ use serde_json::Value;
 use crate::cargo;
 
 /// Each crate, and those of ours that it may name; what these may name, it may as well. Dependencies of tests are free.
-const MAY_NAME: [(&str, &[&str]); 13] = [
+const MAY_NAME: [(&str, &[&str]); 14] = [
     ("spec", &[]),
+    ("values", &[]),
     ("memory", &["spec"]),
     ("virtqueue", &["memory"]),
     ("vhost-user", &["spec"]),
     ("io", &["memory"]),
     ("device", &["virtqueue", "io"]),
     ("worker", &["device"]),
-    ("disk", &["io"]),
+    ("disk", &["io", "values"]),
     ("blk", &["device", "disk"]),
     ("vhost", &["device", "vhost-user"]),
     ("driver", &["virtqueue", "vhost-user", "io"]),
     ("driver-c", &["driver"]),
-    ("kickless", &["worker", "blk", "vhost", "driver"]),
+    ("kickless", &["worker", "blk", "vhost", "driver", "values"]),
 ];
 /// These only test and check, and nothing names them: they may name what they like.
 const OUTSIDE: [&str; 2] = ["kickless-tests", "xtask"];

@@ -21,7 +21,7 @@ use crate::bench::Bench;
 use crate::service::{Said, Service};
 use blk::BlkOptions;
 pub(crate) use pool::{PollOptions, PoolOptions};
-pub(crate) use values::{CpuList, parse_cpu_list, parse_queue_size};
+pub(crate) use values::{CpuList, parse_cpu_list};
 
 /// The name under which the program is the block back-end without being told so.
 const BLK_NAME: &str = "kickless-blk";

@@ -15,11 +15,12 @@ use anyhow::{Context, Result};
 use kickless_disk::Cache;
 use kickless_io::EngineKind;
 use kickless_memory::quota;
+use kickless_values::{parse_number, parse_queue_size};
 
 use crate::cli::values::{
     NUM_QUEUES, QUEUE_SIZE, Switch, parse_blk_file, parse_completion, parse_cpu_list, parse_delay,
-    parse_engine, parse_idle, parse_memory_max, parse_mode, parse_name, parse_num_queues, parse_number,
-    parse_queue_size, parse_rate, parse_serial, parse_workers,
+    parse_engine, parse_idle, parse_memory_max, parse_mode, parse_name, parse_num_queues, parse_rate,
+    parse_serial, parse_workers,
 };
 use crate::cli::{PollOptions, PoolOptions};
 use crate::service::{Device, Disk, Pool, Said, Service, Socket};

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use kickless_values::SOCKET_PATH_BYTES_MAX;
 use nix::unistd::Group;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
@@ -19,8 +20,6 @@ use rustix::net::{
 };
 use tracing::warn;
 
-/// `sun_path` has 108 bytes, the last of them a 0.
-pub(crate) const PATH_BYTES_MAX: usize = 107;
 /// Front-ends that wait for their turn; more are refused.
 const BACKLOG: i32 = 16;
 /// How long all sockets together wait for others that make sockets in the same directories. Each takes a moment.
@@ -111,8 +110,8 @@ impl Address {
         let group = group.map(group_id).transpose().with_context(|| options[2].clone())?;
         let length = path.as_os_str().as_bytes().len();
         ensure!(
-            length <= PATH_BYTES_MAX,
-            "{}: the path has {length} bytes and a socket's may have {PATH_BYTES_MAX}: use a shorter one",
+            length <= SOCKET_PATH_BYTES_MAX,
+            "{}: the path has {length} bytes and a socket's may have {SOCKET_PATH_BYTES_MAX}: use a shorter one",
             options[0]
         );
         let address = Self { path: path.to_owned(), mode, group, options };
@@ -383,7 +382,7 @@ mod tests {
         let missing = bound(&dir.path().join("nowhere/socket"), None).unwrap_err();
         assert!(missing.contains("--socket-path") && missing.contains("directory"), "{missing}");
 
-        let room = PATH_BYTES_MAX - dir.path().as_os_str().len() - 1;
+        let room = SOCKET_PATH_BYTES_MAX - dir.path().as_os_str().len() - 1;
         let longest = dir.path().join("s".repeat(room));
         bound(&longest, None).unwrap();
         let refused = bound(&dir.path().join("s".repeat(room + 1)), None).unwrap_err();

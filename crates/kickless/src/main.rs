@@ -10,15 +10,12 @@ mod bench;
 mod capabilities;
 mod cli;
 mod config;
-mod cpus;
-mod duration;
 mod exit;
 mod listen;
 mod log;
 mod serve;
 mod service;
 mod signals;
-mod size;
 mod uevents;
 mod wire;
 

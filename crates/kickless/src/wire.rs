@@ -10,11 +10,11 @@ use kickless_disk::{Disk, DiskSpec, lock};
 use kickless_io::{EngineOptions, OWNERS_MAX};
 use kickless_memory::Mapper;
 use kickless_memory::quota::AddressSpace;
+use kickless_values::parse_cpus;
 use kickless_vhost::Server;
 use kickless_worker::Pool;
 use tracing::{info, warn};
 
-use crate::cpus::parse_cpus;
 use crate::serve::in_spans;
 use crate::service::{self, BlkFile, Device, Said, Service};
 

@@ -5,13 +5,11 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use kickless_driver::Choice;
+use kickless_values::{SOCKET_PATH_BYTES_MAX, parse_duration, parse_queue_size, parse_size};
 
 use super::pace::OnOff;
 use super::scenario::{Pattern, Wait};
 use crate::cli::{CpuList, parse_cpu_list};
-use crate::duration::parse_duration;
-use crate::listen::PATH_BYTES_MAX;
-use crate::size::parse_size;
 
 /// The largest process number there is (proc(5), `pid_max`).
 const PID_MAX: i64 = 1 << 22;
@@ -119,7 +117,7 @@ pub(crate) struct LoadOptions {
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: u16,
     /// Descriptors in each queue, a power of two [default: 256, or what the depth needs]
-    #[arg(long, value_name = "N", value_parser = crate::cli::parse_queue_size)]
+    #[arg(long, value_name = "N", value_parser = parse_queue_size)]
     pub(crate) queue_size: Option<u16>,
     /// Threads that submit, which share the queues if there are fewer [default: one for each queue]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -242,10 +240,10 @@ impl<'a> BackEnds<'a> {
             ));
         }
         if let BackEnds::Blk(blk) = self
-            && blk.socket_path.as_os_str().len() > PATH_BYTES_MAX
+            && blk.socket_path.as_os_str().len() > SOCKET_PATH_BYTES_MAX
         {
             return Err(format!(
-                "--socket-path: a socket's path has up to {PATH_BYTES_MAX} bytes: use a shorter one"
+                "--socket-path: a socket's path has up to {SOCKET_PATH_BYTES_MAX} bytes: use a shorter one"
             ));
         }
         let threads = load.threads.unwrap_or(load.queues);

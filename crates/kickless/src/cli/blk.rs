@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use kickless_disk::Cache;
+use kickless_values::parse_queue_size;
 
 use super::pool::PoolOptions;
 use super::values::{
     NUM_QUEUES, QUEUE_SIZE, Switch, parse_blk_file, parse_memory_max, parse_mode, parse_num_queues,
-    parse_queue_size, parse_serial,
+    parse_serial,
 };
 use crate::service::{BlkFile, Device, Disk, Mistake, Said, Service, Socket};
 

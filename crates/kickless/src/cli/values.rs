@@ -10,11 +10,9 @@ use clap::ValueEnum;
 use kickless_disk::BadRule;
 use kickless_io::{CompletionMode, EngineKind, UnknownCompletion, UnknownEngine};
 use kickless_memory::quota;
+use kickless_values::{parse_cpus, parse_duration, parse_number, parse_size};
 
-use crate::cpus::parse_cpus;
-use crate::duration::parse_duration;
 use crate::service::{BlkFile, Fault};
-use crate::size::parse_size;
 
 /// The most queues unless something else is said.
 pub(crate) const NUM_QUEUES: u16 = 64;
@@ -24,8 +22,6 @@ pub(crate) const QUEUE_SIZE: u16 = 1024;
 const SERIAL_BYTES_MAX: usize = 20;
 /// A vhost-user kick names its queue in eight bits.
 const NUM_QUEUES_MAX: u16 = 256;
-/// The largest virtqueue there is (virtio 1.3, section 2.7).
-const QUEUE_SIZE_MAX: u16 = 32768;
 /// Block sizes, capacities and requests are counted in these.
 const SECTOR_BYTES: u64 = 512;
 /// Threads that one process could make sense of.
@@ -185,13 +181,6 @@ pub(crate) fn parse_num_queues(text: &str) -> Result<u16, String> {
     parse_number(text, 1, NUM_QUEUES_MAX.into())
 }
 
-pub(crate) fn parse_queue_size(text: &str) -> Result<u16, String> {
-    match text.parse::<u16>() {
-        Ok(size) if size.is_power_of_two() && size <= QUEUE_SIZE_MAX => Ok(size),
-        _ => Err(format!("it must be a power of two from 1 to {QUEUE_SIZE_MAX}")),
-    }
-}
-
 pub(crate) fn parse_workers(text: &str) -> Result<u16, String> {
     parse_number(text, 1, WORKERS_MAX.into())
 }
@@ -239,13 +228,4 @@ pub(crate) fn parse_idle(text: &str) -> Result<Duration, String> {
         idle if idle <= IDLE_MAX => Ok(idle),
         _ => Err("it must be 1h at most".into()),
     }
-}
-
-/// A number within bounds.
-pub(crate) fn parse_number<T: TryFrom<u32>>(text: &str, min: u32, max: u32) -> Result<T, String> {
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let number = text.parse().ok().filter(|number| digits && (min..=max).contains(number));
-    number
-        .and_then(|number| T::try_from(number).ok())
-        .ok_or_else(|| format!("it must be a number from {min} to {max}"))
 }

@@ -6,7 +6,7 @@ use rustix::thread::CpuSet;
 ///
 /// # Errors
 /// What is wrong with `text`, as the end of a sentence.
-pub(crate) fn parse_cpus(text: &str) -> Result<Vec<usize>, String> {
+pub fn parse_cpus(text: &str) -> Result<Vec<usize>, String> {
     let mut cpus = Vec::new();
     for item in text.split(',') {
         let (first, last) = item.split_once('-').unwrap_or((item, item));

@@ -5,7 +5,7 @@
 ///
 /// # Errors
 /// What is wrong with `text`, as the end of a sentence.
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let unit = unit_bytes(unit).ok_or_else(|| format!("{unit:?} is not a unit (use K, M, G or T)"))?;

@@ -1,0 +1,17 @@
+//! Reads values of options as people write them: sizes, durations, numbers and CPU lists.
+//!
+//! The command line, configuration files and the names of disks use these parsers alike. The error of a parser is the
+//! end of a sentence, such as "it must be a number from 1 to 256"; the caller puts the name of the option before it.
+#![forbid(unsafe_code)]
+
+mod cpus;
+mod duration;
+mod number;
+mod size;
+mod socket_path;
+
+pub use cpus::parse_cpus;
+pub use duration::parse_duration;
+pub use number::{QUEUE_SIZE_MAX, parse_number, parse_queue_size};
+pub use size::parse_size;
+pub use socket_path::SOCKET_PATH_BYTES_MAX;
