@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     writeback: AtomicBool,
     /// A virtual machine has begun here.
     introduced: AtomicBool,
+    /// The next queue to start is the first one of a fresh driver.
+    fresh: AtomicBool,
     pub(crate) failures: Failures,
 }
 
@@ -78,13 +80,14 @@ impl Blk {
         let serial = options.serial.as_bytes();
         let len = serial.len().min(id.len());
         id[..len].copy_from_slice(&serial[..len]);
-        let (writeback, introduced) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (writeback, introduced, fresh) = Default::default();
         let shared = Arc::new(Shared {
             disk,
             budget: Arc::default(),
             id,
             writeback,
             introduced,
+            fresh,
             failures: Failures::default(),
         });
         Self { shared, options, locks: Mutex::default(), changes: Waker::new().ok() }
@@ -190,11 +193,13 @@ impl Device for Blk {
 
     fn introduce(&self) {
         self.shared.introduced.store(true, Ordering::Relaxed);
+        self.shared.fresh.store(true, Ordering::Relaxed);
         self.shared.writeback.store(true, Ordering::Relaxed);
     }
 
     fn take_over(&self) {
         self.shared.introduced.store(false, Ordering::Relaxed);
+        self.shared.fresh.store(false, Ordering::Relaxed);
         self.shared.writeback.store(false, Ordering::Relaxed);
     }
 
@@ -250,6 +255,7 @@ impl Device for Blk {
             _ => return Err(InvalidState { kind: "block" }),
         };
         self.shared.introduced.store(true, Ordering::Relaxed);
+        self.shared.fresh.store(false, Ordering::Relaxed);
         self.shared.writeback.store(writeback, Ordering::Relaxed);
         Ok(())
     }
@@ -265,6 +271,9 @@ impl Device for Blk {
                 "the driver began with another process and may have turned the write cache off there: every write is \
                  made durable until it chooses a cache mode or a virtual machine starts"
             );
+        }
+        if self.shared.fresh.swap(false, Ordering::Relaxed) {
+            self.shared.disk.new_driver();
         }
         Ok(Box::new(Queue::new(vring, self.shared.clone(), features)))
     }

@@ -61,7 +61,7 @@ impl Queue {
         let read_only = shared.disk.limits().read_only;
         let slots = Slots::new(vring.size(), shared.budget.clone());
         let step_cost = shared.disk.step_bytes().map_or(u32::MAX, |bytes| (bytes / COST_BYTES) as u32);
-        let lost_writes = shared.disk.lost_writes_seen();
+        let lost_writes = shared.disk.lost_writes_seen(vring.index());
         Self {
             vring,
             shared,

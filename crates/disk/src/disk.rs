@@ -49,12 +49,23 @@ impl Disk {
         })
     }
 
-    /// Returns what a queue that begins need not be told of writes that were lost. It goes into each [`Lane`] of that queue.
-    pub fn lost_writes_seen(&self) -> LostWritesSeen {
+    /// Returns the lost writes that a queue need not be told of when it starts, for the first time or again. The result goes into
+    /// each [`Lane`] of that queue. No other queue that runs has the same number.
+    pub fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
         match self {
-            Self::Library(library) => library.lost_writes_seen(),
+            Self::Library(library) => library.lost_writes_seen(queue),
             Self::File(_) | Self::Null(_) | Self::Memory(_) => LostWritesSeen::default(),
-            Self::Fault(fault) => fault.under().lost_writes_seen(),
+            Self::Fault(fault) => fault.under().lost_writes_seen(queue),
+        }
+    }
+
+    /// Begins with a driver that has written nothing yet. Call it while no queue runs. The queues that start later are not told of lost
+    /// writes that a queue of an earlier driver was told of.
+    pub fn new_driver(&self) {
+        match self {
+            Self::Library(library) => library.new_driver(),
+            Self::File(_) | Self::Null(_) | Self::Memory(_) => {}
+            Self::Fault(fault) => fault.under().new_driver(),
         }
     }
 

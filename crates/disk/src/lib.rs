@@ -27,7 +27,7 @@
 //!     slot: 0,
 //!     file,
 //!     waker: &waker,
-//!     lost_writes: &mut disk.lost_writes_seen(),
+//!     lost_writes: &mut disk.lost_writes_seen(0),
 //!     marks: &mut marks,
 //! };
 //! let step = disk.start(&mut lane, &mut Io::default(), Request::Flush);

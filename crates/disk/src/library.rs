@@ -58,8 +58,12 @@ impl LibraryDisk {
         Ok(Self { library: Library::Rbd(rbd), posted })
     }
 
-    pub(crate) fn lost_writes_seen(&self) -> LostWritesSeen {
-        self.posted.lost_writes_seen()
+    pub(crate) fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
+        self.posted.lost_writes_seen(queue)
+    }
+
+    pub(crate) fn new_driver(&self) {
+        self.posted.new_driver();
     }
 
     pub(crate) fn limits(&self) -> &Limits {

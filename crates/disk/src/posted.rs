@@ -79,9 +79,14 @@ impl Posted {
         Self { limits, size: AtomicU64::new(size), durable, short, long, lost_writes_told }
     }
 
-    /// Returns what a queue that begins need not be told of.
-    pub(crate) fn lost_writes_seen(&self) -> LostWritesSeen {
-        self.lost_writes_told.seen()
+    /// Returns what a queue that starts need not be told of.
+    pub(crate) fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
+        self.lost_writes_told.seen(queue)
+    }
+
+    /// Begins with a fresh driver, while no queue runs.
+    pub(crate) fn new_driver(&self) {
+        self.lost_writes_told.new_driver();
     }
 
     pub(crate) fn limits(&self) -> &Limits {

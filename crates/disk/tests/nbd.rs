@@ -241,8 +241,10 @@ fn each_queue_hears_of_writes_that_a_server_lost() {
         }
         assert!(over.iter().all(|(_, result)| *result == failed), "{over:?}");
     }
-    // A queue that had nothing in flight, and one that begins after the guest was told.
+    // A queue that had nothing in flight, one that starts later, and one of the next driver.
     assert_eq!(queues[2].flush(), failed);
+    assert_eq!(worker(&disk).flush(), failed);
+    disk.new_driver();
     assert_eq!(worker(&disk).flush(), Ok(()));
     for queue in &mut queues {
         assert_eq!(queue.flush(), Ok(()), "it has been told");

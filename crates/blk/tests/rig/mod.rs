@@ -206,9 +206,25 @@ impl Rig {
         Self::start_sized(device, options, packed, without, SIZE)
     }
 
+    /// The queue with this index.
+    pub fn start_queue(device: &Arc<Blk>, index: u16, kind: EngineKind) -> Self {
+        Self::start_as(device, index, EngineOptions::new(kind, 8), false, BlkFeatures::empty(), SIZE)
+    }
+
     /// With a ring of this size, [`SIZE`] at most.
     pub fn start_sized(
         device: &Arc<Blk>,
+        options: EngineOptions,
+        packed: bool,
+        without: BlkFeatures,
+        size: u16,
+    ) -> Self {
+        Self::start_as(device, 0, options, packed, without, size)
+    }
+
+    fn start_as(
+        device: &Arc<Blk>,
+        index: u16,
         options: EngineOptions,
         packed: bool,
         without: BlkFeatures,
@@ -235,7 +251,7 @@ impl Rig {
             log: None,
         };
         let vring = Vring::new(Parts {
-            index: 0,
+            index,
             options,
             areas: kickless_device::Areas::User(addresses),
             iommu: None,

@@ -29,37 +29,72 @@
 //! The count in a queue only moves to one that an answer of the same disk had. One thread owns the queue, one thread owns the
 //! connection, and the answer is handed over under the lock of its ticket, so there is nothing to order between them.
 //!
-//! # A queue that begins
-//! It starts from the highest count that any queue has been told of. A loss that no queue was told of, because none has flushed
-//! since, is still told to a guest that comes back after its front-end was away; one that was told is not told to the next machine.
+//! # A queue that starts
+//! A queue stops and starts again under the same driver: its front-end reconnects, the machine is paused, the driver resets the
+//! device. The queue then goes on from the count that it was told of itself. Another queue may have been told of more, but the
+//! driver looks at each result apart, so each queue needs its own failed flush. A queue that was told of nothing yet, and starts
+//! for the first time or again, goes on from the count that its driver began with.
+//!
+//! A driver that is known to be fresh ([`crate::Disk::new_driver`]) has written nothing before. All its queues start from the
+//! highest count that any queue was told of. So one machine is not told of what another machine was told of. A loss that no
+//! queue was told of, because none has flushed since, is told to the next machine: it may read what is lost.
+//!
+//! A guest that reboots is not always known to be a fresh driver. Its first flush of a queue may then fail for a loss that only other
+//! queues were told of. That is the safe error of the two.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
 /// How many losses of acknowledged writes a queue has been told of. One for each queue, from [`crate::Disk::lost_writes_seen`].
 #[derive(Debug, Default)]
-pub struct LostWritesSeen(u64);
+pub struct LostWritesSeen {
+    queue: u16,
+    count: u64,
+}
 
 impl LostWritesSeen {
     pub(super) fn count(&self) -> u64 {
-        self.0
+        self.count
     }
 }
 
-/// The highest count that any queue of a disk has been told of.
+/// What the queues of a disk have been told of. Locked when a queue starts and when a flush fails.
 #[derive(Debug, Default)]
-pub(super) struct LostWritesTold(AtomicU64);
+pub(super) struct LostWritesTold(Mutex<Told>);
+
+#[derive(Debug, Default)]
+struct Told {
+    /// What the driver began with: no queue of it need be told of these.
+    before: u64,
+    /// The counts of the queues that were told of more.
+    by_queue: BTreeMap<u16, u64>,
+}
 
 impl LostWritesTold {
-    /// Returns what a queue that begins need not be told of.
-    pub(super) fn seen(&self) -> LostWritesSeen {
-        // Relaxed: a queue begins by a message from a thread that knows how the queues before it ended.
-        LostWritesSeen(self.0.load(Ordering::Relaxed))
+    /// Returns what a queue that starts need not be told of.
+    pub(super) fn seen(&self, queue: u16) -> LostWritesSeen {
+        let count = self.with(|told| told.by_queue.get(&queue).copied().unwrap_or(told.before));
+        LostWritesSeen { queue, count }
     }
 
     /// Tells a queue, by a flush that fails, of all losses up to this count.
-    pub(super) fn tell(&self, queue: &mut LostWritesSeen, count: u64) {
-        queue.0 = queue.0.max(count);
-        self.0.fetch_max(count, Ordering::Relaxed);
+    pub(super) fn tell(&self, to: &mut LostWritesSeen, count: u64) {
+        if count > to.count {
+            to.count = count;
+            self.with(|told| told.by_queue.insert(to.queue, count));
+        }
+    }
+
+    /// Begins with a fresh driver, while no queue runs.
+    pub(super) fn new_driver(&self) {
+        self.with(|told| {
+            let told_of = std::mem::take(&mut told.by_queue).into_values();
+            told.before = told_of.fold(told.before, u64::max);
+        });
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut Told) -> T) -> T {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -115,7 +150,7 @@ mod tests {
     #[test]
     fn a_flush_fails_once_for_each_queue_that_was_not_told() {
         let posted = Posted::new(Limits::plain(false), 4096, false);
-        let [mut one, mut two] = [(); 2].map(|()| posted.lost_writes_seen());
+        let [mut one, mut two] = [0, 1].map(|queue| posted.lost_writes_seen(queue));
         let write = Request::Write { offset: 0, durable: true };
         assert_eq!(run(&posted, &mut one, Request::Flush, &[0]), OK);
         // The write was acknowledged before the loss, and the flush behind it. It is lost, and another queue hears nothing of it.
@@ -128,6 +163,23 @@ mod tests {
         // An answer from before the loss that it was told of.
         assert_eq!(run(&posted, &mut two, Request::Flush, &[1]), OK);
         assert_eq!(run(&posted, &mut one, Request::Flush, &[2]), FAILED);
-        assert_eq!(run(&posted, &mut posted.lost_writes_seen(), Request::Flush, &[2]), OK);
+    }
+
+    #[test]
+    fn a_queue_that_starts_again_goes_on_from_what_it_was_told() {
+        let posted = Posted::new(Limits::plain(false), 4096, false);
+        let flush =
+            |queue, count| run(&posted, &mut posted.lost_writes_seen(queue), Request::Flush, &[count]);
+        assert_eq!([flush(0, 1), flush(0, 1)], [FAILED, OK]);
+        assert_eq!([flush(1, 1), flush(1, 1)], [FAILED, OK], "another queue was told, and this one was not");
+        assert_eq!([flush(1, 2), flush(1, 2)], [FAILED, OK]);
+        posted.new_driver();
+        // Queue 0 of the driver before was told of one, queue 2 of none.
+        assert_eq!([0, 1, 2].map(|queue| flush(queue, 2)), [OK; 3]);
+        assert_eq!([0, 2, 0, 2].map(|queue| flush(queue, 3)), [FAILED, FAILED, OK, OK]);
+        posted.new_driver();
+        assert_eq!([0, 1, 2].map(|queue| flush(queue, 3)), [OK; 3]);
+        posted.new_driver();
+        assert_eq!(flush(1, 4), FAILED, "no machine was told of it");
     }
 }

@@ -27,6 +27,7 @@ use rustix::io::retry_on_intr;
 use std::io::Write;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use tempfile::NamedTempFile;
 
@@ -148,8 +149,9 @@ impl<'a> Worker<'a> {
     pub fn new(disk: &'a Disk, kind: EngineKind, depth: u32) -> Self {
         let mut engine = Engine::open(kind, depth).unwrap();
         let file = disk.attach(&mut engine).unwrap();
+        static QUEUES: AtomicU16 = AtomicU16::new(0);
         let waker = Waker::new().unwrap();
-        let (lost_writes, marks) = (disk.lost_writes_seen(), Marks::off());
+        let (lost_writes, marks) = (disk.lost_writes_seen(QUEUES.fetch_add(1, Relaxed)), Marks::off());
         let (places, done, failure) = (Vec::new(), Vec::new(), None);
         Self { disk, engine, file, waker, places, lost_writes, marks, done, failure }.with_slots(1)
     }
