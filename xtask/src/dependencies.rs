@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::cargo;
 
 /// Each crate, and those of ours that it may name; what these may name, it may as well. Dependencies of tests are free.
-const MAY_NAME: [(&str, &[&str]); 14] = [
+const MAY_NAME: [(&str, &[&str]); 15] = [
     ("spec", &[]),
     ("values", &[]),
     ("memory", &["spec"]),
@@ -23,7 +23,8 @@ const MAY_NAME: [(&str, &[&str]); 14] = [
     ("vhost", &["device", "vhost-user"]),
     ("driver", &["virtqueue", "vhost-user", "io"]),
     ("driver-c", &["driver"]),
-    ("kickless", &["worker", "blk", "vhost", "driver", "values"]),
+    ("bench", &["driver", "values"]),
+    ("kickless", &["worker", "blk", "vhost", "bench"]),
 ];
 /// These only test and check, and nothing names them: they may name what they like.
 const OUTSIDE: [&str; 2] = ["kickless-tests", "xtask"];

@@ -16,12 +16,11 @@ use std::path::{Path, PathBuf};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use kickless_bench::Bench;
 
-use crate::bench::Bench;
 use crate::service::{Said, Service};
 use blk::BlkOptions;
 pub(crate) use pool::{PollOptions, PoolOptions};
-pub(crate) use values::{CpuList, parse_cpu_list};
 
 /// The name under which the program is the block back-end without being told so.
 const BLK_NAME: &str = "kickless-blk";

@@ -18,9 +18,8 @@ use kickless_memory::quota;
 use kickless_values::{parse_number, parse_queue_size};
 
 use crate::cli::values::{
-    NUM_QUEUES, QUEUE_SIZE, Switch, parse_blk_file, parse_completion, parse_cpu_list, parse_delay,
-    parse_engine, parse_idle, parse_memory_max, parse_mode, parse_name, parse_num_queues, parse_rate,
-    parse_serial, parse_workers,
+    NUM_QUEUES, QUEUE_SIZE, Switch, parse_blk_file, parse_completion, parse_delay, parse_engine, parse_idle,
+    parse_memory_max, parse_mode, parse_name, parse_num_queues, parse_rate, parse_serial, parse_workers,
 };
 use crate::cli::{PollOptions, PoolOptions};
 use crate::service::{Device, Disk, Pool, Said, Service, Socket};
@@ -85,7 +84,7 @@ fn pool_of(mut section: Section<'_>) -> Result<Pool> {
         sqpoll: section.flag("sqpoll")?.unwrap_or(false),
         fixed_buffers: section.flag("fixed-buffers")?.unwrap_or(false),
         workers: section.get("workers", Kind::Number, parse_workers)?,
-        cpu: section.get("cpu", Kind::Text, parse_cpu_list)?,
+        cpu: section.get("cpu", Kind::Text, str::parse)?,
         poll: PollOptions {
             poll: section.get("poll", Kind::Text, parse_name)?,
             poll_latency: section.get("poll-latency", Kind::Text, parse_delay)?,

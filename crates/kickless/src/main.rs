@@ -6,7 +6,6 @@
 // Both block, and panic where they fail.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
-mod bench;
 mod capabilities;
 mod cli;
 mod config;
@@ -74,6 +73,6 @@ fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
     match work {
         Work::Serve(service) => serve::serve(service),
         Work::ServeFile(path) => serve::serve(config::read(&path)?),
-        Work::Bench(bench) => bench::carry_out(&bench, print),
+        Work::Bench(bench) => kickless_bench::carry_out(&bench, print),
     }
 }

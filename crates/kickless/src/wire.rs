@@ -10,7 +10,7 @@ use kickless_disk::{Disk, DiskSpec, lock};
 use kickless_io::{EngineOptions, OWNERS_MAX};
 use kickless_memory::Mapper;
 use kickless_memory::quota::AddressSpace;
-use kickless_values::parse_cpus;
+use kickless_values::CpuList;
 use kickless_vhost::Server;
 use kickless_worker::Pool;
 use tracing::{info, warn};
@@ -69,7 +69,7 @@ fn check_cpus(cpus: &[usize], said: Said) -> Result<()> {
     // Where the host does not say, the workers try.
     let Ok(online) = fs::read_to_string(CPUS_ONLINE) else { return Ok(()) };
     let online = online.trim();
-    let Ok(here) = parse_cpus(online) else { return Ok(()) };
+    let Ok(CpuList(here)) = online.parse() else { return Ok(()) };
     match cpus.iter().find(|cpu| !here.contains(cpu)) {
         None => Ok(()),
         Some(cpu) => {

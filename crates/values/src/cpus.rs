@@ -1,12 +1,23 @@
 //! CPU lists as the kernel and `taskset` write them: `0-3,8`.
 
+use std::str::FromStr;
+
 use rustix::thread::CpuSet;
 
-/// Parses a list of CPUs and ranges of CPUs; the order is kept.
-///
-/// # Errors
-/// What is wrong with `text`, as the end of a sentence.
-pub fn parse_cpus(text: &str) -> Result<Vec<usize>, String> {
+/// CPUs by their numbers, in the order given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuList(pub Vec<usize>);
+
+impl FromStr for CpuList {
+    type Err = String;
+
+    /// Parses a list of CPUs and ranges of CPUs. The error is the end of a sentence.
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse_cpus(text).map(Self)
+    }
+}
+
+fn parse_cpus(text: &str) -> Result<Vec<usize>, String> {
     let mut cpus = Vec::new();
     for item in text.split(',') {
         let (first, last) = item.split_once('-').unwrap_or((item, item));

@@ -10,7 +10,7 @@ mod number;
 mod size;
 mod socket_path;
 
-pub use cpus::parse_cpus;
+pub use cpus::CpuList;
 pub use duration::parse_duration;
 pub use number::{QUEUE_SIZE_MAX, parse_number, parse_queue_size};
 pub use size::parse_size;

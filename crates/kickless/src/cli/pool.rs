@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use clap::Args;
 use kickless_io::{CompletionMode, EngineKind};
+use kickless_values::CpuList;
 use kickless_worker::Poll;
 
 use super::values::{
-    CpuList, PollMode, parse_completion, parse_cpu_list, parse_delay, parse_engine, parse_idle, parse_rate,
-    parse_workers,
+    PollMode, parse_completion, parse_delay, parse_engine, parse_idle, parse_rate, parse_workers,
 };
 use crate::service::{Mistake, Pool, Said};
 
@@ -31,7 +31,7 @@ pub(crate) struct PoolOptions {
     #[arg(long, value_name = "N", value_parser = parse_workers)]
     pub(crate) workers: Option<u16>,
     /// Run the workers on these CPUs, such as 0-3,8
-    #[arg(long, value_name = "LIST", value_parser = parse_cpu_list)]
+    #[arg(long, value_name = "LIST", value_parser = str::parse::<CpuList>)]
     pub(crate) cpu: Option<CpuList>,
     #[command(flatten)]
     pub(crate) poll: PollOptions,

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use kickless_disk::BadRule;
 use kickless_io::{CompletionMode, EngineKind, UnknownCompletion, UnknownEngine};
 use kickless_memory::quota;
-use kickless_values::{parse_cpus, parse_duration, parse_number, parse_size};
+use kickless_values::{parse_duration, parse_number, parse_size};
 
 use crate::service::{BlkFile, Fault};
 
@@ -66,10 +66,6 @@ impl PollMode {
         }
     }
 }
-
-/// `--cpu`, in the order given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CpuList(pub(crate) Vec<usize>);
 
 /// One of the values of `T`, by name.
 pub(crate) fn parse_name<T: ValueEnum>(text: &str) -> Result<T, String> {
@@ -183,10 +179,6 @@ pub(crate) fn parse_num_queues(text: &str) -> Result<u16, String> {
 
 pub(crate) fn parse_workers(text: &str) -> Result<u16, String> {
     parse_number(text, 1, WORKERS_MAX.into())
-}
-
-pub(crate) fn parse_cpu_list(text: &str) -> Result<CpuList, String> {
-    parse_cpus(text).map(CpuList)
 }
 
 /// Address space that a device's front-end may take, up to what there is for all devices.

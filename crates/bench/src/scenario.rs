@@ -213,7 +213,7 @@ impl fmt::Display for Scenario {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::options::Bench;
+    use crate::options::Bench;
     use clap::Parser;
 
     #[derive(Parser)]

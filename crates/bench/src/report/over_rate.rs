@@ -5,9 +5,9 @@ use plotters::prelude::*;
 
 use super::over_time::percent;
 use super::plot::{FONT, around, colour, legend_at};
-use crate::bench::layout::{rate, time};
-use crate::bench::results::{Results, Spread};
-use crate::bench::turn::Turn;
+use crate::layout::{rate, time};
+use crate::results::{Results, Spread};
+use crate::turn::Turn;
 
 const SIZE: (u32, u32) = (960, 560);
 const UPPER: u32 = 290;
@@ -25,7 +25,7 @@ pub(super) fn draw(results: &Results) -> Result<String> {
     let lines = |figure: fn(&Turn) -> Option<f64>| -> Vec<Vec<(f64, Spread)>> {
         (0..results.targets.len())
             .map(|at| {
-                let point = |load: &crate::bench::results::Load| {
+                let point = |load: &crate::results::Load| {
                     Some((f64::from(load.scenario.rate?), load.spread_of_some(at, figure)?))
                 };
                 results.loads.iter().filter_map(point).collect()

@@ -7,9 +7,9 @@ use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 
 use super::thin::thinned;
-use crate::bench::layout::{rate, time};
-use crate::bench::results::{Load, Results};
-use crate::bench::turn::{Latencies, Turn};
+use crate::layout::{rate, time};
+use crate::results::{Load, Results};
+use crate::turn::{Latencies, Turn};
 
 /// Colours that people who see few can tell apart (Okabe and Ito).
 const COLOURS: [RGBColor; 6] = [

@@ -6,11 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use kickless_values::CpuList;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tempfile::TempDir;
-
-use crate::cli::CpuList;
 
 /// What stands for the socket in a command.
 const SOCKET: &str = "{socket}";

@@ -1,9 +1,11 @@
-//! `kickless bench`: puts load on vhost-user-blk back-ends, ours or others', and says what came of it.
+//! Puts load on vhost-user-blk back-ends, ours or others', and reports what came of it: the command `kickless bench`.
 //!
-//! `options` is what can be asked for, `scenario` one load of those, `target` what it is put on. `run` carries one scenario
-//! out on one target with a thread (`load`) for each submitter, and makes a `Turn` of it (`turn`). `rounds` does that for
-//! each scenario and target, for one back-end as for several. What came of it all is a `Results`, which `table`, JSON and
-//! `report` show. `parts` measures single parts without a back-end.
+//! `options` is the command line, `scenario` one load of those that it asks for, `target` the back-end under load. `run`
+//! carries one scenario out on one target with a thread (`load`) for each submitter, and makes a `Turn` of it (`turn`).
+//! `rounds` does that for each scenario and target. The results are a `Results`, which `table`, JSON and `report` show.
+//! `parts` measures single parts without a back-end.
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod layout;
 mod ledger;
@@ -25,14 +27,14 @@ mod turn;
 
 use anyhow::Result;
 
-pub(crate) use options::Bench;
+pub use options::Bench;
 use options::{BackEnds, Part};
 
 /// Does what was asked for and prints what came of it.
 ///
 /// # Errors
 /// A back-end cannot be reached, lacks something or dies, data are wrong, or requests failed.
-pub(crate) fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+pub fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     match bench {
         Bench::Blk(blk) => rounds::carry_out(BackEnds::Blk(blk), print),
         Bench::Compare(compare) => rounds::carry_out(BackEnds::Compare(compare), print),

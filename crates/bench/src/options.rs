@@ -5,18 +5,17 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use kickless_driver::Choice;
-use kickless_values::{SOCKET_PATH_BYTES_MAX, parse_duration, parse_queue_size, parse_size};
+use kickless_values::{CpuList, SOCKET_PATH_BYTES_MAX, parse_duration, parse_queue_size, parse_size};
 
 use super::pace::OnOff;
 use super::scenario::{Pattern, Wait};
-use crate::cli::{CpuList, parse_cpu_list};
 
 /// The largest process number there is (proc(5), `pid_max`).
 const PID_MAX: i64 = 1 << 22;
 
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
+pub enum Bench {
     /// Put load on one back-end
     Blk(Box<BlkBench>),
     /// Put the same load on several back-ends, turn by turn, and say how they compare
@@ -38,7 +37,7 @@ pub(crate) enum Part {
 
 /// What is asked for of any part.
 #[derive(Debug, Args)]
-pub(crate) struct PartOptions {
+pub struct PartOptions {
     /// How often to measure each operation, all of them in turn
     #[arg(long, value_name = "N", default_value = "7", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
@@ -61,7 +60,7 @@ pub(crate) enum BackEnds<'a> {
 
 /// `kickless bench blk`.
 #[derive(Debug, Args)]
-pub(crate) struct BlkBench {
+pub struct BlkBench {
     /// The unix socket of the back-end
     #[arg(long, value_name = "PATH")]
     pub(crate) socket_path: PathBuf,
@@ -77,7 +76,7 @@ pub(crate) struct BlkBench {
 
 /// `kickless bench compare`.
 #[derive(Debug, Args)]
-pub(crate) struct CompareBench {
+pub struct CompareBench {
     /// What to compare with the first of them: sockets, or commands in which {socket} stands for the socket to listen on.
     /// Either can have a name: NAME=SOCKET, NAME=COMMAND
     #[arg(value_name = "TARGET", required = true, num_args = 2..)]
@@ -86,7 +85,7 @@ pub(crate) struct CompareBench {
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// Start the commands on these CPUs
-    #[arg(long, value_name = "LIST", value_parser = parse_cpu_list)]
+    #[arg(long, value_name = "LIST", value_parser = str::parse::<CpuList>)]
     pub(crate) target_cpu: Option<CpuList>,
     #[command(flatten)]
     pub(crate) load: LoadOptions,
@@ -157,7 +156,7 @@ pub(crate) struct LoadOptions {
     #[arg(long)]
     pub(crate) huge_pages: bool,
     /// Run the threads on these CPUs, one after the other
-    #[arg(long, value_name = "LIST", value_parser = parse_cpu_list)]
+    #[arg(long, value_name = "LIST", value_parser = str::parse::<CpuList>)]
     pub(crate) cpu: Option<CpuList>,
     /// Where random offsets start from, to have the same ones again
     #[arg(long, value_name = "N", default_value = "1")]
@@ -196,7 +195,7 @@ impl Bench {
     ///
     /// # Errors
     /// One sentence.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         match self {
             Bench::Blk(blk) => BackEnds::Blk(blk).check(),
             Bench::Compare(compare) => BackEnds::Compare(compare).check(),

@@ -4,9 +4,9 @@ use anyhow::Result;
 use plotters::prelude::*;
 
 use super::plot::{FONT, colour, legend};
-use crate::bench::layout::rate;
-use crate::bench::results::{Load, Results};
-use crate::bench::turn::Moment;
+use crate::layout::rate;
+use crate::results::{Load, Results};
+use crate::turn::Moment;
 
 const WIDTH: u32 = 960;
 /// The last part has the time below it.
