@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod carry_out;
 mod layout;
 mod ledger;
 mod load;
@@ -14,6 +15,7 @@ mod offsets;
 mod options;
 mod pace;
 mod parts;
+mod pattern;
 mod progress;
 mod report;
 mod results;
@@ -24,21 +26,7 @@ mod slots;
 mod table;
 mod target;
 mod turn;
+mod wait;
 
-use anyhow::Result;
-
+pub use carry_out::carry_out;
 pub use options::Bench;
-use options::{BackEnds, Part};
-
-/// Does what was asked for and prints what came of it.
-///
-/// # Errors
-/// A back-end cannot be reached, lacks something or dies, data are wrong, or requests failed.
-pub fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
-    match bench {
-        Bench::Blk(blk) => rounds::carry_out(BackEnds::Blk(blk), print),
-        Bench::Compare(compare) => rounds::carry_out(BackEnds::Compare(compare), print),
-        Bench::Ring(options) => parts::carry_out(Part::Ring, options, print),
-        Bench::Memory(options) => parts::carry_out(Part::Memory, options, print),
-    }
-}

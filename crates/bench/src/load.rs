@@ -11,9 +11,10 @@ use kickless_driver::{Completion, Data, Disk, Error, Queue, Request};
 use super::ledger::{Claim, Ledger};
 use super::offsets::Offsets;
 use super::pace::{Cycle, Schedule};
-use super::scenario::{Scenario, Wait};
+use super::scenario::Scenario;
 use super::slots::{Noted, Slot};
 use super::turn::{Latencies, latencies};
+use super::wait::Wait;
 
 /// How long to sleep at most before looking whether the turn is over.
 pub(super) const NAP: Duration = Duration::from_millis(50);

@@ -1,6 +1,6 @@
 //! Which block a request goes to.
 
-use super::scenario::Pattern;
+use super::pattern::Pattern;
 
 /// One thread's next blocks.
 #[derive(Debug)]

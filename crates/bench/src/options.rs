@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use kickless_driver::Choice;
 use kickless_values::{CpuList, SOCKET_PATH_BYTES_MAX, parse_duration, parse_queue_size, parse_size};
 
 use super::pace::OnOff;
-use super::scenario::{Pattern, Wait};
+use super::pattern::Pattern;
+use super::wait::Wait;
 
 /// The largest process number there is (proc(5), `pid_max`).
 const PID_MAX: i64 = 1 << 22;
@@ -303,25 +304,5 @@ fn parse_choice(text: &str) -> Result<Choice, String> {
         "on" => Ok(Choice::On),
         "off" => Ok(Choice::Off),
         _ => Err("it must be auto, on or off".into()),
-    }
-}
-
-impl ValueEnum for Pattern {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Pattern::Random, Pattern::Sequential]
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        Some(clap::builder::PossibleValue::new(self.name()))
-    }
-}
-
-impl ValueEnum for Wait {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Wait::Sleep, Wait::Poll]
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        Some(clap::builder::PossibleValue::new(self.name()))
     }
 }

@@ -5,14 +5,19 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+/// Serializes a duration as seconds.
+pub(super) fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
+}
+
 /// A load that is on for a while, then off for a while, over and over.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct OnOff {
     /// Seconds.
-    #[serde(serialize_with = "super::scenario::as_seconds")]
+    #[serde(serialize_with = "as_seconds")]
     pub(crate) on: Duration,
     /// Seconds.
-    #[serde(serialize_with = "super::scenario::as_seconds")]
+    #[serde(serialize_with = "as_seconds")]
     pub(crate) off: Duration,
 }
 

@@ -9,46 +9,8 @@ use serde::Serialize;
 use super::layout::bytes;
 use super::options::{BackEnds, LoadOptions};
 use super::pace::OnOff;
-
-/// Where requests go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Pattern {
-    /// Anywhere, each block as likely as any other.
-    Random,
-    /// One block after the other, each thread in a part of its own.
-    Sequential,
-}
-
-impl Pattern {
-    /// As on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Pattern::Random => "random",
-            Pattern::Sequential => "sequential",
-        }
-    }
-}
-
-/// What a thread does until something completes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Wait {
-    /// It asks for a call and sleeps.
-    Sleep,
-    /// It looks at the ring.
-    Poll,
-}
-
-impl Wait {
-    /// As on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Wait::Sleep => "sleep",
-            Wait::Poll => "poll",
-        }
-    }
-}
+use super::pattern::Pattern;
+use super::wait::Wait;
 
 /// One load.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -68,20 +30,15 @@ pub(crate) struct Scenario {
     /// When the load is on, if it is not always.
     pub(crate) on_off: Option<OnOff>,
     /// Seconds measured.
-    #[serde(serialize_with = "as_seconds")]
+    #[serde(serialize_with = "super::pace::as_seconds")]
     pub(crate) time: Duration,
     /// Seconds run before.
-    #[serde(serialize_with = "as_seconds")]
+    #[serde(serialize_with = "super::pace::as_seconds")]
     pub(crate) warm_up: Duration,
     /// Bytes of the disk that are used, if not all.
     pub(crate) range: Option<u64>,
     pub(crate) verify: bool,
     pub(crate) seed: u64,
-}
-
-/// A duration as JSON has it.
-pub(super) fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(time.as_secs_f64())
 }
 
 /// Every load that the command line stands for.

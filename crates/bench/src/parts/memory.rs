@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::Operation;
+use super::operation::Operation;
 
 /// One slot's bytes.
 const SLOT: u64 = 1 << 20;

@@ -4,9 +4,8 @@
 //! other, so that whatever else the machine does meets all alike.
 
 mod memory;
+mod operation;
 mod ring;
-
-use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde_json::json;
@@ -14,39 +13,6 @@ use serde_json::json;
 use super::layout::columns;
 use super::options::{Part, PartOptions};
 use super::results::Spread;
-
-/// Operations between two looks at the clock.
-const BURST: u32 = 64;
-
-/// Something that is done again and again.
-pub(crate) struct Operation {
-    /// What it is.
-    name: String,
-    /// Does it, and says how many things were done by it: what a figure is for one of.
-    does: Box<dyn FnMut() -> Result<u32>>,
-}
-
-impl Operation {
-    /// An operation; `does` says of how many it was.
-    fn new(name: impl Into<String>, does: impl FnMut() -> Result<u32> + 'static) -> Operation {
-        Operation { name: name.into(), does: Box::new(does) }
-    }
-
-    /// Nanoseconds for one of what it does, over so long a time.
-    fn measure(&mut self, time: Duration) -> Result<f64> {
-        let start = Instant::now();
-        let mut count = 0u64;
-        loop {
-            for _ in 0..BURST {
-                count += u64::from((self.does)()?);
-            }
-            let passed = start.elapsed();
-            if passed >= time {
-                return Ok(passed.as_nanos() as f64 / count.max(1) as f64);
-            }
-        }
-    }
-}
 
 /// Measures a part and prints what came of it.
 ///

@@ -10,7 +10,7 @@ use kickless_virtqueue::driver::{Areas, Buffer, Completer, Submitter, queue};
 use kickless_virtqueue::{Chain, ChainId, device};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::Operation;
+use super::operation::Operation;
 
 const SIZE: u16 = 256;
 /// Where the rings are, and where buffers are said to be; both in one slot.

@@ -1,0 +1,19 @@
+//! The entry to each benchmark.
+
+use anyhow::Result;
+
+use super::options::{BackEnds, Bench, Part};
+use super::{parts, rounds};
+
+/// Does what was asked for and prints what came of it.
+///
+/// # Errors
+/// A back-end cannot be reached, lacks something or dies, data are wrong, or requests failed.
+pub fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+    match bench {
+        Bench::Blk(blk) => rounds::carry_out(BackEnds::Blk(blk), print),
+        Bench::Compare(compare) => rounds::carry_out(BackEnds::Compare(compare), print),
+        Bench::Ring(options) => parts::carry_out(Part::Ring, options, print),
+        Bench::Memory(options) => parts::carry_out(Part::Memory, options, print),
+    }
+}

@@ -1,0 +1,38 @@
+//! What is measured of a part.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+/// Operations between two looks at the clock.
+const BURST: u32 = 64;
+
+/// Something that is done again and again.
+pub(super) struct Operation {
+    /// What it is.
+    pub(super) name: String,
+    /// Does it, and says how many things were done by it: what a figure is for one of.
+    does: Box<dyn FnMut() -> Result<u32>>,
+}
+
+impl Operation {
+    /// An operation; `does` says of how many it was.
+    pub(super) fn new(name: impl Into<String>, does: impl FnMut() -> Result<u32> + 'static) -> Operation {
+        Operation { name: name.into(), does: Box::new(does) }
+    }
+
+    /// Nanoseconds for one of what it does, over so long a time.
+    pub(super) fn measure(&mut self, time: Duration) -> Result<f64> {
+        let start = Instant::now();
+        let mut count = 0u64;
+        loop {
+            for _ in 0..BURST {
+                count += u64::from((self.does)()?);
+            }
+            let passed = start.elapsed();
+            if passed >= time {
+                return Ok(passed.as_nanos() as f64 / count.max(1) as f64);
+            }
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The order of the addresses that requests go to.
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use serde::Serialize;
+
+/// Where requests go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Pattern {
+    /// Anywhere, each block as likely as any other.
+    Random,
+    /// One block after the other, each thread in a part of its own.
+    Sequential,
+}
+
+impl Pattern {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Pattern::Random => "random",
+            Pattern::Sequential => "sequential",
+        }
+    }
+}
+
+impl ValueEnum for Pattern {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Pattern::Random, Pattern::Sequential]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()))
+    }
+}

@@ -1,0 +1,35 @@
+//! How a thread waits for completions.
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use serde::Serialize;
+
+/// What a thread does until something completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Wait {
+    /// It asks for a call and sleeps.
+    Sleep,
+    /// It looks at the ring.
+    Poll,
+}
+
+impl Wait {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Wait::Sleep => "sleep",
+            Wait::Poll => "poll",
+        }
+    }
+}
+
+impl ValueEnum for Wait {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Wait::Sleep, Wait::Poll]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()))
+    }
+}
