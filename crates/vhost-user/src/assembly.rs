@@ -2,11 +2,11 @@
 
 use std::os::fd::OwnedFd;
 
-use kickless_spec::vhost_user::{self as wire, FDS_MAX};
+use kickless_spec::vhost_user::{self as wire, FDS_MAX, FLAG_VERSION_MASK, VERSION};
 use zerocopy::FromBytes;
 
 use crate::error::Error;
-use crate::header::{HEADER_SIZE, Header};
+use crate::header::{HEADER_SIZE, Header, PAYLOAD_MAX};
 
 /// A whole message, not yet decoded.
 #[derive(Debug)]
@@ -17,6 +17,21 @@ pub struct Frame {
     pub payload: Vec<u8>,
     /// The file descriptors that came with any of its bytes, at most [`FDS_MAX`].
     pub fds: Vec<OwnedFd>,
+}
+
+impl Header {
+    /// Reads a header. Version and size are checked; reserved flags are left alone.
+    pub fn parse(wire: &wire::Header) -> Result<Self, Error> {
+        let header = Self { request: wire.request.get(), flags: wire.flags.get(), size: wire.size.get() };
+        let version = header.flags & FLAG_VERSION_MASK;
+        if version != VERSION {
+            return Err(Error::Version { request: header.request, version });
+        }
+        if header.size as usize > PAYLOAD_MAX {
+            return Err(Error::PayloadTooLarge { request: header.request, size: header.size });
+        }
+        Ok(header)
+    }
 }
 
 /// A message that is arriving.

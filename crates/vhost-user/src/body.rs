@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::error::MessageError;
 use crate::payload::{
-    Config, Iotlb, MemoryRegion, ShmemRange, VringAddr, VringArea, VringFd, VringState, XenMapping,
+    Config, Inflight, Iotlb, MemoryRegion, ShmemRange, VringAddr, VringArea, VringFd, VringState, XenMapping,
 };
 
 /// What arrived. Each method that consumes it checks the whole: nothing may be left over.
@@ -53,6 +53,11 @@ impl Body<'_> {
 
     pub(crate) fn vring_state(self) -> Result<VringState, MessageError> {
         self.plain::<wire::VringState>().map(VringState::from)
+    }
+
+    /// Reads the description of an in-flight buffer, with or without padding; file descriptors stay.
+    pub(crate) fn inflight(&self) -> Result<Inflight, MessageError> {
+        self.read::<wire::Inflight>(wire::Inflight::UNPADDED).map(Inflight::from)
     }
 
     /// A ring and a switch, which is 0 or 1.

@@ -235,9 +235,9 @@ impl Request for FrontendMessage {
             Code::PostcopyEnd => body.nothing().map(|()| Self::PostcopyEnd)?,
             Code::GetInflightFd => {
                 body.no_fds()?;
-                Self::GetInflightFd(inflight(&body)?)
+                Self::GetInflightFd(body.inflight()?)
             }
-            Code::SetInflightFd => Self::SetInflightFd(inflight(&body)?, body.one_fd()?),
+            Code::SetInflightFd => Self::SetInflightFd(body.inflight()?, body.one_fd()?),
             Code::GpuSetSocket => Self::GpuSetSocket(body.fd()?),
             Code::ResetDevice => body.nothing().map(|()| Self::ResetDevice)?,
             Code::VringKick => Self::VringKick { index: body.vring_state()?.index },
@@ -409,10 +409,6 @@ fn log_base(body: Body<'_>) -> Result<LogBase, MessageError> {
         mmap_offset: log.mmap_offset.get(),
         fd: body.optional_fd()?,
     })
-}
-
-pub(crate) fn inflight(body: &Body<'_>) -> Result<Inflight, MessageError> {
-    body.read::<wire::Inflight>(wire::Inflight::UNPADDED).map(Inflight::from)
 }
 
 fn device_state(

@@ -1,9 +1,7 @@
-//! The head of a message, read and checked.
+//! The head of a message.
 
-use kickless_spec::vhost_user::{self as wire, FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION_MASK, VERSION};
+use kickless_spec::vhost_user::{self as wire, FLAG_NEED_REPLY, FLAG_REPLY, VERSION};
 use zerocopy::IntoBytes;
-
-use crate::error::Error;
 
 /// Bytes of a header.
 pub const HEADER_SIZE: usize = size_of::<wire::Header>();
@@ -43,19 +41,6 @@ impl Header {
     /// Whether the message is a reply.
     pub fn is_reply(&self) -> bool {
         self.flags & FLAG_REPLY != 0
-    }
-
-    /// Reads a header. Version and size are checked; reserved flags are left alone.
-    pub fn parse(wire: &wire::Header) -> Result<Self, Error> {
-        let header = Self { request: wire.request.get(), flags: wire.flags.get(), size: wire.size.get() };
-        let version = header.flags & FLAG_VERSION_MASK;
-        if version != VERSION {
-            return Err(Error::Version { request: header.request, version });
-        }
-        if header.size as usize > PAYLOAD_MAX {
-            return Err(Error::PayloadTooLarge { request: header.request, size: header.size });
-        }
-        Ok(header)
     }
 
     /// The bytes on the wire.

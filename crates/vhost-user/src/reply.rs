@@ -10,7 +10,6 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::body::{Body, Encoded, field};
 use crate::error::MessageError;
-use crate::frontend::inflight;
 use crate::message::ReplyTo;
 use crate::payload::{Config, Inflight, MemoryRegion, VringState};
 
@@ -82,7 +81,7 @@ impl ReplyTo<Code> for Reply {
                 Self::Userfault(body.optional_fd()?)
             }
             Code::GetInflightFd => {
-                let inflight = inflight(&body)?;
+                let inflight = body.inflight()?;
                 let fd = body.optional_fd()?;
                 if (inflight.mmap_size == 0) != fd.is_none() {
                     let rule = "expected a file descriptor if and only if it is not 0";
