@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use kickless_spec::blk::{BlkFeatures, Config, ID_LEN};
@@ -13,6 +12,7 @@ use kickless_spec::features::Features;
 use crate::buffer::{Buffer, Registered};
 use crate::core::{Core, is_called_back};
 use crate::error::{Error, Invalid};
+use crate::handle::Handle;
 use crate::limits::LIFETIME_LEN;
 use crate::options::Options;
 use crate::queue::Queue;
@@ -33,26 +33,6 @@ const MEMORY_WAIT: Duration = Duration::from_secs(30);
 /// Offsets and lengths are bytes, multiples of 512. Each thread has a queue of its own, as far as there are enough.
 #[derive(Clone)]
 pub struct Disk(pub(crate) Arc<Handle>);
-
-/// Closes the disk when the last user goes.
-pub(crate) struct Handle {
-    pub(crate) core: Arc<Core>,
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        if is_called_back() {
-            // A handler had it: this very thread has what closing needs.
-            let core = self.core.clone();
-            let spawned = thread::Builder::new().name("kickless-close".into()).spawn(move || core.close());
-            if spawned.is_err() {
-                self.core.die(Error::Unplugged);
-            }
-        } else {
-            self.core.close();
-        }
-    }
-}
 
 /// How worn a disk is (virtio 1.3, section 5.2.6): eMMC's figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -494,5 +474,12 @@ impl Disk {
         let [a, b, c, d, e, f] = bytes;
         let number = |low, high| u16::from_le_bytes([low, high]);
         Ok(Lifetime { pre_eol_info: number(a, b), type_a: number(c, d), type_b: number(e, f) })
+    }
+}
+
+impl Queue {
+    /// Returns the disk.
+    pub fn disk(&self) -> Disk {
+        Disk(self.handle.clone())
     }
 }

@@ -61,6 +61,7 @@ mod error;
 mod event;
 mod future;
 mod glance;
+mod handle;
 mod layout;
 mod lead;
 mod limits;

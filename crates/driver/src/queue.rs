@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
 
 use crate::core::{Core, is_called_back};
-use crate::disk::{Disk, Handle};
 use crate::error::Error;
 use crate::event::Bell;
+use crate::handle::Handle;
 use crate::request::{Completion, Notify, Request};
 use crate::ring::{Counters, Ring};
 
@@ -41,11 +41,6 @@ impl Queue {
     #[inline]
     pub(crate) fn ring(&self) -> &Ring {
         &self.core().rings[self.index]
-    }
-
-    /// The disk.
-    pub fn disk(&self) -> Disk {
-        Disk(self.handle.clone())
     }
 
     /// Which of the disk's queues it is.

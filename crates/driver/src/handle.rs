@@ -1,0 +1,27 @@
+//! A share in an open disk.
+
+use std::sync::Arc;
+use std::thread;
+
+use crate::core::{Core, is_called_back};
+use crate::error::Error;
+
+/// Closes the disk when the last user goes.
+pub(crate) struct Handle {
+    pub(crate) core: Arc<Core>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if is_called_back() {
+            // A handler had it: this very thread has what closing needs.
+            let core = self.core.clone();
+            let spawned = thread::Builder::new().name("kickless-close".into()).spawn(move || core.close());
+            if spawned.is_err() {
+                self.core.die(Error::Unplugged);
+            }
+        } else {
+            self.core.close();
+        }
+    }
+}
