@@ -21,3 +21,4 @@ pub mod options;
 pub mod pointer;
 pub mod queue;
 pub mod request;
+pub mod run;
