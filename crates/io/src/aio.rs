@@ -104,7 +104,7 @@ impl Aio {
             return Err(op);
         }
         let held = self.files.hold(op.file);
-        let route = self.files.route(held, op.kind);
+        let route = self.files.route(held, op.kind, op.buffers.len());
         if !op.kind.is_transfer() {
             self.jobs.queue(held, token, op, &self.files);
             return Ok(());
@@ -192,7 +192,7 @@ impl Aio {
         for place in again.drain(..) {
             let Some(operation) = slots.get_mut(place) else { continue };
             let held = operation.held;
-            let route = files.route(held, operation.op.kind);
+            let route = files.route(held, operation.op.kind, operation.op.buffers.len());
             operation.nowait = route == Route::NoWait;
             match route {
                 Route::Offload => transfers.queue_for(held.owner(), place),

@@ -5,7 +5,7 @@
 //! `EAGAIN` pauses, and so does the engine when the kernel takes nothing ([`crate::stall`]).
 
 use crate::OpKind;
-use crate::route::{Facts, Misses, Route, Routes};
+use crate::route::{Facts, MISS_SIZES, Misses, Route, Routes};
 use crate::shares::Shares;
 use crate::stall::Stall;
 use rustix::io::Errno;
@@ -62,8 +62,8 @@ struct Entry {
     /// The kernel knows it by this index too.
     fixed: bool,
     routes: Routes,
-    /// Of reads, and of writes.
-    misses: [Misses; 2],
+    /// Of reads, and of writes, by size.
+    misses: [[Misses; MISS_SIZES]; 2],
     /// Its transfers are merged.
     merge: bool,
 }
@@ -204,9 +204,9 @@ impl Files {
         held.index().is_some_and(|index| self.entries[index as usize].merge)
     }
 
-    /// Returns the way of an operation on the file that it holds.
+    /// Returns the way of an operation of so many bytes on the file that it holds.
     #[inline]
-    pub(crate) fn route(&mut self, held: Held, kind: OpKind) -> Route {
+    pub(crate) fn route(&mut self, held: Held, kind: OpKind, bytes: u64) -> Route {
         let Some(index) = held.index() else { return Route::Blocking };
         let Entry { routes, misses, .. } = &mut self.entries[index as usize];
         let (route, misses) = match kind {
@@ -215,15 +215,22 @@ impl Files {
             OpKind::Write { durable: true } => (routes.durable, &mut misses[1]),
             OpKind::Flush | OpKind::Range { .. } => return Route::Blocking,
         };
-        if route == Route::NoWait && !misses.tries() { Route::Blocking } else { route }
+        if route == Route::NoWait && !Misses::of(misses, bytes).tries() { Route::Blocking } else { route }
     }
 
-    /// Notes how an operation ended that was told not to wait; whether a thread is to do it now. Calls that do not know the
+    /// Notes how a transfer of so many bytes ended that was told not to wait; whether a thread is to do it now. Calls that do not know the
     /// flag say so in several ways. What fails for another reason fails in the same way again.
     #[inline]
-    pub(crate) fn is_missed(&mut self, held: Held, kind: OpKind, result: Result<u32, Errno>) -> bool {
+    pub(crate) fn is_missed(
+        &mut self,
+        held: Held,
+        kind: OpKind,
+        bytes: u64,
+        result: Result<u32, Errno>,
+    ) -> bool {
         let Some(index) = held.index() else { return false };
         let misses = &mut self.entries[index as usize].misses[usize::from(kind != OpKind::Read)];
+        let misses = Misses::of(misses, bytes);
         let missed = matches!(result, Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INVAL));
         if missed {
             misses.miss()
@@ -411,6 +418,31 @@ mod tests {
 
     fn null(files: &mut Files, owner: Owner) -> FileId {
         files.insert(Arc::new(File::open("/dev/null").unwrap()), owner).0
+    }
+
+    /// A device splits what is large, and says `EAGAIN` for that each time.
+    #[test]
+    fn what_is_too_large_does_not_send_what_is_small_to_threads() {
+        const WRITE: OpKind = OpKind::Write { durable: false };
+        const LARGE: u64 = 2 << 20;
+        let mut files = Files::new(Shares::new(8, 0, 0));
+        let id = null(&mut files, Owner::unique());
+        files.set_routes(id.index, Routes::all(Route::NoWait));
+        let held = files.hold(id);
+        let mut tried = 0;
+        for _ in 0..800 {
+            if files.route(held, WRITE, LARGE) == Route::NoWait {
+                tried += 1;
+                assert!(files.is_missed(held, WRITE, LARGE, Err(Errno::AGAIN)));
+            }
+            assert_eq!(files.route(held, WRITE, 4096), Route::NoWait);
+            assert_eq!(files.route(held, WRITE, 1 << 20), Route::NoWait);
+            assert_eq!(files.route(held, OpKind::Read, LARGE), Route::NoWait);
+        }
+        assert!(tried < 100, "{tried} calls in vain");
+        assert!(!files.is_missed(held, WRITE, 4096, Ok(4096)));
+        assert_ne!(files.route(held, WRITE, LARGE), Route::NoWait, "a small one says nothing of it");
+        files.release(held);
     }
 
     /// Files of one device have one share, and one that is forgotten with operations in flight keeps its number for as long.

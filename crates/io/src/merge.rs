@@ -37,6 +37,11 @@ struct Segment {
 }
 
 impl Merged {
+    /// Returns how many bytes are to be transferred in all.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Adds an operation at the end.
     pub(crate) fn add(&mut self, op: &mut Op) {
         let Op { kind, buffers: Buffers::Guest(iov), .. } = op else { return };

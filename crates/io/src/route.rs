@@ -21,6 +21,10 @@
 //! A write into space that is not allocated answers `EAGAIN`, and so does each write through the cache of ext4. A call in vain is not
 //! made for each of them: after [`MISSES_MAX`] in a row all but one of [`TRY_EACH`] go to threads at once, until one of those
 //! that are tried succeeds.
+//!
+//! A block device answers `EAGAIN` to each transfer that it would split (`max_sectors_kb`, the number of segments), however idle it is. That says
+//! nothing about smaller ones. So misses count by size ([`Misses::of`]), and what is too large for the device does not send what is small
+//! to threads.
 
 use crate::AlignedBuf;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs, major, minor};
@@ -180,7 +184,18 @@ pub(crate) struct Misses {
     passed: u8,
 }
 
+/// Sizes that are counted apart: below 8 KiB, below 16 KiB, and so on; the last is 16 MiB and more, where every device splits.
+pub(crate) const MISS_SIZES: usize = 13;
+
 impl Misses {
+    /// Returns the counter for a transfer of so many bytes. The limit of a device is in one of the sizes: transfers of that size miss or hit, those of
+    /// all others do the same each time.
+    #[inline]
+    pub(crate) fn of(sizes: &mut [Self; MISS_SIZES], bytes: u64) -> &mut Self {
+        let size = (bytes >> 12 | 1).ilog2() as usize;
+        &mut sizes[size.min(MISS_SIZES - 1)]
+    }
+
     /// Whether the next one is to be tried.
     #[inline]
     pub(crate) fn tries(&mut self) -> bool {

@@ -28,6 +28,12 @@ impl InFlight {
         Self { token, held, op, merged: None, alone: false, nowait, buffer: None }
     }
 
+    /// Returns how many bytes the kernel is to transfer, for all that are one with it.
+    #[inline]
+    fn bytes(&self) -> u64 {
+        self.merged.as_ref().map_or_else(|| self.op.buffers.len(), |merged| merged.bytes())
+    }
+
     /// What the kernel takes, for all that are one with it.
     pub(crate) fn view(&mut self) -> View {
         match &self.merged {
@@ -136,7 +142,8 @@ impl Slots {
     pub(crate) fn is_missed(&mut self, place: u32, result: Result<u32, Errno>, files: &mut Files) -> bool {
         let Some(operation) = self.get_mut(place) else { return false };
         operation.nowait && {
-            let missed = files.is_missed(operation.held, operation.op.kind, result);
+            let bytes = operation.bytes();
+            let missed = files.is_missed(operation.held, operation.op.kind, bytes, result);
             operation.nowait = !missed;
             missed
         }

@@ -190,7 +190,7 @@ impl Uring {
         }
         let Operations { slots, files, .. } = &mut self.ops;
         let held = files.hold(op.file);
-        let route = files.route(held, op.kind);
+        let route = files.route(held, op.kind, op.buffers.len());
         if !op.kind.is_transfer() {
             self.jobs.queue(held, token, op, files);
             return Ok(());
@@ -258,7 +258,7 @@ impl Uring {
         for place in again.drain(..) {
             let Some(operation) = slots.get_mut(place) else { continue };
             let held = operation.held;
-            let route = files.route(held, operation.op.kind);
+            let route = files.route(held, operation.op.kind, operation.op.buffers.len());
             operation.nowait = route == Route::NoWait;
             match (&mut self.aio, route) {
                 (Some(aio), Route::Memory) => aio.queue(place),
