@@ -6,8 +6,10 @@
 //! and not done: pieces of 1, 1, 2, 4, 8 and so on. A device that has nothing to do begins with the first operation of a batch while
 //! the others are being prepared, and for a busy one there is hardly a call more.
 //!
-//! The operation that was staged last stays until another comes that cannot be merged with it, or the batch ends. Where a thread
-//! submits ([`crate::desk`]) a batch stays whole: it costs the wake-up of that thread.
+//! A thread of an owner's share ([`crate::pool`]) gets a whole batch, and gives it to the kernel in such pieces: that costs calls and no wake-ups.
+//!
+//! The operation that was staged last stays until another comes that cannot be merged with it, or the batch ends. Where the thread
+//! beside the worker submits ([`crate::desk`]) a batch stays whole: it costs the wake-up of that thread.
 
 /// Whether the operations that wait are to go before one more does.
 ///
@@ -17,9 +19,14 @@ pub(crate) fn is_time(waiting: usize, given: usize) -> bool {
     waiting > 0 && waiting >= given
 }
 
+/// Returns how many of those that wait go to the kernel next, where all of them are there and one after the other goes. The same rule.
+pub(crate) fn piece(waiting: usize, given: usize) -> usize {
+    waiting.min(given.max(1))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::is_time;
+    use super::{is_time, piece};
 
     /// Of a batch, the sizes of the pieces that go while it is staged.
     fn pieces(batch: usize, mut given: usize) -> Vec<usize> {
@@ -32,6 +39,23 @@ mod tests {
             waiting += 1;
         }
         pieces
+    }
+
+    #[test]
+    fn a_batch_that_is_there_goes_in_the_same_pieces() {
+        let pieces = |mut waiting: usize, mut given: usize| {
+            let mut pieces = Vec::new();
+            while waiting > 0 {
+                pieces.push(piece(waiting, given));
+                given += pieces[pieces.len() - 1];
+                waiting -= pieces[pieces.len() - 1];
+            }
+            pieces
+        };
+        assert_eq!(pieces(1, 0), [1]);
+        assert_eq!(pieces(32, 0), [1, 1, 2, 4, 8, 16]);
+        assert_eq!(pieces(32, 20), [20, 12]);
+        assert_eq!(pieces(32, 32), [32]);
     }
 
     #[test]

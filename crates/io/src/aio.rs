@@ -311,6 +311,30 @@ mod tests {
         (aio, file)
     }
 
+    /// A call that a thread makes without waiting is over when `submit` returns, so completions of the batch do not interrupt it. In some of many
+    /// cases at least, for the host can keep the thread from running.
+    #[test]
+    fn a_prompt_call_of_a_thread_is_waited_for() {
+        let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 64)).unwrap();
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        file.set_len(LEN as u64).unwrap();
+        let file = aio.register(&BackingFile::new(file, Owner::unique()));
+        aio.files.set_routes(0, Routes::all(Route::Offload));
+        let prompt = (0..10_000).any(|_| {
+            (0..32).for_each(|slot| assert!(queue(&mut aio, file, OpKind::Read, slot)));
+            aio.submit();
+            let prompt = aio.jobs.has_submitted();
+            let mut done = Vec::new();
+            while in_flight(&aio) > 0 {
+                aio.submit();
+                aio.reap(&mut done);
+            }
+            assert!(done.len() == 32 && done.iter().all(|done| done.result == Ok(LEN as u32)));
+            prompt
+        });
+        assert!(prompt);
+    }
+
     /// It is in flight until it has been reaped, and nobody sleeps before.
     #[test]
     fn a_refused_operation_is_to_be_reaped() {

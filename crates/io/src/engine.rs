@@ -279,7 +279,7 @@ impl Engine {
         }
     }
 
-    /// Starts what is queued, as one batch. What the kernel cannot take just now stays queued
+    /// Starts what is queued, as one batch. May wait for threads that start a part of it, for a millisecond and not while one of them hangs. What the kernel cannot take just now stays queued
     /// ([`Engine::needs_turn`]).
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! Work that threads do for an engine, and its results.
 
+use crate::call_wait::{CALL_WAIT_MAX, CallWait};
 use crate::files::{Files, Gone, Held};
 use crate::kernel_aio::Batch;
 use crate::pool::{Done, Job, Pool, Transfer};
@@ -37,13 +38,15 @@ pub(crate) struct Jobs {
     /// Queued and not reaped, the staged ones included.
     in_flight: usize,
     done: Vec<Done>,
+    call_wait: CallWait,
 }
 
 impl Jobs {
     /// Starts a pool for an engine of this depth, with a reserve for each of so many owners.
     pub(crate) fn start(depth: usize, owners: usize) -> io::Result<Self> {
         let pool = Pool::start(depth, owners)?;
-        Ok(Self { pool, staged: VecDeque::new(), places: Vec::new(), in_flight: 0, done: Vec::new() })
+        let (staged, places, done) = (VecDeque::new(), Vec::new(), Vec::new());
+        Ok(Self { pool, staged, places, in_flight: 0, done, call_wait: CallWait::default() })
     }
 
     pub(crate) fn event(&self) -> BorrowedFd<'_> {
@@ -92,12 +95,21 @@ impl Jobs {
     /// Has a thread of the owner's share submit a batch, at once.
     pub(crate) fn submit_batch(&mut self, owner: u32, batch: Box<Batch>) {
         self.in_flight += 1;
+        self.call_wait.handed();
         self.staged.push_back(Job::Submit { owner, batch });
         self.submit();
     }
 
+    /// Waits for a moment until the batches that were handed to threads are submitted, if that is likely to be soon.
+    pub(crate) fn await_batches(&mut self) {
+        if let Some(calls) = self.call_wait.awaited() {
+            let prompt = self.pool.await_calls(calls, CALL_WAIT_MAX, &mut self.done);
+            self.call_wait.waited(prompt);
+        }
+    }
+
     pub(crate) fn submit(&mut self) {
-        if !self.staged.is_empty() {
+        if !self.staged.is_empty() || self.pool.lacks_threads() {
             self.pool.submit(&mut self.staged);
         }
     }
@@ -123,6 +135,7 @@ impl Jobs {
                 }
                 Done::Transfer { place, result } => others.push(Other::Transferred(place, result)),
                 Done::Submit { owner, batch, result } => {
+                    self.call_wait.returned();
                     others.push(Other::Submitted(Submitted { owner, batch, result }));
                 }
             }
@@ -130,9 +143,15 @@ impl Jobs {
         others
     }
 
-    /// Whether something is to be handed to the pool, or was done without it.
+    /// Whether something is to be handed to the pool, or was done, or the pool tries again to start a thread.
     pub(crate) fn needs_turn(&self) -> bool {
         !(self.staged.is_empty() && self.places.is_empty() && self.done.is_empty())
+            || self.pool.lacks_threads()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_submitted(&self) -> bool {
+        self.done.iter().any(|done| matches!(done, Done::Submit { .. }))
     }
 
     #[cfg(test)]

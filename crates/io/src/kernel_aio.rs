@@ -1,6 +1,7 @@
 //! The kernel's AIO interface (linux/aio_abi.h), as far as it is used here.
 #![expect(unsafe_code, reason = "island: system calls that no library wraps")]
 
+use crate::ahead;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use std::io;
@@ -106,20 +107,42 @@ pub(crate) struct Batch {
     context: Arc<Context>,
     pub(crate) controls: [Control; BATCH],
     pub(crate) count: usize,
+    /// How many the kernel had before it gets these. The batch goes to it in pieces by that ([`ahead::piece`]); `None`: whole.
+    pub(crate) given: Option<usize>,
 }
 
 impl Batch {
     pub(crate) fn new(context: Arc<Context>) -> Box<Self> {
-        Box::new(Self { context, controls: [Control::default(); BATCH], count: 0 })
+        Box::new(Self { context, controls: [Control::default(); BATCH], count: 0, given: None })
     }
 
-    /// As [`Context::submit`] of the first `count`.
+    /// Does what [`Context::submit`] does, for the first `count`.
     ///
     /// # Safety
     /// The same.
     pub(crate) unsafe fn submit(&mut self) -> Result<usize, Errno> {
-        // SAFETY: the caller's promise.
-        unsafe { self.context.submit(&mut self.controls[..self.count.min(BATCH)]) }
+        let mut controls = &mut self.controls[..self.count.min(BATCH)];
+        let Some(mut given) = self.given else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.context.submit(controls) };
+        };
+        let mut taken = 0;
+        while !controls.is_empty() {
+            let (piece, rest) = controls.split_at_mut(ahead::piece(controls.len(), given));
+            // SAFETY: the caller's promise.
+            match unsafe { self.context.submit(piece) } {
+                Err(errno) if taken == 0 => return Err(errno),
+                // The next call has the error.
+                Err(_) => break,
+                Ok(some) => taken += some,
+            }
+            if taken < self.count.min(BATCH) - rest.len() {
+                break;
+            }
+            given += piece.len();
+            controls = rest;
+        }
+        Ok(taken)
     }
 }
 

@@ -44,6 +44,7 @@
 mod ahead;
 mod aio;
 mod buffer;
+mod call_wait;
 mod desk;
 mod engine;
 mod error;

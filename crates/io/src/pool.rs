@@ -14,10 +14,18 @@
 //! Each owner has a queue of its own. A thread serves the owners in turn and passes those that have no place in their share.
 //!
 //! # No job waits beside an idle thread
-//! A job can start when its owner has room. [`Pool::submit`] has as many threads awake or started as there are jobs that can start; it counts a
-//! common place once for each owner, so these are too many rather than too few. Later, room comes back one place at a time, when a thread has
-//! done its job. Under one lock that thread gives the place back and takes its next job. If that is not the job that this place let start, it is
-//! one that another thread was woken or started for, and the other thread takes the first.
+//! A job can start when its owner has room. A thread *looks* from the moment when it has started, or has done a job, until it takes the next job or
+//! sleeps. [`Pool::submit`] wakes or starts a thread for each job that can start and for which no thread looks. It counts a common place
+//! once for each owner, so these are too many rather than too few. Later, room comes back one place at a time, when a thread has
+//! done its job. Under one lock that thread gives the place back and begins to look. So there are never fewer threads that look, or were woken,
+//! than jobs that can start: a thread that takes a job takes one from both counts, and a thread sleeps only where no job can start.
+//!
+//! The host can refuse another thread. Then the jobs wait for the threads that there are, and all of these can be with a device that hangs. So
+//! the pool remembers that threads are missing ([`Pool::lacks_threads`]), and each turn of the engine tries again, within a millisecond.
+//!
+//! # The engine waits for a prompt call
+//! The engine can wait for a moment until threads have made its calls of `io_submit` ([`Pool::await_calls`], [`crate::call_wait`]).
+//! While it waits, a thread wakes it by a condition variable instead of the event, and only when the last of these calls is done.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
 use crate::files::{Files, Held};
@@ -34,6 +42,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 /// Threads that any owner can use. They wait for the disk nearly all the time.
 const THREADS_COMMON: usize = 16;
@@ -191,9 +200,23 @@ impl Queues {
 #[derive(Debug)]
 struct Work {
     queues: Queues,
-    /// Threads that wait for a job.
+    /// Threads that sleep until there is a job for them.
     idle: usize,
+    /// Threads that will look for a job before they sleep.
+    looking: usize,
     stop: bool,
+}
+
+/// Jobs that are done and not reaped.
+#[derive(Debug, Default)]
+struct Finished {
+    jobs: Vec<Done>,
+    /// Calls of `io_submit` among them.
+    calls: usize,
+    /// The engine waits until there are so many of these; 0: it does not wait.
+    awaited: usize,
+    /// The event is readable.
+    signalled: bool,
 }
 
 /// What the threads share with the engine. Lock order: `work` and `done` are never held together.
@@ -201,8 +224,10 @@ struct Work {
 struct Shared {
     work: Mutex<Work>,
     more: Condvar,
-    done: Mutex<Vec<Done>>,
-    /// Signalled exactly while `done` is not empty; changed under its lock.
+    done: Mutex<Finished>,
+    /// The calls that the engine waits for are done.
+    called: Condvar,
+    /// Readable while something is in `done`, unless the engine waits for calls and so will look; changed under its lock.
     event: Waker,
 }
 
@@ -212,6 +237,8 @@ pub(crate) struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     threads_max: usize,
+    /// The host refused a thread that was needed.
+    lacks_threads: bool,
 }
 
 /// Nothing is left half done by a thread that panics: none of them can, under a lock.
@@ -226,12 +253,13 @@ impl Pool {
         let threads_max = shares.total();
         let queues = Queues { jobs: Vec::new(), turns: VecDeque::new(), shares };
         let shared = Arc::new(Shared {
-            work: Mutex::new(Work { queues, idle: 0, stop: false }),
+            work: Mutex::new(Work { queues, idle: 0, looking: 0, stop: false }),
             more: Condvar::new(),
             done: Mutex::default(),
+            called: Condvar::new(),
             event: Waker::new()?,
         });
-        let mut pool = Self { shared, threads: Vec::new(), threads_max };
+        let mut pool = Self { shared, threads: Vec::new(), threads_max, lacks_threads: false };
         pool.add_thread()?;
         Ok(pool)
     }
@@ -239,7 +267,9 @@ impl Pool {
     fn add_thread(&mut self) -> io::Result<()> {
         let shared = self.shared.clone();
         let builder = Builder::new().name(format!("io-{}", self.threads.len())).stack_size(STACK_BYTES);
-        self.threads.push(builder.spawn(move || shared.run())?);
+        lock(&self.shared.work).looking += 1;
+        let thread = builder.spawn(move || shared.run());
+        self.threads.push(thread.inspect_err(|_| lock(&self.shared.work).looking -= 1)?);
         Ok(())
     }
 
@@ -249,27 +279,57 @@ impl Pool {
 
     /// Hands over all of `jobs`.
     pub(crate) fn submit(&mut self, jobs: &mut VecDeque<Job>) {
-        let (startable, idle) = {
+        let (needed, idle) = {
             let mut work = lock(&self.shared.work);
             jobs.drain(..).for_each(|job| work.queues.push(job));
-            (work.queues.startable(), work.idle)
+            (work.queues.startable().saturating_sub(work.looking), work.idle)
         };
-        for _ in 0..startable.min(idle) {
+        for _ in 0..needed.min(idle) {
             self.shared.more.notify_one();
         }
-        // The host may refuse another thread; those that there are do the work as well.
-        for _ in idle..startable.min(self.threads_max) {
-            if self.threads.len() == self.threads_max || self.add_thread().is_err() {
+        self.lacks_threads = false;
+        for _ in idle..needed.min(self.threads_max) {
+            if self.threads.len() == self.threads_max {
+                break;
+            }
+            if self.add_thread().is_err() {
+                self.lacks_threads = true;
                 break;
             }
         }
     }
 
+    /// Returns whether the host refused a thread for a job that could have started. The next [`Pool::submit`] tries again.
+    pub(crate) fn lacks_threads(&self) -> bool {
+        self.lacks_threads
+    }
+
     /// Appends what is done.
     pub(crate) fn reap(&mut self, into: &mut Vec<Done>) {
+        self.take(&mut lock(&self.shared.done), into);
+    }
+
+    /// Waits until so many calls of `io_submit` are done that were not reaped, but no longer than `limit`, and appends what is done. Returns whether
+    /// all of these calls are.
+    pub(crate) fn await_calls(&mut self, calls: usize, limit: Duration, into: &mut Vec<Done>) -> bool {
         let mut done = lock(&self.shared.done);
-        if !done.is_empty() {
-            into.append(&mut done);
+        done.awaited = calls;
+        let waiting = |done: &mut Finished| done.calls < done.awaited;
+        let (mut done, _) = self
+            .shared
+            .called
+            .wait_timeout_while(done, limit, waiting)
+            .unwrap_or_else(PoisonError::into_inner);
+        let all = done.calls >= calls;
+        done.awaited = 0;
+        self.take(&mut done, into);
+        all
+    }
+
+    fn take(&self, done: &mut Finished, into: &mut Vec<Done>) {
+        into.append(&mut done.jobs);
+        done.calls = 0;
+        if std::mem::take(&mut done.signalled) {
             self.shared.event.clear();
         }
     }
@@ -292,24 +352,38 @@ impl Drop for Pool {
 
 impl Shared {
     fn run(&self) {
-        let mut before = None;
-        while let Some(job) = self.next(before) {
-            before = Some(job.owner());
+        while let Some(job) = self.next() {
+            let owner = job.owner();
             let result = job.perform();
-            let mut done = lock(&self.done);
-            done.push(result);
-            if done.len() == 1 {
-                self.event.wake();
+            {
+                let mut work = lock(&self.work);
+                work.queues.shares.put_back(owner);
+                work.looking += 1;
             }
+            self.finish(result);
         }
     }
 
-    /// Gives back the place of the owner whose job this thread did before, and waits for a job; `None` when there will be none.
-    fn next(&self, before: Option<u32>) -> Option<Job> {
-        let mut work = lock(&self.work);
-        if let Some(owner) = before {
-            work.queues.shares.put_back(owner);
+    /// Shows the engine what this thread has done.
+    fn finish(&self, result: Done) {
+        let mut done = lock(&self.done);
+        done.calls += usize::from(matches!(result, Done::Submit { .. }));
+        done.jobs.push(result);
+        if done.awaited > 0 {
+            if done.calls >= done.awaited {
+                // The engine wakes to take the lock.
+                drop(done);
+                self.called.notify_one();
+            }
+        } else if !std::mem::replace(&mut done.signalled, true) {
+            self.event.wake();
         }
+    }
+
+    /// Waits for a job; `None` when there will be none. This thread looks until it returns or sleeps.
+    fn next(&self) -> Option<Job> {
+        let mut work = lock(&self.work);
+        work.looking -= 1;
         loop {
             if let Some(job) = work.queues.next() {
                 return Some(job);
@@ -461,6 +535,40 @@ mod tests {
         queues.shares.put_back(0);
         assert_eq!([(); 2].map(|()| next(&mut queues)), [Some(0), None]);
         assert_eq!((queues.startable(), queues.turns.len()), (0, 0));
+    }
+
+    /// The host refuses a thread; jobs that it was for get one as soon as the host allows it, though nothing else is submitted.
+    #[test]
+    fn a_thread_that_was_refused_is_asked_for_again() {
+        let mut files = files();
+        let mut pool = Pool::start(8, 0).unwrap();
+        let shared = pool.shared.clone();
+        // The one thread stays with its first job.
+        let stopped = lock(&shared.done);
+        let jobs = (0..3).map(|slot| {
+            let (held, file, op) = op(&mut files, OpKind::Read, 0);
+            Job::Op { held, file, token: Token { source: 0, slot }, op }
+        });
+        let mut jobs = jobs.collect();
+        thread::scope(|scope| {
+            let refused = scope.spawn(|| {
+                let calls = [libc::SYS_clone3, libc::SYS_clone].map(|call| (call, vec![]));
+                let filter = SeccompFilter::new(
+                    calls.into(),
+                    SeccompAction::Allow,
+                    SeccompAction::Errno(libc::EAGAIN as u32),
+                    std::env::consts::ARCH.try_into().unwrap(),
+                );
+                seccompiler::apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
+                pool.submit(&mut jobs);
+            });
+            refused.join().unwrap();
+        });
+        assert_eq!((pool.threads.len(), pool.lacks_threads()), (1, true));
+        pool.submit(&mut VecDeque::new());
+        assert!(pool.threads.len() > 1 && !pool.lacks_threads());
+        drop(stopped);
+        assert!(reap(&mut pool, 3).iter().all(|done| result(done) == Ok(512)));
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Transfers {
         own || (self.in_lanes > 0 && self.lanes.iter().any(Lane::waits))
     }
 
-    /// Has threads submit what is staged for them, for each owner one batch at a time.
+    /// Has threads submit what is staged for them, for each owner one batch at a time. May wait for these calls ([`crate::call_wait`]).
     pub(crate) fn submit_lanes(&mut self, slots: &mut Slots, files: &Files, jobs: &mut Jobs) {
         if self.in_lanes == 0 {
             return;
@@ -121,11 +121,17 @@ impl Transfers {
         for owner in 0..self.lanes.len() {
             let mut lane = std::mem::take(&mut self.lanes[owner]);
             if lane.waits()
-                && let Some(batch) = self.next_batch(&mut lane, slots, files)
+                && let given = self.in_flight
+                && let Some(mut batch) = self.next_batch(&mut lane, slots, files)
             {
+                batch.given = Some(given);
                 jobs.submit_batch(owner as u32, batch);
             }
             self.lanes[owner] = lane;
+        }
+        // A thread that submits is there so that the worker need not wait.
+        if self.submitter.is_none() {
+            jobs.await_batches();
         }
     }
 
