@@ -239,6 +239,40 @@ fn an_indirect_table_is_asked_for_first() {
     assert_eq!((chain.readable().len(), chain.writable().len()), (1, 1));
 }
 
+/// No two pages of the table follow one another, each descriptor is on another page than the one before, and some lie on two
+/// pages. Each page is looked for once.
+#[test]
+fn an_indirect_table_is_translated_once() {
+    const ENTRIES: u16 = 1024;
+    let mut setup = Setup::with_ring();
+    let entry = |index: u16| {
+        let (len, flags) = if index == ENTRIES - 1 { (1, DESC_F_WRITE) } else { (0, DESC_F_NEXT) };
+        let next = if index + 256 < ENTRIES { index + 256 } else { index % 256 + 1 };
+        [IOVA + BUFFERS, len | u64::from(flags) << 32 | u64::from(next) << 48]
+    };
+    let table: Vec<u8> = (0..ENTRIES).flat_map(entry).flat_map(u64::to_le_bytes).collect();
+    let start = 1 << 32;
+    // The first page has 8 bytes less of it than the others, so that the last page has 8.
+    for (page, bytes) in [&[0; 8], &table[..]].concat().chunks(PAGE as usize).enumerate() {
+        let to = BUFFERS + (2 + 2 * page as u64) * PAGE;
+        setup.view.map().write(Gpa(to), bytes).unwrap();
+        setup.tell_elsewhere(start + page as u64 * PAGE, 1, to, Access::READ);
+    }
+    setup.tell(BUFFERS, 1, Access::WRITE);
+    setup
+        .view
+        .map()
+        .write_obj(Gpa(DESC), &desc((start + 8, table.len() as u32), DESC_F_INDIRECT, 0))
+        .unwrap();
+    setup.make_available(0);
+    setup.vring.take_cost();
+    let mut chain = Chain::default();
+    assert!(setup.vring.pop(&mut chain));
+    assert_eq!((chain.descriptors(), chain.writable()[0].addr), (ENTRIES, Gpa(BUFFERS)));
+    // Five pages and a buffer. 16 of them cost 1.
+    assert_eq!(setup.vring.take_cost(), 0);
+}
+
 #[test]
 fn an_invalidation_waits_for_what_is_in_flight_and_for_nothing_else() {
     let mut setup = Setup::with_ring();

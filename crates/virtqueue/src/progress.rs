@@ -7,6 +7,8 @@
 //!   status.
 //! * One pop translates at most [`LOOKUPS_MAX`] pages or large leaves. Then it says that the chain is unfinished, and the
 //!   next pop goes on. In between, the worker can serve others.
+//! * An indirect table is translated once for each pop, whatever the order in which its descriptors are read: at most 257 pages,
+//!   for an index reaches 1 MiB of it. Those are beside [`LOOKUPS_MAX`].
 //! * Where translations are missing, the pop goes on to look for more that are missing, so that they are asked for together.
 //!   When they have come, the next pop goes on at the first of them. So a page is looked for at most twice for each time
 //!   that translations are asked for after it was passed, and a chain of n pages takes a number of looks proportional to n,
@@ -22,7 +24,7 @@
 
 use crate::Buffer;
 use crate::chain::BUFFERS_KEPT;
-use kickless_memory::{Access, Gpa, Iova, Map, Tlb, Translated};
+use kickless_memory::{Access, Gpa, Iova, Map, Tlb, Translated, View};
 
 /// Pieces of a chain that are told apart: 256 MiB, if no two pages follow one another in guest memory. What comes after them leads
 /// nowhere, so that the request fails; each buffer is one piece more then.
@@ -49,9 +51,21 @@ impl Described {
     }
 }
 
+/// A piece of an indirect table: what its pages that follow one another lead to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TablePiece {
+    pub(crate) len: u64,
+    /// Its end, from the beginning of the table.
+    pub(crate) end: u64,
+    /// `None`: it leads nowhere, or its translation is missing.
+    pub(crate) to: Option<Gpa>,
+}
+
 /// How far the translation of a chain has come.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
+    /// Where the indirect table of this pop begins, and its pieces in order.
+    table: (Iova, Vec<TablePiece>),
     described: Vec<Described>,
     /// The descriptors that the pieces came of, whatever pops have read since.
     translated: Vec<Described>,
@@ -79,6 +93,34 @@ impl Progress {
         self.described.clear();
         self.described.shrink_to(BUFFERS_KEPT);
         self.unfinished = false;
+    }
+
+    /// Begins an indirect table. Its pieces are to be added.
+    #[inline]
+    pub(crate) fn table_pieces(&mut self, addr: Iova) -> &mut Vec<TablePiece> {
+        self.table.0 = addr;
+        self.table.1.clear();
+        &mut self.table.1
+    }
+
+    /// Copies bytes of the indirect table. Returns whether they are guest memory.
+    pub(crate) fn read_table(&self, view: &View, addr: Iova, into: &mut [u8]) -> bool {
+        let (start, pieces) = &self.table;
+        let Some(mut at) = addr.0.checked_sub(start.0) else { return false };
+        let mut done = 0;
+        while done < into.len() {
+            let piece = pieces.get(pieces.partition_point(|piece| piece.end <= at));
+            let Some(&TablePiece { len, end, to: Some(to) }) = piece else { return false };
+            // No more than the rest of 16 bytes.
+            let here = (end - at).min((into.len() - done) as u64) as usize;
+            let from = to.checked_add(at - (end - len));
+            if from.is_none_or(|from| view.read(from, &mut into[done..done + here]).is_err()) {
+                return false;
+            }
+            at += here as u64;
+            done += here;
+        }
+        true
     }
 
     /// Takes in the next buffer of the chain.

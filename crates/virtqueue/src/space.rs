@@ -1,8 +1,8 @@
 //! What addresses in descriptors mean.
 
 use crate::Buffer;
-use crate::progress::{Described, Progress};
-use kickless_memory::{Access, Gpa, Iova, Span, Tlb, Translated, View};
+use crate::progress::{Described, Progress, TablePiece};
+use kickless_memory::{Access, Iova, Span, Tlb, Translated, View};
 
 /// Turns a driver's addresses into guest-physical ones while a chain is walked.
 pub(crate) trait Space<'v> {
@@ -14,10 +14,10 @@ pub(crate) trait Space<'v> {
     /// held back, and adds the readable pieces among that to `readable`.
     fn finish(&mut self, buffers: &mut Vec<Buffer>, readable: &mut usize, len: u64);
 
-    /// An indirect table in one piece, if it is.
+    /// Takes in an indirect table. Returns it whole if it is in one piece of guest memory.
     fn table(&mut self, addr: Iova, len: u32) -> Option<Span<'v>>;
 
-    /// Copies bytes of an indirect table; whether they are guest memory.
+    /// Copies bytes of the indirect table that [`Space::table`] took in last. Returns whether they are guest memory.
     fn read(&mut self, addr: Iova, into: &mut [u8]) -> bool;
 
     /// Whether the chain is not whole: something was not there that can come yet, or there is more to translate than is
@@ -59,15 +59,6 @@ pub(crate) struct Translating<'v, 't> {
     pub(crate) progress: &'t mut Progress,
 }
 
-impl Translating<'_, '_> {
-    fn pieces(&mut self, addr: Iova, len: u64, mut each: impl FnMut(Option<Gpa>, u64)) {
-        self.tlb.translate(self.view.map(), addr, len, Access::READ, |to, len| match to {
-            Translated::To(gpa) => each(Some(gpa), len),
-            Translated::Nowhere | Translated::Missing => each(None, len),
-        });
-    }
-}
-
 impl<'v> Space<'v> for Translating<'v, '_> {
     #[inline]
     fn place(&mut self, _: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize {
@@ -82,21 +73,21 @@ impl<'v> Space<'v> for Translating<'v, '_> {
     }
 
     fn table(&mut self, addr: Iova, len: u32) -> Option<Span<'v>> {
-        let mut whole = None;
-        self.pieces(addr, len.into(), |gpa, piece| {
-            whole = gpa.filter(|_| piece == u64::from(len));
+        let pieces = self.progress.table_pieces(addr);
+        let mut end = 0;
+        self.tlb.translate(self.view.map(), addr, len.into(), Access::READ, |to, len| {
+            end += len;
+            let to = if let Translated::To(gpa) = to { Some(gpa) } else { None };
+            pieces.push(TablePiece { len, end, to });
         });
-        self.view.span(whole?, len.into())
+        match pieces[..] {
+            [TablePiece { to: Some(gpa), .. }] => self.view.span(gpa, len.into()),
+            _ => None,
+        }
     }
 
     fn read(&mut self, addr: Iova, into: &mut [u8]) -> bool {
-        let (mut done, mut there, view) = (0, true, self.view);
-        self.pieces(addr, into.len() as u64, |gpa, len| {
-            let end = done + len as usize;
-            there &= gpa.is_some_and(|gpa| view.read(gpa, &mut into[done..end]).is_ok());
-            done = end;
-        });
-        there
+        self.progress.read_table(self.view, addr, into)
     }
 
     fn is_missing(&self) -> bool {
