@@ -5,8 +5,10 @@ use crate::fault::{self, Entry, MAPPINGS, Range};
 use crate::mapper::{Mapper, Refused};
 use crate::quota::{Charge, MAPPINGS_MAX};
 use rustix::fs::{FileType, fstat, fstatfs};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,7 +30,9 @@ impl Counted {
         // Relaxed: it bounds, and orders nothing. What is one too many is given back at once.
         let (before, counted) = (COUNT.fetch_add(1, Ordering::Relaxed), Self);
         if before as u64 >= MAPPINGS_MAX {
-            let why = format!("there are {MAPPINGS_MAX} mappings already, the most in one process");
+            let why = format!(
+                "there are {MAPPINGS_MAX} mappings already, the most in one process: serve fewer devices by one process"
+            );
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, why));
         }
         Ok(counted)
@@ -93,6 +97,32 @@ impl From<rustix::io::Errno> for Failure {
     }
 }
 
+/// Returns why the kernel maps no more. For several reasons it says the same, that there is no memory.
+#[cold]
+fn why_not(error: Errno) -> Failure {
+    // Counted without a buffer of its size, for which there would be no mapping either.
+    let count_lines = || {
+        let (mut maps, mut lines, mut part) = (File::open("/proc/self/maps")?, 0, [0; 4096]);
+        loop {
+            match maps.read(&mut part)? {
+                0 => return io::Result::Ok(lines),
+                len => lines += part[..len].iter().filter(|byte| **byte == b'\n').count(),
+            }
+        }
+    };
+    let limit = || fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse::<usize>().ok();
+    match (error, limit()) {
+        (Errno::NOMEM, Some(limit)) if count_lines().is_ok_and(|lines| lines >= limit) => {
+            let why = format!(
+                "this process has {limit} mappings, all that the kernel allows: raise the sysctl vm.max_map_count, or serve \
+                 fewer devices by one process"
+            );
+            Failure::Os(io::Error::new(io::ErrorKind::OutOfMemory, why))
+        }
+        _ => error.into(),
+    }
+}
+
 impl Mapping {
     /// The part of `file` that a mapping of `len` bytes from `offset` would show.
     pub(crate) fn part_of(mapper: &Mapper, file: impl AsFd, offset: u64, len: u64) -> Result<Part, Failure> {
@@ -133,8 +163,9 @@ impl Mapping {
                 MapFlags::SHARED | MapFlags::NORESERVE,
                 file,
                 part.offset - head,
-            )?
-        };
+            )
+        }
+        .map_err(why_not)?;
         let Some(whole) = NonNull::new(whole.cast::<u8>()) else {
             return Err(Failure::Os(io::Error::from(io::ErrorKind::OutOfMemory)));
         };

@@ -70,18 +70,27 @@ pub enum Exhausted {
         /// The limit of each device.
         limit: u64,
     },
-    /// It would have more than its guarantee, and others use what there is beside that.
+    /// It would have more bytes than its guarantee, and others use what there is beside that.
     #[error(
-        "this process has no more {what} for {used:#x} and {needs:#x} more, because other devices use it: lower their memory-max, \
-         or serve this device by another process"
+        "this process has no more address space for {used:#x} bytes and {needs:#x} more, because other devices use it: lower their \
+         memory-max, or serve this device by another process"
     )]
-    Process {
-        /// The resource that has run out.
-        what: &'static str,
-        /// How much the device needs.
+    ProcessBytes {
+        /// Bytes to map.
         needs: u64,
-        /// How much the device has.
+        /// Bytes that the device has mapped.
         used: u64,
+    },
+    /// It would have more mappings than its guarantee, and others use what there is beside that.
+    #[error(
+        "this process has no mapping left for this device, which has {used}, because other devices use the {total} that there are: \
+         give their guests fewer memory regions, or serve this device by another process"
+    )]
+    ProcessMappings {
+        /// Mappings that the device has.
+        used: u64,
+        /// Mappings that all devices may have.
+        total: u64,
     },
 }
 
@@ -193,11 +202,15 @@ impl Quota {
         if new[MAPPINGS] > limit[MAPPINGS] {
             return Err(Exhausted::Mappings { limit: limit[MAPPINGS] });
         }
-        for (of, what) in [(BYTES, "address space"), (MAPPINGS, "mappings")] {
+        for of in [BYTES, MAPPINGS] {
             let guaranteed = new[of] <= limit[of].min(state.level[of]);
             let (all_used, all_kept) = state.sums(of, self.key, new[of]);
-            if (if guaranteed { all_used } else { all_kept }) > self.space.total[of] {
-                return Err(Exhausted::Process { what, needs: needs[of], used: used[of] });
+            let total = self.space.total[of];
+            if (if guaranteed { all_used } else { all_kept }) > total {
+                return Err(match of {
+                    BYTES => Exhausted::ProcessBytes { needs: bytes, used: used[of] },
+                    _ => Exhausted::ProcessMappings { used: used[of], total },
+                });
             }
         }
         if let Some(member) = state.members.get_mut(&self.key) {
@@ -291,11 +304,24 @@ mod tests {
         let _lent = [devices[0].charge(40).unwrap(), devices[1].charge(30).unwrap()];
         let refused = devices[2].charge(11).unwrap_err();
         assert!(
-            matches!(refused, Exhausted::Process { what: "address space", needs: 11, used: 0 }),
+            refused == Exhausted::ProcessBytes { needs: 11, used: 0 }
+                && refused.to_string().contains("memory-max"),
             "{refused}"
         );
         let _held: Vec<Charge> = devices[2..].iter().map(|device| device.charge(10).unwrap()).collect();
         assert!(devices[4].charge(1).is_err());
+    }
+
+    #[test]
+    fn mappings_run_out() {
+        let space = Arc::new(AddressSpace::new(BYTES_MAX, 8));
+        let devices: Vec<_> = (0..2).map(|_| space.join(BYTES_MAX)).collect();
+        // Two for each, and four for either.
+        let _held: Vec<Charge> = (0..6).map(|_| devices[0].charge(1).unwrap()).collect();
+        let refused = devices[0].charge(1).unwrap_err();
+        assert_eq!(refused, Exhausted::ProcessMappings { used: 6, total: 8 });
+        let told = refused.to_string();
+        assert!(told.contains("fewer memory regions") && !told.contains("memory-max"), "{told}");
     }
 
     #[test]

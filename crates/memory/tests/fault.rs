@@ -350,6 +350,14 @@ fn full() {
     });
     // Else the kernel's list has more room than anybody could fill in a moment.
     if is_full {
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, PAGE).unwrap();
+        // There may be room for one or two, where there was none for three.
+        let slot = |_| Slot::map(&file, 0, Gpa(0), UserAddr(0), PAGE);
+        let slots: Vec<_> = (0..3).map(slot).collect();
+        let Err(Error::Mmap { source, .. }) = &slots[2] else { panic!("the list is full") };
+        assert!(source.to_string().contains("vm.max_map_count"), "{source}");
+        drop(slots);
         for (file, map) in &all {
             ftruncate(file, PAGE).unwrap();
             map.write_obj(Gpa(4 * PAGE), &5u8).unwrap();

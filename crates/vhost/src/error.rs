@@ -6,6 +6,7 @@ use kickless_memory::{Unmapped, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_virtqueue::device::InvalidSize;
+use std::error::Error;
 use std::io;
 
 /// The advice to an operator about guest memory that is not shared with this process.
@@ -36,7 +37,7 @@ pub(crate) enum Refusal {
     Running(u16),
     #[error("no file descriptor, without which nothing can be logged")]
     NoLog,
-    #[error(transparent)]
+    #[error("{}", with_cause(.0))]
     Log(#[from] kickless_memory::LogError),
     #[error("{field} {value} of the buffer of requests in flight is not from 1 to {max}")]
     InflightShape { field: &'static str, value: u16, max: u16 },
@@ -47,13 +48,13 @@ pub(crate) enum Refusal {
         Shape { size: *size, packed: *packed }
     )]
     InflightRing { index: u16, size: u16, packed: bool },
-    #[error(transparent)]
+    #[error("{}", with_cause(.0))]
     Inflight(#[from] kickless_memory::InflightError),
     #[error("no file descriptor, and polling a ring without kicks was not offered")]
     NoKick,
     #[error("its file descriptor cannot be used: {0}")]
     Descriptor(#[source] io::Error),
-    #[error(transparent)]
+    #[error("{}", with_cause(.0))]
     Memory(#[from] kickless_memory::Error),
     #[error("ring {index}: its areas cannot be used: {source} in one piece, or misaligned")]
     Areas { index: u16, source: Unmapped },
@@ -91,6 +92,14 @@ pub(crate) enum Refusal {
     Ended(#[from] Ended),
 }
 
+/// Shows an error and its cause, which the error does not name itself.
+fn with_cause(error: &dyn Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
 /// Why a session ended that was not ended by its front-end.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
@@ -117,4 +126,23 @@ pub enum Ended {
     /// A worker has ended: nothing can be served any more.
     #[error("a worker has ended")]
     Worker,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kickless_memory::{Error, Gpa, InflightError, LogError};
+
+    #[test]
+    fn a_refused_mapping_says_why() {
+        let source = || io::Error::other("for a reason");
+        let refusals = [
+            Refusal::from(Error::Mmap { gpa: Gpa(0), source: source() }),
+            LogError::Mmap { source: source() }.into(),
+            InflightError::Mmap { source: source() }.into(),
+        ];
+        for refusal in refusals {
+            assert!(refusal.to_string().ends_with(" cannot be mapped: for a reason"), "{refusal}");
+        }
+    }
 }
