@@ -89,9 +89,10 @@ impl Call {
         self.0.try_clone().map(Self)
     }
 
-    /// Signals it. A counter that is full has been signalled already.
-    pub fn signal(&self) {
-        kickless_io::signal(&self.0);
+    /// Signals it, without waiting. A counter that is full has been signalled already. Returns `false` where the kernel refuses: it may take the signal
+    /// later.
+    pub fn signal(&self) -> bool {
+        kickless_io::signal(&self.0)
     }
 }
 

@@ -315,10 +315,7 @@ impl Vring {
         self.settle_marks();
         match &self.call {
             Some(_) if wanted && self.calls_later => self.owes_call = true,
-            Some(call) if wanted => {
-                call.signal();
-                self.counters.calls.add(1);
-            }
+            Some(_) if wanted => self.call(),
             _ => self.counters.calls_suppressed.add(1),
         }
     }
@@ -329,7 +326,7 @@ impl Vring {
         self.calls_later = later;
     }
 
-    /// Whether the driver is owed a call.
+    /// Returns whether the driver is owed a call: one that was put off, or that the kernel refused.
     #[inline]
     pub fn owes_call(&self) -> bool {
         self.owes_call
@@ -399,13 +396,12 @@ impl Vring {
     }
 
     /// Calls the driver without having anything new for it: a call that was made before may have gone where nobody
-    /// looks, for while a ring is stopped, or its interrupt masked, the front-end has other descriptors in place.
+    /// looks, for while a ring is stopped, or its interrupt masked, the front-end has other descriptors in place. A call that the kernel
+    /// refuses is owed.
     pub fn call(&mut self) {
-        self.owes_call = false;
-        if let Some(call) = &self.call {
-            call.signal();
-            self.counters.calls.add(1);
-        }
+        let made = self.call.as_ref().map(Call::signal);
+        self.owes_call = made == Some(false);
+        self.counters.calls.add(u64::from(made == Some(true)));
     }
 
     /// Leaves the ring for whoever runs it next. Kicks are enabled, since who comes next may be one that never touches them

@@ -21,8 +21,8 @@ use tracing::error;
 const WORK_BETWEEN_LOOKS: u32 = 128;
 /// And after so much time.
 const TIME_BETWEEN_LOOKS: Nanos = 50_000;
-/// How long operations wait that the kernel could not take and of which it will not tell.
-const RETRY: Nanos = 1_000_000;
+/// How long operations and calls wait that the kernel could not take and of which it will not tell.
+pub(crate) const RETRY: Nanos = 1_000_000;
 
 /// Closes the mailbox when the loop ends, however it ends: nobody waits for an answer that will not come.
 struct CloseWhenDone(Arc<Mailbox>);
@@ -309,7 +309,17 @@ impl EventLoop {
                     *next_call = due.min(*next_call);
                     return true;
                 }
-                Some(_) => entry.source.vring().pay_call(),
+                Some(_) => {
+                    let vring = entry.source.vring();
+                    vring.pay_call();
+                    // The kernel refused it.
+                    if vring.owes_call() {
+                        let due = now.saturating_add(RETRY);
+                        entry.call_due = Some(due);
+                        *next_call = due.min(*next_call);
+                        return true;
+                    }
+                }
                 None => {}
             }
             entry.call_due = None;

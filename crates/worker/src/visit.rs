@@ -2,7 +2,7 @@
 
 use crate::clock::Nanos;
 use crate::entry::State;
-use crate::event_loop::EventLoop;
+use crate::event_loop::{EventLoop, RETRY};
 use crate::list::Visit;
 use crate::policy::Verdict;
 use kickless_device::{Context, Next};
@@ -33,7 +33,9 @@ impl EventLoop {
         let cost = polled.cost;
         // Also of chains that are not popped yet.
         entry.cost += u64::from(cost);
-        let counters = entry.source.vring().counters();
+        let vring = entry.source.vring();
+        let owes_call = vring.owes_call();
+        let counters = vring.counters();
         if polled.served > 0 {
             self.worked = true;
             counters.requests.add(polled.served.into());
@@ -45,7 +47,7 @@ impl EventLoop {
         } else {
             counters.polls_without_work.add(1);
         }
-        if self.call_coalesce.is_some() {
+        if owes_call {
             self.owe_call(number);
         }
         let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
@@ -141,9 +143,7 @@ impl EventLoop {
 
     /// A source has taken completions.
     fn completed(&mut self, number: u32, waits: bool) {
-        if self.call_coalesce.is_some() {
-            self.owe_call(number);
-        }
+        self.owe_call(number);
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         match entry.state {
             // One that is leaving too: nothing else would go on with the request.
@@ -251,14 +251,11 @@ impl EventLoop {
         }
     }
 
-    /// Notes when the call is due that a source put off.
+    /// Notes when the call is due that a source owes: after the delay if it was put off, or soon if the kernel refused it.
     fn owe_call(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
-        if let Some(delay) = self.call_coalesce
-            && entry.call_due.is_none()
-            && entry.source.vring().owes_call()
-        {
-            let due = self.clock.now().saturating_add(delay);
+        if entry.call_due.is_none() && entry.source.vring().owes_call() {
+            let due = self.clock.now().saturating_add(self.call_coalesce.unwrap_or(RETRY));
             entry.call_due = Some(due);
             self.next_call = self.next_call.min(due);
             self.owing.push(number);

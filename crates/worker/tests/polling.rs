@@ -1,12 +1,15 @@
 //! When a pool looks, and where: modes, knobs, moves between workers, calls that are put off.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+#![expect(clippy::unwrap_used, clippy::expect_used, unsafe_code, reason = "a test may")]
 
 mod echo;
 
 use echo::{DEADLINE, Fixture, options, source, source_that, start};
-use kickless_device::{Next, Placed, Update};
+use kickless_device::{Call, Next, Placed, Update};
+use kickless_io::Signaller;
 use kickless_worker::{Poll, Pool};
-use rustix::io::Errno;
+use rustix::io::{Errno, dup2};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -320,6 +323,37 @@ fn a_call_that_is_put_off_is_made() {
         let deadline = Instant::now() + DEADLINE;
         while calls(&fixture) == 0 {
             assert!(Instant::now() < deadline, "no call");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The kernel refuses a call for a while: its descriptor is no eventfd for so long.
+#[test]
+fn a_call_that_the_kernel_refuses_is_made_later() {
+    if Signaller::new().is_err() {
+        return println!("SKIPPED: no kernel AIO here");
+    }
+    for (rule, delay) in
+        [(Poll::Never, None), (Poll::Always, None), (Poll::Never, Some(Duration::from_micros(1)))]
+    {
+        let pool = start(&kickless_worker::Options { call_coalesce: delay, ..options(1, rule) });
+        let (mut fixture, echo) = source(false);
+        let placed = pool.place(1).put(echo).unwrap();
+        let call = fixture.driver.call.try_clone().unwrap();
+        // SAFETY: the source holds this descriptor open as long as it lives, and closes it: this does not.
+        let mut kept = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(call.as_raw_fd()) });
+        placed.update(Update::Call(Some(Call::new(call).unwrap()))).recv_timeout(DEADLINE).unwrap();
+        assert_ne!(calls(&fixture), 0);
+        dup2(std::fs::File::open("/dev/null").unwrap(), &mut kept).unwrap();
+        batches(&mut fixture, placed.as_ref(), 1);
+        // At least one more attempt is made meanwhile.
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(calls(&fixture), 0);
+        dup2(&fixture.driver.call, &mut kept).unwrap();
+        let deadline = Instant::now() + DEADLINE;
+        while calls(&fixture) == 0 {
+            assert!(Instant::now() < deadline, "the call is lost");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
