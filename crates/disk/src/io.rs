@@ -2,7 +2,7 @@
 
 use crate::bounce::{Permit, Waiting};
 use crate::fault::Held;
-use crate::posted::{LostWritesSeen, Posting};
+use crate::offload::{LostWritesSeen, Posting};
 use crate::range::Ticket;
 use crate::{IoError, SECTOR};
 use kickless_io::{Buffers, Engine, FileId, Op, OpKind, RangeCall, Token, Waker};

@@ -46,7 +46,7 @@ mod bounce;
     not(any(feature = "nbd", feature = "qcow2", feature = "rbd")),
     allow(dead_code, reason = "no library, but a test")
 )]
-mod caught;
+mod catch;
 mod disk;
 mod error;
 mod fault;
@@ -62,34 +62,32 @@ mod memory;
 #[cfg(feature = "nbd")]
 mod nbd;
 mod null;
-mod percent;
 #[cfg_attr(
     not(any(feature = "nbd", feature = "qcow2", feature = "rbd")),
     expect(dead_code, reason = "no library")
 )]
-mod posted;
+mod offload;
 #[cfg(feature = "qcow2")]
 mod qcow2;
 mod range;
 #[cfg(feature = "rbd")]
 mod rbd;
-mod rbd_name;
 mod spec;
 mod writeback;
 
-pub use caught::catches_panic;
+pub use catch::catches_panic;
 pub use disk::Disk;
 pub use error::{Error, IoError};
-pub use fault::{BadRule, FaultDisk, FaultRules};
+pub use fault::FaultDisk;
 pub use file::{FileDisk, Resized};
 pub use io::{Extent, Io, Lane, Request, Step};
 pub use library::LibraryDisk;
 pub use memory::MemoryDisk;
 #[cfg(all(feature = "nbd", fuzzing))]
 pub use nbd::fuzzing as nbd_fuzzing;
-#[cfg(feature = "nbd")]
-pub use nbd::{BadUri, NbdUri};
 pub use null::NullDisk;
-pub use posted::LostWritesSeen;
-pub use rbd_name::{BadRbdName, RbdName};
+pub use offload::LostWritesSeen;
+pub use spec::fault_rules::{BadRule, FaultRules};
+pub use spec::nbd_uri::{BadUri, NbdUri};
+pub use spec::rbd_name::{BadRbdName, RbdName};
 pub use spec::{Cache, DiskSpec, Lifetime, Limits, Options, RangeLimits, SECTOR, UnknownCache};

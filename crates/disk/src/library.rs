@@ -1,7 +1,7 @@
 //! Disks through libraries, one face for all of them.
 
 use crate::lock::LockError;
-use crate::posted::{LostWritesSeen, Order, Posted};
+use crate::offload::{LostWritesSeen, Order, Posted};
 #[cfg(any(feature = "nbd", feature = "qcow2", feature = "rbd"))]
 use crate::{Error, Options};
 use crate::{Io, Lane, Limits, Request, Resized, Step};

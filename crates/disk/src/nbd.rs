@@ -5,17 +5,16 @@
 
 mod client;
 mod connection;
-mod flights;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod handshake;
+mod in_flight;
 mod replies;
 mod socket;
-mod uri;
 mod wire;
 
-use crate::posted::{Order, Posted};
-use crate::{Error, Limits, Options, RangeLimits, SECTOR};
+use crate::offload::{Order, Posted};
+use crate::{Error, Limits, NbdUri, Options, RangeLimits, SECTOR};
 use client::{Client, Shared};
 use connection::Connection;
 use handshake::Export;
@@ -25,7 +24,6 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use tracing::Span;
-pub use uri::{BadUri, NbdUri};
 
 /// How long the server may take until a disk is open.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);

@@ -11,10 +11,11 @@
 //! cluster a second time. So a writable image warns when it is opened.
 
 mod chain;
+mod threads;
 
-use crate::caught::catch;
+use crate::catch::catch;
 use crate::file::{identity, open_file};
-use crate::posted::{Call, Order, Posted, Threads};
+use crate::offload::{Call, Order, Posted};
 use crate::writeback::Writeback;
 use crate::{Error, IoError, Limits, Options, RangeLimits, SECTOR};
 use chain::Access;
@@ -27,6 +28,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use threads::Threads;
 
 /// Bytes of one discard or write of zeroes: nothing else goes on meanwhile.
 const RANGE_MAX: u64 = 1 << 30;

@@ -5,15 +5,15 @@
 
 mod control;
 mod ffi;
-mod flights;
+mod in_flight;
 mod lock;
 
 use crate::lock::LockError;
-use crate::posted::{Order, Posted};
+use crate::offload::{Order, Posted};
 use crate::{Cache, Error, IoError, Limits, Options, RangeLimits, RbdName, SECTOR};
 use control::{Control, Job, Outcome};
 use ffi::{Cluster, Image, Pool, Shape, c_text};
-use flights::Flights;
+use in_flight::Flights;
 use kickless_io::Waker;
 use std::ffi::{CStr, CString};
 use std::io;
@@ -118,7 +118,7 @@ impl Rbd {
         let Some(image) = &self.image else { return };
         // The library would cut it off at the end without a word.
         if order.at + order.len > self.control.size() {
-            return order.answer(Err(IoError::Shrunk), &mut crate::posted::Wakes::default());
+            return order.answer(Err(IoError::Shrunk), &mut crate::offload::Wakes::default());
         }
         let (call, at, len) = (order.call, order.at, order.len);
         if let Some(flight) = self.flights.board(order) {

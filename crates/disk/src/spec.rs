@@ -1,5 +1,10 @@
 //! Which disk, how, and what it can do.
 
+pub(crate) mod fault_rules;
+pub(crate) mod nbd_uri;
+mod percent;
+pub(crate) mod rbd_name;
+
 use crate::FaultRules;
 use std::fmt;
 use std::path::PathBuf;

@@ -2,15 +2,15 @@
 //!
 //! Requests that a lost connection leaves unanswered are sent again on the next one: all of them have the same effect twice as
 //! once. What the server had acknowledged and not been asked to flush may be lost with it, though. The thread counts these losses
-//! and puts the count into each answer, by which flushes fail (`posted/lost_writes.rs`).
+//! and puts the count into each answer, by which flushes fail (`offload/lost_writes.rs`).
 
 use super::connection::Connection;
 use super::handshake::Export;
 use super::socket::{Address, until};
-use super::uri::NbdUri;
 use super::wire::{self, Problem};
 use crate::IoError;
-use crate::posted::{Call, Order, Wakes};
+use crate::NbdUri;
+use crate::offload::{Call, Order, Wakes};
 use kickless_io::{Errno, Waker};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;

@@ -1,11 +1,11 @@
 //! Requests and replies on a connection that is established. Nothing here waits.
 
 use super::client::Queued;
-use super::flights::Flights;
 use super::handshake::Export;
+use super::in_flight::Flights;
 use super::replies::Replies;
 use super::wire::{self, Problem};
-use crate::posted::Wakes;
+use crate::offload::Wakes;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::collections::VecDeque;

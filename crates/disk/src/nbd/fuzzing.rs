@@ -1,11 +1,11 @@
 //! What a server can say, for the fuzz target.
 
 use super::client::Queued;
-use super::flights::Flights;
 use super::handshake::negotiate;
+use super::in_flight::Flights;
 use super::replies::Replies;
 use super::wire::{CHUNK_DATA, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC};
-use crate::posted::{Call, Ticket, Wakes};
+use crate::offload::{Call, Ticket, Wakes};
 use kickless_io::{AlignedBuf, Waker};
 use std::io::{self, Read, Write};
 use std::sync::Arc;

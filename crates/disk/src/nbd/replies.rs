@@ -1,8 +1,8 @@
 //! What a server sends, taken apart: simple replies and structured ones. It is trusted with nothing but the data.
 
-use super::flights::Flights;
+use super::in_flight::Flights;
 use super::wire::*;
-use crate::posted::{Call, Wakes};
+use crate::offload::{Call, Wakes};
 use std::io::IoSliceMut;
 
 /// Bytes read at once beside those that go straight into a request's buffer. Longer than any header.

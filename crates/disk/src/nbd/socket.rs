@@ -2,8 +2,8 @@
 
 use super::client::Shared;
 use super::handshake::{Export, negotiate};
-use super::uri::Server;
 use super::wire::Problem;
+use crate::spec::nbd_uri::Server;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};

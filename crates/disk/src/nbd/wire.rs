@@ -1,7 +1,7 @@
 //! Numbers of the protocol, and what a client sends.
 //! Source: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>, section "Values".
 
-use crate::posted::Call;
+use crate::offload::Call;
 use std::io;
 
 /// `NBDMAGIC`, the first thing a server says.

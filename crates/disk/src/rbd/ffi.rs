@@ -5,8 +5,8 @@
 #![expect(unsafe_code, reason = "two libraries in C")]
 
 use super::control::Control;
-use super::flights::Flight;
-use crate::posted::Call;
+use super::in_flight::Flight;
+use crate::offload::Call;
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
 use rustix::io::Errno;
 use std::ffi::{CStr, CString};

@@ -4,7 +4,7 @@
 //! buffer until it is done with it. There are never more of these than [`LOST_MAX`], and then nothing is asked of it any more.
 
 use crate::IoError;
-use crate::posted::{Call, Flushes, Order, Wakes};
+use crate::offload::{Call, Flushes, Order, Wakes};
 use kickless_io::{AlignedBuf, Errno};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -258,7 +258,7 @@ fn outcome(order: &Order, returned: isize) -> Result<(), IoError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::posted::Ticket;
+    use crate::offload::Ticket;
     use kickless_io::Waker;
     use std::thread;
 

@@ -100,7 +100,7 @@ impl LostWritesTold {
 
 #[cfg(test)]
 mod tests {
-    use crate::posted::{Call, Order, Posted, Wakes};
+    use crate::offload::{Call, Order, Posted, Wakes};
     use crate::{Io, IoError, Lane, Limits, Request, Step};
     use kickless_io::{Engine, EngineKind, Errno, Waker};
     use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};

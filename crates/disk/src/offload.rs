@@ -7,9 +7,7 @@
 #[cfg(any(feature = "nbd", feature = "rbd"))]
 mod flushes;
 mod lost_writes;
-mod order;
-#[cfg(feature = "qcow2")]
-mod threads;
+mod op;
 
 use crate::bounce::{BUFFER_BYTES, Kind, Permit, Pool, Waiting};
 use crate::io::Phase;
@@ -19,14 +17,11 @@ pub(crate) use flushes::Flushes;
 use kickless_io::Errno;
 pub use lost_writes::LostWritesSeen;
 use lost_writes::LostWritesTold;
-pub(crate) use order::Ticket;
-#[cfg(any(feature = "nbd", feature = "rbd"))]
-pub(crate) use order::Wakes;
-pub(crate) use order::{Call, Order};
+pub(crate) use op::Ticket;
+pub(crate) use op::Wakes;
+pub(crate) use op::{Call, Order};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-#[cfg(feature = "qcow2")]
-pub(crate) use threads::Threads;
 
 /// A short piece is one of at most this many bytes: most requests are.
 const SHORT_BYTES: usize = 16 << 10;

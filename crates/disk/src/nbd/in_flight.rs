@@ -3,7 +3,7 @@
 use super::client::Queued;
 use super::wire;
 use crate::IoError;
-use crate::posted::{Call, Flushes, Order, Wakes};
+use crate::offload::{Call, Flushes, Order, Wakes};
 use kickless_io::Errno;
 
 /// Requests at a time. A server may take fewer, and leaves the rest in the socket.

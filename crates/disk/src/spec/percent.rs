@@ -1,7 +1,7 @@
 //! Percent-encoding (RFC 3986, section 2.1).
 
 /// Undoes it; `None` where a percent sign stands for nothing, or the bytes are no text.
-pub(crate) fn decode(text: &str) -> Option<String> {
+pub(super) fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -1,8 +1,8 @@
 //! Threads for a library whose calls block.
 
-use super::order::{Order, Wakes};
 use crate::IoError;
-use crate::caught::catch;
+use crate::catch::catch;
+use crate::offload::{Order, Wakes};
 use kickless_io::Errno;
 use std::collections::VecDeque;
 use std::fmt;
@@ -136,7 +136,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::posted::{Call, Ticket};
+    use crate::offload::{Call, Ticket};
     use kickless_io::Waker;
     use std::sync::mpsc::channel;
     use std::time::{Duration, Instant};

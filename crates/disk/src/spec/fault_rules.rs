@@ -12,16 +12,16 @@ const DELAY_MAX: Duration = Duration::from_secs(60);
 /// What is to go wrong. See `docs/disks.md` for how it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultRules {
-    pub(super) seed: u64,
-    pub(super) rules: Vec<Rule>,
+    pub(crate) seed: u64,
+    pub(crate) rules: Vec<Rule>,
     /// The disk claims to be an eMMC that is so worn.
-    pub(super) lifetime: Option<Lifetime>,
+    pub(crate) lifetime: Option<Lifetime>,
 }
 
 /// One fault, and when it happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Rule {
-    pub(super) effect: Effect,
+pub(crate) struct Rule {
+    pub(crate) effect: Effect,
     /// Of which kinds of operation; none: of all.
     kinds: Vec<Kind>,
     /// Of those that touch these sectors.
@@ -31,7 +31,7 @@ pub(super) struct Rule {
 
 /// What happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
+pub(crate) enum Effect {
     /// It fails, and has done nothing.
     Error(Errno),
     /// It transfers a part.
@@ -44,7 +44,7 @@ pub(super) enum Effect {
 
 impl Effect {
     /// As it is written, where it can happen to an operation only, and not to a request.
-    pub(super) fn of_operations(&self) -> Option<&'static str> {
+    pub(crate) fn of_operations(&self) -> Option<&'static str> {
         match self {
             Self::Error(Errno::AGAIN) => Some("eagain"),
             Self::Short => Some("short"),
@@ -55,7 +55,7 @@ impl Effect {
 
 /// A kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Read,
     Write,
     Flush,
@@ -85,15 +85,15 @@ enum When {
 
 /// An operation, as the rules see it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Subject<'a> {
-    pub(super) kind: Kind,
+pub(crate) struct Subject<'a> {
+    pub(crate) kind: Kind,
     /// The bytes that it is about; none for a flush.
-    pub(super) extents: &'a [Extent],
+    pub(crate) extents: &'a [Extent],
 }
 
 impl Subject<'_> {
     /// How many bytes.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.extents.iter().map(|extent| extent.len).sum()
     }
 }
@@ -281,18 +281,18 @@ impl Rule {
 
 /// The rules at work.
 #[derive(Debug)]
-pub(super) struct Dice {
+pub(crate) struct Dice {
     rules: Vec<(Rule, u64)>,
     state: u64,
 }
 
 impl Dice {
-    pub(super) fn new(rules: &FaultRules) -> Self {
+    pub(crate) fn new(rules: &FaultRules) -> Self {
         Self { rules: rules.rules.iter().map(|rule| (rule.clone(), 0)).collect(), state: rules.seed }
     }
 
     /// What happens to this operation: the effect of the first rule that applies. Each rule counts all that it is about.
-    pub(super) fn roll(&mut self, subject: Subject<'_>) -> Option<Effect> {
+    pub(crate) fn roll(&mut self, subject: Subject<'_>) -> Option<Effect> {
         let mut effect = None;
         for place in 0..self.rules.len() {
             let random = self.random();
@@ -315,7 +315,7 @@ impl Dice {
     }
 
     /// SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
-    pub(super) fn random(&mut self) -> u64 {
+    pub(crate) fn random(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

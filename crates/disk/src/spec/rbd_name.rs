@@ -1,6 +1,6 @@
 //! Which image of a Ceph cluster is meant, and which cluster. Here whether the program can use one or not.
 
-use crate::percent;
+use super::percent;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -1,7 +1,7 @@
 //! Where an NBD server is and which of its exports is meant, as the NBD URI specification writes it.
 //! Source: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>, on RFC 3986.
 
-use crate::percent;
+use super::percent;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -25,15 +25,15 @@ const RECONNECT_DELAY_MAX: u64 = 86400;
 /// are passed over, as the specification asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
-    pub(super) server: Server,
-    pub(super) export: String,
-    pub(super) reconnect_delay: Duration,
+    pub(crate) server: Server,
+    pub(crate) export: String,
+    pub(crate) reconnect_delay: Duration,
     text: String,
 }
 
 /// Where it listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Server {
+pub(crate) enum Server {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
 }
