@@ -37,12 +37,9 @@ impl Disk {
             DiskSpec::File(path) => Self::File(FileDisk::open(path, options)?),
             DiskSpec::Null(size) => Self::Null(NullDisk::new(*size, options.read_only)?),
             DiskSpec::Memory(size) => Self::Memory(MemoryDisk::new(*size, options.read_only)?),
-            #[cfg(feature = "qcow2")]
-            DiskSpec::Qcow2(path) => Self::Library(Box::new(LibraryDisk::qcow2(path, options)?)),
-            #[cfg(feature = "nbd")]
-            DiskSpec::Nbd(uri) => Self::Library(Box::new(LibraryDisk::nbd(uri, options)?)),
-            #[cfg(feature = "rbd")]
-            DiskSpec::Rbd(name) => Self::Library(Box::new(LibraryDisk::rbd(name, options)?)),
+            DiskSpec::Qcow2(_) | DiskSpec::Nbd(_) | DiskSpec::Rbd(_) => {
+                Self::Library(Box::new(LibraryDisk::open(spec, options)?))
+            }
             DiskSpec::Fault(rules, under) => {
                 Self::Fault(Box::new(FaultDisk::new(rules, Self::open(under, options)?)?))
             }

@@ -96,6 +96,9 @@ pub enum Error {
     /// No thread can be had for the delays of injected faults.
     #[error("there is no thread for injected delays: {0}")]
     Timer(#[source] io::Error),
+    /// A kind of disk that this build lacks.
+    #[error("this program was built without the feature {0}")]
+    NotBuilt(&'static str),
     /// What a library, or who it speaks to, has against it.
     #[error("{disk} cannot be used: {source}")]
     Library {

@@ -3,12 +3,14 @@
 //! A file's faults hit its operations, on their way to the engine and back, so that what the file makes of an error, a short
 //! transfer or "again" is what it makes of a real one. A disk without operations, which answers at once, has its requests hit.
 
+mod dice;
 mod timer;
 
 use crate::FaultRules;
 use crate::io::{Outlet, Phase};
-use crate::spec::fault_rules::{Dice, Effect, Kind, Subject};
+use crate::spec::fault_rules::{Effect, Kind};
 use crate::{Disk, Error, Extent, FileDisk, Io, IoError, Lane, Limits, Request, Step};
+use dice::{Dice, Subject};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
 use kickless_memory::{Iov, Marks};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -57,6 +57,7 @@ mod io;
     expect(unused_variables, reason = "no library")
 )]
 mod library;
+mod limits;
 pub mod lock;
 mod memory;
 #[cfg(feature = "nbd")]
@@ -67,6 +68,7 @@ mod null;
     expect(dead_code, reason = "no library")
 )]
 mod offload;
+mod options;
 #[cfg(feature = "qcow2")]
 mod qcow2;
 mod range;
@@ -82,12 +84,14 @@ pub use fault::FaultDisk;
 pub use file::{FileDisk, Resized};
 pub use io::{Extent, Io, Lane, Request, Step};
 pub use library::LibraryDisk;
+pub use limits::{Lifetime, Limits, RangeLimits, SECTOR};
 pub use memory::MemoryDisk;
 #[cfg(all(feature = "nbd", fuzzing))]
 pub use nbd::fuzzing as nbd_fuzzing;
 pub use null::NullDisk;
 pub use offload::LostWritesSeen;
+pub use options::{Cache, Options, UnknownCache};
 pub use spec::fault_rules::{BadRule, FaultRules};
 pub use spec::nbd_uri::{BadUri, NbdUri};
 pub use spec::rbd_name::{BadRbdName, RbdName};
-pub use spec::{Cache, DiskSpec, Lifetime, Limits, Options, RangeLimits, SECTOR, UnknownCache};
+pub use spec::{BadDiskSpec, DiskSpec};

@@ -2,9 +2,7 @@
 
 use crate::lock::LockError;
 use crate::offload::{LostWritesSeen, Order, Posted};
-#[cfg(any(feature = "nbd", feature = "qcow2", feature = "rbd"))]
-use crate::{Error, Options};
-use crate::{Io, Lane, Limits, Request, Resized, Step};
+use crate::{DiskSpec, Error, Io, Lane, Limits, Options, Request, Resized, Step};
 use kickless_io::Waker;
 use std::fs::File;
 use std::io;
@@ -28,34 +26,30 @@ enum Library {
 }
 
 impl LibraryDisk {
-    /// An image in QEMU's format.
+    /// Opens a disk of one of the kinds that need a library.
     ///
     /// # Errors
     /// One sentence for the operator.
-    #[cfg(feature = "qcow2")]
-    pub(crate) fn qcow2(path: &std::path::Path, options: &Options) -> Result<Self, Error> {
-        let (qcow2, posted) = crate::qcow2::Qcow2::open(path, options)?;
-        Ok(Self { library: Library::Qcow2(qcow2), posted })
-    }
-
-    /// An export of an NBD server.
-    ///
-    /// # Errors
-    /// One sentence for the operator.
-    #[cfg(feature = "nbd")]
-    pub(crate) fn nbd(uri: &crate::NbdUri, options: &Options) -> Result<Self, Error> {
-        let (nbd, posted) = crate::nbd::Nbd::open(uri, options)?;
-        Ok(Self { library: Library::Nbd(nbd), posted })
-    }
-
-    /// An image of a Ceph cluster.
-    ///
-    /// # Errors
-    /// One sentence for the operator.
-    #[cfg(feature = "rbd")]
-    pub(crate) fn rbd(name: &crate::RbdName, options: &Options) -> Result<Self, Error> {
-        let (rbd, posted) = crate::rbd::Rbd::open(name, options)?;
-        Ok(Self { library: Library::Rbd(rbd), posted })
+    pub(crate) fn open(spec: &DiskSpec, options: &Options) -> Result<Self, Error> {
+        let (library, posted) = match spec {
+            #[cfg(feature = "qcow2")]
+            DiskSpec::Qcow2(path) => {
+                let (qcow2, posted) = crate::qcow2::Qcow2::open(path, options)?;
+                (Library::Qcow2(qcow2), posted)
+            }
+            #[cfg(feature = "nbd")]
+            DiskSpec::Nbd(uri) => {
+                let (nbd, posted) = crate::nbd::Nbd::open(uri, options)?;
+                (Library::Nbd(nbd), posted)
+            }
+            #[cfg(feature = "rbd")]
+            DiskSpec::Rbd(name) => {
+                let (rbd, posted) = crate::rbd::Rbd::open(name, options)?;
+                (Library::Rbd(rbd), posted)
+            }
+            spec => return Err(Error::NotBuilt(spec.missing_feature().unwrap_or("of this kind"))),
+        };
+        Ok(Self { library, posted })
     }
 
     pub(crate) fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {

@@ -4,8 +4,7 @@
 //! between which the worker serves others: see [`Step::More`]. A step takes some tens of microseconds.
 
 use crate::io::{Phase, Steps};
-use crate::spec::SECTOR;
-use crate::{Error, Extent, Io, IoError, Lane, Limits, RangeLimits, Request, Step};
+use crate::{Error, Extent, Io, IoError, Lane, Limits, RangeLimits, Request, SECTOR, Step};
 use kickless_memory::Ram;
 
 /// Bytes that are copied or zeroed at a time.

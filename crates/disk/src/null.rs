@@ -1,7 +1,6 @@
 //! Nothing, very fast.
 
-use crate::spec::SECTOR;
-use crate::{Error, Io, IoError, Limits, RangeLimits, Request, Step};
+use crate::{Error, Io, IoError, Limits, RangeLimits, Request, SECTOR, Step};
 
 /// A disk without contents. Every request is answered at once; a read leaves in the guest's buffers what was
 /// there, so that only the rings are measured and not a copy.

@@ -1,187 +1,302 @@
-//! Which disk, how, and what it can do.
+//! Names of disks, as operators write them.
+//!
+//! A name is the path of a file, or begins with the word for another kind of disk and a colon. [`DiskSpec`] reads and shows
+//! all of them; the command line, the configuration file and the log use it.
 
 pub(crate) mod fault_rules;
 pub(crate) mod nbd_uri;
 mod percent;
 pub(crate) mod rbd_name;
 
-use crate::FaultRules;
+use crate::{BadRbdName, BadRule, BadUri, FaultRules, NbdUri, RbdName, SECTOR};
+use kickless_values::parse_size;
+use std::ffi::OsStr;
 use std::fmt;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Bytes of a sector: the unit of virtio-blk's addresses and lengths, whatever the block size.
-pub const SECTOR: u64 = 512;
-
-/// Which disk.
+/// Names a disk and its kind.
+///
+/// Every kind can be named in every build. A text that names a kind which this build lacks is refused when it is parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskSpec {
-    /// A raw image, or a block device.
+    /// A raw image, or a block device: its path.
     File(PathBuf),
-    /// So many bytes of nothing: answers at once, for measuring the rings.
+    /// So many bytes of nothing: answers at once, for measuring the rings. `null:SIZE`.
     Null(u64),
-    /// So many bytes of RAM, zero to begin with.
+    /// So many bytes of RAM, zero to begin with. `mem:SIZE`.
     Memory(u64),
-    /// An image in QEMU's format, which says so itself only once it is called one here.
-    #[cfg(feature = "qcow2")]
+    /// An image in QEMU's format: `qcow2:PATH`. The format is never guessed from the contents.
     Qcow2(PathBuf),
-    /// An export of an NBD server.
-    #[cfg(feature = "nbd")]
-    Nbd(crate::NbdUri),
-    /// An image of a Ceph cluster.
-    #[cfg(feature = "rbd")]
-    Rbd(Box<crate::RbdName>),
-    /// Another disk, with faults. For tests.
+    /// An export of an NBD server: `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`.
+    Nbd(NbdUri),
+    /// An image of a Ceph cluster: `rbd:POOL/IMAGE`.
+    Rbd(Box<RbdName>),
+    /// Another disk, with faults. For tests. `fault:RULES:DISK`.
     Fault(FaultRules, Box<DiskSpec>),
 }
 
-/// Whether the host's page cache is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cache {
-    /// Not (`O_DIRECT`).
-    #[default]
-    None,
-    /// For reads and writes.
-    Writeback,
+/// Why a text names no disk. Each is the end of a sentence.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadDiskSpec {
+    /// An empty text.
+    #[error("give the path of a file or block device")]
+    Empty,
+    /// `qcow2:` without a path.
+    #[error("write qcow2:PATH")]
+    NoPath,
+    /// `null:` or `mem:` of no bytes.
+    #[error("a disk needs a size above 0")]
+    NoSize,
+    /// A size that no disk can have.
+    #[error("{0:?} is too large")]
+    TooLarge(String),
+    /// A size that ends within a sector.
+    #[error("{0:?} is not a multiple of 512 bytes")]
+    PartialSector(String),
+    /// No size: see [`parse_size`].
+    #[error("{0}")]
+    Size(String),
+    /// `fault:` with rules and no disk.
+    #[error("write fault:RULES:DISK")]
+    NoFaultyDisk,
+    /// Faults of a disk that has faults.
+    #[error("one fault: is enough; put all rules into it")]
+    FaultsTwice,
+    /// Rules of faults that cannot be understood.
+    #[error(transparent)]
+    Rule(#[from] BadRule),
+    /// An address of an NBD server that cannot be understood.
+    #[error(transparent)]
+    Nbd(#[from] BadUri),
+    /// A name of a Ceph image that cannot be understood.
+    #[error(transparent)]
+    Rbd(#[from] BadRbdName),
+    /// A kind of disk that this build lacks.
+    #[error("this program was built without the feature {0}: cargo build --features {0} includes it")]
+    NotBuilt(&'static str),
 }
 
-impl fmt::Display for Cache {
+impl DiskSpec {
+    /// Parses the name of a disk. As [`FromStr`], for paths that are not UTF-8 as well.
+    ///
+    /// # Errors
+    /// The text names no disk, or a kind of disk that this build lacks.
+    pub fn parse(text: &OsStr) -> Result<Self, BadDiskSpec> {
+        if text.is_empty() {
+            return Err(BadDiskSpec::Empty);
+        }
+        let spec = match text.as_bytes().strip_prefix(b"qcow2:") {
+            Some([]) => return Err(BadDiskSpec::NoPath),
+            Some(path) => Self::Qcow2(OsStr::from_bytes(path).into()),
+            None => text.to_str().map_or_else(|| Ok(Self::File(text.into())), parse_utf8)?,
+        };
+        match spec.missing_feature() {
+            Some(feature) => Err(BadDiskSpec::NotBuilt(feature)),
+            None => Ok(spec),
+        }
+    }
+
+    /// Returns the feature that this kind of disk needs and this build lacks.
+    pub(crate) fn missing_feature(&self) -> Option<&'static str> {
+        let (feature, is_built) = match self {
+            Self::File(_) | Self::Null(_) | Self::Memory(_) => return None,
+            Self::Qcow2(_) => ("qcow2", cfg!(feature = "qcow2")),
+            Self::Nbd(_) => ("nbd", cfg!(feature = "nbd")),
+            Self::Rbd(_) => ("rbd", cfg!(feature = "rbd")),
+            Self::Fault(_, under) => return under.missing_feature(),
+        };
+        (!is_built).then_some(feature)
+    }
+
+    /// Returns the path of the file or block device, if the disk is in one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) | Self::Qcow2(path) => Some(path),
+            Self::Null(_) | Self::Memory(_) | Self::Nbd(_) | Self::Rbd(_) => None,
+            Self::Fault(_, under) => under.path(),
+        }
+    }
+
+    /// Returns whether the disk ends with the process, so that no other host can use it.
+    pub fn is_of_process(&self) -> bool {
+        match self {
+            Self::Null(_) | Self::Memory(_) => true,
+            Self::File(_) | Self::Qcow2(_) | Self::Nbd(_) | Self::Rbd(_) => false,
+            Self::Fault(_, under) => under.is_of_process(),
+        }
+    }
+}
+
+/// Parses any name but `qcow2:PATH`, whose path need not be UTF-8.
+fn parse_utf8(text: &str) -> Result<DiskSpec, BadDiskSpec> {
+    Ok(match text.split_once(':') {
+        Some((scheme, rest)) if scheme.starts_with("nbd") && rest.starts_with("//") => {
+            DiskSpec::Nbd(text.parse()?)
+        }
+        Some(("rbd", _)) => DiskSpec::Rbd(Box::new(text.parse()?)),
+        Some(("null", bytes)) => DiskSpec::Null(parse_bytes(bytes)?),
+        Some(("mem", bytes)) => DiskSpec::Memory(parse_bytes(bytes)?),
+        Some(("fault", rest)) => {
+            let (rules, under) = rest.split_once(':').ok_or(BadDiskSpec::NoFaultyDisk)?;
+            let rules = rules.parse()?;
+            match under.parse()? {
+                DiskSpec::Fault(..) => return Err(BadDiskSpec::FaultsTwice),
+                under => DiskSpec::Fault(rules, Box::new(under)),
+            }
+        }
+        _ => DiskSpec::File(text.into()),
+    })
+}
+
+/// Parses the size of a disk that has nothing but its size.
+fn parse_bytes(text: &str) -> Result<u64, BadDiskSpec> {
+    match parse_size(text).map_err(BadDiskSpec::Size)? {
+        0 => Err(BadDiskSpec::NoSize),
+        bytes if bytes > i64::MAX as u64 => Err(BadDiskSpec::TooLarge(text.to_owned())),
+        bytes if !bytes.is_multiple_of(SECTOR) => Err(BadDiskSpec::PartialSector(text.to_owned())),
+        bytes => Ok(bytes),
+    }
+}
+
+impl FromStr for DiskSpec {
+    type Err = BadDiskSpec;
+
+    fn from_str(text: &str) -> Result<Self, BadDiskSpec> {
+        Self::parse(text.as_ref())
+    }
+}
+
+impl fmt::Display for DiskSpec {
+    /// Shows what [`DiskSpec::parse`] makes the same disk of, if its path is UTF-8.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::None => "none",
-            Self::Writeback => "writeback",
-        })
-    }
-}
-
-/// A name that is no cache mode's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a cache mode is one of none, writeback")]
-pub struct UnknownCache;
-
-impl FromStr for Cache {
-    type Err = UnknownCache;
-
-    fn from_str(name: &str) -> Result<Self, UnknownCache> {
-        match name {
-            "none" => Ok(Self::None),
-            "writeback" => Ok(Self::Writeback),
-            _ => Err(UnknownCache),
+        match self {
+            Self::File(path) => {
+                // A path that begins like another kind of disk.
+                let reads_otherwise = !matches!(Self::parse(path.as_os_str()), Ok(Self::File(_)));
+                write!(f, "{}{}", if reads_otherwise { "./" } else { "" }, path.display())
+            }
+            Self::Null(bytes) => write!(f, "null:{bytes}"),
+            Self::Memory(bytes) => write!(f, "mem:{bytes}"),
+            Self::Qcow2(path) => write!(f, "qcow2:{}", path.display()),
+            Self::Nbd(uri) => uri.fmt(f),
+            Self::Rbd(name) => name.fmt(f),
+            Self::Fault(rules, under) => write!(f, "fault:{rules}:{under}"),
         }
     }
 }
-
-/// How to open a disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// Refuse writes. The file need not be writable then.
-    pub read_only: bool,
-    /// Whether the host's page cache is used; means nothing for a disk that is no file.
-    pub cache: Cache,
-    /// Whether neighbouring requests are one for the kernel: see [`kickless_io::Engine::merge`].
-    pub merge: bool,
-}
-
-/// What a disk can do, in the terms of virtio-blk's configuration space.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of a logical block, a power of two. A hint: requests of single sectors are always served. An
-    /// image file has 512 wherever it lies, for its partition table is counted in these; a block device has
-    /// its own.
-    pub block_size: u32,
-    /// Binary logarithm of logical blocks in a physical block.
-    pub physical_block_exp: u8,
-    /// The first logical block that begins a physical block.
-    pub alignment_offset: u8,
-    /// The smallest request that is not inefficient, in logical blocks; 0 where unknown.
-    pub min_io_size: u16,
-    /// The request size that is best, in logical blocks; 0 where unknown.
-    pub opt_io_size: u32,
-    /// Writes are refused.
-    pub read_only: bool,
-    /// The most segments that a request should have; `None` where it does not matter. Requests with more are
-    /// served.
-    pub segments_max: Option<u32>,
-    /// The most bytes that a segment should have. Longer ones are served.
-    pub segment_bytes_max: u32,
-    /// Of discards; `None`: there are none.
-    pub discard: Option<RangeLimits>,
-    /// Of requests to write zeroes; `None`: there are none.
-    pub write_zeroes: Option<RangeLimits>,
-    /// Zeroes may be written by giving space back.
-    pub zeroes_may_unmap: bool,
-    /// Of secure erasure; `None`: there is none.
-    pub secure_erase: Option<RangeLimits>,
-    /// How worn it is, where it says.
-    pub lifetime: Option<Lifetime>,
-}
-
-/// What one request on ranges of a disk can have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RangeLimits {
-    /// Sectors of each range.
-    pub sectors_max: u32,
-    /// Ranges.
-    pub ranges_max: u32,
-    /// Sectors that it does best with multiples of; not 0.
-    pub alignment: u32,
-}
-
-/// How worn a disk is, in eMMC's terms (virtio 1.3, section 5.2.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lifetime {
-    /// Spare blocks: 1 normal, 2 at 80 %, 3 at 90 %; 0 not known.
-    pub pre_eol_info: u16,
-    /// Wear of SLC cells in steps of 10 %; 0 not known.
-    pub type_a: u16,
-    /// Wear of MLC cells in steps of 10 %; 0 not known.
-    pub type_b: u16,
-}
-
-impl Limits {
-    /// A disk without peculiarities.
-    pub(crate) fn plain(read_only: bool) -> Self {
-        Self {
-            block_size: SECTOR as u32,
-            physical_block_exp: 0,
-            alignment_offset: 0,
-            min_io_size: 0,
-            opt_io_size: 0,
-            read_only,
-            segments_max: None,
-            segment_bytes_max: SEGMENT_BYTES_MAX,
-            discard: None,
-            write_zeroes: None,
-            zeroes_may_unmap: false,
-            secure_erase: None,
-            lifetime: None,
-        }
-    }
-}
-
-impl RangeLimits {
-    /// Ranges of so many bytes at most.
-    pub(crate) const fn bytes(bytes_max: u64, alignment: u64) -> Self {
-        let (sectors_max, alignment) = ((bytes_max / SECTOR) as u32, (alignment / SECTOR) as u32);
-        Self { sectors_max, ranges_max: RANGES_MAX, alignment: if alignment == 0 { 1 } else { alignment } }
-    }
-}
-
-/// Ranges of one request: 1 KiB of them.
-const RANGES_MAX: u32 = 64;
-
-/// As much as fits into a page-aligned 32-bit length.
-pub(crate) const SEGMENT_BYTES_MAX: u32 = 0x7fff_f000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    fn parsed(text: &str) -> DiskSpec {
+        text.parse().unwrap()
+    }
 
     #[test]
-    fn cache_names_go_both_ways() {
-        for cache in [Cache::None, Cache::Writeback] {
-            assert_eq!(cache.to_string().parse(), Ok(cache));
+    fn kinds() {
+        assert_eq!(parsed("null:1G"), DiskSpec::Null(1 << 30));
+        assert_eq!(parsed("mem:1.5k"), DiskSpec::Memory(1536));
+        assert_eq!(parsed("null:1G").to_string(), "null:1073741824");
+        for text in ["/srv/a.img", "./null:1G", "nbd:host", "qcow2/a", "rbd/a", "file:a", "memory:1G"] {
+            assert_eq!(parsed(text), DiskSpec::File(text.into()));
+            assert_eq!(parsed(text).to_string(), text);
         }
-        assert_eq!("unsafe".parse::<Cache>(), Err(UnknownCache));
+        let faulty = parsed("fault:eio@1%+read,seed=7:null:1G");
+        assert_eq!(
+            faulty,
+            DiskSpec::Fault("seed=7,eio@read+1%".parse().unwrap(), Box::new(DiskSpec::Null(1 << 30)))
+        );
+        assert_eq!(faulty.to_string(), "fault:eio@1%+read,seed=7:null:1073741824");
+    }
+
+    #[test]
+    fn a_path_that_reads_like_another_kind() {
+        for text in ["null:1G", "qcow2:a", "nbd://host", "rbd:a/b", "fault:eio:a", "mem:?"] {
+            assert_eq!(DiskSpec::File(text.into()).to_string(), format!("./{text}"));
+        }
+        let name = OsStr::from_bytes(b"qcow2:\xff");
+        let spec = DiskSpec::parse(OsStr::from_bytes(b"mem:\xff"));
+        assert_eq!(spec, Ok(DiskSpec::File(OsStr::from_bytes(b"mem:\xff").into())));
+        if cfg!(feature = "qcow2") {
+            assert_eq!(DiskSpec::parse(name), Ok(DiskSpec::Qcow2(OsStr::from_bytes(b"\xff").into())));
+        }
+    }
+
+    #[test]
+    fn what_is_no_disk() {
+        for (text, error) in [
+            ("", BadDiskSpec::Empty),
+            ("qcow2:", BadDiskSpec::NoPath),
+            ("null:0", BadDiskSpec::NoSize),
+            ("mem:8E", BadDiskSpec::TooLarge("8E".into())),
+            ("mem:1000", BadDiskSpec::PartialSector("1000".into())),
+            ("null:", BadDiskSpec::Size(parse_size("").unwrap_err())),
+            ("fault:eio", BadDiskSpec::NoFaultyDisk),
+            ("fault:fire:a", BadDiskSpec::Rule(BadRule::Fault("fire".into()))),
+            ("fault:eio:", BadDiskSpec::Empty),
+            ("fault:eio:fault:short:a", BadDiskSpec::FaultsTwice),
+            ("nbds://host/", BadDiskSpec::Nbd(BadUri::Tls)),
+            ("rbd:image", BadDiskSpec::Rbd(BadRbdName::Form)),
+        ] {
+            assert_eq!(text.parse::<DiskSpec>(), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_kind_that_is_not_built_is_named() {
+        for (text, feature, is_built) in [
+            ("qcow2:a", "qcow2", cfg!(feature = "qcow2")),
+            ("nbd://host", "nbd", cfg!(feature = "nbd")),
+            ("rbd:a/b", "rbd", cfg!(feature = "rbd")),
+        ] {
+            for text in [text.to_owned(), format!("fault:eio:{text}")] {
+                match text.parse::<DiskSpec>() {
+                    Ok(spec) => assert!(is_built && spec.to_string() == text),
+                    Err(error) => assert_eq!((error, is_built), (BadDiskSpec::NotBuilt(feature), false)),
+                }
+            }
+        }
+    }
+
+    fn texts() -> impl Strategy<Value = String> {
+        let kind = prop_oneof![
+            "[./a-z][^\0]{0,20}",
+            "(null|mem):[0-9]{1,6}(\\.5)?[KMGTP]",
+            "qcow2:[^\0]{1,20}",
+            "nbd://[a-z]{1,9}(:[1-9][0-9]{0,3})?(/[a-z%20]{0,9})?",
+            "nbd\\+unix:///[a-z]{0,9}\\?socket=[/a-z]{1,9}(&reconnect-delay=[0-9]{1,4})?",
+            "rbd:[a-z]{1,5}(/[a-z]{1,5}){1,2}(@[a-z]{1,5})?(\\?conf=[/a-z]{1,9})?",
+        ];
+        let rules = "(seed=[0-9]{1,5},)?(eio|short|reorder|delay=[1-9]ms)(@[1-9][0-9]?%\\+read)?";
+        (proptest::option::of(rules), kind).prop_map(|(rules, disk)| match rules {
+            Some(rules) => format!("fault:{rules}:{disk}"),
+            None => disk,
+        })
+    }
+
+    proptest! {
+        /// Whatever is shown reads as the same disk.
+        #[test]
+        fn shown_and_read_again(text in texts(), any in "\\PC{0,30}") {
+            for text in [text, any] {
+                if let Ok(spec) = text.parse::<DiskSpec>() {
+                    prop_assert_eq!(spec.to_string().parse(), Ok(spec));
+                }
+            }
+        }
+
+        #[test]
+        fn sizes_and_paths(sectors in 1..(1u64 << 54), path in "[^\0]{1,30}") {
+            for spec in [DiskSpec::Null(sectors * SECTOR), DiskSpec::Memory(sectors * SECTOR)] {
+                prop_assert_eq!(spec.to_string().parse(), Ok(spec));
+            }
+            let again: DiskSpec = DiskSpec::File(path.clone().into()).to_string().parse().unwrap();
+            let same = [path.clone().into(), Path::new(".").join(&path)];
+            prop_assert!(same.contains(&again.path().unwrap().to_owned()), "{:?}", again);
+        }
     }
 }

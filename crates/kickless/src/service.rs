@@ -1,10 +1,10 @@
 //! What is to be served, however it was said: on the command line or in a file.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use kickless_disk::{Cache, FaultRules};
+use kickless_disk::{Cache, DiskSpec};
 use kickless_io::{CompletionMode, EngineKind};
 use kickless_worker::Poll;
 use tracing::{Span, error_span};
@@ -81,7 +81,7 @@ pub(crate) enum Socket {
 #[derive(Debug)]
 pub(crate) struct Disk {
     /// What lies behind it.
-    pub(crate) blk_file: BlkFile,
+    pub(crate) blk_file: DiskSpec,
     /// Guests can only read.
     pub(crate) read_only: bool,
     /// What it calls itself.
@@ -98,82 +98,6 @@ pub(crate) struct Disk {
     pub(crate) lock: bool,
     /// Another host may still be using it.
     pub(crate) incoming: bool,
-}
-
-/// `blk-file`: what lies behind the disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum BlkFile {
-    /// A file or a block device.
-    Path(PathBuf),
-    /// Nothing: reads give zeroes, writes are forgotten. Bytes.
-    Null(u64),
-    /// Memory of this process. Bytes.
-    Memory(u64),
-    /// An image in QEMU's format.
-    #[cfg(feature = "qcow2")]
-    Qcow2(PathBuf),
-    /// An export of an NBD server.
-    #[cfg(feature = "nbd")]
-    Nbd(Box<kickless_disk::NbdUri>),
-    /// An image of a Ceph cluster.
-    #[cfg(feature = "rbd")]
-    Rbd(Box<kickless_disk::RbdName>),
-    /// Another of these with faults, for tests.
-    Fault(Box<Fault>),
-}
-
-/// A disk with faults.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    /// What goes wrong.
-    pub(crate) rules: FaultRules,
-    /// The same as it was written.
-    pub(crate) text: String,
-    /// Where.
-    pub(crate) under: BlkFile,
-}
-
-impl BlkFile {
-    /// The file or block device, if there is one.
-    pub(crate) fn path(&self) -> Option<&Path> {
-        match self {
-            BlkFile::Path(path) => Some(path),
-            #[cfg(feature = "qcow2")]
-            BlkFile::Qcow2(path) => Some(path),
-            #[cfg(feature = "nbd")]
-            BlkFile::Nbd(_) => None,
-            #[cfg(feature = "rbd")]
-            BlkFile::Rbd(_) => None,
-            BlkFile::Null(_) | BlkFile::Memory(_) => None,
-            BlkFile::Fault(fault) => fault.under.path(),
-        }
-    }
-
-    /// Whether it ends with the process, so that no other host can have it.
-    fn is_of_process(&self) -> bool {
-        match self {
-            BlkFile::Null(_) | BlkFile::Memory(_) => true,
-            BlkFile::Fault(fault) => fault.under.is_of_process(),
-            _ => false,
-        }
-    }
-}
-
-impl fmt::Display for BlkFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BlkFile::Path(path) => path.display().fmt(f),
-            BlkFile::Null(bytes) => write!(f, "null:{bytes}"),
-            BlkFile::Memory(bytes) => write!(f, "mem:{bytes}"),
-            #[cfg(feature = "qcow2")]
-            BlkFile::Qcow2(path) => write!(f, "qcow2:{}", path.display()),
-            #[cfg(feature = "nbd")]
-            BlkFile::Nbd(uri) => uri.fmt(f),
-            #[cfg(feature = "rbd")]
-            BlkFile::Rbd(name) => name.fmt(f),
-            BlkFile::Fault(fault) => write!(f, "fault:{}:{}", fault.text, fault.under),
-        }
-    }
 }
 
 /// Where options were said, which is how a sentence about them names them.

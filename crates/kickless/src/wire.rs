@@ -16,7 +16,7 @@ use kickless_worker::Pool;
 use tracing::{info, warn};
 
 use crate::serve::in_spans;
-use crate::service::{self, BlkFile, Device, Said, Service};
+use crate::service::{self, Device, Said, Service};
 
 /// Operations that a worker can have in flight, beside the reserve of each device. Its queues may hold more requests; they wait
 /// their turn.
@@ -123,8 +123,8 @@ fn warn_of_shared_images(disks: &[Blk], service: &Service) {
 }
 
 /// Adds to a sentence about a file that is missing what its name was perhaps meant to be.
-fn hint(error: anyhow::Error, of: &BlkFile) -> anyhow::Error {
-    let BlkFile::Path(path) = of else { return error };
+fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
+    let DiskSpec::File(path) = of else { return error };
     if path.exists() {
         return error;
     }
@@ -142,11 +142,11 @@ fn hint(error: anyhow::Error, of: &BlkFile) -> anyhow::Error {
 
 fn disk(device: &Device, said: Said) -> Result<Blk> {
     let of = &device.disk;
-    let spec = spec(&of.blk_file);
     let option = || device.option(said, "blk-file");
     let options = kickless_disk::Options { read_only: of.read_only, cache: of.cache, merge: of.merge };
-    let disk =
-        Disk::open(&spec, &options).map_err(|error| hint(error.into(), &of.blk_file)).with_context(option)?;
+    let disk = Disk::open(&of.blk_file, &options)
+        .map_err(|error| hint(error.into(), &of.blk_file))
+        .with_context(option)?;
     if let (Some(file), Some(path), true, false) = (disk.file(), of.blk_file.path(), of.lock, of.incoming) {
         lock::check_within(file, of.read_only, lock::PATIENCE)
             .with_context(|| format!("{}: {} cannot be locked", option(), path.display()))?;
@@ -157,19 +157,4 @@ fn disk(device: &Device, said: Said) -> Result<Blk> {
     let serial = of.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
     let (queues_max, queue_size_max) = (of.num_queues, of.queue_size);
     Ok(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: of.lock }))
-}
-
-fn spec(of: &BlkFile) -> DiskSpec {
-    match of {
-        BlkFile::Path(path) => DiskSpec::File(path.clone()),
-        BlkFile::Null(bytes) => DiskSpec::Null(*bytes),
-        BlkFile::Memory(bytes) => DiskSpec::Memory(*bytes),
-        #[cfg(feature = "qcow2")]
-        BlkFile::Qcow2(path) => DiskSpec::Qcow2(path.clone()),
-        #[cfg(feature = "nbd")]
-        BlkFile::Nbd(uri) => DiskSpec::Nbd((**uri).clone()),
-        #[cfg(feature = "rbd")]
-        BlkFile::Rbd(name) => DiskSpec::Rbd(name.clone()),
-        BlkFile::Fault(fault) => DiskSpec::Fault(fault.rules.clone(), Box::new(spec(&fault.under))),
-    }
 }

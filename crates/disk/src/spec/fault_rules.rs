@@ -1,7 +1,8 @@
-//! Which faults, and when. Pure but for a count and a seeded generator.
+//! Rules of injected faults, as they are written.
 
-use crate::{Extent, Lifetime};
+use crate::Lifetime;
 use kickless_io::Errno;
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
@@ -10,12 +11,28 @@ use std::time::Duration;
 const DELAY_MAX: Duration = Duration::from_secs(60);
 
 /// What is to go wrong. See `docs/disks.md` for how it is written.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct FaultRules {
     pub(crate) seed: u64,
     pub(crate) rules: Vec<Rule>,
     /// The disk claims to be an eMMC that is so worn.
     pub(crate) lifetime: Option<Lifetime>,
+    text: String,
+}
+
+impl PartialEq for FaultRules {
+    /// Compares what the rules mean, however they are written.
+    fn eq(&self, other: &Self) -> bool {
+        (self.seed, &self.rules, self.lifetime) == (other.seed, &other.rules, other.lifetime)
+    }
+}
+
+impl Eq for FaultRules {}
+
+impl fmt::Display for FaultRules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 /// One fault, and when it happens.
@@ -23,10 +40,10 @@ pub struct FaultRules {
 pub(crate) struct Rule {
     pub(crate) effect: Effect,
     /// Of which kinds of operation; none: of all.
-    kinds: Vec<Kind>,
+    pub(crate) kinds: Vec<Kind>,
     /// Of those that touch these sectors.
-    sectors: Option<RangeInclusive<u64>>,
-    when: When,
+    pub(crate) sectors: Option<RangeInclusive<u64>>,
+    pub(crate) when: When,
 }
 
 /// What happens.
@@ -66,14 +83,14 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// Whether it can be done in part.
-    fn is_transfer(self) -> bool {
+    pub(crate) fn is_transfer(self) -> bool {
         matches!(self, Self::Read | Self::Write)
     }
 }
 
 /// Which of those that a rule is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum When {
+pub(crate) enum When {
     Always,
     /// So many in a million, at random.
     Rate(u32),
@@ -81,21 +98,6 @@ enum When {
     Nth(u64),
     /// Each that is a multiple of this.
     Every(u64),
-}
-
-/// An operation, as the rules see it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Subject<'a> {
-    pub(crate) kind: Kind,
-    /// The bytes that it is about; none for a flush.
-    pub(crate) extents: &'a [Extent],
-}
-
-impl Subject<'_> {
-    /// How many bytes.
-    pub(crate) fn len(&self) -> u64 {
-        self.extents.iter().map(|extent| extent.len).sum()
-    }
 }
 
 /// A rule that cannot be understood. One sentence each.
@@ -139,7 +141,7 @@ impl FromStr for FaultRules {
     type Err = BadRule;
 
     fn from_str(text: &str) -> Result<Self, BadRule> {
-        let mut all = Self { seed: 1, rules: Vec::new(), lifetime: None };
+        let mut all = Self { seed: 1, rules: Vec::new(), lifetime: None, text: text.to_owned() };
         for word in text.split(',') {
             match word.split_once('=') {
                 _ if text.is_empty() => return Err(BadRule::Empty),
@@ -265,114 +267,12 @@ fn parse_sectors(text: &str) -> Result<RangeInclusive<u64>, BadRule> {
     }
 }
 
-impl Rule {
-    fn is_about(&self, Subject { kind, extents }: Subject<'_>) -> bool {
-        let of_kind = self.kinds.is_empty() || self.kinds.contains(&kind);
-        let there = self.sectors.as_ref().is_none_or(|sectors| {
-            extents.iter().any(|&Extent { offset, len, .. }| {
-                let (first, end) =
-                    (offset / crate::SECTOR, offset.saturating_add(len).div_ceil(crate::SECTOR));
-                len > 0 && first <= *sectors.end() && end > *sectors.start()
-            })
-        });
-        of_kind && there && (self.effect != Effect::Short || kind.is_transfer())
-    }
-}
-
-/// The rules at work.
-#[derive(Debug)]
-pub(crate) struct Dice {
-    rules: Vec<(Rule, u64)>,
-    state: u64,
-}
-
-impl Dice {
-    pub(crate) fn new(rules: &FaultRules) -> Self {
-        Self { rules: rules.rules.iter().map(|rule| (rule.clone(), 0)).collect(), state: rules.seed }
-    }
-
-    /// What happens to this operation: the effect of the first rule that applies. Each rule counts all that it is about.
-    pub(crate) fn roll(&mut self, subject: Subject<'_>) -> Option<Effect> {
-        let mut effect = None;
-        for place in 0..self.rules.len() {
-            let random = self.random();
-            let (rule, count) = &mut self.rules[place];
-            if !rule.is_about(subject) {
-                continue;
-            }
-            *count += 1;
-            let applies = match rule.when {
-                When::Always => true,
-                When::Rate(millionths) => random % 1_000_000 < u64::from(millionths),
-                When::Nth(number) => *count == number,
-                When::Every(number) => count.is_multiple_of(number),
-            };
-            if applies && effect.is_none() {
-                effect = Some(rule.effect.clone());
-            }
-        }
-        effect
-    }
-
-    /// SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
-    pub(crate) fn random(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn rules(text: &str) -> Result<FaultRules, BadRule> {
         text.parse()
-    }
-
-    /// Which of the first `count` sector-long operations of this kind are hit, each at the next sector.
-    fn hits(text: &str, kind: Kind, count: u64) -> Vec<u64> {
-        let mut dice = Dice::new(&rules(text).unwrap());
-        (0..count).filter(|i| roll(&mut dice, kind, &[(i * 512, 512)]).is_some()).collect()
-    }
-
-    fn roll(dice: &mut Dice, kind: Kind, ranges: &[(u64, u64)]) -> Option<Effect> {
-        let extents: Vec<_> =
-            ranges.iter().map(|&(offset, len)| Extent { offset, len, unmap: false }).collect();
-        dice.roll(Subject { kind, extents: &extents })
-    }
-
-    #[test]
-    fn places() {
-        assert_eq!(hits("eio", Kind::Read, 3), [0, 1, 2]);
-        assert_eq!(hits("eio@100%", Kind::Read, 3), [0, 1, 2]);
-        assert_eq!(hits("eio@nth=3", Kind::Read, 9), [2]);
-        assert_eq!(hits("eio@every=4", Kind::Read, 9), [3, 7]);
-        assert_eq!(hits("eio@2-4", Kind::Read, 9), [2, 3, 4]);
-        assert_eq!(hits("eio@2-9+every=2", Kind::Read, 7), [3, 5]);
-        assert_eq!(hits("eio@write", Kind::Read, 9), []);
-        assert_eq!(hits("eio@write+read", Kind::Read, 2), [0, 1]);
-        assert_eq!(hits("enospc@nth=2,eio@nth=5", Kind::Write, 9), [1, 4]);
-        // An operation that only touches the range; a flush is nowhere, and never short.
-        let mut dice = Dice::new(&rules("eio@2-4,short").unwrap());
-        let eio = Some(Effect::Error(Errno::IO));
-        assert_eq!(roll(&mut dice, Kind::Read, &[(0, 1025)]), eio);
-        assert_eq!(roll(&mut dice, Kind::Read, &[(0, 1024)]), Some(Effect::Short));
-        assert_eq!(roll(&mut dice, Kind::Read, &[(1536, 0)]), Some(Effect::Short));
-        assert_eq!(roll(&mut dice, Kind::Flush, &[]), None);
-        // Any of several ranges.
-        assert_eq!(roll(&mut dice, Kind::Discard, &[(0, 512), (4 * 512, 512), (9 * 512, 512)]), eio);
-        assert_eq!(roll(&mut dice, Kind::Discard, &[(0, 512), (9 * 512, 512)]), None);
-    }
-
-    #[test]
-    fn rates_come_near_and_come_again() {
-        let some = hits("eio@12.5%", Kind::Read, 10_000);
-        assert!((1000..1500).contains(&some.len()), "{}", some.len());
-        assert_eq!(hits("eio@12.5%", Kind::Read, 10_000), some);
-        assert_ne!(hits("seed=2,eio@12.5%", Kind::Read, 10_000), some);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use kickless_disk::Cache;
+use kickless_disk::{Cache, DiskSpec};
 use kickless_values::parse_queue_size;
 
 use super::pool::PoolOptions;
@@ -12,7 +12,7 @@ use super::values::{
     NUM_QUEUES, QUEUE_SIZE, Switch, parse_blk_file, parse_memory_max, parse_mode, parse_num_queues,
     parse_serial,
 };
-use crate::service::{BlkFile, Device, Disk, Mistake, Said, Service, Socket};
+use crate::service::{Device, Disk, Mistake, Said, Service, Socket};
 
 /// `kickless blk`.
 #[derive(Debug, Args)]
@@ -28,7 +28,7 @@ pub(crate) struct BlkOptions {
     /// null:SIZE answers at once and stores nothing; mem:SIZE is a RAM disk; fault:RULES:DISK is one of these with
     /// faults, for tests
     #[arg(long, value_name = "PATH", value_parser = OsStringValueParser::new().try_map(parse_blk_file))]
-    blk_file: BlkFile,
+    blk_file: DiskSpec,
     /// Let guests read only
     #[arg(long)]
     read_only: bool,

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use kickless_disk::Cache;
+use kickless_disk::{Cache, DiskSpec};
 use kickless_io::{CompletionMode, EngineKind};
 use kickless_memory::quota;
 use kickless_worker::Poll;
 
 use super::*;
-use crate::service::{BlkFile, Socket};
+use crate::service::Socket;
 
 fn parsed(line: &str) -> Result<Request, String> {
     parse(line.split_whitespace().map(OsString::from))
@@ -28,7 +28,7 @@ fn defaults() {
     let Socket::Path { path, mode: None, group: None } = &device.socket else { panic!("{device:?}") };
     assert_eq!(path, Path::new("/run/a.sock"));
     let (pool, disk) = (&service.pool, &device.disk);
-    assert_eq!(disk.blk_file, BlkFile::Path("/a.img".into()));
+    assert_eq!(disk.blk_file, DiskSpec::File("/a.img".into()));
     assert_eq!((disk.num_queues, disk.queue_size, disk.cache, disk.lock), (64, 1024, Cache::None, true));
     assert!(!disk.read_only && !disk.incoming && disk.serial.is_none());
     assert_eq!((pool.workers, pool.engine, pool.cpus.len()), (1, EngineKind::Auto, 0));
@@ -48,7 +48,7 @@ fn everything_said() {
     );
     let (pool, disk) = (&service.pool, &service.devices[0].disk);
     assert!(matches!(service.devices[0].socket, Socket::Inherited(3)));
-    assert_eq!(disk.blk_file, BlkFile::Memory(3 << 29));
+    assert_eq!(disk.blk_file, DiskSpec::Memory(3 << 29));
     assert_eq!((disk.num_queues, disk.queue_size, disk.cache, disk.lock), (4, 256, Cache::Writeback, false));
     assert_eq!(disk.serial.as_deref(), Some("disk-1"));
     assert!(disk.read_only);
@@ -91,7 +91,7 @@ fn one_worker_for_each_cpu() {
 #[test]
 fn a_path_that_only_looks_like_a_keyword() {
     let service = service("kickless blk --fd=3 --blk-file=./null:1G");
-    assert_eq!(service.devices[0].disk.blk_file, BlkFile::Path("./null:1G".into()));
+    assert_eq!(service.devices[0].disk.blk_file, DiskSpec::File("./null:1G".into()));
 }
 
 #[test]
@@ -111,8 +111,8 @@ fn faults_are_written_before_their_disk() {
     let text = "fault:seed=7,eio@1.5%+read,delay=1ms@nth=3:/dev/disk/by-id:1";
     let parsed = values::parse_blk_file(text.into()).unwrap();
     assert_eq!((parsed.to_string(), parsed.path()), (text.to_owned(), Some("/dev/disk/by-id:1".as_ref())));
-    let BlkFile::Fault(fault) = parsed else { panic!("{text}") };
-    assert_eq!(Ok(fault.rules), "seed=7,eio@1.5%+read,delay=1ms@nth=3".parse());
+    let DiskSpec::Fault(rules, _) = parsed else { panic!("{text}") };
+    assert_eq!(Ok(rules), "seed=7,eio@1.5%+read,delay=1ms@nth=3".parse());
 }
 
 #[test]
@@ -123,12 +123,12 @@ fn disks_that_are_not_raw_images() {
         let service = service(&format!("kickless blk --fd=3 --incoming --blk-file={text}"));
         assert_eq!(service.devices[0].disk.blk_file.to_string(), text);
         let faulty = values::parse_blk_file(format!("fault:eio@1%:{text}").into()).unwrap();
-        let BlkFile::Fault(fault) = faulty else { panic!("{text}") };
-        assert_eq!(fault.under, service.devices[0].disk.blk_file);
+        let DiskSpec::Fault(_, under) = faulty else { panic!("{text}") };
+        assert_eq!(*under, service.devices[0].disk.blk_file);
     }
     // These are names of files.
     for text in ["nbd:host", "qcow2/a", "./qcow2:a", "rbd/a"] {
-        assert_eq!(values::parse_blk_file(text.into()), Ok(BlkFile::Path(text.into())));
+        assert_eq!(values::parse_blk_file(text.into()), Ok(DiskSpec::File(text.into())));
     }
 }
 
@@ -140,8 +140,8 @@ fn images_of_a_ceph_cluster() {
         let service = service(&format!("kickless blk --fd=3 --incoming --blk-file={text}"));
         assert_eq!(service.devices[0].disk.blk_file.to_string(), text);
         let faulty = values::parse_blk_file(format!("fault:eio@1%:{text}").into()).unwrap();
-        let BlkFile::Fault(fault) = faulty else { panic!("{text}") };
-        assert_eq!(fault.under, service.devices[0].disk.blk_file);
+        let DiskSpec::Fault(_, under) = faulty else { panic!("{text}") };
+        assert_eq!(*under, service.devices[0].disk.blk_file);
     }
     #[cfg(not(feature = "rbd"))]
     {

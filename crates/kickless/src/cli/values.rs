@@ -1,18 +1,14 @@
 //! Values of options, and how they are written: on the command line and in configuration files alike. What a parser says of a
 //! wrong value is the end of a sentence.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use kickless_disk::BadRule;
+use kickless_disk::DiskSpec;
 use kickless_io::{CompletionMode, EngineKind, UnknownCompletion, UnknownEngine};
 use kickless_memory::quota;
 use kickless_values::{parse_duration, parse_number, parse_size};
-
-use crate::service::{BlkFile, Fault};
 
 /// The most queues unless something else is said.
 pub(crate) const NUM_QUEUES: u16 = 64;
@@ -22,8 +18,6 @@ pub(crate) const QUEUE_SIZE: u16 = 1024;
 const SERIAL_BYTES_MAX: usize = 20;
 /// A vhost-user kick names its queue in eight bits.
 const NUM_QUEUES_MAX: u16 = 256;
-/// Block sizes, capacities and requests are counted in these.
-const SECTOR_BYTES: u64 = 512;
 /// Threads that one process could make sense of.
 const WORKERS_MAX: u16 = 256;
 /// No driver counts more kicks than this.
@@ -76,83 +70,9 @@ pub(crate) fn parse_name<T: ValueEnum>(text: &str) -> Result<T, String> {
     })
 }
 
-pub(crate) fn parse_blk_file(text: OsString) -> Result<BlkFile, String> {
-    if text.is_empty() {
-        return Err("give the path of a file or block device".into());
-    }
-    let size = |text: &str| match parse_size(text)? {
-        0 => Err("a disk needs a size above 0".into()),
-        bytes if bytes > i64::MAX as u64 => Err(format!("{text:?} is too large")),
-        bytes if !bytes.is_multiple_of(SECTOR_BYTES) => {
-            Err(format!("{text:?} is not a multiple of 512 bytes"))
-        }
-        bytes => Ok(bytes),
-    };
-    if let Some(path) = text.as_bytes().strip_prefix(b"qcow2:") {
-        return parse_qcow2(OsStr::from_bytes(path));
-    }
-    match text.to_str().and_then(|text| text.split_once(':')) {
-        Some((scheme, rest)) if scheme.starts_with("nbd") && rest.starts_with("//") => {
-            parse_nbd(&text.to_string_lossy())
-        }
-        Some(("rbd", _)) => parse_rbd(&text.to_string_lossy()),
-        Some(("null", bytes)) => size(bytes).map(BlkFile::Null),
-        Some(("mem", bytes)) => size(bytes).map(BlkFile::Memory),
-        Some(("fault", rest)) => parse_fault(rest),
-        _ => Ok(BlkFile::Path(Path::new(&text).to_owned())),
-    }
-}
-
-#[cfg(feature = "qcow2")]
-fn parse_qcow2(path: &OsStr) -> Result<BlkFile, String> {
-    if path.is_empty() {
-        return Err("write qcow2:PATH".into());
-    }
-    Ok(BlkFile::Qcow2(path.into()))
-}
-
-#[cfg(not(feature = "qcow2"))]
-fn parse_qcow2(_: &OsStr) -> Result<BlkFile, String> {
-    Err("this program was built without the feature qcow2".into())
-}
-
-#[cfg(feature = "nbd")]
-fn parse_nbd(uri: &str) -> Result<BlkFile, String> {
-    uri.parse()
-        .map(|uri| BlkFile::Nbd(Box::new(uri)))
-        .map_err(|error: kickless_disk::BadUri| error.to_string())
-}
-
-#[cfg(not(feature = "nbd"))]
-fn parse_nbd(_: &str) -> Result<BlkFile, String> {
-    Err("this program was built without the feature nbd".into())
-}
-
-fn parse_rbd(text: &str) -> Result<BlkFile, String> {
-    let name = text.parse().map_err(|error: kickless_disk::BadRbdName| error.to_string())?;
-    rbd(name)
-}
-
-#[cfg(feature = "rbd")]
-fn rbd(name: kickless_disk::RbdName) -> Result<BlkFile, String> {
-    Ok(BlkFile::Rbd(Box::new(name)))
-}
-
-#[cfg(not(feature = "rbd"))]
-fn rbd(name: kickless_disk::RbdName) -> Result<BlkFile, String> {
-    Err(format!(
-        "{name} needs a program that was built with the feature rbd: cargo build --features rbd, with librbd-dev"
-    ))
-}
-
-/// What follows `fault:`.
-fn parse_fault(text: &str) -> Result<BlkFile, String> {
-    let (rules, under) = text.split_once(':').ok_or("write fault:RULES:DISK")?;
-    let parsed = rules.parse().map_err(|error: BadRule| error.to_string())?;
-    match parse_blk_file(under.into())? {
-        BlkFile::Fault(_) => Err("one fault: is enough; put all rules into it".into()),
-        under => Ok(BlkFile::Fault(Box::new(Fault { rules: parsed, text: rules.into(), under }))),
-    }
+/// `--blk-file`. Takes any bytes, as paths do.
+pub(crate) fn parse_blk_file(text: OsString) -> Result<DiskSpec, String> {
+    DiskSpec::parse(&text).map_err(|error| error.to_string())
 }
 
 pub(crate) fn parse_engine(text: &str) -> Result<EngineKind, String> {

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use kickless_disk::DiskSpec;
 use kickless_io::CompletionMode;
 use kickless_worker::Poll;
 use proptest::prelude::*;
 
 use super::*;
-use crate::service::BlkFile;
 
 fn parsed(text: &str) -> Result<Service, String> {
     parse(Path::new("disks.toml"), text).map_err(|error| format!("{error:#}"))
@@ -21,7 +21,7 @@ fn one_device_and_nothing_else() {
     assert_eq!(path, Path::new("/run/web.sock"));
     assert_eq!((device.name.as_deref(), device.weight), (Some("web"), 1));
     let disk = &device.disk;
-    assert_eq!((&disk.blk_file, disk.num_queues, disk.queue_size), (&BlkFile::Null(1 << 30), 64, 1024));
+    assert_eq!((&disk.blk_file, disk.num_queues, disk.queue_size), (&DiskSpec::Null(1 << 30), 64, 1024));
     assert_eq!((disk.cache, disk.lock, disk.read_only, disk.incoming), (Cache::None, true, false, false));
     assert_eq!((service.pool.workers, service.pool.poll), (1, Poll::default()));
 }

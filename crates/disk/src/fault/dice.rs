@@ -1,0 +1,130 @@
+//! Decides which operations the faults hit. Pure but for a count and a seeded generator.
+
+use crate::spec::fault_rules::{Effect, Kind, Rule, When};
+use crate::{Extent, FaultRules, SECTOR};
+
+/// An operation, as the rules see it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Subject<'a> {
+    pub(super) kind: Kind,
+    /// The bytes that it is about; none for a flush.
+    pub(super) extents: &'a [Extent],
+}
+
+impl Subject<'_> {
+    /// How many bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.extents.iter().map(|extent| extent.len).sum()
+    }
+}
+
+/// Returns whether a rule is about this operation.
+fn is_about(rule: &Rule, Subject { kind, extents }: Subject<'_>) -> bool {
+    let of_kind = rule.kinds.is_empty() || rule.kinds.contains(&kind);
+    let there = rule.sectors.as_ref().is_none_or(|sectors| {
+        extents.iter().any(|&Extent { offset, len, .. }| {
+            let (first, end) = (offset / SECTOR, offset.saturating_add(len).div_ceil(SECTOR));
+            len > 0 && first <= *sectors.end() && end > *sectors.start()
+        })
+    });
+    of_kind && there && (rule.effect != Effect::Short || kind.is_transfer())
+}
+
+/// The rules at work.
+#[derive(Debug)]
+pub(super) struct Dice {
+    rules: Vec<(Rule, u64)>,
+    state: u64,
+}
+
+impl Dice {
+    pub(super) fn new(rules: &FaultRules) -> Self {
+        Self { rules: rules.rules.iter().map(|rule| (rule.clone(), 0)).collect(), state: rules.seed }
+    }
+
+    /// What happens to this operation: the effect of the first rule that applies. Each rule counts all that it is about.
+    pub(super) fn roll(&mut self, subject: Subject<'_>) -> Option<Effect> {
+        let mut effect = None;
+        for place in 0..self.rules.len() {
+            let random = self.random();
+            let (rule, count) = &mut self.rules[place];
+            if !is_about(rule, subject) {
+                continue;
+            }
+            *count += 1;
+            let applies = match rule.when {
+                When::Always => true,
+                When::Rate(millionths) => random % 1_000_000 < u64::from(millionths),
+                When::Nth(number) => *count == number,
+                When::Every(number) => count.is_multiple_of(number),
+            };
+            if applies && effect.is_none() {
+                effect = Some(rule.effect.clone());
+            }
+        }
+        effect
+    }
+
+    /// SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+    pub(super) fn random(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BadRule;
+    use kickless_io::Errno;
+
+    fn rules(text: &str) -> Result<FaultRules, BadRule> {
+        text.parse()
+    }
+
+    /// Which of the first `count` sector-long operations of this kind are hit, each at the next sector.
+    fn hits(text: &str, kind: Kind, count: u64) -> Vec<u64> {
+        let mut dice = Dice::new(&rules(text).unwrap());
+        (0..count).filter(|i| roll(&mut dice, kind, &[(i * 512, 512)]).is_some()).collect()
+    }
+
+    fn roll(dice: &mut Dice, kind: Kind, ranges: &[(u64, u64)]) -> Option<Effect> {
+        let extents: Vec<_> =
+            ranges.iter().map(|&(offset, len)| Extent { offset, len, unmap: false }).collect();
+        dice.roll(Subject { kind, extents: &extents })
+    }
+
+    #[test]
+    fn places() {
+        assert_eq!(hits("eio", Kind::Read, 3), [0, 1, 2]);
+        assert_eq!(hits("eio@100%", Kind::Read, 3), [0, 1, 2]);
+        assert_eq!(hits("eio@nth=3", Kind::Read, 9), [2]);
+        assert_eq!(hits("eio@every=4", Kind::Read, 9), [3, 7]);
+        assert_eq!(hits("eio@2-4", Kind::Read, 9), [2, 3, 4]);
+        assert_eq!(hits("eio@2-9+every=2", Kind::Read, 7), [3, 5]);
+        assert_eq!(hits("eio@write", Kind::Read, 9), []);
+        assert_eq!(hits("eio@write+read", Kind::Read, 2), [0, 1]);
+        assert_eq!(hits("enospc@nth=2,eio@nth=5", Kind::Write, 9), [1, 4]);
+        // An operation that only touches the range; a flush is nowhere, and never short.
+        let mut dice = Dice::new(&rules("eio@2-4,short").unwrap());
+        let eio = Some(Effect::Error(Errno::IO));
+        assert_eq!(roll(&mut dice, Kind::Read, &[(0, 1025)]), eio);
+        assert_eq!(roll(&mut dice, Kind::Read, &[(0, 1024)]), Some(Effect::Short));
+        assert_eq!(roll(&mut dice, Kind::Read, &[(1536, 0)]), Some(Effect::Short));
+        assert_eq!(roll(&mut dice, Kind::Flush, &[]), None);
+        // Any of several ranges.
+        assert_eq!(roll(&mut dice, Kind::Discard, &[(0, 512), (4 * 512, 512), (9 * 512, 512)]), eio);
+        assert_eq!(roll(&mut dice, Kind::Discard, &[(0, 512), (9 * 512, 512)]), None);
+    }
+
+    #[test]
+    fn rates_come_near_and_come_again() {
+        let some = hits("eio@12.5%", Kind::Read, 10_000);
+        assert!((1000..1500).contains(&some.len()), "{}", some.len());
+        assert_eq!(hits("eio@12.5%", Kind::Read, 10_000), some);
+        assert_ne!(hits("seed=2,eio@12.5%", Kind::Read, 10_000), some);
+    }
+}
