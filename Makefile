@@ -46,7 +46,7 @@ bench: build
 	tools/setup
 	tools/bench $(TARGETS)
 	cargo bench --locked -p kickless-tests
-	cargo bench --locked -p kickless-memory --bench dirty_log
+	cargo bench --locked -p kickless-dirty-log --bench dirty_log
 
 # What polling gains and costs, as tables; `tools/bench-poll --pictures` draws the pictures.
 bench-poll: build

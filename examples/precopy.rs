@@ -1,13 +1,12 @@
 //! Moves guest memory from one process to another while threads write to it: live migration by pre-copy, without the guest.
 //!
-//!     cargo run --release -p kickless-memory --example precopy -- [--mib=1024] [--writers=2] [--method=marks|protect]
+//!     cargo run --release -p kickless-dirty-log --example precopy -- [--mib=1024] [--writers=2] [--method=marks|protect]
 //!
 //! This process has the memory and the writers. It starts a second one, sends it all of the memory, and then, round by round, what was
 //! written meanwhile, as the dirty log says. When the rest is small enough, it stops the writers, asks the log for the last time, sends the
 //! rest, and both sides say the checksum of what they have.
 
-use kickless_memory::dirty::{Harvester, Method, Pages};
-use kickless_memory::mmu::{Mmu, Writer};
+use kickless_dirty_log::{Harvester, Method, Mmu, Pages, Writer};
 use kickless_memory::{Gpa, Iova, Map, Slot, UserAddr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::error::Error;

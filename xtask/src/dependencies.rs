@@ -9,10 +9,11 @@ use serde_json::Value;
 use crate::cargo;
 
 /// Each crate, and those of ours that it may name; what these may name, it may as well. Dependencies of tests are free.
-const MAY_NAME: [(&str, &[&str]); 15] = [
+const MAY_NAME: &[(&str, &[&str])] = &[
     ("spec", &[]),
     ("values", &[]),
     ("memory", &["spec"]),
+    ("dirty-log", &["memory"]),
     ("virtqueue", &["memory"]),
     ("vhost-user", &["spec"]),
     ("io", &["memory"]),

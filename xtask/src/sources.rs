@@ -9,8 +9,9 @@ use anyhow::{Context, Result, ensure};
 /// Lines of a source file, tests included.
 const LINES_MAX: usize = 800;
 /// Where the lint against unsafe code may be lifted, each file for itself.
-const ISLANDS: [&str; 9] = [
+const ISLANDS: &[&str] = &[
     "crates/memory/",
+    "crates/dirty-log/",
     "crates/virtqueue/",
     "crates/io/",
     "crates/disk/src/rbd/ffi.rs",

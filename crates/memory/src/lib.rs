@@ -19,7 +19,6 @@
 //! * Behind a vIOMMU a translation is used only as long as the front-end has not been told that it is gone ([`Iotlb`]).
 //! * A file that the front-end cuts short breaks the rings of its own device, and nothing else ([`fault`]; installing the
 //!   handler is the program's business).
-//! * [`mmu`] and [`dirty`] are for programs that harvest what was written by themselves; the rest does not go through them.
 //!
 //! ```
 //! use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
@@ -42,7 +41,6 @@
 mod addr;
 mod area;
 mod backing;
-pub mod dirty;
 mod error;
 pub mod fault;
 mod hosts;
@@ -54,12 +52,11 @@ mod map;
 mod mapper;
 mod mapping;
 mod marks;
-pub mod mmu;
 mod primitive;
 pub mod quota;
 mod ram;
 mod scattered;
-mod shared;
+pub mod shared;
 mod slot;
 mod view;
 

@@ -190,7 +190,7 @@ impl Mapping {
     }
 
     /// First byte. Valid for [`Mapping::len`] bytes as long as this mapping lives.
-    pub(crate) fn base(&self) -> NonNull<u8> {
+    pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// # Safety
 /// `from` must be valid for that many bytes of shared memory, which no Rust reference covers.
 #[inline]
-pub(crate) unsafe fn read(from: NonNull<u8>, into: &mut [u8]) {
+pub unsafe fn read(from: NonNull<u8>, into: &mut [u8]) {
     // SAFETY: both are valid for the length: `from` by the caller, `into` as a reference; a reference never
     // covers guest memory, so they do not overlap. A racing write by the guest can tear the copy, which is
     // checked afterwards.
@@ -22,7 +22,7 @@ pub(crate) unsafe fn read(from: NonNull<u8>, into: &mut [u8]) {
 /// # Safety
 /// `to` must be valid for `from.len()` bytes of shared memory, which no Rust reference covers.
 #[inline]
-pub(crate) unsafe fn write(to: NonNull<u8>, from: &[u8]) {
+pub unsafe fn write(to: NonNull<u8>, from: &[u8]) {
     // SAFETY: as in `read`, with the roles exchanged.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) }
 }
@@ -58,7 +58,7 @@ pub(crate) unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
 /// # Safety
 /// `from` must be valid for `size_of::<T>()` bytes of shared memory.
 #[inline]
-pub(crate) unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
+pub unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
     if size_of::<T>().is_multiple_of(8) && from.cast::<u64>().is_aligned() {
         // SAFETY: the caller's promise, and what was just checked.
         unsafe { read_words::<T, u64>(from) }
@@ -110,7 +110,7 @@ unsafe fn read_bytes<T: FromBytes>(from: NonNull<u8>) -> T {
 /// # Safety
 /// `to` must be valid for `size_of::<T>()` bytes of shared memory, which no Rust reference covers.
 #[inline]
-pub(crate) unsafe fn write_obj<T: IntoBytes + Immutable>(to: NonNull<u8>, value: &T) {
+pub unsafe fn write_obj<T: IntoBytes + Immutable>(to: NonNull<u8>, value: &T) {
     // SAFETY: the caller's promise is the same.
     unsafe { write(to, value.as_bytes()) }
 }

@@ -93,6 +93,11 @@ impl Slot {
         &self.mapping
     }
 
+    /// Returns whether `gpa` is in it.
+    pub fn contains(&self, gpa: Gpa) -> bool {
+        self.locate(gpa).is_some()
+    }
+
     pub(crate) fn part(&self) -> Part {
         self.mapping.part()
     }

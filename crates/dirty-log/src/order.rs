@@ -1,13 +1,13 @@
 //! Address spaces over guest memory that many threads write to, and the order of things by which no write goes unlogged.
 //!
-//! An [`Mmu`] has slots. A [`Space`] maps addresses to them by a radix tree of atomic entries (`tree`), with leaves of 4 KiB, 2 MiB and
-//! 1 GiB; in the direct space, which every [`Mmu`] has, an address is a guest-physical one. For each piece of a slot there is a list of
-//! the entries that map it, the reverse map (`rmap`, `granules`), so that all of them can be protected. A [`Writer`] is one thread's way in, with
+//! An [`Mmu`](crate::Mmu) has slots. A [`Space`](crate::Space) maps addresses to them by a radix tree of atomic entries (`tree`), with leaves of 4 KiB, 2 MiB and
+//! 1 GiB; in the direct space, which every [`Mmu`](crate::Mmu) has, an address is a guest-physical one. For each piece of a slot there is a list of
+//! the entries that map it, the reverse map (`rmap`, `granules`), so that all of them can be protected. A [`Writer`](crate::Writer) is one thread's way in, with
 //! a cache of translations (`tlb`) that is emptied at its quiescent points when something has changed (`epoch`).
-//! [`crate::dirty`] is the log, and what its users need to know.
+//! The [crate] is the log, and what its users need to know.
 //!
 //! # Who does what, in which order
-//! By protection ([`Method::Protect`](crate::dirty::Method)), where an entry is *writable* only between a first write and the next harvest:
+//! By protection ([`Method::Protect`](crate::Method)), where an entry is *writable* only between a first write and the next harvest:
 //!
 //! | writer, at the first write to a page | harvest |
 //! |---|---|
@@ -17,12 +17,12 @@
 //! | ... stores again, as long as its cache says writable | H4: waits until each writer has passed a quiescent point |
 //! | quiescent point: empties its cache if the generation has changed | H5: hands the bits out |
 //!
-//! By marks ([`Method::Marks`](crate::dirty::Method)), where no entry is ever protected: a writer stores, then looks at the bit, and sets it if it is
+//! By marks ([`Method::Marks`](crate::Method)), where no entry is ever protected: a writer stores, then looks at the bit, and sets it if it is
 //! clear; a harvest is H1, H3, H4 and H5.
 //!
 //! # Why no write is lost
 //! The claim: a store is in a harvest that is handed out after it, and in the next one that begins with a quiescent point of every writer
-//! (`H0`, [`harvest_last`](crate::dirty::Harvester::harvest_last)) after the store.
+//! (`H0`, [`harvest_last`](crate::Harvester::harvest_last)) after the store.
 //!
 //! *The writer that did W1 and W2.* W2 and H1 change the same word atomically, so one comes first. If W2 is first, H1 reads what it
 //! wrote (or a later change) with acquire: the harvest has the bit, and W1 and the entry's place in its list are visible to H2. If H1 is first, the bit stays for
@@ -45,7 +45,7 @@
 //! stored. Who sleeps on purpose is offline, has no lookup left, and empties its cache when it comes back.
 //!
 //! *A completion of asynchronous input* stores whenever the kernel does, through no entry of ours. What counts is
-//! [`Writer::landed`], which does W1 and W2 for pages that are not writable *now*, whatever they were when the read was submitted.
+//! [`Writer::landed`](crate::Writer::landed), which does W1 and W2 for pages that are not writable *now*, whatever they were when the read was submitted.
 //!
 //! *A split.* Only a writer in W1 splits, by one compare-and-swap from the read-only leaf that it saw to a table of read-only leaves. H2, coming before,
 //! finds a leaf that is read-only already; coming after, it goes down to the small leaves. The entry stays in its list all the time, for it is the place
@@ -78,29 +78,9 @@
 //! # What stays allocated
 //! A harvest does not announce itself, and can hold the address of an entry or a block of a list that is out of use. Both are
 //! type-stable: they may be in use again for something else of their kind, where to make an entry read-only or to read a link does
-//! no harm. Tables are freed when a log is turned off, which excludes harvests; blocks with the [`Mmu`].
+//! no harm. Tables are freed when a log is turned off, which excludes harvests; blocks with the [`Mmu`](crate::Mmu).
 //!
 //! # Fences and their partners
 //! Release and acquire do, but for one place: who comes online stores that and then looks things up; who waits has changed things and then
-//! looks who is online. Each has a sequentially consistent fence in between (`epoch`). `tests/dirty_loom.rs` runs the races that it
+//! looks who is online. Each has a sequentially consistent fence in between (`epoch`). `tests/loom.rs` runs the races that it
 //! names in every order that the memory model allows, up to a few preemptions.
-
-pub(crate) mod control;
-pub(crate) mod entry;
-mod epoch;
-mod error;
-mod fault;
-mod granules;
-mod node;
-pub(crate) mod primitive;
-pub(crate) mod protect;
-mod rmap;
-mod space;
-mod tlb;
-pub(crate) mod tree;
-mod writer;
-
-pub use control::Mmu;
-pub use error::Error;
-pub use space::Space;
-pub use writer::{Offline, Writer};

@@ -21,7 +21,7 @@
 //! Blocks are freed only with the [`Blocks`].
 #![expect(unsafe_code, reason = "island: blocks are reached by addresses in links")]
 
-use super::primitive::{AtomicU64, Ordering, PLACES};
+use crate::primitive::{AtomicU64, Ordering, PLACES};
 use std::ptr::NonNull;
 
 /// Lowest bits of a head: 0 and nothing else for an empty list.

@@ -2,12 +2,12 @@
 //! a harvest, the steps that log it.
 #![expect(unsafe_code, reason = "island: tables and logs are good for the length of a section")]
 
-use super::control::Mmu;
-use super::entry::{END, Entry, size};
-use super::primitive::Ordering;
-use super::tlb::Extent;
-use super::tree::{Found, Tree, split};
-use crate::dirty::Log;
+use crate::control::Mmu;
+use crate::entry::{END, Entry, size};
+use crate::log::Log;
+use crate::primitive::Ordering;
+use crate::tlb::Extent;
+use crate::tree::{Found, Tree, split};
 use std::ptr::NonNull;
 
 impl Mmu {
@@ -48,7 +48,7 @@ impl Mmu {
             return true;
         }
         #[cfg(feature = "locked-log")]
-        let _one = self.one.as_ref().map(super::primitive::lock);
+        let _one = self.one.as_ref().map(crate::primitive::lock);
         if found.level > 1 {
             split(&self.nodes, *found);
             return false;

@@ -14,9 +14,9 @@
 //! All by compare-and-swap where somebody else could be about to change it as well, so that each step starts from what its author saw.
 #![expect(unsafe_code, reason = "island: tables are reached by addresses in entries")]
 
-use super::entry::{Entry, ROOT, index};
-use super::node::{Node, Nodes};
-use super::primitive::{AtomicU64, Ordering};
+use crate::entry::{Entry, ROOT, index};
+use crate::node::{Node, Nodes};
+use crate::primitive::{AtomicU64, Ordering};
 use std::ptr::NonNull;
 
 /// Where an address leads.
@@ -42,7 +42,7 @@ impl Tree {
         Self { root: nodes.take() }
     }
 
-    /// The entry that `addr`, below [`super::entry::END`], ends at: a leaf or nothing.
+    /// The entry that `addr`, below [`crate::entry::END`], ends at: a leaf or nothing.
     ///
     /// # Safety
     /// The caller is in a section, or holds the lock for changes; what it gets is good for as long as that.

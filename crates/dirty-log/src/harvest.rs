@@ -1,15 +1,17 @@
 //! Turning the log on, harvests, and turning it off.
 #![expect(unsafe_code, reason = "island: walks the reverse map without a lock")]
 
-use super::bitmap::{Bits, WORD_BYTES, mask};
-use super::{Log, Method, Pages};
-use crate::Gpa;
-use crate::mmu::control::{Garbage, SlotState};
-use crate::mmu::entry::{Entry, PAGE};
-use crate::mmu::primitive::{Ordering, lock};
-use crate::mmu::protect::protect_whole;
-use crate::mmu::tree::unsplit;
-use crate::mmu::{Error, Mmu};
+use crate::bitmap::{Bits, WORD_BYTES, mask};
+use crate::control::Mmu;
+use crate::control::{Garbage, SlotState};
+use crate::entry::{Entry, PAGE};
+use crate::error::Error;
+use crate::log::{Log, Method};
+use crate::pages::Pages;
+use crate::primitive::{Ordering, lock};
+use crate::protect::protect_whole;
+use crate::tree::unsplit;
+use kickless_memory::Gpa;
 use std::ops::{Bound, RangeBounds};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -36,7 +38,7 @@ pub struct Took {
 impl Harvester {
     /// Turns on the log of the slot that begins at `gpa`. What is written after this has returned is logged. It waits for a quiescent
     /// point of every writer, as do all functions here: none of them may be called by a thread that has a
-    /// [`Writer`](crate::mmu::Writer) which is online.
+    /// [`Writer`](crate::Writer) which is online.
     ///
     /// # Errors
     /// No such slot, or its log is on already.
@@ -148,7 +150,7 @@ impl Drop for Harvester {
         mmu.slots[self.index].log.store(null_mut(), Ordering::Release);
         let mut garbage = Garbage::default();
         if self.log.protects() {
-            let restore = |at: &crate::mmu::primitive::AtomicU64, _| {
+            let restore = |at: &crate::primitive::AtomicU64, _| {
                 // SAFETY: the lock for changes is held, and what is in a list is a mapping.
                 let leaf = unsafe { unsplit(Entry(at.load(Ordering::Acquire))) };
                 let whole = Entry::leaf(leaf.gpa().0, leaf.slot(), leaf.may_write());

@@ -2,10 +2,10 @@
 //! tool, a snapshotter.
 //!
 //! [`Harvester::enable`] turns the log of a slot on; [`Harvester::harvest`] says what was written since the harvest before, and
-//! begins anew; [`Harvester::disable`] turns it off. The writers are [`Writer`](crate::mmu::Writer)s, one for each thread. What
+//! begins anew; [`Harvester::disable`] turns it off. The writers are [`Writer`]s, one for each thread. What
 //! holds: *each byte that was written after the log was turned on is in a harvest that is handed out after the write*, and in the
 //! last one that begins ([`Harvester::harvest_last`]) if the write came before. Harvests do not stop the writers, and take no lock
-//! that writers want. [`crate::mmu`] has the argument.
+//! that writers want. [`crate::order`] has the argument.
 //!
 //! # Two methods
 //! * [`Method::Marks`] is what to take, unless there is a reason not to: after each write, the writer looks at the page's bit and
@@ -21,8 +21,7 @@
 //! wait for the writers there. That is not this.
 //!
 //! ```
-//! use kickless_memory::dirty::{Harvester, Method, Pages};
-//! use kickless_memory::mmu::{Mmu, Writer};
+//! use kickless_dirty_log::{Harvester, Method, Mmu, Pages, Writer};
 //! use kickless_memory::{Gpa, Iova, Slot, UserAddr};
 //!
 //! let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?;
@@ -54,34 +53,32 @@
 //! log.disable();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
-pub(crate) mod bitmap;
+mod bitmap;
+mod control;
+mod entry;
+mod epoch;
+mod error;
+mod fault;
+mod granules;
 mod harvest;
+mod log;
+mod node;
+pub mod order;
 mod pages;
+mod primitive;
+mod protect;
+mod rmap;
+mod space;
+mod tlb;
+mod tree;
+mod writer;
 
+pub use control::Mmu;
+pub use error::Error;
 pub use harvest::{Harvester, Took};
+pub use log::Method;
 pub use pages::Pages;
-
-use bitmap::Bits;
-
-/// How writes are found out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// Each write looks at a bitmap.
-    Marks,
-    /// Pages are protected against writing until the first write.
-    Protect,
-}
-
-/// The log of a slot, as writers see it.
-pub(crate) struct Log {
-    method: Method,
-    pub(crate) bits: Bits,
-}
-
-impl Log {
-    #[inline]
-    pub(crate) fn protects(&self) -> bool {
-        self.method == Method::Protect
-    }
-}
+pub use space::Space;
+pub use writer::{Offline, Writer};

@@ -6,8 +6,8 @@
 //! writable bit of a leaf, and that costs a writer one look more and does no harm.
 #![expect(unsafe_code, reason = "island: tables are reached by addresses in entries")]
 
-use super::entry::{Entry, FANOUT};
-use super::primitive::{AtomicU64, Mutex, Ordering, lock};
+use crate::entry::{Entry, FANOUT};
+use crate::primitive::{AtomicU64, Mutex, Ordering, lock};
 use std::ptr::NonNull;
 
 /// A table.

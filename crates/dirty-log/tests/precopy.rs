@@ -7,7 +7,7 @@ use std::process::Command;
 fn both_sides_have_the_same() {
     for method in ["marks", "protect"] {
         let output = Command::new(env!("CARGO"))
-            .args(["run", "--quiet", "--offline", "-p", "kickless-memory", "--example", "precopy", "--"])
+            .args(["run", "--quiet", "--offline", "-p", "kickless-dirty-log", "--example", "precopy", "--"])
             .args(["--mib=24", "--writers=3", &format!("--method={method}")])
             .output()
             .unwrap();

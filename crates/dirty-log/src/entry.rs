@@ -1,8 +1,8 @@
 //! One entry of a translation table, in one atomic word.
 
-use super::node::Node;
-use super::primitive::BITS;
-use crate::Gpa;
+use crate::node::Node;
+use crate::primitive::BITS;
+use kickless_memory::Gpa;
 use std::ptr::NonNull;
 
 /// Bits of an address within a page.

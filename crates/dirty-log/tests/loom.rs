@@ -10,7 +10,7 @@
 //! an address moved in a list after its old place was cleared, a block walked in the other direction, ends not looked at; an entry out
 //! of its list before it is emptied; no wait after a removal; a writer that comes online without release.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --test dirty_loom`
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-dirty-log --release --test loom`
 #![cfg(loom)]
 #![allow(
     dead_code,
@@ -21,13 +21,12 @@
     reason = "tests"
 )]
 
-#[path = "../src/mmu/primitive.rs"]
+#[path = "../src/primitive.rs"]
 mod primitive;
-#[path = "../src/mmu/rmap.rs"]
+#[path = "../src/rmap.rs"]
 mod rmap;
 
-use kickless_memory::dirty::{Harvester, Method, Pages};
-use kickless_memory::mmu::{Mmu, Space, Writer};
+use kickless_dirty_log::{Harvester, Method, Mmu, Pages, Space, Writer};
 use kickless_memory::{Gpa, Iova, Slot, UserAddr};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,7 @@
 //! The dirty log and the spaces, one thing at a time.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_memory::dirty::{Harvester, Method, Pages};
-use kickless_memory::mmu::{Error, Mmu, Space, Writer};
+use kickless_dirty_log::{Error, Harvester, Method, Mmu, Pages, Space, Writer};
 use kickless_memory::{Gpa, Iova, Slot, UserAddr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::sync::Arc;

@@ -1,8 +1,7 @@
 //! Memory for the tables of a guest of 1 TiB, of which hardly anything is there.
 
 use crate::contestants::{PAGE, file, slot};
-use kickless_memory::dirty::{Harvester, Method};
-use kickless_memory::mmu::{Mmu, Writer};
+use kickless_dirty_log::{Harvester, Method, Mmu, Writer};
 use kickless_memory::{Gpa, Iova};
 
 const GUEST: u64 = 1 << 40;

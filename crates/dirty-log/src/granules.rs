@@ -6,10 +6,10 @@
 //! written.
 #![expect(unsafe_code, reason = "island: lists are made on demand, behind pointers")]
 
-use super::entry::{FANOUT, LEAF_MAX, index, shift};
-use super::primitive::{AtomicPtr, Ordering};
-use super::rmap::Head;
-use crate::Gpa;
+use crate::entry::{FANOUT, LEAF_MAX, index, shift};
+use crate::primitive::{AtomicPtr, Ordering};
+use crate::rmap::Head;
+use kickless_memory::Gpa;
 
 /// A list, and those of the smaller pieces.
 struct Piece<T> {
@@ -118,8 +118,8 @@ impl Granules {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::rmap::Blocks;
     use super::*;
+    use crate::rmap::Blocks;
 
     #[test]
     fn lists_are_made_where_they_are_wanted() {

@@ -1,27 +1,27 @@
 //! The slots, and who may change them.
 #![expect(unsafe_code, reason = "island: entries are reached by addresses in lists")]
 
-use super::entry::{END, Entry, LEAF_MAX, PAGE, size};
-use super::epoch::Epochs;
-use super::error::Error;
-use super::granules::Granules;
-use super::node::{Node, Nodes};
-use super::primitive::{AtomicPtr, AtomicU64, Mutex, Ordering, SLOTS, lock};
-use super::rmap::{Blocks, Head};
-use super::tree::{Tree, unsplit};
-use crate::dirty::Log;
-use crate::{Gpa, Map, Slot};
+use crate::entry::{END, Entry, LEAF_MAX, PAGE, size};
+use crate::epoch::Epochs;
+use crate::error::Error;
+use crate::granules::Granules;
+use crate::log::Log;
+use crate::node::{Node, Nodes};
+use crate::primitive::{AtomicPtr, AtomicU64, Mutex, Ordering, SLOTS, lock};
+use crate::rmap::{Blocks, Head};
+use crate::tree::{Tree, unsplit};
+use kickless_memory::{Gpa, Map, Slot};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 /// Guest memory with translation tables, a reverse map and a dirty log: slots, and the spaces that map them.
 ///
-/// Who reads and writes has a [`super::Writer`]; what it does takes no lock that a change or a harvest holds while it waits.
+/// Who reads and writes has a [`crate::Writer`]; what it does takes no lock that a change or a harvest holds while it waits.
 ///
 /// # Locks, in their order
 /// `harvests`: harvests take turns, and the log is turned on and off between them. `control`: slots, mappings and the log change
 /// one after the other. Both are held while their holder waits for the writers, so a thread must not ask for a change or a harvest
-/// in the middle of a section of its own: see [`super::Writer::offline`].
+/// in the middle of a section of its own: see [`crate::Writer::offline`].
 pub struct Mmu {
     pub(crate) slots: Box<[SlotWords]>,
     pub(crate) epochs: Epochs,
@@ -154,7 +154,7 @@ impl Mmu {
     }
 
     /// Removes the slot that begins at `gpa` from all spaces. It waits for a quiescent point of every writer: then none uses the memory
-    /// any more. Who has a [`Slot`] or an [`crate::Iov`] of it (input and output in flight) still keeps it mapped in this process.
+    /// any more. Who has a [`Slot`] or an [`kickless_memory::Iov`] of it (input and output in flight) still keeps it mapped in this process.
     ///
     /// # Errors
     /// There is none, or it is being logged.
@@ -254,7 +254,7 @@ impl Control {
     /// The slot that `gpa` is in.
     pub(crate) fn holding(&self, gpa: Gpa) -> Option<(usize, Arc<SlotState>)> {
         let mut taken = self.slots.iter().enumerate().filter_map(|(i, state)| Some((i, state.as_ref()?)));
-        taken.find(|(_, state)| state.slot.locate(gpa).is_some()).map(|(i, state)| (i, state.clone()))
+        taken.find(|(_, state)| state.slot.contains(gpa)).map(|(i, state)| (i, state.clone()))
     }
 }
 

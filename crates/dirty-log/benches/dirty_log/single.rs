@@ -2,7 +2,7 @@
 
 use crate::contestants::{Guest, Kind, Logged, PAGE, file};
 use crate::{Plan, Spread};
-use kickless_memory::mmu::{Mmu, Writer};
+use kickless_dirty_log::{Mmu, Writer};
 use kickless_memory::{Gpa, Iova, Slot, UserAddr};
 use std::hint::black_box;
 use std::time::{Duration, Instant};

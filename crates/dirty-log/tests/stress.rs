@@ -5,8 +5,7 @@
 //! a writer had come, the least that each of its words must be in the copy that is made of what harvests hand out.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_memory::dirty::{Harvester, Method, Pages};
-use kickless_memory::mmu::{Mmu, Space, Writer};
+use kickless_dirty_log::{Harvester, Method, Mmu, Pages, Space, Writer};
 use kickless_memory::{Gpa, Iova, Map, Slot, UserAddr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! Spaces besides the direct one: what devices behind a vIOMMU see.
 #![expect(unsafe_code, reason = "island: entries are reached by addresses in tables")]
 
-use super::control::{Control, Garbage, Mmu, check_range, detach, target};
-use super::entry::{Entry, ROOT, shift, size};
-use super::error::Error;
-use super::node::Node;
-use super::primitive::{AtomicU64, Ordering, lock};
-use super::tree::{Found, Tree, split};
-use crate::{Gpa, Iova, Unmapped};
+use crate::control::{Control, Garbage, Mmu, check_range, detach, target};
+use crate::entry::{Entry, ROOT, shift, size};
+use crate::error::Error;
+use crate::node::Node;
+use crate::primitive::{AtomicU64, Ordering, lock};
+use crate::tree::{Found, Tree, split};
+use kickless_memory::{Gpa, Iova, Unmapped};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -150,7 +150,7 @@ impl Drop for Space {
     fn drop(&mut self) {
         let mmu = self.mmu.clone();
         let mut control = lock(&mmu.control);
-        self.clear_all(&mut control, 0..super::entry::END);
+        self.clear_all(&mut control, 0..crate::entry::END);
         // SAFETY: nothing is mapped, and writers hold a reference.
         unsafe { self.tree.give_back(&mmu.nodes) };
     }

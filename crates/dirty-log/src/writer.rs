@@ -1,12 +1,12 @@
 //! A thread's way to guest memory.
 #![expect(unsafe_code, reason = "island: copies to and from what the tables lead to")]
 
-use super::control::Mmu;
-use super::epoch::Member;
-use super::space::Space;
-use super::tlb::{Hit, Tlb};
-use super::tree::Tree;
-use crate::{Iova, Unmapped, shared};
+use crate::control::Mmu;
+use crate::epoch::Member;
+use crate::space::Space;
+use crate::tlb::{Hit, Tlb};
+use crate::tree::Tree;
+use kickless_memory::{Iova, Unmapped, shared};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -193,7 +193,7 @@ impl Writer {
     /// asynchronous read into guest memory that has completed. They are resolved again here, for the translation that the read was
     /// submitted with may have been protected meanwhile.
     ///
-    /// What the read was submitted with must keep the memory mapped ([`crate::Iov`] does). It counts as written now; so before the
+    /// What the read was submitted with must keep the memory mapped ([`kickless_memory::Iov`] does). It counts as written now; so before the
     /// last harvest, wait for what is in flight, or cancel it.
     ///
     /// # Errors

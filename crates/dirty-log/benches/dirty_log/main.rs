@@ -1,6 +1,6 @@
 //! What the dirty log costs, against others: who writes and who harvests, turn by turn; medians, and from the least to the most.
 //!
-//!     cargo bench -p kickless-memory --bench dirty_log [-- PART...]
+//!     cargo bench -p kickless-dirty-log --bench dirty_log [-- PART...]
 //!
 //! Parts: `harvest` (threads write 3000 MiB while 20 harvests are taken), `write` (one write, one thread), `page` (the first write to a page and
 //! its harvest), `lookup` (a translation with the log off), `tables` (memory for the tables of a guest of 1 TiB). Without `--bench` each is

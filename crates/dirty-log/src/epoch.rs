@@ -19,7 +19,7 @@
 //!   looks who is online. Each has a fence between the two ([`Member::online`], [`Epochs::wait`]), so that at least one of
 //!   them sees the other.
 
-use super::primitive::{AtomicU64, Mutex, Ordering, fence, lock, relax};
+use crate::primitive::{AtomicU64, Mutex, Ordering, fence, lock, relax};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;

@@ -1,12 +1,12 @@
 //! Write-protection through the reverse map, without a lock.
 #![expect(unsafe_code, reason = "island: entries are reached by addresses in lists")]
 
-use super::control::SlotState;
-use super::entry::{Entry, FANOUT, LEAF_MAX, PAGE_BITS, index, size};
-use super::primitive::{AtomicU64, Ordering};
-use super::rmap::Head;
-use super::tree::protect;
-use crate::Gpa;
+use crate::control::SlotState;
+use crate::entry::{Entry, FANOUT, LEAF_MAX, PAGE_BITS, index, size};
+use crate::primitive::{AtomicU64, Ordering};
+use crate::rmap::Head;
+use crate::tree::protect;
+use kickless_memory::Gpa;
 
 /// Pages that are done together: they have the same tables above them.
 const RUN: u32 = if FANOUT < 64 { FANOUT as u32 } else { 64 };
@@ -14,7 +14,7 @@ const RUN: u32 = if FANOUT < 64 { FANOUT as u32 } else { 64 };
 /// Calls `visit` with the entries in a list.
 ///
 /// # Safety
-/// The tables and blocks of this list's [`super::Mmu`] are not freed meanwhile: the caller has the lock for harvests, or that for changes.
+/// The tables and blocks of this list's [`crate::Mmu`] are not freed meanwhile: the caller has the lock for harvests, or that for changes.
 unsafe fn entries(head: &Head, mut visit: impl FnMut(&AtomicU64)) {
     // SAFETY: by the caller, the blocks are alive. What is in lists, also in others than this, are addresses of entries in
     // tables, which are alive as well, if perhaps in use elsewhere.

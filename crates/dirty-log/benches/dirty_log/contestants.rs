@@ -1,7 +1,6 @@
 //! Guest memory, and those who log writes to it.
 
-use kickless_memory::dirty::{Harvester, Method, Pages, Took};
-use kickless_memory::mmu::{Mmu, Writer};
+use kickless_dirty_log::{Harvester, Method, Mmu, Pages, Took, Writer};
 use kickless_memory::{Gpa, Iova, Slot, UserAddr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;

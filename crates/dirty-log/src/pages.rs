@@ -1,8 +1,8 @@
 //! What a harvest hands out.
 
-use super::bitmap::{WORD_BYTES, WORD_PAGES};
-use crate::Gpa;
-use crate::mmu::entry::{PAGE, PAGE_BITS};
+use crate::bitmap::{WORD_BYTES, WORD_PAGES};
+use crate::entry::{PAGE, PAGE_BITS};
+use kickless_memory::Gpa;
 
 /// Pages of 4 KiB that were written: a bitmap. Kept from harvest to harvest, so that it is allocated once.
 #[derive(Clone, Debug, Default)]

@@ -1,9 +1,9 @@
 //! The dirty bits of one slot: a bit for each page, in pieces that are made when the first page in them is written.
 #![expect(unsafe_code, reason = "island: pieces are made on demand, behind pointers")]
 
-use crate::Gpa;
-use crate::mmu::entry::{PAGE, PAGE_BITS, shift};
-use crate::mmu::primitive::{AtomicPtr, AtomicU64, Ordering, WORDS};
+use crate::entry::{PAGE, PAGE_BITS, shift};
+use crate::primitive::{AtomicPtr, AtomicU64, Ordering, WORDS};
+use kickless_memory::Gpa;
 
 /// Pages for each word.
 pub(crate) const WORD_PAGES: u64 = u64::BITS as u64;

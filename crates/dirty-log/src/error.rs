@@ -1,6 +1,6 @@
 //! What cannot be mapped, unmapped or logged.
 
-use crate::{Gpa, Iova, Unmapped};
+use kickless_memory::{Gpa, Iova, Unmapped};
 
 /// Why a change of the tables, or of the log, cannot be had. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]

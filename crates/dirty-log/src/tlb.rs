@@ -1,8 +1,8 @@
 //! A writer's own cache of translations. Emptied at the first quiescent point after something was taken away
-//! ([`super::epoch`]), and used by its owner only, so nothing in it is atomic.
+//! ([`crate::epoch`]), and used by its owner only, so nothing in it is atomic.
 
-use super::entry::{PAGE, PAGE_BITS, size};
-use crate::dirty::Log;
+use crate::entry::{PAGE, PAGE_BITS, size};
+use crate::log::Log;
 use std::ptr::NonNull;
 
 /// Pages that it holds.
