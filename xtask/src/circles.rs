@@ -20,7 +20,6 @@ const NOT_YET: &[&str] = &[
     "kickless-memory",
     "kickless-tests",
     "kickless-vhost",
-    "kickless-virtqueue",
     "kickless-worker",
 ];
 

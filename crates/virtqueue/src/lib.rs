@@ -50,6 +50,7 @@
 
 mod access;
 mod chain;
+mod descriptor;
 pub mod device;
 pub mod driver;
 mod error;

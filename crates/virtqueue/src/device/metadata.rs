@@ -6,7 +6,7 @@
 
 use super::suppress::{Cells, Word};
 use crate::access::Access;
-use crate::chain::Descriptor;
+use crate::descriptor::Descriptor;
 use crate::packed::Place;
 use kickless_memory::{Area, Gpa, Marks, Scattered, Unmapped, UserAddr, View};
 use kickless_spec::ring::{

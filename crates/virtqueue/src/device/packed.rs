@@ -1,7 +1,8 @@
 //! The device end of a packed virtqueue; what both ends know is in `crate::packed`.
 
+use super::elements::{Held, Popped};
 use super::inflight::Packed;
-use super::{Areas, Held, Options, Popped};
+use super::metadata::{Areas, Options};
 use crate::access::Access;
 use crate::packed::{self, Place};
 use crate::space::Space;

@@ -1,8 +1,9 @@
 //! The device end of a split virtqueue (virtio 1.3, section 2.7).
 
+use super::elements::{Held, Popped};
 use super::inflight::Split;
+use super::metadata::{Areas, Options};
 use super::suppress::{self, Cells, Word};
-use super::{Areas, Held, Options, Popped};
 use crate::access::Access;
 use crate::space::Space;
 use crate::{Chain, RingError};

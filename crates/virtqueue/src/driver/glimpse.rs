@@ -1,6 +1,6 @@
 //! A look at the ring without the lock that guards its completer: whether to take it at all.
 
-use super::Areas;
+use super::areas::Areas;
 use kickless_spec::ring::RING_IDX;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,8 +1,11 @@
 //! The driver's end of a packed virtqueue; what both ends know is in `crate::packed`.
 
+use super::areas::Areas;
+use super::chain::{Buffer, Completed, NoRoom, Table, chain_len, writable};
+use super::glimpse::Position;
+use super::lie::{Lie, check};
 use super::shared::{Record, Shared};
-use super::split::{chain_len, check, writable};
-use super::{Areas, Buffer, Completed, Lie, NoRoom, Options, Position, Table};
+use crate::device::Options;
 use crate::packed::{self, Place};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_LEN, PackedDesc, desc_len};
 use std::sync::Arc;

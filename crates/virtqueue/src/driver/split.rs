@@ -1,8 +1,13 @@
 //! The driver's end of a split virtqueue (virtio 1.3, section 2.7).
 
+use super::areas::Areas;
+use super::chain::{Buffer, Completed, NoRoom, Table, chain_len, writable};
 use super::free::Free;
+use super::glimpse::Position;
+use super::lie::{Lie, check};
 use super::shared::{Record, Shared};
-use super::{Areas, Buffer, Completed, Lie, NoRoom, Options, Position, Table, suppress};
+use super::suppress;
+use crate::device::Options;
 use crate::device::suppress::{Cells, Word};
 use kickless_spec::ring::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem,
@@ -186,24 +191,6 @@ fn desc(buffer: &Buffer, next: Option<u16>) -> Desc {
     }
 }
 
-/// How many buffers a chain has; it must have some.
-#[inline]
-pub(super) fn chain_len(buffers: &[Buffer]) -> Result<u16, NoRoom> {
-    debug_assert!(buffers.is_sorted_by_key(|buffer| buffer.writable), "writable buffers come last");
-    match u16::try_from(buffers.len()) {
-        Ok(0) | Err(_) => Err(NoRoom),
-        Ok(len) => Ok(len),
-    }
-}
-
-/// How many bytes the device may write.
-#[inline]
-pub(super) fn writable(buffers: &[Buffer]) -> u32 {
-    buffers
-        .iter()
-        .fold(0, |sum: u32, buffer| sum.saturating_add(if buffer.writable { buffer.len } else { 0 }))
-}
-
 /// See [`super::Completer`].
 #[derive(Debug)]
 pub struct Completer {
@@ -345,11 +332,4 @@ impl Completer {
         self.quiet_event = self.event_idx.then_some(passed);
         suppress::quiet(&self.ring, self.event_idx, passed);
     }
-}
-
-/// Whether what the device says of an id can be.
-#[inline]
-pub(super) fn check(shared: &Shared, id: u32, len: u32) -> Result<Completed, Lie> {
-    let (id, Record { writable: room, .. }) = shared.in_flight(id).ok_or(Lie::Id { id })?;
-    if len > room { Err(Lie::Length { id, len, room }) } else { Ok(Completed { id, len }) }
 }

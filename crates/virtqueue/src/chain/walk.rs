@@ -1,0 +1,249 @@
+//! The walk along a chain's descriptors, in the table, a packed ring, copies of it, or an indirect table.
+
+use super::{BUFFERS_KEPT, Buffer, Chain, INDIRECT_CHAIN_MAX};
+use crate::RingError;
+use crate::access::Access;
+use crate::descriptor::Descriptor;
+use crate::device::{Areas, Options};
+use crate::packed::Place;
+use crate::space::Space;
+use kickless_memory::Iova;
+use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
+use zerocopy::IntoBytes;
+
+/// Bytes in a chain, at most (virtio 1.3, section 2.7.5.2).
+const CHAIN_BYTES_MAX: u64 = 1 << 32;
+
+impl Chain {
+    /// Takes the chain that starts at descriptor `head`. Each descriptor is read once. After an error only
+    /// the head means anything, and no more does where `space` lacks something.
+    #[inline]
+    pub(crate) fn walk<'v, S: Space<'v>, A: Access>(
+        &mut self,
+        space: &mut S,
+        ring: &Areas<A>,
+        head: u16,
+    ) -> Result<(), RingError> {
+        let size = ring.options().size();
+        self.begin(head);
+        if head >= size {
+            return Err(RingError::Head { head, size });
+        }
+        let walk = Walk::new(head, size);
+        let (mut walk, table) = walk
+            .table(&mut self.buffers, space, head, u32::from(size), |_, index| Ok(ring.descriptor(index)))?;
+        if let Some(table) = table {
+            walk = walk.indirect(&mut self.buffers, space, &table, ring.options())?;
+        }
+        self.end(space, walk)
+    }
+
+    /// Takes the chain that starts at `place` of a packed ring, in which `room` descriptors can be available. How many it
+    /// has. Errors name the place where others name the head.
+    #[inline]
+    pub(crate) fn walk_packed<'v, S: Space<'v>, A: Access>(
+        &mut self,
+        space: &mut S,
+        ring: &Areas<A>,
+        place: Place,
+        room: u16,
+    ) -> Result<u16, RingError> {
+        let size = ring.options().size();
+        self.walk_places(space, ring.options(), place.index, room, |nth| {
+            ring.packed_descriptor(place.after(nth, size))
+        })
+    }
+
+    /// Takes the chain with these descriptors, which were in a packed ring once: the last one of them ends it.
+    pub(crate) fn walk_copies<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        options: &Options,
+        copies: &[[u64; 2]],
+    ) -> Result<u16, RingError> {
+        self.walk_places(space, options, 0, options.size(), |nth| {
+            let words = copies.get(usize::from(nth)).copied().unwrap_or_default();
+            Descriptor::from_packed(words)
+        })
+    }
+
+    #[inline(always)]
+    fn walk_places<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        options: &Options,
+        first: u16,
+        room: u16,
+        mut read: impl FnMut(u16) -> Descriptor,
+    ) -> Result<u16, RingError> {
+        self.begin(first);
+        let (mut count, mut id) = (0, 0);
+        let walk = Walk::new(first, room);
+        let entries = u32::from(options.size()) + 1;
+        let (mut walk, table) = walk.table(&mut self.buffers, space, 0, entries, |_, nth| {
+            let desc = read(nth);
+            (count, id) = (nth + 1, desc.next);
+            Ok(Descriptor { next: nth + 1, ..desc })
+        })?;
+        if let Some(table) = table {
+            walk = walk.indirect(&mut self.buffers, space, &table, options)?;
+        }
+        self.id.head = id;
+        self.end(space, walk)?;
+        Ok(count)
+    }
+
+    #[inline]
+    fn begin(&mut self, head: u16) {
+        self.id.head = head;
+        self.buffers.clear();
+        if self.buffers.capacity() > BUFFERS_KEPT {
+            self.buffers.shrink_to(BUFFERS_KEPT);
+        }
+    }
+
+    #[inline]
+    fn end<'v, S: Space<'v>>(&mut self, space: &mut S, mut walk: Walk) -> Result<(), RingError> {
+        // At most 2^16 descriptors of less than 2^32 bytes: no sum overflows.
+        let len = walk.readable_len + walk.writable_len;
+        if len > CHAIN_BYTES_MAX {
+            return Err(RingError::TooManyBytes { head: walk.head, len });
+        }
+        space.finish(&mut self.buffers, &mut walk.readable, len);
+        self.descriptors = walk.max - walk.left;
+        self.readable = walk.readable;
+        self.readable_len = walk.readable_len;
+        self.writable_len = walk.writable_len;
+        Ok(())
+    }
+}
+
+/// A walk under way. It goes from hand to hand by value, so that it stays in registers.
+struct Walk {
+    head: u16,
+    /// Descriptors that may still come.
+    left: u16,
+    /// What `left` started from.
+    max: u16,
+    /// Whether a writable buffer was seen.
+    writable: bool,
+    /// How many readable buffers there are.
+    readable: usize,
+    readable_len: u64,
+    writable_len: u64,
+}
+
+impl Walk {
+    #[inline]
+    fn new(head: u16, max: u16) -> Self {
+        Self { head, left: max, max, writable: false, readable: 0, readable_len: 0, writable_len: 0 }
+    }
+
+    /// Follows the chain from `index` in a table of `entries` descriptors. Ends with the descriptor of an
+    /// indirect table, or with none at the end of the chain.
+    #[inline(always)]
+    fn table<'v, S: Space<'v>>(
+        mut self,
+        buffers: &mut Vec<Buffer>,
+        space: &mut S,
+        mut index: u16,
+        entries: u32,
+        mut read: impl FnMut(&mut S, u16) -> Result<Descriptor, RingError>,
+    ) -> Result<(Self, Option<Descriptor>), RingError> {
+        let head = self.head;
+        loop {
+            // A loop has no end, but the count has.
+            self.left = self.left.checked_sub(1).ok_or(RingError::TooLong { head, max: self.max })?;
+            let desc = read(space, index)?;
+            if desc.flags & DESC_F_INDIRECT != 0 {
+                return Ok((self, Some(desc)));
+            }
+            let writable = desc.flags & DESC_F_WRITE != 0;
+            if self.writable && !writable {
+                return Err(RingError::Order { head });
+            }
+            self.writable = writable;
+            let len = u64::from(desc.len);
+            if writable {
+                self.writable_len += len;
+            } else {
+                self.readable_len += len;
+            }
+            if len != 0 {
+                let pieces = space.place(buffers, desc.addr, desc.len, writable);
+                self.readable += usize::from(!writable) * pieces;
+            }
+            if desc.flags & DESC_F_NEXT == 0 {
+                return Ok((self, None));
+            }
+            index = desc.next;
+            if u32::from(index) >= entries {
+                return Err(RingError::Next { head, next: index, entries });
+            }
+        }
+    }
+
+    /// Goes on in the indirect table that `desc` describes, which ends the chain. Whether it says WRITE means
+    /// nothing (virtio 1.3, section 2.7.5.3.2).
+    #[inline(never)]
+    fn indirect<'v, S: Space<'v>>(
+        mut self,
+        buffers: &mut Vec<Buffer>,
+        space: &mut S,
+        desc: &Descriptor,
+        options: &Options,
+    ) -> Result<Self, RingError> {
+        const DESC: u32 = size_of::<Desc>() as u32;
+        let (head, addr, len) = (self.head, desc.addr, desc.len);
+        let packed = options.is_packed();
+        if !options.indirect() {
+            return Err(RingError::IndirectNotNegotiated { head });
+        }
+        if desc.flags & DESC_F_NEXT != 0 {
+            return Err(RingError::IndirectNext { head, next: desc.next });
+        }
+        if len == 0 || !len.is_multiple_of(DESC) {
+            return Err(RingError::IndirectLen { head, len });
+        }
+        // The descriptor of the table itself is no part of the sum.
+        self.left += 1;
+        if self.max < INDIRECT_CHAIN_MAX {
+            self.left += INDIRECT_CHAIN_MAX - self.max;
+            self.max = INDIRECT_CHAIN_MAX;
+        }
+        let entries = len / DESC;
+        // As much as an index reaches; a table can say that it is longer.
+        let reach = len.min(DESC << 16);
+        let (walk, nested) = match space.table(addr, reach) {
+            Some(span) => self.table(buffers, space, 0, entries, |_, index| {
+                let words = span.read(DESC as usize * usize::from(index));
+                Ok(Descriptor::in_table(words, packed, index, entries))
+            })?,
+            None => self.scattered(buffers, space, addr, len, packed)?,
+        };
+        match nested {
+            None => Ok(walk),
+            Some(_) => Err(RingError::IndirectNested { head }),
+        }
+    }
+
+    /// The table goes over the seam of two slots, or partly outside them.
+    #[cold]
+    fn scattered<'v, S: Space<'v>>(
+        self,
+        buffers: &mut Vec<Buffer>,
+        space: &mut S,
+        addr: Iova,
+        len: u32,
+        packed: bool,
+    ) -> Result<(Self, Option<Descriptor>), RingError> {
+        let (head, entries) = (self.head, len / size_of::<Desc>() as u32);
+        self.table(buffers, space, 0, entries, |space, index| {
+            let mut words = [0u64; 2];
+            addr.checked_add(size_of::<Desc>() as u64 * u64::from(index))
+                .filter(|at| space.read(*at, words.as_mut_bytes()))
+                .map(|_| Descriptor::in_table(words, packed, index, entries))
+                .ok_or(RingError::IndirectUnmapped { head, addr: addr.0, len })
+        })
+    }
+}

@@ -1,0 +1,50 @@
+//! A descriptor, read once.
+
+use kickless_memory::Iova;
+use kickless_spec::ring::DESC_F_NEXT;
+
+/// A descriptor as it was read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Descriptor {
+    pub(crate) addr: Iova,
+    pub(crate) len: u32,
+    pub(crate) flags: u16,
+    pub(crate) next: u16,
+}
+
+impl Descriptor {
+    /// From its two words, in our byte order: `addr`, then `len`, `flags` and `next` from the lowest bit on.
+    #[inline]
+    pub(crate) fn new([addr, rest]: [u64; 2]) -> Self {
+        Self { addr: Iova(addr), len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
+    }
+
+    fn from_le(words: [u64; 2]) -> Self {
+        Self::new(words.map(u64::from_le))
+    }
+
+    /// A descriptor of the packed format, which has an id where the other has flags, and flags where that has `next`.
+    #[inline]
+    pub(crate) fn from_packed_le(words: [u64; 2]) -> Self {
+        Self::from_packed(words.map(u64::from_le))
+    }
+
+    /// The same of words in our byte order.
+    #[inline]
+    pub(crate) fn from_packed(words: [u64; 2]) -> Self {
+        let desc = Self::new(words);
+        Self { flags: desc.next, next: desc.flags, ..desc }
+    }
+
+    /// Entry `index` of an indirect table with `entries`. In the packed format they follow one another, and neither NEXT nor
+    /// the id mean anything (virtio 1.3, section 2.8.7).
+    #[inline]
+    pub(crate) fn in_table(words: [u64; 2], packed: bool, index: u16, entries: u32) -> Self {
+        if !packed {
+            return Self::from_le(words);
+        }
+        let desc = Self::from_packed_le(words);
+        let next = if u32::from(index) + 1 < entries { DESC_F_NEXT } else { 0 };
+        Self { flags: desc.flags & !DESC_F_NEXT | next, next: index.wrapping_add(1), ..desc }
+    }
+}
