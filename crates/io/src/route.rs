@@ -153,7 +153,7 @@ impl Facts {
 }
 
 /// Whether a file knows `RWF_NOWAIT`. The kernel looks at the flag first, and then finds that the file has ended before.
-fn takes_nowait(file: &File) -> bool {
+pub(crate) fn takes_nowait(file: &File) -> bool {
     const LEN: usize = 4096;
     const BEYOND: u64 = 1 << 62;
     let Ok(mut buffer) = AlignedBuf::new(LEN, LEN) else { return false };
