@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, Result};
 use kickless_blk::Blk;
-use kickless_device::{Context, Place, Placed, Source, Stopped, Update};
+use kickless_device::{Context, Executor, QueueTask, Stopped, TaskHandle, Update};
 use kickless_disk::{Disk as Backing, DiskSpec};
 use kickless_driver::{Disk, Options};
 use kickless_io::{Engine, EngineKind, Waker};
@@ -19,12 +19,12 @@ use tempfile::TempDir;
 use crate::driver::Eventfd;
 
 /// The queues of a device, as they come from its front-end.
-struct Wings(Mutex<Sender<Box<dyn Source>>>);
+struct Wings(Mutex<Sender<Box<dyn QueueTask>>>);
 
-impl Place for Wings {
-    fn put(&self, source: Box<dyn Source>) -> io::Result<Box<dyn Placed>> {
+impl Executor for Wings {
+    fn spawn(&self, task: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>> {
         let stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        stage.send(source).map_err(|_| io::Error::other("nobody measures any more"))?;
+        stage.send(task).map_err(|_| io::Error::other("nobody measures any more"))?;
         Ok(Box::new(Gone))
     }
 }
@@ -32,7 +32,7 @@ impl Place for Wings {
 /// A queue that is out of its front-end's reach.
 struct Gone;
 
-impl Placed for Gone {
+impl TaskHandle for Gone {
     fn update(&self, _: Update) -> Receiver<()> {
         let (done, receiver) = channel();
         let _ = done.send(());
@@ -48,7 +48,7 @@ impl Placed for Gone {
 
 /// The device's end of the one queue of a disk that answers at once, as `null:SIZE` does.
 pub struct Stage {
-    source: Box<dyn Source>,
+    task: Box<dyn QueueTask>,
     engine: Engine,
     waker: Waker,
 }
@@ -105,11 +105,11 @@ impl Pair {
         })?;
         let serving = Serving { stop, thread: Some(thread), _dir: dir };
         let disk = Disk::connect(Options { socket, queues: 1, ..options })?;
-        let mut source = receiver.recv().context("no queue was started")?;
+        let mut task = receiver.recv().context("no queue was started")?;
         let mut engine = Engine::open(EngineKind::Threads, 64)?;
-        source.attach(&mut engine)?;
-        source.vring().disarm();
-        Ok(Pair { disk, stage: Stage { source, engine, waker: Waker::new()? }, _serving: serving })
+        task.attach(&mut engine)?;
+        task.vring().disarm();
+        Ok(Pair { disk, stage: Stage { task, engine, waker: Waker::new()? }, _serving: serving })
     }
 }
 
@@ -118,7 +118,7 @@ impl Stage {
     pub fn poll(&mut self, reads: u32) -> u32 {
         // What a device may spend on a poll is counted in requests and blocks of data, and such a read is one of each.
         let budget = reads.saturating_mul(2);
-        let mut context = Context { engine: &mut self.engine, source: 0, waker: &self.waker };
-        self.source.poll(&mut context, budget).served
+        let mut context = Context { engine: &mut self.engine, task: 0, waker: &self.waker };
+        self.task.poll(&mut context, budget).served
     }
 }

@@ -4,7 +4,7 @@ use crate::budget::Budget;
 use crate::config;
 use crate::failures::Failures;
 use crate::queue::Queue;
-use kickless_device::{ConfigError, Device, InvalidState, Source, StartError, Vring};
+use kickless_device::{ConfigError, Device, InvalidState, QueueTask, StartError, Vring};
 use kickless_disk::lock::{ImageLock, PATIENCE, is_held_here};
 use kickless_disk::{Disk, Resized};
 use kickless_io::Waker;
@@ -260,7 +260,7 @@ impl Device for Blk {
         Ok(())
     }
 
-    fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn Source>, StartError> {
+    fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError> {
         let features = BlkFeatures::from_bits_truncate(features.bits());
         let could_turn_off = features.contains(BlkFeatures::FLUSH | BlkFeatures::CONFIG_WCE);
         if !self.shared.introduced.swap(true, Ordering::Relaxed)

@@ -4,7 +4,7 @@ use crate::device::Shared;
 use crate::failures::is_guests;
 use crate::request::{self, Bounds, Kind, Purpose, Reject, Request, parse};
 use crate::slots::Slots;
-use kickless_device::{Context, Next, Polled, Source, Vring};
+use kickless_device::{Context, Next, Polled, QueueTask, Vring};
 use kickless_disk::{self as disk, Lane, LostWritesSeen, Step};
 use kickless_io::{Completion, Engine, FileId};
 use kickless_memory::{Iov, Marks, View};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tracing::debug;
 use zerocopy::IntoBytes;
 
-/// So many bytes of data cost as much as a request does: see [`Source::poll`].
+/// So many bytes of data cost as much as a request does: see [`QueueTask::poll`].
 const COST_BYTES: u64 = 4096;
 /// So many descriptors cost as much as a request does. One takes some 3 nanoseconds.
 const COST_DESCRIPTORS: u16 = 64;
@@ -225,7 +225,7 @@ impl Queue {
     ) -> Step {
         let mut lane = Lane {
             engine: context.engine,
-            source: context.source,
+            source: context.task,
             slot,
             file: self.file,
             waker: context.waker,
@@ -433,7 +433,7 @@ fn translate(
     Ok(())
 }
 
-impl Source for Queue {
+impl QueueTask for Queue {
     fn vring(&mut self) -> &mut Vring {
         &mut self.vring
     }

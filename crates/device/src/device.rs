@@ -1,6 +1,6 @@
 //! What a device offers to a transport.
 
-use crate::{Source, Vring};
+use crate::{QueueTask, Vring};
 use kickless_io::Waker;
 use kickless_spec::features::Features;
 
@@ -68,7 +68,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// The device has no such queue, or what it needs cannot be had.
-    fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn Source>, StartError>;
+    fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError>;
 }
 
 /// Why a device or one of its queues cannot start.

@@ -61,7 +61,7 @@ pub(crate) struct Located {
 /// status. Of more, only what they span is known, so that an invalidation may wait for a request that does not use
 /// its range. With 2^16 requests in flight, they take 128 MiB.
 const RANGES_MAX: usize = 128;
-/// So many translations cost as much as a request does: see [`Source::poll`](crate::Source::poll). One takes some 25 nanoseconds.
+/// So many translations cost as much as a request does: see [`QueueTask::poll`](crate::QueueTask::poll). One takes some 25 nanoseconds.
 const LOOKUPS_PER_COST: u32 = 16;
 
 /// What requests in flight use, by head.

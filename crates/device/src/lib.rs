@@ -1,14 +1,14 @@
 //! The contract between devices, workers and transports.
 //!
 //! A *transport* (a vhost-user session) learns from the front-end where a virtqueue lies and makes a [`Vring`] of it. A
-//! [`Device`] (a disk, later a network card) turns the vring into a [`Source`]: something that takes requests out and
-//! completes them. A [`Place`] (a pool of workers) runs sources. The three never name one another; they meet here.
+//! [`Device`] (a disk, later a network card) turns the vring into a [`QueueTask`]: something that takes requests out and
+//! completes them. An [`Executor`] (a pool of workers) runs tasks. The three never name one another; they meet here.
 //!
 //! # Ownership and threads
 //! * The transport owns the [`Device`] (shared, `Sync`) and calls it from its own thread: negotiation, configuration
 //!   space, [`Device::start_queue`].
-//! * A [`Source`] belongs to one worker from [`Place::put`] until it has stopped. Only that worker calls it, so nothing in
-//!   it needs a lock. What the transport wants of a running source it asks through its [`Placed`] handle: each
+//! * A [`QueueTask`] belongs to one worker from [`Executor::spawn`] until it has stopped. Only that worker calls it, so nothing in
+//!   it needs a lock. What the transport wants of a running task it asks through its [`TaskHandle`]: each
 //!   [`Update`] and the stop are work items that the worker runs itself, between two rounds, in the order they were asked
 //!   for. Nothing is torn down under a worker's hands.
 //! * The worker owns the I/O engine and lends it for the length of a call ([`Context`]).
@@ -16,27 +16,27 @@
 //!   it when to look again. Nobody on that way waits for anybody.
 //!
 //! # Life of a queue
-//! `start_queue` -> `put` -> attach -> { poll, complete, arm, disarm, updates }... -> stop asked for: no head is popped
+//! `start_queue` -> `spawn` -> attach -> { poll, complete, arm, disarm, updates }... -> stop asked for: no head is popped
 //! any more, what is in flight completes and is pushed -> detach -> [`Stopped`] with the index from which another
 //! back-end could go on.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod counters;
 mod device;
+mod executor;
 mod iommu;
 mod misses;
 mod notify;
-mod place;
 mod primitive;
-mod source;
+mod queue_task;
 mod vring;
 
 pub use counters::{Count, Counters};
 pub use device::{ConfigError, Device, InvalidState, StartError};
+pub use executor::{Areas, Executor, Stopped, TaskHandle, Update};
 pub use iommu::{Iommu, IovaAddresses};
 pub use kickless_io::Waker;
 pub use misses::{Misses, Refusal};
 pub use notify::{Call, Kick};
-pub use place::{Areas, Place, Placed, Stopped, Update};
-pub use source::{Context, Next, Polled, Source};
+pub use queue_task::{Context, Next, Polled, QueueTask};
 pub use vring::{Parts, Vring};

@@ -268,7 +268,7 @@ impl Vring {
     }
 
     /// Returns what looking for translations has cost since this was called last, in the measure of
-    /// [`Source::poll`](crate::Source::poll); also for chains that were not popped, or are refused.
+    /// [`QueueTask::poll`](crate::QueueTask::poll); also for chains that were not popped, or are refused.
     pub fn take_cost(&mut self) -> u32 {
         self.translation.as_mut().map_or(0, |translation| translation.take_cost())
     }

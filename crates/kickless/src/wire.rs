@@ -50,7 +50,8 @@ pub(crate) fn parts(service: &Service) -> Result<Parts> {
     let space = Arc::new(AddressSpace::default());
     let served = disks.into_iter().zip(&service.devices).map(|(disk, device)| {
         let disk = Arc::new(disk);
-        let server = Server::new(disk.clone(), pool.place(device.weight)).with_mapper(mapper(&space, device));
+        let server =
+            Server::new(disk.clone(), pool.executor(device.weight)).with_mapper(mapper(&space, device));
         Served { server, disk }
     });
     Ok(Parts { served: served.collect(), pool })

@@ -7,7 +7,7 @@ use crate::setup::{self, Setup, Shape};
 use crate::state::{RingState, State};
 use crate::wait;
 use kickless_device::{
-    Areas, Call, Device, InvalidState, Iommu, Kick, Parts, Place, Placed, Stopped, Update, Vring,
+    Areas, Call, Device, Executor, InvalidState, Iommu, Kick, Parts, Stopped, TaskHandle, Update, Vring,
 };
 use kickless_memory::{Iova, View};
 use kickless_spec::features::Features;
@@ -16,7 +16,7 @@ use std::io;
 use std::sync::Arc;
 use tracing::{debug, error};
 
-/// One ring. The descriptors are kept beside those that the running source has, for it can stop and start again
+/// One ring. The descriptors are kept beside those that the running task has, for it can stop and start again
 /// without their being sent anew.
 #[derive(Default)]
 pub(crate) struct Ring {
@@ -24,7 +24,7 @@ pub(crate) struct Ring {
     pub(crate) kick: Option<Kick>,
     pub(crate) call: Option<Call>,
     pub(crate) err: Option<Call>,
-    running: Option<Box<dyn Placed>>,
+    running: Option<Box<dyn TaskHandle>>,
     /// Requests were in the ring when it stopped.
     had_work: bool,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Ring {
 pub(crate) struct Rings {
     rings: Vec<Ring>,
     device: Arc<dyn Device>,
-    place: Arc<dyn Place>,
+    executor: Arc<dyn Executor>,
     statistics: Arc<Statistics>,
     /// It is told here that pages were marked in the log.
     logged: Option<Call>,
@@ -48,12 +48,16 @@ pub(crate) struct Rings {
 }
 
 impl Rings {
-    pub(crate) fn new(device: Arc<dyn Device>, place: Arc<dyn Place>, statistics: Arc<Statistics>) -> Self {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        executor: Arc<dyn Executor>,
+        statistics: Arc<Statistics>,
+    ) -> Self {
         let rings = (0..device.queues_max()).map(|_| Ring::default()).collect();
         Self {
             rings,
             device,
-            place,
+            executor,
             statistics,
             logged: None,
             iommu: None,
@@ -91,7 +95,7 @@ impl Rings {
     }
 
     /// Those that run.
-    fn running(&self) -> impl Iterator<Item = &dyn Placed> {
+    fn running(&self) -> impl Iterator<Item = &dyn TaskHandle> {
         self.rings.iter().filter_map(|ring| ring.running.as_deref())
     }
 
@@ -175,13 +179,13 @@ impl Rings {
             counters,
         })
         .map_err(|source| Refusal::Areas { index, source })?;
-        let source =
+        let task =
             self.device.start_queue(vring, features).map_err(|source| Refusal::Start { index, source })?;
-        let placed = self.place.put(source).map_err(|error| {
+        let handle = self.executor.spawn(task).map_err(|error| {
             error!(ring = index, %error, "no worker takes a ring");
             Ended::Worker
         })?;
-        ring.running = Some(placed);
+        ring.running = Some(handle);
         ring.setup.held = Vec::new();
         ring.setup.loaded = None;
         debug!(ring = index, size, next_avail, "ring runs");

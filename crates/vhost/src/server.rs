@@ -3,7 +3,7 @@
 use crate::Ended;
 use crate::others::Others;
 use crate::session::Session;
-use kickless_device::{Count, Counters, Device, Place};
+use kickless_device::{Count, Counters, Device, Executor};
 use kickless_memory::Mapper;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -61,17 +61,17 @@ impl Statistics {
 /// Serves one device. A front-end that comes while another is being served waits: it never shares the device.
 pub struct Server {
     device: Arc<dyn Device>,
-    place: Arc<dyn Place>,
+    executor: Arc<dyn Executor>,
     statistics: Arc<Statistics>,
     mapper: Mapper,
 }
 
 impl Server {
-    /// A server of this device, whose queues run in this place.
-    pub fn new(device: Arc<dyn Device>, place: Arc<dyn Place>) -> Self {
+    /// A server of this device, whose queues run in this executor.
+    pub fn new(device: Arc<dyn Device>, executor: Arc<dyn Executor>) -> Self {
         let queues = (0..device.queues_max()).map(|_| Arc::default()).collect();
         let statistics = Arc::new(Statistics { queues, kicks_ignored: Count::default() });
-        Self { device, place, statistics, mapper: Mapper::default() }
+        Self { device, executor, statistics, mapper: Mapper::default() }
     }
 
     /// The same, and what front-ends share is mapped by `mapper`, which may refuse it. Otherwise it maps everything.
@@ -119,9 +119,10 @@ impl Server {
         listener: Option<BorrowedFd<'_>>,
     ) -> Result<(), Ended> {
         info!("front-end connected");
-        let (device, place, statistics) = (self.device.clone(), self.place.clone(), self.statistics.clone());
+        let (device, executor, statistics) =
+            (self.device.clone(), self.executor.clone(), self.statistics.clone());
         let others = Others::new(listener);
-        Session::new(connection, (stop, others), device, place, statistics, self.mapper.clone()).run()
+        Session::new(connection, (stop, others), device, executor, statistics, self.mapper.clone()).run()
     }
 }
 

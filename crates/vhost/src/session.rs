@@ -13,7 +13,7 @@ use crate::setup::{self, Setup};
 use crate::state::Bounds;
 use crate::transfer::Transfers;
 use crate::wait::Ends;
-use kickless_device::{Call, Device, Kick, Place, Update};
+use kickless_device::{Call, Device, Executor, Kick, Update};
 use kickless_memory::{Gpa, Mapper, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -57,7 +57,7 @@ impl<'a> Session<'a> {
         connection: UnixStream,
         (stop, others): (BorrowedFd<'a>, Others<'a>),
         device: Arc<dyn Device>,
-        place: Arc<dyn Place>,
+        executor: Arc<dyn Executor>,
         statistics: Arc<Statistics>,
         mapper: Mapper,
     ) -> Self {
@@ -65,7 +65,7 @@ impl<'a> Session<'a> {
             backend: Backend::new(connection),
             stop,
             others,
-            rings: Rings::new(device.clone(), place, statistics.clone()),
+            rings: Rings::new(device.clone(), executor, statistics.clone()),
             device,
             totals_before: statistics.totals(),
             statistics,

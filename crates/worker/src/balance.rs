@@ -1,16 +1,16 @@
-//! Which source is to move to which worker. Pure.
+//! Which task is to move to which worker. Pure.
 
 /// A worker that is less busy than this, in thousandths, keeps what it has.
 pub(crate) const CROWDED: u32 = 800;
 /// A move has to lower the load of the busier of the two by this much.
 const GAIN: u32 = 50;
-/// A source that takes less than this of a crowded worker's time may go as well, if where it goes there is nothing to wait for.
+/// A task that takes less than this of a crowded worker's time may go as well, if where it goes there is nothing to wait for.
 const SMALL: u32 = 100;
 const FREE: u32 = 100;
 
-/// Chooses a source and the worker for it to go to, both by their places in the slices; `None`: leave everything where it is.
+/// Chooses a task and the worker for it to go to, both by their places in the slices; `None`: leave everything where it is.
 ///
-/// `here` is this worker's place in `loads`, in thousandths of each worker's time; `shares` is what the sources that could go
+/// `here` is this worker's place in `loads`, in thousandths of each worker's time; `shares` is what the tasks that could go
 /// take of this one's.
 pub(crate) fn choose(here: usize, loads: &[u32], shares: &[u32]) -> Option<(usize, usize)> {
     let load = *loads.get(here)?;
@@ -23,9 +23,9 @@ pub(crate) fn choose(here: usize, loads: &[u32], shares: &[u32]) -> Option<(usiz
     let worst = |share: u32| (load.saturating_sub(share)).max(theirs.saturating_add(share));
     let candidates = shares.iter().enumerate().filter(|(_, share)| **share > 0);
     // Of those that help as much, the smallest: it has the least to finish before it can go.
-    let (source, &share) = candidates.min_by_key(|(_, share)| (worst(**share), **share))?;
+    let (task, &share) = candidates.min_by_key(|(_, share)| (worst(**share), **share))?;
     let helps = worst(share) + GAIN <= load || (share <= SMALL && theirs + share <= FREE);
-    helps.then_some((source, seat))
+    helps.then_some((task, seat))
 }
 
 #[cfg(test)]
@@ -59,8 +59,8 @@ mod tests {
             for _ in 0..200 {
                 let loads: Vec<u32> = shares.iter().map(|s| s.iter().sum::<u32>()).collect();
                 let step = (0..shares.len()).find_map(|here| choose(here, &loads, &shares[here]).map(|c| (here, c)));
-                let Some((here, (source, to))) = step else { return Ok(()) };
-                let share = shares[here].remove(source);
+                let Some((here, (task, to))) = step else { return Ok(()) };
+                let share = shares[here].remove(task);
                 shares[to].push(share);
             }
             prop_assert!(false, "still moving: {:?}", shares);

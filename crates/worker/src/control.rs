@@ -1,4 +1,4 @@
-//! What the loop is asked to do: sources come, change, move and go.
+//! What the loop is asked to do: tasks come, change, move and go.
 
 use crate::balance;
 use crate::clock::Nanos;
@@ -6,33 +6,33 @@ use crate::entry::{Entry, State};
 use crate::event_loop::EventLoop;
 use crate::mailbox::{Arrival, Item, Key, Tenant};
 use crate::policy::Policy;
-use kickless_device::{Source, Stopped, Update, Vring};
+use kickless_device::{QueueTask, Stopped, Update, Vring};
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Sender, channel};
 use tracing::{debug, info};
 
 /// Loads are looked at so often, if the worker is awake.
 const BALANCE_EVERY: Nanos = 100_000_000;
-/// A source that has come stays for so long.
+/// A task that has come stays for so long.
 const STAY_LEAST: Nanos = 1_000_000_000;
 
 impl EventLoop {
     pub(crate) fn handle(&mut self, item: Item) {
         match item {
-            Item::Put(key, tenant, source) => {
-                let number = self.settle(key, tenant, source, None);
+            Item::Spawn(key, tenant, task) => {
+                let number = self.settle(key, tenant, task, None);
                 // A call that was made before may have gone where nobody looked.
                 if let Some(entry) = self.entries[number as usize].as_mut() {
-                    entry.source.vring().call();
+                    entry.task.vring().call();
                 }
             }
             Item::Adopt(key, tenant, arrival) => {
-                let Arrival { source, mut policy } = *arrival;
+                let Arrival { task, mut policy } = *arrival;
                 // It may have left before it was told there, and come after this worker was told.
                 policy.set(self.poll);
-                let number = self.settle(key, tenant, source, Some(policy));
+                let number = self.settle(key, tenant, task, Some(policy));
                 if let Some(entry) = self.entries[number as usize].as_mut() {
-                    entry.source.vring().counters().moves.add(1);
+                    entry.task.vring().counters().moves.add(1);
                 }
             }
             Item::Update(key, update, done) => {
@@ -47,7 +47,7 @@ impl EventLoop {
                     && let Some(entry) = self.entries[number as usize].as_mut()
                 {
                     entry.stopping.push(done);
-                    entry.source.hurry();
+                    entry.task.hurry();
                     self.make_polled(number);
                 }
             }
@@ -72,7 +72,7 @@ impl EventLoop {
                 for number in all {
                     if let Some(entry) = self.entries[number as usize].as_mut() {
                         entry.stopping.push(unheard());
-                        entry.source.hurry();
+                        entry.task.hurry();
                         self.make_polled(number);
                     }
                 }
@@ -80,18 +80,18 @@ impl EventLoop {
         }
     }
 
-    /// Takes a source in. It is looked at once, kick or no kick.
+    /// Takes a task in. It is looked at once, kick or no kick.
     fn settle(
         &mut self,
         key: Key,
         tenant: Tenant,
-        mut source: Box<dyn Source>,
+        mut task: Box<dyn QueueTask>,
         policy: Option<Policy>,
     ) -> u32 {
         let now = self.clock.now();
         let number = self.free.pop().unwrap_or(self.entries.len() as u32);
-        let attached = source.attach(&mut self.engine);
-        let vring = source.vring();
+        let attached = task.attach(&mut self.engine);
+        let vring = task.vring();
         let watched = vring.kick().map_or(Ok(()), |kick| self.waiter.add(kick.as_fd(), number));
         if let Err(error) = attached.and(watched) {
             vring.fail(&format_args!("its worker cannot serve it: {error}"));
@@ -103,7 +103,7 @@ impl EventLoop {
         let entry = Entry {
             key,
             tenant,
-            source,
+            task,
             flow,
             policy,
             state: State::Polled,
@@ -129,7 +129,7 @@ impl EventLoop {
 
     fn update(&mut self, number: u32, update: Update) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
-        let vring = entry.source.vring();
+        let vring = entry.task.vring();
         let memory = matches!(update, Update::Memory(_));
         if let Update::Kick(new) = &update {
             if let Some(old) = vring.kick() {
@@ -142,12 +142,12 @@ impl EventLoop {
         }
         vring.apply(update);
         if memory {
-            entry.source.memory_changed(&mut self.engine);
+            entry.task.memory_changed(&mut self.engine);
         }
         self.make_polled(number);
     }
 
-    /// Looks whether a source had better be on another worker, and begins to move it there.
+    /// Looks whether a task had better be on another worker, and begins to move it there.
     #[inline]
     pub(crate) fn balance(&mut self, now: Nanos) {
         if now.saturating_sub(self.balanced) >= BALANCE_EVERY {
@@ -179,14 +179,14 @@ impl EventLoop {
         }
         let loads: Vec<u32> = self.team.loads(now).collect();
         let shares: Vec<u32> = candidates.iter().map(|candidate| candidate.1).collect();
-        if let Some((source, seat)) = balance::choose(self.seat, &loads, &shares) {
-            let number = candidates[source].0;
-            debug!(from = self.seat, to = seat, load = busy, share = shares[source], "a queue moves");
+        if let Some((task, seat)) = balance::choose(self.seat, &loads, &shares) {
+            let number = candidates[task].0;
+            debug!(from = self.seat, to = seat, load = busy, share = shares[task], "a queue moves");
             self.begin_move(number, seat);
         }
     }
 
-    /// From now on nothing is popped from the source; it moves when what is in flight is done.
+    /// From now on nothing is popped from the task; it moves when what is in flight is done.
     fn begin_move(&mut self, number: u32, seat: usize) {
         if let Some(entry) = self.entries[number as usize].as_mut()
             && seat != self.seat
@@ -198,11 +198,11 @@ impl EventLoop {
         }
     }
 
-    /// Ends or moves a leaving source, which is not on the list, if nothing of it is in flight.
+    /// Ends or moves a leaving task, which is not on the list, if nothing of it is in flight.
     pub(crate) fn try_leave(&mut self, number: u32) {
         let now = self.clock.now();
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
-        if entry.source.in_flight() > 0 {
+        if entry.task.in_flight() > 0 {
             entry.enter(State::Draining, now);
             return;
         }
@@ -218,8 +218,8 @@ impl EventLoop {
             self.owing.retain(|owing| *owing != number);
         }
         self.list.leave(entry.flow);
-        entry.source.detach(&mut self.engine);
-        let vring: &mut Vring = entry.source.vring();
+        entry.task.detach(&mut self.engine);
+        let vring: &mut Vring = entry.task.vring();
         if let Some(kick) = vring.kick() {
             self.waiter.remove(kick.as_fd());
         }
@@ -228,33 +228,33 @@ impl EventLoop {
         }
         let stopped = vring.stop();
         debug!(queue = vring.index(), next_avail = stopped.next_avail, "queue stopped");
-        // Everything that the source held (memory above all) is let go before anybody hears that it stopped.
-        drop(entry.source);
+        // Everything that the task held (memory above all) is let go before anybody hears that it stopped.
+        drop(entry.task);
         for done in entry.stopping {
             let _ = done.send(stopped.clone());
         }
     }
 
-    /// Gives a source to another worker, and with it all that it has been asked and not been told yet.
+    /// Gives a task to another worker, and with it all that it has been asked and not been told yet.
     fn hand_over(&mut self, mut entry: Entry, seat: usize) {
         let (key, tenant) = (entry.key, entry.tenant);
-        let vring = entry.source.vring();
+        let vring = entry.task.vring();
         vring.pay_call();
         let queue = vring.index();
-        let arrival = Box::new(Arrival { source: entry.source, policy: entry.policy });
+        let arrival = Box::new(Arrival { task: entry.task, policy: entry.policy });
         match self.team.hand_over(key, &tenant, arrival, (self.seat, seat)) {
             Ok(()) => info!(queue, from = self.seat, to = seat, "queue moved to another worker"),
             // That worker has ended: it stays here.
             Err(Item::Adopt(key, tenant, arrival)) => {
-                let Arrival { source, policy } = *arrival;
-                self.settle(key, tenant, source, Some(policy));
+                let Arrival { task, policy } = *arrival;
+                self.settle(key, tenant, task, Some(policy));
             }
             Err(_) => {}
         }
     }
 }
 
-/// Where the answer of a source goes that stops although nobody has asked it to.
+/// Where the answer of a task goes that stops although nobody has asked it to.
 fn unheard() -> Sender<Stopped> {
     channel().0
 }

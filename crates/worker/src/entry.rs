@@ -1,13 +1,13 @@
-//! A source on a worker.
+//! A task on a worker.
 
 use crate::clock::Nanos;
 use crate::list::Flow;
 use crate::mailbox::{Key, Tenant};
 use crate::policy::Policy;
-use kickless_device::{Source, Stopped};
+use kickless_device::{QueueTask, Stopped};
 use std::sync::mpsc::Sender;
 
-/// The states of a source; see the crate's documentation.
+/// The states of a task; see the crate's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Kicks are enabled.
@@ -25,7 +25,7 @@ pub(crate) enum State {
 pub(crate) struct Entry {
     pub(crate) key: Key,
     pub(crate) tenant: Tenant,
-    pub(crate) source: Box<dyn Source>,
+    pub(crate) task: Box<dyn QueueTask>,
     pub(crate) flow: Flow,
     pub(crate) policy: Policy,
     pub(crate) state: State,
@@ -61,7 +61,7 @@ impl Entry {
         let passed = now.saturating_sub(self.counted);
         // A round has one time, which can be a little before that of a change that was made in it.
         self.counted = self.counted.max(now);
-        let counters = self.source.vring().counters();
+        let counters = self.task.vring().counters();
         if armed { counters.notified_ns.add(passed) } else { counters.polled_ns.add(passed) }
     }
 

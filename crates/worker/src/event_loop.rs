@@ -54,7 +54,7 @@ pub(crate) struct EventLoop {
     pub(crate) engine: Engine,
     pub(crate) waiter: Waiter,
     pub(crate) senses: Senses,
-    /// By source number, which is reused: nothing of a source is in flight when it goes.
+    /// By task number, which is reused: nothing of a task is in flight when it goes.
     pub(crate) entries: Vec<Option<Entry>>,
     pub(crate) free: Vec<u32>,
     pub(crate) numbers: HashMap<Key, u32>,
@@ -68,10 +68,10 @@ pub(crate) struct EventLoop {
     pub(crate) owing: Vec<u32>,
     /// When the first of these is due, or earlier.
     pub(crate) next_call: Nanos,
-    /// Reaped, and those of one source among them.
+    /// Reaped, and those of one task among them.
     pub(crate) completions: Vec<Completion>,
     pub(crate) batch: Vec<Completion>,
-    /// Events of the last wait, taken out so that sources can change while they are handled.
+    /// Events of the last wait, taken out so that tasks can change while they are handled.
     happened: Vec<Ready>,
     pub(crate) work: u32,
     /// Whether this turn found anything to do.
@@ -132,7 +132,7 @@ impl EventLoop {
         })
     }
 
-    /// Runs until it is asked to end and all sources have stopped.
+    /// Runs until it is asked to end and all tasks have stopped.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let _closed = CloseWhenDone(self.mailbox.clone());
         self.turns()
@@ -202,7 +202,7 @@ impl EventLoop {
         now
     }
 
-    /// Starts what the sources queued. An engine that has failed completes everything with its error, which the drivers
+    /// Starts what the tasks queued. An engine that has failed completes everything with its error, which the drivers
     /// then see; the loop goes on.
     fn submit(&mut self) {
         if let Err(error) = self.engine.submit()
@@ -239,7 +239,7 @@ impl EventLoop {
         if self.naps.is_empty() || !self.entries.iter().flatten().any(deaf) {
             return true;
         }
-        self.entries.iter_mut().flatten().any(|entry| !deaf(entry) && entry.source.in_flight() > 0)
+        self.entries.iter_mut().flatten().any(|entry| !deaf(entry) && entry.task.in_flight() > 0)
     }
 
     /// Waits, and handles what happened; whether anything did.
@@ -310,7 +310,7 @@ impl EventLoop {
                     return true;
                 }
                 Some(_) => {
-                    let vring = entry.source.vring();
+                    let vring = entry.task.vring();
                     vring.pay_call();
                     // The kernel refused it.
                     if vring.owes_call() {

@@ -1,10 +1,10 @@
 //! Worker threads: the loop that serves virtqueues, and decides when to look at them without being kicked.
 //!
-//! A [`Pool`] has a number of workers and gives each device a [`Place`](kickless_device::Place) on them
-//! ([`Pool::place`]). Each worker is one thread with one I/O engine, and serves any number of sources of any number of devices.
+//! A [`Pool`] has a number of workers and gives each device a [`Executor`](kickless_device::Executor) on them
+//! ([`Pool::executor`]). Each worker is one thread with one I/O engine, and serves any number of tasks of any number of devices.
 //! It sleeps in one wait for all that can happen: kicks, completions of the engine, its mailbox, and the end of a nap.
 //!
-//! # A source's states
+//! # A task's states
 //! * *polled*: on the poll list (`list`), kicks disabled, visited in turn with a bounded budget. A ring that is found empty stays
 //!   on the list as long as its policy says ([`policy`]).
 //! * *napping*: kicks disabled, and not looked at until a time that its policy named.
@@ -18,18 +18,18 @@
 //!
 //! # Why no kick is lost
 //! From polled to armed: kicks are enabled, a full fence, then the avail index is read again
-//! ([`Vring::arm`](kickless_device::Vring::arm)); work found there keeps the source polled. A kick descriptor is waited for
-//! edge-triggered and never read: each kick is an event of its own, one that came while the source was polled is
+//! ([`Vring::arm`](kickless_device::Vring::arm)); work found there keeps the task polled. A kick descriptor is waited for
+//! edge-triggered and never read: each kick is an event of its own, one that came while the task was polled is
 //! counted and nothing more, and adding a descriptor that has been kicked before gives an event at once. A kick for which there
-//! is nothing in the ring leaves the source armed. A work item is put into the mailbox before its eventfd is written, and the
+//! is nothing in the ring leaves the task armed. A work item is put into the mailbox before its eventfd is written, and the
 //! mailbox is emptied after the wait returned. `tests/loom.rs` has all this in every order that the memory model allows.
 //!
 //! # Who has which part of a worker
-//! `list` shares it out between devices by deficit round robin. A worker that has too much to do gives a source to another
+//! `list` shares it out between devices by deficit round robin. A worker that has too much to do gives a task to another
 //! (`balance`): it stops popping, waits until nothing is in flight, lets go of it and puts it into the other's mailbox, with
-//! everything that the source has been asked and not been told yet. Whoever asks something of a source holds a lock that says
+//! everything that the task has been asked and not been told yet. Whoever asks something of a task holds a lock that says
 //! where it is, and the move is made under it; so the order of what was asked is kept, and nothing is asked of a worker
-//! that does not have the source. The new worker waits for the same kick descriptor, and looks at the ring once.
+//! that does not have the task. The new worker waits for the same kick descriptor, and looks at the ring once.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod balance;

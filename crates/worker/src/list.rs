@@ -1,8 +1,8 @@
-//! The poll list: which source is visited next, and how much it may take. Pure.
+//! The poll list: which task is visited next, and how much it may take. Pure.
 //!
-//! Sources belong to devices, and it is devices that share a worker: deficit round robin (Shreedhar and Varghese, 1995) between
-//! them, each with its weight, and round robin between the sources of one. What a device takes is counted in the cost that
-//! [`Source::poll`](kickless_device::Source::poll) tells of, requests as well as bytes. A device that leaves some of its turn
+//! Tasks belong to devices, and it is devices that share a worker: deficit round robin (Shreedhar and Varghese, 1995) between
+//! them, each with its weight, and round robin between the tasks of one. What a device takes is counted in the cost that
+//! [`QueueTask::poll`](kickless_device::QueueTask::poll) tells of, requests as well as bytes. A device that leaves some of its turn
 //! because it has nothing more to do loses it.
 //!
 //! A long turn is efficient: one submission to the engine and one call for many requests. A short one lets the others come to
@@ -31,13 +31,13 @@ pub(crate) struct Flow(usize);
 struct Share {
     device: u64,
     weight: u32,
-    /// Sources of the device on this worker; 0: the place is free.
+    /// Tasks of the device on this worker; 0: the place is free.
     members: usize,
-    /// Its sources that are on the list.
-    sources: VecDeque<u32>,
+    /// Its tasks that are on the list.
+    tasks: VecDeque<u32>,
     /// What it may still take: carried over as long as there is more to do.
     deficit: i64,
-    /// Sources left to visit in this turn.
+    /// Tasks left to visit in this turn.
     turn: usize,
     /// Until when it counts as light.
     light_until: Nanos,
@@ -54,7 +54,7 @@ pub(crate) struct Visit {
     pub(crate) cost: u32,
     /// There is more to take.
     pub(crate) more: bool,
-    /// The source stays on the list.
+    /// The task stays on the list.
     pub(crate) stays: bool,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Visit {
 #[derive(Debug, Default)]
 pub(crate) struct PollList {
     flows: Vec<Share>,
-    /// Flows with sources on the list. The front one's turn it is, once it has begun.
+    /// Flows with tasks on the list. The front one's turn it is, once it has begun.
     active: VecDeque<usize>,
     /// Turns left in this round, and whether the front flow's has begun.
     round: usize,
@@ -71,11 +71,11 @@ pub(crate) struct PollList {
     taken: bool,
     /// The flows among the active ones that count as light for longest, two of them: each has others.
     light: [(usize, Nanos); 2],
-    sources: usize,
+    tasks: usize,
 }
 
 impl PollList {
-    /// One more source of a device, which has this share. It is not on the list yet.
+    /// One more task of a device, which has this share. It is not on the list yet.
     pub(crate) fn join(&mut self, device: u64, weight: u32) -> Flow {
         let free = self.flows.iter().position(|flow| flow.members == 0);
         let known = self.flows.iter().position(|flow| flow.members > 0 && flow.device == device);
@@ -87,7 +87,7 @@ impl PollList {
             device,
             weight: weight.max(1),
             members: 1,
-            sources: VecDeque::new(),
+            tasks: VecDeque::new(),
             deficit: 0,
             turn: 0,
             light_until: 0,
@@ -101,24 +101,24 @@ impl PollList {
         Flow(free.unwrap_or(self.flows.len() - 1))
     }
 
-    /// A source of it is gone; it is on the list no more.
+    /// A task of it is gone; it is on the list no more.
     pub(crate) fn leave(&mut self, flow: Flow) {
         self.flows[flow.0].members -= 1;
     }
 
-    /// Puts a source on the list, at the end.
-    pub(crate) fn push(&mut self, flow: Flow, source: u32) {
+    /// Puts a task on the list, at the end.
+    pub(crate) fn push(&mut self, flow: Flow, task: u32) {
         let share = &mut self.flows[flow.0];
         // A flow whose turn it is stays where it is, in front.
-        if share.sources.is_empty() && !(self.begun && self.active.front() == Some(&flow.0)) {
+        if share.tasks.is_empty() && !(self.begun && self.active.front() == Some(&flow.0)) {
             self.active.push_back(flow.0);
         }
-        share.sources.push_back(source);
-        self.sources += 1;
+        share.tasks.push_back(task);
+        self.tasks += 1;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.sources == 0
+        self.tasks == 0
     }
 
     /// Begins a round, in which each device that is on the list now has one turn.
@@ -151,7 +151,7 @@ impl PollList {
         }
     }
 
-    /// The next source of the round, which is off the list until [`PollList::visited`], and what it may take.
+    /// The next task of the round, which is off the list until [`PollList::visited`], and what it may take.
     pub(crate) fn next(&mut self, now: Nanos) -> Option<(u32, u32)> {
         loop {
             if self.round == 0 {
@@ -162,38 +162,38 @@ impl PollList {
                 let turn = self.turn(index, now);
                 let share = &mut self.flows[index];
                 share.deficit += i64::from(turn) * i64::from(share.weight);
-                (share.turn, share.more, share.found) = (share.sources.len(), false, false);
+                (share.turn, share.more, share.found) = (share.tasks.len(), false, false);
                 self.begun = true;
             }
             let share = &mut self.flows[index];
             if share.turn > 0 && share.deficit > 0 {
                 share.turn -= 1;
-                if let Some(source) = share.sources.pop_front() {
-                    self.sources -= 1;
-                    return Some((source, u32::try_from(share.deficit).unwrap_or(u32::MAX)));
+                if let Some(task) = share.tasks.pop_front() {
+                    self.tasks -= 1;
+                    return Some((task, u32::try_from(share.deficit).unwrap_or(u32::MAX)));
                 }
             }
             self.end_turn(index, now);
         }
     }
 
-    /// The source that [`PollList::next`] gave was visited.
+    /// The task that [`PollList::next`] gave was visited.
     #[inline]
-    pub(crate) fn visited(&mut self, flow: Flow, source: u32, visit: Visit) {
+    pub(crate) fn visited(&mut self, flow: Flow, task: u32, visit: Visit) {
         let share = &mut self.flows[flow.0];
         share.deficit -= i64::from(visit.cost);
         self.taken |= visit.cost > 0;
         share.more |= visit.more;
         share.found |= visit.cost > 0;
         if visit.stays {
-            share.sources.push_back(source);
-            self.sources += 1;
+            share.tasks.push_back(task);
+            self.tasks += 1;
         }
     }
 
     fn end_turn(&mut self, index: usize, now: Nanos) {
         let share = &mut self.flows[index];
-        // What sources would still have done that were not visited is more, too.
+        // What tasks would still have done that were not visited is more, too.
         let more = share.more || share.turn > 0;
         if !more {
             share.deficit = share.deficit.min(0);
@@ -201,7 +201,7 @@ impl PollList {
                 share.light_until = now + LIGHT_NS;
             }
         }
-        let (stays, light_until) = (!share.sources.is_empty(), share.light_until);
+        let (stays, light_until) = (!share.tasks.is_empty(), share.light_until);
         self.active.pop_front();
         if stays {
             self.active.push_back(index);
@@ -233,7 +233,7 @@ impl PollList {
 mod tests {
     use super::*;
 
-    /// What each source has to do; a visit takes whole requests, as a source does.
+    /// What each task has to do; a visit takes whole requests, as a task does.
     struct World {
         list: PollList,
         flows: Vec<Flow>,
@@ -244,26 +244,26 @@ mod tests {
     }
 
     impl World {
-        /// Sources by device, with the device's weight and the cost of its requests.
-        fn new(sources: &[(u64, u32, u32)]) -> Self {
+        /// Tasks by device, with the device's weight and the cost of its requests.
+        fn new(tasks: &[(u64, u32, u32)]) -> Self {
             let mut list = PollList::default();
             let flows: Vec<Flow> =
-                sources.iter().map(|(device, weight, _)| list.join(*device, *weight)).collect();
-            for (source, flow) in flows.iter().enumerate() {
-                list.push(*flow, source as u32);
+                tasks.iter().map(|(device, weight, _)| list.join(*device, *weight)).collect();
+            for (task, flow) in flows.iter().enumerate() {
+                list.push(*flow, task as u32);
             }
-            let request_cost = sources.iter().map(|source| source.2).collect();
-            let count = sources.len();
+            let request_cost = tasks.iter().map(|task| task.2).collect();
+            let count = tasks.len();
             Self { list, flows, waiting: vec![u32::MAX; count], request_cost, taken: vec![0; count], now: 0 }
         }
 
-        /// One round; the largest cost between two visits of each source.
+        /// One round; the largest cost between two visits of each task.
         fn round(&mut self) -> Vec<u32> {
             let mut visited = Vec::new();
             self.now += 1000;
             self.list.begin_round();
-            while let Some((source, budget)) = self.list.next(self.now) {
-                let at = source as usize;
+            while let Some((task, budget)) = self.list.next(self.now) {
+                let at = task as usize;
                 let (mut cost, mut left) = (0, self.waiting[at]);
                 while cost < budget && left > 0 {
                     cost += self.request_cost[at];
@@ -274,8 +274,8 @@ mod tests {
                 }
                 self.taken[at] += u64::from(cost);
                 let visit = Visit { cost, more: left > 0 && cost >= budget, stays: true };
-                self.list.visited(self.flows[at], source, visit);
-                visited.push(source);
+                self.list.visited(self.flows[at], task, visit);
+                visited.push(task);
             }
             visited
         }
@@ -368,11 +368,11 @@ mod tests {
         let budgets = |list: &mut PollList, now| {
             let mut budgets = [0; 4];
             list.begin_round();
-            while let Some((source, budget)) = list.next(now) {
-                budgets[source as usize] = budget;
-                // Those of the sources 1 and up take what there is.
-                let visit = Visit { cost: 1, more: source == 0, stays: true };
-                list.visited(Flow(source as usize), source, visit);
+            while let Some((task, budget)) = list.next(now) {
+                budgets[task as usize] = budget;
+                // Those of the tasks 1 and up take what there is.
+                let visit = Visit { cost: 1, more: task == 0, stays: true };
+                list.visited(Flow(task as usize), task, visit);
             }
             budgets
         };
@@ -418,7 +418,7 @@ mod tests {
         list.push(flow, 0);
         list.begin_round();
         assert!(list.next(0).is_some());
-        // A neighbour is woken while the only source of the flow is off the list.
+        // A neighbour is woken while the only task of the flow is off the list.
         list.push(flow, 1);
         list.visited(flow, 0, Visit { cost: 0, more: false, stays: false });
         assert_eq!(list.next(0), None);

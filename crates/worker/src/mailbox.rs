@@ -3,53 +3,53 @@
 use crate::policy::Policy;
 use crate::poll::Poll;
 use crate::primitive::{Mutex, Sender, Waker};
-use kickless_device::{Source, Stopped, Update};
+use kickless_device::{QueueTask, Stopped, Update};
 use std::sync::{Arc, PoisonError};
 
-/// Names a source for as long as the pool lives; never used again.
+/// Names a task for as long as the pool lives; never used again.
 pub(crate) type Key = u64;
 
-/// Whose source it is, and where it is.
+/// Whose task it is, and where it is.
 #[derive(Clone)]
 pub(crate) struct Tenant {
     /// The device's number in the pool, and its weight.
     pub(crate) device: u64,
     pub(crate) weight: u32,
-    /// The worker that the source is on. Work items for the source are put in with this locked, so that one that moves takes all
+    /// The worker that the task is on. Work items for the task are put in with this locked, so that one that moves takes all
     /// that were put in before with it, in their order, and later ones follow it.
     pub(crate) seat: Arc<Mutex<usize>>,
 }
 
-/// A source that comes from another worker.
+/// A task that comes from another worker.
 pub(crate) struct Arrival {
-    pub(crate) source: Box<dyn Source>,
+    pub(crate) task: Box<dyn QueueTask>,
     pub(crate) policy: Policy,
 }
 
 /// What a worker is asked to do between two rounds.
 pub(crate) enum Item {
-    /// Run this source from now on.
-    Put(Key, Tenant, Box<dyn Source>),
-    /// Go on with this source of another worker's.
+    /// Run this task from now on.
+    Spawn(Key, Tenant, Box<dyn QueueTask>),
+    /// Go on with this task of another worker's.
     Adopt(Key, Tenant, Box<Arrival>),
     /// Change it; say when that is done.
     Update(Key, Update, Sender<()>),
     /// Stop it; say when it has.
     Stop(Key, Sender<Stopped>),
-    /// Hand all sources that are there to another worker.
+    /// Hand all tasks that are there to another worker.
     MoveAll(usize),
     /// Poll by this rule; say when that is in force.
     Poll(Poll, Sender<()>),
-    /// End, once all sources have stopped.
+    /// End, once all tasks have stopped.
     End,
 }
 
 impl Item {
-    /// Whether it is for a source that is already there.
+    /// Whether it is for a task that is already there.
     fn concerns(&self, key: Key) -> bool {
         match self {
             Self::Update(whose, ..) | Self::Stop(whose, _) => *whose == key,
-            Self::Put(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(..) | Self::End => false,
+            Self::Spawn(..) | Self::Adopt(..) | Self::MoveAll(_) | Self::Poll(..) | Self::End => false,
         }
     }
 }
@@ -89,7 +89,7 @@ impl Mailbox {
         items.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Takes the items for one source, in the order they were put in.
+    /// Takes the items for one task, in the order they were put in.
     pub(crate) fn take_for(&self, key: Key) -> Vec<Item> {
         let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(items) = items.as_mut() else { return Vec::new() };
@@ -101,7 +101,7 @@ impl Mailbox {
     /// The worker has ended: nothing is taken any more.
     pub(crate) fn close(&self) {
         let items = self.items.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Outside the lock: dropping a source can be long.
+        // Outside the lock: dropping a task can be long.
         drop(items);
     }
 }

@@ -5,7 +5,7 @@ use crate::event_loop::EventLoop;
 use crate::mailbox::{Item, Key, Mailbox, Tenant};
 use crate::poll::Poll;
 use crate::team::Team;
-use kickless_device::{Place, Placed, Source, Stopped, Update};
+use kickless_device::{Executor, QueueTask, Stopped, TaskHandle, Update};
 use kickless_io::{Engine, EngineOptions, Waker};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
@@ -32,11 +32,11 @@ pub struct Options {
     pub call_coalesce: Option<Duration>,
 }
 
-/// A fixed number of workers. Dropping it stops all sources, waits for what is in flight and ends the threads.
+/// A fixed number of workers. Dropping it stops all tasks, waits for what is in flight and ends the threads.
 pub struct Pool {
     team: Arc<Team>,
     threads: Vec<JoinHandle<()>>,
-    /// Counts sources ever put, which also spreads them over the workers.
+    /// Counts tasks ever spawned, which also spreads them over the workers.
     keys: AtomicU64,
     /// Counts devices.
     devices: AtomicU64,
@@ -82,14 +82,14 @@ impl Pool {
         Ok(pool)
     }
 
-    /// A device's share of the pool: its sources have as much of a crowded worker's time together as those of any other device, times
+    /// A device's share of the pool: its tasks have as much of a crowded worker's time together as those of any other device, times
     /// `weight` (at least 1).
-    pub fn place(self: &Arc<Self>, weight: u32) -> Arc<dyn Place> {
+    pub fn executor(self: &Arc<Self>, weight: u32) -> Arc<dyn Executor> {
         let device = self.devices.fetch_add(1, Ordering::Relaxed);
         Arc::new(Share { pool: self.clone(), device, weight })
     }
 
-    /// Changes when rings are polled, of all sources that there are and that come; returns when it is in force.
+    /// Changes when rings are polled, of all tasks that there are and that come; returns when it is in force.
     pub fn set_poll(&self, poll: Poll) {
         let ask = |seat: &crate::team::Seat| {
             let (done, answer) = channel();
@@ -103,16 +103,16 @@ impl Pool {
     }
 
     /// Becomes readable, and stays so, when a worker has ended without being asked to: by an error of the host, or by a panic.
-    /// Its sources are gone, and their drivers wait for ever: only a new process can serve them.
+    /// Its tasks are gone, and their drivers wait for ever: only a new process can serve them.
     pub fn failed(&self) -> BorrowedFd<'_> {
         self.failed.as_fd()
     }
 
-    /// Moves all sources that are on one worker now to another, each as soon as what is in flight of it is done. Nothing is lost and
+    /// Moves all tasks that are on one worker now to another, each as soon as what is in flight of it is done. Nothing is lost and
     /// nothing stops; the load may bring them back. Workers are counted from 0; those that there are not are ignored.
     pub fn move_all(&self, from: usize, to: usize) {
         if let Some(seat) = self.team.seats.get(from) {
-            // A worker that has ended has no sources.
+            // A worker that has ended has no tasks.
             let _ = seat.mailbox.put(Item::MoveAll(to));
         }
     }
@@ -197,19 +197,19 @@ struct Share {
     weight: u32,
 }
 
-impl Place for Share {
-    fn put(&self, source: Box<dyn Source>) -> io::Result<Box<dyn Placed>> {
+impl Executor for Share {
+    fn spawn(&self, task: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>> {
         let (team, key) = (&self.pool.team, self.pool.keys.fetch_add(1, Ordering::Relaxed));
         let seat = (key % team.seats.len() as u64) as usize;
         let tenant = Tenant { device: self.device, weight: self.weight, seat: Arc::new(Mutex::new(seat)) };
         let seat = tenant.seat.clone();
-        let put = team.put(&seat, Item::Put(key, tenant, source));
+        let put = team.put(&seat, Item::Spawn(key, tenant, task));
         put.map_err(|_| io::Error::other("the worker has ended"))?;
         Ok(Box::new(Running { key, team: team.clone(), seat }))
     }
 }
 
-/// A source on a worker.
+/// A task on a worker.
 struct Running {
     key: Key,
     team: Arc<Team>,
@@ -225,7 +225,7 @@ impl Running {
     }
 }
 
-impl Placed for Running {
+impl TaskHandle for Running {
     fn update(&self, update: Update) -> Receiver<()> {
         self.ask(|done| Item::Update(self.key, update, done))
     }
@@ -237,7 +237,7 @@ impl Placed for Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Of a source that has stopped the worker knows nothing any more, and ignores this.
+        // Of a task that has stopped the worker knows nothing any more, and ignores this.
         drop(self.stop());
     }
 }

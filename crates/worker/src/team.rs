@@ -29,15 +29,15 @@ impl Team {
         Self { clock, seats: mailboxes.into_iter().map(seat).collect() }
     }
 
-    /// Puts an item for a source into the mailbox of the worker that has it, which `place` says. If that worker has ended the item
+    /// Puts an item for a task into the mailbox of the worker that has it, which `place` says. If that worker has ended the item
     /// comes back.
     pub(crate) fn put(&self, place: &Mutex<usize>, item: Item) -> Result<(), Item> {
         let place = place.lock().unwrap_or_else(PoisonError::into_inner);
         self.seats[*place].mailbox.put(item)
     }
 
-    /// Gives a source that is on no worker any more to that at `to`, and with it all that it has been asked at `from` and not been
-    /// told yet. If that worker has ended the source comes back, and stays where it was.
+    /// Gives a task that is on no worker any more to that at `to`, and with it all that it has been asked at `from` and not been
+    /// told yet. If that worker has ended the task comes back, and stays where it was.
     pub(crate) fn hand_over(
         &self,
         key: Key,

@@ -1,4 +1,4 @@
-//! What the loop does with sources: visits, completions, and who is looked at.
+//! What the loop does with tasks: visits, completions, and who is looked at.
 
 use crate::clock::Nanos;
 use crate::entry::State;
@@ -23,17 +23,17 @@ impl EventLoop {
         }
     }
 
-    /// One look at a source, which is off the list meanwhile.
+    /// One look at a task, which is off the list meanwhile.
     fn visit(&mut self, number: u32, budget: u32, now: Nanos) -> Visit {
         let gone = Visit { cost: 0, more: false, stays: false };
         let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
         let leaving = entry.is_leaving();
-        let mut context = Context { engine: &mut self.engine, source: number, waker: self.mailbox.waker() };
-        let polled = entry.source.poll(&mut context, if leaving { 0 } else { budget });
+        let mut context = Context { engine: &mut self.engine, task: number, waker: self.mailbox.waker() };
+        let polled = entry.task.poll(&mut context, if leaving { 0 } else { budget });
         let cost = polled.cost;
         // Also of chains that are not popped yet.
         entry.cost += u64::from(cost);
-        let vring = entry.source.vring();
+        let vring = entry.task.vring();
         let owes_call = vring.owes_call();
         let counters = vring.counters();
         if polled.served > 0 {
@@ -76,10 +76,10 @@ impl EventLoop {
         Visit { cost, more: false, stays: false }
     }
 
-    /// Asks the policy what to do with a source on the list that was found empty. Whether it stays there.
+    /// Asks the policy what to do with a task on the list that was found empty. Whether it stays there.
     fn found_empty(&mut self, number: u32, now: Nanos) -> bool {
         let Some(entry) = self.entries[number as usize].as_mut() else { return false };
-        let on_disk = entry.source.in_flight() > 0;
+        let on_disk = entry.task.in_flight() > 0;
         match entry.policy.empty(now, &self.senses.host, on_disk) {
             Verdict::Spin { until } => {
                 entry.spin_until = Some(until);
@@ -93,8 +93,8 @@ impl EventLoop {
                 }
                 false
             }
-            Verdict::Arm if entry.source.vring().arm() => {
-                entry.source.vring().disarm();
+            Verdict::Arm if entry.task.vring().arm() => {
+                entry.task.vring().disarm();
                 entry.policy.still_busy();
                 entry.spin_until = None;
                 true
@@ -107,7 +107,7 @@ impl EventLoop {
         }
     }
 
-    /// Reaps the engine and gives each source its own.
+    /// Reaps the engine and gives each task its own.
     pub(crate) fn complete(&mut self) {
         // An engine that says it is ready is listened to even if nothing is in flight: only a reap makes it unready.
         if self.engine.in_flight() == 0 && !std::mem::take(&mut self.engine_ready) {
@@ -129,19 +129,19 @@ impl EventLoop {
             self.work = self.work.saturating_add(self.batch.len() as u32);
             if let Some(entry) = self.entries[number as usize].as_mut() {
                 let mut context =
-                    Context { engine: &mut self.engine, source: number, waker: self.mailbox.waker() };
-                let waits = entry.source.complete(&mut context, &mut self.batch);
+                    Context { engine: &mut self.engine, task: number, waker: self.mailbox.waker() };
+                let waits = entry.task.complete(&mut context, &mut self.batch);
                 self.completed(number, waits);
             }
             self.batch.clear();
         }
         drop(rest);
         self.completions = completions;
-        // Any completion can have made the room that a source waits for.
+        // Any completion can have made the room that a task waits for.
         self.unblock();
     }
 
-    /// A source has taken completions.
+    /// A task has taken completions.
     fn completed(&mut self, number: u32, waits: bool) {
         self.owe_call(number);
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
@@ -158,7 +158,7 @@ impl EventLoop {
                 let now = self.clock.now();
                 entry.policy.woken(now, &self.senses.host, 0);
                 entry.policy.found(now, 0);
-                let on_disk = entry.source.in_flight() > 0;
+                let on_disk = entry.task.in_flight() > 0;
                 match entry.policy.empty(now, &self.senses.host, on_disk) {
                     Verdict::Spin { until } => {
                         self.list_it(number, now);
@@ -193,7 +193,7 @@ impl EventLoop {
             return;
         }
         let mut waiting = std::mem::take(&mut self.waiting);
-        // Who was first the last time is last now: where there is little room, it is not always the same source's.
+        // Who was first the last time is last now: where there is little room, it is not always the same task's.
         waiting.rotate_left(1);
         for number in waiting.drain(..) {
             // A number can have a new owner, who does not wait.
@@ -206,7 +206,7 @@ impl EventLoop {
         self.waiting = waiting;
     }
 
-    /// Puts a source on the poll list, if it is not there or about to be.
+    /// Puts a task on the poll list, if it is not there or about to be.
     pub(crate) fn make_polled(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         match entry.state {
@@ -217,9 +217,9 @@ impl EventLoop {
             }
             State::Armed => entry.policy.woken(self.clock.now(), &self.senses.host, 0),
             State::Napping { .. } => {
-                let pending = entry.source.vring().pending();
+                let pending = entry.task.vring().pending();
                 if pending > 0 {
-                    entry.source.vring().counters().kicks_avoided.add(1);
+                    entry.task.vring().counters().kicks_avoided.add(1);
                 }
                 entry.policy.woken(self.clock.now(), &self.senses.host, pending);
             }
@@ -231,7 +231,7 @@ impl EventLoop {
     fn list_it(&mut self, number: u32, now: Nanos) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         if entry.state == State::Armed {
-            entry.source.vring().disarm();
+            entry.task.vring().disarm();
         }
         entry.enter(State::Polled, now);
         self.list.push(entry.flow, number);
@@ -241,7 +241,7 @@ impl EventLoop {
     pub(crate) fn kicked(&mut self, number: u32) {
         let Some(entry) = self.entries.get_mut(number as usize).and_then(Option::as_mut) else { return };
         let armed = entry.state == State::Armed;
-        let vring = entry.source.vring();
+        let vring = entry.task.vring();
         vring.counters().kicks.add(1);
         if armed && vring.has_work() {
             self.make_polled(number);
@@ -251,10 +251,10 @@ impl EventLoop {
         }
     }
 
-    /// Notes when the call is due that a source owes: after the delay if it was put off, or soon if the kernel refused it.
+    /// Notes when the call is due that a task owes: after the delay if it was put off, or soon if the kernel refused it.
     fn owe_call(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
-        if entry.call_due.is_none() && entry.source.vring().owes_call() {
+        if entry.call_due.is_none() && entry.task.vring().owes_call() {
             let due = self.clock.now().saturating_add(self.call_coalesce.unwrap_or(RETRY));
             entry.call_due = Some(due);
             self.next_call = self.next_call.min(due);

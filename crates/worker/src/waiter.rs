@@ -15,7 +15,7 @@ pub(crate) enum Ready {
     Mailbox,
     /// The engine may have completions.
     Engine,
-    /// The driver kicked the source with this number.
+    /// The driver kicked the task with this number.
     Kick(u32),
 }
 
@@ -40,10 +40,10 @@ impl Waiter {
         Ok(Self { epoll, hears: true, events: Vec::with_capacity(EVENTS) })
     }
 
-    /// Waits for kicks of `source` too. One that has come already counts.
-    pub(crate) fn add(&self, kick: BorrowedFd<'_>, source: u32) -> io::Result<()> {
+    /// Waits for kicks of `task` too. One that has come already counts.
+    pub(crate) fn add(&self, kick: BorrowedFd<'_>, task: u32) -> io::Result<()> {
         // Edge-triggered: the descriptor is never read, and each kick is an event.
-        Ok(epoll::add(&self.epoll, kick, EventData::new_u64(source.into()), EventFlags::IN | EventFlags::ET)?)
+        Ok(epoll::add(&self.epoll, kick, EventData::new_u64(task.into()), EventFlags::IN | EventFlags::ET)?)
     }
 
     /// From the next wait on, completions of the `engine` end it or do not. Those that came before count.
@@ -57,7 +57,7 @@ impl Waiter {
     }
 
     pub(crate) fn remove(&self, kick: BorrowedFd<'_>) {
-        // It was added; a failure would leave events for a source that is gone, which are ignored.
+        // It was added; a failure would leave events for a task that is gone, which are ignored.
         let _ = epoll::delete(&self.epoll, kick);
     }
 
@@ -90,7 +90,7 @@ impl Waiter {
         self.events.iter().map(|event| match event.data.u64() {
             MAILBOX => Ready::Mailbox,
             ENGINE => Ready::Engine,
-            source => Ready::Kick(source as u32),
+            task => Ready::Kick(task as u32),
         })
     }
 }

@@ -1,10 +1,10 @@
-//! A source that is asked to stop while a request of its own finds no room to go on.
+//! A task that is asked to stop while a request of its own finds no room to go on.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod echo;
 
 use echo::{DEADLINE, Driver, options, start};
-use kickless_device::{Context, Next, Polled, Source, Vring};
+use kickless_device::{Context, Next, Polled, QueueTask, Vring};
 use kickless_io::{BackingFile, Buffers, Completion, Engine, FileId, Op, OpKind, Owner, Token};
 use kickless_virtqueue::Chain;
 use kickless_worker::Poll;
@@ -29,11 +29,11 @@ impl TwoSteps {
     fn queue(&mut self, context: &mut Context<'_>) {
         let file = self.file.expect("it is attached");
         let op = Op { file, kind: OpKind::Flush, offset: 0, buffers: Buffers::None };
-        context.engine.queue(op, Token { source: context.source, slot: 0 }).unwrap();
+        context.engine.queue(op, Token { source: context.task, slot: 0 }).unwrap();
     }
 }
 
-impl Source for TwoSteps {
+impl QueueTask for TwoSteps {
     fn vring(&mut self) -> &mut Vring {
         &mut self.vring
     }
@@ -84,17 +84,17 @@ impl Source for TwoSteps {
 #[test]
 fn it_goes_on_with_what_waits_and_stops() {
     let pool = start(&options(1, Poll::Never));
-    let place = pool.place(1);
+    let executor = pool.executor(1);
     for _ in 0..200 {
         let (mut driver, vring) = Driver::new();
         let (popped, is_popped) = channel();
         driver.submit(1);
-        let source =
+        let task =
             TwoSteps { vring, chain: Chain::default(), file: None, in_flight: false, waits: false, popped };
-        let placed = place.put(Box::new(source)).unwrap();
+        let handle = executor.spawn(Box::new(task)).unwrap();
         is_popped.recv_timeout(DEADLINE).unwrap();
         // It comes before the completion, with it or after it.
-        let stopped = placed.stop().recv_timeout(DEADLINE).expect("it never stopped");
+        let stopped = handle.stop().recv_timeout(DEADLINE).expect("it never stopped");
         assert_eq!((stopped.next_avail, driver.used()), (1, 1));
     }
 }

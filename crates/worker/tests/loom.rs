@@ -1,7 +1,7 @@
 //! How work comes to a worker, moves to another and ends, in every order that the memory model allows, up to a number of
 //! preemptions.
 //!
-//! The code under test is the crate's own, taken from its files: the mailbox, and how a team finds the worker that has a source
+//! The code under test is the crate's own, taken from its files: the mailbox, and how a team finds the worker that has a task
 //! and hands it over. What they stand on (eventfds, epoll, channels) is replaced by what loom can watch; the loop around them is
 //! a model of the real one ([`worker`]), and the ring's suppression is that of the rings. An item or a kick that is lost is a
 //! deadlock, which loom finds.

@@ -3,8 +3,8 @@
 
 mod echo;
 
-use echo::{DEADLINE, Fixture, options, source, source_that, start};
-use kickless_device::{Call, Next, Placed, Update};
+use echo::{DEADLINE, Fixture, options, task, task_that, start};
+use kickless_device::{Call, Next, TaskHandle, Update};
 use kickless_io::Signaller;
 use kickless_worker::{Poll, Pool};
 use rustix::io::{Errno, dup2};
@@ -32,15 +32,15 @@ fn stress(
     workers: usize,
     poll: Poll,
     disturb: impl Fn(&Pool, usize) + Sync,
-) -> Vec<(Fixture, Box<dyn Placed>)> {
+) -> Vec<(Fixture, Box<dyn TaskHandle>)> {
     let pool = start(&options(workers, poll));
-    let place = pool.place(1);
+    let executor = pool.executor(1);
     let done = AtomicBool::new(false);
     let all: Vec<_> = std::thread::scope(|scope| {
         let drivers: Vec<_> = (0..QUEUES)
             .map(|queue| {
-                let (mut fixture, echo) = source(false);
-                let placed = place.put(echo).unwrap();
+                let (mut fixture, echo) = task(false);
+                let handle = executor.spawn(echo).unwrap();
                 scope.spawn(move || {
                     for request in 0..REQUESTS / QUEUES as u16 {
                         fixture.driver.submit_and_kick_if_asked();
@@ -50,10 +50,10 @@ fn stress(
                             std::hint::spin_loop();
                         }
                         if request % 512 == 0 {
-                            placed.update(Update::Look).recv_timeout(DEADLINE).expect("no answer");
+                            handle.update(Update::Look).recv_timeout(DEADLINE).expect("no answer");
                         }
                     }
-                    (fixture, placed)
+                    (fixture, handle)
                 })
             })
             .collect();
@@ -71,8 +71,8 @@ fn stress(
         disturber.join().unwrap();
         all
     });
-    for (fixture, placed) in &all {
-        assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, REQUESTS / QUEUES as u16);
+    for (fixture, handle) in &all {
+        assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, REQUESTS / QUEUES as u16);
         assert_eq!(fixture.driver.used(), REQUESTS / QUEUES as u16);
         assert_eq!(fixture.seen.dropped.load(Ordering::SeqCst), 1);
     }
@@ -109,39 +109,39 @@ fn queues_move_between_workers_and_nothing_is_lost() {
 #[test]
 fn a_queue_with_something_in_flight_moves_when_that_is_done() {
     let pool = start(&options(2, Poll::Never));
-    let (mut fixture, echo) = source(true);
-    let placed = pool.place(1).put(echo).unwrap();
+    let (mut fixture, echo) = task(true);
+    let handle = pool.executor(1).spawn(echo).unwrap();
     fixture.driver.submit(3);
     fixture.driver.kick();
     fixture.wait_popped(3);
     pool.move_all(0, 1);
     fixture.driver.submit(2);
     fixture.driver.kick();
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert!(fixture.popped.try_recv().is_err(), "popped by a worker that is to give it away");
     *fixture.release.lock().unwrap() = true;
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     // What it could not take there it takes here.
     fixture.wait_popped(2);
     assert_eq!(fixture.driver.counters.moves.get(), 1);
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
-    assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, 5);
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 5);
 }
 
 #[test]
 fn one_that_moves_can_be_stopped() {
     let pool = start(&options(2, Poll::Never));
-    let (mut fixture, echo) = source(true);
-    let placed = pool.place(1).put(echo).unwrap();
+    let (mut fixture, echo) = task(true);
+    let handle = pool.executor(1).spawn(echo).unwrap();
     fixture.driver.submit(1);
     fixture.driver.kick();
     fixture.wait_popped(1);
     pool.move_all(0, 1);
-    let stopping = placed.stop();
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    let stopping = handle.stop();
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert!(stopping.try_recv().is_err(), "stopped with requests in flight");
     *fixture.release.lock().unwrap() = true;
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert_eq!(stopping.recv_timeout(DEADLINE).unwrap().next_avail, 1);
     assert_eq!(fixture.driver.counters.moves.get(), 0);
 }
@@ -150,13 +150,13 @@ fn one_that_moves_can_be_stopped() {
 #[test]
 fn a_queue_on_its_way_hears_of_a_new_rule() {
     let pool = start(&options(2, Poll::Always));
-    let place = pool.place(1);
-    let (mut moved, echo) = source_that(true, Next::Waiting);
-    let on_first = place.put(echo).unwrap();
+    let executor = pool.executor(1);
+    let (mut moved, echo) = task_that(true, Next::Waiting);
+    let on_first = executor.spawn(echo).unwrap();
     moved.driver.submit(1);
     moved.wait_popped(1);
-    let (mut other, echo) = source(false);
-    let on_second = place.put(echo).unwrap();
+    let (mut other, echo) = task(false);
+    let on_second = executor.spawn(echo).unwrap();
     pool.move_all(0, 1);
     on_first.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     let asks_for_kicks = |fixture: &mut Fixture| {
@@ -182,8 +182,8 @@ fn a_queue_on_its_way_hears_of_a_new_rule() {
     });
     on_first.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     asks_for_kicks(&mut moved);
-    for placed in [on_first, on_second] {
-        placed.stop().recv_timeout(DEADLINE).unwrap();
+    for handle in [on_first, on_second] {
+        handle.stop().recv_timeout(DEADLINE).unwrap();
     }
 }
 
@@ -191,8 +191,8 @@ fn a_queue_on_its_way_hears_of_a_new_rule() {
 fn no_time_is_counted_twice() {
     let pool = start(&options(1, Poll::Never));
     let start = Instant::now();
-    let (mut fixture, echo) = source(false);
-    let placed = pool.place(1).put(echo).unwrap();
+    let (mut fixture, echo) = task(false);
+    let handle = pool.executor(1).spawn(echo).unwrap();
     for _ in 0..5 {
         // Long enough for loads to be looked at after each sleep; and the first one ends in vain.
         std::thread::sleep(Duration::from_millis(120));
@@ -201,7 +201,7 @@ fn no_time_is_counted_twice() {
         fixture.driver.submit_and_kick_if_asked();
         fixture.wait_popped(1);
     }
-    placed.stop().recv_timeout(DEADLINE).unwrap();
+    handle.stop().recv_timeout(DEADLINE).unwrap();
     let counters = &fixture.driver.counters;
     let counted = Duration::from_nanos(counters.notified_ns.get() + counters.polled_ns.get());
     assert!(counted <= start.elapsed(), "{counted:?}");
@@ -210,15 +210,15 @@ fn no_time_is_counted_twice() {
 #[test]
 fn moving_to_where_nobody_is_does_nothing() {
     let pool = start(&options(1, Poll::Never));
-    let (mut fixture, echo) = source(false);
-    let placed = pool.place(1).put(echo).unwrap();
+    let (mut fixture, echo) = task(false);
+    let handle = pool.executor(1).spawn(echo).unwrap();
     pool.move_all(0, 7);
     pool.move_all(9, 0);
     pool.move_all(0, 0);
     fixture.driver.submit(1);
     fixture.driver.kick();
     fixture.wait_popped(1);
-    assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, 1);
+    assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 1);
     assert_eq!(fixture.driver.counters.moves.get(), 0);
 }
 
@@ -227,19 +227,19 @@ fn moving_to_where_nobody_is_does_nothing() {
 fn a_pool_can_end_while_queues_move() {
     for _ in 0..50 {
         let pool = start(&options(3, Poll::default()));
-        let place = pool.place(1);
+        let executor = pool.executor(1);
         let all: Vec<_> = (0..QUEUES)
             .map(|_| {
-                let (mut fixture, echo) = source(false);
+                let (mut fixture, echo) = task(false);
                 fixture.driver.submit(1);
-                (place.put(echo).unwrap(), fixture)
+                (executor.spawn(echo).unwrap(), fixture)
             })
             .collect();
         (0..3).for_each(|seat| pool.move_all(seat, (seat + 1) % 3));
-        drop((pool, place));
-        for (placed, fixture) in all {
+        drop((pool, executor));
+        for (handle, fixture) in all {
             assert_eq!(fixture.seen.dropped.load(Ordering::SeqCst), 1);
-            assert!(placed.stop().recv_timeout(DEADLINE).is_err());
+            assert!(handle.stop().recv_timeout(DEADLINE).is_err());
         }
     }
 }
@@ -247,8 +247,8 @@ fn a_pool_can_end_while_queues_move() {
 #[test]
 fn kicks_without_work_are_counted_and_change_nothing() {
     let pool = start(&options(1, Poll::Never));
-    let (mut fixture, echo) = source(false);
-    let placed = pool.place(1).put(echo).unwrap();
+    let (mut fixture, echo) = task(false);
+    let handle = pool.executor(1).spawn(echo).unwrap();
     for _ in 0..1000 {
         fixture.driver.kick();
     }
@@ -263,7 +263,7 @@ fn kicks_without_work_are_counted_and_change_nothing() {
         fixture.driver.submit_and_kick_if_asked();
         fixture.wait_popped(1);
     }
-    assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, 10);
+    assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 10);
 }
 
 fn calls(fixture: &Fixture) -> u64 {
@@ -276,14 +276,14 @@ fn calls(fixture: &Fixture) -> u64 {
 }
 
 /// A driver that asks for a call with each batch.
-fn batches(fixture: &mut Fixture, placed: &dyn Placed, count: u32) {
+fn batches(fixture: &mut Fixture, handle: &dyn TaskHandle, count: u32) {
     for _ in 0..count {
         let used = fixture.driver.used();
         fixture.driver.ask_for_a_call(used);
         fixture.driver.submit(1);
         fixture.driver.kick();
         fixture.wait_popped(1);
-        placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     }
 }
 
@@ -292,14 +292,14 @@ fn a_call_is_put_off_and_tells_of_many_batches() {
     let put_off = |delay| {
         let options = kickless_worker::Options { call_coalesce: delay, ..options(1, Poll::Always) };
         let pool = start(&options);
-        let (mut fixture, echo) = source(false);
-        let placed = pool.place(1).put(echo).unwrap();
-        placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        let (mut fixture, echo) = task(false);
+        let handle = pool.executor(1).spawn(echo).unwrap();
+        handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
         // The one at the start of each ring.
         assert_eq!(calls(&fixture), 1);
-        batches(&mut fixture, placed.as_ref(), 20);
+        batches(&mut fixture, handle.as_ref(), 20);
         let before = calls(&fixture);
-        placed.stop().recv_timeout(DEADLINE).unwrap();
+        handle.stop().recv_timeout(DEADLINE).unwrap();
         (before, before + calls(&fixture))
     };
     assert_eq!(put_off(None).1, 20);
@@ -315,11 +315,11 @@ fn a_call_that_is_put_off_is_made() {
     for rule in [Poll::Never, Poll::Always, Poll::default()] {
         let delay = Some(Duration::from_millis(2));
         let pool = start(&kickless_worker::Options { call_coalesce: delay, ..options(1, rule) });
-        let (mut fixture, echo) = source(false);
-        let placed: Arc<dyn Placed> = Arc::from(pool.place(1).put(echo).unwrap());
-        placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+        let (mut fixture, echo) = task(false);
+        let handle: Arc<dyn TaskHandle> = Arc::from(pool.executor(1).spawn(echo).unwrap());
+        handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
         let _ = calls(&fixture);
-        batches(&mut fixture, placed.as_ref(), 1);
+        batches(&mut fixture, handle.as_ref(), 1);
         let deadline = Instant::now() + DEADLINE;
         while calls(&fixture) == 0 {
             assert!(Instant::now() < deadline, "no call");
@@ -338,15 +338,15 @@ fn a_call_that_the_kernel_refuses_is_made_later() {
         [(Poll::Never, None), (Poll::Always, None), (Poll::Never, Some(Duration::from_micros(1)))]
     {
         let pool = start(&kickless_worker::Options { call_coalesce: delay, ..options(1, rule) });
-        let (mut fixture, echo) = source(false);
-        let placed = pool.place(1).put(echo).unwrap();
+        let (mut fixture, echo) = task(false);
+        let handle = pool.executor(1).spawn(echo).unwrap();
         let call = fixture.driver.call.try_clone().unwrap();
-        // SAFETY: the source holds this descriptor open as long as it lives, and closes it: this does not.
+        // SAFETY: the task holds this descriptor open as long as it lives, and closes it: this does not.
         let mut kept = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(call.as_raw_fd()) });
-        placed.update(Update::Call(Some(Call::new(call).unwrap()))).recv_timeout(DEADLINE).unwrap();
+        handle.update(Update::Call(Some(Call::new(call).unwrap()))).recv_timeout(DEADLINE).unwrap();
         assert_ne!(calls(&fixture), 0);
         dup2(std::fs::File::open("/dev/null").unwrap(), &mut kept).unwrap();
-        batches(&mut fixture, placed.as_ref(), 1);
+        batches(&mut fixture, handle.as_ref(), 1);
         // At least one more attempt is made meanwhile.
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(calls(&fixture), 0);

@@ -3,8 +3,8 @@
 
 mod echo;
 
-use echo::{DEADLINE, Driver, echo_over, options, pool, source, source_that, start};
-use kickless_device::{Context, Kick, Next, Polled, Source, Stopped, Update, Vring};
+use echo::{DEADLINE, Driver, echo_over, options, pool, start, task, task_that};
+use kickless_device::{Context, Kick, Next, Polled, QueueTask, Stopped, Update, Vring};
 use kickless_io::{Completion, Engine};
 use kickless_virtqueue::Chain;
 use kickless_worker::{Poll, Pool};
@@ -16,11 +16,11 @@ use std::sync::atomic::Ordering;
 #[test]
 fn a_ring_is_looked_at_once_without_a_kick() {
     let pool = pool(1);
-    let (mut fixture, echo) = source(false);
+    let (mut fixture, echo) = task(false);
     fixture.driver.submit(200);
-    let placed = pool.put(echo).unwrap();
+    let handle = pool.spawn(echo).unwrap();
     fixture.wait_popped(200);
-    let stopped = placed.stop().recv_timeout(DEADLINE).unwrap();
+    let stopped = handle.stop().recv_timeout(DEADLINE).unwrap();
     assert_eq!(stopped, Stopped { next_avail: 200, has_work: false, held: Vec::new() });
     assert_eq!(fixture.driver.used(), 200);
     for count in [&fixture.seen.attached, &fixture.seen.detached, &fixture.seen.dropped] {
@@ -31,8 +31,8 @@ fn a_ring_is_looked_at_once_without_a_kick() {
 #[test]
 fn every_kick_is_heard_whenever_it_comes() {
     let pool = pool(2);
-    let (mut fixture, echo) = source(false);
-    let placed = pool.put(echo).unwrap();
+    let (mut fixture, echo) = task(false);
+    let handle = pool.spawn(echo).unwrap();
     // Between these the worker is now polling, now arming, now asleep.
     for round in 0..2000u32 {
         fixture.driver.submit(1);
@@ -42,7 +42,7 @@ fn every_kick_is_heard_whenever_it_comes() {
             std::hint::spin_loop();
         }
     }
-    assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, 2000);
+    assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 2000);
     // What is left in the kick descriptor would be a kick that was served already.
     rustix::io::ioctl_fionbio(&fixture.driver.kick, true).unwrap();
     assert!(rustix::io::read(&fixture.driver.kick, &mut [0u8; 8]).is_err());
@@ -51,42 +51,42 @@ fn every_kick_is_heard_whenever_it_comes() {
 #[test]
 fn updates_come_in_order_and_do_not_stop_it() {
     let pool = pool(1);
-    let (mut fixture, echo) = source(false);
-    let placed = pool.put(echo).unwrap();
+    let (mut fixture, echo) = task(false);
+    let handle = pool.spawn(echo).unwrap();
     // Memory without the ring: it rests. With it: it goes on where it was, and is looked at without a kick.
-    placed.update(Update::Memory(Arc::default())).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Memory(Arc::default())).recv_timeout(DEADLINE).unwrap();
     fixture.driver.submit(3);
     fixture.driver.kick();
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert!(fixture.popped.try_recv().is_err());
-    placed.update(Update::Memory(fixture.driver.view.clone())).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Memory(fixture.driver.view.clone())).recv_timeout(DEADLINE).unwrap();
     fixture.wait_popped(3);
     assert_eq!(fixture.seen.memory_changed.load(Ordering::SeqCst), 2);
     // A new kick descriptor that was signalled before it came.
     let kick = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
     fixture.driver.submit(1);
-    placed.update(Update::Kick(Some(Kick::new(kick).unwrap())));
+    handle.update(Update::Kick(Some(Kick::new(kick).unwrap())));
     fixture.wait_popped(1);
-    assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, 4);
-    // A source that has stopped is asked in vain, but never without an answer.
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 4);
+    // A task that has stopped is asked in vain, but never without an answer.
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
 }
 
 #[test]
 fn stopping_waits_for_what_is_in_flight() {
     let pool = pool(1);
-    let (mut fixture, echo) = source(true);
-    let placed = pool.put(echo).unwrap();
+    let (mut fixture, echo) = task(true);
+    let handle = pool.spawn(echo).unwrap();
     fixture.driver.submit(5);
     fixture.driver.kick();
     fixture.wait_popped(5);
-    let stopping = placed.stop();
+    let stopping = handle.stop();
     // What comes after the stop is not popped.
     fixture.driver.submit(2);
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert!(stopping.try_recv().is_err(), "stopped with requests in flight");
     *fixture.release.lock().unwrap() = true;
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert_eq!(stopping.recv_timeout(DEADLINE).unwrap().next_avail, 5);
     assert_eq!(fixture.driver.used(), 5);
 }
@@ -94,44 +94,44 @@ fn stopping_waits_for_what_is_in_flight() {
 #[test]
 fn a_source_that_waits_hears_kicks() {
     let pool = pool(1);
-    let (mut fixture, echo) = source_that(true, Next::Waiting);
-    let placed = pool.put(echo).unwrap();
+    let (mut fixture, echo) = task_that(true, Next::Waiting);
+    let handle = pool.spawn(echo).unwrap();
     for _ in 0..50 {
         fixture.driver.submit(2);
         fixture.driver.kick();
         fixture.wait_popped(2);
     }
     assert_eq!(fixture.driver.used(), 0);
-    let stopping = placed.stop();
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    let stopping = handle.stop();
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert!(stopping.try_recv().is_err(), "stopped with requests in flight");
     *fixture.release.lock().unwrap() = true;
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
     assert_eq!(stopping.recv_timeout(DEADLINE).unwrap().next_avail, 100);
     assert_eq!(fixture.driver.used(), 100);
 }
 
-/// The ring's memory goes away, and never comes back to this source.
+/// The ring's memory goes away, and never comes back to this task.
 #[test]
 fn completions_that_cannot_be_shown_are_handed_on() {
     let pool = pool(1);
-    let (mut fixture, echo) = source(true);
-    let placed = pool.put(echo).unwrap();
+    let (mut fixture, echo) = task(true);
+    let handle = pool.spawn(echo).unwrap();
     fixture.driver.submit(3);
     fixture.driver.kick();
     fixture.wait_popped(3);
-    placed.update(Update::Memory(Arc::default())).recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Memory(Arc::default())).recv_timeout(DEADLINE).unwrap();
     *fixture.release.lock().unwrap() = true;
-    placed.update(Update::Look).recv_timeout(DEADLINE).unwrap();
-    let stopped = placed.stop().recv_timeout(DEADLINE).unwrap();
+    handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
+    let stopped = handle.stop().recv_timeout(DEADLINE).unwrap();
     assert_eq!(fixture.driver.used(), 0);
     assert_eq!(stopped.held.iter().map(|held| held.id).collect::<Vec<_>>(), [0, 1, 2]);
 
     let vring = fixture.driver.ring(stopped);
     let (fixture, echo) = echo_over(fixture.driver, vring, false, Next::Blocked);
-    let placed = pool.put(echo).unwrap();
+    let handle = pool.spawn(echo).unwrap();
     assert_eq!(
-        placed.stop().recv_timeout(DEADLINE).unwrap(),
+        handle.stop().recv_timeout(DEADLINE).unwrap(),
         Stopped { next_avail: 3, has_work: false, held: Vec::new() }
     );
     assert_eq!(fixture.driver.used(), 3);
@@ -140,15 +140,15 @@ fn completions_that_cannot_be_shown_are_handed_on() {
 #[test]
 fn a_pool_that_ends_drains_its_sources() {
     let pool = pool(1);
-    let (mut fixture, echo) = source(false);
+    let (mut fixture, echo) = task(false);
     fixture.driver.submit(1);
-    let placed = pool.put(echo).unwrap();
+    let handle = pool.spawn(echo).unwrap();
     fixture.wait_popped(1);
     drop(pool);
     assert_eq!(fixture.seen.dropped.load(Ordering::SeqCst), 1);
     // Nobody answers any more, and that can be told from a late answer.
-    assert!(placed.update(Update::Look).recv_timeout(DEADLINE).is_err());
-    assert!(placed.stop().recv_timeout(DEADLINE).is_err());
+    assert!(handle.update(Update::Look).recv_timeout(DEADLINE).is_err());
+    assert!(handle.stop().recv_timeout(DEADLINE).is_err());
 }
 
 #[test]
@@ -156,24 +156,24 @@ fn many_sources_share_a_worker() {
     let pool = pool(1);
     let mut all: Vec<_> = (0..64)
         .map(|_| {
-            let (fixture, echo) = source(false);
-            (fixture, pool.put(echo).unwrap())
+            let (fixture, echo) = task(false);
+            (fixture, pool.spawn(echo).unwrap())
         })
         .collect();
     for (fixture, _) in &mut all {
         fixture.driver.submit(100);
         fixture.driver.kick();
     }
-    for (fixture, placed) in &all {
+    for (fixture, handle) in &all {
         fixture.wait_popped(100);
-        assert_eq!(placed.stop().recv_timeout(DEADLINE).unwrap().next_avail, 100);
+        assert_eq!(handle.stop().recv_timeout(DEADLINE).unwrap().next_avail, 100);
     }
 }
 
 /// Panics when it is asked for anything but its ring.
 struct Faulty(Vring);
 
-impl Source for Faulty {
+impl QueueTask for Faulty {
     fn vring(&mut self) -> &mut Vring {
         &mut self.0
     }
@@ -210,13 +210,13 @@ fn a_worker_that_dies_is_told() {
         poll(&mut [PollFd::from_borrowed_fd(pool.failed(), PollFlags::IN)], Some(&timeout)).unwrap() == 1
     };
     let (mut driver, vring) = Driver::new();
-    let placed = pool.place(1).put(Box::new(Faulty(vring))).unwrap();
+    let handle = pool.executor(1).spawn(Box::new(Faulty(vring))).unwrap();
     assert!(!readable(&pool, 0));
     driver.submit(1);
     driver.kick();
     assert!(readable(&pool, 60));
-    assert!(placed.stop().recv_timeout(DEADLINE).is_err());
-    drop(placed);
+    assert!(handle.stop().recv_timeout(DEADLINE).is_err());
+    drop(handle);
 
     let pool = start(&options(1, Poll::default()));
     let failed = pool.failed().try_clone_to_owned().unwrap();

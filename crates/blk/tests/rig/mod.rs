@@ -3,7 +3,7 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Call, Context, Counters, Device, Next, Parts, Source, Update, Vring};
+use kickless_device::{Call, Context, Counters, Device, Next, Parts, QueueTask, Update, Vring};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{CompletionMode, Engine, EngineKind, EngineOptions, Waker};
 use kickless_memory::{Area, Gpa, Map, Marks, Slot, UserAddr, View};
@@ -144,7 +144,7 @@ pub struct Answer {
 
 pub struct Rig {
     pub device: Arc<Blk>,
-    source: Box<dyn Source>,
+    task: Box<dyn QueueTask>,
     pub engine: Engine,
     waker: Waker,
     pub view: Arc<View>,
@@ -164,7 +164,7 @@ pub struct Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         if self.asked.is_empty() {
-            self.source.detach(&mut self.engine);
+            self.task.detach(&mut self.engine);
         }
     }
 }
@@ -267,13 +267,13 @@ impl Rig {
         })
         .unwrap();
         let features = device.features() & !Features::from_bits_retain(without.bits());
-        let mut source = device.start_queue(vring, features).unwrap();
+        let mut task = device.start_queue(vring, features).unwrap();
         let mut engine = Engine::open_with(engine).unwrap();
-        source.attach(&mut engine).unwrap();
-        source.vring().disarm();
+        task.attach(&mut engine).unwrap();
+        task.vring().disarm();
         Self {
             device: device.clone(),
-            source,
+            task,
             engine,
             waker: Waker::new().unwrap(),
             tables: area(PLACES, MEMORY - PLACES),
@@ -348,7 +348,7 @@ impl Rig {
     pub fn calls(&mut self) -> OwnedFd {
         let calls = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let call = Call::new(calls.try_clone().unwrap()).unwrap();
-        self.source.vring().apply(Update::Call(Some(call)));
+        self.task.vring().apply(Update::Call(Some(call)));
         // That there is another is told at once.
         assert!(is_called(&calls));
         calls
@@ -357,8 +357,8 @@ impl Rig {
     /// The guest's memory is another view of the same from now on.
     pub fn change_memory(&mut self) {
         self.view = Arc::new(View::new(Map::new(self.view.map().slots().to_vec()).unwrap()));
-        self.source.vring().apply(Update::Memory(self.view.clone()));
-        self.source.memory_changed(&mut self.engine);
+        self.task.vring().apply(Update::Memory(self.view.clone()));
+        self.task.memory_changed(&mut self.engine);
     }
 
     /// Waits for completions, and hands them over. How many answers there are then, and whether the queue has others to go on with.
@@ -368,22 +368,22 @@ impl Rig {
             self.engine.submit().unwrap();
             self.engine.reap(&mut completions);
         }
-        let mut context = Context { engine: &mut self.engine, source: 5, waker: &self.waker };
-        let waits = self.source.complete(&mut context, &mut completions);
+        let mut context = Context { engine: &mut self.engine, task: 5, waker: &self.waker };
+        let waits = self.task.complete(&mut context, &mut completions);
         self.blocked = false;
         (self.take_answers(), waits)
     }
 
     /// The queue stops; its engine, which goes on, and the guest's memory.
     pub fn detach(mut self) -> (Engine, Arc<View>) {
-        self.source.detach(&mut self.engine);
+        self.task.detach(&mut self.engine);
         let other = Engine::open(EngineKind::Threads, 1).unwrap();
         (std::mem::replace(&mut self.engine, other), self.view.clone())
     }
 
     /// Requests that failed.
     pub fn errors(&mut self) -> u64 {
-        self.source.vring().counters().errors.get()
+        self.task.vring().counters().errors.get()
     }
 
     /// One look of the worker at the ring; how many requests it took.
@@ -393,15 +393,15 @@ impl Rig {
 
     /// The same, with another budget.
     pub fn poll_with(&mut self, budget: u32) -> u32 {
-        let mut context = Context { engine: &mut self.engine, source: 5, waker: &self.waker };
-        let polled = self.source.poll(&mut context, budget);
+        let mut context = Context { engine: &mut self.engine, task: 5, waker: &self.waker };
+        let polled = self.task.poll(&mut context, budget);
         self.last = polled.next;
         self.cost += polled.cost;
         self.blocked = polled.next == Next::Blocked;
         polled.served
     }
 
-    /// Goes on with what can go on, or sleeps until something can. Keeps to what a source may rely on and no more.
+    /// Goes on with what can go on, or sleeps until something can. Keeps to what a task may rely on and no more.
     pub fn turn(&mut self) {
         let mut moved = self.waker.clear();
         let served = if self.blocked { 0 } else { self.poll() };
@@ -411,8 +411,8 @@ impl Rig {
         self.engine.reap(&mut completions);
         if !completions.is_empty() {
             moved = true;
-            let mut context = Context { engine: &mut self.engine, source: 5, waker: &self.waker };
-            self.source.complete(&mut context, &mut completions);
+            let mut context = Context { engine: &mut self.engine, task: 5, waker: &self.waker };
+            self.task.complete(&mut context, &mut completions);
             self.engine.submit().unwrap();
         }
         if moved {
@@ -465,8 +465,8 @@ impl Rig {
         while !self.asked.is_empty() {
             self.turn();
         }
-        assert_eq!(self.source.in_flight(), 0);
-        assert!(!self.source.vring().is_broken());
+        assert_eq!(self.task.in_flight(), 0);
+        assert!(!self.task.vring().is_broken());
         std::mem::take(&mut self.answers)
     }
 

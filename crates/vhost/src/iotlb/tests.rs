@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::Server;
-use kickless_device::{ConfigError, Device, InvalidState, Place, Placed, Source, StartError, Vring};
+use kickless_device::{
+    ConfigError, Device, Executor, InvalidState, QueueTask, StartError, TaskHandle, Vring,
+};
 use kickless_memory::{Gpa, Slot, Tlb};
 use kickless_spec::features::Features;
 use kickless_vhost_user::{FrontendReply, FrontendResponder, Header};
@@ -52,13 +54,13 @@ impl Device for Nothing {
         Ok(())
     }
 
-    fn start_queue(&self, _: Vring, _: Features) -> Result<Box<dyn Source>, StartError> {
+    fn start_queue(&self, _: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
         Err(StartError("there are none".into()))
     }
 }
 
-impl Place for Nothing {
-    fn put(&self, _: Box<dyn Source>) -> io::Result<Box<dyn Placed>> {
+impl Executor for Nothing {
+    fn spawn(&self, _: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }

@@ -1,8 +1,8 @@
-//! Sources that do no I/O of their own, and the drivers of their rings.
+//! Tasks that do no I/O of their own, and the drivers of their rings.
 #![allow(dead_code, reason = "no test needs all of it")]
 
 use kickless_device::{
-    Areas, Call, Context, Counters, Kick, Next, Parts, Place, Polled, Source, Stopped, Vring,
+    Areas, Call, Context, Counters, Executor, Kick, Next, Parts, Polled, QueueTask, Stopped, Vring,
 };
 use kickless_io::{Completion, Engine, EngineKind, EngineOptions};
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
@@ -116,7 +116,7 @@ impl Driver {
     }
 }
 
-/// What a test sees of its source.
+/// What a test sees of its task.
 #[derive(Default)]
 pub(crate) struct Seen {
     /// How often a poll has come while a test had the lock on what releases requests: its worker gets no further.
@@ -141,7 +141,7 @@ pub(crate) struct Echo {
     pub(crate) popped: Sender<u32>,
 }
 
-impl Source for Echo {
+impl QueueTask for Echo {
     fn vring(&mut self) -> &mut Vring {
         &mut self.vring
     }
@@ -212,11 +212,11 @@ pub(crate) struct Fixture {
     pub(crate) popped: Receiver<u32>,
 }
 
-pub(crate) fn source(hold: bool) -> (Fixture, Box<dyn Source>) {
-    source_that(hold, Next::Blocked)
+pub(crate) fn task(hold: bool) -> (Fixture, Box<dyn QueueTask>) {
+    task_that(hold, Next::Blocked)
 }
 
-pub(crate) fn source_that(hold: bool, holding: Next) -> (Fixture, Box<dyn Source>) {
+pub(crate) fn task_that(hold: bool, holding: Next) -> (Fixture, Box<dyn QueueTask>) {
     let (driver, vring) = Driver::new();
     echo_over(driver, vring, hold, holding)
 }
@@ -226,7 +226,7 @@ pub(crate) fn echo_over(
     vring: Vring,
     hold: bool,
     holding: Next,
-) -> (Fixture, Box<dyn Source>) {
+) -> (Fixture, Box<dyn QueueTask>) {
     let (seen, release) = (Arc::<Seen>::default(), Arc::new(Mutex::new(false)));
     let (sender, popped) = channel();
     let echo = Echo {
@@ -252,8 +252,8 @@ pub(crate) fn start(options: &kickless_worker::Options) -> Arc<Pool> {
 }
 
 /// The only one that holds on to its pool.
-pub(crate) fn pool(workers: usize) -> Arc<dyn Place> {
-    start(&options(workers, Poll::default())).place(1)
+pub(crate) fn pool(workers: usize) -> Arc<dyn Executor> {
+    start(&options(workers, Poll::default())).executor(1)
 }
 
 impl Fixture {

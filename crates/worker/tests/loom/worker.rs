@@ -7,7 +7,7 @@ use crate::mailbox::{Arrival, Item, Key, Mailbox, Tenant};
 use crate::policy::Policy;
 use crate::ring::Ring;
 use crate::team::Team;
-use kickless_device::{Context, Polled, Source, Stopped, Update, Vring};
+use kickless_device::{Context, Polled, QueueTask, Stopped, Update, Vring};
 use kickless_io::{Completion, Engine};
 use loom::sync::Mutex;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) const KEY: Key = 7;
 /// Stands for the queue: who has it may touch what `Ring` keeps for the device.
 struct Token;
 
-impl Source for Token {
+impl QueueTask for Token {
     fn vring(&mut self) -> &mut Vring {
         panic!("the model looks at the ring itself")
     }
@@ -58,7 +58,7 @@ pub(crate) fn tenant() -> Tenant {
 /// A queue on a worker.
 struct Queue {
     tenant: Tenant,
-    source: Box<dyn Source>,
+    task: Box<dyn QueueTask>,
     /// On the poll list; otherwise it is armed.
     polled: bool,
     moving: Option<usize>,
@@ -81,12 +81,12 @@ impl Worker {
     }
 
     /// Takes a queue in, to look at it once.
-    pub(crate) fn settle(&mut self, tenant: Tenant, source: Box<dyn Source>) {
+    pub(crate) fn settle(&mut self, tenant: Tenant, task: Box<dyn QueueTask>) {
         assert!(self.queue.is_none());
         self.ring.watch(&self.events);
         self.ring.disarm();
         let stopping = if self.ending { vec![channel().0] } else { Vec::new() };
-        self.queue = Some(Queue { tenant, source, polled: true, moving: None, stopping });
+        self.queue = Some(Queue { tenant, task, polled: true, moving: None, stopping });
     }
 
     /// Begins with a queue.
@@ -153,7 +153,7 @@ impl Worker {
         match item {
             Item::Adopt(key, tenant, arrival) => {
                 assert_eq!(key, KEY);
-                self.settle(tenant, arrival.source);
+                self.settle(tenant, arrival.task);
             }
             Item::Update(_, update, done) => {
                 assert!(queue.is_some() || self.ending, "asked of one that does not have it");
@@ -187,7 +187,7 @@ impl Worker {
                     poll(queue, &self.ring);
                 }
             }
-            Item::Put(..) | Item::Poll(..) => panic!("nobody put that in"),
+            Item::Spawn(..) | Item::Poll(..) => panic!("nobody put that in"),
         }
     }
 
@@ -196,16 +196,16 @@ impl Worker {
         let Some(queue) = self.queue.take() else { return };
         self.ring.unwatch();
         if let (Some(seat), true) = (queue.moving, queue.stopping.is_empty()) {
-            let arrival = Box::new(Arrival { source: queue.source, policy: Policy });
+            let arrival = Box::new(Arrival { task: queue.task, policy: Policy });
             match self.team.hand_over(KEY, &queue.tenant, arrival, (self.seat, seat)) {
                 Ok(()) => {}
-                Err(Item::Adopt(_, tenant, arrival)) => self.settle(tenant, arrival.source),
+                Err(Item::Adopt(_, tenant, arrival)) => self.settle(tenant, arrival.task),
                 Err(_) => panic!("something else came back"),
             }
             return;
         }
         let next_avail = self.ring.next();
-        drop(queue.source);
+        drop(queue.task);
         for done in queue.stopping {
             let _ = done.send(Stopped { next_avail, has_work: false, held: Vec::new() });
         }

@@ -1,6 +1,6 @@
-//! Where sources are put, and what is asked of them there.
+//! Where tasks are put, and what is asked of them there.
 
-use crate::{Call, IovaAddresses, Kick, Source};
+use crate::{Call, IovaAddresses, Kick, QueueTask};
 use kickless_memory::{IovaRange, Miss, View};
 use kickless_virtqueue::device::{Addresses, Held};
 use std::convert::Infallible;
@@ -8,17 +8,17 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-/// Runs sources: a pool of workers.
-pub trait Place: Send + Sync {
-    /// Hands a source to a worker. It is looked at once, kick or no kick: QEMU sends none after a reconnection.
+/// Runs tasks: a pool of workers.
+pub trait Executor: Send + Sync {
+    /// Hands a task to a worker. It is looked at once, kick or no kick: QEMU sends none after a reconnection.
     ///
     /// # Errors
     /// The worker cannot take it (it has ended, or the kernel has no room for one more descriptor to wait for).
-    fn put(&self, source: Box<dyn Source>) -> io::Result<Box<dyn Placed>>;
+    fn spawn(&self, task: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>>;
 }
 
-/// A running source, as the transport holds it. Dropping it stops the source without waiting.
-pub trait Placed: Send {
+/// A running task, as the transport holds it. Dropping it stops the task without waiting.
+pub trait TaskHandle: Send {
     /// Asks the worker for a change. The receiver gets a message once the change is in force; it is disconnected when the
     /// worker has ended.
     fn update(&self, update: Update) -> Receiver<()>;
@@ -37,7 +37,7 @@ pub enum Areas {
     Iova(IovaAddresses),
 }
 
-/// A change to a running source. None of them stops it.
+/// A change to a running task. None of them stops it.
 #[derive(Debug)]
 pub enum Update {
     /// Guest memory is this now, and its log. Requests in flight keep what they were submitted with, but what they write from now on
@@ -66,7 +66,7 @@ pub enum Update {
     Refused(Miss),
 }
 
-/// What is left of a source that has stopped.
+/// What is left of a task that has stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stopped {
     /// Index of the next available ring entry that nobody has taken.

@@ -4,17 +4,17 @@ use crate::Vring;
 use kickless_io::{Completion, Engine, Waker};
 use std::io;
 
-/// What a worker lends a source for one call.
+/// What a worker lends a task for one call.
 pub struct Context<'a> {
-    /// The worker's engine. What is queued there is submitted by the worker, once for all sources.
+    /// The worker's engine. What is queued there is submitted by the worker, once for all tasks.
     pub engine: &'a mut Engine,
-    /// This source's number, for the tokens of its operations.
-    pub source: u32,
-    /// Wakes this worker: all its blocked sources are then polled again.
+    /// This task's number, for the tokens of its operations.
+    pub task: u32,
+    /// Wakes this worker: all its blocked tasks are then polled again.
     pub waker: &'a Waker,
 }
 
-/// Where a source stands after a poll.
+/// Where a task stands after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// The ring is empty.
@@ -34,9 +34,9 @@ pub enum Next {
 pub struct Polled {
     /// Heads popped.
     pub served: u32,
-    /// The part of the budget that was taken: see [`Source::poll`].
+    /// The part of the budget that was taken: see [`QueueTask::poll`].
     pub cost: u32,
-    /// Where the source stands.
+    /// Where the task stands.
     pub next: Next,
 }
 
@@ -46,7 +46,7 @@ pub struct Polled {
 /// in flight at `detach`; every completion of an operation that it queued comes back through `complete`, once.
 /// It must see to this: each head popped is pushed exactly once, whatever fails; a call never waits; what was pushed is
 /// published before the call returns.
-pub trait Source: Send {
+pub trait QueueTask: Send {
     /// The ring under it. The worker arms, disarms, updates and reads it through this.
     fn vring(&mut self) -> &mut Vring;
 
@@ -63,11 +63,11 @@ pub trait Source: Send {
     /// each request or packet, and 1 for each whole 4 KiB of its data, so that neither many nor large ones are free. Reading
     /// long chains and translating addresses costs too ([`Vring::take_cost`]), also where nothing is popped or the request is
     /// refused. The last may cost more than was left. With a budget of 0 only those are popped that an earlier process has popped before
-    /// ([`Vring::again`]): the source is stopping.
+    /// ([`Vring::again`]): the task is stopping.
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
     /// Takes completions of its own operations; empties `completions`. Whether a request waits for something, so that the
-    /// source is to be polled: the next poll finds out whether that is there by now.
+    /// task is to be polled: the next poll finds out whether that is there by now.
     fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool;
 
     /// Heads popped and not pushed yet, and those that are to be popped again ([`Vring::again`]).
