@@ -99,7 +99,7 @@ impl EventLoop {
         vring.call_later(self.call_coalesce.is_some());
         vring.disarm();
         let policy = policy.unwrap_or_else(|| Policy::new(self.poll, vring.size()));
-        let flow = self.list.join(tenant.device, tenant.weight);
+        let flow = self.scheduler.join(tenant.device, tenant.weight);
         let entry = Entry {
             key,
             tenant,
@@ -123,7 +123,7 @@ impl EventLoop {
             None => self.entries.push(Some(entry)),
         }
         self.numbers.insert(key, number);
-        self.list.push(flow, number);
+        self.scheduler.push(flow, number);
         number
     }
 
@@ -217,7 +217,7 @@ impl EventLoop {
         if entry.call_due.is_some() {
             self.owing.retain(|owing| *owing != number);
         }
-        self.list.leave(entry.flow);
+        self.scheduler.leave(entry.flow);
         entry.task.detach(&mut self.engine);
         let vring: &mut Vring = entry.task.vring();
         if let Some(kick) = vring.kick() {

@@ -1,9 +1,9 @@
 //! A task on a worker.
 
 use crate::clock::Nanos;
-use crate::list::Flow;
 use crate::mailbox::{Key, Tenant};
 use crate::policy::Policy;
+use crate::scheduler::Flow;
 use kickless_device::{QueueTask, Stopped};
 use std::sync::mpsc::Sender;
 

@@ -2,10 +2,10 @@
 
 use crate::clock::{Clock, Nanos};
 use crate::entry::{Entry, State};
-use crate::list::PollList;
 use crate::looks::Looks;
 use crate::mailbox::{Key, Mailbox};
 use crate::poll::Poll;
+use crate::scheduler::Scheduler;
 use crate::senses::Senses;
 use crate::team::Team;
 use crate::waiter::{Ready, Waiter};
@@ -58,7 +58,7 @@ pub(crate) struct EventLoop {
     pub(crate) entries: Vec<Option<Entry>>,
     pub(crate) free: Vec<u32>,
     pub(crate) numbers: HashMap<Key, u32>,
-    pub(crate) list: PollList,
+    pub(crate) scheduler: Scheduler,
     /// Those that nap.
     pub(crate) naps: Vec<u32>,
     /// When the first of them is to be woken, or earlier.
@@ -111,7 +111,7 @@ impl EventLoop {
             entries: Vec::new(),
             free: Vec::new(),
             numbers: HashMap::new(),
-            list: PollList::default(),
+            scheduler: Scheduler::default(),
             naps: Vec::new(),
             next_nap: Nanos::MAX,
             waiting: Vec::new(),
@@ -144,7 +144,7 @@ impl EventLoop {
         loop {
             self.worked = false;
             self.wake_naps(now);
-            self.visit_listed(now);
+            self.visit_scheduled(now);
             self.submit();
             self.complete();
             // A completion can queue an operation (the store after a load, the rest of a short transfer), which must not wait
@@ -157,7 +157,7 @@ impl EventLoop {
             }
             self.pay_calls();
             let spent = if self.worked { Spent::Work } else { Spent::Looking };
-            let idle = self.list.is_empty();
+            let idle = self.scheduler.is_empty();
             if idle || self.work >= WORK_BETWEEN_LOOKS || now.saturating_sub(looked) >= TIME_BETWEEN_LOOKS {
                 self.work = 0;
                 // What went into this turn so far is work all the same.

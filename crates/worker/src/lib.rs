@@ -5,7 +5,7 @@
 //! It sleeps in one wait for all that can happen: kicks, completions of the engine, its mailbox, and the end of a nap.
 //!
 //! # A task's states
-//! * *polled*: on the poll list (`list`), kicks disabled, visited in turn with a bounded budget. A ring that is found empty stays
+//! * *polled*: on the poll list (`scheduler`), kicks disabled, visited in turn with a bounded budget. A ring that is found empty stays
 //!   on the list as long as its policy says ([`policy`]).
 //! * *napping*: kicks disabled, and not looked at until a time that its policy named.
 //! * *armed*: its ring is empty and kicks are enabled; a kick or a work item puts it on the list. If a request of its waits for
@@ -25,7 +25,7 @@
 //! mailbox is emptied after the wait returned. `tests/loom.rs` has all this in every order that the memory model allows.
 //!
 //! # Who has which part of a worker
-//! `list` shares it out between devices by deficit round robin. A worker that has too much to do gives a task to another
+//! `scheduler` shares it out between devices by deficit round robin. A worker that has too much to do gives a task to another
 //! (`balance`): it stops popping, waits until nothing is in flight, lets go of it and puts it into the other's mailbox, with
 //! everything that the task has been asked and not been told yet. Whoever asks something of a task holds a lock that says
 //! where it is, and the move is made under it; so the order of what was asked is kept, and nothing is asked of a worker
@@ -37,13 +37,13 @@ mod clock;
 mod control;
 mod entry;
 mod event_loop;
-mod list;
 mod looks;
 mod mailbox;
 pub mod policy;
 mod poll;
 mod pool;
 mod primitive;
+mod scheduler;
 mod senses;
 mod team;
 mod visit;

@@ -3,23 +3,23 @@
 use crate::clock::Nanos;
 use crate::entry::State;
 use crate::event_loop::{EventLoop, RETRY};
-use crate::list::Visit;
+use crate::scheduler::Visit;
 use crate::policy::Verdict;
 use kickless_device::{Context, Next};
 
 impl EventLoop {
     /// One round of the poll list.
-    pub(crate) fn visit_listed(&mut self, now: Nanos) {
-        if self.list.is_empty() {
+    pub(crate) fn visit_scheduled(&mut self, now: Nanos) {
+        if self.scheduler.is_empty() {
             return;
         }
-        self.list.begin_round();
-        while let Some((number, budget)) = self.list.next(now) {
+        self.scheduler.begin_round();
+        while let Some((number, budget)) = self.scheduler.next(now) {
             let Some(flow) = self.entries[number as usize].as_ref().map(|entry| entry.flow) else { continue };
             let visit = self.visit(number, budget, now);
             // A request can be of 4 GiB, and there can be many of them.
             self.work = self.work.saturating_add(visit.cost).saturating_add(1);
-            self.list.visited(flow, number, visit);
+            self.scheduler.visited(flow, number, visit);
         }
     }
 
@@ -161,7 +161,7 @@ impl EventLoop {
                 let on_disk = entry.task.in_flight() > 0;
                 match entry.policy.empty(now, &self.senses.host, on_disk) {
                     Verdict::Spin { until } => {
-                        self.list_it(number, now);
+                        self.schedule(number, now);
                         if let Some(entry) = self.entries[number as usize].as_mut() {
                             entry.spin_until = Some(until);
                         }
@@ -225,16 +225,16 @@ impl EventLoop {
             }
             State::Blocked | State::Draining => {}
         }
-        self.list_it(number, self.clock.now());
+        self.schedule(number, self.clock.now());
     }
 
-    fn list_it(&mut self, number: u32, now: Nanos) {
+    fn schedule(&mut self, number: u32, now: Nanos) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         if entry.state == State::Armed {
             entry.task.vring().disarm();
         }
         entry.enter(State::Polled, now);
-        self.list.push(entry.flow, number);
+        self.scheduler.push(entry.flow, number);
     }
 
     /// A driver kicked.

@@ -60,7 +60,7 @@ pub(crate) struct Visit {
 
 /// The poll list of one worker.
 #[derive(Debug, Default)]
-pub(crate) struct PollList {
+pub(crate) struct Scheduler {
     flows: Vec<Share>,
     /// Flows with tasks on the list. The front one's turn it is, once it has begun.
     active: VecDeque<usize>,
@@ -74,7 +74,7 @@ pub(crate) struct PollList {
     tasks: usize,
 }
 
-impl PollList {
+impl Scheduler {
     /// One more task of a device, which has this share. It is not on the list yet.
     pub(crate) fn join(&mut self, device: u64, weight: u32) -> Flow {
         let free = self.flows.iter().position(|flow| flow.members == 0);
@@ -151,7 +151,7 @@ impl PollList {
         }
     }
 
-    /// The next task of the round, which is off the list until [`PollList::visited`], and what it may take.
+    /// The next task of the round, which is off the list until [`Scheduler::visited`], and what it may take.
     pub(crate) fn next(&mut self, now: Nanos) -> Option<(u32, u32)> {
         loop {
             if self.round == 0 {
@@ -177,7 +177,7 @@ impl PollList {
         }
     }
 
-    /// The task that [`PollList::next`] gave was visited.
+    /// The task that [`Scheduler::next`] gave was visited.
     #[inline]
     pub(crate) fn visited(&mut self, flow: Flow, task: u32, visit: Visit) {
         let share = &mut self.flows[flow.0];
@@ -235,7 +235,7 @@ mod tests {
 
     /// What each task has to do; a visit takes whole requests, as a task does.
     struct World {
-        list: PollList,
+        scheduler: Scheduler,
         flows: Vec<Flow>,
         waiting: Vec<u32>,
         request_cost: Vec<u32>,
@@ -246,23 +246,30 @@ mod tests {
     impl World {
         /// Tasks by device, with the device's weight and the cost of its requests.
         fn new(tasks: &[(u64, u32, u32)]) -> Self {
-            let mut list = PollList::default();
+            let mut scheduler = Scheduler::default();
             let flows: Vec<Flow> =
-                tasks.iter().map(|(device, weight, _)| list.join(*device, *weight)).collect();
+                tasks.iter().map(|(device, weight, _)| scheduler.join(*device, *weight)).collect();
             for (task, flow) in flows.iter().enumerate() {
-                list.push(*flow, task as u32);
+                scheduler.push(*flow, task as u32);
             }
             let request_cost = tasks.iter().map(|task| task.2).collect();
             let count = tasks.len();
-            Self { list, flows, waiting: vec![u32::MAX; count], request_cost, taken: vec![0; count], now: 0 }
+            Self {
+                scheduler,
+                flows,
+                waiting: vec![u32::MAX; count],
+                request_cost,
+                taken: vec![0; count],
+                now: 0,
+            }
         }
 
         /// One round; the largest cost between two visits of each task.
         fn round(&mut self) -> Vec<u32> {
             let mut visited = Vec::new();
             self.now += 1000;
-            self.list.begin_round();
-            while let Some((task, budget)) = self.list.next(self.now) {
+            self.scheduler.begin_round();
+            while let Some((task, budget)) = self.scheduler.next(self.now) {
                 let at = task as usize;
                 let (mut cost, mut left) = (0, self.waiting[at]);
                 while cost < budget && left > 0 {
@@ -274,7 +281,7 @@ mod tests {
                 }
                 self.taken[at] += u64::from(cost);
                 let visit = Visit { cost, more: left > 0 && cost >= budget, stays: true };
-                self.list.visited(self.flows[at], task, visit);
+                self.scheduler.visited(self.flows[at], task, visit);
                 visited.push(task);
             }
             visited
@@ -365,26 +372,26 @@ mod tests {
 
     #[test]
     fn each_is_beside_the_light_ones_but_not_beside_itself() {
-        let budgets = |list: &mut PollList, now| {
+        let budgets = |scheduler: &mut Scheduler, now| {
             let mut budgets = [0; 4];
-            list.begin_round();
-            while let Some((task, budget)) = list.next(now) {
+            scheduler.begin_round();
+            while let Some((task, budget)) = scheduler.next(now) {
                 budgets[task as usize] = budget;
                 // Those of the tasks 1 and up take what there is.
                 let visit = Visit { cost: 1, more: task == 0, stays: true };
-                list.visited(Flow(task as usize), task, visit);
+                scheduler.visited(Flow(task as usize), task, visit);
             }
             budgets
         };
         for devices in 2..=4 {
-            let mut list = PollList::default();
+            let mut scheduler = Scheduler::default();
             for device in 0..devices {
-                let flow = list.join(device.into(), 1);
-                list.push(flow, device);
+                let flow = scheduler.join(device.into(), 1);
+                scheduler.push(flow, device);
             }
-            budgets(&mut list, 0);
-            let before = list.flows[0].deficit;
-            let second = budgets(&mut list, 1);
+            budgets(&mut scheduler, 0);
+            let before = scheduler.flows[0].deficit;
+            let second = budgets(&mut scheduler, 1);
             assert_eq!(i64::from(second[0]), before + i64::from(TURN_SHORT));
             // The only light one is not beside any.
             let alone = if devices == 2 { TURNS_TOGETHER / 2 } else { TURN_SHORT };
@@ -394,35 +401,35 @@ mod tests {
 
     #[test]
     fn places_of_devices_that_are_gone_are_used_again() {
-        let mut list = PollList::default();
-        let (a, b) = (list.join(7, 1), list.join(8, 1));
-        assert_eq!(list.join(7, 1), a);
-        list.leave(a);
-        list.leave(a);
-        assert_eq!(list.join(9, 2), a);
-        list.push(b, 4);
-        list.push(a, 5);
-        list.begin_round();
-        assert_eq!(list.next(0).map(|next| next.0), Some(4));
-        list.visited(b, 4, Visit { cost: 0, more: false, stays: false });
-        assert_eq!(list.next(0).map(|next| next.0), Some(5));
-        list.visited(a, 5, Visit { cost: 0, more: false, stays: true });
-        assert_eq!(list.next(0), None);
-        assert!(!list.is_empty());
+        let mut scheduler = Scheduler::default();
+        let (a, b) = (scheduler.join(7, 1), scheduler.join(8, 1));
+        assert_eq!(scheduler.join(7, 1), a);
+        scheduler.leave(a);
+        scheduler.leave(a);
+        assert_eq!(scheduler.join(9, 2), a);
+        scheduler.push(b, 4);
+        scheduler.push(a, 5);
+        scheduler.begin_round();
+        assert_eq!(scheduler.next(0).map(|next| next.0), Some(4));
+        scheduler.visited(b, 4, Visit { cost: 0, more: false, stays: false });
+        assert_eq!(scheduler.next(0).map(|next| next.0), Some(5));
+        scheduler.visited(a, 5, Visit { cost: 0, more: false, stays: true });
+        assert_eq!(scheduler.next(0), None);
+        assert!(!scheduler.is_empty());
     }
 
     #[test]
     fn what_joins_in_the_middle_of_a_turn_is_visited_in_the_next_round() {
-        let mut list = PollList::default();
-        let flow = list.join(1, 1);
-        list.push(flow, 0);
-        list.begin_round();
-        assert!(list.next(0).is_some());
+        let mut scheduler = Scheduler::default();
+        let flow = scheduler.join(1, 1);
+        scheduler.push(flow, 0);
+        scheduler.begin_round();
+        assert!(scheduler.next(0).is_some());
         // A neighbour is woken while the only task of the flow is off the list.
-        list.push(flow, 1);
-        list.visited(flow, 0, Visit { cost: 0, more: false, stays: false });
-        assert_eq!(list.next(0), None);
-        list.begin_round();
-        assert_eq!(list.next(0).map(|next| next.0), Some(1));
+        scheduler.push(flow, 1);
+        scheduler.visited(flow, 0, Visit { cost: 0, more: false, stays: false });
+        assert_eq!(scheduler.next(0), None);
+        scheduler.begin_round();
+        assert_eq!(scheduler.next(0).map(|next| next.0), Some(1));
     }
 }
