@@ -14,8 +14,8 @@ const FREE: u32 = 100;
 /// take of this one's.
 pub(crate) fn choose(here: usize, loads: &[u32], shares: &[u32]) -> Option<(usize, usize)> {
     let load = *loads.get(here)?;
-    let others = loads.iter().enumerate().filter(|(seat, _)| *seat != here);
-    let (seat, &theirs) = others.min_by_key(|(_, load)| **load)?;
+    let others = loads.iter().enumerate().filter(|(worker_id, _)| *worker_id != here);
+    let (worker_id, &theirs) = others.min_by_key(|(_, load)| **load)?;
     let busy = shares.iter().filter(|share| **share > 0).count();
     if load < CROWDED || busy < 2 {
         return None;
@@ -25,7 +25,7 @@ pub(crate) fn choose(here: usize, loads: &[u32], shares: &[u32]) -> Option<(usiz
     // Of those that help as much, the smallest: it has the least to finish before it can go.
     let (task, &share) = candidates.min_by_key(|(_, share)| (worst(**share), **share))?;
     let helps = worst(share) + GAIN <= load || (share <= SMALL && theirs + share <= FREE);
-    helps.then_some((task, seat))
+    helps.then_some((task, worker_id))
 }
 
 #[cfg(test)]

@@ -51,9 +51,9 @@ impl EventLoop {
                     self.make_polled(number);
                 }
             }
-            Item::MoveAll(seat) => {
+            Item::MoveAll(to) => {
                 for number in 0..self.entries.len() as u32 {
-                    self.begin_move(number, seat);
+                    self.begin_move(number, to);
                 }
             }
             Item::Poll(poll, done) => {
@@ -160,7 +160,7 @@ impl EventLoop {
         let elapsed = now.saturating_sub(std::mem::replace(&mut self.balanced, now)).max(1);
         let thousandths = |part: u64, whole: u64| (u128::from(part) * 1000 / u128::from(whole.max(1))) as u32;
         let busy = thousandths(std::mem::take(&mut self.busy), elapsed).min(1000);
-        self.team.tell(self.seat, busy, now);
+        self.peers.tell(self.worker_id, busy, now);
         let cost: u64 = self.entries.iter().flatten().map(|entry| entry.cost).sum();
         let mut candidates = Vec::new();
         let mut moving = false;
@@ -177,23 +177,23 @@ impl EventLoop {
         if !crowded || moving || self.ending {
             return;
         }
-        let loads: Vec<u32> = self.team.loads(now).collect();
+        let loads: Vec<u32> = self.peers.loads(now).collect();
         let shares: Vec<u32> = candidates.iter().map(|candidate| candidate.1).collect();
-        if let Some((task, seat)) = balance::choose(self.seat, &loads, &shares) {
+        if let Some((task, to)) = balance::choose(self.worker_id, &loads, &shares) {
             let number = candidates[task].0;
-            debug!(from = self.seat, to = seat, load = busy, share = shares[task], "a queue moves");
-            self.begin_move(number, seat);
+            debug!(from = self.worker_id, to, load = busy, share = shares[task], "a queue moves");
+            self.begin_move(number, to);
         }
     }
 
     /// From now on nothing is popped from the task; it moves when what is in flight is done.
-    fn begin_move(&mut self, number: u32, seat: usize) {
+    fn begin_move(&mut self, number: u32, to: usize) {
         if let Some(entry) = self.entries[number as usize].as_mut()
-            && seat != self.seat
-            && seat < self.team.seats.len()
+            && to != self.worker_id
+            && to < self.peers.workers.len()
             && !entry.is_leaving()
         {
-            entry.moving = Some(seat);
+            entry.moving = Some(to);
             self.make_polled(number);
         }
     }
@@ -223,8 +223,8 @@ impl EventLoop {
         if let Some(kick) = vring.kick() {
             self.waiter.remove(kick.as_fd());
         }
-        if let (Some(seat), true) = (entry.moving, entry.stopping.is_empty()) {
-            return self.hand_over(entry, seat);
+        if let (Some(to), true) = (entry.moving, entry.stopping.is_empty()) {
+            return self.hand_over(entry, to);
         }
         let stopped = vring.stop();
         debug!(queue = vring.index(), next_avail = stopped.next_avail, "queue stopped");
@@ -236,14 +236,14 @@ impl EventLoop {
     }
 
     /// Gives a task to another worker, and with it all that it has been asked and not been told yet.
-    fn hand_over(&mut self, mut entry: Entry, seat: usize) {
+    fn hand_over(&mut self, mut entry: Entry, to: usize) {
         let (key, tenant) = (entry.key, entry.tenant);
         let vring = entry.task.vring();
         vring.pay_call();
         let queue = vring.index();
         let arrival = Box::new(Arrival { task: entry.task, policy: entry.policy });
-        match self.team.hand_over(key, &tenant, arrival, (self.seat, seat)) {
-            Ok(()) => info!(queue, from = self.seat, to = seat, "queue moved to another worker"),
+        match self.peers.hand_over(key, &tenant, arrival, (self.worker_id, to)) {
+            Ok(()) => info!(queue, from = self.worker_id, to, "queue moved to another worker"),
             // That worker has ended: it stays here.
             Err(Item::Adopt(key, tenant, arrival)) => {
                 let Arrival { task, policy } = *arrival;

@@ -4,10 +4,10 @@ use crate::clock::{Clock, Nanos};
 use crate::entry::{Entry, State};
 use crate::looks::Looks;
 use crate::mailbox::{Key, Mailbox};
+use crate::peers::Peers;
 use crate::poll::Poll;
 use crate::scheduler::Scheduler;
 use crate::senses::Senses;
-use crate::team::Team;
 use crate::waiter::{Ready, Waiter};
 use kickless_io::{Completion, Engine};
 use std::collections::HashMap;
@@ -43,9 +43,9 @@ enum Spent {
 
 /// One worker's thread.
 pub(crate) struct EventLoop {
-    pub(crate) team: Arc<Team>,
-    /// Its place in the team.
-    pub(crate) seat: usize,
+    pub(crate) peers: Arc<Peers>,
+    /// Its number among its peers.
+    pub(crate) worker_id: usize,
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) clock: Clock,
     pub(crate) poll: Poll,
@@ -89,18 +89,18 @@ pub(crate) struct EventLoop {
 
 impl EventLoop {
     pub(crate) fn new(
-        team: Arc<Team>,
-        seat: usize,
+        peers: Arc<Peers>,
+        worker_id: usize,
         engine: Engine,
         poll: Poll,
         call_coalesce: Option<Nanos>,
     ) -> io::Result<Self> {
-        let (mailbox, clock) = (team.seats[seat].mailbox.clone(), team.clock);
+        let (mailbox, clock) = (peers.workers[worker_id].mailbox.clone(), peers.clock);
         let mut waiter = Waiter::new(mailbox.waker().as_fd(), engine.event())?;
         let senses = Senses::new(clock, &mut waiter)?;
         Ok(Self {
-            team,
-            seat,
+            peers,
+            worker_id,
             mailbox,
             clock,
             poll,

@@ -39,13 +39,13 @@ mod entry;
 mod event_loop;
 mod looks;
 mod mailbox;
+mod peers;
 pub mod policy;
 mod poll;
 mod pool;
 mod primitive;
 mod scheduler;
 mod senses;
-mod team;
 mod visit;
 mod waiter;
 

@@ -17,7 +17,7 @@ pub(crate) struct Tenant {
     pub(crate) weight: u32,
     /// The worker that the task is on. Work items for the task are put in with this locked, so that one that moves takes all
     /// that were put in before with it, in their order, and later ones follow it.
-    pub(crate) seat: Arc<Mutex<usize>>,
+    pub(crate) worker_id: Arc<Mutex<usize>>,
 }
 
 /// A task that comes from another worker.

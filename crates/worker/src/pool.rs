@@ -3,8 +3,8 @@
 use crate::clock::{Clock, nanos};
 use crate::event_loop::EventLoop;
 use crate::mailbox::{Item, Key, Mailbox, Tenant};
+use crate::peers::{Peer, Peers};
 use crate::poll::Poll;
-use crate::team::Team;
 use kickless_device::{Executor, QueueTask, Stopped, TaskHandle, Update};
 use kickless_io::{Engine, EngineOptions, Waker};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -34,7 +34,7 @@ pub struct Options {
 
 /// A fixed number of workers. Dropping it stops all tasks, waits for what is in flight and ends the threads.
 pub struct Pool {
-    team: Arc<Team>,
+    peers: Arc<Peers>,
     threads: Vec<JoinHandle<()>>,
     /// Counts tasks ever spawned, which also spreads them over the workers.
     keys: AtomicU64,
@@ -67,16 +67,16 @@ impl Pool {
         let mailboxes = (0..options.workers.max(1))
             .map(|_| Ok(Arc::new(Mailbox::new(Waker::new()?))))
             .collect::<io::Result<Vec<_>>>()?;
-        let team = Arc::new(Team::new(Clock::start(), mailboxes));
+        let peers = Arc::new(Peers::new(Clock::start(), mailboxes));
         let mut pool = Self {
-            team,
+            peers,
             threads: Vec::new(),
             keys: AtomicU64::new(0),
             devices: AtomicU64::new(0),
             failed: Waker::new()?,
         };
-        for seat in 0..pool.team.seats.len() {
-            let thread = start_worker(&pool.team, seat, options, pool.failed.clone())?;
+        for worker_id in 0..pool.peers.workers.len() {
+            let thread = start_worker(&pool.peers, worker_id, options, pool.failed.clone())?;
             pool.threads.push(thread);
         }
         Ok(pool)
@@ -91,11 +91,11 @@ impl Pool {
 
     /// Changes when rings are polled, of all tasks that there are and that come; returns when it is in force.
     pub fn set_poll(&self, poll: Poll) {
-        let ask = |seat: &crate::team::Seat| {
+        let ask = |peer: &Peer| {
             let (done, answer) = channel();
-            seat.mailbox.put(Item::Poll(poll, done)).ok().map(|()| answer)
+            peer.mailbox.put(Item::Poll(poll, done)).ok().map(|()| answer)
         };
-        let answers: Vec<_> = self.team.seats.iter().map(ask).collect();
+        let answers: Vec<_> = self.peers.workers.iter().map(ask).collect();
         for answer in answers.into_iter().flatten() {
             // A worker that has ended polls nothing.
             let _ = answer.recv();
@@ -111,31 +111,31 @@ impl Pool {
     /// Moves all tasks that are on one worker now to another, each as soon as what is in flight of it is done. Nothing is lost and
     /// nothing stops; the load may bring them back. Workers are counted from 0; those that there are not are ignored.
     pub fn move_all(&self, from: usize, to: usize) {
-        if let Some(seat) = self.team.seats.get(from) {
+        if let Some(peer) = self.peers.workers.get(from) {
             // A worker that has ended has no tasks.
-            let _ = seat.mailbox.put(Item::MoveAll(to));
+            let _ = peer.mailbox.put(Item::MoveAll(to));
         }
     }
 }
 
 fn start_worker(
-    team: &Arc<Team>,
-    seat: usize,
+    peers: &Arc<Peers>,
+    worker_id: usize,
     options: &Options,
     failed: Waker,
 ) -> io::Result<JoinHandle<()>> {
-    let cpu = (!options.cpus.is_empty()).then(|| options.cpus[seat % options.cpus.len()]);
+    let cpu = (!options.cpus.is_empty()).then(|| options.cpus[worker_id % options.cpus.len()]);
     let (started, start) = channel();
-    let (team, options) = (team.clone(), options.clone());
+    let (peers, options) = (peers.clone(), options.clone());
     // The engine is made on the thread that uses it: io_uring's single issuer is bound to it.
-    let thread = std::thread::Builder::new().name(format!("worker {seat}")).spawn(move || {
+    let thread = std::thread::Builder::new().name(format!("worker {worker_id}")).spawn(move || {
         let event_loop = pin(cpu).and_then(|()| {
             kickless_io::prepare_to_signal();
             let engine = Engine::open_with(options.engine).map_err(io::Error::other)?;
-            if seat == 0 {
+            if worker_id == 0 {
                 announce(&engine);
             }
-            EventLoop::new(team, seat, engine, options.poll, options.call_coalesce.map(nanos))
+            EventLoop::new(peers, worker_id, engine, options.poll, options.call_coalesce.map(nanos))
         });
         let event_loop = match event_loop {
             Ok(event_loop) => {
@@ -150,7 +150,7 @@ fn start_worker(
         let mut alive = Alive { failed, asked: false };
         match event_loop.run() {
             Ok(()) => alive.asked = true,
-            Err(error) => error!(worker = seat, %error, "worker ended"),
+            Err(error) => error!(worker = worker_id, %error, "worker ended"),
         }
     })?;
     start.recv().map_err(|_| io::Error::other("the worker ended before it began"))??;
@@ -178,9 +178,9 @@ fn announce(engine: &Engine) {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        for seat in &self.team.seats {
+        for peer in &self.peers.workers {
             // One that has ended already is asked in vain.
-            let _ = seat.mailbox.put(Item::End);
+            let _ = peer.mailbox.put(Item::End);
         }
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
@@ -199,28 +199,29 @@ struct Share {
 
 impl Executor for Share {
     fn spawn(&self, task: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>> {
-        let (team, key) = (&self.pool.team, self.pool.keys.fetch_add(1, Ordering::Relaxed));
-        let seat = (key % team.seats.len() as u64) as usize;
-        let tenant = Tenant { device: self.device, weight: self.weight, seat: Arc::new(Mutex::new(seat)) };
-        let seat = tenant.seat.clone();
-        let put = team.put(&seat, Item::Spawn(key, tenant, task));
+        let (peers, key) = (&self.pool.peers, self.pool.keys.fetch_add(1, Ordering::Relaxed));
+        let worker_id = (key % peers.workers.len() as u64) as usize;
+        let tenant =
+            Tenant { device: self.device, weight: self.weight, worker_id: Arc::new(Mutex::new(worker_id)) };
+        let worker_id = tenant.worker_id.clone();
+        let put = peers.put(&worker_id, Item::Spawn(key, tenant, task));
         put.map_err(|_| io::Error::other("the worker has ended"))?;
-        Ok(Box::new(Running { key, team: team.clone(), seat }))
+        Ok(Box::new(Running { key, peers: peers.clone(), worker_id }))
     }
 }
 
 /// A task on a worker.
 struct Running {
     key: Key,
-    team: Arc<Team>,
-    seat: Arc<Mutex<usize>>,
+    peers: Arc<Peers>,
+    worker_id: Arc<Mutex<usize>>,
 }
 
 impl Running {
     fn ask<T>(&self, item: impl FnOnce(Sender<T>) -> Item) -> Receiver<T> {
         let (done, answer) = channel();
         // From a worker that has ended there is no answer, which the receiver tells.
-        let _ = self.team.put(&self.seat, item(done));
+        let _ = self.peers.put(&self.worker_id, item(done));
         answer
     }
 }

@@ -1,7 +1,7 @@
 //! How work comes to a worker, moves to another and ends, in every order that the memory model allows, up to a number of
 //! preemptions.
 //!
-//! The code under test is the crate's own, taken from its files: the mailbox, and how a team finds the worker that has a task
+//! The code under test is the crate's own, taken from its files: the mailbox, and how its peers find the worker that has a task
 //! and hands it over. What they stand on (eventfds, epoll, channels) is replaced by what loom can watch; the loop around them is
 //! a model of the real one ([`worker`]), and the ring's suppression is that of the rings. An item or a kick that is lost is a
 //! deadlock, which loom finds.
@@ -16,10 +16,10 @@ mod clock;
 mod events;
 #[path = "../src/mailbox.rs"]
 mod mailbox;
+#[path = "../src/peers.rs"]
+mod peers;
 #[path = "loom/ring.rs"]
 mod ring;
-#[path = "../src/team.rs"]
-mod team;
 #[path = "loom/worker.rs"]
 mod worker;
 
@@ -38,9 +38,9 @@ mod primitive {
 
 use crate::events::{Events, Receiver, Sender, channel};
 use crate::mailbox::{Item, Mailbox, Tenant};
+use crate::peers::Peers;
 use crate::ring::{END, Ring};
-use crate::team::Team;
-use crate::worker::{KEY, Worker, team, tenant};
+use crate::worker::{KEY, Worker, peers, tenant};
 use kickless_device::{Stopped, Update};
 use loom::thread;
 use std::sync::Arc;
@@ -145,15 +145,15 @@ fn nobody_waits_for_a_worker_that_fails() {
 }
 
 /// Asks for something of the queue.
-fn put<T>(team: &Team, tenant: &Tenant, item: impl FnOnce(Sender<T>) -> Item) -> Receiver<T> {
+fn put<T>(peers: &Peers, tenant: &Tenant, item: impl FnOnce(Sender<T>) -> Item) -> Receiver<T> {
     let (done, answer) = channel();
-    let _ = team.put(&tenant.seat, item(done));
+    let _ = peers.put(&tenant.worker_id, item(done));
     answer
 }
 
 /// Two workers, of which the first has a queue.
 struct Pair {
-    team: Arc<Team>,
+    peers: Arc<Peers>,
     tenant: Tenant,
     ring: Arc<Ring>,
     threads: [thread::JoinHandle<()>; 2],
@@ -161,27 +161,27 @@ struct Pair {
 
 impl Pair {
     fn start() -> Self {
-        let ((team, events), tenant, ring) = (team(), tenant(), Arc::new(Ring::new(true)));
-        let first = Worker::new(&team, 0, &events[0], &ring).with_queue(tenant.clone());
-        let second = Worker::new(&team, 1, &events[1], &ring);
+        let ((peers, events), tenant, ring) = (peers(), tenant(), Arc::new(Ring::new(true)));
+        let first = Worker::new(&peers, 0, &events[0], &ring).with_queue(tenant.clone());
+        let second = Worker::new(&peers, 1, &events[1], &ring);
         let threads = [thread::spawn(|| first.run()), thread::spawn(|| second.run())];
-        Self { team, tenant, ring, threads }
+        Self { peers, tenant, ring, threads }
     }
 
     fn move_to(&self, from: usize, to: usize) {
-        let _ = self.team.seats[from].mailbox.put(Item::MoveAll(to));
+        let _ = self.peers.workers[from].mailbox.put(Item::MoveAll(to));
     }
 
     /// Two updates and a stop, with something else after the first.
     fn ask(&self, between: impl FnOnce()) -> (Receiver<()>, Receiver<()>, Receiver<Stopped>) {
-        let first = put(&self.team, &self.tenant, |done| Item::Update(KEY, Update::Look, done));
+        let first = put(&self.peers, &self.tenant, |done| Item::Update(KEY, Update::Look, done));
         between();
-        let second = put(&self.team, &self.tenant, |done| Item::Update(KEY, Update::Kick(None), done));
-        (first, second, put(&self.team, &self.tenant, |done| Item::Stop(KEY, done)))
+        let second = put(&self.peers, &self.tenant, |done| Item::Update(KEY, Update::Kick(None), done));
+        (first, second, put(&self.peers, &self.tenant, |done| Item::Stop(KEY, done)))
     }
 
-    fn end(&self, seat: usize) {
-        let _ = self.team.seats[seat].mailbox.put(Item::End);
+    fn end(&self, worker_id: usize) {
+        let _ = self.peers.workers[worker_id].mailbox.put(Item::End);
     }
 
     /// What the queue was asked, in that order, once both workers have ended.
@@ -219,14 +219,14 @@ fn a_queue_that_moves_takes_along_what_it_was_asked() {
 #[test]
 fn a_queue_that_cannot_move_is_not_lost() {
     check(2, || {
-        let ((team, events), tenant, ring) = (team(), tenant(), Arc::new(Ring::new(true)));
-        let worker = Worker::new(&team, 0, &events[0], &ring).with_queue(tenant.clone());
-        team.seats[1].mailbox.close();
+        let ((peers, events), tenant, ring) = (peers(), tenant(), Arc::new(Ring::new(true)));
+        let worker = Worker::new(&peers, 0, &events[0], &ring).with_queue(tenant.clone());
+        peers.workers[1].mailbox.close();
         let worker = thread::spawn(|| worker.run());
-        assert!(team.seats[0].mailbox.put(Item::MoveAll(1)).is_ok());
-        assert_eq!(put(&team, &tenant, |done| Item::Update(KEY, Update::Look, done)).recv(), Some(()));
-        assert!(put(&team, &tenant, |done| Item::Stop(KEY, done)).recv().is_some());
-        assert!(team.seats[0].mailbox.put(Item::End).is_ok());
+        assert!(peers.workers[0].mailbox.put(Item::MoveAll(1)).is_ok());
+        assert_eq!(put(&peers, &tenant, |done| Item::Update(KEY, Update::Look, done)).recv(), Some(()));
+        assert!(put(&peers, &tenant, |done| Item::Stop(KEY, done)).recv().is_some());
+        assert!(peers.workers[0].mailbox.put(Item::End).is_ok());
         worker.join().unwrap();
     });
 }
@@ -239,7 +239,7 @@ fn a_queue_that_moves_while_the_workers_end() {
             let pair = Pair::start();
             let (first, second, stopped) = pair.ask(|| {
                 pair.move_to(0, 1);
-                order.iter().for_each(|seat| pair.end(*seat));
+                order.iter().for_each(|worker_id| pair.end(*worker_id));
             });
             let (first, second) = (first.recv(), second.recv());
             let stopped = stopped.recv();
@@ -267,18 +267,18 @@ enum Leaves {
 /// worker touches the queue after it said that it has let go is a race, which loom finds.
 fn leave(event_idx: bool, leaves: Leaves) {
     check(2, move || {
-        let ((team, events), tenant, ring) = (team(), tenant(), Arc::new(Ring::new(event_idx)));
-        let worker = Worker::new(&team, 0, &events[0], &ring).with_queue(tenant.clone());
+        let ((peers, events), tenant, ring) = (peers(), tenant(), Arc::new(Ring::new(event_idx)));
+        let worker = Worker::new(&peers, 0, &events[0], &ring).with_queue(tenant.clone());
         let worker = thread::spawn(|| worker.run());
         let driver = thread::spawn({
             let ring = ring.clone();
             move || ring.drive()
         });
-        let next = Worker::new(&team, 1, &events[1], &ring);
-        let old = &team.seats[0].mailbox;
+        let next = Worker::new(&peers, 1, &events[1], &ring);
+        let old = &peers.workers[0].mailbox;
         match leaves {
             Leaves::Stopped => {
-                let stopped = put(&team, &tenant, |done| Item::Stop(KEY, done)).recv().unwrap();
+                let stopped = put(&peers, &tenant, |done| Item::Stop(KEY, done)).recv().unwrap();
                 assert_eq!(stopped.next_avail, ring.next());
                 next.with_queue(tenant).serve_until(END);
                 assert!(old.put(Item::End).is_ok());

@@ -235,7 +235,7 @@ fn a_pool_can_end_while_queues_move() {
                 (executor.spawn(echo).unwrap(), fixture)
             })
             .collect();
-        (0..3).for_each(|seat| pool.move_all(seat, (seat + 1) % 3));
+        (0..3).for_each(|worker_id| pool.move_all(worker_id, (worker_id + 1) % 3));
         drop((pool, executor));
         for (handle, fixture) in all {
             assert_eq!(fixture.seen.dropped.load(Ordering::SeqCst), 1);

@@ -4,9 +4,9 @@
 use crate::clock::Clock;
 use crate::events::{Events, Sender, channel};
 use crate::mailbox::{Arrival, Item, Key, Mailbox, Tenant};
+use crate::peers::Peers;
 use crate::policy::Policy;
 use crate::ring::Ring;
-use crate::team::Team;
 use kickless_device::{Context, Polled, QueueTask, Stopped, Update, Vring};
 use kickless_io::{Completion, Engine};
 use loom::sync::Mutex;
@@ -44,15 +44,15 @@ impl QueueTask for Token {
 }
 
 /// Two workers of a pool, from outside, and what each waits for.
-pub(crate) fn team() -> (Arc<Team>, [Arc<Events>; 2]) {
+pub(crate) fn peers() -> (Arc<Peers>, [Arc<Events>; 2]) {
     let events = [Arc::<Events>::default(), Arc::<Events>::default()];
     let mailboxes = events.iter().map(|events| Arc::new(Mailbox::new(events.waker()))).collect();
-    (Arc::new(Team::new(Clock::start(), mailboxes)), events)
+    (Arc::new(Peers::new(Clock::start(), mailboxes)), events)
 }
 
 /// A tenant that begins at the first worker.
 pub(crate) fn tenant() -> Tenant {
-    Tenant { device: 0, weight: 1, seat: Arc::new(Mutex::new(0)) }
+    Tenant { device: 0, weight: 1, worker_id: Arc::new(Mutex::new(0)) }
 }
 
 /// A queue on a worker.
@@ -66,8 +66,8 @@ struct Queue {
 }
 
 pub(crate) struct Worker {
-    team: Arc<Team>,
-    seat: usize,
+    peers: Arc<Peers>,
+    worker_id: usize,
     events: Arc<Events>,
     ring: Arc<Ring>,
     queue: Option<Queue>,
@@ -75,9 +75,9 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(team: &Arc<Team>, seat: usize, events: &Arc<Events>, ring: &Arc<Ring>) -> Self {
-        let (team, events, ring) = (team.clone(), events.clone(), ring.clone());
-        Self { team, seat, events, ring, queue: None, ending: false }
+    pub(crate) fn new(peers: &Arc<Peers>, worker_id: usize, events: &Arc<Events>, ring: &Arc<Ring>) -> Self {
+        let (peers, events, ring) = (peers.clone(), events.clone(), ring.clone());
+        Self { peers, worker_id, events, ring, queue: None, ending: false }
     }
 
     /// Takes a queue in, to look at it once.
@@ -98,7 +98,7 @@ impl Worker {
     /// Runs until it is to end and has no queue.
     pub(crate) fn run(mut self) {
         while self.turn() {}
-        self.team.seats[self.seat].mailbox.close();
+        self.peers.workers[self.worker_id].mailbox.close();
     }
 
     /// Runs until all requests up to `end` have been served, with the queue that it has, or gets.
@@ -107,7 +107,7 @@ impl Worker {
             assert!(self.turn());
         }
         self.ring.unwatch();
-        self.team.seats[self.seat].mailbox.close();
+        self.peers.workers[self.worker_id].mailbox.close();
     }
 
     /// One turn of the loop; whether there is to be another.
@@ -125,7 +125,7 @@ impl Worker {
             poll(queue, &self.ring);
         }
         if happened.mailbox {
-            for item in self.team.clone().seats[self.seat].mailbox.take() {
+            for item in self.peers.clone().workers[self.worker_id].mailbox.take() {
                 self.handle(item);
             }
         }
@@ -171,12 +171,12 @@ impl Worker {
                     poll(queue, &self.ring);
                 }
             }
-            Item::MoveAll(seat) => {
+            Item::MoveAll(to) => {
                 if let Some(queue) = queue
-                    && seat != self.seat
+                    && to != self.worker_id
                     && queue.stopping.is_empty()
                 {
-                    queue.moving.get_or_insert(seat);
+                    queue.moving.get_or_insert(to);
                     poll(queue, &self.ring);
                 }
             }
@@ -195,9 +195,9 @@ impl Worker {
     fn leave(&mut self) {
         let Some(queue) = self.queue.take() else { return };
         self.ring.unwatch();
-        if let (Some(seat), true) = (queue.moving, queue.stopping.is_empty()) {
+        if let (Some(to), true) = (queue.moving, queue.stopping.is_empty()) {
             let arrival = Box::new(Arrival { task: queue.task, policy: Policy });
-            match self.team.hand_over(KEY, &queue.tenant, arrival, (self.seat, seat)) {
+            match self.peers.hand_over(KEY, &queue.tenant, arrival, (self.worker_id, to)) {
                 Ok(()) => {}
                 Err(Item::Adopt(_, tenant, arrival)) => self.settle(tenant, arrival.task),
                 Err(_) => panic!("something else came back"),
