@@ -2,12 +2,12 @@
 
 use crate::clock::{Clock, Nanos};
 use crate::entry::{Entry, State};
+use crate::host_probe::HostProbe;
 use crate::looks::Looks;
 use crate::mailbox::{Key, Mailbox};
 use crate::peers::Peers;
 use crate::poll::Poll;
 use crate::scheduler::Scheduler;
-use crate::senses::Senses;
 use crate::waiter::{Ready, Waiter};
 use kickless_io::{Completion, Engine};
 use std::collections::HashMap;
@@ -53,7 +53,7 @@ pub(crate) struct EventLoop {
     pub(crate) call_coalesce: Option<Nanos>,
     pub(crate) engine: Engine,
     pub(crate) waiter: Waiter,
-    pub(crate) senses: Senses,
+    pub(crate) host_probe: HostProbe,
     /// By task number, which is reused: nothing of a task is in flight when it goes.
     pub(crate) entries: Vec<Option<Entry>>,
     pub(crate) free: Vec<u32>,
@@ -97,7 +97,7 @@ impl EventLoop {
     ) -> io::Result<Self> {
         let (mailbox, clock) = (peers.workers[worker_id].mailbox.clone(), peers.clock);
         let mut waiter = Waiter::new(mailbox.waker().as_fd(), engine.event())?;
-        let senses = Senses::new(clock, &mut waiter)?;
+        let host_probe = HostProbe::new(clock, &mut waiter)?;
         Ok(Self {
             peers,
             worker_id,
@@ -107,7 +107,7 @@ impl EventLoop {
             call_coalesce,
             engine,
             waiter,
-            senses,
+            host_probe,
             entries: Vec::new(),
             free: Vec::new(),
             numbers: HashMap::new(),
@@ -171,7 +171,7 @@ impl EventLoop {
                 };
                 // The time after the wait: what the wait changed has been counted up to then.
                 now = self.account(now, waited);
-                self.senses.look(now);
+                self.host_probe.look(now);
                 self.balance(now);
                 looked = now;
                 continue;
@@ -195,7 +195,7 @@ impl EventLoop {
             Spent::Asleep => {}
             Spent::Work | Spent::Looking => {
                 let looking = self.looks.share(passed, spent == Spent::Work);
-                self.senses.spun(looking);
+                self.host_probe.spun(looking);
                 self.busy += passed - looking;
             }
         }
@@ -227,7 +227,7 @@ impl EventLoop {
             return Ok(());
         }
         if !self.wait(Some(Duration::from_nanos(due.saturating_sub(now))))? && due > now {
-            self.senses.slept(self.clock.now().saturating_sub(due));
+            self.host_probe.slept(self.clock.now().saturating_sub(due));
         }
         Ok(())
     }

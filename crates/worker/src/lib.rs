@@ -37,6 +37,7 @@ mod clock;
 mod control;
 mod entry;
 mod event_loop;
+mod host_probe;
 mod looks;
 mod mailbox;
 mod peers;
@@ -45,7 +46,6 @@ mod poll;
 mod pool;
 mod primitive;
 mod scheduler;
-mod senses;
 mod visit;
 mod waiter;
 

@@ -80,7 +80,7 @@ impl EventLoop {
     fn found_empty(&mut self, number: u32, now: Nanos) -> bool {
         let Some(entry) = self.entries[number as usize].as_mut() else { return false };
         let on_disk = entry.task.in_flight() > 0;
-        match entry.policy.empty(now, &self.senses.host, on_disk) {
+        match entry.policy.empty(now, &self.host_probe.host, on_disk) {
             Verdict::Spin { until } => {
                 entry.spin_until = Some(until);
                 true
@@ -156,10 +156,10 @@ impl EventLoop {
             // The answer may draw the next request soon.
             State::Armed => {
                 let now = self.clock.now();
-                entry.policy.woken(now, &self.senses.host, 0);
+                entry.policy.woken(now, &self.host_probe.host, 0);
                 entry.policy.found(now, 0);
                 let on_disk = entry.task.in_flight() > 0;
-                match entry.policy.empty(now, &self.senses.host, on_disk) {
+                match entry.policy.empty(now, &self.host_probe.host, on_disk) {
                     Verdict::Spin { until } => {
                         self.schedule(number, now);
                         if let Some(entry) = self.entries[number as usize].as_mut() {
@@ -215,13 +215,13 @@ impl EventLoop {
                 entry.spin_until = None;
                 return;
             }
-            State::Armed => entry.policy.woken(self.clock.now(), &self.senses.host, 0),
+            State::Armed => entry.policy.woken(self.clock.now(), &self.host_probe.host, 0),
             State::Napping { .. } => {
                 let pending = entry.task.vring().pending();
                 if pending > 0 {
                     entry.task.vring().counters().kicks_avoided.add(1);
                 }
-                entry.policy.woken(self.clock.now(), &self.senses.host, pending);
+                entry.policy.woken(self.clock.now(), &self.host_probe.host, pending);
             }
             State::Blocked | State::Draining => {}
         }

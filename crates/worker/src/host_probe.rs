@@ -28,7 +28,7 @@ const SPUN_LEAST: Nanos = 500_000;
 const TICK: Nanos = 10_000_000;
 
 /// What the policies of a worker are told about the world.
-pub(crate) struct Senses {
+pub(crate) struct HostProbe {
     pub(crate) host: Host,
     clock: Clock,
     pressure: Pressure,
@@ -45,14 +45,14 @@ pub(crate) struct Senses {
     spun: Nanos,
 }
 
-impl Senses {
+impl HostProbe {
     /// Measures what sleeping costs, on the thread that is going to do it.
     pub(crate) fn new(clock: Clock, waiter: &mut Waiter) -> io::Result<Self> {
         // Naps are short, and the kernel may otherwise add 50 us to each. Where it cannot be had, naps are measured longer.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let open = |path: &str| File::open(path).ok();
         let thread = gettid().as_raw_nonzero();
-        let mut senses = Self {
+        let mut host_probe = Self {
             host: Host { sleep_cpu: 0, wake_delay: 0, nap_overshoot: 0, contended: false },
             clock,
             pressure: Pressure::default(),
@@ -78,9 +78,9 @@ impl Senses {
         // Of those that nothing else disturbed.
         let [delay, cpu] = [&late, &cpu].map(|all| all[all.len() / 4].min(DELAY_MOST));
         // A timer that wakes an idle core does what a kick from another core does.
-        senses.host =
+        host_probe.host =
             Host { sleep_cpu: cpu.max(1), wake_delay: delay, nap_overshoot: delay, contended: false };
-        Ok(senses)
+        Ok(host_probe)
     }
 
     /// A sleep ended `late` after the time it was to end.
