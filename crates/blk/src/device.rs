@@ -47,8 +47,8 @@ pub(crate) struct Shared {
     /// once and writes it when the driver does, but not again after a reconnection. So a process that has seen no
     /// virtual machine begin may serve a driver that has turned it off, and leaves it off.
     writeback: AtomicBool,
-    /// A virtual machine has begun here.
-    introduced: AtomicBool,
+    /// A driver was reset here, so its choices are known.
+    driver_known: AtomicBool,
     /// The next queue to start is the first one of a fresh driver.
     fresh: AtomicBool,
     pub(crate) failures: Failures,
@@ -80,13 +80,13 @@ impl Blk {
         let serial = options.serial.as_bytes();
         let len = serial.len().min(id.len());
         id[..len].copy_from_slice(&serial[..len]);
-        let (writeback, introduced, fresh) = Default::default();
+        let (writeback, driver_known, fresh) = Default::default();
         let shared = Arc::new(Shared {
             disk,
             budget: Arc::default(),
             id,
             writeback,
-            introduced,
+            driver_known,
             fresh,
             failures: Failures::default(),
         });
@@ -191,14 +191,14 @@ impl Device for Blk {
         self.options.queue_size_max
     }
 
-    fn introduce(&self) {
-        self.shared.introduced.store(true, Ordering::Relaxed);
+    fn reset(&self) {
+        self.shared.driver_known.store(true, Ordering::Relaxed);
         self.shared.fresh.store(true, Ordering::Relaxed);
         self.shared.writeback.store(true, Ordering::Relaxed);
     }
 
-    fn take_over(&self) {
-        self.shared.introduced.store(false, Ordering::Relaxed);
+    fn restore_unknown(&self) {
+        self.shared.driver_known.store(false, Ordering::Relaxed);
         self.shared.fresh.store(false, Ordering::Relaxed);
         self.shared.writeback.store(false, Ordering::Relaxed);
     }
@@ -215,7 +215,7 @@ impl Device for Blk {
 
     fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError> {
         let writeback = config::write(offset, from)?;
-        self.shared.introduced.store(true, Ordering::Relaxed);
+        self.shared.driver_known.store(true, Ordering::Relaxed);
         self.shared.writeback.store(writeback, Ordering::Relaxed);
         debug!(writeback, "the driver chose its cache mode");
         Ok(())
@@ -239,7 +239,7 @@ impl Device for Blk {
         self.set_locks(Vec::new());
     }
 
-    fn hurry(&self) {
+    fn limit_remote_waits(&self) {
         self.shared.disk.hurry();
     }
 
@@ -254,7 +254,7 @@ impl Device for Blk {
             Some([1]) => true,
             _ => return Err(InvalidState { kind: "block" }),
         };
-        self.shared.introduced.store(true, Ordering::Relaxed);
+        self.shared.driver_known.store(true, Ordering::Relaxed);
         self.shared.fresh.store(false, Ordering::Relaxed);
         self.shared.writeback.store(writeback, Ordering::Relaxed);
         Ok(())
@@ -263,7 +263,7 @@ impl Device for Blk {
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError> {
         let features = BlkFeatures::from_bits_truncate(features.bits());
         let could_turn_off = features.contains(BlkFeatures::FLUSH | BlkFeatures::CONFIG_WCE);
-        if !self.shared.introduced.swap(true, Ordering::Relaxed)
+        if !self.shared.driver_known.swap(true, Ordering::Relaxed)
             && could_turn_off
             && !self.shared.disk.limits().read_only
         {

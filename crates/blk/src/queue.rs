@@ -51,8 +51,8 @@ pub(crate) struct Queue {
     owed_cost: u32,
     /// One of the four above may be something: all that is asked for each request.
     has_others: bool,
-    /// It stops for good, and somebody waits for that.
-    hurried: bool,
+    /// The task stops for good: no request may wait for a remote server without end.
+    waits_limited: bool,
     chain: Chain,
 }
 
@@ -79,7 +79,7 @@ impl Queue {
             step_cost,
             owed_cost: 0,
             has_others: false,
-            hurried: false,
+            waits_limited: false,
             chain: Chain::default(),
         }
     }
@@ -506,8 +506,8 @@ impl QueueTask for Queue {
         let next = if self.steps.is_empty() { next } else { Next::More };
         self.vring.publish();
         // A request in several pieces may have begun another.
-        if self.hurried {
-            self.hurry();
+        if self.waits_limited {
+            self.limit_remote_waits();
         }
         Polled { served, cost, next }
     }
@@ -526,8 +526,8 @@ impl QueueTask for Queue {
         self.slots.in_flight() + usize::from(self.vring.again())
     }
 
-    fn hurry(&mut self) {
-        self.hurried = true;
+    fn limit_remote_waits(&mut self) {
+        self.waits_limited = true;
         if self.in_flight() > 0 {
             self.shared.disk.hurry();
         }

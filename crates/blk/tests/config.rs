@@ -45,9 +45,9 @@ fn parts_and_what_lies_beyond() {
 #[test]
 fn a_driver_chooses_its_cache_mode_and_nothing_else() {
     let device = device(256, false);
-    // Until somebody is introduced, the driver may be one that chose 0 before this process began.
+    // Until a driver is known, it may be one that chose 0 before this process began.
     assert_eq!(config(&device).writeback, 0);
-    device.introduce();
+    device.reset();
     assert_eq!(config(&device).writeback, 1);
     device.write_config(CONFIG_WRITEBACK, &[0]).unwrap();
     assert_eq!(config(&device).writeback, 0);
@@ -57,7 +57,7 @@ fn a_driver_chooses_its_cache_mode_and_nothing_else() {
         assert!(matches!(device.write_config(offset, bytes), Err(ConfigError::ReadOnly { .. })));
     }
     assert_eq!(config(&device).writeback, 0);
-    device.introduce();
+    device.reset();
     assert_eq!(config(&device).writeback, 1);
 }
 
@@ -66,9 +66,9 @@ fn a_driver_chooses_its_cache_mode_and_nothing_else() {
 fn the_cache_mode_is_saved_and_loaded() {
     let old = device(256, false);
     assert_eq!(old.save(), b"blk1\0");
-    old.introduce();
+    old.reset();
     assert_eq!(old.save(), b"blk1\x01");
-    old.take_over();
+    old.restore_unknown();
     assert_eq!((config(&old).writeback, old.save()), (0, b"blk1\0".to_vec()));
     let new = device(256, false);
     for (state, writeback) in [(b"blk1\x01", 1), (b"blk1\0", 0), (b"blk1\x01", 1)] {

@@ -30,15 +30,15 @@ fn queues_that_start_again_are_told_what_they_were_not_told() {
     assert_eq!([flush(1), flush(1)], [S_IOERR, S_OK]);
     assert_eq!(flush(0), S_IOERR);
     // A front-end that looks like a new one, but its driver goes on.
-    device.introduce();
-    device.take_over();
+    device.reset();
+    device.restore_unknown();
     assert_eq!(flush(1), S_IOERR);
     assert_eq!(flush(0), S_IOERR);
-    device.introduce();
+    device.reset();
     assert_eq!(flush(1), S_OK, "another machine");
     assert_eq!(flush(0), S_IOERR);
     // A driver that comes from another process may have been here before.
-    device.introduce();
+    device.reset();
     device.load(b"blk1\x01").unwrap();
     assert_eq!(flush(1), S_IOERR);
 }

@@ -18,13 +18,13 @@ pub trait Device: Send + Sync {
     /// The largest size of a queue.
     fn queue_size_max(&self) -> u16;
 
-    /// A driver begins that knows nothing of an earlier one: what that may have changed in the configuration space is again as
-    /// it was at first. Not called where a front-end comes back to a device that its driver has been using.
-    fn introduce(&self);
+    /// Returns the configuration space to its initial state, for a fresh driver. Not called when a front-end comes back to a
+    /// device that its driver has been using.
+    fn reset(&self);
 
-    /// The driver turns out to have begun with another process, whence it was moved here: what it changed there in the
-    /// configuration space is not known.
-    fn take_over(&self);
+    /// Called when the driver was initialised by another process and migrated here. The configuration it wrote there is
+    /// unknown.
+    fn restore_unknown(&self);
 
     /// Copies the configuration space from `offset` on; zeros past its end.
     fn read_config(&self, offset: usize, into: &mut [u8]);
@@ -50,9 +50,9 @@ pub trait Device: Send + Sync {
     /// Gives it back.
     fn close(&self);
 
-    /// Ends the requests in flight that wait for a remote server within a bounded time, in failure if need be. Called by any thread, and
-    /// again and again, while the caller waits for these requests. Rings go on, and requests that are begun later are not meant.
-    fn hurry(&self) {}
+    /// Ends the requests in flight that wait for a remote server within a bounded time, in failure if need be. Any thread
+    /// calls it, again and again, while it waits for these requests. Rings go on. Requests that start later are not limited.
+    fn limit_remote_waits(&self) {}
 
     /// What the driver changed in the configuration space, and whatever else is the device's own and not of a queue, for a device of
     /// another process that goes on with this driver. Not called while a queue runs.

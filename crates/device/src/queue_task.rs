@@ -73,9 +73,9 @@ pub trait QueueTask: Send {
     /// Heads popped and not pushed yet, and those that are to be popped again ([`Vring::again`]).
     fn in_flight(&self) -> usize;
 
-    /// It is to stop for good, and somebody waits for that: what is in flight with somebody who may never answer is to end
-    /// within a bounded time.
-    fn hurry(&mut self) {}
+    /// Stops the task for good. Ends requests that wait for a remote server within a bounded time, because the caller is
+    /// blocked on this.
+    fn limit_remote_waits(&mut self) {}
 
     /// The view of memory was replaced: let go of references to the old one that no request in flight needs, those in the worker's
     /// engine too.

@@ -7,8 +7,8 @@
 //!   next, a message, or a reply on the channel. So it is there when the front-end, which holds its own big lock then, sends
 //!   the answer, an UPDATE, and waits until that is acknowledged.
 //! * An UPDATE that contradicts an earlier one, and an INVALIDATE, are acknowledged when no queue uses what they take back.
-//!   That waits for workers and for I/O in flight, which need neither the front-end nor an answer to a miss. I/O that waits for
-//!   a remote server is hurried (`wait.rs`).
+//!   That waits for workers and for I/O in flight, which need neither the front-end nor an answer to a miss. The
+//!   session limits how long I/O waits for a remote server (`wait.rs`).
 //!
 //! GET_VRING_BASE stops a queue whether it stands or not; what it had asked for is forgotten afterwards, and an answer that
 //! comes late is a translation like any other. When no ring runs any more, all translations are forgotten: a front-end
@@ -166,7 +166,7 @@ impl Translations {
         wait::until(
             what,
             ends,
-            || rings.hurry(),
+            || rings.limit_remote_waits(),
             |patience| matches!(all_done.recv_timeout(patience), Err(RecvTimeoutError::Disconnected)),
         )?;
         self.iotlb.quiesced();

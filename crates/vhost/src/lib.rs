@@ -7,8 +7,8 @@
 //! # Threads
 //! A session runs on the thread that calls [`Server::serve_connection`]. It touches no ring itself: what it wants of a
 //! running one it asks of the worker, and waits for the answer where the front-end has to know that it is done. Such a
-//! wait holds up this session only, and is logged every second. Requests of the device that wait for a remote server are hurried
-//! meanwhile, and a wait for memory or translations ends when its answer has become useless (`wait.rs`).
+//! wait holds up this session only, and is logged every second. The session limits meanwhile how long requests of the
+//! device wait for a remote server. A wait for memory or translations ends when its answer has become useless (`wait.rs`).
 //!
 //! # When a ring runs
 //! When the front-end has said how long it is, where it lies and where its kicks come from, and has enabled it. It is then

@@ -159,7 +159,7 @@ impl Memory {
         rings.update_all(|| Update::Memory(view.clone()))?;
         for mapping in gone {
             let what = "I/O in flight to removed memory";
-            wait::until(what, ends, || rings.hurry(), |patience| mapping.wait(patience))?;
+            wait::until(what, ends, || rings.limit_remote_waits(), |patience| mapping.wait(patience))?;
         }
         Ok(())
     }

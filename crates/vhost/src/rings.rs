@@ -68,8 +68,8 @@ impl Rings {
     }
 
     /// Ends the requests in flight that wait for a remote server within a bounded time. Rings go on.
-    pub(crate) fn hurry(&self) {
-        self.device.hurry();
+    pub(crate) fn limit_remote_waits(&self) {
+        self.device.limit_remote_waits();
     }
 
     /// The ring that a message names, checked.
@@ -154,7 +154,7 @@ impl Rings {
         if !self.open {
             let packed = options.is_packed();
             if std::mem::take(&mut self.begins) && self.rings.iter().any(|ring| ring.setup.goes_on(packed)) {
-                self.device.take_over();
+                self.device.restore_unknown();
             }
             self.device.open().map_err(|source| Refusal::Start { index, source })?;
             self.open = true;

@@ -45,9 +45,9 @@ pub(crate) struct Session<'a> {
     channel: Channel,
     /// Once a vIOMMU has been negotiated.
     translations: Option<Translations>,
-    /// Whose driver this is, is known: a new one's, whose front-end reads the configuration space before it starts a ring, or
-    /// one that was running before the front-end connected.
-    introduced: bool,
+    /// The session has found out which driver this is: a new one, whose front-end reads the configuration space before it
+    /// starts a ring, or one that ran before the front-end connected.
+    driver_known: bool,
     /// Kicks and requests that the device had had before.
     totals_before: (u64, u64),
 }
@@ -75,7 +75,7 @@ impl<'a> Session<'a> {
             transfers: Transfers::default(),
             channel: Channel::default(),
             translations: None,
-            introduced: false,
+            driver_known: false,
         }
     }
 
@@ -213,8 +213,8 @@ impl<'a> Session<'a> {
             }
 
             Message::GetConfig(config) => {
-                if !std::mem::replace(&mut self.introduced, true) {
-                    self.device.introduce();
+                if !std::mem::replace(&mut self.driver_known, true) {
+                    self.device.reset();
                     self.rings.begins = true;
                 }
                 let mut data = vec![0; config.data.len()];
@@ -222,7 +222,7 @@ impl<'a> Session<'a> {
                 Ok(Some(Reply::Config(Some(config.answer(&data)))))
             }
             Message::SetConfig(config) => {
-                self.introduced = true;
+                self.driver_known = true;
                 Ok(self.device.write_config(config.offset as usize, &config.data).map(|()| None)?)
             }
 
@@ -378,7 +378,7 @@ impl<'a> Session<'a> {
         let index = self.rings.index(kick.index.into())?;
         let kick = Kick::new(kick.fd.ok_or(Refusal::NoKick)?).map_err(Refusal::Descriptor)?;
         let theirs = kick.try_clone().map_err(Refusal::Descriptor)?;
-        self.introduced = true;
+        self.driver_known = true;
         let ring = self.rings.get(index);
         ring.kick = Some(kick);
         ring.setup.started = true;

@@ -1,14 +1,14 @@
 //! Waits for workers, and for requests in flight.
 //!
-//! A worker answers a change between two rounds of its loop, and a stop when the ring's requests are done. The session always
-//! waits for these answers ([`answer`]): they need nobody outside this process but the host's kernel, because a stop hurries the requests
-//! that wait for a remote server.
+//! A worker answers a change between two rounds of its loop, and a stop when the ring's requests are done. The session
+//! always waits for these answers ([`answer`]). They depend on this process and the host's kernel only, because a stop
+//! limits how long requests wait for a remote server.
 //!
-//! A message that takes memory or a translation away is answered when no request in flight uses it any more ([`until`]). Such a request
-//! can be with a remote server that does not answer, and no ring stops here. So this wait hurries the device's requests itself, as a
-//! stop does. It also ends early, with the session, when the answer has become useless: the process is asked to stop, or the front-end
-//! has gone. The memory stays mapped until the last request is done with it, whether the session waits for that or not, and
-//! the session's end stops all rings, which hurries the same requests.
+//! A message that takes memory or a translation away is answered when no request in flight uses it ([`until`]). Such a
+//! request can wait for a remote server that does not answer, and no ring stops here. So this wait limits the waits of
+//! the device's requests itself, as a stop does. It also ends early, with the session, when the answer has become useless:
+//! the process is asked to stop, or the front-end has gone. The memory stays mapped until the last request is done with
+//! it, whether the session waits for that or not. The session's end stops all rings, which limits the same requests.
 
 use crate::Ended;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -66,15 +66,15 @@ pub(crate) fn answer<T>(from: &Receiver<T>, waiting_for: &str, ring: Option<u16>
     }
 }
 
-/// Waits until `done`, which itself waits up to the time it is given, says so; calls `hurry` again and again meanwhile, which hurries the
-/// device's requests.
+/// Waits until `done` returns `true`. `done` itself waits, up to the time that it is given. Calls `limit_remote_waits`
+/// again and again meanwhile, so that no request in flight waits for a remote server without end.
 ///
 /// # Errors
 /// The answer has become useless.
 pub(crate) fn until(
     waiting_for: &str,
     ends: Ends<'_>,
-    hurry: impl Fn(),
+    limit_remote_waits: impl Fn(),
     mut done: impl FnMut(Duration) -> bool,
 ) -> Result<(), Ended> {
     let since = Instant::now();
@@ -84,7 +84,7 @@ pub(crate) fn until(
         let now = Instant::now();
         if now >= next {
             // Again each time: a request in several parts may have begun another part.
-            hurry();
+            limit_remote_waits();
             if now >= since + PATIENCE {
                 complain(since, waiting_for, None);
             }
@@ -111,46 +111,46 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
-    /// Waits for what never comes; why that ended, and how often requests were hurried. `change` is called before each look.
+    /// Waits for what never comes; why that ended, and how often the waits of requests were limited. `change` is called before each look.
     fn wait(stop: &UnixStream, connection: &UnixStream, mut change: impl FnMut()) -> (Ended, u32) {
-        let hurried = Cell::new(0);
+        let limited = Cell::new(0);
         let ends = Ends { stop: stop.as_fd(), connection: connection.as_fd() };
         let ended = until(
             "a test",
             ends,
-            || hurried.set(hurried.get() + 1),
+            || limited.set(limited.get() + 1),
             |_| {
-                if hurried.get() > 0 {
+                if limited.get() > 0 {
                     change();
                 }
                 false
             },
         );
-        (ended.unwrap_err(), hurried.get())
+        (ended.unwrap_err(), limited.get())
     }
 
     #[test]
-    fn a_wait_hurries_requests_until_its_answer_is_useless() {
+    fn a_wait_limits_remote_waits_until_its_answer_is_useless() {
         let ((stop, stopping), (connection, frontend)) =
             (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
         // Messages that are there, and no more of them to come, end nothing: the answer can still be received.
         (&frontend).write_all(b"message").unwrap();
         frontend.shutdown(std::net::Shutdown::Write).unwrap();
-        let (ended, hurried) = wait(&stop, &connection, || (&stopping).write_all(&[0]).unwrap());
-        assert!(matches!(ended, Ended::Stopped) && hurried > 0, "{ended}");
+        let (ended, limited) = wait(&stop, &connection, || (&stopping).write_all(&[0]).unwrap());
+        assert!(matches!(ended, Ended::Stopped) && limited > 0, "{ended}");
 
         let (stop, _stopping) = UnixStream::pair().unwrap();
         let mut frontend = Some(frontend);
-        let (ended, hurried) = wait(&stop, &connection, || drop(frontend.take()));
-        assert!(matches!(ended, Ended::Left) && hurried > 0, "{ended}");
+        let (ended, limited) = wait(&stop, &connection, || drop(frontend.take()));
+        assert!(matches!(ended, Ended::Left) && limited > 0, "{ended}");
     }
 
     #[test]
-    fn what_is_done_already_hurries_nothing_and_ends_well() {
+    fn what_is_done_already_limits_nothing_and_ends_well() {
         let ((stop, stopping), (connection, frontend)) =
             (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
         drop((stopping, frontend));
         let ends = Ends { stop: stop.as_fd(), connection: connection.as_fd() };
-        until("a test", ends, || panic!("nothing to hurry"), |_| true).unwrap();
+        until("a test", ends, || panic!("nothing to limit"), |_| true).unwrap();
     }
 }

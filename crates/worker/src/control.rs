@@ -47,7 +47,7 @@ impl EventLoop {
                     && let Some(entry) = self.entries[number as usize].as_mut()
                 {
                     entry.stopping.push(done);
-                    entry.task.hurry();
+                    entry.task.limit_remote_waits();
                     self.make_polled(number);
                 }
             }
@@ -72,7 +72,7 @@ impl EventLoop {
                 for number in all {
                     if let Some(entry) = self.entries[number as usize].as_mut() {
                         entry.stopping.push(unheard());
-                        entry.task.hurry();
+                        entry.task.limit_remote_waits();
                         self.make_polled(number);
                     }
                 }

@@ -185,7 +185,7 @@ pub fn is_called(calls: &OwnedFd) -> bool {
 pub fn blk(disk: Disk) -> Arc<Blk> {
     let options = Options { serial: "rig".to_owned(), queues_max: 4, queue_size_max: SIZE, lock: false };
     let device = Arc::new(Blk::new(disk, options));
-    device.introduce();
+    device.reset();
     device
 }
 

@@ -30,9 +30,9 @@ impl Device for Nothing {
         0
     }
 
-    fn introduce(&self) {}
+    fn reset(&self) {}
 
-    fn take_over(&self) {}
+    fn restore_unknown(&self) {}
 
     fn read_config(&self, _: usize, _: &mut [u8]) {}
 
