@@ -8,7 +8,7 @@
 #![cfg(loom)]
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "tests")]
 
-#[path = "../src/misses.rs"]
+#[path = "../src/vring/misses.rs"]
 mod misses;
 
 mod primitive {

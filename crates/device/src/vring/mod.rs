@@ -1,7 +1,10 @@
 //! A virtqueue with what hangs on it: memory, descriptors for kicks and calls, counters.
 
-use crate::iommu::{Located, Translation};
+pub(crate) mod iommu;
+pub(crate) mod misses;
+
 use crate::{Areas, Call, Counters, Iommu, IovaAddresses, Kick, Stopped, Update};
+use iommu::{Located, Translation};
 use kickless_memory::fault;
 use kickless_memory::{IovaRange, Lack, Marks, Records, Unmapped, View};
 use kickless_virtqueue::device::{Held, Metadata, Options, Popped, Queue};
