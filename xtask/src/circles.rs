@@ -13,7 +13,6 @@ use crate::imports::{self, Imports};
 const NOT_YET: &[&str] = &[
     "kickless",
     "kickless-blk",
-    "kickless-device",
     "kickless-dirty-log",
     "kickless-disk",
     "kickless-io",

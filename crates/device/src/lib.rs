@@ -21,20 +21,26 @@
 //! back-end could go on.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod areas;
 mod counters;
 mod device;
 mod executor;
 mod notify;
 mod primitive;
 mod queue_task;
+mod stopped;
+mod task_handle;
+mod update;
 mod vring;
 
+pub use areas::{Areas, IovaAddresses};
 pub use counters::{Count, Counters};
 pub use device::{ConfigError, Device, InvalidState, StartError};
-pub use executor::{Areas, Executor, Stopped, TaskHandle, Update};
+pub use executor::Executor;
 pub use kickless_io::Waker;
 pub use notify::{Call, Kick};
 pub use queue_task::{Context, Next, Polled, QueueTask};
-pub use vring::iommu::{Iommu, IovaAddresses};
-pub use vring::misses::{Misses, Refusal};
-pub use vring::{Parts, Vring};
+pub use stopped::Stopped;
+pub use task_handle::TaskHandle;
+pub use update::Update;
+pub use vring::{Iommu, Misses, Parts, Refusal, Vring};

@@ -3,8 +3,8 @@
 use crate::clock::Nanos;
 use crate::entry::State;
 use crate::event_loop::{EventLoop, RETRY};
-use crate::scheduler::Visit;
 use crate::policy::Verdict;
+use crate::scheduler::Visit;
 use kickless_device::{Context, Next};
 
 impl EventLoop {

@@ -3,7 +3,7 @@
 
 mod echo;
 
-use echo::{DEADLINE, Fixture, options, task, task_that, start};
+use echo::{DEADLINE, Fixture, options, start, task, task_that};
 use kickless_device::{Call, Next, TaskHandle, Update};
 use kickless_io::Signaller;
 use kickless_worker::{Poll, Pool};

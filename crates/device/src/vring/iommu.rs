@@ -1,7 +1,7 @@
 //! A virtqueue behind a vIOMMU: its translations, what it waits for, and what its requests in flight use.
 
-use crate::Misses;
-use kickless_memory::{Access, Iova, IovaRange, Lack, Map, Table, Tlb, UserAddr};
+use crate::{IovaAddresses, Misses};
+use kickless_memory::{Access, IovaRange, Lack, Map, Table, Tlb, UserAddr};
 use kickless_virtqueue::device::{LoggedAt, Options};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,19 +14,6 @@ pub struct Iommu {
     pub table: Arc<Table>,
     /// Where to ask for more.
     pub misses: Arc<Misses>,
-}
-
-/// Where a ring's areas are, as a device behind a vIOMMU sees it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct IovaAddresses {
-    /// The descriptor table, or the packed ring.
-    pub desc: Iova,
-    /// The available ring, or the packed ring's driver event suppression.
-    pub avail: Iova,
-    /// The used ring, or the packed ring's device event suppression.
-    pub used: Iova,
-    /// What to mark in the log as written in place of the used ring.
-    pub log: Option<Iova>,
 }
 
 /// An invalidation: whoever still uses the range keeps a sender, and it is over when there is none.
@@ -271,6 +258,7 @@ impl InUse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kickless_memory::Iova;
 
     #[test]
     fn a_head_that_is_available_again_and_again_takes_no_more_memory() {

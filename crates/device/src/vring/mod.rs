@@ -1,17 +1,21 @@
 //! A virtqueue with what hangs on it: memory, descriptors for kicks and calls, counters.
 
-pub(crate) mod iommu;
-pub(crate) mod misses;
+mod iommu;
+mod misses;
+mod parts;
+mod update;
 
-use crate::{Areas, Call, Counters, Iommu, IovaAddresses, Kick, Stopped, Update};
-use iommu::{Located, Translation};
+pub use iommu::Iommu;
+pub use misses::{Misses, Refusal};
+pub use parts::Parts;
+
+use crate::{Areas, Call, Counters, Kick, Stopped};
+use iommu::Translation;
 use kickless_memory::fault;
-use kickless_memory::{IovaRange, Lack, Marks, Records, Unmapped, View};
-use kickless_virtqueue::device::{Held, Metadata, Options, Popped, Queue};
+use kickless_memory::{Marks, Unmapped, View};
+use kickless_virtqueue::device::{Metadata, Options, Popped, Queue};
 use kickless_virtqueue::{Chain, ChainId, RingError};
-use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use tracing::{Span, debug, error, info, warn};
 
 /// The first completion of a batch is shown to the driver at once, and the others so many at a time: while we go on, it can take them
@@ -19,38 +23,6 @@ use tracing::{Span, debug, error, info, warn};
 /// about to sleep when we are done.
 const SHOWN_AT_ONCE: u32 = 16;
 const FIRST_SHOWN: u32 = 1;
-
-/// What a vring is made of.
-#[derive(Debug)]
-pub struct Parts {
-    /// Its number, from 0.
-    pub index: u16,
-    /// Size and negotiated ring features.
-    pub options: Options,
-    /// Where its areas lie: by the device's addresses if, and only if, there is an `iommu`.
-    pub areas: Areas,
-    /// Behind a vIOMMU.
-    pub iommu: Option<Iommu>,
-    /// Index of the first available ring entry to take.
-    pub next_avail: u16,
-    /// Completions that this ring still owes its driver, from [`Stopped::held`].
-    pub held: Vec<Held>,
-    /// Where to write down what is in flight, with an entry for each descriptor. If a device before this one did so, that says where
-    /// this ring goes on, and what it has to do again, and neither `next_avail` nor `held` do.
-    pub inflight: Option<Records>,
-    /// What its device sees of guest memory.
-    pub view: Arc<View>,
-    /// Kicks come from here; without it the driver's kicks come as messages, or never.
-    pub kick: Option<Kick>,
-    /// Calls go here; without it the driver polls.
-    pub call: Option<Call>,
-    /// A broken ring is told here.
-    pub err: Option<Call>,
-    /// It is told here that pages were marked in the log.
-    pub logged: Option<Call>,
-    /// Where to count.
-    pub counters: Arc<Counters>,
-}
 
 /// The device end of one virtqueue. A device pops from it and pushes to it; its worker arms and disarms it.
 #[derive(Debug)]
@@ -468,111 +440,5 @@ impl Vring {
         if let Some(err) = &self.err {
             err.signal();
         }
-    }
-
-    /// Applies a change. The kick descriptor, which its worker waits for, is exchanged by the worker.
-    pub fn apply(&mut self, update: Update) {
-        // While what it may take away is there to tell.
-        self.is_sound();
-        let looks =
-            matches!(update, Update::Memory(_) | Update::Addresses(_) | Update::Look | Update::Refused(_));
-        if let Some(translation) = &mut self.translation
-            && looks
-        {
-            translation.standing = false;
-        }
-        match update {
-            Update::Memory(view) => {
-                self.queue.marks().set_view(&view);
-                self.view = view;
-                if let Some(translation) = &mut self.translation {
-                    translation.tlb.flush();
-                }
-                self.remap();
-            }
-            Update::Addresses(areas) if areas != self.areas => {
-                self.areas = areas;
-                self.remap();
-            }
-            Update::Call(call) => {
-                self.call = call;
-                self.call();
-            }
-            Update::Err(err) => {
-                if self.broken
-                    && let Some(err) = &err
-                {
-                    err.signal();
-                }
-                self.err = err;
-            }
-            Update::Logged(logged) => self.logged = logged,
-            Update::Kick(kick) => self.kick = kick,
-            Update::Invalidate(range, done) => self.invalidate(range, done),
-            Update::Forget(range) => {
-                if let Some(translation) = &mut self.translation {
-                    translation.tlb.drop_range(range);
-                }
-            }
-            Update::Refused(miss) => {
-                if let Some(translation) = &mut self.translation {
-                    translation.tlb.refuse(miss);
-                }
-            }
-            Update::Addresses(_) | Update::Look => {}
-        }
-        self.settle_marks();
-    }
-
-    fn remap(&mut self) {
-        let (view, options) = (&self.view, &self.options);
-        let mapped = match (&self.areas, &mut self.translation) {
-            (Areas::User(addresses), _) => Metadata::map(view, addresses, options).map_err(Lack::Unmapped),
-            (Areas::Iova(addresses), Some(translation)) => {
-                translation.locate(addresses, options, view.map()).and_then(|Located { areas, log }| {
-                    Metadata::map_pieces(view, &areas, log, options).map_err(Lack::Unmapped)
-                })
-            }
-            (Areas::Iova(IovaAddresses { desc, .. }), None) => {
-                Err(Lack::Unmapped(Unmapped { addr: desc.0, len: 0 }))
-            }
-        };
-        let (span, queue) = (&self.span, self.index);
-        match (mapped, &mut self.translation) {
-            (Ok(metadata), translation) => {
-                if let Some(translation) = translation {
-                    translation.found();
-                }
-                if std::mem::take(&mut self.lost) {
-                    info!(parent: span, queue, "the ring is in guest memory again");
-                }
-                self.take_areas(metadata);
-                // What was pushed while it rested.
-                self.pushed = true;
-            }
-            (Err(Lack::Missing), Some(translation)) => {
-                translation.ask();
-                self.queue.unmap();
-            }
-            (Err(lack), translation) => {
-                if !std::mem::replace(&mut self.lost, true) {
-                    warn!(parent: span, queue, error = %lack, "the ring is not in guest memory any more; it rests");
-                }
-                if let Some(translation) = translation {
-                    translation.give_up();
-                }
-                self.queue.unmap();
-            }
-        }
-    }
-
-    /// Lets go of all that goes by translations of these addresses.
-    fn invalidate(&mut self, range: IovaRange, done: Sender<Infallible>) {
-        let Some(translation) = &mut self.translation else { return };
-        if translation.is_ring_in(range) {
-            self.queue.unmap();
-        }
-        // Last, for with `done` goes the promise.
-        translation.invalidate(range, done);
     }
 }
