@@ -1,7 +1,7 @@
 //! The dirty bits of one slot: a bit for each page, in pieces that are made when the first page in them is written.
 #![expect(unsafe_code, reason = "island: pieces are made on demand, behind pointers")]
 
-use crate::entry::{PAGE, PAGE_BITS, shift};
+use crate::level::{PAGE, PAGE_BITS, shift};
 use crate::primitive::{AtomicPtr, AtomicU64, Ordering, WORDS};
 use kickless_memory::Gpa;
 

@@ -1,12 +1,14 @@
 //! The slots, and who may change them.
 #![expect(unsafe_code, reason = "island: entries are reached by addresses in lists")]
 
-use crate::entry::{END, Entry, LEAF_MAX, PAGE, size};
+use crate::entry::Entry;
 use crate::epoch::Epochs;
 use crate::error::Error;
 use crate::granules::Granules;
+use crate::level::{END, LEAF_MAX, PAGE, size};
 use crate::log::Log;
-use crate::node::{Node, Nodes};
+use crate::node::Node;
+use crate::node_pool::NodePool;
 use crate::primitive::{AtomicPtr, AtomicU64, Mutex, Ordering, SLOTS, lock};
 use crate::rmap::{Blocks, Head};
 use crate::tree::{Tree, unsplit};
@@ -25,7 +27,7 @@ use std::sync::Arc;
 pub struct Mmu {
     pub(crate) slots: Box<[SlotWords]>,
     pub(crate) epochs: Epochs,
-    pub(crate) nodes: Nodes,
+    pub(crate) nodes: NodePool,
     /// Where an address is a guest-physical one.
     pub(crate) direct: Tree,
     pub(crate) harvests: Mutex<()>,
@@ -72,7 +74,7 @@ impl Garbage {
 
     /// # Safety
     /// All writers were waited for after the last [`Garbage::push`].
-    pub(crate) unsafe fn give_back(self, nodes: &Nodes) {
+    pub(crate) unsafe fn give_back(self, nodes: &NodePool) {
         for node in self.0 {
             // SAFETY: no entry leads to it, and nobody is left who found it before.
             unsafe { nodes.give(node) };
@@ -95,7 +97,7 @@ impl Mmu {
     }
 
     fn bare() -> Self {
-        let nodes = Nodes::new();
+        let nodes = NodePool::new();
         let words = || SlotWords {
             gpa: AtomicU64::new(0),
             len: AtomicU64::new(0),
@@ -188,7 +190,7 @@ impl Mmu {
     }
 
     /// Waits until every writer that is online has passed a quiescent point: what it wrote before this call is done.
-    pub fn settle(&self) {
+    pub fn wait_for_writers(&self) {
         self.epochs.wait();
     }
 

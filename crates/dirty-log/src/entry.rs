@@ -1,40 +1,9 @@
 //! One entry of a translation table, in one atomic word.
 
+use crate::level::{END, PAGE, shift};
 use crate::node::Node;
-use crate::primitive::BITS;
 use kickless_memory::Gpa;
 use std::ptr::NonNull;
-
-/// Bits of an address within a page.
-pub(crate) const PAGE_BITS: u32 = 12;
-/// Bytes of a page.
-pub(crate) const PAGE: u64 = 1 << PAGE_BITS;
-/// Entries of a table.
-pub(crate) const FANOUT: usize = 1 << BITS;
-/// The level of the root. Leaves are at level 1 (4 KiB), 2 (2 MiB) and 3 (1 GiB).
-pub(crate) const ROOT: u32 = 4;
-/// The highest level of leaves.
-pub(crate) const LEAF_MAX: u32 = 3;
-/// The end of what can be mapped: 256 TiB.
-pub(crate) const END: u64 = 1 << (PAGE_BITS + ROOT * BITS);
-
-/// Bytes that an entry of this level stands for, as a power of two.
-#[inline]
-pub(crate) const fn shift(level: u32) -> u32 {
-    PAGE_BITS + (level - 1) * BITS
-}
-
-/// Bytes that an entry of this level stands for.
-#[inline]
-pub(crate) const fn size(level: u32) -> u64 {
-    1 << shift(level)
-}
-
-/// Which entry of a table whose entries are of this level stands for `addr`.
-#[inline]
-pub(crate) const fn index(addr: u64, level: u32) -> usize {
-    (addr >> shift(level)) as usize & (FANOUT - 1)
-}
 
 const LEAF: u64 = 1;
 const TABLE: u64 = 1 << 1;
@@ -130,6 +99,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::level::FANOUT;
 
     #[test]
     fn a_leaf_holds_what_it_was_given() {

@@ -3,7 +3,8 @@
 #![expect(unsafe_code, reason = "island: tables and logs are good for the length of a section")]
 
 use crate::control::Mmu;
-use crate::entry::{END, Entry, size};
+use crate::entry::Entry;
+use crate::level::{END, size};
 use crate::log::Log;
 use crate::primitive::Ordering;
 use crate::tlb::Extent;

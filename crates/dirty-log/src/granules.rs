@@ -6,7 +6,7 @@
 //! written.
 #![expect(unsafe_code, reason = "island: lists are made on demand, behind pointers")]
 
-use crate::entry::{FANOUT, LEAF_MAX, index, shift};
+use crate::level::{FANOUT, LEAF_MAX, index, shift};
 use crate::primitive::{AtomicPtr, Ordering};
 use crate::rmap::Head;
 use kickless_memory::Gpa;

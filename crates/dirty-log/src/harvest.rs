@@ -4,8 +4,9 @@
 use crate::bitmap::{Bits, WORD_BYTES, mask};
 use crate::control::Mmu;
 use crate::control::{Garbage, SlotState};
-use crate::entry::{Entry, PAGE};
+use crate::entry::Entry;
 use crate::error::Error;
+use crate::level::PAGE;
 use crate::log::{Log, Method};
 use crate::pages::Pages;
 use crate::primitive::{Ordering, lock};
@@ -87,7 +88,7 @@ impl Harvester {
     pub fn harvest_last(&mut self, range: impl RangeBounds<Gpa>, pages: &mut Pages) -> Took {
         let begun = Instant::now();
         // A writer that has made a page writable has set its bit then.
-        self.mmu.settle();
+        self.mmu.wait_for_writers();
         let waited = begun.elapsed();
         let took = self.harvest(range, pages);
         Took { wait: waited + took.wait, ..took }

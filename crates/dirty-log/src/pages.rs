@@ -1,7 +1,7 @@
 //! What a harvest hands out.
 
 use crate::bitmap::{WORD_BYTES, WORD_PAGES};
-use crate::entry::{PAGE, PAGE_BITS};
+use crate::level::{PAGE, PAGE_BITS};
 use kickless_memory::Gpa;
 
 /// Pages of 4 KiB that were written: a bitmap. Kept from harvest to harvest, so that it is allocated once.

@@ -2,7 +2,8 @@
 #![expect(unsafe_code, reason = "island: entries are reached by addresses in lists")]
 
 use crate::control::SlotState;
-use crate::entry::{Entry, FANOUT, LEAF_MAX, PAGE_BITS, index, size};
+use crate::entry::Entry;
+use crate::level::{FANOUT, LEAF_MAX, PAGE_BITS, index, size};
 use crate::primitive::{AtomicU64, Ordering};
 use crate::rmap::Head;
 use crate::tree::protect;

@@ -2,8 +2,9 @@
 #![expect(unsafe_code, reason = "island: entries are reached by addresses in tables")]
 
 use crate::control::{Control, Garbage, Mmu, check_range, detach, target};
-use crate::entry::{Entry, ROOT, shift, size};
+use crate::entry::Entry;
 use crate::error::Error;
+use crate::level::{ROOT, shift, size};
 use crate::node::Node;
 use crate::primitive::{AtomicU64, Ordering, lock};
 use crate::tree::{Found, Tree, split};
@@ -150,7 +151,7 @@ impl Drop for Space {
     fn drop(&mut self) {
         let mmu = self.mmu.clone();
         let mut control = lock(&mmu.control);
-        self.clear_all(&mut control, 0..crate::entry::END);
+        self.clear_all(&mut control, 0..crate::level::END);
         // SAFETY: nothing is mapped, and writers hold a reference.
         unsafe { self.tree.give_back(&mmu.nodes) };
     }

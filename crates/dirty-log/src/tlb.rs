@@ -1,7 +1,7 @@
 //! A writer's own cache of translations. Emptied at the first quiescent point after something was taken away
 //! ([`crate::epoch`]), and used by its owner only, so nothing in it is atomic.
 
-use crate::entry::{PAGE, PAGE_BITS, size};
+use crate::level::{PAGE, PAGE_BITS, size};
 use crate::log::Log;
 use std::ptr::NonNull;
 

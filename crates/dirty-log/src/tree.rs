@@ -14,8 +14,10 @@
 //! All by compare-and-swap where somebody else could be about to change it as well, so that each step starts from what its author saw.
 #![expect(unsafe_code, reason = "island: tables are reached by addresses in entries")]
 
-use crate::entry::{Entry, ROOT, index};
-use crate::node::{Node, Nodes};
+use crate::entry::Entry;
+use crate::level::{ROOT, index};
+use crate::node::Node;
+use crate::node_pool::NodePool;
 use crate::primitive::{AtomicU64, Ordering};
 use std::ptr::NonNull;
 
@@ -38,11 +40,11 @@ unsafe impl Send for Tree {}
 unsafe impl Sync for Tree {}
 
 impl Tree {
-    pub(crate) fn new(nodes: &Nodes) -> Self {
+    pub(crate) fn new(nodes: &NodePool) -> Self {
         Self { root: nodes.take() }
     }
 
-    /// The entry that `addr`, below [`crate::entry::END`], ends at: a leaf or nothing.
+    /// The entry that `addr`, below [`crate::level::END`], ends at: a leaf or nothing.
     ///
     /// # Safety
     /// The caller is in a section, or holds the lock for changes; what it gets is good for as long as that.
@@ -64,7 +66,7 @@ impl Tree {
     ///
     /// # Safety
     /// The caller holds the lock for changes, and no leaf is mapped above.
-    pub(crate) unsafe fn make(&self, nodes: &Nodes, addr: u64, level: u32) -> &AtomicU64 {
+    pub(crate) unsafe fn make(&self, nodes: &NodePool, addr: u64, level: u32) -> &AtomicU64 {
         let (mut node, mut at_level) = (self.root, ROOT);
         loop {
             // SAFETY: only who holds the lock takes tables away.
@@ -89,15 +91,15 @@ impl Tree {
     ///
     /// # Safety
     /// No list of the reverse map has an entry of theirs, and nobody uses this tree any more.
-    pub(crate) unsafe fn give_back(&self, nodes: &Nodes) {
-        // SAFETY: from `Nodes::take`, and out of use.
+    pub(crate) unsafe fn give_back(&self, nodes: &NodePool) {
+        // SAFETY: from `NodePool::take`, and out of use.
         unsafe { nodes.give(self.root) };
     }
 }
 
 /// Puts a table of the same translations, none of them writable, in the place of a large leaf; `false` if the leaf has changed
 /// meanwhile.
-pub(crate) fn split(nodes: &Nodes, found: Found<'_>) -> bool {
+pub(crate) fn split(nodes: &NodePool, found: Found<'_>) -> bool {
     let node = nodes.take();
     // SAFETY: a table from the pool, which nobody else fills.
     let entries = unsafe { &node.as_ref().entries };

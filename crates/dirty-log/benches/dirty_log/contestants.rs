@@ -135,7 +135,7 @@ impl Logged {
                     _ => word.swap(0, Ordering::AcqRel),
                 }));
                 let walk = begun.elapsed();
-                mmu.settle();
+                mmu.wait_for_writers();
                 let wait = begun.elapsed() - walk;
                 let pages = taken.iter().map(|word| u64::from(word.count_ones())).sum();
                 (Took { walk, wait }, pages)
