@@ -13,10 +13,8 @@ use crate::imports::{self, Imports};
 const NOT_YET: &[&str] = &[
     "kickless",
     "kickless-blk",
-    "kickless-dirty-log",
     "kickless-disk",
     "kickless-io",
-    "kickless-memory",
     "kickless-tests",
     "kickless-vhost",
     "kickless-worker",

@@ -1,7 +1,7 @@
 //! Ring metadata, mapped once.
 #![expect(unsafe_code, reason = "island: atomic access to ring indices")]
 
-use crate::{Map, Mapping, shared};
+use crate::{Mapping, shared};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -153,7 +153,7 @@ unsafe impl Sync for Area {}
 pub struct Span<'m> {
     host: NonNull<u8>,
     len: usize,
-    map: PhantomData<&'m Map>,
+    mapping: PhantomData<&'m Mapping>,
 }
 
 impl Span<'_> {
@@ -161,7 +161,7 @@ impl Span<'_> {
     /// `host` must be valid for `len` bytes of shared memory for the lifetime of the span.
     #[inline]
     pub(crate) unsafe fn new(host: NonNull<u8>, len: usize) -> Self {
-        Self { host, len, map: PhantomData }
+        Self { host, len, mapping: PhantomData }
     }
 
     /// Length in bytes.
@@ -181,7 +181,7 @@ impl Span<'_> {
     #[inline]
     pub fn read<T: FromBytes>(&self, offset: usize) -> T {
         assert!(offset <= self.len && size_of::<T>() <= self.len - offset, "read out of its span");
-        // SAFETY: checked above; the map that the span borrows keeps the memory mapped.
+        // SAFETY: checked above; the mapping that the span borrows keeps the memory mapped.
         unsafe { shared::read_obj(self.host.add(offset)) }
     }
 }

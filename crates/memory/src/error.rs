@@ -1,6 +1,8 @@
 //! What can be wrong with memory.
 
-use crate::{Gpa, Refused, UserAddr};
+use crate::addr::{Gpa, UserAddr};
+use crate::backing::Slow;
+use crate::quota::Exhausted;
 use std::io;
 
 /// Why a slot or a map cannot be had. The front-end is to blame for each but [`Error::Mmap`].
@@ -165,6 +167,31 @@ pub enum InflightError {
         #[source]
         source: io::Error,
     },
+}
+
+/// Why a file is not mapped that could be. The front-end is to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(transparent)]
+pub enum Refused {
+    /// The device has too much mapped.
+    Exhausted(#[from] Exhausted),
+    /// A thread that touches it may wait for ever.
+    Slow(#[from] Slow),
+}
+
+/// What went wrong with a mapping: its caller knows what the mapping is for.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Wraps,
+    TooShort { needs: u64, has: u64 },
+    Refused(Refused),
+    Os(io::Error),
+}
+
+impl From<rustix::io::Errno> for Failure {
+    fn from(e: rustix::io::Errno) -> Self {
+        Self::Os(e.into())
+    }
 }
 
 /// A range that is not, or not wholly, in the memory that the front-end shared.

@@ -2,10 +2,10 @@
 //! INFLIGHT_SHMFD). It is not guest memory, but the front-end has it too and can write to it at any time.
 #![expect(unsafe_code, reason = "island: atomic access to the words of a mapping")]
 
-use crate::InflightError;
+use crate::error::{Failure, InflightError};
 use crate::fault::Damaged;
 use crate::mapper::Mapper;
-use crate::mapping::{Failure, Mapping};
+use crate::mapping::Mapping;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -27,29 +27,7 @@ impl Inflight {
     /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the kernel's refusal
     /// to map it.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, InflightError> {
-        Self::map_by(&Mapper::default(), file, offset, len)
-    }
-
-    pub(crate) fn map_by(
-        mapper: &Mapper,
-        file: impl AsFd,
-        offset: u64,
-        len: u64,
-    ) -> Result<Self, InflightError> {
-        if len == 0 {
-            return Err(InflightError::Empty);
-        }
-        if !offset.is_multiple_of(WORD as u64) {
-            return Err(InflightError::Misaligned { offset });
-        }
-        let failed = |failure| match failure {
-            Failure::Wraps => InflightError::Wraps { offset, len },
-            Failure::TooShort { needs, has } => InflightError::FileTooShort { needs, has },
-            Failure::Refused(why) => InflightError::Refused(why),
-            Failure::Os(source) => InflightError::Mmap { source },
-        };
-        let part = Mapping::part_of(mapper, &file, offset, len).map_err(failed)?;
-        Ok(Self { mapping: Arc::new(Mapping::new(mapper, file, part).map_err(failed)?) })
+        Mapper::default().inflight(file, offset, len)
     }
 
     /// `len` bytes from `offset` on, which is a multiple of 8; `None` if they are not all in the buffer.
@@ -62,6 +40,29 @@ impl Inflight {
         // SAFETY: at most the length of the mapping.
         let start = unsafe { self.mapping.base().add(offset) };
         Some(Records { start: start.cast(), words: len / WORD, mapping: self.mapping.clone() })
+    }
+}
+
+impl Mapper {
+    /// As [`Inflight::map`].
+    ///
+    /// # Errors
+    /// As there, and [`InflightError::Refused`].
+    pub fn inflight(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Inflight, InflightError> {
+        if len == 0 {
+            return Err(InflightError::Empty);
+        }
+        if !offset.is_multiple_of(WORD as u64) {
+            return Err(InflightError::Misaligned { offset });
+        }
+        let failed = |failure| match failure {
+            Failure::Wraps => InflightError::Wraps { offset, len },
+            Failure::TooShort { needs, has } => InflightError::FileTooShort { needs, has },
+            Failure::Refused(why) => InflightError::Refused(why),
+            Failure::Os(source) => InflightError::Mmap { source },
+        };
+        let part = Mapping::part_of(self, &file, offset, len).map_err(failed)?;
+        Ok(Inflight { mapping: Arc::new(Mapping::new(self, file, part).map_err(failed)?) })
     }
 }
 

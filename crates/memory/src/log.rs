@@ -24,9 +24,10 @@
 //! fields) is marked after that by the same rule.
 #![expect(unsafe_code, reason = "island: atomic access to the words of a mapping")]
 
+use crate::error::Failure;
 use crate::fault::Damaged;
 use crate::mapper::Mapper;
-use crate::mapping::{Failure, Mapping};
+use crate::mapping::Mapping;
 use crate::{Gpa, LogError, Map};
 use kickless_spec::vhost_user::LOG_PAGE_SIZE;
 use std::os::fd::AsFd;
@@ -161,24 +162,7 @@ impl Log {
     /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the kernel's refusal
     /// to map it.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, LogError> {
-        Self::map_by(&Mapper::default(), file, offset, len)
-    }
-
-    pub(crate) fn map_by(mapper: &Mapper, file: impl AsFd, offset: u64, len: u64) -> Result<Self, LogError> {
-        if len == 0 {
-            return Err(LogError::Empty);
-        }
-        if !offset.is_multiple_of(size_of::<u64>() as u64) {
-            return Err(LogError::Misaligned { offset });
-        }
-        let failed = |failure| match failure {
-            Failure::Wraps => LogError::Wraps { offset, len },
-            Failure::TooShort { needs, has } => LogError::FileTooShort { needs, has },
-            Failure::Refused(why) => LogError::Refused(why),
-            Failure::Os(source) => LogError::Mmap { source },
-        };
-        let part = Mapping::part_of(mapper, &file, offset, len).map_err(failed)?;
-        Ok(Self { mapping: Mapping::new(mapper, file, part).map_err(failed)? })
+        Mapper::default().log(file, offset, len)
     }
 
     /// Its length in bytes; never zero.
@@ -264,6 +248,29 @@ impl Log {
                 bits &= bits - 1;
             }
         }
+    }
+}
+
+impl Mapper {
+    /// As [`Log::map`].
+    ///
+    /// # Errors
+    /// As there, and [`LogError::Refused`].
+    pub fn log(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Log, LogError> {
+        if len == 0 {
+            return Err(LogError::Empty);
+        }
+        if !offset.is_multiple_of(size_of::<u64>() as u64) {
+            return Err(LogError::Misaligned { offset });
+        }
+        let failed = |failure| match failure {
+            Failure::Wraps => LogError::Wraps { offset, len },
+            Failure::TooShort { needs, has } => LogError::FileTooShort { needs, has },
+            Failure::Refused(why) => LogError::Refused(why),
+            Failure::Os(source) => LogError::Mmap { source },
+        };
+        let part = Mapping::part_of(self, &file, offset, len).map_err(failed)?;
+        Ok(Log { mapping: Mapping::new(self, file, part).map_err(failed)? })
     }
 }
 

@@ -3,14 +3,11 @@
 
 use crate::fault::Damaged;
 use crate::hosts::Hosts;
-use crate::mapping::{Mapping, Part};
+use crate::quota::SLOTS_MAX;
 use crate::{Area, Error, Gpa, Slot, Span, Unmapped, UserAddr, shared};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-/// The most slots a map can have: as many as QEMU's vhost-user front-end can use (512 KVM slots less three).
-pub const SLOTS_MAX: usize = 509;
 
 /// All guest memory at one moment. Never changes: a change makes a new map. Clones share the slots.
 #[derive(Clone, Debug, Default)]
@@ -86,12 +83,6 @@ impl Map {
             // The length fits into isize: it was checked when it was mapped.
             each(mapping.base(), mapping.len() as usize);
         }
-    }
-
-    pub(crate) fn mapping_of(&self, part: Part) -> Option<Arc<Mapping>> {
-        // One that is damaged shows something else than the file by now.
-        let same = |slot: &&Slot| slot.part().is_same(&part) && !slot.mapping().is_damaged();
-        self.slots.iter().find(same).map(|slot| slot.mapping().clone())
     }
 
     /// A slot that has lost pages, if there is one: see [`crate::fault`].

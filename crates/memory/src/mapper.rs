@@ -1,9 +1,8 @@
 //! How the files of a device's front-ends are mapped.
 
-use crate::backing::{self, Slow};
-use crate::mapping::Failure;
-use crate::quota::{Charge, Exhausted, Quota};
-use crate::{Error, Gpa, Inflight, InflightError, Log, LogError, Map, Slot, UserAddr};
+use crate::backing;
+use crate::error::Failure;
+use crate::quota::{Charge, Quota};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -13,16 +12,6 @@ use std::sync::Arc;
 pub struct Mapper {
     quota: Option<Arc<Quota>>,
     only_at_hand: bool,
-}
-
-/// Why a file is not mapped that could be. The front-end is to blame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(transparent)]
-pub enum Refused {
-    /// The device has too much mapped.
-    Exhausted(#[from] Exhausted),
-    /// A thread that touches it may wait for ever.
-    Slow(#[from] Slow),
 }
 
 impl Mapper {
@@ -36,38 +25,6 @@ impl Mapper {
     #[must_use]
     pub fn only_at_hand(self) -> Self {
         Self { only_at_hand: true, ..self }
-    }
-
-    /// As [`Slot::map_or_share`].
-    ///
-    /// # Errors
-    /// As [`Slot::map`], and [`Error::Refused`].
-    pub fn slot(
-        &self,
-        file: impl AsFd,
-        offset: u64,
-        gpa: Gpa,
-        user: UserAddr,
-        len: u64,
-        old: Option<&Map>,
-    ) -> Result<Slot, Error> {
-        Slot::map_by(self, file, offset, gpa, user, len, old)
-    }
-
-    /// As [`Log::map`].
-    ///
-    /// # Errors
-    /// As there, and [`LogError::Refused`].
-    pub fn log(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Log, LogError> {
-        Log::map_by(self, file, offset, len)
-    }
-
-    /// As [`Inflight::map`].
-    ///
-    /// # Errors
-    /// As there, and [`InflightError::Refused`].
-    pub fn inflight(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Inflight, InflightError> {
-        Inflight::map_by(self, file, offset, len)
     }
 
     /// Checks whether the file is one to map.

@@ -1,8 +1,9 @@
 //! One `mmap` of a file that the front-end shares.
 #![expect(unsafe_code, reason = "island: mmap and munmap")]
 
+use crate::error::Failure;
 use crate::fault::{self, Entry, MAPPINGS, Range};
-use crate::mapper::{Mapper, Refused};
+use crate::mapper::Mapper;
 use crate::quota::{Charge, MAPPINGS_MAX};
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::io::Errno;
@@ -80,21 +81,6 @@ pub struct Mapping {
     _counted: Counted,
     /// Its part of its device's share.
     _charge: Option<Charge>,
-}
-
-/// What went wrong, before anyone knows which region it was for.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    Wraps,
-    TooShort { needs: u64, has: u64 },
-    Refused(Refused),
-    Os(io::Error),
-}
-
-impl From<rustix::io::Errno> for Failure {
-    fn from(e: rustix::io::Errno) -> Self {
-        Self::Os(e.into())
-    }
 }
 
 /// Returns why the kernel maps no more. For several reasons it says the same, that there is no memory.

@@ -10,15 +10,15 @@
 //!    the moment on at which the log is read with the new map in mind; it is, for the completion is when they count as written;
 //! 2. or else they were removed while the request was in flight. Who removes memory waits for those who use it, so it was by
 //!    the last change: the mark goes to where they were before that. It is committed before the request lets go of its mapping
-//!    ([`View::unpin_unless`]), and so before the front-end is answered;
+//!    ([`View::unpin_unless`](crate::View::unpin_unless)), and so before the front-end is answered;
 //! 3. or else, where nobody has told of each change ([`Marks::set_view`]), where the request had them.
 //!
-//! What is written with the present map at hand is marked by its guest-physical address at once ([`View`] sees to which it is).
+//! What is written with the present map at hand is marked by its guest-physical address at once ([`View`](crate::View) sees to which it is).
 
 use crate::fault::Damaged;
 use crate::hosts::Hosts;
 use crate::log::{Gather, Log, word_of, words_of};
-use crate::{Gpa, Map, View};
+use crate::{Gpa, Map};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -54,12 +54,11 @@ impl Marks {
         Self::default()
     }
 
-    /// From now on, marks go to the log of this view, if it has one, and to where memory is in it. What was gathered goes to the
-    /// log before, at once.
-    pub fn set_view(&mut self, view: &View) {
+    /// Sends marks to this log from now on, if there is one, by the addresses that memory has in `hosts`. Commits what was
+    /// gathered to the log before.
+    pub(crate) fn set_log(&mut self, log: Option<&Arc<Log>>, hosts: &Hosts) {
         self.commit();
-        let hosts = view.map().hosts();
-        match (&mut self.on, view.log()) {
+        match (&mut self.on, log) {
             (Some(on), Some(log)) => {
                 on.bits.log = log.clone();
                 if !on.now.is_same(hosts) {

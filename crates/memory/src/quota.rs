@@ -35,9 +35,12 @@ pub const BYTES_MAX: u64 = 96 << 40;
 /// them ([`crate::fault`]) and for everything else.
 pub const MAPPINGS_MAX: u64 = 1 << 15;
 
+/// The most slots a map can have: as many as QEMU's vhost-user front-end can use (512 KVM slots less three).
+pub const SLOTS_MAX: usize = 509;
+
 /// Mappings that a device has at most: all slots twice, for a table whose predecessor is still in use, two logs for the same reason,
 /// and buffers of requests in flight.
-const DEVICE_MAPPINGS_MAX: u64 = 2 * crate::SLOTS_MAX as u64 + 6;
+const DEVICE_MAPPINGS_MAX: u64 = 2 * SLOTS_MAX as u64 + 6;
 
 /// Bytes that a device has mapped at most unless something else is said: a third of what is lent ([`BYTES_MAX`]), so that one device
 /// cannot take all of that. Enough for a guest of 8 TiB whose memory is replaced at once, or one of 16 TiB whose memory is not.

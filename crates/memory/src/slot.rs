@@ -1,6 +1,7 @@
 //! One contiguous run of guest memory behind one mapping.
 
-use crate::mapping::{Failure, Mapping, Part};
+use crate::error::Failure;
+use crate::mapping::Mapping;
 use crate::{Error, Gpa, Mapper, UserAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -20,11 +21,11 @@ impl Slot {
     /// An empty range, one that wraps in any of its three spaces, one that is longer than its file, or the kernel's
     /// refusal to map it.
     pub fn map(file: impl AsFd, offset: u64, gpa: Gpa, user: UserAddr, len: u64) -> Result<Self, Error> {
-        Self::map_or_share(file, offset, gpa, user, len, None)
+        Self::map_or_share(file, offset, gpa, user, len, &[])
     }
 
-    /// As [`Slot::map`], but where `old` has a slot with the same bytes of the same file, its mapping is shared instead of
-    /// made again.
+    /// As [`Slot::map`], but shares the mapping of that slot in `old` which has the same bytes of the same file, if there
+    /// is one.
     ///
     /// # Errors
     /// As [`Slot::map`].
@@ -34,41 +35,9 @@ impl Slot {
         gpa: Gpa,
         user: UserAddr,
         len: u64,
-        old: Option<&crate::Map>,
+        old: &[Slot],
     ) -> Result<Self, Error> {
-        Self::map_by(&Mapper::default(), file, offset, gpa, user, len, old)
-    }
-
-    pub(crate) fn map_by(
-        mapper: &Mapper,
-        file: impl AsFd,
-        offset: u64,
-        gpa: Gpa,
-        user: UserAddr,
-        len: u64,
-        old: Option<&crate::Map>,
-    ) -> Result<Self, Error> {
-        if len == 0 {
-            return Err(Error::Empty { gpa });
-        }
-        // A last byte at the very top is legal; an end past it is not.
-        for (start, field) in [(gpa.0, "guest address"), (user.0, "user address")] {
-            if start.checked_add(len - 1).is_none() {
-                return Err(Error::Wraps { gpa, field, len });
-            }
-        }
-        let failed = |failure| match failure {
-            Failure::Wraps => Error::Wraps { gpa, field: "mmap offset", len },
-            Failure::TooShort { needs, has } => Error::FileTooShort { gpa, needs, has },
-            Failure::Refused(why) => Error::Refused { gpa, why },
-            Failure::Os(source) => Error::Mmap { gpa, source },
-        };
-        let part = Mapping::part_of(mapper, &file, offset, len).map_err(failed)?;
-        let mapping = match old.and_then(|old| old.mapping_of(part)) {
-            Some(mapping) => mapping,
-            None => Arc::new(Mapping::new(mapper, file, part).map_err(failed)?),
-        };
-        Ok(Self { gpa, user, mapping })
+        Mapper::default().slot(file, offset, gpa, user, len, old)
     }
 
     /// First guest-physical address.
@@ -98,15 +67,51 @@ impl Slot {
         self.locate(gpa).is_some()
     }
 
-    pub(crate) fn part(&self) -> Part {
-        self.mapping.part()
-    }
-
     /// Bytes from `gpa` to the end of the slot, and the offset of `gpa`; `None` where `gpa` is not in it.
     #[inline]
     pub(crate) fn locate(&self, gpa: Gpa) -> Option<(usize, u64)> {
         let offset = gpa.offset_from(self.gpa)?;
         // The length fits into isize (checked when it was mapped), and so does a smaller offset.
         (offset < self.len()).then(|| (offset as usize, self.len() - offset))
+    }
+}
+
+impl Mapper {
+    /// As [`Slot::map_or_share`].
+    ///
+    /// # Errors
+    /// As [`Slot::map`], and [`Error::Refused`].
+    pub fn slot(
+        &self,
+        file: impl AsFd,
+        offset: u64,
+        gpa: Gpa,
+        user: UserAddr,
+        len: u64,
+        old: &[Slot],
+    ) -> Result<Slot, Error> {
+        if len == 0 {
+            return Err(Error::Empty { gpa });
+        }
+        // A last byte at the very top is legal; an end past it is not.
+        for (start, field) in [(gpa.0, "guest address"), (user.0, "user address")] {
+            if start.checked_add(len - 1).is_none() {
+                return Err(Error::Wraps { gpa, field, len });
+            }
+        }
+        let failed = |failure| match failure {
+            Failure::Wraps => Error::Wraps { gpa, field: "mmap offset", len },
+            Failure::TooShort { needs, has } => Error::FileTooShort { gpa, needs, has },
+            Failure::Refused(why) => Error::Refused { gpa, why },
+            Failure::Os(source) => Error::Mmap { gpa, source },
+        };
+        let part = Mapping::part_of(self, &file, offset, len).map_err(failed)?;
+        // A damaged mapping does not show the file's bytes any more.
+        let is_same = |old: &&Slot| old.mapping.part().is_same(&part) && !old.mapping.is_damaged();
+        let mapping = match old.iter().find(is_same) {
+            Some(old) => old.mapping.clone(),
+            None => Arc::new(Mapping::new(self, file, part).map_err(failed)?),
+        };
+        Ok(Slot { gpa, user, mapping })
     }
 }

@@ -121,3 +121,11 @@ impl View {
         Ok(())
     }
 }
+
+impl Marks {
+    /// Sends marks to the log of this view from now on, if it has one, by the addresses that memory has in the view. Commits
+    /// what was gathered to the log before.
+    pub fn set_view(&mut self, view: &View) {
+        self.set_log(view.log(), view.map().hosts());
+    }
+}

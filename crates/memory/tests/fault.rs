@@ -65,7 +65,7 @@ fn reads_writes_and_atomics_go_on() {
 
     // As long again as it was, it is another memory: who maps it gets a mapping of the file.
     ftruncate(&file, 8 * PAGE).unwrap();
-    let slot = Slot::map_or_share(&file, 0, Gpa(0), UserAddr(0), 8 * PAGE, Some(&map)).unwrap();
+    let slot = Slot::map_or_share(&file, 0, Gpa(0), UserAddr(0), 8 * PAGE, map.slots()).unwrap();
     let again = Map::new(vec![slot]).unwrap();
     map.write(Gpa(6 * PAGE), &[3]).unwrap();
     assert_eq!(again.read_obj::<u8>(Gpa(6 * PAGE)).unwrap(), 0);

@@ -167,7 +167,7 @@ fn view(slots: u64) -> (Arc<View>, Arc<Log>) {
             last = file(SLOT);
         }
         let (gpa, user) = (Gpa(nth * APART), UserAddr(nth * APART));
-        map = map.with(Slot::map_or_share(&last, 0, gpa, user, SLOT, Some(&map)).unwrap()).unwrap();
+        map = map.with(Slot::map_or_share(&last, 0, gpa, user, SLOT, map.slots()).unwrap()).unwrap();
     }
     let log = Arc::new(log((slots * APART) >> 15));
     (Arc::new(View::new(map).with_log(Some(log.clone())).unwrap()), log)
@@ -253,7 +253,7 @@ fn memory_that_moves_under_a_request() {
     const AT: [u64; 3] = [0, 1 << 20, 2 << 20];
     let (data, other, log) = (file(SLOT), file(SLOT), Arc::new(log(4096)));
     let slot = |file: &OwnedFd, gpa, old: &Map| {
-        Slot::map_or_share(file, 0, Gpa(gpa), UserAddr(gpa), SLOT, Some(old)).unwrap()
+        Slot::map_or_share(file, 0, Gpa(gpa), UserAddr(gpa), SLOT, old.slots()).unwrap()
     };
     let view = |map: &Map| Arc::new(View::new(map.clone()).with_log(Some(log.clone())).unwrap());
     let first = Map::new(vec![slot(&data, AT[0], &Map::default())]).unwrap();

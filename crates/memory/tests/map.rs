@@ -110,13 +110,14 @@ mod slots {
     fn the_same_bytes_are_mapped_once() {
         let file = file(4 * PAGE);
         let old = Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(0), 2 * PAGE).unwrap()]).unwrap();
-        let again =
-            |offset, len| Slot::map_or_share(&file, offset, Gpa(PAGE), UserAddr(7), len, Some(&old)).unwrap();
+        let again = |offset, len| {
+            Slot::map_or_share(&file, offset, Gpa(PAGE), UserAddr(7), len, old.slots()).unwrap()
+        };
         let mapping = old.slots()[0].mapping();
         assert!(Arc::ptr_eq(again(0, 2 * PAGE).mapping(), mapping));
         assert!(!Arc::ptr_eq(again(0, PAGE).mapping(), mapping));
         assert!(!Arc::ptr_eq(again(PAGE, 2 * PAGE).mapping(), mapping));
-        let other = Slot::map_or_share(super::file(4 * PAGE), 0, Gpa(0), UserAddr(0), 2 * PAGE, Some(&old));
+        let other = Slot::map_or_share(super::file(4 * PAGE), 0, Gpa(0), UserAddr(0), 2 * PAGE, old.slots());
         assert!(!Arc::ptr_eq(other.unwrap().mapping(), mapping));
     }
 }

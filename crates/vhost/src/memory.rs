@@ -49,7 +49,7 @@ impl Logging {
     }
 }
 
-fn slot(mapper: &Mapper, region: &MemoryRegion, file: &OwnedFd, old: Option<&Map>) -> Result<Slot, Refusal> {
+fn slot(mapper: &Mapper, region: &MemoryRegion, file: &OwnedFd, old: &[Slot]) -> Result<Slot, Refusal> {
     if region.xen.is_some() {
         return Err(Refusal::Xen);
     }
@@ -76,7 +76,7 @@ impl Memory {
         ends: Ends<'_>,
     ) -> Result<(), Refusal> {
         let slots =
-            regions.iter().map(|(region, file)| slot(&self.mapper, region, file, Some(self.view.map())));
+            regions.iter().map(|(region, file)| slot(&self.mapper, region, file, self.view.map().slots()));
         let map = Map::new(slots.collect::<Result<_, _>>()?)?;
         self.replace(map, rings, ends)
     }
@@ -89,7 +89,7 @@ impl Memory {
         rings: &mut Rings,
         ends: Ends<'_>,
     ) -> Result<(), Refusal> {
-        let map = self.view.map().with(slot(&self.mapper, region, file, None)?)?;
+        let map = self.view.map().with(slot(&self.mapper, region, file, &[])?)?;
         self.replace(map, rings, ends)
     }
 
