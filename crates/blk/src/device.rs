@@ -4,13 +4,14 @@ use crate::budget::Budget;
 use crate::config;
 use crate::failures::Failures;
 use crate::queue::Queue;
+use crate::shared::Shared;
 use kickless_device::{ConfigError, Device, InvalidState, QueueTask, StartError, Vring};
 use kickless_disk::lock::{ImageLock, PATIENCE, is_held_here};
 use kickless_disk::{Disk, Resized};
 use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{debug, error, info, warn};
 use zerocopy::IntoBytes;
@@ -33,33 +34,6 @@ pub struct Options {
     pub queue_size_max: u16,
     /// Whether to lock the image while a queue runs.
     pub lock: bool,
-}
-
-/// What all queues of a device share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) disk: Disk,
-    pub(crate) budget: Arc<Budget>,
-    pub(crate) id: [u8; blk::ID_LEN],
-    /// `writeback` of the configuration space. Off: a write completes when it is durable.
-    ///
-    /// On for a virtual machine that begins, and then what its driver made it, from one front-end to the next: QEMU reads it
-    /// once and writes it when the driver does, but not again after a reconnection. So a process that has seen no
-    /// virtual machine begin may serve a driver that has turned it off, and leaves it off.
-    writeback: AtomicBool,
-    /// A driver was reset here, so its choices are known.
-    driver_known: AtomicBool,
-    /// The next queue to start is the first one of a fresh driver.
-    fresh: AtomicBool,
-    pub(crate) failures: Failures,
-}
-
-impl Shared {
-    /// Relaxed: the driver's next request after its write to the configuration space comes through the transport
-    /// and the ring, which order it.
-    pub(crate) fn writeback(&self) -> bool {
-        self.writeback.load(Ordering::Relaxed)
-    }
 }
 
 /// A virtio-blk device.

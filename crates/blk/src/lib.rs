@@ -15,6 +15,7 @@ mod device;
 mod failures;
 mod queue;
 mod request;
+mod shared;
 mod slots;
 
 pub use device::{Blk, Options};

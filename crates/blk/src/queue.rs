@@ -1,8 +1,8 @@
 //! One virtqueue of a disk: a request's way from the ring to the disk and back.
 
-use crate::device::Shared;
 use crate::failures::is_guests;
 use crate::request::{self, Bounds, Kind, Purpose, Reject, Request, parse};
+use crate::shared::Shared;
 use crate::slots::Slots;
 use kickless_device::{Context, Next, Polled, QueueTask, Vring};
 use kickless_disk::{self as disk, Lane, LostWritesSeen, Step};
