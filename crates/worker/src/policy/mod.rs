@@ -30,35 +30,18 @@ mod host;
 mod pressure;
 mod rate;
 mod reaction;
+mod verdict;
 mod waits;
 
 pub use crate::clock::Nanos;
 pub use host::Host;
 pub use pressure::{Pressure, Usage};
+pub use verdict::Verdict;
 
 use crate::Poll;
 use crate::clock::nanos;
 use auto::Auto;
 use rate::Rate;
-
-/// What to do with a queue that was found empty.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Look again, and go on looking; ask again at `until`, which is in the future, if nothing has come by then.
-    Spin {
-        /// When to ask again.
-        until: Nanos,
-    },
-    /// Sleep with kicks off.
-    Nap {
-        /// When to wake, in the future.
-        until: Nanos,
-        /// Completions wait until then; otherwise one ends the nap as well.
-        deaf: bool,
-    },
-    /// Enable kicks and wait for one.
-    Arm,
-}
 
 /// Decides for one queue.
 #[derive(Debug)]
