@@ -42,8 +42,10 @@ mod server;
 mod session;
 mod setup;
 pub mod state;
+mod statistics;
 mod transfer;
 mod wait;
 
 pub use error::Ended;
-pub use server::{Server, Statistics};
+pub use server::Server;
+pub use statistics::Statistics;

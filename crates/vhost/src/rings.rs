@@ -2,9 +2,9 @@
 
 use crate::error::{Ended, Refusal};
 use crate::inflight::Inflight;
-use crate::server::Statistics;
 use crate::setup::{self, Setup, Shape};
 use crate::state::{RingState, State};
+use crate::statistics::Statistics;
 use crate::wait;
 use kickless_device::{
     Areas, Call, Device, Executor, InvalidState, Iommu, Kick, Parts, Stopped, TaskHandle, Update, Vring,

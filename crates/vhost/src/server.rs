@@ -3,7 +3,8 @@
 use crate::Ended;
 use crate::others::Others;
 use crate::session::Session;
-use kickless_device::{Count, Counters, Device, Executor};
+use crate::statistics::Statistics;
+use kickless_device::{Device, Executor};
 use kickless_memory::Mapper;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -12,51 +13,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use tracing::{info, warn};
-
-/// Counters of a device, over all front-ends that it has had.
-#[derive(Debug)]
-pub struct Statistics {
-    queues: Vec<Arc<Counters>>,
-    /// Kicks by message for rings that did not run.
-    pub(crate) kicks_ignored: Count,
-}
-
-impl Statistics {
-    pub(crate) fn queue(&self, index: u16) -> Arc<Counters> {
-        self.queues[usize::from(index)].clone()
-    }
-
-    /// Kicks and requests of all queues.
-    pub(crate) fn totals(&self) -> (u64, u64) {
-        let add =
-            |(kicks, requests), of: &Arc<Counters>| (kicks + of.kicks.get(), requests + of.requests.get());
-        self.queues.iter().fold((0, 0), add)
-    }
-
-    /// The counters of each queue, by index.
-    pub fn queues(&self) -> &[Arc<Counters>] {
-        &self.queues
-    }
-
-    /// Kicks by message for rings that did not run.
-    pub fn kicks_ignored(&self) -> u64 {
-        self.kicks_ignored.get()
-    }
-
-    /// Logs a line for each queue that was ever used, or one that says that none was. Each begins with the `occasion`.
-    pub fn log(&self, occasion: &str) {
-        let used = |counters: &Counters| counters.requests.get() + counters.kicks.get() > 0;
-        if !self.queues.iter().any(|counters| used(counters)) {
-            info!("{occasion} queues_used=0");
-        }
-        for (queue, counters) in self.queues.iter().enumerate().filter(|(_, counters)| used(counters)) {
-            info!("{occasion} queue={queue} {counters}");
-        }
-        if self.kicks_ignored() > 0 {
-            info!("{occasion} kicks_ignored={}", self.kicks_ignored());
-        }
-    }
-}
 
 /// Serves one device. A front-end that comes while another is being served waits: it never shares the device.
 pub struct Server {
@@ -69,8 +25,7 @@ pub struct Server {
 impl Server {
     /// A server of this device, whose queues run in this executor.
     pub fn new(device: Arc<dyn Device>, executor: Arc<dyn Executor>) -> Self {
-        let queues = (0..device.queues_max()).map(|_| Arc::default()).collect();
-        let statistics = Arc::new(Statistics { queues, kicks_ignored: Count::default() });
+        let statistics = Arc::new(Statistics::new(device.queues_max()));
         Self { device, executor, statistics, mapper: Mapper::default() }
     }
 

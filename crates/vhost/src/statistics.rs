@@ -1,0 +1,55 @@
+//! Counters of a device.
+
+use kickless_device::{Count, Counters};
+use std::sync::Arc;
+use tracing::info;
+
+/// Counters of a device, over all front-ends that it has had.
+#[derive(Debug)]
+pub struct Statistics {
+    queues: Vec<Arc<Counters>>,
+    /// Kicks by message for rings that did not run.
+    pub(crate) kicks_ignored: Count,
+}
+
+impl Statistics {
+    /// Makes the counters of a device with so many queues.
+    pub(crate) fn new(queues: u16) -> Self {
+        Self { queues: (0..queues).map(|_| Arc::default()).collect(), kicks_ignored: Count::default() }
+    }
+
+    pub(crate) fn queue(&self, index: u16) -> Arc<Counters> {
+        self.queues[usize::from(index)].clone()
+    }
+
+    /// Kicks and requests of all queues.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        let add =
+            |(kicks, requests), of: &Arc<Counters>| (kicks + of.kicks.get(), requests + of.requests.get());
+        self.queues.iter().fold((0, 0), add)
+    }
+
+    /// The counters of each queue, by index.
+    pub fn queues(&self) -> &[Arc<Counters>] {
+        &self.queues
+    }
+
+    /// Kicks by message for rings that did not run.
+    pub fn kicks_ignored(&self) -> u64 {
+        self.kicks_ignored.get()
+    }
+
+    /// Logs a line for each queue that was ever used, or one that says that none was. Each begins with the `occasion`.
+    pub fn log(&self, occasion: &str) {
+        let used = |counters: &Counters| counters.requests.get() + counters.kicks.get() > 0;
+        if !self.queues.iter().any(|counters| used(counters)) {
+            info!("{occasion} queues_used=0");
+        }
+        for (queue, counters) in self.queues.iter().enumerate().filter(|(_, counters)| used(counters)) {
+            info!("{occasion} queue={queue} {counters}");
+        }
+        if self.kicks_ignored() > 0 {
+            info!("{occasion} kicks_ignored={}", self.kicks_ignored());
+        }
+    }
+}
