@@ -10,9 +10,10 @@ use crate::cargo;
 
 /// Each crate, and those of ours that it may name; what these may name, it may as well. Dependencies of tests are free.
 const MAY_NAME: &[(&str, &[&str])] = &[
+    ("sync", &[]),
     ("spec", &[]),
     ("values", &[]),
-    ("memory", &["spec"]),
+    ("memory", &["spec", "sync"]),
     ("dirty-log", &["memory"]),
     ("virtqueue", &["memory"]),
     ("vhost-user", &["spec"]),

@@ -1,9 +1,10 @@
 //! The dirty bits of one slot: a bit for each page, in pieces that are made when the first page in them is written.
 #![expect(unsafe_code, reason = "island: pieces are made on demand, behind pointers")]
 
+use crate::bounds::WORDS;
 use crate::level::{PAGE, PAGE_BITS, shift};
-use crate::primitive::{AtomicPtr, AtomicU64, Ordering, WORDS};
 use kickless_memory::Gpa;
+use kickless_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Pages for each word.
 pub(crate) const WORD_PAGES: u64 = u64::BITS as u64;

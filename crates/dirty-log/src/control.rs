@@ -1,6 +1,7 @@
 //! The slots, and who may change them.
 #![expect(unsafe_code, reason = "island: entries are reached by addresses in lists")]
 
+use crate::bounds::SLOTS;
 use crate::entry::Entry;
 use crate::epoch::Epochs;
 use crate::error::Error;
@@ -9,10 +10,11 @@ use crate::level::{END, LEAF_MAX, PAGE, size};
 use crate::log::Log;
 use crate::node::Node;
 use crate::node_pool::NodePool;
-use crate::primitive::{AtomicPtr, AtomicU64, Mutex, Ordering, SLOTS, lock};
 use crate::rmap::{Blocks, Head};
 use crate::tree::{Tree, unsplit};
 use kickless_memory::{Gpa, Map, Slot};
+use kickless_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use kickless_sync::{Mutex, lock};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 

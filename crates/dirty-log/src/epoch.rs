@@ -19,7 +19,8 @@
 //!   looks who is online. Each has a fence between the two ([`Member::online`], [`Epochs::wait`]), so that at least one of
 //!   them sees the other.
 
-use crate::primitive::{AtomicU64, Mutex, Ordering, fence, lock, relax};
+use kickless_sync::atomic::{AtomicU64, Ordering, fence};
+use kickless_sync::{Mutex, lock, yield_now};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -160,5 +161,16 @@ impl Member {
     pub(crate) fn leave(&mut self, epochs: &Epochs) {
         self.offline();
         lock(&epochs.members).retain(|member| !Arc::ptr_eq(member, &self.announced));
+    }
+}
+
+/// Waits a little for another thread, longer as `turns` grow.
+fn relax(turns: &mut u32) {
+    *turns = turns.saturating_add(1);
+    if cfg!(loom) || *turns > 64 {
+        // That thread may need this processor.
+        yield_now();
+    } else {
+        std::hint::spin_loop();
     }
 }

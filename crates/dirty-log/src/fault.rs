@@ -6,9 +6,9 @@ use crate::control::Mmu;
 use crate::entry::Entry;
 use crate::level::{END, size};
 use crate::log::Log;
-use crate::primitive::Ordering;
 use crate::tlb::Extent;
 use crate::tree::{Found, Tree, split};
+use kickless_sync::atomic::Ordering;
 use std::ptr::NonNull;
 
 impl Mmu {
@@ -49,7 +49,7 @@ impl Mmu {
             return true;
         }
         #[cfg(feature = "locked-log")]
-        let _one = self.one.as_ref().map(crate::primitive::lock);
+        let _one = self.one.as_ref().map(kickless_sync::lock);
         if found.level > 1 {
             split(&self.nodes, *found);
             return false;

@@ -7,9 +7,9 @@
 #![expect(unsafe_code, reason = "island: lists are made on demand, behind pointers")]
 
 use crate::level::{FANOUT, LEAF_MAX, index, shift};
-use crate::primitive::{AtomicPtr, Ordering};
 use crate::rmap::Head;
 use kickless_memory::Gpa;
+use kickless_sync::atomic::{AtomicPtr, Ordering};
 
 /// A list, and those of the smaller pieces.
 struct Piece<T> {

@@ -9,10 +9,11 @@ use crate::error::Error;
 use crate::level::PAGE;
 use crate::log::{Log, Method};
 use crate::pages::Pages;
-use crate::primitive::{Ordering, lock};
 use crate::protect::protect_whole;
 use crate::tree::unsplit;
 use kickless_memory::Gpa;
+use kickless_sync::atomic::{AtomicU64, Ordering};
+use kickless_sync::lock;
 use std::ops::{Bound, RangeBounds};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -151,7 +152,7 @@ impl Drop for Harvester {
         mmu.slots[self.index].log.store(null_mut(), Ordering::Release);
         let mut garbage = Garbage::default();
         if self.log.protects() {
-            let restore = |at: &crate::primitive::AtomicU64, _| {
+            let restore = |at: &AtomicU64, _| {
                 // SAFETY: the lock for changes is held, and what is in a list is a mapping.
                 let leaf = unsafe { unsplit(Entry(at.load(Ordering::Acquire))) };
                 let whole = Entry::leaf(leaf.gpa().0, leaf.slot(), leaf.may_write());

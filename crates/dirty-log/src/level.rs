@@ -1,6 +1,6 @@
 //! The levels of the translation tables: how many bytes an entry of each level maps.
 
-use crate::primitive::BITS;
+use crate::bounds::BITS;
 
 /// Bits of an address within a page.
 pub(crate) const PAGE_BITS: u32 = 12;

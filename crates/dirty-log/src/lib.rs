@@ -56,6 +56,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod bitmap;
+mod bounds;
 mod control;
 mod entry;
 mod epoch;
@@ -69,7 +70,6 @@ mod node;
 mod node_pool;
 pub mod order;
 mod pages;
-mod primitive;
 mod protect;
 mod rmap;
 mod space;

@@ -1,7 +1,7 @@
 //! A translation table: entries that change atomically.
 
 use crate::level::FANOUT;
-use crate::primitive::{AtomicU64, Ordering};
+use kickless_sync::atomic::{AtomicU64, Ordering};
 
 /// One table.
 #[repr(C, align(4096))]

@@ -8,7 +8,8 @@
 
 use crate::entry::Entry;
 use crate::node::Node;
-use crate::primitive::{Mutex, Ordering, lock};
+use kickless_sync::atomic::Ordering;
+use kickless_sync::{Mutex, lock};
 use std::ptr::NonNull;
 
 /// All tables.

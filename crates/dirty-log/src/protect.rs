@@ -4,10 +4,10 @@
 use crate::control::SlotState;
 use crate::entry::Entry;
 use crate::level::{FANOUT, LEAF_MAX, PAGE_BITS, index, size};
-use crate::primitive::{AtomicU64, Ordering};
 use crate::rmap::Head;
 use crate::tree::protect;
 use kickless_memory::Gpa;
+use kickless_sync::atomic::{AtomicU64, Ordering};
 
 /// Pages that are done together: they have the same tables above them.
 const RUN: u32 = if FANOUT < 64 { FANOUT as u32 } else { 64 };

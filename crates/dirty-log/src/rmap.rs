@@ -21,7 +21,11 @@
 //! Blocks are freed only with the [`Blocks`].
 #![expect(unsafe_code, reason = "island: blocks are reached by addresses in links")]
 
-use crate::primitive::{AtomicU64, Ordering, PLACES};
+#[cfg(all(test, loom))]
+mod model;
+
+use crate::bounds::PLACES;
+use kickless_sync::atomic::{AtomicU64, Ordering};
 use std::ptr::NonNull;
 
 /// Lowest bits of a head: 0 and nothing else for an empty list.

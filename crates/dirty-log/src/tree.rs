@@ -18,7 +18,7 @@ use crate::entry::Entry;
 use crate::level::{ROOT, index};
 use crate::node::Node;
 use crate::node_pool::NodePool;
-use crate::primitive::{AtomicU64, Ordering};
+use kickless_sync::atomic::{AtomicU64, Ordering};
 use std::ptr::NonNull;
 
 /// Where an address leads.

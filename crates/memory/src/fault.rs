@@ -25,16 +25,14 @@
 
 mod registry;
 
-use crate::primitive::{AtomicPtr, AtomicUsize, Mutex, Ordering};
 use crate::{Gpa, UserAddr};
 use libc::{c_int, c_void, sigaction, siginfo_t};
-use registry::Registry;
-pub(crate) use registry::{Entry, Range};
+pub(crate) use registry::{Entry, MAPPINGS, Range};
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::PoisonError;
-use std::sync::atomic::{compiler_fence, fence};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::{Mutex, PoisonError};
 
 /// So many missing pages of a mapping are replaced one at a time.
 const SINGLE_PAGES_MAX: usize = 16;
@@ -44,9 +42,6 @@ const SINGLE_PAGES_MAX_IN_ALL: usize = 512;
 
 /// A page is missing, by itself or because the hardware lost it and the access cannot go on.
 const CODES: [c_int; 3] = [libc::BUS_ADRERR, libc::BUS_OBJERR, libc::BUS_MCEERR_AR];
-
-pub(crate) static MAPPINGS: Registry =
-    Registry { first: AtomicPtr::new(ptr::null_mut()), spare: Mutex::new(Vec::new()) };
 
 /// Missing pages of all mappings since the process began.
 static DAMAGES: AtomicUsize = AtomicUsize::new(0);

@@ -52,7 +52,6 @@ mod map;
 mod mapper;
 mod mapping;
 mod marks;
-mod primitive;
 pub mod quota;
 mod ram;
 mod scattered;

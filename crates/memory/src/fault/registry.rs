@@ -16,17 +16,26 @@
 //! An entry is emptied before its range is unmapped, and filled after it was mapped. So what an entry says is never about somebody
 //! else's memory.
 
-use crate::primitive::{AtomicPtr, AtomicUsize, Mutex, Ordering};
+#[cfg(all(test, loom))]
+mod model;
+
+use kickless_sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use kickless_sync::{Mutex, lock};
 use std::ptr;
-use std::sync::PoisonError;
+
+kickless_sync::process_wide! {
+    /// The mappings of this process.
+    pub(crate) static MAPPINGS: Registry =
+        Registry { first: AtomicPtr::new(ptr::null_mut()), spare: Mutex::new(Vec::new()) };
+}
 
 /// All mappings.
 #[derive(Debug)]
 pub(crate) struct Registry {
     /// The newest entry.
-    pub(crate) first: AtomicPtr<Entry>,
+    first: AtomicPtr<Entry>,
     /// Entries without a mapping.
-    pub(crate) spare: Mutex<Vec<&'static Entry>>,
+    spare: Mutex<Vec<&'static Entry>>,
 }
 
 /// A place for one mapping.
@@ -55,7 +64,7 @@ pub(crate) struct Range {
 impl Registry {
     /// Takes a mapping in, after it was made.
     pub(crate) fn add(&self, range: Range) -> &'static Entry {
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = lock(&self.spare);
         if let Some(entry) = spare.pop() {
             entry.set(range);
             return entry;
@@ -71,7 +80,7 @@ impl Registry {
     /// Takes a mapping out that nobody uses any more, before it is unmapped.
     pub(crate) fn remove(&self, entry: &'static Entry) {
         entry.set(Range { start: 0, len: 0, page: 1 });
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+        lock(&self.spare).push(entry);
     }
 
     /// The mapping that holds `address`, which the caller is in the middle of using: async-signal-safe.

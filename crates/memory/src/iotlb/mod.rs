@@ -43,7 +43,8 @@
 //! not.
 
 mod error;
-mod primitive;
+#[cfg(all(test, loom))]
+mod model;
 mod range;
 mod table;
 mod tlb;

@@ -1,8 +1,12 @@
 //! The radix tree, as its readers see it. Why reading it while it changes is safe: see the module above.
 
-use super::primitive::{AtomicU64, BITS, LEVELS, Ordering};
+use kickless_sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 
+/// Bits of the address that choose an entry in a node. Few in a model, so that it has few entries to go through.
+pub(super) const BITS: u32 = if cfg!(loom) { 1 } else { 9 };
+/// Levels of nodes: as many as a page number of 64 - 12 bits needs, or as a model needs.
+pub(super) const LEVELS: u32 = if cfg!(loom) { 3 } else { 6 };
 /// Entries of a node.
 pub(super) const FANOUT: usize = 1 << BITS;
 /// The node that is always there.

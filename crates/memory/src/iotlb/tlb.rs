@@ -1,7 +1,6 @@
 //! A queue's own cache of translations.
 
-use super::primitive::BITS;
-use super::table::{self, LEAF_LEVEL_MAX, Leaf, PAGE_BITS, Table};
+use super::table::{self, BITS, LEAF_LEVEL_MAX, Leaf, PAGE_BITS, Table};
 use super::{Access, IovaRange};
 use crate::{Gpa, Iova, Map, Unmapped, UserAddr};
 use std::fmt;

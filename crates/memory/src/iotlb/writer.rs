@@ -1,7 +1,6 @@
 //! The table's one writer.
 
-use super::primitive::LEVELS;
-use super::table::{self, Entry, FANOUT, LEAF_LEVEL_MAX, Leaf, PAGE_BITS, ROOT, Table};
+use super::table::{self, Entry, FANOUT, LEAF_LEVEL_MAX, LEVELS, Leaf, PAGE_BITS, ROOT, Table};
 use super::{Access, IovaRange, UpdateError};
 use crate::{Iova, UserAddr};
 use std::sync::Arc;

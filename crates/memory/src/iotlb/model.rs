@@ -1,40 +1,21 @@
 //! The table of translations while a queue reads it, in every order that the memory model allows.
 //!
-//! The code under test is the crate's own, taken from its files, over atomics that loom watches and nodes of two entries.
+//! Atomics are those that loom watches, and nodes have two entries.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --test iotlb_loom`
-#![cfg(loom)]
-#![allow(dead_code, unreachable_pub, unused_imports, clippy::unwrap_used, reason = "tests")]
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --lib model`
+#![allow(clippy::unwrap_used, reason = "tests")]
 
-pub use kickless_memory::{Iova, UserAddr};
-
-#[path = "../src/iotlb"]
-mod iotlb {
-    mod error;
-    mod range;
-    pub(super) mod table;
-    mod writer;
-
-    mod primitive {
-        pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
-        pub(super) const BITS: u32 = 1;
-        pub(super) const LEVELS: u32 = 3;
-    }
-
-    pub(super) use error::UpdateError;
-    pub(super) use range::{Access, IovaRange};
-    pub(super) use writer::Iotlb;
-
-    /// What the front-end has said of a page, if anything.
-    pub(super) fn look(table: &table::Table, page: u64) -> Option<u64> {
-        table.get(page).map(|leaf| leaf.user)
-    }
-}
-
-use iotlb::{Access, Iotlb, IovaRange, UpdateError, look};
+use super::table::Table;
+use super::{Access, Iotlb, IovaRange, UpdateError};
+use crate::{Iova, UserAddr};
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use std::sync::Arc;
+
+/// What the front-end has said of a page, if anything.
+fn look(table: &Table, page: u64) -> Option<u64> {
+    table.get(page).map(|leaf| leaf.user)
+}
 
 const PAGE: u64 = 4096;
 /// Where a page leads.

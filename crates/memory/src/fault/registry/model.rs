@@ -1,27 +1,18 @@
 //! The registry of mappings, in every order that the memory model allows, up to a few preemptions: a signal handler looks through
 //! it while mappings come and go.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --test fault_loom`
-#![cfg(loom)]
-#![allow(dead_code, unsafe_code, unreachable_pub, clippy::unwrap_used, reason = "tests")]
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --lib model`
+#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../src/fault/registry.rs"]
-mod registry;
-
-mod primitive {
-    pub(crate) use loom::sync::Mutex;
-    pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-}
-
+use super::{Range, Registry};
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
-use registry::{Range, Registry};
 use std::sync::Arc;
 
 fn registry() -> Arc<Registry> {
     Arc::new(Registry {
-        first: primitive::AtomicPtr::new(std::ptr::null_mut()),
-        spare: primitive::Mutex::new(Vec::new()),
+        first: loom::sync::atomic::AtomicPtr::new(std::ptr::null_mut()),
+        spare: loom::sync::Mutex::new(Vec::new()),
     })
 }
 

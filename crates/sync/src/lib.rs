@@ -1,0 +1,53 @@
+//! Atomics, locks and cells: the standard library's, or, in a build with `--cfg loom`, those that loom watches.
+//!
+//! A file whose order of memory accesses is an argument takes them from here. Its model is a test of the same crate, built
+//! with `--cfg loom`: loom runs the file itself in every order that the memory model allows. Everything else uses the
+//! standard library, because what is made of loom's types can exist only while a model runs. `tools/models` runs all
+//! models.
+//!
+//! ```
+//! use kickless_sync::atomic::{AtomicU32, Ordering};
+//! use kickless_sync::{Mutex, lock};
+//!
+//! kickless_sync::process_wide! {
+//!     /// Tickets given out so far.
+//!     static TICKETS: AtomicU32 = AtomicU32::new(0);
+//! }
+//!
+//! # #[cfg(not(loom))] {
+//! let taken = Mutex::new(Vec::new());
+//! lock(&taken).push(TICKETS.fetch_add(1, Ordering::Relaxed));
+//! # }
+//! ```
+
+mod cell;
+mod lock;
+mod statics;
+
+/// Atomics and fences.
+pub mod atomic {
+    #[cfg(loom)]
+    pub use loom::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+    #[cfg(not(loom))]
+    pub use std::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+    };
+}
+
+pub use cell::UnsafeCell;
+pub use lock::lock;
+#[cfg(loom)]
+#[doc(hidden)]
+pub use loom;
+#[cfg(loom)]
+pub use loom::{
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+    thread::yield_now,
+};
+#[cfg(not(loom))]
+pub use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+    thread::yield_now,
+};
