@@ -1,14 +1,16 @@
 //! The engine of Linux AIO, for hosts that forbid io_uring.
 //!
 //! `io_submit` only starts a transfer, and returns, where the file is open for direct I/O; on any other it does all of it. So
-//! transfers of other files, and what AIO does not do, go to threads, as does what could wait ([`crate::route`]).
+//! transfers of other files, and what AIO does not do, go to threads, as does what could wait ([`crate::files::route`]).
 
+pub(crate) mod context;
+pub(crate) mod transfers;
+
+use crate::aio::transfers::Transfers;
 use crate::files::Files;
-use crate::jobs::{Jobs, Other};
-use crate::kernel_aio;
-use crate::route::{Route, Routes};
-use crate::slots::{InFlight, Slots};
-use crate::transfers::Transfers;
+use crate::files::route::{Route, Routes};
+use crate::operations::slots::{InFlight, Slots};
+use crate::threads::jobs::{Jobs, Other};
 use crate::{BackingFile, Completion, EngineOptions, Error, FileId, Op, Token};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -40,7 +42,7 @@ impl Aio {
     /// With a context for so many operations, or fewer where others have used up what the system has (`fs.aio-max-nr`).
     pub(crate) fn open(options: EngineOptions) -> Result<Self, Error> {
         let failed = |step| move |source: io::Error| Error::Aio { step, source };
-        kernel_aio::try_one().map_err(failed("io_submit"))?;
+        context::try_one().map_err(failed("io_submit"))?;
         let event = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed("epoll")(e.into()))?;
         let wanted = options.shares();
         let mut most = wanted.total();
@@ -257,7 +259,7 @@ impl Drop for Aio {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shares::Shares;
+    use crate::files::shares::Shares;
     use crate::{AlignedBuf, Buffers, CompletionMode, EngineKind, OpKind, Owner};
     use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
     use rustix::fs::{MemfdFlags, OFlags, ftruncate, memfd_create};

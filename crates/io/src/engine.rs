@@ -1,7 +1,7 @@
 //! The one face.
 
 use crate::files::Files;
-use crate::shares::Shares;
+use crate::files::shares::Shares;
 use crate::{Aio, BackingFile, Completion, Error, FileId, Op, Threads, Token, Uring};
 use kickless_memory::View;
 use std::fmt;

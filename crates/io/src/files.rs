@@ -1,13 +1,17 @@
 //! The files that an engine may use, and the devices that own them.
 //!
 //! All that the engines have in common about who may use how much is here. Each operation belongs to a file, and each file to an owner. An operation takes
-//! a place of its owner's share ([`crate::shares`]) from [`Files::hold`] to [`Files::release`]. An owner whose operation ended in
-//! `EAGAIN` pauses, and so does the engine when the kernel takes nothing ([`crate::stall`]).
+//! a place of its owner's share ([`crate::files::shares`]) from [`Files::hold`] to [`Files::release`]. An owner whose operation ended in
+//! `EAGAIN` pauses, and so does the engine when the kernel takes nothing ([`crate::files::stall`]).
+
+pub(crate) mod route;
+pub(crate) mod shares;
+pub(crate) mod stall;
 
 use crate::OpKind;
-use crate::route::{Facts, MISS_SIZES, Misses, Route, Routes};
-use crate::shares::Shares;
-use crate::stall::Stall;
+use crate::files::route::{Facts, MISS_SIZES, Misses, Route, Routes};
+use crate::files::shares::Shares;
+use crate::files::stall::Stall;
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;

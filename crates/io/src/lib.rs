@@ -41,28 +41,18 @@
 //! ```
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
-mod ahead;
 mod aio;
 mod buffer;
-mod call_wait;
-mod desk;
+mod early_submit;
 mod engine;
 mod error;
 mod files;
-mod jobs;
-mod kernel_aio;
-mod merge;
 mod op;
-mod pool;
+mod operations;
 mod primitive;
-mod route;
-mod shares;
 mod signal;
-mod slots;
-mod stall;
-mod submitter;
+mod submit_thread;
 mod threads;
-mod transfers;
 mod uring;
 mod waker;
 mod writeback;

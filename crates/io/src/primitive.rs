@@ -1,4 +1,4 @@
-//! What a worker and the thread beside it share things with. `tests/desk_loom.rs` runs the file that uses it over what loom
+//! What a worker and the thread beside it share things with. `tests/submit_thread_loom.rs` runs the file that uses it over what loom
 //! watches instead.
 
 pub(crate) use crate::Waker;

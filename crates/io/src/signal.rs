@@ -1,7 +1,7 @@
 //! Signalling an eventfd that belongs to somebody else.
 #![expect(unsafe_code, reason = "island: an operation handed to the kernel")]
 
-use crate::kernel_aio::{Context, Control, Event, PREAD, SIGNAL_EVENT};
+use crate::aio::context::{Context, Control, Event, PREAD, SIGNAL_EVENT};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{Errno, write};
 use std::io;

@@ -1,7 +1,11 @@
 //! The engine of last resort: threads that make blocking calls. It works everywhere.
 
+pub(crate) mod jobs;
+pub(crate) mod pool;
+pub(crate) mod submit_wait;
+
 use crate::files::Files;
-use crate::jobs::Jobs;
+use crate::threads::jobs::Jobs;
 use crate::{BackingFile, Completion, EngineOptions, Error, FileId, Op, Token};
 use std::os::fd::BorrowedFd;
 

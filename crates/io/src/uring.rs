@@ -9,12 +9,12 @@ mod submission;
 #[cfg(test)]
 mod tests;
 
+use crate::aio::transfers::Transfers;
+use crate::files::route::{Route, Routes};
 use crate::files::{Files, Gone};
-use crate::jobs::{Jobs, Other};
-use crate::route::{Route, Routes};
-use crate::slots::{InFlight, Slots};
-use crate::submitter::SubmitThread;
-use crate::transfers::Transfers;
+use crate::operations::slots::{InFlight, Slots};
+use crate::submit_thread::SubmitThread;
+use crate::threads::jobs::{Jobs, Other};
 use crate::{BackingFile, Completion, CompletionMode, EngineOptions, Error, FileId, Op, Token, Waker};
 use buffers::Registered;
 use io_uring::{EnterFlags, IoUring, Submitter};
@@ -218,7 +218,7 @@ impl Uring {
             (Some(aio), None) => aio.queue(place),
             (None, _) if route == Route::Blocking => self.jobs.queue_place(place),
             (None, _) => {
-                self.submit_ahead();
+                self.submit_early();
                 self.staged.push_back(place);
             }
         }

@@ -3,7 +3,7 @@
 use super::Operations;
 use crate::files::Files;
 use crate::op::{BYTES_MAX, OpKind, View};
-use crate::slots::{InFlight, rw_flags};
+use crate::operations::slots::{InFlight, rw_flags};
 use io_uring::{opcode, squeue, types};
 use std::os::fd::AsRawFd;
 

@@ -3,9 +3,9 @@
 
 use super::Uring;
 use super::entry::entry;
-use crate::ahead;
-use crate::desk::Call;
-use crate::submitter::SubmitThread;
+use crate::early_submit;
+use crate::submit_thread::SubmitThread;
+use crate::submit_thread::handover::Call;
 use crate::{Errno, Waker};
 use rustix::event::epoll;
 use std::io;
@@ -54,10 +54,10 @@ impl Uring {
 
     /// Submits what is staged before one more is, if it is time. Its slot is taken.
     #[inline]
-    pub(super) fn submit_ahead(&mut self) {
+    pub(super) fn submit_early(&mut self) {
         let waiting = self.staged.len() - self.pushed;
         let given = self.ops.slots.used().saturating_sub(1 + waiting);
-        if self.submitter.is_none() && ahead::is_time(waiting, given) {
+        if self.submitter.is_none() && early_submit::is_time(waiting, given) {
             // Where the ring has failed the next call says so again.
             let _ = self.submit_ring();
         }
@@ -175,7 +175,7 @@ impl Uring {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::route::{Route, Routes};
+    use crate::files::route::{Route, Routes};
     use crate::{
         AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, EngineKind, EngineOptions, FileId, Op,
         OpKind, Owner, Token,

@@ -1,8 +1,8 @@
 //! Transfers by kernel AIO, beside the ring, need no device that wants it.
 
 use super::*;
-use crate::route::takes_nowait;
-use crate::shares::Shares;
+use crate::files::route::takes_nowait;
+use crate::files::shares::Shares;
 use crate::{AlignedBuf, Buffers, EngineKind, OpKind, Owner};
 use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -12,7 +12,7 @@
 //! bytes twice; no order between operations in flight was promised.
 
 use crate::op::{Buffers, Op, OpKind, View};
-use crate::slots::InFlight;
+use crate::operations::slots::InFlight;
 
 /// Bytes of all together: as many pages as one request to a block device holds (`BIO_MAX_VECS`).
 const BYTES_MAX: u64 = 1 << 20;
@@ -97,8 +97,8 @@ impl InFlight {
 mod tests {
     use super::*;
     use crate::files::Files;
-    use crate::shares::Shares;
-    use crate::slots::Slots;
+    use crate::files::shares::Shares;
+    use crate::operations::slots::Slots;
     use crate::{AlignedBuf, Errno, FileId, Owner, Token};
     use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View as Memory};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};

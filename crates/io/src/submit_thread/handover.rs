@@ -21,7 +21,7 @@
 //! A [`Desk`] has room for one call. The worker lays it there and goes on; what comes to be submitted meanwhile is the next batch.
 //! The thread takes the call, makes it, lays the result there, and only then wakes the worker. The worker clears the waker before it looks
 //! at the desk, so it finds the result or is woken for it; a worker that looks first and clears then ([`Desk::is_busy`] says that
-//! there is a result, and the worker does not sleep) loses nothing either. `tests/desk_loom.rs` has both in every order.
+//! there is a result, and the worker does not sleep) loses nothing either. `tests/submit_thread_loom.rs` has both in every order.
 
 use crate::primitive::{Condvar, Mutex, MutexGuard, Waker};
 use std::sync::{Arc, PoisonError};

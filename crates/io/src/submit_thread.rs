@@ -1,7 +1,9 @@
-//! The thread beside a worker that makes the calls which submit: see [`crate::desk`].
+//! The thread beside a worker that makes the calls which submit: see [`handover`].
+
+pub(crate) mod handover;
 
 use crate::Waker;
-use crate::desk::{Call, Desk, desk};
+use crate::submit_thread::handover::{Call, Desk, desk};
 use std::fmt;
 use std::io;
 use std::ops::Deref;

@@ -1,16 +1,16 @@
 //! Reads and writes by Linux AIO.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
-use crate::ahead;
-use crate::desk::Call;
-use crate::files::Files;
-use crate::jobs::{Jobs, Submitted};
-use crate::kernel_aio::{
+use crate::aio::context::{
     BATCH, Batch, Context, Control, Event, PREAD, PREADV, PWRITE, PWRITEV, SIGNAL_EVENT,
 };
+use crate::early_submit;
+use crate::files::Files;
 use crate::op::{BYTES_MAX, OpKind, View};
-use crate::slots::{InFlight, Slots, rw_flags};
-use crate::submitter::SubmitThread;
+use crate::operations::slots::{InFlight, Slots, rw_flags};
+use crate::submit_thread::SubmitThread;
+use crate::submit_thread::handover::Call;
+use crate::threads::jobs::{Jobs, Submitted};
 use crate::{CompletionMode, Waker};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -103,7 +103,7 @@ impl Transfers {
 
     /// Whether what is staged is to be submitted before one more is.
     pub(crate) fn is_time(&self) -> bool {
-        self.submitter.is_none() && ahead::is_time(self.own.staged.len(), self.in_flight)
+        self.submitter.is_none() && early_submit::is_time(self.own.staged.len(), self.in_flight)
     }
 
     /// Whether operations wait that the kernel could not take.
@@ -113,7 +113,7 @@ impl Transfers {
         own || (self.in_lanes > 0 && self.lanes.iter().any(Lane::waits))
     }
 
-    /// Has threads submit what is staged for them, for each owner one batch at a time. May wait for these calls ([`crate::call_wait`]).
+    /// Has threads submit what is staged for them, for each owner one batch at a time. May wait for these calls ([`crate::threads::submit_wait`]).
     pub(crate) fn submit_lanes(&mut self, slots: &mut Slots, files: &Files, jobs: &mut Jobs) {
         if self.in_lanes == 0 {
             return;
@@ -173,7 +173,7 @@ impl Transfers {
             {
                 return false;
             }
-            // There is one batch: where none is handed out, nothing lies on the desk.
+            // There is one batch: where none is handed out, the worker's end is clear.
             if own.waits()
                 && let Some(batch) = self.next_batch(own, slots, files)
                 && let Some(submitter) = &self.submitter
@@ -313,7 +313,7 @@ fn filled(operation: &mut InFlight, files: &Files) -> Control {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shares::Shares;
+    use crate::files::shares::Shares;
     use crate::{AlignedBuf, Buffers, Op, Owner, Token};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::fs::File;

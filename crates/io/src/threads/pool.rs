@@ -3,10 +3,10 @@
 //! # Nothing else waits
 //! The worker's thread makes no call that can wait for a device, and no operation goes to threads that the kernel has for all files together
 //! (io_uring's are few, and a frozen file system keeps each that touches it). What waits goes here: flushes, ranges, transfers that
-//! the kernel would not do without waiting, and calls of `io_submit` that can wait ([`crate::route`]).
+//! the kernel would not do without waiting, and calls of `io_submit` that can wait ([`crate::files::route`]).
 //!
 //! # Shares
-//! Owners share threads as they share slots ([`crate::shares`]): [`THREADS_COMMON`] threads for any owner, and [`THREADS_RESERVE`] more for each.
+//! Owners share threads as they share slots ([`crate::files::shares`]): [`THREADS_COMMON`] threads for any owner, and [`THREADS_RESERVE`] more for each.
 //! A device that hangs keeps no more threads than that, so each other device has its own at least, however many hang. There are at most
 //! `THREADS_COMMON + owners * THREADS_RESERVE` threads, of which one starts at once and each other when a job has a place in its
 //! owner's share and no thread waits for jobs.
@@ -24,15 +24,15 @@
 //! the pool remembers that threads are missing ([`Pool::lacks_threads`]), and each turn of the engine tries again, within a millisecond.
 //!
 //! # The engine waits for a prompt call
-//! The engine can wait for a moment until threads have made its calls of `io_submit` ([`Pool::await_calls`], [`crate::call_wait`]).
+//! The engine can wait for a moment until threads have made its calls of `io_submit` ([`Pool::await_calls`], [`crate::threads::submit_wait`]).
 //! While it waits, a thread wakes it by a condition variable instead of the event, and only when the last of these calls is done.
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
+use crate::aio::context::Batch;
+use crate::files::shares::Shares;
 use crate::files::{Files, Held};
-use crate::kernel_aio::Batch;
 use crate::op::{OpKind, RangeCall, View};
-use crate::shares::Shares;
-use crate::slots::InFlight;
+use crate::operations::slots::InFlight;
 use crate::{Completion, Op, Token, Waker};
 use rustix::io::Errno;
 use rustix::ioctl::opcode;
@@ -463,7 +463,7 @@ fn last_error() -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel_aio::Context;
+    use crate::aio::context::Context;
     use crate::{AlignedBuf, Buffers, Owner};
     use rustix::event::{PollFd, PollFlags, poll};
     use seccompiler::{

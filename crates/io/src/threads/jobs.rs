@@ -1,10 +1,10 @@
 //! Work that threads do for an engine, and its results.
 
-use crate::call_wait::{CALL_WAIT_MAX, CallWait};
+use crate::aio::context::Batch;
 use crate::files::{Files, Gone, Held};
-use crate::kernel_aio::Batch;
-use crate::pool::{Done, Job, Pool, Transfer};
-use crate::slots::Slots;
+use crate::operations::slots::Slots;
+use crate::threads::pool::{Done, Job, Pool, Transfer};
+use crate::threads::submit_wait::{SUBMIT_WAIT_MAX, SubmitWait};
 use crate::{Completion, Op, Token};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -38,7 +38,7 @@ pub(crate) struct Jobs {
     /// Queued and not reaped, the staged ones included.
     in_flight: usize,
     done: Vec<Done>,
-    call_wait: CallWait,
+    submit_wait: SubmitWait,
 }
 
 impl Jobs {
@@ -46,7 +46,7 @@ impl Jobs {
     pub(crate) fn start(depth: usize, owners: usize) -> io::Result<Self> {
         let pool = Pool::start(depth, owners)?;
         let (staged, places, done) = (VecDeque::new(), Vec::new(), Vec::new());
-        Ok(Self { pool, staged, places, in_flight: 0, done, call_wait: CallWait::default() })
+        Ok(Self { pool, staged, places, in_flight: 0, done, submit_wait: SubmitWait::default() })
     }
 
     pub(crate) fn event(&self) -> BorrowedFd<'_> {
@@ -95,16 +95,16 @@ impl Jobs {
     /// Has a thread of the owner's share submit a batch, at once.
     pub(crate) fn submit_batch(&mut self, owner: u32, batch: Box<Batch>) {
         self.in_flight += 1;
-        self.call_wait.handed();
+        self.submit_wait.handed();
         self.staged.push_back(Job::Submit { owner, batch });
         self.submit();
     }
 
     /// Waits for a moment until the batches that were handed to threads are submitted, if that is likely to be soon.
     pub(crate) fn await_batches(&mut self) {
-        if let Some(calls) = self.call_wait.awaited() {
-            let prompt = self.pool.await_calls(calls, CALL_WAIT_MAX, &mut self.done);
-            self.call_wait.waited(prompt);
+        if let Some(calls) = self.submit_wait.awaited() {
+            let prompt = self.pool.await_calls(calls, SUBMIT_WAIT_MAX, &mut self.done);
+            self.submit_wait.waited(prompt);
         }
     }
 
@@ -135,7 +135,7 @@ impl Jobs {
                 }
                 Done::Transfer { place, result } => others.push(Other::Transferred(place, result)),
                 Done::Submit { owner, batch, result } => {
-                    self.call_wait.returned();
+                    self.submit_wait.returned();
                     others.push(Other::Submitted(Submitted { owner, batch, result }));
                 }
             }

@@ -6,10 +6,10 @@
 //! and not done: pieces of 1, 1, 2, 4, 8 and so on. A device that has nothing to do begins with the first operation of a batch while
 //! the others are being prepared, and for a busy one there is hardly a call more.
 //!
-//! A thread of an owner's share ([`crate::pool`]) gets a whole batch, and gives it to the kernel in such pieces: that costs calls and no wake-ups.
+//! A thread of an owner's share ([`crate::threads::pool`]) gets a whole batch, and gives it to the kernel in such pieces: that costs calls and no wake-ups.
 //!
 //! The operation that was staged last stays until another comes that cannot be merged with it, or the batch ends. Where the thread
-//! beside the worker submits ([`crate::desk`]) a batch stays whole: it costs the wake-up of that thread.
+//! beside the worker submits ([`crate::submit_thread::handover`]) a batch stays whole: it costs the wake-up of that thread.
 
 /// Whether the operations that wait are to go before one more does.
 ///

@@ -1,29 +1,29 @@
 //! When the worker waits for a call of `io_submit` that a thread makes for it. Pure.
 //!
 //! # Why it waits at all
-//! A thread makes a call that could wait for a frozen file system ([`crate::route`]). Nearly always the call does not wait. A worker that
+//! A thread makes a call that could wait for a frozen file system ([`crate::files::route`]). Nearly always the call does not wait. A worker that
 //! goes on meanwhile gains little then: each completion of the batch wakes it and interrupts the thread that still submits, often on the
 //! same processor, so batches become small and a request costs several switches. A worker that polls keeps the processor from the thread. So the
 //! worker sleeps until the batches are submitted, as it would have been busy for that time had it made the calls itself. It finds the completions of the
 //! whole batch afterwards.
 //!
 //! # Why a call that waits holds up nobody else
-//! - The worker waits for [`CALL_WAIT_MAX`] at most, and only for calls that it has just handed out.
+//! - The worker waits for [`SUBMIT_WAIT_MAX`] at most, and only for calls that it has just handed out.
 //! - While a call of an earlier time is still to come back, it does not wait for any. So a frozen file system costs an engine one such wait, however many of
 //!   its disks are there, and then nothing until it is thawed.
 //! - A device without tags makes each call late. After some late calls in a row the worker waits only in one of several cases, until calls are prompt
 //!   ([`Misses`]).
 
-use crate::route::Misses;
+use crate::files::route::Misses;
 use std::time::Duration;
 
 /// The longest that the worker waits for calls: a batch of 64 small transfers takes a third of this. It is also as long as the worker
 /// sleeps before it tries again what the kernel had no room for.
-pub(crate) const CALL_WAIT_MAX: Duration = Duration::from_millis(1);
+pub(crate) const SUBMIT_WAIT_MAX: Duration = Duration::from_millis(1);
 
 /// Which calls are with threads, and how prompt they were of late.
 #[derive(Debug, Default)]
-pub(crate) struct CallWait {
+pub(crate) struct SubmitWait {
     /// Calls that have not been reaped.
     out: usize,
     /// Those of them for which the worker has not decided whether it waits.
@@ -32,7 +32,7 @@ pub(crate) struct CallWait {
     late: Misses,
 }
 
-impl CallWait {
+impl SubmitWait {
     /// Notes that a call was handed to a thread.
     pub(crate) fn handed(&mut self) {
         self.out += 1;
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn beside_a_call_that_hangs_none_is_waited_for() {
-        let mut wait = CallWait::default();
+        let mut wait = SubmitWait::default();
         assert_eq!(wait.awaited(), None);
         (0..3).for_each(|_| wait.handed());
         assert_eq!(wait.awaited(), Some(3));
@@ -79,7 +79,7 @@ mod tests {
             wait.returned();
         }
         wait.returned();
-        let waits = |wait: &mut CallWait, prompt: bool| {
+        let waits = |wait: &mut SubmitWait, prompt: bool| {
             wait.handed();
             let waits = wait.awaited().inspect(|_| wait.waited(prompt)).is_some();
             wait.returned();

@@ -4,12 +4,12 @@
 //! The desk is the crate's own, taken from its file; the kernel is a counter of completions, and the waker is one that loom can watch. A
 //! result or a completion that is lost is a deadlock, which loom finds.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-io --release --test desk_loom`
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-io --release --test submit_thread_loom`
 #![cfg(loom)]
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-#[path = "../src/desk.rs"]
-mod desk;
+#[path = "../src/submit_thread/handover.rs"]
+mod handover;
 
 mod primitive {
     pub(crate) use crate::waker::Waker;
@@ -43,7 +43,7 @@ mod waker {
     }
 }
 
-use crate::desk::{Call, Desk, desk};
+use crate::handover::{Call, Desk, desk};
 use crate::waker::Waker;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;

@@ -1,7 +1,7 @@
 //! The kernel's AIO interface (linux/aio_abi.h), as far as it is used here.
 #![expect(unsafe_code, reason = "island: system calls that no library wraps")]
 
-use crate::ahead;
+use crate::early_submit;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use std::io;
@@ -107,7 +107,7 @@ pub(crate) struct Batch {
     context: Arc<Context>,
     pub(crate) controls: [Control; BATCH],
     pub(crate) count: usize,
-    /// How many the kernel had before it gets these. The batch goes to it in pieces by that ([`ahead::piece`]); `None`: whole.
+    /// How many the kernel had before it gets these. The batch goes to it in pieces by that ([`early_submit::piece`]); `None`: whole.
     pub(crate) given: Option<usize>,
 }
 
@@ -128,7 +128,7 @@ impl Batch {
         };
         let mut taken = 0;
         while !controls.is_empty() {
-            let (piece, rest) = controls.split_at_mut(ahead::piece(controls.len(), given));
+            let (piece, rest) = controls.split_at_mut(early_submit::piece(controls.len(), given));
             // SAFETY: the caller's promise.
             match unsafe { self.context.submit(piece) } {
                 Err(errno) if taken == 0 => return Err(errno),

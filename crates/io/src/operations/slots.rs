@@ -1,9 +1,9 @@
 //! Operations in flight.
 
 use crate::files::{Files, Held};
-use crate::merge::Merged;
 use crate::op::View;
-use crate::pool::Transfer;
+use crate::operations::merge::Merged;
+use crate::threads::pool::Transfer;
 use crate::{Op, OpKind, Token};
 use rustix::io::Errno;
 

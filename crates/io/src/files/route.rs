@@ -3,10 +3,10 @@
 //! # What waits, and where
 //! - io_uring starts an operation without waiting. What cannot go on so it hands to threads of the kernel ("io-wq"), of which there are few
 //!   and for all files together: one frozen file system keeps them all. So transfers of files that are open for direct I/O carry
-//!   `RWF_NOWAIT`, and one that answers `EAGAIN` is made by a thread of ours ([`crate::pool`]).
+//!   `RWF_NOWAIT`, and one that answers `EAGAIN` is made by a thread of ours ([`crate::threads::pool`]).
 //! - `io_submit` takes the same flag, for block devices, and for reads. Of a write to a regular file it waits while the file
 //!   system is frozen, whatever the flag says (`kiocb_start_write` of fs/aio.c). So a thread of ours makes that call, for a
-//!   batch: the transfers are asynchronous as before. The worker waits for a moment until the call is made ([`crate::call_wait`]). tmpfs cannot be frozen.
+//!   batch: the transfers are asynchronous as before. The worker waits for a moment until the call is made ([`crate::threads::submit_wait`]). tmpfs cannot be frozen.
 //! - A device whose driver lacks `RWF_NOWAIT` has `io_submit` called by such a thread as well, unless it keeps its bytes in RAM (zram, brd): then
 //!   there is nothing to wait for, and the worker calls.
 //! - A read through the host's cache goes to the ring without the flag, because with it the kernel would not wait for pages in its
