@@ -1,9 +1,9 @@
-//! The thread beside a worker that makes the calls which submit: see [`handover`].
+//! Runs submissions on a thread beside the worker: see [`mod@handover`].
 
 pub(crate) mod handover;
 
 use crate::Waker;
-use crate::submit_thread::handover::{Call, Desk, desk};
+use crate::submit_thread::handover::{Submission, WorkerEnd, handover};
 use std::fmt;
 use std::io;
 use std::ops::Deref;
@@ -12,47 +12,47 @@ use std::thread::{Builder, JoinHandle};
 /// It makes system calls, and needs next to none.
 const STACK_BYTES: usize = 128 << 10;
 
-/// A desk with a thread at its other side.
-pub(crate) struct SubmitThread<C: Call> {
-    desk: Desk<C>,
+/// The worker's end of a handover, with the thread at the other end.
+pub(crate) struct SubmitThread<S: Submission> {
+    end: WorkerEnd<S>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl<C: Call> SubmitThread<C> {
-    /// Starts the thread. It signals `waker` when a call has come back.
+impl<S: Submission> SubmitThread<S> {
+    /// Starts the thread. It signals `waker` when a submission has come back.
     pub(crate) fn start(waker: Waker) -> io::Result<Self> {
-        let (desk, clerk) = desk(waker);
+        let (end, thread_end) = handover(waker);
         let thread = Builder::new().name("submit".into()).stack_size(STACK_BYTES);
-        let thread = thread.spawn(move || clerk.serve())?;
-        Ok(Self { desk, thread: Some(thread) })
+        let thread = thread.spawn(move || thread_end.serve())?;
+        Ok(Self { end, thread: Some(thread) })
     }
 
-    /// Waits for the call that it has been asked for, and for the end of the thread.
-    pub(crate) fn finish(&mut self) -> Option<(C, C::Result)> {
-        self.desk.close();
+    /// Waits for the submission that was handed over, and for the end of the thread.
+    pub(crate) fn finish(&mut self) -> Option<(S, S::Result)> {
+        self.end.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        self.desk.take()
+        self.end.take()
     }
 }
 
-impl<C: Call> Deref for SubmitThread<C> {
-    type Target = Desk<C>;
+impl<S: Submission> Deref for SubmitThread<S> {
+    type Target = WorkerEnd<S>;
 
-    fn deref(&self) -> &Desk<C> {
-        &self.desk
+    fn deref(&self) -> &WorkerEnd<S> {
+        &self.end
     }
 }
 
-impl<C: Call> Drop for SubmitThread<C> {
+impl<S: Submission> Drop for SubmitThread<S> {
     fn drop(&mut self) {
         self.finish();
     }
 }
 
-impl<C: Call> fmt::Debug for SubmitThread<C> {
+impl<S: Submission> fmt::Debug for SubmitThread<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SubmitThread").field("busy", &self.desk.is_busy()).finish_non_exhaustive()
+        f.debug_struct("SubmitThread").field("busy", &self.end.is_busy()).finish_non_exhaustive()
     }
 }

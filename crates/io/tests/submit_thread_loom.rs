@@ -1,7 +1,7 @@
-//! How a call that submits goes to the thread beside a worker and comes back, in every order that the memory model allows, up to a
+//! Hands submissions to the thread beside a worker and takes them back, in every order that the memory model allows, up to a
 //! number of preemptions.
 //!
-//! The desk is the crate's own, taken from its file; the kernel is a counter of completions, and the waker is one that loom can watch. A
+//! The handover is the crate's own, taken from its file; the kernel is a counter of completions, and the waker is one that loom can watch. A
 //! result or a completion that is lost is a deadlock, which loom finds.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-io --release --test submit_thread_loom`
@@ -43,7 +43,7 @@ mod waker {
     }
 }
 
-use crate::handover::{Call, Desk, desk};
+use crate::handover::{Submission, WorkerEnd, handover};
 use crate::waker::Waker;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
@@ -60,10 +60,10 @@ struct Submit {
     count: u32,
 }
 
-impl Call for Submit {
+impl Submission for Submit {
     type Result = u32;
 
-    fn make(&mut self) -> u32 {
+    fn run(&mut self) -> u32 {
         let taken = self.count.div_ceil(2);
         for _ in 0..taken {
             self.kernel.0.fetch_add(1, Ordering::AcqRel);
@@ -75,7 +75,7 @@ impl Call for Submit {
 
 /// A worker, as far as submitting and reaping go.
 struct Worker {
-    desk: Desk<Submit>,
+    end: WorkerEnd<Submit>,
     kernel: Arc<Kernel>,
     waker: Waker,
     staged: u32,
@@ -84,12 +84,12 @@ struct Worker {
 
 impl Worker {
     fn submit(&mut self) {
-        if let Some((_, taken)) = self.desk.take() {
+        if let Some((_, taken)) = self.end.take() {
             self.staged -= taken;
         }
-        if self.staged > 0 && self.desk.is_clear() {
+        if self.staged > 0 && self.end.is_clear() {
             let (kernel, waker) = (self.kernel.clone(), self.waker.clone());
-            self.desk.ask(Submit { kernel, waker, count: self.staged });
+            self.end.hand_over(Submit { kernel, waker, count: self.staged });
         }
     }
 
@@ -99,7 +99,7 @@ impl Worker {
     }
 
     fn needs_turn(&self) -> bool {
-        self.staged > 0 && !self.desk.is_busy()
+        self.staged > 0 && !self.end.is_busy()
     }
 
     /// Turns until nothing is in flight, with more queued in the first of them.
@@ -128,9 +128,9 @@ fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
 
 fn worker(count: u32) -> (Worker, thread::JoinHandle<()>) {
     let (waker, kernel) = (Waker::default(), Arc::new(Kernel::default()));
-    let (desk, clerk) = desk(waker.clone());
-    let thread = thread::spawn(move || clerk.serve());
-    (Worker { desk, kernel, waker, staged: count, in_flight: count }, thread)
+    let (end, thread_end) = handover(waker.clone());
+    let thread = thread::spawn(move || thread_end.serve());
+    (Worker { end, kernel, waker, staged: count, in_flight: count }, thread)
 }
 
 #[test]
@@ -139,9 +139,9 @@ fn all_that_is_submitted_is_reaped_and_every_result_taken() {
         check(3, move || {
             let (mut worker, thread) = worker(count);
             worker.run(more);
-            worker.desk.close();
+            worker.end.close();
             thread.join().unwrap();
-            assert!(worker.desk.take().is_none());
+            assert!(worker.end.take().is_none());
         });
     }
 }
@@ -152,9 +152,9 @@ fn the_last_call_is_made_before_the_end() {
     check(3, || {
         let (mut worker, thread) = worker(2);
         worker.submit();
-        worker.desk.close();
+        worker.end.close();
         thread.join().unwrap();
-        assert_eq!(worker.desk.take().map(|(_, taken)| taken), Some(1));
+        assert_eq!(worker.end.take().map(|(_, taken)| taken), Some(1));
         assert_eq!(worker.kernel.0.load(Ordering::Acquire), 1);
     });
 }

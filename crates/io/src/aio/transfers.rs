@@ -9,7 +9,7 @@ use crate::files::Files;
 use crate::op::{BYTES_MAX, OpKind, View};
 use crate::operations::slots::{InFlight, Slots, rw_flags};
 use crate::submit_thread::SubmitThread;
-use crate::submit_thread::handover::Call;
+use crate::submit_thread::handover::Submission;
 use crate::threads::jobs::{Jobs, Submitted};
 use crate::{CompletionMode, Waker};
 use rustix::event::epoll;
@@ -58,10 +58,10 @@ impl Lane {
     }
 }
 
-impl Call for Box<Batch> {
+impl Submission for Box<Batch> {
     type Result = Result<usize, Errno>;
 
-    fn make(&mut self) -> Self::Result {
+    fn run(&mut self) -> Self::Result {
         // SAFETY: the buffers and the file of each belong to its slot, which keeps them unchanged until the completion has been
         // reaped; a dropped engine waits for this call, and for that, or leaks them.
         unsafe { self.submit() }
@@ -178,14 +178,14 @@ impl Transfers {
                 && let Some(batch) = self.next_batch(own, slots, files)
                 && let Some(submitter) = &self.submitter
             {
-                submitter.ask(batch);
+                submitter.hand_over(batch);
             }
             return true;
         }
         while own.waits()
             && let Some(mut batch) = self.next_batch(own, slots, files)
         {
-            let result = batch.make();
+            let result = batch.run();
             if !self.took(own, batch, result, refused) {
                 return false;
             }

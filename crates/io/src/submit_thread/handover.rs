@@ -1,4 +1,4 @@
-//! Calls that submit, made by a thread beside the worker, so that submission and completion run in parallel.
+//! Hands submissions to a thread beside the worker, so that submission and completion run in parallel.
 //!
 //! # What goes to the other thread
 //! Of the time that a request takes of a processor here, nearly all goes into the system call that submits it: the kernel's way down to
@@ -18,91 +18,92 @@
 //! work, by which completions of a ring come) happens on this thread too.
 //!
 //! # What is shared
-//! A [`Desk`] has room for one call. The worker lays it there and goes on; what comes to be submitted meanwhile is the next batch.
-//! The thread takes the call, makes it, lays the result there, and only then wakes the worker. The worker clears the waker before it looks
-//! at the desk, so it finds the result or is woken for it; a worker that looks first and clears then ([`Desk::is_busy`] says that
-//! there is a result, and the worker does not sleep) loses nothing either. `tests/submit_thread_loom.rs` has both in every order.
+//! The two ends share room for one submission. The worker puts it there and goes on; operations that it stages meanwhile are the next
+//! batch. The thread takes the submission, runs it, puts the result there, and only then wakes the worker. The worker clears the waker
+//! before it looks for the result, so it finds the result or is woken for it. A worker that looks first and clears then loses nothing
+//! either: [`WorkerEnd::is_busy`] says that there is a result, and the worker does not sleep. `tests/submit_thread_loom.rs` has both
+//! in every order.
 
 use crate::primitive::{Condvar, Mutex, MutexGuard, Waker};
 use std::sync::{Arc, PoisonError};
 
-/// A call that takes its time.
-pub(crate) trait Call: Send + 'static {
-    /// What comes of it.
+/// A system call that submits operations and takes its time.
+pub(crate) trait Submission: Send + 'static {
+    /// The result of the system call.
     type Result: Send;
 
-    /// Makes it. On the thread.
-    fn make(&mut self) -> Self::Result;
+    /// Makes the system call. Runs on the thread.
+    fn run(&mut self) -> Self::Result;
 }
 
-/// What lies on the desk.
-enum Work<C: Call> {
+/// The submission that the two ends share.
+enum Work<S: Submission> {
     Nothing,
-    Asked(C),
+    Handed(S),
     Underway,
-    Done(C, C::Result),
+    Done(S, S::Result),
 }
 
-struct State<C: Call> {
-    work: Work<C>,
-    /// Nothing more will be asked.
+struct State<S: Submission> {
+    work: Work<S>,
+    /// Nothing more will be handed over.
     end: bool,
 }
 
-struct Shared<C: Call> {
-    state: Mutex<State<C>>,
+struct Shared<S: Submission> {
+    state: Mutex<State<S>>,
     /// There is something for the thread.
-    asked: Condvar,
+    handed: Condvar,
     /// Wakes the worker.
     waker: Waker,
 }
 
-impl<C: Call> Shared<C> {
-    fn lock(&self) -> MutexGuard<'_, State<C>> {
+impl<S: Submission> Shared<S> {
+    fn lock(&self) -> MutexGuard<'_, State<S>> {
         // Nothing is left half done by a thread that panics: none can, under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The worker's side.
-pub(crate) struct Desk<C: Call>(Arc<Shared<C>>);
+/// The worker's end.
+pub(crate) struct WorkerEnd<S: Submission>(Arc<Shared<S>>);
 
-/// The thread's side.
-pub(crate) struct Clerk<C: Call>(Arc<Shared<C>>);
+/// The thread's end.
+pub(crate) struct ThreadEnd<S: Submission>(Arc<Shared<S>>);
 
-/// The two sides of a desk; `waker` is signalled when a call has come back.
-pub(crate) fn desk<C: Call>(waker: Waker) -> (Desk<C>, Clerk<C>) {
+/// Makes the two ends. The thread's end signals `waker` when a submission has come back.
+pub(crate) fn handover<S: Submission>(waker: Waker) -> (WorkerEnd<S>, ThreadEnd<S>) {
     let state = Mutex::new(State { work: Work::Nothing, end: false });
-    let shared = Arc::new(Shared { state, asked: Condvar::new(), waker });
-    (Desk(shared.clone()), Clerk(shared))
+    let shared = Arc::new(Shared { state, handed: Condvar::new(), waker });
+    (WorkerEnd(shared.clone()), ThreadEnd(shared))
 }
 
-impl<C: Call> Desk<C> {
-    /// Asks for a call. The desk is clear.
-    pub(crate) fn ask(&self, call: C) {
+impl<S: Submission> WorkerEnd<S> {
+    /// Hands a submission to the thread. The caller has looked whether this end is clear.
+    pub(crate) fn hand_over(&self, submission: S) {
         let mut state = self.0.lock();
         debug_assert!(matches!(state.work, Work::Nothing), "a result would be lost");
-        state.work = Work::Asked(call);
+        state.work = Work::Handed(submission);
         drop(state);
-        self.0.asked.notify_one();
+        self.0.handed.notify_one();
     }
 
-    /// Whether a call can be asked for: there is none, and no result of one. Only the worker changes that, so it stays so until it asks. A
-    /// worker that has looked for a result in vain and then finds the desk not busy has missed one.
+    /// Returns whether a submission can be handed over: there is none, and no result of one. Only the worker changes that, so it stays
+    /// so until the worker hands one over. A worker that has looked for a result in vain and then finds this end not busy has missed one.
     pub(crate) fn is_clear(&self) -> bool {
         matches!(self.0.lock().work, Work::Nothing)
     }
 
-    /// Whether a call is still to come back. The worker is woken when it has.
+    /// Returns whether a submission is still to come back. The worker is woken when it has.
     pub(crate) fn is_busy(&self) -> bool {
-        matches!(self.0.lock().work, Work::Asked(_) | Work::Underway)
+        matches!(self.0.lock().work, Work::Handed(_) | Work::Underway)
     }
 
-    /// Takes the call that has come back, with what came of it.
-    pub(crate) fn take(&self) -> Option<(C, C::Result)> {
+    /// Takes the submission that has come back, with its result.
+    pub(crate) fn take(&self) -> Option<(S, S::Result)> {
         let work = &mut self.0.lock().work;
         match std::mem::replace(work, Work::Nothing) {
-            Work::Done(call, result) => Some((call, result)),
+            Work::Done(submission, result) => Some((submission, result)),
             other => {
                 *work = other;
                 None
@@ -110,39 +111,39 @@ impl<C: Call> Desk<C> {
         }
     }
 
-    /// Lets the thread end, once it has made the call that it has been asked for.
+    /// Lets the thread end, once it has run the submission that was handed over.
     pub(crate) fn close(&self) {
         self.0.lock().end = true;
-        self.0.asked.notify_one();
+        self.0.handed.notify_one();
     }
 }
 
-impl<C: Call> Clerk<C> {
-    /// Makes the calls, one after the other, until the desk is closed.
+impl<S: Submission> ThreadEnd<S> {
+    /// Runs the submissions, one after the other, until the worker closes its end.
     pub(crate) fn serve(&self) {
-        while let Some(mut call) = self.next() {
-            let result = call.make();
-            self.0.lock().work = Work::Done(call, result);
+        while let Some(mut submission) = self.next() {
+            let result = submission.run();
+            self.0.lock().work = Work::Done(submission, result);
             // After the result is there: see the module.
             self.0.waker.wake();
         }
     }
 
-    /// Waits for a call; `None` when there will be none.
-    fn next(&self) -> Option<C> {
+    /// Waits for a submission; `None` when there will be none.
+    fn next(&self) -> Option<S> {
         let mut state = self.0.lock();
         loop {
             match std::mem::replace(&mut state.work, Work::Nothing) {
-                Work::Asked(call) => {
+                Work::Handed(submission) => {
                     state.work = Work::Underway;
-                    return Some(call);
+                    return Some(submission);
                 }
                 other => state.work = other,
             }
             if state.end {
                 return None;
             }
-            state = self.0.asked.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.0.handed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -5,7 +5,7 @@ use super::Uring;
 use super::entry::entry;
 use crate::early_submit;
 use crate::submit_thread::SubmitThread;
-use crate::submit_thread::handover::Call;
+use crate::submit_thread::handover::Submission;
 use crate::{Errno, Waker};
 use rustix::event::epoll;
 use std::io;
@@ -19,10 +19,10 @@ pub(super) struct Enter {
     count: u32,
 }
 
-impl Call for Enter {
+impl Submission for Enter {
     type Result = Result<usize, Errno>;
 
-    fn make(&mut self) -> Self::Result {
+    fn run(&mut self) -> Self::Result {
         let (ring, count) = (self.ring.as_raw_fd(), self.count);
         let none = std::ptr::null::<libc::sigset_t>();
         // SAFETY: the descriptor is a ring's, and no set of signals is passed. What its entries point to was promised when they
@@ -89,7 +89,7 @@ impl Uring {
             self.push_staged();
             if let Some(submitter) = &self.submitter {
                 let ring = self.ring_fd.clone();
-                submitter.ask(Enter { ring, count: self.pushed as u32 });
+                submitter.hand_over(Enter { ring, count: self.pushed as u32 });
                 return Ok(());
             }
             let result =
