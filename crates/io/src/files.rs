@@ -8,22 +8,14 @@ pub(crate) mod route;
 pub(crate) mod shares;
 pub(crate) mod stall;
 
-use crate::OpKind;
 use crate::files::route::{Facts, MISS_SIZES, Misses, Route, Routes};
 use crate::files::shares::Shares;
 use crate::files::stall::Stall;
+use crate::op::{FileId, OpKind};
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// A file registered with one engine. Means nothing to another engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileId {
-    index: u32,
-    /// Tells a file from the one that had its place before.
-    generation: u32,
-}
 
 /// A device to the engines that serve it: the unit that has a share of each engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -49,6 +49,7 @@ mod error;
 mod files;
 mod op;
 mod operations;
+mod options;
 mod primitive;
 mod signal;
 mod submit_thread;
@@ -59,13 +60,13 @@ mod writeback;
 
 pub use aio::Aio;
 pub use buffer::AlignedBuf;
-pub use engine::{
-    CompletionMode, DEPTH_MAX, Engine, EngineKind, EngineOptions, OWNERS_MAX, UnknownCompletion,
-    UnknownEngine,
-};
+pub use engine::Engine;
 pub use error::Error;
-pub use files::{BackingFile, FileId, Owner};
-pub use op::{Buffers, Completion, Op, OpKind, RangeCall, Token};
+pub use files::{BackingFile, Owner};
+pub use op::{Buffers, Completion, FileId, Op, OpKind, RangeCall, Token};
+pub use options::{
+    CompletionMode, DEPTH_MAX, EngineKind, EngineOptions, OWNERS_MAX, UnknownCompletion, UnknownEngine,
+};
 pub use rustix::io::Errno;
 pub use signal::{Signaller, prepare_to_signal, signal};
 pub use threads::Threads;

@@ -1,6 +1,6 @@
 //! Operations, what they carry, and how they end.
 
-use crate::{AlignedBuf, FileId};
+use crate::AlignedBuf;
 use kickless_memory::Iov;
 use rustix::io::Errno;
 
@@ -12,6 +12,14 @@ pub struct Token {
     pub source: u32,
     /// The request within that queue.
     pub slot: u32,
+}
+
+/// A file registered with one engine. Means nothing to another engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId {
+    pub(crate) index: u32,
+    /// Tells a file from the one that had its place before.
+    pub(crate) generation: u32,
 }
 
 /// One operation.

@@ -2,7 +2,9 @@
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
 mod buffers;
+mod enter;
 mod entry;
+mod operations;
 mod probe;
 mod ring;
 mod submission;
@@ -10,22 +12,25 @@ mod submission;
 mod tests;
 
 use crate::aio::transfers::Transfers;
+use crate::files::Files;
 use crate::files::route::{Route, Routes};
-use crate::files::{Files, Gone};
-use crate::operations::slots::{InFlight, Slots};
+use crate::operations::in_flight::InFlight;
+use crate::operations::slots::Slots;
 use crate::submit_thread::SubmitThread;
 use crate::threads::jobs::{Jobs, Other};
 use crate::{BackingFile, Completion, CompletionMode, EngineOptions, Error, FileId, Op, Token, Waker};
 use buffers::Registered;
-use io_uring::{EnterFlags, IoUring, Submitter};
+use enter::Enter;
+use io_uring::{EnterFlags, IoUring};
+
 use kickless_memory::View;
+use operations::{Operations, forget};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use submission::Enter;
 use tracing::debug;
 
 /// Files that the kernel knows by index, which spares it a look-up for each operation. Later ones go by
@@ -59,18 +64,6 @@ pub struct Uring {
     failed: Vec<Completion>,
     /// `io_uring_enter` failed for good: nothing is submitted any more.
     broken: Option<Errno>,
-}
-
-/// Operations in flight, and what they use.
-pub(crate) struct Operations {
-    slots: Slots,
-    pub(crate) files: Files,
-    /// Guest memory that the kernel has pinned, where that is asked for.
-    buffers: Option<Registered>,
-    /// Places of merged operations that are to be done each by itself.
-    again: Vec<u32>,
-    /// Places of operations that would have had to wait.
-    missed: Vec<u32>,
 }
 
 impl std::fmt::Debug for Uring {
@@ -366,62 +359,11 @@ impl Uring {
     }
 }
 
-impl Operations {
-    /// The kernel has done what it was told of `place`.
-    #[inline]
-    fn complete(
-        &mut self,
-        submitter: &Submitter<'_>,
-        place: u32,
-        result: Result<u32, Errno>,
-        into: &mut Vec<Completion>,
-    ) {
-        self.let_go(submitter, place);
-        let Self { slots, files, again, missed, .. } = self;
-        if slots.is_missed(place, result, files) {
-            return missed.push(place);
-        }
-        slots.complete(place, result, again, |InFlight { token, held, op, .. }, result| {
-            into.push(Completion { token, result, buffers: op.buffers });
-            forget(submitter, files.release(held));
-        });
-    }
-
-    /// The operation at `place` is over, with all that are one with it.
-    fn fail(&mut self, submitter: &Submitter<'_>, place: u32, errno: Errno, into: &mut Vec<Completion>) {
-        self.let_go(submitter, place);
-        let Self { slots, files, .. } = self;
-        slots.take(place, |InFlight { token, held, op, .. }| {
-            into.push(Completion { token, result: Err(errno), buffers: op.buffers });
-            forget(submitter, files.release(held));
-        });
-    }
-
-    /// The kernel uses no registered buffer for `place` any more.
-    #[inline]
-    fn let_go(&mut self, submitter: &Submitter<'_>, place: u32) {
-        if let Some(buffers) = &mut self.buffers
-            && let Some(operation) = self.slots.get_mut(place)
-            && let Some(index) = operation.buffer.take()
-        {
-            buffers.done(submitter, index);
-        }
-    }
-}
-
 /// A descriptor that is readable when the ring is, with room for others beside it.
 fn event_of(ring: &IoUring) -> io::Result<OwnedFd> {
     let event = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     epoll::add(&event, ring, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
     Ok(event)
-}
-
-/// The kernel lets go of a file as well. Should it refuse, the next file that gets the place replaces it.
-#[inline]
-fn forget(submitter: &Submitter<'_>, gone: Option<Gone>) {
-    if let Some(Gone { index, fixed: true }) = gone {
-        let _ = submitter.register_files_update(index, &[-1]);
-    }
 }
 
 impl Drop for Uring {

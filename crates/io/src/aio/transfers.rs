@@ -7,7 +7,8 @@ use crate::aio::context::{
 use crate::early_submit;
 use crate::files::Files;
 use crate::op::{BYTES_MAX, OpKind, View};
-use crate::operations::slots::{InFlight, Slots, rw_flags};
+use crate::operations::in_flight::{InFlight, rw_flags};
+use crate::operations::slots::Slots;
 use crate::submit_thread::SubmitThread;
 use crate::submit_thread::handover::Submission;
 use crate::threads::jobs::{Jobs, Submitted};

@@ -12,12 +12,11 @@
 //! bytes twice; no order between operations in flight was promised.
 
 use crate::op::{Buffers, Op, OpKind, View};
-use crate::operations::slots::InFlight;
 
 /// Bytes of all together: as many pages as one request to a block device holds (`BIO_MAX_VECS`).
-const BYTES_MAX: u64 = 1 << 20;
+pub(super) const BYTES_MAX: u64 = 1 << 20;
 /// Segments of all together.
-const SEGMENTS_MAX: usize = 256;
+pub(super) const SEGMENTS_MAX: usize = 256;
 
 /// Operations that are one for the kernel, but for the first, which has this.
 #[derive(Debug, Default)]
@@ -40,6 +39,11 @@ impl Merged {
     /// Returns how many bytes are to be transferred in all.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Returns how many segments they have in all.
+    pub(super) fn segments(&self) -> usize {
+        self.segments.len()
     }
 
     /// Adds an operation at the end.
@@ -72,32 +76,12 @@ impl Merged {
     }
 }
 
-impl InFlight {
-    /// Whether `next` goes on where this ends, and the two can be one.
-    pub(crate) fn takes(&self, next: &InFlight) -> bool {
-        let (Buffers::Guest(ours), Buffers::Guest(theirs)) = (&self.op.buffers, &next.op.buffers) else {
-            return false;
-        };
-        let (bytes, segments) = match &self.merged {
-            Some(merged) => (merged.bytes, merged.segments.len()),
-            None => (ours.len(), ours.segments().len()),
-        };
-        self.op.kind == next.op.kind
-            && self.op.kind.is_transfer()
-            && self.held == next.held
-            && !self.alone
-            && !(ours.is_empty() || theirs.is_empty())
-            && self.op.offset.checked_add(bytes) == Some(next.op.offset)
-            && bytes.saturating_add(theirs.len()) <= BYTES_MAX
-            && segments + theirs.segments().len() <= SEGMENTS_MAX
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::files::Files;
     use crate::files::shares::Shares;
+    use crate::operations::in_flight::InFlight;
     use crate::operations::slots::Slots;
     use crate::{AlignedBuf, Errno, FileId, Owner, Token};
     use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View as Memory};

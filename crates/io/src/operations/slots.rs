@@ -1,54 +1,10 @@
 //! Operations in flight.
 
-use crate::files::{Files, Held};
-use crate::op::View;
+use crate::files::Files;
+use crate::operations::in_flight::InFlight;
 use crate::operations::merge::Merged;
 use crate::threads::pool::Transfer;
-use crate::{Op, OpKind, Token};
 use rustix::io::Errno;
-
-/// An operation that has been queued, and all that it uses.
-#[derive(Debug)]
-pub(crate) struct InFlight {
-    pub(crate) token: Token,
-    pub(crate) held: Held,
-    pub(crate) op: Op,
-    /// Those that are one with it for the kernel.
-    pub(crate) merged: Option<Box<Merged>>,
-    /// It was one of several, and is done by itself now.
-    pub(crate) alone: bool,
-    /// It is told not to wait; where it would have to, a thread does it.
-    pub(crate) nowait: bool,
-    /// The registered buffer that the kernel was told to use.
-    pub(crate) buffer: Option<u16>,
-}
-
-impl InFlight {
-    pub(crate) fn new(token: Token, held: Held, op: Op, nowait: bool) -> Self {
-        Self { token, held, op, merged: None, alone: false, nowait, buffer: None }
-    }
-
-    /// Returns how many bytes the kernel is to transfer, for all that are one with it.
-    #[inline]
-    fn bytes(&self) -> u64 {
-        self.merged.as_ref().map_or_else(|| self.op.buffers.len(), |merged| merged.bytes())
-    }
-
-    /// What the kernel takes, for all that are one with it.
-    pub(crate) fn view(&mut self) -> View {
-        match &self.merged {
-            Some(merged) => merged.view(),
-            None => self.op.buffers.view(self.op.kind),
-        }
-    }
-}
-
-/// `RWF_*` of a transfer.
-#[inline]
-pub(crate) fn rw_flags(operation: &InFlight) -> i32 {
-    let durable = operation.op.kind == OpKind::Write { durable: true };
-    (if durable { libc::RWF_DSYNC } else { 0 }) | if operation.nowait { libc::RWF_NOWAIT } else { 0 }
-}
 
 /// A slab of at most `depth` operations, allocated once.
 #[derive(Debug, Default)]

@@ -32,7 +32,7 @@ use crate::aio::context::Batch;
 use crate::files::shares::Shares;
 use crate::files::{Files, Held};
 use crate::op::{OpKind, RangeCall, View};
-use crate::operations::slots::InFlight;
+use crate::operations::in_flight::InFlight;
 use crate::{Completion, Op, Token, Waker};
 use rustix::io::Errno;
 use rustix::ioctl::opcode;

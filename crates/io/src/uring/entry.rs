@@ -1,9 +1,9 @@
 //! The submission for an operation.
 
-use super::Operations;
+use super::operations::Operations;
 use crate::files::Files;
 use crate::op::{BYTES_MAX, OpKind, View};
-use crate::operations::slots::{InFlight, rw_flags};
+use crate::operations::in_flight::{InFlight, rw_flags};
 use io_uring::{opcode, squeue, types};
 use std::os::fd::AsRawFd;
 

@@ -1,37 +1,15 @@
 //! What the ring is told, and by whom.
-#![expect(unsafe_code, reason = "island: a system call that no library wraps for another thread")]
+#![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
 use super::Uring;
+use super::enter::Enter;
 use super::entry::entry;
 use crate::early_submit;
 use crate::submit_thread::SubmitThread;
-use crate::submit_thread::handover::Submission;
 use crate::{Errno, Waker};
 use rustix::event::epoll;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
-
-/// `io_uring_enter` for what is in the submission ring.
-#[derive(Clone)]
-pub(super) struct Enter {
-    ring: Arc<OwnedFd>,
-    count: u32,
-}
-
-impl Submission for Enter {
-    type Result = Result<usize, Errno>;
-
-    fn run(&mut self) -> Self::Result {
-        let (ring, count) = (self.ring.as_raw_fd(), self.count);
-        let none = std::ptr::null::<libc::sigset_t>();
-        // SAFETY: the descriptor is a ring's, and no set of signals is passed. What its entries point to was promised when they
-        // were pushed.
-        let taken = unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, count, 0, 0, none, 0) };
-        usize::try_from(taken)
-            .map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
-    }
-}
+use std::os::fd::AsFd;
 
 impl Uring {
     /// From now on a thread makes the calls that submit.
@@ -181,6 +159,7 @@ mod tests {
         OpKind, Owner, Token,
     };
     use std::fs::File;
+    use std::sync::Arc;
     use std::thread;
 
     fn engine(sqpoll: bool) -> (Uring, FileId) {

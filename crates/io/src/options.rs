@@ -1,0 +1,147 @@
+//! Options of an engine, and their names.
+
+use crate::files::shares::Shares;
+use std::fmt;
+use std::str::FromStr;
+
+/// The most operations that one engine keeps in flight. More are not of use to any device, and the kernel's
+/// limit on completion rings is near.
+pub const DEPTH_MAX: u32 = 32768;
+
+/// The most owners that can have a reserve in one engine.
+pub const OWNERS_MAX: u32 = 256;
+
+/// The kernel's ring has room for so many completions at most (`IORING_MAX_CQ_ENTRIES`).
+const _: () = assert!(DEPTH_MAX + OWNERS_MAX * RESERVE <= 65536);
+
+/// Operations that each owner can have in flight beside the depth that all share: as many as a guest needs to go on at a good part of its
+/// speed beside a device that hangs.
+const RESERVE: u32 = 16;
+
+/// Which engine to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EngineKind {
+    /// The best one that works here.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    Uring,
+    /// Linux AIO or nothing.
+    Aio,
+    /// A pool of threads that make blocking calls.
+    Threads,
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Auto => "auto",
+            Self::Uring => "io_uring",
+            Self::Aio => "aio",
+            Self::Threads => "threads",
+        })
+    }
+}
+
+/// A name that is no engine's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an engine is one of auto, io_uring, aio, threads")]
+pub struct UnknownEngine;
+
+impl FromStr for EngineKind {
+    type Err = UnknownEngine;
+
+    fn from_str(name: &str) -> Result<Self, UnknownEngine> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "io_uring" => Ok(Self::Uring),
+            "aio" => Ok(Self::Aio),
+            "threads" => Ok(Self::Threads),
+            _ => Err(UnknownEngine),
+        }
+    }
+}
+
+/// Who submits to the kernel, and so who completes meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CompletionMode {
+    /// The engine's own thread submits and completes in turns.
+    #[default]
+    Worker,
+    /// A thread beside it submits, and it completes meanwhile.
+    Thread,
+}
+
+impl fmt::Display for CompletionMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Worker => "worker",
+            Self::Thread => "thread",
+        })
+    }
+}
+
+/// A name that is no such mode's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("completion is by worker or thread")]
+pub struct UnknownCompletion;
+
+impl FromStr for CompletionMode {
+    type Err = UnknownCompletion;
+
+    fn from_str(name: &str) -> Result<Self, UnknownCompletion> {
+        match name {
+            "worker" => Ok(Self::Worker),
+            "thread" => Ok(Self::Thread),
+            _ => Err(UnknownCompletion),
+        }
+    }
+}
+
+/// Which engine, and how it works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Which one.
+    pub kind: EngineKind,
+    /// Operations in flight that all owners share: 1 to [`DEPTH_MAX`], or the nearest of them.
+    pub depth: u32,
+    /// Owners that have a reserve beside that, of slots and of threads: up to [`OWNERS_MAX`]. A device that hangs can
+    /// stop others only where there are more.
+    pub owners: u32,
+    /// Who submits. Means nothing for threads, which are always others.
+    pub completion: CompletionMode,
+    /// A thread of the kernel's looks for submissions (`IORING_SETUP_SQPOLL`). Of io_uring only.
+    pub sqpoll: bool,
+    /// Guest memory that is held ([`crate::Engine::hold_memory`]) is registered with the kernel, which pins it. Of io_uring only.
+    pub fixed_buffers: bool,
+}
+
+impl EngineOptions {
+    /// With nothing out of the ordinary, and no reserves.
+    pub fn new(kind: EngineKind, depth: u32) -> Self {
+        let completion = CompletionMode::Worker;
+        Self { kind, depth, owners: 0, completion, sqpoll: false, fixed_buffers: false }
+    }
+
+    /// Returns how owners share the slots.
+    pub(crate) fn shares(&self) -> Shares {
+        Shares::new(self.depth as usize, RESERVE as usize, self.owners as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_go_both_ways() {
+        for kind in [EngineKind::Auto, EngineKind::Uring, EngineKind::Aio, EngineKind::Threads] {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        assert_eq!("uring".parse::<EngineKind>(), Err(UnknownEngine));
+        for mode in [CompletionMode::Worker, CompletionMode::Thread] {
+            assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
+        assert_eq!("both".parse::<CompletionMode>(), Err(UnknownCompletion));
+    }
+}
