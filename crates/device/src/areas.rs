@@ -3,16 +3,16 @@
 use kickless_memory::Iova;
 use kickless_virtqueue::device::Addresses;
 
-/// Where a ring's areas are said to be.
+/// The addresses of a ring's areas, as the front-end gave them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Areas {
-    /// By the front-end's addresses.
+    /// Addresses of the front-end.
     User(Addresses),
-    /// By the device's, for a ring that was made with an [`Iommu`](crate::Iommu).
+    /// Addresses of the device, for a ring that was made with an [`Iommu`](crate::Iommu).
     Iova(IovaAddresses),
 }
 
-/// Where a ring's areas are, as a device behind a vIOMMU sees it.
+/// The addresses of a ring's areas, as a device behind a vIOMMU sees them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IovaAddresses {
     /// The descriptor table, or the packed ring.
@@ -21,6 +21,6 @@ pub struct IovaAddresses {
     pub avail: Iova,
     /// The used ring, or the packed ring's device event suppression.
     pub used: Iova,
-    /// What to mark in the log as written in place of the used ring.
+    /// The address to mark in the log for the used ring.
     pub log: Option<Iova>,
 }

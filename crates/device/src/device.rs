@@ -3,20 +3,45 @@
 use crate::{QueueTask, Vring};
 use kickless_io::Waker;
 use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures;
 
 /// A virtio device.
 ///
 /// An implementer may rely on this: `open` comes before the first `start_queue` and `close` after the last queue has
 /// stopped; features are a subset of what it offered. It must not assume that the driver or the front-end behaves.
 pub trait Device: Send + Sync {
-    /// All feature bits that it supports, those of the ring included.
+    /// Returns all feature bits that it supports, those of the ring included.
     fn features(&self) -> Features;
 
-    /// The most queues it can have.
+    /// Returns the protocol features of vhost-user that only this kind of device has, such as MTU and RARP. The transport
+    /// offers them beside its own, and passes their messages to [`Device::message`].
+    fn protocol_features(&self) -> ProtocolFeatures {
+        ProtocolFeatures::empty()
+    }
+
+    /// Carries out a message of one of [`Device::protocol_features`], which was negotiated. Rings may be running.
+    ///
+    /// # Errors
+    /// The device refuses it.
+    fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {
+        Err(MessageError::Unknown(message))
+    }
+
+    /// Returns the number of rings that it can have: all of them, a control ring included.
     fn queues_max(&self) -> u16;
 
-    /// The largest size of a queue.
+    /// Returns the largest size of a ring.
     fn queue_size_max(&self) -> u16;
+
+    /// Returns what happens to the ring with this number while it is started but disabled.
+    fn disabled(&self, _index: u16) -> Disabled {
+        Disabled::LeftAlone
+    }
+
+    /// Returns its own counters, beside those of each ring: names and values. They never decrease.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 
     /// Returns the configuration space to its initial state, for a fresh driver. Not called when a front-end comes back to a
     /// device that its driver has been using.
@@ -29,46 +54,83 @@ pub trait Device: Send + Sync {
     /// Copies the configuration space from `offset` on; zeros past its end.
     fn read_config(&self, offset: usize, into: &mut [u8]);
 
-    /// The driver writes the configuration space.
+    /// Writes the configuration space for the driver.
     ///
     /// # Errors
     /// A field that cannot be written, or a value that it cannot have.
     fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError>;
 
-    /// Signalled when the configuration space has changed by itself, so that the driver is to be told of it; `None` where it never
-    /// does. Whoever tells the driver clears it first.
+    /// Returns the waker that the device signals when it changes the configuration space by itself; `None` if it never does.
+    /// The transport clears it, and then tells the driver.
     fn config_changes(&self) -> Option<&Waker> {
         None
     }
 
-    /// Takes what running queues need and what is not to be held without (the lock on an image).
+    /// Takes what only running queues need (the lock on an image).
     ///
     /// # Errors
-    /// It cannot be had.
+    /// The host or another process refuses it.
     fn open(&self) -> Result<(), StartError>;
 
-    /// Gives it back.
+    /// Gives back what [`Device::open`] took.
     fn close(&self);
 
     /// Ends the requests in flight that wait for a remote server within a bounded time, in failure if need be. Any thread
     /// calls it, again and again, while it waits for these requests. Rings go on. Requests that start later are not limited.
     fn limit_remote_waits(&self) {}
 
-    /// What the driver changed in the configuration space, and whatever else is the device's own and not of a queue, for a device of
-    /// another process that goes on with this driver. Not called while a queue runs.
+    /// Saves the state of the device without its queues, such as the driver's changes of the configuration space, for a
+    /// device of another process that goes on with this driver. Not called while a queue runs.
     fn save(&self) -> Vec<u8>;
 
-    /// Takes what another device's [`Device::save`] gave; it comes from outside and may be anything. Not called while a queue runs.
+    /// Loads what another device's [`Device::save`] returned. The bytes come from outside and may be anything. Not called
+    /// while a queue runs.
     ///
     /// # Errors
-    /// That is nothing that such a device can have given. Nothing has changed then.
+    /// No such device can have returned these bytes. Nothing has changed then.
     fn load(&self, state: &[u8]) -> Result<(), InvalidState>;
 
-    /// Makes a running queue of a ring. Memory is taken here, not before.
+    /// Makes a task of a ring. Allocates what the task needs, which no earlier call does.
     ///
     /// # Errors
     /// The device has no such queue, or what it needs cannot be had.
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError>;
+}
+
+/// What happens to a ring that is started but disabled (vhost-user specification, "Ring states").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disabled {
+    /// Nothing: no task runs. The ring goes on where it was when it is enabled.
+    LeftAlone,
+    /// A task runs, takes what the driver offers and discards it ([`QueueTask::set_enabled`]).
+    Drained,
+}
+
+/// A message of the front-end for one kind of device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceMessage {
+    /// NET_SET_MTU: the MTU of the host, in bytes.
+    SetMtu(u64),
+    /// SEND_RARP: announce this MAC address, because the virtual machine has migrated here.
+    SendRarp([u8; 6]),
+}
+
+/// Why a device refuses a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    /// It has no such protocol feature.
+    #[error("this kind of device does not know {0:?}")]
+    Unknown(DeviceMessage),
+    /// It cannot have this MTU.
+    #[error("an MTU of {mtu} bytes is not from {min} to {max}")]
+    Mtu {
+        /// What was asked for.
+        mtu: u64,
+        /// The smallest that it can have.
+        min: u64,
+        /// The largest.
+        max: u64,
+    },
 }
 
 /// Why a device or one of its queues cannot start.

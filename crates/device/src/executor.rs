@@ -5,9 +5,9 @@ use std::io;
 
 /// Runs tasks: a pool of workers.
 pub trait Executor: Send + Sync {
-    /// Hands a task to a worker. It is looked at once, kick or no kick: QEMU sends none after a reconnection.
+    /// Hands a task to a worker. The worker looks at it once without a kick, because QEMU sends none after a reconnection.
     ///
     /// # Errors
-    /// The worker cannot take it (it has ended, or the kernel has no room for one more descriptor to wait for).
+    /// The worker has ended.
     fn spawn(&self, task: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>>;
 }

@@ -1,29 +1,29 @@
 //! The contract between devices, workers and transports.
 //!
 //! A *transport* (a vhost-user session) learns from the front-end where a virtqueue lies and makes a [`Vring`] of it. A
-//! [`Device`] (a disk, later a network card) turns the vring into a [`QueueTask`]: something that takes requests out and
-//! completes them. An [`Executor`] (a pool of workers) runs tasks. The three never name one another; they meet here.
+//! [`Device`] (a disk or a network card) makes a [`QueueTask`] of the vring, which takes requests out and completes them.
+//! An [`Executor`] (a pool of workers) runs tasks. The three never name one another; they meet here.
 //!
 //! # Ownership and threads
 //! * The transport owns the [`Device`] (shared, `Sync`) and calls it from its own thread: negotiation, configuration
 //!   space, [`Device::start_queue`].
-//! * A [`QueueTask`] belongs to one worker from [`Executor::spawn`] until it has stopped. Only that worker calls it, so nothing in
-//!   it needs a lock. What the transport wants of a running task it asks through its [`TaskHandle`]: each
-//!   [`Update`] and the stop are work items that the worker runs itself, between two rounds, in the order they were asked
-//!   for. Nothing is torn down under a worker's hands.
+//! * A [`QueueTask`] belongs to one worker from [`Executor::spawn`] until it has stopped. Only that worker calls it, so it
+//!   needs no lock. The transport changes and stops a running task through its [`TaskHandle`]: each [`Update`] and the
+//!   stop are work items that the worker runs itself, between two rounds, in the order of the calls.
 //! * The worker owns the I/O engine and lends it for the length of a call ([`Context`]).
-//! * Behind a vIOMMU a queue that lacks a translation says so in the session's [`Misses`] and stands, and the transport tells
-//!   it when to look again. Nobody on that way waits for anybody.
+//! * Behind a vIOMMU, a queue that lacks a translation asks for it in the session's [`Misses`] and stands. The transport tells
+//!   it when to look again. No party waits for another one.
 //!
 //! # Life of a queue
-//! `start_queue` -> `spawn` -> attach -> { poll, complete, arm, disarm, updates }... -> stop asked for: no head is popped
-//! any more, what is in flight completes and is pushed -> detach -> [`Stopped`] with the index from which another
-//! back-end could go on.
+//! `start_queue` -> `spawn` -> attach -> { poll, complete, arm, disarm, updates }... -> stop: the task pops nothing more, what
+//! is in flight completes and is pushed, credit goes back into the ring -> detach -> [`Stopped`] with the index from which
+//! another back-end could go on.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod areas;
 mod counters;
 mod device;
+mod event;
 mod executor;
 mod notify;
 mod primitive;
@@ -35,7 +35,8 @@ mod vring;
 
 pub use areas::{Areas, IovaAddresses};
 pub use counters::{Count, Counters};
-pub use device::{ConfigError, Device, InvalidState, StartError};
+pub use device::{ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, StartError};
+pub use event::{Event, Interest};
 pub use executor::Executor;
 pub use kickless_io::Waker;
 pub use notify::{Call, Kick};

@@ -1,53 +1,68 @@
-//! What a worker runs.
+//! The contract of what a worker runs.
 
-use crate::Vring;
+use crate::{Event, Vring};
 use kickless_io::{Completion, Engine, Waker};
 use std::io;
 
 /// What a worker lends a task for one call.
 pub struct Context<'a> {
-    /// The worker's engine. What is queued there is submitted by the worker, once for all tasks.
+    /// The worker's engine. The worker submits what is queued there, once for all tasks.
     pub engine: &'a mut Engine,
-    /// This task's number, for the tokens of its operations.
+    /// The number of this task, for the tokens of its operations.
     pub task: u32,
-    /// Wakes this worker: all its blocked tasks are then polled again.
+    /// Wakes this worker, which then polls all its blocked tasks again.
     pub waker: &'a Waker,
 }
 
-/// Where a task stands after a poll.
+/// What a task waits for after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The ring is empty.
+    /// A kick: the ring is empty, or has less than the task needs. The task also waits for its event, if it asks for one.
     Idle,
-    /// The ring is empty, but a request that was popped waits for something: poll again after a kick, as when idle, and after
-    /// a completion or when the worker is woken, as when blocked.
+    /// Its event, and nothing in the ring: kicks stay off. A receive task has enough credit and nothing to receive; a
+    /// transmit task holds a frame that the far side refused. On a broken ring this is the same as [`Next::Idle`].
+    Quiet,
+    /// As [`Next::Idle`], and a request that was popped waits for something. The worker also polls again after a
+    /// completion, or when it is woken.
     Waiting,
-    /// The budget is used up; there may be more.
+    /// Its next turn: the budget is used up, and there may be more.
     More,
-    /// There may be more, but no room for it: poll again after a completion, or when the worker is woken. Kicks are not
-    /// heard meanwhile.
+    /// Room: there may be more. The worker polls again after a completion, or when it is woken. Kicks stay off.
     Blocked,
 }
 
 /// What a poll did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Polled {
-    /// Heads popped.
+    /// Requests begun, or frames carried. Chains that were popped as credit do not count.
     pub served: u32,
     /// The part of the budget that was taken: see [`QueueTask::poll`].
     pub cost: u32,
-    /// Where the task stands.
+    /// What the task waits for.
     pub next: Next,
 }
 
 /// One virtqueue of a device, running on a worker.
 ///
-/// An implementer may rely on this: all calls come from one thread; `attach` comes first and `detach` last; nothing is
-/// in flight at `detach`; every completion of an operation that it queued comes back through `complete`, once.
-/// It must see to this: each head popped is pushed exactly once, whatever fails; a call never waits; what was pushed is
-/// published before the call returns.
+/// An implementer may rely on this:
+/// * All calls come from one thread at a time. `attach` comes first and `detach` last. A task that moves to another worker
+///   is detached and attached again.
+/// * Nothing is in flight at `detach`. Every completion of an operation that it queued comes back through `complete`, once.
+/// * After [`Next::Idle`] the worker arms the task, and after [`Next::Quiet`] it does not. Then it watches the event, and
+///   waits for nothing between the poll and that.
+///
+/// It must see to this:
+/// * Each head popped is pushed or returned exactly once, whatever fails.
+/// * A call never waits.
+/// * What was pushed is published before the call returns.
+///
+/// # Credit
+/// A receive task pops chains before it has anything to put there: its *credit*. A transmit task can hold a popped chain
+/// that the far side refused. Such chains are not in flight, because nothing that the task waits for is under way. The
+/// worker calls [`QueueTask::return_credit`] before the task stops, and before new memory, new addresses or an invalidation
+/// take effect, so none of these ever waits for credit. A task that moves keeps its credit.
 pub trait QueueTask: Send {
-    /// The ring under it. The worker arms, disarms, updates and reads it through this.
+    /// Returns the ring under it. The worker updates and reads it through this.
     fn vring(&mut self) -> &mut Vring;
 
     /// Makes what it needs of the worker's engine.
@@ -56,28 +71,58 @@ pub trait QueueTask: Send {
     /// The engine cannot take its file.
     fn attach(&mut self, engine: &mut Engine) -> io::Result<()>;
 
-    /// Gives it back.
+    /// Gives back what [`QueueTask::attach`] made.
     fn detach(&mut self, engine: &mut Engine);
 
-    /// Goes on with requests that had to wait, then pops heads and submits them until what they cost comes to `budget`: 1 for
-    /// each request or packet, and 1 for each whole 4 KiB of its data, so that neither many nor large ones are free. Reading
-    /// long chains and translating addresses costs too ([`Vring::take_cost`]), also where nothing is popped or the request is
-    /// refused. The last may cost more than was left. With a budget of 0 only those are popped that an earlier process has popped before
-    /// ([`Vring::again`]): the task is stopping.
+    /// Goes on with requests that had to wait, then pops heads and submits them until they cost `budget`: 1 for each request
+    /// or packet, and 1 for each whole 4 KiB of its data, so that neither many nor large ones are free. Reading long chains
+    /// and translating addresses costs too ([`Vring::take_cost`]), also where nothing is popped or the request is refused.
+    /// The last request may cost more than was left.
+    ///
+    /// With a budget of 0 the task is leaving. It pops only what an earlier process has popped before ([`Vring::again`]), and
+    /// takes no credit.
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
-    /// Takes completions of its own operations; empties `completions`. Whether a request waits for something, so that the
-    /// task is to be polled: the next poll finds out whether that is there by now.
+    /// Takes completions of its own operations; empties `completions`. Returns whether a request waits for something, so
+    /// that the worker polls the task: the next poll finds out whether that is there by now.
     fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool;
 
-    /// Heads popped and not pushed yet, and those that are to be popped again ([`Vring::again`]).
+    /// Returns the number of heads popped and not pushed yet, without credit, and of those that are to be popped again
+    /// ([`Vring::again`]).
     fn in_flight(&self) -> usize;
 
-    /// Stops the task for good. Ends requests that wait for a remote server within a bounded time, because the caller is
+    /// Enables kicks, then looks once more. Returns whether there is work already: the kick for it may never come.
+    fn arm(&mut self) -> bool {
+        self.vring().arm()
+    }
+
+    /// Disables kicks.
+    fn disarm(&mut self) {
+        self.vring().disarm();
+    }
+
+    /// Returns the descriptor of its far side, and what it waits for there now; `None`: it has no far side.
+    ///
+    /// The descriptor is the same from `attach` to `detach`, and no other task has the same one: a task that shares a far
+    /// side duplicates its descriptor. Interests can change in `poll` and `complete`. The worker asks for them before it
+    /// stops looking at the task, and watches the descriptor edge-triggered. So the far side must have been found unready
+    /// (`EAGAIN`) by the poll that returned [`Next::Quiet`] or [`Next::Idle`] with an interest.
+    fn event(&self) -> Option<Event<'_>> {
+        None
+    }
+
+    /// Returns all credit to the ring, newest first. Does nothing where there is none.
+    fn return_credit(&mut self) {}
+
+    /// Carries requests out (`true`, as at the beginning), or drains the ring and discards what it takes
+    /// ([`Disabled::Drained`](crate::Disabled::Drained)). Not called for a ring that is left alone while it is disabled.
+    fn set_enabled(&mut self, _enabled: bool) {}
+
+    /// Ends requests that wait for a remote server within a bounded time, because the task stops for good and the caller is
     /// blocked on this.
     fn limit_remote_waits(&mut self) {}
 
-    /// The view of memory was replaced: let go of references to the old one that no request in flight needs, those in the worker's
-    /// engine too.
+    /// Called when the view of memory was replaced. Lets go of references to the old one that no request in flight needs,
+    /// those in the worker's engine too.
     fn memory_changed(&mut self, engine: &mut Engine);
 }

@@ -2,14 +2,14 @@
 
 use kickless_virtqueue::device::Held;
 
-/// What is left of a task that has stopped.
+/// The state of a ring whose task has stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stopped {
-    /// Index of the next available ring entry that nobody has taken.
+    /// Index of the first available ring entry that the task has not taken, or has returned.
     pub next_avail: u16,
     /// Whether the driver had offered more than was taken.
     pub has_work: bool,
-    /// What was completed and could not be shown to the driver, because the ring was not in guest memory: to be handed to
-    /// whoever runs this ring next. Nearly always empty.
+    /// Completions that could not be shown to the driver, because the ring was not in guest memory. The next task of this
+    /// ring shows them. Nearly always empty.
     pub held: Vec<Held>,
 }

@@ -3,13 +3,13 @@
 use crate::{Stopped, Update};
 use std::sync::mpsc::Receiver;
 
-/// A running task, as the transport holds it. Dropping it stops the task without waiting.
+/// Asks a running task for changes, and stops it. Dropping it stops the task without waiting.
 pub trait TaskHandle: Send {
-    /// Asks the worker for a change. The receiver gets a message once the change is in force; it is disconnected when the
+    /// Asks the worker for a change. The receiver gets a message once the change is in force. It is disconnected if the
     /// worker has ended.
     fn update(&self, update: Update) -> Receiver<()>;
 
-    /// Asks the worker to stop. From the moment it runs this, no head is popped; the answer comes when everything in
-    /// flight has been completed and pushed.
+    /// Asks the worker to stop the task, which pops no more heads from then on. The answer comes when everything in flight
+    /// has been completed and pushed, and all credit is back in the ring.
     fn stop(&self) -> Receiver<Stopped>;
 }

@@ -9,28 +9,31 @@ use std::sync::mpsc::Sender;
 /// A change to a running task. None of them stops it.
 #[derive(Debug)]
 pub enum Update {
-    /// Guest memory is this now, and its log. Requests in flight keep what they were submitted with, but what they write from now on
-    /// is marked in this log: once the change is answered, nobody writes the one before. A ring that is not in memory any more
-    /// rests until a later view has it.
+    /// Replaces guest memory and its log. Requests in flight keep the memory that they were submitted with, but mark what
+    /// they write from now on in the new log: once the change is in force, no request writes the old one. A ring that is
+    /// not in the new memory rests until a later view has it.
     Memory(Arc<View>),
-    /// The ring areas lie here now; indices stay.
+    /// Moves the ring's areas. Indices stay.
     Addresses(Areas),
-    /// Kicks come from here now. The ring is looked at once.
+    /// Takes kicks from another descriptor, and looks at the ring once.
     Kick(Option<Kick>),
-    /// Calls go here now. One is sent at once: the last one may have gone to the old descriptor after the front-end
-    /// stopped looking there (it masks and unmasks interrupts this way).
+    /// Sends calls to another descriptor, and one at once: the last one may have gone to the old descriptor after the
+    /// front-end stopped looking there (it masks and unmasks interrupts this way).
     Call(Option<Call>),
-    /// A broken ring is told here.
+    /// Reports a broken ring to this descriptor.
     Err(Option<Call>),
-    /// It is told here that pages were marked in the log.
+    /// Reports pages that were marked in the log to this descriptor.
     Logged(Option<Call>),
-    /// Look at the ring: the front-end kicked by message, or translations have come that it waits for.
+    /// Looks at the ring: the front-end kicked by message, or translations have come that the ring waits for.
     Look,
-    /// The translations of these addresses are not true any more. Whoever of the queue still uses them keeps the sender; when all
-    /// senders are gone, nobody does.
+    /// Invalidates these translations. Each request that still uses one holds a clone of the sender; the channel closes when
+    /// the last of them completes.
     Invalidate(IovaRange, Sender<Infallible>),
-    /// The translations of these addresses are true, but not kept any more.
+    /// Forgets these translations, which stay true.
     Forget(IovaRange),
-    /// The front-end has no such translation: a request that needs it fails.
+    /// Fails requests that need this translation, which the front-end does not have.
     Refused(Miss),
+    /// Enables or disables a ring that is drained while it is disabled
+    /// ([`Disabled::Drained`](crate::Disabled::Drained)).
+    Enable(bool),
 }

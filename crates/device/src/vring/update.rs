@@ -59,7 +59,7 @@ impl Vring {
                     translation.tlb.refuse(miss);
                 }
             }
-            Update::Addresses(_) | Update::Look => {}
+            Update::Addresses(_) | Update::Look | Update::Enable(_) => {}
         }
         self.settle_marks();
     }
