@@ -97,8 +97,8 @@ impl EventLoop {
             vring.fail(&format_args!("its worker cannot serve it: {error}"));
         }
         vring.call_later(self.call_coalesce.is_some());
-        vring.disarm();
         let policy = policy.unwrap_or_else(|| Policy::new(self.poll, vring.size()));
+        task.disarm();
         let flow = self.scheduler.join(tenant.device, tenant.weight);
         let entry = Entry {
             key,
@@ -109,6 +109,7 @@ impl EventLoop {
             state: State::Polled,
             spin_until: None,
             counted: now,
+            watched: None,
             waits: false,
             naps: false,
             call_due: None,
@@ -128,9 +129,11 @@ impl EventLoop {
     }
 
     fn update(&mut self, number: u32, update: Update) {
+        self.return_credit_before(number, &update);
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         let vring = entry.task.vring();
         let memory = matches!(update, Update::Memory(_));
+        let enable = if let Update::Enable(enable) = update { Some(enable) } else { None };
         if let Update::Kick(new) = &update {
             if let Some(old) = vring.kick() {
                 self.waiter.remove(old.as_fd());
@@ -143,6 +146,9 @@ impl EventLoop {
         vring.apply(update);
         if memory {
             entry.task.memory_changed(&mut self.engine);
+        }
+        if let Some(enable) = enable {
+            entry.task.set_enabled(enable);
         }
         self.make_polled(number);
     }
@@ -204,9 +210,13 @@ impl EventLoop {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         if entry.task.in_flight() > 0 {
             entry.enter(State::Draining, now);
-            return;
+            return self.watch_event(number);
+        }
+        if !entry.stopping.is_empty() {
+            entry.task.return_credit();
         }
         entry.count_time(now);
+        self.forget_event(number);
         let Some(mut entry) = self.entries[number as usize].take() else { return };
         self.numbers.remove(&entry.key);
         self.free.push(number);

@@ -4,7 +4,7 @@ use crate::clock::Nanos;
 use crate::mailbox::{Key, Tenant};
 use crate::policy::Policy;
 use crate::scheduler::Flow;
-use kickless_device::{QueueTask, Stopped};
+use kickless_device::{Interest, QueueTask, Stopped};
 use std::sync::mpsc::Sender;
 
 /// The states of a task; see the crate's documentation.
@@ -14,6 +14,8 @@ pub(crate) enum State {
     Armed,
     /// On the poll list.
     Polled,
+    /// Kicks are disabled, and the event of its far side is watched.
+    Quiet,
     /// Kicks are disabled, and it is not looked at before then; `deaf`: nor are its completions.
     Napping { until: Nanos, deaf: bool },
     /// There may be work, but no room for it.
@@ -33,6 +35,8 @@ pub(crate) struct Entry {
     pub(crate) spin_until: Option<Nanos>,
     /// Since when its time is not in the counters yet.
     pub(crate) counted: Nanos,
+    /// The interest that its event is registered with, once it is.
+    pub(crate) watched: Option<Interest>,
     /// It is among those that any completion, or the waker, puts on the list.
     pub(crate) waits: bool,
     /// It is among those that are to be woken, or have been woken by something else before.

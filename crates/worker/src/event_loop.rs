@@ -252,6 +252,7 @@ impl EventLoop {
                 // The loop reaps after each wait.
                 Ready::Engine => self.engine_ready = true,
                 Ready::Kick(number) => self.kicked(number),
+                Ready::Event(number) => self.event_came(number),
                 Ready::Mailbox => {
                     for item in self.mailbox.take() {
                         self.handle(item);

@@ -10,6 +10,8 @@
 //! * *napping*: kicks disabled, and not looked at until a time that its policy named.
 //! * *armed*: its ring is empty and kicks are enabled; a kick or a work item puts it on the list. If a request of its waits for
 //!   something that others hold, so does all that makes a blocked one polled.
+//! * *quiet*: kicks are disabled, and the event of its far side is watched: the ring has all that the task needs. The event
+//!   or a work item puts it on the list.
 //! * *blocked*: there may be work, but no room for it. It leaves the list, kicks stay disabled. Any completion, or the waker,
 //!   puts it back.
 //! * *leaving*: asked to stop or to move; nothing is popped, and it is visited until nothing is in flight (*draining*). From then
@@ -24,6 +26,10 @@
 //! is nothing in the ring leaves the task armed. A work item is put into the mailbox before its eventfd is written, and the
 //! mailbox is emptied after the wait returned. `tests/loom.rs` has all this in every order that the memory model allows.
 //!
+//! # Why no event of a far side is lost
+//! The argument is in `far_side`. `tests/loom.rs` has it too, for a receive task that sleeps on its event, on kicks, and is
+//! stopped meanwhile.
+//!
 //! # Who has which part of a worker
 //! `scheduler` shares it out between devices by deficit round robin. A worker that has too much to do gives a task to another
 //! (`balance`): it stops popping, waits until nothing is in flight, lets go of it and puts it into the other's mailbox, with
@@ -37,6 +43,7 @@ mod clock;
 mod control;
 mod entry;
 mod event_loop;
+mod far_side;
 mod host_probe;
 mod looks;
 mod mailbox;

@@ -61,12 +61,13 @@ impl EventLoop {
                 entry.enter(State::Blocked, now);
                 self.let_wait(number);
             }
-            Next::Idle if leaving => self.try_leave(number),
+            Next::Idle | Next::Quiet if leaving => self.try_leave(number),
             // What it pushed may draw the next request before this turn is over.
             _ if polled.served > 0 => return Visit { cost, more: false, stays: true },
             next => {
+                let quiet = next == Next::Quiet && !entry.task.vring().is_broken();
                 let stays =
-                    entry.spin_until.is_some_and(|until| now < until) || self.found_empty(number, now);
+                    entry.spin_until.is_some_and(|until| now < until) || self.found_empty(number, now, quiet);
                 if !stays && next == Next::Waiting {
                     self.let_wait(number);
                 }
@@ -76,8 +77,9 @@ impl EventLoop {
         Visit { cost, more: false, stays: false }
     }
 
-    /// Asks the policy what to do with a task on the list that was found empty. Whether it stays there.
-    fn found_empty(&mut self, number: u32, now: Nanos) -> bool {
+    /// Asks the policy what to do with a task on the list that was found empty. Whether it stays there. A `quiet` task does
+    /// not wait for kicks.
+    fn found_empty(&mut self, number: u32, now: Nanos, quiet: bool) -> bool {
         let Some(entry) = self.entries[number as usize].as_mut() else { return false };
         let on_disk = entry.task.in_flight() > 0;
         match entry.policy.empty(now, &self.host_probe.host, on_disk) {
@@ -91,17 +93,19 @@ impl EventLoop {
                 if !std::mem::replace(&mut entry.naps, true) {
                     self.naps.push(number);
                 }
+                self.ignore_event(number);
                 false
             }
-            Verdict::Arm if entry.task.vring().arm() => {
-                entry.task.vring().disarm();
+            Verdict::Arm if !quiet && entry.task.arm() => {
+                entry.task.disarm();
                 entry.policy.still_busy();
                 entry.spin_until = None;
                 true
             }
             Verdict::Arm => {
                 entry.policy.armed(now);
-                entry.enter(State::Armed, now);
+                entry.enter(if quiet { State::Quiet } else { State::Armed }, now);
+                self.watch_event(number);
                 false
             }
         }
@@ -175,6 +179,8 @@ impl EventLoop {
                     entry.policy.found(self.clock.now(), 0);
                 }
             }
+            // Kicks are off: what came of the completion may be that it has to look at its ring.
+            State::Quiet => self.make_polled(number),
             State::Polled | State::Blocked => {}
         }
     }
@@ -215,7 +221,9 @@ impl EventLoop {
                 entry.spin_until = None;
                 return;
             }
-            State::Armed => entry.policy.woken(self.clock.now(), &self.host_probe.host, 0),
+            State::Armed | State::Quiet => {
+                entry.policy.woken(self.clock.now(), &self.host_probe.host, 0);
+            }
             State::Napping { .. } => {
                 let pending = entry.task.vring().pending();
                 if pending > 0 {
@@ -231,7 +239,7 @@ impl EventLoop {
     fn schedule(&mut self, number: u32, now: Nanos) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
         if entry.state == State::Armed {
-            entry.task.vring().disarm();
+            entry.task.disarm();
         }
         entry.enter(State::Polled, now);
         self.scheduler.push(entry.flow, number);

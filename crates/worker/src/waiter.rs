@@ -1,5 +1,6 @@
 //! One wait for all that can happen.
 
+use kickless_device::Interest;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,10 +18,14 @@ pub(crate) enum Ready {
     Engine,
     /// The driver kicked the task with this number.
     Kick(u32),
+    /// The far side of the task with this number is ready.
+    Event(u32),
 }
 
 const MAILBOX: u64 = u64::MAX;
 const ENGINE: u64 = u64::MAX - 1;
+/// Set beside a task's number, which has 32 bits, for the event of its far side.
+const EVENT: u64 = 1 << 32;
 /// Events taken at once; more are left for the next wait.
 const EVENTS: usize = 64;
 
@@ -44,6 +49,28 @@ impl Waiter {
     pub(crate) fn add(&self, kick: BorrowedFd<'_>, task: u32) -> io::Result<()> {
         // Edge-triggered: the descriptor is never read, and each kick is an event.
         Ok(epoll::add(&self.epoll, kick, EventData::new_u64(task.into()), EventFlags::IN | EventFlags::ET)?)
+    }
+
+    /// Waits for the far side of `task` as well, or with another interest if it is `registered`. A readiness that is there
+    /// already counts.
+    pub(crate) fn watch(
+        &self,
+        far_side: BorrowedFd<'_>,
+        interest: Interest,
+        task: u32,
+        registered: bool,
+    ) -> io::Result<()> {
+        let ready = match interest {
+            Interest::None => EventFlags::empty(),
+            Interest::Readable => EventFlags::IN,
+            Interest::Writable => EventFlags::OUT,
+        };
+        let (data, flags) = (EventData::new_u64(EVENT | u64::from(task)), ready | EventFlags::ET);
+        match registered {
+            true => epoll::modify(&self.epoll, far_side, data, flags)?,
+            false => epoll::add(&self.epoll, far_side, data, flags)?,
+        }
+        Ok(())
     }
 
     /// From the next wait on, completions of the `engine` end it or do not. Those that came before count.
@@ -90,6 +117,7 @@ impl Waiter {
         self.events.iter().map(|event| match event.data.u64() {
             MAILBOX => Ready::Mailbox,
             ENGINE => Ready::Engine,
+            task if task & EVENT != 0 => Ready::Event(task as u32),
             task => Ready::Kick(task as u32),
         })
     }

@@ -18,6 +18,8 @@ mod events;
 mod mailbox;
 #[path = "../src/peers.rs"]
 mod peers;
+#[path = "loom/receiver.rs"]
+mod receiver;
 #[path = "loom/ring.rs"]
 mod ring;
 #[path = "loom/worker.rs"]
@@ -39,6 +41,7 @@ mod primitive {
 use crate::events::{Events, Receiver, Sender, channel};
 use crate::mailbox::{Item, Mailbox, Tenant};
 use crate::peers::Peers;
+use crate::receiver::{FRAMES, FarSide, Receiver as Receive};
 use crate::ring::{END, Ring};
 use crate::worker::{KEY, Worker, peers, tenant};
 use kickless_device::{Stopped, Update};
@@ -316,4 +319,46 @@ fn no_kick_is_lost_when_a_worker_ends() {
 fn no_kick_is_lost_when_a_queue_moves() {
     leave(false, Leaves::Moved);
     leave(true, Leaves::Moved);
+}
+
+/// A driver offers buffers, and kicks if asked to, while another process sends frames. It is a deadlock if the worker sleeps on
+/// kicks or on the far side while it could carry a frame.
+fn receive(event_idx: bool, stopped: bool) {
+    check(2, move || {
+        let (ring, far_side) = (Arc::new(Ring::new(event_idx)), Arc::<FarSide>::default());
+        let (worker, mailbox) = Receive::new(&ring, &far_side);
+        let driver = thread::spawn({
+            let ring = ring.clone();
+            move || ring.drive()
+        });
+        if !stopped {
+            let worker = thread::spawn(|| worker.carry_all());
+            (0..FRAMES).for_each(|_| far_side.send());
+            worker.join().unwrap();
+        } else {
+            let worker = thread::spawn(|| worker.run());
+            far_side.send();
+            // The stop waits neither for the other frame nor for a buffer, and the next worker has all that was credit.
+            let (done, answer) = channel();
+            assert!(mailbox.put(Item::Stop(KEY, done)).is_ok());
+            assert_eq!(answer.recv().unwrap().next_avail, ring.next());
+            worker.join().unwrap();
+            far_side.send();
+            Receive::new(&ring, &far_side).0.carry_all();
+        }
+        assert_eq!(ring.next(), END);
+        driver.join().unwrap();
+    });
+}
+
+#[test]
+fn a_receive_task_sleeps_through_no_frame_and_no_buffer() {
+    receive(false, false);
+    receive(true, false);
+}
+
+#[test]
+fn a_receive_task_that_is_stopped_leaves_its_credit() {
+    receive(false, true);
+    receive(true, true);
 }

@@ -52,17 +52,22 @@ impl Driver {
         (driver, vring)
     }
 
+    /// Where the ring lies.
+    pub(crate) fn areas() -> Areas {
+        Areas::User(Addresses {
+            desc: UserAddr(USER),
+            avail: UserAddr(USER + AVAIL),
+            used: UserAddr(USER + USED),
+            log: None,
+        })
+    }
+
     /// The ring, as it goes on after this.
     pub(crate) fn ring(&self, Stopped { next_avail, held, .. }: Stopped) -> Vring {
         Vring::new(Parts {
             index: 0,
             options: Options::new(SIZE, true, false).unwrap(),
-            areas: Areas::User(Addresses {
-                desc: UserAddr(USER),
-                avail: UserAddr(USER + AVAIL),
-                used: UserAddr(USER + USED),
-                log: None,
-            }),
+            areas: Self::areas(),
             iommu: None,
             next_avail,
             held,

@@ -10,9 +10,11 @@ pub(crate) struct Happened {
     pub(crate) mailbox: bool,
     /// Once for each kick, or for several.
     pub(crate) kick: bool,
+    /// Once for each event of the far side, or for several.
+    pub(crate) event: bool,
 }
 
-/// An epoll instance with the mailbox's eventfd (level-triggered) and a kick descriptor (edge-triggered).
+/// An epoll instance with the mailbox's eventfd (level-triggered), a kick descriptor and a far side (edge-triggered).
 #[derive(Default)]
 pub(crate) struct Events {
     happened: Mutex<Happened>,
@@ -31,21 +33,32 @@ impl Events {
         }
     }
 
+    pub(crate) fn set_event(&self) {
+        self.happened.lock().unwrap().event = true;
+        self.told.notify_one();
+    }
+
     /// What has happened by now.
     pub(crate) fn look(&self) -> Happened {
-        let mut happened = self.happened.lock().unwrap();
-        let kick = std::mem::take(&mut happened.kick);
-        Happened { kick, ..*happened }
+        self.happened.lock().unwrap().take()
     }
 
     /// Waits until something has.
     pub(crate) fn sleep(&self) -> Happened {
         let mut happened = self.happened.lock().unwrap();
-        while !happened.mailbox && !happened.kick {
+        while !happened.mailbox && !happened.kick && !happened.event {
             happened = self.told.wait(happened).unwrap();
         }
-        let kick = std::mem::take(&mut happened.kick);
-        Happened { kick, ..*happened }
+        happened.take()
+    }
+}
+
+impl Happened {
+    /// What a wait reports: an edge once, the level each time.
+    fn take(&mut self) -> Self {
+        let happened = *self;
+        (self.kick, self.event) = (false, false);
+        happened
     }
 }
 

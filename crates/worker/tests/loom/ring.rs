@@ -102,6 +102,11 @@ impl Ring {
         true
     }
 
+    /// Takes back what was served last and not used.
+    pub(crate) fn unserve(&self, count: u16) {
+        self.next.store(self.next().wrapping_sub(count), Ordering::Relaxed);
+    }
+
     /// Whether there is work already.
     pub(crate) fn arm(&self) -> bool {
         suppress::arm(self, self.event_idx, self.next())
