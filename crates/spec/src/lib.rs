@@ -1,4 +1,4 @@
-//! Wire types of virtio, virtio-blk and vhost-user.
+//! Wire types of virtio, virtio-blk, virtio-net and vhost-user.
 //!
 //! Plain data with the layout that the standards give, little-endian integers included (`zerocopy`), and the numbers
 //! that go with them. Nothing here does anything. Sources: *Virtual I/O Device (VIRTIO) Version 1.3*, OASIS (cited as
@@ -7,5 +7,6 @@
 
 pub mod blk;
 pub mod features;
+pub mod net;
 pub mod ring;
 pub mod vhost_user;
