@@ -22,6 +22,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("worker", &["device"]),
     ("disk", &["io", "values"]),
     ("blk", &["device", "disk"]),
+    ("net", &["device"]),
     ("vhost", &["device", "vhost-user"]),
     ("driver", &["virtqueue", "vhost-user", "io"]),
     ("driver-c", &["driver"]),
@@ -92,7 +93,7 @@ mod tests {
         assert!(reachable("kickless").unwrap().contains("spec"));
         assert!(reachable("blk").unwrap().contains("virtqueue"));
         assert!(!reachable("blk").unwrap().contains("vhost"));
-        assert_eq!(reachable("net"), None);
+        assert_eq!(reachable("nothing"), None);
     }
 
     #[test]

@@ -1,0 +1,155 @@
+//! Features, what they require of one another, and what follows from them.
+
+use kickless_spec::features::Features;
+use kickless_spec::net::{
+    ETHERNET_HEADER_LEN, FRAME_MAX, Header, LEGACY_HEADER_LEN, NetFeatures, VLAN_TAG_LEN,
+};
+
+/// Features with the features of which each requires at least one (virtio 1.3, section 5.1.3.1), but for the control
+/// queue. What a line requires is settled by the lines before it.
+const REQUIREMENTS: &[(NetFeatures, NetFeatures)] = &[
+    (NetFeatures::GUEST_TSO4, NetFeatures::GUEST_CSUM),
+    (NetFeatures::GUEST_TSO6, NetFeatures::GUEST_CSUM),
+    (NetFeatures::GUEST_ECN, NetFeatures::GUEST_TSO4.union(NetFeatures::GUEST_TSO6)),
+    (NetFeatures::GUEST_UFO, NetFeatures::GUEST_CSUM),
+    (NetFeatures::GUEST_USO4, NetFeatures::GUEST_CSUM),
+    (NetFeatures::GUEST_USO6, NetFeatures::GUEST_CSUM),
+    (NetFeatures::HOST_TSO4, NetFeatures::CSUM),
+    (NetFeatures::HOST_TSO6, NetFeatures::CSUM),
+    (NetFeatures::HOST_ECN, NetFeatures::HOST_TSO4.union(NetFeatures::HOST_TSO6)),
+    (NetFeatures::HOST_UFO, NetFeatures::CSUM),
+    (NetFeatures::HOST_USO, NetFeatures::CSUM),
+    (NetFeatures::RSC_EXT, NetFeatures::HOST_TSO4.union(NetFeatures::HOST_TSO6)),
+];
+
+/// Features that require the control queue (virtio 1.3, section 5.1.3.1).
+const ON_CONTROL_QUEUE: NetFeatures = NetFeatures::CTRL_RX
+    .union(NetFeatures::CTRL_VLAN)
+    .union(NetFeatures::CTRL_RX_EXTRA)
+    .union(NetFeatures::GUEST_ANNOUNCE)
+    .union(NetFeatures::MQ)
+    .union(NetFeatures::CTRL_MAC_ADDR)
+    .union(NetFeatures::CTRL_GUEST_OFFLOADS)
+    .union(NetFeatures::NOTF_COAL)
+    .union(NetFeatures::VQ_NOTF_COAL)
+    .union(NetFeatures::RSS)
+    .union(NetFeatures::HASH_REPORT)
+    .union(NetFeatures::DEVICE_STATS);
+
+/// Features that let the driver receive frames longer than its MTU.
+const LONG_RECEIVE: NetFeatures = NetFeatures::GUEST_TSO4
+    .union(NetFeatures::GUEST_TSO6)
+    .union(NetFeatures::GUEST_UFO)
+    .union(NetFeatures::GUEST_USO4)
+    .union(NetFeatures::GUEST_USO6);
+
+/// Removes the features that lack what they require. A card offers a set that this leaves as it is.
+pub fn consistent(features: NetFeatures) -> NetFeatures {
+    let features = without_unmet(features);
+    match features.contains(NetFeatures::CTRL_VQ) {
+        true => features,
+        false => features - ON_CONTROL_QUEUE,
+    }
+}
+
+/// Returns the features that are in force where the driver accepted these. Those that require the control queue stay
+/// without it: QEMU serves that queue by itself, and does not pass its feature on.
+pub fn in_force(accepted: Features) -> NetFeatures {
+    without_unmet(NetFeatures::from_bits_truncate(accepted.bits()))
+}
+
+fn without_unmet(mut features: NetFeatures) -> NetFeatures {
+    for &(feature, requires) in REQUIREMENTS {
+        if !features.intersects(requires) {
+            features.remove(feature);
+        }
+    }
+    features
+}
+
+/// Returns the length of the header of each frame.
+pub fn header_len(accepted: Features) -> usize {
+    let merges = accepted.bits() & NetFeatures::MRG_RXBUF.bits() != 0;
+    match merges || accepted.contains(Features::VERSION_1) {
+        true => size_of::<Header>(),
+        false => LEGACY_HEADER_LEN,
+    }
+}
+
+/// Returns the length of the longest frame, with its header, that a driver with these features in force has to have room
+/// for.
+pub fn receive_len_max(features: NetFeatures, header_len: usize, mtu: u16) -> usize {
+    match features.intersects(LONG_RECEIVE) {
+        true => header_len + (FRAME_MAX - size_of::<Header>()),
+        false => header_len + ETHERNET_HEADER_LEN + VLAN_TAG_LEN + usize::from(mtu),
+    }
+}
+
+/// Returns what a card with a null port offers. It neither depends on checksums nor segments anything, so it takes all
+/// offloads in both directions.
+pub fn offered(has_mac: bool, pairs_max: u16) -> NetFeatures {
+    let mut features = NetFeatures::CSUM
+        | NetFeatures::GUEST_CSUM
+        | NetFeatures::GUEST_TSO4
+        | NetFeatures::GUEST_TSO6
+        | NetFeatures::GUEST_ECN
+        | NetFeatures::HOST_TSO4
+        | NetFeatures::HOST_TSO6
+        | NetFeatures::HOST_ECN
+        | NetFeatures::MRG_RXBUF
+        | NetFeatures::MTU
+        | NetFeatures::STATUS
+        | NetFeatures::CTRL_VQ
+        | NetFeatures::GUEST_ANNOUNCE;
+    features.set(NetFeatures::MAC, has_mac);
+    features.set(NetFeatures::MQ, pairs_max > 1);
+    features
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_offered_is_consistent() {
+        for features in [offered(false, 1), offered(true, 4)] {
+            assert_eq!(consistent(features), features);
+        }
+        assert!(!offered(true, 1).contains(NetFeatures::MQ));
+    }
+
+    #[test]
+    fn features_need_others() {
+        let lonely = NetFeatures::GUEST_ECN | NetFeatures::HOST_ECN | NetFeatures::MQ | NetFeatures::RSC_EXT;
+        assert_eq!(consistent(lonely), NetFeatures::empty());
+        // Without checksums there is no TSO, and then no ECN either.
+        let chain = NetFeatures::GUEST_ECN | NetFeatures::GUEST_TSO4;
+        assert_eq!(consistent(chain), NetFeatures::empty());
+        assert_eq!(consistent(chain | NetFeatures::GUEST_CSUM), chain | NetFeatures::GUEST_CSUM);
+        let multi = NetFeatures::MQ | NetFeatures::CTRL_VQ;
+        assert_eq!(consistent(multi), multi);
+    }
+
+    #[test]
+    fn requirements_are_settled_in_order() {
+        for (n, &(_, requires)) in REQUIREMENTS.iter().enumerate() {
+            assert!(REQUIREMENTS[n..].iter().all(|(feature, _)| !requires.intersects(*feature)));
+        }
+    }
+
+    #[test]
+    fn queues_are_several_without_a_control_queue() {
+        let accepted = Features::from_bits_retain((NetFeatures::MQ | NetFeatures::HOST_TSO4).bits());
+        assert_eq!(in_force(accepted | Features::VERSION_1), NetFeatures::MQ);
+    }
+
+    #[test]
+    fn lengths_follow_from_features() {
+        let merging = Features::from_bits_retain(NetFeatures::MRG_RXBUF.bits());
+        assert_eq!((header_len(Features::empty()), header_len(merging)), (10, 12));
+        assert_eq!(header_len(Features::VERSION_1), 12);
+        assert_eq!(receive_len_max(NetFeatures::empty(), 12, 1500), 1530);
+        assert_eq!(receive_len_max(NetFeatures::GUEST_TSO6, 12, 1500), 65_562);
+        assert_eq!(receive_len_max(NetFeatures::GUEST_CSUM, 10, u16::MAX), 65_563);
+    }
+}
