@@ -5,6 +5,7 @@
 //! panic, take long, or hand out more than the ring has.
 #![no_main]
 
+use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
 
 use kickless_memory::{Gpa, Inflight, Map, Records, Slot, UserAddr, View};
@@ -81,19 +82,29 @@ fn records(len: usize) -> Records {
 
 fn run(options: &Options, len: usize, mut ops: &[u8]) {
     let mut queue = next(options, len);
-    let (mut chain, mut taken) = (Chain::default(), Vec::new());
+    let (mut chain, mut taken, mut credit) = (Chain::default(), Vec::new(), VecDeque::new());
     while let [op, rest @ ..] = ops {
         ops = rest;
         let detail = op >> 4;
         match op % 16 {
             0..6 => {
                 let (again, broken) = (queue.again(), queue.broken());
-                match queue.pop(&MEMORY, &mut chain) {
+                // A queue with credit pops nothing else.
+                let as_credit = detail >= 8 || !credit.is_empty();
+                let popped = match as_credit {
+                    true => queue.pop_credit(&MEMORY, &mut chain),
+                    false => queue.pop(&MEMORY, &mut chain),
+                };
+                match popped {
                     Ok(true) => {
                         assert!(broken.is_none());
                         assert_eq!(queue.again(), again.saturating_sub(1));
-                        taken.push(chain.id);
-                        assert!(taken.len() <= usize::from(options.size()));
+                        if as_credit {
+                            credit.push_back(chain.id)
+                        } else {
+                            taken.push(chain.id)
+                        }
+                        assert!(taken.len() + credit.len() <= usize::from(options.size()));
                     }
                     Ok(false) => assert_eq!(again, 0),
                     Err(error) => assert_eq!(queue.broken(), Some(error)),
@@ -104,8 +115,16 @@ fn run(options: &Options, len: usize, mut ops: &[u8]) {
                 queue.push(id, u32::from(detail));
             }
             9 => drop(queue.publish()),
-            10 => queue.show(),
-            11 => drop(queue.arm()),
+            10 if detail < 4 => queue.show(),
+            10 => {
+                assert_eq!(queue.use_credit(), !credit.is_empty());
+                taken.extend(credit.pop_front());
+            }
+            11 if detail < 4 => drop(queue.arm()),
+            11 => {
+                assert_eq!(queue.unpop(), credit.pop_back().map(|id| id.head));
+                assert_eq!(usize::from(queue.credit()), credit.len());
+            }
             12 => {
                 queue.unmap();
                 assert_eq!(queue.again(), 0);
@@ -129,6 +148,7 @@ fn run(options: &Options, len: usize, mut ops: &[u8]) {
             15 => {
                 queue = next(options, len);
                 taken.clear();
+                credit.clear();
             }
             _ => assert!(queue.pending() <= options.size()),
         }

@@ -134,12 +134,15 @@ struct Device {
     chain: Chain,
     /// Chains that the queue counts, oldest first, and whether the device is done with them.
     taken: VecDeque<(ChainId, bool)>,
+    /// Chains that were popped after those, as credit.
+    credit: VecDeque<ChainId>,
 }
 
 impl Device {
     fn new(options: Options, layout: Layout, start: u16) -> Self {
         let queue = Queue::new(options, layout.metadata(&options), start);
-        Self { queue, options, layout, chain: Chain::default(), taken: VecDeque::new() }
+        let (taken, credit) = (VecDeque::new(), VecDeque::new());
+        Self { queue, options, layout, chain: Chain::default(), taken, credit }
     }
 
     fn run(&mut self, mut ops: &[u8]) {
@@ -147,10 +150,15 @@ impl Device {
             ops = rest;
             let detail = op >> 4;
             match op % 16 {
-                0..6 => self.pop(),
+                // A queue with credit pops nothing else.
+                0..4 => self.pop(!self.credit.is_empty()),
+                4 if detail < 8 => self.use_credit(),
+                4 => (0..=detail / 2 % 4).for_each(|_| self.unpop()),
+                5 => self.pop(true),
                 6 => write(&mut ops),
                 7 => self.offer(detail),
-                8 => self.push(detail),
+                8 if detail < 10 => self.push(detail),
+                8 => self.push_group(detail),
                 9 => drop(self.queue.publish()),
                 10 => drop(self.queue.arm()),
                 11 => self.queue.disarm(),
@@ -170,14 +178,19 @@ impl Device {
                 }
             }
             assert_eq!(usize::from(self.queue.in_flight()), self.taken.len());
-            assert!(self.taken.len() <= usize::from(self.queue.size()));
+            assert_eq!(usize::from(self.queue.credit()), self.credit.len());
+            assert!(self.taken.len() + self.credit.len() <= usize::from(self.queue.size()));
         }
     }
 
-    fn pop(&mut self) {
+    fn pop(&mut self, credit: bool) {
         let (queue, chain) = (&mut self.queue, &mut self.chain);
         let (next, broken) = (queue.next_avail(), queue.broken());
-        match queue.pop(self.layout.view(), chain) {
+        let popped = match credit {
+            true => queue.pop_credit(self.layout.view(), chain),
+            false => queue.pop(self.layout.view(), chain),
+        };
+        match popped {
             Ok(true) => {
                 assert!(broken.is_none() && queue.is_mapped());
                 assert!(self.options.is_packed() || chain.id.head < queue.size());
@@ -192,15 +205,16 @@ impl Device {
                 assert!(chain.readable_len() + chain.writable_len() <= 1 << 32);
                 if self.options.is_packed() {
                     assert!(Place::from_bits(queue.next_avail()).index < queue.size());
-                    assert!(
-                        self.taken.iter().all(|(id, done)| *done || id.head != chain.id.head),
-                        "in flight twice"
-                    );
+                    let taken = self.taken.iter().filter(|(_, done)| !done).map(|(id, _)| id);
+                    assert!(taken.chain(&self.credit).all(|id| id.head != chain.id.head), "in flight twice");
                 } else {
                     // The heads are as the driver says, twice the same among them.
                     assert_eq!(queue.next_avail(), next.wrapping_add(1));
                 }
-                self.taken.push_back((chain.id, false));
+                match credit {
+                    true => self.credit.push_back(chain.id),
+                    false => self.taken.push_back((chain.id, false)),
+                }
             }
             Ok(false) => assert!(broken.is_none() && queue.next_avail() == next),
             Err(error) => {
@@ -208,6 +222,51 @@ impl Device {
                 assert_eq!(queue.broken(), Some(error));
                 assert_eq!(queue.next_avail(), next);
             }
+        }
+    }
+
+    fn use_credit(&mut self) {
+        let used = self.queue.use_credit();
+        assert_eq!(used, !self.credit.is_empty() && self.queue.is_mapped());
+        if used {
+            self.taken.extend(self.credit.pop_front().map(|id| (id, false)));
+        }
+    }
+
+    /// The newest chain of the credit goes back, which moves the index by as much as its pop did.
+    fn unpop(&mut self) {
+        let (next, size) = (self.queue.next_avail(), self.options.size());
+        let newest = self.credit.pop_back();
+        assert_eq!(self.queue.unpop(), newest.map(|id| id.head));
+        let now = self.queue.next_avail();
+        if newest.is_none() {
+            assert_eq!(now, next);
+        } else if self.options.is_packed() {
+            let count = (1..=size).find(|count| Place::from_bits(now).after(*count, size).bits() == next);
+            assert!(count.is_some() && Place::from_bits(now).index < size);
+        } else {
+            assert_eq!(now, next.wrapping_sub(1));
+        }
+        assert!(self.queue.broken().is_some() || newest.is_none() || self.queue.credit() < size);
+    }
+
+    /// Chains that follow one another are pushed together.
+    fn push_group(&mut self, detail: u8) {
+        let Some(at) = self.taken.iter().position(|(_, done)| !done) else { return };
+        let open = self.taken.iter().skip(at).take_while(|(_, done)| !done).take(usize::from(detail % 8));
+        let group: Vec<_> = open.map(|(id, _)| (*id, u32::from(detail))).collect();
+        self.queue.push_group(&group);
+        self.taken.iter_mut().skip(at).take(group.len()).for_each(|(_, done)| *done = true);
+        self.forget_done();
+    }
+
+    /// Forgets chains that went back to the driver.
+    fn forget_done(&mut self) {
+        if !self.options.in_order() {
+            self.taken.retain(|(_, done)| !done);
+        }
+        while self.taken.front().is_some_and(|(_, done)| *done) {
+            self.taken.pop_front();
         }
     }
 
@@ -232,16 +291,14 @@ impl Device {
         let at = open[nth];
         self.queue.push(self.taken[at].0, u32::from(detail));
         self.taken[at].1 = true;
-        if !self.options.in_order() {
-            self.taken.remove(at);
-        }
-        while self.taken.front().is_some_and(|(_, done)| *done) {
-            self.taken.pop_front();
-        }
+        self.forget_done();
     }
 
     /// Another queue goes on where this one stopped.
     fn replace(&mut self) {
+        while self.queue.credit() > 0 {
+            self.unpop();
+        }
         let next = self.queue.next_avail();
         let held = self.queue.take_held();
         assert!(held.len() <= usize::from(self.options.size()));

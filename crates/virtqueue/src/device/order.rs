@@ -44,6 +44,13 @@ impl Order {
         position
     }
 
+    /// Removes the newest chain, which goes back into the ring and was not completed.
+    #[inline]
+    pub(super) fn unpopped(&mut self) {
+        let newest = self.chains.pop_back();
+        debug_assert!(newest.is_some_and(|entry| entry.done.is_none()), "a completed chain goes back");
+    }
+
     /// Records that the device has completed a chain. [`Order::next`] says which chains go back now.
     #[inline]
     pub(super) fn pushed(&mut self, id: ChainId, len: u32) {

@@ -1,5 +1,6 @@
 //! The device end of a packed virtqueue; what both ends know is in `crate::packed`.
 
+use super::credit::{self, Credit};
 use super::elements::{Held, Popped};
 use super::inflight::Packed;
 use super::metadata::{Areas, Options};
@@ -30,9 +31,10 @@ pub(super) struct Queue<A: Access> {
     pushed: Vec<Held>,
     /// Descriptors of the chain in flight under each id; 0: there is none.
     lengths: Box<[u16]>,
-    /// Chains popped and not pushed, and the descriptors that these and `pushed` have.
+    /// Chains popped and not pushed, credit included, and the descriptors that these and `pushed` have.
     in_flight: u16,
     taken: u16,
+    credit: Credit,
     /// Places used since the last decision about calls; `None`: there was none, or they are more than a round.
     undecided: Option<u16>,
     /// There are some.
@@ -61,6 +63,7 @@ impl<A: Access> Queue<A> {
             lengths: vec![0; IDS].into(),
             in_flight: 0,
             taken: 0,
+            credit: Credit::default(),
             undecided: None,
             owes_decision: false,
             kicks: None,
@@ -175,6 +178,7 @@ impl<A: Access> Queue<A> {
             lengths: std::mem::take(&mut self.lengths),
             in_flight: self.in_flight,
             taken: self.taken,
+            credit: std::mem::take(&mut self.credit),
             undecided: self.undecided,
             owes_decision: self.owes_decision,
             kicks: self.kicks,
@@ -202,12 +206,32 @@ impl<A: Access> Queue<A> {
         chain: &mut Chain,
         _: &mut Marks,
     ) -> Result<Popped, RingError> {
+        debug_assert_eq!(self.credit(), 0, "a queue with credit pops nothing else");
+        self.pop_as::<S, false>(space, chain)
+    }
+
+    #[inline]
+    pub(super) fn pop_credit<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+        _: &mut Marks,
+    ) -> Result<Popped, RingError> {
+        self.pop_as::<S, true>(space, chain)
+    }
+
+    #[inline(always)]
+    fn pop_as<'v, S: Space<'v>, const CREDIT: bool>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+    ) -> Result<Popped, RingError> {
         if let Some(error) = self.broken {
             return Err(error);
         }
         let Some(metadata) = &self.metadata else { return Ok(Popped::Empty) };
         if self.again() > 0 {
-            return self.pop_again(space, chain);
+            return self.pop_again(space, chain, CREDIT);
         }
         // Acquire: the rest of the batch is read after the flags of its first descriptor.
         if !is_available(metadata, self.next, Ordering::Acquire) {
@@ -230,10 +254,11 @@ impl<A: Access> Queue<A> {
             return Err(self.latch(RingError::Twice { id: chain.id.head }));
         };
         *length = count;
-        if let Some(tracker) = &mut self.tracker {
-            let (next, size) = (self.next, self.options.size());
+        if CREDIT {
+            self.credit.popped(credit::Chain { id: chain.id.head, places: count });
+        } else if let Some(tracker) = &mut self.tracker {
             // Read again, by whoever does the chain again: what it does not like then is the ring's error.
-            let words = (0..count).map(|nth| metadata.packed_words(next.after(nth, size)));
+            let words = words_of(metadata, self.next, count, self.options.size());
             tracker.popped(chain.id.head, words);
         }
         self.next = self.next.after(count, self.options.size());
@@ -244,7 +269,12 @@ impl<A: Access> Queue<A> {
 
     /// Pops a chain that another device has popped before. It is in flight already.
     #[cold]
-    fn pop_again<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
+    fn pop_again<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+        credit: bool,
+    ) -> Result<Popped, RingError> {
         let Some(tracker) = &mut self.tracker else { return Ok(Popped::Empty) };
         let Some(again) = tracker.chains_again().last() else { return Ok(Popped::Empty) };
         let walked = chain.walk_copies(space, &self.options, &again.descs);
@@ -254,8 +284,39 @@ impl<A: Access> Queue<A> {
         if let Err(error) = walked {
             return Err(self.latch(error));
         }
-        tracker.took_again();
+        tracker.took_again(credit);
         Ok(Popped::Chain)
+    }
+
+    /// See [`super::Queue::use_credit`].
+    pub(super) fn use_credit(&mut self) -> bool {
+        // These are the oldest.
+        if self.tracker.as_mut().is_some_and(|tracker| tracker.use_credit()) {
+            return true;
+        }
+        let (Some(metadata), Some(chain)) = (&self.metadata, self.credit.oldest()) else { return false };
+        let size = self.options.size();
+        if let Some(tracker) = &mut self.tracker {
+            let first = self.next.before(self.credit.places(), size);
+            tracker.popped(chain.id, words_of(metadata, first, chain.places, size));
+        }
+        self.credit.used();
+        true
+    }
+
+    /// See [`super::Queue::unpop`].
+    pub(super) fn unpop(&mut self) -> Option<u16> {
+        let Some(chain) = self.credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
+        self.forget(chain.id);
+        self.next = self.next.before(chain.places, self.options.size());
+        self.taken -= chain.places;
+        Some(chain.id)
+    }
+
+    /// See [`super::Queue::credit`].
+    #[inline]
+    pub(super) fn credit(&self) -> u16 {
+        self.credit.len() + self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
     }
 
     #[cold]
@@ -432,7 +493,7 @@ impl<A: Access> Queue<A> {
 
     #[inline]
     pub(super) fn in_flight(&self) -> u16 {
-        self.in_flight
+        self.in_flight.saturating_sub(self.credit.len())
     }
 
     #[inline]
@@ -449,6 +510,17 @@ impl<A: Access> Queue<A> {
 fn is_stale<A: Access>(metadata: &Areas<A>, next: Place) -> bool {
     let flags = |index| metadata.ring().load(Place { index, ..next }.flags_at(), Ordering::Relaxed);
     next.wrap && (next.index..metadata.options().size()).any(|index| next.is_used(flags(index)))
+}
+
+/// The words of so many descriptors, each read once.
+#[inline]
+fn words_of<A: Access>(
+    metadata: &Areas<A>,
+    first: Place,
+    count: u16,
+    size: u16,
+) -> impl Iterator<Item = [u64; 2]> {
+    (0..count).map(move |nth| metadata.packed_words(first.after(nth, size)))
 }
 
 #[inline]

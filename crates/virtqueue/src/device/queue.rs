@@ -204,10 +204,21 @@ impl Queue {
         tlb: &mut Tlb,
         chain: &mut Chain,
     ) -> Result<Popped, RingError> {
+        self.translating(view, tlb, |queue, space| queue.pop_in(space, chain))
+    }
+
+    /// Pops a chain while its addresses are translated.
+    #[inline(always)]
+    fn translating(
+        &mut self,
+        view: &View,
+        tlb: &mut Tlb,
+        pop: impl FnOnce(&mut Self, &mut Translating<'_, '_>) -> Result<Popped, RingError>,
+    ) -> Result<Popped, RingError> {
         tlb.begin();
         let mut progress = self.progress.take().unwrap_or_default();
         progress.begin();
-        let popped = self.pop_in(&mut Translating { view, tlb, progress: &mut progress }, chain);
+        let popped = pop(self, &mut Translating { view, tlb, progress: &mut progress });
         let unfinished = progress.is_unfinished();
         self.progress = Some(progress);
         match popped {
@@ -219,10 +230,82 @@ impl Queue {
     #[inline(always)]
     fn pop_in<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
         let popped = forward!(mut self, pop, space, chain, &mut self.marks);
+        self.give_position(popped, chain)
+    }
+
+    #[inline(always)]
+    fn give_position(
+        &mut self,
+        popped: Result<Popped, RingError>,
+        chain: &mut Chain,
+    ) -> Result<Popped, RingError> {
         if let (Some(order), Ok(Popped::Chain)) = (&mut self.order, popped) {
             chain.id.position = order.popped(chain.id.head);
         }
         popped
+    }
+
+    /// Takes the next chain, if there is one, as credit: it is not in flight, and may go back by [`Queue::unpop`].
+    ///
+    /// A queue that has credit pops nothing else. The argument of all three is in the source, `device/credit.rs`.
+    ///
+    /// # Errors
+    /// As [`Queue::pop`].
+    #[inline]
+    pub fn pop_credit(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
+        Ok(self.pop_credit_in(&mut { view }, chain)? == Popped::Chain)
+    }
+
+    /// [`Queue::pop_credit`] of a driver behind a vIOMMU, as [`Queue::pop_translated`].
+    ///
+    /// # Errors
+    /// As [`Queue::pop`].
+    #[inline]
+    pub fn pop_credit_translated(
+        &mut self,
+        view: &View,
+        tlb: &mut Tlb,
+        chain: &mut Chain,
+    ) -> Result<Popped, RingError> {
+        self.translating(view, tlb, |queue, space| queue.pop_credit_in(space, chain))
+    }
+
+    #[inline(always)]
+    fn pop_credit_in<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+    ) -> Result<Popped, RingError> {
+        let popped = forward!(mut self, pop_credit, space, chain, &mut self.marks);
+        self.give_position(popped, chain)
+    }
+
+    /// Takes the oldest chain off the credit: it is in flight from now on, and has to be pushed. With an in-flight buffer it is
+    /// written down now. To be called before the device does with it what must not be lost.
+    ///
+    /// `false`: nothing has changed, for there is no credit, or the ring has no areas. What a device believes to have
+    /// as credit then goes back by [`Queue::unpop`].
+    #[must_use]
+    pub fn use_credit(&mut self) -> bool {
+        forward!(mut self, use_credit)
+    }
+
+    /// Returns the newest chain of the credit to the ring, and tells its head or id. The next pop yields it again, as the driver has it in its
+    /// ring then. `None`: there is no credit.
+    ///
+    /// Its [`ChainId`] means nothing from now on. The ring has something to pop, for which no kick comes.
+    pub fn unpop(&mut self) -> Option<u16> {
+        let head = forward!(mut self, unpop)?;
+        if let Some(order) = &mut self.order {
+            order.unpopped();
+        }
+        Some(head)
+    }
+
+    /// Returns the number of chains in the credit.
+    #[inline]
+    pub fn credit(&self) -> u16 {
+        forward!(self, credit)
     }
 
     /// Gives a popped chain back to the driver, `len` bytes of whose writable part were written. The driver
@@ -233,6 +316,22 @@ impl Queue {
         order.pushed(id, len);
         while let Some((head, len)) = self.order.as_mut().and_then(|order| order.next()) {
             forward!(mut self, push, head, len);
+        }
+    }
+
+    /// Gives chains back to the driver that it has to see together, each with the bytes written to it: a frame in several buffers.
+    /// The driver sees none of them before all (see the [module](super)).
+    ///
+    /// They follow one another in the order of their pops.
+    #[inline]
+    pub fn push_group(&mut self, group: &[(ChainId, u32)]) {
+        debug_assert!(
+            self.order.is_none()
+                || group.windows(2).all(|two| two[1].0.position == two[0].0.position.wrapping_add(1)),
+            "other chains lie between those of a group"
+        );
+        for (id, len) in group {
+            self.push(*id, *len);
         }
     }
 
@@ -301,7 +400,7 @@ impl Queue {
         forward!(self, options)
     }
 
-    /// Chains that were popped and not yet pushed.
+    /// Chains that were popped and not yet pushed, without the credit.
     #[inline]
     pub fn in_flight(&self) -> u16 {
         forward!(self, in_flight)

@@ -1,5 +1,6 @@
 //! The device end of a split virtqueue (virtio 1.3, section 2.7).
 
+use super::credit::{self, Credit};
 use super::elements::{Held, Popped};
 use super::inflight::Split;
 use super::metadata::{Areas, Options};
@@ -37,8 +38,9 @@ pub(super) struct Queue<A: Access> {
     published: u16,
     /// The ring has been seen, and with it where the used index stands: until then it is taken for 0.
     begun: bool,
-    /// Chains popped and not pushed.
+    /// Chains popped and not pushed, credit included.
     in_flight: u16,
+    credit: Credit,
     options: Options,
     /// `used.idx` at the last decision about calls, and whether there was one.
     decided_at: u16,
@@ -63,6 +65,7 @@ impl<A: Access> Queue<A> {
             published: 0,
             begun: false,
             in_flight: 0,
+            credit: Credit::default(),
             options,
             decided_at: 0,
             decided: false,
@@ -158,6 +161,7 @@ impl<A: Access> Queue<A> {
             next_used: self.next_used,
             published: self.published,
             in_flight: self.in_flight,
+            credit: std::mem::take(&mut self.credit),
             options: self.options,
             decided_at: self.decided_at,
             decided: self.decided,
@@ -209,8 +213,29 @@ impl<A: Access> Queue<A> {
         chain: &mut Chain,
         marks: &mut Marks,
     ) -> Result<Popped, RingError> {
+        debug_assert_eq!(self.credit(), 0, "a queue with credit pops nothing else");
+        self.pop_as::<S, false>(space, chain, marks)
+    }
+
+    #[inline]
+    pub(super) fn pop_credit<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+        marks: &mut Marks,
+    ) -> Result<Popped, RingError> {
+        self.pop_as::<S, true>(space, chain, marks)
+    }
+
+    #[inline(always)]
+    fn pop_as<'v, S: Space<'v>, const CREDIT: bool>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+        marks: &mut Marks,
+    ) -> Result<Popped, RingError> {
         if self.again() > 0 {
-            return self.pop_again(space, chain);
+            return self.pop_again(space, chain, CREDIT);
         }
         if self.next_avail == self.avail_seen && !self.refresh(marks)? {
             return Ok(Popped::Empty);
@@ -227,7 +252,9 @@ impl<A: Access> Queue<A> {
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         self.in_flight += 1;
-        if let Some(tracker) = &mut self.tracker {
+        if CREDIT {
+            self.credit.popped(credit::Chain { id: head, places: 1 });
+        } else if let Some(tracker) = &mut self.tracker {
             tracker.popped(head);
         }
         Ok(Popped::Chain)
@@ -235,7 +262,12 @@ impl<A: Access> Queue<A> {
 
     /// Pops a chain that another device has popped before. It is in flight already.
     #[cold]
-    fn pop_again<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
+    fn pop_again<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+        credit: bool,
+    ) -> Result<Popped, RingError> {
         let (Some(metadata), Some(tracker)) = (&self.metadata, &mut self.tracker) else {
             return Ok(Popped::Empty);
         };
@@ -247,8 +279,39 @@ impl<A: Access> Queue<A> {
         if let Err(error) = walked {
             return Err(self.latch(error));
         }
-        tracker.took_again();
+        tracker.took_again(credit);
         Ok(Popped::Chain)
+    }
+
+    /// See [`super::Queue::use_credit`].
+    pub(super) fn use_credit(&mut self) -> bool {
+        // These are the oldest.
+        if self.tracker.as_mut().is_some_and(|tracker| tracker.use_credit()) {
+            return true;
+        }
+        let Some(chain) = self.credit.oldest().filter(|_| self.metadata.is_some()) else { return false };
+        self.credit.used();
+        if let Some(tracker) = &mut self.tracker {
+            tracker.popped(chain.id);
+        }
+        true
+    }
+
+    /// See [`super::Queue::unpop`].
+    pub(super) fn unpop(&mut self) -> Option<u16> {
+        let Some(chain) = self.credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
+        self.next_avail = self.next_avail.wrapping_sub(chain.places);
+        if self.metadata.is_none() || self.broken.is_some() {
+            self.avail_seen = self.next_avail;
+        }
+        self.in_flight = self.in_flight.saturating_sub(1);
+        Some(chain.id)
+    }
+
+    /// See [`super::Queue::credit`].
+    #[inline]
+    pub(super) fn credit(&self) -> u16 {
+        self.credit.len() + self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
     }
 
     /// Looks how far the driver is. Whether there is something to pop.
@@ -374,7 +437,8 @@ impl<A: Access> Queue<A> {
             return;
         }
         self.kicks = Kicks::Off;
-        self.kick_event = self.passed(self.next_avail);
+        // The index that the driver is known to have published, which `next_avail` may have gone back from.
+        self.kick_event = self.passed(self.avail_seen);
         if let Some(metadata) = &self.metadata {
             let event_idx = self.options.event_idx();
             suppress::quiet(metadata, event_idx, self.kick_event);
@@ -420,7 +484,7 @@ impl<A: Access> Queue<A> {
 
     #[inline]
     pub(super) fn in_flight(&self) -> u16 {
-        self.in_flight
+        self.in_flight.saturating_sub(self.credit.len())
     }
 
     #[inline]

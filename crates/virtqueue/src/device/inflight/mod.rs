@@ -64,6 +64,10 @@
 //!   into what is left of that batch: R3.
 //! * R can be killed, and finds the same when it is done again.
 //!
+//! # Credit
+//! A chain that is popped as credit is not popped here: its *P* comes when it is used, after that of all chains before it. The argument
+//! is in [`super::credit`].
+//!
 //! # Beginning
 //! A region whose version is 0 was never begun, and says nothing: the ring goes on where the front-end says. What is still owed to its
 //! driver from before is shown first, and the version is stored last.

@@ -8,6 +8,7 @@ use kickless_spec::vhost_user::{
     INFLIGHT_COUNTER, INFLIGHT_DESC, INFLIGHT_HEAD, INFLIGHT_PACKED_USED, INFLIGHT_VERSION, InflightEntry,
     PackedHead, PackedUsed,
 };
+use std::collections::VecDeque;
 
 /// An id is whatever the driver likes. Zeroes that are not used take no memory.
 const IDS: usize = 1 << 16;
@@ -46,6 +47,8 @@ pub(in crate::device) struct Packed<R> {
     batch: Vec<u16>,
     /// To be popped again, the next one last.
     again: Vec<Again>,
+    /// Of those, what was popped as credit, oldest first.
+    credit: VecDeque<Again>,
 }
 
 impl<R: Region> Packed<R> {
@@ -61,6 +64,7 @@ impl<R: Region> Packed<R> {
             used: Place::FIRST,
             batch: Vec::new(),
             again: Vec::new(),
+            credit: VecDeque::new(),
         }
     }
 
@@ -279,8 +283,27 @@ impl<R: Region> Packed<R> {
         &self.again
     }
 
-    /// The next one was popped.
-    pub(in crate::device) fn took_again(&mut self) {
-        self.again.pop();
+    /// The next one was popped, as credit or not.
+    pub(in crate::device) fn took_again(&mut self, credit: bool) {
+        self.credit.extend(self.again.pop().filter(|_| credit));
+    }
+
+    /// How many of these are credit.
+    #[inline]
+    pub(in crate::device) fn credit(&self) -> u16 {
+        self.credit.len() as u16
+    }
+
+    /// Takes the oldest off the credit; `false`: there is none. The region names it all the time.
+    pub(in crate::device) fn use_credit(&mut self) -> bool {
+        self.credit.pop_front().is_some()
+    }
+
+    /// Has the newest of the credit popped again, and returns its id.
+    pub(in crate::device) fn unpop(&mut self) -> Option<u16> {
+        let chain = self.credit.pop_back()?;
+        let id = chain.id;
+        self.again.push(chain);
+        Some(id)
     }
 }

@@ -5,6 +5,7 @@ use crate::RingError;
 use kickless_spec::vhost_user::{
     INFLIGHT_COUNTER, INFLIGHT_HEAD, INFLIGHT_VERSION, InflightEntry, SplitHead,
 };
+use std::collections::VecDeque;
 
 /// What a split queue writes down. The letters are those of the module's argument.
 #[derive(Debug)]
@@ -19,13 +20,15 @@ pub(in crate::device) struct Split<R> {
     batch: Vec<u16>,
     /// To be popped again, the next one last.
     again: Vec<u16>,
+    /// Of those, what was popped as credit, oldest first.
+    credit: VecDeque<u16>,
 }
 
 impl<R: Region> Split<R> {
     pub(in crate::device) fn new(region: R) -> Self {
         let entries = entries(false, region.len());
-        let (batch, again) = (Vec::new(), Vec::new());
-        Self { region, entries, counter: 0, last_batch_head: 0, used_idx: 0, batch, again }
+        let (batch, again, credit) = (Vec::new(), Vec::new(), VecDeque::new());
+        Self { region, entries, counter: 0, last_batch_head: 0, used_idx: 0, batch, again, credit }
     }
 
     pub(in crate::device) fn region(&self) -> &R {
@@ -162,8 +165,26 @@ impl<R: Region> Split<R> {
         self.again.last().copied()
     }
 
-    /// It was popped.
-    pub(in crate::device) fn took_again(&mut self) {
-        self.again.pop();
+    /// It was popped, as credit or not.
+    pub(in crate::device) fn took_again(&mut self, credit: bool) {
+        self.credit.extend(self.again.pop().filter(|_| credit));
+    }
+
+    /// How many of these are credit.
+    #[inline]
+    pub(in crate::device) fn credit(&self) -> u16 {
+        self.credit.len() as u16
+    }
+
+    /// Takes the oldest off the credit; `false`: there is none. The region names it all the time.
+    pub(in crate::device) fn use_credit(&mut self) -> bool {
+        self.credit.pop_front().is_some()
+    }
+
+    /// Has the newest of the credit popped again, and returns its head.
+    pub(in crate::device) fn unpop(&mut self) -> Option<u16> {
+        let head = self.credit.pop_back()?;
+        self.again.push(head);
+        Some(head)
     }
 }

@@ -74,7 +74,35 @@ impl<'w> Device<'w> {
     pub(super) fn pop(&mut self) -> Result<Option<Tag>, RingError> {
         let (mut view, mut marks) = (&*self.view, Marks::off());
         let (space, chain) = (&mut view, &mut self.chain);
-        if ring!(self, pop(space, chain, &mut marks))? != Popped::Chain {
+        let popped = ring!(self, pop(space, chain, &mut marks));
+        self.note(popped)
+    }
+
+    pub(super) fn pop_credit(&mut self) -> Result<Option<Tag>, RingError> {
+        let (mut view, mut marks) = (&*self.view, Marks::off());
+        let (space, chain) = (&mut view, &mut self.chain);
+        let popped = ring!(self, pop_credit(space, chain, &mut marks));
+        self.note(popped)
+    }
+
+    pub(super) fn use_credit(&mut self) -> bool {
+        ring!(self, use_credit())
+    }
+
+    /// Returns the newest chain of the credit, which is this one.
+    pub(super) fn unpop(&mut self, tag: Tag) {
+        assert_eq!(ring!(self, unpop()), self.ids.remove(&tag));
+    }
+
+    pub(super) fn credit(&self) -> u16 {
+        match &self.ring {
+            Ring::Split(queue) => queue.credit(),
+            Ring::Packed(queue) => queue.credit(),
+        }
+    }
+
+    fn note(&mut self, popped: Result<Popped, RingError>) -> Result<Option<Tag>, RingError> {
+        if popped? != Popped::Chain {
             return Ok(None);
         }
         // A hostile one may have no buffer.

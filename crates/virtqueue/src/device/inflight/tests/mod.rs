@@ -38,6 +38,8 @@ struct Model {
     popped: Vec<Tag>,
     /// Of these, what it has given back.
     pushed: Vec<Tag>,
+    /// Popped by it after those, as credit.
+    credit: Vec<Tag>,
     /// What has to come out of its ring, in this order.
     expected: VecDeque<Tag>,
     used: usize,
@@ -49,6 +51,7 @@ impl Model {
             driver: Driver::new(world, place),
             popped: Vec::new(),
             pushed: Vec::new(),
+            credit: Vec::new(),
             expected: VecDeque::new(),
             used: 0,
         }
@@ -61,13 +64,16 @@ impl Model {
     }
 
     fn came(&mut self, tag: Option<Tag>) {
-        let tag = match tag {
-            Some(tag) => tag,
-            // The ring may be away.
-            None => return,
-        };
+        // The ring may be away.
+        let Some(tag) = tag else { return };
         assert_eq!(Some(tag), self.expected.pop_front(), "not the next one");
         self.popped.push(tag);
+    }
+
+    fn came_as_credit(&mut self, tag: Option<Tag>) {
+        let Some(tag) = tag else { return };
+        assert_eq!(Some(tag), self.expected.pop_front(), "not the next one");
+        self.credit.push(tag);
     }
 
     /// The driver takes all that it is shown.
@@ -84,7 +90,7 @@ impl Model {
     fn killed(&mut self) {
         self.take();
         self.pushed.clear();
-        for tag in self.popped.drain(..).rev() {
+        for tag in self.popped.drain(..).chain(self.credit.drain(..)).rev() {
             self.expected.push_front(tag);
         }
     }
@@ -95,6 +101,9 @@ impl Model {
 enum Op {
     Offer,
     Pop,
+    PopCredit,
+    UseCredit,
+    Unpop,
     Push(usize),
     Show,
     Publish,
@@ -105,7 +114,7 @@ enum Op {
 }
 
 fn script(random: &mut Random, len: usize) -> Vec<Op> {
-    let op = |random: &mut Random| match random.below(20) {
+    let op = |random: &mut Random| match random.below(30) {
         0..6 => Op::Offer,
         6..11 => Op::Pop,
         11..15 => Op::Push(random.below(8)),
@@ -113,6 +122,9 @@ fn script(random: &mut Random, len: usize) -> Vec<Op> {
         16 => Op::Publish,
         17 => Op::Take,
         18 if random.below(4) == 0 => Op::Unmap,
+        19..23 => Op::PopCredit,
+        23..27 => Op::UseCredit,
+        27..29 => Op::Unpop,
         _ => Op::Remap,
     };
     (0..len).map(|_| op(random)).collect()
@@ -121,13 +133,26 @@ fn script(random: &mut Random, len: usize) -> Vec<Op> {
 fn perform(op: Op, world: &World, model: &mut Model, device: &mut Device, random: &mut Random) {
     match op {
         Op::Offer => model.offer(random),
-        Op::Pop => {
+        // Nothing else is popped by a device with credit.
+        Op::Pop if model.credit.is_empty() => {
             let came = device.pop();
             // One that was killed has only seemed to.
             if world.is_alive() {
                 model.came(came.unwrap());
             } else if let Ok(Some(tag)) = came {
                 assert_eq!(Some(&tag), model.expected.front());
+            }
+        }
+        Op::Pop | Op::PopCredit => model.came_as_credit(device.pop_credit().unwrap()),
+        Op::UseCredit => {
+            if device.use_credit() {
+                model.popped.push(model.credit.remove(0));
+            }
+        }
+        Op::Unpop => {
+            if let Some(tag) = model.credit.pop() {
+                device.unpop(tag);
+                model.expected.push_front(tag);
             }
         }
         Op::Push(nth) => {
@@ -191,6 +216,7 @@ fn run(packed: bool, size: u16, seed: u64, cut: u64) -> bool {
                 break;
             }
             perform(*op, &world, &mut model, &mut device, &mut random);
+            assert_eq!(usize::from(device.credit()), model.credit.len());
         }
         first_was |= generation == 0 && !world.is_alive();
         model.killed();
@@ -275,6 +301,47 @@ fn what_others_wrote_down() {
                     cut += 1;
                 }
             }
+        }
+    }
+}
+
+/// Credit costs no store, not even of what an earlier device had in flight, and all of it comes again in its order.
+#[test]
+fn credit_is_not_in_the_region() {
+    for (packed, size) in [(false, 8), (true, 7)] {
+        let start = if packed { 0x8000 | 5 } else { 0xfffe };
+        let world = World::new(packed, size, start);
+        let mut driver = Driver::new(&world, start);
+        let mut first = Device::start(&world, start);
+        let tags: Vec<Tag> = (0..5).map(|_| driver.offer(1).unwrap()).collect();
+        assert_eq!([first.pop().unwrap(), first.pop().unwrap()], [Some(tags[0]), Some(tags[1])]);
+        let mut second = Device::start(&world, 0);
+        let regions = world.region.all();
+        for _ in 0..3 {
+            for tag in &tags {
+                assert_eq!(second.pop_credit().unwrap(), Some(*tag));
+            }
+            assert_eq!((second.pop_credit().unwrap(), second.credit()), (None, 5));
+            assert_eq!((second.again(), second.in_flight()), (0, 2));
+            for tag in tags.iter().rev() {
+                second.unpop(*tag);
+            }
+            assert_eq!((second.again(), second.in_flight(), second.credit()), (2, 2, 0));
+            assert_eq!(world.region.all(), regions);
+        }
+        // The first two are named already; the third is when it is used.
+        (0..4).for_each(|_| assert!(second.pop_credit().unwrap().is_some()));
+        assert!(second.use_credit() && second.use_credit());
+        assert_eq!(world.region.all(), regions);
+        assert!(second.use_credit());
+        assert_ne!(world.region.all(), regions);
+        second.push(tags[1]);
+        second.publish();
+        assert_eq!(driver.take(), Some(tags[1]));
+        let mut third = Device::start(&world, 0);
+        assert_eq!(third.again(), 2);
+        for tag in [tags[0], tags[2], tags[3], tags[4]] {
+            assert_eq!(third.pop().unwrap(), Some(tag));
         }
     }
 }
