@@ -712,3 +712,35 @@ fn what_comes_unasked_while_a_ring_looks_is_not_missed() {
     vring.apply(Update::Look);
     assert!(vring.pop(&mut Chain::default()));
 }
+
+/// Credit goes back before an invalidation, new memory or new addresses take effect, and nothing waits for it. What is used is waited for.
+#[test]
+fn credit_holds_up_nothing() {
+    let mut setup = Setup::with_ring();
+    setup.tell(BUFFERS, 8, Access::BOTH);
+    for head in [0, 2, 4] {
+        setup.offer(head, (BUFFERS, 16), (BUFFERS + PAGE * u64::from(head), 100));
+    }
+    let mut chain = Chain::default();
+    let mut pop = |vring: &mut Vring| vring.pop_credit(&mut chain).then_some(chain.id);
+    let ids: Vec<ChainId> = (0..3).filter_map(|_| pop(&mut setup.vring)).collect();
+    assert_eq!(ids.iter().map(|id| id.head).collect::<Vec<_>>(), [0, 2, 4]);
+    assert!(is_over(&setup.invalidate(BUFFERS, LEN - BUFFERS)));
+    assert_eq!((setup.vring.credit(), setup.vring.use_credit(1)), (0, false));
+    // It needs new translations.
+    assert_eq!(pop(&mut setup.vring), None);
+    setup.sent();
+    setup.tell(BUFFERS, 8, Access::BOTH);
+    let again: Vec<ChainId> = (0..3).filter_map(|_| pop(&mut setup.vring)).collect();
+    assert_eq!(again, ids);
+    setup.vring.unpop(1);
+    assert!(!setup.vring.use_credit(3) && setup.vring.use_credit(1));
+    let waits = setup.invalidate(BUFFERS, LEN - BUFFERS);
+    assert!(!is_over(&waits));
+    assert_eq!(setup.vring.credit(), 0);
+    setup.vring.push_group(&[(ids[0], 1)]);
+    assert!(is_over(&waits));
+    setup.vring.publish();
+    assert_eq!(setup.used_idx(), 1);
+    assert_eq!(setup.vring.stop(), Stopped { next_avail: 1, has_work: true, held: Vec::new() });
+}

@@ -1,13 +1,16 @@
 //! A virtqueue with what hangs on it: memory, descriptors for kicks and calls, counters.
 
+mod credit;
 mod iommu;
 mod misses;
 mod parts;
+mod show_after;
 mod update;
 
 pub use iommu::Iommu;
 pub use misses::{Misses, Refusal};
 pub use parts::Parts;
+pub use show_after::ShowAfter;
 
 use crate::{Areas, Call, Counters, Kick, Stopped};
 use iommu::Translation;
@@ -17,12 +20,6 @@ use kickless_virtqueue::device::{Metadata, Options, Popped, Queue};
 use kickless_virtqueue::{Chain, ChainId, RingError};
 use std::sync::Arc;
 use tracing::{Span, debug, error, info, warn};
-
-/// The first completion of a batch is shown to the driver at once, and the others so many at a time: while we go on, it can take them
-/// and make the next requests of them. Otherwise the two would work in turns, and a driver that has found nothing would be
-/// about to sleep when we are done.
-const SHOWN_AT_ONCE: u32 = 16;
-const FIRST_SHOWN: u32 = 1;
 
 /// The device end of one virtqueue. A device pops from it and pushes to it; its worker arms and disarms it.
 #[derive(Debug)]
@@ -45,6 +42,7 @@ pub struct Vring {
     unseen: u32,
     /// How much that may come to.
     unseen_max: u32,
+    show_after: ShowAfter,
     /// Calls are not made at once, but when the worker says so.
     calls_later: bool,
     /// The driver is owed a call.
@@ -96,7 +94,8 @@ impl Vring {
             counters,
             pushed: !held.is_empty(),
             unseen: 0,
-            unseen_max: FIRST_SHOWN,
+            unseen_max: ShowAfter::EARLY.first,
+            show_after: ShowAfter::EARLY,
             calls_later: false,
             owes_call: false,
             unfinished: false,
@@ -171,13 +170,22 @@ impl Vring {
     /// Takes the next chain; `false` where there is none. A ring that turns out broken has none from then on.
     #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> bool {
+        self.pop_as::<false>(chain)
+    }
+
+    #[inline(always)]
+    fn pop_as<const CREDIT: bool>(&mut self, chain: &mut Chain) -> bool {
         if self.broken {
             return false;
         }
         if self.translation.is_some() {
-            return self.pop_translated(chain);
+            return self.pop_translated::<CREDIT>(chain);
         }
-        match self.queue.pop(&self.view, chain) {
+        let popped = match CREDIT {
+            true => self.queue.pop_credit(&self.view, chain),
+            false => self.queue.pop(&self.view, chain),
+        };
+        match popped {
             Ok(true) => true,
             Ok(false) => self.came_to_nothing(None),
             Err(error) => self.came_to_nothing(Some(error)),
@@ -197,7 +205,7 @@ impl Vring {
 
     /// [`Vring::pop`] behind a vIOMMU. A chain whose translations are not all there stays in the ring, and the ring rests until
     /// they have come.
-    fn pop_translated(&mut self, chain: &mut Chain) -> bool {
+    fn pop_translated<const CREDIT: bool>(&mut self, chain: &mut Chain) -> bool {
         if self.is_standing() {
             return false;
         }
@@ -205,9 +213,18 @@ impl Vring {
             self.remap();
         }
         let Some(translation) = &mut self.translation else { return false };
-        match self.queue.pop_translated(&self.view, &mut translation.tlb, chain) {
+        let (view, tlb) = (&self.view, &mut translation.tlb);
+        let popped = match CREDIT {
+            true => self.queue.pop_credit_translated(view, tlb, chain),
+            false => self.queue.pop_translated(view, tlb, chain),
+        };
+        match popped {
             Ok(Popped::Chain) if translation.is_held_up(chain.id.head) => {
                 let head = chain.id.head;
+                if CREDIT {
+                    // The task does not hear of it.
+                    self.queue.unpop();
+                }
                 self.fail(&format_args!(
                     "descriptor {head} is available again, and an invalidation waits for it"
                 ));
@@ -266,12 +283,25 @@ impl Vring {
         self.pushed = true;
         self.unseen += 1;
         if self.unseen == self.unseen_max {
-            self.unseen = 0;
-            self.unseen_max = SHOWN_AT_ONCE;
-            if self.is_sound() {
-                self.queue.show();
-            }
+            self.show();
         }
+    }
+
+    /// Shows the driver what was pushed, while the batch goes on.
+    #[inline]
+    fn show(&mut self) {
+        self.unseen = 0;
+        self.unseen_max = self.show_after.then;
+        if self.is_sound() {
+            self.queue.show();
+        }
+    }
+
+    /// Chooses when completions of a batch are shown before [`Vring::publish`]: [`ShowAfter::EARLY`] unless this is called. To be
+    /// called before the first [`Vring::push`], or right after a publish.
+    pub fn show_after(&mut self, rule: ShowAfter) {
+        self.show_after = rule;
+        self.unseen_max = rule.first;
     }
 
     /// Shows the driver all that was pushed, and calls it if it wants that.
@@ -282,7 +312,7 @@ impl Vring {
             return self.settle_marks();
         }
         self.unseen = 0;
-        self.unseen_max = FIRST_SHOWN;
+        self.unseen_max = self.show_after.first;
         if !self.is_sound() {
             return self.settle_marks();
         }
@@ -382,6 +412,7 @@ impl Vring {
     /// Leaves the ring for whoever runs it next. Kicks are enabled, since who comes next may be one that never touches them
     /// (without EVENT_IDX the flag stays as it was left), and those that were served already are taken out of the descriptor.
     pub fn stop(&mut self) -> Stopped {
+        self.unpop(u16::MAX);
         if let Some(kick) = &self.kick {
             kick.take();
         }
@@ -391,7 +422,7 @@ impl Vring {
         let left = self.queue.again();
         if left > 0 {
             // The transport cannot be let wait for what only it can bring.
-            warn!(parent: &self.span, queue = self.index, requests = left, "what was in flight in an earlier process still waits for translations; it is left to the next one");
+            warn!(parent: &self.span, queue = self.index, requests = left, "what was in flight in an earlier process is not done yet; it is left to the next one");
         }
         let held = self.queue.take_held();
         // What a request has left in damaged memory is no answer to it.

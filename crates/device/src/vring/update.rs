@@ -14,6 +14,10 @@ impl Vring {
     pub fn apply(&mut self, update: Update) {
         // While what it may take away is there to tell.
         self.is_sound();
+        // Nothing waits for credit, and its buffers may be gone.
+        if matches!(update, Update::Memory(_) | Update::Addresses(_) | Update::Invalidate(..)) {
+            self.unpop(u16::MAX);
+        }
         let looks =
             matches!(update, Update::Memory(_) | Update::Addresses(_) | Update::Look | Update::Refused(_));
         if let Some(translation) = &mut self.translation
