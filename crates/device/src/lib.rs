@@ -26,7 +26,6 @@ mod device;
 mod event;
 mod executor;
 mod notify;
-mod primitive;
 mod queue_task;
 mod stopped;
 mod task_handle;

@@ -50,7 +50,6 @@ mod files;
 mod op;
 mod operations;
 mod options;
-mod primitive;
 mod signal;
 mod submit_thread;
 mod threads;

@@ -1,5 +1,6 @@
 //! Waking a worker from another thread.
 
+use kickless_sync::Latch;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 use std::io;
@@ -8,7 +9,13 @@ use std::sync::Arc;
 
 /// An eventfd that any thread may signal. Clones signal the same one.
 #[derive(Clone, Debug)]
-pub struct Waker(Arc<OwnedFd>);
+pub struct Waker(Arc<Event>);
+
+#[derive(Debug)]
+struct Event {
+    fd: OwnedFd,
+    latch: Latch,
+}
 
 impl Waker {
     /// Makes a new one, not signalled.
@@ -16,36 +23,41 @@ impl Waker {
     /// # Errors
     /// The process or the host is out of descriptors or memory.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self(Arc::new(Event { fd, latch: Latch::default() })))
     }
 
     /// Makes the descriptor readable. Waking twice before [`Waker::clear`] is waking once.
     pub fn wake(&self) {
-        loop {
-            match write(&self.0, &1u64.to_ne_bytes()) {
-                Err(Errno::INTR) => {}
-                // A counter that is full is readable as well; nothing else can fail.
-                _ => return,
-            }
-        }
+        // A counter that is full is readable as well; nothing else can fail.
+        while write(&self.0.fd, &1u64.to_ne_bytes()) == Err(Errno::INTR) {}
+        self.0.latch.set();
     }
 
     /// Makes the descriptor unreadable again; whether it was readable. Look for work *after* this, never
     /// before.
     pub fn clear(&self) -> bool {
         let mut count = [0; 8];
-        loop {
-            match read(&self.0, &mut count) {
+        let result = loop {
+            match read(&self.0.fd, &mut count) {
                 Err(Errno::INTR) => {}
-                result => return result.is_ok(),
+                result => break result,
             }
-        }
+        };
+        self.0.latch.clear();
+        result.is_ok()
+    }
+
+    /// What a model waits for instead of the descriptor.
+    #[cfg(loom)]
+    pub fn latch(&self) -> &Latch {
+        &self.0.latch
     }
 }
 
 impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.0.fd.as_fd()
     }
 }
 

@@ -21,6 +21,7 @@
 //! ```
 
 mod cell;
+mod latch;
 mod lock;
 mod statics;
 
@@ -37,6 +38,7 @@ pub mod atomic {
 }
 
 pub use cell::UnsafeCell;
+pub use latch::Latch;
 pub use lock::lock;
 #[cfg(loom)]
 #[doc(hidden)]

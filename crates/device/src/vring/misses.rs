@@ -15,8 +15,12 @@
 //! The transport forgets a queue ([`Misses::forget`]) after it has stopped, so a stopped queue is asked nothing for; an
 //! answer that comes later finds nobody.
 
-use crate::primitive::{Mutex, Waker};
+#[cfg(all(test, loom))]
+mod model;
+
+use kickless_io::Waker;
 use kickless_memory::{Access, Iova, IovaRange, Miss};
+use kickless_sync::Mutex;
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 

@@ -21,10 +21,14 @@
 //! The two ends share room for one submission. The worker puts it there and goes on; operations that it stages meanwhile are the next
 //! batch. The thread takes the submission, runs it, puts the result there, and only then wakes the worker. The worker clears the waker
 //! before it looks for the result, so it finds the result or is woken for it. A worker that looks first and clears then loses nothing
-//! either: [`WorkerEnd::is_busy`] says that there is a result, and the worker does not sleep. `tests/submit_thread_loom.rs` has both
-//! in every order.
+//! either: [`WorkerEnd::is_busy`] says that there is a result, and the worker does not sleep. `handover/model.rs` has both in every
+//! order.
 
-use crate::primitive::{Condvar, Mutex, MutexGuard, Waker};
+#[cfg(all(test, loom))]
+mod model;
+
+use crate::waker::Waker;
+use kickless_sync::{Condvar, Mutex, MutexGuard};
 use std::sync::{Arc, PoisonError};
 
 /// A system call that submits operations and takes its time.

@@ -20,10 +20,7 @@
 //! `returned` is published by `tail` with release and taken with acquire: what the completer did with an id's memory is over
 //! before the submitter uses it again.
 
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use kickless_sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// A chain in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,50 +1,13 @@
 //! Hands submissions to the thread beside a worker and takes them back, in every order that the memory model allows, up to a
 //! number of preemptions.
 //!
-//! The handover is the crate's own, taken from its file; the kernel is a counter of completions, and the waker is one that loom can watch. A
-//! result or a completion that is lost is a deadlock, which loom finds.
+//! The kernel is a counter of completions. A result or a completion that is lost is a deadlock, which loom finds.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-io --release --test submit_thread_loom`
-#![cfg(loom)]
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "tests")]
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-io --release --lib model`
+#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../src/submit_thread/handover.rs"]
-mod handover;
-
-mod primitive {
-    pub(crate) use crate::waker::Waker;
-    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
-}
-
-mod waker {
-    use loom::sync::{Arc, Condvar, Mutex};
-
-    /// An eventfd that one sleeps on.
-    #[derive(Clone, Default)]
-    pub struct Waker(Arc<(Mutex<bool>, Condvar)>);
-
-    impl Waker {
-        pub fn wake(&self) {
-            *self.0.0.lock().unwrap() = true;
-            self.0.1.notify_one();
-        }
-
-        pub fn clear(&self) {
-            *self.0.0.lock().unwrap() = false;
-        }
-
-        /// Until it is signalled, which it stays.
-        pub fn sleep(&self) {
-            let mut signalled = self.0.0.lock().unwrap();
-            while !*signalled {
-                signalled = self.0.1.wait(signalled).unwrap();
-            }
-        }
-    }
-}
-
-use crate::handover::{Submission, WorkerEnd, handover};
-use crate::waker::Waker;
+use super::{Submission, WorkerEnd, handover};
+use crate::Waker;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 use std::sync::Arc;
@@ -114,7 +77,7 @@ impl Worker {
                 return;
             }
             if !self.needs_turn() {
-                self.waker.sleep();
+                self.waker.latch().wait();
             }
         }
     }
@@ -127,7 +90,7 @@ fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
 }
 
 fn worker(count: u32) -> (Worker, thread::JoinHandle<()>) {
-    let (waker, kernel) = (Waker::default(), Arc::new(Kernel::default()));
+    let (waker, kernel) = (Waker::new().unwrap(), Arc::new(Kernel::default()));
     let (end, thread_end) = handover(waker.clone());
     let thread = thread::spawn(move || thread_end.serve());
     (Worker { end, kernel, waker, staged: count, in_flight: count }, thread)

@@ -1,51 +1,16 @@
 //! A queue that waits for a translation, its session, and a stop, in every order that the memory model allows, up to a number of
 //! preemptions.
 //!
-//! The list of misses is the crate's own, taken from its file; its lock and its signal are what loom can watch. A queue that
-//! waits for ever is a deadlock, which loom finds.
+//! A queue that waits for ever is a deadlock, which loom finds.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-device --release --test misses_loom`
-#![cfg(loom)]
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "tests")]
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-device --release --lib model`
+#![allow(clippy::unwrap_used, reason = "tests")]
 
-#[path = "../src/vring/misses.rs"]
-mod misses;
-
-mod primitive {
-    use loom::sync::Condvar;
-    pub(crate) use loom::sync::Mutex;
-
-    /// An eventfd.
-    #[derive(Debug, Default)]
-    pub struct Waker {
-        given: Mutex<bool>,
-        change: Condvar,
-    }
-
-    impl Waker {
-        pub fn wake(&self) {
-            *self.given.lock().unwrap() = true;
-            self.change.notify_one();
-        }
-
-        pub fn clear(&self) {
-            *self.given.lock().unwrap() = false;
-        }
-
-        pub fn wait(&self) {
-            let mut given = self.given.lock().unwrap();
-            while !*given {
-                given = self.change.wait(given).unwrap();
-            }
-        }
-    }
-}
-
+use super::Misses;
+use kickless_io::Waker;
 use kickless_memory::{Access, Iova, IovaRange, Miss};
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
-use misses::Misses;
-use primitive::Waker;
 use std::sync::Arc;
 
 const MISS: Miss = Miss { page: Iova(0), access: Access::READ };
@@ -64,9 +29,9 @@ struct Shared {
 
 fn shared() -> Arc<Shared> {
     Arc::new(Shared {
-        misses: Misses::new(Waker::default()),
+        misses: Misses::new(Waker::new().unwrap()),
         there: AtomicBool::new(false),
-        mail: Waker::default(),
+        mail: Waker::new().unwrap(),
         stop: AtomicBool::new(false),
         done: AtomicBool::new(false),
     })
@@ -95,7 +60,7 @@ impl Shared {
                 break true;
             }
             self.misses.ask(QUEUE, &[MISS], &[page()]);
-            self.mail.wait();
+            self.mail.latch().wait();
             self.mail.clear();
         };
         self.done.store(true, Ordering::Release);
@@ -125,7 +90,7 @@ fn an_answer_is_never_missed() {
         });
         shared.tell();
         loop {
-            shared.misses.signal().wait();
+            shared.misses.signal().latch().wait();
             let unsent = shared.misses.take_unsent();
             if unsent.is_empty() && shared.done.load(Ordering::Acquire) {
                 break;
@@ -150,7 +115,7 @@ fn what_comes_unasked_is_never_missed() {
             move || {
                 shared.misses.watch(QUEUE, vec![page()]);
                 while !shared.there.load(Ordering::Relaxed) {
-                    shared.mail.wait();
+                    shared.mail.latch().wait();
                     shared.mail.clear();
                 }
                 shared.misses.settled(QUEUE);
@@ -171,9 +136,9 @@ fn an_answer_for_two_reaches_both() {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(2);
         builder.check(move || {
-            let misses = Arc::new(Misses::new(Waker::default()));
+            let misses = Arc::new(Misses::new(Waker::new().unwrap()));
             let table = Arc::new(AtomicBool::new(false));
-            let mails: Arc<[(Waker, AtomicBool); 2]> = Arc::default();
+            let mails = Arc::new([(); 2].map(|()| (Waker::new().unwrap(), AtomicBool::new(false))));
             let done = Arc::new(AtomicUsize::new(0));
             let queues: Vec<_> = (0..2u16)
                 .map(|queue| {
@@ -185,7 +150,7 @@ fn an_answer_for_two_reaches_both() {
                         let miss = if is_same { MISS } else { own };
                         while !table.load(Ordering::Relaxed) && !refused.load(Ordering::Relaxed) {
                             misses.ask(queue, &[miss], &[]);
-                            mail.wait();
+                            mail.latch().wait();
                             mail.clear();
                         }
                         misses.settled(queue);
@@ -198,7 +163,7 @@ fn an_answer_for_two_reaches_both() {
                 .collect();
             let mut sent = 0;
             loop {
-                misses.signal().wait();
+                misses.signal().latch().wait();
                 let unsent = misses.take_unsent();
                 if unsent.is_empty() && done.load(Ordering::Acquire) == 2 {
                     break;
