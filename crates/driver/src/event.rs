@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kickless_io::Signaller;
+use kickless_sync::Latch;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, ReadWriteFlags, preadv2, read, write};
 
@@ -16,46 +17,58 @@ use crate::sleepers;
 
 /// An eventfd that never blocks.
 #[derive(Debug)]
-pub(crate) struct Event(OwnedFd);
+pub(crate) struct Event {
+    fd: OwnedFd,
+    latch: Latch,
+}
 
 impl Event {
     pub(crate) fn new() -> Result<Self, Error> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        eventfd(0, flags).map(Self).map_err(Error::os("eventfd"))
+        let fd = eventfd(0, flags).map_err(Error::os("eventfd"))?;
+        Ok(Self { fd, latch: Latch::default() })
     }
 
     /// Signals it, for one that the back-end does not have ([`Kicker`]). A counter that is full is signalled already, so no
     /// error is one.
     #[inline]
     pub(crate) fn signal(&self) {
-        let _ = write(&self.0, &1u64.to_ne_bytes());
+        let _ = write(&self.fd, &1u64.to_ne_bytes());
+        self.latch.set();
     }
 
     /// Takes what was signalled; how often it was. Does not wait, whatever the back-end did to the descriptor.
     pub(crate) fn take(&self) -> u64 {
         let mut count = [0; 8];
         // No offset.
-        let taken = preadv2(&self.0, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
+        let taken = preadv2(&self.fd, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
         let taken = match taken {
             // Linux before 5.12.
-            Err(Errno::OPNOTSUPP) => read(&self.0, &mut count),
+            Err(Errno::OPNOTSUPP) => read(&self.fd, &mut count),
             taken => taken,
         };
+        self.latch.clear();
         taken.map_or(0, |_| u64::from_ne_bytes(count))
+    }
+
+    /// What a model waits for instead of the descriptor.
+    #[cfg(all(test, loom))]
+    pub(crate) fn latch(&self) -> &Latch {
+        &self.latch
     }
 
     /// How often it was signalled since it was last taken. Not for the fast path.
     pub(crate) fn pending(&self) -> u64 {
         // proc_pid_fdinfo(5): the counter, in hexadecimal.
         let info =
-            fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd())).unwrap_or_default();
+            fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd())).unwrap_or_default();
         let count = info.lines().find_map(|line| line.strip_prefix("eventfd-count:"));
         count.and_then(|count| u64::from_str_radix(count.trim(), 16).ok()).unwrap_or(0)
     }
 
     /// Another descriptor of the same, to hand out.
     pub(crate) fn duplicate(&self) -> Result<OwnedFd, Error> {
-        self.0.try_clone().map_err(|source| Error::Os { what: "eventfd", source })
+        self.fd.try_clone().map_err(|source| Error::Os { what: "eventfd", source })
     }
 }
 
@@ -122,7 +135,7 @@ impl Kicker {
 
 impl AsFd for Event {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
@@ -136,8 +149,8 @@ mod tests {
     fn a_kick_does_not_wait() {
         let kicker = Kicker::new();
         let event = Event::new().unwrap();
-        write(&event.0, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        fcntl_setfl(&event.0, OFlags::empty()).unwrap();
+        write(&event.fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        fcntl_setfl(&event.fd, OFlags::empty()).unwrap();
         (0..1000).for_each(|_| kicker.kick(&event));
         assert_eq!(event.take(), u64::MAX);
         kicker.kick(&event);

@@ -1,10 +1,11 @@
 //! Which of the threads that wait at a queue sleeps on its events, for all of them.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
+
+use kickless_sync::{Mutex, MutexGuard, lock};
 
 use crate::event::Event;
-use crate::primitive::{Mutex, MutexGuard};
 use crate::seat::Seat;
 
 /// The role of the one that sleeps on the queue's events and hands out what has come. The others sleep in their seats, until
@@ -24,7 +25,7 @@ struct Roles {
 
 impl Lead {
     fn roles(&self) -> MutexGuard<'_, Roles> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Takes the role if it is free; otherwise the seat is among those that are told when it is.

@@ -49,7 +49,6 @@
 //! request in flight fails ([`Disk::failure`] tells why). A connection that closes is made again for as long as
 //! [`Options::reconnect_limit`] says; meanwhile requests wait, and then all that were in flight are sent again. A back-end
 //! that neither answers requests nor closes its socket is waited for.
-#![cfg_attr(loom, allow(dead_code, unused_imports, reason = "the models use a part"))]
 
 mod block;
 mod buffer;
@@ -66,9 +65,10 @@ mod layout;
 mod lead;
 mod limits;
 mod memory;
+#[cfg(all(test, loom))]
+mod model;
 mod options;
 mod pool;
-mod primitive;
 mod queue;
 mod reactor;
 mod recovery;

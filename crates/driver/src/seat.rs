@@ -4,10 +4,11 @@ use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use kickless_sync::{Condvar, Mutex, MutexGuard, lock};
+
 use crate::buffer::Data;
 use crate::error::Failure;
 use crate::event::Event;
-use crate::primitive::{Condvar, Mutex, MutexGuard};
 
 /// What is waited for.
 pub(crate) type Outcome = (Result<(), Failure>, Data);
@@ -41,7 +42,7 @@ enum Sitter {
 
 impl Seat {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// As if it were new.
@@ -141,7 +142,7 @@ const KEPT_MAX: usize = 1024;
 
 impl Seats {
     fn free(&self) -> MutexGuard<'_, Vec<Arc<Seat>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// A seat for one request.

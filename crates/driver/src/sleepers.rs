@@ -26,6 +26,9 @@
 //! An Events whose bell was rung is awake, and is owed nothing until it is armed again. The end of the disk rings all bells. A
 //! device that does not call holds up those who wait for its own completions.
 
+#[cfg(all(test, loom))]
+mod model;
+
 use std::sync::{Arc, Weak};
 
 /// An event that only this process signals.

@@ -6,9 +6,9 @@
 #![expect(unsafe_code, reason = "island: cells that two threads hand to one another")]
 
 use std::mem::MaybeUninit;
-use std::sync::atomic::Ordering;
 
-use crate::primitive::{Arc, AtomicBool, UnsafeCell};
+use kickless_sync::atomic::{AtomicBool, Ordering};
+use kickless_sync::{Arc, UnsafeCell};
 
 struct Slot<T> {
     /// Set: it is the taker's. Clear: it is the filler's.

@@ -1,15 +1,11 @@
 //! Sleepers of a queue, of both kinds, and pollers beside them, in every order that the memory model allows, up to a number of
 //! preemptions.
 //!
-//! The code under test is the driver's own: `sleepers.rs` from its file, and the suppression of calls from the rings. The lock,
-//! the eventfds and the device are models. A wake-up that is lost is a deadlock, which loom finds.
+//! The suppression of calls is that of the rings; the lock, the eventfds and the device are models. A wake-up that is lost is a
+//! deadlock, which loom finds.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-driver --release --test sleepers_loom`
-#![cfg(loom)]
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "tests")]
-
-#[path = "../src/sleepers.rs"]
-mod sleepers;
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-driver --release --lib model`
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,7 +16,8 @@ use kickless_virtqueue::driver::suppress as driver;
 use loom::sync::atomic::{AtomicU16, fence};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
-use sleepers::{Bell, Calls, Sleepers};
+
+use super::{Bell, Calls, Sleepers};
 
 /// Requests of each model.
 const REQUESTS: u16 = 2;
