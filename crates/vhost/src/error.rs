@@ -1,7 +1,7 @@
 //! Why a message is refused, and why a session ends.
 
 use crate::setup::Shape;
-use kickless_device::{ConfigError, StartError};
+use kickless_device::{ConfigError, MessageError, StartError};
 use kickless_memory::{Unmapped, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -25,7 +25,9 @@ pub(crate) enum Refusal {
     Features(Features),
     #[error("protocol feature bits {:#x} were not offered", .0.bits())]
     ProtocolFeatures(ProtocolFeatures),
-    #[error("ring index {index}, but there are {count} rings")]
+    #[error(
+        "ring index {index}, but there are {count} rings: the front-end wants more than this back-end has (QEMU: queues=)"
+    )]
     Index { index: u32, count: usize },
     #[error(transparent)]
     InvalidSize(#[from] InvalidSize),
@@ -82,6 +84,8 @@ pub(crate) enum Refusal {
     Xen,
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error(transparent)]
+    Device(#[from] MessageError),
     #[error("ring {index} cannot start: {source}")]
     Start { index: u16, source: StartError },
     #[error("ring {index} is {shape}, but the state that was loaded is of one that is {loaded}")]

@@ -13,7 +13,9 @@
 //! # When a ring runs
 //! When the front-end has said how long it is, where it lies and where its kicks come from, and has enabled it. It is then
 //! looked at once, kick or no kick. GET_VRING_BASE stops it: everything in flight completes, and the answer is the
-//! index that was not taken yet. Disabling it drains it too, and enabling it goes on from there. Nothing else stops it:
+//! index that was not taken yet. Disabling it stops it too, and enabling it goes on from there. A device can have a ring
+//! run while it is disabled, to discard what the driver offers
+//! ([`Disabled::Drained`](kickless_device::Disabled::Drained)). Nothing else stops it:
 //! SET_FEATURES, SET_VRING_ADDR, new descriptors and changes of memory are work items for its worker.
 //!
 //! # When a device moves to another process

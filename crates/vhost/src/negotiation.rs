@@ -5,10 +5,10 @@ use kickless_device::Device;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 
-/// The protocol features that we offer: what we do, and nothing else.
+/// The protocol features that we offer for every device.
 ///
 /// Without STATUS: QEMU resets it before it asks for the ring's bases, and nothing here would come of it.
-pub(crate) const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
+const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::REPLY_ACK)
     .union(ProtocolFeatures::CONFIG)
     .union(ProtocolFeatures::LOG_SHMFD)
@@ -17,6 +17,11 @@ pub(crate) const PROTOCOL_FEATURES: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::RESET_DEVICE)
     .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
     .union(ProtocolFeatures::DEVICE_STATE);
+
+/// Returns the protocol features that are offered with this device: ours and its own.
+pub(crate) fn protocol_features(device: &dyn Device) -> ProtocolFeatures {
+    PROTOCOL_FEATURES | device.protocol_features()
+}
 
 /// The state of negotiation.
 #[derive(Debug, Default)]
@@ -72,8 +77,12 @@ impl Negotiated {
     }
 
     /// SET_PROTOCOL_FEATURES.
-    pub(crate) fn set_protocol(&mut self, protocol: ProtocolFeatures) -> Result<(), Refusal> {
-        let unknown = protocol - PROTOCOL_FEATURES;
+    pub(crate) fn set_protocol(
+        &mut self,
+        device: &dyn Device,
+        protocol: ProtocolFeatures,
+    ) -> Result<(), Refusal> {
+        let unknown = protocol - protocol_features(device);
         if !unknown.is_empty() {
             return Err(Refusal::ProtocolFeatures(unknown));
         }

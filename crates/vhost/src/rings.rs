@@ -7,7 +7,8 @@ use crate::state::{RingState, State};
 use crate::statistics::Statistics;
 use crate::wait;
 use kickless_device::{
-    Areas, Call, Device, Executor, InvalidState, Iommu, Kick, Parts, Stopped, TaskHandle, Update, Vring,
+    Areas, Call, Device, Disabled, Executor, InvalidState, Iommu, Kick, Parts, Stopped, TaskHandle, Update,
+    Vring,
 };
 use kickless_memory::{Iova, View};
 use kickless_spec::features::Features;
@@ -25,6 +26,8 @@ pub(crate) struct Ring {
     pub(crate) call: Option<Call>,
     pub(crate) err: Option<Call>,
     running: Option<Box<dyn TaskHandle>>,
+    /// Its task carries requests out; otherwise it drains the ring. Only while it runs.
+    serves: bool,
     /// Requests were in the ring when it stopped.
     had_work: bool,
 }
@@ -124,12 +127,23 @@ impl Rings {
 
     /// Makes the ring run or stop as its set-up says.
     pub(crate) fn settle(&mut self, index: u16, view: &Arc<View>, features: Features) -> Result<(), Refusal> {
-        let wanted = self.get(index).setup.runs();
+        let wanted = self.rings[usize::from(index)].setup.runs(self.device.disabled(index));
         match (wanted, self.is_running(index)) {
             (Some((size, addresses)), false) => self.start(index, size, addresses, view, features),
+            (Some(_), true) => Ok(self.enable(index)?),
             (None, true) => Ok(self.stop(index)?),
-            _ => Ok(()),
+            (None, false) => Ok(()),
         }
+    }
+
+    /// Has a ring that runs carry requests out or drain, as its set-up says. Returns when that is in force.
+    fn enable(&mut self, index: u16) -> Result<(), Ended> {
+        let ring = self.get(index);
+        let enabled = ring.setup.enabled;
+        if std::mem::replace(&mut ring.serves, enabled) == enabled {
+            return Ok(());
+        }
+        self.update(index, Update::Enable(enabled))
     }
 
     fn start(
@@ -179,8 +193,12 @@ impl Rings {
             counters,
         })
         .map_err(|source| Refusal::Areas { index, source })?;
-        let task =
+        let mut task =
             self.device.start_queue(vring, features).map_err(|source| Refusal::Start { index, source })?;
+        ring.serves = ring.setup.enabled;
+        if self.device.disabled(index) == Disabled::Drained {
+            task.set_enabled(ring.serves);
+        }
         let handle = self.executor.spawn(task).map_err(|error| {
             error!(ring = index, %error, "no worker takes a ring");
             Ended::Worker

@@ -25,7 +25,7 @@ pub struct Server {
 impl Server {
     /// A server of this device, whose queues run in this executor.
     pub fn new(device: Arc<dyn Device>, executor: Arc<dyn Executor>) -> Self {
-        let statistics = Arc::new(Statistics::new(device.queues_max()));
+        let statistics = Arc::new(Statistics::new(device.clone()));
         Self { device, executor, statistics, mapper: Mapper::default() }
     }
 

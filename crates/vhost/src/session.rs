@@ -5,7 +5,7 @@ use crate::error::{Ended, HOW_TO_SHARE, Refusal};
 use crate::inflight::Inflight;
 use crate::iotlb::Translations;
 use crate::memory::Memory;
-use crate::negotiation::{Negotiated, PROTOCOL_FEATURES};
+use crate::negotiation::{self, Negotiated};
 use crate::others::Others;
 use crate::rings::{self, Rings};
 use crate::setup::{self, Setup};
@@ -13,7 +13,7 @@ use crate::state::Bounds;
 use crate::statistics::Statistics;
 use crate::transfer::Transfers;
 use crate::wait::Ends;
-use kickless_device::{Call, Device, Executor, Kick, Update};
+use kickless_device::{Call, Device, DeviceMessage, Executor, Kick, Update};
 use kickless_memory::{Gpa, Mapper, SLOTS_MAX, UserAddr};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -179,9 +179,17 @@ impl<'a> Session<'a> {
         match message {
             Message::GetFeatures => number(self.negotiated.offered(&*self.device).bits()),
             Message::SetFeatures(features) => self.set_features(features).and_then(done),
-            Message::GetProtocolFeatures => number(PROTOCOL_FEATURES.bits()),
-            Message::SetProtocolFeatures(protocol) => self.negotiated.set_protocol(protocol).and_then(done),
+            Message::GetProtocolFeatures => number(negotiation::protocol_features(&*self.device).bits()),
+            Message::SetProtocolFeatures(protocol) => {
+                self.negotiated.set_protocol(&*self.device, protocol).and_then(done)
+            }
             Message::GetQueueNum => number(self.device.queues_max().into()),
+            Message::NetSetMtu(mtu) => {
+                self.tell_device(ProtocolFeatures::MTU, DeviceMessage::SetMtu(mtu)).and_then(done)
+            }
+            Message::SendRarp(mac) => {
+                self.tell_device(ProtocolFeatures::RARP, DeviceMessage::SendRarp(mac)).and_then(done)
+            }
             // Nobody else can be the owner of a connection, and giving it up is its end.
             Message::SetOwner | Message::ResetOwner => Ok(None),
             Message::ResetDevice => self.reset().and_then(done),
@@ -259,6 +267,12 @@ impl<'a> Session<'a> {
             Message::VringKick { index } => self.vring_kick(index).and_then(done),
             _ => Err(Refusal::NotOffered),
         }
+    }
+
+    /// Passes a message to the device, whose protocol feature has to be negotiated.
+    fn tell_device(&self, feature: ProtocolFeatures, message: DeviceMessage) -> Result<(), Refusal> {
+        self.negotiated.need(feature)?;
+        Ok(self.device.message(message)?)
     }
 
     fn settle(&mut self, index: u16) -> Result<(), Refusal> {

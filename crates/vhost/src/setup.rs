@@ -1,7 +1,7 @@
 //! What the front-end has said of a ring. Pure.
 
 use crate::state::RingState;
-use kickless_device::{Areas, IovaAddresses, Stopped};
+use kickless_device::{Areas, Disabled, IovaAddresses, Stopped};
 use kickless_memory::Iova;
 use kickless_spec::features::Features;
 use kickless_spec::ring::EVENT_WRAP;
@@ -109,10 +109,12 @@ impl Setup {
         self.next_avail = Some(next_avail);
     }
 
-    /// Whether it is to run: all that is needed is known, it was started, and it is enabled.
-    pub(crate) fn runs(&self) -> Option<(u16, Addresses)> {
+    /// Returns the size and addresses to run with: all that is needed is known, the ring was started, and it is enabled, or
+    /// drained while it is `disabled`.
+    pub(crate) fn runs(&self, disabled: Disabled) -> Option<(u16, Addresses)> {
+        let is_served = self.enabled || disabled == Disabled::Drained;
         match (self.size, self.addresses) {
-            (Some(size), Some(addresses)) if self.started && self.enabled => Some((size, addresses)),
+            (Some(size), Some(addresses)) if self.started && is_served => Some((size, addresses)),
             _ => None,
         }
     }
@@ -175,14 +177,17 @@ mod tests {
             started: true,
             enabled: true,
         };
-        assert_eq!(whole.runs(), Some((256, Addresses::default())));
+        let runs = Some((256, Addresses::default()));
+        assert_eq!(whole.runs(Disabled::LeftAlone), runs);
+        let disabled = Setup { enabled: false, ..whole.clone() };
+        assert_eq!(disabled.runs(Disabled::Drained), runs);
         for lacking in [
             Setup { size: None, ..whole.clone() },
             Setup { addresses: None, ..whole.clone() },
             Setup { started: false, ..whole.clone() },
             Setup { enabled: false, ..whole.clone() },
         ] {
-            assert_eq!(lacking.runs(), None, "{lacking:?}");
+            assert_eq!(lacking.runs(Disabled::LeftAlone), None, "{lacking:?}");
         }
     }
 }

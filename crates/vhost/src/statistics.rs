@@ -1,21 +1,23 @@
 //! Counters of a device.
 
-use kickless_device::{Count, Counters};
+use kickless_device::{Count, Counters, Device};
+use std::fmt;
 use std::sync::Arc;
 use tracing::info;
 
 /// Counters of a device, over all front-ends that it has had.
-#[derive(Debug)]
 pub struct Statistics {
+    device: Arc<dyn Device>,
     queues: Vec<Arc<Counters>>,
     /// Kicks by message for rings that did not run.
     pub(crate) kicks_ignored: Count,
 }
 
 impl Statistics {
-    /// Makes the counters of a device with so many queues.
-    pub(crate) fn new(queues: u16) -> Self {
-        Self { queues: (0..queues).map(|_| Arc::default()).collect(), kicks_ignored: Count::default() }
+    /// Makes the counters of a device.
+    pub(crate) fn new(device: Arc<dyn Device>) -> Self {
+        let queues = (0..device.queues_max()).map(|_| Arc::default()).collect();
+        Self { device, queues, kicks_ignored: Count::default() }
     }
 
     pub(crate) fn queue(&self, index: u16) -> Arc<Counters> {
@@ -34,6 +36,11 @@ impl Statistics {
         &self.queues
     }
 
+    /// Returns the device's own counters: names and values.
+    pub fn of_device(&self) -> Vec<(&'static str, u64)> {
+        self.device.counters()
+    }
+
     /// Kicks by message for rings that did not run.
     pub fn kicks_ignored(&self) -> u64 {
         self.kicks_ignored.get()
@@ -48,8 +55,18 @@ impl Statistics {
         for (queue, counters) in self.queues.iter().enumerate().filter(|(_, counters)| used(counters)) {
             info!("{occasion} queue={queue} {counters}");
         }
+        let own: Vec<_> = self.of_device().iter().map(|(name, value)| format!(" {name}={value}")).collect();
+        if !own.is_empty() {
+            info!("{occasion} device{}", own.concat());
+        }
         if self.kicks_ignored() > 0 {
             info!("{occasion} kicks_ignored={}", self.kicks_ignored());
         }
+    }
+}
+
+impl fmt::Debug for Statistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Statistics").field("queues", &self.queues).finish_non_exhaustive()
     }
 }

@@ -1,0 +1,276 @@
+//! A device that has protocol features of its own, and a ring that is drained while it is disabled.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may")]
+
+use kickless_device::{
+    ConfigError, Context, Device, DeviceMessage, Disabled, Executor, InvalidState, MessageError, Polled,
+    QueueTask, StartError, Stopped, TaskHandle, Update, Vring,
+};
+use kickless_io::{Completion, Engine};
+use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures;
+use kickless_vhost::Server;
+use kickless_vhost_user::{
+    Frontend, FrontendMessage as Message, MemoryRegion, Reply, VringAddr, VringFd, VringState, Wait,
+};
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const USER: u64 = 0x10_0000;
+const MTU_MAX: u64 = 9000;
+
+/// What was asked of the device and its tasks.
+#[derive(Clone, Default)]
+struct Asked(Arc<Mutex<Vec<String>>>);
+
+impl Asked {
+    fn note(&self, what: String) {
+        self.0.lock().unwrap().push(what);
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+/// A device with a receive ring and a transmit ring.
+struct Card(Asked);
+
+impl Device for Card {
+    fn features(&self) -> Features {
+        Features::VERSION_1
+    }
+
+    fn protocol_features(&self) -> ProtocolFeatures {
+        ProtocolFeatures::MTU | ProtocolFeatures::RARP
+    }
+
+    fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {
+        if let DeviceMessage::SetMtu(mtu) = message
+            && mtu > MTU_MAX
+        {
+            return Err(MessageError::Mtu { mtu, min: 68, max: MTU_MAX });
+        }
+        self.0.note(format!("{message:?}"));
+        Ok(())
+    }
+
+    fn queues_max(&self) -> u16 {
+        2
+    }
+
+    fn queue_size_max(&self) -> u16 {
+        256
+    }
+
+    fn disabled(&self, index: u16) -> Disabled {
+        if index == 1 { Disabled::Drained } else { Disabled::LeftAlone }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![("frames_discarded", 7)]
+    }
+
+    fn reset(&self) {}
+
+    fn restore_unknown(&self) {}
+
+    fn read_config(&self, _: usize, _: &mut [u8]) {}
+
+    fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError> {
+        Err(ConfigError::ReadOnly { offset, end: offset + from.len() })
+    }
+
+    fn open(&self) -> Result<(), StartError> {
+        Ok(())
+    }
+
+    fn close(&self) {}
+
+    fn save(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn load(&self, _: &[u8]) -> Result<(), InvalidState> {
+        Ok(())
+    }
+
+    fn start_queue(&self, vring: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
+        self.0.note(format!("start {}", vring.index()));
+        Ok(Box::new(Task { vring, asked: self.0.clone() }))
+    }
+}
+
+/// A task that is not run.
+struct Task {
+    vring: Vring,
+    asked: Asked,
+}
+
+impl QueueTask for Task {
+    fn vring(&mut self) -> &mut Vring {
+        &mut self.vring
+    }
+
+    fn attach(&mut self, _: &mut Engine) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn detach(&mut self, _: &mut Engine) {}
+
+    fn poll(&mut self, _: &mut Context<'_>, _: u32) -> Polled {
+        panic!("nobody runs it")
+    }
+
+    fn complete(&mut self, _: &mut Context<'_>, _: &mut Vec<Completion>) -> bool {
+        false
+    }
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn set_enabled(&mut self, enabled: bool) {
+        self.asked.note(format!("begin {} enabled: {enabled}", self.vring.index()));
+    }
+
+    fn memory_changed(&mut self, _: &mut Engine) {}
+}
+
+/// Runs nothing, and notes what is asked of the tasks.
+struct Noting(Asked);
+
+struct Handle {
+    index: u16,
+    asked: Asked,
+}
+
+impl Executor for Noting {
+    fn spawn(&self, mut task: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>> {
+        Ok(Box::new(Handle { index: task.vring().index(), asked: self.0.clone() }))
+    }
+}
+
+impl TaskHandle for Handle {
+    fn update(&self, update: Update) -> Receiver<()> {
+        if let Update::Enable(enabled) = update {
+            self.asked.note(format!("{} enabled: {enabled}", self.index));
+        }
+        let (done, answer) = channel();
+        done.send(()).unwrap();
+        answer
+    }
+
+    fn stop(&self) -> Receiver<Stopped> {
+        self.asked.note(format!("stop {}", self.index));
+        let (done, answer) = channel();
+        done.send(Stopped { next_avail: 0, has_work: false, held: Vec::new() }).unwrap();
+        answer
+    }
+}
+
+struct Session(Frontend);
+
+impl Session {
+    /// Sends a message; what was replied, or whether it was acknowledged.
+    fn call(&mut self, message: &Message) -> Option<Reply> {
+        self.0.call(message, true, &Wait::FOREVER.at_most(Duration::from_secs(60))).unwrap()
+    }
+
+    fn number(&mut self, message: &Message) -> u64 {
+        match self.call(message) {
+            Some(Reply::U64(number)) => number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn order(&mut self, message: &Message) {
+        assert_eq!(self.number(message), 0, "{message:?} was refused");
+    }
+
+    fn negotiate(&mut self, also: ProtocolFeatures) {
+        let protocol = ProtocolFeatures::REPLY_ACK | also;
+        self.call(&Message::GetProtocolFeatures);
+        self.0.call(&Message::SetProtocolFeatures(protocol), false, &Wait::FOREVER).unwrap();
+        self.order(&Message::SetFeatures(Features::VERSION_1 | Features::PROTOCOL_FEATURES));
+        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+        let region = MemoryRegion { size: 1 << 20, user_addr: USER, ..MemoryRegion::default() };
+        self.order(&Message::SetMemTable(vec![(region, file)]));
+    }
+
+    /// Sets a ring up and starts it.
+    fn start(&mut self, ring: u8) {
+        let index = u32::from(ring);
+        let at = USER + (u64::from(ring) << 16);
+        self.order(&Message::SetVringNum(VringState { index, num: 256 }));
+        self.order(&Message::SetVringBase(VringState { index, num: 0 }));
+        let (avail_addr, used_addr) = (at + 0x1000, at + 0x2000);
+        let addr = VringAddr { index, desc_addr: at, avail_addr, used_addr, ..VringAddr::default() };
+        self.order(&Message::SetVringAddr(addr));
+        let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        self.order(&Message::SetVringKick(VringFd { index: ring, fd: Some(kick) }));
+    }
+
+    fn enable(&mut self, index: u32, enable: bool) {
+        self.order(&Message::SetVringEnable { index, enable });
+    }
+}
+
+/// Runs a front-end against a session of the device.
+fn with_card(frontend: impl FnOnce(Session, &Server, &Asked)) {
+    let asked = Asked::default();
+    let server = Server::new(Arc::new(Card(asked.clone())), Arc::new(Noting(asked.clone())));
+    let ((ours, theirs), (stop, _stopping)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+    std::thread::scope(|scope| {
+        let session = scope.spawn(|| server.serve_connection(theirs, stop.as_fd()));
+        frontend(Session(Frontend::new(ours)), &server, &asked);
+        session.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn a_device_has_protocol_features_and_messages_of_its_own() {
+    with_card(|mut session, server, asked| {
+        let offered = ProtocolFeatures::from_bits_retain(session.number(&Message::GetProtocolFeatures));
+        assert!(offered.contains(ProtocolFeatures::MTU | ProtocolFeatures::RARP | ProtocolFeatures::MQ));
+        assert_eq!(session.number(&Message::GetQueueNum), 2, "in rings, not in pairs");
+        session.negotiate(ProtocolFeatures::MTU);
+        session.order(&Message::NetSetMtu(1500));
+        assert_ne!(session.number(&Message::NetSetMtu(65_000)), 0);
+        assert_ne!(session.number(&Message::SendRarp([2; 6])), 0, "it was not negotiated");
+        session.negotiate(ProtocolFeatures::MTU | ProtocolFeatures::RARP);
+        session.order(&Message::SendRarp([2; 6]));
+        assert_eq!(asked.take(), ["SetMtu(1500)", "SendRarp([2, 2, 2, 2, 2, 2])"]);
+        assert_eq!(server.statistics().of_device(), [("frames_discarded", 7)]);
+    });
+}
+
+#[test]
+fn a_ring_that_is_drained_runs_while_it_is_disabled() {
+    with_card(|mut session, _, asked| {
+        session.negotiate(ProtocolFeatures::empty());
+        session.start(0);
+        assert!(asked.take().is_empty(), "this one is left alone");
+        session.start(1);
+        assert_eq!(asked.take(), ["start 1", "begin 1 enabled: false"]);
+        session.enable(0, true);
+        assert_eq!(asked.take(), ["start 0"]);
+        session.enable(1, true);
+        session.enable(1, true);
+        assert_eq!(asked.take(), ["1 enabled: true"], "in force when it is answered, and told once");
+        session.enable(1, false);
+        session.enable(0, false);
+        assert_eq!(asked.take(), ["1 enabled: false", "stop 0"]);
+        session.call(&Message::GetVringBase { index: 1 });
+        assert_eq!(asked.take(), ["stop 1"]);
+        // It starts enabled, if it was enabled meanwhile.
+        session.enable(1, true);
+        session.start(1);
+        assert_eq!(asked.take(), ["start 1", "begin 1 enabled: true"]);
+    });
+}
