@@ -1,7 +1,7 @@
 //! The contract of what the owner of a running task holds.
 
 use crate::{Stopped, Update};
-use std::sync::mpsc::Receiver;
+use kickless_sync::mpsc::Receiver;
 
 /// Asks a running task for changes, and stops it. Dropping it stops the task without waiting.
 pub trait TaskHandle: Send {

@@ -8,9 +8,9 @@ use crate::{Condvar, Mutex, lock};
 #[derive(Debug, Default)]
 pub struct Latch {
     #[cfg(loom)]
-    is_set: Mutex<bool>,
+    flags: Mutex<u32>,
     #[cfg(loom)]
-    set: Condvar,
+    changed: Condvar,
 }
 
 #[cfg(not(loom))]
@@ -26,22 +26,43 @@ impl Latch {
 
 #[cfg(loom)]
 impl Latch {
+    /// The flag itself. The others are a model's: of what else its thread sleeps on.
+    pub const SET: u32 = 1;
+
     /// Sets it, and wakes the thread that waits for it.
     pub fn set(&self) {
-        *lock(&self.is_set) = true;
-        self.set.notify_one();
+        self.set_flag(Self::SET);
     }
 
     /// Clears it.
     pub fn clear(&self) {
-        *lock(&self.is_set) = false;
+        self.with(|flags| *flags &= !Self::SET);
+    }
+
+    /// Sets another flag, and wakes the thread that waits for it.
+    pub fn set_flag(&self, flag: u32) {
+        self.with(|flags| *flags |= flag);
+        self.changed.notify_one();
+    }
+
+    /// Looks at all flags, and changes them.
+    pub fn with<T>(&self, look: impl FnOnce(&mut u32) -> T) -> T {
+        look(&mut lock(&self.flags))
     }
 
     /// Waits until it is set, and leaves it so.
     pub fn wait(&self) {
-        let mut is_set = lock(&self.is_set);
-        while !*is_set {
-            is_set = self.set.wait(is_set).unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.wait_for(|flags| (*flags & Self::SET != 0).then_some(()));
+    }
+
+    /// Looks at all flags, and changes them, until `look` returns something.
+    pub fn wait_for<T>(&self, mut look: impl FnMut(&mut u32) -> Option<T>) -> T {
+        let mut flags = lock(&self.flags);
+        loop {
+            match look(&mut flags) {
+                Some(found) => return found,
+                None => flags = self.changed.wait(flags).unwrap_or_else(std::sync::PoisonError::into_inner),
+            }
         }
     }
 }

@@ -23,6 +23,7 @@
 mod cell;
 mod latch;
 mod lock;
+pub mod mpsc;
 mod statics;
 
 /// Atomics and fences.

@@ -7,8 +7,8 @@ use crate::event_loop::EventLoop;
 use crate::mailbox::{Arrival, Item, Key, Tenant};
 use crate::policy::Policy;
 use kickless_device::{QueueTask, Stopped, Update, Vring};
+use kickless_sync::mpsc::{Sender, channel};
 use std::os::fd::AsFd;
-use std::sync::mpsc::{Sender, channel};
 use tracing::{debug, info};
 
 /// Loads are looked at so often, if the worker is awake.

@@ -5,7 +5,7 @@ use crate::mailbox::{Key, Tenant};
 use crate::policy::Policy;
 use crate::scheduler::Flow;
 use kickless_device::{Interest, QueueTask, Stopped};
-use std::sync::mpsc::Sender;
+use kickless_sync::mpsc::Sender;
 
 /// The states of a task; see the crate's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,10 +24,10 @@
 //! edge-triggered and never read: each kick is an event of its own, one that came while the task was polled is
 //! counted and nothing more, and adding a descriptor that has been kicked before gives an event at once. A kick for which there
 //! is nothing in the ring leaves the task armed. A work item is put into the mailbox before its eventfd is written, and the
-//! mailbox is emptied after the wait returned. `tests/loom.rs` has all this in every order that the memory model allows.
+//! mailbox is emptied after the wait returned. `model` has all this in every order that the memory model allows.
 //!
 //! # Why no event of a far side is lost
-//! The argument is in `far_side`. `tests/loom.rs` has it too, for a receive task that sleeps on its event, on kicks, and is
+//! The argument is in `far_side`. `model` has it too, for a receive task that sleeps on its event, on kicks, and is
 //! stopped meanwhile.
 //!
 //! # Who has which part of a worker
@@ -47,11 +47,12 @@ mod far_side;
 mod host_probe;
 mod looks;
 mod mailbox;
+#[cfg(all(test, loom))]
+mod model;
 mod peers;
 pub mod policy;
 mod poll;
 mod pool;
-mod primitive;
 mod scheduler;
 mod visit;
 mod waiter;

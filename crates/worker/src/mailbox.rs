@@ -2,8 +2,10 @@
 
 use crate::policy::Policy;
 use crate::poll::Poll;
-use crate::primitive::{Mutex, Sender, Waker};
 use kickless_device::{QueueTask, Stopped, Update};
+use kickless_io::Waker;
+use kickless_sync::Mutex;
+use kickless_sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError};
 
 /// Names a task for as long as the pool lives; never used again.

@@ -2,7 +2,7 @@
 
 use crate::clock::{Clock, Nanos};
 use crate::mailbox::{Arrival, Item, Key, Mailbox, Tenant};
-use crate::primitive::Mutex;
+use kickless_sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 

@@ -1,52 +1,27 @@
 //! How work comes to a worker, moves to another and ends, in every order that the memory model allows, up to a number of
 //! preemptions.
 //!
-//! The code under test is the crate's own, taken from its files: the mailbox, and how its peers find the worker that has a task
-//! and hands it over. What they stand on (eventfds, epoll, channels) is replaced by what loom can watch; the loop around them is
-//! a model of the real one ([`worker`]), and the ring's suppression is that of the rings. An item or a kick that is lost is a
-//! deadlock, which loom finds.
+//! The loops around the mailbox and the peers are models of the real one ([`worker`], [`receiver`]), and the ring's suppression
+//! is that of the rings. An item or a kick that is lost is a deadlock, which loom finds.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-worker --release --test loom`
-#![cfg(loom)]
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "tests")]
+//! `RUSTFLAGS="--cfg loom" cargo test -p kickless-worker --release --lib model`
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-#[path = "../src/clock.rs"]
-mod clock;
-#[path = "loom/events.rs"]
 mod events;
-#[path = "../src/mailbox.rs"]
-mod mailbox;
-#[path = "../src/peers.rs"]
-mod peers;
-#[path = "loom/receiver.rs"]
 mod receiver;
-#[path = "loom/ring.rs"]
 mod ring;
-#[path = "loom/worker.rs"]
 mod worker;
 
-mod policy {
-    pub(crate) struct Policy;
-}
-
-mod poll {
-    pub(crate) struct Poll;
-}
-
-mod primitive {
-    pub(crate) use crate::events::{Sender, Waker};
-    pub(crate) use loom::sync::Mutex;
-}
-
-use crate::events::{Events, Receiver, Sender, channel};
 use crate::mailbox::{Item, Mailbox, Tenant};
 use crate::peers::Peers;
-use crate::receiver::{FRAMES, FarSide, Receiver as Receive};
-use crate::ring::{END, Ring};
-use crate::worker::{KEY, Worker, peers, tenant};
+use events::Events;
 use kickless_device::{Stopped, Update};
+use kickless_sync::mpsc::{Receiver, Sender, channel};
 use loom::thread;
+use receiver::{FRAMES, FarSide, Receiver as Receive};
+use ring::{END, Ring};
 use std::sync::Arc;
+use worker::{KEY, Worker, peers, tenant};
 
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -89,7 +64,7 @@ fn answer_all(mailbox: &Mailbox, events: &Events) -> u32 {
 /// Somebody who asks once.
 fn asker(mailbox: &Arc<Mailbox>) -> thread::JoinHandle<Option<()>> {
     let mailbox = mailbox.clone();
-    thread::spawn(move || ask(&mailbox).recv())
+    thread::spawn(move || ask(&mailbox).recv().ok())
 }
 
 /// A mailbox, a worker that answers what comes to it, and somebody who asks.
@@ -108,7 +83,7 @@ fn every_item_is_answered() {
     check(2, || {
         let (mailbox, worker, asker) = answered();
         let (first, second) = (ask(&mailbox), ask(&mailbox));
-        assert_eq!((first.recv(), second.recv()), (Some(()), Some(())));
+        assert_eq!((first.recv().ok(), second.recv().ok()), (Some(()), Some(())));
         assert_eq!(asker.join().unwrap(), Some(()));
         assert!(mailbox.put(Item::End).is_ok());
         assert_eq!(worker.join().unwrap(), 3);
@@ -123,8 +98,8 @@ fn nobody_waits_for_a_worker_that_ends() {
         let before = ask(&mailbox);
         assert!(mailbox.put(Item::End).is_ok());
         let after = ask(&mailbox);
-        assert_eq!(before.recv(), Some(()));
-        after.recv();
+        assert_eq!(before.recv().ok(), Some(()));
+        after.recv().ok();
         let meanwhile = asker.join().unwrap();
         assert!(worker.join().unwrap() >= 1 + u32::from(meanwhile.is_some()));
         assert!(mailbox.put(Item::End).is_err());
@@ -141,7 +116,7 @@ fn nobody_waits_for_a_worker_that_fails() {
             move || mailbox.close()
         });
         let asker = asker(&mailbox);
-        assert_eq!(ask(&mailbox).recv(), None);
+        assert_eq!(ask(&mailbox).recv().ok(), None);
         assert_eq!(asker.join().unwrap(), None);
         worker.join().unwrap();
     });
@@ -209,8 +184,8 @@ fn a_queue_that_moves_takes_along_what_it_was_asked() {
                     pair.move_to(1, 0);
                 }
             });
-            assert_eq!((first.recv(), second.recv()), (Some(()), Some(())));
-            assert!(stopped.recv().is_some());
+            assert_eq!((first.recv().ok(), second.recv().ok()), (Some(()), Some(())));
+            assert!(stopped.recv().ok().is_some());
             pair.end(0);
             pair.end(1);
             assert_eq!(pair.join(), [1, 2, 3]);
@@ -227,8 +202,8 @@ fn a_queue_that_cannot_move_is_not_lost() {
         peers.workers[1].mailbox.close();
         let worker = thread::spawn(|| worker.run());
         assert!(peers.workers[0].mailbox.put(Item::MoveAll(1)).is_ok());
-        assert_eq!(put(&peers, &tenant, |done| Item::Update(KEY, Update::Look, done)).recv(), Some(()));
-        assert!(put(&peers, &tenant, |done| Item::Stop(KEY, done)).recv().is_some());
+        assert_eq!(put(&peers, &tenant, |done| Item::Update(KEY, Update::Look, done)).recv().ok(), Some(()));
+        assert!(put(&peers, &tenant, |done| Item::Stop(KEY, done)).recv().ok().is_some());
         assert!(peers.workers[0].mailbox.put(Item::End).is_ok());
         worker.join().unwrap();
     });
@@ -244,8 +219,8 @@ fn a_queue_that_moves_while_the_workers_end() {
                 pair.move_to(0, 1);
                 order.iter().for_each(|worker_id| pair.end(*worker_id));
             });
-            let (first, second) = (first.recv(), second.recv());
-            let stopped = stopped.recv();
+            let (first, second) = (first.recv().ok(), second.recv().ok());
+            let stopped = stopped.recv().ok();
             assert!(first >= second, "{first:?} {second:?}");
             let asked = pair.join();
             assert!([1, 2, 3].starts_with(&asked), "{asked:?}");

@@ -1,14 +1,16 @@
 //! The loop of a worker with one queue at most, as far as it says who has the queue and when it is looked at: the states polled,
 //! armed and leaving.
 
+use super::events::Events;
+use super::ring::Ring;
 use crate::clock::Clock;
-use crate::events::{Events, Sender, channel};
 use crate::mailbox::{Arrival, Item, Key, Mailbox, Tenant};
 use crate::peers::Peers;
 use crate::policy::Policy;
-use crate::ring::Ring;
+use crate::poll::Poll;
 use kickless_device::{Context, Polled, QueueTask, Stopped, Update, Vring};
 use kickless_io::{Completion, Engine};
+use kickless_sync::mpsc::{Sender, channel};
 use loom::sync::Mutex;
 use std::sync::Arc;
 
@@ -196,7 +198,7 @@ impl Worker {
         let Some(queue) = self.queue.take() else { return };
         self.ring.unwatch();
         if let (Some(to), true) = (queue.moving, queue.stopping.is_empty()) {
-            let arrival = Box::new(Arrival { task: queue.task, policy: Policy });
+            let arrival = Box::new(Arrival { task: queue.task, policy: Policy::new(Poll::Never, 2) });
             match self.peers.hand_over(KEY, &queue.tenant, arrival, (self.worker_id, to)) {
                 Ok(()) => {}
                 Err(Item::Adopt(_, tenant, arrival)) => self.settle(tenant, arrival.task),

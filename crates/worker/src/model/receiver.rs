@@ -1,10 +1,11 @@
 //! The loop of a worker with a receive task, as far as it says when the task looks at its ring and its far side, and where
 //! its credit is: the states polled, armed, quiet and leaving.
 
-use crate::events::{Events, Sender};
+use super::events::Events;
+use super::ring::Ring;
 use crate::mailbox::{Item, Mailbox};
-use crate::ring::Ring;
 use kickless_device::Stopped;
+use kickless_sync::mpsc::Sender;
 use loom::sync::Mutex;
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! A split ring with its kick descriptor, and what its device keeps of it.
 
-use crate::events::Events;
+use super::events::Events;
 use kickless_spec::ring::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY};
 use kickless_virtqueue::device::suppress::{self, Cells, Word};
 use kickless_virtqueue::driver::suppress as driver;
