@@ -1,0 +1,74 @@
+//! The card's own counters.
+
+use kickless_device::Count;
+use std::iter::zip;
+
+/// Makes the struct and, of the same list, what is shown.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// The counters of one ring, written by the worker of its task. They go on from one start of the ring to the next.
+        #[derive(Debug, Default)]
+        pub(crate) struct RingCounters {
+            $($(#[$doc])* pub(crate) $name: Count,)*
+        }
+
+        impl RingCounters {
+            const NAMES: &[&str] = &[$(stringify!($name),)*];
+
+            fn values(&self) -> impl Iterator<Item = u64> {
+                [$(self.$name.get(),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Frames that the driver sent.
+    sent_frames,
+    /// Their bytes, without headers.
+    sent_bytes,
+    /// Frames that the driver sent while the ring was disabled.
+    sent_disabled,
+    /// Frames that the driver sent whose header or length makes no sense.
+    sent_invalid,
+    /// Frames that were delivered to the driver.
+    received_frames,
+    /// Their bytes, without headers.
+    received_bytes,
+    /// Frames that were dropped because they are longer than any that the driver has room for.
+    dropped_long,
+    /// Frames that were dropped because the driver had no buffers for too long.
+    dropped_late,
+    /// Frames that were dropped because the driver does not use their pair of rings.
+    dropped_unused,
+    /// Commands that were carried out.
+    commands,
+    /// Commands that were answered with an error.
+    commands_refused,
+}
+
+/// Returns the name and the sum of each counter over all rings.
+pub(crate) fn sums(rings: &[RingCounters]) -> Vec<(&'static str, u64)> {
+    let mut sums: Vec<_> = RingCounters::NAMES.iter().map(|name| (*name, 0)).collect();
+    for ring in rings {
+        for ((_, sum), value) in zip(&mut sums, ring.values()) {
+            *sum += value;
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_are_added_up() {
+        let rings = [RingCounters::default(), RingCounters::default()];
+        rings[0].sent_frames.add(3);
+        rings[1].sent_frames.add(4);
+        rings[1].commands_refused.add(1);
+        let sums = sums(&rings);
+        assert_eq!((sums[0], sums.last()), (("sent_frames", 7), Some(&("commands_refused", 1))));
+    }
+}

@@ -1,0 +1,183 @@
+//! The device, as a transport sees it.
+
+use crate::control_ring::ControlRing;
+use crate::counters::{self, RingCounters};
+use crate::port::Port;
+use crate::receive::{Layout, Receive};
+use crate::rings::{Role, rings_max, role};
+use crate::shared::Shared;
+use crate::transmit::Transmit;
+use crate::{config, features};
+use kickless_device::{
+    ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
+};
+use kickless_spec::features::Features;
+use kickless_spec::net::{MAC_LEN, MTU_DEFAULT, MTU_MAX, MTU_MIN, NetFeatures};
+use kickless_spec::vhost_user::ProtocolFeatures;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use zerocopy::IntoBytes;
+
+/// What a saved state begins with. The number of pairs that the driver uses follows, in two little-endian bytes.
+const STATE_TAG: [u8; 4] = *b"net1";
+/// Pairs that a driver uses, of which that is not known.
+const PAIRS_UNKNOWN: u16 = u16::MAX;
+
+/// How a card shows itself.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Its Ethernet address; without one, the front-end or the driver chooses.
+    pub mac: Option<[u8; MAC_LEN]>,
+    /// Its MTU; without one, that of Ethernet. The front-end can set another.
+    pub mtu: Option<u16>,
+    /// The most pairs of rings; 1 to 64.
+    pub pairs_max: u16,
+    /// The largest size of a ring.
+    pub queue_size_max: u16,
+    /// Where its frames go to and come from.
+    pub port: Port,
+}
+
+/// A virtio-net device.
+#[derive(Debug)]
+pub struct Net {
+    shared: Arc<Shared>,
+    queue_size_max: u16,
+}
+
+impl Net {
+    /// Makes a card.
+    pub fn new(options: Options) -> Self {
+        let rings = rings_max(options.pairs_max);
+        let shared = Arc::new(Shared {
+            mac: options.mac,
+            port: options.port,
+            pairs_max: options.pairs_max,
+            mtu: AtomicU16::new(options.mtu.unwrap_or(MTU_DEFAULT)),
+            pairs: AtomicU16::new(PAIRS_UNKNOWN),
+            announcements: AtomicU64::new(0),
+            counters: (0..rings).map(|_| RingCounters::default()).collect(),
+        });
+        Self { shared, queue_size_max: options.queue_size_max }
+    }
+
+    fn mtu(&self) -> u16 {
+        self.shared.mtu.load(Ordering::Relaxed)
+    }
+
+    fn set_pairs(&self, pairs: u16) {
+        self.shared.pairs.store(pairs, Ordering::Relaxed);
+    }
+}
+
+impl Device for Net {
+    fn features(&self) -> Features {
+        let own = features::offered(self.shared.mac.is_some(), self.shared.pairs_max);
+        Features::from_bits_retain(own.bits())
+            | Features::VERSION_1
+            | Features::EVENT_IDX
+            | Features::INDIRECT_DESC
+            | Features::RING_PACKED
+            | Features::IN_ORDER
+    }
+
+    fn protocol_features(&self) -> ProtocolFeatures {
+        ProtocolFeatures::MTU | ProtocolFeatures::RARP
+    }
+
+    fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {
+        match message {
+            DeviceMessage::SetMtu(mtu) => match u16::try_from(mtu) {
+                Ok(mtu) if mtu >= MTU_MIN => self.shared.mtu.store(mtu, Ordering::Relaxed),
+                _ => return Err(MessageError::Mtu { mtu, min: MTU_MIN.into(), max: MTU_MAX.into() }),
+            },
+            DeviceMessage::SendRarp(_) => {
+                self.shared.announcements.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn queues_max(&self) -> u16 {
+        rings_max(self.shared.pairs_max)
+    }
+
+    fn queue_size_max(&self) -> u16 {
+        self.queue_size_max
+    }
+
+    fn disabled(&self, index: u16) -> Disabled {
+        // Transmit rings have odd numbers, with and without MQ.
+        if index % 2 == 1 { Disabled::Drained } else { Disabled::LeftAlone }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut sums = counters::sums(&self.shared.counters);
+        sums.push(("announcements", self.shared.announcements.load(Ordering::Relaxed)));
+        sums
+    }
+
+    fn reset(&self) {
+        // With MQ too, a driver begins with one pair (virtio 1.3, section 5.1.5).
+        self.set_pairs(1);
+    }
+
+    fn restore_unknown(&self) {
+        self.set_pairs(PAIRS_UNKNOWN);
+    }
+
+    fn read_config(&self, offset: usize, into: &mut [u8]) {
+        let space = config::space(self.shared.mac, self.mtu(), self.shared.pairs_max);
+        let from = space.as_bytes().get(offset..).unwrap_or_default();
+        let len = from.len().min(into.len());
+        into[..len].copy_from_slice(&from[..len]);
+        into[len..].fill(0);
+    }
+
+    fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError> {
+        Err(ConfigError::ReadOnly { offset, end: offset.saturating_add(from.len()) })
+    }
+
+    fn open(&self) -> Result<(), StartError> {
+        Ok(())
+    }
+
+    fn close(&self) {}
+
+    fn save(&self) -> Vec<u8> {
+        let pairs = self.shared.pairs.load(Ordering::Relaxed);
+        [&STATE_TAG[..], &pairs.to_le_bytes()].concat()
+    }
+
+    fn load(&self, state: &[u8]) -> Result<(), InvalidState> {
+        let pairs = match state.strip_prefix(&STATE_TAG) {
+            Some(&[low, high]) => u16::from_le_bytes([low, high]),
+            _ => return Err(InvalidState { kind: "network" }),
+        };
+        if pairs != PAIRS_UNKNOWN && !(1..=self.shared.pairs_max).contains(&pairs) {
+            return Err(InvalidState { kind: "network" });
+        }
+        self.set_pairs(pairs);
+        Ok(())
+    }
+
+    fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError> {
+        let (in_force, header_len) = (features::in_force(features), features::header_len(features));
+        let shared = self.shared.clone();
+        let none = || StartError("the card has no such ring with these features".into());
+        Ok(match role(vring.index(), self.shared.pairs_max, in_force).ok_or_else(none)? {
+            Role::Receive { pair } => {
+                let len_max = features::receive_len_max(in_force, header_len, self.mtu());
+                let layout = Layout { features: in_force, header_len, len_max };
+                let Port::Null(port) = self.shared.port.clone();
+                let task = Receive::new(vring, shared, pair, layout, port);
+                Box::new(task.map_err(|error| StartError(format!("no timer can be made: {error}").into()))?)
+            }
+            Role::Transmit { .. } => Box::new(Transmit::new(vring, shared, in_force, header_len)),
+            Role::Control if features.bits() & NetFeatures::CTRL_VQ.bits() != 0 => {
+                Box::new(ControlRing::new(vring, shared, in_force))
+            }
+            Role::Control => return Err(none()),
+        })
+    }
+}

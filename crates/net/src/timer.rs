@@ -1,0 +1,46 @@
+//! The clock of test frames.
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+const NANOS_PER_SEC: u32 = 1_000_000_000;
+
+/// A descriptor that becomes readable at a steady rate.
+#[derive(Debug)]
+pub(crate) struct Timer(OwnedFd);
+
+impl Timer {
+    /// Makes a timer that expires `rate` times a second, from one period on. The rate is not zero.
+    ///
+    /// # Errors
+    /// The process is out of descriptors.
+    pub(crate) fn new(rate: u32) -> io::Result<Self> {
+        let timer =
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let period = match rate {
+            0 | 1 => Timespec { tv_sec: 1, tv_nsec: 0 },
+            _ => Timespec { tv_sec: 0, tv_nsec: (NANOS_PER_SEC / rate).into() },
+        };
+        let when = Itimerspec { it_interval: period, it_value: period };
+        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &when)?;
+        Ok(Self(timer))
+    }
+
+    /// Takes the expirations since this was called last, and leaves the descriptor unready.
+    pub(crate) fn take(&self) -> u64 {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.0, &mut count) {
+            Ok(8) => u64::from_ne_bytes(count),
+            _ => 0,
+        }
+    }
+}
+
+impl AsFd for Timer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,307 @@
+//! Test frames through real rings: they arrive whole and in order, and nothing waits for credit.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+mod rig;
+
+use kickless_device::{Device, Interest, Next, Update};
+use kickless_net::{Net, NullPort, TestFrame};
+use kickless_spec::features::Features;
+use kickless_spec::net::NetFeatures;
+use proptest::prelude::*;
+use rig::{Kind, Rig, SIZE_MAX, addresses, card, counter, kinds};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const RATE: u32 = 20_000;
+/// Nothing takes so long, on any machine.
+const STUCK: Duration = Duration::from_secs(60);
+
+fn port(lengths: std::ops::RangeInclusive<u32>) -> NullPort {
+    NullPort { rate: RATE, lengths }
+}
+
+const SPLIT: Kind = Kind { packed: false, event_idx: true, in_order: false };
+
+/// Receives this many frames, and gives each chain's place back at once. Checks that they are whole, as long as they
+/// should be, and follow one another.
+fn receive(rig: &mut Rig, port: &NullPort, from: u64, count: u64, lens: &[u32], header_len: usize) {
+    let begun = Instant::now();
+    let mut number = from;
+    while number < from + count {
+        assert!(begun.elapsed() < STUCK, "frame {number} does not come: {:?}", rig.last);
+        while rig.offer(lens, true).is_some() {}
+        rig.poll();
+        while let Some((header, frame)) = rig.receive(header_len) {
+            assert_eq!(TestFrame::read(&frame), Ok(TestFrame { pair: 0, number }));
+            assert_eq!(frame.len(), port.length(number) as usize);
+            assert_eq!((header.flags, header.gso_type), (0, 0));
+            number += 1;
+        }
+    }
+}
+
+#[test]
+fn frames_come_whole_and_in_order_in_several_buffers() {
+    for kind in kinds() {
+        let port = port(60..=9000);
+        let card = card(1, port.clone());
+        let mut rig = Rig::start(&card, 0, kind, 64, card.features());
+        receive(&mut rig, &port, 0, 300, &[700], 12);
+        receive(&mut rig, &port, rig_number(&card), 100, &[13, 5, 1500], 12);
+        assert!(counter(&card, "received_frames") >= 400, "{kind:?}");
+    }
+}
+
+fn rig_number(card: &Net) -> u64 {
+    counter(card, "received_frames")
+}
+
+#[test]
+fn frames_come_in_one_chain_each_without_merging() {
+    for kind in kinds() {
+        let port = port(60..=1514);
+        let card = card(1, port.clone());
+        let long = NetFeatures::MRG_RXBUF | NetFeatures::GUEST_TSO4 | NetFeatures::GUEST_TSO6;
+        let mut rig = Rig::start(&card, 0, kind, 32, rig::without(&card, long));
+        receive(&mut rig, &port, 0, 200, &[12, 1518], 12);
+        assert_eq!(counter(&card, "dropped_long"), 0);
+    }
+}
+
+#[test]
+fn a_legacy_driver_has_a_shorter_header() {
+    let port = port(60..=1514);
+    let card = card(1, port.clone());
+    let long = NetFeatures::MRG_RXBUF | NetFeatures::GUEST_TSO4 | NetFeatures::GUEST_TSO6;
+    let features = rig::without(&card, long) - Features::VERSION_1;
+    let mut rig =
+        Rig::start(&card, 0, Kind { packed: false, event_idx: false, in_order: false }, 32, features);
+    receive(&mut rig, &port, 0, 50, &[10, 1518], 10);
+}
+
+#[test]
+fn the_longest_frames_come() {
+    for packed in [false, true] {
+        let port = port(TestFrame::LEN_MAX - 200..=TestFrame::LEN_MAX);
+        let card = card(1, port.clone());
+        let mut rig = Rig::start(&card, 0, Kind { packed, ..SPLIT }, SIZE_MAX, card.features());
+        receive(&mut rig, &port, 0, 20, &[1530], 12);
+    }
+}
+
+#[test]
+fn frames_that_the_driver_never_has_room_for_are_dropped() {
+    // Alternately too long for a driver without segmentation, and not.
+    let port = NullPort { rate: RATE, lengths: 1500..=1597 };
+    let card = card(1, port.clone());
+    let long = NetFeatures::GUEST_TSO4 | NetFeatures::GUEST_TSO6;
+    let mut rig = Rig::start(&card, 0, SPLIT, 32, rig::without(&card, long));
+    let begun = Instant::now();
+    let (mut last, mut count) = (0, 0);
+    while count < 20 {
+        assert!(begun.elapsed() < STUCK);
+        while rig.offer(&[400], true).is_some() {}
+        rig.poll();
+        while let Some((_, frame)) = rig.receive(12) {
+            let number = TestFrame::read(&frame).unwrap().number;
+            assert!(count == 0 || number > last);
+            (last, count) = (number, count + 1);
+        }
+    }
+    assert!(counter(&card, "dropped_long") > 0);
+
+    // A chain that is too short without merging is kept for the next frame.
+    let card = rig::card(1, NullPort { rate: RATE, lengths: 60..=157 });
+    let mut rig = Rig::start(&card, 0, SPLIT, 32, rig::without(&card, NetFeatures::MRG_RXBUF));
+    rig.offer(&[100], true).unwrap();
+    while counter(&card, "received_frames") < 1 || counter(&card, "dropped_long") < 2 {
+        assert!(begun.elapsed() < STUCK);
+        rig.poll();
+        if counter(&card, "received_frames") > 0 && rig.with_device() > 0 {
+            rig.take();
+            rig.offer(&[80], true).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_ring_with_enough_credit_is_quiet() {
+    for kind in kinds() {
+        let card = card(1, NullPort { rate: 1, lengths: 60..=60 });
+        let mut rig = Rig::start(&card, 0, kind, SIZE_MAX, card.features());
+        // Too little: the driver is waited for, and nothing else.
+        for _ in 0..10 {
+            rig.offer(&[1530], true).unwrap();
+        }
+        rig.poll();
+        assert_eq!((rig.last, rig.interest()), (Next::Idle, Some(Interest::None)));
+        while rig.offer(&[1530], true).is_some() {}
+        assert_eq!(rig.poll(), 0);
+        assert_eq!((rig.last, rig.interest()), (Next::Quiet, Some(Interest::Readable)));
+        // 65 562 bytes.
+        assert_eq!(rig.task.vring().credit(), 43);
+        assert_eq!(rig.task.in_flight(), 0);
+    }
+}
+
+#[test]
+fn everything_that_a_small_ring_can_hold_is_enough() {
+    let card = card(1, NullPort { rate: 1, lengths: 60..=60 });
+    let mut rig = Rig::start(&card, 0, SPLIT, 16, card.features());
+    while rig.offer(&[765, 765], true).is_some() {}
+    rig.poll();
+    assert_eq!((rig.last, rig.task.vring().credit()), (Next::Quiet, 8));
+}
+
+#[test]
+fn without_test_frames_there_is_nothing_to_wait_for() {
+    let card = card(1, NullPort::default());
+    let mut rig = Rig::start(&card, 0, SPLIT, 64, card.features());
+    while rig.offer(&[2048], true).is_some() {}
+    rig.poll();
+    assert_eq!((rig.last, rig.interest()), (Next::Quiet, None));
+}
+
+#[test]
+fn a_stop_leaves_the_credit_to_the_next() {
+    for kind in kinds() {
+        let port = port(60..=4000);
+        let card = card(1, port.clone());
+        let mut rig = Rig::start(&card, 0, kind, 64, card.features());
+        receive(&mut rig, &port, 0, 70, &[1530], 12);
+        let delivered = counter(&card, "received_frames");
+        while rig.offer(&[1530], true).is_some() {}
+        // Whatever comes meanwhile is taken too.
+        rig.task.return_credit();
+        while rig.receive(12).is_some() {}
+        let offered = rig.with_device();
+        let (next_avail, left) = rig.stop();
+        assert!(delivered >= 70 && left == offered, "{kind:?}: {next_avail} {left}");
+    }
+}
+
+#[test]
+fn changes_take_effect_at_once_in_a_quiet_ring() {
+    for kind in kinds() {
+        let port = port(60..=4000);
+        let card = card(1, port.clone());
+        let mut rig = Rig::start(&card, 0, kind, SIZE_MAX, card.features());
+        let mut number = 0;
+        for round in 0..6 {
+            receive(&mut rig, &port, number, 10, &[1530], 12);
+            number = counter(&card, "received_frames");
+            while rig.offer(&[1530], true).is_some() {}
+            match round % 3 {
+                0 => {
+                    let old = rig.change_memory();
+                    assert_eq!(Arc::strong_count(&old), 1, "old memory is kept");
+                }
+                1 => rig.apply(Update::Addresses(kickless_device::Areas::User(addresses()))),
+                _ => rig.apply(Update::Look),
+            }
+            assert_eq!(rig.task.in_flight(), 0);
+            while rig.receive(12).is_some() {}
+        }
+    }
+}
+
+#[test]
+fn chains_without_room_for_a_header_come_back_empty() {
+    for packed in [false, true] {
+        let port = port(60..=1000);
+        let card = card(1, port.clone());
+        let mut rig = Rig::start(&card, 0, Kind { packed, ..SPLIT }, 64, card.features());
+        rig.offer(&[11], true).unwrap();
+        // Not for receiving at all.
+        rig.offer(&[2000], false).unwrap();
+        for _ in 0..40 {
+            rig.offer(&[2000], true).unwrap();
+        }
+        let begun = Instant::now();
+        while counter(&card, "received_frames") == 0 {
+            assert!(begun.elapsed() < STUCK);
+            rig.poll();
+        }
+        assert_eq!(rig.take().unwrap().2, 0);
+        assert_eq!(rig.take().unwrap().2, 0);
+        let (_, frame) = rig.receive(12).unwrap();
+        assert_eq!(TestFrame::read(&frame).unwrap().number, 0);
+        assert_eq!(rig.task.vring().counters().errors.get(), 2);
+    }
+}
+
+#[test]
+fn chains_outside_of_memory_come_back_empty() {
+    let card = card(1, port(60..=60));
+    let mut rig = Rig::start(&card, 0, SPLIT, 64, rig::without(&card, NetFeatures::MRG_RXBUF));
+    rig.offer_outside(2000);
+    rig.offer(&[2000], true).unwrap();
+    let begun = Instant::now();
+    while counter(&card, "received_frames") == 0 {
+        assert!(begun.elapsed() < STUCK);
+        rig.poll();
+    }
+    assert_eq!(rig.take().unwrap().2, 0);
+    assert_eq!(rig.receive(12).unwrap().1.len(), 60);
+}
+
+#[test]
+fn pairs_that_the_driver_does_not_use_get_no_frames() {
+    let card = card(2, port(60..=60));
+    let mut rig = Rig::start(&card, 2, SPLIT, 64, card.features());
+    while rig.offer(&[2000], true).is_some() {}
+    let begun = Instant::now();
+    while counter(&card, "dropped_unused") == 0 {
+        assert!(begun.elapsed() < STUCK);
+        rig.poll();
+    }
+    assert_eq!(counter(&card, "received_frames"), 0);
+    let mut control = Rig::start(&card, 4, SPLIT, 64, card.features());
+    let id = control.command(&[4, 0, 2, 0]);
+    control.poll();
+    assert_eq!(control.answer(id), 0);
+    while counter(&card, "received_frames") == 0 {
+        assert!(begun.elapsed() < STUCK);
+        rig.poll();
+    }
+    let (_, frame) = rig.receive(12).unwrap();
+    assert_eq!(TestFrame::read(&frame).unwrap().pair, 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// Any sizes of buffers by any lengths of frames, with changes in between.
+    #[test]
+    fn any_buffers_by_any_frames(
+        bits in 0..8u8,
+        min in 60..3000u32,
+        span in 0..5000u32,
+        order in 4..8u32,
+        lens in prop::collection::vec(1..3000u32, 1..4),
+        changes in prop::collection::vec(0..4u8, 1..8),
+    ) {
+        let kind = Kind { packed: bits & 1 != 0, event_idx: bits & 2 != 0, in_order: bits & 4 != 0 };
+        let port = NullPort { rate: RATE, lengths: min..=min + span };
+        let size = 1u16 << order;
+        let room = u32::from(size) / lens.len() as u32 * lens.iter().sum::<u32>();
+        // A frame that never finds room is another test's, and so is a chain without room for a header.
+        prop_assume!(room >= 12 + min + span && lens.iter().sum::<u32>() >= 12);
+        let card = card(1, port.clone());
+        let mut rig = Rig::start(&card, 0, kind, size, card.features());
+        let mut number = 0;
+        for change in changes {
+            receive(&mut rig, &port, number, 5, &lens, 12);
+            number = counter(&card, "received_frames");
+            while rig.offer(&lens, true).is_some() {}
+            match change {
+                0 => { rig.change_memory(); }
+                1 => rig.task.return_credit(),
+                2 => rig.apply(Update::Addresses(kickless_device::Areas::User(addresses()))),
+                _ => {}
+            }
+        }
+        let offered = rig.with_device();
+        prop_assert_eq!(rig.stop().1, offered);
+    }
+}
