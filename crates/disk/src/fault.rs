@@ -8,7 +8,7 @@ mod timer;
 
 use crate::FaultRules;
 use crate::io::{Outlet, Phase};
-use crate::spec::fault_rules::{Effect, Kind};
+use crate::spec::fault_rules::{Effect, OperationKind};
 use crate::{Disk, Error, Extent, FileDisk, Io, IoError, Lane, Limits, Request, Step};
 use dice::{Dice, Subject};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
@@ -43,7 +43,7 @@ pub(crate) struct Held {
     /// What to start when the way is free, where it is the request that is held up.
     request: Option<Request>,
     /// What kind of request it is, where its operations do not tell.
-    kind: Option<Kind>,
+    kind: Option<OperationKind>,
     /// What was decided on the next operation, until it is on its way.
     verdict: Option<Verdict>,
     /// What is in the engine in its stead.
@@ -238,14 +238,14 @@ impl FaultDisk {
     }
 }
 
-fn kind_of(request: Request) -> Kind {
+fn kind_of(request: Request) -> OperationKind {
     match request {
-        Request::Read { .. } => Kind::Read,
-        Request::Write { .. } => Kind::Write,
-        Request::Flush => Kind::Flush,
-        Request::Discard { .. } => Kind::Discard,
-        Request::WriteZeroes { .. } => Kind::Zeroes,
-        Request::SecureErase => Kind::Erase,
+        Request::Read { .. } => OperationKind::Read,
+        Request::Write { .. } => OperationKind::Write,
+        Request::Flush => OperationKind::Flush,
+        Request::Discard { .. } => OperationKind::Discard,
+        Request::WriteZeroes { .. } => OperationKind::Zeroes,
+        Request::SecureErase => OperationKind::Erase,
     }
 }
 
@@ -317,14 +317,14 @@ impl Outlet for Past<'_, '_> {
             (Buffers::Owned(buffer), _) => buffer.window().len() as u64,
         };
         let kind_of = match kind {
-            OpKind::Read => Kind::Read,
+            OpKind::Read => OperationKind::Read,
             // Zeroes are written where the host has no call for them.
             OpKind::Write { .. } => match self.held.kind {
-                Some(Kind::Zeroes) => Kind::Zeroes,
-                _ => Kind::Write,
+                Some(OperationKind::Zeroes) => OperationKind::Zeroes,
+                _ => OperationKind::Write,
             },
-            OpKind::Flush => Kind::Flush,
-            OpKind::Range { .. } => self.held.kind.unwrap_or(Kind::Discard),
+            OpKind::Flush => OperationKind::Flush,
+            OpKind::Range { .. } => self.held.kind.unwrap_or(OperationKind::Discard),
         };
         let subject = Subject { kind: kind_of, extents: &[Extent { offset, len, unmap: false }] };
         let sent = match self.disk.decide(self.held, subject, self.lane.waker) {

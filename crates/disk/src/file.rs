@@ -7,7 +7,7 @@ mod request;
 mod size;
 mod topology;
 
-use crate::bounce::Pool;
+use crate::buffer_pool::BufferPool;
 use crate::range::Ranges;
 use crate::writeback::Writeback;
 use crate::{Error, Limits};
@@ -40,7 +40,7 @@ pub struct FileDisk {
     merge: bool,
     direct: Option<Direct>,
     /// Bounce buffers, and those that zeroes are written from.
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
     /// Present if writes can be in the host's cache that are not in the file.
     writeback: Option<Writeback>,
     /// Calls that the kernel has turned out to lack here.

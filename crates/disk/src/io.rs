@@ -1,9 +1,9 @@
 //! A request on its way, and what a device and a disk say to each other about it.
 
-use crate::bounce::{Permit, Waiting};
+use crate::buffer_pool::{BufferPermit, BufferWait};
 use crate::fault::Held;
-use crate::offload::{LostWritesSeen, Posting};
-use crate::range::Ticket;
+use crate::offload::{LostWritesSeen, OffloadState};
+use crate::range::RangeClaim;
 use crate::{IoError, SECTOR};
 use kickless_io::{Buffers, Engine, FileId, Op, OpKind, RangeCall, Token, Waker};
 use kickless_memory::{Iov, Marks};
@@ -158,14 +158,14 @@ pub struct Io {
     pub(crate) sent: bool,
     /// The kernel's requests to try again, in a row.
     pub(crate) retries: u16,
-    pub(crate) range: Option<Ticket>,
+    pub(crate) range: Option<RangeClaim>,
     pub(crate) bounce: Option<Box<Bounce>>,
     /// A request on extents.
     pub(crate) work: Option<Box<Work>>,
     /// What a disk with injected faults does to it.
     pub(crate) held: Option<Box<Held>>,
     /// A request of a disk that answers in its own time. Kept for the next one.
-    pub(crate) posting: Option<Box<Posting>>,
+    pub(crate) offload: Option<Box<OffloadState>>,
 }
 
 /// What comes next.
@@ -191,7 +191,7 @@ pub(crate) enum Phase {
     /// Do something to the extent that is next.
     Extent,
     /// With a library, or on its way to one.
-    Posted,
+    Offloaded,
     /// In memory, a part of it at a time.
     Steps(Steps),
 }
@@ -222,8 +222,8 @@ pub(crate) struct Work {
 /// A piece of a request that goes through a buffer of ours.
 #[derive(Debug, Default)]
 pub(crate) struct Bounce {
-    pub(crate) waiting: Option<Waiting>,
-    pub(crate) permit: Option<Permit>,
+    pub(crate) waiting: Option<BufferWait>,
+    pub(crate) permit: Option<BufferPermit>,
     /// Where on the disk the buffer lies.
     pub(crate) at: u64,
     /// Bytes of it that are transferred.

@@ -41,7 +41,7 @@
 //! until it is done.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
-mod bounce;
+mod buffer_pool;
 #[cfg_attr(
     not(any(feature = "nbd", feature = "qcow2", feature = "rbd")),
     allow(dead_code, reason = "no library, but a test")

@@ -1,7 +1,7 @@
 //! Disks through libraries, one face for all of them.
 
 use crate::lock::LockError;
-use crate::offload::{LostWritesSeen, Order, Posted};
+use crate::offload::{LostWritesSeen, Offload, OffloadOp};
 use crate::{DiskSpec, Error, Io, Lane, Limits, Options, Request, Resized, Step};
 use kickless_io::Waker;
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::io;
 #[derive(Debug)]
 pub struct LibraryDisk {
     library: Library,
-    posted: Posted,
+    offload: Offload,
 }
 
 /// What does the work. There may be none, where all features are off.
@@ -31,42 +31,42 @@ impl LibraryDisk {
     /// # Errors
     /// One sentence for the operator.
     pub(crate) fn open(spec: &DiskSpec, options: &Options) -> Result<Self, Error> {
-        let (library, posted) = match spec {
+        let (library, offload) = match spec {
             #[cfg(feature = "qcow2")]
             DiskSpec::Qcow2(path) => {
-                let (qcow2, posted) = crate::qcow2::Qcow2::open(path, options)?;
-                (Library::Qcow2(qcow2), posted)
+                let (qcow2, offload) = crate::qcow2::Qcow2::open(path, options)?;
+                (Library::Qcow2(qcow2), offload)
             }
             #[cfg(feature = "nbd")]
             DiskSpec::Nbd(uri) => {
-                let (nbd, posted) = crate::nbd::Nbd::open(uri, options)?;
-                (Library::Nbd(nbd), posted)
+                let (nbd, offload) = crate::nbd::Nbd::open(uri, options)?;
+                (Library::Nbd(nbd), offload)
             }
             #[cfg(feature = "rbd")]
             DiskSpec::Rbd(name) => {
-                let (rbd, posted) = crate::rbd::Rbd::open(name, options)?;
-                (Library::Rbd(rbd), posted)
+                let (rbd, offload) = crate::rbd::Rbd::open(name, options)?;
+                (Library::Rbd(rbd), offload)
             }
             spec => return Err(Error::NotBuilt(spec.missing_feature().unwrap_or("of this kind"))),
         };
-        Ok(Self { library, posted })
+        Ok(Self { library, offload })
     }
 
     pub(crate) fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
-        self.posted.lost_writes_seen(queue)
+        self.offload.lost_writes_seen(queue)
     }
 
     pub(crate) fn new_driver(&self) {
-        self.posted.new_driver();
+        self.offload.new_driver();
     }
 
     pub(crate) fn limits(&self) -> &Limits {
-        self.posted.limits()
+        self.offload.limits()
     }
 
     #[inline]
     pub(crate) fn size(&self) -> u64 {
-        self.posted.size()
+        self.offload.size()
     }
 
     /// What it is called before its colon.
@@ -152,7 +152,7 @@ impl LibraryDisk {
             Library::Rbd(ref rbd) => {
                 let bytes = rbd.bytes();
                 let to = bytes - bytes % crate::SECTOR;
-                let from = self.posted.grow(to);
+                let from = self.offload.grow(to);
                 match to {
                     _ if to > from => Resized::Grown { from, to },
                     _ if to < from => Resized::Shrunk { from, to: bytes },
@@ -219,23 +219,23 @@ impl LibraryDisk {
         }
     }
 
-    fn post(&self, order: Order) {
+    fn submit(&self, op: OffloadOp) {
         match self.library {
             #[cfg(feature = "qcow2")]
-            Library::Qcow2(ref qcow2) => qcow2.post(order),
+            Library::Qcow2(ref qcow2) => qcow2.submit(op),
             #[cfg(feature = "nbd")]
-            Library::Nbd(ref nbd) => nbd.post(order),
+            Library::Nbd(ref nbd) => nbd.submit(op),
             #[cfg(feature = "rbd")]
-            Library::Rbd(ref rbd) => rbd.post(order),
+            Library::Rbd(ref rbd) => rbd.submit(op),
         }
     }
 
     pub(crate) fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
-        self.posted.start(lane, io, request, |order| self.post(order))
+        self.offload.start(lane, io, request, |op| self.submit(op))
     }
 
     /// Goes on with a request, if what was posted for it has been answered.
     pub(crate) fn retry(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
-        self.posted.drive(lane, io, |order| self.post(order))
+        self.offload.drive(lane, io, |op| self.submit(op))
     }
 }

@@ -13,7 +13,7 @@ mod replies;
 mod socket;
 mod wire;
 
-use crate::offload::{Order, Posted};
+use crate::offload::{Offload, OffloadOp};
 use crate::{Error, Limits, NbdUri, Options, RangeLimits, SECTOR};
 use client::{Client, Shared};
 use connection::Connection;
@@ -44,7 +44,7 @@ impl Nbd {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) fn open(uri: &NbdUri, options: &Options) -> Result<(Self, Posted), Error> {
+    pub(crate) fn open(uri: &NbdUri, options: &Options) -> Result<(Self, Offload), Error> {
         let failed = |source: io::Error| Error::Library { disk: uri.to_string(), source };
         let shared = Arc::new(Shared::new().map_err(failed)?);
         let address = Address::of(&uri.server).map_err(failed)?;
@@ -70,16 +70,16 @@ impl Nbd {
         let thread = Builder::new().name("nbd".into()).spawn(run).map_err(failed)?;
         // A server with no flush has nothing to make durable.
         let durable = export.has(wire::FLAG_FUA);
-        let posted = Posted::new(limits(export, options.read_only), size, durable);
-        Ok((Self { shared, thread: Some(thread), identity: identity(uri) }, posted))
+        let offload = Offload::new(limits(export, options.read_only), size, durable);
+        Ok((Self { shared, thread: Some(thread), identity: identity(uri) }, offload))
     }
 
     pub(crate) fn identity(&self) -> &str {
         &self.identity
     }
 
-    pub(crate) fn post(&self, order: Order) {
-        self.shared.post(order);
+    pub(crate) fn submit(&self, op: OffloadOp) {
+        self.shared.submit(op);
     }
 
     pub(crate) fn take_over(&self) {

@@ -9,7 +9,7 @@ mod flushes;
 mod lost_writes;
 mod op;
 
-use crate::bounce::{BUFFER_BYTES, Kind, Permit, Pool, Waiting};
+use crate::buffer_pool::{BUFFER_BYTES, BufferPermit, BufferPool, BufferWait, PoolLimits};
 use crate::io::Phase;
 use crate::{Io, IoError, Lane, Limits, Request, Step};
 #[cfg(any(feature = "nbd", feature = "rbd"))]
@@ -17,9 +17,9 @@ pub(crate) use flushes::Flushes;
 use kickless_io::Errno;
 pub use lost_writes::LostWritesSeen;
 use lost_writes::LostWritesTold;
-pub(crate) use op::Ticket;
-pub(crate) use op::Wakes;
-pub(crate) use op::{Call, Order};
+pub(crate) use op::AnswerSlot;
+pub(crate) use op::WakeBatch;
+pub(crate) use op::{OffloadKind, OffloadOp};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,44 +32,44 @@ const LONG_MAX: usize = 64;
 
 /// A request's way through a library.
 #[derive(Debug, Default)]
-pub(crate) struct Posting {
-    ticket: Arc<Ticket>,
+pub(crate) struct OffloadState {
+    slot: Arc<AnswerSlot>,
     /// What has been asked of the library and is not answered.
-    out: Option<Call>,
+    out: Option<OffloadKind>,
     /// Bytes of it.
     len: u64,
     /// What the request is.
-    kind: Option<Request>,
+    request: Option<Request>,
     /// Flush when all else is done.
     flush: bool,
     /// More lost writes than these fail the flush: see [`lost_writes`].
     lost_writes: u64,
-    permit: Option<Permit>,
-    waiting: Option<Waiting>,
+    permit: Option<BufferPermit>,
+    waiting: Option<BufferWait>,
 }
 
 /// What is common to disks behind libraries.
 #[derive(Debug)]
-pub(crate) struct Posted {
+pub(crate) struct Offload {
     limits: Limits,
     size: AtomicU64,
     /// The library makes single operations durable.
     durable: bool,
-    short: Arc<Pool>,
-    long: Arc<Pool>,
+    short: Arc<BufferPool>,
+    long: Arc<BufferPool>,
     lost_writes_told: LostWritesTold,
 }
 
 /// Either go on at once, or tell the device.
 type Flow = Result<(), Step>;
 
-impl Posted {
+impl Offload {
     /// Of `size` bytes; `durable` says whether the library can be asked for operations that are durable when they are done.
     pub(crate) fn new(limits: Limits, size: u64, durable: bool) -> Self {
         let align = rustix::param::page_size();
-        let short = Kind { bytes: SHORT_BYTES, align, in_use_max: SHORT_MAX, kept_max: SHORT_MAX };
-        let long = Kind { bytes: BUFFER_BYTES, align, in_use_max: LONG_MAX, kept_max: LONG_MAX / 4 };
-        let (short, long) = (Arc::new(Pool::of(short)), Arc::new(Pool::of(long)));
+        let short = PoolLimits { bytes: SHORT_BYTES, align, in_use_max: SHORT_MAX, kept_max: SHORT_MAX };
+        let long = PoolLimits { bytes: BUFFER_BYTES, align, in_use_max: LONG_MAX, kept_max: LONG_MAX / 4 };
+        let (short, long) = (Arc::new(BufferPool::of(short)), Arc::new(BufferPool::of(long)));
         let lost_writes_told = LostWritesTold::default();
         Self { limits, size: AtomicU64::new(size), durable, short, long, lost_writes_told }
     }
@@ -106,7 +106,7 @@ impl Posted {
         lane: &mut Lane<'_>,
         io: &mut Io,
         request: Request,
-        post: impl Fn(Order),
+        submit: impl Fn(OffloadOp),
     ) -> Step {
         io.at = match io.check(request, self.size(), self.limits.read_only) {
             Ok(at) => at,
@@ -119,24 +119,24 @@ impl Posted {
             | Request::Discard { durable }
             | Request::WriteZeroes { durable } => durable,
         };
-        let posting = io.posting.get_or_insert_default();
-        posting.kind = Some(request);
+        let state = io.offload.get_or_insert_default();
+        state.request = Some(request);
         // Of a durable request: what its own writes find.
         let is_flush = request == Request::Flush;
-        posting.lost_writes = if is_flush { lane.lost_writes.count() } else { u64::MAX };
-        posting.flush = (durable && !self.durable) || is_flush;
-        io.phase = Phase::Posted;
-        self.drive(lane, io, post)
+        state.lost_writes = if is_flush { lane.lost_writes.count() } else { u64::MAX };
+        state.flush = (durable && !self.durable) || is_flush;
+        io.phase = Phase::Offloaded;
+        self.drive(lane, io, submit)
     }
 
     /// Goes as far as it can.
-    pub(crate) fn drive(&self, lane: &mut Lane<'_>, io: &mut Io, post: impl Fn(Order)) -> Step {
+    pub(crate) fn drive(&self, lane: &mut Lane<'_>, io: &mut Io, submit: impl Fn(OffloadOp)) -> Step {
         loop {
-            let flow = self.answered(lane, io).and_then(|()| self.next(lane, io, &post));
+            let flow = self.answered(lane, io).and_then(|()| self.next(lane, io, &submit));
             if let Err(step) = flow {
                 let Step::Done(result) = step else { return step };
-                if let Some(posting) = &mut io.posting {
-                    (posting.permit, posting.waiting, posting.kind) = (None, None, None);
+                if let Some(state) = &mut io.offload {
+                    (state.permit, state.waiting, state.request) = (None, None, None);
                 }
                 return io.finish(result);
             }
@@ -145,27 +145,29 @@ impl Posted {
 
     /// Takes in what the library has answered.
     fn answered(&self, lane: &mut Lane<'_>, io: &mut Io) -> Flow {
-        let Some(posting) = &mut io.posting else { return Err(Step::Busy) };
-        let Some(call) = posting.out else { return Ok(()) };
-        let answer = posting.ticket.take().ok_or(Step::Busy)?;
-        posting.out = None;
-        if let Some(permit) = &mut posting.permit {
+        let Some(state) = &mut io.offload else { return Err(Step::Busy) };
+        let Some(kind) = state.out else { return Ok(()) };
+        let answer = state.slot.take().ok_or(Step::Busy)?;
+        state.out = None;
+        if let Some(permit) = &mut state.permit {
             permit.buffer = answer.buffer;
         }
         let lost_writes = answer.lost_writes;
         let result = match answer.result {
-            Ok(()) if call == Call::Flush && lost_writes > posting.lost_writes => Err(IoError::Os(Errno::IO)),
+            Ok(()) if kind == OffloadKind::Flush && lost_writes > state.lost_writes => {
+                Err(IoError::Os(Errno::IO))
+            }
             result => result,
         };
-        if result.is_err() && posting.kind == Some(Request::Flush) {
+        if result.is_err() && state.request == Some(Request::Flush) {
             self.lost_writes_told.tell(lane.lost_writes, lost_writes);
         }
         result.map_err(|error| Step::Done(Err(error)))?;
-        posting.lost_writes = posting.lost_writes.min(lost_writes);
-        let len = posting.len;
-        match call {
-            Call::Read | Call::Write { .. } => {
-                if let (Call::Read, Some(permit)) = (call, &posting.permit)
+        state.lost_writes = state.lost_writes.min(lost_writes);
+        let len = state.len;
+        match kind {
+            OffloadKind::Read | OffloadKind::Write { .. } => {
+                if let (OffloadKind::Read, Some(permit)) = (kind, &state.permit)
                     && let Some(bytes) = permit.buffer.as_ref().and_then(|b| b.get(..len as usize))
                 {
                     io.buffers.write(0, bytes, lane.marks);
@@ -173,25 +175,27 @@ impl Posted {
                 io.at += len;
                 io.buffers.advance(len, lane.marks);
                 // The next piece may need a buffer of the other kind, or none.
-                posting.permit = None;
+                state.permit = None;
             }
-            Call::Discard { .. } | Call::Zeroes { .. } => {
+            OffloadKind::Discard { .. } | OffloadKind::Zeroes { .. } => {
                 if let Some(work) = &mut io.work {
                     work.advance(len);
                 }
             }
-            Call::Flush => posting.flush = false,
+            OffloadKind::Flush => state.flush = false,
         }
         Ok(())
     }
 
     /// Posts what comes next. Goes on at once only where something is left out.
-    fn next(&self, lane: &mut Lane<'_>, io: &mut Io, post: impl Fn(Order)) -> Flow {
-        let Some(posting) = &mut io.posting else { return Err(Step::Busy) };
-        let (call, at, len) = match posting.kind {
-            Some(Request::Read { .. }) if !io.buffers.is_empty() => (Call::Read, io.at, io.buffers.len()),
+    fn next(&self, lane: &mut Lane<'_>, io: &mut Io, submit: impl Fn(OffloadOp)) -> Flow {
+        let Some(state) = &mut io.offload else { return Err(Step::Busy) };
+        let (kind, at, len) = match state.request {
+            Some(Request::Read { .. }) if !io.buffers.is_empty() => {
+                (OffloadKind::Read, io.at, io.buffers.len())
+            }
             Some(Request::Write { durable, .. }) if !io.buffers.is_empty() => {
-                (Call::Write { durable: durable && self.durable }, io.at, io.buffers.len())
+                (OffloadKind::Write { durable: durable && self.durable }, io.at, io.buffers.len())
             }
             Some(kind @ (Request::Discard { durable } | Request::WriteZeroes { durable })) => {
                 let durable = durable && self.durable;
@@ -203,29 +207,29 @@ impl Posted {
                         return Ok(());
                     }
                     Some(extent) => {
-                        let call = match kind {
-                            Request::Discard { .. } => Call::Discard { durable },
-                            _ => Call::Zeroes { unmap: extent.unmap, durable },
+                        let kind = match kind {
+                            Request::Discard { .. } => OffloadKind::Discard { durable },
+                            _ => OffloadKind::Zeroes { unmap: extent.unmap, durable },
                         };
-                        (call, extent.offset, extent.len)
+                        (kind, extent.offset, extent.len)
                     }
-                    None => return self.last(lane, posting, post),
+                    None => return self.last(lane, state, submit),
                 }
             }
-            _ => return self.last(lane, posting, post),
+            _ => return self.last(lane, state, submit),
         };
-        let order = match call {
-            Call::Read | Call::Write { .. } => {
+        let op = match kind {
+            OffloadKind::Read | OffloadKind::Write { .. } => {
                 let pool = if len <= SHORT_BYTES as u64 { &self.short } else { &self.long };
                 let len = len.min(pool.bytes() as u64);
-                let permit = match pool.take(&mut posting.waiting, lane.waker) {
-                    Ok(Some(permit)) => posting.permit.insert(permit),
+                let permit = match pool.take(&mut state.waiting, lane.waker) {
+                    Ok(Some(permit)) => state.permit.insert(permit),
                     Ok(None) => return Err(Step::Busy),
                     Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
                 };
                 let mut buffer = permit.buffer.take();
-                if let (Call::Write { .. }, Some(bytes)) =
-                    (call, buffer.as_mut().and_then(|b| b.get_mut(..len as usize)))
+                if let (OffloadKind::Write { .. }, Some(bytes)) =
+                    (kind, buffer.as_mut().and_then(|b| b.get_mut(..len as usize)))
                 {
                     io.buffers.read(0, bytes);
                     // Zeroes in the place of the guest's data are not to be stored.
@@ -233,27 +237,27 @@ impl Posted {
                         return Err(Step::Done(Err(IoError::Damaged)));
                     }
                 }
-                posting.len = len;
-                posting.ticket.order(call, (at, len), buffer, lane.waker)
+                state.len = len;
+                state.slot.op(kind, (at, len), buffer, lane.waker)
             }
             _ => {
-                posting.len = len;
-                posting.ticket.order(call, (at, len), None, lane.waker)
+                state.len = len;
+                state.slot.op(kind, (at, len), None, lane.waker)
             }
         };
-        posting.out = Some(call);
-        post(order);
+        state.out = Some(kind);
+        submit(op);
         // It may have been answered already, but whoever did has woken us.
         Err(Step::Busy)
     }
 
     /// Flushes where that is still to be done, and ends the request.
-    fn last(&self, lane: &Lane<'_>, posting: &mut Posting, post: impl Fn(Order)) -> Flow {
-        if !posting.flush {
+    fn last(&self, lane: &Lane<'_>, state: &mut OffloadState, submit: impl Fn(OffloadOp)) -> Flow {
+        if !state.flush {
             return Err(Step::Done(Ok(())));
         }
-        posting.out = Some(Call::Flush);
-        post(posting.ticket.order(Call::Flush, (0, 0), None, lane.waker));
+        state.out = Some(OffloadKind::Flush);
+        submit(state.slot.op(OffloadKind::Flush, (0, 0), None, lane.waker));
         Err(Step::Busy)
     }
 }

@@ -15,7 +15,7 @@ mod threads;
 
 use crate::catch::catch;
 use crate::file::{identity, open_file};
-use crate::offload::{Call, Order, Posted};
+use crate::offload::{Offload, OffloadKind, OffloadOp};
 use crate::writeback::Writeback;
 use crate::{Error, IoError, Limits, Options, RangeLimits, SECTOR};
 use chain::Access;
@@ -71,7 +71,7 @@ impl Qcow2 {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) fn open(path: &Path, options: &Options) -> Result<(Self, Posted), Error> {
+    pub(crate) fn open(path: &Path, options: &Options) -> Result<(Self, Offload), Error> {
         let (file, direct) = open_file(path, options)?;
         let failed = |source| Error::Library { disk: format!("qcow2:{}", path.display()), source };
         let identity = identity(&file.metadata().map_err(failed)?);
@@ -95,8 +95,8 @@ impl Qcow2 {
         }
         let image = Arc::new(image);
         let theirs = image.clone();
-        let threads = Threads::start("qcow2", move |order| theirs.perform(order)).map_err(failed)?;
-        Ok((Self { threads, image, identity }, Posted::new(limits, size, false)))
+        let threads = Threads::start("qcow2", move |op| theirs.perform(op)).map_err(failed)?;
+        Ok((Self { threads, image, identity }, Offload::new(limits, size, false)))
     }
 
     pub(crate) fn identity(&self) -> &str {
@@ -113,8 +113,8 @@ impl Qcow2 {
         under.iter().map(File::try_clone).collect()
     }
 
-    pub(crate) fn post(&self, order: Order) {
-        self.threads.post(order);
+    pub(crate) fn submit(&self, op: OffloadOp) {
+        self.threads.submit(op);
     }
 
     /// Puts all that is known of the image into the file, and forgets it.
@@ -170,38 +170,38 @@ impl Image {
         }
     }
 
-    /// Does an order.
-    fn perform(&self, order: &mut Order) -> Result<(), IoError> {
-        let (call, at, len) = (order.call, order.at, order.len);
-        let result = match call {
-            Call::Read => self.with(|access| access.read(order.bytes_mut(), at)),
-            Call::Write { .. } => self.with(|access| {
+    /// Carries out an operation.
+    fn perform(&self, op: &mut OffloadOp) -> Result<(), IoError> {
+        let (kind, at, len) = (op.kind, op.at, op.len);
+        let result = match kind {
+            OffloadKind::Read => self.with(|access| access.read(op.bytes_mut(), at)),
+            OffloadKind::Write { .. } => self.with(|access| {
                 if is_allocated(access, at, len)? {
-                    access.write(order.bytes(), at)?;
+                    access.write(op.bytes(), at)?;
                     // It may have gone to where nobody would find it but for a table that another has still to write.
                     return if self.unwritten.load(Ordering::Acquire) == 0 { Ok(()) } else { access.flush() };
                 }
                 self.unwritten.fetch_add(1, Ordering::Relaxed);
-                access.write(order.bytes(), at)?;
+                access.write(op.bytes(), at)?;
                 access.flush()?;
                 self.unwritten.fetch_sub(1, Ordering::Release);
                 Ok(())
             }),
-            Call::Flush => self.with(|access| self.flush(access)),
-            Call::Discard { .. } => self.give_back(at, len, Access::discard_to_any),
-            Call::Zeroes { unmap: true, .. } => self.give_back(at, len, |access, at, len| {
+            OffloadKind::Flush => self.with(|access| self.flush(access)),
+            OffloadKind::Discard { .. } => self.give_back(at, len, Access::discard_to_any),
+            OffloadKind::Zeroes { unmap: true, .. } => self.give_back(at, len, |access, at, len| {
                 zero(access, at, len, |access, at, len| access.discard_to_zero(at, len))
             }),
-            Call::Zeroes { unmap: false, .. } => self.alone(|access| {
+            OffloadKind::Zeroes { unmap: false, .. } => self.alone(|access| {
                 zero(access, at, len, |access, at, len| access.write_zeroes(at, len))?;
                 access.flush()
             }),
         };
-        if result.is_err() && matches!(call, Call::Discard { .. } | Call::Zeroes { .. }) {
+        if result.is_err() && matches!(kind, OffloadKind::Discard { .. } | OffloadKind::Zeroes { .. }) {
             self.unwritten.fetch_add(1, Ordering::Relaxed);
         }
         result.map_err(|error| {
-            tracing::debug!(image = %self.path.display(), ?call, at, len, %error, "the library fails a request");
+            tracing::debug!(image = %self.path.display(), ?kind, at, len, %error, "the library fails a request");
             IoError::Os(errno_of(&error))
         })
     }

@@ -61,9 +61,9 @@ impl Ranges {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for a range. Whether it is held already, and later whether it is by now, [`Ticket::is_held`]
+    /// Asks for a range. Whether it is held already, and later whether it is by now, [`RangeClaim::is_held`]
     /// says; `waker` is signalled when that changes.
-    pub(crate) fn ask(self: &Arc<Self>, range: Range<u64>, exclusive: bool, waker: &Waker) -> Ticket {
+    pub(crate) fn ask(self: &Arc<Self>, range: Range<u64>, exclusive: bool, waker: &Waker) -> RangeClaim {
         let mut table = self.lock();
         let blockers = table.rivals(exclusive).filter(|rival| overlap(&rival.range, &range)).count();
         let number = table.next;
@@ -80,19 +80,19 @@ impl Ranges {
                 entries.len() - 1
             }
         };
-        Ticket { ranges: self.clone(), place, exclusive }
+        RangeClaim { ranges: self.clone(), place, exclusive }
     }
 }
 
 /// A range that is held or waited for, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct RangeClaim {
     ranges: Arc<Ranges>,
     place: usize,
     exclusive: bool,
 }
 
-impl Ticket {
+impl RangeClaim {
     /// Whether its turn has come.
     pub(crate) fn is_held(&self) -> bool {
         let mut table = self.ranges.lock();
@@ -101,7 +101,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for RangeClaim {
     fn drop(&mut self) {
         let mut table = self.ranges.lock();
         let (entries, free) = table.list(self.exclusive);
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn held_means_no_earlier_conflict() {
         let (ranges, waker) = (Arc::new(Ranges::default()), Waker::new().unwrap());
-        let mut live: Vec<(Ticket, Range<u64>, bool)> = Vec::new();
+        let mut live: Vec<(RangeClaim, Range<u64>, bool)> = Vec::new();
         let mut random = 0x9e37_79b9_7f4a_7c15u64;
         for _ in 0..3000 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -179,9 +179,9 @@ mod tests {
                 let range = start..start + 1 + (bits >> 10 & 7);
                 live.push((ranges.ask(range.clone(), exclusive, &waker), range, exclusive));
             }
-            for (i, (ticket, range, exclusive)) in live.iter().enumerate() {
+            for (i, (claim, range, exclusive)) in live.iter().enumerate() {
                 let free = live[..i].iter().all(|(_, r, e)| !overlap(r, range) || !(*e || *exclusive));
-                assert_eq!(ticket.is_held(), free);
+                assert_eq!(claim.is_held(), free);
             }
         }
     }

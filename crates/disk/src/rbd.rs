@@ -9,11 +9,11 @@ mod in_flight;
 mod lock;
 
 use crate::lock::LockError;
-use crate::offload::{Order, Posted};
+use crate::offload::{Offload, OffloadOp};
 use crate::{Cache, Error, IoError, Limits, Options, RangeLimits, RbdName, SECTOR};
 use control::{Control, Job, Outcome};
 use ffi::{Cluster, Image, Pool, Shape, c_text};
-use in_flight::Flights;
+use in_flight::InFlight;
 use kickless_io::Waker;
 use std::ffi::{CStr, CString};
 use std::io;
@@ -42,7 +42,7 @@ pub(crate) struct Rbd {
     /// There until the end.
     image: Option<Arc<Image>>,
     control: Arc<Control>,
-    flights: Arc<Flights>,
+    in_flight: Arc<InFlight>,
     clock: Option<JoinHandle<()>>,
     name: RbdName,
     identity: String,
@@ -64,7 +64,7 @@ impl Rbd {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) fn open(name: &RbdName, options: &Options) -> Result<(Self, Posted), Error> {
+    pub(crate) fn open(name: &RbdName, options: &Options) -> Result<(Self, Offload), Error> {
         let failed = |source: io::Error| Error::Library { disk: name.to_string(), source };
         if name.snapshot.is_some() && !options.read_only {
             return Err(failed(io::Error::other("a snapshot is read-only: give --read-only")));
@@ -86,14 +86,14 @@ impl Rbd {
         };
         let Opened { image, shape, id, granularity } = opened;
         let size = shape.size - shape.size % SECTOR;
-        let flights = Arc::new(Flights::new(name.stop_timeout));
-        let (theirs, span) = (flights.clone(), Span::current());
+        let in_flight = Arc::new(InFlight::new(name.stop_timeout));
+        let (theirs, span) = (in_flight.clone(), Span::current());
         let keep_time = move || span.in_scope(|| theirs.keep_time());
         let clock = Builder::new().name("rbd-clock".into()).spawn(keep_time);
         let mut rbd = Self {
             image: Some(image),
             control,
-            flights,
+            in_flight,
             clock: None,
             name: name.clone(),
             identity: identity(name, &id),
@@ -106,28 +106,28 @@ impl Rbd {
             return Err(Error::Size(shape.size));
         }
         // Without a cache a write is durable when it is done. But an image may have settings of its own that give it one.
-        Ok((rbd, Posted::new(limits(shape, granularity, options.read_only), size, false)))
+        Ok((rbd, Offload::new(limits(shape, granularity, options.read_only), size, false)))
     }
 
     pub(crate) fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// Posts an order, and never waits.
-    pub(crate) fn post(&self, order: Order) {
+    /// Submits an operation, and never waits.
+    pub(crate) fn submit(&self, op: OffloadOp) {
         let Some(image) = &self.image else { return };
         // The library would cut it off at the end without a word.
-        if order.at + order.len > self.control.size() {
-            return order.answer(Err(IoError::Shrunk), &mut crate::offload::Wakes::default());
+        if op.at + op.len > self.control.size() {
+            return op.answer(Err(IoError::Shrunk), &mut crate::offload::WakeBatch::default());
         }
-        let (call, at, len) = (order.call, order.at, order.len);
-        if let Some(flight) = self.flights.board(order) {
-            image.submit(call, (at, len), flight);
+        let (kind, at, len) = (op.kind, op.at, op.len);
+        if let Some(submission) = self.in_flight.insert(op) {
+            image.submit(kind, (at, len), submission);
         }
     }
 
     pub(crate) fn hurry(&self) {
-        self.flights.hurry();
+        self.in_flight.hurry();
     }
 
     /// Bytes of the image, as far as is known.
@@ -157,7 +157,7 @@ impl Rbd {
         if !self.has_lock {
             return Err(LockError::None);
         }
-        self.call(job, lock::ACQUIRE_WITHIN)
+        self.ask(job, lock::ACQUIRE_WITHIN)
     }
 
     /// Gives the lock back, if there is one.
@@ -165,30 +165,30 @@ impl Rbd {
         if self.read_only || !self.has_lock {
             return;
         }
-        if let Err(error) = self.call(Job::Release, self.flights.patience()) {
+        if let Err(error) = self.ask(Job::Release, self.in_flight.patience()) {
             tracing::error!(image = %self.name, %error, "the lock of the image is still ours");
         }
     }
 
     pub(crate) fn take_over(&self) -> io::Result<()> {
-        self.call(Job::Forget, lock::ACQUIRE_WITHIN).map_err(io::Error::other)
+        self.ask(Job::Forget, lock::ACQUIRE_WITHIN).map_err(io::Error::other)
     }
 
     pub(crate) fn hand_over(&self) -> io::Result<()> {
         if self.read_only {
             return Ok(());
         }
-        self.call(Job::Flush, self.flights.patience()).map_err(io::Error::other)
+        self.ask(Job::Flush, self.in_flight.patience()).map_err(io::Error::other)
     }
 
-    fn call(&self, job: Job, within: Duration) -> Result<(), LockError> {
-        match self.control.call(job, within) {
+    fn ask(&self, job: Job, within: Duration) -> Result<(), LockError> {
+        match self.control.ask(job, within) {
             Some(outcome) => {
-                self.flights.renew();
+                self.in_flight.renew();
                 outcome
             }
             None => {
-                self.flights.nothing_heard();
+                self.in_flight.nothing_heard();
                 Err(LockError::Failed(io::Error::other("the cluster does not answer")))
             }
         }
@@ -199,10 +199,10 @@ impl Drop for Rbd {
     fn drop(&mut self) {
         // The thread's is the last then.
         self.image = None;
-        if !self.control.end(self.flights.patience()) {
+        if !self.control.end(self.in_flight.patience()) {
             tracing::error!(image = %self.name, "the Ceph cluster does not answer: the image is left open");
         }
-        self.flights.end();
+        self.in_flight.end();
         let _ = self.clock.take().map(JoinHandle::join);
     }
 }

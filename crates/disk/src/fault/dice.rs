@@ -1,12 +1,12 @@
 //! Decides which operations the faults hit. Pure but for a count and a seeded generator.
 
-use crate::spec::fault_rules::{Effect, Kind, Rule, When};
+use crate::spec::fault_rules::{Effect, OperationKind, Rule, When};
 use crate::{Extent, FaultRules, SECTOR};
 
 /// An operation, as the rules see it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Subject<'a> {
-    pub(super) kind: Kind,
+    pub(super) kind: OperationKind,
     /// The bytes that it is about; none for a flush.
     pub(super) extents: &'a [Extent],
 }
@@ -86,12 +86,12 @@ mod tests {
     }
 
     /// Which of the first `count` sector-long operations of this kind are hit, each at the next sector.
-    fn hits(text: &str, kind: Kind, count: u64) -> Vec<u64> {
+    fn hits(text: &str, kind: OperationKind, count: u64) -> Vec<u64> {
         let mut dice = Dice::new(&rules(text).unwrap());
         (0..count).filter(|i| roll(&mut dice, kind, &[(i * 512, 512)]).is_some()).collect()
     }
 
-    fn roll(dice: &mut Dice, kind: Kind, ranges: &[(u64, u64)]) -> Option<Effect> {
+    fn roll(dice: &mut Dice, kind: OperationKind, ranges: &[(u64, u64)]) -> Option<Effect> {
         let extents: Vec<_> =
             ranges.iter().map(|&(offset, len)| Extent { offset, len, unmap: false }).collect();
         dice.roll(Subject { kind, extents: &extents })
@@ -99,32 +99,32 @@ mod tests {
 
     #[test]
     fn places() {
-        assert_eq!(hits("eio", Kind::Read, 3), [0, 1, 2]);
-        assert_eq!(hits("eio@100%", Kind::Read, 3), [0, 1, 2]);
-        assert_eq!(hits("eio@nth=3", Kind::Read, 9), [2]);
-        assert_eq!(hits("eio@every=4", Kind::Read, 9), [3, 7]);
-        assert_eq!(hits("eio@2-4", Kind::Read, 9), [2, 3, 4]);
-        assert_eq!(hits("eio@2-9+every=2", Kind::Read, 7), [3, 5]);
-        assert_eq!(hits("eio@write", Kind::Read, 9), []);
-        assert_eq!(hits("eio@write+read", Kind::Read, 2), [0, 1]);
-        assert_eq!(hits("enospc@nth=2,eio@nth=5", Kind::Write, 9), [1, 4]);
+        assert_eq!(hits("eio", OperationKind::Read, 3), [0, 1, 2]);
+        assert_eq!(hits("eio@100%", OperationKind::Read, 3), [0, 1, 2]);
+        assert_eq!(hits("eio@nth=3", OperationKind::Read, 9), [2]);
+        assert_eq!(hits("eio@every=4", OperationKind::Read, 9), [3, 7]);
+        assert_eq!(hits("eio@2-4", OperationKind::Read, 9), [2, 3, 4]);
+        assert_eq!(hits("eio@2-9+every=2", OperationKind::Read, 7), [3, 5]);
+        assert_eq!(hits("eio@write", OperationKind::Read, 9), []);
+        assert_eq!(hits("eio@write+read", OperationKind::Read, 2), [0, 1]);
+        assert_eq!(hits("enospc@nth=2,eio@nth=5", OperationKind::Write, 9), [1, 4]);
         // An operation that only touches the range; a flush is nowhere, and never short.
         let mut dice = Dice::new(&rules("eio@2-4,short").unwrap());
         let eio = Some(Effect::Error(Errno::IO));
-        assert_eq!(roll(&mut dice, Kind::Read, &[(0, 1025)]), eio);
-        assert_eq!(roll(&mut dice, Kind::Read, &[(0, 1024)]), Some(Effect::Short));
-        assert_eq!(roll(&mut dice, Kind::Read, &[(1536, 0)]), Some(Effect::Short));
-        assert_eq!(roll(&mut dice, Kind::Flush, &[]), None);
+        assert_eq!(roll(&mut dice, OperationKind::Read, &[(0, 1025)]), eio);
+        assert_eq!(roll(&mut dice, OperationKind::Read, &[(0, 1024)]), Some(Effect::Short));
+        assert_eq!(roll(&mut dice, OperationKind::Read, &[(1536, 0)]), Some(Effect::Short));
+        assert_eq!(roll(&mut dice, OperationKind::Flush, &[]), None);
         // Any of several ranges.
-        assert_eq!(roll(&mut dice, Kind::Discard, &[(0, 512), (4 * 512, 512), (9 * 512, 512)]), eio);
-        assert_eq!(roll(&mut dice, Kind::Discard, &[(0, 512), (9 * 512, 512)]), None);
+        assert_eq!(roll(&mut dice, OperationKind::Discard, &[(0, 512), (4 * 512, 512), (9 * 512, 512)]), eio);
+        assert_eq!(roll(&mut dice, OperationKind::Discard, &[(0, 512), (9 * 512, 512)]), None);
     }
 
     #[test]
     fn rates_come_near_and_come_again() {
-        let some = hits("eio@12.5%", Kind::Read, 10_000);
+        let some = hits("eio@12.5%", OperationKind::Read, 10_000);
         assert!((1000..1500).contains(&some.len()), "{}", some.len());
-        assert_eq!(hits("eio@12.5%", Kind::Read, 10_000), some);
-        assert_ne!(hits("seed=2,eio@12.5%", Kind::Read, 10_000), some);
+        assert_eq!(hits("eio@12.5%", OperationKind::Read, 10_000), some);
+        assert_ne!(hits("seed=2,eio@12.5%", OperationKind::Read, 10_000), some);
     }
 }

@@ -5,7 +5,7 @@
 
 use super::FileDisk;
 use crate::SECTOR;
-use crate::bounce::BUFFER_BYTES;
+use crate::buffer_pool::BUFFER_BYTES;
 use kickless_io::AlignedBuf;
 use rustix::io::{pread, retry_on_intr};
 use std::fs::File;

@@ -3,7 +3,7 @@
 use super::extents::Lacks;
 use super::topology;
 use super::{Direct, FileDisk};
-use crate::bounce::{BUFFER_BYTES, Pool};
+use crate::buffer_pool::{BUFFER_BYTES, BufferPool};
 use crate::writeback::Writeback;
 use crate::{Cache, Error, Limits, Options, SECTOR};
 use kickless_io::{AlignedBuf, BackingFile, Owner};
@@ -83,7 +83,7 @@ impl FileDisk {
             device,
             merge: options.merge,
             direct,
-            pool: Arc::new(Pool::new(address)),
+            pool: Arc::new(BufferPool::new(address)),
             lacks: Lacks::default(),
             span: Span::current(),
         })

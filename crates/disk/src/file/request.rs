@@ -3,7 +3,7 @@
 
 use super::extents::called;
 use super::{Direct, FileDisk};
-use crate::bounce::BUFFER_BYTES;
+use crate::buffer_pool::BUFFER_BYTES;
 use crate::io::{Bounce, Outlet, Phase};
 use crate::range::Ranges;
 use crate::{Io, IoError, Request, Step};
@@ -65,7 +65,7 @@ impl FileDisk {
                 Phase::Flush => queue(lane, OpKind::Flush, 0, Buffers::None).map_err(|(step, _)| step),
                 Phase::Extent => self.extent(lane, io),
                 // Nothing was started.
-                Phase::Idle | Phase::Held | Phase::Posted | Phase::Steps(_) => return Step::Busy,
+                Phase::Idle | Phase::Held | Phase::Offloaded | Phase::Steps(_) => return Step::Busy,
             };
             if let Err(step) = flow {
                 io.sent = step == Step::Pending;
@@ -221,7 +221,7 @@ impl FileDisk {
                 io.phase = Phase::Plan;
             }
             Phase::Load | Phase::Store => self.bounced(lane, io, bytes as usize),
-            Phase::Idle | Phase::Held | Phase::Posted | Phase::Steps(_) | Phase::Plan | Phase::Prepare => {
+            Phase::Idle | Phase::Held | Phase::Offloaded | Phase::Steps(_) | Phase::Plan | Phase::Prepare => {
                 return Step::Pending;
             }
         }
@@ -296,8 +296,8 @@ pub(super) fn hold(
     range: Range<u64>,
     exclusive: bool,
 ) -> Flow {
-    let ticket = io.range.get_or_insert_with(|| ranges.ask(range, exclusive, lane.waker()));
-    if ticket.is_held() { Ok(()) } else { Err(Step::Busy) }
+    let claim = io.range.get_or_insert_with(|| ranges.ask(range, exclusive, lane.waker()));
+    if claim.is_held() { Ok(()) } else { Err(Step::Busy) }
 }
 
 /// Transfers what is left of the bounce buffer.

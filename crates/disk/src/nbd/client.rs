@@ -10,7 +10,7 @@ use super::socket::{Address, until};
 use super::wire::{self, Problem};
 use crate::IoError;
 use crate::NbdUri;
-use crate::offload::{Call, Order, Wakes};
+use crate::offload::{OffloadKind, OffloadOp, WakeBatch};
 use kickless_io::{Errno, Waker};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
@@ -27,12 +27,12 @@ const STOP_WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::fro
 /// A request that so many connections have been lost with is not tried on another.
 const LOSSES_MAX: u8 = 5;
 
-/// An order, and what is known of it.
+/// An operation, and what is known of it.
 #[derive(Debug)]
 pub(super) struct Queued {
     /// When it was posted, as a number.
     pub(super) number: u64,
-    pub(super) order: Order,
+    pub(super) op: OffloadOp,
     /// Connections that were lost with it.
     pub(super) losses: u8,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
 
 #[derive(Debug, Default)]
 struct Inbox {
-    orders: VecDeque<Queued>,
+    ops: VecDeque<Queued>,
     next: u64,
     /// The thread waits, or is about to.
     asleep: bool,
@@ -73,12 +73,12 @@ impl Shared {
         self.lock().stop
     }
 
-    /// Has an order done.
-    pub(super) fn post(&self, order: Order) {
+    /// Has an operation carried out.
+    pub(super) fn submit(&self, op: OffloadOp) {
         let mut inbox = self.lock();
         let number = inbox.next;
         inbox.next += 1;
-        inbox.orders.push_back(Queued { number, order, losses: 0 });
+        inbox.ops.push_back(Queued { number, op, losses: 0 });
         if std::mem::take(&mut inbox.asleep) {
             drop(inbox);
             self.waker.wake();
@@ -103,10 +103,10 @@ impl Shared {
         self.waker.wake();
     }
 
-    /// Whether the thread may wait: whoever has an order for it from now on wakes it. What else is wanted of it does so in any case.
+    /// Whether the thread may wait: whoever has an operation for it from now on wakes it. What else is wanted of it does so in any case.
     fn sleep(&self) -> bool {
         let mut inbox = self.lock();
-        inbox.asleep = inbox.orders.is_empty();
+        inbox.asleep = inbox.ops.is_empty();
         inbox.asleep
     }
 }
@@ -131,7 +131,7 @@ pub(super) struct Client {
     lost_writes: u64,
     /// What has a lower number is to have ended by then.
     hurry: Option<(u64, Instant)>,
-    wakes: Wakes,
+    wakes: WakeBatch,
 }
 
 impl Client {
@@ -149,7 +149,7 @@ impl Client {
             has_failed: false,
             lost_writes: 0,
             hurry: None,
-            wakes: Wakes::default(),
+            wakes: WakeBatch::default(),
         }
     }
 
@@ -174,7 +174,7 @@ impl Client {
     fn collect(&mut self) -> bool {
         let mut inbox = self.shared.lock();
         inbox.asleep = false;
-        self.queue.append(&mut inbox.orders);
+        self.queue.append(&mut inbox.ops);
         if std::mem::take(&mut inbox.hurry) {
             let (least, most) = STOP_WITHIN;
             let then = Instant::now() + self.uri.reconnect_delay.clamp(least, most);
@@ -203,13 +203,13 @@ impl Client {
     }
 
     fn exchange(&mut self, connection: &mut Connection) -> Result<bool, Problem> {
-        while connection.flights.has_room()
+        while connection.in_flight.has_room()
             && let Some(next) = self.queue.pop_front()
         {
-            match next.order.call {
+            match next.op.kind {
                 // There is nothing to flush, or nobody to ask for it.
-                Call::Flush if !self.export.has(wire::FLAG_FLUSH) => {
-                    next.order.answer(Ok(()), &mut self.wakes)
+                OffloadKind::Flush if !self.export.has(wire::FLAG_FLUSH) => {
+                    next.op.answer(Ok(()), &mut self.wakes)
                 }
                 _ => connection.take(next),
             }
@@ -223,13 +223,13 @@ impl Client {
     fn lose(&mut self, mut connection: Connection, problem: &Problem) {
         let wait = self.uri.reconnect_delay;
         tracing::warn!(server = %self.uri, %problem, ?wait, "the NBD server is lost; requests wait for it");
-        self.lost_writes = connection.flights.lost_writes() + u64::from(connection.flights.is_dirty());
-        for mut queued in connection.flights.drain().into_iter().rev() {
+        self.lost_writes = connection.in_flight.lost_writes() + u64::from(connection.in_flight.is_dirty());
+        for mut queued in connection.in_flight.drain().into_iter().rev() {
             queued.losses += 1;
             if queued.losses < LOSSES_MAX {
                 self.queue.push_front(queued);
             } else {
-                queued.order.answer(Err(IoError::Os(Errno::IO)), &mut self.wakes);
+                queued.op.answer(Err(IoError::Os(Errno::IO)), &mut self.wakes);
             }
         }
         let now = Instant::now();
@@ -247,7 +247,7 @@ impl Client {
                 tracing::error!(server = %self.uri, "the NBD server stays away; requests fail until it is back");
             }
             for queued in self.queue.drain(..) {
-                queued.order.answer(Err(IoError::Os(Errno::TIMEDOUT)), &mut self.wakes);
+                queued.op.answer(Err(IoError::Os(Errno::TIMEDOUT)), &mut self.wakes);
             }
             self.wakes.wake();
         }
@@ -275,7 +275,7 @@ impl Client {
     /// Ends what is to have ended by now because the disk stops.
     fn give_up_in_time(&mut self) {
         let Some((before, then)) = self.hurry else { return };
-        let in_flight = self.connection.as_ref().is_some_and(|c| c.flights.any_before(before));
+        let in_flight = self.connection.as_ref().is_some_and(|c| c.in_flight.any_before(before));
         if !in_flight && self.queue.iter().all(|queued| queued.number >= before) {
             self.hurry = None;
             return;

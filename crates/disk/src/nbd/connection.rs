@@ -2,10 +2,10 @@
 
 use super::client::Queued;
 use super::handshake::Export;
-use super::in_flight::Flights;
+use super::in_flight::InFlight;
 use super::replies::Replies;
 use super::wire::{self, Problem};
-use crate::offload::Wakes;
+use crate::offload::WakeBatch;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ const READS_IN_A_ROW: usize = 16;
 pub(super) struct Connection {
     socket: OwnedFd,
     pub(super) export: Export,
-    pub(super) flights: Flights,
+    pub(super) in_flight: InFlight,
     replies: Replies,
     /// Places of requests that are not sent, oldest first, and how much of the first has been.
     unsent: VecDeque<u32>,
@@ -36,7 +36,7 @@ impl Connection {
         Self {
             socket,
             export,
-            flights: Flights::new(lost_writes),
+            in_flight: InFlight::new(lost_writes),
             replies: Replies::new(export.structured),
             unsent: VecDeque::new(),
             sent: 0,
@@ -54,7 +54,7 @@ impl Connection {
 
     /// Takes a request, to be sent. The caller has looked for room.
     pub(super) fn take(&mut self, queued: Queued) {
-        self.unsent.extend(self.flights.insert(queued));
+        self.unsent.extend(self.in_flight.insert(queued));
     }
 
     /// Sends what the socket takes; whether that was anything.
@@ -68,7 +68,7 @@ impl Connection {
                 .unsent
                 .iter()
                 .take(SENT_AT_ONCE)
-                .filter_map(|&place| self.flights.to_send(place))
+                .filter_map(|&place| self.in_flight.to_send(place))
                 .collect();
             let mut slices = Vec::with_capacity(2 * parts.len());
             let mut skip = self.sent;
@@ -107,12 +107,12 @@ impl Connection {
     ///
     /// # Errors
     /// The connection has ended, or is to be ended.
-    pub(super) fn receive(&mut self, wakes: &mut Wakes) -> Result<bool, Problem> {
+    pub(super) fn receive(&mut self, wakes: &mut WakeBatch) -> Result<bool, Problem> {
         for turn in 0..READS_IN_A_ROW {
-            let Self { socket, replies, flights, .. } = self;
-            match rustix::io::readv(&*socket, &mut replies.space(flights)) {
+            let Self { socket, replies, in_flight, .. } = self;
+            match rustix::io::readv(&*socket, &mut replies.space(in_flight)) {
                 Ok(0) => return Err(Problem::Closed),
-                Ok(bytes) => replies.received(bytes, flights, wakes)?,
+                Ok(bytes) => replies.received(bytes, in_flight, wakes)?,
                 Err(Errno::AGAIN) => return Ok(turn > 0),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(lost(error)),

@@ -2,10 +2,10 @@
 
 use super::client::Queued;
 use super::handshake::negotiate;
-use super::in_flight::Flights;
+use super::in_flight::InFlight;
 use super::replies::Replies;
 use super::wire::{CHUNK_DATA, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC};
-use crate::offload::{Call, Ticket, Wakes};
+use crate::offload::{AnswerSlot, OffloadKind, WakeBatch};
 use kickless_io::{AlignedBuf, Waker};
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -80,34 +80,34 @@ fn stream(mut script: &[u8]) -> Vec<u8> {
 /// # Panics
 /// A request was ended twice, or a read well that is not all there.
 pub fn replies(structured: bool, step: usize, script: &[u8]) -> usize {
-    let (mut flights, mut wakes) = (Flights::new(0), Wakes::default());
+    let (mut in_flight, mut wakes) = (InFlight::new(0), WakeBatch::default());
     let Ok(waker) = Waker::new() else { return 0 };
-    let tickets: Vec<_> = (0..REQUESTS).map(|_| Arc::new(Ticket::default())).collect();
-    for (number, ticket) in (0..).zip(&tickets) {
-        let (call, buffer) = match number {
-            0 => (Call::Flush, None),
-            1 => (Call::Write { durable: false }, AlignedBuf::new(BYTES as usize, 512).ok()),
-            _ => (Call::Read, AlignedBuf::new(BYTES as usize, 512).ok()),
+    let slots: Vec<_> = (0..REQUESTS).map(|_| Arc::new(AnswerSlot::default())).collect();
+    for (number, slot) in (0..).zip(&slots) {
+        let (kind, buffer) = match number {
+            0 => (OffloadKind::Flush, None),
+            1 => (OffloadKind::Write { durable: false }, AlignedBuf::new(BYTES as usize, 512).ok()),
+            _ => (OffloadKind::Read, AlignedBuf::new(BYTES as usize, 512).ok()),
         };
         let len = if buffer.is_some() { BYTES } else { 0 };
-        let order = ticket.order(call, (number * BYTES, len), buffer, &waker);
-        flights.insert(Queued { number, order, losses: 0 });
+        let op = slot.op(kind, (number * BYTES, len), buffer, &waker);
+        in_flight.insert(Queued { number, op, losses: 0 });
     }
     let mut replies = Replies::new(structured);
     let said = stream(script);
     let mut rest = &said[..];
     while !rest.is_empty() {
         let mut here = 0;
-        for slice in &mut replies.space(&mut flights) {
+        for slice in &mut replies.space(&mut in_flight) {
             let fits = slice.len().min(rest.len()).min(step.max(1) - here.min(step));
             let (now, later) = rest.split_at(fits);
             slice[..fits].copy_from_slice(now);
             (rest, here) = (later, here + fits);
         }
         assert!(here > 0, "there is no room for what the server says");
-        if replies.received(here, &mut flights, &mut wakes).is_err() {
+        if replies.received(here, &mut in_flight, &mut wakes).is_err() {
             break;
         }
     }
-    tickets.iter().filter(|ticket| ticket.take().is_some()).count()
+    slots.iter().filter(|slot| slot.take().is_some()).count()
 }

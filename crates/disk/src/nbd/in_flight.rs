@@ -3,7 +3,7 @@
 use super::client::Queued;
 use super::wire;
 use crate::IoError;
-use crate::offload::{Call, Flushes, Order, Wakes};
+use crate::offload::{Flushes, OffloadKind, OffloadOp, WakeBatch};
 use kickless_io::Errno;
 
 /// Requests at a time. A server may take fewer, and leaves the rest in the socket.
@@ -11,10 +11,10 @@ pub(super) const DEPTH: usize = 256;
 
 /// One request.
 #[derive(Debug)]
-pub(super) struct Flight {
+pub(super) struct InFlightRequest {
     number: u64,
     losses: u8,
-    pub(super) order: Order,
+    pub(super) op: OffloadOp,
     cookie: u64,
     /// Bytes of a read that have come.
     pub(super) got: u64,
@@ -25,13 +25,13 @@ pub(super) struct Flight {
     flush: u64,
 }
 
-impl Flight {
+impl InFlightRequest {
     /// Where in its buffer the bytes of the disk from `at` on are, if all `len` of them are asked for and more have not come.
     pub(super) fn place(&self, at: u64, len: u64) -> Option<usize> {
-        let offset = at.checked_sub(self.order.at)?;
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.order.len);
-        let fits = self.got.checked_add(len).is_some_and(|got| got <= self.order.len);
-        (inside && fits && self.order.call == Call::Read).then_some(offset as usize)
+        let offset = at.checked_sub(self.op.at)?;
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.op.len);
+        let fits = self.got.checked_add(len).is_some_and(|got| got <= self.op.len);
+        (inside && fits && self.op.kind == OffloadKind::Read).then_some(offset as usize)
     }
 
     /// What becomes of its request.
@@ -39,7 +39,7 @@ impl Flight {
         match self.error {
             Some(code) => Err(IoError::Os(errno_of(code))),
             // A server that leaves bytes out has not said what they are.
-            None if self.order.call == Call::Read && self.got != self.order.len => {
+            None if self.op.kind == OffloadKind::Read && self.got != self.op.len => {
                 Err(IoError::Os(Errno::IO))
             }
             None => Ok(()),
@@ -62,19 +62,19 @@ fn errno_of(code: u32) -> Errno {
 
 /// All of one connection, by place; the place is in the cookie that a reply names its request by.
 #[derive(Debug)]
-pub(super) struct Flights {
-    places: Vec<Option<Flight>>,
+pub(super) struct InFlight {
+    places: Vec<Option<InFlightRequest>>,
     free: Vec<u32>,
     /// Tells two of the same place apart.
     next: u32,
     /// Writes that have been acknowledged, and how many of them were by the time of the last flush that has been done.
     written: u64,
     flushed: u64,
-    /// Flushes in flight, and what each answer says of lost writes: see [`Order::lost_writes`].
-    flushes: Flushes<Flight>,
+    /// Flushes in flight, and what each answer says of lost writes: see [`OffloadOp::lost_writes`].
+    flushes: Flushes<InFlightRequest>,
 }
 
-impl Flights {
+impl InFlight {
     /// None in flight, on a connection before which acknowledged writes may have been lost so often.
     pub(super) fn new(lost_writes: u64) -> Self {
         Self {
@@ -93,78 +93,78 @@ impl Flights {
 
     /// Takes one in; its place. The caller has looked for room.
     pub(super) fn insert(&mut self, queued: Queued) -> Option<u32> {
-        let Queued { number, order, losses } = queued;
+        let Queued { number, op, losses } = queued;
         let place = self.free.pop()?;
         self.next = self.next.wrapping_add(1);
         let cookie = u64::from(self.next) << 32 | u64::from(place);
-        let flush = if order.call == Call::Flush { self.flushes.begin() } else { u64::MAX };
+        let flush = if op.kind == OffloadKind::Flush { self.flushes.begin() } else { u64::MAX };
         let covers = self.written;
-        let flight = Flight { number, losses, order, cookie, got: 0, error: None, covers, flush };
-        self.places[place as usize] = Some(flight);
+        let request = InFlightRequest { number, losses, op, cookie, got: 0, error: None, covers, flush };
+        self.places[place as usize] = Some(request);
         Some(place)
     }
 
     /// What is sent for it: a header, and bytes that follow it.
     pub(super) fn to_send(&self, place: u32) -> Option<([u8; wire::REQUEST_BYTES], &[u8])> {
-        let flight = self.get(place)?;
-        let Order { call, at, len, .. } = flight.order;
-        let (command, flags) = wire::command(call);
-        let header = wire::request(command, flags, flight.cookie, at, len as u32);
-        let bytes = if matches!(call, Call::Write { .. }) { flight.order.bytes() } else { &[] };
+        let request = self.get(place)?;
+        let OffloadOp { kind, at, len, .. } = request.op;
+        let (command, flags) = wire::command(kind);
+        let header = wire::request(command, flags, request.cookie, at, len as u32);
+        let bytes = if matches!(kind, OffloadKind::Write { .. }) { request.op.bytes() } else { &[] };
         Some((header, bytes))
     }
 
-    pub(super) fn get(&self, place: u32) -> Option<&Flight> {
+    pub(super) fn get(&self, place: u32) -> Option<&InFlightRequest> {
         self.places.get(place as usize)?.as_ref()
     }
 
-    pub(super) fn get_mut(&mut self, place: u32) -> Option<&mut Flight> {
+    pub(super) fn get_mut(&mut self, place: u32) -> Option<&mut InFlightRequest> {
         self.places.get_mut(place as usize)?.as_mut()
     }
 
     /// Which place a reply's cookie means.
     pub(super) fn find(&self, cookie: u64) -> Option<u32> {
         let place = cookie as u32;
-        self.get(place).filter(|flight| flight.cookie == cookie).map(|_| place)
+        self.get(place).filter(|request| request.cookie == cookie).map(|_| place)
     }
 
     /// Ends one as its replies have said.
-    pub(super) fn finish(&mut self, place: u32, wakes: &mut Wakes) {
-        let Some(mut flight) = self.remove(place) else { return };
-        let result = flight.result();
-        match flight.order.call {
-            Call::Flush if result.is_ok() => {
-                self.flushes.succeed(flight.flush, flight);
+    pub(super) fn finish(&mut self, place: u32, wakes: &mut WakeBatch) {
+        let Some(mut request) = self.remove(place) else { return };
+        let result = request.result();
+        match request.op.kind {
+            OffloadKind::Flush if result.is_ok() => {
+                self.flushes.succeed(request.flush, request);
                 return self.answer_flushes(wakes);
             }
-            Call::Flush => self.flushes.fail(flight.flush),
-            Call::Write { durable: false }
-            | Call::Zeroes { durable: false, .. }
-            | Call::Discard { durable: false }
+            OffloadKind::Flush => self.flushes.fail(request.flush),
+            OffloadKind::Write { durable: false }
+            | OffloadKind::Zeroes { durable: false, .. }
+            | OffloadKind::Discard { durable: false }
                 if result.is_ok() =>
             {
                 self.written += 1;
             }
             _ => {}
         }
-        flight.order.lost_writes = self.flushes.lost_writes();
-        flight.order.answer(result, wakes);
+        request.op.lost_writes = self.flushes.lost_writes();
+        request.op.answer(result, wakes);
         // Those that waited for a flush that has failed now.
         self.answer_flushes(wakes);
     }
 
-    fn answer_flushes(&mut self, wakes: &mut Wakes) {
-        while let Some(mut flight) = self.flushes.due() {
-            self.flushed = self.flushed.max(flight.covers);
-            flight.order.lost_writes = self.flushes.lost_writes();
-            flight.order.answer(Ok(()), wakes);
+    fn answer_flushes(&mut self, wakes: &mut WakeBatch) {
+        while let Some(mut request) = self.flushes.due() {
+            self.flushed = self.flushed.max(request.covers);
+            request.op.lost_writes = self.flushes.lost_writes();
+            request.op.answer(Ok(()), wakes);
         }
     }
 
-    fn remove(&mut self, place: u32) -> Option<Flight> {
-        let flight = self.places.get_mut(place as usize)?.take()?;
+    fn remove(&mut self, place: u32) -> Option<InFlightRequest> {
+        let request = self.places.get_mut(place as usize)?.take()?;
         self.free.push(place);
-        Some(flight)
+        Some(request)
     }
 
     /// How often acknowledged writes may have been lost before this connection, and on it.
@@ -183,13 +183,13 @@ impl Flights {
         let held = std::iter::from_fn(|| was.flushes.take_if(|_, _| true));
         let all = was.places.into_iter().flatten().chain(held);
         let mut left: Vec<_> =
-            all.map(|Flight { number, order, losses, .. }| Queued { number, order, losses }).collect();
+            all.map(|InFlightRequest { number, op, losses, .. }| Queued { number, op, losses }).collect();
         left.sort_unstable_by_key(|queued| queued.number);
         left
     }
 
     /// Whether any was posted before this number.
     pub(super) fn any_before(&self, number: u64) -> bool {
-        self.places.iter().flatten().chain(self.flushes.held()).any(|flight| flight.number < number)
+        self.places.iter().flatten().chain(self.flushes.held()).any(|request| request.number < number)
     }
 }

@@ -1,8 +1,8 @@
 //! What a server sends, taken apart: simple replies and structured ones. It is trusted with nothing but the data.
 
-use super::in_flight::Flights;
+use super::in_flight::InFlight;
 use super::wire::*;
-use crate::offload::{Call, Wakes};
+use crate::offload::{OffloadKind, WakeBatch};
 use std::io::IoSliceMut;
 
 /// Bytes read at once beside those that go straight into a request's buffer. Longer than any header.
@@ -58,14 +58,14 @@ impl Replies {
     }
 
     /// Where the next bytes of the stream go: first what a request's buffer wants, then the rest. Never nothing.
-    pub(super) fn space<'a>(&'a mut self, flights: &'a mut Flights) -> [IoSliceMut<'a>; 2] {
+    pub(super) fn space<'a>(&'a mut self, in_flight: &'a mut InFlight) -> [IoSliceMut<'a>; 2] {
         // No more than a part of a header is there.
         self.stage.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let data = match self.state {
-            State::Data { place, at, left, .. } => flights
+            State::Data { place, at, left, .. } => in_flight
                 .get_mut(place)
-                .and_then(|flight| flight.order.bytes_mut().get_mut(at..at + left))
+                .and_then(|request| request.op.bytes_mut().get_mut(at..at + left))
                 .unwrap_or_default(),
             _ => &mut [],
         };
@@ -79,21 +79,21 @@ impl Replies {
     pub(super) fn received(
         &mut self,
         bytes: usize,
-        flights: &mut Flights,
-        wakes: &mut Wakes,
+        in_flight: &mut InFlight,
+        wakes: &mut WakeBatch,
     ) -> Result<(), Problem> {
         let direct = match self.state {
             State::Data { left, .. } => left.min(bytes),
             _ => 0,
         };
-        self.took(direct, flights, wakes);
+        self.took(direct, in_flight, wakes);
         self.end += bytes - direct;
-        while self.step(flights, wakes)? {}
+        while self.step(in_flight, wakes)? {}
         Ok(())
     }
 
     /// So many bytes of data have gone where they belong.
-    fn took(&mut self, bytes: usize, flights: &mut Flights, wakes: &mut Wakes) {
+    fn took(&mut self, bytes: usize, in_flight: &mut InFlight, wakes: &mut WakeBatch) {
         if let State::Data { place, at, left, done } = &mut self.state {
             *at += bytes;
             *left -= bytes;
@@ -101,7 +101,7 @@ impl Replies {
             if *left == 0 {
                 self.state = State::Header;
                 if done {
-                    flights.finish(place, wakes);
+                    in_flight.finish(place, wakes);
                 }
             }
         }
@@ -117,31 +117,31 @@ impl Replies {
     }
 
     /// Goes on by one part of a reply; whether there was enough of it.
-    fn step(&mut self, flights: &mut Flights, wakes: &mut Wakes) -> Result<bool, Problem> {
+    fn step(&mut self, in_flight: &mut InFlight, wakes: &mut WakeBatch) -> Result<bool, Problem> {
         match self.state {
-            State::Header => self.header(flights, wakes),
+            State::Header => self.header(in_flight, wakes),
             State::Body { place, kind, done, head, rest } => {
                 let Some(at) = self.take(head) else { return Ok(false) };
-                self.body(flights, wakes, (place, kind, done), at, rest)?;
+                self.body(in_flight, wakes, (place, kind, done), at, rest)?;
                 Ok(true)
             }
             State::Data { place, at, left, .. } => {
                 let here = left.min(self.end - self.start);
                 let staged = &self.stage[self.start..self.start + here];
                 if let Some(into) =
-                    flights.get_mut(place).and_then(|f| f.order.bytes_mut().get_mut(at..at + here))
+                    in_flight.get_mut(place).and_then(|f| f.op.bytes_mut().get_mut(at..at + here))
                 {
                     into.copy_from_slice(staged);
                 }
                 self.start += here;
-                self.took(here, flights, wakes);
+                self.took(here, in_flight, wakes);
                 Ok(here > 0)
             }
             State::Skip { place, left, done } => {
                 let here = left.min((self.end - self.start) as u64);
                 self.start += here as usize;
                 if here == left {
-                    self.ended(place, done, flights, wakes);
+                    self.ended(place, done, in_flight, wakes);
                 } else {
                     self.state = State::Skip { place, left: left - here, done };
                 }
@@ -151,14 +151,14 @@ impl Replies {
     }
 
     /// A chunk is over, and with it perhaps the reply.
-    fn ended(&mut self, place: u32, done: bool, flights: &mut Flights, wakes: &mut Wakes) {
+    fn ended(&mut self, place: u32, done: bool, in_flight: &mut InFlight, wakes: &mut WakeBatch) {
         self.state = State::Header;
         if done {
-            flights.finish(place, wakes);
+            in_flight.finish(place, wakes);
         }
     }
 
-    fn header(&mut self, flights: &mut Flights, wakes: &mut Wakes) -> Result<bool, Problem> {
+    fn header(&mut self, in_flight: &mut InFlight, wakes: &mut WakeBatch) -> Result<bool, Problem> {
         if self.end - self.start < 4 {
             return Ok(false);
         }
@@ -166,14 +166,14 @@ impl Replies {
             SIMPLE_REPLY_MAGIC => {
                 let Some(at) = self.take(16) else { return Ok(false) };
                 let (error, cookie) = (u32_at(&self.stage, at + 4), u64_at(&self.stage, at + 8));
-                self.simple(error, cookie, flights, wakes)?;
+                self.simple(error, cookie, in_flight, wakes)?;
             }
             STRUCTURED_REPLY_MAGIC if self.structured => {
                 let Some(at) = self.take(20) else { return Ok(false) };
                 let stage = &self.stage;
                 let (flags, kind) = (u16_at(stage, at + 4), u16_at(stage, at + 6));
                 let (cookie, len) = (u64_at(stage, at + 8), u32_at(stage, at + 16));
-                self.chunk((flags & CHUNK_DONE != 0, kind), cookie, len, flights)?;
+                self.chunk((flags & CHUNK_DONE != 0, kind), cookie, len, in_flight)?;
             }
             _ => return Err(Problem::Protocol("something that is no reply")),
         }
@@ -184,23 +184,23 @@ impl Replies {
         &mut self,
         error: u32,
         cookie: u64,
-        flights: &mut Flights,
-        wakes: &mut Wakes,
+        in_flight: &mut InFlight,
+        wakes: &mut WakeBatch,
     ) -> Result<(), Problem> {
-        let place = flights.find(cookie).ok_or(Problem::Protocol("a reply to no request"))?;
-        let Some(flight) = flights.get_mut(place) else { return Ok(()) };
-        if flight.order.call == Call::Read && self.structured {
+        let place = in_flight.find(cookie).ok_or(Problem::Protocol("a reply to no request"))?;
+        let Some(request) = in_flight.get_mut(place) else { return Ok(()) };
+        if request.op.kind == OffloadKind::Read && self.structured {
             return Err(Problem::Protocol("a simple reply to a read"));
         }
         if error != 0 {
-            flight.error.get_or_insert(error);
-        } else if flight.order.call == Call::Read && flight.order.len > 0 {
-            flight.got = flight.order.len;
-            let left = flight.order.bytes().len();
+            request.error.get_or_insert(error);
+        } else if request.op.kind == OffloadKind::Read && request.op.len > 0 {
+            request.got = request.op.len;
+            let left = request.op.bytes().len();
             self.state = State::Data { place, at: 0, left, done: true };
             return Ok(());
         }
-        flights.finish(place, wakes);
+        in_flight.finish(place, wakes);
         Ok(())
     }
 
@@ -210,9 +210,9 @@ impl Replies {
         (done, kind): (bool, u16),
         cookie: u64,
         len: u32,
-        flights: &Flights,
+        in_flight: &InFlight,
     ) -> Result<(), Problem> {
-        let place = flights.find(cookie).ok_or(Problem::Protocol("a reply to no request"))?;
+        let place = in_flight.find(cookie).ok_or(Problem::Protocol("a reply to no request"))?;
         let head = match kind {
             CHUNK_NONE if len == 0 && done => 0,
             CHUNK_DATA if len > 8 => 8,
@@ -228,34 +228,34 @@ impl Replies {
     /// The head of a chunk's body is at `at` in the stage.
     fn body(
         &mut self,
-        flights: &mut Flights,
-        wakes: &mut Wakes,
+        in_flight: &mut InFlight,
+        wakes: &mut WakeBatch,
         (place, kind, done): (u32, u16, bool),
         at: usize,
         rest: u64,
     ) -> Result<(), Problem> {
         let beside = Problem::Protocol("data that was not asked for");
-        let Some(flight) = flights.get_mut(place) else { return Ok(()) };
+        let Some(request) = in_flight.get_mut(place) else { return Ok(()) };
         match kind {
             CHUNK_DATA => {
-                let to = flight.place(u64_at(&self.stage, at), rest).ok_or(beside)?;
-                flight.got += rest;
+                let to = request.place(u64_at(&self.stage, at), rest).ok_or(beside)?;
+                request.got += rest;
                 self.state = State::Data { place, at: to, left: rest as usize, done };
             }
             CHUNK_HOLE => {
                 let len = u64::from(u32_at(&self.stage, at + 8));
-                let to = flight.place(u64_at(&self.stage, at), len).ok_or(beside)?;
-                flight.got += len;
-                if let Some(zeroes) = flight.order.bytes_mut().get_mut(to..to + len as usize) {
+                let to = request.place(u64_at(&self.stage, at), len).ok_or(beside)?;
+                request.got += len;
+                if let Some(zeroes) = request.op.bytes_mut().get_mut(to..to + len as usize) {
                     zeroes.fill(0);
                 }
-                self.ended(place, done, flights, wakes);
+                self.ended(place, done, in_flight, wakes);
             }
-            CHUNK_NONE => self.ended(place, done, flights, wakes),
+            CHUNK_NONE => self.ended(place, done, in_flight, wakes),
             _ => {
                 let error = u32_at(&self.stage, at);
                 // One without a number is an error as well.
-                flight.error.get_or_insert(error);
+                request.error.get_or_insert(error);
                 self.state = State::Skip { place, left: rest, done };
             }
         }

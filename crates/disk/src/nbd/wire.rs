@@ -1,7 +1,7 @@
 //! Numbers of the protocol, and what a client sends.
 //! Source: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>, section "Values".
 
-use crate::offload::Call;
+use crate::offload::OffloadKind;
 use std::io;
 
 /// `NBDMAGIC`, the first thing a server says.
@@ -120,14 +120,14 @@ pub(super) fn request(kind: u16, flags: u16, cookie: u64, at: u64, len: u32) -> 
 }
 
 /// What a call is in the protocol: a command and its flags.
-pub(super) fn command(call: Call) -> (u16, u16) {
+pub(super) fn command(kind: OffloadKind) -> (u16, u16) {
     let fua = |durable| if durable { CMD_FLAG_FUA } else { 0 };
-    match call {
-        Call::Read => (CMD_READ, 0),
-        Call::Write { durable } => (CMD_WRITE, fua(durable)),
-        Call::Flush => (CMD_FLUSH, 0),
-        Call::Discard { durable } => (CMD_TRIM, fua(durable)),
-        Call::Zeroes { unmap, durable } => {
+    match kind {
+        OffloadKind::Read => (CMD_READ, 0),
+        OffloadKind::Write { durable } => (CMD_WRITE, fua(durable)),
+        OffloadKind::Flush => (CMD_FLUSH, 0),
+        OffloadKind::Discard { durable } => (CMD_TRIM, fua(durable)),
+        OffloadKind::Zeroes { unmap, durable } => {
             (CMD_WRITE_ZEROES, fua(durable) | if unmap { 0 } else { CMD_FLAG_NO_HOLE })
         }
     }

@@ -27,7 +27,7 @@
 //! - A flush that fails because the server stays away has no count. It has told nothing, and a later one fails once more.
 //!
 //! The count in a queue only moves to one that an answer of the same disk had. One thread owns the queue, one thread owns the
-//! connection, and the answer is handed over under the lock of its ticket, so there is nothing to order between them.
+//! connection, and the answer is handed over under the lock of its slot, so there is nothing to order between them.
 //!
 //! # A queue that starts
 //! A queue stops and starts again under the same driver: its front-end reconnects, the machine is paused, the driver resets the
@@ -100,7 +100,7 @@ impl LostWritesTold {
 
 #[cfg(test)]
 mod tests {
-    use crate::offload::{Call, Order, Posted, Wakes};
+    use crate::offload::{Offload, OffloadKind, OffloadOp, WakeBatch};
     use crate::{Io, IoError, Lane, Limits, Request, Step};
     use kickless_io::{Engine, EngineKind, Errno, Waker};
     use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};
@@ -112,7 +112,7 @@ mod tests {
     const OK: Step = Step::Done(Ok(()));
 
     /// Runs a request on one page of a disk that cannot write durably. `counts` are what the answers to its calls have.
-    fn run(posted: &Posted, seen: &mut super::LostWritesSeen, request: Request, counts: &[u64]) -> Step {
+    fn run(offload: &Offload, seen: &mut super::LostWritesSeen, request: Request, counts: &[u64]) -> Step {
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 4096).unwrap();
         let slot = Slot::map(file, 0, Gpa(0), UserAddr(0), 4096).unwrap();
@@ -131,55 +131,55 @@ mod tests {
             lost_writes: seen,
             marks: &mut marks,
         };
-        let out: RefCell<Option<Order>> = RefCell::default();
-        let post = |order| assert!(out.replace(Some(order)).is_none());
-        let mut step = posted.start(&mut lane, &mut io, request, post);
+        let out: RefCell<Option<OffloadOp>> = RefCell::default();
+        let submit = |op| assert!(out.replace(Some(op)).is_none());
+        let mut step = offload.start(&mut lane, &mut io, request, submit);
         let mut calls = Vec::new();
         for &count in counts {
             assert_eq!(step, Step::Busy);
-            let mut order = out.take().unwrap();
-            calls.push(order.call);
-            order.lost_writes = count;
-            order.answer(Ok(()), &mut Wakes::default());
-            step = posted.drive(&mut lane, &mut io, post);
+            let mut op = out.take().unwrap();
+            calls.push(op.kind);
+            op.lost_writes = count;
+            op.answer(Ok(()), &mut WakeBatch::default());
+            step = offload.drive(&mut lane, &mut io, submit);
         }
-        assert_eq!(calls.last(), Some(&Call::Flush));
+        assert_eq!(calls.last(), Some(&OffloadKind::Flush));
         step
     }
 
     #[test]
     fn a_flush_fails_once_for_each_queue_that_was_not_told() {
-        let posted = Posted::new(Limits::plain(false), 4096, false);
-        let [mut one, mut two] = [0, 1].map(|queue| posted.lost_writes_seen(queue));
+        let offload = Offload::new(Limits::plain(false), 4096, false);
+        let [mut one, mut two] = [0, 1].map(|queue| offload.lost_writes_seen(queue));
         let write = Request::Write { offset: 0, durable: true };
-        assert_eq!(run(&posted, &mut one, Request::Flush, &[0]), OK);
+        assert_eq!(run(&offload, &mut one, Request::Flush, &[0]), OK);
         // The write was acknowledged before the loss, and the flush behind it. It is lost, and another queue hears nothing of it.
-        assert_eq!(run(&posted, &mut one, write, &[0, 1]), FAILED);
+        assert_eq!(run(&offload, &mut one, write, &[0, 1]), FAILED);
         // Both came after it.
-        assert_eq!(run(&posted, &mut one, write, &[1, 1]), OK);
-        assert_eq!(run(&posted, &mut one, Request::Flush, &[1]), FAILED);
-        assert_eq!(run(&posted, &mut one, Request::Flush, &[1]), OK);
-        assert_eq!(run(&posted, &mut two, Request::Flush, &[2]), FAILED);
+        assert_eq!(run(&offload, &mut one, write, &[1, 1]), OK);
+        assert_eq!(run(&offload, &mut one, Request::Flush, &[1]), FAILED);
+        assert_eq!(run(&offload, &mut one, Request::Flush, &[1]), OK);
+        assert_eq!(run(&offload, &mut two, Request::Flush, &[2]), FAILED);
         // An answer from before the loss that it was told of.
-        assert_eq!(run(&posted, &mut two, Request::Flush, &[1]), OK);
-        assert_eq!(run(&posted, &mut one, Request::Flush, &[2]), FAILED);
+        assert_eq!(run(&offload, &mut two, Request::Flush, &[1]), OK);
+        assert_eq!(run(&offload, &mut one, Request::Flush, &[2]), FAILED);
     }
 
     #[test]
     fn a_queue_that_starts_again_goes_on_from_what_it_was_told() {
-        let posted = Posted::new(Limits::plain(false), 4096, false);
+        let offload = Offload::new(Limits::plain(false), 4096, false);
         let flush =
-            |queue, count| run(&posted, &mut posted.lost_writes_seen(queue), Request::Flush, &[count]);
+            |queue, count| run(&offload, &mut offload.lost_writes_seen(queue), Request::Flush, &[count]);
         assert_eq!([flush(0, 1), flush(0, 1)], [FAILED, OK]);
         assert_eq!([flush(1, 1), flush(1, 1)], [FAILED, OK], "another queue was told, and this one was not");
         assert_eq!([flush(1, 2), flush(1, 2)], [FAILED, OK]);
-        posted.new_driver();
+        offload.new_driver();
         // Queue 0 of the driver before was told of one, queue 2 of none.
         assert_eq!([0, 1, 2].map(|queue| flush(queue, 2)), [OK; 3]);
         assert_eq!([0, 2, 0, 2].map(|queue| flush(queue, 3)), [FAILED, FAILED, OK, OK]);
-        posted.new_driver();
+        offload.new_driver();
         assert_eq!([0, 1, 2].map(|queue| flush(queue, 3)), [OK; 3]);
-        posted.new_driver();
+        offload.new_driver();
         assert_eq!(flush(1, 4), FAILED, "no machine was told of it");
     }
 }

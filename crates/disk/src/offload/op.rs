@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Call {
+pub(crate) enum OffloadKind {
     /// Disk to buffer.
     Read,
     /// Buffer to disk.
@@ -31,11 +31,11 @@ pub(crate) enum Call {
     },
 }
 
-/// One operation for a library. It is answered exactly once: by [`Order::answer`], or as failed where it is dropped.
+/// One operation for a library. It is answered exactly once: by [`OffloadOp::answer`], or as failed where it is dropped.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(crate) struct OffloadOp {
     /// What to do.
-    pub(crate) call: Call,
+    pub(crate) kind: OffloadKind,
     /// First byte on the disk; a multiple of 512.
     pub(crate) at: u64,
     /// Bytes; a multiple of 512. 0 for a flush.
@@ -45,15 +45,15 @@ pub(crate) struct Order {
     /// How often the library may have lost writes that it had acknowledged, to be set before the answer: see
     /// [`super::lost_writes`].
     pub(crate) lost_writes: u64,
-    to: Option<(Arc<Ticket>, Waker)>,
+    to: Option<(Arc<AnswerSlot>, Waker)>,
 }
 
-impl Order {
+impl OffloadOp {
     /// Puts the answer where the request looks for it; `wakes` has the worker that is to be woken then.
-    pub(crate) fn answer(mut self, result: Result<(), IoError>, wakes: &mut Wakes) {
+    pub(crate) fn answer(mut self, result: Result<(), IoError>, wakes: &mut WakeBatch) {
         let buffer = self.buffer.take();
-        if let Some((ticket, waker)) = self.to.take() {
-            ticket.settle(Answer { result, buffer, lost_writes: self.lost_writes });
+        if let Some((slot, waker)) = self.to.take() {
+            slot.settle(Answer { result, buffer, lost_writes: self.lost_writes });
             wakes.add(waker);
         }
     }
@@ -71,21 +71,21 @@ impl Order {
     }
 }
 
-impl Drop for Order {
+impl Drop for OffloadOp {
     fn drop(&mut self) {
-        if let Some((ticket, waker)) = self.to.take() {
+        if let Some((slot, waker)) = self.to.take() {
             let (result, buffer) = (Err(IoError::Os(Errno::IO)), self.buffer.take());
-            ticket.settle(Answer { result, buffer, lost_writes: self.lost_writes });
+            slot.settle(Answer { result, buffer, lost_writes: self.lost_writes });
             waker.wake();
         }
     }
 }
 
-/// Workers that are to be woken, each once, when several orders have been answered.
+/// Workers that are to be woken, each once, when several operations have been answered.
 #[derive(Debug, Default)]
-pub(crate) struct Wakes(Vec<Waker>);
+pub(crate) struct WakeBatch(Vec<Waker>);
 
-impl Wakes {
+impl WakeBatch {
     fn add(&mut self, waker: Waker) {
         let fd = waker.as_fd().as_raw_fd();
         if !self.0.iter().any(|other| other.as_fd().as_raw_fd() == fd) {
@@ -101,17 +101,17 @@ impl Wakes {
     }
 }
 
-impl Drop for Wakes {
+impl Drop for WakeBatch {
     fn drop(&mut self) {
         self.wake();
     }
 }
 
-/// Where one request's answers come, one order after the other.
+/// Where one request's answers come, one operation after the other.
 #[derive(Debug, Default)]
-pub(crate) struct Ticket(Mutex<Option<Answer>>);
+pub(crate) struct AnswerSlot(Mutex<Option<Answer>>);
 
-/// How an order ended, and its buffer.
+/// How an operation ended, and its buffer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) result: Result<(), IoError>,
@@ -119,7 +119,7 @@ pub(crate) struct Answer {
     pub(crate) lost_writes: u64,
 }
 
-impl Ticket {
+impl AnswerSlot {
     fn lock(&self) -> MutexGuard<'_, Option<Answer>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,15 +128,15 @@ impl Ticket {
         *self.lock() = Some(answer);
     }
 
-    /// An order that is answered here. Only when there is none on its way.
-    pub(crate) fn order(
+    /// An operation that is answered here. Only when there is none on its way.
+    pub(crate) fn op(
         self: &Arc<Self>,
-        call: Call,
+        kind: OffloadKind,
         (at, len): (u64, u64),
         buffer: Option<AlignedBuf>,
         waker: &Waker,
-    ) -> Order {
-        Order { call, at, len, buffer, lost_writes: 0, to: Some((self.clone(), waker.clone())) }
+    ) -> OffloadOp {
+        OffloadOp { kind, at, len, buffer, lost_writes: 0, to: Some((self.clone(), waker.clone())) }
     }
 
     /// The answer, if it is there.
@@ -151,32 +151,32 @@ mod tests {
 
     #[test]
     fn answered_once_however_it_ends() {
-        let (ticket, waker) = (Arc::new(Ticket::default()), Waker::new().unwrap());
+        let (slot, waker) = (Arc::new(AnswerSlot::default()), Waker::new().unwrap());
         let buffer = AlignedBuf::new(512, 512).unwrap();
-        let mut order = ticket.order(Call::Read, (0, 512), Some(buffer), &waker);
-        order.bytes_mut().fill(7);
-        assert!(ticket.take().is_none() && !waker.clear());
-        let mut wakes = Wakes::default();
-        order.answer(Ok(()), &mut wakes);
+        let mut op = slot.op(OffloadKind::Read, (0, 512), Some(buffer), &waker);
+        op.bytes_mut().fill(7);
+        assert!(slot.take().is_none() && !waker.clear());
+        let mut wakes = WakeBatch::default();
+        op.answer(Ok(()), &mut wakes);
         assert!(!waker.clear());
         wakes.wake();
         assert!(waker.clear());
-        let answer = ticket.take().unwrap();
+        let answer = slot.take().unwrap();
         assert_eq!((answer.result, answer.buffer.map(|b| b[511])), (Ok(()), Some(7)));
-        assert!(ticket.take().is_none());
+        assert!(slot.take().is_none());
 
         // One that a library loses has failed.
-        drop(ticket.order(Call::Flush, (0, 0), None, &waker));
+        drop(slot.op(OffloadKind::Flush, (0, 0), None, &waker));
         assert!(waker.clear());
-        assert_eq!(ticket.take().unwrap().result, Err(IoError::Os(Errno::IO)));
+        assert_eq!(slot.take().unwrap().result, Err(IoError::Os(Errno::IO)));
     }
 
     #[test]
     fn each_worker_is_woken_once() {
-        let (ticket, waker) = (Arc::new(Ticket::default()), Waker::new().unwrap());
-        let mut wakes = Wakes::default();
+        let (slot, waker) = (Arc::new(AnswerSlot::default()), Waker::new().unwrap());
+        let mut wakes = WakeBatch::default();
         for _ in 0..3 {
-            ticket.order(Call::Flush, (0, 0), None, &waker).answer(Ok(()), &mut wakes);
+            slot.op(OffloadKind::Flush, (0, 0), None, &waker).answer(Ok(()), &mut wakes);
         }
         assert_eq!(wakes.0.len(), 1);
     }

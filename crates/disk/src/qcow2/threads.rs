@@ -2,7 +2,7 @@
 
 use crate::IoError;
 use crate::catch::catch;
-use crate::offload::{Order, Wakes};
+use crate::offload::{OffloadOp, WakeBatch};
 use kickless_io::Errno;
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,8 +21,8 @@ pub(crate) struct Threads {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Does an order, and waits for it.
-type Perform = dyn Fn(&mut Order) -> Result<(), IoError> + Send + Sync;
+/// Carries out an operation, and waits for it.
+type Perform = dyn Fn(&mut OffloadOp) -> Result<(), IoError> + Send + Sync;
 
 struct Shared {
     perform: Box<Perform>,
@@ -34,8 +34,8 @@ struct Shared {
 
 #[derive(Default)]
 struct Work {
-    orders: VecDeque<Order>,
-    /// Threads that wait for an order.
+    ops: VecDeque<OffloadOp>,
+    /// Threads that wait for an operation.
     idle: usize,
     stop: bool,
 }
@@ -47,13 +47,13 @@ impl fmt::Debug for Threads {
 }
 
 impl Threads {
-    /// Threads of this name that do orders by `perform`; one is started, and there is always one.
+    /// Threads of this name that carry out operations by `perform`; one is started, and there is always one.
     ///
     /// # Errors
     /// There is no thread to be had.
     pub(crate) fn start(
         name: &'static str,
-        perform: impl Fn(&mut Order) -> Result<(), IoError> + Send + Sync + 'static,
+        perform: impl Fn(&mut OffloadOp) -> Result<(), IoError> + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let shared = Shared {
             perform: Box::new(perform),
@@ -76,12 +76,12 @@ impl Threads {
         Ok(())
     }
 
-    /// Has an order done.
-    pub(crate) fn post(&self, order: Order) {
+    /// Has an operation carried out.
+    pub(crate) fn submit(&self, op: OffloadOp) {
         let (idle, waiting) = {
             let mut work = self.shared.lock();
-            work.orders.push_back(order);
-            (work.idle, work.orders.len())
+            work.ops.push_back(op);
+            (work.idle, work.ops.len())
         };
         self.shared.more.notify_one();
         if waiting > idle {
@@ -109,22 +109,22 @@ impl Shared {
     }
 
     fn run(&self) {
-        while let Some(mut order) = self.next() {
+        while let Some(mut op) = self.next() {
             // What an image holds can be anything, and a library's mistake about it is one request's failure.
-            let result = catch(|| (self.perform)(&mut order));
-            order.answer(result.unwrap_or(Err(IoError::Os(Errno::IO))), &mut Wakes::default());
+            let result = catch(|| (self.perform)(&mut op));
+            op.answer(result.unwrap_or(Err(IoError::Os(Errno::IO))), &mut WakeBatch::default());
         }
     }
 
-    /// Waits for an order; `None` when there will be none.
-    fn next(&self) -> Option<Order> {
+    /// Waits for an operation; `None` when there will be none.
+    fn next(&self) -> Option<OffloadOp> {
         let mut work = self.lock();
         loop {
             if work.stop {
                 return None;
             }
-            if let Some(order) = work.orders.pop_front() {
-                return Some(order);
+            if let Some(op) = work.ops.pop_front() {
+                return Some(op);
             }
             work.idle += 1;
             work = self.more.wait(work).unwrap_or_else(PoisonError::into_inner);
@@ -136,7 +136,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::offload::{Call, Ticket};
+    use crate::offload::{AnswerSlot, OffloadKind};
     use kickless_io::Waker;
     use std::sync::mpsc::channel;
     use std::time::{Duration, Instant};
@@ -146,17 +146,17 @@ mod tests {
         let (begun, begins) = channel();
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let theirs = gate.clone();
-        let threads = Threads::start("test", move |order| {
-            begun.send(order.at).unwrap();
+        let threads = Threads::start("test", move |op| {
+            begun.send(op.at).unwrap();
             let open = theirs.0.lock().unwrap();
             drop(theirs.1.wait_while(open, |open| !*open).unwrap());
             Ok(())
         })
         .unwrap();
         let waker = Waker::new().unwrap();
-        let tickets: Vec<_> = (0..2 * THREADS_MAX).map(|_| Arc::new(Ticket::default())).collect();
-        for (at, ticket) in (0..).zip(&tickets) {
-            threads.post(ticket.order(Call::Flush, (at, 0), None, &waker));
+        let slots: Vec<_> = (0..2 * THREADS_MAX).map(|_| Arc::new(AnswerSlot::default())).collect();
+        for (at, slot) in (0..).zip(&slots) {
+            threads.submit(slot.op(OffloadKind::Flush, (at, 0), None, &waker));
         }
         let count = threads.threads.lock().unwrap().len();
         let begin = || begins.recv_timeout(Duration::from_secs(60)).ok();
@@ -168,7 +168,7 @@ mod tests {
         // Each has one; they are begun in their order, though not told of in it.
         first.sort_unstable();
         assert_eq!(first, (0..THREADS_MAX as u64).collect::<Vec<_>>());
-        let results: Vec<_> = tickets.iter().map(|ticket| ticket.take().unwrap().result).collect();
+        let results: Vec<_> = slots.iter().map(|slot| slot.take().unwrap().result).collect();
         assert!(results[..THREADS_MAX].iter().all(Result::is_ok));
         // Of the others some may have been begun; all have an answer.
         assert!(results.iter().all(|result| [Ok(()), Err(IoError::Os(Errno::IO))].contains(result)));
@@ -176,19 +176,19 @@ mod tests {
 
     #[test]
     fn a_mistake_of_the_library_is_one_failure() {
-        let threads = Threads::start("test", |order| {
-            assert!(order.at != 0, "a mistake");
+        let threads = Threads::start("test", |op| {
+            assert!(op.at != 0, "a mistake");
             Ok(())
         })
         .unwrap();
         let waker = Waker::new().unwrap();
         // More than there are threads: none of them has ended by it.
         for at in [0; THREADS_MAX + 1].into_iter().chain([1]) {
-            let ticket = Arc::new(Ticket::default());
-            threads.post(ticket.order(Call::Flush, (at, 0), None, &waker));
+            let slot = Arc::new(AnswerSlot::default());
+            threads.submit(slot.op(OffloadKind::Flush, (at, 0), None, &waker));
             let deadline = Instant::now() + Duration::from_secs(60);
             let answer = loop {
-                match ticket.take() {
+                match slot.take() {
                     Some(answer) => break answer,
                     None => assert!(Instant::now() < deadline, "nobody does it"),
                 }

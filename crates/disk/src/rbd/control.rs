@@ -28,7 +28,7 @@ pub(super) type Outcome = Result<(), LockError>;
 /// What the thread shares with those who want something of it. Nothing is locked inside.
 #[derive(Debug)]
 pub(super) struct Control {
-    desk: Mutex<Desk>,
+    state: Mutex<ControlState>,
     changed: Condvar,
     /// Bytes of the image, as was heard last.
     size: AtomicU64,
@@ -37,7 +37,7 @@ pub(super) struct Control {
 }
 
 #[derive(Debug, Default)]
-struct Desk {
+struct ControlState {
     /// Somebody waits for a job. Whoever comes next waits for that.
     taken: bool,
     /// What is to be done next, and its number.
@@ -63,31 +63,31 @@ enum Step {
 
 impl Control {
     pub(super) fn new() -> io::Result<Self> {
-        let (desk, changed) = (Mutex::default(), Condvar::new());
-        Ok(Self { desk, changed, size: AtomicU64::new(0), resized: Waker::new()? })
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Ok(Self { state, changed, size: AtomicU64::new(0), resized: Waker::new()? })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ControlState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has something done; `None` when that takes longer. It goes on then, but a lock that is taken so late is given back.
-    pub(super) fn call(&self, job: Job, within: Duration) -> Option<Outcome> {
+    pub(super) fn ask(&self, job: Job, within: Duration) -> Option<Outcome> {
         let deadline = Instant::now() + within;
-        let Some(mut desk) = self.wait(self.lock(), deadline, |desk| !desk.taken) else {
+        let Some(mut state) = self.wait(self.lock(), deadline, |state| !state.taken) else {
             self.give_up(job, false);
             return None;
         };
-        let number = desk.next;
-        desk.next += 1;
-        (desk.taken, desk.asked) = (true, Some((job, number)));
+        let number = state.next;
+        state.next += 1;
+        (state.taken, state.asked) = (true, Some((job, number)));
         self.changed.notify_all();
-        let is_done = |desk: &Desk| matches!(desk.done, Some((_, done)) if done == number);
-        match self.wait(desk, deadline, is_done) {
-            Some(mut desk) => {
-                desk.taken = false;
+        let is_done = |state: &ControlState| matches!(state.done, Some((_, done)) if done == number);
+        match self.wait(state, deadline, is_done) {
+            Some(mut state) => {
+                state.taken = false;
                 self.changed.notify_all();
-                desk.done.take().map(|(outcome, _)| outcome)
+                state.done.take().map(|(outcome, _)| outcome)
             }
             None => {
                 self.give_up(job, true);
@@ -99,25 +99,25 @@ impl Control {
     /// Waits until something is so; `None` if it is not so in time.
     fn wait<'a>(
         &self,
-        mut desk: MutexGuard<'a, Desk>,
+        mut state: MutexGuard<'a, ControlState>,
         deadline: Instant,
-        is_so: impl Fn(&Desk) -> bool,
-    ) -> Option<MutexGuard<'a, Desk>> {
-        while !is_so(&desk) {
+        is_so: impl Fn(&ControlState) -> bool,
+    ) -> Option<MutexGuard<'a, ControlState>> {
+        while !is_so(&state) {
             let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-            desk = self.changed.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        Some(desk)
+        Some(state)
     }
 
     /// Nobody waits for this job any more, which may have been `asked` for.
     fn give_up(&self, job: Job, asked: bool) {
-        let mut desk = self.lock();
+        let mut state = self.lock();
         if asked {
-            (desk.taken, desk.asked) = (false, None);
+            (state.taken, state.asked) = (false, None);
         }
         // What comes out of it comes before whatever is asked next.
-        desk.release |= job == Job::Release || (asked && job == Job::Acquire);
+        state.release |= job == Job::Release || (asked && job == Job::Acquire);
         self.changed.notify_all();
     }
 
@@ -143,10 +143,10 @@ impl Control {
 
     /// Has the thread close the image and end; whether it has within this time.
     pub(super) fn end(&self, within: Duration) -> bool {
-        let mut desk = self.lock();
-        desk.end = true;
+        let mut state = self.lock();
+        state.end = true;
         self.changed.notify_all();
-        self.wait(desk, Instant::now() + within, |desk| desk.ended).is_some()
+        self.wait(state, Instant::now() + within, |state| state.ended).is_some()
     }
 
     /// The thread's work, until it is told to end: `perform` does a job, `size` asks for the size of the image.
@@ -179,12 +179,12 @@ impl Control {
                 },
                 Step::End => return,
             }
-            let mut desk = self.lock();
-            desk.look |= look;
+            let mut state = self.lock();
+            state.look |= look;
             if done.is_some() {
-                desk.done = done;
+                state.done = done;
             }
-            drop(desk);
+            drop(state);
             self.changed.notify_all();
         }
     }
@@ -197,15 +197,15 @@ impl Control {
 
     /// Waits for something to do.
     fn next(&self) -> Step {
-        let mut desk = self.lock();
+        let mut state = self.lock();
         loop {
-            let step = if std::mem::take(&mut desk.release) {
+            let step = if std::mem::take(&mut state.release) {
                 Some(Step::Release)
-            } else if let Some((job, number)) = desk.asked.take() {
+            } else if let Some((job, number)) = state.asked.take() {
                 Some(Step::Do(job, number))
-            } else if desk.end {
+            } else if state.end {
                 Some(Step::End)
-            } else if std::mem::take(&mut desk.look) {
+            } else if std::mem::take(&mut state.look) {
                 Some(Step::Look)
             } else {
                 None
@@ -213,7 +213,7 @@ impl Control {
             if let Some(step) = step {
                 return step;
             }
-            desk = self.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -263,7 +263,7 @@ mod tests {
     fn begin(control: &Control, begun: &Receiver<Job>, held: Job) {
         let mut patience = SHORT;
         while !begun.try_iter().any(|job| job == held) {
-            assert!(control.call(held, patience).is_none());
+            assert!(control.ask(held, patience).is_none());
             patience *= 2;
         }
     }
@@ -282,7 +282,7 @@ mod tests {
     fn what_is_asked_is_done() {
         with_thread(Job::Flush, |control, begun, go_on| {
             go_on.send(()).unwrap();
-            assert!(control.call(Job::Flush, LONG).unwrap().is_ok());
+            assert!(control.ask(Job::Flush, LONG).unwrap().is_ok());
             assert_eq!(begun.recv(), Ok(Job::Flush));
             control.image_changed();
             hears_of_512(control);
@@ -294,7 +294,7 @@ mod tests {
     fn the_size_is_looked_at_by_who_takes_an_image_over() {
         for job in [Job::Acquire, Job::Forget] {
             with_thread(Job::Flush, |control, _, _| {
-                assert!(control.call(job, LONG).unwrap().is_ok());
+                assert!(control.ask(job, LONG).unwrap().is_ok());
                 hears_of_512(control);
             });
         }
@@ -305,11 +305,11 @@ mod tests {
         with_thread(Job::Acquire, |control, begun, go_on| {
             begin(control, begun, Job::Acquire);
             // Nor is there an end to what may be asked meanwhile.
-            assert!(control.call(Job::Flush, SHORT).is_none());
+            assert!(control.ask(Job::Flush, SHORT).is_none());
             (0..2).for_each(|_| go_on.send(()).unwrap());
-            assert!(control.call(Job::Acquire, LONG).unwrap().is_ok());
-            let order: Vec<_> = begun.try_iter().collect();
-            assert_eq!(order, [Job::Release, Job::Acquire]);
+            assert!(control.ask(Job::Acquire, LONG).unwrap().is_ok());
+            let op: Vec<_> = begun.try_iter().collect();
+            assert_eq!(op, [Job::Release, Job::Acquire]);
         });
     }
 
@@ -318,7 +318,7 @@ mod tests {
         with_thread(Job::Flush, |control, begun, go_on| {
             begin(control, begun, Job::Flush);
             thread::scope(|scope| {
-                let callers = [(); 8].map(|()| scope.spawn(|| control.call(Job::Check, LONG)));
+                let callers = [(); 8].map(|()| scope.spawn(|| control.ask(Job::Check, LONG)));
                 go_on.send(()).unwrap();
                 assert!(callers.map(|caller| caller.join().unwrap()).iter().all(Option::is_some));
             });
@@ -332,12 +332,12 @@ mod tests {
         with_thread(Job::Flush, |control, begun, go_on| {
             begin(control, begun, Job::Flush);
             thread::scope(|scope| {
-                let first = scope.spawn(|| control.call(Job::Check, LONG));
+                let first = scope.spawn(|| control.ask(Job::Check, LONG));
                 while !control.lock().taken {
                     thread::yield_now();
                 }
-                assert!(control.call(Job::Acquire, SHORT).is_none() && !control.lock().release);
-                assert!(control.call(Job::Release, SHORT).is_none());
+                assert!(control.ask(Job::Acquire, SHORT).is_none() && !control.lock().release);
+                assert!(control.ask(Job::Release, SHORT).is_none());
                 go_on.send(()).unwrap();
                 assert!(first.join().unwrap().is_some());
             });
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn what_nobody_waits_for_any_more_is_not_begun() {
         let (control, mut done) = (Control::new().unwrap(), Vec::new());
-        assert!(control.call(Job::Acquire, SHORT).is_none());
+        assert!(control.ask(Job::Acquire, SHORT).is_none());
         assert!(!control.end(Duration::ZERO));
         control.run(
             |job| {
@@ -365,7 +365,7 @@ mod tests {
     fn a_lock_is_given_back_whoever_waits_for_that() {
         with_thread(Job::Flush, |control, begun, go_on| {
             begin(control, begun, Job::Flush);
-            assert!(control.call(Job::Release, SHORT).is_none());
+            assert!(control.ask(Job::Release, SHORT).is_none());
             go_on.send(()).unwrap();
             assert_eq!(begun.recv(), Ok(Job::Release));
         });

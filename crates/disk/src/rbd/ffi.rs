@@ -5,8 +5,8 @@
 #![expect(unsafe_code, reason = "two libraries in C")]
 
 use super::control::Control;
-use super::in_flight::Flight;
-use crate::offload::Call;
+use super::in_flight::Submission;
+use crate::offload::OffloadKind;
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
 use rustix::io::Errno;
 use std::ffi::{CStr, CString};
@@ -32,7 +32,7 @@ struct ImageInfo {
     size: u64,
     obj_size: u64,
     num_objs: u64,
-    order: c_int,
+    op: c_int,
     block_name_prefix: [c_char; 24],
     parent_pool: i64,
     parent_name: [c_char; 96],
@@ -337,7 +337,7 @@ impl Image {
                 size: 0,
                 obj_size: 0,
                 num_objs: 0,
-                order: 0,
+                op: 0,
                 block_name_prefix: [0; 24],
                 parent_pool: 0,
                 parent_name: [0; 96],
@@ -469,23 +469,23 @@ impl Image {
         checked(unsafe { rbd_invalidate_cache(self.image) })
     }
 
-    /// Asks for something to be done with `len` bytes at `at`, which are those of the flight's buffer where it is a transfer. The
-    /// flight lands once, on a thread of the library's or, where it is not begun, here.
-    pub(super) fn submit(&self, call: Call, (at, len): (u64, u64), mut flight: Box<Flight>) {
-        let bytes = match (call, &mut flight.buffer) {
-            (Call::Read | Call::Write { .. }, Some(buffer)) if buffer.len() as u64 >= len => {
+    /// Asks for something to be done with `len` bytes at `at`, which are those of the buffer of the submission where it is a transfer. The
+    /// submission completes once, on a thread of the library's or, where it is not begun, here.
+    pub(super) fn submit(&self, kind: OffloadKind, (at, len): (u64, u64), mut submission: Box<Submission>) {
+        let bytes = match (kind, &mut submission.buffer) {
+            (OffloadKind::Read | OffloadKind::Write { .. }, Some(buffer)) if buffer.len() as u64 >= len => {
                 buffer.as_mut_ptr().cast()
             }
-            (Call::Read | Call::Write { .. }, _) => {
-                return flight.land(-(Errno::INVAL.raw_os_error() as isize));
+            (OffloadKind::Read | OffloadKind::Write { .. }, _) => {
+                return submission.complete(-(Errno::INVAL.raw_os_error() as isize));
             }
             _ => ptr::null_mut(),
         };
-        let (arg, mut completion) = (Box::into_raw(flight), ptr::null_mut());
+        let (arg, mut completion) = (Box::into_raw(submission), ptr::null_mut());
         // SAFETY:
         // - pointers: to a function that takes this argument, and a place for the handle.
         let made = unsafe { rbd_aio_create_completion(arg.cast(), landed, &mut completion) };
-        let begun = if made < 0 { made } else { self.begin(call, (at, len), bytes, completion) };
+        let begun = if made < 0 { made } else { self.begin(kind, (at, len), bytes, completion) };
         if begun < 0 {
             if made >= 0 {
                 // SAFETY:
@@ -494,22 +494,28 @@ impl Image {
             }
             // SAFETY:
             // - origin: from `into_raw` above; what was not begun does not land.
-            unsafe { Box::from_raw(arg) }.land(begun as isize);
+            unsafe { Box::from_raw(arg) }.complete(begun as isize);
         }
     }
 
-    fn begin(&self, call: Call, (at, len): (u64, u64), bytes: *mut c_char, completion: Completion) -> c_int {
+    fn begin(
+        &self,
+        kind: OffloadKind,
+        (at, len): (u64, u64),
+        bytes: *mut c_char,
+        completion: Completion,
+    ) -> c_int {
         let (image, size) = (self.image, len as size_t);
         // SAFETY:
         // - handles: the image is ours until it is dropped, which waits for all that is in flight; the completion is new;
-        // - bytes: `len` of them in a buffer of the flight, which nobody has until it lands.
+        // - bytes: `len` of them in the buffer of the submission, which nobody has until it completes.
         unsafe {
-            match call {
-                Call::Read => rbd_aio_read(image, at, size, bytes, completion),
-                Call::Write { .. } => rbd_aio_write(image, at, size, bytes, completion),
-                Call::Flush => rbd_aio_flush(image, completion),
-                Call::Discard { .. } => rbd_aio_discard(image, at, len, completion),
-                Call::Zeroes { unmap, .. } => {
+            match kind {
+                OffloadKind::Read => rbd_aio_read(image, at, size, bytes, completion),
+                OffloadKind::Write { .. } => rbd_aio_write(image, at, size, bytes, completion),
+                OffloadKind::Flush => rbd_aio_flush(image, completion),
+                OffloadKind::Discard { .. } => rbd_aio_discard(image, at, len, completion),
+                OffloadKind::Zeroes { unmap, .. } => {
                     let flags = if unmap { 0 } else { WRITE_ZEROES_THICK };
                     rbd_aio_write_zeroes(image, at, size, completion, flags, 0)
                 }
@@ -539,13 +545,13 @@ impl Drop for Image {
 extern "C" fn landed(completion: Completion, arg: *mut c_void) {
     // SAFETY:
     // - handle: of an operation that is over, which nobody uses after this;
-    // - origin: the argument was a box of a flight, and the library calls once for each.
-    let (returned, flight) = unsafe {
+    // - origin: the argument was a box of a submission, and the library calls once for each.
+    let (returned, submission) = unsafe {
         let returned = rbd_aio_get_return_value(completion);
         rbd_aio_release(completion);
-        (returned, Box::from_raw(arg.cast::<Flight>()))
+        (returned, Box::from_raw(arg.cast::<Submission>()))
     };
-    flight.land(returned);
+    submission.complete(returned);
 }
 
 /// Something about an image has changed.

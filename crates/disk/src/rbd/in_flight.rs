@@ -4,7 +4,7 @@
 //! buffer until it is done with it. There are never more of these than [`LOST_MAX`], and then nothing is asked of it any more.
 
 use crate::IoError;
-use crate::offload::{Call, Flushes, Order, Wakes};
+use crate::offload::{Flushes, OffloadKind, OffloadOp, WakeBatch};
 use kickless_io::{AlignedBuf, Errno};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,23 +14,23 @@ const LOST_MAX: usize = 256;
 
 /// What goes through the library: a place, and a buffer that is the library's meanwhile.
 #[derive(Debug)]
-pub(super) struct Flight {
+pub(super) struct Submission {
     place: u32,
     pub(super) buffer: Option<AlignedBuf>,
-    flights: Arc<Flights>,
+    in_flight: Arc<InFlight>,
 }
 
-impl Flight {
+impl Submission {
     /// It is over: bytes read, or 0, or an error below that.
-    pub(super) fn land(self, returned: isize) {
-        let Self { place, buffer, flights } = self;
-        flights.land(place, returned, buffer);
+    pub(super) fn complete(self, returned: isize) {
+        let Self { place, buffer, in_flight } = self;
+        in_flight.complete(place, returned, buffer);
     }
 }
 
-/// All flights of an image. Nothing is locked inside.
+/// All requests in flight of an image. Nothing is locked inside.
 #[derive(Debug)]
-pub(super) struct Flights {
+pub(super) struct InFlight {
     state: Mutex<State>,
     /// There is another hurry, or nothing more to come.
     changed: Condvar,
@@ -48,7 +48,7 @@ struct State {
     /// Until when those before a number have to be over.
     hurry: Option<(u64, Instant)>,
     /// Flushes that the library has, and those whose answer is held, with their numbers.
-    flushes: Flushes<(u64, Order)>,
+    flushes: Flushes<(u64, OffloadOp)>,
     /// Something has been waited for in vain, and nothing has been heard since.
     silent: bool,
     end: bool,
@@ -60,7 +60,7 @@ enum Place {
     /// `flush` is the number among the flushes, of one.
     Taken {
         number: u64,
-        order: Order,
+        op: OffloadOp,
         flush: Option<u64>,
     },
     /// Answered without the library.
@@ -69,7 +69,7 @@ enum Place {
     },
 }
 
-impl Flights {
+impl InFlight {
     pub(super) fn new(stop_timeout: Duration) -> Self {
         Self { state: Mutex::default(), changed: Condvar::new(), stop_timeout }
     }
@@ -78,20 +78,20 @@ impl Flights {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an order in; its flight, with its buffer. `None`: too many have been lost, and this one has failed.
-    pub(super) fn board(self: &Arc<Self>, mut order: Order) -> Option<Box<Flight>> {
-        let buffer = order.buffer.take();
+    /// Takes an operation in; its submission, with its buffer. `None`: too many have been lost, and this one has failed.
+    pub(super) fn insert(self: &Arc<Self>, mut op: OffloadOp) -> Option<Box<Submission>> {
+        let buffer = op.buffer.take();
         let mut state = self.lock();
         if state.lost >= LOST_MAX {
             drop(state);
-            order.buffer = buffer;
-            order.answer(Err(IoError::Os(Errno::TIMEDOUT)), &mut Wakes::default());
+            op.buffer = buffer;
+            op.answer(Err(IoError::Os(Errno::TIMEDOUT)), &mut WakeBatch::default());
             return None;
         }
         let number = state.next;
         state.next += 1;
-        let flush = (order.call == Call::Flush).then(|| state.flushes.begin());
-        let taken = Place::Taken { number, order, flush };
+        let flush = (op.kind == OffloadKind::Flush).then(|| state.flushes.begin());
+        let taken = Place::Taken { number, op, flush };
         let place = match state.free.pop() {
             Some(place) => {
                 state.places[place as usize] = taken;
@@ -103,10 +103,10 @@ impl Flights {
             }
         };
         drop(state);
-        Some(Box::new(Flight { place, buffer, flights: self.clone() }))
+        Some(Box::new(Submission { place, buffer, in_flight: self.clone() }))
     }
 
-    fn land(&self, place: u32, returned: isize, buffer: Option<AlignedBuf>) {
+    fn complete(&self, place: u32, returned: isize, buffer: Option<AlignedBuf>) {
         let mut state = self.lock();
         let was = std::mem::replace(&mut state.places[place as usize], Place::Free);
         state.free.push(place);
@@ -121,25 +121,25 @@ impl Flights {
                     state.flushes.count_loss();
                 }
             }
-            Place::Taken { number, mut order, flush } => {
-                order.buffer = buffer;
-                let result = outcome(&order, returned);
+            Place::Taken { number, mut op, flush } => {
+                op.buffer = buffer;
+                let result = outcome(&op, returned);
                 match (flush, result) {
-                    (Some(flush), Ok(())) => state.flushes.succeed(flush, (number, order)),
+                    (Some(flush), Ok(())) => state.flushes.succeed(flush, (number, op)),
                     (Some(flush), Err(_)) => {
                         state.flushes.fail(flush);
-                        answered = Some((order, result));
+                        answered = Some((op, result));
                     }
-                    (None, _) => answered = Some((order, result)),
+                    (None, _) => answered = Some((op, result)),
                 }
             }
         }
         let (due, lost_writes) = state.due();
         drop(state);
-        let mut wakes = Wakes::default();
-        for (mut order, result) in answered.into_iter().chain(due.into_iter().map(|order| (order, Ok(())))) {
-            order.lost_writes = lost_writes;
-            order.answer(result, &mut wakes);
+        let mut wakes = WakeBatch::default();
+        for (mut op, result) in answered.into_iter().chain(due.into_iter().map(|op| (op, Ok(())))) {
+            op.lost_writes = lost_writes;
+            op.answer(result, &mut wakes);
         }
     }
 
@@ -190,9 +190,9 @@ impl Flights {
             }
             state.hurry = None;
             let (late, due, lost_writes) = state.take_before(before);
-            for mut order in due {
-                order.lost_writes = lost_writes;
-                order.answer(Ok(()), &mut Wakes::default());
+            for mut op in due {
+                op.lost_writes = lost_writes;
+                op.answer(Ok(()), &mut WakeBatch::default());
             }
             if late.is_empty() {
                 continue;
@@ -203,9 +203,9 @@ impl Flights {
                 requests = late.len(),
                 "requests have to end, and the Ceph cluster does not answer: they fail"
             );
-            let mut wakes = Wakes::default();
-            for order in late {
-                order.answer(Err(IoError::Os(Errno::TIMEDOUT)), &mut wakes);
+            let mut wakes = WakeBatch::default();
+            for op in late {
+                op.answer(Err(IoError::Os(Errno::TIMEDOUT)), &mut wakes);
             }
             drop(wakes);
             state = self.lock();
@@ -215,42 +215,42 @@ impl Flights {
 
 impl State {
     /// Takes flushes that are to be answered as successful, and the count of lost writes for them.
-    fn due(&mut self) -> (Vec<Order>, u64) {
-        let due = std::iter::from_fn(|| self.flushes.due()).map(|(_, order)| order).collect();
+    fn due(&mut self) -> (Vec<OffloadOp>, u64) {
+        let due = std::iter::from_fn(|| self.flushes.due()).map(|(_, op)| op).collect();
         (due, self.flushes.lost_writes())
     }
 
-    /// Takes the orders of those with smaller numbers, whose buffers stay with the library; and, as [`State::due`], flushes that
+    /// Takes the operations of those with smaller numbers, whose buffers stay with the library; and, as [`State::due`], flushes that
     /// waited for one of them.
-    fn take_before(&mut self, before: u64) -> (Vec<Order>, Vec<Order>, u64) {
+    fn take_before(&mut self, before: u64) -> (Vec<OffloadOp>, Vec<OffloadOp>, u64) {
         let mut late = Vec::new();
         for place in &mut self.places {
             if !matches!(place, Place::Taken { number, .. } if *number < before) {
                 continue;
             }
             let lost = Place::Lost { was_flush: matches!(place, Place::Taken { flush: Some(_), .. }) };
-            if let Place::Taken { order, flush, .. } = std::mem::replace(place, lost) {
+            if let Place::Taken { op, flush, .. } = std::mem::replace(place, lost) {
                 // It may never land.
                 if let Some(flush) = flush {
                     self.flushes.give_up(flush);
                 }
-                late.push(order);
+                late.push(op);
             }
         }
         self.lost += late.len();
         let (due, lost_writes) = self.due();
         let held = || self.flushes.take_if(|_, (number, _)| *number < before);
-        late.extend(std::iter::from_fn(held).map(|(_, order)| order));
+        late.extend(std::iter::from_fn(held).map(|(_, op)| op));
         (late, due, lost_writes)
     }
 }
 
-/// What becomes of an order of which the library says this.
-fn outcome(order: &Order, returned: isize) -> Result<(), IoError> {
-    match (order.call, returned) {
+/// What becomes of an operation of which the library says this.
+fn outcome(op: &OffloadOp, returned: isize) -> Result<(), IoError> {
+    match (op.kind, returned) {
         (_, error) if error < 0 => Err(IoError::Os(Errno::from_raw_os_error(-error as i32))),
         // The image has become shorter.
-        (Call::Read, bytes) if bytes as u64 != order.len => Err(IoError::Shrunk),
+        (OffloadKind::Read, bytes) if bytes as u64 != op.len => Err(IoError::Shrunk),
         _ => Ok(()),
     }
 }
@@ -258,7 +258,7 @@ fn outcome(order: &Order, returned: isize) -> Result<(), IoError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::offload::Ticket;
+    use crate::offload::AnswerSlot;
     use kickless_io::Waker;
     use std::thread;
 
@@ -266,28 +266,28 @@ mod tests {
     const GONE: Result<(), IoError> = Err(IoError::Os(Errno::TIMEDOUT));
 
     struct Request {
-        ticket: Arc<Ticket>,
-        flight: Option<Box<Flight>>,
+        slot: Arc<AnswerSlot>,
+        submission: Option<Box<Submission>>,
     }
 
-    fn read(flights: &Arc<Flights>) -> Request {
-        board(flights, Call::Read)
+    fn read(in_flight: &Arc<InFlight>) -> Request {
+        insert(in_flight, OffloadKind::Read)
     }
 
-    fn board(flights: &Arc<Flights>, call: Call) -> Request {
-        let ticket = Arc::new(Ticket::default());
-        let buffer = (call == Call::Read).then(|| AlignedBuf::new(LEN as usize, 512).unwrap());
-        let order = ticket.order(call, (0, LEN), buffer, &Waker::new().unwrap());
-        let flight = flights.board(order);
-        Request { ticket, flight }
+    fn insert(in_flight: &Arc<InFlight>, kind: OffloadKind) -> Request {
+        let slot = Arc::new(AnswerSlot::default());
+        let buffer = (kind == OffloadKind::Read).then(|| AlignedBuf::new(LEN as usize, 512).unwrap());
+        let op = slot.op(kind, (0, LEN), buffer, &Waker::new().unwrap());
+        let submission = in_flight.insert(op);
+        Request { slot, submission }
     }
 
     fn answer(request: &Request) -> Option<(Result<(), IoError>, bool)> {
-        request.ticket.take().map(|answer| (answer.result, answer.buffer.is_some()))
+        request.slot.take().map(|answer| (answer.result, answer.buffer.is_some()))
     }
 
     /// Has the thread end, whatever becomes of the test.
-    struct Ends<'a>(&'a Flights);
+    struct Ends<'a>(&'a InFlight);
 
     impl Drop for Ends<'_> {
         fn drop(&mut self) {
@@ -296,15 +296,15 @@ mod tests {
     }
 
     /// Flights with a thread that keeps time.
-    fn with_clock(stop_timeout: Duration, check: impl FnOnce(&Arc<Flights>)) {
-        time(&Arc::new(Flights::new(stop_timeout)), check);
+    fn with_clock(stop_timeout: Duration, check: impl FnOnce(&Arc<InFlight>)) {
+        time(&Arc::new(InFlight::new(stop_timeout)), check);
     }
 
-    fn time(flights: &Arc<Flights>, check: impl FnOnce(&Arc<Flights>)) {
+    fn time(in_flight: &Arc<InFlight>, check: impl FnOnce(&Arc<InFlight>)) {
         thread::scope(|scope| {
-            let _ends = Ends(flights);
-            scope.spawn(|| flights.keep_time());
-            check(flights);
+            let _ends = Ends(in_flight);
+            scope.spawn(|| in_flight.keep_time());
+            check(in_flight);
         });
     }
 
@@ -321,83 +321,85 @@ mod tests {
 
     #[test]
     fn what_the_library_returns() {
-        let flights = Arc::new(Flights::new(Duration::MAX));
+        let in_flight = Arc::new(InFlight::new(Duration::MAX));
         for (returned, result) in [
             (LEN as isize, Ok(())),
             (512, Err(IoError::Shrunk)),
             (-(Errno::ROFS.raw_os_error() as isize), Err(IoError::Os(Errno::ROFS))),
         ] {
-            let mut request = read(&flights);
+            let mut request = read(&in_flight);
             assert_eq!(answer(&request), None);
-            request.flight.take().unwrap().land(returned);
+            request.submission.take().unwrap().complete(returned);
             assert_eq!(answer(&request), Some((result, true)));
         }
-        assert_eq!(flights.lock().places.len(), 1);
+        assert_eq!(in_flight.lock().places.len(), 1);
     }
 
     /// The library tells one flush that writes are lost. Others have the count of lost writes from then on.
     #[test]
     fn a_flush_that_failed_counts_for_those_beside_it() {
-        let flights = Arc::new(Flights::new(Duration::MAX));
-        let answer = |request: &Request| request.ticket.take().map(|a| (a.result, a.lost_writes));
-        let land = |request: &mut Request, returned| request.flight.take().unwrap().land(returned);
+        let in_flight = Arc::new(InFlight::new(Duration::MAX));
+        let answer = |request: &Request| request.slot.take().map(|a| (a.result, a.lost_writes));
+        let complete =
+            |request: &mut Request, returned| request.submission.take().unwrap().complete(returned);
         let [mut told, mut beside, mut write] =
-            [Call::Flush, Call::Flush, Call::Write { durable: false }].map(|call| board(&flights, call));
-        land(&mut write, 0);
+            [OffloadKind::Flush, OffloadKind::Flush, OffloadKind::Write { durable: false }]
+                .map(|kind| insert(&in_flight, kind));
+        complete(&mut write, 0);
         assert_eq!(answer(&write), Some((Ok(()), 0)));
-        land(&mut beside, 0);
+        complete(&mut beside, 0);
         assert_eq!(answer(&beside), None, "the other one may have been told");
-        land(&mut told, -(Errno::IO.raw_os_error() as isize));
+        complete(&mut told, -(Errno::IO.raw_os_error() as isize));
         assert_eq!(answer(&told), Some((Err(IoError::Os(Errno::IO)), 1)));
         assert_eq!(answer(&beside), Some((Ok(()), 1)));
-        let mut after = board(&flights, Call::Flush);
-        land(&mut after, 0);
+        let mut after = insert(&in_flight, OffloadKind::Flush);
+        complete(&mut after, 0);
         assert_eq!(answer(&after), Some((Ok(()), 1)));
     }
 
     /// Nor is a flush held for one that is given up.
     #[test]
     fn a_hurry_ends_flushes_that_are_held() {
-        with_clock(Duration::from_millis(1), |flights| {
-            let mut requests = [(); 3].map(|()| board(flights, Call::Flush));
-            requests[1].flight.take().unwrap().land(0);
+        with_clock(Duration::from_millis(1), |in_flight| {
+            let mut requests = [(); 3].map(|()| insert(in_flight, OffloadKind::Flush));
+            requests[1].submission.take().unwrap().complete(0);
             assert_eq!(answer(&requests[1]), None);
-            flights.hurry();
+            in_flight.hurry();
             assert_eq!([0, 2].map(|at| wait_for(&requests[at]).0), [GONE; 2]);
             assert_eq!(wait_for(&requests[1]).0, Ok(()));
-            let mut after = board(flights, Call::Flush);
-            after.flight.take().unwrap().land(0);
+            let mut after = insert(in_flight, OffloadKind::Flush);
+            after.submission.take().unwrap().complete(0);
             assert_eq!(answer(&after), Some((Ok(()), false)));
             for request in [0, 2] {
-                requests[request].flight.take().unwrap().land(0);
+                requests[request].submission.take().unwrap().complete(0);
             }
         });
     }
 
     #[test]
     fn a_hurry_ends_what_there_is_and_no_more() {
-        with_clock(Duration::from_millis(1), |flights| {
-            let mut before = read(flights);
-            flights.hurry();
+        with_clock(Duration::from_millis(1), |in_flight| {
+            let mut before = read(in_flight);
+            in_flight.hurry();
             assert_eq!(wait_for(&before), (GONE, false));
-            let mut after = read(flights);
+            let mut after = read(in_flight);
             // It lands when its request is over, and its buffer is given up then.
-            before.flight.take().unwrap().land(LEN as isize);
+            before.submission.take().unwrap().complete(LEN as isize);
             assert_eq!(answer(&before), None);
-            after.flight.take().unwrap().land(LEN as isize);
+            after.submission.take().unwrap().complete(LEN as isize);
             assert_eq!(answer(&after), Some((Ok(()), true)));
         });
     }
 
     #[test]
     fn what_comes_after_a_hurry_is_not_ended_by_it() {
-        let flights = Arc::new(Flights::new(Duration::from_millis(1)));
-        let before = read(&flights);
-        flights.hurry();
-        let mut after = read(&flights);
-        time(&flights, |_| {
+        let in_flight = Arc::new(InFlight::new(Duration::from_millis(1)));
+        let before = read(&in_flight);
+        in_flight.hurry();
+        let mut after = read(&in_flight);
+        time(&in_flight, |_| {
             assert_eq!(wait_for(&before), (GONE, false));
-            after.flight.take().unwrap().land(LEN as isize);
+            after.submission.take().unwrap().complete(LEN as isize);
             assert_eq!(answer(&after), Some((Ok(()), true)));
         });
     }
@@ -405,47 +407,47 @@ mod tests {
     /// Nor does it begin anew when it is said again.
     #[test]
     fn a_hurry_is_over_at_once_where_nothing_is_heard() {
-        with_clock(Duration::from_secs(3600), |flights| {
-            flights.hurry();
-            let hurry = flights.lock().hurry;
-            flights.hurry();
-            assert_eq!(flights.lock().hurry, hurry);
-            flights.lock().hurry = None;
-            flights.nothing_heard();
-            let request = read(flights);
-            flights.hurry();
+        with_clock(Duration::from_secs(3600), |in_flight| {
+            in_flight.hurry();
+            let hurry = in_flight.lock().hurry;
+            in_flight.hurry();
+            assert_eq!(in_flight.lock().hurry, hurry);
+            in_flight.lock().hurry = None;
+            in_flight.nothing_heard();
+            let request = read(in_flight);
+            in_flight.hurry();
             assert_eq!(wait_for(&request), (GONE, false));
-            request.flight.unwrap().land(0);
+            request.submission.unwrap().complete(0);
         });
     }
 
     #[test]
     fn who_has_waited_in_vain_does_not_wait_again_until_something_is_heard() {
-        with_clock(Duration::from_millis(1), |flights| {
-            let first = read(flights);
-            flights.hurry();
+        with_clock(Duration::from_millis(1), |in_flight| {
+            let first = read(in_flight);
+            in_flight.hurry();
             assert_eq!(wait_for(&first), (GONE, false));
-            assert_eq!(flights.patience(), Duration::ZERO);
-            first.flight.unwrap().land(0);
-            assert_eq!(flights.patience(), Duration::from_millis(1));
-            flights.nothing_heard();
-            assert_eq!(flights.patience(), Duration::ZERO);
-            flights.renew();
-            assert_eq!(flights.patience(), Duration::from_millis(1));
+            assert_eq!(in_flight.patience(), Duration::ZERO);
+            first.submission.unwrap().complete(0);
+            assert_eq!(in_flight.patience(), Duration::from_millis(1));
+            in_flight.nothing_heard();
+            assert_eq!(in_flight.patience(), Duration::ZERO);
+            in_flight.renew();
+            assert_eq!(in_flight.patience(), Duration::from_millis(1));
         });
     }
 
     #[test]
     fn the_library_is_not_asked_without_end() {
-        with_clock(Duration::from_millis(1), |flights| {
-            let lost: Vec<_> = (0..LOST_MAX).map(|_| read(flights)).collect();
-            flights.hurry();
+        with_clock(Duration::from_millis(1), |in_flight| {
+            let lost: Vec<_> = (0..LOST_MAX).map(|_| read(in_flight)).collect();
+            in_flight.hurry();
             lost.iter().for_each(|request| assert_eq!(wait_for(request), (GONE, false)));
-            let refused = read(flights);
-            assert!(refused.flight.is_none());
+            let refused = read(in_flight);
+            assert!(refused.submission.is_none());
             assert_eq!(answer(&refused), Some((GONE, true)));
-            lost.into_iter().for_each(|request| request.flight.unwrap().land(0));
-            assert!(read(flights).flight.is_some());
+            lost.into_iter().for_each(|request| request.submission.unwrap().complete(0));
+            assert!(read(in_flight).submission.is_some());
         });
     }
 }

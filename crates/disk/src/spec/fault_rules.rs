@@ -40,7 +40,7 @@ impl fmt::Display for FaultRules {
 pub(crate) struct Rule {
     pub(crate) effect: Effect,
     /// Of which kinds of operation; none: of all.
-    pub(crate) kinds: Vec<Kind>,
+    pub(crate) kinds: Vec<OperationKind>,
     /// Of those that touch these sectors.
     pub(crate) sectors: Option<RangeInclusive<u64>>,
     pub(crate) when: When,
@@ -72,7 +72,7 @@ impl Effect {
 
 /// A kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum OperationKind {
     Read,
     Write,
     Flush,
@@ -81,7 +81,7 @@ pub(crate) enum Kind {
     Erase,
 }
 
-impl Kind {
+impl OperationKind {
     /// Whether it can be done in part.
     pub(crate) fn is_transfer(self) -> bool {
         matches!(self, Self::Read | Self::Write)
@@ -221,14 +221,14 @@ fn parse_time(text: &str) -> Option<Duration> {
     }
 }
 
-fn parse_kind(text: &str) -> Option<Kind> {
+fn parse_kind(text: &str) -> Option<OperationKind> {
     match text {
-        "read" => Some(Kind::Read),
-        "write" => Some(Kind::Write),
-        "flush" => Some(Kind::Flush),
-        "discard" => Some(Kind::Discard),
-        "zeroes" => Some(Kind::Zeroes),
-        "erase" => Some(Kind::Erase),
+        "read" => Some(OperationKind::Read),
+        "write" => Some(OperationKind::Write),
+        "flush" => Some(OperationKind::Flush),
+        "discard" => Some(OperationKind::Discard),
+        "zeroes" => Some(OperationKind::Zeroes),
+        "erase" => Some(OperationKind::Erase),
         _ => None,
     }
 }

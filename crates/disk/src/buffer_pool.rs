@@ -17,7 +17,7 @@ const KEPT_MAX: usize = 4;
 
 /// What the buffers of a pool are, and how many there are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kind {
+pub(crate) struct PoolLimits {
     /// Bytes of each.
     pub(crate) bytes: usize,
     /// They begin at multiples of this.
@@ -30,8 +30,8 @@ pub(crate) struct Kind {
 
 /// The bounce buffers of one disk. Locked for short; nothing is locked inside.
 #[derive(Debug)]
-pub(crate) struct Pool {
-    kind: Kind,
+pub(crate) struct BufferPool {
+    limits: PoolLimits,
     state: Mutex<State>,
 }
 
@@ -50,13 +50,13 @@ impl State {
         self.queue.binary_search_by_key(&number, |&(number, _)| number).ok()
     }
 
-    fn free(&self, kind: Kind) -> usize {
-        kind.in_use_max - self.in_use
+    fn free(&self, limits: PoolLimits) -> usize {
+        limits.in_use_max - self.in_use
     }
 
     /// To be called when more are free, or fewer are before somebody in the queue.
-    fn wake(&self, kind: Kind) {
-        for (_, waker) in self.queue.iter().take(self.free(kind)) {
+    fn wake(&self, limits: PoolLimits) {
+        for (_, waker) in self.queue.iter().take(self.free(limits)) {
             waker.wake();
         }
     }
@@ -64,33 +64,33 @@ impl State {
 
 /// A place in the queue, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Waiting {
-    pool: Arc<Pool>,
+pub(crate) struct BufferWait {
+    pool: Arc<BufferPool>,
     number: u64,
 }
 
 /// The right to one buffer, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Permit {
-    pool: Arc<Pool>,
+pub(crate) struct BufferPermit {
+    pool: Arc<BufferPool>,
     /// Away while an engine has it.
     pub(crate) buffer: Option<AlignedBuf>,
 }
 
-impl Pool {
+impl BufferPool {
     /// Buffers of [`BUFFER_BYTES`] at multiples of `align`.
     pub(crate) fn new(align: usize) -> Self {
-        Self::of(Kind { bytes: BUFFER_BYTES, align, in_use_max: IN_USE_MAX, kept_max: KEPT_MAX })
+        Self::of(PoolLimits { bytes: BUFFER_BYTES, align, in_use_max: IN_USE_MAX, kept_max: KEPT_MAX })
     }
 
     /// Buffers of this kind.
-    pub(crate) fn of(kind: Kind) -> Self {
-        Self { kind, state: Mutex::default() }
+    pub(crate) fn of(limits: PoolLimits) -> Self {
+        Self { limits, state: Mutex::default() }
     }
 
     /// Bytes of each buffer.
     pub(crate) fn bytes(&self) -> usize {
-        self.kind.bytes
+        self.limits.bytes
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -101,23 +101,23 @@ impl Pool {
     /// `waker` is signalled when it is worth trying again.
     pub(crate) fn take(
         self: &Arc<Self>,
-        waiting: &mut Option<Waiting>,
+        waiting: &mut Option<BufferWait>,
         waker: &Waker,
-    ) -> io::Result<Option<Permit>> {
+    ) -> io::Result<Option<BufferPermit>> {
         let mut state = self.lock();
         let place = waiting.as_ref().and_then(|waiting| state.place(waiting.number));
-        if state.free(self.kind) <= place.unwrap_or(state.queue.len()) {
+        if state.free(self.limits) <= place.unwrap_or(state.queue.len()) {
             if place.is_none() {
                 let number = state.next;
                 state.next += 1;
                 state.queue.push_back((number, waker.clone()));
-                *waiting = Some(Waiting { pool: self.clone(), number });
+                *waiting = Some(BufferWait { pool: self.clone(), number });
             }
             return Ok(None);
         }
         let buffer = match state.kept.pop() {
             Some(buffer) => buffer,
-            None => AlignedBuf::new(self.kind.bytes, self.kind.align)?,
+            None => AlignedBuf::new(self.limits.bytes, self.limits.align)?,
         };
         if let Some(place) = place {
             state.queue.remove(place);
@@ -125,28 +125,28 @@ impl Pool {
         state.in_use += 1;
         drop(state);
         *waiting = None;
-        Ok(Some(Permit { pool: self.clone(), buffer: Some(buffer) }))
+        Ok(Some(BufferPermit { pool: self.clone(), buffer: Some(buffer) }))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for BufferWait {
     fn drop(&mut self) {
         let mut state = self.pool.lock();
         if let Some(place) = state.place(self.number) {
             state.queue.remove(place);
-            state.wake(self.pool.kind);
+            state.wake(self.pool.limits);
         }
     }
 }
 
-impl Drop for Permit {
+impl Drop for BufferPermit {
     fn drop(&mut self) {
         let mut state = self.pool.lock();
         state.in_use -= 1;
-        if state.kept.len() < self.pool.kind.kept_max {
+        if state.kept.len() < self.pool.limits.kept_max {
             state.kept.extend(self.buffer.take());
         }
-        state.wake(self.pool.kind);
+        state.wake(self.pool.limits);
     }
 }
 
@@ -154,13 +154,13 @@ impl Drop for Permit {
 mod tests {
     use super::*;
 
-    fn take(pool: &Arc<Pool>, waiting: &mut Option<Waiting>, waker: &Waker) -> Option<Permit> {
+    fn take(pool: &Arc<BufferPool>, waiting: &mut Option<BufferWait>, waker: &Waker) -> Option<BufferPermit> {
         pool.take(waiting, waker).unwrap()
     }
 
     #[test]
     fn bounded_and_first_come_first_served() {
-        let (pool, waker) = (Arc::new(Pool::new(4096)), Waker::new().unwrap());
+        let (pool, waker) = (Arc::new(BufferPool::new(4096)), Waker::new().unwrap());
         let mut permits: Vec<_> = (0..IN_USE_MAX).map(|_| take(&pool, &mut None, &waker).unwrap()).collect();
         let (mut first, mut second, mut late) = (None, None, None);
         assert!(take(&pool, &mut first, &waker).is_none());
