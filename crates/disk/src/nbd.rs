@@ -9,15 +9,17 @@ mod connection;
 pub mod fuzzing;
 mod handshake;
 mod in_flight;
+mod inbox;
 mod replies;
 mod socket;
 mod wire;
 
 use crate::offload::{Offload, OffloadOp};
 use crate::{Error, Limits, NbdUri, Options, RangeLimits, SECTOR};
-use client::{Client, Shared};
+use client::Client;
 use connection::Connection;
 use handshake::Export;
+use inbox::Inbox;
 use socket::Address;
 use std::io;
 use std::sync::Arc;
@@ -34,7 +36,7 @@ const RANGE_MAX: u64 = 1 << 30;
 /// The connection to a server. It ends with this.
 #[derive(Debug)]
 pub(crate) struct Nbd {
-    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
     thread: Option<JoinHandle<()>>,
     identity: String,
 }
@@ -46,10 +48,10 @@ impl Nbd {
     /// One sentence for the operator.
     pub(crate) fn open(uri: &NbdUri, options: &Options) -> Result<(Self, Offload), Error> {
         let failed = |source: io::Error| Error::Library { disk: uri.to_string(), source };
-        let shared = Arc::new(Shared::new().map_err(failed)?);
+        let inbox = Arc::new(Inbox::new().map_err(failed)?);
         let address = Address::of(&uri.server).map_err(failed)?;
         let (socket, export) = address
-            .connect(&uri.export, Instant::now() + OPEN_WITHIN, &shared)
+            .connect(&uri.export, Instant::now() + OPEN_WITHIN, &inbox)
             .map_err(|problem| failed(io::Error::other(problem)))?;
         if export.has(wire::FLAG_READ_ONLY) && !options.read_only {
             return Err(failed(io::Error::other("the export is read-only: give --read-only")));
@@ -64,14 +66,14 @@ impl Nbd {
         if !export.has(wire::FLAG_FLUSH) && !options.read_only {
             tracing::warn!(server = %uri, "the server cannot be asked to flush: what is durable, it alone knows");
         }
-        let client = Client::new(shared.clone(), address, uri.clone(), Connection::new(socket, export, 0));
+        let client = Client::new(inbox.clone(), address, uri.clone(), Connection::new(socket, export, 0));
         let span = Span::current();
         let run = move || span.in_scope(|| client.run());
         let thread = Builder::new().name("nbd".into()).spawn(run).map_err(failed)?;
         // A server with no flush has nothing to make durable.
         let durable = export.has(wire::FLAG_FUA);
         let offload = Offload::new(limits(export, options.read_only), size, durable);
-        Ok((Self { shared, thread: Some(thread), identity: identity(uri) }, offload))
+        Ok((Self { inbox, thread: Some(thread), identity: identity(uri) }, offload))
     }
 
     pub(crate) fn identity(&self) -> &str {
@@ -79,21 +81,21 @@ impl Nbd {
     }
 
     pub(crate) fn submit(&self, op: OffloadOp) {
-        self.shared.submit(op);
+        self.inbox.submit(op);
     }
 
     pub(crate) fn take_over(&self) {
-        self.shared.renew();
+        self.inbox.renew();
     }
 
     pub(crate) fn hurry(&self) {
-        self.shared.hurry();
+        self.inbox.hurry();
     }
 }
 
 impl Drop for Nbd {
     fn drop(&mut self) {
-        self.shared.stop();
+        self.inbox.stop();
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

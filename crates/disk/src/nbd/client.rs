@@ -6,16 +6,17 @@
 
 use super::connection::Connection;
 use super::handshake::Export;
+use super::inbox::{Inbox, QueuedOp};
 use super::socket::{Address, until};
 use super::wire::{self, Problem};
 use crate::IoError;
 use crate::NbdUri;
-use crate::offload::{OffloadKind, OffloadOp, WakeBatch};
-use kickless_io::{Errno, Waker};
+use crate::offload::{OffloadKind, WakeBatch};
+use kickless_io::Errno;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A server that has gone is looked for so often,
@@ -27,99 +28,15 @@ const STOP_WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::fro
 /// A request that so many connections have been lost with is not tried on another.
 const LOSSES_MAX: u8 = 5;
 
-/// An operation, and what is known of it.
-#[derive(Debug)]
-pub(super) struct Queued {
-    /// When it was posted, as a number.
-    pub(super) number: u64,
-    pub(super) op: OffloadOp,
-    /// Connections that were lost with it.
-    pub(super) losses: u8,
-}
-
-/// What workers and the thread share. Nothing is locked inside.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    inbox: Mutex<Inbox>,
-    /// Wakes the thread.
-    waker: Waker,
-}
-
-#[derive(Debug, Default)]
-struct Inbox {
-    ops: VecDeque<Queued>,
-    next: u64,
-    /// The thread waits, or is about to.
-    asleep: bool,
-    hurry: bool,
-    renew: bool,
-    stop: bool,
-}
-
-impl Shared {
-    pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Self { inbox: Mutex::default(), waker: Waker::new()? })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn waker(&self) -> &Waker {
-        &self.waker
-    }
-
-    pub(super) fn is_stopping(&self) -> bool {
-        self.lock().stop
-    }
-
-    /// Has an operation carried out.
-    pub(super) fn submit(&self, op: OffloadOp) {
-        let mut inbox = self.lock();
-        let number = inbox.next;
-        inbox.next += 1;
-        inbox.ops.push_back(Queued { number, op, losses: 0 });
-        if std::mem::take(&mut inbox.asleep) {
-            drop(inbox);
-            self.waker.wake();
-        }
-    }
-
-    /// Has all that has been posted end within a bounded time.
-    pub(super) fn hurry(&self) {
-        self.lock().hurry = true;
-        self.waker.wake();
-    }
-
-    /// Somebody new uses the disk: who has gone is waited for anew.
-    pub(super) fn renew(&self) {
-        self.lock().renew = true;
-        self.waker.wake();
-    }
-
-    /// Has the thread end.
-    pub(super) fn stop(&self) {
-        self.lock().stop = true;
-        self.waker.wake();
-    }
-
-    /// Whether the thread may wait: whoever has an operation for it from now on wakes it. What else is wanted of it does so in any case.
-    fn sleep(&self) -> bool {
-        let mut inbox = self.lock();
-        inbox.asleep = inbox.ops.is_empty();
-        inbox.asleep
-    }
-}
-
 /// The thread's own.
 pub(super) struct Client {
-    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
     address: Address,
     uri: NbdUri,
     /// What the disk has been said to be.
     export: Export,
     /// What the server does not have.
-    queue: VecDeque<Queued>,
+    queue: VecDeque<QueuedOp>,
     connection: Option<Connection>,
     /// From when on requests fail, where there is no connection.
     fails_at: Instant,
@@ -135,10 +52,10 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(shared: Arc<Shared>, address: Address, uri: NbdUri, connection: Connection) -> Self {
+    pub(super) fn new(inbox: Arc<Inbox>, address: Address, uri: NbdUri, connection: Connection) -> Self {
         let now = Instant::now();
         Self {
-            shared,
+            inbox,
             address,
             uri,
             export: connection.export,
@@ -161,7 +78,7 @@ impl Client {
                 None => self.look_for_server(),
             };
             self.wakes.wake();
-            if !went_on && self.shared.sleep() {
+            if !went_on && self.inbox.sleep() {
                 self.sleep();
             }
         }
@@ -172,7 +89,7 @@ impl Client {
 
     /// Takes in what was posted; whether all is over.
     fn collect(&mut self) -> bool {
-        let mut inbox = self.shared.lock();
+        let mut inbox = self.inbox.lock();
         inbox.asleep = false;
         self.queue.append(&mut inbox.ops);
         if std::mem::take(&mut inbox.hurry) {
@@ -296,7 +213,7 @@ impl Client {
 
     /// Waits for the server, for something to do, or for the time to do something.
     fn sleep(&self) {
-        let waker = PollFd::from_borrowed_fd(self.shared.waker.as_fd(), PollFlags::IN);
+        let waker = PollFd::from_borrowed_fd(self.inbox.waker().as_fd(), PollFlags::IN);
         let mut then = self.hurry.map(|(_, then)| then);
         let ready = match &self.connection {
             Some(connection) => {
@@ -314,12 +231,12 @@ impl Client {
         };
         // Whatever it was, all is looked at.
         if ready.is_ok() {
-            self.shared.waker.clear();
+            self.inbox.waker().clear();
         }
     }
 
     fn reconnect(&self, deadline: Instant) -> Result<Connection, Problem> {
-        let (socket, found) = self.address.connect(&self.uri.export, deadline, &self.shared)?;
+        let (socket, found) = self.address.connect(&self.uri.export, deadline, &self.inbox)?;
         let needed = wire::FLAG_FLUSH | wire::FLAG_FUA | wire::FLAG_TRIM | wire::FLAG_WRITE_ZEROES;
         if found.size < self.export.size {
             return Err(Problem::Changed("it is shorter"));
@@ -348,14 +265,14 @@ mod tests {
             let address = Address::of(&uri.server).unwrap();
             let export = Export { size: 512, flags: 0, structured: false };
             let connection = Connection::new(UnixStream::pair().unwrap().0.into(), export, 0);
-            let mut client = Client::new(Arc::new(Shared::new().unwrap()), address, uri, connection);
+            let mut client = Client::new(Arc::new(Inbox::new().unwrap()), address, uri, connection);
             let before = Instant::now();
-            client.shared.hurry();
+            client.inbox.hurry();
             assert!(!client.collect());
             let (_, then) = client.hurry.unwrap();
             assert!((before + within..=Instant::now() + within).contains(&then), "{delay}");
             // Another one changes nothing.
-            client.shared.hurry();
+            client.inbox.hurry();
             client.collect();
             assert_eq!(client.hurry, Some((0, then)));
         }

@@ -1,8 +1,8 @@
 //! Requests and replies on a connection that is established. Nothing here waits.
 
-use super::client::Queued;
 use super::handshake::Export;
 use super::in_flight::InFlight;
+use super::inbox::QueuedOp;
 use super::replies::Replies;
 use super::wire::{self, Problem};
 use crate::offload::WakeBatch;
@@ -53,7 +53,7 @@ impl Connection {
     }
 
     /// Takes a request, to be sent. The caller has looked for room.
-    pub(super) fn take(&mut self, queued: Queued) {
+    pub(super) fn take(&mut self, queued: QueuedOp) {
         self.unsent.extend(self.in_flight.insert(queued));
     }
 

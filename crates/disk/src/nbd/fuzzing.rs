@@ -1,8 +1,8 @@
 //! What a server can say, for the fuzz target.
 
-use super::client::Queued;
 use super::handshake::negotiate;
 use super::in_flight::InFlight;
+use super::inbox::QueuedOp;
 use super::replies::Replies;
 use super::wire::{CHUNK_DATA, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC};
 use crate::offload::{AnswerSlot, OffloadKind, WakeBatch};
@@ -91,7 +91,7 @@ pub fn replies(structured: bool, step: usize, script: &[u8]) -> usize {
         };
         let len = if buffer.is_some() { BYTES } else { 0 };
         let op = slot.op(kind, (number * BYTES, len), buffer, &waker);
-        in_flight.insert(Queued { number, op, losses: 0 });
+        in_flight.insert(QueuedOp { number, op, losses: 0 });
     }
     let mut replies = Replies::new(structured);
     let said = stream(script);

@@ -1,6 +1,6 @@
 //! Requests that a server has, or is about to get.
 
-use super::client::Queued;
+use super::inbox::QueuedOp;
 use super::wire;
 use crate::IoError;
 use crate::offload::{Flushes, OffloadKind, OffloadOp, WakeBatch};
@@ -92,8 +92,8 @@ impl InFlight {
     }
 
     /// Takes one in; its place. The caller has looked for room.
-    pub(super) fn insert(&mut self, queued: Queued) -> Option<u32> {
-        let Queued { number, op, losses } = queued;
+    pub(super) fn insert(&mut self, queued: QueuedOp) -> Option<u32> {
+        let QueuedOp { number, op, losses } = queued;
         let place = self.free.pop()?;
         self.next = self.next.wrapping_add(1);
         let cookie = u64::from(self.next) << 32 | u64::from(place);
@@ -178,12 +178,12 @@ impl InFlight {
     }
 
     /// Takes all out, in the order they came in.
-    pub(super) fn drain(&mut self) -> Vec<Queued> {
+    pub(super) fn drain(&mut self) -> Vec<QueuedOp> {
         let mut was = std::mem::replace(self, Self::new(self.lost_writes()));
         let held = std::iter::from_fn(|| was.flushes.take_if(|_, _| true));
         let all = was.places.into_iter().flatten().chain(held);
         let mut left: Vec<_> =
-            all.map(|InFlightRequest { number, op, losses, .. }| Queued { number, op, losses }).collect();
+            all.map(|InFlightRequest { number, op, losses, .. }| QueuedOp { number, op, losses }).collect();
         left.sort_unstable_by_key(|queued| queued.number);
         left
     }

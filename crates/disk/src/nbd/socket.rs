@@ -1,7 +1,7 @@
 //! Connections to a server, none of which is waited for without end.
 
-use super::client::Shared;
 use super::handshake::{Export, negotiate};
+use super::inbox::Inbox;
 use super::wire::Problem;
 use crate::spec::nbd_uri::Server;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -49,7 +49,7 @@ impl Address {
         &self,
         export: &str,
         deadline: Instant,
-        shared: &Shared,
+        inbox: &Inbox,
     ) -> Result<(OwnedFd, Export), Problem> {
         let socket = match self {
             Self::Unix(path) => {
@@ -61,7 +61,7 @@ impl Address {
             Self::Tcp(addresses) => {
                 let mut result = Err(Problem::Slow);
                 for address in addresses {
-                    result = tcp(*address, deadline, shared);
+                    result = tcp(*address, deadline, inbox);
                     if result.is_ok() {
                         break;
                     }
@@ -69,7 +69,7 @@ impl Address {
                 result?
             }
         };
-        let agreed = negotiate(&mut Timed { socket: &socket, deadline, shared }, export)?;
+        let agreed = negotiate(&mut Timed { socket: &socket, deadline, inbox }, export)?;
         Ok((socket, agreed))
     }
 }
@@ -79,13 +79,13 @@ fn new_socket(family: AddressFamily) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-fn tcp(address: SocketAddr, deadline: Instant, shared: &Shared) -> Result<OwnedFd, Problem> {
+fn tcp(address: SocketAddr, deadline: Instant, inbox: &Inbox) -> Result<OwnedFd, Problem> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = new_socket(family)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) => {}
         Err(Errno::INPROGRESS | Errno::INTR) => {
-            wait(&socket, PollFlags::OUT, deadline, shared).map_err(|error| match error.kind() {
+            wait(&socket, PollFlags::OUT, deadline, inbox).map_err(|error| match error.kind() {
                 io::ErrorKind::TimedOut => Problem::Slow,
                 _ => Problem::Io(error),
             })?;
@@ -111,9 +111,9 @@ pub(super) fn until(then: Instant) -> Timespec {
 }
 
 /// Waits for a socket.
-fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant, shared: &Shared) -> io::Result<()> {
+fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant, inbox: &Inbox) -> io::Result<()> {
     loop {
-        let waker = shared.waker();
+        let waker = inbox.waker();
         let mut fds = [
             PollFd::from_borrowed_fd(socket.as_fd(), flags),
             PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN),
@@ -128,7 +128,7 @@ fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant, shared: &Shared) 
         if woken {
             waker.clear();
         }
-        if shared.is_stopping() {
+        if inbox.is_stopping() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         if ready {
@@ -141,12 +141,12 @@ fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant, shared: &Shared) 
 struct Timed<'a> {
     socket: &'a OwnedFd,
     deadline: Instant,
-    shared: &'a Shared,
+    inbox: &'a Inbox,
 }
 
 impl Timed<'_> {
     fn wait(&self, flags: PollFlags) -> io::Result<()> {
-        wait(self.socket, flags, self.deadline, self.shared)
+        wait(self.socket, flags, self.deadline, self.inbox)
     }
 }
 
@@ -195,10 +195,10 @@ mod tests {
         // Nobody can listen there but who listens on all addresses, of which the port is taken.
         let nowhere = SocketAddr::from(([127, 0, 0, 2], here.port()));
         let hello = [&b"NBDMAGICIHAVEOPT\0\0"[..], &4096_u64.to_be_bytes(), &[0; 126]].concat();
-        let shared = Shared::new().unwrap();
+        let inbox = Inbox::new().unwrap();
         let connect = |addresses: &[SocketAddr]| {
             let deadline = Instant::now() + Duration::from_secs(60);
-            let found = Address::Tcp(addresses.to_vec()).connect("disk", deadline, &shared);
+            let found = Address::Tcp(addresses.to_vec()).connect("disk", deadline, &inbox);
             found.map(|(_, export)| export.size)
         };
         thread::scope(|scope| {
@@ -222,9 +222,9 @@ mod tests {
     fn what_comes_too_late_is_not_read() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"more").unwrap();
-        let (socket, shared) = (OwnedFd::from(ours), Shared::new().unwrap());
+        let (socket, inbox) = (OwnedFd::from(ours), Inbox::new().unwrap());
         let read = |deadline| {
-            Timed { socket: &socket, deadline, shared: &shared }.read(&mut [0]).map_err(|error| error.kind())
+            Timed { socket: &socket, deadline, inbox: &inbox }.read(&mut [0]).map_err(|error| error.kind())
         };
         assert_eq!(read(Instant::now() + Duration::from_secs(60)), Ok(1));
         assert_eq!(read(Instant::now()), Err(io::ErrorKind::TimedOut));
@@ -235,7 +235,7 @@ mod tests {
     fn how_connections_are_kept() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        let socket = tcp(listener.local_addr().unwrap(), deadline, &Shared::new().unwrap()).unwrap();
+        let socket = tcp(listener.local_addr().unwrap(), deadline, &Inbox::new().unwrap()).unwrap();
         assert!(sockopt::tcp_nodelay(&socket).unwrap() && sockopt::socket_keepalive(&socket).unwrap());
         assert_eq!(sockopt::tcp_keepidle(&socket).unwrap(), KEEPALIVE_IDLE);
         assert_eq!(sockopt::tcp_keepintvl(&socket).unwrap(), KEEPALIVE_EVERY);
