@@ -7,7 +7,8 @@ mod dice;
 mod timer;
 
 use crate::FaultRules;
-use crate::io::{Outlet, Phase};
+use crate::io::Phase;
+use crate::lane::Outlet;
 use crate::spec::fault_rules::{Effect, OperationKind};
 use crate::{Disk, Error, Extent, FileDisk, Io, IoError, Lane, Limits, Request, Step};
 use dice::{Dice, Subject};

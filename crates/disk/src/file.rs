@@ -13,11 +13,8 @@ use crate::writeback::Writeback;
 use crate::{Error, Limits};
 use extents::Lacks;
 use kickless_io::{BackingFile, Engine, FileId};
-#[cfg(feature = "qcow2")]
-pub(crate) use open::{identity, open_file};
 use rustix::fs::fdatasync;
 use rustix::io::retry_on_intr;
-pub use size::Resized;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;

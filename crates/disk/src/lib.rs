@@ -51,7 +51,9 @@ mod disk;
 mod error;
 mod fault;
 mod file;
+mod image_file;
 mod io;
+mod lane;
 #[cfg_attr(
     not(any(feature = "nbd", feature = "qcow2", feature = "rbd")),
     expect(unused_variables, reason = "no library")
@@ -59,6 +61,7 @@ mod io;
 mod library;
 mod limits;
 pub mod lock;
+mod lost_writes;
 mod memory;
 #[cfg(feature = "nbd")]
 mod nbd;
@@ -74,6 +77,8 @@ mod qcow2;
 mod range;
 #[cfg(feature = "rbd")]
 mod rbd;
+mod request;
+mod resized;
 mod spec;
 mod writeback;
 
@@ -81,16 +86,19 @@ pub use catch::catches_panic;
 pub use disk::Disk;
 pub use error::{Error, IoError};
 pub use fault::FaultDisk;
-pub use file::{FileDisk, Resized};
-pub use io::{Extent, Io, Lane, Request, Step};
+pub use file::FileDisk;
+pub use io::Io;
+pub use lane::Lane;
 pub use library::LibraryDisk;
 pub use limits::{Lifetime, Limits, RangeLimits, SECTOR};
+pub use lost_writes::LostWritesSeen;
 pub use memory::MemoryDisk;
 #[cfg(all(feature = "nbd", fuzzing))]
 pub use nbd::fuzzing as nbd_fuzzing;
 pub use null::NullDisk;
-pub use offload::LostWritesSeen;
 pub use options::{Cache, Options, UnknownCache};
+pub use request::{Extent, Request, Step};
+pub use resized::Resized;
 pub use spec::fault_rules::{BadRule, FaultRules};
 pub use spec::nbd_uri::{BadUri, NbdUri};
 pub use spec::rbd_name::{BadRbdName, RbdName};

@@ -1,7 +1,8 @@
 //! Disks through libraries, one face for all of them.
 
 use crate::lock::LockError;
-use crate::offload::{LostWritesSeen, Offload, OffloadOp};
+use crate::lost_writes::LostWritesSeen;
+use crate::offload::{Offload, OffloadOp};
 use crate::{DiskSpec, Error, Io, Lane, Limits, Options, Request, Resized, Step};
 use kickless_io::Waker;
 use std::fs::File;

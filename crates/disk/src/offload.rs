@@ -6,17 +6,15 @@
 
 #[cfg(any(feature = "nbd", feature = "rbd"))]
 mod flushes;
-mod lost_writes;
 mod op;
 
 use crate::buffer_pool::{BUFFER_BYTES, BufferPermit, BufferPool, BufferWait, PoolLimits};
 use crate::io::Phase;
+use crate::lost_writes::{LostWritesSeen, LostWritesTold};
 use crate::{Io, IoError, Lane, Limits, Request, Step};
 #[cfg(any(feature = "nbd", feature = "rbd"))]
 pub(crate) use flushes::Flushes;
 use kickless_io::Errno;
-pub use lost_writes::LostWritesSeen;
-use lost_writes::LostWritesTold;
 pub(crate) use op::AnswerSlot;
 pub(crate) use op::WakeBatch;
 pub(crate) use op::{OffloadKind, OffloadOp};
@@ -42,7 +40,7 @@ pub(crate) struct OffloadState {
     request: Option<Request>,
     /// Flush when all else is done.
     flush: bool,
-    /// More lost writes than these fail the flush: see [`lost_writes`].
+    /// More lost writes than these fail the flush: see [`crate::lost_writes`].
     lost_writes: u64,
     permit: Option<BufferPermit>,
     waiting: Option<BufferWait>,

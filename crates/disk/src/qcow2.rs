@@ -14,7 +14,7 @@ mod chain;
 mod threads;
 
 use crate::catch::catch;
-use crate::file::{identity, open_file};
+use crate::image_file::{identity, open_file};
 use crate::offload::{Offload, OffloadKind, OffloadOp};
 use crate::writeback::Writeback;
 use crate::{Error, IoError, Limits, Options, RangeLimits, SECTOR};

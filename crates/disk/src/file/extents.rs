@@ -2,7 +2,8 @@
 
 use super::request::{Flow, hold, piece, queue};
 use super::{Direct, FileDisk};
-use crate::io::{Bounce, Outlet, Phase, Work};
+use crate::io::{Bounce, Phase, Work};
+use crate::lane::Outlet;
 use crate::{Extent, Io, SECTOR, Step};
 use kickless_io::{Buffers, Errno, OpKind, RangeCall};
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -4,7 +4,8 @@
 use super::extents::called;
 use super::{Direct, FileDisk};
 use crate::buffer_pool::BUFFER_BYTES;
-use crate::io::{Bounce, Outlet, Phase};
+use crate::io::{Bounce, Phase};
+use crate::lane::Outlet;
 use crate::range::Ranges;
 use crate::{Io, IoError, Request, Step};
 use kickless_io::{Buffers, Completion, Errno, OpKind};

@@ -2,7 +2,7 @@
 //!
 //! Requests that a lost connection leaves unanswered are sent again on the next one: all of them have the same effect twice as
 //! once. What the server had acknowledged and not been asked to flush may be lost with it, though. The thread counts these losses
-//! and puts the count into each answer, by which flushes fail (`offload/lost_writes.rs`).
+//! and puts the count into each answer, by which flushes fail (`lost_writes.rs`).
 
 use super::connection::Connection;
 use super::handshake::Export;

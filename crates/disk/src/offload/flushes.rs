@@ -3,7 +3,7 @@
 //! A failed flush says that acknowledged writes may be lost, and the library may say so only once: librbd's write-around cache
 //! keeps its error for the next flush, and an NBD server with a file behind a page cache hears of it once from its kernel. The other
 //! flushes that the library has then succeed, and so do later ones. So a failed flush counts as a loss, of which each queue is told
-//! ([`super::lost_writes`]).
+//! ([`crate::lost_writes`]).
 //!
 //! The answer of a flush that succeeded can come before that of the one that failed. So it is held until all flushes have
 //! ended that the library had when the answer came: if one of them fails, the answer has the higher count. Each answer waits for

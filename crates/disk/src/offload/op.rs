@@ -43,7 +43,7 @@ pub(crate) struct OffloadOp {
     /// The bytes of a read or write: the first `len` of it.
     pub(crate) buffer: Option<AlignedBuf>,
     /// How often the library may have lost writes that it had acknowledged, to be set before the answer: see
-    /// [`super::lost_writes`].
+    /// [`crate::lost_writes`].
     pub(crate) lost_writes: u64,
     to: Option<(Arc<AnswerSlot>, Waker)>,
 }

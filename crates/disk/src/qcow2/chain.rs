@@ -1,6 +1,6 @@
 //! An image and those under it.
 
-use crate::file::open_file;
+use crate::image_file::open_file;
 use crate::{Cache, Options};
 use imago::file::File as Storage;
 use imago::qcow2::Qcow2;

@@ -22,7 +22,7 @@
 //! - A flush that the lost connection has answered was sent to a server that still had the write, if that was acknowledged before.
 //!   Its answer has the old count, and it succeeds rightly, however late its worker looks at the answer.
 //! - A hidden flush tells nobody but its own request: it changes no queue's count.
-//! - A flush that the library itself failed counts as a loss, and tells its own queue. [`super::flushes`] holds the answers of
+//! - A flush that the library itself failed counts as a loss, and tells its own queue. [`crate::offload::Flushes`] holds the answers of
 //!   others that ran beside it until they have its count.
 //! - A flush that fails because the server stays away has no count. It has told nothing, and a later one fails once more.
 //!
@@ -53,14 +53,14 @@ pub struct LostWritesSeen {
 }
 
 impl LostWritesSeen {
-    pub(super) fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.count
     }
 }
 
 /// What the queues of a disk have been told of. Locked when a queue starts and when a flush fails.
 #[derive(Debug, Default)]
-pub(super) struct LostWritesTold(Mutex<Told>);
+pub(crate) struct LostWritesTold(Mutex<Told>);
 
 #[derive(Debug, Default)]
 struct Told {
@@ -72,13 +72,13 @@ struct Told {
 
 impl LostWritesTold {
     /// Returns what a queue that starts need not be told of.
-    pub(super) fn seen(&self, queue: u16) -> LostWritesSeen {
+    pub(crate) fn seen(&self, queue: u16) -> LostWritesSeen {
         let count = self.with(|told| told.by_queue.get(&queue).copied().unwrap_or(told.before));
         LostWritesSeen { queue, count }
     }
 
     /// Tells a queue, by a flush that fails, of all losses up to this count.
-    pub(super) fn tell(&self, to: &mut LostWritesSeen, count: u64) {
+    pub(crate) fn tell(&self, to: &mut LostWritesSeen, count: u64) {
         if count > to.count {
             to.count = count;
             self.with(|told| told.by_queue.insert(to.queue, count));
@@ -86,7 +86,7 @@ impl LostWritesTold {
     }
 
     /// Begins with a fresh driver, while no queue runs.
-    pub(super) fn new_driver(&self) {
+    pub(crate) fn new_driver(&self) {
         self.with(|told| {
             let told_of = std::mem::take(&mut told.by_queue).into_values();
             told.before = told_of.fold(told.before, u64::max);

@@ -1,0 +1,77 @@
+//! Opens the files of images, whatever their format.
+
+use crate::{Cache, Error, Options};
+use rustix::fs::{OFlags, fstatfs};
+use rustix::io::Errno;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Magic numbers of statfs(2): file systems that have no cache beside the memory they are.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
+/// Opens the file in the mode that the options ask for; whether for direct I/O.
+pub(crate) fn open_file(path: &Path, options: &Options) -> Result<(File, bool), Error> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if !options.read_only => {
+            Error::OpenForWriting { path: path.to_owned(), source }
+        }
+        _ => Error::Open { path: path.to_owned(), source },
+    };
+    // Before opening: that of a FIFO would wait for its other end.
+    check_type(path, &path.metadata().map_err(failed)?)?;
+    let open = |flags: OFlags| {
+        OpenOptions::new().read(true).write(!options.read_only).custom_flags(flags.bits() as i32).open(path)
+    };
+    if options.cache == Cache::Writeback {
+        return Ok((open(OFlags::empty()).map_err(failed)?, false));
+    }
+    match open(OFlags::DIRECT) {
+        Ok(file) => {
+            let cacheless = is_cacheless(&file);
+            // Where the kernel takes O_DIRECT for tmpfs it takes any alignment with it: the same as none.
+            Ok((file, !cacheless))
+        }
+        Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+            let file = open(OFlags::empty()).map_err(failed)?;
+            if is_cacheless(&file) {
+                return Ok((file, false));
+            }
+            Err(Error::NoDirect { path: path.to_owned() })
+        }
+        Err(e) => Err(failed(e)),
+    }
+}
+
+/// Checks that a file can be a disk: a regular file or a block device.
+pub(crate) fn check_type(path: &Path, meta: &Metadata) -> Result<(), Error> {
+    let kind = meta.file_type();
+    let what = match () {
+        () if kind.is_file() || kind.is_block_device() => return Ok(()),
+        () if kind.is_dir() => "a directory",
+        () if kind.is_char_device() => "a character device",
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () => "a special file",
+    };
+    Err(Error::NotADisk { path: path.to_owned(), what })
+}
+
+/// Whether the file is memory itself. (The node of a device may lie on a tmpfs too, and says nothing about
+/// the device.)
+fn is_cacheless(file: &File) -> bool {
+    file.metadata().is_ok_and(|meta| meta.is_file())
+        && fstatfs(file).is_ok_and(|fs| matches!(fs.f_type as u64, TMPFS_MAGIC | RAMFS_MAGIC))
+}
+
+/// The device and the number of the file on it; a block device's own number.
+pub(crate) fn identity(meta: &Metadata) -> String {
+    let mut text = match meta.file_type().is_block_device() {
+        true => format!("dev-{:x}", meta.rdev()),
+        false => format!("{:x}-{:x}", meta.dev(), meta.ino()),
+    };
+    text.truncate(20);
+    text
+}
