@@ -1,4 +1,4 @@
-//! Faults on purpose: a disk of its own for tests, around any other.
+//! Faults on purpose, for tests: around a disk of any other kind.
 //!
 //! A file's faults hit its operations, on their way to the engine and back, so that what the file makes of an error, a short
 //! transfer or "again" is what it makes of a real one. A disk without operations, which answers at once, has its requests hit.
@@ -7,10 +7,10 @@ mod dice;
 mod timer;
 
 use crate::FaultRules;
-use crate::io::Phase;
+use crate::buffers::IoBuffers;
 use crate::lane::Outlet;
 use crate::spec::fault_rules::{Effect, OperationKind};
-use crate::{Disk, Error, Extent, FileDisk, Io, IoError, Lane, Limits, Request, Step};
+use crate::{Error, Extent, IoError, Lane, Limits, Request, Step};
 use dice::{Dice, Subject};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
 use kickless_memory::{Iov, Marks};
@@ -21,13 +21,35 @@ use timer::Timer;
 /// An operation that is to be overtaken waits so long for another at most.
 const OVERTAKEN_WITHIN: Duration = Duration::from_millis(5);
 
-/// A disk with injected faults.
+/// Decides which operations or requests of a disk fail, and sends something else in their stead. It knows nothing of the disk but
+/// its limits and what faults can hit there.
 #[derive(Debug)]
-pub struct FaultDisk {
-    under: Disk,
+pub(crate) struct FaultInjector {
     limits: Limits,
+    /// Bytes that the parts of an operation are multiples of.
+    unit: u64,
     state: Mutex<State>,
     timer: Timer,
+}
+
+/// What the faults of a disk can hit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target {
+    /// The operations on their way to an engine. Offsets and lengths are multiples of `unit`.
+    Operations { unit: u64 },
+    /// The requests of a disk of this kind, which has no operations.
+    Requests { scheme: &'static str },
+}
+
+/// What becomes of a request before it reaches a disk without operations.
+#[derive(Debug)]
+pub(crate) enum Admission {
+    /// It starts now.
+    Start(Request),
+    /// It has failed.
+    Fail(Errno),
+    /// Not yet: a waker is signalled later.
+    Hold,
 }
 
 /// What all workers share. Locked for each operation.
@@ -40,15 +62,27 @@ struct State {
 
 /// What is done to one request.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
-    /// What to start when the way is free, where it is the request that is held up.
-    request: Option<Request>,
+pub(crate) struct FaultState {
+    /// The request that is held up before it reaches the disk.
+    held: Option<Request>,
     /// What kind of request it is, where its operations do not tell.
     kind: Option<OperationKind>,
     /// What was decided on the next operation, until it is on its way.
     verdict: Option<Verdict>,
     /// What is in the engine in its stead.
     stand_in: Option<StandIn>,
+}
+
+impl FaultState {
+    /// Begins with another request.
+    pub(crate) fn begin(&mut self, request: Request) {
+        *self = Self { kind: Some(kind_of(request)), ..Self::default() };
+    }
+
+    /// Returns whether a request is held up before it reaches the disk.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
 }
 
 /// What was decided on an operation.
@@ -73,34 +107,22 @@ enum StandIn {
     Part(Iov, OpKind),
 }
 
-impl FaultDisk {
-    /// Puts faults before a disk.
+impl FaultInjector {
+    /// Prepares the faults of a disk with these limits.
     ///
     /// # Errors
-    /// It can have no such faults, or there is no thread for the delays.
-    pub fn new(rules: &FaultRules, under: Disk) -> Result<Self, Error> {
-        let at_once = match &under {
-            Disk::Null(_) => Some("null:"),
-            Disk::Memory(_) => Some("mem:"),
-            Disk::Library(library) => Some(library.name()),
-            // A request has one place for what is decided on it.
-            Disk::Fault(_) => return Err(Error::FaultsTwice),
-            Disk::File(_) => None,
-        };
-        if let Some(under) = at_once
+    /// The disk can have no such faults, or there is no thread for the delays.
+    pub(crate) fn new(rules: &FaultRules, under: &Limits, target: Target) -> Result<Self, Error> {
+        if let Target::Requests { scheme } = target
             && let Some(fault) = rules.rules.iter().find_map(|rule| rule.effect.of_operations())
         {
-            return Err(Error::Fault { fault, under });
+            return Err(Error::Fault { fault, under: scheme });
         }
+        // A request has no parts.
+        let unit = if let Target::Operations { unit } = target { unit.max(1) } else { u64::MAX };
         let state = Mutex::new(State { dice: Dice::new(rules), passed: 0 });
-        let lifetime = rules.lifetime.or(under.limits().lifetime);
-        let limits = Limits { lifetime, ..under.limits().clone() };
-        Ok(Self { under, limits, state, timer: Timer::start().map_err(Error::Timer)? })
-    }
-
-    /// The disk that has the faults.
-    pub(crate) fn under(&self) -> &Disk {
-        &self.under
+        let limits = Limits { lifetime: rules.lifetime.or(under.lifetime), ..under.clone() };
+        Ok(Self { limits, unit, state, timer: Timer::start().map_err(Error::Timer)? })
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -111,55 +133,56 @@ impl FaultDisk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
-        io.held = Some(Box::new(Held { kind: Some(kind_of(request)), ..Held::default() }));
-        if let Disk::File(file) = &self.under {
-            return self.past(lane, io, |outlet, io| file.start(outlet, io, request));
-        }
-        if let Some(held) = &mut io.held {
-            held.request = Some(request);
-        }
-        io.phase = Phase::Held;
-        self.retry(lane, io)
+    /// Holds up a request of a disk without operations, until [`FaultInjector::admit`] lets it pass.
+    pub(crate) fn hold(&self, faults: &mut FaultState, request: Request) {
+        faults.begin(request);
+        faults.held = Some(request);
     }
 
-    pub(crate) fn retry(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
-        match &self.under {
-            Disk::File(file) => self.past(lane, io, |outlet, io| file.drive(outlet, io)),
-            under => self.at_once(under, lane, io),
-        }
-    }
-
-    /// Starts a request of a disk that answers at once, if nothing holds it up.
-    fn at_once(&self, under: &Disk, lane: &mut Lane<'_>, io: &mut Io) -> Step {
-        let Io { held, work, buffers, .. } = &mut *io;
-        let Some((held, request)) =
-            held.as_mut().and_then(|held| held.request.map(|request| (held, request)))
-        else {
-            return under.retry(lane, io);
-        };
+    /// Decides on the request that is held up. `None`: there is none, it has reached the disk.
+    pub(crate) fn admit(
+        &self,
+        faults: &mut FaultState,
+        buffers: &IoBuffers,
+        waker: &Waker,
+    ) -> Option<Admission> {
+        let request = faults.held?;
         let one;
         let extents = match request {
             Request::Read { offset } | Request::Write { offset, .. } => {
-                one = [Extent { offset, len: buffers.len(), unmap: false }];
+                one = [Extent { offset, len: buffers.guest.len(), unmap: false }];
                 &one[..]
             }
             Request::Flush => &[],
-            _ => work.as_ref().map_or(&[][..], |work| &work.extents),
+            _ => &buffers.extents,
         };
-        match self.decide(held, Subject { kind: kind_of(request), extents }, lane.waker) {
-            Verdict::Wait(_) | Verdict::Overtaken(..) => return Step::Busy,
-            Verdict::Fail(errno) => return io.finish(Err(IoError::Os(errno))),
-            Verdict::Pass | Verdict::Short(_) => {}
-        }
-        io.held = None;
-        io.phase = Phase::Idle;
-        under.start(lane, io, request)
+        let subject = Subject { kind: kind_of(request), extents };
+        let admission = match self.decide(faults, subject, waker) {
+            Verdict::Wait(_) | Verdict::Overtaken(..) => return Some(Admission::Hold),
+            Verdict::Fail(errno) => Admission::Fail(errno),
+            Verdict::Pass | Verdict::Short(_) => Admission::Start(request),
+        };
+        *faults = FaultState::default();
+        Some(admission)
     }
 
-    pub(crate) fn resume(&self, lane: &mut Lane<'_>, io: &mut Io, mut completion: Completion) -> Step {
-        let stand_in = io.held.as_mut().and_then(|held| held.stand_in.take());
-        match stand_in {
+    /// Returns the way of a request's operations to the engine, past the faults.
+    pub(crate) fn outlet<'a, 'l>(
+        &'a self,
+        lane: &'a mut Lane<'l>,
+        faults: &'a mut FaultState,
+    ) -> FaultOutlet<'a, 'l> {
+        FaultOutlet { injector: self, lane, faults }
+    }
+
+    /// Turns the completion of what was sent instead of an operation into the completion of that operation.
+    pub(crate) fn completed(
+        &self,
+        faults: &mut FaultState,
+        mut completion: Completion,
+        marks: &mut Marks,
+    ) -> Completion {
+        match faults.stand_in.take() {
             Some(StandIn::Failure(errno, buffers)) => {
                 completion.result = Err(errno);
                 completion.buffers = buffers;
@@ -168,35 +191,19 @@ impl FaultDisk {
                 if let (Buffers::Owned(part), Ok(bytes), OpKind::Read) =
                     (&completion.buffers, completion.result, kind)
                 {
-                    iov.write(0, &part[..(bytes as usize).min(part.len())], lane.marks);
+                    iov.write(0, &part[..(bytes as usize).min(part.len())], marks);
                 }
                 completion.buffers = Buffers::Guest(iov);
             }
             None => {}
         }
-        match &self.under {
-            Disk::File(file) => self.past(lane, io, |outlet, io| file.resume(outlet, io, completion)),
-            under => under.resume(lane, io, completion),
-        }
-    }
-
-    /// Runs a step of a file whose operations come past the faults.
-    fn past(
-        &self,
-        lane: &mut Lane<'_>,
-        io: &mut Io,
-        step: impl FnOnce(&mut Past<'_, '_>, &mut Io) -> Step,
-    ) -> Step {
-        let mut held = io.held.take().unwrap_or_default();
-        let step = step(&mut Past { disk: self, lane, held: &mut held }, io);
-        io.held = Some(held);
-        step
+        completion
     }
 
     /// What becomes of an operation now. Rolled for once; a wait that is over is a pass.
-    fn decide(&self, held: &mut Held, subject: Subject<'_>, waker: &Waker) -> Verdict {
+    fn decide(&self, faults: &mut FaultState, subject: Subject<'_>, waker: &Waker) -> Verdict {
         let mut state = self.state();
-        let verdict = match held.verdict.take() {
+        let verdict = match faults.verdict.take() {
             None => self.rolled(&mut state, subject, waker),
             Some(Verdict::Wait(due)) if Instant::now() >= due => Verdict::Pass,
             Some(Verdict::Overtaken(passed, due)) if state.passed > passed || Instant::now() >= due => {
@@ -204,7 +211,7 @@ impl FaultDisk {
             }
             Some(verdict) => verdict,
         };
-        held.verdict = Some(verdict);
+        faults.verdict = Some(verdict);
         if !matches!(verdict, Verdict::Wait(_) | Verdict::Overtaken(..)) {
             state.passed += 1;
         }
@@ -227,12 +234,10 @@ impl FaultDisk {
             }
             Some(Effect::Reorder) => Verdict::Overtaken(state.passed, later(OVERTAKEN_WITHIN)),
             Some(Effect::Short) => {
-                let len = subject.len();
-                let unit = if let Disk::File(file) = &self.under { FileDisk::unit(file) } else { len };
-                match len.div_ceil(unit.max(1)) {
+                match subject.len().div_ceil(self.unit) {
                     // It has no part.
                     0 | 1 => Verdict::Pass,
-                    units => Verdict::Short(unit * (1 + state.dice.random() % (units - 1))),
+                    units => Verdict::Short(self.unit * (1 + state.dice.random() % (units - 1))),
                 }
             }
         }
@@ -250,14 +255,14 @@ fn kind_of(request: Request) -> OperationKind {
     }
 }
 
-/// The way to an engine past the faults.
-struct Past<'a, 'l> {
-    disk: &'a FaultDisk,
+/// The way of operations to an engine past the faults.
+pub(crate) struct FaultOutlet<'a, 'l> {
+    injector: &'a FaultInjector,
     lane: &'a mut Lane<'l>,
-    held: &'a mut Held,
+    faults: &'a mut FaultState,
 }
 
-impl Past<'_, '_> {
+impl FaultOutlet<'_, '_> {
     /// Sends something else, and keeps what is needed to tell the file of what it asked for.
     fn send_instead(
         &mut self,
@@ -269,7 +274,7 @@ impl Past<'_, '_> {
         let sent = self.lane.send(kind, offset, buffers);
         match sent {
             Ok(()) => {
-                self.held.stand_in = Some(stand_in);
+                self.faults.stand_in = Some(stand_in);
                 Ok(())
             }
             Err((step, _)) => Err((
@@ -309,7 +314,7 @@ impl Past<'_, '_> {
     }
 }
 
-impl Outlet for Past<'_, '_> {
+impl Outlet for FaultOutlet<'_, '_> {
     fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
         let len = match (&buffers, kind) {
             (_, OpKind::Range { len, .. }) => len,
@@ -320,15 +325,15 @@ impl Outlet for Past<'_, '_> {
         let kind_of = match kind {
             OpKind::Read => OperationKind::Read,
             // Zeroes are written where the host has no call for them.
-            OpKind::Write { .. } => match self.held.kind {
+            OpKind::Write { .. } => match self.faults.kind {
                 Some(OperationKind::Zeroes) => OperationKind::Zeroes,
                 _ => OperationKind::Write,
             },
             OpKind::Flush => OperationKind::Flush,
-            OpKind::Range { .. } => self.held.kind.unwrap_or(OperationKind::Discard),
+            OpKind::Range { .. } => self.faults.kind.unwrap_or(OperationKind::Discard),
         };
         let subject = Subject { kind: kind_of, extents: &[Extent { offset, len, unmap: false }] };
-        let sent = match self.disk.decide(self.held, subject, self.lane.waker) {
+        let sent = match self.injector.decide(self.faults, subject, self.lane.waker) {
             Verdict::Pass => self.lane.send(kind, offset, buffers),
             Verdict::Wait(_) | Verdict::Overtaken(..) => return Err((Step::Busy, buffers)),
             Verdict::Short(len) => self.send_part(kind, offset, buffers, len as usize),
@@ -338,7 +343,7 @@ impl Outlet for Past<'_, '_> {
             }
         };
         if sent.is_ok() {
-            self.held.verdict = None;
+            self.faults.verdict = None;
         }
         sent
     }

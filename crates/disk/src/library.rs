@@ -1,242 +1,26 @@
-//! Disks through libraries, one face for all of them.
+//! The contract of libraries that do the I/O of disks: qcow2, NBD, RBD.
 
-use crate::lock::LockError;
-use crate::lost_writes::LostWritesSeen;
-use crate::offload::{Offload, OffloadOp};
-use crate::{DiskSpec, Error, Io, Lane, Limits, Options, Request, Resized, Step};
-use kickless_io::Waker;
-use std::fs::File;
-use std::io;
+use crate::control::DiskControl;
+use crate::offload::OffloadOp;
 
-/// A disk in another format than a raw image, or on another machine.
-#[derive(Debug)]
-pub struct LibraryDisk {
-    library: Library,
-    offload: Offload,
-}
+/// Does the I/O of a disk that is no raw file: an image in another format, or a disk of another machine.
+///
+/// Dropping a library stops its threads. Operations that it still has then fail, within a bounded time.
+pub(crate) trait Library: DiskControl {
+    /// Returns what names of its disks begin with, such as `qcow2:`.
+    fn scheme(&self) -> &'static str;
 
-/// What does the work. There may be none, where all features are off.
-#[derive(Debug)]
-enum Library {
-    #[cfg(feature = "qcow2")]
-    Qcow2(crate::qcow2::Qcow2),
-    #[cfg(feature = "nbd")]
-    Nbd(crate::nbd::Nbd),
-    #[cfg(feature = "rbd")]
-    Rbd(crate::rbd::Rbd),
-}
-
-impl LibraryDisk {
-    /// Opens a disk of one of the kinds that need a library.
+    /// Takes an operation, and never waits for anything but a short lock: the caller is a worker.
     ///
-    /// # Errors
-    /// One sentence for the operator.
-    pub(crate) fn open(spec: &DiskSpec, options: &Options) -> Result<Self, Error> {
-        let (library, offload) = match spec {
-            #[cfg(feature = "qcow2")]
-            DiskSpec::Qcow2(path) => {
-                let (qcow2, offload) = crate::qcow2::Qcow2::open(path, options)?;
-                (Library::Qcow2(qcow2), offload)
-            }
-            #[cfg(feature = "nbd")]
-            DiskSpec::Nbd(uri) => {
-                let (nbd, offload) = crate::nbd::Nbd::open(uri, options)?;
-                (Library::Nbd(nbd), offload)
-            }
-            #[cfg(feature = "rbd")]
-            DiskSpec::Rbd(name) => {
-                let (rbd, offload) = crate::rbd::Rbd::open(name, options)?;
-                (Library::Rbd(rbd), offload)
-            }
-            spec => return Err(Error::NotBuilt(spec.missing_feature().unwrap_or("of this kind"))),
-        };
-        Ok(Self { library, offload })
-    }
-
-    pub(crate) fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
-        self.offload.lost_writes_seen(queue)
-    }
-
-    pub(crate) fn new_driver(&self) {
-        self.offload.new_driver();
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
-        self.offload.limits()
-    }
-
-    #[inline]
-    pub(crate) fn size(&self) -> u64 {
-        self.offload.size()
-    }
-
-    /// What it is called before its colon.
-    pub(crate) fn name(&self) -> &'static str {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(_) => "qcow2:",
-            #[cfg(feature = "nbd")]
-            Library::Nbd(_) => "nbd:",
-            #[cfg(feature = "rbd")]
-            Library::Rbd(_) => "rbd:",
-        }
-    }
-
-    pub(crate) fn identity(&self) -> &str {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(ref qcow2) => qcow2.identity(),
-            #[cfg(feature = "nbd")]
-            Library::Nbd(ref nbd) => nbd.identity(),
-            #[cfg(feature = "rbd")]
-            Library::Rbd(ref rbd) => rbd.identity(),
-        }
-    }
-
-    /// The file that is to be locked.
-    pub(crate) fn file(&self) -> Option<&File> {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(ref qcow2) => Some(qcow2.file()),
-            #[cfg(feature = "nbd")]
-            Library::Nbd(_) => None,
-            #[cfg(feature = "rbd")]
-            Library::Rbd(_) => None,
-        }
-    }
-
-    /// Files that are only read, but that others are not to write to.
-    pub(crate) fn under(&self) -> io::Result<Vec<File>> {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(ref qcow2) => qcow2.under(),
-            #[cfg(feature = "nbd")]
-            Library::Nbd(_) => Ok(Vec::new()),
-            #[cfg(feature = "rbd")]
-            Library::Rbd(_) => Ok(Vec::new()),
-        }
-    }
-
-    pub(crate) fn hand_over(&self) -> io::Result<()> {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(ref qcow2) => qcow2.hand_over(),
-            #[cfg(feature = "nbd")]
-            Library::Nbd(_) => Ok(()),
-            #[cfg(feature = "rbd")]
-            Library::Rbd(ref rbd) => rbd.hand_over(),
-        }
-    }
-
-    pub(crate) fn take_over(&self) -> io::Result<()> {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(ref qcow2) => qcow2.take_over(),
-            #[cfg(feature = "nbd")]
-            Library::Nbd(ref nbd) => {
-                nbd.take_over();
-                Ok(())
-            }
-            #[cfg(feature = "rbd")]
-            Library::Rbd(ref rbd) => rbd.take_over(),
-        }
-    }
-
-    /// Looks at what has been heard of its size.
-    pub(crate) fn look_at_size(&self) -> Resized {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(_) => Resized::Same,
-            #[cfg(feature = "nbd")]
-            Library::Nbd(_) => Resized::Same,
-            #[cfg(feature = "rbd")]
-            Library::Rbd(ref rbd) => {
-                let bytes = rbd.bytes();
-                let to = bytes - bytes % crate::SECTOR;
-                let from = self.offload.grow(to);
-                match to {
-                    _ if to > from => Resized::Grown { from, to },
-                    _ if to < from => Resized::Shrunk { from, to: bytes },
-                    _ => Resized::Same,
-                }
-            }
-        }
-    }
-
-    /// Signalled when there is something to look at.
-    pub(crate) fn resized(&self) -> Option<&Waker> {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(_) => None,
-            #[cfg(feature = "nbd")]
-            Library::Nbd(_) => None,
-            #[cfg(feature = "rbd")]
-            Library::Rbd(ref rbd) => Some(rbd.resized()),
-        }
-    }
-
-    pub(crate) fn check_lock(&self) -> Result<(), LockError> {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(_) => Ok(()),
-            #[cfg(feature = "nbd")]
-            Library::Nbd(_) => Ok(()),
-            #[cfg(feature = "rbd")]
-            Library::Rbd(ref rbd) => rbd.check_lock(),
-        }
-    }
-
-    pub(crate) fn acquire_lock(&self) -> Result<(), LockError> {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(_) => Ok(()),
-            #[cfg(feature = "nbd")]
-            Library::Nbd(_) => Ok(()),
-            #[cfg(feature = "rbd")]
-            Library::Rbd(ref rbd) => rbd.acquire(),
-        }
-    }
-
-    pub(crate) fn release_lock(&self) {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(_) => {}
-            #[cfg(feature = "nbd")]
-            Library::Nbd(_) => {}
-            #[cfg(feature = "rbd")]
-            Library::Rbd(ref rbd) => rbd.release(),
-        }
-    }
-
-    pub(crate) fn hurry(&self) {
-        match self.library {
-            // Its file is on this machine.
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(_) => {}
-            #[cfg(feature = "nbd")]
-            Library::Nbd(ref nbd) => nbd.hurry(),
-            #[cfg(feature = "rbd")]
-            Library::Rbd(ref rbd) => rbd.hurry(),
-        }
-    }
-
-    fn submit(&self, op: OffloadOp) {
-        match self.library {
-            #[cfg(feature = "qcow2")]
-            Library::Qcow2(ref qcow2) => qcow2.submit(op),
-            #[cfg(feature = "nbd")]
-            Library::Nbd(ref nbd) => nbd.submit(op),
-            #[cfg(feature = "rbd")]
-            Library::Rbd(ref rbd) => rbd.submit(op),
-        }
-    }
-
-    pub(crate) fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
-        self.offload.start(lane, io, request, |op| self.submit(op))
-    }
-
-    /// Goes on with a request, if what was posted for it has been answered.
-    pub(crate) fn retry(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
-        self.offload.drive(lane, io, |op| self.submit(op))
-    }
+    /// The implementer must answer each operation exactly once ([`OffloadOp::answer`]), or drop it, which fails it. It may do so
+    /// on any thread, in any order, and before this returns. Before the answer it must set [`OffloadOp::lost_writes`], if it can
+    /// lose writes that it has acknowledged (see [`crate::lost_writes`]). A flush that succeeds covers every write that was
+    /// answered before the flush was submitted. A durable operation covers itself. An answer may take as long as it likes until
+    /// [`DiskControl::hurry`] is called.
+    ///
+    /// The implementer may rely on this: a request has one operation at a time. Offset and length are multiples of 512 and lie
+    /// within the size that the disk had when the request began. The operation of a read or a write has a buffer of at least its
+    /// length, which nothing else touches until the answer. An operation is durable only if the library said that it can
+    /// make operations durable ([`Offload::new`](crate::offload::Offload::new)).
+    fn submit(&self, op: OffloadOp);
 }

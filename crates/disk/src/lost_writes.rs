@@ -133,7 +133,8 @@ mod tests {
         };
         let out: RefCell<Option<OffloadOp>> = RefCell::default();
         let submit = |op| assert!(out.replace(Some(op)).is_none());
-        let mut step = offload.start(&mut lane, &mut io, request, submit);
+        let (buffers, state) = (&mut io.buffers, io.state.offload());
+        let mut step = offload.start(&mut lane, buffers, state, request, submit);
         let mut calls = Vec::new();
         for &count in counts {
             assert_eq!(step, Step::Busy);
@@ -141,7 +142,7 @@ mod tests {
             calls.push(op.kind);
             op.lost_writes = count;
             op.answer(Ok(()), &mut WakeBatch::default());
-            step = offload.drive(&mut lane, &mut io, submit);
+            step = offload.drive(&mut lane, buffers, state, submit);
         }
         assert_eq!(calls.last(), Some(&OffloadKind::Flush));
         step

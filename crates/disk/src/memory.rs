@@ -3,8 +3,9 @@
 //! A worker does the work itself, and serves nobody else meanwhile. So a request of more than [`STEP_BYTES`] is done in steps,
 //! between which the worker serves others: see [`Step::More`]. A step takes some tens of microseconds.
 
-use crate::io::{Phase, Steps};
-use crate::{Error, Extent, Io, IoError, Lane, Limits, RangeLimits, Request, SECTOR, Step};
+use crate::buffers::IoBuffers;
+use crate::control::DiskControl;
+use crate::{Error, Extent, IoError, Lane, Limits, RangeLimits, Request, SECTOR, Step};
 use kickless_memory::Ram;
 
 /// Bytes that are copied or zeroed at a time.
@@ -25,6 +26,44 @@ const RELEASED_MAX: u64 = 256 << 20;
 pub struct MemoryDisk {
     ram: Ram,
     limits: Limits,
+}
+
+/// How far a request that is done in steps has come.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryState {
+    /// `None`: no request is done in steps.
+    steps: Option<Steps>,
+    /// The next byte on the disk.
+    at: u64,
+}
+
+/// The kind of work that is done in steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Steps {
+    Read,
+    Write,
+    Discard,
+    WriteZeroes,
+    SecureErase,
+}
+
+impl MemoryState {
+    pub(crate) fn is_active(&self) -> bool {
+        self.steps.is_some()
+    }
+
+    /// Ends the request.
+    fn finish(&mut self, buffers: &mut IoBuffers, result: Result<(), IoError>) -> Step {
+        self.steps = None;
+        buffers.drop_extents();
+        Step::Done(result)
+    }
+}
+
+impl DiskControl for MemoryDisk {
+    fn identity(&self) -> &str {
+        "kickless-mem"
+    }
 }
 
 impl MemoryDisk {
@@ -66,68 +105,79 @@ impl MemoryDisk {
     }
 
     #[inline]
-    pub(crate) fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
-        let offset = match io.check(request, self.size(), self.limits.read_only) {
+    pub(crate) fn start(
+        &self,
+        lane: &mut Lane<'_>,
+        buffers: &mut IoBuffers,
+        state: &mut MemoryState,
+        request: Request,
+    ) -> Step {
+        let offset = match buffers.check(request, self.size(), self.limits.read_only) {
             Ok(offset) => offset,
-            Err(e) => return io.finish(Err(e)),
+            Err(e) => return state.finish(buffers, Err(e)),
         };
-        let len = io.buffers.len();
+        let len = buffers.guest.len();
         if len > STEP_BYTES {
-            return self.start_steps(lane, io, request, offset);
+            return self.start_steps(lane, buffers, state, request, offset);
         }
         let copied = match request {
-            Request::Read { .. } => self.ram.copy_to(offset, &mut io.buffers, lane.marks),
-            Request::Write { .. } => self.ram.copy_from(offset, &io.buffers),
+            Request::Read { .. } => self.ram.copy_to(offset, &mut buffers.guest, lane.marks),
+            Request::Write { .. } => self.ram.copy_from(offset, &buffers.guest),
             Request::Flush => len,
-            _ => return self.start_steps(lane, io, request, offset),
+            _ => return self.start_steps(lane, buffers, state, request, offset),
         };
-        if io.buffers.is_damaged() {
+        if buffers.guest.is_damaged() {
             return Step::Done(Err(IoError::Damaged));
         }
         Step::Done(if copied == len { Ok(()) } else { Err(IoError::Range) })
     }
 
     #[cold]
-    fn start_steps(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request, offset: u64) -> Step {
+    fn start_steps(
+        &self,
+        lane: &mut Lane<'_>,
+        buffers: &mut IoBuffers,
+        state: &mut MemoryState,
+        request: Request,
+        offset: u64,
+    ) -> Step {
         let steps = match request {
             Request::Read { .. } => Steps::Read,
             Request::Write { .. } => Steps::Write,
-            Request::Flush => return io.finish(Ok(())),
+            Request::Flush => return state.finish(buffers, Ok(())),
             Request::Discard { .. } => Steps::Discard,
             Request::WriteZeroes { .. } => Steps::WriteZeroes,
             Request::SecureErase => Steps::SecureErase,
         };
-        (io.at, io.phase) = (offset, Phase::Steps(steps));
-        self.step(lane, io)
+        (state.at, state.steps) = (offset, Some(steps));
+        self.step(lane, buffers, state)
     }
 
     /// Does as much of a request as is done at a time.
-    pub(crate) fn step(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
-        let Phase::Steps(steps) = io.phase else { return Step::Busy };
-        let len = io.buffers.len().min(STEP_BYTES);
+    pub(crate) fn step(&self, lane: &mut Lane<'_>, buffers: &mut IoBuffers, state: &mut MemoryState) -> Step {
+        let Some(steps) = state.steps else { return Step::Busy };
+        let len = buffers.guest.len().min(STEP_BYTES);
         let copied = match steps {
-            Steps::Read => self.ram.copy_some_to(io.at, len, &mut io.buffers, lane.marks),
-            Steps::Write => self.ram.copy_some_from(io.at, len, &io.buffers),
+            Steps::Read => self.ram.copy_some_to(state.at, len, &mut buffers.guest, lane.marks),
+            Steps::Write => self.ram.copy_some_from(state.at, len, &buffers.guest),
             Steps::Discard | Steps::WriteZeroes | Steps::SecureErase => {
-                return self.step_on_extents(io, steps);
+                return self.step_on_extents(buffers, state, steps);
             }
         };
-        if io.buffers.is_damaged() {
-            return io.finish(Err(IoError::Damaged));
+        if buffers.guest.is_damaged() {
+            return state.finish(buffers, Err(IoError::Damaged));
         }
         if copied != len {
-            return io.finish(Err(IoError::Range));
+            return state.finish(buffers, Err(IoError::Range));
         }
-        io.at += len;
-        io.buffers.advance(len, lane.marks);
-        if io.buffers.is_empty() { io.finish(Ok(())) } else { Step::More }
+        state.at += len;
+        buffers.guest.advance(len, lane.marks);
+        if buffers.guest.is_empty() { state.finish(buffers, Ok(())) } else { Step::More }
     }
 
-    fn step_on_extents(&self, io: &mut Io, steps: Steps) -> Step {
+    fn step_on_extents(&self, buffers: &mut IoBuffers, state: &mut MemoryState, steps: Steps) -> Step {
         let mut left = STEP_BYTES;
-        while let Some(work) = &mut io.work
-            && let Some(&Extent { offset, len, unmap }) = work.extents.last()
-        {
+        while let Some(&Extent { offset, len, unmap }) = buffers.extents.last() {
             if left == 0 {
                 return Step::More;
             }
@@ -142,9 +192,9 @@ impl MemoryDisk {
             let end = (offset - offset % STEP_BYTES).saturating_add(STEP_BYTES * per_copied);
             let here = (end - offset).min(len);
             self.ram.zero(offset, here, release);
-            work.advance(here);
+            buffers.advance_extent(here);
             left = left.saturating_sub(here / per_copied + EXTENT_BYTES);
         }
-        io.finish(Ok(()))
+        state.finish(buffers, Ok(()))
     }
 }

@@ -14,6 +14,8 @@ mod replies;
 mod socket;
 mod wire;
 
+use crate::control::DiskControl;
+use crate::library::Library;
 use crate::offload::{Offload, OffloadOp};
 use crate::{Error, Limits, NbdUri, Options, RangeLimits, SECTOR};
 use client::Client;
@@ -46,7 +48,7 @@ impl Nbd {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) fn open(uri: &NbdUri, options: &Options) -> Result<(Self, Offload), Error> {
+    pub(crate) fn open(uri: &NbdUri, options: &Options) -> Result<(Self, Arc<Offload>), Error> {
         let failed = |source: io::Error| Error::Library { disk: uri.to_string(), source };
         let inbox = Arc::new(Inbox::new().map_err(failed)?);
         let address = Address::of(&uri.server).map_err(failed)?;
@@ -75,21 +77,31 @@ impl Nbd {
         let offload = Offload::new(limits(export, options.read_only), size, durable);
         Ok((Self { inbox, thread: Some(thread), identity: identity(uri) }, offload))
     }
+}
 
-    pub(crate) fn identity(&self) -> &str {
+impl DiskControl for Nbd {
+    fn identity(&self) -> &str {
         &self.identity
     }
 
-    pub(crate) fn submit(&self, op: OffloadOp) {
-        self.inbox.submit(op);
-    }
-
-    pub(crate) fn take_over(&self) {
+    /// Waits for a lost server anew, for whoever uses the disk next.
+    fn take_over(&self) -> io::Result<()> {
         self.inbox.renew();
+        Ok(())
     }
 
-    pub(crate) fn hurry(&self) {
+    fn hurry(&self) {
         self.inbox.hurry();
+    }
+}
+
+impl Library for Nbd {
+    fn scheme(&self) -> &'static str {
+        "nbd:"
+    }
+
+    fn submit(&self, op: OffloadOp) {
+        self.inbox.submit(op);
     }
 }
 

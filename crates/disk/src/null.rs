@@ -1,6 +1,8 @@
 //! Nothing, very fast.
 
-use crate::{Error, Io, IoError, Limits, RangeLimits, Request, SECTOR, Step};
+use crate::buffers::IoBuffers;
+use crate::control::DiskControl;
+use crate::{Error, IoError, Limits, RangeLimits, Request, SECTOR, Step};
 
 /// A disk without contents. Every request is answered at once; a read leaves in the guest's buffers what was
 /// there, so that only the rings are measured and not a copy.
@@ -38,12 +40,24 @@ impl NullDisk {
     }
 
     #[inline]
-    pub(crate) fn start(&self, io: &mut Io, request: Request) -> Step {
-        let result = io.check(request, self.size, self.limits.read_only).map(drop);
+    pub(crate) fn start(&self, buffers: &mut IoBuffers, request: Request) -> Step {
+        let result = buffers.check(request, self.size, self.limits.read_only).map(drop);
         match request {
             Request::Read { .. } | Request::Write { .. } | Request::Flush => Step::Done(result),
-            Request::SecureErase => io.finish(result.and(Err(IoError::Unsupported))),
-            Request::Discard { .. } | Request::WriteZeroes { .. } => io.finish(result),
+            Request::SecureErase => {
+                buffers.drop_extents();
+                Step::Done(result.and(Err(IoError::Unsupported)))
+            }
+            Request::Discard { .. } | Request::WriteZeroes { .. } => {
+                buffers.drop_extents();
+                Step::Done(result)
+            }
         }
+    }
+}
+
+impl DiskControl for NullDisk {
+    fn identity(&self) -> &str {
+        "kickless-null"
     }
 }

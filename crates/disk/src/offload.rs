@@ -1,23 +1,20 @@
-//! Disks behind libraries that do I/O of their own: requests are posted to them and answered in their own time.
+//! Requests of disks behind libraries that do I/O of their own. Operations are submitted to a library, which answers them in its
+//! own time.
 //!
 //! A library is given no guest memory, for that can change and vanish while it works: what it reads or writes is in a
 //! buffer of ours, and so it may keep a request for as long as it likes. A request goes piece by piece, each as long as
 //! a buffer. When a piece is done the worker is woken by the waker of its lane, and looks at all that it has posted.
 
-#[cfg(any(feature = "nbd", feature = "rbd"))]
 mod flushes;
 mod op;
 
 use crate::buffer_pool::{BUFFER_BYTES, BufferPermit, BufferPool, BufferWait, PoolLimits};
-use crate::io::Phase;
+use crate::buffers::IoBuffers;
 use crate::lost_writes::{LostWritesSeen, LostWritesTold};
-use crate::{Io, IoError, Lane, Limits, Request, Step};
-#[cfg(any(feature = "nbd", feature = "rbd"))]
+use crate::{IoError, Lane, Limits, Request, Step};
 pub(crate) use flushes::Flushes;
 use kickless_io::Errno;
-pub(crate) use op::AnswerSlot;
-pub(crate) use op::WakeBatch;
-pub(crate) use op::{OffloadKind, OffloadOp};
+pub(crate) use op::{AnswerSlot, OffloadKind, OffloadOp, WakeBatch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,7 +28,10 @@ const LONG_MAX: usize = 64;
 /// A request's way through a library.
 #[derive(Debug, Default)]
 pub(crate) struct OffloadState {
+    /// Kept for the next request.
     slot: Arc<AnswerSlot>,
+    /// The next byte on the disk.
+    at: u64,
     /// What has been asked of the library and is not answered.
     out: Option<OffloadKind>,
     /// Bytes of it.
@@ -58,18 +58,31 @@ pub(crate) struct Offload {
     lost_writes_told: LostWritesTold,
 }
 
+impl OffloadState {
+    pub(crate) fn is_active(&self) -> bool {
+        self.request.is_some()
+    }
+
+    /// Ends the request.
+    fn finish(&mut self, buffers: &mut IoBuffers, result: Result<(), IoError>) -> Step {
+        (self.permit, self.waiting, self.request) = (None, None, None);
+        buffers.drop_extents();
+        Step::Done(result)
+    }
+}
+
 /// Either go on at once, or tell the device.
 type Flow = Result<(), Step>;
 
 impl Offload {
     /// Of `size` bytes; `durable` says whether the library can be asked for operations that are durable when they are done.
-    pub(crate) fn new(limits: Limits, size: u64, durable: bool) -> Self {
+    pub(crate) fn new(limits: Limits, size: u64, durable: bool) -> Arc<Self> {
         let align = rustix::param::page_size();
         let short = PoolLimits { bytes: SHORT_BYTES, align, in_use_max: SHORT_MAX, kept_max: SHORT_MAX };
         let long = PoolLimits { bytes: BUFFER_BYTES, align, in_use_max: LONG_MAX, kept_max: LONG_MAX / 4 };
         let (short, long) = (Arc::new(BufferPool::of(short)), Arc::new(BufferPool::of(long)));
         let lost_writes_told = LostWritesTold::default();
-        Self { limits, size: AtomicU64::new(size), durable, short, long, lost_writes_told }
+        Arc::new(Self { limits, size: AtomicU64::new(size), durable, short, long, lost_writes_told })
     }
 
     /// Returns what a queue that starts need not be told of.
@@ -92,58 +105,61 @@ impl Offload {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// It has become this long, if that is longer; how long it was.
-    #[cfg(feature = "rbd")]
+    /// Makes the disk this long, if that is longer than it was. Returns how long it was.
     pub(crate) fn grow(&self, to: u64) -> u64 {
         self.size.fetch_max(to, Ordering::Relaxed)
     }
 
-    /// Starts a request; `post` gives the library something to do, and never waits.
+    /// Starts a request. `submit` gives the library an operation, and never waits.
     pub(crate) fn start(
         &self,
         lane: &mut Lane<'_>,
-        io: &mut Io,
+        buffers: &mut IoBuffers,
+        state: &mut OffloadState,
         request: Request,
         submit: impl Fn(OffloadOp),
     ) -> Step {
-        io.at = match io.check(request, self.size(), self.limits.read_only) {
+        state.at = match buffers.check(request, self.size(), self.limits.read_only) {
             Ok(at) => at,
-            Err(e) => return io.finish(Err(e)),
+            Err(e) => return state.finish(buffers, Err(e)),
         };
         let durable = match request {
-            Request::SecureErase => return io.finish(Err(IoError::Unsupported)),
+            Request::SecureErase => return state.finish(buffers, Err(IoError::Unsupported)),
             Request::Read { .. } | Request::Flush => false,
             Request::Write { durable, .. }
             | Request::Discard { durable }
             | Request::WriteZeroes { durable } => durable,
         };
-        let state = io.offload.get_or_insert_default();
         state.request = Some(request);
         // Of a durable request: what its own writes find.
         let is_flush = request == Request::Flush;
         state.lost_writes = if is_flush { lane.lost_writes.count() } else { u64::MAX };
         state.flush = (durable && !self.durable) || is_flush;
-        io.phase = Phase::Offloaded;
-        self.drive(lane, io, submit)
+        self.drive(lane, buffers, state, submit)
     }
 
     /// Goes as far as it can.
-    pub(crate) fn drive(&self, lane: &mut Lane<'_>, io: &mut Io, submit: impl Fn(OffloadOp)) -> Step {
+    pub(crate) fn drive(
+        &self,
+        lane: &mut Lane<'_>,
+        buffers: &mut IoBuffers,
+        state: &mut OffloadState,
+        submit: impl Fn(OffloadOp),
+    ) -> Step {
         loop {
-            let flow = self.answered(lane, io).and_then(|()| self.next(lane, io, &submit));
-            if let Err(step) = flow {
-                let Step::Done(result) = step else { return step };
-                if let Some(state) = &mut io.offload {
-                    (state.permit, state.waiting, state.request) = (None, None, None);
-                }
-                return io.finish(result);
+            let flow = self
+                .take_answer(lane, buffers, state)
+                .and_then(|()| self.submit_next(lane, buffers, state, &submit));
+            match flow {
+                Ok(()) => {}
+                Err(Step::Done(result)) => return state.finish(buffers, result),
+                Err(step) => return step,
             }
         }
     }
 
     /// Takes in what the library has answered.
-    fn answered(&self, lane: &mut Lane<'_>, io: &mut Io) -> Flow {
-        let Some(state) = &mut io.offload else { return Err(Step::Busy) };
+    fn take_answer(&self, lane: &mut Lane<'_>, buffers: &mut IoBuffers, state: &mut OffloadState) -> Flow {
         let Some(kind) = state.out else { return Ok(()) };
         let answer = state.slot.take().ok_or(Step::Busy)?;
         state.out = None;
@@ -168,51 +184,50 @@ impl Offload {
                 if let (OffloadKind::Read, Some(permit)) = (kind, &state.permit)
                     && let Some(bytes) = permit.buffer.as_ref().and_then(|b| b.get(..len as usize))
                 {
-                    io.buffers.write(0, bytes, lane.marks);
+                    buffers.guest.write(0, bytes, lane.marks);
                 }
-                io.at += len;
-                io.buffers.advance(len, lane.marks);
+                state.at += len;
+                buffers.guest.advance(len, lane.marks);
                 // The next piece may need a buffer of the other kind, or none.
                 state.permit = None;
             }
             OffloadKind::Discard { .. } | OffloadKind::Zeroes { .. } => {
-                if let Some(work) = &mut io.work {
-                    work.advance(len);
-                }
+                buffers.advance_extent(len);
             }
             OffloadKind::Flush => state.flush = false,
         }
         Ok(())
     }
 
-    /// Posts what comes next. Goes on at once only where something is left out.
-    fn next(&self, lane: &mut Lane<'_>, io: &mut Io, submit: impl Fn(OffloadOp)) -> Flow {
-        let Some(state) = &mut io.offload else { return Err(Step::Busy) };
+    /// Submits the operation that comes next. Goes on at once only where an extent is left out.
+    fn submit_next(
+        &self,
+        lane: &mut Lane<'_>,
+        buffers: &mut IoBuffers,
+        state: &mut OffloadState,
+        submit: impl Fn(OffloadOp),
+    ) -> Flow {
         let (kind, at, len) = match state.request {
-            Some(Request::Read { .. }) if !io.buffers.is_empty() => {
-                (OffloadKind::Read, io.at, io.buffers.len())
+            Some(Request::Read { .. }) if !buffers.guest.is_empty() => {
+                (OffloadKind::Read, state.at, buffers.guest.len())
             }
-            Some(Request::Write { durable, .. }) if !io.buffers.is_empty() => {
-                (OffloadKind::Write { durable: durable && self.durable }, io.at, io.buffers.len())
+            Some(Request::Write { durable, .. }) if !buffers.guest.is_empty() => {
+                (OffloadKind::Write { durable: durable && self.durable }, state.at, buffers.guest.len())
             }
-            Some(kind @ (Request::Discard { durable } | Request::WriteZeroes { durable })) => {
+            Some(request @ (Request::Discard { durable } | Request::WriteZeroes { durable })) => {
                 let durable = durable && self.durable;
-                match io.work.as_mut().and_then(|work| work.extents.last().copied()) {
-                    Some(extent) if extent.len == 0 => {
-                        if let Some(work) = &mut io.work {
-                            work.advance(0);
-                        }
-                        return Ok(());
-                    }
-                    Some(extent) => {
-                        let kind = match kind {
-                            Request::Discard { .. } => OffloadKind::Discard { durable },
-                            _ => OffloadKind::Zeroes { unmap: extent.unmap, durable },
-                        };
-                        (kind, extent.offset, extent.len)
-                    }
-                    None => return self.last(lane, state, submit),
+                let Some(&extent) = buffers.extents.last() else {
+                    return self.last(lane, state, submit);
+                };
+                if extent.len == 0 {
+                    buffers.advance_extent(0);
+                    return Ok(());
                 }
+                let kind = match request {
+                    Request::Discard { .. } => OffloadKind::Discard { durable },
+                    _ => OffloadKind::Zeroes { unmap: extent.unmap, durable },
+                };
+                (kind, extent.offset, extent.len)
             }
             _ => return self.last(lane, state, submit),
         };
@@ -229,9 +244,9 @@ impl Offload {
                 if let (OffloadKind::Write { .. }, Some(bytes)) =
                     (kind, buffer.as_mut().and_then(|b| b.get_mut(..len as usize)))
                 {
-                    io.buffers.read(0, bytes);
+                    buffers.guest.read(0, bytes);
                     // Zeroes in the place of the guest's data are not to be stored.
-                    if io.buffers.is_damaged() {
+                    if buffers.guest.is_damaged() {
                         return Err(Step::Done(Err(IoError::Damaged)));
                     }
                 }

@@ -14,7 +14,9 @@ mod chain;
 mod threads;
 
 use crate::catch::catch;
+use crate::control::DiskControl;
 use crate::image_file::{identity, open_file};
+use crate::library::Library;
 use crate::offload::{Offload, OffloadKind, OffloadOp};
 use crate::writeback::Writeback;
 use crate::{Error, IoError, Limits, Options, RangeLimits, SECTOR};
@@ -71,7 +73,7 @@ impl Qcow2 {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) fn open(path: &Path, options: &Options) -> Result<(Self, Offload), Error> {
+    pub(crate) fn open(path: &Path, options: &Options) -> Result<(Self, Arc<Offload>), Error> {
         let (file, direct) = open_file(path, options)?;
         let failed = |source| Error::Library { disk: format!("qcow2:{}", path.display()), source };
         let identity = identity(&file.metadata().map_err(failed)?);
@@ -98,27 +100,25 @@ impl Qcow2 {
         let threads = Threads::start("qcow2", move |op| theirs.perform(op)).map_err(failed)?;
         Ok((Self { threads, image, identity }, Offload::new(limits, size, false)))
     }
+}
 
-    pub(crate) fn identity(&self) -> &str {
+impl DiskControl for Qcow2 {
+    fn identity(&self) -> &str {
         &self.identity
     }
 
-    pub(crate) fn file(&self) -> &File {
-        &self.image.file
+    fn file(&self) -> Option<&File> {
+        Some(&self.image.file)
     }
 
-    /// The files of the images under it, which nobody is to write to.
-    pub(crate) fn under(&self) -> io::Result<Vec<File>> {
+    /// Returns the files of the images under it, which nobody is to write to.
+    fn files_under(&self) -> io::Result<Vec<File>> {
         let under = self.image.under.lock().unwrap_or_else(PoisonError::into_inner);
         under.iter().map(File::try_clone).collect()
     }
 
-    pub(crate) fn submit(&self, op: OffloadOp) {
-        self.threads.submit(op);
-    }
-
     /// Puts all that is known of the image into the file, and forgets it.
-    pub(crate) fn hand_over(&self) -> io::Result<()> {
+    fn hand_over(&self) -> io::Result<()> {
         let mut access = self.image.access.write().unwrap_or_else(PoisonError::into_inner);
         match access.take() {
             Some(access) => self.image.flush(&access),
@@ -127,11 +127,23 @@ impl Qcow2 {
     }
 
     /// Reads the image's tables anew: it may have been written elsewhere since.
-    pub(crate) fn take_over(&self) -> io::Result<()> {
+    fn take_over(&self) -> io::Result<()> {
         let mut access = self.image.access.write().unwrap_or_else(PoisonError::into_inner);
         *access = None;
         *access = Some(self.image.open(!self.image.options.read_only)?);
         Ok(())
+    }
+
+    // Nothing to hurry: its files are on this machine.
+}
+
+impl Library for Qcow2 {
+    fn scheme(&self) -> &'static str {
+        "qcow2:"
+    }
+
+    fn submit(&self, op: OffloadOp) {
+        self.threads.submit(op);
     }
 }
 

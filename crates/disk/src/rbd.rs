@@ -8,9 +8,11 @@ mod ffi;
 mod in_flight;
 mod lock;
 
+use crate::control::DiskControl;
+use crate::library::Library;
 use crate::lock::LockError;
-use crate::offload::{Offload, OffloadOp};
-use crate::{Cache, Error, IoError, Limits, Options, RangeLimits, RbdName, SECTOR};
+use crate::offload::{Offload, OffloadOp, WakeBatch};
+use crate::{Cache, Error, IoError, Limits, Options, RangeLimits, RbdName, Resized, SECTOR};
 use control::{Control, Job, Outcome};
 use ffi::{Cluster, Image, Pool, Shape, c_text};
 use in_flight::InFlight;
@@ -46,6 +48,7 @@ pub(crate) struct Rbd {
     clock: Option<JoinHandle<()>>,
     name: RbdName,
     identity: String,
+    offload: Arc<Offload>,
     read_only: bool,
     has_lock: bool,
 }
@@ -64,7 +67,7 @@ impl Rbd {
     ///
     /// # Errors
     /// One sentence for the operator.
-    pub(crate) fn open(name: &RbdName, options: &Options) -> Result<(Self, Offload), Error> {
+    pub(crate) fn open(name: &RbdName, options: &Options) -> Result<(Self, Arc<Offload>), Error> {
         let failed = |source: io::Error| Error::Library { disk: name.to_string(), source };
         if name.snapshot.is_some() && !options.read_only {
             return Err(failed(io::Error::other("a snapshot is read-only: give --read-only")));
@@ -97,6 +100,8 @@ impl Rbd {
             clock: None,
             name: name.clone(),
             identity: identity(name, &id),
+            // Without a cache a write is durable when it is done. But an image may have settings of its own that give it one.
+            offload: Offload::new(limits(shape, granularity, options.read_only), size, false),
             read_only: options.read_only,
             has_lock: shape.has_lock,
         };
@@ -105,49 +110,8 @@ impl Rbd {
         if size == 0 || shape.size > i64::MAX as u64 {
             return Err(Error::Size(shape.size));
         }
-        // Without a cache a write is durable when it is done. But an image may have settings of its own that give it one.
-        Ok((rbd, Offload::new(limits(shape, granularity, options.read_only), size, false)))
-    }
-
-    pub(crate) fn identity(&self) -> &str {
-        &self.identity
-    }
-
-    /// Submits an operation, and never waits.
-    pub(crate) fn submit(&self, op: OffloadOp) {
-        let Some(image) = &self.image else { return };
-        // The library would cut it off at the end without a word.
-        if op.at + op.len > self.control.size() {
-            return op.answer(Err(IoError::Shrunk), &mut crate::offload::WakeBatch::default());
-        }
-        let (kind, at, len) = (op.kind, op.at, op.len);
-        if let Some(submission) = self.in_flight.insert(op) {
-            image.submit(kind, (at, len), submission);
-        }
-    }
-
-    pub(crate) fn hurry(&self) {
-        self.in_flight.hurry();
-    }
-
-    /// Bytes of the image, as far as is known.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.control.size()
-    }
-
-    /// Signalled when these have changed.
-    pub(crate) fn resized(&self) -> &Waker {
-        self.control.resized()
-    }
-
-    /// Whether another client uses the image, as far as it says so. Waits a moment for it to stop.
-    pub(crate) fn check_lock(&self) -> Result<(), LockError> {
-        self.with_lock(Job::Check)
-    }
-
-    /// Takes the lock of the image. One who only reads needs none.
-    pub(crate) fn acquire(&self) -> Result<(), LockError> {
-        self.with_lock(Job::Acquire)
+        let offload = rbd.offload.clone();
+        Ok((rbd, offload))
     }
 
     fn with_lock(&self, job: Job) -> Result<(), LockError> {
@@ -160,27 +124,6 @@ impl Rbd {
         self.ask(job, lock::ACQUIRE_WITHIN)
     }
 
-    /// Gives the lock back, if there is one.
-    pub(crate) fn release(&self) {
-        if self.read_only || !self.has_lock {
-            return;
-        }
-        if let Err(error) = self.ask(Job::Release, self.in_flight.patience()) {
-            tracing::error!(image = %self.name, %error, "the lock of the image is still ours");
-        }
-    }
-
-    pub(crate) fn take_over(&self) -> io::Result<()> {
-        self.ask(Job::Forget, lock::ACQUIRE_WITHIN).map_err(io::Error::other)
-    }
-
-    pub(crate) fn hand_over(&self) -> io::Result<()> {
-        if self.read_only {
-            return Ok(());
-        }
-        self.ask(Job::Flush, self.in_flight.patience()).map_err(io::Error::other)
-    }
-
     fn ask(&self, job: Job, within: Duration) -> Result<(), LockError> {
         match self.control.ask(job, within) {
             Some(outcome) => {
@@ -191,6 +134,79 @@ impl Rbd {
                 self.in_flight.nothing_heard();
                 Err(LockError::Failed(io::Error::other("the cluster does not answer")))
             }
+        }
+    }
+}
+
+impl DiskControl for Rbd {
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    /// Looks at the size that the cluster told of last.
+    fn look_at_size(&self) -> io::Result<Resized> {
+        let bytes = self.control.size();
+        let to = bytes - bytes % SECTOR;
+        let from = self.offload.grow(to);
+        Ok(match to {
+            _ if to > from => Resized::Grown { from, to },
+            _ if to < from => Resized::Shrunk { from, to: bytes },
+            _ => Resized::Same,
+        })
+    }
+
+    fn resized(&self) -> Option<&Waker> {
+        Some(self.control.resized())
+    }
+
+    /// Checks whether another client uses the image, as far as it says so.
+    fn check_own_lock(&self) -> Result<(), LockError> {
+        self.with_lock(Job::Check)
+    }
+
+    fn acquire_own_lock(&self) -> Result<(), LockError> {
+        self.with_lock(Job::Acquire)
+    }
+
+    fn release_own_lock(&self) {
+        if self.read_only || !self.has_lock {
+            return;
+        }
+        if let Err(error) = self.ask(Job::Release, self.in_flight.patience()) {
+            tracing::error!(image = %self.name, %error, "the lock of the image is still ours");
+        }
+    }
+
+    fn take_over(&self) -> io::Result<()> {
+        self.ask(Job::Forget, lock::ACQUIRE_WITHIN).map_err(io::Error::other)
+    }
+
+    fn hand_over(&self) -> io::Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        self.ask(Job::Flush, self.in_flight.patience()).map_err(io::Error::other)
+    }
+
+    fn hurry(&self) {
+        self.in_flight.hurry();
+    }
+}
+
+impl Library for Rbd {
+    fn scheme(&self) -> &'static str {
+        "rbd:"
+    }
+
+    fn submit(&self, op: OffloadOp) {
+        let Some(image) = &self.image else { return };
+        // The library would cut it off at the end without a word.
+        if op.at + op.len > self.control.size() {
+            return op.answer(Err(IoError::Shrunk), &mut WakeBatch::default());
+        }
+        let (kind, at, len) = (op.kind, op.at, op.len);
+        if let Some(submission) = self.in_flight.insert(op) {
+            image.submit(kind, (at, len), submission);
         }
     }
 }

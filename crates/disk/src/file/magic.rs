@@ -3,7 +3,7 @@
 //! The bytes come from the guest: it may write the beginning of any image onto its disk. So a match changes nothing but the
 //! log. LUKS is not among the formats: an encrypted disk is a raw one.
 
-use super::FileDisk;
+use super::disk::FileDisk;
 use crate::SECTOR;
 use crate::buffer_pool::BUFFER_BYTES;
 use kickless_io::AlignedBuf;

@@ -1,8 +1,8 @@
 //! Opening a file, and finding out what direct I/O needs there.
 
-use super::extents::Lacks;
+use super::disk::{Direct, FileDisk};
+use super::lacks::Lacks;
 use super::topology;
-use super::{Direct, FileDisk};
 use crate::buffer_pool::{BUFFER_BYTES, BufferPool};
 use crate::image_file::{check_type, identity, open_file};
 use crate::writeback::Writeback;

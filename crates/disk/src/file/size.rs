@@ -6,17 +6,17 @@
 //! end, or when the size is looked at. A write that comes before that makes the file longer: to know better, each write would
 //! have to ask for the size.
 
-use super::FileDisk;
+use super::disk::FileDisk;
 use crate::{IoError, Resized, SECTOR};
 use std::io::{self, Seek, SeekFrom};
 use std::sync::atomic::Ordering;
 
 impl FileDisk {
-    /// Looks how long the file is, and takes what has been added to it.
+    /// Reads how long the file is, and takes what has been added to it.
     ///
     /// # Errors
-    /// It cannot be asked.
-    pub(crate) fn look_at_size(&self) -> io::Result<Resized> {
+    /// The kernel cannot be asked.
+    pub(super) fn read_size(&self) -> io::Result<Resized> {
         let bytes = (&*self.file).seek(SeekFrom::End(0))?;
         let to = bytes - bytes % self.unit().max(SECTOR);
         let from = self.size.fetch_max(to, Ordering::Relaxed);
@@ -40,7 +40,7 @@ impl FileDisk {
     #[cold]
     pub(super) fn found_end(&self) {
         let before = self.reach();
-        if let Ok(Resized::Shrunk { from, to }) = self.look_at_size()
+        if let Ok(Resized::Shrunk { from, to }) = self.read_size()
             && self.reach() < before
         {
             tracing::warn!(
@@ -55,7 +55,7 @@ impl FileDisk {
     /// Called before a request that is within the disk, and beyond the end of the file as far as that is known.
     #[cold]
     pub(super) fn look_again(&self) -> Result<(), IoError> {
-        match self.look_at_size() {
+        match self.read_size() {
             Ok(Resized::Shrunk { .. }) | Err(_) => Err(IoError::Shrunk),
             Ok(Resized::Same | Resized::Grown { .. }) => {
                 tracing::info!(

@@ -81,7 +81,6 @@ impl<T> Flushes<T> {
     }
 
     /// The flushes that are held.
-    #[cfg(feature = "nbd")]
     pub(crate) fn held(&self) -> impl Iterator<Item = &T> {
         self.held.iter().map(|(_, flush)| flush)
     }

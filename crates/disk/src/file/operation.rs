@@ -1,0 +1,51 @@
+//! Operations that a request of a file puts into the engine, and what each needs first.
+
+use super::state::FileState;
+use crate::lane::Outlet;
+use crate::range::Ranges;
+use crate::{IoError, Step};
+use kickless_io::{Buffers, OpKind};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Either go on at once, or tell the device.
+pub(super) type Flow = Result<(), Step>;
+
+/// Holds the range of the present piece, or waits for it.
+pub(super) fn hold(
+    outlet: &impl Outlet,
+    state: &mut FileState,
+    ranges: &Arc<Ranges>,
+    range: Range<u64>,
+    exclusive: bool,
+) -> Flow {
+    let claim = state.range.get_or_insert_with(|| ranges.ask(range, exclusive, outlet.waker()));
+    if claim.is_held() { Ok(()) } else { Err(Step::Busy) }
+}
+
+/// Transfers what is left of the bounce buffer.
+pub(super) fn bounce(outlet: &mut impl Outlet, state: &mut FileState, kind: OpKind) -> Flow {
+    let Some(bounce) = &mut state.bounce else { return Err(Step::Done(Err(IoError::Stuck))) };
+    let Some(permit) = &mut bounce.permit else { return Err(Step::Done(Err(IoError::Stuck))) };
+    let Some(mut buffer) = permit.buffer.take() else { return Err(Step::Done(Err(IoError::Stuck))) };
+    buffer.set_window(bounce.done..bounce.total);
+    queue(outlet, kind, bounce.at + bounce.done as u64, Buffers::Owned(buffer)).map_err(|(step, back)| {
+        if let Buffers::Owned(back) = back {
+            permit.buffer = Some(back);
+        }
+        step
+    })
+}
+
+/// Puts one operation into the engine. Never goes on at once; the buffers come back where it is full.
+pub(super) fn queue(
+    outlet: &mut impl Outlet,
+    kind: OpKind,
+    offset: u64,
+    buffers: Buffers,
+) -> Result<(), (Step, Buffers)> {
+    match outlet.send(kind, offset, buffers) {
+        Ok(()) => Err((Step::Pending, Buffers::None)),
+        Err(back) => Err(back),
+    }
+}

@@ -1,0 +1,119 @@
+//! Disks through libraries. This file lists the libraries that a build has.
+//!
+//! To add one, implement [`Library`] in a module of its own, and give it a line in [`AnyLibrary`] and in each `match` below.
+
+use crate::buffers::IoBuffers;
+use crate::library::Library;
+use crate::offload::{Offload, OffloadOp, OffloadState};
+use crate::{DiskSpec, Error, Lane, Options, Request, Step};
+use std::sync::Arc;
+
+#[cfg(feature = "nbd")]
+use crate::nbd::Nbd;
+#[cfg(feature = "qcow2")]
+use crate::qcow2::Qcow2;
+#[cfg(feature = "rbd")]
+use crate::rbd::Rbd;
+
+/// A disk in another format than a raw image, or on another machine.
+#[derive(Debug)]
+pub struct LibraryDisk {
+    library: AnyLibrary,
+    offload: Arc<Offload>,
+}
+
+/// The library of a disk. There is none where all features are off.
+#[derive(Debug)]
+enum AnyLibrary {
+    #[cfg(feature = "qcow2")]
+    Qcow2(Qcow2),
+    #[cfg(feature = "nbd")]
+    Nbd(Nbd),
+    #[cfg(feature = "rbd")]
+    Rbd(Box<Rbd>),
+}
+
+impl AnyLibrary {
+    /// Returns the library, for the control path.
+    fn get(&self) -> &dyn Library {
+        match *self {
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(ref qcow2) => qcow2,
+            #[cfg(feature = "nbd")]
+            Self::Nbd(ref nbd) => nbd,
+            #[cfg(feature = "rbd")]
+            Self::Rbd(ref rbd) => &**rbd,
+        }
+    }
+
+    /// Submits an operation. On the data path, so without dynamic dispatch.
+    fn submit(&self, op: OffloadOp) {
+        match *self {
+            #[cfg(feature = "qcow2")]
+            Self::Qcow2(ref qcow2) => qcow2.submit(op),
+            #[cfg(feature = "nbd")]
+            Self::Nbd(ref nbd) => nbd.submit(op),
+            #[cfg(feature = "rbd")]
+            Self::Rbd(ref rbd) => rbd.submit(op),
+        }
+    }
+}
+
+impl LibraryDisk {
+    /// Opens a disk of one of the kinds that need a library.
+    ///
+    /// # Errors
+    /// One sentence for the operator.
+    pub(crate) fn open(spec: &DiskSpec, options: &Options) -> Result<Self, Error> {
+        match spec {
+            #[cfg(feature = "qcow2")]
+            DiskSpec::Qcow2(path) => {
+                let (qcow2, offload) = Qcow2::open(path, options)?;
+                Ok(Self { library: AnyLibrary::Qcow2(qcow2), offload })
+            }
+            #[cfg(feature = "nbd")]
+            DiskSpec::Nbd(uri) => {
+                let (nbd, offload) = Nbd::open(uri, options)?;
+                Ok(Self { library: AnyLibrary::Nbd(nbd), offload })
+            }
+            #[cfg(feature = "rbd")]
+            DiskSpec::Rbd(name) => {
+                let (rbd, offload) = Rbd::open(name, options)?;
+                Ok(Self { library: AnyLibrary::Rbd(Box::new(rbd)), offload })
+            }
+            other => Err(Error::NotBuilt(other.missing_feature().unwrap_or("for this disk"))),
+        }
+    }
+
+    /// Returns the library, for the control path.
+    pub(crate) fn library(&self) -> &dyn Library {
+        self.library.get()
+    }
+
+    /// Returns what disks of all libraries have in common.
+    #[inline]
+    pub(crate) fn offload(&self) -> &Offload {
+        &self.offload
+    }
+
+    /// Starts a request on these buffers.
+    pub(crate) fn start(
+        &self,
+        lane: &mut Lane<'_>,
+        buffers: &mut IoBuffers,
+        state: &mut OffloadState,
+        request: Request,
+    ) -> Step {
+        self.offload.start(lane, buffers, state, request, |op| self.library.submit(op))
+    }
+
+    /// Goes on with a request, if the operation that was submitted for it has been answered.
+    pub(crate) fn retry(
+        &self,
+        lane: &mut Lane<'_>,
+        buffers: &mut IoBuffers,
+        state: &mut OffloadState,
+    ) -> Step {
+        self.offload.drive(lane, buffers, state, |op| self.library.submit(op))
+    }
+}
