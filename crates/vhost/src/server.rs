@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::{info, warn};
 
 /// Serves one device. A front-end that comes while another is being served waits: it never shares the device.
@@ -20,13 +20,23 @@ pub struct Server {
     executor: Arc<dyn Executor>,
     statistics: Arc<Statistics>,
     mapper: Mapper,
+    presence: Mutex<Presence>,
+}
+
+/// Whether a front-end is connected. Decides who comes first: a front-end that connects, or [`Server::close_if_free`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    Free,
+    Connected,
+    Closed,
 }
 
 impl Server {
     /// A server of this device, whose queues run in this executor.
     pub fn new(device: Arc<dyn Device>, executor: Arc<dyn Executor>) -> Self {
         let statistics = Arc::new(Statistics::new(device.clone()));
-        Self { device, executor, statistics, mapper: Mapper::default() }
+        let presence = Mutex::new(Presence::Free);
+        Self { device, executor, statistics, mapper: Mapper::default(), presence }
     }
 
     /// The same, and what front-ends share is mapped by `mapper`, which may refuse it. Otherwise it maps everything.
@@ -38,6 +48,25 @@ impl Server {
     /// What the queues have counted so far.
     pub fn statistics(&self) -> &Arc<Statistics> {
         &self.statistics
+    }
+
+    /// Returns whether a front-end is connected.
+    pub fn is_connected(&self) -> bool {
+        *self.presence() == Presence::Connected
+    }
+
+    /// Lets no front-end connect any more, unless one is connected; returns whether none is. The caller then stops
+    /// [`Server::serve`].
+    pub fn close_if_free(&self) -> bool {
+        let mut presence = self.presence();
+        if *presence == Presence::Free {
+            *presence = Presence::Closed;
+        }
+        *presence == Presence::Closed
+    }
+
+    fn presence(&self) -> MutexGuard<'_, Presence> {
+        self.presence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Serves one connection after another until `stop` becomes readable.
@@ -73,11 +102,20 @@ impl Server {
         stop: BorrowedFd<'_>,
         listener: Option<BorrowedFd<'_>>,
     ) -> Result<(), Ended> {
+        let mut presence = self.presence();
+        if *presence == Presence::Closed {
+            return Err(Ended::Stopped);
+        }
+        *presence = Presence::Connected;
+        drop(presence);
         info!("front-end connected");
         let (device, executor, statistics) =
             (self.device.clone(), self.executor.clone(), self.statistics.clone());
         let others = Others::new(listener);
-        Session::new(connection, (stop, others), device, executor, statistics, self.mapper.clone()).run()
+        let ended =
+            Session::new(connection, (stop, others), device, executor, statistics, self.mapper.clone()).run();
+        *self.presence() = Presence::Free;
+        ended
     }
 }
 
