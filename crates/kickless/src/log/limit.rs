@@ -5,7 +5,8 @@
 //! [`REFILL`]. A line that finds it empty is suppressed and counted. The next one that comes says how many were; if none
 //! comes within [`REPORT`], the first of them does.
 //!
-//! The table is bounded by the places in the program times the devices of its configuration.
+//! The table is bounded by the places in the program times the devices that logged there lately: a device that comes drops the
+//! full stocks of others.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -56,6 +57,11 @@ impl<K: Hash + Eq> Limits<K> {
     pub(super) fn admit(&mut self, place: K, device: &str, now: Instant) -> Admission {
         let devices = self.stocks.entry(place).or_default();
         if !devices.contains_key(device) {
+            // A stock that is full is as good as none: devices that have gone leave nothing behind.
+            devices.retain(|_, stock| {
+                stock.fill(now);
+                stock.left < BURST || stock.suppressed > 0
+            });
             devices.insert(device.into(), Stock { left: BURST, filled: now, suppressed: 0, held: None });
         }
         let Some(stock) = devices.get_mut(device) else { return Admission::Pass { suppressed: 0 } };
