@@ -27,7 +27,8 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("driver", &["virtqueue", "vhost-user", "io"]),
     ("driver-c", &["driver"]),
     ("bench", &["driver", "values"]),
-    ("kickless", &["worker", "blk", "vhost", "bench"]),
+    ("daemon", &["worker", "vhost", "disk", "values"]),
+    ("kickless", &["daemon", "blk", "bench"]),
 ];
 /// These only test and check, and nothing names them: they may name what they like.
 const OUTSIDE: [&str; 2] = ["kickless-tests", "xtask"];

@@ -82,36 +82,6 @@ impl Blk {
         &self.shared.disk
     }
 
-    /// Looks whether what lies behind the disk has become larger, and tells the driver. It is not made smaller: a guest would
-    /// lose what it has there.
-    pub fn look_at_size(&self) {
-        match self.shared.disk.look_at_size() {
-            Ok(Resized::Same) => {}
-            Ok(Resized::Grown { from, to }) => {
-                info!(from, to, "the disk has grown");
-                if let Some(changes) = &self.changes {
-                    changes.wake();
-                }
-            }
-            Ok(Resized::Shrunk { from, to }) => {
-                warn!(
-                    from,
-                    to,
-                    "what lies behind the disk has become shorter, and a disk cannot be shrunk under a guest: it keeps \
-                     its size, and what is cut off fails until it is as long again"
-                );
-            }
-            Err(error) => {
-                warn!(%error, "the size of the disk cannot be found out; it keeps the one that it has")
-            }
-        }
-    }
-
-    /// Signalled when [`Blk::look_at_size`] would find something; `None`: nobody says so.
-    pub fn resized(&self) -> Option<&Waker> {
-        self.shared.disk.resized()
-    }
-
     fn set_locks(&self, locks: Vec<ImageLock>) {
         *self.locks.lock().unwrap_or_else(PoisonError::into_inner) = locks;
     }
@@ -199,9 +169,38 @@ impl Device for Blk {
         self.changes.as_ref()
     }
 
+    /// Reads the size of the medium, and tells the driver if it has grown. A disk does not shrink: a guest would lose what it
+    /// has there.
+    fn refresh(&self) {
+        match self.shared.disk.look_at_size() {
+            Ok(Resized::Same) => {}
+            Ok(Resized::Grown { from, to }) => {
+                info!(from, to, "the disk has grown");
+                if let Some(changes) = &self.changes {
+                    changes.wake();
+                }
+            }
+            Ok(Resized::Shrunk { from, to }) => {
+                warn!(
+                    from,
+                    to,
+                    "what lies behind the disk has become shorter, and a disk cannot be shrunk under a guest: it keeps \
+                     its size, and what is cut off fails until it is as long again"
+                );
+            }
+            Err(error) => {
+                warn!(%error, "the size of the disk cannot be found out; it keeps the one that it has")
+            }
+        }
+    }
+
+    fn refresh_due(&self) -> Option<&Waker> {
+        self.shared.disk.resized()
+    }
+
     fn open(&self) -> Result<(), StartError> {
         self.set_locks(self.take().inspect_err(|_| self.shared.disk.release_own_lock())?);
-        self.look_at_size();
+        self.refresh();
         Ok(())
     }
 

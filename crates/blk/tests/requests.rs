@@ -581,7 +581,7 @@ fn a_disk_grows_and_never_shrinks() {
         };
         let resize = |sectors: u64| {
             image.as_file().set_len(sectors * 512).unwrap();
-            device.look_at_size();
+            device.refresh();
         };
         assert_eq!((rig.status(Ask::read(SECTORS, 512)), capacity()), (S_IOERR, SECTORS));
         resize(2 * SECTORS);

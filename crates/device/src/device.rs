@@ -66,6 +66,15 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Reads again what the device takes from the host, such as the size of a disk, and tells the driver of a change.
+    fn refresh(&self) {}
+
+    /// Returns the waker that is signalled when [`Device::refresh`] would find something; `None`: nothing says so. The caller
+    /// of `refresh` clears it first.
+    fn refresh_due(&self) -> Option<&Waker> {
+        None
+    }
+
     /// Takes what only running queues need (the lock on an image).
     ///
     /// # Errors

@@ -4,10 +4,8 @@
 //! conventions"), so that tools which follow them can start us.
 
 mod blk;
-mod pool;
 #[cfg(test)]
 mod tests;
-pub(crate) mod values;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -17,10 +15,10 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use kickless_bench::Bench;
+use kickless_daemon::Notation;
 
-use crate::service::{Said, Service};
+use crate::service::Service;
 use blk::BlkOptions;
-pub(crate) use pool::{PollOptions, PoolOptions};
 
 /// The name under which the program is the block back-end without being told so.
 const BLK_NAME: &str = "kickless-blk";
@@ -146,7 +144,9 @@ impl Command {
         match self {
             Command::Blk(options) => match options.service() {
                 Ok(service) => Ok(Work::Serve(service)),
-                Err(mistake) => Err(format!("{}: {}", Said::CommandLine.option(mistake.option), mistake.why)),
+                Err(mistake) => {
+                    Err(format!("{}: {}", Notation::CommandLine.option(mistake.option), mistake.why))
+                }
             },
             Command::Serve { config } => Ok(Work::ServeFile(config)),
             Command::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),

@@ -10,7 +10,7 @@ mod capabilities;
 mod cli;
 mod config;
 mod exit;
-mod listen;
+mod inherited;
 mod log;
 mod serve;
 mod service;
@@ -42,23 +42,10 @@ fn main() -> ExitCode {
         Request::Run { log_level, work } => run(&log_level, work),
     };
     if let Err(error) = &outcome {
-        log::say(&sentence(error));
+        log::say(&kickless_daemon::sentence(&**error));
     }
     log::end();
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-/// `error` and its causes; a cause that the one above it has named already is not named again.
-fn sentence(error: &anyhow::Error) -> String {
-    let mut said = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if said.is_empty() {
-            said = cause;
-        } else if !said.contains(&cause) {
-            said = format!("{said}: {cause}");
-        }
-    }
-    said.replace('\n', " ")
 }
 
 fn print(text: &str) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Signals, as descriptors that become readable: SIGTERM and SIGINT end the program, SIGUSR1 asks it what it has counted,
 //! SIGHUP has it look whether disks have grown.
 
-use std::io::{self, Read};
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -15,8 +15,6 @@ use signal_hook::low_level::pipe;
 #[derive(Debug)]
 pub(crate) struct Signals {
     stop: UnixStream,
-    /// Where to write, to end without a signal.
-    stopping: UnixStream,
     report: UnixStream,
     look: UnixStream,
 }
@@ -37,18 +35,12 @@ impl Signals {
         watch(SIGUSR1, &reporting)?;
         let (look, looking) = pair()?;
         watch(SIGHUP, &looking)?;
-        Ok(Self { stop, stopping, report, look })
+        Ok(Self { stop, report, look })
     }
 
     /// Readable, and for good, once the program is to end.
     pub(crate) fn stop(&self) -> BorrowedFd<'_> {
         self.stop.as_fd()
-    }
-
-    /// Makes [`Signals::stop`] readable.
-    pub(crate) fn end(&self) {
-        // One byte is enough, and if there is no room for it there is one.
-        let _ = io::Write::write(&mut &self.stopping, &[0]);
     }
 
     /// Readable once somebody asks for the counters, until [`Signals::take_report`].
@@ -127,11 +119,6 @@ mod tests {
         kill_process(getpid(), Signal::TERM).unwrap();
         assert!(readable(signals.stop(), limit));
         kill_process(getpid(), Signal::INT).unwrap();
-        assert!(readable(signals.stop(), Duration::ZERO));
-
-        let signals = Signals::catch().unwrap();
-        assert!(!readable(signals.stop(), Duration::ZERO));
-        signals.end();
         assert!(readable(signals.stop(), Duration::ZERO));
     }
 }

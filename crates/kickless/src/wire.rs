@@ -1,72 +1,56 @@
-//! The only file that knows which parts there are: it makes devices of what was asked for.
+//! The only file that knows which kinds of devices there are: it makes them of their configuration.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_blk::Blk;
+use kickless_daemon::{DeviceConfig, MakeError, Notation, PoolConfig, Registry, Switch, sentence};
+use kickless_device::Device;
 use kickless_disk::{Disk, DiskSpec, lock};
-use kickless_io::{EngineOptions, OWNERS_MAX};
-use kickless_memory::Mapper;
-use kickless_memory::quota::AddressSpace;
 use kickless_values::CpuList;
-use kickless_vhost::Server;
 use kickless_worker::Pool;
 use tracing::{info, warn};
 
-use crate::serve::in_spans;
-use crate::service::{self, Device, Said, Service};
-
-/// Operations that a worker can have in flight, beside the reserve of each device. Its queues may hold more requests; they wait
-/// their turn.
-const ENGINE_DEPTH: u32 = 1024;
-
-/// A disk behind its server.
-pub(crate) struct Served {
-    /// The disk.
-    pub(crate) disk: Arc<Blk>,
-    /// What serves it.
-    pub(crate) server: Server,
-}
-
-/// All that a service needs but its sockets.
-pub(crate) struct Parts {
-    /// The workers.
-    pub(crate) pool: Arc<Pool>,
-    /// The disks behind their servers, in the order of the service's devices.
-    pub(crate) served: Vec<Served>,
-}
-
-/// Opens the disks, starts the workers and puts each disk with its share of them behind a server.
-///
-/// # Errors
-/// Something that is asked for cannot be had: one sentence.
-pub(crate) fn parts(service: &Service) -> Result<Parts> {
-    check_cpus(&service.pool.cpus, service.said)?;
-    let disks = in_spans(service, |device| disk(device, service.said))?;
-    warn_of_shared_images(&disks, service);
-    let pool = pool(&service.pool, service.devices.len())?;
-    let space = Arc::new(AddressSpace::default());
-    let served = disks.into_iter().zip(&service.devices).map(|(disk, device)| {
-        let disk = Arc::new(disk);
-        let server =
-            Server::new(disk.clone(), pool.executor(device.weight)).with_mapper(mapper(&space, device));
-        Served { server, disk }
-    });
-    Ok(Parts { served: served.collect(), pool })
-}
-
-/// Returns the mapper of the memory of a device's front-ends.
-fn mapper(space: &Arc<AddressSpace>, device: &Device) -> Mapper {
-    let mapper = Mapper::within(space.join(device.memory_max));
-    if device.allow_slow_memory { mapper } else { mapper.only_at_hand() }
-}
+use crate::service::Service;
 
 /// The file in which the kernel lists the CPUs that run, as in `--cpu`.
 const CPUS_ONLINE: &str = "/sys/devices/system/cpu/online";
 
-fn check_cpus(cpus: &[usize], said: Said) -> Result<()> {
+/// Makes a registry for the devices of a service.
+///
+/// # Errors
+/// The process is out of descriptors.
+pub(crate) fn registry(service: &Service) -> Result<Registry> {
+    let images = Images::default();
+    let make = move |config: &DeviceConfig| {
+        let disk = disk(config).map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
+        let device = Arc::new(disk);
+        images.warn_of_shared(config, &device);
+        Ok(device as Arc<dyn Device>)
+    };
+    Registry::new(service.devices.len(), make).context("no descriptors are left to wait with")
+}
+
+/// Starts the workers.
+///
+/// # Errors
+/// The workers that are asked for cannot be had: one sentence.
+pub(crate) fn pool(config: &PoolConfig, devices_max: usize, notation: Notation) -> Result<Pool> {
+    let options = config.worker_options(u32::try_from(devices_max).unwrap_or(u32::MAX), notation);
+    let options =
+        options.map_err(|mistake| anyhow!("{}: {}", notation.option(mistake.option), mistake.why))?;
+    let pool = Pool::start(&options).context("the workers cannot be started")?;
+    info!(workers = options.workers, poll = ?options.poll, call_coalesce = ?options.call_coalesce, "pool");
+    Ok(pool)
+}
+
+/// Checks that this machine has the CPUs.
+///
+/// # Errors
+/// It has not: one sentence.
+pub(crate) fn check_cpus(cpus: &[usize], notation: Notation) -> Result<()> {
     // Where the host does not say, the workers try.
     let Ok(online) = fs::read_to_string(CPUS_ONLINE) else { return Ok(()) };
     let online = online.trim();
@@ -74,7 +58,8 @@ fn check_cpus(cpus: &[usize], said: Said) -> Result<()> {
     match cpus.iter().find(|cpu| !here.contains(cpu)) {
         None => Ok(()),
         Some(cpu) => {
-            let option = if said == Said::File { "[pool]: cpu".into() } else { said.option("cpu") };
+            let option =
+                if notation == Notation::Keys { "[pool]: cpu".into() } else { notation.option("cpu") };
             bail!(
                 "{option}: CPU {cpu} does not exist or is offline: this machine has {online}, name some of these"
             )
@@ -82,44 +67,33 @@ fn check_cpus(cpus: &[usize], said: Said) -> Result<()> {
     }
 }
 
-fn pool(of: &service::Pool, devices: usize) -> Result<Arc<Pool>> {
-    let options = kickless_worker::Options {
-        workers: of.workers.into(),
-        engine: EngineOptions {
-            kind: of.engine,
-            depth: ENGINE_DEPTH,
-            owners: u32::try_from(devices).unwrap_or(OWNERS_MAX),
-            completion: of.completion,
-            sqpoll: of.sqpoll,
-            fixed_buffers: of.fixed_buffers,
-        },
-        cpus: of.cpus.clone(),
-        poll: of.poll,
-        call_coalesce: of.call_coalesce,
-    };
-    let pool = Pool::start(&options).context("the workers cannot be started")?;
-    info!(workers = of.workers, poll = ?of.poll, call_coalesce = ?of.call_coalesce, "pool");
-    Ok(Arc::new(pool))
+/// The images of the devices that there are.
+#[derive(Default)]
+struct Images(Mutex<Vec<Image>>);
+
+struct Image {
+    name: String,
+    is_read_only: bool,
+    /// Device and inode.
+    file: (u64, u64),
+    device: Weak<Blk>,
 }
 
-/// Warns of devices that have the same image. They can be used in turns, so this is no error.
-fn warn_of_shared_images(disks: &[Blk], service: &Service) {
-    let images = disks.iter().zip(&service.devices).map(|(disk, device)| {
-        let of = &device.disk;
-        let file = disk.disk().file().filter(|_| of.lock && !of.incoming);
-        file.and_then(|file| file.metadata().ok()).map(|file| ((file.dev(), file.ino()), device))
-    });
-    let images: Vec<_> = images.flatten().collect();
-    for (at, (image, device)) in images.iter().enumerate() {
-        let other = images[..at].iter().find(|(other, _)| other == image);
-        if let Some((_, other)) = other.filter(|(_, other)| !(device.disk.read_only && other.disk.read_only))
-        {
-            let other = other.name.as_deref().unwrap_or_default();
-            device.span().in_scope(|| {
-                warn!(other, image = %device.disk.blk_file, "two devices have the same blk-file: only one can be \
-                    used at a time; give each its own, or set read-only for both");
-            });
+impl Images {
+    /// Warns if another device has the image of this one. They can be used in turns, so this is no error.
+    fn warn_of_shared(&self, config: &DeviceConfig, device: &Arc<Blk>) {
+        let file = device.disk().file().filter(|_| config.lock == Switch::On && !config.incoming);
+        let Some(found) = file.and_then(|file| file.metadata().ok()) else { return };
+        let (file, is_read_only) = ((found.dev(), found.ino()), config.read_only);
+        let mut images = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        images.retain(|image| image.device.strong_count() > 0);
+        let other = images.iter().find(|other| other.file == file);
+        if let Some(other) = other.filter(|other| !(is_read_only && other.is_read_only)) {
+            warn!(other = other.name, image = %config.blk_file, "two devices have the same blk-file: only one can be \
+                used at a time; give each its own, or set read-only for both");
         }
+        let name = config.name.clone().unwrap_or_default();
+        images.push(Image { name, is_read_only, file, device: Arc::downgrade(device) });
     }
 }
 
@@ -138,24 +112,22 @@ fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
         }
         _ => "correct the path, or make the image first".into(),
     };
-    anyhow!("{}: {what}", crate::sentence(&error))
+    anyhow!("{}: {what}", sentence(&*error))
 }
 
-fn disk(device: &Device, said: Said) -> Result<Blk> {
-    let of = &device.disk;
-    let option = || device.option(said, "blk-file");
-    let options = kickless_disk::Options { read_only: of.read_only, cache: of.cache, merge: of.merge };
-    let disk = Disk::open(&of.blk_file, &options)
-        .map_err(|error| hint(error.into(), &of.blk_file))
-        .with_context(option)?;
-    if let (Some(file), Some(path), true, false) = (disk.file(), of.blk_file.path(), of.lock, of.incoming) {
-        lock::check_within(file, of.read_only, lock::PATIENCE)
-            .with_context(|| format!("{}: {} cannot be locked", option(), path.display()))?;
+fn disk(config: &DeviceConfig) -> Result<Blk> {
+    let DeviceConfig { blk_file, read_only, .. } = config;
+    let (merge, lock) = (config.merge == Switch::On, config.lock == Switch::On);
+    let options = kickless_disk::Options { read_only: *read_only, cache: config.cache, merge };
+    let disk = Disk::open(blk_file, &options).map_err(|error| hint(error.into(), blk_file))?;
+    if lock && !config.incoming {
+        if let (Some(file), Some(path)) = (disk.file(), blk_file.path()) {
+            lock::check_within(file, *read_only, lock::PATIENCE)
+                .with_context(|| format!("{} cannot be locked", path.display()))?;
+        }
+        disk.check_own_lock().with_context(|| format!("{blk_file} cannot be locked"))?;
     }
-    if of.lock && !of.incoming {
-        disk.check_own_lock().with_context(|| format!("{}: {} cannot be locked", option(), of.blk_file))?;
-    }
-    let serial = of.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
-    let (queues_max, queue_size_max) = (of.num_queues, of.queue_size);
-    Ok(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock: of.lock }))
+    let serial = config.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
+    let (queues_max, queue_size_max) = (config.num_queues, config.queue_size);
+    Ok(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock }))
 }

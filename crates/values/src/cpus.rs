@@ -1,5 +1,6 @@
 //! CPU lists as the kernel and `taskset` write them: `0-3,8`.
 
+use std::fmt;
 use std::str::FromStr;
 
 use rustix::thread::CpuSet;
@@ -7,6 +8,15 @@ use rustix::thread::CpuSet;
 /// CPUs by their numbers, in the order given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuList(pub Vec<usize>);
+
+impl fmt::Display for CpuList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, cpu) in self.0.iter().enumerate() {
+            write!(f, "{}{cpu}", if at == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
 
 impl FromStr for CpuList {
     type Err = String;

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use kickless_daemon::Switch;
 use kickless_disk::{Cache, DiskSpec};
 use kickless_io::{CompletionMode, EngineKind};
 use kickless_memory::quota;
 use kickless_worker::Poll;
 
 use super::*;
-use crate::service::Socket;
 
 fn parsed(line: &str) -> Result<Request, String> {
     parse(line.split_whitespace().map(OsString::from))
@@ -21,19 +21,30 @@ fn service(line: &str) -> Service {
     }
 }
 
+fn workers(service: &Service) -> kickless_worker::Options {
+    service.pool.worker_options(1, service.notation).unwrap()
+}
+
 #[test]
 fn defaults() {
     let service = service("kickless blk --socket-path=/run/a.sock --blk-file=/a.img");
     let [device] = &service.devices[..] else { panic!("{service:?}") };
-    let Socket::Path { path, mode: None, group: None } = &device.socket else { panic!("{device:?}") };
-    assert_eq!(path, Path::new("/run/a.sock"));
-    let (pool, disk) = (&service.pool, &device.disk);
+    assert_eq!(device.socket_path.as_deref(), Some(Path::new("/run/a.sock")));
+    assert_eq!((device.socket_mode, &device.socket_group, service.fd), (None, &None, None));
+    let (pool, disk) = (workers(&service), device);
     assert_eq!(disk.blk_file, DiskSpec::File("/a.img".into()));
-    assert_eq!((disk.num_queues, disk.queue_size, disk.cache, disk.lock), (64, 1024, Cache::None, true));
+    assert_eq!(
+        (disk.num_queues, disk.queue_size, disk.cache, disk.lock),
+        (64, 1024, Cache::None, Switch::On)
+    );
     assert!(!disk.read_only && !disk.incoming && disk.serial.is_none());
-    assert_eq!((pool.workers, pool.engine, pool.cpus.len()), (1, EngineKind::Auto, 0));
-    assert_eq!((pool.completion, pool.sqpoll, pool.fixed_buffers), (CompletionMode::Worker, false, false));
-    assert!(disk.merge);
+    let engine = pool.engine;
+    assert_eq!((pool.workers, engine.kind, pool.cpus.len()), (1, EngineKind::Auto, 0));
+    assert_eq!(
+        (engine.completion, engine.sqpoll, engine.fixed_buffers),
+        (CompletionMode::Worker, false, false)
+    );
+    assert_eq!(disk.merge, Switch::On);
     assert_eq!((pool.poll, pool.call_coalesce), (Poll::default(), None));
     assert_eq!((&device.name, device.weight), (&None, 1));
     assert_eq!((device.memory_max, device.allow_slow_memory), (quota::DEVICE_BYTES_DEFAULT, false));
@@ -46,15 +57,22 @@ fn everything_said() {
          --engine=io_uring --cache=writeback --lock=off --workers=4 --cpu=8,0-1 --poll=rate --poll-start-rate=0 \
          --poll-stop-idle=1.5ms --call-coalesce=20us --completion=thread --sqpoll --fixed-buffers --merge=off",
     );
-    let (pool, disk) = (&service.pool, &service.devices[0].disk);
-    assert!(matches!(service.devices[0].socket, Socket::Inherited(3)));
+    let (pool, disk) = (workers(&service), &service.devices[0]);
+    assert_eq!((service.fd, &disk.socket_path), (Some(3), &None));
     assert_eq!(disk.blk_file, DiskSpec::Memory(3 << 29));
-    assert_eq!((disk.num_queues, disk.queue_size, disk.cache, disk.lock), (4, 256, Cache::Writeback, false));
+    assert_eq!(
+        (disk.num_queues, disk.queue_size, disk.cache, disk.lock),
+        (4, 256, Cache::Writeback, Switch::Off)
+    );
     assert_eq!(disk.serial.as_deref(), Some("disk-1"));
     assert!(disk.read_only);
-    assert_eq!((pool.workers, pool.engine), (4, EngineKind::Uring));
-    assert_eq!((pool.completion, pool.sqpoll, pool.fixed_buffers), (CompletionMode::Thread, true, true));
-    assert!(!disk.merge);
+    let engine = pool.engine;
+    assert_eq!((pool.workers, engine.kind), (4, EngineKind::Uring));
+    assert_eq!(
+        (engine.completion, engine.sqpoll, engine.fixed_buffers),
+        (CompletionMode::Thread, true, true)
+    );
+    assert_eq!(disk.merge, Switch::Off);
     assert_eq!(pool.cpus, [8, 0, 1]);
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_micros(1500) });
     assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
@@ -74,24 +92,24 @@ fn polling() {
         ("--poll-stop-idle=7us", Poll::Rate { start_per_sec: Poll::START_PER_SEC, stop_idle: micros(7) }),
     ] {
         assert_eq!(
-            service(&format!("kickless blk --fd=3 --blk-file=a {options}")).pool.poll,
+            workers(&service(&format!("kickless blk --fd=3 --blk-file=a {options}"))).poll,
             poll,
             "{options}"
         );
     }
-    assert_eq!(service("kickless blk --fd=3 --blk-file=a --call-coalesce=0us").pool.call_coalesce, None);
+    assert_eq!(workers(&service("kickless blk --fd=3 --blk-file=a --call-coalesce=0us")).call_coalesce, None);
 }
 
 #[test]
 fn one_worker_for_each_cpu() {
-    assert_eq!(service("kickless blk --fd=3 --blk-file=a --cpu=0-2").pool.workers, 3);
-    assert_eq!(service("kickless blk --fd=3 --blk-file=a --cpu=0-2 --workers=6").pool.workers, 6);
+    assert_eq!(workers(&service("kickless blk --fd=3 --blk-file=a --cpu=0-2")).workers, 3);
+    assert_eq!(workers(&service("kickless blk --fd=3 --blk-file=a --cpu=0-2 --workers=6")).workers, 6);
 }
 
 #[test]
 fn a_path_that_only_looks_like_a_keyword() {
     let service = service("kickless blk --fd=3 --blk-file=./null:1G");
-    assert_eq!(service.devices[0].disk.blk_file, DiskSpec::File("./null:1G".into()));
+    assert_eq!(service.devices[0].blk_file, DiskSpec::File("./null:1G".into()));
 }
 
 #[test]
@@ -109,7 +127,7 @@ fn capabilities_whatever_else_is_said() {
 #[test]
 fn faults_are_written_before_their_disk() {
     let text = "fault:seed=7,eio@1.5%+read,delay=1ms@nth=3:/dev/disk/by-id:1";
-    let parsed = values::parse_blk_file(text.into()).unwrap();
+    let parsed = DiskSpec::parse(text.as_ref()).unwrap();
     assert_eq!((parsed.to_string(), parsed.path()), (text.to_owned(), Some("/dev/disk/by-id:1".as_ref())));
     let DiskSpec::Fault(rules, _) = parsed else { panic!("{text}") };
     assert_eq!(Ok(rules), "seed=7,eio@1.5%+read,delay=1ms@nth=3".parse());
@@ -121,14 +139,14 @@ fn disks_that_are_not_raw_images() {
         ["qcow2:/srv/a:b.qcow2", "nbd://host:1/disk", "nbd+unix:///?socket=/run/nbd.sock&reconnect-delay=5"]
     {
         let service = service(&format!("kickless blk --fd=3 --incoming --blk-file={text}"));
-        assert_eq!(service.devices[0].disk.blk_file.to_string(), text);
-        let faulty = values::parse_blk_file(format!("fault:eio@1%:{text}").into()).unwrap();
+        assert_eq!(service.devices[0].blk_file.to_string(), text);
+        let faulty = DiskSpec::parse(format!("fault:eio@1%:{text}").as_ref()).unwrap();
         let DiskSpec::Fault(_, under) = faulty else { panic!("{text}") };
-        assert_eq!(*under, service.devices[0].disk.blk_file);
+        assert_eq!(*under, service.devices[0].blk_file);
     }
     // These are names of files.
     for text in ["nbd:host", "qcow2/a", "./qcow2:a", "rbd/a"] {
-        assert_eq!(values::parse_blk_file(text.into()), Ok(DiskSpec::File(text.into())));
+        assert_eq!(DiskSpec::parse(text.as_ref()), Ok(DiskSpec::File(text.into())));
     }
 }
 
@@ -138,14 +156,14 @@ fn images_of_a_ceph_cluster() {
     #[cfg(feature = "rbd")]
     {
         let service = service(&format!("kickless blk --fd=3 --incoming --blk-file={text}"));
-        assert_eq!(service.devices[0].disk.blk_file.to_string(), text);
-        let faulty = values::parse_blk_file(format!("fault:eio@1%:{text}").into()).unwrap();
+        assert_eq!(service.devices[0].blk_file.to_string(), text);
+        let faulty = DiskSpec::parse(format!("fault:eio@1%:{text}").as_ref()).unwrap();
         let DiskSpec::Fault(_, under) = faulty else { panic!("{text}") };
-        assert_eq!(*under, service.devices[0].disk.blk_file);
+        assert_eq!(*under, service.devices[0].blk_file);
     }
     #[cfg(not(feature = "rbd"))]
     {
-        let said = values::parse_blk_file(text.into()).unwrap_err();
+        let said = DiskSpec::parse(text.as_ref()).unwrap_err().to_string();
         assert!(said.contains("feature rbd"), "{said}");
     }
 }

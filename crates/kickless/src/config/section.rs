@@ -6,10 +6,9 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Error, Result, anyhow};
+use kickless_daemon::Mistake;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
-
-use crate::service::Mistake;
 
 /// Values are shown as they are written, up to here.
 const SHOWN_CHARS_MAX: usize = 60;
@@ -53,25 +52,16 @@ impl Text<'_> {
     }
 }
 
-/// How a value is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// In quotes.
-    Text,
-    /// As a number.
-    Number,
-}
-
 /// A key and its value, and where they are.
-#[derive(Debug)]
-struct Entry<'t> {
+#[derive(Clone, Debug)]
+pub(super) struct Entry<'t> {
     start: usize,
     span: Range<usize>,
-    value: DeValue<'t>,
+    pub(super) value: DeValue<'t>,
 }
 
 /// A table.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Section<'t> {
     text: &'t Text<'t>,
     title: &'static str,
@@ -141,60 +131,34 @@ impl<'t> Section<'t> {
         each.collect()
     }
 
-    fn take(&mut self, key: &'static str) -> Option<Entry<'t>> {
+    /// Takes the value of `key`.
+    pub(super) fn take(&mut self, key: &'static str) -> Option<Entry<'t>> {
         let entry = self.entries.remove(key);
         self.known.push((key, entry.as_ref().map(|entry| entry.start)));
         entry
     }
 
-    /// The value of `key`, which is written as `kind` says and read by `parse`.
-    ///
-    /// # Errors
-    /// It is something else.
-    pub(super) fn get<T>(
-        &mut self,
-        key: &'static str,
-        kind: Kind,
-        parse: impl FnOnce(&str) -> Result<T, String>,
-    ) -> Result<Option<T>> {
-        let Some(entry) = self.take(key) else { return Ok(None) };
-        let parsed = match (kind, &entry.value) {
-            (Kind::Text, DeValue::String(text)) => parse(text),
-            (Kind::Number, DeValue::Integer(number)) => {
-                match i128::from_str_radix(number.as_str(), number.radix()) {
-                    Ok(number) => parse(&number.to_string()),
-                    Err(_) => parse(number.as_str()),
-                }
-            }
-            (Kind::Text, _) => Err("it must be text, in quotes".into()),
-            (Kind::Number, _) => Err("it must be a whole number, without quotes".into()),
-        };
-        parsed.map(Some).map_err(|why| self.refuse(key, &entry, &why))
-    }
-
-    /// The value of `key`, which is `true` or `false`.
-    ///
-    /// # Errors
-    /// It is something else.
-    pub(super) fn flag(&mut self, key: &'static str) -> Result<Option<bool>> {
-        match self.take(key) {
-            None => Ok(None),
-            Some(Entry { value: DeValue::Boolean(flag), .. }) => Ok(Some(flag)),
-            Some(entry) => Err(self.refuse(key, &entry, "it must be true or false, without quotes")),
+    /// Adds the keys of `defaults` that are absent here.
+    pub(super) fn add_absent(&mut self, defaults: &Self) {
+        for (key, entry) in &defaults.entries {
+            self.entries.entry(key.clone()).or_insert_with(|| entry.clone());
         }
     }
 
-    fn refuse(&self, key: &str, entry: &Entry<'_>, why: &str) -> Error {
+    /// Returns the sentence about the value of `key`.
+    pub(super) fn refuse(&self, key: &str, entry: &Entry<'_>, why: &str) -> Error {
         let shown = self.text.shown(entry.span.clone());
         self.text.mistake(Some(entry.start), format!("{key} = {shown}: {why}"))
     }
 
-    /// `value`, which `key` must have.
-    ///
-    /// # Errors
-    /// There is none.
-    pub(super) fn needed<T>(&self, key: &'static str, value: Option<T>) -> Result<T> {
-        value.ok_or_else(|| self.text.mistake(self.start, format!("{key}: this {} needs one", self.title)))
+    /// Returns a sentence about the table.
+    pub(super) fn wrong_table(&self, why: impl Display) -> Error {
+        self.text.mistake(self.start, why)
+    }
+
+    /// Returns the sentence about `key`, which is absent.
+    pub(super) fn needs(&self, key: &str) -> Error {
+        self.text.mistake(self.start, format!("{key}: this {} needs one", self.title))
     }
 
     /// Whether `key` is there and has not been taken.
@@ -227,10 +191,18 @@ impl<'t> Section<'t> {
     /// # Errors
     /// There are others.
     pub(super) fn end(&self) -> Result<()> {
+        let known: Vec<&str> = self.known.iter().map(|(key, _)| *key).collect();
+        self.end_of(&known)
+    }
+
+    /// All keys must have been taken; a sentence offers the `known` ones.
+    ///
+    /// # Errors
+    /// There are others.
+    pub(super) fn end_of(&self, known: &[&str]) -> Result<()> {
         let Some((key, entry)) = self.entries.iter().min_by_key(|(_, entry)| entry.start) else {
             return Ok(());
         };
-        let known: Vec<&str> = self.known.iter().map(|(key, _)| *key).collect();
         let what = format!("{key:?} is unknown: {} can have {}", self.title, known.join(", "));
         Err(self.text.mistake(Some(entry.start), what))
     }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use kickless_disk::DiskSpec;
-use kickless_io::CompletionMode;
+use kickless_daemon::Switch;
+use kickless_disk::{Cache, DiskSpec};
+use kickless_io::{CompletionMode, EngineKind};
 use kickless_worker::Poll;
 use proptest::prelude::*;
 
@@ -17,13 +18,17 @@ fn parsed(text: &str) -> Result<Service, String> {
 fn one_device_and_nothing_else() {
     let service = parsed("[[device]]\nsocket-path = '/run/web.sock'\nblk-file = 'null:1G'").unwrap();
     let [device] = &service.devices[..] else { panic!("{service:?}") };
-    let Socket::Path { path, mode: None, group: None } = &device.socket else { panic!("{device:?}") };
-    assert_eq!(path, Path::new("/run/web.sock"));
+    assert_eq!(device.socket_path.as_deref(), Some(Path::new("/run/web.sock")));
+    assert_eq!((&device.socket_mode, &device.socket_group), (&None, &None));
     assert_eq!((device.name.as_deref(), device.weight), (Some("web"), 1));
-    let disk = &device.disk;
+    let disk = device;
     assert_eq!((&disk.blk_file, disk.num_queues, disk.queue_size), (&DiskSpec::Null(1 << 30), 64, 1024));
-    assert_eq!((disk.cache, disk.lock, disk.read_only, disk.incoming), (Cache::None, true, false, false));
-    assert_eq!((service.pool.workers, service.pool.poll), (1, Poll::default()));
+    assert_eq!(
+        (disk.cache, disk.lock, disk.read_only, disk.incoming),
+        (Cache::None, Switch::On, false, false)
+    );
+    let pool = service.pool.worker_options(1, Notation::Keys).unwrap();
+    assert_eq!((pool.workers, pool.poll), (1, Poll::default()));
 }
 
 #[test]
@@ -74,28 +79,28 @@ fn everything_said() {
         "#,
     )
     .unwrap();
-    let pool = &service.pool;
-    assert_eq!((pool.workers, &pool.cpus[..], pool.engine), (4, &[8, 0, 1][..], EngineKind::Auto));
-    assert_eq!((pool.completion, pool.sqpoll, pool.fixed_buffers), (CompletionMode::Thread, true, true));
+    let pool = &service.pool.worker_options(1, Notation::Keys).unwrap();
+    assert_eq!((pool.workers, &pool.cpus[..], pool.engine.kind), (4, &[8, 0, 1][..], EngineKind::Auto));
+    assert_eq!(
+        (pool.engine.completion, pool.engine.sqpoll, pool.engine.fixed_buffers),
+        (CompletionMode::Thread, true, true)
+    );
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 10_000, stop_idle: Duration::from_micros(1500) });
     assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
     let [web, db] = &service.devices[..] else { panic!("{service:?}") };
     assert_eq!((web.name.as_deref(), db.name.as_deref()), (Some("web"), Some("db")));
     assert_eq!((web.weight, db.weight), (7, 1000));
     assert_eq!((web.memory_max, web.allow_slow_memory), (64 << 30, true));
-    let of = |device: &Device| {
-        (device.disk.num_queues, device.disk.queue_size, device.disk.cache, device.disk.lock)
+    let of = |device: &DeviceConfig| {
+        (device.num_queues, device.queue_size, device.cache, device.lock == Switch::On)
     };
-    assert!(!web.disk.merge && db.disk.merge);
+    assert_eq!((web.merge, db.merge), (Switch::Off, Switch::On));
     assert_eq!(of(web), (4, 1024, Cache::Writeback, false));
     assert_eq!(of(db), (8, 256, Cache::None, true));
-    assert_eq!((web.disk.incoming, web.disk.read_only), (true, false));
-    assert_eq!((db.disk.incoming, db.disk.read_only), (false, true));
-    assert_eq!(web.disk.serial.as_deref(), Some("web-1"));
-    let socket = |device: &Device| match &device.socket {
-        Socket::Path { mode, group, .. } => (*mode, group.clone()),
-        Socket::Inherited(_) => panic!("{device:?}"),
-    };
+    assert_eq!((web.incoming, web.read_only), (true, false));
+    assert_eq!((db.incoming, db.read_only), (false, true));
+    assert_eq!(web.serial.as_deref(), Some("web-1"));
+    let socket = |device: &DeviceConfig| (device.socket_mode, device.socket_group.clone());
     assert_eq!((socket(web), socket(db)), ((Some(0o660), Some("kvm".into())), (Some(0o600), None)));
 }
 

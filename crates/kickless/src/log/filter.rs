@@ -7,9 +7,10 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 /// The parts of the program that write log lines, by the names of their crates.
-const PARTS: [&str; 9] = [
+const PARTS: [&str; 10] = [
     "kickless",
     "kickless_blk",
+    "kickless_daemon",
     "kickless_device",
     "kickless_disk",
     "kickless_driver",

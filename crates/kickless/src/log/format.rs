@@ -9,9 +9,10 @@ use tracing_subscriber::fmt::format::{Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use kickless_daemon::DEVICE_SPAN;
+
 use super::limit::{Admission, with_count};
 use super::queue::Queue;
-use crate::service::DEVICE_SPAN;
 
 thread_local! {
     static IN_FULL: Cell<bool> = const { Cell::new(false) };

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,24 +10,29 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
 use kickless_values::SOCKET_PATH_BYTES_MAX;
 use nix::unistd::Group;
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with, sockopt,
 };
 use tracing::warn;
 
+use super::error::{SocketError, SocketProblem, host};
+
+/// The options that say the path, the permissions and the group of a socket.
+const PATH_OPTION: &str = "socket-path";
+const MODE_OPTION: &str = "socket-mode";
+const GROUP_OPTION: &str = "socket-group";
 /// Front-ends that wait for their turn; more are refused.
 const BACKLOG: i32 = 16;
 /// How long all sockets together wait for others that make sockets in the same directories. Each takes a moment.
-pub(crate) const TURN_WAIT: Duration = Duration::from_secs(5);
+pub const TURN_WAIT: Duration = Duration::from_secs(5);
 
 /// Where front-ends come from.
 #[derive(Debug)]
-pub(crate) enum Endpoint {
+pub enum Endpoint {
     /// They connect, one after the other.
     Listening(Listener),
     /// There is one, and it is connected.
@@ -36,7 +41,7 @@ pub(crate) enum Endpoint {
 
 /// A listening socket, and its name in the file system if we gave it one.
 #[derive(Debug)]
-pub(crate) struct Listener {
+pub struct Listener {
     /// Goes before the socket: as long as we listen, no other process replaces the name.
     _name: Option<Name>,
     /// The socket.
@@ -61,26 +66,21 @@ impl Drop for Name {
 }
 
 impl Endpoint {
-    /// Takes over the socket that was inherited under the number `fd`. To be called before any other descriptor is opened.
+    /// Takes a socket that another program made and passed on.
     ///
     /// # Errors
-    /// It is no socket that front-ends could come from; one sentence that names the option.
-    pub(crate) fn inherit(fd: i32) -> Result<Self> {
-        take_over(fd).and_then(Self::of_inherited).with_context(|| format!("--fd={fd}"))
-    }
-
-    /// Sorts out what kind of socket somebody else made.
-    fn of_inherited(socket: OwnedFd) -> Result<Self> {
-        let family = sockopt::socket_domain(&socket).context("it is not a socket")?;
-        ensure!(
-            family == AddressFamily::UNIX && sockopt::socket_type(&socket)? == SocketType::STREAM,
-            "it is not a unix stream socket"
-        );
-        if sockopt::socket_acceptconn(&socket)? {
+    /// It is no unix stream socket that listens or is connected.
+    pub fn inherited(socket: OwnedFd) -> Result<Self, SocketProblem> {
+        let family = sockopt::socket_domain(&socket).map_err(host("it is not a socket"))?;
+        let kind = sockopt::socket_type(&socket).map_err(host("it is not a socket"))?;
+        if family != AddressFamily::UNIX || kind != SocketType::STREAM {
+            return Err(SocketProblem::NotUnixStream);
+        }
+        if sockopt::socket_acceptconn(&socket).map_err(host("it is not a socket"))? {
             return Ok(Self::Listening(Listener { _name: None, socket: socket.into() }));
         }
         let stream = UnixStream::from(socket);
-        stream.peer_addr().context("it neither listens nor is connected")?;
+        stream.peer_addr().map_err(host("it neither listens nor is connected"))?;
         Ok(Self::Connected(stream))
     }
 }
@@ -91,74 +91,67 @@ pub(crate) struct Address {
     path: PathBuf,
     mode: Option<u32>,
     group: Option<u32>,
-    /// How a sentence names the options that say the path, the mode and the group.
-    options: [String; 3],
 }
 
 impl Address {
-    /// Checks what was said of the socket; changes nothing. `named` says how a sentence names an option.
+    /// Checks the path, the permissions and the group of a socket; changes nothing.
     ///
     /// # Errors
-    /// It could not be made; one sentence that names the option.
-    pub(crate) fn new(
-        path: &Path,
-        mode: Option<u32>,
-        group: Option<&str>,
-        named: impl Fn(&str) -> String,
-    ) -> Result<Self> {
-        let options = ["socket-path", "socket-mode", "socket-group"].map(named);
-        let group = group.map(group_id).transpose().with_context(|| options[2].clone())?;
-        let length = path.as_os_str().as_bytes().len();
-        ensure!(
-            length <= SOCKET_PATH_BYTES_MAX,
-            "{}: the path has {length} bytes and a socket's may have {SOCKET_PATH_BYTES_MAX}: use a shorter one",
-            options[0]
-        );
-        let address = Self { path: path.to_owned(), mode, group, options };
-        look_at(path).with_context(|| address.named())?;
+    /// It could not be made.
+    pub(crate) fn new(path: &Path, mode: Option<u32>, group: Option<&str>) -> Result<Self, SocketError> {
+        let group = group.map(group_id).transpose();
+        let group = group.map_err(|problem| SocketError { option: GROUP_OPTION, path: None, problem })?;
+        let bytes = path.as_os_str().as_bytes().len();
+        if bytes > SOCKET_PATH_BYTES_MAX {
+            let problem = SocketProblem::TooLong { bytes };
+            return Err(SocketError { option: PATH_OPTION, path: None, problem });
+        }
+        let address = Self { path: path.to_owned(), mode, group };
+        look_at(path).map_err(|problem| address.error(PATH_OPTION, problem))?;
         Ok(address)
     }
 
-    fn named(&self) -> String {
-        format!("{}: {}", self.options[0], self.path.display())
+    fn error(&self, option: &'static str, problem: SocketProblem) -> SocketError {
+        SocketError { option, path: Some(self.path.clone()), problem }
     }
 
-    /// Makes the socket, replacing one that nobody listens on any more. From here on whoever connects waits to be served. Others that
-    /// make sockets in the same directory are waited for until `deadline`.
+    /// Makes the socket, and replaces one whose process has gone. From here on a front-end can connect, and waits until it is
+    /// served. Waits until `deadline` for others that make sockets in the same directory.
     ///
     /// # Errors
-    /// It cannot be made; one sentence that names the option.
-    pub(crate) fn bind(&self, deadline: Instant) -> Result<Endpoint> {
-        let listener = self.listen(deadline).with_context(|| self.named())?;
-        Ok(Endpoint::Listening(listener))
+    /// It cannot be made.
+    pub(crate) fn bind(&self, deadline: Instant) -> Result<Endpoint, SocketError> {
+        let _turn = take_turn(&self.path, deadline);
+        let (socket, name) = self.make().map_err(|problem| self.error(PATH_OPTION, problem))?;
+        // Permissions and group are set before anybody can connect.
+        if let Some(group) = self.group {
+            chown(&self.path, None, Some(group))
+                .map_err(|error| self.error(GROUP_OPTION, host("its group cannot be set")(error)))?;
+        }
+        if let Some(mode) = self.mode {
+            fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))
+                .map_err(|error| self.error(MODE_OPTION, host("its permissions cannot be set")(error)))?;
+        }
+        listen(&socket, BACKLOG)
+            .map_err(|error| self.error(PATH_OPTION, host("nobody can connect to it")(error)))?;
+        Ok(Endpoint::Listening(Listener { _name: Some(name), socket: socket.into() }))
     }
 
-    /// Sets permissions and group before anybody can connect.
-    fn listen(&self, deadline: Instant) -> Result<Listener> {
+    /// Makes a socket of this name that does not listen yet.
+    fn make(&self) -> Result<(OwnedFd, Name), SocketProblem> {
         let path = &self.path;
-        let _turn = take_turn(path, deadline);
         if look_at(path)? == Found::Stale {
-            fs::remove_file(path).context("an old socket is there and cannot be removed")?;
+            fs::remove_file(path).map_err(host("an old socket is there and cannot be removed"))?;
         }
-        let address = SocketAddrUnix::new(path).context("it cannot be the path of a socket")?;
+        let address = SocketAddrUnix::new(path).map_err(host("it cannot be the path of a socket"))?;
         let socket = new_socket(SocketFlags::CLOEXEC)?;
         match bind(&socket, &address) {
             Ok(()) => {}
-            Err(Errno::ADDRINUSE) => bail!("another process has just taken it: use another path"),
-            Err(error) => return Err(error).context("the socket cannot be made there"),
+            Err(Errno::ADDRINUSE) => return Err(SocketProblem::JustTaken),
+            Err(error) => return Err(host("the socket cannot be made there")(error)),
         }
-        let made = fs::symlink_metadata(path).context("the socket has gone")?;
-        let name = Name { path: path.to_owned(), identity: (made.dev(), made.ino()) };
-        if let Some(group) = self.group {
-            chown(path, None, Some(group))
-                .with_context(|| format!("its group cannot be set ({})", self.options[2]))?;
-        }
-        if let Some(mode) = self.mode {
-            fs::set_permissions(path, fs::Permissions::from_mode(mode))
-                .with_context(|| format!("its permissions cannot be set ({})", self.options[1]))?;
-        }
-        listen(&socket, BACKLOG).context("nobody can connect to it")?;
-        Ok(Listener { _name: Some(name), socket: socket.into() })
+        let made = fs::symlink_metadata(path).map_err(host("the socket has gone"))?;
+        Ok((socket, Name { path: path.to_owned(), identity: (made.dev(), made.ino()) }))
     }
 }
 
@@ -199,62 +192,53 @@ enum Found {
 }
 
 /// Looks at what is at `path`. Whatever is not ours to remove is an error.
-fn look_at(path: &Path) -> Result<Found> {
+fn look_at(path: &Path) -> Result<Found, SocketProblem> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            ensure!(
-                directory_of(path).is_dir(),
-                "the directory does not exist: make it first or use another path"
-            );
-            return Ok(Found::Nothing);
+            return if directory_of(path).is_dir() {
+                Ok(Found::Nothing)
+            } else {
+                Err(SocketProblem::NoDirectory)
+            };
         }
-        Err(error) => return Err(error).context("it cannot be looked at"),
-        Ok(found) if found.is_dir() => bail!("it is a directory: name a socket in it"),
-        Ok(found) if !found.file_type().is_socket() => {
-            bail!("there is a file that is not a socket: remove it or use another path")
-        }
+        Err(error) => return Err(host("it cannot be looked at")(error)),
+        Ok(found) if found.is_dir() => return Err(SocketProblem::IsDirectory),
+        Ok(found) if !found.file_type().is_socket() => return Err(SocketProblem::IsFile),
         Ok(_) => {}
     }
     let probe = new_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-    match connect(&probe, &SocketAddrUnix::new(path)?) {
+    let address = SocketAddrUnix::new(path).map_err(host("it cannot be the path of a socket"))?;
+    match connect(&probe, &address) {
         Err(Errno::CONNREFUSED) => Ok(Found::Stale),
         Err(Errno::NOENT) => Ok(Found::Nothing),
-        Err(Errno::ACCESS | Errno::PERM) => bail!("there is a socket that we may not use: use another path"),
+        Err(Errno::ACCESS | Errno::PERM) => Err(SocketProblem::NotAllowed),
         // A full backlog, or a socket of another type, belongs to somebody as well.
-        Ok(()) | Err(_) => bail!("another process is listening there: stop it or use another path"),
+        Ok(()) | Err(_) => Err(SocketProblem::Listening),
     }
 }
 
-fn new_socket(flags: SocketFlags) -> Result<OwnedFd> {
-    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).context("no socket can be made")
+fn new_socket(flags: SocketFlags) -> Result<OwnedFd, SocketProblem> {
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(host("no socket can be made"))
 }
 
-/// The number of a group given by name or number.
-fn group_id(group: &str) -> Result<u32> {
+/// Returns the number of a group given by name or number.
+fn group_id(group: &str) -> Result<u32, SocketProblem> {
     if let Ok(id) = group.parse() {
         return Ok(id);
     }
     match Group::from_name(group) {
         Ok(Some(found)) => Ok(found.gid.as_raw()),
-        Ok(None) => bail!("there is no group {group}"),
-        Err(error) => Err(error).context("groups cannot be looked up"),
+        Ok(None) => Err(SocketProblem::NoGroup(group.into())),
+        Err(error) => Err(host("groups cannot be looked up")(io::Error::from(error))),
     }
 }
 
-/// Takes possession of a descriptor that was inherited under the number `fd`.
-#[expect(unsafe_code, reason = "only the command line knows whose the number is")]
-fn take_over(fd: i32) -> Result<OwnedFd> {
-    ensure!(
-        fs::symlink_metadata(format!("/proc/self/fd/{fd}")).is_ok(),
-        "no descriptor with that number was passed on to us"
-    );
-    // SAFETY:
-    // - open: it was a moment ago, and the only other thread that runs yet, the log's, closes nothing;
-    // - ours alone: whoever started us gave it to us by this number, and called once, before this program has opened a
-    //   descriptor that it keeps, no other owner of the number exists.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    fcntl_setfd(socket.as_fd(), FdFlags::CLOEXEC)?;
-    Ok(socket)
+/// Returns `path` with its directory's real name, so that two ways to write a path are the same.
+pub fn real_path(path: &Path) -> PathBuf {
+    match (directory_of(path).canonicalize(), path.file_name()) {
+        (Ok(directory), Some(name)) => directory.join(name),
+        _ => path.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -264,11 +248,12 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::sentence;
 
     fn bound(path: &Path, mode: Option<u32>) -> Result<Endpoint, String> {
-        Address::new(path, mode, None, |option| format!("--{option}"))
+        Address::new(path, mode, None)
             .and_then(|address| address.bind(Instant::now() + TURN_WAIT))
-            .map_err(|error| format!("{error:#}"))
+            .map_err(|error| format!("--{}: {}", error.option, sentence(&error)))
     }
 
     fn connected(path: &Path) -> bool {
@@ -394,9 +379,8 @@ mod tests {
         assert_eq!(group_id("0").unwrap(), 0);
         assert_eq!(group_id("root").unwrap(), 0);
         assert!(group_id("no such group").unwrap_err().to_string().contains("no such group"));
-        let named = |option: &str| format!("--{option}");
-        let refused = Address::new(Path::new("socket"), None, Some("no such group"), named).unwrap_err();
-        assert!(refused.to_string().contains("--socket-group"), "{refused}");
+        let refused = Address::new(Path::new("socket"), None, Some("no such group")).unwrap_err();
+        assert_eq!(refused.option, "socket-group", "{refused}");
     }
 
     #[test]
@@ -405,7 +389,7 @@ mod tests {
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         let (stream, _peer) = UnixStream::pair().unwrap();
-        let of = |socket: OwnedFd| Endpoint::of_inherited(socket);
+        let of = |socket: OwnedFd| Endpoint::inherited(socket);
         assert!(matches!(of(listener.into()), Ok(Endpoint::Listening(_))));
         assert!(path.exists());
         assert!(matches!(of(stream.into()), Ok(Endpoint::Connected(_))));
@@ -413,7 +397,5 @@ mod tests {
         assert!(of(fs::File::open("/dev/null").unwrap().into()).is_err());
         let fresh = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         assert!(of(fresh).is_err());
-        let nobody = Endpoint::inherit(999_999).unwrap_err();
-        assert!(format!("{nobody:#}").contains("--fd=999999"));
     }
 }

@@ -1,12 +1,11 @@
-//! Values of options, and how they are written: on the command line and in configuration files alike. What a parser says of a
-//! wrong value is the end of a sentence.
+//! Parsers of the values of options, for the command line and for configuration files alike. The error of a parser is the end
+//! of a sentence.
 
-use std::ffi::OsString;
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use kickless_disk::DiskSpec;
-use kickless_io::{CompletionMode, EngineKind, UnknownCompletion, UnknownEngine};
 use kickless_memory::quota;
 use kickless_values::{parse_duration, parse_number, parse_size};
 
@@ -29,36 +28,30 @@ const IDLE_MAX: Duration = Duration::from_secs(3600);
 
 /// `on` or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Switch {
+pub enum Switch {
     /// `on`.
     On,
     /// `off`.
     Off,
 }
 
-/// `--poll`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PollMode {
-    /// When it pays.
-    Auto,
-    /// As long as there are rings.
-    Always,
-    /// Not at all.
-    Never,
-    /// From a rate of kicks on.
-    Rate,
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show_name(*self, f)
+    }
 }
 
-impl PollMode {
-    /// What it is called.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            PollMode::Auto => "auto",
-            PollMode::Always => "always",
-            PollMode::Never => "never",
-            PollMode::Rate => "rate",
-        }
+impl FromStr for Switch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse_name(text)
     }
+}
+
+/// Writes the name that a value has on the command line.
+pub(crate) fn show_name(value: impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    value.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
 }
 
 /// One of the values of `T`, by name.
@@ -68,19 +61,6 @@ pub(crate) fn parse_name<T: ValueEnum>(text: &str) -> Result<T, String> {
         let names: Vec<String> = values.map(|value| value.get_name().to_owned()).collect();
         format!("it must be {}", names.join(" or "))
     })
-}
-
-/// `--blk-file`. Takes any bytes, as paths do.
-pub(crate) fn parse_blk_file(text: OsString) -> Result<DiskSpec, String> {
-    DiskSpec::parse(&text).map_err(|error| error.to_string())
-}
-
-pub(crate) fn parse_engine(text: &str) -> Result<EngineKind, String> {
-    text.parse().map_err(|error: UnknownEngine| error.to_string())
-}
-
-pub(crate) fn parse_completion(text: &str) -> Result<CompletionMode, String> {
-    text.parse().map_err(|error: UnknownCompletion| error.to_string())
 }
 
 pub(crate) fn parse_serial(text: &str) -> Result<String, String> {
@@ -140,4 +120,15 @@ pub(crate) fn parse_idle(text: &str) -> Result<Duration, String> {
         idle if idle <= IDLE_MAX => Ok(idle),
         _ => Err("it must be 1h at most".into()),
     }
+}
+
+/// The largest share of the pool beside one of 1.
+const WEIGHT_MAX: u32 = 1000;
+
+pub(crate) fn parse_weight(text: &str) -> Result<u32, String> {
+    parse_number(text, 1, WEIGHT_MAX)
+}
+
+pub(crate) fn parse_not_empty<T: for<'t> From<&'t str>>(text: &str) -> Result<T, String> {
+    if text.is_empty() { Err("it is empty: give it a value or leave it out".into()) } else { Ok(text.into()) }
 }

@@ -1,0 +1,39 @@
+//! How options are written, for sentences about them.
+
+use std::fmt;
+
+/// Where an operator writes options, and so how a sentence names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notation {
+    /// On a command line: `--blk-file=a`.
+    CommandLine,
+    /// As keys of a file or of a call: `blk-file = "a"`.
+    Keys,
+}
+
+impl Notation {
+    /// Returns the name of `option` as it is written.
+    pub fn option(self, option: &str) -> String {
+        match self {
+            Notation::CommandLine => format!("--{option}"),
+            Notation::Keys => option.into(),
+        }
+    }
+
+    /// Returns `option` with a value as it is written.
+    pub fn with_value(self, option: &str, value: impl fmt::Display) -> String {
+        match self {
+            Notation::CommandLine => format!("--{option}={value}"),
+            Notation::Keys => format!("{option} = \"{value}\""),
+        }
+    }
+}
+
+/// Options that do not go together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// The option to change.
+    pub option: &'static str,
+    /// What is wrong with it, as the end of a sentence.
+    pub why: String,
+}

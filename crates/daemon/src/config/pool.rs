@@ -1,0 +1,209 @@
+//! The workers that devices share.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use kickless_io::{CompletionMode, EngineKind, EngineOptions};
+use kickless_values::CpuList;
+use kickless_worker::Poll;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::notation::{Mistake, Notation};
+use super::text;
+use super::values::{parse_delay, parse_idle, parse_name, parse_rate, parse_workers, show_name};
+
+/// Operations that a worker can have in flight, beside the reserve of each device. Its queues may hold more requests; they wait
+/// their turn.
+const ENGINE_DEPTH: u32 = 1024;
+
+/// What can be said of the workers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct PoolConfig {
+    /// How I/O is done: io_uring, threads, or auto, the best of them that works here
+    #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Auto, value_parser = str::parse::<EngineKind>)]
+    #[serde(with = "text")]
+    pub engine: EngineKind,
+    /// Who submits to the kernel: worker, which completes in turn; thread, one beside each worker, which completes meanwhile
+    #[arg(long, value_name = "BY", default_value_t = CompletionMode::Worker, value_parser = str::parse::<CompletionMode>)]
+    #[serde(with = "text")]
+    pub completion: CompletionMode,
+    /// Have a thread of the kernel look for what is submitted to io_uring
+    #[arg(long)]
+    pub sqpoll: bool,
+    /// Register guest memory with io_uring, which pins it: not for machines with a balloon, free page reporting or post-copy
+    #[arg(long)]
+    pub fixed_buffers: bool,
+    /// How many threads do the work [default: one, or one for each CPU of --cpu]
+    #[arg(long, value_name = "N", value_parser = parse_workers)]
+    #[serde(deserialize_with = "workers", skip_serializing_if = "Option::is_none")]
+    pub workers: Option<u16>,
+    /// Run the workers on these CPUs, such as 0-3,8
+    #[arg(long, value_name = "LIST", value_parser = str::parse::<CpuList>)]
+    #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuList>,
+    /// When to look at rings without being kicked: auto, when it pays; always; never; rate, from a rate of kicks on
+    /// [default: auto]
+    #[arg(long, value_enum, value_name = "WHEN", hide_possible_values = true)]
+    #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
+    pub poll: Option<PollMode>,
+    /// The delay that auto may add to a request to save processor time [default: 100us]
+    #[arg(long, value_name = "DURATION", value_parser = parse_delay)]
+    #[serde(deserialize_with = "delay", serialize_with = "text::serialize_duration")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub poll_latency: Option<Duration>,
+    /// The rate from which on rate polls; 0 for never. Implies --poll=rate [default: 5000]
+    #[arg(long, value_name = "KICKS_PER_SEC", value_parser = parse_rate)]
+    #[serde(deserialize_with = "rate", skip_serializing_if = "Option::is_none")]
+    pub poll_start_rate: Option<u32>,
+    /// How long rate goes on polling a ring that yields nothing. Implies --poll=rate [default: 3s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_idle)]
+    #[serde(deserialize_with = "idle", serialize_with = "text::serialize_duration")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub poll_stop_idle: Option<Duration>,
+    /// Hold calls to the driver back for this long at most, to make one of several [default: not at all]
+    #[arg(long, value_name = "DURATION", value_parser = parse_delay)]
+    #[serde(deserialize_with = "delay", serialize_with = "text::serialize_duration")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub call_coalesce: Option<Duration>,
+}
+
+fn workers<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
+    text::number(from, parse_workers).map(Some)
+}
+
+fn rate<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    text::number(from, parse_rate).map(Some)
+}
+
+fn delay<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    text::text(from, parse_delay).map(Some)
+}
+
+fn idle<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    text::text(from, parse_idle).map(Some)
+}
+
+/// `poll`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PollMode {
+    /// When it pays.
+    Auto,
+    /// As long as there are rings.
+    Always,
+    /// Not at all.
+    Never,
+    /// From a rate of kicks on.
+    Rate,
+}
+
+impl fmt::Display for PollMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show_name(*self, f)
+    }
+}
+
+impl FromStr for PollMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse_name(text)
+    }
+}
+
+impl PoolConfig {
+    /// Returns the options of a pool whose engines have reserves for `devices_max` devices.
+    ///
+    /// # Errors
+    /// Options do not go together. `notation` is how the sentence names them.
+    pub fn worker_options(
+        &self,
+        devices_max: u32,
+        notation: Notation,
+    ) -> Result<kickless_worker::Options, Mistake> {
+        let of_ring = [("sqpoll", self.sqpoll), ("fixed-buffers", self.fixed_buffers)];
+        let workers = self.workers(notation)?;
+        if matches!(self.engine, EngineKind::Aio | EngineKind::Threads)
+            && let Some((option, _)) = of_ring.into_iter().find(|(_, given)| *given)
+        {
+            let (ring, engine) = (
+                notation.with_value("engine", EngineKind::Uring),
+                notation.with_value("engine", self.engine),
+            );
+            return Err(Mistake { option, why: format!("it is for {ring}; leave it or {engine} out") });
+        }
+        Ok(kickless_worker::Options {
+            workers: workers.into(),
+            engine: EngineOptions {
+                kind: self.engine,
+                depth: ENGINE_DEPTH,
+                owners: devices_max,
+                completion: self.completion,
+                sqpoll: self.sqpoll,
+                fixed_buffers: self.fixed_buffers,
+            },
+            cpus: self.cpus().to_vec(),
+            poll: self.poll(notation)?,
+            call_coalesce: self.call_coalesce.filter(|delay| !delay.is_zero()),
+        })
+    }
+
+    /// Returns the CPUs that the workers run on; empty: any.
+    pub fn cpus(&self) -> &[usize] {
+        self.cpu.as_ref().map_or(&[], |list| &list.0)
+    }
+
+    fn workers(&self, notation: Notation) -> Result<u16, Mistake> {
+        let cpus = self.cpus();
+        let for_each_cpu = u16::try_from(cpus.len()).unwrap_or(u16::MAX).max(1);
+        let workers = self.workers.unwrap_or(for_each_cpu);
+        if usize::from(workers) < cpus.len() {
+            let why = format!(
+                "{workers} leaves some of the {} CPUs of {} idle: name fewer CPUs or ask for more workers",
+                cpus.len(),
+                notation.option("cpu")
+            );
+            return Err(Mistake { option: "workers", why });
+        }
+        Ok(workers)
+    }
+
+    fn poll(&self, notation: Notation) -> Result<Poll, Mistake> {
+        let of_rate = [
+            ("poll-start-rate", self.poll_start_rate.is_some()),
+            ("poll-stop-idle", self.poll_stop_idle.is_some()),
+        ];
+        let of_rate = of_rate.into_iter().find_map(|(option, given)| given.then_some(option));
+        let mode = match (self.poll, of_rate) {
+            (None, None) => PollMode::Auto,
+            (None, Some(_)) | (Some(PollMode::Rate), _) => PollMode::Rate,
+            (Some(mode), None) => mode,
+            (Some(mode), Some(option)) => {
+                let (rate, mode) = (notation.with_value("poll", "rate"), notation.with_value("poll", mode));
+                return Err(Mistake { option, why: format!("it is for {rate}; leave it or {mode} out") });
+            }
+        };
+        if self.poll_latency.is_some() && mode != PollMode::Auto {
+            let auto = notation.with_value("poll", "auto");
+            let other = match of_rate {
+                Some(option) => notation.option(option),
+                None => notation.with_value("poll", mode),
+            };
+            return Err(Mistake {
+                option: "poll-latency",
+                why: format!("it is for {auto}; leave it or {other} out"),
+            });
+        }
+        Ok(match mode {
+            PollMode::Auto => Poll::Auto { latency: self.poll_latency.unwrap_or(Poll::LATENCY) },
+            PollMode::Always => Poll::Always,
+            PollMode::Never => Poll::Never,
+            PollMode::Rate => Poll::Rate {
+                start_per_sec: self.poll_start_rate.unwrap_or(Poll::START_PER_SEC),
+                stop_idle: self.poll_stop_idle.unwrap_or(Poll::STOP_IDLE),
+            },
+        })
+    }
+}

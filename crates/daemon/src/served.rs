@@ -1,0 +1,140 @@
+//! A device that front-ends can use.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use kickless_device::Device;
+use kickless_io::Waker;
+use kickless_memory::Mapper;
+use kickless_memory::quota::AddressSpace;
+use kickless_vhost::{Ended, Server, Statistics};
+use kickless_worker::Pool;
+use tracing::error;
+
+use super::config::DeviceConfig;
+use super::error::ServeError;
+use super::sentence::sentence;
+use super::socket::Endpoint;
+
+/// A device, its server, and the descriptor that stops it.
+pub struct Served {
+    config: DeviceConfig,
+    device: Arc<dyn Device>,
+    server: Server,
+    stop: Waker,
+}
+
+impl Served {
+    /// Puts a device behind a server, with its share of the workers and of the address space.
+    ///
+    /// # Errors
+    /// The process is out of descriptors.
+    pub(crate) fn new(
+        config: DeviceConfig,
+        device: Arc<dyn Device>,
+        pool: &Arc<Pool>,
+        space: &Arc<AddressSpace>,
+    ) -> io::Result<Self> {
+        let mapper = Mapper::within(space.join(config.memory_max));
+        let mapper = if config.allow_slow_memory { mapper } else { mapper.only_at_hand() };
+        let server = Server::new(device.clone(), pool.executor(config.weight)).with_mapper(mapper);
+        Ok(Self { config, device, server, stop: Waker::new()? })
+    }
+
+    /// Returns the configuration of the device.
+    pub fn config(&self) -> &DeviceConfig {
+        &self.config
+    }
+
+    /// Returns the device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Returns what the queues of the device have counted.
+    pub fn statistics(&self) -> &Arc<Statistics> {
+        self.server.statistics()
+    }
+
+    /// Returns whether a front-end is connected.
+    pub fn is_connected(&self) -> bool {
+        self.server.is_connected()
+    }
+
+    /// Stops the server if no front-end is connected; returns whether it did.
+    pub(crate) fn stop_if_free(&self) -> bool {
+        let closed = self.server.close_if_free();
+        if closed {
+            self.stop.wake();
+        }
+        closed
+    }
+
+    /// Asks the session thread to end: rings stop, and what is in flight completes.
+    pub(crate) fn stop(&self) {
+        self.stop.wake();
+    }
+
+    /// Serves front-ends from `endpoint` until the device is stopped. Closes it then, so that new ones are refused.
+    ///
+    /// # Errors
+    /// Front-ends cannot be served any more.
+    pub(crate) fn run(&self, endpoint: Endpoint) -> Result<(), ServeError> {
+        let served = match &endpoint {
+            Endpoint::Listening(listener) => {
+                self.server.serve(&listener.socket, self.stop.as_fd()).map_err(ServeError::Listener)
+            }
+            Endpoint::Connected(connection) => connection
+                .try_clone()
+                .map_err(ServeError::Connection)
+                .and_then(|connection| match self.server.serve_connection(connection, self.stop.as_fd()) {
+                    Ok(()) | Err(Ended::Stopped) => Ok(()),
+                    Err(ended) => Err(ServeError::Dropped(ended)),
+                }),
+        };
+        drop(endpoint);
+        if let (Err(error), Some(_)) = (&served, &self.config.name) {
+            error!(error = sentence(error), "served no longer; other devices are");
+        }
+        served
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::Instant;
+
+    use kickless_blk::Blk;
+    use kickless_disk::Disk;
+    use rustix::net::{Shutdown, shutdown};
+    use serde_json::json;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::config::{Notation, PoolConfig};
+    use crate::socket::Address;
+
+    #[test]
+    fn a_device_that_ended_has_no_socket() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("socket");
+        let endpoint = Address::new(&path, None, None).unwrap().bind(Instant::now()).unwrap();
+        // It cannot be listened on any more.
+        let Endpoint::Listening(listener) = &endpoint else { panic!("{endpoint:?}") };
+        shutdown(&listener.socket, Shutdown::Both).unwrap();
+        let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
+        let pool = Arc::new(Pool::start(&pool).unwrap());
+        let config: DeviceConfig = serde_json::from_value(json!({ "blk-file": "null:1M" })).unwrap();
+        let options = kickless_disk::Options { read_only: false, cache: config.cache, merge: true };
+        let disk = Disk::open(&config.blk_file, &options).unwrap();
+        let blk = kickless_blk::Options { serial: "a".into(), queues_max: 1, queue_size_max: 8, lock: false };
+        let served =
+            Served::new(config, Arc::new(Blk::new(disk, blk)), &pool, &Arc::new(AddressSpace::default()))
+                .unwrap();
+        let ended = served.run(endpoint).unwrap_err();
+        assert!(ended.to_string().contains("no front-end can be served any more"), "{ended:#}");
+        assert!(!path.exists() && UnixStream::connect(&path).is_err());
+    }
+}

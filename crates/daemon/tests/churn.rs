@@ -1,0 +1,130 @@
+//! Devices come and go hundreds of times while others are under load.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+mod common;
+
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::{BLOCK, Disk, LIMIT, Resources, Rig, content};
+use kickless_daemon::{Added, Removal};
+
+/// Blocks of a device.
+const BLOCKS: u64 = 64;
+/// Threads that add and remove devices, each its own ones.
+const CHURNERS: u64 = 3;
+
+/// Writes and reads each block again and again until it is over; returns how often.
+fn verify(device: u64, disk: &Disk, over: &AtomicBool) -> u64 {
+    let mut read = vec![0; BLOCK];
+    let mut version = 0;
+    while !over.load(Ordering::Relaxed) || version == 0 {
+        for block in 0..BLOCKS {
+            let at = block * BLOCK as u64;
+            if version > 0 {
+                disk.read_at(&mut read, at).unwrap();
+                assert!(read == content(device, block, version), "device {device}, block {block}");
+            }
+            disk.write_at(&content(device, block, version + 1), at).unwrap();
+        }
+        version += 1;
+    }
+    version
+}
+
+/// Adds a device, uses it, and removes it under load.
+fn come_and_go(rig: &Rig, churner: u64, round: u64) {
+    let name = format!("churn-{churner}");
+    let disk = match round % 3 {
+        0 => "mem:256K".to_owned(),
+        1 => rig.dir.path().join(format!("{name}.img")).display().to_string(),
+        _ => "null:256K".to_owned(),
+    };
+    assert_eq!(rig.registry.add(rig.config(&name, &disk)).unwrap(), Added::New);
+    if round % 5 == 4 {
+        // Nobody came.
+        assert!(rig.registry.remove(&name, Removal::Refuse).unwrap());
+    } else {
+        let used = rig.connect(&name);
+        used.write_at(&content(churner, 0, round), 0).unwrap();
+        let written = AtomicU64::new(0);
+        thread::scope(|scope| {
+            let load = scope.spawn(|| {
+                while used.write_at(&content(churner, 1, round), BLOCK as u64).is_ok() {
+                    written.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            while written.load(Ordering::Relaxed) == 0 && !load.is_finished() {
+                thread::yield_now();
+            }
+            assert!(!load.is_finished(), "no write succeeded");
+            let how = if round.is_multiple_of(2) { Removal::Drain(LIMIT) } else { Removal::Force(LIMIT) };
+            assert!(rig.registry.remove(&name, how).unwrap());
+        });
+    }
+    assert!(!rig.socket(&name).exists());
+}
+
+/// Has each churner go through so many rounds.
+fn churn(rig: &Rig, rounds: u64) {
+    thread::scope(|scope| {
+        for churner in 0..CHURNERS {
+            scope.spawn(move || (0..rounds).for_each(|round| come_and_go(rig, churner, round)));
+        }
+    });
+}
+
+#[test]
+fn devices_come_and_go_under_load() {
+    let rig = Rig::new(2, 16);
+    for image in ["file", "churn-0", "churn-1", "churn-2"] {
+        let file = File::create(rig.dir.path().join(format!("{image}.img"))).unwrap();
+        file.set_len(BLOCKS * BLOCK as u64).unwrap();
+    }
+    let image = rig.dir.path().join("file.img").display().to_string();
+    for (name, disk) in [("memory", "mem:256K"), ("file", &image)] {
+        rig.registry.add(rig.config(name, disk)).unwrap();
+    }
+    let disks = ["memory", "file"].map(|name| rig.connect(name));
+    let over = AtomicBool::new(false);
+    // Threads and heaps that are kept are there after a while.
+    churn(&rig, 20);
+    let before = Resources::now();
+    thread::scope(|scope| {
+        let loads: Vec<_> = (1..)
+            .zip(&disks)
+            .map(|(device, disk)| {
+                scope.spawn({
+                    let over = &over;
+                    move || verify(device, disk, over)
+                })
+            })
+            .collect();
+        churn(&rig, 150);
+        over.store(true, Ordering::Relaxed);
+        for load in loads {
+            assert!(load.join().unwrap() > 1);
+        }
+    });
+    // What a thread leaves behind is gone in a moment.
+    let mut after = Resources::now();
+    for _ in 0..100 {
+        if (after.descriptors, after.threads, after.shared)
+            == (before.descriptors, before.threads, before.shared)
+        {
+            break;
+        }
+        thread::sleep(Duration::from_millis(20));
+        after = Resources::now();
+    }
+    assert_eq!(
+        (after.descriptors, after.threads, after.shared),
+        (before.descriptors, before.threads, before.shared)
+    );
+    // Heaps of threads come and go.
+    assert!(after.mappings < before.mappings + 50, "{before:?}, {after:?}");
+    let left: Vec<_> = rig.registry.list().into_iter().filter_map(|listed| listed.config.name).collect();
+    assert_eq!(left, ["memory", "file"]);
+}

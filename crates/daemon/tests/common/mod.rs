@@ -1,0 +1,109 @@
+//! A registry of disks, and load on them.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kickless_blk::Blk;
+use kickless_daemon::{DeviceConfig, MakeError, Notation, PoolConfig, Registry, Switch};
+use kickless_device::Device;
+use kickless_driver::Options;
+use kickless_worker::Pool;
+use serde_json::json;
+use tempfile::TempDir;
+
+/// No step takes so long, however slow the machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const BLOCK: usize = 4096;
+
+/// A registry, and a directory for its sockets and images.
+pub(crate) struct Rig {
+    pub(crate) registry: Registry,
+    pub(crate) dir: TempDir,
+}
+
+impl Rig {
+    pub(crate) fn new(workers: u16, devices_max: usize) -> Self {
+        kickless_memory::fault::guard().unwrap();
+        let pool = PoolConfig { workers: Some(workers), ..PoolConfig::default() };
+        let pool = Pool::start(&pool.worker_options(devices_max as u32, Notation::Keys).unwrap()).unwrap();
+        let registry = Registry::new(devices_max, make).unwrap();
+        registry.set_pool(pool);
+        Self { registry, dir: tempfile::tempdir().unwrap() }
+    }
+
+    /// Returns the configuration of a device of this name over this disk.
+    pub(crate) fn config(&self, name: &str, disk: &str) -> DeviceConfig {
+        let config =
+            json!({ "name": name, "socket-path": self.socket(name), "blk-file": disk, "cache": "writeback" });
+        serde_json::from_value(config).unwrap()
+    }
+
+    pub(crate) fn socket(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn connect(&self, name: &str) -> Disk {
+        connect(&self.socket(name))
+    }
+}
+
+pub(crate) type Disk = kickless_driver::Disk;
+
+pub(crate) fn connect(socket: &Path) -> Disk {
+    let options = Options {
+        queues: 2,
+        queue_size: 64,
+        reconnect_limit: Duration::ZERO,
+        connect_timeout: LIMIT,
+        ..Options::new(socket)
+    };
+    Disk::connect(options).unwrap()
+}
+
+fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
+    let lock = config.lock == Switch::On;
+    let options = kickless_disk::Options {
+        read_only: config.read_only,
+        cache: config.cache,
+        merge: config.merge == Switch::On,
+    };
+    let disk = kickless_disk::Disk::open(&config.blk_file, &options)
+        .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
+    let serial = disk.identity().to_owned();
+    let (queues_max, queue_size_max) = (config.num_queues, config.queue_size);
+    Ok(Arc::new(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock })))
+}
+
+/// Returns what block `block` of a device has in this version.
+pub(crate) fn content(device: u64, block: u64, version: u64) -> Vec<u8> {
+    let seed = (device << 48 | block << 24 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..BLOCK as u64 / 8).flat_map(|at| (seed ^ at).to_le_bytes()).collect()
+}
+
+/// What a process has of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Resources {
+    pub(crate) descriptors: usize,
+    /// Without those of the engines, which start when they are needed first, up to a number that is fixed.
+    pub(crate) threads: usize,
+    /// Mappings of shared guest memory.
+    pub(crate) shared: usize,
+    pub(crate) mappings: usize,
+}
+
+impl Resources {
+    pub(crate) fn now() -> Self {
+        let tasks = fs::read_dir("/proc/self/task").unwrap();
+        let threads = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        Self {
+            descriptors: fs::read_dir("/proc/self/fd").unwrap().count(),
+            threads: threads.filter(|name| !name.starts_with("io-")).count(),
+            shared: maps.lines().filter(|line| line.contains("memfd")).count(),
+            mappings: maps.lines().count(),
+        }
+    }
+}

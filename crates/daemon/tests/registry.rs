@@ -1,0 +1,171 @@
+//! Adding and removing devices, one step after the other.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+mod common;
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{BLOCK, LIMIT, Rig};
+use kickless_daemon::{
+    AddError, Added, DeviceConfig, DeviceState, Endpoint, Registry, Removal, RemoveError, sentence,
+};
+
+fn states(registry: &Registry) -> Vec<(String, DeviceState)> {
+    let listed = registry.list().into_iter();
+    listed.map(|listed| (listed.config.name.unwrap_or_default(), listed.state)).collect()
+}
+
+#[test]
+fn a_device_comes_and_goes() {
+    let rig = Rig::new(1, 4);
+    let config = rig.config("a", "mem:1M");
+    assert_eq!(rig.registry.add(config.clone()).unwrap(), Added::New);
+    assert_eq!(states(&rig.registry), [("a".into(), DeviceState::Free)]);
+    // The same again is no change.
+    assert_eq!(rig.registry.add(config.clone()).unwrap(), Added::Identical);
+    let other = DeviceConfig { read_only: true, ..config.clone() };
+    assert!(matches!(rig.registry.add(other), Err(AddError::Different { name }) if name == "a"));
+
+    let disk = rig.connect("a");
+    disk.write_at(&[7; BLOCK], 0).unwrap();
+    assert_eq!(states(&rig.registry), [("a".into(), DeviceState::Connected)]);
+    assert!(matches!(rig.registry.remove("a", Removal::Refuse), Err(RemoveError::InUse { .. })));
+    let mut read = [0; BLOCK];
+    disk.read_at(&mut read, 0).unwrap();
+    assert_eq!(read, [7; BLOCK]);
+
+    assert!(rig.registry.remove("a", Removal::Drain(LIMIT)).unwrap());
+    assert!(disk.read_at(&mut read, 0).is_err());
+    assert!(!rig.socket("a").exists() && states(&rig.registry).is_empty());
+    assert!(!rig.registry.remove("a", Removal::Refuse).unwrap(), "there is none");
+    // The name and the socket are free.
+    assert_eq!(rig.registry.add(config).unwrap(), Added::New);
+    assert!(rig.registry.remove("a", Removal::Refuse).unwrap());
+    assert!(!rig.socket("a").exists());
+}
+
+#[test]
+fn a_device_that_cannot_come_leaves_nothing() {
+    let rig = Rig::new(1, 2);
+    let missing = rig.registry.add(rig.config("a", "/nonexistent.img")).unwrap_err();
+    assert_eq!(missing.option(), Some("blk-file"));
+    assert!(sentence(&missing).contains("/nonexistent.img"), "{missing}");
+
+    let listener = UnixListener::bind(rig.socket("a")).unwrap();
+    let taken = rig.registry.add(rig.config("a", "mem:1M")).unwrap_err();
+    assert_eq!(taken.option(), Some("socket-path"));
+    assert!(sentence(&taken).contains("another process is listening there"), "{taken}");
+    drop(listener);
+
+    rig.registry.add(rig.config("a", "mem:1M")).unwrap();
+    let same =
+        DeviceConfig { socket_path: Some(rig.dir.path().join(".").join("a")), ..rig.config("b", "mem:1M") };
+    assert!(matches!(rig.registry.add(same), Err(AddError::SocketTaken { name, .. }) if name == "a"));
+    rig.registry.add(rig.config("b", "mem:1M")).unwrap();
+    assert!(matches!(rig.registry.add(rig.config("c", "mem:1M")), Err(AddError::Full { max: 2 })));
+    let incoming = DeviceConfig { incoming: true, ..rig.config("c", "mem:1M") };
+    assert_eq!(rig.registry.add(incoming).unwrap_err().option(), Some("incoming"));
+    assert_eq!(states(&rig.registry), ["a", "b"].map(|name| (name.into(), DeviceState::Free)));
+    assert!(!rig.socket("c").exists());
+
+    rig.registry.stop();
+    assert!(matches!(rig.registry.add(rig.config("d", "mem:1M")), Err(AddError::Stopping)));
+}
+
+#[test]
+fn of_several_that_add_one_device_one_does() {
+    let rig = Rig::new(1, 4);
+    let registry = &rig.registry;
+    for _ in 0..50 {
+        let together = &Barrier::new(3);
+        let added = thread::scope(|scope| {
+            let add = || {
+                together.wait();
+                registry.add(rig.config("a", "mem:1M"))
+            };
+            let threads = [scope.spawn(add), scope.spawn(add), scope.spawn(add)];
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let new = added.iter().filter(|added| matches!(added, Ok(Added::New))).count();
+        let fine = |added: &Result<Added, AddError>| {
+            matches!(added, Ok(_) | Err(AddError::Busy { doing: "added", .. }))
+        };
+        assert!(new == 1 && added.iter().all(fine), "{added:?}");
+        let removed = thread::scope(|scope| {
+            let remove = || {
+                together.wait();
+                registry.remove("a", Removal::Refuse).unwrap()
+            };
+            let threads = [scope.spawn(remove), scope.spawn(remove), scope.spawn(remove)];
+            threads.map(|thread| thread.join().unwrap())
+        });
+        assert!(removed.contains(&true) && registry.list().is_empty(), "{removed:?}");
+    }
+}
+
+#[test]
+fn a_removal_waits_for_requests_in_flight() {
+    let rig = Rig::new(1, 4);
+    let slow = rig.config("slow", "fault:delay=1500ms@nth=1+write:mem:1M");
+    rig.registry.add(slow.clone()).unwrap();
+    rig.registry.add(rig.config("other", "mem:1M")).unwrap();
+    let (disk, other) = (rig.connect("slow"), rig.connect("other"));
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        let written = scope.spawn(|| disk.write_at(&[1; BLOCK], 0));
+        // It is with the device.
+        thread::sleep(Duration::from_millis(300));
+        let early = rig.registry.remove("slow", Removal::Drain(Duration::from_millis(100))).unwrap_err();
+        assert!(matches!(early, RemoveError::Deadline { .. }), "{early}");
+        assert_eq!(rig.registry.list()[0].state, DeviceState::Removing);
+        // No success while the name is in use.
+        assert!(matches!(rig.registry.add(slow.clone()), Err(AddError::Busy { doing: "removed", .. })));
+        other.write_at(&[2; BLOCK], 0).unwrap();
+        assert!(begin.elapsed() < Duration::from_millis(1500), "too slow a machine to tell");
+        assert!(rig.registry.remove("slow", Removal::Force(LIMIT)).unwrap());
+        assert!(begin.elapsed() >= Duration::from_millis(1500));
+        written.join().unwrap().unwrap();
+    });
+    // Nobody waits for this one: it goes by itself.
+    rig.registry.add(slow.clone()).unwrap();
+    let disk = rig.connect("slow");
+    thread::scope(|scope| {
+        let written = scope.spawn(|| disk.write_at(&[1; BLOCK], 0));
+        thread::sleep(Duration::from_millis(300));
+        assert!(rig.registry.remove("slow", Removal::Drain(Duration::from_millis(1))).is_err());
+        written.join().unwrap().unwrap();
+    });
+    let begin = Instant::now();
+    while rig.registry.list().len() > 1 {
+        assert!(begin.elapsed() < LIMIT);
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(rig.registry.add(slow).unwrap(), Added::New);
+    other.write_at(&[3; BLOCK], 0).unwrap();
+}
+
+#[test]
+fn a_device_that_ends_by_itself_makes_room_for_its_successor() {
+    let rig = Rig::new(1, 1);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let config = DeviceConfig { socket_path: None, ..rig.config("a", "mem:1M") };
+    assert!(matches!(rig.registry.add(config.clone()), Err(AddError::NoSocket)));
+    let opened = rig.registry.open(config, Some(Endpoint::inherited(ours.into()).unwrap())).unwrap();
+    rig.registry.serve(vec![opened.unwrap()]).unwrap();
+    assert!(!rig.registry.is_idle());
+    drop(theirs);
+    let begin = Instant::now();
+    while !rig.registry.is_idle() {
+        assert!(begin.elapsed() < LIMIT);
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(rig.registry.take_changed());
+    assert_eq!(states(&rig.registry), [("a".into(), DeviceState::Ended)]);
+    assert_eq!(rig.registry.add(rig.config("a", "null:1M")).unwrap(), Added::New);
+    assert!(rig.registry.take_ended().is_empty());
+    drop(rig.registry);
+    assert!(!rig.dir.path().join("a").exists());
+}

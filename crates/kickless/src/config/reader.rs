@@ -1,0 +1,180 @@
+//! Reads a table as a struct.
+//!
+//! The struct says what its fields are (`serde`). What is wrong with a value becomes one sentence with the file, the line, the
+//! key, and the value as it is written.
+
+use std::fmt::{self, Display};
+use std::slice;
+
+use anyhow::{Error, Result};
+use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, forward_to_deserialize_any};
+use toml::de::DeValue;
+
+use super::section::{Entry, Section};
+
+impl Section<'_> {
+    /// Reads the whole table. Its keys are the fields of `T`, in that order.
+    ///
+    /// # Errors
+    /// A value is wrong or absent, or a key is unknown.
+    pub(super) fn read<T: for<'de> Deserialize<'de>>(&mut self) -> Result<T> {
+        T::deserialize(Reader { section: self, own: &[] }).map_err(|refused| match refused {
+            Refused::Missing(key) => self.needs(key),
+            Refused::Why(why) => self.wrong_table(why),
+            Refused::Located(error) => error,
+        })
+    }
+
+    /// Checks the values that are there as [`Section::read`] does; others may be absent. The keys `own` are not offered where
+    /// a key is unknown.
+    ///
+    /// # Errors
+    /// A value is wrong, or a key is unknown.
+    pub(super) fn check<T: for<'de> Deserialize<'de>>(&self, own: &[&str]) -> Result<()> {
+        let mut section = self.clone();
+        match T::deserialize(Reader { section: &mut section, own }) {
+            Ok(_) | Err(Refused::Missing(_)) => Ok(()),
+            Err(Refused::Why(why)) => Err(self.wrong_table(why)),
+            Err(Refused::Located(error)) => Err(error),
+        }
+    }
+}
+
+/// Why a table cannot be read.
+#[derive(Debug)]
+enum Refused {
+    /// What is wrong, as the end of a sentence.
+    Why(String),
+    /// A key that is absent.
+    Missing(&'static str),
+    /// The whole sentence.
+    Located(Error),
+}
+
+impl Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::Why(why) => why.fmt(f),
+            Refused::Missing(key) => write!(f, "{key} is absent"),
+            Refused::Located(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl de::Error for Refused {
+    fn custom<T: Display>(why: T) -> Self {
+        Refused::Why(why.to_string())
+    }
+
+    fn missing_field(key: &'static str) -> Self {
+        Refused::Missing(key)
+    }
+}
+
+/// Reads a section as a struct.
+struct Reader<'s, 't> {
+    section: &'s mut Section<'t>,
+    /// Keys that are not offered where a key is unknown.
+    own: &'s [&'s str],
+}
+
+impl<'de> Deserializer<'de> for Reader<'_, '_> {
+    type Error = Refused;
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        keys: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Refused> {
+        visitor.visit_map(Keys { reader: self, all: keys, left: keys.iter(), next: None })
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Refused> {
+        Err(Refused::Why("a table is read as a struct".into()))
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
+/// The keys of a section that are there, in the order of the fields of the struct.
+struct Keys<'s, 't> {
+    reader: Reader<'s, 't>,
+    all: &'static [&'static str],
+    left: slice::Iter<'static, &'static str>,
+    next: Option<(&'static str, Entry<'t>)>,
+}
+
+impl<'de> MapAccess<'de> for Keys<'_, '_> {
+    type Error = Refused;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Refused> {
+        for &key in self.left.by_ref() {
+            if let Some(entry) = self.reader.section.take(key) {
+                self.next = Some((key, entry));
+                return seed.deserialize(key.into_deserializer()).map(Some);
+            }
+        }
+        let known: Vec<_> = self.all.iter().filter(|key| !self.reader.own.contains(key)).copied().collect();
+        self.reader.section.end_of(&known).map_err(Refused::Located)?;
+        Ok(None)
+    }
+
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Refused> {
+        let Some((key, entry)) = self.next.take() else {
+            return Err(Refused::Why("a key comes first".into()));
+        };
+        let section = &self.reader.section;
+        seed.deserialize(Value(&entry.value)).map_err(|refused| match refused {
+            Refused::Why(why) => Refused::Located(section.refuse(key, &entry, &why)),
+            other => other,
+        })
+    }
+}
+
+/// Reads a value as the kind that its field asks for.
+struct Value<'v, 't>(&'v DeValue<'t>);
+
+impl<'de> Deserializer<'de> for Value<'_, '_> {
+    type Error = Refused;
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
+        match self.0 {
+            DeValue::String(text) => visitor.visit_str(text),
+            _ => Err(Refused::Why("it must be text, in quotes".into())),
+        }
+    }
+
+    fn deserialize_u64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
+        match self.0 {
+            DeValue::Integer(number) => {
+                let digits = i128::from_str_radix(number.as_str(), number.radix());
+                // One that is too large for this is too large for anything.
+                visitor.visit_i128(digits.unwrap_or(i128::MAX))
+            }
+            _ => Err(Refused::Why("it must be a whole number, without quotes".into())),
+        }
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
+        match self.0 {
+            DeValue::Boolean(flag) => visitor.visit_bool(*flag),
+            _ => Err(Refused::Why("it must be true or false, without quotes".into())),
+        }
+    }
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refused> {
+        self.deserialize_str(visitor)
+    }
+
+    forward_to_deserialize_any! {
+        i8 i16 i32 i64 i128 u8 u16 u32 u128 f32 f64 char string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
