@@ -8,7 +8,17 @@ impl Vring {
     /// none, as [`Vring::pop`]. A task pops all chains of its ring in one way or the other.
     #[inline]
     pub fn pop_credit(&mut self, chain: &mut Chain) -> bool {
-        self.pop_as::<true>(chain)
+        if self.broken {
+            return false;
+        }
+        if self.translation.is_some() {
+            return self.pop_translated::<true>(chain);
+        }
+        match self.queue.pop_credit(&self.view, chain) {
+            Ok(true) => true,
+            Ok(false) => self.came_to_nothing(None),
+            Err(error) => self.came_to_nothing(Some(error)),
+        }
     }
 
     /// Takes the `count` oldest chains off the credit: they are in flight from now on, and have to be pushed.

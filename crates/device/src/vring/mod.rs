@@ -170,22 +170,13 @@ impl Vring {
     /// Takes the next chain; `false` where there is none. A ring that turns out broken has none from then on.
     #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> bool {
-        self.pop_as::<false>(chain)
-    }
-
-    #[inline(always)]
-    fn pop_as<const CREDIT: bool>(&mut self, chain: &mut Chain) -> bool {
         if self.broken {
             return false;
         }
         if self.translation.is_some() {
-            return self.pop_translated::<CREDIT>(chain);
+            return self.pop_translated::<false>(chain);
         }
-        let popped = match CREDIT {
-            true => self.queue.pop_credit(&self.view, chain),
-            false => self.queue.pop(&self.view, chain),
-        };
-        match popped {
+        match self.queue.pop(&self.view, chain) {
             Ok(true) => true,
             Ok(false) => self.came_to_nothing(None),
             Err(error) => self.came_to_nothing(Some(error)),

@@ -4,6 +4,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-virtqueue --release --lib model::`
 #![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests; a trait has unsafe functions")]
 
+use super::credit::Credit;
 use super::inflight::Region;
 use super::metadata::{Areas, Options};
 use super::{Popped, packed, split};
@@ -132,11 +133,11 @@ fn run(device: impl FnOnce() + Send + 'static, look: impl Fn(usize) -> Option<(u
 /// Pushes both groups, by the methods that `Queue::push_group`, `show` and `publish` forward to. The first is shown after so many
 /// chains.
 macro_rules! serve {
-    ($queue:ident, $shown_after:expr) => {
+    ($queue:ident, $credit:ident, $shown_after:expr) => {
         move || {
             let mut marks = Marks::off();
             for nth in 0..CHAINS.len() {
-                assert!($queue.use_credit());
+                assert!($queue.use_credit(&mut $credit));
                 let (id, len) = of(nth);
                 $queue.push(id, len);
                 if nth + 1 == $shown_after {
@@ -150,12 +151,12 @@ macro_rules! serve {
 
 /// Pops all chains as credit, twice.
 macro_rules! pop {
-    ($queue:ident) => {
+    ($queue:ident, $credit:ident) => {
         let (view, mut chain, mut marks) = (View::default(), Chain::default(), Marks::off());
         for _ in 0..2 {
-            while $queue.unpop().is_some() {}
+            while $queue.unpop(&mut $credit).is_some() {}
             for nth in 0..CHAINS.len() {
-                let popped = $queue.pop_credit(&mut &view, &mut chain, &mut marks);
+                let popped = $queue.pop_credit(&mut &view, &mut chain, &mut marks, &mut $credit);
                 assert_eq!((popped, chain.id.head), (Ok(Popped::Chain), of(nth).0));
             }
         }
@@ -176,7 +177,8 @@ fn split_ring(shown_after: usize, releases: bool) {
         used.set(RING_IDX, &START);
         let mut queue = split::Queue::new(options, START);
         queue.remap(Areas::of([desc, avail, used.clone()], options), &mut Marks::off());
-        pop!(queue);
+        let mut credit = Credit::default();
+        pop!(queue, credit);
         let look = |taken: usize| {
             let next = START.wrapping_add(taken as u16);
             (used.load(RING_IDX, Ordering::Acquire) != next).then(|| {
@@ -184,7 +186,7 @@ fn split_ring(shown_after: usize, releases: bool) {
                 (id as u16, len)
             })
         };
-        run(serve!(queue, shown_after), look);
+        run(serve!(queue, credit, shown_after), look);
     });
 }
 
@@ -207,7 +209,8 @@ fn packed_ring(shown_after: usize, releases: bool) {
         }
         let mut queue = packed::Queue::new(options, START.bits());
         queue.remap(Areas::of([desc.clone(), driver, device], options), &mut Marks::off());
-        pop!(queue);
+        let mut credit = Credit::default();
+        pop!(queue, credit);
         let look = |taken: usize| {
             let place = place_of(taken);
             place.is_used(desc.load(place.flags_at(), Ordering::Acquire)).then(|| {
@@ -215,7 +218,7 @@ fn packed_ring(shown_after: usize, releases: bool) {
                 (rest as u16, len)
             })
         };
-        run(serve!(queue, shown_after), look);
+        run(serve!(queue, credit, shown_after), look);
     });
 }
 

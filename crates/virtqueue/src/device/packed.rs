@@ -34,7 +34,6 @@ pub(super) struct Queue<A: Access> {
     /// Chains popped and not pushed, credit included, and the descriptors that these and `pushed` have.
     in_flight: u16,
     taken: u16,
-    credit: Credit,
     /// Places used since the last decision about calls; `None`: there was none, or they are more than a round.
     undecided: Option<u16>,
     /// There are some.
@@ -63,7 +62,6 @@ impl<A: Access> Queue<A> {
             lengths: vec![0; IDS].into(),
             in_flight: 0,
             taken: 0,
-            credit: Credit::default(),
             undecided: None,
             owes_decision: false,
             kicks: None,
@@ -178,7 +176,6 @@ impl<A: Access> Queue<A> {
             lengths: std::mem::take(&mut self.lengths),
             in_flight: self.in_flight,
             taken: self.taken,
-            credit: std::mem::take(&mut self.credit),
             undecided: self.undecided,
             owes_decision: self.owes_decision,
             kicks: self.kicks,
@@ -206,32 +203,12 @@ impl<A: Access> Queue<A> {
         chain: &mut Chain,
         _: &mut Marks,
     ) -> Result<Popped, RingError> {
-        debug_assert_eq!(self.credit(), 0, "a queue with credit pops nothing else");
-        self.pop_as::<S, false>(space, chain)
-    }
-
-    #[inline]
-    pub(super) fn pop_credit<'v, S: Space<'v>>(
-        &mut self,
-        space: &mut S,
-        chain: &mut Chain,
-        _: &mut Marks,
-    ) -> Result<Popped, RingError> {
-        self.pop_as::<S, true>(space, chain)
-    }
-
-    #[inline(always)]
-    fn pop_as<'v, S: Space<'v>, const CREDIT: bool>(
-        &mut self,
-        space: &mut S,
-        chain: &mut Chain,
-    ) -> Result<Popped, RingError> {
         if let Some(error) = self.broken {
             return Err(error);
         }
         let Some(metadata) = &self.metadata else { return Ok(Popped::Empty) };
         if self.again() > 0 {
-            return self.pop_again(space, chain, CREDIT);
+            return self.pop_again(space, chain);
         }
         // Acquire: the rest of the batch is read after the flags of its first descriptor.
         if !is_available(metadata, self.next, Ordering::Acquire) {
@@ -254,11 +231,10 @@ impl<A: Access> Queue<A> {
             return Err(self.latch(RingError::Twice { id: chain.id.head }));
         };
         *length = count;
-        if CREDIT {
-            self.credit.popped(credit::Chain { id: chain.id.head, places: count });
-        } else if let Some(tracker) = &mut self.tracker {
+        if let Some(tracker) = &mut self.tracker {
+            let (next, size) = (self.next, self.options.size());
             // Read again, by whoever does the chain again: what it does not like then is the ring's error.
-            let words = words_of(metadata, self.next, count, self.options.size());
+            let words = (0..count).map(|nth| metadata.packed_words(next.after(nth, size)));
             tracker.popped(chain.id.head, words);
         }
         self.next = self.next.after(count, self.options.size());
@@ -269,54 +245,86 @@ impl<A: Access> Queue<A> {
 
     /// Pops a chain that another device has popped before. It is in flight already.
     #[cold]
-    fn pop_again<'v, S: Space<'v>>(
+    fn pop_again<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
+        let popped = self.walk_again(space, chain);
+        if let (Some(tracker), Ok(Popped::Chain)) = (&mut self.tracker, popped) {
+            tracker.took_again();
+        }
+        popped
+    }
+
+    /// Walks the next chain that another device has popped before.
+    fn walk_again<'v, S: Space<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
-        credit: bool,
     ) -> Result<Popped, RingError> {
-        let Some(tracker) = &mut self.tracker else { return Ok(Popped::Empty) };
+        let Some(tracker) = &self.tracker else { return Ok(Popped::Empty) };
         let Some(again) = tracker.chains_again().last() else { return Ok(Popped::Empty) };
         let walked = chain.walk_copies(space, &self.options, &again.descs);
         if space.is_missing() {
             return Ok(Popped::Missing);
         }
-        if let Err(error) = walked {
-            return Err(self.latch(error));
+        walked.map_err(|error| self.latch(error)).map(|_| Popped::Chain)
+    }
+
+    /// See [`super::Queue::pop_credit`].
+    pub(super) fn pop_credit<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+        marks: &mut Marks,
+        credit: &mut Credit,
+    ) -> Result<Popped, RingError> {
+        if self.again() > 0 {
+            let popped = self.walk_again(space, chain);
+            if let (Some(tracker), Ok(Popped::Chain)) = (&mut self.tracker, popped) {
+                tracker.took_credit_again();
+            }
+            return popped;
         }
-        tracker.took_again(credit);
-        Ok(Popped::Chain)
+        // What is credit is not written down.
+        let tracker = self.tracker.take();
+        let popped = self.pop(space, chain, marks);
+        self.tracker = tracker;
+        if popped == Ok(Popped::Chain) {
+            let id = chain.id.head;
+            credit.popped(credit::Chain {
+                id,
+                places: self.lengths.get(usize::from(id)).copied().unwrap_or(0),
+            });
+        }
+        popped
     }
 
     /// See [`super::Queue::use_credit`].
-    pub(super) fn use_credit(&mut self) -> bool {
+    pub(super) fn use_credit(&mut self, credit: &mut Credit) -> bool {
         // These are the oldest.
         if self.tracker.as_mut().is_some_and(|tracker| tracker.use_credit()) {
             return true;
         }
-        let (Some(metadata), Some(chain)) = (&self.metadata, self.credit.oldest()) else { return false };
+        let (Some(metadata), Some(chain)) = (&self.metadata, credit.oldest()) else { return false };
         let size = self.options.size();
         if let Some(tracker) = &mut self.tracker {
-            let first = self.next.before(self.credit.places(), size);
+            let first = self.next.before(credit.places(), size);
             tracker.popped(chain.id, words_of(metadata, first, chain.places, size));
         }
-        self.credit.used();
+        credit.used();
         true
     }
 
     /// See [`super::Queue::unpop`].
-    pub(super) fn unpop(&mut self) -> Option<u16> {
-        let Some(chain) = self.credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
+    pub(super) fn unpop(&mut self, credit: &mut Credit) -> Option<u16> {
+        let Some(chain) = credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
         self.forget(chain.id);
         self.next = self.next.before(chain.places, self.options.size());
         self.taken -= chain.places;
         Some(chain.id)
     }
 
-    /// See [`super::Queue::credit`].
-    #[inline]
-    pub(super) fn credit(&self) -> u16 {
-        self.credit.len() + self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
+    /// Returns how many chains of the credit an earlier process had in flight.
+    pub(super) fn credit_again(&self) -> u16 {
+        self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
     }
 
     #[cold]
@@ -493,7 +501,7 @@ impl<A: Access> Queue<A> {
 
     #[inline]
     pub(super) fn in_flight(&self) -> u16 {
-        self.in_flight.saturating_sub(self.credit.len())
+        self.in_flight
     }
 
     #[inline]

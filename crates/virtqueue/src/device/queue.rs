@@ -1,5 +1,6 @@
 //! The queue of either ring format, and its order of completions.
 
+use super::credit::Credit;
 use super::elements::{Held, Popped};
 use super::metadata::{Kind, Metadata, Options};
 use super::order::Order;
@@ -19,6 +20,8 @@ pub struct Queue {
     order: Option<Box<Order>>,
     /// Behind a vIOMMU only: the chain that is popped next.
     progress: Option<Box<Progress>>,
+    /// Of a queue that has had credit only: the chains of it that came out of the ring.
+    credit: Option<Box<Credit>>,
 }
 
 #[derive(Debug)]
@@ -88,7 +91,7 @@ impl Queue {
             true => Ring::Packed(packed::Queue::new(options, next_avail)),
             false => Ring::Split(split::Queue::new(options, next_avail)),
         };
-        Self { ring, marks, order: options.in_order().then(Box::default), progress: None }
+        Self { ring, marks, order: options.in_order().then(Box::default), progress: None, credit: None }
     }
 
     /// From the beginning: what is in flight is written down there, and if a device before this one did so too, what it left
@@ -229,16 +232,8 @@ impl Queue {
 
     #[inline(always)]
     fn pop_in<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
+        debug_assert_eq!(self.credit(), 0, "a queue with credit pops nothing else");
         let popped = forward!(mut self, pop, space, chain, &mut self.marks);
-        self.give_position(popped, chain)
-    }
-
-    #[inline(always)]
-    fn give_position(
-        &mut self,
-        popped: Result<Popped, RingError>,
-        chain: &mut Chain,
-    ) -> Result<Popped, RingError> {
         if let (Some(order), Ok(Popped::Chain)) = (&mut self.order, popped) {
             chain.id.position = order.popped(chain.id.head);
         }
@@ -276,8 +271,12 @@ impl Queue {
         space: &mut S,
         chain: &mut Chain,
     ) -> Result<Popped, RingError> {
-        let popped = forward!(mut self, pop_credit, space, chain, &mut self.marks);
-        self.give_position(popped, chain)
+        let credit = &mut **self.credit.get_or_insert_default();
+        let popped = forward!(mut self, pop_credit, space, chain, &mut self.marks, credit);
+        if let (Some(order), Ok(Popped::Chain)) = (&mut self.order, popped) {
+            chain.id.position = order.popped(chain.id.head);
+        }
+        popped
     }
 
     /// Takes the oldest chain off the credit: it is in flight from now on, and has to be pushed. With an in-flight buffer it is
@@ -287,7 +286,8 @@ impl Queue {
     /// as credit then goes back by [`Queue::unpop`].
     #[must_use]
     pub fn use_credit(&mut self) -> bool {
-        forward!(mut self, use_credit)
+        let Some(credit) = self.credit.as_deref_mut() else { return false };
+        forward!(mut self, use_credit, credit)
     }
 
     /// Returns the newest chain of the credit to the ring, and tells its head or id. The next pop yields it again, as the driver has it in its
@@ -295,7 +295,8 @@ impl Queue {
     ///
     /// Its [`ChainId`] means nothing from now on. The ring has something to pop, for which no kick comes.
     pub fn unpop(&mut self) -> Option<u16> {
-        let head = forward!(mut self, unpop)?;
+        let credit = self.credit.as_deref_mut()?;
+        let head = forward!(mut self, unpop, credit)?;
         if let Some(order) = &mut self.order {
             order.unpopped();
         }
@@ -303,9 +304,8 @@ impl Queue {
     }
 
     /// Returns the number of chains in the credit.
-    #[inline]
     pub fn credit(&self) -> u16 {
-        forward!(self, credit)
+        self.credit.as_ref().map_or(0, |credit| credit.len() + forward!(self, credit_again))
     }
 
     /// Gives a popped chain back to the driver, `len` bytes of whose writable part were written. The driver
@@ -403,7 +403,8 @@ impl Queue {
     /// Chains that were popped and not yet pushed, without the credit.
     #[inline]
     pub fn in_flight(&self) -> u16 {
-        forward!(self, in_flight)
+        let popped = forward!(self, in_flight);
+        self.credit.as_ref().map_or(popped, |credit| popped.saturating_sub(credit.len()))
     }
 
     /// What the driver did to the ring, if it did.

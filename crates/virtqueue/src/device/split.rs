@@ -40,7 +40,6 @@ pub(super) struct Queue<A: Access> {
     begun: bool,
     /// Chains popped and not pushed, credit included.
     in_flight: u16,
-    credit: Credit,
     options: Options,
     /// `used.idx` at the last decision about calls, and whether there was one.
     decided_at: u16,
@@ -65,7 +64,6 @@ impl<A: Access> Queue<A> {
             published: 0,
             begun: false,
             in_flight: 0,
-            credit: Credit::default(),
             options,
             decided_at: 0,
             decided: false,
@@ -161,7 +159,6 @@ impl<A: Access> Queue<A> {
             next_used: self.next_used,
             published: self.published,
             in_flight: self.in_flight,
-            credit: std::mem::take(&mut self.credit),
             options: self.options,
             decided_at: self.decided_at,
             decided: self.decided,
@@ -213,29 +210,8 @@ impl<A: Access> Queue<A> {
         chain: &mut Chain,
         marks: &mut Marks,
     ) -> Result<Popped, RingError> {
-        debug_assert_eq!(self.credit(), 0, "a queue with credit pops nothing else");
-        self.pop_as::<S, false>(space, chain, marks)
-    }
-
-    #[inline]
-    pub(super) fn pop_credit<'v, S: Space<'v>>(
-        &mut self,
-        space: &mut S,
-        chain: &mut Chain,
-        marks: &mut Marks,
-    ) -> Result<Popped, RingError> {
-        self.pop_as::<S, true>(space, chain, marks)
-    }
-
-    #[inline(always)]
-    fn pop_as<'v, S: Space<'v>, const CREDIT: bool>(
-        &mut self,
-        space: &mut S,
-        chain: &mut Chain,
-        marks: &mut Marks,
-    ) -> Result<Popped, RingError> {
         if self.again() > 0 {
-            return self.pop_again(space, chain, CREDIT);
+            return self.pop_again(space, chain);
         }
         if self.next_avail == self.avail_seen && !self.refresh(marks)? {
             return Ok(Popped::Empty);
@@ -252,9 +228,7 @@ impl<A: Access> Queue<A> {
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         self.in_flight += 1;
-        if CREDIT {
-            self.credit.popped(credit::Chain { id: head, places: 1 });
-        } else if let Some(tracker) = &mut self.tracker {
+        if let Some(tracker) = &mut self.tracker {
             tracker.popped(head);
         }
         Ok(Popped::Chain)
@@ -262,13 +236,21 @@ impl<A: Access> Queue<A> {
 
     /// Pops a chain that another device has popped before. It is in flight already.
     #[cold]
-    fn pop_again<'v, S: Space<'v>>(
+    fn pop_again<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
+        let popped = self.walk_again(space, chain);
+        if let (Some(tracker), Ok(Popped::Chain)) = (&mut self.tracker, popped) {
+            tracker.took_again();
+        }
+        popped
+    }
+
+    /// Walks the next chain that another device has popped before.
+    fn walk_again<'v, S: Space<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
-        credit: bool,
     ) -> Result<Popped, RingError> {
-        let (Some(metadata), Some(tracker)) = (&self.metadata, &mut self.tracker) else {
+        let (Some(metadata), Some(tracker)) = (&self.metadata, &self.tracker) else {
             return Ok(Popped::Empty);
         };
         let Some(head) = tracker.next_again() else { return Ok(Popped::Empty) };
@@ -276,21 +258,43 @@ impl<A: Access> Queue<A> {
         if space.is_missing() {
             return Ok(Popped::Missing);
         }
-        if let Err(error) = walked {
-            return Err(self.latch(error));
+        walked.map_err(|error| self.latch(error)).map(|()| Popped::Chain)
+    }
+
+    /// See [`super::Queue::pop_credit`].
+    pub(super) fn pop_credit<'v, S: Space<'v>>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+        marks: &mut Marks,
+        credit: &mut Credit,
+    ) -> Result<Popped, RingError> {
+        if self.again() > 0 {
+            let popped = self.walk_again(space, chain);
+            if let (Some(tracker), Ok(Popped::Chain)) = (&mut self.tracker, popped) {
+                tracker.took_credit_again();
+            }
+            return popped;
         }
-        tracker.took_again(credit);
-        Ok(Popped::Chain)
+        // What is credit is not written down.
+        let tracker = self.tracker.take();
+        let popped = self.pop(space, chain, marks);
+        self.tracker = tracker;
+        if popped == Ok(Popped::Chain) {
+            let id = chain.id.head;
+            credit.popped(credit::Chain { id, places: 1 });
+        }
+        popped
     }
 
     /// See [`super::Queue::use_credit`].
-    pub(super) fn use_credit(&mut self) -> bool {
+    pub(super) fn use_credit(&mut self, credit: &mut Credit) -> bool {
         // These are the oldest.
         if self.tracker.as_mut().is_some_and(|tracker| tracker.use_credit()) {
             return true;
         }
-        let Some(chain) = self.credit.oldest().filter(|_| self.metadata.is_some()) else { return false };
-        self.credit.used();
+        let Some(chain) = credit.oldest().filter(|_| self.metadata.is_some()) else { return false };
+        credit.used();
         if let Some(tracker) = &mut self.tracker {
             tracker.popped(chain.id);
         }
@@ -298,8 +302,8 @@ impl<A: Access> Queue<A> {
     }
 
     /// See [`super::Queue::unpop`].
-    pub(super) fn unpop(&mut self) -> Option<u16> {
-        let Some(chain) = self.credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
+    pub(super) fn unpop(&mut self, credit: &mut Credit) -> Option<u16> {
+        let Some(chain) = credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
         self.next_avail = self.next_avail.wrapping_sub(chain.places);
         if self.metadata.is_none() || self.broken.is_some() {
             self.avail_seen = self.next_avail;
@@ -308,10 +312,9 @@ impl<A: Access> Queue<A> {
         Some(chain.id)
     }
 
-    /// See [`super::Queue::credit`].
-    #[inline]
-    pub(super) fn credit(&self) -> u16 {
-        self.credit.len() + self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
+    /// Returns how many chains of the credit an earlier process had in flight.
+    pub(super) fn credit_again(&self) -> u16 {
+        self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
     }
 
     /// Looks how far the driver is. Whether there is something to pop.
@@ -484,7 +487,7 @@ impl<A: Access> Queue<A> {
 
     #[inline]
     pub(super) fn in_flight(&self) -> u16 {
-        self.in_flight.saturating_sub(self.credit.len())
+        self.in_flight
     }
 
     #[inline]

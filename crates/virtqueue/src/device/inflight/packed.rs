@@ -283,9 +283,14 @@ impl<R: Region> Packed<R> {
         &self.again
     }
 
-    /// The next one was popped, as credit or not.
-    pub(in crate::device) fn took_again(&mut self, credit: bool) {
-        self.credit.extend(self.again.pop().filter(|_| credit));
+    /// The next one was popped.
+    pub(in crate::device) fn took_again(&mut self) {
+        self.again.pop();
+    }
+
+    /// The next one was popped as credit.
+    pub(in crate::device) fn took_credit_again(&mut self) {
+        self.credit.extend(self.again.pop());
     }
 
     /// How many of these are credit.

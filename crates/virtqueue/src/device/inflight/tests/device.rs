@@ -2,6 +2,7 @@
 
 use super::driver::Tag;
 use super::memory::{Cut, World};
+use crate::device::credit::Credit;
 use crate::device::{Held, Popped, packed, split};
 use crate::space::Space;
 use crate::{Buffer, Chain, RingError};
@@ -19,6 +20,7 @@ pub(super) struct Device<'w> {
     world: &'w World,
     view: Arc<View>,
     chain: Chain,
+    credit: Credit,
     ids: HashMap<Tag, u16>,
 }
 
@@ -37,7 +39,8 @@ impl<'w> Device<'w> {
             true => Ring::Packed(packed::Queue::new(world.options, next_avail)),
             false => Ring::Split(split::Queue::new(world.options, next_avail)),
         };
-        Self { ring, world, view: Arc::default(), chain: Chain::default(), ids: HashMap::new() }
+        let (chain, credit) = (Chain::default(), Credit::default());
+        Self { ring, world, view: Arc::default(), chain, credit, ids: HashMap::new() }
     }
 
     /// One that writes down what it does. `next_avail` is what the front-end says, which may not know.
@@ -80,25 +83,26 @@ impl<'w> Device<'w> {
 
     pub(super) fn pop_credit(&mut self) -> Result<Option<Tag>, RingError> {
         let (mut view, mut marks) = (&*self.view, Marks::off());
-        let (space, chain) = (&mut view, &mut self.chain);
-        let popped = ring!(self, pop_credit(space, chain, &mut marks));
+        let (space, chain, credit) = (&mut view, &mut self.chain, &mut self.credit);
+        let popped = ring!(self, pop_credit(space, chain, &mut marks, credit));
         self.note(popped)
     }
 
     pub(super) fn use_credit(&mut self) -> bool {
-        ring!(self, use_credit())
+        ring!(self, use_credit(&mut self.credit))
     }
 
     /// Returns the newest chain of the credit, which is this one.
     pub(super) fn unpop(&mut self, tag: Tag) {
-        assert_eq!(ring!(self, unpop()), self.ids.remove(&tag));
+        assert_eq!(ring!(self, unpop(&mut self.credit)), self.ids.remove(&tag));
     }
 
     pub(super) fn credit(&self) -> u16 {
-        match &self.ring {
-            Ring::Split(queue) => queue.credit(),
-            Ring::Packed(queue) => queue.credit(),
-        }
+        self.credit.len()
+            + match &self.ring {
+                Ring::Split(queue) => queue.credit_again(),
+                Ring::Packed(queue) => queue.credit_again(),
+            }
     }
 
     fn note(&mut self, popped: Result<Popped, RingError>) -> Result<Option<Tag>, RingError> {
@@ -157,10 +161,11 @@ impl<'w> Device<'w> {
     }
 
     pub(super) fn in_flight(&self) -> u16 {
-        match &self.ring {
+        let popped = match &self.ring {
             Ring::Split(queue) => queue.in_flight(),
             Ring::Packed(queue) => queue.in_flight(),
-        }
+        };
+        popped - self.credit.len()
     }
 }
 
