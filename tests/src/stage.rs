@@ -118,7 +118,8 @@ impl Stage {
     pub fn poll(&mut self, reads: u32) -> u32 {
         // What a device may spend on a poll is counted in requests and blocks of data, and such a read is one of each.
         let budget = reads.saturating_mul(2);
-        let mut context = Context { engine: &mut self.engine, task: 0, waker: &self.waker };
+        let mut context =
+            Context { engine: &mut self.engine, task: 0, waker: &self.waker, far_side_due: true };
         self.task.poll(&mut context, budget).served
     }
 }

@@ -3,6 +3,7 @@
 use crate::{Event, Vring};
 use kickless_io::{Completion, Engine, Waker};
 use std::io;
+use std::time::Duration;
 
 /// What a worker lends a task for one call.
 pub struct Context<'a> {
@@ -12,6 +13,8 @@ pub struct Context<'a> {
     pub task: u32,
     /// Wakes this worker, which then polls all its blocked tasks again.
     pub waker: &'a Waker,
+    /// The poll is to look at the far side: see [`QueueTask::far_side_interval`].
+    pub far_side_due: bool,
 }
 
 /// What a task waits for after a poll.
@@ -57,8 +60,8 @@ pub struct Polled {
 /// * What was pushed is published before the call returns.
 ///
 /// # Credit
-/// A receive task pops chains before it has anything to put there: its *credit*. A transmit task can hold a popped chain
-/// that the far side refused. Such chains are not in flight, because nothing that the task waits for is under way. The
+/// A receive task pops chains before it has anything to put there: its *credit* ([`Vring::pop_credit`]). A transmit task can
+/// hold a chain as credit that the far side refused. Such chains are not in flight, because nothing that the task waits for is under way. The
 /// worker calls [`QueueTask::return_credit`] before the task stops, and before new memory, new addresses or an invalidation
 /// take effect, so none of these ever waits for credit. A task that moves keeps its credit.
 pub trait QueueTask: Send {
@@ -111,7 +114,23 @@ pub trait QueueTask: Send {
         None
     }
 
-    /// Returns all credit to the ring, newest first. Does nothing where there is none.
+    /// Returns how long the worker spins on the ring between two looks at the far side that find nothing. A look at a ring
+    /// takes nanoseconds; a look that is a system call had better come every one or two microseconds. Asked once, after
+    /// `attach`.
+    ///
+    /// A poll whose context says [`Context::far_side_due`] looks at the far side, and another poll need not. The worker never
+    /// lets a task sleep after a poll that need not look.
+    fn far_side_interval(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Returns the affinity group of the task, a number within its device; `None`: it has none. Tasks of one group, such as
+    /// the two rings of a pair, run on one worker and move together.
+    fn affinity(&self) -> Option<u32> {
+        None
+    }
+
+    /// Returns all credit to the ring ([`Vring::unpop`]) and forgets its chains. The ring itself returns what is left of it.
     fn return_credit(&mut self) {}
 
     /// Carries requests out (`true`, as at the beginning), or drains the ring and discards what it takes

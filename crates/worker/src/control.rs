@@ -1,7 +1,7 @@
 //! What the loop is asked to do: tasks come, change, move and go.
 
 use crate::balance;
-use crate::clock::Nanos;
+use crate::clock::{Nanos, nanos};
 use crate::entry::{Entry, State};
 use crate::event_loop::EventLoop;
 use crate::mailbox::{Arrival, Item, Key, Tenant};
@@ -9,6 +9,7 @@ use crate::policy::Policy;
 use kickless_device::{QueueTask, Stopped, Update, Vring};
 use kickless_sync::mpsc::{Sender, channel};
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use tracing::{debug, info};
 
 /// Loads are looked at so often, if the worker is awake.
@@ -99,6 +100,7 @@ impl EventLoop {
         vring.call_later(self.call_coalesce.is_some());
         let policy = policy.unwrap_or_else(|| Policy::new(self.poll, vring.size()));
         task.disarm();
+        let far_side_interval = nanos(task.far_side_interval());
         let flow = self.scheduler.join(tenant.device, tenant.weight);
         let entry = Entry {
             key,
@@ -109,6 +111,8 @@ impl EventLoop {
             state: State::Polled,
             spin_until: None,
             counted: now,
+            far_side_interval,
+            far_side_due: 0,
             watched: None,
             waits: false,
             naps: false,
@@ -125,6 +129,7 @@ impl EventLoop {
         }
         self.numbers.insert(key, number);
         self.scheduler.push(flow, number);
+        self.follow_home(number);
         number
     }
 
@@ -178,6 +183,10 @@ impl EventLoop {
             let stays = now.saturating_sub(entry.came) < STAY_LEAST;
             candidates.push((number as u32, if stays { 0 } else { share }));
         }
+        self.join_groups(&mut candidates);
+        for number in 0..self.entries.len() as u32 {
+            self.follow_home(number);
+        }
         let crowded = std::mem::replace(&mut self.crowded, busy >= balance::CROWDED);
         // Once may be a burst. And a move that is under way changes the loads.
         if !crowded || moving || self.ending {
@@ -192,8 +201,18 @@ impl EventLoop {
         }
     }
 
-    /// From now on nothing is popped from the task; it moves when what is in flight is done.
+    /// Moves a task, and those of its affinity group that are here.
     fn begin_move(&mut self, number: u32, to: usize) {
+        let Some(entry) = self.entries[number as usize].as_ref() else { return };
+        let Some(home) = entry.tenant.home.clone() else { return self.move_one(number, to) };
+        if to < self.peers.workers.len() {
+            home.store(to, Ordering::Relaxed);
+            (0..self.entries.len() as u32).for_each(|number| self.follow_home(number));
+        }
+    }
+
+    /// From now on nothing is popped from the task; it moves when what is in flight is done.
+    pub(crate) fn move_one(&mut self, number: u32, to: usize) {
         if let Some(entry) = self.entries[number as usize].as_mut()
             && to != self.worker_id
             && to < self.peers.workers.len()
@@ -257,6 +276,9 @@ impl EventLoop {
             // That worker has ended: it stays here.
             Err(Item::Adopt(key, tenant, arrival)) => {
                 let Arrival { task, policy } = *arrival;
+                if let Some(home) = &tenant.home {
+                    home.store(self.worker_id, Ordering::Relaxed);
+                }
                 self.settle(key, tenant, task, Some(policy));
             }
             Err(_) => {}

@@ -35,6 +35,9 @@ pub(crate) struct Entry {
     pub(crate) spin_until: Option<Nanos>,
     /// Since when its time is not in the counters yet.
     pub(crate) counted: Nanos,
+    /// How long it need not look at its far side after a look that found nothing, and until when.
+    pub(crate) far_side_interval: Nanos,
+    pub(crate) far_side_due: Nanos,
     /// The interest that its event is registered with, once it is.
     pub(crate) watched: Option<Interest>,
     /// It is among those that any completion, or the waker, puts on the list.

@@ -12,6 +12,9 @@
 //! An event before step 1 is seen by the poll. After step 1 there are two cases. If the interest is registered, the event is
 //! kept for the next wait, which finds the task asleep and has it polled. If it is not, step 3 reports it.
 //!
+//! A look at a far side can be a system call, so a task that spins is told which of its polls are to look there. Only these
+//! count as step 1: after the others, the task stays polled.
+//!
 //! An event of a task that is not asleep is dropped. Such a task is polled again before it sleeps, or is leaving. A napping
 //! task is not watched, so that no event ends the nap; the poll after the nap sees what came.
 //!

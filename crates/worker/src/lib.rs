@@ -31,6 +31,7 @@
 //! stopped meanwhile.
 //!
 //! # Who has which part of a worker
+//! Tasks of one affinity group are on one worker (`affinity`).
 //! `scheduler` shares it out between devices by deficit round robin. A worker that has too much to do gives a task to another
 //! (`balance`): it stops popping, waits until nothing is in flight, lets go of it and puts it into the other's mailbox, with
 //! everything that the task has been asked and not been told yet. Whoever asks something of a task holds a lock that says
@@ -38,6 +39,7 @@
 //! that does not have the task. The new worker waits for the same kick descriptor, and looks at the ring once.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod affinity;
 mod balance;
 mod clock;
 mod control;

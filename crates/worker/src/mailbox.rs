@@ -6,6 +6,7 @@ use kickless_device::{QueueTask, Stopped, Update};
 use kickless_io::Waker;
 use kickless_sync::Mutex;
 use kickless_sync::mpsc::Sender;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, PoisonError};
 
 /// Names a task for as long as the pool lives; never used again.
@@ -17,6 +18,9 @@ pub(crate) struct Tenant {
     /// The device's number in the pool, and its weight.
     pub(crate) device: u64,
     pub(crate) weight: u32,
+    /// The worker that all tasks of its affinity group are to be on. Relaxed: it only says where to go, and a task that comes
+    /// to another worker, or stays behind there, follows.
+    pub(crate) home: Option<Arc<AtomicUsize>>,
     /// The worker that the task is on. Work items for the task are put in with this locked, so that one that moves takes all
     /// that were put in before with it, in their order, and later ones follow it.
     pub(crate) worker_id: Arc<Mutex<usize>>,

@@ -1,5 +1,6 @@
 //! A pool of workers.
 
+use crate::affinity::Homes;
 use crate::clock::{Clock, nanos};
 use crate::event_loop::EventLoop;
 use crate::mailbox::{Item, Key, Mailbox, Tenant};
@@ -87,7 +88,7 @@ impl Pool {
     /// `weight` (at least 1).
     pub fn executor(self: &Arc<Self>, weight: u32) -> Arc<dyn Executor> {
         let device = self.devices.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Share { pool: self.clone(), device, weight })
+        Arc::new(Share { pool: self.clone(), device, weight, homes: Homes::default() })
     }
 
     /// Changes when rings are polled, of all tasks that there are and that come; returns when it is in force.
@@ -196,14 +197,17 @@ struct Share {
     pool: Arc<Pool>,
     device: u64,
     weight: u32,
+    homes: Homes,
 }
 
 impl Executor for Share {
     fn spawn(&self, task: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>> {
         let (peers, key) = (&self.pool.peers, self.pool.keys.fetch_add(1, Ordering::Relaxed));
-        let worker_id = (key % peers.workers.len() as u64) as usize;
-        let tenant =
-            Tenant { device: self.device, weight: self.weight, worker_id: Arc::new(Mutex::new(worker_id)) };
+        let next = (key % peers.workers.len() as u64) as usize;
+        let home = task.affinity().map(|group| self.homes.of(group, next));
+        let worker_id = home.as_ref().map_or(next, |home| home.load(Ordering::Relaxed));
+        let worker_id = Arc::new(Mutex::new(worker_id));
+        let tenant = Tenant { device: self.device, weight: self.weight, home, worker_id };
         let worker_id = tenant.worker_id.clone();
         let put = peers.put(&worker_id, Item::Spawn(key, tenant, task));
         put.map_err(|_| io::Error::other("the worker has ended"))?;

@@ -28,7 +28,9 @@ impl EventLoop {
         let gone = Visit { cost: 0, more: false, stays: false };
         let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
         let leaving = entry.is_leaving();
-        let mut context = Context { engine: &mut self.engine, task: number, waker: self.mailbox.waker() };
+        let far_side_due = now >= entry.far_side_due;
+        let mut context =
+            Context { engine: &mut self.engine, task: number, waker: self.mailbox.waker(), far_side_due };
         let polled = entry.task.poll(&mut context, if leaving { 0 } else { budget });
         let cost = polled.cost;
         // Also of chains that are not popped yet.
@@ -44,6 +46,8 @@ impl EventLoop {
                 counters.kicks_avoided.add(1);
             }
             entry.policy.found(now, polled.served);
+            // More may have come there meanwhile.
+            entry.far_side_due = 0;
         } else {
             counters.polls_without_work.add(1);
         }
@@ -66,8 +70,13 @@ impl EventLoop {
             _ if polled.served > 0 => return Visit { cost, more: false, stays: true },
             next => {
                 let quiet = next == Next::Quiet && !entry.task.vring().is_broken();
-                let stays =
-                    entry.spin_until.is_some_and(|until| now < until) || self.found_empty(number, now, quiet);
+                if far_side_due {
+                    entry.far_side_due = now.saturating_add(entry.far_side_interval);
+                }
+                // Only a poll that has looked at everything can be the last before a sleep.
+                let stays = !far_side_due
+                    || entry.spin_until.is_some_and(|until| now < until)
+                    || self.found_empty(number, now, quiet);
                 if !stays && next == Next::Waiting {
                     self.let_wait(number);
                 }
@@ -132,8 +141,8 @@ impl EventLoop {
             }
             self.work = self.work.saturating_add(self.batch.len() as u32);
             if let Some(entry) = self.entries[number as usize].as_mut() {
-                let mut context =
-                    Context { engine: &mut self.engine, task: number, waker: self.mailbox.waker() };
+                let (waker, far_side_due) = (self.mailbox.waker(), true);
+                let mut context = Context { engine: &mut self.engine, task: number, waker, far_side_due };
                 let waits = entry.task.complete(&mut context, &mut self.batch);
                 self.completed(number, waits);
             }
@@ -242,6 +251,7 @@ impl EventLoop {
             entry.task.disarm();
         }
         entry.enter(State::Polled, now);
+        entry.far_side_due = 0;
         self.scheduler.push(entry.flow, number);
     }
 

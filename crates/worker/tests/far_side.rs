@@ -13,8 +13,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::pipe::{fcntl_getpipe_size, pipe};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -28,11 +30,27 @@ struct Receiver {
     frames: OwnedFd,
     interest: Interest,
     calls: Calls,
+    looks: Arc<AtomicU32>,
+    interval: Duration,
+    group: Option<u32>,
+    /// Buffers that were popped ahead, oldest first.
+    credit: VecDeque<ChainId>,
 }
+
+/// So much credit is enough.
+const ENOUGH: usize = 4;
 
 impl Receiver {
     fn call(&self, name: &'static str) {
         self.calls.lock().unwrap().push(name);
+    }
+
+    /// Whether there is any credit.
+    fn take_credit(&mut self) -> bool {
+        while self.credit.len() < ENOUGH && self.vring.pop_credit(&mut self.chain) {
+            self.credit.push_back(self.chain.id);
+        }
+        !self.credit.is_empty()
     }
 }
 
@@ -49,10 +67,10 @@ impl QueueTask for Receiver {
         self.call("detach");
     }
 
-    fn poll(&mut self, _: &mut Context<'_>, budget: u32) -> Polled {
+    fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
         let mut served = 0;
         let next = loop {
-            if budget == 0 || self.vring.pending() == 0 {
+            if budget == 0 || !self.take_credit() {
                 self.interest = Interest::None;
                 break Next::Idle;
             }
@@ -60,11 +78,15 @@ impl QueueTask for Receiver {
                 break Next::More;
             }
             self.interest = Interest::Readable;
+            if !context.far_side_due {
+                break Next::Quiet;
+            }
+            self.looks.fetch_add(1, Ordering::Relaxed);
             if rustix::io::read(&self.frames, &mut [0; 8]) == Err(Errno::AGAIN) {
                 break Next::Quiet;
             }
-            assert!(self.vring.pop(&mut self.chain));
-            self.vring.push(self.chain.id, 0);
+            assert!(self.vring.use_credit(1), "the credit was returned, and the task was not told");
+            self.vring.push(self.credit.pop_front().unwrap(), 0);
             served += 1;
         };
         self.vring.publish();
@@ -84,7 +106,17 @@ impl QueueTask for Receiver {
         Some(Event { fd: self.frames.as_fd(), interest: self.interest })
     }
 
+    fn far_side_interval(&self) -> Duration {
+        self.interval
+    }
+
+    fn affinity(&self) -> Option<u32> {
+        self.group
+    }
+
     fn return_credit(&mut self) {
+        self.vring.unpop(self.credit.len() as u16);
+        self.credit.clear();
         self.call("return_credit");
     }
 
@@ -102,24 +134,33 @@ struct Fixture {
     driver: Driver,
     frames: OwnedFd,
     calls: Calls,
+    looks: Arc<AtomicU32>,
+}
+
+fn far_side() -> OwnedFd {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+    eventfd(0, flags).unwrap()
 }
 
 fn receiver() -> (Fixture, Box<dyn QueueTask>) {
-    let frames = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-    receiver_of(eventfd(0, frames).unwrap())
+    receiver_of(far_side(), Duration::ZERO, None)
 }
 
-fn receiver_of(frames: OwnedFd) -> (Fixture, Box<dyn QueueTask>) {
+fn receiver_of(frames: OwnedFd, interval: Duration, group: Option<u32>) -> (Fixture, Box<dyn QueueTask>) {
     let (driver, vring) = Driver::new();
-    let (calls, theirs) = (Calls::default(), frames.try_clone().unwrap());
+    let (calls, looks, theirs) = (Calls::default(), Arc::<AtomicU32>::default(), frames.try_clone().unwrap());
     let receiver = Receiver {
         vring,
         chain: Chain::default(),
         frames: theirs,
         interest: Interest::None,
         calls: calls.clone(),
+        looks: looks.clone(),
+        interval,
+        group,
+        credit: VecDeque::new(),
     };
-    (Fixture { driver, frames, calls }, Box::new(receiver))
+    (Fixture { driver, frames, calls, looks }, Box::new(receiver))
 }
 
 impl Fixture {
@@ -234,7 +275,7 @@ fn tasks_share_a_far_side_by_duplicates_of_its_descriptor() {
     let (mut first, task) = receiver();
     first.driver.submit(100);
     let one = executor.spawn(task).unwrap();
-    let (mut second, task) = receiver_of(first.frames.try_clone().unwrap());
+    let (mut second, task) = receiver_of(first.frames.try_clone().unwrap(), Duration::ZERO, None);
     second.driver.submit(100);
     let two = executor.spawn(task).unwrap();
     look(&*one);
@@ -328,7 +369,7 @@ impl QueueTask for Transmitter {
     fn poll(&mut self, _: &mut Context<'_>, budget: u32) -> Polled {
         let mut served = 0;
         let next = loop {
-            if self.held.is_none() && served < budget && self.vring.pop(&mut self.chain) {
+            if self.held.is_none() && served < budget && self.vring.pop_credit(&mut self.chain) {
                 self.held = Some(self.chain.id);
             }
             let Some(id) = self.held else {
@@ -338,6 +379,7 @@ impl QueueTask for Transmitter {
                 break Next::Quiet;
             }
             self.held = None;
+            assert!(self.vring.use_credit(1));
             self.vring.push(id, 0);
             served += 1;
         };
@@ -360,9 +402,8 @@ impl QueueTask for Transmitter {
     }
 
     fn return_credit(&mut self) {
-        if let Some(id) = self.held.take() {
-            self.vring.push(id, 0);
-            self.vring.publish();
+        if self.held.take().is_some() {
+            self.vring.unpop(1);
         }
     }
 
@@ -390,5 +431,65 @@ fn a_refused_frame_waits_for_writability_and_no_stop_waits_for_it() {
     driver.kick();
     wait_until(|| driver.used() == 100 + capacity.min(50));
     look(&*handle);
-    handle.stop().recv_timeout(DEADLINE).expect("it waits for the far side");
+    let stopped = handle.stop().recv_timeout(DEADLINE).expect("it waits for the far side");
+    assert_eq!(stopped.next_avail, driver.used(), "the next task sends what was held");
+}
+
+#[test]
+fn a_far_side_is_looked_at_now_and_then_while_the_ring_is_spun_on() {
+    let pool = start(&options(1, Poll::Always));
+    let (mut fixture, task) = receiver_of(far_side(), Duration::from_millis(5), None);
+    fixture.driver.submit(10);
+    let since = Instant::now();
+    let handle = pool.executor(1).spawn(task).unwrap();
+    let polls = || fixture.driver.counters.polls_without_work.get();
+    wait_until(|| since.elapsed() > Duration::from_millis(50) && polls() > 1000);
+    let looks = fixture.looks.load(Ordering::Relaxed);
+    let elapsed = since.elapsed();
+    assert!(u128::from(looks) <= 2 + elapsed.as_millis() / 5, "{looks} looks in {elapsed:?}");
+    fixture.send(3);
+    fixture.wait_used(3);
+    handle.stop().recv_timeout(DEADLINE).unwrap();
+    drop(pool);
+    // However seldom it looks while it spins, it looks before it sleeps.
+    let pool = start(&options(1, Poll::Never));
+    let (mut fixture, task) = receiver_of(far_side(), Duration::from_secs(3600), None);
+    fixture.driver.submit(200);
+    let handle = pool.executor(1).spawn(task).unwrap();
+    for frame in 1..=100 {
+        fixture.send(1);
+        fixture.wait_used(frame);
+    }
+    handle.stop().recv_timeout(DEADLINE).unwrap();
+}
+
+#[test]
+fn tasks_of_a_group_are_on_one_worker_and_move_together() {
+    let pool = start(&options(3, Poll::Never));
+    let executor = pool.executor(1);
+    let mut tasks = Vec::new();
+    let spawn = |tasks: &mut Vec<(Fixture, Box<dyn TaskHandle>)>| {
+        let (fixture, task) = receiver_of(far_side(), Duration::ZERO, Some(7));
+        tasks.push((fixture, executor.spawn(task).unwrap()));
+    };
+    let moves = |tasks: &[(Fixture, Box<dyn TaskHandle>)]| -> Vec<u64> {
+        tasks.iter().map(|(fixture, _)| fixture.driver.counters.moves.get()).collect()
+    };
+    (0..3).for_each(|_| spawn(&mut tasks));
+    // Otherwise each would be on a worker of its own.
+    pool.move_all(0, 2);
+    wait_until(|| moves(&tasks) == [1, 1, 1]);
+    // While they move, others come. Wherever these are put, they end up with the group.
+    pool.move_all(2, 1);
+    (0..3).for_each(|_| spawn(&mut tasks));
+    wait_until(|| moves(&tasks)[..3] == [2, 2, 2]);
+    (0..20).for_each(|_| tasks.iter().for_each(|(_, handle)| look(&**handle)));
+    let before = moves(&tasks);
+    assert!(before[3..].iter().all(|moves| *moves <= 1), "{before:?}");
+    pool.move_all(1, 0);
+    let after: Vec<u64> = before.iter().map(|moves| moves + 1).collect();
+    wait_until(|| moves(&tasks) == after);
+    for (_, handle) in &tasks {
+        handle.stop().recv_timeout(DEADLINE).unwrap();
+    }
 }

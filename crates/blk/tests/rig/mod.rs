@@ -368,7 +368,8 @@ impl Rig {
             self.engine.submit().unwrap();
             self.engine.reap(&mut completions);
         }
-        let mut context = Context { engine: &mut self.engine, task: 5, waker: &self.waker };
+        let mut context =
+            Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due: true };
         let waits = self.task.complete(&mut context, &mut completions);
         self.blocked = false;
         (self.take_answers(), waits)
@@ -393,7 +394,8 @@ impl Rig {
 
     /// The same, with another budget.
     pub fn poll_with(&mut self, budget: u32) -> u32 {
-        let mut context = Context { engine: &mut self.engine, task: 5, waker: &self.waker };
+        let mut context =
+            Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due: true };
         let polled = self.task.poll(&mut context, budget);
         self.last = polled.next;
         self.cost += polled.cost;
@@ -411,7 +413,8 @@ impl Rig {
         self.engine.reap(&mut completions);
         if !completions.is_empty() {
             moved = true;
-            let mut context = Context { engine: &mut self.engine, task: 5, waker: &self.waker };
+            let mut context =
+                Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due: true };
             self.task.complete(&mut context, &mut completions);
             self.engine.submit().unwrap();
         }

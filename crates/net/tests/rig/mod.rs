@@ -207,7 +207,8 @@ impl Rig {
     }
 
     pub fn poll_once(&mut self, budget: u32) -> Polled {
-        let mut context = Context { engine: &mut self.engine, task: 5, waker: &self.waker };
+        let mut context =
+            Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due: true };
         let polled = self.task.poll(&mut context, budget);
         self.last = polled.next;
         polled

@@ -54,7 +54,7 @@ pub(crate) fn peers() -> (Arc<Peers>, [Arc<Events>; 2]) {
 
 /// A tenant that begins at the first worker.
 pub(crate) fn tenant() -> Tenant {
-    Tenant { device: 0, weight: 1, worker_id: Arc::new(Mutex::new(0)) }
+    Tenant { device: 0, weight: 1, home: None, worker_id: Arc::new(Mutex::new(0)) }
 }
 
 /// A queue on a worker.
