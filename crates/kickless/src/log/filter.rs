@@ -7,7 +7,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 /// The parts of the program that write log lines, by the names of their crates.
-const PARTS: [&str; 10] = [
+const PARTS: [&str; 11] = [
     "kickless",
     "kickless_blk",
     "kickless_daemon",
@@ -15,6 +15,7 @@ const PARTS: [&str; 10] = [
     "kickless_disk",
     "kickless_driver",
     "kickless_io",
+    "kickless_net",
     "kickless_vhost",
     "kickless_worker",
     // The library behind `qcow2:`.
@@ -111,6 +112,7 @@ mod tests {
             "info,kickless_vhost=debug",
             "warning, imago=trace",
             "kickless_io",
+    "kickless_net",
             "[device{name=web}]=debug",
             "kickless_blk[device{name=web}]=debug,info",
         ] {
