@@ -3,7 +3,7 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_device::{
-    Areas, Context, Counters, Device, Interest, Next, Parts, Polled, QueueTask, Update, Vring,
+    Areas, Context, Counters, Device, Interest, Kick, Next, Parts, Polled, QueueTask, Update, Vring,
 };
 use kickless_io::{Engine, EngineKind, Waker};
 use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};
@@ -13,6 +13,7 @@ use kickless_spec::net::{Header, NetFeatures};
 use kickless_virtqueue::device::{self, Addresses};
 use kickless_virtqueue::driver::{self, Buffer, Completer, Submitter};
 use std::collections::{HashMap, VecDeque};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -61,24 +62,45 @@ pub fn without(card: &Net, features: NetFeatures) -> Features {
     card.features() - Features::from_bits_retain(features.bits())
 }
 
-pub struct Rig {
-    pub task: Box<dyn QueueTask>,
-    engine: Engine,
-    waker: Waker,
+/// The driver of one ring, and its memory.
+pub struct Guest {
     pub view: Arc<View>,
     submitter: Submitter,
     completer: Completer,
-    kind: Kind,
-    size: u16,
     /// Chains that are with the device: their buffers.
     with_device: HashMap<u16, Vec<Buffer>>,
     /// Their ids, in the order in which they were made available.
     order: VecDeque<u16>,
+    /// The device wants a kick.
+    pub kick_wanted: bool,
+}
+
+/// A task on a ring.
+pub struct Rig {
+    guest: Guest,
+    pub task: Box<dyn QueueTask>,
+    engine: Engine,
+    waker: Waker,
     pub last: Next,
 }
 
-impl Rig {
-    pub fn start(card: &Arc<Net>, index: u16, kind: Kind, size: u16, features: Features) -> Self {
+impl Deref for Rig {
+    type Target = Guest;
+
+    fn deref(&self) -> &Guest {
+        &self.guest
+    }
+}
+
+impl DerefMut for Rig {
+    fn deref_mut(&mut self) -> &mut Guest {
+        &mut self.guest
+    }
+}
+
+impl Guest {
+    /// A ring with its driver, and its device's end.
+    pub fn new(index: u16, kind: Kind, size: u16, kick: Option<Kick>) -> (Self, Vring) {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, MEMORY).unwrap();
         let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
@@ -101,30 +123,22 @@ impl Rig {
             held: Vec::new(),
             inflight: None,
             view: view.clone(),
-            kick: None,
+            kick,
             call: None,
             err: None,
             logged: None,
             counters: Arc::new(Counters::default()),
         })
         .unwrap();
-        let mut task = card.start_queue(vring, features).unwrap();
-        let mut engine = Engine::open(EngineKind::Threads, 1).unwrap();
-        task.attach(&mut engine).unwrap();
-        task.disarm();
-        Self {
-            task,
-            engine,
-            waker: Waker::new().unwrap(),
+        let guest = Self {
             view,
             submitter,
             completer,
-            kind,
-            size,
             with_device: HashMap::new(),
             order: VecDeque::new(),
-            last: Next::Idle,
-        }
+            kick_wanted: false,
+        };
+        (guest, vring)
     }
 
     /// Makes a chain available, with buffers of these lengths.
@@ -143,7 +157,7 @@ impl Rig {
 
     fn add(&mut self, id: u16, buffers: Vec<Buffer>) -> Option<u16> {
         self.submitter.add(&buffers, None).ok()?;
-        let _ = self.submitter.publish();
+        self.kick_wanted |= self.submitter.publish();
         self.with_device.insert(id, buffers);
         self.order.push_back(id);
         Some(id)
@@ -189,35 +203,6 @@ impl Rig {
         self.submitter.room()
     }
 
-    /// One look of the worker at the ring, which then arms it as a worker does. Looks again where that finds work.
-    pub fn poll(&mut self) -> u32 {
-        let mut served = 0;
-        loop {
-            let polled = self.poll_once(1000);
-            served += polled.served;
-            match polled.next {
-                Next::More => {}
-                Next::Idle if self.task.arm() => self.task.disarm(),
-                _ => {
-                    self.task.disarm();
-                    return served;
-                }
-            }
-        }
-    }
-
-    pub fn poll_once(&mut self, budget: u32) -> Polled {
-        let mut context =
-            Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due: true };
-        let polled = self.task.poll(&mut context, budget);
-        self.last = polled.next;
-        polled
-    }
-
-    pub fn interest(&self) -> Option<Interest> {
-        self.task.event().map(|event| event.interest)
-    }
-
     /// The next chain that the device has completed, its buffers and the bytes written. Chains come back in the order in
     /// which they were made available.
     pub fn take(&mut self) -> Option<(u16, Vec<Buffer>, u32)> {
@@ -255,6 +240,50 @@ impl Rig {
         Some((header, frame))
     }
 
+    pub fn with_device(&self) -> usize {
+        self.order.len()
+    }
+}
+
+impl Rig {
+    pub fn start(card: &Arc<Net>, index: u16, kind: Kind, size: u16, features: Features) -> Self {
+        let (guest, vring) = Guest::new(index, kind, size, None);
+        let mut task = card.start_queue(vring, features).unwrap();
+        let mut engine = Engine::open(EngineKind::Threads, 1).unwrap();
+        task.attach(&mut engine).unwrap();
+        task.disarm();
+        Self { guest, task, engine, waker: Waker::new().unwrap(), last: Next::Idle }
+    }
+
+    /// One look of the worker at the ring, which then arms it as a worker does. Looks again where that finds work.
+    pub fn poll(&mut self) -> u32 {
+        let mut served = 0;
+        loop {
+            let polled = self.poll_once(1000);
+            served += polled.served;
+            match polled.next {
+                Next::More => {}
+                Next::Idle if self.task.arm() => self.task.disarm(),
+                _ => {
+                    self.task.disarm();
+                    return served;
+                }
+            }
+        }
+    }
+
+    pub fn poll_once(&mut self, budget: u32) -> Polled {
+        let mut context =
+            Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due: true };
+        let polled = self.task.poll(&mut context, budget);
+        self.last = polled.next;
+        polled
+    }
+
+    pub fn interest(&self) -> Option<Interest> {
+        self.task.event().map(|event| event.interest)
+    }
+
     /// Stops the task as a worker does. Returns the index from which the next one goes on.
     pub fn stop(mut self) -> (u16, usize) {
         assert_eq!(self.poll_once(0).next, Next::Idle);
@@ -283,11 +312,7 @@ impl Rig {
         let slots = self.view.map().slots().to_vec();
         let view = Arc::new(View::new(Map::new(slots).unwrap()));
         self.apply(Update::Memory(view.clone()));
-        std::mem::replace(&mut self.view, view)
-    }
-
-    pub fn with_device(&self) -> usize {
-        self.order.len()
+        std::mem::replace(&mut self.guest.view, view)
     }
 }
 

@@ -1,0 +1,132 @@
+//! A card on a real worker: it sleeps on its timer, and nothing waits for the credit of an idle receive ring.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
+
+mod rig;
+
+use kickless_device::{Device, Executor, Kick, TaskHandle, Update};
+use kickless_io::{EngineKind, EngineOptions};
+use kickless_memory::{Map, View};
+use kickless_net::{Net, NullPort, TestFrame};
+use kickless_worker::{Options, Poll, Pool};
+use rig::{Guest, SIZE_MAX, card, counter, kinds};
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Nothing takes so long, on any machine.
+const STUCK: Duration = Duration::from_secs(60);
+
+struct Ring {
+    guest: Guest,
+    kicks: OwnedFd,
+    handle: Box<dyn TaskHandle>,
+}
+
+impl Ring {
+    fn start(pool: &Arc<dyn Executor>, card: &Arc<Net>, index: u16, kind: rig::Kind) -> Self {
+        let kicks = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let kick = Kick::new(kicks.try_clone().unwrap()).unwrap();
+        let (guest, vring) = Guest::new(index, kind, SIZE_MAX, Some(kick));
+        let task = card.start_queue(vring, card.features()).unwrap();
+        Self { guest, kicks, handle: pool.spawn(task).unwrap() }
+    }
+
+    fn kick(&mut self) {
+        if std::mem::take(&mut self.guest.kick_wanted) {
+            rustix::io::write(&self.kicks, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    fn fill(&mut self) {
+        while self.guest.offer(&[1530], true).is_some() {}
+        self.kick();
+    }
+
+    fn update(&self, update: Update) {
+        self.handle.update(update).recv_timeout(STUCK).expect("a change waits for something");
+    }
+}
+
+fn pool(poll: Poll) -> Arc<dyn Executor> {
+    let engine = EngineOptions::new(EngineKind::Threads, 8);
+    let options = Options { workers: 1, engine, cpus: Vec::new(), poll, call_coalesce: None };
+    Arc::new(Pool::start(&options).unwrap()).executor(1)
+}
+
+#[test]
+fn frames_come_to_a_sleeping_worker() {
+    for poll in [Poll::Never, Poll::Always] {
+        let pool = pool(poll);
+        for kind in kinds() {
+            let port = NullPort { rate: 2000, lengths: 60..=9000 };
+            let card = card(1, port);
+            let mut ring = Ring::start(&pool, &card, 0, kind);
+            let begun = Instant::now();
+            let mut number = 0;
+            while number < 100 {
+                assert!(begun.elapsed() < STUCK, "frame {number} does not come");
+                ring.fill();
+                while let Some((_, frame)) = ring.guest.receive(12) {
+                    assert_eq!(TestFrame::read(&frame), Ok(TestFrame { pair: 0, number }));
+                    number += 1;
+                }
+                thread::sleep(Duration::from_micros(200));
+            }
+            assert_eq!(counter(&card, "dropped_long"), 0);
+            ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");
+        }
+    }
+}
+
+#[test]
+fn nothing_waits_for_credit() {
+    let pool = pool(Poll::Never);
+    for kind in kinds() {
+        let card = card(1, NullPort { rate: 1, lengths: 60..=60 });
+        let mut ring = Ring::start(&pool, &card, 0, kind);
+        ring.fill();
+        // It is asleep with all the credit that it wants.
+        thread::sleep(Duration::from_millis(5));
+        let view = |guest: &Guest| Arc::new(View::new(Map::new(guest.view.map().slots().to_vec()).unwrap()));
+        let new = view(&ring.guest);
+        let old = std::mem::replace(&mut ring.guest.view, new);
+        ring.update(Update::Memory(ring.guest.view.clone()));
+        assert_eq!(Arc::strong_count(&old), 1, "the task keeps memory that was taken away");
+        ring.update(Update::Addresses(kickless_device::Areas::User(rig::addresses())));
+        ring.update(Update::Look);
+        let offered = ring.guest.with_device();
+        let stopped = ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");
+        while ring.guest.receive(12).is_some() {}
+        let taken = offered - ring.guest.with_device();
+        let next_avail = usize::from(stopped.next_avail & 0x7fff);
+        assert_eq!((next_avail, stopped.has_work), (taken, true), "{kind:?}");
+    }
+}
+
+#[test]
+fn sent_frames_are_taken_by_a_sleeping_worker() {
+    let pool = pool(Poll::Never);
+    for kind in kinds() {
+        let card = card(1, NullPort::default());
+        let mut ring = Ring::start(&pool, &card, 1, kind);
+        let begun = Instant::now();
+        for sent in 1..=200 {
+            ring.guest.send(&[0; 72], 100).unwrap();
+            ring.kick();
+            while counter(&card, "sent_frames") < sent || ring.guest.take().is_none() {
+                assert!(begun.elapsed() < STUCK);
+                thread::yield_now();
+            }
+        }
+        ring.update(Update::Enable(false));
+        ring.guest.send(&[0; 72], 100).unwrap();
+        ring.kick();
+        while ring.guest.take().is_none() {
+            assert!(begun.elapsed() < STUCK);
+        }
+        assert_eq!((counter(&card, "sent_frames"), counter(&card, "sent_disabled")), (200, 1));
+        ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");
+    }
+}
