@@ -112,7 +112,7 @@ mod tests {
             "info,kickless_vhost=debug",
             "warning, imago=trace",
             "kickless_io",
-    "kickless_net",
+            "kickless_net",
             "[device{name=web}]=debug",
             "kickless_blk[device{name=web}]=debug,info",
         ] {
