@@ -1,472 +1,493 @@
-//! The engine of Linux AIO, for hosts that forbid io_uring.
+//! The back-end of Linux AIO: for hosts that forbid io_uring, and for files on which io_uring is slow.
 //!
-//! `io_submit` only starts a transfer, and returns, where the file is open for direct I/O; on any other it does all of it. So
-//! transfers of other files, and what AIO does not do, go to threads, as does what could wait ([`crate::files::route`]).
+//! `io_submit` only starts a transfer, and returns, where the file is open for direct I/O; on any other it
+//! does all of it. So transfers of other files, and what AIO does not do, go to threads, as does what could
+//! wait ([`crate::files::route`]).
+//!
+//! It cannot cancel: the kernel has no `io_cancel` for transfers of files.
 
+pub(crate) mod batch;
 pub(crate) mod context;
-pub(crate) mod transfers;
 
-use crate::aio::transfers::Transfers;
+use crate::early_submit;
+use crate::error::Error;
 use crate::files::Files;
-use crate::files::route::{Route, Routes};
-use crate::operations::in_flight::InFlight;
+use crate::files::shares::Shares;
+use crate::op::{BYTES_MAX, Completion, OpKind, View};
+use crate::operations::Operations;
+use crate::operations::in_flight::{InFlight, rw_flags};
 use crate::operations::slots::Slots;
-use crate::threads::jobs::{Jobs, Other};
-use crate::{BackingFile, Completion, EngineOptions, Error, FileId, Op, Token};
+use crate::options::CompletionMode;
+use crate::submit_thread::SubmitThread;
+use crate::submit_thread::handover::Submission;
+use crate::waker::Waker;
+use batch::{Batch, Submitted};
+use context::{BATCH, Context, Control, Event, PREAD, PREADV, PWRITE, PWRITEV, SIGNAL_EVENT};
 use rustix::event::epoll;
 use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 
 /// A context that is smaller than this is not worth having.
 const DEPTH_MIN: usize = 8;
 
-/// A Linux AIO context, and threads beside it.
+/// A context and what is in it. The operations themselves are in the engine's slots, by whose places they are
+/// known here.
 #[derive(Debug)]
-pub struct Aio {
-    transfers: Transfers,
-    jobs: Jobs,
-    /// Readable when one of the two is.
-    event: OwnedFd,
-    slots: Slots,
-    pub(crate) files: Files,
-    /// Places of merged operations that are to be done each by itself.
-    again: Vec<u32>,
-    /// Places of operations that would have had to wait.
-    missed: Vec<u32>,
-    /// Completed without the kernel.
-    failed: Vec<Completion>,
-    reason: Option<Error>,
+pub(crate) struct Aio {
+    context: Arc<Context>,
+    /// Signalled with each completion, and when a batch comes back from the thread that submits.
+    event: Waker,
+    /// Transfers that the worker submits, or the thread beside it.
+    own: Lane,
+    /// By owner: what threads of the owner's share submit, one batch at a time.
+    lanes: Vec<Lane>,
+    /// Operations in these lanes.
+    in_lanes: usize,
+    /// With the kernel, as far as is known: those that are with a thread are counted.
+    in_flight: usize,
+    submitter: Option<SubmitThread<Box<Batch>>>,
+    /// Small batches go first ([`early_submit`]).
+    early: bool,
+}
+
+/// Operations that are submitted one after the other.
+#[derive(Debug, Default)]
+struct Lane {
+    /// The first `handed` are with a thread.
+    staged: VecDeque<u32>,
+    handed: usize,
+    /// For the next batch; made with the first.
+    batch: Option<Box<Batch>>,
+}
+
+impl Lane {
+    /// The place that was queued last, if nobody has been told of it.
+    fn last(&self) -> Option<u32> {
+        if self.staged.len() > self.handed { self.staged.back().copied() } else { None }
+    }
+
+    /// Whether operations wait, and none is with a thread.
+    fn waits(&self) -> bool {
+        self.handed == 0 && !self.staged.is_empty()
+    }
 }
 
 impl Aio {
-    /// With a context for so many operations, or fewer where others have used up what the system has (`fs.aio-max-nr`).
-    pub(crate) fn open(options: EngineOptions) -> Result<Self, Error> {
-        let failed = |step| move |source: io::Error| Error::Aio { step, source };
+    /// Opens a context for the places that owners share, or for fewer where others have used up what the
+    /// system has (`fs.aio-max-nr`). Returns it with the shares of those that there are. Its completions make
+    /// `epoll` readable.
+    pub(crate) fn open_within(
+        wanted: &Shares,
+        completion: CompletionMode,
+        epoll: impl AsFd,
+    ) -> Result<(Self, Shares), Error> {
+        let failed = |step| move |source| Error::Aio { step, source };
         context::try_one().map_err(failed("io_submit"))?;
-        let event = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed("epoll")(e.into()))?;
-        let wanted = options.shares();
         let mut most = wanted.total();
-        let transfers = loop {
-            match Transfers::open(most, options.completion, &event) {
-                Ok(transfers) => break transfers,
+        loop {
+            match Self::open(most, completion, &epoll) {
+                Ok(aio) => return Ok((Self { early: true, ..aio }, wanted.within(most))),
                 Err(e) if e.raw_os_error() == Some(Errno::AGAIN.raw_os_error()) && most > DEPTH_MIN => {
                     most = (most / 2).max(DEPTH_MIN);
                 }
                 Err(e) => return Err(failed("io_setup")(e)),
             }
-        };
-        let jobs = Jobs::start(most, options.owners as usize).map_err(Error::Threads)?;
-        epoll::add(&event, jobs.event(), epoll::EventData::new_u64(1), epoll::EventFlags::IN)
-            .map_err(|e| failed("epoll")(e.into()))?;
-        Ok(Self {
-            transfers,
-            jobs,
-            event,
-            slots: Slots::new(most),
-            files: Files::new(wanted.within(most)),
-            again: Vec::new(),
-            missed: Vec::new(),
-            failed: Vec::new(),
-            reason: None,
-        })
-    }
-
-    /// It is there because a better one is not.
-    pub(crate) fn instead_of(mut self, reason: Error) -> Self {
-        self.reason = Some(reason);
-        self
-    }
-
-    pub(crate) fn reason(&self) -> Option<&Error> {
-        self.reason.as_ref()
-    }
-
-    pub(crate) fn event(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-
-    pub(crate) fn register(&mut self, backing: &BackingFile) -> FileId {
-        let BackingFile { file, owner, facts } = backing.clone();
-        let routes = Routes::by_aio(facts);
-        let (id, index) = self.files.insert(file, owner);
-        self.files.set_routes(index, routes);
-        id
-    }
-
-    pub(crate) fn unregister(&mut self, file: FileId) {
-        self.files.remove(file);
-    }
-
-    pub(crate) fn merge(&mut self, file: FileId, merge: bool) {
-        self.files.set_merge(file, merge);
-    }
-
-    pub(crate) fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
-        if self.files.room(op.file) == 0 {
-            return Err(op);
         }
-        let held = self.files.hold(op.file);
-        let route = self.files.route(held, op.kind, op.buffers.len());
-        if !op.kind.is_transfer() {
-            self.jobs.queue(held, token, op, &self.files);
+    }
+
+    /// Opens a context for `depth` operations that is to be used beside io_uring. Its completions make
+    /// `epoll` readable.
+    ///
+    /// It serves devices in RAM, which are done when `io_submit` returns, so it submits nothing early.
+    pub(crate) fn open(depth: usize, completion: CompletionMode, epoll: impl AsFd) -> io::Result<Self> {
+        let event = Waker::new()?;
+        let context = Arc::new(Context::open(depth)?);
+        let by_thread = completion == CompletionMode::Thread;
+        let submitter = by_thread.then(|| SubmitThread::start(event.clone())).transpose()?;
+        epoll::add(epoll, event.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        let own = Lane { staged: VecDeque::with_capacity(depth), ..Lane::default() };
+        let (lanes, in_lanes, in_flight) = (Vec::new(), 0, 0);
+        Ok(Self { context, event, own, lanes, in_lanes, in_flight, submitter, early: false })
+    }
+
+    /// Takes an operation, for a thread of the owner's share where there is one.
+    #[inline]
+    pub(crate) fn queue(&mut self, place: u32, owner: Option<u32>) {
+        match owner {
+            None => self.own.staged.push_back(place),
+            Some(owner) => self.queue_for(owner, place),
+        }
+    }
+
+    fn queue_for(&mut self, owner: u32, place: u32) {
+        if self.lanes.len() <= owner as usize {
+            self.lanes.resize_with(owner as usize + 1, Lane::default);
+        }
+        self.lanes[owner as usize].staged.push_back(place);
+        self.in_lanes += 1;
+    }
+
+    /// Returns the place that was queued last for the worker, or for a thread of the owner's share, if the
+    /// kernel and threads were not told of it.
+    pub(crate) fn last(&self, owner: Option<u32>) -> Option<u32> {
+        match owner {
+            None => self.own.last(),
+            Some(owner) => self.lanes.get(owner as usize)?.last(),
+        }
+    }
+
+    /// Returns whether what is staged is to be submitted before one more is.
+    #[inline]
+    pub(crate) fn is_time(&self) -> bool {
+        self.early && self.submitter.is_none() && early_submit::is_time(self.own.staged.len(), self.in_flight)
+    }
+
+    /// Returns whether operations wait that the kernel could not take.
+    pub(crate) fn needs_turn(&self) -> bool {
+        let own = !self.own.staged.is_empty()
+            && !self.submitter.as_ref().is_some_and(|submitter| submitter.is_busy());
+        own || (self.in_lanes > 0 && self.lanes.iter().any(Lane::waits))
+    }
+
+    /// Starts what is staged; has threads start what is staged for them, for each owner one batch at a time.
+    pub(crate) fn submit(&mut self, ops: &mut Operations) {
+        if self.in_lanes > 0 {
+            self.submit_lanes(ops);
+        }
+        self.submit_own(ops);
+    }
+
+    fn submit_lanes(&mut self, ops: &mut Operations) {
+        for owner in 0..self.lanes.len() {
+            let mut lane = std::mem::take(&mut self.lanes[owner]);
+            if lane.waits()
+                && let given = self.in_flight
+                && let Some(mut batch) = self.next_batch(&mut lane, &mut ops.slots, &ops.files)
+            {
+                batch.given = Some(given);
+                ops.batches.to_submit.push((owner as u32, batch));
+            }
+            self.lanes[owner] = lane;
+        }
+    }
+
+    /// Starts what is staged for the worker. The engine pauses where the kernel has no room for it.
+    pub(crate) fn submit_own(&mut self, ops: &mut Operations) {
+        if self.own.staged.is_empty() {
+            return;
+        }
+        let mut own = std::mem::take(&mut self.own);
+        let had_room = match self.submitter {
+            Some(_) => self.submit_by_thread(&mut own, ops),
+            None => self.submit_by_worker(&mut own, ops),
+        };
+        self.own = own;
+        if !had_room {
+            ops.files.stall_all();
+        }
+    }
+
+    fn submit_by_worker(&mut self, own: &mut Lane, ops: &mut Operations) -> bool {
+        while own.waits()
+            && let Some(mut batch) = self.next_batch(own, &mut ops.slots, &ops.files)
+        {
+            let result = batch.run();
+            if !self.took(own, batch, result, ops) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn submit_by_thread(&mut self, own: &mut Lane, ops: &mut Operations) -> bool {
+        if let Some((batch, result)) = self.submitter.as_ref().and_then(|submitter| submitter.take())
+            && !self.took(own, batch, result, ops)
+        {
+            return false;
+        }
+        // There is one batch: where none is handed out, the worker's end is clear.
+        if own.waits()
+            && let Some(batch) = self.next_batch(own, &mut ops.slots, &ops.files)
+            && let Some(submitter) = &self.submitter
+        {
+            submitter.hand_over(batch);
+        }
+        true
+    }
+
+    /// Notes the results of batches of lanes that threads have submitted.
+    fn take_submitted(&mut self, ops: &mut Operations) {
+        let mut submitted = std::mem::take(&mut ops.batches.submitted);
+        for Submitted { owner, batch, result } in submitted.drain(..) {
+            let mut lane = std::mem::take(&mut self.lanes[owner as usize]);
+            let before = lane.staged.len();
+            let had_room = self.took(&mut lane, batch, result, ops);
+            self.in_lanes -= before - lane.staged.len();
+            self.lanes[owner as usize] = lane;
+            if !had_room {
+                ops.files.stall_all();
+            }
+        }
+        ops.batches.submitted = submitted;
+    }
+
+    /// Describes to the kernel what comes next of a lane that has something. It counts as being in flight.
+    fn next_batch(&mut self, lane: &mut Lane, slots: &mut Slots, files: &Files) -> Option<Box<Batch>> {
+        let mut batch = lane.batch.take().unwrap_or_else(|| Batch::new(self.context.clone()));
+        let event_fd = self.event.as_fd().as_raw_fd();
+        for (control, &place) in batch.controls.iter_mut().zip(&lane.staged) {
+            debug_assert!(slots.get_mut(place).is_some(), "a staged operation has its slot");
+            // The kernel refuses one without a file.
+            let none = Control { fd: -1, ..Control::default() };
+            let filled = slots.get_mut(place).map_or(none, |operation| filled(operation, files));
+            *control = Control { data: place.into(), event_fd, ..filled };
+        }
+        batch.count = lane.staged.len().min(BATCH);
+        lane.handed = batch.count;
+        self.in_flight += batch.count;
+        Some(batch)
+    }
+
+    /// Notes the result of a batch. Returns whether the kernel may take more now.
+    fn took(
+        &mut self,
+        lane: &mut Lane,
+        batch: Box<Batch>,
+        result: Result<usize, Errno>,
+        ops: &mut Operations,
+    ) -> bool {
+        let taken = result.unwrap_or(0).min(batch.count);
+        lane.staged.drain(..taken);
+        self.in_flight = self.in_flight.saturating_sub(batch.count - taken);
+        lane.handed = 0;
+        lane.batch = Some(batch);
+        match result {
+            // Not the first of a batch is refused with `Ok`, so this is "later" as well.
+            Ok(taken) => taken > 0,
+            // The error is that of the first, or there is no room yet.
+            Err(Errno::INTR) => true,
+            Err(Errno::AGAIN) => false,
+            Err(errno) => {
+                if let Some(place) = lane.staged.pop_front() {
+                    ops.refuse(place, errno);
+                }
+                true
+            }
+        }
+    }
+
+    /// Completes what the kernel has done.
+    #[inline]
+    pub(crate) fn reap(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) {
+        if !ops.batches.submitted.is_empty() {
+            self.take_submitted(ops);
+        }
+        // Its only failure is a context that is no context.
+        let _ = self.events(false, ops, into);
+    }
+
+    /// Waits until the kernel has done something, and completes that.
+    pub(crate) fn wait(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) -> Result<(), Errno> {
+        self.events(true, ops, into)
+    }
+
+    fn events(
+        &mut self,
+        mut wait: bool,
+        ops: &mut Operations,
+        into: &mut Vec<Completion>,
+    ) -> Result<(), Errno> {
+        // Before the look at what has completed: what comes after it signals again. Also with nothing in
+        // flight: the kernel signals after it has shown a completion, which may have been taken by then.
+        self.event.clear();
+        if self.in_flight == 0 {
             return Ok(());
         }
-        let mut operation = InFlight::new(token, held, op, route == Route::NoWait);
-        let owner = (route == Route::Offload).then_some(held.owner());
-        let last = || match route {
-            Route::Blocking => self.jobs.last_place(),
-            _ => self.transfers.last(owner),
-        };
-        if self.files.merges(held)
-            && let Some(last) = last()
-        {
-            match self.slots.join(last, operation) {
-                Ok(()) => return Ok(()),
-                Err(back) => operation = back,
+        loop {
+            let mut events = [Event::default(); BATCH];
+            let count = match self.context.events(wait, &mut events) {
+                Ok(count) => count,
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno),
+            };
+            for event in events.iter().take(count) {
+                self.in_flight = self.in_flight.saturating_sub(1);
+                let result = match event.result {
+                    bytes @ 0.. => Ok(bytes as u32),
+                    errno => Err(Errno::from_raw_os_error(-errno as i32)),
+                };
+                ops.complete(event.data as u32, result, into);
             }
-        }
-        let by_worker = matches!(route, Route::NoWait | Route::Memory | Route::Plain);
-        if by_worker && self.transfers.is_time() {
-            self.submit();
-        }
-        let place = self.slots.insert(operation);
-        match owner {
-            Some(owner) => self.transfers.queue_for(owner, place),
-            None if by_worker => self.transfers.queue(place),
-            None => self.jobs.queue_place(place),
-        }
-        Ok(())
-    }
-
-    pub(crate) fn submit(&mut self) {
-        let Self { transfers, slots, files, jobs, .. } = self;
-        jobs.stage_places(slots, files);
-        jobs.submit();
-        transfers.submit_lanes(slots, files, jobs);
-        let mut refused = Vec::new();
-        let had_room = transfers.submit(slots, files, |place, errno| refused.push((place, errno)));
-        self.submitted(had_room, refused);
-    }
-
-    /// Takes note of the result of a call of `io_submit`.
-    fn submitted(&mut self, had_room: bool, refused: Vec<(u32, Errno)>) {
-        for (place, errno) in refused {
-            let Self { slots, files, failed, again, missed, .. } = self;
-            complete(slots, files, place, Err(errno), (again, missed), failed);
-        }
-        self.stage_again();
-        if !had_room {
-            self.files.stall_all();
-        }
-    }
-
-    pub(crate) fn reap(&mut self, into: &mut Vec<Completion>) {
-        into.append(&mut self.failed);
-        let Self { transfers, jobs, slots, files, again, missed, .. } = self;
-        // Its only failure is a context that is no context.
-        let _ = transfers
-            .reap(false, |place, result| complete(slots, files, place, result, (again, missed), into));
-        for other in jobs.reap(files, |completion, _| into.push(completion)) {
-            self.settle(other);
-        }
-        self.stage_again();
-        into.append(&mut self.failed);
-    }
-
-    /// Takes note of what a thread has done.
-    fn settle(&mut self, other: Other) {
-        let Self { transfers, slots, files, failed, again, missed, .. } = self;
-        match other {
-            Other::Transferred(place, result) => {
-                complete(slots, files, place, result, (again, missed), failed);
+            if count < BATCH {
+                return Ok(());
             }
-            Other::Submitted(submitted) => {
-                let mut refused = Vec::new();
-                let had_room = transfers.submitted(submitted, |place, errno| refused.push((place, errno)));
-                self.submitted(had_room, refused);
-            }
+            wait = false;
         }
     }
 
-    /// Merged operations that are to be done each by itself, and those for threads.
-    fn stage_again(&mut self) {
-        let Self { transfers, jobs, slots, files, again, missed, .. } = self;
-        for place in again.drain(..) {
-            let Some(operation) = slots.get_mut(place) else { continue };
-            let held = operation.held;
-            let route = files.route(held, operation.op.kind, operation.op.buffers.len());
-            operation.nowait = route == Route::NoWait;
-            match route {
-                Route::Offload => transfers.queue_for(held.owner(), place),
-                Route::Blocking => jobs.queue_place(place),
-                Route::NoWait | Route::Memory | Route::Plain => transfers.queue(place),
-            }
+    /// Gives up what the kernel has not been told of. Nothing is submitted afterwards, and no thread has a
+    /// batch of a lane any more.
+    pub(crate) fn end(&mut self, ops: &mut Operations) {
+        self.take_submitted(ops);
+        if let Some((batch, result)) = self.submitter.take().and_then(|mut submitter| submitter.finish()) {
+            let mut own = std::mem::take(&mut self.own);
+            self.took(&mut own, batch, result, ops);
+            self.own = own;
         }
-        missed.drain(..).for_each(|place| jobs.queue_place(place));
+        self.in_lanes = 0;
+        let lanes = self.lanes.iter_mut().flat_map(|lane| lane.staged.drain(..));
+        self.own.staged.drain(..).chain(lanes).for_each(|place| ops.discard(place));
     }
 
-    pub(crate) fn needs_turn(&self) -> bool {
-        self.transfers.needs_turn() || self.jobs.needs_turn() || !self.failed.is_empty()
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
     }
 
-    pub(crate) fn failed(&self) -> usize {
-        self.failed.len()
+    #[cfg(test)]
+    pub(crate) fn staged(&self) -> usize {
+        self.own.staged.len()
     }
 }
 
-/// The kernel has done what it was told of `place`.
-fn complete(
-    slots: &mut Slots,
-    files: &mut Files,
-    place: u32,
-    result: Result<u32, Errno>,
-    (again, missed): (&mut Vec<u32>, &mut Vec<u32>),
-    into: &mut Vec<Completion>,
-) {
-    if slots.is_missed(place, result, files) {
-        return missed.push(place);
-    }
-    slots.complete(place, result, again, |InFlight { token, held, op, .. }, result| {
-        files.release(held);
-        into.push(Completion { token, result, buffers: op.buffers });
-    });
-}
-
-impl Drop for Aio {
-    fn drop(&mut self) {
-        // What is staged for threads has not been seen by them. They are ended first, for they tell the kernel of operations.
-        drop(self.jobs.take_places());
-        self.jobs.finish();
-        for other in self.jobs.reap(&mut self.files, |_, _| {}) {
-            self.settle(other);
+/// What to tell the kernel about an operation.
+fn filled(operation: &mut InFlight, files: &Files) -> Control {
+    // Without a file the kernel refuses it with EBADF.
+    let fd = files.get(operation.held).map_or(-1, |(file, ..)| file.as_raw_fd());
+    let write = matches!(operation.op.kind, OpKind::Write { .. });
+    let (opcode, buf, nbytes) = match (operation.view(), write) {
+        (View::One(at, len), write) => {
+            (if write { PWRITE } else { PREAD }, at as u64, len.min(BYTES_MAX) as u64)
         }
-        // What is staged has not been seen by the kernel, and never will be. The buffers of all are dropped last.
-        drop(self.transfers.take_staged());
-        while self.transfers.in_flight() > 0 {
-            let Self { transfers, slots, files, again, missed, .. } = self;
-            let mut done = Vec::new();
-            let complete = |place, result| complete(slots, files, place, result, (again, missed), &mut done);
-            if transfers.reap(true, complete).is_err() {
-                // Nobody can tell when the kernel will have finished with these buffers.
-                std::mem::forget(std::mem::take(&mut self.slots));
-                return;
-            }
-        }
-        self.missed.drain(..).for_each(|place| self.slots.perform(place, &self.files));
-    }
+        (View::Many(at, count), write) => (if write { PWRITEV } else { PREADV }, at as u64, count as u64),
+    };
+    let rw_flags = rw_flags(operation) as u32;
+    let flags = SIGNAL_EVENT;
+    Control { rw_flags, opcode, fd, buf, nbytes, offset: operation.op.offset, flags, ..Control::default() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::files::shares::Shares;
-    use crate::{AlignedBuf, Buffers, CompletionMode, EngineKind, OpKind, Owner};
-    use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
-    use rustix::fs::{MemfdFlags, OFlags, ftruncate, memfd_create};
-    use std::fs::{File, OpenOptions};
-    use std::os::unix::fs::OpenOptionsExt;
-    use std::sync::{Arc, mpsc};
+    use crate::{AlignedBuf, Buffers, Op, Owner, Token};
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
     use std::thread;
-    use std::time::Duration;
 
-    const LEN: usize = 4096;
-
-    fn queue(aio: &mut Aio, file: FileId, kind: OpKind, slot: u32) -> bool {
-        let buffers = Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap());
-        aio.queue(Op { file, kind, offset: 0, buffers }, Token { source: 0, slot }).is_ok()
+    struct Rig {
+        aio: Aio,
+        ops: Operations,
+        _epoll: OwnedFd,
     }
 
-    #[test]
-    fn direct_files_by_the_kernel_and_others_by_threads() {
-        let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 8)).unwrap();
-        let image = tempfile::NamedTempFile::new().unwrap();
-        image.as_file().set_len(LEN as u64).unwrap();
-        let through_cache =
-            aio.register(&BackingFile::new(Arc::new(File::open(image.path()).unwrap()), Owner::unique()));
-        assert!(queue(&mut aio, through_cache, OpKind::Read, 0));
-        assert_eq!(
-            (aio.transfers.last(None), aio.jobs.in_flight(), aio.files.room(through_cache)),
-            (None, 1, 7)
-        );
-        assert_eq!(in_flight(&aio), 1);
-        let direct =
-            OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits() as i32).open(image.path());
-        let Ok(direct) = direct else { return println!("SKIPPED: no direct I/O where temporary files are") };
-        let direct = aio.register(&BackingFile::new(Arc::new(direct), Owner::unique()));
-        assert!(queue(&mut aio, direct, OpKind::Read, 1));
-        assert!(queue(&mut aio, direct, OpKind::Flush, 2));
-        assert_eq!((aio.transfers.last(None), aio.jobs.in_flight(), aio.files.room(direct)), (Some(1), 2, 5));
-        assert_eq!(in_flight(&aio), 3);
-    }
-
-    fn in_flight(aio: &Aio) -> usize {
-        aio.files.in_flight() + aio.failed()
-    }
-
-    /// An engine with a file that the kernel refuses to write to.
-    fn refusing(completion: CompletionMode) -> (Aio, FileId) {
-        let options = EngineOptions { completion, ..EngineOptions::new(EngineKind::Aio, 8) };
-        let mut aio = Aio::open(options).unwrap();
-        let file =
-            aio.register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()));
-        aio.files.set_routes(0, Routes::all(Route::Memory));
-        (aio, file)
-    }
-
-    /// A call that a thread makes without waiting is over when `submit` returns, so completions of the batch do not interrupt it. In some of many
-    /// cases at least, for the host can keep the thread from running.
-    #[test]
-    fn a_prompt_call_of_a_thread_is_waited_for() {
-        let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 64)).unwrap();
-        let file = Arc::new(tempfile::tempfile().unwrap());
-        file.set_len(LEN as u64).unwrap();
-        let file = aio.register(&BackingFile::new(file, Owner::unique()));
-        aio.files.set_routes(0, Routes::all(Route::Offload));
-        let prompt = (0..10_000).any(|_| {
-            (0..32).for_each(|slot| assert!(queue(&mut aio, file, OpKind::Read, slot)));
-            aio.submit();
-            let prompt = aio.jobs.has_submitted();
-            let mut done = Vec::new();
-            while in_flight(&aio) > 0 {
-                aio.submit();
-                aio.reap(&mut done);
+    impl Rig {
+        /// With so many reads staged.
+        fn new(completion: CompletionMode, staged: usize) -> Self {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            let mut aio = Aio::open(8, completion, &epoll).unwrap();
+            let mut ops = Operations::new(Shares::new(8, 0, 0));
+            let file = ops.files.insert(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()).0;
+            for _ in 0..staged {
+                let buffers = Buffers::Owned(AlignedBuf::new(512, 512).unwrap());
+                let op = Op { file, kind: OpKind::Read, offset: 0, buffers };
+                let operation = InFlight::new(Token::default(), ops.files.hold(file).unwrap(), op, false);
+                aio.queue(ops.slots.insert(operation), None);
             }
-            assert!(done.len() == 32 && done.iter().all(|done| done.result == Ok(LEN as u32)));
-            prompt
-        });
-        assert!(prompt);
-    }
-
-    /// It is in flight until it has been reaped, and nobody sleeps before.
-    #[test]
-    fn a_refused_operation_is_to_be_reaped() {
-        let (mut aio, file) = refusing(CompletionMode::Worker);
-        assert!(queue(&mut aio, file, OpKind::Write { durable: false }, 3));
-        aio.submit();
-        assert_eq!((aio.slots.used(), aio.transfers.in_flight()), (0, 0));
-        assert!(aio.needs_turn());
-        assert_eq!(in_flight(&aio), 1);
-        let mut done = Vec::new();
-        aio.reap(&mut done);
-        assert_eq!(
-            done.iter().map(|done| (done.token.slot, done.result)).collect::<Vec<_>>(),
-            [(3, Err(Errno::BADF))]
-        );
-        assert!(!aio.needs_turn());
-        assert_eq!(in_flight(&aio), 0);
-    }
-
-    /// What the thread could not submit is not waited for.
-    #[test]
-    fn dropped_with_what_a_thread_is_refused() {
-        let (mut aio, file) = refusing(CompletionMode::Thread);
-        assert!(queue(&mut aio, file, OpKind::Write { durable: false }, 0));
-        aio.submit();
-        let (ended, end) = mpsc::channel();
-        thread::spawn(move || {
-            drop(aio);
-            ended.send(()).unwrap();
-        });
-        end.recv_timeout(Duration::from_secs(60)).expect("the engine waits for what never completes");
-    }
-
-    /// Neighbours are one for the kernel, and one that is done again is not merged again.
-    #[test]
-    fn neighbours_are_one_operation() {
-        let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 16)).unwrap();
-        let file = Arc::new(tempfile::tempfile().unwrap());
-        file.set_len(4 * LEN as u64).unwrap();
-        let file = aio.register(&BackingFile::new(file, Owner::unique()));
-        aio.files.set_routes(0, Routes::all(Route::Memory));
-        let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&memory, 1 << 20).unwrap();
-        let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
-        let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
-        let read = |aio: &mut Aio, page: u32| {
-            let mut iov = Iov::default();
-            iov.push(&view, Gpa(u64::from(page) * 8192), LEN as u32).unwrap();
-            let offset = u64::from(page) * LEN as u64;
-            let op = Op { file, kind: OpKind::Read, offset, buffers: Buffers::Guest(iov) };
-            aio.queue(op, Token { source: 0, slot: page }).unwrap();
-        };
-        for (merge, given) in [(false, 4), (true, 0)] {
-            aio.merge(file, merge);
-            (0..8).for_each(|page| read(&mut aio, page));
-            assert_eq!(aio.transfers.in_flight(), given);
-            let mut done = Vec::new();
-            while in_flight(&aio) > 0 {
-                aio.submit();
-                aio.reap(&mut done);
-            }
-            assert_eq!(done.len(), 8);
+            Self { aio, ops, _epoll: epoll }
         }
-        (0..8).for_each(|page| read(&mut aio, page));
-        let mut done = Vec::new();
-        let mut again = 0;
-        while in_flight(&aio) > 0 {
-            aio.submit();
-            aio.reap(&mut done);
-            again = again.max(aio.transfers.take_staged().count());
-            if again > 0 {
-                break;
+
+        fn submit(&mut self) {
+            self.aio.submit(&mut self.ops);
+            assert!(!self.ops.files.any_stalled() && !self.ops.needs_turn());
+        }
+
+        fn next_batch(&mut self) -> Box<Batch> {
+            let mut own = std::mem::take(&mut self.aio.own);
+            let batch = self.aio.next_batch(&mut own, &mut self.ops.slots, &self.ops.files).unwrap();
+            self.aio.own = own;
+            batch
+        }
+
+        fn took(&mut self, batch: Box<Batch>, result: Result<usize, Errno>) -> bool {
+            let mut own = std::mem::take(&mut self.aio.own);
+            let more = self.aio.took(&mut own, batch, result, &mut self.ops);
+            assert!(!self.ops.needs_turn());
+            self.aio.own = own;
+            more
+        }
+
+        fn is_readable(&self) -> bool {
+            let mut event = [PollFd::new(&self.aio.event, PollFlags::IN)];
+            poll(&mut event, Some(&Timespec::default())).unwrap() == 1
+        }
+    }
+
+    impl Drop for Rig {
+        /// The kernel has finished with the buffers before they go.
+        fn drop(&mut self) {
+            if thread::panicking() {
+                return std::mem::forget(std::mem::take(&mut self.ops.slots));
+            }
+            self.aio.end(&mut self.ops);
+            while self.aio.in_flight() > 0 {
+                self.aio.wait(&mut self.ops, &mut Vec::new()).unwrap();
             }
         }
-        assert_eq!((done.len(), again), (4, 4), "those behind the end are done again, each by itself");
-        aio.slots = Slots::new(16);
     }
 
-    /// Nobody sleeps on what a refused call has left to be done again.
+    /// Nothing may be merged with what a thread is telling the kernel of at this moment.
     #[test]
-    fn merged_transfers_that_are_refused() {
-        let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 16)).unwrap();
-        let file =
-            aio.register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()));
-        aio.files.set_routes(0, Routes::all(Route::Memory));
-        aio.merge(file, true);
-        let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&memory, 1 << 20).unwrap();
-        let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
-        let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
-        for page in 0..8 {
-            let mut iov = Iov::default();
-            iov.push(&view, Gpa(page * 8192), LEN as u32).unwrap();
-            let (offset, buffers) = (page * LEN as u64, Buffers::Guest(iov));
-            let op = Op { file, kind: OpKind::Write { durable: false }, offset, buffers };
-            aio.queue(op, Token { source: 0, slot: page as u32 }).unwrap();
-        }
-        let mut done = Vec::new();
-        while in_flight(&aio) > 0 {
-            aio.submit();
-            assert!(aio.needs_turn());
-            aio.reap(&mut done);
-        }
-        assert!(done.len() == 8 && done.iter().all(|done| done.result == Err(Errno::BADF)));
+    fn the_last_is_not_one_that_the_thread_has() {
+        let mut rig = Rig::new(CompletionMode::Thread, 2);
+        assert_eq!(rig.aio.last(None), Some(1));
+        rig.submit();
+        assert_eq!((rig.aio.own.staged.len(), rig.aio.last(None)), (2, None));
+        rig.aio.queue(7, None);
+        assert_eq!(rig.aio.last(None), Some(7));
+        rig.aio.own.staged.pop_back();
     }
 
-    /// More is queued than the kernel has room for: the engine takes no more until something has been reaped, and all that it
-    /// took is done in the end.
+    /// Nothing may be asked again at once that the kernel has not taken, and it is not lost.
     #[test]
-    fn a_full_context_makes_a_pause() {
-        let mut aio = Aio::open(EngineOptions::new(EngineKind::Aio, 1)).unwrap();
-        // A context of one has room for some hundred in fact; slots for more than that.
-        (aio.slots, aio.files) = (Slots::new(4000), Files::new(Shares::new(4000, 0, 0)));
-        let file = Arc::new(tempfile::tempfile().unwrap());
-        file.set_len(LEN as u64).unwrap();
-        let file = aio.register(&BackingFile::new(file, Owner::unique()));
-        aio.files.set_routes(0, Routes::all(Route::Memory));
-        let taken = (0..4000).take_while(|&slot| queue(&mut aio, file, OpKind::Read, slot)).count();
-        assert!(taken < 4000, "there is no room for so many");
-        assert!(aio.transfers.needs_turn() && aio.needs_turn());
-        assert_eq!(aio.files.room(file), 0);
-        let mut done = Vec::new();
-        aio.reap(&mut done);
-        assert!(!done.is_empty() && aio.files.room(file) > 0);
-        while in_flight(&aio) > 0 {
-            aio.submit();
-            aio.reap(&mut done);
+    fn none_taken_means_later() {
+        for later in [Ok(0), Err(Errno::AGAIN)] {
+            let mut rig = Rig::new(CompletionMode::Worker, 3);
+            let batch = rig.next_batch();
+            assert_eq!((batch.count, rig.aio.in_flight()), (3, 3));
+            assert!(!rig.took(batch, later));
+            assert_eq!((rig.aio.own.staged.len(), rig.aio.in_flight()), (3, 0));
+            rig.submit();
+            assert_eq!((rig.aio.own.staged.len(), rig.aio.in_flight()), (0, 3));
         }
-        assert_eq!(done.len(), taken);
-        assert!(done.iter().all(|done| done.result == Ok(LEN as u32)));
+    }
+
+    /// The kernel has taken some, or a signal has come before it took any: it may be asked for the others at
+    /// once.
+    #[test]
+    fn some_taken_means_more() {
+        for (result, left) in [(Ok(2), 1), (Err(Errno::INTR), 3)] {
+            let mut rig = Rig::new(CompletionMode::Worker, 3);
+            let batch = rig.next_batch();
+            assert!(rig.took(batch, result));
+            assert_eq!((rig.aio.own.staged.len(), rig.aio.in_flight()), (left, 3 - left));
+            // Nobody has told the kernel of them in fact.
+            rig.aio.in_flight = 0;
+        }
+    }
+
+    /// A signal that comes late, when its completion has been taken, wakes nobody again and again.
+    #[test]
+    fn a_signal_with_nothing_in_flight_is_cleared() {
+        let mut rig = Rig::new(CompletionMode::Worker, 0);
+        rig.aio.event.wake();
+        assert!(rig.is_readable());
+        let mut done = Vec::new();
+        rig.aio.reap(&mut rig.ops, &mut done);
+        assert!(done.is_empty(), "nothing is in flight");
+        assert!(!rig.is_readable());
     }
 }

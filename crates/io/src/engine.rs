@@ -1,24 +1,57 @@
-//! The one face.
+//! The engine: which back-end does an operation, and in which order they have their turns.
 
-use crate::files::Files;
-use crate::options::{DEPTH_MAX, OWNERS_MAX};
-use crate::{
-    Aio, BackingFile, Completion, EngineKind, EngineOptions, Error, FileId, Op, Threads, Token, Uring,
-};
+#[cfg(test)]
+mod tests;
+
+use crate::aio::Aio;
+use crate::backend::Backend;
+use crate::error::Error;
+use crate::files::route::{Route, Routes};
+use crate::files::shares::Shares;
+use crate::files::{BackingFile, Held};
+use crate::op::{Completion, FileId, Op, Token};
+use crate::operations::Operations;
+use crate::operations::in_flight::InFlight;
+use crate::options::{DEPTH_MAX, EngineKind, EngineOptions, OWNERS_MAX};
+use crate::threads::{self, Threads};
+use crate::uring::Uring;
 use kickless_memory::View;
+use rustix::event::epoll;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use tracing::debug;
 
 /// Does operations on files, many at once. See the crate's documentation for who owns what.
 #[derive(Debug)]
-pub enum Engine {
-    /// One io_uring.
-    Uring(Box<Uring>),
-    /// A Linux AIO context.
-    Aio(Box<Aio>),
-    /// A pool of threads.
-    Threads(Box<Threads>),
+pub struct Engine {
+    options: EngineOptions,
+    ops: Operations,
+    /// io_uring or AIO, if the engine has one of them; AIO beside io_uring, from the first file on that needs
+    /// it; threads. See
+    /// [`backend_of`].
+    backends: Vec<Backend>,
+    /// Readable when one of the back-ends is.
+    event: OwnedFd,
+    reason: Option<Error>,
+}
+
+/// Returns the index of the back-end that does operations of this route, of so many back-ends. Threads are
+/// the last.
+#[inline]
+fn backend_of(route: Route, count: usize) -> usize {
+    match route {
+        Route::NoWait | Route::Plain => 0,
+        // AIO is the only one beside threads, or stands between io_uring and them.
+        Route::Memory | Route::Offload => count.saturating_sub(2),
+        Route::Blocking => count - 1,
+    }
+}
+
+/// Returns the owner for whom a thread submits operations of this route, if one does.
+#[inline]
+fn submits_for(route: Route, held: Held) -> Option<u32> {
+    (route == Route::Offload).then_some(held.owner())
 }
 
 impl Engine {
@@ -33,212 +66,314 @@ impl Engine {
     /// Opens an engine.
     ///
     /// `Auto` tries io_uring by doing an operation with it, for a seccomp filter, a sysctl or an old kernel
-    /// shows itself in no other way, then Linux AIO in the same way, and falls back to threads; [`Engine::reason`] then
-    /// tells why.
+    /// shows itself in no other way, then Linux AIO in the same way, and falls back to threads;
+    /// [`Engine::reason`] then tells why.
     ///
-    /// Linux AIO has a limit that the whole system shares (`fs.aio-max-nr`): where others have used it up, the engine takes
-    /// fewer operations.
+    /// Linux AIO has a limit that the whole system shares (`fs.aio-max-nr`): where others have used it up,
+    /// the engine takes fewer operations.
     ///
     /// # Errors
     /// The one that was asked for cannot be had, or not with these options; for `Auto`, none can.
     pub fn open_with(options: EngineOptions) -> Result<Self, Error> {
         let (depth, owners) = (options.depth.clamp(1, DEPTH_MAX), options.owners.min(OWNERS_MAX));
         let options = EngineOptions { depth, owners, ..options };
-        let uring = || Uring::open(options).map(|uring| Self::Uring(Box::new(uring)));
         match options.kind {
-            EngineKind::Uring => uring(),
-            EngineKind::Aio => Ok(Self::Aio(Box::new(Aio::open(options)?))),
-            EngineKind::Threads => Ok(Self::Threads(Box::new(Threads::open(options, None)?))),
+            EngineKind::Uring => Self::with_uring(options),
+            EngineKind::Aio => Self::with_aio(options),
+            EngineKind::Threads => Self::with_threads(options),
             EngineKind::Auto => {
-                let no_uring = match uring() {
+                let no_uring = match Self::with_uring(options) {
                     Ok(engine) => return Ok(engine),
                     Err(error) => error,
                 };
-                match Aio::open(options) {
-                    Ok(aio) => Ok(Self::Aio(Box::new(aio.instead_of(no_uring)))),
+                let (mut engine, reason) = match Self::with_aio(options) {
+                    Ok(engine) => (engine, no_uring),
                     Err(no_aio) => {
                         let reason = Error::Neither(Box::new(no_uring), Box::new(no_aio));
-                        Ok(Self::Threads(Box::new(Threads::open(options, Some(reason))?)))
+                        (Self::with_threads(options)?, reason)
                     }
-                }
+                };
+                engine.reason = Some(reason);
+                Ok(engine)
             }
         }
     }
 
+    fn with_uring(options: EngineOptions) -> Result<Self, Error> {
+        let failed = |source| Error::Uring { step: "epoll", source };
+        let event = make_event().map_err(failed)?;
+        let uring = Uring::open(&options, &event)?;
+        let depth = options.depth as usize;
+        Self::new(options, vec![Backend::Uring(Box::new(uring))], options.shares(), depth, event)
+    }
+
+    fn with_aio(options: EngineOptions) -> Result<Self, Error> {
+        let failed = |source| Error::Aio { step: "epoll", source };
+        let event = make_event().map_err(failed)?;
+        let (aio, shares) = Aio::open_within(&options.shares(), options.completion, &event)?;
+        let depth = shares.total();
+        Self::new(options, vec![Backend::Aio(Box::new(aio))], shares, depth, event)
+    }
+
+    fn with_threads(options: EngineOptions) -> Result<Self, Error> {
+        let event = make_event().map_err(Error::Threads)?;
+        Self::new(options, Vec::new(), options.shares(), options.depth as usize, event)
+    }
+
+    /// Adds threads for an engine of this depth to the other back-ends.
+    fn new(
+        options: EngineOptions,
+        mut backends: Vec<Backend>,
+        shares: Shares,
+        depth: usize,
+        event: OwnedFd,
+    ) -> Result<Self, Error> {
+        let threads = Threads::open(depth, options.owners as usize, options.completion, &event)?;
+        backends.push(Backend::Threads(Box::new(threads)));
+        Ok(Self { options, ops: Operations::new(shares), backends, event, reason: None })
+    }
+
     /// What it is, by the name that chooses it on the command line.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Uring(_) => "io_uring",
-            Self::Aio(_) => "aio",
-            Self::Threads(_) => "threads",
-        }
+        self.backends[0].name()
     }
 
     /// Why `Auto` could not have a better one. For logging, once.
     pub fn reason(&self) -> Option<&Error> {
-        match self {
-            Self::Uring(_) => None,
-            Self::Aio(aio) => aio.reason(),
-            Self::Threads(threads) => threads.reason(),
-        }
+        self.reason.as_ref()
     }
 
     /// Readable when completions may be waiting. Never read it; [`Engine::reap`] makes it unreadable. Stays
     /// the same as long as the engine lives.
     pub fn event(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Uring(uring) => uring.event(),
-            Self::Aio(aio) => aio.event(),
-            Self::Threads(threads) => threads.event(),
-        }
+        self.event.as_fd()
     }
 
-    /// Makes a file known, under an identity of this engine only. Control path, and never waits. A file that is registered
-    /// twice has two identities.
+    /// Makes a file known, under an identity of this engine only. Control path, and never waits. A file that
+    /// is registered twice has two identities.
     ///
     /// # Errors
     /// None at present; an engine that cannot take the file in its fast way takes it in its slow one.
     pub fn register(&mut self, file: &BackingFile) -> Result<FileId, Error> {
-        Ok(match self {
-            Self::Uring(uring) => uring.register(file),
-            Self::Aio(aio) => aio.register(file),
-            Self::Threads(threads) => threads.register(file),
-        })
+        let BackingFile { file, owner, facts } = file.clone();
+        let mut routes = self.backends[0].routes(facts);
+        if routes.use_aio() && !self.open_aio() {
+            routes = Routes::all(Route::Blocking);
+        }
+        // Their indices may be given to this file.
+        self.forget_gone();
+        let fd = file.as_raw_fd();
+        let (id, index) = self.ops.files.insert(file, owner);
+        self.ops.files.set_routes(index, routes);
+        if let Backend::Uring(uring) = &mut self.backends[0]
+            && uring.register(index, fd)
+        {
+            self.ops.files.set_fixed(index);
+        }
+        Ok(id)
+    }
+
+    /// Returns whether there is AIO; adds it beside io_uring. Where it cannot be had threads serve.
+    fn open_aio(&mut self) -> bool {
+        if let [Backend::Uring(_), Backend::Threads(_)] = &self.backends[..] {
+            let depth = self.options.shares().total();
+            match Aio::open(depth, self.options.completion, &self.event) {
+                Ok(aio) => self.backends.insert(1, Backend::Aio(Box::new(aio))),
+                Err(error) => debug!(%error, "no kernel AIO for a device on which io_uring is slow"),
+            }
+        }
+        self.backends.iter().any(|backend| matches!(backend, Backend::Aio(_)))
     }
 
     /// Forgets a file. What is in flight goes on, and the file stays open until that is done.
     pub fn unregister(&mut self, file: FileId) {
-        match self {
-            Self::Uring(uring) => uring.unregister(file),
-            Self::Aio(aio) => aio.unregister(file),
-            Self::Threads(threads) => threads.unregister(file),
+        self.ops.unregister(file);
+        self.forget_gone();
+    }
+
+    /// Has the kernel let go of files that went.
+    #[inline]
+    fn forget_gone(&mut self) {
+        while let Some(index) = self.ops.take_gone() {
+            if let Backend::Uring(uring) = &mut self.backends[0] {
+                uring.forget(index);
+            }
         }
     }
 
-    /// Whether neighbouring transfers of a file that are queued one after the other may go to the kernel as one; not unless it
-    /// is asked for. Each completes by itself all the same, with what is its own. Threads do every one by itself.
+    /// Whether neighbouring transfers of a file that are queued one after the other may go to the kernel as
+    /// one; not unless it is asked for. Each completes by itself all the same, with what is its own. An
+    /// engine of threads does every one by itself.
     pub fn merge(&mut self, file: FileId, merge: bool) {
-        match self {
-            Self::Uring(uring) => uring.merge(file, merge),
-            Self::Aio(aio) => aio.merge(file, merge),
-            Self::Threads(_) => {}
+        if !matches!(self.backends[0], Backend::Threads(_)) {
+            self.ops.files.set_merge(file, merge);
         }
     }
 
-    /// Operations on memory of this view will come: it is registered, where that is asked for ([`EngineOptions::fixed_buffers`]), and
-    /// stays mapped until it is released as often as it was held. Control path.
+    /// Operations on memory of this view will come: it is registered, where that is asked for
+    /// ([`EngineOptions::fixed_buffers`]), and stays mapped until it is released as often as it was held.
+    /// Control path.
     pub fn hold_memory(&mut self, view: &Arc<View>) {
-        if let Self::Uring(uring) = self {
+        if let Backend::Uring(uring) = &mut self.backends[0] {
             uring.hold_memory(view);
         }
     }
 
     /// No more operations on memory of this view will come. Those in flight go on.
     pub fn release_memory(&mut self, view: &Arc<View>) {
-        if let Self::Uring(uring) = self {
+        if let Backend::Uring(uring) = &mut self.backends[0] {
             uring.release_memory(view);
         }
     }
 
-    /// Takes an operation, to be started by the next [`Engine::submit`] at the latest: of a batch for an idle engine, the first go
-    /// while the others are queued. It completes exactly once, whatever happens.
+    /// Takes an operation, to be started by the next [`Engine::submit`] at the latest: of a batch for an idle
+    /// engine, the first go while the others are queued. It completes exactly once, whatever happens.
     ///
     /// # Errors
     /// There is no room; the operation is handed back.
     #[inline]
     pub fn queue(&mut self, op: Op, token: Token) -> Result<(), Op> {
-        match self {
-            Self::Uring(uring) => uring.queue(op, token),
-            Self::Aio(aio) => aio.queue(op, token),
-            Self::Threads(threads) => threads.queue(op, token),
+        let Self { ops, backends, .. } = self;
+        if ops.files.room(op.file) == 0 {
+            return Err(op);
         }
+        let Some(held) = ops.files.hold(op.file) else {
+            ops.fail_stray(op, token);
+            return Ok(());
+        };
+        let route = ops.files.route(held, op.kind, op.buffers.len());
+        let owner = submits_for(route, held);
+        let at = backend_of(route, backends.len());
+        let backend = &mut backends[at];
+        let mut operation = InFlight::new(token, held, op, route == Route::NoWait);
+        if ops.files.merges(held)
+            && let Some(last) = backend.last(owner)
+        {
+            match ops.slots.join(last, operation) {
+                Ok(()) => return Ok(()),
+                Err(back) => operation = back,
+            }
+        }
+        if owner.is_none() {
+            backend.submit_early(ops);
+        }
+        let place = ops.slots.insert(operation);
+        backend.queue(place, owner);
+        Ok(())
     }
 
-    /// Starts what is queued, as one batch. May wait for threads that start a part of it, for a millisecond and not while one of them hangs. What the kernel cannot take just now stays queued
+    /// Starts what is queued, as one batch. May wait for threads that start a part of it, for a millisecond
+    /// and not while one of them hangs. What the kernel cannot take just now stays queued
     /// ([`Engine::needs_turn`]).
     ///
     /// # Errors
     /// The engine has failed for good. What it had not started is completed with that error, and so will all
     /// be that is queued from now on; nothing is lost. Worth logging the first time.
     pub fn submit(&mut self) -> io::Result<()> {
-        self.files_mut().look_at_stalls();
-        match self {
-            Self::Uring(uring) => uring.submit(),
-            Self::Aio(aio) => {
-                aio.submit();
-                Ok(())
-            }
-            Self::Threads(threads) => {
-                threads.submit();
-                Ok(())
-            }
+        self.ops.files.look_at_stalls();
+        let mut result = Ok(());
+        // Threads last: AIO has batches for them.
+        for backend in &mut self.backends {
+            result = result.and(backend.submit(&mut self.ops));
         }
+        self.queue_again();
+        result
     }
 
-    /// To be called when an operation on this file has completed with `EAGAIN`: the engine takes no more of the file's owner until one of the
-    /// owner's operations has completed, or a moment has passed. Others go on.
+    /// To be called when an operation on this file has completed with `EAGAIN`: the engine takes no more of
+    /// the file's owner until one of the owner's operations has completed, or a moment has passed. Others go
+    /// on.
     pub fn stall(&mut self, file: FileId) {
-        self.files_mut().stall_owner(file);
+        self.ops.files.stall_owner(file);
     }
 
-    /// Returns whether the engine takes operations again since this was asked last, although none has completed.
+    /// Returns whether the engine takes operations again since this was asked last, although none has
+    /// completed.
     pub fn take_resumed(&mut self) -> bool {
-        self.files_mut().take_resumed()
+        self.ops.files.take_resumed()
     }
 
     /// Appends what has completed. Never waits, and makes no system call while completions are at hand.
     pub fn reap(&mut self, into: &mut Vec<Completion>) {
-        match self {
-            Self::Uring(uring) => uring.reap(into),
-            Self::Aio(aio) => aio.reap(into),
-            Self::Threads(threads) => threads.reap(into),
+        self.ops.reap_failed(into);
+        // Threads first: they give batches back to AIO.
+        for backend in self.backends.iter_mut().rev() {
+            backend.reap(&mut self.ops, into);
+        }
+        self.queue_again();
+        self.forget_gone();
+    }
+
+    /// Queues operations that are to be done again: those that were merged each by itself, and those that
+    /// would have had to wait for threads.
+    #[inline]
+    fn queue_again(&mut self) {
+        if self.ops.has_again() {
+            self.queue_all_again();
         }
     }
 
+    #[cold]
+    fn queue_all_again(&mut self) {
+        let Self { ops, backends, .. } = self;
+        let count = backends.len();
+        ops.queue_again(|place, held, route| {
+            backends[backend_of(route, count)].queue(place, submits_for(route, held));
+        });
+        ops.queue_missed(|place| backends[count - 1].queue(place, None));
+    }
+
     /// Whether there is something that [`Engine::event`] will not tell of: operations that are not started,
-    /// completions of failed ones, or that there is room again. Whoever is about to sleep then calls `submit` and `reap` again instead
-    /// (within a millisecond or so).
+    /// completions of failed ones, or that there is room again. Whoever is about to sleep then calls `submit`
+    /// and `reap` again instead (within a millisecond or so).
     pub fn needs_turn(&self) -> bool {
-        self.files().any_stalled()
-            || match self {
-                Self::Uring(uring) => uring.needs_turn(),
-                Self::Aio(aio) => aio.needs_turn(),
-                Self::Threads(threads) => threads.needs_turn(),
-            }
+        self.ops.files.any_stalled() || self.ops.needs_turn() || self.backends.iter().any(Backend::needs_turn)
     }
 
     /// Operations queued or started, and not yet reaped.
     pub fn in_flight(&self) -> usize {
-        let failed = match self {
-            Self::Uring(uring) => uring.failed(),
-            Self::Aio(aio) => aio.failed(),
-            Self::Threads(_) => 0,
-        };
-        self.files().in_flight() + failed
+        self.ops.in_flight()
     }
 
-    /// Returns how many more operations on this file it takes now, of all that its owner shares and of the owner's reserve: none also while the
-    /// kernel has no room or the owner pauses ([`Engine::stall`]), however few are in flight.
+    /// Returns how many more operations on this file it takes now, of all that its owner shares and of the
+    /// owner's reserve: none also while the kernel has no room or the owner pauses ([`Engine::stall`]),
+    /// however few are in flight.
     #[inline]
     pub fn room(&self, file: FileId) -> usize {
-        self.files().room(file)
+        self.ops.files.room(file)
     }
+}
 
-    #[inline]
-    fn files(&self) -> &Files {
-        match self {
-            Self::Uring(uring) => &uring.ops.files,
-            Self::Aio(aio) => &aio.files,
-            Self::Threads(threads) => &threads.files,
+/// Makes a descriptor that is readable when one of those is that are added to it.
+fn make_event() -> io::Result<OwnedFd> {
+    Ok(epoll::create(epoll::CreateFlags::CLOEXEC)?)
+}
+
+impl Drop for Engine {
+    /// Gives up what nobody has been told of, and waits for the rest.
+    fn drop(&mut self) {
+        let Self { ops, backends, .. } = self;
+        let mut done = Vec::new();
+        loop {
+            // Threads first: they tell the kernel of operations, too.
+            for backend in backends.iter_mut().rev() {
+                backend.end(ops, &mut done);
+            }
+            ops.discard_again();
+            // There are no threads any more that could do these.
+            while let Some(place) = ops.take_missed() {
+                threads::perform(ops, place);
+            }
+            done.clear();
+            let Some(backend) = backends.iter_mut().find(|backend| backend.in_flight() > 0) else { break };
+            if backend.wait(ops, &mut done).is_err() {
+                // The kernel does not say when it will have finished with these buffers.
+                std::mem::forget(std::mem::take(&mut ops.slots));
+                return;
+            }
         }
-    }
-
-    #[inline]
-    fn files_mut(&mut self) -> &mut Files {
-        match self {
-            Self::Uring(uring) => &mut uring.ops.files,
-            Self::Aio(aio) => &mut aio.files,
-            Self::Threads(threads) => &mut threads.files,
+        if let Backend::Uring(uring) = &mut backends[0] {
+            uring.release_all();
         }
     }
 }

@@ -95,17 +95,11 @@ struct OwnerEntry {
 /// Which file an operation in flight holds open, and whose share it has a place of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// [`NONE`]: the file had been unregistered.
     index: u32,
     owner: u32,
 }
 
 impl Held {
-    #[inline]
-    fn index(self) -> Option<u32> {
-        (self.index != NONE).then_some(self.index)
-    }
-
     /// Returns the number of the owner. It is the same as long as the operation is in flight.
     pub(crate) fn owner(self) -> u32 {
         self.owner
@@ -118,16 +112,13 @@ pub(crate) struct Gone {
     pub(crate) fixed: bool,
 }
 
-/// The file, and its owner, of operations on files that were unregistered. They take no place of any share, and fail.
-const NONE: u32 = u32::MAX;
-
 /// A table of files. A place is free again when its file is unregistered and its last operation is over.
 #[derive(Debug)]
 pub(crate) struct Files {
     entries: Vec<Entry>,
     owners: Vec<OwnerEntry>,
     shares: Shares,
-    /// Operations on files that were unregistered.
+    /// Operations on files that were unregistered, which failed and were not reaped.
     strays: usize,
     /// The kernel takes nothing for now.
     stall: Stall,
@@ -197,14 +188,13 @@ impl Files {
     /// Whether transfers of the file that an operation holds are merged.
     #[inline]
     pub(crate) fn merges(&self, held: Held) -> bool {
-        held.index().is_some_and(|index| self.entries[index as usize].merge)
+        self.entries[held.index as usize].merge
     }
 
     /// Returns the way of an operation of so many bytes on the file that it holds.
     #[inline]
     pub(crate) fn route(&mut self, held: Held, kind: OpKind, bytes: u64) -> Route {
-        let Some(index) = held.index() else { return Route::Blocking };
-        let Entry { routes, misses, .. } = &mut self.entries[index as usize];
+        let Entry { routes, misses, .. } = &mut self.entries[held.index as usize];
         let (route, misses) = match kind {
             OpKind::Read => (routes.read, &mut misses[0]),
             OpKind::Write { durable: false } => (routes.write, &mut misses[1]),
@@ -224,8 +214,7 @@ impl Files {
         bytes: u64,
         result: Result<u32, Errno>,
     ) -> bool {
-        let Some(index) = held.index() else { return false };
-        let misses = &mut self.entries[index as usize].misses[usize::from(kind != OpKind::Read)];
+        let misses = &mut self.entries[held.index as usize].misses[usize::from(kind != OpKind::Read)];
         let misses = Misses::of(misses, bytes);
         let missed = matches!(result, Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INVAL));
         if missed {
@@ -267,39 +256,40 @@ impl Files {
         self.stall.is_on() || self.owners[owner as usize].stall.is_on()
     }
 
-    /// Returns the operations in flight.
+    /// Returns the operations in flight, without those on files that were unregistered.
     #[inline]
     pub(crate) fn in_flight(&self) -> usize {
-        self.shares.used() + self.strays
+        self.shares.used()
     }
 
-    /// One more operation in flight. The caller has looked for room.
+    /// Counts one more operation in flight; `None`: the file was unregistered, and the operation fails. The caller has looked for room.
     #[inline]
-    pub(crate) fn hold(&mut self, id: FileId) -> Held {
+    pub(crate) fn hold(&mut self, id: FileId) -> Option<Held> {
         let Some(entry) = self.find(id) else {
             self.strays += 1;
-            return Held { index: NONE, owner: NONE };
+            return None;
         };
         entry.in_flight += 1;
         let owner = entry.owner;
         self.shares.take(owner);
-        Held { index: id.index, owner }
+        Some(Held { index: id.index, owner })
+    }
+
+    /// Forgets operations on files that were unregistered: they were reaped.
+    pub(crate) fn forget_strays(&mut self) {
+        self.strays = 0;
     }
 
     /// One operation fewer; the file that went with it.
     #[inline]
     pub(crate) fn release(&mut self, held: Held) -> Option<Gone> {
-        let Some(index) = held.index() else {
-            self.strays -= 1;
-            return None;
-        };
         self.shares.put_back(held.owner);
         if self.stalled > 0 {
             self.end_stalls(held.owner);
         }
-        let entry = &mut self.entries[index as usize];
+        let entry = &mut self.entries[held.index as usize];
         entry.in_flight -= 1;
-        if entry.closing { self.settle(index) } else { None }
+        if entry.closing { self.settle(held.index) } else { None }
     }
 
     fn settle(&mut self, index: u32) -> Option<Gone> {
@@ -321,9 +311,8 @@ impl Files {
     /// The file that an operation holds, its place, and whether the kernel knows it by that.
     #[inline]
     pub(crate) fn get(&self, held: Held) -> Option<(&Arc<File>, u32, bool)> {
-        let index = held.index()?;
-        let entry = &self.entries[index as usize];
-        entry.file.as_ref().map(|file| (file, index, entry.fixed))
+        let entry = &self.entries[held.index as usize];
+        entry.file.as_ref().map(|file| (file, held.index, entry.fixed))
     }
 }
 
@@ -395,12 +384,11 @@ mod tests {
         let file = Arc::new(File::open("/dev/null").unwrap());
         let mut files = Files::new(Shares::new(8, 0, 0));
         let (id, _) = files.insert(file.clone(), Owner::unique());
-        let held = files.hold(id);
+        let held = files.hold(id).unwrap();
         assert!(files.remove(id).is_none());
         assert!(files.remove(id).is_none());
         assert!(files.get(held).is_some());
-        let stale = files.hold(id);
-        assert!(files.get(stale).is_none());
+        assert!(files.hold(id).is_none());
         assert_eq!(Arc::strong_count(&file), 2);
         assert!(files.release(held).is_some());
         assert_eq!(Arc::strong_count(&file), 1);
@@ -408,8 +396,7 @@ mod tests {
         let (next, index) = files.insert(file, Owner::unique());
         assert_eq!(index, 0);
         assert_ne!(next, id);
-        let stale = files.hold(id);
-        assert!(files.get(stale).is_none());
+        assert!(files.hold(id).is_none());
     }
 
     fn null(files: &mut Files, owner: Owner) -> FileId {
@@ -424,7 +411,7 @@ mod tests {
         let mut files = Files::new(Shares::new(8, 0, 0));
         let id = null(&mut files, Owner::unique());
         files.set_routes(id.index, Routes::all(Route::NoWait));
-        let held = files.hold(id);
+        let held = files.hold(id).unwrap();
         let mut tried = 0;
         for _ in 0..800 {
             if files.route(held, WRITE, LARGE) == Route::NoWait {
@@ -447,7 +434,7 @@ mod tests {
         let (a, b) = (Owner::unique(), Owner::unique());
         let mut files = Files::new(Shares::new(2, 1, 2));
         let (first, second, other) = (null(&mut files, a), null(&mut files, a), null(&mut files, b));
-        let held = [first, second, first].map(|id| files.hold(id));
+        let held = [first, second, first].map(|id| files.hold(id).unwrap());
         assert_eq!((files.room(first), files.room(second), files.room(other)), (0, 0, 1));
         files.remove(first);
         files.remove(second);
@@ -465,7 +452,7 @@ mod tests {
     fn an_owner_pauses_alone_and_an_engine_with_all() {
         let mut files = Files::new(Shares::new(8, 0, 0));
         let (a, b) = (null(&mut files, Owner::unique()), null(&mut files, Owner::unique()));
-        let (of_a, of_b) = (files.hold(a), [files.hold(b), files.hold(b)]);
+        let (of_a, of_b) = (files.hold(a).unwrap(), [b, b].map(|id| files.hold(id).unwrap()));
         files.stall_owner(a);
         files.stall_owner(a);
         assert_eq!((files.room(a), files.room(b), files.any_stalled()), (0, 5, true));

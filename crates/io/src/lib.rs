@@ -42,6 +42,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod aio;
+mod backend;
 mod buffer;
 mod early_submit;
 mod engine;
@@ -57,7 +58,6 @@ mod uring;
 mod waker;
 mod writeback;
 
-pub use aio::Aio;
 pub use buffer::AlignedBuf;
 pub use engine::Engine;
 pub use error::Error;
@@ -68,7 +68,5 @@ pub use options::{
 };
 pub use rustix::io::Errno;
 pub use signal::{Signaller, prepare_to_signal, signal};
-pub use threads::Threads;
-pub use uring::Uring;
 pub use waker::Waker;
 pub use writeback::writeback_error;

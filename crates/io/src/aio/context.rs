@@ -1,12 +1,10 @@
 //! The kernel's AIO interface (linux/aio_abi.h), as far as it is used here.
 #![expect(unsafe_code, reason = "island: system calls that no library wraps")]
 
-use crate::early_submit;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
 
 /// Whether Linux AIO works here, by doing an operation: a filter may forbid any of the calls, and a kernel lack them.
 pub(crate) fn try_one() -> io::Result<()> {
@@ -98,51 +96,6 @@ impl Context {
         let count =
             unsafe { libc::syscall(libc::SYS_io_getevents, self.0, least, most, into.as_mut_ptr(), timeout) };
         usize::try_from(count).map_err(|_| last_error())
-    }
-}
-
-/// Operations that are started together.
-#[derive(Debug)]
-pub(crate) struct Batch {
-    context: Arc<Context>,
-    pub(crate) controls: [Control; BATCH],
-    pub(crate) count: usize,
-    /// How many the kernel had before it gets these. The batch goes to it in pieces by that ([`early_submit::piece`]); `None`: whole.
-    pub(crate) given: Option<usize>,
-}
-
-impl Batch {
-    pub(crate) fn new(context: Arc<Context>) -> Box<Self> {
-        Box::new(Self { context, controls: [Control::default(); BATCH], count: 0, given: None })
-    }
-
-    /// Does what [`Context::submit`] does, for the first `count`.
-    ///
-    /// # Safety
-    /// The same.
-    pub(crate) unsafe fn submit(&mut self) -> Result<usize, Errno> {
-        let mut controls = &mut self.controls[..self.count.min(BATCH)];
-        let Some(mut given) = self.given else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.context.submit(controls) };
-        };
-        let mut taken = 0;
-        while !controls.is_empty() {
-            let (piece, rest) = controls.split_at_mut(early_submit::piece(controls.len(), given));
-            // SAFETY: the caller's promise.
-            match unsafe { self.context.submit(piece) } {
-                Err(errno) if taken == 0 => return Err(errno),
-                // The next call has the error.
-                Err(_) => break,
-                Ok(some) => taken += some,
-            }
-            if taken < self.count.min(BATCH) - rest.len() {
-                break;
-            }
-            given += piece.len();
-            controls = rest;
-        }
-        Ok(taken)
     }
 }
 

@@ -117,7 +117,7 @@ mod tests {
             }
             let op = Op { file: self.file, kind, offset, buffers: Buffers::Guest(iov) };
             let token = Token { source: 0, slot: offset as u32 };
-            InFlight::new(token, self.files.hold(self.file), op, false)
+            InFlight::new(token, self.files.hold(self.file).unwrap(), op, false)
         }
 
         fn page(&mut self, number: u64) -> InFlight {
@@ -170,7 +170,7 @@ mod tests {
         ];
         let mut elsewhere = rig.operation(write(false), 9 * LEN, &[(8 * LEN, LEN)]);
         let other = rig.files.insert(Arc::new(File::open("/dev/null").unwrap()), Owner::unique()).0;
-        elsewhere.held = rig.files.hold(other);
+        elsewhere.held = rig.files.hold(other).unwrap();
         others.push(elsewhere);
         let mut ours = rig.operation(write(false), 9 * LEN, &[]);
         ours.op.buffers = Buffers::Owned(AlignedBuf::new(4096, 4096).unwrap());

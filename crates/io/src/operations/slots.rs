@@ -3,7 +3,6 @@
 use crate::files::Files;
 use crate::operations::in_flight::InFlight;
 use crate::operations::merge::Merged;
-use crate::threads::pool::Transfer;
 use rustix::io::Errno;
 
 /// A slab of at most `depth` operations, allocated once.
@@ -43,8 +42,8 @@ impl Slots {
         (self.slots.len() - 1) as u32
     }
 
-    /// Puts one in, as one with the operation at `first`, of which the kernel knows nothing yet; it comes back where the two do not
-    /// fit together. The caller has looked for room.
+    /// Puts one in, as one with the operation at `first`, of which the kernel knows nothing yet; it comes
+    /// back where the two do not fit together. The caller has looked for room.
     pub(crate) fn join(&mut self, first: u32, next: InFlight) -> Result<(), InFlight> {
         let Some(Some(operation)) = self.slots.get_mut(first as usize) else { return Err(next) };
         if !operation.takes(&next) {
@@ -93,7 +92,8 @@ impl Slots {
         }
     }
 
-    /// Whether the operation at `place`, with those that are one with it, would have had to wait: then a thread is to do it.
+    /// Whether the operation at `place`, with those that are one with it, would have had to wait: then a
+    /// thread is to do it.
     #[inline]
     pub(crate) fn is_missed(&mut self, place: u32, result: Result<u32, Errno>, files: &mut Files) -> bool {
         let Some(operation) = self.get_mut(place) else { return false };
@@ -105,20 +105,9 @@ impl Slots {
         }
     }
 
-    /// Does the operation at `place`, with those that are one with it, on this thread, and takes it out. It waits for that.
-    pub(crate) fn perform(&mut self, place: u32, files: &Files) {
-        if let Some(transfer) =
-            self.get_mut(place).and_then(|operation| Transfer::of(place, operation, files))
-        {
-            // Nobody is there to be told.
-            let _ = transfer.perform();
-        }
-        self.take(place, drop);
-    }
-
-    /// The kernel has done what it was told of `place`, and this came of it. Operations of which it has done something are taken out, each
-    /// with what came of it; the places of those that were merged and of which it has done nothing go to `again`: they are to be
-    /// done each by itself.
+    /// The kernel has done what it was told of `place`, and this came of it. Operations of which it has done
+    /// something are taken out, each with what came of it; the places of those that were merged and of which
+    /// it has done nothing go to `again`: they are to be done each by itself.
     #[inline]
     pub(crate) fn complete(
         &mut self,

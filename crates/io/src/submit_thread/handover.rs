@@ -1,28 +1,31 @@
 //! Hands submissions to a thread beside the worker, so that submission and completion run in parallel.
 //!
 //! # What goes to the other thread
-//! Of the time that a request takes of a processor here, nearly all goes into the system call that submits it: the kernel's way down to
-//! the device, and for a device in RAM the I/O itself. While a worker is in that call for a batch, what has been done of the batch
-//! is not shown to the driver, other queues are not looked at, and a device that has no tags left holds up all of them.
+//! Of the time that a request takes of a processor here, nearly all goes into the system call that submits
+//! it: the kernel's way down to the device, and for a device in RAM the I/O itself. While a worker is in that
+//! call for a batch, what has been done of the batch is not shown to the driver, other queues are not looked
+//! at, and a device that has no tags left holds up all of them.
 //!
-//! Two threads can share this work along two lines. A thread that only completes would have to push used elements, release slots
-//! and write the log of a queue from which the worker pops at the same time: a lock, or a split, of all that a ring is
-//! made of (memory that changes, order, the state that a stop has to give back), for some tens of nanoseconds of work a request. A
-//! thread that only takes completions from the kernel and hands them to the worker is simple and shows nobody anything
-//! any sooner, for the worker is still in its call. So it is the other half that goes: the thread makes the calls that submit, and
-//! nothing else; rings, slots and completions stay with their one owner, the worker, which reaps while the thread is in the kernel.
-//! That is as parallel, and what the two share is one call and its result.
+//! Two threads can share this work along two lines. A thread that only completes would have to push used
+//! elements, release slots and write the log of a queue from which the worker pops at the same time: a lock,
+//! or a split, of all that a ring is made of (memory that changes, order, the state that a stop has to give
+//! back), for some tens of nanoseconds of work a request. A thread that only takes completions from the
+//! kernel and hands them to the worker is simple and shows nobody anything any sooner, for the worker is
+//! still in its call. So it is the other half that goes: the thread makes the calls that submit, and nothing
+//! else; rings, slots and completions stay with their one owner, the worker, which reaps while the thread is
+//! in the kernel. That is as parallel, and what the two share is one call and its result.
 //!
-//! io_uring has the same thread in the kernel (`IORING_SETUP_SQPOLL`), which looks for submissions for some time before it sleeps;
-//! this one is woken for each batch. What the kernel puts off until the thread that submitted is at hand (task
-//! work, by which completions of a ring come) happens on this thread too.
+//! io_uring has the same thread in the kernel (`IORING_SETUP_SQPOLL`), which looks for submissions for some
+//! time before it sleeps; this one is woken for each batch. What the kernel puts off until the thread that
+//! submitted is at hand (task work, by which completions of a ring come) happens on this thread too.
 //!
 //! # What is shared
-//! The two ends share room for one submission. The worker puts it there and goes on; operations that it stages meanwhile are the next
-//! batch. The thread takes the submission, runs it, puts the result there, and only then wakes the worker. The worker clears the waker
-//! before it looks for the result, so it finds the result or is woken for it. A worker that looks first and clears then loses nothing
-//! either: [`WorkerEnd::is_busy`] says that there is a result, and the worker does not sleep. `handover/model.rs` has both in every
-//! order.
+//! The two ends share room for one submission. The worker puts it there and goes on; operations that it
+//! stages meanwhile are the next batch. The thread takes the submission, runs it, puts the result there, and
+//! only then wakes the worker. The worker clears the waker before it looks for the result, so it finds the
+//! result or is woken for it. A worker that looks first and clears then loses nothing either:
+//! [`WorkerEnd::is_busy`] says that there is a result, and the worker does not sleep. `handover/model.rs` has
+//! both in every order.
 
 #[cfg(all(test, loom))]
 mod model;
@@ -92,8 +95,9 @@ impl<S: Submission> WorkerEnd<S> {
         self.0.handed.notify_one();
     }
 
-    /// Returns whether a submission can be handed over: there is none, and no result of one. Only the worker changes that, so it stays
-    /// so until the worker hands one over. A worker that has looked for a result in vain and then finds this end not busy has missed one.
+    /// Returns whether a submission can be handed over: there is none, and no result of one. Only the worker
+    /// changes that, so it stays so until the worker hands one over. A worker that has looked for a result in
+    /// vain and then finds this end not busy has missed one.
     pub(crate) fn is_clear(&self) -> bool {
         matches!(self.0.lock().work, Work::Nothing)
     }

@@ -26,20 +26,16 @@
 //! # The engine waits for a prompt call
 //! The engine can wait for a moment until threads have made its calls of `io_submit` ([`Pool::await_calls`], [`crate::threads::submit_wait`]).
 //! While it waits, a thread wakes it by a condition variable instead of the event, and only when the last of these calls is done.
-#![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
-use crate::aio::context::Batch;
+use crate::aio::batch::{Batch, Submitted};
 use crate::files::shares::Shares;
-use crate::files::{Files, Held};
-use crate::op::{OpKind, RangeCall, View};
-use crate::operations::in_flight::InFlight;
-use crate::{Completion, Op, Token, Waker};
+use crate::submit_thread::handover::Submission;
+use crate::threads::blocking::BlockingOp;
+use crate::waker::Waker;
 use rustix::io::Errno;
-use rustix::ioctl::opcode;
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -50,86 +46,33 @@ const THREADS_COMMON: usize = 16;
 /// Threads that each owner has for itself: a flush does not wait for the transfer before it.
 const THREADS_RESERVE: usize = 2;
 
-/// Of linux/fs.h.
-const BLKDISCARD: u32 = opcode::none(0x12, 119);
-const BLKZEROOUT: u32 = opcode::none(0x12, 127);
-
 /// A thread needs next to none.
 const STACK_BYTES: usize = 128 << 10;
 
 /// Work for a thread.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// An operation, with the file that it holds open.
-    Op { held: Held, file: Arc<File>, token: Token, op: Op },
-    /// The transfer of an operation that stays in the engine's slots.
-    Transfer(Transfer),
+    /// An operation that stays in the engine's slots.
+    Op(BlockingOp),
     /// A call of `io_submit` for an owner.
     Submit { owner: u32, batch: Box<Batch> },
-}
-
-/// A transfer between a file and memory that its slot keeps.
-#[derive(Debug)]
-pub(crate) struct Transfer {
-    pub(crate) place: u32,
-    pub(crate) owner: u32,
-    file: Arc<File>,
-    kind: OpKind,
-    offset: u64,
-    /// The address of the memory, or of the segments that describe it; `None`: there are so many bytes at that address.
-    at: usize,
-    len: usize,
-    segments: bool,
-}
-
-impl Transfer {
-    /// Describes the operation at `place`, which stays as it is until this is done; `None` if it has no file.
-    pub(crate) fn of(place: u32, operation: &mut InFlight, files: &Files) -> Option<Self> {
-        let file = files.get(operation.held)?.0.clone();
-        let (kind, offset, owner) = (operation.op.kind, operation.op.offset, operation.held.owner());
-        let (at, len, segments) = match operation.view() {
-            View::One(at, len) => (at.expose_provenance(), len, false),
-            View::Many(at, count) => (at.expose_provenance(), count, true),
-        };
-        Some(Self { place, owner, file, kind, offset, at, len, segments })
-    }
-
-    /// Does it, and waits for it.
-    pub(crate) fn perform(self) -> Result<u32, Errno> {
-        let view = if self.segments {
-            View::Many(std::ptr::with_exposed_provenance(self.at), self.len)
-        } else {
-            View::One(std::ptr::with_exposed_provenance_mut(self.at), self.len)
-        };
-        transfer(&self.file, self.kind, self.offset, &view)
-    }
 }
 
 /// A job that is done.
 #[derive(Debug)]
 pub(crate) enum Done {
-    /// Its file is still held.
-    Op {
-        held: Held,
-        completion: Completion,
-    },
     /// Its operation is in its slot.
-    Transfer {
+    Op {
         place: u32,
         result: Result<u32, Errno>,
     },
-    Submit {
-        owner: u32,
-        batch: Box<Batch>,
-        result: Result<usize, Errno>,
-    },
+    Submit(Submitted),
 }
 
 impl Job {
     fn owner(&self) -> u32 {
         match self {
-            Self::Op { held, .. } => held.owner(),
-            Self::Transfer(transfer) => transfer.owner,
+            Self::Op(op) => op.owner,
             Self::Submit { owner, .. } => *owner,
         }
     }
@@ -137,18 +80,11 @@ impl Job {
     /// Does it, and waits for it.
     fn perform(self) -> Done {
         match self {
-            Self::Op { held, file, token, mut op } => {
-                let result = perform(&file, &mut op);
-                // Before the engine can learn of it: a file that it forgets then is closed then.
-                drop(file);
-                Done::Op { held, completion: Completion { token, result, buffers: op.buffers } }
-            }
-            Self::Transfer(transfer) => Done::Transfer { place: transfer.place, result: transfer.perform() },
+            // The file is let go of before the engine can learn of the result: a file that it forgets then is closed then.
+            Self::Op(op) => Done::Op { place: op.place, result: op.perform() },
             Self::Submit { owner, mut batch } => {
-                // SAFETY: the buffers and the file of each belong to its slot, which keeps them unchanged until the completion has been
-                // reaped; a dropped engine waits for this call, and for that, or leaks them.
-                let result = unsafe { batch.submit() };
-                Done::Submit { owner, batch, result }
+                let result = batch.run();
+                Done::Submit(Submitted { owner, batch, result })
             }
         }
     }
@@ -367,7 +303,7 @@ impl Shared {
     /// Shows the engine what this thread has done.
     fn finish(&self, result: Done) {
         let mut done = lock(&self.done);
-        done.calls += usize::from(matches!(result, Done::Submit { .. }));
+        done.calls += usize::from(matches!(result, Done::Submit(_)));
         done.jobs.push(result);
         if done.awaited > 0 {
             if done.calls >= done.awaited {
@@ -399,77 +335,19 @@ impl Shared {
     }
 }
 
-/// Does one operation, and waits for it.
-fn perform(file: &File, op: &mut Op) -> Result<u32, Errno> {
-    match op.kind {
-        OpKind::Read | OpKind::Write { .. } => transfer(file, op.kind, op.offset, &op.buffers.view(op.kind)),
-        OpKind::Flush => {
-            // SAFETY: no memory is passed.
-            if unsafe { libc::fdatasync(file.as_raw_fd()) } == 0 { Ok(0) } else { Err(last_error()) }
-        }
-        OpKind::Range { call, len } => on_range(file.as_raw_fd(), call, op.offset, len),
-    }
-}
-
-/// Transfers bytes between a file and memory that an operation keeps, and waits for it.
-fn transfer(file: &File, kind: OpKind, offset: u64, view: &View) -> Result<u32, Errno> {
-    let fd = file.as_raw_fd();
-    // Beyond what fits, the kernel says that the argument is invalid.
-    let Ok(offset) = libc::off_t::try_from(offset) else { return Err(Errno::INVAL) };
-    let one;
-    let (segments, count) = match *view {
-        View::One(at, len) => {
-            one = libc::iovec { iov_base: at.cast(), iov_len: len };
-            (&raw const one, 1)
-        }
-        View::Many(segments, count) => (segments, count as i32),
-    };
-    let flags = if kind == (OpKind::Write { durable: true }) { libc::RWF_DSYNC } else { 0 };
-    // SAFETY: an operation owns the buffers, and is this call's caller's or in a slot that stays as it is until the call has returned;
-    // what others do to guest memory meanwhile is between them and the kernel.
-    let result = unsafe {
-        match kind {
-            OpKind::Read => libc::preadv2(fd, segments, count, offset, 0),
-            _ => libc::pwritev2(fd, segments, count, offset, flags),
-        }
-    };
-    match result {
-        // No more than 0x7fff_f000.
-        bytes @ 0.. => Ok(bytes as u32),
-        _ => Err(last_error()),
-    }
-}
-
-/// Does something to a range, and waits for it.
-fn on_range(fd: RawFd, call: RangeCall, offset: u64, len: u64) -> Result<u32, Errno> {
-    let Ok(at) = libc::off_t::try_from(offset) else { return Err(Errno::INVAL) };
-    let result = if let Some(mode) = call.mode() {
-        let Ok(len) = libc::off_t::try_from(len) else { return Err(Errno::INVAL) };
-        // SAFETY: no memory is passed.
-        unsafe { libc::fallocate(fd, mode, at, len) }
-    } else {
-        let request = if call == RangeCall::DeviceDiscard { BLKDISCARD } else { BLKZEROOUT };
-        let range = [offset, len];
-        // SAFETY: both calls read two 64-bit numbers there, whatever kind of file it is: others know no such request.
-        unsafe { libc::ioctl(fd, request as libc::Ioctl, range.as_ptr()) }
-    };
-    if result == 0 { Ok(0) } else { Err(last_error()) }
-}
-
-fn last_error() -> Errno {
-    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::aio::context::Context;
-    use crate::{AlignedBuf, Buffers, Owner};
+    use crate::files::Files;
+    use crate::operations::in_flight::InFlight;
+    use crate::{AlignedBuf, Buffers, Op, OpKind, Owner, RangeCall, Token};
     use rustix::event::{PollFd, PollFlags, poll};
     use seccompiler::{
         BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
         SeccompRule,
     };
+    use std::fs::File;
     use std::thread;
 
     fn files() -> Files {
@@ -478,18 +356,32 @@ mod tests {
 
     fn result(done: &Done) -> Result<u32, Errno> {
         match done {
-            Done::Op { completion, .. } => completion.result,
+            Done::Op { result, .. } => *result,
             other => panic!("{other:?}"),
         }
     }
 
-    /// An image's first operation.
-    fn op(files: &mut Files, kind: OpKind, offset: u64) -> (Held, Arc<File>, Op) {
+    /// An image's first operation, in its slot.
+    fn op(files: &mut Files, kind: OpKind, offset: u64) -> (Arc<File>, InFlight) {
         let file = Arc::new(tempfile::tempfile().unwrap());
         file.set_len(4096).unwrap();
         let id = files.insert(file.clone(), Owner::unique()).0;
         let buffers = Buffers::Owned(AlignedBuf::new(512, 512).unwrap());
-        (files.hold(id), file, Op { file: id, kind, offset, buffers })
+        let held = files.hold(id).unwrap();
+        (file, InFlight::new(Token::default(), held, Op { file: id, kind, offset, buffers }, false))
+    }
+
+    fn blocking(files: &Files, operation: &mut InFlight) -> BlockingOp {
+        BlockingOp::of(0, operation, files).unwrap()
+    }
+
+    /// So many reads, in their slots.
+    fn reads(files: &mut Files, count: usize) -> Vec<InFlight> {
+        (0..count).map(|_| op(files, OpKind::Read, 0).1).collect()
+    }
+
+    fn jobs(files: &Files, slots: &mut [InFlight]) -> VecDeque<Job> {
+        slots.iter_mut().map(|operation| Job::Op(blocking(files, operation))).collect()
     }
 
     fn reap(pool: &mut Pool, count: usize) -> Vec<Done> {
@@ -506,11 +398,8 @@ mod tests {
         for (depth, threads) in [(0, 1), (1, 1), (2, 2), (1000, THREADS_COMMON)] {
             let mut files = files();
             let mut pool = Pool::start(depth, 0).unwrap();
-            let jobs = (0..100).map(|slot| {
-                let (held, file, op) = op(&mut files, OpKind::Read, 0);
-                Job::Op { held, file, token: Token { source: 0, slot }, op }
-            });
-            pool.submit(&mut jobs.collect());
+            let mut slots = reads(&mut files, 100);
+            pool.submit(&mut jobs(&files, &mut slots));
             assert_eq!(pool.threads.len(), threads, "of a depth of {depth}");
             assert!(reap(&mut pool, 100).iter().all(|done| result(done) == Ok(512)));
         }
@@ -545,11 +434,8 @@ mod tests {
         let shared = pool.shared.clone();
         // The one thread stays with its first job.
         let stopped = lock(&shared.done);
-        let jobs = (0..3).map(|slot| {
-            let (held, file, op) = op(&mut files, OpKind::Read, 0);
-            Job::Op { held, file, token: Token { source: 0, slot }, op }
-        });
-        let mut jobs = jobs.collect();
+        let mut slots = reads(&mut files, 3);
+        let mut jobs = jobs(&files, &mut slots);
         thread::scope(|scope| {
             let refused = scope.spawn(|| {
                 let calls = [libc::SYS_clone3, libc::SYS_clone].map(|call| (call, vec![]));
@@ -575,9 +461,8 @@ mod tests {
     fn a_job_that_is_seen_done_has_let_go_of_its_file() {
         let (mut pool, mut files) = (Pool::start(1, 0).unwrap(), files());
         for _ in 0..2000 {
-            let (held, file, op) = op(&mut files, OpKind::Flush, 0);
-            let kept = file.clone();
-            pool.submit(&mut [Job::Op { held, file, token: Token::default(), op }].into());
+            let (kept, mut operation) = op(&mut files, OpKind::Flush, 0);
+            pool.submit(&mut [Job::Op(blocking(&files, &mut operation))].into());
             reap(&mut pool, 1);
             assert_eq!(Arc::strong_count(&kept), 2, "one here, one in the table");
         }
@@ -587,8 +472,9 @@ mod tests {
     #[test]
     fn no_offset_is_negative() {
         for (offset, result) in [(0, Ok(512)), (1 << 63, Err(Errno::INVAL)), (u64::MAX, Err(Errno::INVAL))] {
-            let (_, file, mut op) = op(&mut files(), OpKind::Read, offset);
-            assert_eq!(perform(&file, &mut op), result, "{offset}");
+            let mut files = files();
+            let (_, mut operation) = op(&mut files, OpKind::Read, offset);
+            assert_eq!(blocking(&files, &mut operation).perform(), result, "{offset}");
         }
     }
 
@@ -607,8 +493,9 @@ mod tests {
             );
             seccompiler::apply_filter(&BpfProgram::try_from(filter.unwrap()).unwrap()).unwrap();
             [RangeCall::DeviceDiscard, RangeCall::DeviceZeroes].map(|call| {
-                let (_, file, mut op) = op(&mut files(), OpKind::Range { call, len: 512 }, 0);
-                perform(&file, &mut op)
+                let mut files = files();
+                let (_, mut operation) = op(&mut files, OpKind::Range { call, len: 512 }, 0);
+                blocking(&files, &mut operation).perform()
             })
         };
         let (other, forbidden) = (Err(Errno::NOTTY), Err(Errno::DOM));

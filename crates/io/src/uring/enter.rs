@@ -20,8 +20,8 @@ impl Submission for Enter {
     fn run(&mut self) -> Self::Result {
         let (ring, count) = (self.ring.as_raw_fd(), self.count);
         let none = std::ptr::null::<libc::sigset_t>();
-        // SAFETY: the descriptor is a ring's, and no set of signals is passed. What its entries point to was promised when they
-        // were pushed.
+        // SAFETY: the descriptor is a ring's, and no set of signals is passed. What its entries point to was
+        // promised when they were pushed.
         let taken = unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, count, 0, 0, none, 0) };
         usize::try_from(taken)
             .map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))

@@ -1,14 +1,19 @@
 //! The submission for an operation.
 
-use super::operations::Operations;
+use super::buffers::Registered;
 use crate::files::Files;
 use crate::op::{BYTES_MAX, OpKind, View};
+use crate::operations::Operations;
 use crate::operations::in_flight::{InFlight, rw_flags};
 use io_uring::{opcode, squeue, types};
 use std::os::fd::AsRawFd;
 
-/// What the ring is told about the operation at `place`, and about those that are one with it.
-pub(super) fn entry(ops: &mut Operations, place: u32) -> Option<squeue::Entry> {
+/// Returns what the ring is told about the operation at `place`, and about those that are one with it.
+pub(super) fn entry(
+    ops: &mut Operations,
+    buffers: &mut Option<Registered>,
+    place: u32,
+) -> Option<squeue::Entry> {
     let operation = ops.slots.get_mut(place)?;
     let (fd, fixed) = file(operation, &ops.files);
     let (kind, offset) = (operation.op.kind, operation.op.offset);
@@ -16,7 +21,7 @@ pub(super) fn entry(ops: &mut Operations, place: u32) -> Option<squeue::Entry> {
     let short = |len: usize| len.min(BYTES_MAX) as u32;
     let view = operation.view();
     // An entry can be made more than once, where the ring was full.
-    if let (Some(buffers), View::One(at, len), None) = (&mut ops.buffers, &view, operation.buffer) {
+    if let (Some(buffers), View::One(at, len), None) = (buffers.as_mut(), &view, operation.buffer) {
         operation.buffer = buffers.take(*at, *len);
     }
     let entry = match (kind, view) {

@@ -5,45 +5,55 @@ use super::Uring;
 use super::enter::Enter;
 use super::entry::entry;
 use crate::early_submit;
+use crate::operations::Operations;
 use crate::submit_thread::SubmitThread;
-use crate::{Errno, Waker};
+use crate::waker::Waker;
 use rustix::event::epoll;
+use rustix::io::Errno;
 use std::io;
 use std::os::fd::AsFd;
 
 impl Uring {
-    /// From now on a thread makes the calls that submit.
-    pub(super) fn start_submitter(&mut self) -> io::Result<()> {
+    /// Starts a thread that makes the calls which submit, from now on.
+    pub(super) fn start_submitter(&mut self, epoll: impl AsFd) -> io::Result<()> {
         let called = Waker::new()?;
-        epoll::add(&self.event, called.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        epoll::add(epoll, called.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         self.submitter = Some(SubmitThread::start(called.clone())?);
         self.called = Some(called);
         Ok(())
     }
 
-    /// For ever: what the thread submits last is known afterwards.
+    /// Ends that thread. What it submits last is known afterwards.
     pub(super) fn stop_submitter(&mut self) {
         if let Some((_, result)) = self.submitter.take().and_then(|mut submitter| submitter.finish()) {
-            let taken = result.unwrap_or(0).min(self.pushed);
-            self.staged.drain(..taken);
+            self.note_taken(result.unwrap_or(0));
             self.pushed = 0;
         }
     }
 
-    /// Submits what is staged before one more is, if it is time. Its slot is taken.
-    #[inline]
-    pub(super) fn submit_early(&mut self) {
-        let waiting = self.staged.len() - self.pushed;
-        let given = self.ops.slots.used().saturating_sub(1 + waiting);
-        if self.submitter.is_none() && early_submit::is_time(waiting, given) {
-            // Where the ring has failed the next call says so again.
-            let _ = self.submit_ring();
-        }
+    /// Notes that the kernel has taken so many of those that were pushed.
+    fn note_taken(&mut self, taken: usize) -> usize {
+        let taken = taken.min(self.pushed);
+        self.staged.drain(..taken);
+        self.pushed -= taken;
+        self.in_flight += taken as isize;
+        taken
     }
 
-    pub(super) fn submit_ring(&mut self) -> io::Result<()> {
+    /// Returns whether what is staged is to be submitted before one more is.
+    #[inline]
+    pub(crate) fn is_time(&self) -> bool {
+        self.submitter.is_none()
+            && early_submit::is_time(self.staged.len() - self.pushed, self.in_flight as usize)
+    }
+
+    /// Submits what is staged.
+    ///
+    /// # Errors
+    /// The ring has failed for good. All that the kernel cannot see has failed.
+    pub(crate) fn submit(&mut self, ops: &mut Operations) -> io::Result<()> {
         if let Some((_, result)) = self.submitter.as_ref().and_then(|submitter| submitter.take())
-            && let Some(end) = self.took(result)
+            && let Some(end) = self.took(ops, result)
         {
             return end;
         }
@@ -51,11 +61,11 @@ impl Uring {
             return Ok(());
         }
         if let Some(errno) = self.broken {
-            return Err(self.fail_staged(errno));
+            return Err(self.fail_staged(ops, errno));
         }
         if !self.enabled {
             if let Err(e) = self.ring.submitter().register_enable_rings() {
-                return Err(self.fail_staged(Errno::from_io_error(&e).unwrap_or(Errno::IO)));
+                return Err(self.fail_staged(ops, Errno::from_io_error(&e).unwrap_or(Errno::IO)));
             }
             self.enabled = true;
         }
@@ -64,22 +74,21 @@ impl Uring {
             if self.submitter.as_ref().is_some_and(|submitter| !submitter.is_clear()) {
                 return Ok(());
             }
-            self.push_staged();
+            self.push_staged(ops);
             if let Some(submitter) = &self.submitter {
                 let ring = self.ring_fd.clone();
                 submitter.hand_over(Enter { ring, count: self.pushed as u32 });
                 return Ok(());
             }
-            let result =
-                if self.options.sqpoll { self.wake_kernel() } else { self.enter(self.pushed as u32, 0) };
-            if let Some(end) = self.took(result) {
+            let result = if self.sqpoll { self.wake_kernel() } else { self.enter(self.pushed as u32, 0) };
+            if let Some(end) = self.took(ops, result) {
                 return end;
             }
         }
     }
 
-    /// The kernel's thread takes what has been pushed; where it sleeps it is woken.
-    fn wake_kernel(&mut self) -> Result<usize, Errno> {
+    /// Has the kernel's thread take what has been pushed; wakes it where it sleeps.
+    pub(super) fn wake_kernel(&mut self) -> Result<usize, Errno> {
         loop {
             match self.ring.submit() {
                 Ok(_) => return Ok(self.pushed),
@@ -91,19 +100,21 @@ impl Uring {
         }
     }
 
-    /// What came of a call that submits what was pushed: `None`, the kernel may take more.
-    fn took(&mut self, result: Result<usize, Errno>) -> Option<io::Result<()>> {
+    /// Notes the result of a call that submits what was pushed; `None`: the kernel may take more.
+    pub(super) fn took(
+        &mut self,
+        ops: &mut Operations,
+        result: Result<usize, Errno>,
+    ) -> Option<io::Result<()>> {
         match result {
             Ok(taken) => {
-                let taken = taken.min(self.pushed);
-                self.staged.drain(..taken);
-                self.pushed -= taken;
+                let taken = self.note_taken(taken);
                 if self.staged.is_empty() {
                     return Some(Ok(()));
                 }
                 // Nothing taken and no error: "later" as well.
                 if taken == 0 {
-                    self.ops.files.stall_all();
+                    ops.files.stall_all();
                     return Some(Ok(()));
                 }
                 None
@@ -111,18 +122,18 @@ impl Uring {
             Err(Errno::INTR) => None,
             // Out of memory for requests, or completions must be taken out first.
             Err(Errno::AGAIN | Errno::BUSY) => {
-                self.ops.files.stall_all();
+                ops.files.stall_all();
                 Some(Ok(()))
             }
-            Err(errno) => Some(Err(self.fail_staged(errno))),
+            Err(errno) => Some(Err(self.fail_staged(ops, errno))),
         }
     }
 
     /// Moves staged operations into the submission ring, as many as fit.
-    pub(super) fn push_staged(&mut self) {
+    pub(crate) fn push_staged(&mut self, ops: &mut Operations) {
         let mut queue = self.ring.submission();
         while let Some(&place) = self.staged.get(self.pushed) {
-            let Some(entry) = entry(&mut self.ops, place) else {
+            let Some(entry) = entry(ops, &mut self.buffers, place) else {
                 debug_assert!(false, "a staged operation has its slot");
                 self.staged.remove(self.pushed);
                 continue;
@@ -138,14 +149,18 @@ impl Uring {
 
     /// Completes everything that the kernel has not taken. What is in the submission ring stays there, and is
     /// never looked at again: without a call the kernel does not.
-    fn fail_staged(&mut self, errno: Errno) -> io::Error {
+    pub(super) fn fail_staged(&mut self, ops: &mut Operations, errno: Errno) -> io::Error {
         self.broken = Some(errno);
         // The kernel's own thread looks without a call, unless it is gone: what it can see is not given back.
-        let first = if self.options.sqpoll { self.pushed } else { 0 };
+        let first = if self.sqpoll { self.pushed } else { 0 };
+        self.in_flight += first as isize;
         self.pushed = 0;
-        for place in self.staged.drain(..).skip(first) {
-            self.ops.fail(&self.ring.submitter(), place, errno, &mut self.failed);
+        let mut staged = std::mem::take(&mut self.staged);
+        for place in staged.drain(..).skip(first) {
+            self.let_go(ops, place);
+            ops.fail(place, errno);
         }
+        self.staged = staged;
         errno.into()
     }
 }
@@ -153,44 +168,69 @@ impl Uring {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::route::{Route, Routes};
+    use crate::files::shares::Shares;
+    use crate::operations::in_flight::InFlight;
     use crate::{
-        AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, EngineKind, EngineOptions, FileId, Op,
-        OpKind, Owner, Token,
+        AlignedBuf, Buffers, Completion, CompletionMode, EngineKind, EngineOptions, FileId, Op, OpKind,
+        Owner, Token,
     };
     use std::fs::File;
+    use std::os::fd::OwnedFd;
     use std::sync::Arc;
     use std::thread;
 
-    fn engine(sqpoll: bool) -> (Uring, FileId) {
-        let options = EngineOptions { sqpoll, ..EngineOptions::new(EngineKind::Uring, 8) };
-        let mut uring = Uring::open(options).unwrap();
-        let file = uring
-            .register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()));
-        uring.ops.files.set_routes(0, Routes::all(Route::Plain));
-        (uring, file)
+    struct Rig {
+        uring: Uring,
+        ops: Operations,
+        file: FileId,
+        _epoll: OwnedFd,
     }
 
-    fn queue(uring: &mut Uring, file: FileId, slot: u32) {
-        let buffers = Buffers::Owned(AlignedBuf::new(512, 512).unwrap());
-        let op = Op { file, kind: OpKind::Read, offset: 0, buffers };
-        uring.queue(op, Token { source: 0, slot }).unwrap();
-    }
-
-    fn in_flight(uring: &Uring) -> usize {
-        uring.ops.files.in_flight() + uring.failed()
-    }
-
-    fn results(uring: &mut Uring) -> Vec<(u32, Result<u32, Errno>)> {
-        let mut done: Vec<Completion> = Vec::new();
-        while in_flight(uring) > 0 {
-            uring.submit().unwrap();
-            uring.reap(&mut done);
-            thread::yield_now();
+    impl Rig {
+        fn new(options: EngineOptions) -> Self {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            let uring = Uring::open(&options, &epoll).unwrap();
+            let mut ops = Operations::new(Shares::new(8, 0, 0));
+            let file = ops.files.insert(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()).0;
+            Self { uring, ops, file, _epoll: epoll }
         }
-        let mut results: Vec<_> = done.iter().map(|done| (done.token.slot, done.result)).collect();
-        results.sort_by_key(|(slot, _)| *slot);
-        results
+
+        fn queue(&mut self, slot: u32) {
+            let buffers = Buffers::Owned(AlignedBuf::new(512, 512).unwrap());
+            let op = Op { file: self.file, kind: OpKind::Read, offset: 0, buffers };
+            let held = self.ops.files.hold(self.file).unwrap();
+            let operation = InFlight::new(Token { source: 0, slot }, held, op, false);
+            self.uring.queue(self.ops.slots.insert(operation));
+        }
+
+        fn push_staged(&mut self) {
+            self.uring.push_staged(&mut self.ops);
+        }
+
+        fn fail_staged(&mut self, errno: Errno) {
+            self.uring.fail_staged(&mut self.ops, errno);
+        }
+
+        fn submit(&mut self) -> io::Result<()> {
+            self.uring.submit(&mut self.ops)
+        }
+
+        fn results(&mut self) -> Vec<(u32, Result<u32, Errno>)> {
+            let mut done: Vec<Completion> = Vec::new();
+            self.ops.reap_failed(&mut done);
+            while self.ops.in_flight() > 0 {
+                self.submit().unwrap();
+                self.uring.reap(&mut self.ops, &mut done);
+                thread::yield_now();
+            }
+            let mut results: Vec<_> = done.iter().map(|done| (done.token.slot, done.result)).collect();
+            results.sort_by_key(|(slot, _)| *slot);
+            results
+        }
+    }
+
+    fn engine(sqpoll: bool) -> Rig {
+        Rig::new(EngineOptions { sqpoll, ..EngineOptions::new(EngineKind::Uring, 8) })
     }
 
     /// Whatever keeps the kernel from taking an operation for now, it stays staged.
@@ -198,57 +238,59 @@ mod tests {
     fn what_is_not_taken_stays() {
         let later = [Ok(0), Err(Errno::AGAIN), Err(Errno::BUSY)].map(|result| (result, true));
         for (result, stalled) in later.into_iter().chain([(Err(Errno::INTR), false)]) {
-            let (mut uring, file) = engine(false);
-            queue(&mut uring, file, 5);
-            uring.push_staged();
-            assert_eq!((uring.staged.len(), uring.pushed), (1, 1));
-            let end = uring.took(result);
+            let mut rig = engine(false);
+            rig.queue(5);
+            rig.push_staged();
+            assert_eq!((rig.uring.staged.len(), rig.uring.pushed), (1, 1));
+            let end = rig.uring.took(&mut rig.ops, result);
             assert!(matches!(end, Some(Ok(()))) == stalled && end.is_none() != stalled, "{result:?}");
-            assert_eq!((uring.staged.len(), uring.pushed, uring.ops.files.any_stalled()), (1, 1, stalled));
-            assert_eq!(results(&mut uring), [(5, Ok(512))]);
+            assert_eq!(
+                (rig.uring.staged.len(), rig.uring.pushed, rig.ops.files.any_stalled()),
+                (1, 1, stalled)
+            );
+            assert_eq!(rig.results(), [(5, Ok(512))]);
         }
     }
 
     /// What the kernel's thread can see may be done at any time, so it is not given back.
     #[test]
     fn a_failed_ring_keeps_what_the_kernel_sees() {
-        let (mut uring, file) = engine(true);
-        queue(&mut uring, file, 0);
-        uring.push_staged();
-        assert_eq!(uring.wake_kernel(), Ok(1));
-        queue(&mut uring, file, 1);
-        assert_eq!((uring.staged.len(), uring.pushed), (2, 1));
-        uring.fail_staged(Errno::PERM);
-        assert_eq!((uring.failed.len(), in_flight(&uring)), (1, 2));
-        assert_eq!(results(&mut uring), [(0, Ok(512)), (1, Err(Errno::PERM))]);
+        let mut rig = engine(true);
+        rig.queue(0);
+        rig.push_staged();
+        assert_eq!(rig.uring.wake_kernel(), Ok(1));
+        rig.queue(1);
+        assert_eq!((rig.uring.staged.len(), rig.uring.pushed), (2, 1));
+        rig.fail_staged(Errno::PERM);
+        assert_eq!((rig.ops.files.in_flight(), rig.ops.in_flight()), (1, 2));
+        assert_eq!(rig.results(), [(0, Ok(512)), (1, Err(Errno::PERM))]);
     }
 
-    /// What was given back is in the submission ring for ever, so no call may have the kernel look there again.
+    /// What was given back is in the submission ring for ever, so no call may have the kernel look there
+    /// again.
     #[test]
     fn a_failed_ring_is_not_used_again() {
-        let (mut uring, file) = engine(false);
-        queue(&mut uring, file, 0);
-        uring.push_staged();
-        uring.fail_staged(Errno::PERM);
-        queue(&mut uring, file, 1);
-        assert_eq!(uring.submit().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        assert_eq!(results(&mut uring), [(0, Err(Errno::PERM)), (1, Err(Errno::PERM))]);
+        let mut rig = engine(false);
+        rig.queue(0);
+        rig.push_staged();
+        rig.fail_staged(Errno::PERM);
+        rig.queue(1);
+        assert_eq!(rig.submit().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(rig.results(), [(0, Err(Errno::PERM)), (1, Err(Errno::PERM))]);
     }
 
-    /// What the thread has submitted last is the kernel's: a drop that took it for staged would free its buffers.
+    /// What the thread has submitted last is the kernel's: a drop that took it for staged would free its
+    /// buffers.
     #[test]
     fn what_the_thread_submits_last_is_known() {
         let options =
             EngineOptions { completion: CompletionMode::Thread, ..EngineOptions::new(EngineKind::Uring, 8) };
-        let mut uring = Uring::open(options).unwrap();
-        let file = uring
-            .register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()));
-        uring.ops.files.set_routes(0, Routes::all(Route::Plain));
-        queue(&mut uring, file, 4);
-        uring.submit().unwrap();
-        assert_eq!((uring.staged.len(), uring.pushed), (1, 1));
-        uring.stop_submitter();
-        assert_eq!((uring.staged.len(), uring.pushed, in_flight(&uring)), (0, 0, 1));
-        assert_eq!(results(&mut uring), [(4, Ok(512))]);
+        let mut rig = Rig::new(options);
+        rig.queue(4);
+        rig.submit().unwrap();
+        assert_eq!((rig.uring.staged.len(), rig.uring.pushed), (1, 1));
+        rig.uring.stop_submitter();
+        assert_eq!((rig.uring.staged.len(), rig.uring.pushed, rig.ops.in_flight()), (0, 0, 1));
+        assert_eq!(rig.results(), [(4, Ok(512))]);
     }
 }

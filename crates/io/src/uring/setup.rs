@@ -1,7 +1,44 @@
-//! Making a ring with what the kernel has.
+//! Finds out whether io_uring works here, and makes a ring with what the kernel has.
+#![expect(unsafe_code, reason = "island: a buffer handed to the kernel")]
 
-use crate::{CompletionMode, EngineOptions, Error};
-use io_uring::{Builder, IoUring};
+use crate::{AlignedBuf, CompletionMode, EngineOptions, Error};
+use io_uring::{Builder, IoUring, opcode, types};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Does one read with a small ring of its own. A sysctl or a filter may forbid any of the calls that takes,
+/// and an old kernel (before 5.6) fails the read itself.
+pub(super) fn try_one() -> Result<(), Error> {
+    let step = |step| move |source| Error::Uring { step, source };
+    let ready = eventfd(1, EventfdFlags::CLOEXEC).map_err(|e| step("eventfd")(e.into()))?;
+    let mut ring = IoUring::new(2).map_err(step("io_uring_setup"))?;
+    let mut buf = AlignedBuf::new(8, 8).map_err(step("memory"))?;
+    let (at, len) = buf.raw_window();
+    let read = opcode::Read::new(types::Fd(ready.as_raw_fd()), at, len as u32).build();
+    // SAFETY: `ready` and `buf` stay until the read has completed; where that cannot be seen, `buf` is
+    // leaked.
+    let pushed = unsafe { ring.submission().push(&read) };
+    debug_assert!(pushed.is_ok());
+    let result = loop {
+        if let Some(done) = ring.completion().next() {
+            break done.result();
+        }
+        match ring.submit_and_wait(1) {
+            Err(e) if e.kind() != io::ErrorKind::Interrupted => {
+                std::mem::forget(buf);
+                return Err(step("io_uring_enter")(e));
+            }
+            _ => {}
+        }
+    };
+    match result {
+        8 => Ok(()),
+        errno @ ..0 => Err(step("a read")(Errno::from_raw_os_error(-errno).into())),
+        _ => Err(step("a read")(io::ErrorKind::UnexpectedEof.into())),
+    }
+}
 
 /// Submissions go in batches; a longer one takes more than one call.
 const SUBMISSIONS_MAX: u32 = 256;
@@ -12,14 +49,15 @@ type Setup = fn(&mut Builder);
 /// How long the kernel's thread looks for submissions before it sleeps, where there is one; milliseconds.
 const SQPOLL_IDLE: u32 = 2;
 
-/// A ring for so many operations in flight, and whether it is enabled already.
+/// Makes a ring for so many operations in flight. Returns whether it is enabled already.
 ///
 /// Each attempt does without what the kernel before it lacked: 6.0 has rings of a single thread, 5.19
 /// cooperative task work, which keeps completions from interrupting the worker. Deferred task work (6.1)
 /// would go one step further, but a completion that is deferred wakes nobody who waits for the ring with
 /// epoll (seen in 6.18).
 ///
-/// Where a thread beside the worker submits, ours or the kernel's, task work is that thread's, and nobody but the kernel can tell it to do it.
+/// Where a thread beside the worker submits, ours or the kernel's, task work is that thread's, and nobody but
+/// the kernel can tell it to do it.
 pub(super) fn make(options: &EngineOptions) -> Result<(IoUring, bool), Error> {
     let by_worker: &[(Setup, bool)] = &[
         (
@@ -69,6 +107,6 @@ pub(super) fn make(options: &EngineOptions) -> Result<(IoUring, bool), Error> {
     }
     Err(Error::Uring {
         step: "io_uring_setup",
-        source: refused.unwrap_or_else(|| std::io::ErrorKind::Unsupported.into()),
+        source: refused.unwrap_or_else(|| io::ErrorKind::Unsupported.into()),
     })
 }

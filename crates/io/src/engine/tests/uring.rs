@@ -1,13 +1,21 @@
 //! Transfers by kernel AIO, beside the ring, need no device that wants it.
 
-use super::*;
+use super::{kernel_aio, ring};
+use crate::aio::Aio;
+use crate::engine::Engine;
 use crate::files::route::takes_nowait;
+use crate::files::route::{Route, Routes};
 use crate::files::shares::Shares;
-use crate::{AlignedBuf, Buffers, EngineKind, OpKind, Owner};
+use crate::operations::Operations;
+use crate::{
+    AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, EngineKind, EngineOptions, Errno, FileId,
+    Op, OpKind, Owner, Token,
+};
 use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
+use std::sync::Arc;
 
 const DEPTH: u32 = 200;
 const LEN: usize = 4096;
@@ -17,21 +25,14 @@ fn options(depth: u32) -> EngineOptions {
 }
 
 /// A file whose transfers the ring does, whatever it is.
-fn register(uring: &mut Uring, file: Arc<File>) -> FileId {
-    let id = uring.register(&BackingFile::new(file, Owner::unique()));
-    let index = uring.ops.files.hold(id);
-    let (_, at, _) = uring.ops.files.get(index).unwrap();
-    uring.ops.files.set_routes(at, Routes::all(Route::Plain));
-    uring.ops.files.release(index);
+fn register(uring: &mut Engine, file: Arc<File>) -> FileId {
+    let id = uring.register(&BackingFile::new(file, Owner::unique())).unwrap();
+    uring.ops.files.set_routes(id.index, Routes::all(Route::Plain));
     id
 }
 
-fn in_flight(uring: &Uring) -> usize {
-    uring.ops.files.in_flight() + uring.failed()
-}
-
-fn engine() -> (Uring, FileId, Arc<File>) {
-    let mut uring = Uring::open(options(DEPTH)).unwrap();
+fn engine() -> (Engine, FileId, Arc<File>) {
+    let mut uring = Engine::open_with(options(DEPTH)).unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(u64::from(DEPTH) * LEN as u64).unwrap();
     let id = register(&mut uring, file.clone());
@@ -47,16 +48,16 @@ fn buffer(number: u32) -> Buffers {
     Buffers::Owned(buffer)
 }
 
-fn queue(uring: &mut Uring, file: FileId, kind: OpKind, number: u32, buffers: Buffers) {
+fn queue(uring: &mut Engine, file: FileId, kind: OpKind, number: u32, buffers: Buffers) {
     let op = Op { file, kind, offset: u64::from(number) * LEN as u64, buffers };
     assert!(uring.queue(op, Token { source: 0, slot: number }).is_ok());
 }
 
 /// All that is in flight, sleeping for it.
-fn finish(uring: &mut Uring) -> Vec<Completion> {
+fn finish(uring: &mut Engine) -> Vec<Completion> {
     let mut done = Vec::new();
     uring.submit().unwrap();
-    while in_flight(uring) > 0 {
+    while uring.in_flight() > 0 {
         let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
         let mut event = [PollFd::from_borrowed_fd(uring.event(), PollFlags::IN)];
         assert!(uring.needs_turn() || poll(&mut event, Some(&limit)).unwrap() == 1, "nothing completes");
@@ -154,7 +155,7 @@ fn page(view: &Arc<View>, number: u64) -> Buffers {
 
 #[test]
 fn neighbours_are_one_operation() {
-    let mut uring = Uring::open(options(DEPTH)).unwrap();
+    let mut uring = Engine::open_with(options(DEPTH)).unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(20 * LEN as u64).unwrap();
     let id = register(&mut uring, file);
@@ -162,14 +163,15 @@ fn neighbours_are_one_operation() {
     for (merge, waiting) in [(false, 4), (true, 1)] {
         uring.merge(id, merge);
         (0..8).for_each(|number| queue(&mut uring, id, OpKind::Read, number, page(&view, number.into())));
-        assert_eq!(uring.staged.len(), waiting);
+        assert_eq!(ring(&mut uring).0.staged().len(), waiting);
         assert_eq!(finish(&mut uring).len(), 8);
     }
     // Not with one that the kernel has been told of.
     queue(&mut uring, id, OpKind::Read, 0, page(&view, 0));
-    uring.push_staged();
+    let (backend, ops) = ring(&mut uring);
+    backend.push_staged(ops);
     queue(&mut uring, id, OpKind::Read, 1, page(&view, 1));
-    assert_eq!(uring.staged.len(), 2);
+    assert_eq!(ring(&mut uring).0.staged().len(), 2);
     assert!(finish(&mut uring).iter().all(|done| done.result == Ok(LEN as u32)));
 }
 
@@ -177,24 +179,24 @@ fn neighbours_are_one_operation() {
 /// stays behind.
 #[test]
 fn registered_memory_comes_and_goes() {
-    let mut uring = Uring::open(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
+    let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
     let (read, mut write) = rustix::pipe::pipe().map(|(r, w)| (File::from(r), File::from(w))).unwrap();
     let id = register(&mut uring, Arc::new(read));
-    let counts = |uring: &Uring| uring.ops.buffers.as_ref().unwrap().counts();
+    let counts = |uring: &mut Engine| ring(uring).0.registered();
     let (old, new) = (guest(1 << 20), guest(1 << 20));
     let released = old.map().slots()[0].mapping().released();
     uring.hold_memory(&old);
     uring.hold_memory(&old);
-    assert_eq!(counts(&uring), (1, 1));
+    assert_eq!(counts(&mut uring), (1, 1));
     queue(&mut uring, id, OpKind::Read, 0, page(&old, 3));
     uring.submit().unwrap();
     assert!(uring.ops.slots.get_mut(0).unwrap().buffer.is_some(), "the kernel is told of the buffer");
     // One of two queues has the new view.
     uring.hold_memory(&new);
     uring.release_memory(&old);
-    assert_eq!(counts(&uring), (2, 2));
+    assert_eq!(counts(&mut uring), (2, 2));
     uring.release_memory(&old);
-    assert_eq!(counts(&uring), (1, 2), "an operation uses it");
+    assert_eq!(counts(&mut uring), (1, 2), "an operation uses it");
     queue(&mut uring, id, OpKind::Read, 1, page(&old, 4));
     uring.submit().unwrap();
     assert!(uring.ops.slots.get_mut(1).unwrap().buffer.is_none(), "nobody holds it any more");
@@ -202,7 +204,7 @@ fn registered_memory_comes_and_goes() {
     assert!(!released.wait(std::time::Duration::ZERO));
     std::io::Write::write_all(&mut write, &[7; 2 * LEN]).unwrap();
     let done = finish(&mut uring);
-    assert_eq!((done.len(), counts(&uring)), (2, (1, 1)));
+    assert_eq!((done.len(), counts(&mut uring)), (2, (1, 1)));
     for done in done {
         assert_eq!(done.result, Ok(LEN as u32));
         let Buffers::Guest(iov) = done.buffers else { panic!("the buffers are lost") };
@@ -220,33 +222,33 @@ fn registered_memory_comes_and_goes() {
     std::io::Write::write_all(&mut write, &[7; 2 * LEN]).unwrap();
     assert_eq!(finish(&mut uring).len(), 2);
     uring.release_memory(&new);
-    assert_eq!(counts(&uring), (0, 0));
+    assert_eq!(counts(&mut uring), (0, 0));
 }
 
 /// Two views that have the same mapping have one place in the table, until neither is held.
 #[test]
 fn a_mapping_of_two_views_is_registered_once() {
-    let mut uring = Uring::open(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
-    let counts = |uring: &Uring| uring.ops.buffers.as_ref().unwrap().counts();
+    let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
+    let counts = |uring: &mut Engine| ring(uring).0.registered();
     let before = guest(4096);
     let after = Arc::new(View::new(Map::new(before.map().slots().to_vec()).unwrap()));
     uring.hold_memory(&before);
     uring.hold_memory(&after);
-    assert_eq!(counts(&uring), (2, 1));
+    assert_eq!(counts(&mut uring), (2, 1));
     uring.release_memory(&before);
-    assert_eq!(counts(&uring), (1, 1));
+    assert_eq!(counts(&mut uring), (1, 1));
     uring.release_memory(&after);
-    assert_eq!(counts(&uring), (0, 0));
+    assert_eq!(counts(&mut uring), (0, 0));
 }
 
 /// More often than the kernel's table has places.
 #[test]
 fn places_of_registered_memory_are_used_again() {
-    let mut uring = Uring::open(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
+    let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
     let view = guest(4096);
     for _ in 0..5000 {
         uring.hold_memory(&view);
-        assert_eq!(uring.ops.buffers.as_ref().unwrap().counts(), (1, 1));
+        assert_eq!(ring(&mut uring).0.registered(), (1, 1));
         uring.release_memory(&view);
     }
 }
@@ -254,7 +256,7 @@ fn places_of_registered_memory_are_used_again() {
 /// The kernel cannot pin memory whose file has been cut off, and takes the next in its place.
 #[test]
 fn a_place_that_was_refused_is_used_again() {
-    let mut uring = Uring::open(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
+    let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
     let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&memory, 4096).unwrap();
     let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 4096).unwrap();
@@ -262,18 +264,18 @@ fn a_place_that_was_refused_is_used_again() {
     ftruncate(&memory, 0).unwrap();
     for _ in 0..5000 {
         uring.hold_memory(&gone);
-        assert_eq!(uring.ops.buffers.as_ref().unwrap().counts(), (1, 0));
+        assert_eq!(ring(&mut uring).0.registered(), (1, 0));
         uring.release_memory(&gone);
     }
     uring.hold_memory(&guest(4096));
-    assert_eq!(uring.ops.buffers.as_ref().unwrap().counts(), (1, 1));
+    assert_eq!(ring(&mut uring).0.registered(), (1, 1));
 }
 
 /// What had no room in the submission ring is described to it again, and uses its memory once all the same.
 #[test]
 fn described_twice_and_used_once() {
     let ours = EngineOptions { fixed_buffers: true, completion: CompletionMode::Thread, ..options(700) };
-    let mut uring = Uring::open(ours).unwrap();
+    let mut uring = Engine::open_with(ours).unwrap();
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(700 * LEN as u64).unwrap();
     let id = register(&mut uring, file);
@@ -283,31 +285,32 @@ fn described_twice_and_used_once() {
         .for_each(|number| queue(&mut uring, id, OpKind::Read, number, page(&view, u64::from(number) % 256)));
     assert_eq!(finish(&mut uring).len(), 700);
     uring.release_memory(&view);
-    assert_eq!(uring.ops.buffers.as_ref().unwrap().counts(), (0, 0));
+    assert_eq!(ring(&mut uring).0.registered(), (0, 0));
 }
 
 /// A thread of the kernel's that submits makes one of ours needless.
 #[test]
 fn one_thread_submits() {
     let by_thread = EngineOptions { completion: CompletionMode::Thread, ..options(8) };
-    assert!(Uring::open(by_thread).unwrap().submitter.is_some());
-    assert!(Uring::open(EngineOptions { sqpoll: true, ..by_thread }).unwrap().submitter.is_none());
-    assert!(Uring::open(options(8)).unwrap().submitter.is_none());
+    let has_submit_thread = |options| ring(&mut Engine::open_with(options).unwrap()).0.has_submit_thread();
+    assert!(has_submit_thread(by_thread));
+    assert!(!has_submit_thread(EngineOptions { sqpoll: true, ..by_thread }));
+    assert!(!has_submit_thread(options(8)));
 }
 
 /// What waits takes places of the same share as what the ring does.
 #[test]
 fn jobs_of_threads_take_places_of_the_engine() {
-    let mut uring = Uring::open(options(DEPTH)).unwrap();
+    let mut uring = Engine::open_with(options(DEPTH)).unwrap();
     let id = register(&mut uring, Arc::new(tempfile::tempfile().unwrap()));
-    let discard = |uring: &mut Uring| {
+    let discard = |uring: &mut Engine| {
         let kind = OpKind::Range { call: crate::RangeCall::DeviceDiscard, len: 512 };
         uring.queue(Op { file: id, kind, offset: 0, buffers: Buffers::None }, Token::default()).is_ok()
     };
     for _ in 0..2 {
         assert!((0..DEPTH).all(|_| discard(&mut uring)));
         assert!(!discard(&mut uring) && uring.ops.files.room(id) == 0);
-        assert!(uring.needs_turn() && in_flight(&uring) == DEPTH as usize);
+        assert!(uring.needs_turn() && uring.in_flight() == DEPTH as usize);
         assert!(finish(&mut uring).iter().all(|done| done.result == Err(Errno::NOTTY)));
     }
 }
@@ -325,7 +328,7 @@ fn what_is_done_again_goes_the_same_way() {
         }
         uring.merge(id, true);
         let view = guest(1 << 20);
-        let read = |uring: &mut Uring| {
+        let read = |uring: &mut Engine| {
             (0..8).for_each(|number| queue(uring, id, OpKind::Read, number, page(&view, number.into())));
             assert!(uring.needs_turn());
             uring.submit().unwrap();
@@ -335,8 +338,8 @@ fn what_is_done_again_goes_the_same_way() {
         while done.len() < 4 {
             uring.reap(&mut done);
         }
-        let by_aio = uring.aio.as_ref().is_some_and(Transfers::needs_turn);
-        assert_eq!((by_aio, uring.staged.len()), if aio { (true, 0) } else { (false, 4) });
+        let by_aio = kernel_aio(&uring).is_some_and(Aio::needs_turn);
+        assert_eq!((by_aio, ring(&mut uring).0.staged().len()), if aio { (true, 0) } else { (false, 4) });
         assert!(finish(&mut uring).iter().all(|done| done.result == Ok(0)));
         // And goes with the engine.
         read(&mut uring);
@@ -363,15 +366,14 @@ fn merged_transfers_that_kernel_aio_refuses() {
 /// More than the kernel's context has room for.
 #[test]
 fn full_kernel_aio_makes_a_pause() {
-    let mut uring = Uring::open(options(1)).unwrap();
-    uring.ops.slots = Slots::new(4000);
-    uring.ops.files = Files::new(Shares::new(4000, 0, 0));
+    let mut uring = Engine::open_with(options(1)).unwrap();
+    uring.ops = Operations::new(Shares::new(4000, 0, 0));
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(LEN as u64).unwrap();
     let id = register(&mut uring, file);
     assert!(uring.open_aio());
     uring.ops.files.set_routes(0, Routes::all(Route::Memory));
-    let read = |uring: &mut Uring| {
+    let read = |uring: &mut Engine| {
         let op = Op { file: id, kind: OpKind::Read, offset: 0, buffers: buffer(0) };
         uring.queue(op, Token::default()).is_ok()
     };
@@ -383,14 +385,14 @@ fn full_kernel_aio_makes_a_pause() {
 
 #[test]
 fn files_on_which_the_ring_is_fast_stay_with_it() {
-    let mut uring = Uring::open(options(1)).unwrap();
-    uring.register(&BackingFile::new(Arc::new(tempfile::tempfile().unwrap()), Owner::unique()));
-    uring.register(&BackingFile::new(Arc::new(File::open("/dev/null").unwrap()), Owner::unique()));
-    assert!(uring.aio.is_none());
+    let mut uring = Engine::open_with(options(1)).unwrap();
+    uring.register(&BackingFile::new(Arc::new(tempfile::tempfile().unwrap()), Owner::unique())).unwrap();
+    uring.register(&BackingFile::new(Arc::new(File::open("/dev/null").unwrap()), Owner::unique())).unwrap();
+    assert!(kernel_aio(&uring).is_none());
     // tmpfs through its page cache, which it always is, but by a descriptor that says so.
     let Ok(in_memory) = tempfile::NamedTempFile::new_in("/dev/shm") else { return };
-    uring.register(&BackingFile::new(Arc::new(in_memory.reopen().unwrap()), Owner::unique()));
-    assert!(uring.aio.is_none());
+    uring.register(&BackingFile::new(Arc::new(in_memory.reopen().unwrap()), Owner::unique())).unwrap();
+    assert!(kernel_aio(&uring).is_none());
 }
 
 #[test]
@@ -402,9 +404,9 @@ fn a_file_in_memory_gets_kernel_aio() {
     direct.read(true).write(true);
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut direct, libc::O_DIRECT);
     let Ok(direct) = direct.open(image.path()) else { return println!("SKIPPED: no direct I/O on tmpfs") };
-    let mut uring = Uring::open(options(DEPTH)).unwrap();
-    let id = uring.register(&BackingFile::new(Arc::new(direct), Owner::unique()));
-    assert!(uring.aio.is_some());
+    let mut uring = Engine::open_with(options(DEPTH)).unwrap();
+    let id = uring.register(&BackingFile::new(Arc::new(direct), Owner::unique())).unwrap();
+    assert!(kernel_aio(&uring).is_some());
     queue(&mut uring, id, OpKind::Write { durable: false }, 1, buffer(7));
     assert_eq!(finish(&mut uring)[0].result, Ok(LEN as u32));
     queue(&mut uring, id, OpKind::Read, 1, buffer(0));
@@ -415,17 +417,17 @@ fn a_file_in_memory_gets_kernel_aio() {
 /// The first of a batch go to an idle ring while the others are staged.
 #[test]
 fn an_idle_ring_gets_operations_ahead_of_their_batch() {
-    let mut uring = Uring::open(options(DEPTH)).unwrap();
+    let mut uring = Engine::open_with(options(DEPTH)).unwrap();
     let file = register(&mut uring, Arc::new(File::open("/proc/self/exe").unwrap()));
     for (number, staged) in (1..).zip([1, 1, 1, 2, 1, 2, 3, 4]) {
         queue(&mut uring, file, OpKind::Read, number, buffer(0));
-        assert_eq!(uring.staged.len(), staged, "after {number}");
+        assert_eq!(ring(&mut uring).0.staged().len(), staged, "after {number}");
     }
     assert_eq!(finish(&mut uring).len(), 8);
 }
 
 /// Submits merged reads behind the end of a file. Each is done again by itself.
-fn merged_reads_of_nothing(uring: &mut Uring, id: FileId, view: &Arc<View>) {
+fn merged_reads_of_nothing(uring: &mut Engine, id: FileId, view: &Arc<View>) {
     uring.merge(id, true);
     (0..4).for_each(|number| queue(uring, id, OpKind::Read, number, page(view, number.into())));
     uring.submit().unwrap();
@@ -447,11 +449,12 @@ fn what_is_done_again_is_told_whether_to_wait() {
         merged_reads_of_nothing(&mut uring, id, &view);
         uring.ops.files.set_routes(1, Routes::all(after));
         let mut done = Vec::new();
-        while uring.staged.is_empty() {
+        while ring(&mut uring).0.staged().is_empty() {
             uring.reap(&mut done);
         }
+        let staged = ring(&mut uring).0.staged().clone();
         let nowait = |place: &u32| uring.ops.slots.get_mut(*place).unwrap().nowait;
-        let told: Vec<_> = uring.staged.iter().map(nowait).collect();
+        let told: Vec<_> = staged.iter().map(nowait).collect();
         assert_eq!(told, [after == Route::NoWait; 4]);
         assert_eq!(finish(&mut uring).len(), 4);
     }

@@ -1,0 +1,80 @@
+//! Operations that go to the kernel by one call of `io_submit`, and by which thread.
+#![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
+
+use crate::aio::context::{BATCH, Context, Control};
+use crate::early_submit;
+use crate::submit_thread::handover::Submission;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// Operations that are started together.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    context: Arc<Context>,
+    pub(crate) controls: [Control; BATCH],
+    pub(crate) count: usize,
+    /// How many the kernel had before it gets these. The batch goes to it in pieces by that
+    /// ([`early_submit::piece`]); `None`: whole.
+    pub(crate) given: Option<usize>,
+}
+
+impl Batch {
+    pub(crate) fn new(context: Arc<Context>) -> Box<Self> {
+        Box::new(Self { context, controls: [Control::default(); BATCH], count: 0, given: None })
+    }
+
+    /// Does what [`Context::submit`] does, for the first `count`.
+    ///
+    /// # Safety
+    /// The same.
+    pub(crate) unsafe fn submit(&mut self) -> Result<usize, Errno> {
+        let mut controls = &mut self.controls[..self.count.min(BATCH)];
+        let Some(mut given) = self.given else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.context.submit(controls) };
+        };
+        let mut taken = 0;
+        while !controls.is_empty() {
+            let (piece, rest) = controls.split_at_mut(early_submit::piece(controls.len(), given));
+            // SAFETY: the caller's promise.
+            match unsafe { self.context.submit(piece) } {
+                Err(errno) if taken == 0 => return Err(errno),
+                // The next call has the error.
+                Err(_) => break,
+                Ok(some) => taken += some,
+            }
+            if taken < self.count.min(BATCH) - rest.len() {
+                break;
+            }
+            given += piece.len();
+            controls = rest;
+        }
+        Ok(taken)
+    }
+}
+
+impl Submission for Box<Batch> {
+    type Result = Result<usize, Errno>;
+
+    fn run(&mut self) -> Self::Result {
+        // SAFETY: the buffers and the file of each belong to its slot, which keeps them unchanged until the
+        // completion has been reaped; a dropped engine waits for this call, and for that, or leaks them.
+        unsafe { self.submit() }
+    }
+}
+
+/// A batch that a thread has submitted for an owner.
+#[derive(Debug)]
+pub(crate) struct Submitted {
+    pub(crate) owner: u32,
+    pub(crate) batch: Box<Batch>,
+    pub(crate) result: Result<usize, Errno>,
+}
+
+/// Batches on their way between AIO and the threads that submit them.
+#[derive(Debug, Default)]
+pub(crate) struct Batches {
+    /// With their owners.
+    pub(crate) to_submit: Vec<(u32, Box<Batch>)>,
+    pub(crate) submitted: Vec<Submitted>,
+}

@@ -1,0 +1,218 @@
+//! AIO, with threads beside it.
+
+use super::{kernel_aio, pool};
+use crate::engine::Engine;
+use crate::files::route::{Route, Routes};
+use crate::files::shares::Shares;
+use crate::operations::Operations;
+use crate::{
+    AlignedBuf, BackingFile, Buffers, CompletionMode, EngineKind, EngineOptions, Errno, FileId, Op, OpKind,
+    Owner, Token,
+};
+use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
+use rustix::fs::{MemfdFlags, OFlags, ftruncate, memfd_create};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+const LEN: usize = 4096;
+
+fn queue(aio: &mut Engine, file: FileId, kind: OpKind, slot: u32) -> bool {
+    let buffers = Buffers::Owned(AlignedBuf::new(LEN, LEN).unwrap());
+    aio.queue(Op { file, kind, offset: 0, buffers }, Token { source: 0, slot }).is_ok()
+}
+
+#[test]
+fn direct_files_by_the_kernel_and_others_by_threads() {
+    let mut aio = Engine::open_with(EngineOptions::new(EngineKind::Aio, 8)).unwrap();
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(LEN as u64).unwrap();
+    let through_cache = aio
+        .register(&BackingFile::new(Arc::new(File::open(image.path()).unwrap()), Owner::unique()))
+        .unwrap();
+    assert!(queue(&mut aio, through_cache, OpKind::Read, 0));
+    assert_eq!(
+        (kernel_aio(&aio).unwrap().last(None), pool(&aio).in_flight(), aio.ops.files.room(through_cache)),
+        (None, 1, 7)
+    );
+    assert_eq!(aio.in_flight(), 1);
+    let direct = OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits() as i32).open(image.path());
+    let Ok(direct) = direct else { return println!("SKIPPED: no direct I/O where temporary files are") };
+    let direct = aio.register(&BackingFile::new(Arc::new(direct), Owner::unique())).unwrap();
+    assert!(queue(&mut aio, direct, OpKind::Read, 1));
+    assert!(queue(&mut aio, direct, OpKind::Flush, 2));
+    assert_eq!(
+        (kernel_aio(&aio).unwrap().last(None), pool(&aio).in_flight(), aio.ops.files.room(direct)),
+        (Some(1), 2, 5)
+    );
+    assert_eq!(aio.in_flight(), 3);
+}
+
+/// An engine with a file that the kernel refuses to write to.
+fn refusing(completion: CompletionMode) -> (Engine, FileId) {
+    let options = EngineOptions { completion, ..EngineOptions::new(EngineKind::Aio, 8) };
+    let mut aio = Engine::open_with(options).unwrap();
+    let file = aio
+        .register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()))
+        .unwrap();
+    aio.ops.files.set_routes(0, Routes::all(Route::Memory));
+    (aio, file)
+}
+
+/// A call that a thread makes without waiting is over when `submit` returns, so completions of the batch do not interrupt it. In some of many
+/// cases at least, for the host can keep the thread from running.
+#[test]
+fn a_prompt_call_of_a_thread_is_waited_for() {
+    let mut aio = Engine::open_with(EngineOptions::new(EngineKind::Aio, 64)).unwrap();
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    file.set_len(LEN as u64).unwrap();
+    let file = aio.register(&BackingFile::new(file, Owner::unique())).unwrap();
+    aio.ops.files.set_routes(0, Routes::all(Route::Offload));
+    let prompt = (0..10_000).any(|_| {
+        (0..32).for_each(|slot| assert!(queue(&mut aio, file, OpKind::Read, slot)));
+        aio.submit().unwrap();
+        let prompt = pool(&aio).has_submitted();
+        let mut done = Vec::new();
+        while aio.in_flight() > 0 {
+            aio.submit().unwrap();
+            aio.reap(&mut done);
+        }
+        assert!(done.len() == 32 && done.iter().all(|done| done.result == Ok(LEN as u32)));
+        prompt
+    });
+    assert!(prompt);
+}
+
+/// It is in flight until it has been reaped, and nobody sleeps before.
+#[test]
+fn a_refused_operation_is_to_be_reaped() {
+    let (mut aio, file) = refusing(CompletionMode::Worker);
+    assert!(queue(&mut aio, file, OpKind::Write { durable: false }, 3));
+    aio.submit().unwrap();
+    assert_eq!((aio.ops.slots.used(), kernel_aio(&aio).unwrap().in_flight()), (0, 0));
+    assert!(aio.needs_turn());
+    assert_eq!(aio.in_flight(), 1);
+    let mut done = Vec::new();
+    aio.reap(&mut done);
+    assert_eq!(
+        done.iter().map(|done| (done.token.slot, done.result)).collect::<Vec<_>>(),
+        [(3, Err(Errno::BADF))]
+    );
+    assert!(!aio.needs_turn());
+    assert_eq!(aio.in_flight(), 0);
+}
+
+/// What the thread could not submit is not waited for.
+#[test]
+fn dropped_with_what_a_thread_is_refused() {
+    let (mut aio, file) = refusing(CompletionMode::Thread);
+    assert!(queue(&mut aio, file, OpKind::Write { durable: false }, 0));
+    aio.submit().unwrap();
+    let (ended, end) = mpsc::channel();
+    thread::spawn(move || {
+        drop(aio);
+        ended.send(()).unwrap();
+    });
+    end.recv_timeout(Duration::from_secs(60)).expect("the engine waits for what never completes");
+}
+
+/// Neighbours are one for the kernel, and one that is done again is not merged again.
+#[test]
+fn neighbours_are_one_operation() {
+    let mut aio = Engine::open_with(EngineOptions::new(EngineKind::Aio, 16)).unwrap();
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    file.set_len(4 * LEN as u64).unwrap();
+    let file = aio.register(&BackingFile::new(file, Owner::unique())).unwrap();
+    aio.ops.files.set_routes(0, Routes::all(Route::Memory));
+    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, 1 << 20).unwrap();
+    let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
+    let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+    let read = |aio: &mut Engine, page: u32| {
+        let mut iov = Iov::default();
+        iov.push(&view, Gpa(u64::from(page) * 8192), LEN as u32).unwrap();
+        let offset = u64::from(page) * LEN as u64;
+        let op = Op { file, kind: OpKind::Read, offset, buffers: Buffers::Guest(iov) };
+        aio.queue(op, Token { source: 0, slot: page }).unwrap();
+    };
+    for (merge, given) in [(false, 4), (true, 0)] {
+        aio.merge(file, merge);
+        (0..8).for_each(|page| read(&mut aio, page));
+        assert_eq!(kernel_aio(&aio).unwrap().in_flight(), given);
+        let mut done = Vec::new();
+        while aio.in_flight() > 0 {
+            aio.submit().unwrap();
+            aio.reap(&mut done);
+        }
+        assert_eq!(done.len(), 8);
+    }
+    (0..8).for_each(|page| read(&mut aio, page));
+    let mut done = Vec::new();
+    let mut again = 0;
+    while aio.in_flight() > 0 {
+        aio.submit().unwrap();
+        aio.reap(&mut done);
+        again = again.max(kernel_aio(&aio).unwrap().staged());
+        if again > 0 {
+            break;
+        }
+    }
+    assert_eq!((done.len(), again), (4, 4), "those behind the end are done again, each by itself");
+}
+
+/// Nobody sleeps on what a refused call has left to be done again.
+#[test]
+fn merged_transfers_that_are_refused() {
+    let mut aio = Engine::open_with(EngineOptions::new(EngineKind::Aio, 16)).unwrap();
+    let file = aio
+        .register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()))
+        .unwrap();
+    aio.ops.files.set_routes(0, Routes::all(Route::Memory));
+    aio.merge(file, true);
+    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, 1 << 20).unwrap();
+    let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
+    let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+    for page in 0..8 {
+        let mut iov = Iov::default();
+        iov.push(&view, Gpa(page * 8192), LEN as u32).unwrap();
+        let (offset, buffers) = (page * LEN as u64, Buffers::Guest(iov));
+        let op = Op { file, kind: OpKind::Write { durable: false }, offset, buffers };
+        aio.queue(op, Token { source: 0, slot: page as u32 }).unwrap();
+    }
+    let mut done = Vec::new();
+    while aio.in_flight() > 0 {
+        aio.submit().unwrap();
+        assert!(aio.needs_turn());
+        aio.reap(&mut done);
+    }
+    assert!(done.len() == 8 && done.iter().all(|done| done.result == Err(Errno::BADF)));
+}
+
+/// More is queued than the kernel has room for: the engine takes no more until something has been reaped, and all that it
+/// took is done in the end.
+#[test]
+fn a_full_context_makes_a_pause() {
+    let mut aio = Engine::open_with(EngineOptions::new(EngineKind::Aio, 1)).unwrap();
+    // A context of one has room for some hundred in fact; slots for more than that.
+    aio.ops = Operations::new(Shares::new(4000, 0, 0));
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    file.set_len(LEN as u64).unwrap();
+    let file = aio.register(&BackingFile::new(file, Owner::unique())).unwrap();
+    aio.ops.files.set_routes(0, Routes::all(Route::Memory));
+    let taken = (0..4000).take_while(|&slot| queue(&mut aio, file, OpKind::Read, slot)).count();
+    assert!(taken < 4000, "there is no room for so many");
+    assert!(kernel_aio(&aio).unwrap().needs_turn() && aio.needs_turn());
+    assert_eq!(aio.ops.files.room(file), 0);
+    let mut done = Vec::new();
+    aio.reap(&mut done);
+    assert!(!done.is_empty() && aio.ops.files.room(file) > 0);
+    while aio.in_flight() > 0 {
+        aio.submit().unwrap();
+        aio.reap(&mut done);
+    }
+    assert_eq!(done.len(), taken);
+    assert!(done.iter().all(|done| done.result == Ok(LEN as u32)));
+}
