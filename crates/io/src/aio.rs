@@ -69,6 +69,19 @@ impl Lane {
         if self.staged.len() > self.handed { self.staged.back().copied() } else { None }
     }
 
+    /// Cancels operations of which nobody has been told; returns how many went.
+    fn cancel(&mut self, ops: &mut Operations, places: &[u32]) -> usize {
+        let before = self.staged.len();
+        for place in self.staged.split_off(self.handed) {
+            if places.contains(&place) {
+                ops.fail(place, Errno::CANCELED);
+            } else {
+                self.staged.push_back(place);
+            }
+        }
+        before - self.staged.len()
+    }
+
     /// Whether operations wait, and none is with a thread.
     fn waits(&self) -> bool {
         self.handed == 0 && !self.staged.is_empty()
@@ -325,6 +338,14 @@ impl Aio {
                 return Ok(());
             }
             wait = false;
+        }
+    }
+
+    /// Cancels operations of which neither the kernel nor a thread has been told.
+    pub(crate) fn cancel(&mut self, ops: &mut Operations, places: &[u32]) {
+        self.own.cancel(ops, places);
+        for lane in &mut self.lanes {
+            self.in_lanes -= lane.cancel(ops, places);
         }
     }
 

@@ -104,6 +104,15 @@ impl Backend {
         }
     }
 
+    /// Cancels those of the operations at `places` that this back-end has, as far as it can. Never waits.
+    pub(crate) fn cancel(&mut self, ops: &mut Operations, places: &[u32]) {
+        match self {
+            Self::Uring(uring) => uring.cancel(ops, places),
+            Self::Aio(aio) => aio.cancel(ops, places),
+            Self::Threads(threads) => threads.cancel(ops, places),
+        }
+    }
+
     /// Ends the threads of this back-end, and gives up operations that neither they nor the kernel have been
     /// told of. The engine is being dropped: nothing is submitted afterwards. May be called again.
     pub(crate) fn end(&mut self, ops: &mut Operations, into: &mut Vec<Completion>) {

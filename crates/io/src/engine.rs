@@ -280,6 +280,22 @@ impl Engine {
         result
     }
 
+    /// Cancels the operations on a file, as far as that is possible. Control path, and never waits.
+    ///
+    /// Each operation still completes exactly once, at a later reap:
+    /// - One that was not started completes with `ECANCELED`, and nothing of it was done.
+    /// - io_uring can end one that waits for its file, such as a read from a pipe. That one completes with
+    ///   `ECANCELED` or `EINTR`. It needs Linux 6.0, and it is not done where a thread submits
+    ///   ([`crate::CompletionMode::Thread`]), because that thread could make the caller wait.
+    /// - Any other completes as it would have done: nothing ends a call that a thread makes, a transfer that
+    ///   AIO has started, or one that a device is doing.
+    pub fn cancel(&mut self, file: FileId) {
+        let places = self.ops.places_of(file);
+        for backend in &mut self.backends {
+            backend.cancel(&mut self.ops, &places);
+        }
+    }
+
     /// To be called when an operation on this file has completed with `EAGAIN`: the engine takes no more of
     /// the file's owner until one of the owner's operations has completed, or a moment has passed. Others go
     /// on.

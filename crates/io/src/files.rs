@@ -256,6 +256,11 @@ impl Files {
         self.stall.is_on() || self.owners[owner as usize].stall.is_on()
     }
 
+    /// Returns whether an operation holds this file, which may have been unregistered since.
+    pub(crate) fn is_held(&self, held: Held, id: FileId) -> bool {
+        held.index == id.index && self.entries[held.index as usize].generation == id.generation
+    }
+
     /// Returns the operations in flight, without those on files that were unregistered.
     #[inline]
     pub(crate) fn in_flight(&self) -> usize {

@@ -88,6 +88,12 @@ impl Operations {
         });
     }
 
+    /// Returns the places of the operations on a file, in no order.
+    pub(crate) fn places_of(&self, file: FileId) -> Vec<u32> {
+        let of_file = self.slots.iter().filter(|(_, operation)| self.files.is_held(operation.held, file));
+        of_file.map(|(place, _)| place).collect()
+    }
+
     /// Fails an operation on a file that was unregistered. It has no place and no share.
     #[cold]
     pub(crate) fn fail_stray(&mut self, op: Op, token: Token) {

@@ -118,6 +118,15 @@ impl Threads {
         }
     }
 
+    /// Cancels operations that no thread does yet.
+    pub(crate) fn cancel(&mut self, ops: &mut Operations, places: &[u32]) {
+        let mut cancelled: Vec<u32> = self.places.extract_if(.., |place| places.contains(place)).collect();
+        let queued = self.pool.take_queued(places);
+        self.in_flight -= queued.len();
+        cancelled.extend(queued);
+        cancelled.into_iter().for_each(|place| ops.fail(place, Errno::CANCELED));
+    }
+
     /// Returns whether something is to be handed to the pool, or was done, or the pool tries again to start a
     /// thread.
     pub(crate) fn needs_turn(&self) -> bool {

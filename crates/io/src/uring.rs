@@ -15,6 +15,7 @@ use crate::submit_thread::SubmitThread;
 use crate::waker::Waker;
 use buffers::Registered;
 use enter::Enter;
+use io_uring::types::{CancelBuilder, Timespec};
 use io_uring::{EnterFlags, IoUring, Submitter};
 use kickless_memory::View;
 use rustix::event::epoll;
@@ -199,6 +200,29 @@ impl Uring {
     fn let_go(&mut self, ops: &mut Operations, place: u32) {
         if let Some(buffers) = &mut self.buffers {
             let_go(buffers, &self.ring.submitter(), ops, place);
+        }
+    }
+
+    /// Cancels operations: those that are not in the submission ring here, and those that the kernel has by
+    /// asking it to.
+    pub(crate) fn cancel(&mut self, ops: &mut Operations, places: &[u32]) {
+        let unseen = self.staged.split_off(self.pushed);
+        for place in unseen {
+            if places.contains(&place) {
+                self.let_go(ops, place);
+                ops.fail(place, Errno::CANCELED);
+            } else {
+                self.staged.push_back(place);
+            }
+        }
+        // A call that the thread makes can hold the ring's lock, for which this one would wait.
+        if self.submitter.is_some() || !self.enabled {
+            return;
+        }
+        for place in places {
+            // One that the kernel does not have, or cannot end, goes on.
+            let which = CancelBuilder::user_data(u64::from(*place));
+            let _ = self.ring.submitter().register_sync_cancel(Some(Timespec::new()), which);
         }
     }
 

@@ -73,6 +73,11 @@ impl Slots {
         self.slots.get_mut(place as usize)?.as_mut()
     }
 
+    /// Returns the places of all operations, with the operations.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &InFlight)> {
+        (0..).zip(&self.slots).filter_map(|(place, slot)| Some((place, slot.as_ref()?)))
+    }
+
     #[inline]
     fn remove(&mut self, place: u32) -> Option<InFlight> {
         let operation = self.slots.get_mut(place as usize)?.take()?;
@@ -108,6 +113,7 @@ impl Slots {
     /// The kernel has done what it was told of `place`, and this came of it. Operations of which it has done
     /// something are taken out, each with what came of it; the places of those that were merged and of which
     /// it has done nothing go to `again`: they are to be done each by itself.
+    /// Those that were cancelled are taken out all together.
     #[inline]
     pub(crate) fn complete(
         &mut self,
@@ -118,7 +124,7 @@ impl Slots {
     ) {
         let Some(operation) = self.get_mut(place) else { return };
         if let Some(merged) = operation.merged.take() {
-            return self.complete_all(place, merged, result.unwrap_or(0), again, each);
+            return self.complete_all(place, merged, result, again, each);
         }
         if let Some(operation) = self.remove(place) {
             each(operation, result);
@@ -129,16 +135,18 @@ impl Slots {
         &mut self,
         first: u32,
         mut merged: Box<Merged>,
-        bytes: u32,
+        result: Result<u32, Errno>,
         again: &mut Vec<u32>,
         mut each: impl FnMut(InFlight, Result<u32, Errno>),
     ) {
-        let mut left = u64::from(bytes);
+        let mut left = u64::from(result.unwrap_or(0));
         for place in std::iter::once(first).chain(merged.places.iter().copied()) {
             let Some(operation) = self.get_mut(place) else { continue };
             let here = left.min(operation.op.buffers.len());
             left -= here;
-            if here == 0 {
+            if result == Err(Errno::CANCELED) {
+                self.remove(place).into_iter().for_each(|operation| each(operation, result));
+            } else if here == 0 {
                 operation.alone = true;
                 again.push(place);
             } else if let Some(operation) = self.remove(place) {

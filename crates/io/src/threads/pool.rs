@@ -126,6 +126,22 @@ impl Queues {
         Some(job)
     }
 
+    /// Takes out operations that no thread does yet, of those at `places`.
+    fn take_queued(&mut self, places: &[u32]) -> Vec<u32> {
+        let mut taken = Vec::new();
+        for jobs in &mut self.jobs {
+            jobs.retain(|job| match job {
+                Job::Op(op) if places.contains(&op.place) => {
+                    taken.push(op.place);
+                    false
+                }
+                Job::Op(_) | Job::Submit { .. } => true,
+            });
+        }
+        self.turns.retain(|owner| !self.jobs[*owner as usize].is_empty());
+        taken
+    }
+
     /// How many jobs can start, or a few more.
     fn startable(&self) -> usize {
         let of = |owner: &u32| self.jobs[*owner as usize].len().min(self.shares.room(*owner));
@@ -233,6 +249,11 @@ impl Pool {
                 break;
             }
         }
+    }
+
+    /// Takes back operations that no thread does yet, of those at `places`. Returns their places.
+    pub(crate) fn take_queued(&mut self, places: &[u32]) -> Vec<u32> {
+        lock(&self.shared.work).queues.take_queued(places)
     }
 
     /// Returns whether the host refused a thread for a job that could have started. The next [`Pool::submit`] tries again.
