@@ -269,8 +269,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Passes a message to the device, whose protocol feature has to be negotiated.
+    /// Passes a message to the device, if the device offers the protocol feature and it was negotiated.
     fn tell_device(&self, feature: ProtocolFeatures, message: DeviceMessage) -> Result<(), Refusal> {
+        if !self.device.protocol_features().contains(feature) {
+            return Err(Refusal::NotOffered);
+        }
         self.negotiated.need(feature)?;
         Ok(self.device.message(message)?)
     }
