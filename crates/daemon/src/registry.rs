@@ -157,10 +157,12 @@ impl Table {
         Some(self.entries.remove(at))
     }
 
-    /// Reserves the name and the socket of a device. `None`: the same device is served already.
+    /// Reserves the name and the socket of a device. `None`: the same device is served already. The path of the socket is
+    /// resolved before, because that asks the file system, which may not answer.
     fn reserve(
         &mut self,
         config: &DeviceConfig,
+        socket: Option<PathBuf>,
         is_inherited: bool,
         devices_max: usize,
     ) -> Result<Option<u64>, AddError> {
@@ -177,7 +179,6 @@ impl Table {
                 (Phase::Running(..) | Phase::Ended(..), _) => return Err(AddError::Different { name }),
             }
         }
-        let socket = config.socket_path.as_deref().filter(|_| !is_inherited).map(real_path);
         if socket.is_none() && !is_inherited {
             return Err(AddError::NoSocket);
         }
@@ -293,9 +294,10 @@ impl Registry {
         // A device that is not served any longer makes room for its successor.
         let ended = shared.lock().take_ended(config.name.as_deref().unwrap_or_default());
         drop(ended);
-        let Some(id) = shared.lock().reserve(&config, endpoint.is_some(), shared.devices_max)? else {
-            return Ok(None);
-        };
+        let is_inherited = endpoint.is_some();
+        let socket = config.socket_path.as_deref().filter(|_| !is_inherited).map(real_path);
+        let reserved = shared.lock().reserve(&config, socket, is_inherited, shared.devices_max)?;
+        let Some(id) = reserved else { return Ok(None) };
         let mut opened = Opened { shared, id, config, device: None, origin: None };
         opened.fill(endpoint)?;
         Ok(Some(opened))
@@ -389,16 +391,16 @@ impl Registry {
     /// Forgets the devices that are not served any longer; returns the error of each that failed, with its configuration.
     pub fn take_ended(&self) -> Vec<(DeviceConfig, ServeError)> {
         let mut table = self.shared.lock();
-        let entries = std::mem::take(&mut table.entries);
+        let is_over = |entry: &mut Entry| entry.waiters == 0 && matches!(entry.phase, Phase::Ended(..));
+        let ended: Vec<Entry> = table.entries.extract_if(.., is_over).collect();
+        // Closing a device takes its time, and others need the table meanwhile.
+        drop(table);
         let mut failed = Vec::new();
-        for entry in entries {
-            match entry.phase {
-                Phase::Ended(_, thread, outcome) if entry.waiters == 0 => {
-                    // It has nothing left to do but to end, and a panic is its outcome.
-                    let _ = thread.join();
-                    failed.extend(outcome.err().map(|error| (entry.config, error)));
-                }
-                _ => table.entries.push(entry),
+        for entry in ended {
+            if let Phase::Ended(_, thread, outcome) = entry.phase {
+                // It has nothing left to do but to end, and a panic is its outcome.
+                let _ = thread.join();
+                failed.extend(outcome.err().map(|error| (entry.config, error)));
             }
         }
         failed

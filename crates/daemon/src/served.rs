@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use kickless_device::Device;
 use kickless_io::Waker;
@@ -10,7 +12,7 @@ use kickless_memory::Mapper;
 use kickless_memory::quota::AddressSpace;
 use kickless_vhost::{Ended, Server, Statistics};
 use kickless_worker::Pool;
-use tracing::error;
+use tracing::{error, warn};
 
 use super::config::DeviceConfig;
 use super::error::ServeError;
@@ -23,6 +25,8 @@ pub struct Served {
     device: Arc<dyn Device>,
     server: Server,
     stop: Waker,
+    /// Requests for a refresh since no thread was refreshing.
+    refreshes: AtomicU64,
 }
 
 impl Served {
@@ -39,7 +43,7 @@ impl Served {
         let mapper = Mapper::within(space.join(config.memory_max));
         let mapper = if config.allow_slow_memory { mapper } else { mapper.only_at_hand() };
         let server = Server::new(device.clone(), pool.executor(config.weight)).with_mapper(mapper);
-        Ok(Self { config, device, server, stop: Waker::new()? })
+        Ok(Self { config, device, server, stop: Waker::new()?, refreshes: AtomicU64::new(0) })
     }
 
     /// Returns the configuration of the device.
@@ -50,6 +54,29 @@ impl Served {
     /// Returns the device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
+    }
+
+    /// Has the device look again at what lies behind it ([`Device::refresh`]), and returns at once. A thread of its own does
+    /// it: the file system or the server of one device may never answer. Requests that come meanwhile are one.
+    pub fn refresh(self: &Arc<Self>) {
+        if self.refreshes.fetch_add(1, Ordering::AcqRel) > 0 {
+            return;
+        }
+        let served = self.clone();
+        let refresh = move || {
+            let mut seen = 1;
+            loop {
+                served.config.span().in_scope(|| served.device.refresh());
+                match served.refreshes.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => return,
+                    Err(newer) => seen = newer,
+                }
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("refresh".into()).spawn(refresh) {
+            self.refreshes.store(0, Ordering::Release);
+            self.config.span().in_scope(|| warn!(%error, "the device cannot be looked at just now"));
+        }
     }
 
     /// Returns what the queues of the device have counted.

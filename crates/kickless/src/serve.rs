@@ -122,8 +122,9 @@ fn serve_until_idle(registry: &Registry, signals: &Signals, resizes: Option<&Res
     let mut outcome = Ok(());
     let mut is_stopping = false;
     while !registry.is_idle() {
-        let devices = registry.devices();
-        let due: Vec<&Waker> = devices.iter().filter_map(|served| served.device().refresh_due()).collect();
+        // A device is not held while this waits: one that is removed is closed then.
+        let due: Vec<Waker> =
+            registry.devices().iter().filter_map(|served| served.device().refresh_due().cloned()).collect();
         // These stay readable.
         let once = |is_over: bool| if is_over { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = vec![
@@ -154,13 +155,11 @@ fn serve_until_idle(registry: &Registry, signals: &Signals, resizes: Option<&Res
             registry.stop();
         }
         if signals.take_report() {
-            log_counters(&devices, "counters");
+            log_counters(&registry.devices(), "counters");
         }
         let is_due = due.iter().fold(false, |is_due, waker| is_due | waker.clear());
         if signals.take_look() | is_due | resizes.is_some_and(Resizes::take) {
-            for served in &devices {
-                served.config().span().in_scope(|| served.device().refresh());
-            }
+            registry.devices().iter().for_each(Served::refresh);
         }
     }
     outcome

@@ -26,6 +26,15 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new(workers: u16, devices_max: usize) -> Self {
+        Self::with_devices(workers, devices_max, make)
+    }
+
+    /// Makes a registry whose devices `make` makes.
+    pub(crate) fn with_devices(
+        workers: u16,
+        devices_max: usize,
+        make: impl Fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError> + Send + Sync + 'static,
+    ) -> Self {
         kickless_memory::fault::guard().unwrap();
         let pool = PoolConfig { workers: Some(workers), ..PoolConfig::default() };
         let pool = Pool::start(&pool.worker_options(devices_max as u32, Notation::Keys).unwrap()).unwrap();
