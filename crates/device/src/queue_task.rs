@@ -1,11 +1,11 @@
-//! The contract of what a worker runs.
+//! The contract of a task that a worker runs.
 
 use crate::{Event, Vring};
 use kickless_io::{Completion, Engine, Waker};
 use std::io;
 use std::time::Duration;
 
-/// What a worker lends a task for one call.
+/// The parts of a worker that a task can use during one call.
 pub struct Context<'a> {
     /// The worker's engine. The worker submits what is queued there, once for all tasks.
     pub engine: &'a mut Engine,
@@ -17,7 +17,7 @@ pub struct Context<'a> {
     pub far_side_due: bool,
 }
 
-/// What a task waits for after a poll.
+/// The event that a task waits for after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// A kick: the ring is empty, or has less than the task needs. The task also waits for its event, if it asks for one.
@@ -34,14 +34,14 @@ pub enum Next {
     Blocked,
 }
 
-/// What a poll did.
+/// The result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Polled {
     /// Requests begun, or frames carried. Chains that were popped as credit do not count.
     pub served: u32,
     /// The part of the budget that was taken: see [`QueueTask::poll`].
     pub cost: u32,
-    /// What the task waits for.
+    /// The event that the task waits for.
     pub next: Next,
 }
 
@@ -68,14 +68,16 @@ pub trait QueueTask: Send {
     /// Returns the ring under it. The worker updates and reads it through this.
     fn vring(&mut self) -> &mut Vring;
 
-    /// Makes what it needs of the worker's engine.
+    /// Makes what it needs of the worker's engine. The default needs nothing.
     ///
     /// # Errors
     /// The engine cannot take its file.
-    fn attach(&mut self, engine: &mut Engine) -> io::Result<()>;
+    fn attach(&mut self, _engine: &mut Engine) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Gives back what [`QueueTask::attach`] made.
-    fn detach(&mut self, engine: &mut Engine);
+    fn detach(&mut self, _engine: &mut Engine) {}
 
     /// Goes on with requests that had to wait, then pops heads and submits them until they cost `budget`: 1 for each request
     /// or packet, and 1 for each whole 4 KiB of its data, so that neither many nor large ones are free. Reading long chains
@@ -87,8 +89,12 @@ pub trait QueueTask: Send {
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
     /// Takes completions of its own operations; empties `completions`. Returns whether a request waits for something, so
-    /// that the worker polls the task: the next poll finds out whether that is there by now.
-    fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool;
+    /// that the worker polls the task: the next poll finds out whether that is there by now. The default is for a task that
+    /// queues no operations.
+    fn complete(&mut self, _context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
+        completions.clear();
+        false
+    }
 
     /// Returns the number of heads popped and not pushed yet, without credit, and of those that are to be popped again
     /// ([`Vring::again`]).
@@ -142,6 +148,6 @@ pub trait QueueTask: Send {
     fn limit_remote_waits(&mut self) {}
 
     /// Called when the view of memory was replaced. Lets go of references to the old one that no request in flight needs,
-    /// those in the worker's engine too.
-    fn memory_changed(&mut self, engine: &mut Engine);
+    /// those in the worker's engine too. The default is for a task that keeps none between two calls.
+    fn memory_changed(&mut self, _engine: &mut Engine) {}
 }

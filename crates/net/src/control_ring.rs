@@ -2,14 +2,12 @@
 
 use crate::buffers;
 use crate::control::{Command, Refusal};
-use crate::cost::COST_DESCRIPTORS;
 use crate::counters::RingCounters;
+use crate::requests::{self, Requests};
 use crate::shared::Shared;
-use kickless_device::{Context, Next, Polled, QueueTask, Vring};
-use kickless_io::{Completion, Engine};
+use kickless_device::{Context, Polled, QueueTask, Vring};
 use kickless_spec::net::{ERR, NetFeatures, OK};
 use kickless_virtqueue::Chain;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tracing::debug;
@@ -63,49 +61,27 @@ impl ControlRing {
     }
 }
 
+impl Requests for ControlRing {
+    fn ring(&mut self) -> (&mut Vring, &mut Chain) {
+        (&mut self.vring, &mut self.chain)
+    }
+
+    fn serve(&mut self) -> u32 {
+        self.answer();
+        1
+    }
+}
+
 impl QueueTask for ControlRing {
     fn vring(&mut self) -> &mut Vring {
         &mut self.vring
     }
 
-    fn attach(&mut self, _engine: &mut Engine) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn detach(&mut self, _engine: &mut Engine) {}
-
     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
-        let (mut served, mut cost) = (0, 0u32);
-        let next = loop {
-            if budget > 0 && cost >= budget {
-                break Next::More;
-            }
-            if budget == 0 && self.vring.again() == 0 {
-                break Next::Idle;
-            }
-            let popped = self.vring.pop(&mut self.chain);
-            if self.vring.has_cost() {
-                cost = cost.saturating_add(self.vring.take_cost());
-            }
-            if !popped {
-                break if self.vring.take_unfinished() { Next::More } else { Next::Idle };
-            }
-            served += 1;
-            cost = cost.saturating_add(1 + u32::from(self.chain.descriptors() / COST_DESCRIPTORS));
-            self.answer();
-        };
-        self.vring.publish();
-        Polled { served, cost, next }
-    }
-
-    fn complete(&mut self, _context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
-        completions.clear();
-        false
+        requests::poll(self, budget)
     }
 
     fn in_flight(&self) -> usize {
         self.vring.again().into()
     }
-
-    fn memory_changed(&mut self, _engine: &mut Engine) {}
 }

@@ -23,6 +23,7 @@ pub mod features;
 mod frame;
 mod port;
 mod receive;
+mod requests;
 mod rings;
 mod shared;
 mod test_frame;

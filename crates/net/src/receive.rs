@@ -14,7 +14,7 @@ use crate::shared::Shared;
 use crate::test_frame::TestFrame;
 use crate::timer::Timer;
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
-use kickless_io::{Completion, Engine};
+use kickless_io::Engine;
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_virtqueue::{Chain, ChainId};
 use std::io;
@@ -258,12 +258,6 @@ impl QueueTask for Receive {
         &mut self.vring
     }
 
-    fn attach(&mut self, _engine: &mut Engine) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn detach(&mut self, _engine: &mut Engine) {}
-
     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
         self.credit.keep_oldest(self.vring.credit().into());
         if budget == 0 {
@@ -296,11 +290,6 @@ impl QueueTask for Receive {
         };
         self.vring.publish();
         Polled { served, cost, next }
-    }
-
-    fn complete(&mut self, _context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
-        completions.clear();
-        false
     }
 
     fn in_flight(&self) -> usize {

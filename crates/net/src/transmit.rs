@@ -1,15 +1,14 @@
 //! A transmit ring of a null port: takes frames, checks and counts them.
 
 use crate::buffers;
-use crate::cost::{self, COST_DESCRIPTORS};
+use crate::cost;
 use crate::counters::RingCounters;
 use crate::frame::{Frame, Invalid};
+use crate::requests::{self, Requests};
 use crate::shared::Shared;
-use kickless_device::{Context, Next, Polled, QueueTask, ShowAfter, Vring};
-use kickless_io::{Completion, Engine};
+use kickless_device::{Context, Polled, QueueTask, ShowAfter, Vring};
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_virtqueue::Chain;
-use std::io;
 use std::sync::Arc;
 use tracing::debug;
 use zerocopy::IntoBytes;
@@ -59,7 +58,7 @@ impl Transmit {
             }
         }
         self.vring.push(self.chain.id, 0);
-        cost::of_frame(len) + u32::from(self.chain.descriptors() / COST_DESCRIPTORS)
+        cost::of_frame(len)
     }
 
     fn parse(&self) -> Result<Frame, Invalid> {
@@ -75,43 +74,23 @@ impl Transmit {
     }
 }
 
+impl Requests for Transmit {
+    fn ring(&mut self) -> (&mut Vring, &mut Chain) {
+        (&mut self.vring, &mut self.chain)
+    }
+
+    fn serve(&mut self) -> u32 {
+        self.take()
+    }
+}
+
 impl QueueTask for Transmit {
     fn vring(&mut self) -> &mut Vring {
         &mut self.vring
     }
 
-    fn attach(&mut self, _engine: &mut Engine) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn detach(&mut self, _engine: &mut Engine) {}
-
     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
-        let (mut served, mut cost) = (0, 0u32);
-        let next = loop {
-            if budget > 0 && cost >= budget {
-                break Next::More;
-            }
-            if budget == 0 && self.vring.again() == 0 {
-                break Next::Idle;
-            }
-            let popped = self.vring.pop(&mut self.chain);
-            if self.vring.has_cost() {
-                cost = cost.saturating_add(self.vring.take_cost());
-            }
-            if !popped {
-                break if self.vring.take_unfinished() { Next::More } else { Next::Idle };
-            }
-            served += 1;
-            cost = cost.saturating_add(self.take());
-        };
-        self.vring.publish();
-        Polled { served, cost, next }
-    }
-
-    fn complete(&mut self, _context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
-        completions.clear();
-        false
+        requests::poll(self, budget)
     }
 
     fn in_flight(&self) -> usize {
@@ -121,6 +100,4 @@ impl QueueTask for Transmit {
     fn set_enabled(&mut self, enabled: bool) {
         self.enabled = enabled;
     }
-
-    fn memory_changed(&mut self, _engine: &mut Engine) {}
 }

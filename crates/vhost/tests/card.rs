@@ -5,7 +5,6 @@ use kickless_device::{
     ConfigError, Context, Device, DeviceMessage, Disabled, Executor, InvalidState, MessageError, Polled,
     QueueTask, StartError, Stopped, TaskHandle, Update, Vring,
 };
-use kickless_io::{Completion, Engine};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_vhost::Server;
@@ -116,18 +115,8 @@ impl QueueTask for Task {
         &mut self.vring
     }
 
-    fn attach(&mut self, _: &mut Engine) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn detach(&mut self, _: &mut Engine) {}
-
     fn poll(&mut self, _: &mut Context<'_>, _: u32) -> Polled {
         panic!("nobody runs it")
-    }
-
-    fn complete(&mut self, _: &mut Context<'_>, _: &mut Vec<Completion>) -> bool {
-        false
     }
 
     fn in_flight(&self) -> usize {
@@ -137,8 +126,6 @@ impl QueueTask for Task {
     fn set_enabled(&mut self, enabled: bool) {
         self.asked.note(format!("begin {} enabled: {enabled}", self.vring.index()));
     }
-
-    fn memory_changed(&mut self, _: &mut Engine) {}
 }
 
 /// Runs nothing, and notes what is asked of the tasks.

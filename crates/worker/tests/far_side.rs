@@ -5,7 +5,7 @@ mod echo;
 
 use echo::{DEADLINE, Driver, SIZE, options, start};
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, TaskHandle, Update, Vring};
-use kickless_io::{Completion, Engine};
+use kickless_io::Engine;
 use kickless_memory::IovaRange;
 use kickless_virtqueue::{Chain, ChainId};
 use kickless_worker::Poll;
@@ -14,7 +14,6 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::pipe::{fcntl_getpipe_size, pipe};
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
@@ -59,10 +58,6 @@ impl QueueTask for Receiver {
         &mut self.vring
     }
 
-    fn attach(&mut self, _: &mut Engine) -> io::Result<()> {
-        Ok(())
-    }
-
     fn detach(&mut self, _: &mut Engine) {
         self.call("detach");
     }
@@ -91,11 +86,6 @@ impl QueueTask for Receiver {
         };
         self.vring.publish();
         Polled { served, cost: served, next }
-    }
-
-    fn complete(&mut self, _: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
-        completions.clear();
-        false
     }
 
     fn in_flight(&self) -> usize {
@@ -360,12 +350,6 @@ impl QueueTask for Transmitter {
         &mut self.vring
     }
 
-    fn attach(&mut self, _: &mut Engine) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn detach(&mut self, _: &mut Engine) {}
-
     fn poll(&mut self, _: &mut Context<'_>, budget: u32) -> Polled {
         let mut served = 0;
         let next = loop {
@@ -387,11 +371,6 @@ impl QueueTask for Transmitter {
         Polled { served, cost: served, next }
     }
 
-    fn complete(&mut self, _: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
-        completions.clear();
-        false
-    }
-
     fn in_flight(&self) -> usize {
         0
     }
@@ -406,8 +385,6 @@ impl QueueTask for Transmitter {
             self.vring.unpop(1);
         }
     }
-
-    fn memory_changed(&mut self, _: &mut Engine) {}
 }
 
 #[test]

@@ -77,8 +77,6 @@ impl QueueTask for TwoSteps {
     fn in_flight(&self) -> usize {
         self.in_flight.into()
     }
-
-    fn memory_changed(&mut self, _: &mut Engine) {}
 }
 
 #[test]

@@ -5,11 +5,9 @@ mod echo;
 
 use echo::{DEADLINE, Driver, echo_over, options, pool, start, task, task_that};
 use kickless_device::{Context, Kick, Next, Polled, QueueTask, Stopped, Update, Vring};
-use kickless_io::{Completion, Engine};
 use kickless_virtqueue::Chain;
 use kickless_worker::{Poll, Pool};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -178,12 +176,6 @@ impl QueueTask for Faulty {
         &mut self.0
     }
 
-    fn attach(&mut self, _: &mut Engine) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn detach(&mut self, _: &mut Engine) {}
-
     fn poll(&mut self, _: &mut Context<'_>, _: u32) -> Polled {
         if self.0.pop(&mut Chain::default()) {
             panic!("a mistake");
@@ -191,15 +183,9 @@ impl QueueTask for Faulty {
         Polled { served: 0, cost: 0, next: Next::Idle }
     }
 
-    fn complete(&mut self, _: &mut Context<'_>, _: &mut Vec<Completion>) -> bool {
-        false
-    }
-
     fn in_flight(&self) -> usize {
         0
     }
-
-    fn memory_changed(&mut self, _: &mut Engine) {}
 }
 
 #[test]

@@ -9,7 +9,6 @@ use crate::peers::Peers;
 use crate::policy::Policy;
 use crate::poll::Poll;
 use kickless_device::{Context, Polled, QueueTask, Stopped, Update, Vring};
-use kickless_io::{Completion, Engine};
 use kickless_sync::mpsc::{Sender, channel};
 use loom::sync::Mutex;
 use std::sync::Arc;
@@ -24,25 +23,13 @@ impl QueueTask for Token {
         panic!("the model looks at the ring itself")
     }
 
-    fn attach(&mut self, _: &mut Engine) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn detach(&mut self, _: &mut Engine) {}
-
     fn poll(&mut self, _: &mut Context<'_>, _: u32) -> Polled {
         panic!("the model looks at the ring itself")
-    }
-
-    fn complete(&mut self, _: &mut Context<'_>, _: &mut Vec<Completion>) -> bool {
-        false
     }
 
     fn in_flight(&self) -> usize {
         0
     }
-
-    fn memory_changed(&mut self, _: &mut Engine) {}
 }
 
 /// Two workers of a pool, from outside, and what each waits for.

@@ -4,7 +4,7 @@
 use kickless_device::{
     Areas, Call, Context, Counters, Executor, Kick, Next, Parts, Polled, QueueTask, Stopped, Vring,
 };
-use kickless_io::{Completion, Engine, EngineKind, EngineOptions};
+use kickless_io::{Engine, EngineKind, EngineOptions};
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::event_passed;
 use kickless_virtqueue::device::{Addresses, Options};
@@ -188,11 +188,6 @@ impl QueueTask for Echo {
             (true, false) => Next::Idle,
         };
         Polled { served, cost: served, next }
-    }
-
-    fn complete(&mut self, _: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
-        completions.clear();
-        false
     }
 
     fn in_flight(&self) -> usize {
