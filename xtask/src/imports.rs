@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, Macro, UseTree, Visibility};
@@ -94,8 +94,7 @@ impl Crate {
         let candidates = [children.join(format!("{name}.rs")), children.join(&name).join("mod.rs")];
         match candidates.iter().find(|path| path.exists()) {
             Some(path) => self.read_file(path, below, false),
-            // A file that the build makes.
-            None => Ok(()),
+            None => bail!("{}: the file of module {name} is not where it belongs", file.display()),
         }
     }
 
@@ -236,8 +235,8 @@ impl<'ast> Visit<'ast> for Names<'_> {
 impl Names<'_> {
     /// A variable can be called as a module is: a module's name alone says nothing.
     fn add(&mut self, path: Vec<String>) {
-        let is_variable = |path: &[String]| path[0].starts_with(|c: char| c.is_lowercase());
-        if path.len() > 1 || path.first().is_some_and(|_| !is_variable(&path)) {
+        let is_variable = path.len() == 1 && path[0].starts_with(|c: char| c.is_lowercase());
+        if !is_variable {
             self.0.insert(path);
         }
     }
