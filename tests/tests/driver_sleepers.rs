@@ -52,10 +52,9 @@ fn take_one(queue: &Queue, events: &Events) {
     }
 }
 
-/// Another thread polls in vain, and does not come back.
-#[test]
-fn a_poll_in_vain_takes_no_wake_up_away() {
-    ends(|| {
+/// Runs `other` at a queue with one request in flight and one sleeper, which has to wake all the same.
+fn while_one_sleeps(other: impl Fn(&Disk, &Queue) + Send + 'static) {
+    ends(move || {
         let daemon = serve("fault:delay=100ms@read:mem:1M");
         for shape in shapes() {
             let disk = connect(&daemon, shape);
@@ -63,31 +62,29 @@ fn a_poll_in_vain_takes_no_wake_up_away() {
             let events = queue.events().unwrap();
             queue.submit_one(read(&disk, 1)).unwrap();
             assert!(events.arm());
-            thread::scope(|scope| {
-                scope.spawn(|| assert_eq!(queue.poll(8, drop).unwrap(), 0));
-            });
+            other(&disk, &queue);
             assert!(sleep(&events, LONG), "{shape:?}: lost");
             take_one(&queue, &events);
         }
     });
 }
 
+/// Another thread polls in vain, and does not come back.
+#[test]
+fn a_poll_in_vain_takes_no_wake_up_away() {
+    while_one_sleeps(|_, queue| {
+        thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(queue.poll(8, drop).unwrap(), 0));
+        });
+    });
+}
+
 /// Another thread waits for a completion, gets it, and does not come back.
 #[test]
 fn a_wait_takes_no_wake_up_away() {
-    ends(|| {
-        let daemon = serve("fault:delay=100ms@read:mem:1M");
-        for shape in shapes() {
-            let disk = connect(&daemon, shape);
-            let queue = disk.queue(0);
-            let events = queue.events().unwrap();
-            queue.submit_one(read(&disk, 1)).unwrap();
-            assert!(events.arm());
-            assert_eq!(queue.wait(1, Some(LONG), drop).unwrap(), 1);
-            queue.submit_one(read(&disk, 2)).unwrap();
-            assert!(sleep(&events, LONG), "{shape:?}: lost");
-            take_one(&queue, &events);
-        }
+    while_one_sleeps(|disk, queue| {
+        assert_eq!(queue.wait(1, Some(LONG), drop).unwrap(), 1);
+        queue.submit_one(read(disk, 2)).unwrap();
     });
 }
 

@@ -75,6 +75,22 @@ impl Setup {
         Self { vring, iotlb, misses, view, avail: 0, ids: HashMap::new() }
     }
 
+    /// Makes a ring with one chain of more pages, from the returned address on, than one pop translates. It has been popped
+    /// once, in vain.
+    fn with_unfinished_chain() -> (Self, Chain, u64) {
+        const PAGES: u64 = 1500;
+        let mut setup = Self::with_ring();
+        setup.tell(BUFFERS, 8, Access::BOTH);
+        let far = 1 << 32;
+        for page in 0..PAGES {
+            setup.tell_elsewhere(far + page * PAGE, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
+        }
+        setup.offer(0, (far, (PAGES * PAGE) as u32), (BUFFERS, 1));
+        let mut chain = Chain::default();
+        assert!(!setup.vring.pop(&mut chain) && setup.vring.take_unfinished());
+        (setup, chain, far)
+    }
+
     /// With its ring in place.
     fn with_ring() -> Self {
         let mut setup = Self::new();
@@ -547,16 +563,7 @@ fn an_invalidation_reaches_a_chain_that_is_translated_in_part() {
 /// A chain whose descriptors the driver changes while it is translated is what they say last.
 #[test]
 fn a_chain_that_changes_while_it_is_translated_begins_anew() {
-    const PAGES: u64 = 1500;
-    let mut setup = Setup::with_ring();
-    setup.tell(BUFFERS, 8, Access::BOTH);
-    let far = 1 << 32;
-    for page in 0..PAGES {
-        setup.tell_elsewhere(far + page * PAGE, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
-    }
-    setup.offer(0, (far, (PAGES * PAGE) as u32), (BUFFERS, 1));
-    let mut chain = Chain::default();
-    assert!(!setup.vring.pop(&mut chain) && setup.vring.take_unfinished());
+    let (mut setup, mut chain, _) = Setup::with_unfinished_chain();
     setup.avail -= 1;
     setup.offer(0, (BUFFERS + PAGE, 16), (BUFFERS, 1));
     assert!(setup.vring.pop(&mut chain));
@@ -568,16 +575,7 @@ fn a_chain_that_changes_while_it_is_translated_begins_anew() {
 /// translated belongs to none of those.
 #[test]
 fn a_chain_that_is_read_in_part_takes_over_nothing_from_the_one_before() {
-    const PAGES: u64 = 1500;
-    let mut setup = Setup::with_ring();
-    setup.tell(BUFFERS, 8, Access::BOTH);
-    let far = 1 << 32;
-    for page in 0..PAGES {
-        setup.tell_elsewhere(far + page * PAGE, 1, BUFFERS + page % 2 * 2 * PAGE, Access::READ);
-    }
-    setup.offer(0, (far, (PAGES * PAGE) as u32), (BUFFERS, 1));
-    let mut chain = Chain::default();
-    assert!(!setup.vring.pop(&mut chain) && setup.vring.take_unfinished());
+    let (mut setup, mut chain, far) = Setup::with_unfinished_chain();
     // One buffer, and a table that is missing.
     let table = BUFFERS + 20 * PAGE;
     let descriptor = |index: u64, gpa: u64, len: u32, flags: u16| {
