@@ -7,7 +7,7 @@ use kickless_spec::blk;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What all queues of a device share.
+/// The state that all queues of a device share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) disk: Disk,

@@ -18,7 +18,7 @@ pub(crate) struct Slot {
     /// The memory that `status` is in. Memory may have changed when the request is done, and the driver has to hear of
     /// it all the same. Kept from request to request, like the view of an `Iov`.
     pub(crate) view: Option<Arc<View>>,
-    /// What it is.
+    /// The operation that it asks for.
     pub(crate) operation: Operation,
     /// Bytes of data that the driver gets.
     pub(crate) read_len: u32,

@@ -39,7 +39,7 @@ impl Error for SocketError {
     }
 }
 
-/// What is wrong with a socket.
+/// A mistake about a socket.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketProblem {
@@ -76,14 +76,14 @@ pub enum SocketProblem {
     /// A refusal of the kernel.
     #[error("{what}")]
     Host {
-        /// What is impossible, as a sentence.
+        /// The operation that failed, as a sentence.
         what: &'static str,
         /// The kernel's reason.
         source: io::Error,
     },
 }
 
-/// Returns a function that adds to an error of the kernel what is impossible for it.
+/// Returns a function that adds the operation that failed to an error of the kernel.
 pub(crate) fn host<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> SocketProblem {
     move |error| SocketProblem::Host { what, source: error.into() }
 }
@@ -93,7 +93,7 @@ pub(crate) fn host<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> 
 pub struct MakeError {
     /// The option to change.
     pub option: &'static str,
-    /// What is wrong with it.
+    /// The reason.
     pub source: Box<dyn Error + Send + Sync>,
 }
 

@@ -23,7 +23,7 @@ const FORCE_EVERY: Duration = Duration::from_secs(1);
 /// Makes a device of its configuration. Only the program knows the kinds of devices.
 pub type MakeDevice = dyn Fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError> + Send + Sync;
 
-/// What [`Registry::add`] did.
+/// The result of [`Registry::add`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Added {
     /// The device is served from now on.
@@ -209,7 +209,7 @@ pub struct Opened {
     origin: Option<Origin>,
 }
 
-/// Where front-ends come from.
+/// The source of front-ends.
 enum Origin {
     /// A socket that is to be made.
     Path(Address),

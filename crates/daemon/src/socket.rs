@@ -30,7 +30,7 @@ const BACKLOG: i32 = 16;
 /// How long all sockets together wait for others that make sockets in the same directories. Each takes a moment.
 pub const TURN_WAIT: Duration = Duration::from_secs(5);
 
-/// Where front-ends come from.
+/// The source of front-ends.
 #[derive(Debug)]
 pub enum Endpoint {
     /// They connect, one after the other.
@@ -183,7 +183,7 @@ fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// What stands in the way of a new socket.
+/// An obstacle to a new socket.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Nothing,

@@ -1,4 +1,4 @@
-//! What a device offers to a transport.
+//! The contract of a device, as a transport sees it.
 
 use crate::{QueueTask, Vring};
 use kickless_io::Waker;
@@ -106,7 +106,7 @@ pub trait Device: Send + Sync {
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError>;
 }
 
-/// What happens to a ring that is started but disabled (vhost-user specification, "Ring states").
+/// The treatment of a ring that is started but disabled (vhost-user specification, "Ring states").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disabled {
     /// Nothing: no task runs. The ring goes on where it was when it is enabled.
@@ -133,7 +133,7 @@ pub enum MessageError {
     /// It cannot have this MTU.
     #[error("an MTU of {mtu} bytes is not from {min} to {max}")]
     Mtu {
-        /// What was asked for.
+        /// The MTU that was asked for, in bytes.
         mtu: u64,
         /// The smallest that it can have.
         min: u64,

@@ -1,4 +1,4 @@
-//! What is measured of a part.
+//! Operations of a part, and their measurement.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,9 @@ const BURST: u32 = 64;
 
 /// Something that is done again and again.
 pub(super) struct Operation {
-    /// What it is.
+    /// Its name in the table.
     pub(super) name: String,
-    /// Does it, and says how many things were done by it: what a figure is for one of.
+    /// Does it, and returns the number of things that it did. A figure is for one of these.
     does: Box<dyn FnMut() -> Result<u32>>,
 }
 

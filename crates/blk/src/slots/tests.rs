@@ -63,7 +63,7 @@ fn a_queue_waits_for_its_own_requests_only() {
     release(&mut greedy, first);
     assert!(greedy.account(waits));
     assert!(held(&mut greedy) + held(&mut other) <= budget.taken(), "all that is held is accounted for");
-    // What was taken comes back with the slots.
+    // The budget comes back with the slots.
     drop((greedy, other));
     assert_eq!(budget.taken(), 0);
 }
@@ -81,7 +81,7 @@ fn idle_slots_keep_no_more_than_half() {
     all.iter().for_each(|slot| release(&mut slots, *slot));
     assert!((1..=2048).contains(&budget.taken()), "{}", budget.taken());
     assert!(held(&mut slots) <= budget.taken());
-    // Those that kept it use it again, for requests of any size.
+    // Slots that kept their pieces use them again, for requests of any size.
     for pieces in [1, 100, 1, 100, 10_000, 100] {
         let (slot, room) = take(&mut slots, &view, pieces);
         assert!(room);

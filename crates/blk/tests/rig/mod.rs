@@ -156,7 +156,7 @@ pub struct Rig {
     /// It is not to be polled before something changes.
     blocked: bool,
     pub last: Next,
-    /// What all looks have cost.
+    /// The cost of all looks.
     pub cost: u32,
     size: u16,
 }

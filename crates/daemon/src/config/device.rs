@@ -51,7 +51,7 @@ pub struct DeviceConfig {
     #[arg(long)]
     #[serde(default)]
     pub read_only: bool,
-    /// What the disk calls itself, 20 bytes at most [default: something that tells it from the others here]
+    /// Serial number that the disk reports, 20 bytes at most [default: one that differs from disk to disk]
     #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
     #[serde(default, deserialize_with = "serial", skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Where an operator writes options, and so how a sentence names them.
+/// The place where an operator writes options. It decides how a sentence names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notation {
     /// On a command line: `--blk-file=a`.
@@ -34,6 +34,6 @@ impl Notation {
 pub struct Mistake {
     /// The option to change.
     pub option: &'static str,
-    /// What is wrong with it, as the end of a sentence.
+    /// The mistake, as the end of a sentence.
     pub why: String,
 }

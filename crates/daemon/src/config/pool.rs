@@ -18,7 +18,7 @@ use super::values::{parse_delay, parse_idle, parse_name, parse_rate, parse_worke
 /// their turn.
 const ENGINE_DEPTH: u32 = 1024;
 
-/// What can be said of the workers.
+/// The configuration of the workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct PoolConfig {
