@@ -1,4 +1,4 @@
-//! Who may name whom.
+//! Checks which crates each crate of the workspace may depend on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::cargo;
 
-/// Each crate, and those of ours that it may name; what these may name, it may as well. Dependencies of tests are free.
+/// Each crate with the crates of this workspace that it may name. It may also name the crates that these may
+/// name. Dependencies of tests are free.
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("sync", &[]),
     ("spec", &[]),
@@ -30,7 +31,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("daemon", &["worker", "vhost", "disk", "values"]),
     ("kickless", &["daemon", "blk", "bench"]),
 ];
-/// These only test and check, and nothing names them: they may name what they like.
+/// Packages that only test and check. They may name every crate, and no crate may name them.
 const OUTSIDE: [&str; 2] = ["kickless-tests", "xtask"];
 const PREFIX: &str = "kickless-";
 
@@ -41,7 +42,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// All that `name` may name.
+/// Returns all crates that `name` may name.
 fn reachable(name: &str) -> Option<BTreeSet<&'static str>> {
     let (_, direct) = MAY_NAME.iter().find(|(known, _)| *known == name)?;
     let mut reached = BTreeSet::from_iter(direct.iter().copied());

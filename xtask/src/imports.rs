@@ -1,8 +1,9 @@
 //! Reads which file of a crate names items of which other file.
 //!
-//! Names are resolved as the compiler does it, as far as this check needs it: through `use`, re-exports, globs and nested
-//! modules. A re-export is no import of its own: whoever names the re-exported item imports the file that defines it.
-//! Items for tests (`#[cfg(test)]`) are left out. Names inside macro calls are found by their tokens.
+//! Names are resolved as the compiler does it, as far as this check needs it: through `use`, re-exports,
+//! globs and nested modules. A re-export is not an import. A file that names a re-exported item imports the
+//! file that defines the item. Items for tests (`#[cfg(test)]`) are left out. Names inside macro calls are
+//! found by their tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -29,14 +30,14 @@ pub(crate) fn read(root: &Path) -> Result<Imports> {
 /// Names from the crate's root down: `["file", "size"]` for `crate::file::size`.
 type ModulePath = Vec<String>;
 
-/// What a name means in a module.
+/// The meaning of a name in a module.
 #[derive(Clone)]
 enum Meaning {
     /// An item that is defined there.
     Item,
     /// A module below it.
     Module,
-    /// Another name for what this path leads to.
+    /// Another name for the item or module at this path.
     Alias(Vec<String>),
 }
 
@@ -56,7 +57,7 @@ struct Crate {
 }
 
 impl Crate {
-    /// Reads the file of module `at`. A file called `mod.rs`, `lib.rs` or `main.rs` has its children beside it.
+    /// Reads the file of module `at`. The children of `mod.rs`, `lib.rs` and `main.rs` lie beside the file.
     fn read_file(&mut self, file: &Path, at: ModulePath, is_root: bool) -> Result<()> {
         let text = fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;
         let syntax = syn::parse_file(&text).with_context(|| format!("{} is no Rust", file.display()))?;
@@ -113,7 +114,7 @@ impl Crate {
         imports
     }
 
-    /// Returns the file that defines what `path` means in the module `at`, or `None` for what is not of this crate.
+    /// Returns the file that defines the item `path` of module `at`, or `None` if it is of another crate.
     fn file_of(&self, at: &[String], path: &[String], depth: usize) -> Option<&PathBuf> {
         /// Aliases that lead to one another in a circle end here.
         const DEPTH_MAX: usize = 16;
@@ -233,7 +234,7 @@ impl<'ast> Visit<'ast> for Names<'_> {
 }
 
 impl Names<'_> {
-    /// A variable can be called as a module is: a module's name alone says nothing.
+    /// Adds a path, but no single lower-case name: that may be a variable with the name of a module.
     fn add(&mut self, path: Vec<String>) {
         let is_variable = path.len() == 1 && path[0].starts_with(|c: char| c.is_lowercase());
         if !is_variable {

@@ -1,4 +1,4 @@
-//! Licences of what we depend on: those that `deny.toml` allows, to all or to one crate, and no others.
+//! Checks that `deny.toml` allows the licence of each dependency, for every crate or for this one.
 
 use std::fs;
 use std::path::Path;
@@ -25,14 +25,14 @@ pub(crate) fn check(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What packages may be.
+/// Licences that packages may have.
 struct Rules {
     allowed: Vec<String>,
-    /// The name of a crate, and a licence that only this one may have.
+    /// Names of crates, each with a licence that is allowed for this crate only.
     exceptions: Vec<(String, String)>,
 }
 
-/// The list `allow` of the section `[licenses]`, one entry a line.
+/// Reads the list `allow` of the section `[licenses]`, which has one entry a line.
 fn allowed(config: &str) -> Result<Vec<String>> {
     let (_, rest) =
         config.split_once("[licenses]\nallow = [").context("deny.toml has no [licenses] allow")?;
@@ -44,7 +44,7 @@ fn allowed(config: &str) -> Result<Vec<String>> {
         .collect())
 }
 
-/// The list `exceptions`, one entry a line with one licence each; there need not be one.
+/// Reads the list `exceptions`, if there is one. A line has one entry, with one licence.
 fn exceptions(config: &str) -> Result<Vec<(String, String)>> {
     let Some((_, rest)) = config.split_once("\nexceptions = [\n") else { return Ok(Vec::new()) };
     let (list, _) = rest.split_once("\n]").context("the list of exceptions does not end")?;

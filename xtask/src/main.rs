@@ -5,8 +5,10 @@ mod circles;
 mod dependencies;
 mod imports;
 mod licences;
+mod prose;
 mod sources;
 mod spdx;
+mod tracked;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -15,17 +17,19 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
-const USAGE: &str = "usage: cargo xtask check [fmt|clippy|doc|dependencies|circles|licences|sources]...";
+const USAGE: &str =
+    "usage: cargo xtask check [fmt|clippy|doc|dependencies|circles|licences|sources|prose]...";
 
-/// One thing that can be checked.
+/// A check and its name on the command line.
 struct Check {
     name: &'static str,
     run: fn(&Path) -> Result<()>,
 }
 
-const CHECKS: [Check; 7] = [
+const CHECKS: [Check; 8] = [
     Check { name: "fmt", run: fmt },
     Check { name: "sources", run: sources::check },
+    Check { name: "prose", run: prose::check },
     Check { name: "dependencies", run: dependencies::check },
     Check { name: "circles", run: circles::check },
     Check { name: "licences", run: licences::check },
@@ -74,7 +78,7 @@ fn clippy(root: &Path) -> Result<()> {
         root,
         &["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"],
     )?;
-    // What is off by default. Nothing is linked, so the library need not be there.
+    // Checks the code that is off by default. Nothing is linked, so librbd need not be installed.
     let features = "kickless/rbd,kickless-blk/rbd";
     let with = ["clippy", "--quiet", "--locked", "--all-targets", "--features", features];
     cargo::run(

@@ -1,14 +1,14 @@
-//! What can be told from the text of the sources: their length, where `unsafe` is let in, and what must not be there.
+//! Checks the text of the sources: the length of files, where `unsafe` is allowed, paths of one machine.
 
-use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
-/// Lines of a source file, tests included.
+use crate::tracked;
+
+/// Lines that a source file may have, tests included.
 const LINES_MAX: usize = 800;
-/// Where the lint against unsafe code may be lifted, each file for itself.
+/// Files and directories whose files may lift the lint against unsafe code, each for itself.
 const ISLANDS: &[&str] = &[
     "crates/memory/",
     "crates/dirty-log/",
@@ -23,23 +23,15 @@ const ISLANDS: &[&str] = &[
 ];
 /// Beginnings of paths that exist on one machine only.
 const PRIVATE_PATHS: [&str; 3] = ["/root/", "/home/", "/work/"];
-/// These hold such things by their nature: hashes and addresses of the registry; this list.
+/// Files that need such text: hashes and addresses of the registry, and this list.
 const EXEMPT: [&str; 3] = ["Cargo.lock", "fuzz/Cargo.lock", "xtask/src/sources.rs"];
 
 /// Checks every file that git knows.
 pub(crate) fn check(root: &Path) -> Result<()> {
-    let listed = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
-        .current_dir(root)
-        .output()
-        .context("git cannot be started")?;
-    ensure!(listed.status.success(), "git ls-files: {}", String::from_utf8_lossy(&listed.stderr));
-    let names = String::from_utf8(listed.stdout).context("a file name is not UTF-8")?;
     let mut wrong = Vec::new();
-    for name in names.split_terminator('\0').filter(|name| !EXEMPT.contains(name)) {
-        // A file that was removed but is still listed is no offence, nor is one that is no text.
-        if let Ok(text) = fs::read_to_string(root.join(name)) {
-            offences(name, &text, &mut wrong);
+    for (name, text) in tracked::texts(root)? {
+        if !EXEMPT.contains(&name.as_str()) {
+            offences(&name, &text, &mut wrong);
         }
     }
     ensure!(wrong.is_empty(), "\n{}", wrong.join("\n"));
@@ -68,7 +60,7 @@ fn offences(name: &str, text: &str, wrong: &mut Vec<String>) {
     }
 }
 
-/// Whether a path in `line` begins with `path`, and does not only go on with it.
+/// Whether a path in `line` begins with `path`, rather than containing it further on.
 fn begins_in(line: &str, path: &str) -> bool {
     line.match_indices(path).any(|(at, _)| {
         let before = line[..at].chars().next_back();

@@ -1,6 +1,7 @@
 //! SPDX licence expressions: `MIT OR (Apache-2.0 AND ISC)`.
 
-/// Whether `expression` can be satisfied with licences that `allowed` accepts. One that cannot be read is not.
+/// Whether licences that `allowed` accepts satisfy `expression`. Returns false if `expression` cannot be
+/// read.
 pub(crate) fn satisfied(expression: &str, allowed: impl Fn(&str) -> bool) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ");
     // Cargo's own notation, from before it knew SPDX.
@@ -10,7 +11,7 @@ pub(crate) fn satisfied(expression: &str, allowed: impl Fn(&str) -> bool) -> boo
     reader.any() == Some(true) && reader.words.is_empty()
 }
 
-/// Reads from the front; `None`: that is no expression.
+/// Reads words from the front. Its functions return `None` if the words are not an expression.
 struct Reader<'a> {
     words: &'a [&'a str],
     allowed: &'a dyn Fn(&str) -> bool,
