@@ -20,8 +20,8 @@ use anyhow::Result;
 use common::zram::{CONTROL, DEVICE, Zram};
 use common::{Contestant, Cpus, Plan, Turn, argument, head, ratios, row};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver_load::random_sectors;
-use kickless_tests::frontend_log::Bitmap;
+use kickless_tests::driver::load::random_sectors;
+use kickless_tests::frontend::log::Bitmap;
 
 const DEPTH: u16 = 32;
 const HARVEST_EVERY: Duration = Duration::from_millis(10);

@@ -15,10 +15,10 @@ use anyhow::{Context, Result, ensure};
 use common::Plan;
 use kickless_spec::blk;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver_request::{Layout, Place, Request};
+use kickless_tests::driver::memory::MEMFD_NAME;
+use kickless_tests::driver::request::{Layout, Place, Request};
 use kickless_tests::frontend::LIMIT;
-use kickless_tests::frontend_machine::{Machine, Shape};
-use kickless_tests::frontend_memory::MEMFD_NAME;
+use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::guest::image_dir;
 
 const SHAPE: Shape = Shape { queues: 4, indirect: true, memory: 1 << 30, ..Shape::LINUX };

@@ -13,8 +13,8 @@ use anyhow::Result;
 use common::{Contestant, Cpus, Plan, Turn, head, ratios, row};
 use kickless_memory::Gpa;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver_load::random_sectors;
-use kickless_tests::frontend_machine::{Machine, RAM_BASE, Shape};
+use kickless_tests::driver::load::random_sectors;
+use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
 use kickless_vhost_user::FrontendMessage as Message;
 
 const DISK_SIZE: u64 = 1 << 30;

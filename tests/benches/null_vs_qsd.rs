@@ -13,7 +13,7 @@ mod lines;
 use anyhow::Result;
 use common::{Contestant, Cpus, Plan, Spread, Turn, head, ratios, row};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver_load::random_sectors;
+use kickless_tests::driver::load::random_sectors;
 
 const DISK_SIZE: u64 = 1 << 30;
 

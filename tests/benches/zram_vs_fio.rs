@@ -16,7 +16,7 @@ use common::fio::{self, Fio};
 use common::zram::{CONTROL, DEVICE, Zram};
 use common::{BLOCK, Contestant, Cpus, Plan, Spread, Turn, head, row};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver_load::{Kind, random_sectors};
+use kickless_tests::driver::load::{Kind, random_sectors};
 
 const DEPTH: u16 = 32;
 

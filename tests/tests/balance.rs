@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use kickless_driver::{Buffer, Choice, Completion, Disk, Options, Queue, Request};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver_request::pattern;
+use kickless_tests::driver::request::pattern;
 use kickless_tests::guest::image_dir;
-use kickless_tests::liar::ends;
+use kickless_tests::hostile_backend::ends;
 
 /// Shorter than what [`ends`] allows for the whole.
 const LIMIT: Duration = Duration::from_secs(45);

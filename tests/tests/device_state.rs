@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use kickless_spec::blk;
 use kickless_spec::vhost_user::TransferDirection;
-use kickless_tests::driver_request::{Layout, Place, Request, pattern};
+use kickless_tests::driver::request::{Layout, Place, Request, pattern};
+use kickless_tests::frontend::machine::{Machine, Shape};
+use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, LIMIT};
-use kickless_tests::frontend_machine::{Machine, Shape};
-use kickless_tests::frontend_served::Served;
 use kickless_tests::with_each_engine;
 use kickless_vhost_user::FrontendMessage as Message;
 

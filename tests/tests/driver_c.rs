@@ -13,8 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us, repository, wait_for_exit};
-use kickless_tests::liar::{Liar, ends};
-use kickless_tests::liar_lies::{RingLie, Rules};
+use kickless_tests::hostile_backend::lies::{RingLie, Rules};
+use kickless_tests::hostile_backend::{Liar, ends};
 use rustix::fs::{OFlags, fcntl_setfl};
 use tempfile::TempDir;
 

@@ -12,8 +12,8 @@ use kickless_driver::{Choice, Completion, Disk, Error, Options, Request};
 use kickless_spec::blk::BlkFeatures;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::FrontendRequest as Code;
-use kickless_tests::liar::{LIMIT, Liar, ends};
-use kickless_tests::liar_lies::{AnswerLie, DISK_LEN, RingLie, Rules};
+use kickless_tests::hostile_backend::lies::{AnswerLie, DISK_LEN, RingLie, Rules};
+use kickless_tests::hostile_backend::{LIMIT, Liar, ends};
 
 fn options(liar: &Liar) -> Options {
     Options { queues: 1, queue_size: 8, buffer_memory: 2 << 20, ..Options::new(liar.socket()) }

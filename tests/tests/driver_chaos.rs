@@ -12,9 +12,9 @@ use std::time::Duration;
 use kickless_driver::{Buffer, Choice, Completion, Disk, Error, Options, Queue, Request, Waiting};
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_tests::block_on::block_on;
-use kickless_tests::driver_request::pattern;
-use kickless_tests::liar::{Liar, ends};
-use kickless_tests::liar_lies::Rules;
+use kickless_tests::driver::request::pattern;
+use kickless_tests::hostile_backend::lies::Rules;
+use kickless_tests::hostile_backend::{Liar, ends};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// Requests by each face.

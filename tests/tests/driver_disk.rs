@@ -17,7 +17,7 @@ use kickless_spec::blk::BlkFeatures;
 use kickless_spec::features::Features;
 use kickless_tests::block_on::block_on;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program, repository};
-use kickless_tests::driver_request::pattern;
+use kickless_tests::driver::request::pattern;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tempfile::TempDir;

@@ -10,8 +10,8 @@ use kickless_driver::{Choice, Completion, Disk, Error, Failure, Lie, Options, Re
 use kickless_spec::blk::{BlkFeatures, Config};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
-use kickless_tests::liar::{LIMIT, Liar, ends, whole};
-use kickless_tests::liar_lies::{RingLie, Rules};
+use kickless_tests::hostile_backend::lies::{RingLie, Rules};
+use kickless_tests::hostile_backend::{LIMIT, Liar, ends, whole};
 
 /// The shape of a ring.
 #[derive(Clone, Copy, Debug)]

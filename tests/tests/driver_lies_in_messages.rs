@@ -13,8 +13,8 @@ use kickless_driver::{Choice, Disk, Error, Failure, Options, Request};
 use kickless_spec::vhost_user::{
     BackendRequest, FLAG_NEED_REPLY, FLAG_REPLY, FrontendRequest as Code, ProtocolFeatures,
 };
-use kickless_tests::liar::{LIMIT, Liar, ends, whole};
-use kickless_tests::liar_lies::{AnswerLie, RingLie, Rules};
+use kickless_tests::hostile_backend::lies::{AnswerLie, RingLie, Rules};
+use kickless_tests::hostile_backend::{LIMIT, Liar, ends, whole};
 use kickless_vhost_user::Header;
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, ftruncate, memfd_create};
 

@@ -13,7 +13,7 @@ use kickless_driver::{Choice, Completion, Data, Disk, InFlight, OnComplete, Opti
 use kickless_tests::allocations::Counting;
 use kickless_tests::block_on::unpark_me;
 use kickless_tests::daemon::{Daemon, DaemonConfig};
-use kickless_tests::liar::ends;
+use kickless_tests::hostile_backend::ends;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;

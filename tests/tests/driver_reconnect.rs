@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use kickless_driver::{Choice, Disk, Error, Options, Request, Waiting};
 use kickless_tests::daemon::{dying_with_us, kickless_binary};
-use kickless_tests::driver_request::pattern;
+use kickless_tests::driver::request::pattern;
 use tempfile::TempDir;
 
 const SIZE: u64 = 16 << 20;

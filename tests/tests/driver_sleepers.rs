@@ -10,7 +10,7 @@ use std::time::Duration;
 use kickless_driver::{Choice, Disk, Events, Options, Queue, Request};
 use kickless_tests::block_on::block_on;
 use kickless_tests::daemon::{Daemon, DaemonConfig};
-use kickless_tests::liar::ends;
+use kickless_tests::hostile_backend::ends;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 fn serve(disk: &str) -> Daemon {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kickless_driver::{Disk, Options, Request};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver_request::pattern;
+use kickless_tests::driver::request::pattern;
 use tempfile::TempDir;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Builder;

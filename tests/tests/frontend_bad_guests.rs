@@ -8,12 +8,12 @@ use std::time::Instant;
 use kickless_memory::Gpa;
 use kickless_spec::blk;
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
+use kickless_tests::driver::memory::Ram;
+use kickless_tests::driver::request::{Layout, Place, Request, UNANSWERED};
 use kickless_tests::driver::{Buffer, Queue, desc};
-use kickless_tests::driver_request::{Layout, Place, Request, UNANSWERED};
 use kickless_tests::frontend::LIMIT;
-use kickless_tests::frontend_machine::{Machine, RAM_BASE, Shape};
-use kickless_tests::frontend_memory::Ram;
-use kickless_tests::frontend_served::{IMAGE_SIZE, Served};
+use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
+use kickless_tests::frontend::served::{IMAGE_SIZE, Served};
 use kickless_tests::with_each_engine;
 use zerocopy::IntoBytes;
 

@@ -12,10 +12,10 @@ use kickless_spec::vhost_user::{
     VERSION,
 };
 use kickless_tests::driver::Eventfd;
+use kickless_tests::driver::memory::Ram;
+use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
+use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, LIMIT, addresses};
-use kickless_tests::frontend_machine::{Machine, RAM_BASE, Shape};
-use kickless_tests::frontend_memory::Ram;
-use kickless_tests::frontend_served::Served;
 use kickless_vhost_user::{
     Config, DeviceState, FrontendMessage as Message, Header, Inflight, LogBase, MemoryRegion, VringAddr,
     VringFd, VringState,

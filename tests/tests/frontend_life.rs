@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::FrontendRequest;
+use kickless_tests::driver::request::{LAYOUTS, Layout, Place, Request, UNANSWERED, pattern};
 use kickless_tests::driver::{Eventfd, Queue};
-use kickless_tests::driver_request::{LAYOUTS, Layout, Place, Request, UNANSWERED, pattern};
+use kickless_tests::frontend::machine::{Machine, Shape, hammer};
+use kickless_tests::frontend::served::{IMAGE_SIZE, Served};
 use kickless_tests::frontend::{Frontend, LIMIT, addresses};
-use kickless_tests::frontend_machine::{Machine, Shape, hammer};
-use kickless_tests::frontend_served::{IMAGE_SIZE, Served};
 use kickless_tests::with_each_engine;
 use kickless_vhost_user::{FrontendMessage as Message, VringAddr, VringFd};
 

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use kickless_memory::Gpa;
 use kickless_spec::blk;
+use kickless_tests::driver::memory::Ram;
+use kickless_tests::driver::request::{Layout, Place, Request, pattern};
 use kickless_tests::driver::{Buffer, Queue};
-use kickless_tests::driver_request::{Layout, Place, Request, pattern};
+use kickless_tests::frontend::machine::{Machine, Shape, hammer};
+use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, Frontend, LIMIT};
-use kickless_tests::frontend_machine::{Machine, Shape, hammer};
-use kickless_tests::frontend_memory::Ram;
-use kickless_tests::frontend_served::Served;
 use kickless_tests::{with_each_engine, with_each_way};
 use kickless_vhost_user::FrontendMessage as Message;
 

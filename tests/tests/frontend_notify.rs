@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use kickless_spec::features::Features;
 use kickless_tests::driver::Eventfd;
-use kickless_tests::driver_request::{Layout, Request, pattern};
+use kickless_tests::driver::request::{Layout, Request, pattern};
+use kickless_tests::frontend::machine::{Machine, Shape};
+use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{LIMIT, addresses, descriptor};
-use kickless_tests::frontend_machine::{Machine, Shape};
-use kickless_tests::frontend_served::Served;
 use kickless_vhost_user::{FrontendMessage as Message, VringFd, VringState};
 use rustix::fs::{OFlags, fcntl_setfl};
 

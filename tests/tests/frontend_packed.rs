@@ -9,12 +9,12 @@ use kickless_memory::Gpa;
 use kickless_spec::blk;
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, PackedDesc};
 use kickless_tests::driver::Queue;
-use kickless_tests::driver_packed::entry;
-use kickless_tests::driver_request::{Layout, Place as Memory, Request, pattern};
+use kickless_tests::driver::memory::Ram;
+use kickless_tests::driver::packed::entry;
+use kickless_tests::driver::request::{Layout, Place as Memory, Request, pattern};
+use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
+use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, LIMIT, addresses};
-use kickless_tests::frontend_machine::{Machine, RAM_BASE, Shape};
-use kickless_tests::frontend_memory::Ram;
-use kickless_tests::frontend_served::Served;
 use kickless_tests::with_each_engine;
 use kickless_vhost_user::{FrontendMessage as Message, VringState};
 use kickless_virtqueue::packed::Place;
@@ -241,7 +241,7 @@ const CASES: &[Case] = &[
         |ram, queue, at| {
             let request = Request::read(0, 65536);
             let buffers = at.lay_out(ram, &request, Layout::Usual).unwrap();
-            let table = kickless_tests::driver_packed::table(&buffers);
+            let table = kickless_tests::driver::packed::table(&buffers);
             ram.map().write(at.table(), table.as_bytes()).unwrap();
             for _ in 0..2 {
                 queue.append(PackedDesc { id: 5.into(), ..entry(at.table().0, 48, DESC_F_INDIRECT) });

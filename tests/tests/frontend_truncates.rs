@@ -10,10 +10,10 @@ use std::time::Instant;
 use kickless_memory::{Gpa, fault};
 use kickless_tests::daemon::Daemon;
 use kickless_tests::driver::Queue;
-use kickless_tests::driver_request::{Layout, Place, Request};
+use kickless_tests::driver::memory::Ram;
+use kickless_tests::driver::request::{Layout, Place, Request};
 use kickless_tests::frontend::LIMIT;
-use kickless_tests::frontend_machine::{DATA_LEN_MAX, Machine, RAM_BASE, Shape, hammer};
-use kickless_tests::frontend_memory::Ram;
+use kickless_tests::frontend::machine::{DATA_LEN_MAX, Machine, RAM_BASE, Shape, hammer};
 use kickless_tests::guest::image_dir;
 use kickless_tests::with_each_engine;
 

@@ -7,14 +7,14 @@ use std::time::Duration;
 use kickless_spec::blk;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::{FrontendRequest as Code, IotlbAccess, IotlbKind, ProtocolFeatures};
-use kickless_tests::driver_request::{LAYOUTS, Layout, Request, pattern};
+use kickless_tests::driver::memory::Ram;
+use kickless_tests::driver::request::{LAYOUTS, Layout, Request, pattern};
 use kickless_tests::frontend::Frontend;
-use kickless_tests::frontend_iommu::{
+use kickless_tests::frontend::iommu::{
     DISTANCE, Iommu, PAGE, addresses, invalidate, refused, seen, start, update,
 };
-use kickless_tests::frontend_machine::{Machine, RAM_BASE, Shape};
-use kickless_tests::frontend_memory::Ram;
-use kickless_tests::frontend_served::Served;
+use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
+use kickless_tests::frontend::served::Served;
 use kickless_tests::with_each_engine;
 use kickless_vhost_user::{FrontendMessage as Message, Iotlb, VringAddr};
 

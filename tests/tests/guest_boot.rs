@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::guest::qemu::{Boot, DiskConfig, Guest, GuestConfig, LIMIT};
+use kickless_tests::guest::scratch::{Scratch, numbers};
 use kickless_tests::guest::{Assets, image_dir, make_image, sha256};
-use kickless_tests::qemu::{Boot, DiskConfig, Guest, GuestConfig, LIMIT};
-use kickless_tests::scratch::{Scratch, numbers};
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// The arguments that make a daemon poll always. One CPU is enough for all who spin; the emulated guest needs another.

@@ -6,9 +6,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};
+use kickless_tests::guest::scratch::numbers;
 use kickless_tests::guest::{image_dir, make_image, sha256};
-use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig};
-use kickless_tests::scratch::numbers;
 
 const MIB: u64 = 1 << 20;
 

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig, LIMIT};
-use kickless_tests::scratch::Scratch;
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig, LIMIT};
+use kickless_tests::guest::scratch::Scratch;
 
 const CPUS: usize = 2;
 

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig, Results};
-use kickless_tests::scratch::{Scratch, numbers};
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig, Results};
+use kickless_tests::guest::scratch::{Scratch, numbers};
 use kickless_tests::with_each_engine;
 
 with_each_engine! {
@@ -84,7 +84,8 @@ fn reset_under_io(engine: &str) {
     for boot in 1..=RESETS {
         guest.wait_for(&format!("boots={boot}")).unwrap();
         // Each boot reports its own flow; the one that belongs to this boot stands after its count.
-        let flows = guest.results().wait_for("writes", kickless_tests::qemu::LIMIT, flowing_after(boot));
+        let flows =
+            guest.results().wait_for("writes", kickless_tests::guest::qemu::LIMIT, flowing_after(boot));
         flows.unwrap();
         guest.reset().unwrap();
         println!("reset {boot} while it wrote");

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig};
-use kickless_tests::scratch::numbers;
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};
+use kickless_tests::guest::scratch::numbers;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 const READS: u64 = 500;

@@ -5,7 +5,7 @@
 use std::process::{Child, Stdio};
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us};
-use kickless_tests::qemu::LIMIT;
+use kickless_tests::guest::qemu::LIMIT;
 
 /// What the log has to say.
 const ADVICE: [&str; 3] = ["share=on", "<access mode='shared'/>", "shared=on"];

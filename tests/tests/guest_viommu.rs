@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig};
-use kickless_tests::scratch::Scratch;
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};
+use kickless_tests::guest::scratch::Scratch;
 
 /// A number in the line that a session logs about its translations.
 fn count(lines: &[String], what: &str) -> u64 {

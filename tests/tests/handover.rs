@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use kickless_disk::lock::ImageLock;
 use kickless_tests::daemon::Daemon;
-use kickless_tests::driver_request::pattern;
+use kickless_tests::driver::request::pattern;
+use kickless_tests::frontend::machine::{Machine, Shape};
+use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, LIMIT, descriptor};
-use kickless_tests::frontend_machine::{Machine, Shape};
-use kickless_tests::frontend_served::Served;
 use kickless_vhost_user::FrontendMessage as Message;
 
 const INCOMING: &[&str] = &["--incoming"];

@@ -6,9 +6,9 @@ use std::fs::File;
 
 use kickless_disk::lock::ImageLock;
 use kickless_tests::daemon::{Daemon, DaemonConfig};
-use kickless_tests::migration::{self, Destination};
-use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig, Results};
-use kickless_tests::scratch::{Scratch, numbers};
+use kickless_tests::guest::migration::{self, Destination};
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig, Results};
+use kickless_tests::guest::scratch::{Scratch, numbers};
 use rustix::process::Signal;
 use serde_json::json;
 

@@ -10,13 +10,13 @@ use std::sync::mpsc;
 
 use kickless_driver::{Disk, Options};
 use kickless_spec::blk;
-use kickless_tests::ceph::{CephImage, StoppedOsd};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver_request::{Request, pattern};
+use kickless_tests::driver::request::{Request, pattern};
 use kickless_tests::frontend::LIMIT;
-use kickless_tests::frontend_machine::{Machine, Shape};
-use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig};
-use kickless_tests::scratch::Scratch;
+use kickless_tests::frontend::machine::{Machine, Shape};
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};
+use kickless_tests::guest::scratch::Scratch;
+use kickless_tests::remote_disks::ceph::{CephImage, StoppedOsd};
 
 const MIB: u64 = 1 << 20;
 

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use kickless_driver::{Disk, Options};
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::frontend_machine::{Machine, Shape};
+use kickless_tests::frontend::machine::{Machine, Shape};
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};
 use kickless_tests::guest::{image_dir, make_image};
-use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig};
 use kickless_vhost_user::{
     BackendMessage, Error, FrontendMessage as Message, FrontendResponder, Received, Wait,
 };

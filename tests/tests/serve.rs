@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use kickless_driver::{Disk, Options};
 use kickless_tests::daemon::Daemon;
-use kickless_tests::driver_request::pattern;
-use kickless_tests::liar::ends;
+use kickless_tests::driver::request::pattern;
+use kickless_tests::hostile_backend::ends;
 use rustix::process::Signal;
 use tempfile::TempDir;
 

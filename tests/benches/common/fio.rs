@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use kickless_tests::driver_load::Kind;
+use kickless_tests::driver::load::Kind;
 
 use super::{Spread, cpu_ns_per_request, cpu_seconds_of_ended_children};
 

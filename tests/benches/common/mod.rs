@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kickless_tests::daemon::Daemon;
-use kickless_tests::driver_load::{self, Kind, Load, Run};
-use kickless_tests::frontend_machine::{Machine, Shape};
+use kickless_tests::driver::load::{self, Kind, Load, Run};
+use kickless_tests::frontend::machine::{Machine, Shape};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// How long to measure.
@@ -158,7 +158,7 @@ impl Contestant {
         let loads = all.iter_mut().take(queues).map(|queue| Load::prepare(queue, ram, kind));
         let mut loads = loads.collect::<Result<Vec<_>>>()?;
         let before = cpu_seconds(self.daemon.pid())?;
-        let run = driver_load::run(&mut loads, time, sector)?;
+        let run = load::run(&mut loads, time, sector)?;
         let cpu = (cpu_seconds(self.daemon.pid())? - before) / run.time.as_secs_f64();
         anyhow::ensure!(run.failed == 0, "{}: {} requests failed", self.name, run.failed);
         Ok(Turn { run, cpu })

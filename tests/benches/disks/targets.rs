@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use kickless_tests::driver_load::half_random;
+use kickless_tests::driver::load::half_random;
 use kickless_tests::guest::image_dir;
 use tempfile::TempDir;
 

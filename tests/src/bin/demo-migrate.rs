@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use kickless_tests::daemon::{Daemon, DaemonConfig};
+use kickless_tests::guest::migration::{self, Destination, Finished, Progress};
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig, Results};
+use kickless_tests::guest::scratch::Scratch;
 use kickless_tests::guest::{Accel, Assets};
-use kickless_tests::migration::{self, Destination, Finished, Progress};
-use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig, Results};
-use kickless_tests::scratch::Scratch;
 
 const CPUS: u32 = 2;
 const NAMES: [&str; 2] = ["A", "B"];

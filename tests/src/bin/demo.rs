@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use kickless_tests::daemon::{Daemon, DaemonConfig};
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig, Results};
+use kickless_tests::guest::scratch::numbers;
 use kickless_tests::guest::{Accel, Assets, image_dir, make_image};
-use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig, Results};
-use kickless_tests::scratch::numbers;
 
 const CPUS: u32 = 4;
 const DISK_MIB: u64 = 256;

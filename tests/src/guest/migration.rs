@@ -15,8 +15,8 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::guest::qemu::{Guest, GuestConfig, LIMIT};
 use crate::guest::{Accel, Assets};
-use crate::qemu::{Guest, GuestConfig, LIMIT};
 
 /// How often QEMU is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(50);

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
+use crate::guest::qemu::Results;
 use crate::guest::{image_dir, make_image, sha256};
-use crate::qemu::Results;
 
 /// Size of the image in MiB: the guest's verified writes end well below.
 const SIZE_MIB: u64 = 96;

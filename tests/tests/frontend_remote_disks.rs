@@ -8,13 +8,13 @@ use std::time::Instant;
 
 use kickless_spec::blk;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::driver_request::{Layout, Request, pattern};
-use kickless_tests::elsewhere::{Kind, NbdServer, qemu_img};
+use kickless_tests::driver::memory::Ram;
+use kickless_tests::driver::request::{Layout, Request, pattern};
 use kickless_tests::frontend::LIMIT;
-use kickless_tests::frontend_iommu::{self, Iommu, PAGE};
-use kickless_tests::frontend_machine::{Machine, Shape};
-use kickless_tests::frontend_memory::Ram;
+use kickless_tests::frontend::iommu::{self, Iommu, PAGE};
+use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::guest::image_dir;
+use kickless_tests::remote_disks::nbd::{Kind, NbdServer, qemu_img};
 use kickless_vhost_user::FrontendMessage as Message;
 use tempfile::TempDir;
 
@@ -116,9 +116,9 @@ fn a_server_that_stands_still_does_not_keep_a_translation() {
     let mut machine = Machine::prepare(daemon.socket(), &Shape::default()).unwrap();
     let mut iommu = Iommu::connect(&mut machine.frontend).unwrap();
     iommu.map_all(&machine.ram);
-    frontend_iommu::start(&mut machine.frontend, &machine.ram, &machine.queues[0]).unwrap();
+    iommu::start(&mut machine.frontend, &machine.ram, &machine.queues[0]).unwrap();
     let buffers = machine.places[0].lay_out(&machine.ram, &Request::read(8, 4096), Layout::Usual).unwrap();
-    let seen = frontend_iommu::seen(&buffers);
+    let seen = iommu::seen(&buffers);
     let submit = |machine: &mut Machine| {
         machine.queues[0].submit(&machine.ram, &seen, None).unwrap();
         machine.queues[0].flush();
@@ -130,7 +130,7 @@ fn a_server_that_stands_still_does_not_keep_a_translation() {
     daemon.wait_until_taken(0, 2).unwrap();
     for buffer in &seen {
         let page = buffer.addr.0 & !(PAGE - 1);
-        machine.frontend.order(&frontend_iommu::invalidate(page, PAGE)).unwrap();
+        machine.frontend.order(&iommu::invalidate(page, PAGE)).unwrap();
     }
     server.go_on().unwrap();
     iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();

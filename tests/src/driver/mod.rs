@@ -1,6 +1,11 @@
 //! The driver's end of a virtqueue (virtio 1.3, section 2.7), split unless it says otherwise. One thread, and no allocation
 //! once a split one is made.
 
+pub mod load;
+pub mod memory;
+pub mod packed;
+pub mod request;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
@@ -17,8 +22,8 @@ use kickless_virtqueue::packed::Place;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use zerocopy::IntoBytes;
 
-use crate::driver_packed::{self, Packed};
-use crate::frontend_memory::Ram;
+use self::packed::Packed;
+use crate::driver::memory::Ram;
 
 /// So far behind is the event index of a driver that polls: a device that has not looked at it for a while must not take it
 /// for one that it has just passed.
@@ -165,7 +170,7 @@ impl Queue {
             kick: Eventfd::new()?,
             call: Eventfd::new()?,
             err: Eventfd::new()?,
-            base: if packed { driver_packed::base(Place::FIRST) } else { 0 },
+            base: if packed { packed::base(Place::FIRST) } else { 0 },
             next_avail: 0,
             decided: 0,
             next_used: 0,
@@ -233,7 +238,7 @@ impl Queue {
             self.desc.store_u16(here.flags_at(), here.used(), Ordering::Relaxed);
         }
         self.packed = Some(Packed::new(size, self.event_idx, place));
-        self.base = driver_packed::base(place);
+        self.base = packed::base(place);
         Ok(())
     }
 
@@ -334,7 +339,7 @@ impl Queue {
         ensure!(!buffers.is_empty(), "a chain needs a buffer");
         if let Some(packed) = &mut self.packed {
             let Some(table) = table else { return packed.submit(&self.desc, buffers) };
-            let entries = driver_packed::table(buffers);
+            let entries = packed::table(buffers);
             ram.map().write(table, entries.as_bytes())?;
             return packed.submit_table(&self.desc, table.0, size_of_val(entries.as_slice()) as u32);
         }

@@ -10,8 +10,8 @@ use kickless_vhost_user::{FrontendMessage as Message, LogBase, VringAddr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::driver::Queue;
+use crate::driver::memory::Ram;
 use crate::frontend::{Frontend, addresses};
-use crate::frontend_memory::Ram;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;

@@ -1,5 +1,10 @@
 //! What guests are made of: the kernel and initramfs that `guest/prepare` makes, and what accelerates them.
 
+pub mod migration;
+pub mod qemu;
+pub mod qmp;
+pub mod scratch;
+
 use std::fs;
 use std::fs::File;
 use std::io::{Read, Write};

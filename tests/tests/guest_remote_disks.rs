@@ -7,10 +7,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
-use kickless_tests::elsewhere::{Kind, NbdServer, qemu_img};
+use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};
+use kickless_tests::guest::scratch::Scratch;
 use kickless_tests::guest::{image_dir, make_image, sha256};
-use kickless_tests::qemu::{DiskConfig, Guest, GuestConfig};
-use kickless_tests::scratch::Scratch;
+use kickless_tests::remote_disks::nbd::{Kind, NbdServer, qemu_img};
 
 const MIB: u64 = 1 << 20;
 

@@ -10,9 +10,9 @@ use tempfile::TempDir;
 
 use crate::daemon::{Daemon, DaemonConfig};
 use crate::driver::Queue;
-use crate::driver_request::pattern;
+use crate::driver::request::pattern;
 use crate::frontend::LIMIT;
-use crate::frontend_machine::{Machine, Shape};
+use crate::frontend::machine::{Machine, Shape};
 use crate::guest::image_dir;
 
 /// Bytes of the image.

@@ -15,8 +15,8 @@ use kickless_virtqueue::packed::Place;
 use kickless_virtqueue::{Buffer, Chain, ChainId};
 use zerocopy::FromBytes;
 
-use crate::liar::Shared;
-use crate::liar_lies::RingLie;
+use crate::hostile_backend::Shared;
+use crate::hostile_backend::lies::RingLie;
 
 /// What happens to the ring's notifications.
 pub(crate) struct Events {

@@ -11,10 +11,10 @@ use kickless_spec::blk::{self, Header};
 use kickless_spec::ring::Desc;
 use zerocopy::little_endian::U64;
 
+use crate::driver::memory::Ram;
+use crate::driver::request::{UNANSWERED, pattern};
 use crate::driver::{Buffer, Queue, chain};
-use crate::driver_request::{UNANSWERED, pattern};
 use crate::frontend::LIMIT;
-use crate::frontend_memory::Ram;
 
 /// Descriptors of a request: header, data, status.
 const DESCRIPTORS: u16 = 3;

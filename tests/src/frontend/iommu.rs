@@ -13,9 +13,9 @@ use kickless_vhost_user::{
     VringAddr, VringState, Wait,
 };
 
+use crate::driver::memory::Ram;
 use crate::driver::{Buffer, Queue};
 use crate::frontend::{Answer, Frontend, LIMIT, descriptor};
-use crate::frontend_memory::Ram;
 
 /// A page.
 pub const PAGE: u64 = 4096;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::elsewhere::stands_still;
+use crate::remote_disks::nbd::stands_still;
 
 /// Nothing takes the cluster so long.
 const LIMIT: Duration = Duration::from_secs(60);

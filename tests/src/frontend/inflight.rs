@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Result, bail, ensure};
 use kickless_vhost_user::{FrontendMessage as Message, Inflight, Reply};
 
+use crate::frontend::machine::Machine;
 use crate::frontend::{Answer, Frontend};
-use crate::frontend_machine::Machine;
 
 /// The buffer, as the front-end keeps it.
 #[derive(Debug)]

@@ -15,8 +15,8 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::daemon::{dying_with_us, wait_for_exit};
+use crate::guest::qmp::Qmp;
 use crate::guest::{Accel, Assets};
-use crate::qmp::Qmp;
 use crate::transcript::Transcript;
 
 /// Safety net for a whole task on an emulated CPU that shares its host.

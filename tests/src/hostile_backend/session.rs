@@ -21,10 +21,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use zerocopy::IntoBytes;
 
-use crate::liar::{Shared, patience};
-use crate::liar_chaos::Chaos;
-use crate::liar_lies::AnswerLie;
-use crate::liar_ring::{Events, Ring};
+use crate::hostile_backend::chaos::Chaos;
+use crate::hostile_backend::lies::AnswerLie;
+use crate::hostile_backend::ring::{Events, Ring};
+use crate::hostile_backend::{Shared, patience};
 
 /// What was said of a ring.
 #[derive(Default)]

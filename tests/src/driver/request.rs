@@ -8,7 +8,7 @@ use kickless_spec::blk::{self, Header};
 use zerocopy::IntoBytes;
 
 use crate::driver::Buffer;
-use crate::frontend_memory::Ram;
+use crate::driver::memory::Ram;
 
 const HEADER_LEN: u64 = size_of::<Header>() as u64;
 /// What a status byte is before the device writes it.

@@ -1,5 +1,12 @@
 //! A vhost-user-blk front-end: the messages, each a step of its own, and bytes that the protocol forbids.
 
+pub mod inflight;
+pub mod iommu;
+pub mod log;
+pub mod machine;
+pub mod served;
+pub mod state;
+
 use std::io::{ErrorKind, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +27,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::driver::Queue;
-use crate::frontend_memory::Ram;
+use crate::driver::memory::Ram;
 
 /// Safety net for everything that a back-end does in a moment.
 pub const LIMIT: Duration = Duration::from_secs(30);

@@ -8,9 +8,9 @@ use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 
 use crate::driver::Queue;
-use crate::driver_request::{LAYOUTS, Layout, Outcome, Place, Request, pattern};
+use crate::driver::memory::Ram;
+use crate::driver::request::{LAYOUTS, Layout, Outcome, Place, Request, pattern};
 use crate::frontend::{Frontend, LIMIT};
-use crate::frontend_memory::Ram;
 
 /// Where its memory begins, as the guest would see it.
 pub const RAM_BASE: u64 = 0x4000_0000;

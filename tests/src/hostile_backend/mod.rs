@@ -1,6 +1,11 @@
 //! A vhost-user-blk back-end that lies where it is told to and serves a disk in memory honestly otherwise: what the
 //! driver has to stand.
 
+pub mod chaos;
+pub mod lies;
+pub mod ring;
+pub mod session;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -19,8 +24,8 @@ use rustix::net::{SendFlags, send};
 use tempfile::TempDir;
 
 use crate::driver::Eventfd;
-use crate::liar_lies::{DISK_LEN, Rules};
-use crate::liar_session::Session;
+use crate::hostile_backend::lies::{DISK_LEN, Rules};
+use crate::hostile_backend::session::Session;
 
 /// Safety net for everything that takes a moment.
 pub const LIMIT: Duration = Duration::from_secs(60);

@@ -1,0 +1,4 @@
+//! Starts and stops the servers of disks that are not raw images: NBD servers and Ceph clusters.
+
+pub mod ceph;
+pub mod nbd;
