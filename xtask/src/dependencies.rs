@@ -23,13 +23,14 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("worker", &["device"]),
     ("disk", &["io", "values"]),
     ("blk", &["device", "disk"]),
-    ("net", &["device"]),
+    ("net-port", &["spec"]),
+    ("net", &["device", "net-port"]),
     ("vhost", &["device", "vhost-user"]),
     ("driver", &["virtqueue", "vhost-user", "io"]),
     ("driver-c", &["driver"]),
     ("bench", &["driver", "values"]),
-    ("daemon", &["worker", "vhost", "disk", "values"]),
-    ("kickless", &["daemon", "blk", "bench"]),
+    ("daemon", &["worker", "vhost", "disk", "net-port", "values"]),
+    ("kickless", &["daemon", "blk", "net", "bench"]),
 ];
 /// Packages that only test and check. They may name every crate, and no crate may name them.
 const OUTSIDE: [&str; 2] = ["kickless-tests", "xtask"];

@@ -2,7 +2,6 @@
 
 use crate::control_ring::ControlRing;
 use crate::counters::{self, RingCounters};
-use crate::port::Port;
 use crate::receive::{Layout, Receive};
 use crate::rings::{Role, rings_max, role};
 use crate::shared::Shared;
@@ -11,6 +10,7 @@ use crate::{config, features};
 use kickless_device::{
     ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
 };
+use kickless_net_port::Port;
 use kickless_spec::features::Features;
 use kickless_spec::net::{MAC_LEN, MTU_DEFAULT, MTU_MAX, MTU_MIN, NetFeatures};
 use kickless_spec::vhost_user::ProtocolFeatures;

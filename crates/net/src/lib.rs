@@ -4,8 +4,8 @@
 //! each ring that runs. There are three kinds ([`Role`]): `transmit.rs` takes frames ([`Frame`], pure), `receive.rs` delivers
 //! frames into chains that it pops ahead, and `control_ring.rs` answers commands ([`Command`], pure).
 //!
-//! The only [`Port`] is null, an instrument: it discards what is sent, and delivers test frames ([`TestFrame`]) from a
-//! timer.
+//! What lies behind a card is its [`Port`](kickless_net_port::Port). The only one is null, an instrument: it discards what
+//! is sent, and delivers test frames from a timer.
 //!
 //! All rings complete in the order in which their chains were made available, so that a front-end without an in-flight
 //! buffer can tell from the used index where a ring goes on.
@@ -21,18 +21,14 @@ mod credit;
 mod device;
 pub mod features;
 mod frame;
-mod port;
 mod receive;
 mod requests;
 mod rings;
 mod shared;
-mod test_frame;
 mod timer;
 mod transmit;
 
 pub use control::{Command, Refusal};
 pub use device::{Net, Options};
 pub use frame::{Checksum, Frame, Invalid, Protocol, Segmentation};
-pub use port::{InvalidPort, NullPort, Port};
 pub use rings::{Role, rings_max, role};
-pub use test_frame::{NotATestFrame, TestFrame};

@@ -1,7 +1,7 @@
 //! State of a card that all its rings share.
 
-use crate::Port;
 use crate::counters::RingCounters;
+use kickless_net_port::Port;
 use kickless_spec::net::MAC_LEN;
 use std::sync::atomic::{AtomicU16, AtomicU64};
 

@@ -4,7 +4,8 @@
 mod rig;
 
 use kickless_device::{Device, Interest, Next, Update};
-use kickless_net::{Net, NullPort, TestFrame};
+use kickless_net::Net;
+use kickless_net_port::{NullPort, TestFrame};
 use kickless_spec::features::Features;
 use kickless_spec::net::NetFeatures;
 use proptest::prelude::*;

@@ -4,7 +4,8 @@
 mod rig;
 
 use kickless_device::{ConfigError, Device, DeviceMessage, Disabled, MessageError, Next};
-use kickless_net::{Net, NullPort};
+use kickless_net::Net;
+use kickless_net_port::NullPort;
 use kickless_spec::features::Features;
 use kickless_spec::net::{Config, ERR, HDR_F_NEEDS_CSUM, Header, NetFeatures, OK};
 use kickless_spec::vhost_user::ProtocolFeatures;

@@ -7,7 +7,8 @@ use kickless_device::{
 };
 use kickless_io::{Engine, EngineKind, Waker};
 use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};
-use kickless_net::{Net, NullPort, Options, Port};
+use kickless_net::{Net, Options};
+use kickless_net_port::{NullPort, Port};
 use kickless_spec::features::Features;
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_virtqueue::device::{self, Addresses};
