@@ -1,11 +1,11 @@
-//! CPU lists as the kernel and `taskset` write them: `0-3,8`.
+//! CPU lists in the form that the kernel and `taskset` use: `0-3,8`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use rustix::thread::CpuSet;
 
-/// CPUs by their numbers, in the order given.
+/// CPU numbers, in the order given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuList(pub Vec<usize>);
 
@@ -21,7 +21,10 @@ impl fmt::Display for CpuList {
 impl FromStr for CpuList {
     type Err = String;
 
-    /// Parses a list of CPUs and ranges of CPUs. The error is the end of a sentence.
+    /// Parses a list of CPUs and ranges of CPUs.
+    ///
+    /// # Errors
+    /// The reason why `text` is not a list, as the end of a sentence.
     fn from_str(text: &str) -> Result<Self, String> {
         parse_cpus(text).map(Self)
     }
@@ -33,7 +36,7 @@ fn parse_cpus(text: &str) -> Result<Vec<usize>, String> {
         let (first, last) = item.split_once('-').unwrap_or((item, item));
         let (first, last) = (cpu(first)?, cpu(last)?);
         if first > last {
-            return Err(format!("the range {item} is the wrong way round"));
+            return Err(format!("the range {item} is empty: write the smaller number first"));
         }
         for cpu in first..=last {
             if cpus.contains(&cpu) {
@@ -61,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_people_write_them() {
+    fn parses_numbers_and_ranges() {
         assert_eq!(parse_cpus("0"), Ok(vec![0]));
         assert_eq!(parse_cpus("0-3,8"), Ok(vec![0, 1, 2, 3, 8]));
         assert_eq!(parse_cpus("8,0-1"), Ok(vec![8, 0, 1]));
@@ -69,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list() {
+    fn refuses_other_text() {
         for text in [
             "",
             ",",

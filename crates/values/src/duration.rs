@@ -1,12 +1,14 @@
-//! Durations as people write them: `500us`, `1.5ms`, `3s`.
+//! Durations with a unit: `500us`, `1.5ms`, `3s`.
 
 use std::time::Duration;
 
-/// Parses a duration: digits, perhaps a fraction, and one of `ns`, `us`, `ms`, `s`, `m` (or `min`) and `h`, which a
-/// plain `0` can do without. At most some 580 years.
+/// Parses a duration: digits, an optional fraction, and a unit.
+///
+/// The units are `ns`, `us`, `ms`, `s`, `m` (or `min`) and `h`. A plain `0` needs no unit. The largest
+/// duration is about 580 years.
 ///
 /// # Errors
-/// What is wrong with `text`, as the end of a sentence.
+/// The reason why `text` is not a duration, as the end of a sentence.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -28,7 +30,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let too_long = || format!("{text:?} is too long");
     let whole: u64 = whole.parse().map_err(|_| too_long())?;
     let fraction = fraction.trim_end_matches('0');
-    // An hour has 12 digits of nanoseconds after the point, and each digit more would be a part of one.
+    // An hour has 12 digits of nanoseconds after the point. Each further digit would be a fraction of a
+    // nanosecond.
     let scale = 10u64.checked_pow(fraction.len() as u32).filter(|_| fraction.len() <= 15);
     let parts = if fraction.is_empty() { Some(0) } else { fraction.parse::<u64>().ok() };
     let (Some(scale), Some(parts)) = (scale.map(u128::from), parts.map(u128::from)) else {
@@ -52,7 +55,7 @@ mod tests {
         [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000), ("h", 3_600_000_000_000)];
 
     #[test]
-    fn as_people_write_them() {
+    fn parses_every_unit() {
         for (text, nanos) in [
             ("0", 0),
             ("0s", 0),
@@ -72,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration() {
+    fn refuses_other_text() {
         for (text, why) in [
             ("", "not a duration"),
             ("s", "not a duration"),

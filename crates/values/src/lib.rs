@@ -1,7 +1,8 @@
-//! Reads values of options as people write them: sizes, durations, numbers and CPU lists.
+//! Parses the values of options: sizes, durations, numbers and CPU lists.
 //!
-//! The command line, configuration files and the names of disks use these parsers alike. The error of a parser is the
-//! end of a sentence, such as "it must be a number from 1 to 256"; the caller puts the name of the option before it.
+//! The command line, configuration files and the names of disks use these parsers. A parser's error is the
+//! end of a sentence, such as "it must be a number from 1 to 256". The caller puts the name of the option
+//! before it.
 #![forbid(unsafe_code)]
 
 mod cpus;

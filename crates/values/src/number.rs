@@ -1,12 +1,12 @@
 //! Numbers within bounds.
 
-/// The largest virtqueue there is (virtio 1.3, section 2.7).
+/// The largest size of a virtqueue (virtio 1.3, section 2.7).
 pub const QUEUE_SIZE_MAX: u16 = 32768;
 
-/// Parses a number of digits alone, from `min` to `max`.
+/// Parses a decimal number from `min` to `max`, without a sign.
 ///
 /// # Errors
-/// Says the bounds, as the end of a sentence.
+/// A sentence that names `min` and `max`.
 pub fn parse_number<T: TryFrom<u32>>(text: &str, min: u32, max: u32) -> Result<T, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|number| digits && (min..=max).contains(number));
@@ -15,10 +15,10 @@ pub fn parse_number<T: TryFrom<u32>>(text: &str, min: u32, max: u32) -> Result<T
         .ok_or_else(|| format!("it must be a number from {min} to {max}"))
 }
 
-/// Parses the number of entries of a virtqueue: a power of two.
+/// Parses the size of a virtqueue: a power of two.
 ///
 /// # Errors
-/// Says the bounds, as the end of a sentence.
+/// A sentence that names the bounds.
 pub fn parse_queue_size(text: &str) -> Result<u16, String> {
     match text.parse::<u16>() {
         Ok(size) if size.is_power_of_two() && size <= QUEUE_SIZE_MAX => Ok(size),

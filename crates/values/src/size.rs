@@ -1,10 +1,12 @@
-//! Sizes as people write them: `512`, `64K`, `1.5GiB`.
+//! Sizes in bytes with an optional unit: `512`, `64K`, `1.5GiB`.
 
-/// Parses a number of bytes: digits, perhaps a fraction, perhaps one of `B`, `K`, `M`, `G`, `T`, `P`, `E`, each alone or as
-/// `KiB` and so on, in either case. A unit is a power of 1024.
+/// Parses a number of bytes: digits, an optional fraction, and an optional unit.
+///
+/// The units are `B`, `K`, `M`, `G`, `T`, `P` and `E`, alone or as `KiB` and so on, in upper or lower case.
+/// Each is a power of 1024.
 ///
 /// # Errors
-/// What is wrong with `text`, as the end of a sentence.
+/// The reason why `text` is not a size, as the end of a sentence.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -15,7 +17,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     }
     let too_large = || format!("{text:?} is too large");
     let whole: u128 = whole.parse().map_err(|_| too_large())?;
-    // More digits than these could not make a whole number of bytes of the largest unit.
+    // With at most 18 digits, `parts * unit` is below 2^120: the largest unit is 2^60.
     let fraction = fraction.trim_end_matches('0');
     let scale = 10u128.checked_pow(fraction.len() as u32).filter(|_| fraction.len() <= 18);
     let parts = if fraction.is_empty() { Some(0) } else { fraction.parse::<u128>().ok() };
@@ -29,7 +31,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(too_large)
 }
 
-/// How many bytes `unit` stands for.
+/// Returns the number of bytes in `unit`.
 fn unit_bytes(unit: &str) -> Option<u128> {
     let unit = unit.to_ascii_uppercase();
     let power = match unit.as_str() {
@@ -54,7 +56,7 @@ mod tests {
     const UNITS: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
 
     #[test]
-    fn as_people_write_them() {
+    fn parses_every_unit() {
         for (text, bytes) in [
             ("0", 0),
             ("512", 512),
@@ -72,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size() {
+    fn refuses_other_text() {
         for text in [
             "", "G", ".5G", "5.", "1.2.3G", "-1", "+1", "1 G", "1KB", "1X", "16E", "0.3K", "0x10", "1e3", "٣",
         ] {

@@ -1,4 +1,4 @@
 //! Paths of unix sockets.
 
-/// The longest path of a unix socket in bytes: `sun_path` has 108, the last of them a 0 (unix(7)).
+/// The longest path of a unix socket in bytes. `sun_path` has 108 bytes, and the last one is a 0 (unix(7)).
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
