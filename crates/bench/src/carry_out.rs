@@ -1,14 +1,14 @@
-//! The entry to each benchmark.
+//! The entry point of each benchmark.
 
 use anyhow::Result;
 
 use super::options::{BackEnds, Bench, Part};
 use super::{parts, rounds};
 
-/// Does what was asked for and prints what came of it.
+/// Runs a benchmark and prints the results.
 ///
 /// # Errors
-/// A back-end cannot be reached, lacks something or dies, data are wrong, or requests failed.
+/// A back-end cannot be reached, lacks a feature or dies, data are wrong, or requests failed.
 pub fn carry_out(bench: &Bench, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     match bench {
         Bench::Blk(blk) => rounds::carry_out(BackEnds::Blk(blk), print),

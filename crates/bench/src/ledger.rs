@@ -70,7 +70,7 @@ impl Ledger {
     }
 
     /// The generation after this one.
-    pub(crate) fn after(generation: u32) -> u32 {
+    pub(crate) fn next_generation(generation: u32) -> u32 {
         // 0 is for what was never written.
         if generation + 1 == TAKEN { 1 } else { generation + 1 }
     }
@@ -92,7 +92,7 @@ impl Ledger {
 
     /// The first byte of `found` that does not belong into the block, if there is one. Anything may be in a block that was
     /// never written.
-    pub(crate) fn wrong(&self, claim: Claim, found: &[u8]) -> Option<usize> {
+    pub(crate) fn first_wrong(&self, claim: Claim, found: &[u8]) -> Option<usize> {
         if claim.generation == 0 {
             return None;
         }
@@ -104,13 +104,13 @@ impl Ledger {
     }
 
     fn words(&self, Claim { block, generation }: Claim) -> impl Iterator<Item = u64> {
-        let start = mixed(self.seed ^ mixed(block ^ (u64::from(generation) << 32)));
-        (0u64..).map(move |at| mixed(start.wrapping_add(at.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
+        let start = mix(self.seed ^ mix(block ^ (u64::from(generation) << 32)));
+        (0u64..).map(move |at| mix(start.wrapping_add(at.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
     }
 }
 
 /// SplitMix64's output function (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-fn mixed(mut word: u64) -> u64 {
+fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)
@@ -128,9 +128,9 @@ mod tests {
         assert_eq!(ledger.try_claim(1), None);
         assert_eq!(ledger.try_claim(2), None);
         assert_eq!(ledger.claim(|| 1), None);
-        ledger.release(1, Ledger::after(claim.generation));
+        ledger.release(1, Ledger::next_generation(claim.generation));
         assert_eq!(ledger.claim(|| 1).unwrap().generation, 1);
-        assert_eq!(Ledger::after(TAKEN - 1), 1);
+        assert_eq!(Ledger::next_generation(TAKEN - 1), 1);
         assert!(Ledger::new(BLOCKS_MAX + 1, 1).is_err());
     }
 
@@ -140,16 +140,16 @@ mod tests {
         let claim = Claim { block: 0, generation: 3 };
         let mut block = vec![0; 512];
         ledger.fill(claim, &mut block);
-        assert_eq!(ledger.wrong(claim, &block), None);
+        assert_eq!(ledger.first_wrong(claim, &block), None);
         for other in [Claim { block: 1, ..claim }, Claim { generation: 2, ..claim }] {
-            assert!(ledger.wrong(other, &block).is_some());
+            assert!(ledger.first_wrong(other, &block).is_some());
         }
-        assert!(Ledger::new(2, 2).unwrap().wrong(claim, &block).is_some());
+        assert!(Ledger::new(2, 2).unwrap().first_wrong(claim, &block).is_some());
         for at in 0..512 {
             let mut broken = block.clone();
             *broken.get_mut(at).unwrap() ^= 0x10;
-            assert_eq!(ledger.wrong(claim, &broken), Some(at));
-            assert_eq!(ledger.wrong(Claim { generation: 0, ..claim }, &broken), None);
+            assert_eq!(ledger.first_wrong(claim, &broken), Some(at));
+            assert_eq!(ledger.first_wrong(Claim { generation: 0, ..claim }, &broken), None);
         }
     }
 }

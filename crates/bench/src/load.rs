@@ -12,7 +12,7 @@ use super::ledger::{Claim, Ledger};
 use super::offsets::Offsets;
 use super::pace::{Cycle, Schedule};
 use super::scenario::Scenario;
-use super::slots::{Noted, Slot};
+use super::slots::{Slot, SlotRecord};
 use super::turn::{Latencies, latencies};
 use super::wait::Wait;
 
@@ -23,7 +23,7 @@ const UNSENT_STEPS: u64 = 100_000;
 
 /// What all threads of a turn share.
 #[derive(Debug)]
-pub(crate) struct Shared<'a> {
+pub(crate) struct TurnContext<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) ledger: Option<&'a Ledger>,
     /// Blocks of the disk.
@@ -40,7 +40,7 @@ pub(crate) struct Shared<'a> {
 
 /// What one thread saw.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ThreadResult {
     pub(crate) latencies: Latencies,
     /// Requests done in the measured time.
     pub(crate) done: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Seen {
 
 /// One thread.
 pub(crate) struct Submitter<'a> {
-    shared: &'a Shared<'a>,
+    shared: &'a TurnContext<'a>,
     queue: Queue,
     /// Those of all who share the queue.
     slots: &'a [Slot],
@@ -65,7 +65,7 @@ pub(crate) struct Submitter<'a> {
     /// Requests done, for whoever watches.
     done: &'a AtomicU64,
     counted: u64,
-    seen: Seen,
+    seen: ThreadResult,
 }
 
 impl<'a> Submitter<'a> {
@@ -74,7 +74,7 @@ impl<'a> Submitter<'a> {
     /// # Errors
     /// The disk has no memory left.
     pub(crate) fn new(
-        shared: &'a Shared<'a>,
+        shared: &'a TurnContext<'a>,
         disk: &Disk,
         thread: u16,
         (slots, first_slot): (&'a [Slot], u64),
@@ -102,7 +102,7 @@ impl<'a> Submitter<'a> {
             scratch: vec![0; if shared.ledger.is_some() { block_size } else { 0 }],
             done,
             counted: 0,
-            seen: Seen { latencies: latencies()?, done: 0, unsent: 0, failed: 0, failure: None },
+            seen: ThreadResult { latencies: latencies()?, done: 0, unsent: 0, failed: 0, failure: None },
         })
     }
 
@@ -119,7 +119,7 @@ impl<'a> Submitter<'a> {
     ///
     /// # Errors
     /// The disk is dead, or data are wrong.
-    pub(crate) fn run(mut self) -> Result<Seen> {
+    pub(crate) fn run(mut self) -> Result<ThreadResult> {
         let mut batch = Vec::with_capacity(self.idle.len());
         let mut reaped = VecDeque::with_capacity(self.slots.len());
         let mut now = self.now();
@@ -128,7 +128,7 @@ impl<'a> Submitter<'a> {
             if !batch.is_empty() {
                 self.queue.submit_or_wait(&mut batch)?;
             }
-            self.reap(&mut reaped, self.patience(now))?;
+            self.reap(&mut reaped, self.wait_max(now))?;
             now = self.now();
             self.account(now, &mut reaped)?;
         }
@@ -140,15 +140,15 @@ impl<'a> Submitter<'a> {
         // What another thread has found for this queue meanwhile.
         self.queue.poll(usize::MAX, |completion| reaped.push_back(completion))?;
         self.account(now, &mut reaped)?;
-        self.give_up(now);
+        self.record_unsent(now);
         Ok(self.seen)
     }
 
     /// What was due in time and never sent has waited at least until now.
-    fn give_up(&mut self, now: u64) {
+    fn record_unsent(&mut self, now: u64) {
         let Some(schedule) = &self.schedule else { return };
         let (from, to) = (self.shared.measure_from, self.shared.measure_to);
-        let left = schedule.left(from, to);
+        let left = schedule.unsent(from, to);
         // As many as a histogram can tell apart are enough.
         let stride = ((left.end - left.start) / UNSENT_STEPS).max(1);
         let mut at = left.start;
@@ -171,18 +171,18 @@ impl<'a> Submitter<'a> {
                 None => now,
                 Some(schedule) if schedule.due() <= now => {
                     let due = schedule.due();
-                    schedule.pass();
+                    schedule.advance();
                     due
                 }
                 Some(_) => return Ok(()),
             };
             let Some((slot, data)) = self.idle.pop() else { return Ok(()) };
             let read = self.offsets.reads(self.shared.scenario.read);
-            let Some((noted, data)) = self.place(start, read, data)? else { continue };
+            let Some((record, data)) = self.choose_block(start, read, data)? else { continue };
             if let Some(at) = self.slots.get(slot as usize) {
-                at.note(noted);
+                at.store(record);
             }
-            let offset = noted.claim.block * u64::from(self.shared.scenario.block_size);
+            let offset = record.claim.block * u64::from(self.shared.scenario.block_size);
             let request = if read { Request::read(offset, data) } else { Request::write(offset, data) };
             batch.push(request.token(slot));
         }
@@ -190,23 +190,23 @@ impl<'a> Submitter<'a> {
     }
 
     /// Chooses the block, and what to write there.
-    fn place(&mut self, start: u64, read: bool, mut data: Data) -> Result<Option<(Noted, Data)>> {
+    fn choose_block(&mut self, start: u64, read: bool, mut data: Data) -> Result<Option<(SlotRecord, Data)>> {
         let offsets = &mut self.offsets;
         let Some(ledger) = self.shared.ledger else {
             let claim = Claim { block: offsets.next(), generation: 0 };
-            return Ok(Some((Noted { start, read, claim }, data)));
+            return Ok(Some((SlotRecord { start, read, claim }, data)));
         };
         let mut claim = ledger.claim(|| offsets.next()).context(
             "--verify finds no block that has no request yet: lower --depth, or use more of the disk",
         )?;
         if !read {
-            claim.generation = Ledger::after(claim.generation);
+            claim.generation = Ledger::next_generation(claim.generation);
             ledger.fill(claim, &mut self.scratch);
             if let Data::One(buffer) = &mut data {
                 buffer.write(0, &self.scratch);
             }
         }
-        Ok(Some((Noted { start, read, claim }, data)))
+        Ok(Some((SlotRecord { start, read, claim }, data)))
     }
 
     /// From when on the load is on: `now`, if it is.
@@ -215,7 +215,7 @@ impl<'a> Submitter<'a> {
     }
 
     /// How long to wait for completions: not past the next request, if there is a slot for it.
-    fn patience(&self, now: u64) -> Duration {
+    fn wait_max(&self, now: u64) -> Duration {
         let next = match &self.schedule {
             _ if self.idle.is_empty() => return NAP,
             Some(schedule) => schedule.due(),
@@ -229,18 +229,18 @@ impl<'a> Submitter<'a> {
     }
 
     /// Takes what is done; waits for something unless polling.
-    fn reap(&self, reaped: &mut VecDeque<Completion>, patience: Duration) -> Result<(), Error> {
+    fn reap(&self, reaped: &mut VecDeque<Completion>, wait_max: Duration) -> Result<(), Error> {
         let max = self.slots.len();
         let take = |completion| reaped.push_back(completion);
         match self.shared.scenario.wait {
             // Who has nothing to look for does not look, however it waits.
             Wait::Poll if self.is_off() => {
-                thread::sleep(patience);
+                thread::sleep(wait_max);
                 Ok(0)
             }
             Wait::Poll => self.queue.poll(max, take),
-            Wait::Sleep if patience.is_zero() => self.queue.poll(max, take),
-            Wait::Sleep => self.queue.wait(max, Some(patience), take),
+            Wait::Sleep if wait_max.is_zero() => self.queue.poll(max, take),
+            Wait::Sleep => self.queue.wait(max, Some(wait_max), take),
         }
         .map(drop)
     }
@@ -258,13 +258,13 @@ impl<'a> Submitter<'a> {
         let before = self.counted;
         while let Some(Completion { token, result, data }) = reaped.pop_front() {
             let Some(slot) = self.slots.get(token as usize) else { continue };
-            let noted = slot.noted();
+            let record = slot.load();
             match result {
                 Ok(()) => {
                     let measured = self.shared.measure_from..self.shared.measure_to;
                     // Also of those that are done later: the slowest must not be missing.
-                    if measured.contains(&noted.start) {
-                        self.seen.latencies.saturating_record(now.saturating_sub(noted.start).max(1));
+                    if measured.contains(&record.start) {
+                        self.seen.latencies.saturating_record(now.saturating_sub(record.start).max(1));
                     }
                     self.seen.done += u64::from(measured.contains(&now));
                     self.counted += 1;
@@ -274,7 +274,7 @@ impl<'a> Submitter<'a> {
                     self.seen.failure.get_or_insert_with(|| failure.to_string());
                 }
             }
-            self.settle(noted, result.is_ok(), &data)?;
+            self.verify_and_release(record, result.is_ok(), &data)?;
             self.idle.push((token, data));
         }
         if self.counted != before {
@@ -284,9 +284,9 @@ impl<'a> Submitter<'a> {
     }
 
     /// Checks what was read, and lets go of the block.
-    fn settle(&mut self, noted: Noted, ok: bool, data: &Data) -> Result<()> {
+    fn verify_and_release(&mut self, record: SlotRecord, ok: bool, data: &Data) -> Result<()> {
         let Some(ledger) = self.shared.ledger else { return Ok(()) };
-        let Noted { read, claim, .. } = noted;
+        let SlotRecord { read, claim, .. } = record;
         if read && ok {
             check(ledger, claim, data, &mut self.scratch)?;
         }
@@ -304,7 +304,7 @@ pub(crate) fn check(ledger: &Ledger, claim: Claim, data: &Data, scratch: &mut [u
     if let Data::One(buffer) = data {
         buffer.read(0, scratch);
     }
-    match ledger.wrong(claim, scratch) {
+    match ledger.first_wrong(claim, scratch) {
         None => Ok(()),
         Some(byte) => {
             let offset = claim.block * scratch.len() as u64 + byte as u64;

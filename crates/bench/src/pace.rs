@@ -27,7 +27,7 @@ pub(crate) struct Cycle {
     on: u64,
     period: u64,
     /// How far the cycle is when the run begins.
-    lead: u64,
+    phase: u64,
 }
 
 impl Cycle {
@@ -35,19 +35,19 @@ impl Cycle {
     pub(crate) fn new(times: OnOff, start: u64) -> Cycle {
         let on = times.on.as_nanos() as u64;
         let period = on + times.off.as_nanos() as u64;
-        Cycle { on, period, lead: (period - start % period) % period }
+        Cycle { on, period, phase: (period - start % period) % period }
     }
 
     /// From when on the load is on: `now`, if it is.
     pub(crate) fn on_from(&self, now: u64) -> u64 {
-        let into = (now + self.lead) % self.period;
+        let into = (now + self.phase) % self.period;
         if into < self.on { now } else { now + self.period - into }
     }
 
     /// When the load has been on for so long since the run began.
-    fn after(&self, on: u64) -> u64 {
-        let on = on + self.lead.min(self.on);
-        on / self.on * self.period + on % self.on - self.lead
+    fn time_after(&self, on: u64) -> u64 {
+        let on = on + self.phase.min(self.on);
+        on / self.on * self.period + on % self.on - self.phase
     }
 }
 
@@ -76,11 +76,11 @@ impl Schedule {
     pub(crate) fn due_of(&self, number: u64) -> u64 {
         // Multiplied, not summed up: no error adds up.
         let on = (self.first + self.step * number as f64) as u64;
-        self.cycle.map_or(on, |cycle| cycle.after(on))
+        self.cycle.map_or(on, |cycle| cycle.time_after(on))
     }
 
     /// The requests that are due from `from` on and before `to`, and were not made.
-    pub(crate) fn left(&self, from: u64, to: u64) -> Range<u64> {
+    pub(crate) fn unsent(&self, from: u64, to: u64) -> Range<u64> {
         let end = self.number_at(to);
         self.next.max(self.number_at(from)).min(end)..end
     }
@@ -97,7 +97,7 @@ impl Schedule {
     }
 
     /// That request has been made.
-    pub(crate) fn pass(&mut self) {
+    pub(crate) fn advance(&mut self) {
         self.next += 1;
     }
 }
@@ -128,15 +128,15 @@ mod tests {
         let due: Vec<u64> = (0..3)
             .map(|_| {
                 let due = schedule.due();
-                schedule.pass();
+                schedule.advance();
                 due
             })
             .collect();
         assert_eq!(due, [1000, 3000, 5000]);
-        assert_eq!((schedule.left(0, 7001), schedule.left(7001, 11_000)), (3..4, 4..5));
-        assert!(schedule.left(0, 5000).is_empty() && schedule.left(20_000, 19_000).is_empty());
+        assert_eq!((schedule.unsent(0, 7001), schedule.unsent(7001, 11_000)), (3..4, 4..5));
+        assert!(schedule.unsent(0, 5000).is_empty() && schedule.unsent(20_000, 19_000).is_empty());
         let paused = Schedule::new(1_000_000, 0, 1, Some(cycle(2000, 8000, 0)));
-        assert_eq!((paused.due_of(2), paused.left(2000, 20_000)), (10_000, 2..4));
+        assert_eq!((paused.due_of(2), paused.unsent(2000, 20_000)), (10_000, 2..4));
     }
 
     proptest! {
@@ -149,7 +149,7 @@ mod tests {
             let mut last = 0;
             for _ in 0..100 {
                 let due = schedule.due();
-                schedule.pass();
+                schedule.advance();
                 prop_assert_eq!(cycle.on_from(due), due);
                 prop_assert!(due >= last);
                 last = due;

@@ -13,11 +13,11 @@ const PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct Progress {
     shown: bool,
-    state: Mutex<State>,
+    state: Mutex<ProgressState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ProgressState {
     what: String,
     last: Option<Instant>,
 }
@@ -30,7 +30,7 @@ impl Progress {
     /// What is being done from now on.
     pub(crate) fn begin(&self, what: String) {
         if let Ok(mut state) = self.state.lock() {
-            *state = State { what, last: None };
+            *state = ProgressState { what, last: None };
         }
     }
 

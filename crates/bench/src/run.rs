@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::ledger::Ledger;
-use super::load::{NAP, Seen, Shared, Submitter, check};
+use super::load::{NAP, Submitter, ThreadResult, TurnContext, check};
 use super::options::LoadOptions;
 use super::pace::Cycle;
 use super::progress::Progress;
@@ -41,8 +41,9 @@ pub(crate) fn turn(
     progress: &Progress,
 ) -> Result<Turn> {
     let options = scenario.driver_options(target.socket(), load).map_err(|sentence| anyhow!(sentence))?;
-    let disk = Disk::connect(kickless_driver::Options { connect_timeout: target.patience(), ..options })
-        .with_context(|| target.name().to_owned())?;
+    let disk =
+        Disk::connect(kickless_driver::Options { connect_timeout: target.connect_timeout(), ..options })
+            .with_context(|| target.name().to_owned())?;
     let turn = turn_on(&disk, scenario, target, load, stop, progress);
     if turn.is_err() || stop.load(Ordering::Relaxed) {
         // Nobody waits for what is in flight.
@@ -79,7 +80,7 @@ fn turn_on(
     let done: Vec<AtomicU64> = (0..scenario.threads).map(|_| AtomicU64::new(0)).collect();
     let halted = AtomicBool::new(false);
     let warm_up = scenario.warm_up.as_nanos() as u64;
-    let shared = Shared {
+    let shared = TurnContext {
         scenario,
         ledger: ledger.as_ref(),
         blocks,
@@ -107,7 +108,7 @@ fn turn_on(
             .map(|(at, submitter)| {
                 scope.spawn(move || {
                     pin(load, at)?;
-                    be_punctual();
+                    shorten_timer_slack();
                     submitter.run()
                 })
             })
@@ -117,7 +118,7 @@ fn turn_on(
             Some(_) => MOMENT,
             None => (scenario.time / PARTS).max(PART_MIN),
         };
-        let look = || Look {
+        let look = || Sample {
             done: done.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
             kicks: disk.counters().kicks,
             // One that has gone shows when the turn is over.
@@ -136,11 +137,11 @@ fn turn_on(
         if stop.load(Ordering::Relaxed) {
             bail!("interrupted");
         }
-        Ok((ended.into_iter().collect::<Result<Vec<Seen>>>()?, moments))
+        Ok((ended.into_iter().collect::<Result<Vec<ThreadResult>>>()?, moments))
     })?;
     let after = disk.counters();
     let back_end_after = target.pid().map(back_end_cpu).transpose()?;
-    let whole = began.elapsed().as_secs_f64();
+    let seconds_counted = began.elapsed().as_secs_f64();
     let turn = Turn {
         seconds: scenario.time.as_secs_f64(),
         done: 0,
@@ -155,7 +156,7 @@ fn turn_on(
         back_end_cpu: back_end_after
             .zip(cpu.1)
             .map(|(after, before)| after.saturating_sub(before).as_secs_f64()),
-        whole,
+        seconds_counted,
         timeline: moments.iter().map(|moment| moment.requests).collect(),
         moments: if load.plot_time.is_some() { moments } else { Vec::new() },
     };
@@ -166,11 +167,11 @@ fn turn_on(
     Ok(turn)
 }
 
-fn join(running: thread::ScopedJoinHandle<'_, Result<Seen>>) -> Result<Seen> {
+fn join(running: thread::ScopedJoinHandle<'_, Result<ThreadResult>>) -> Result<ThreadResult> {
     running.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
 }
 
-fn add(mut turn: Turn, seen: Seen) -> Result<Turn> {
+fn add(mut turn: Turn, seen: ThreadResult) -> Result<Turn> {
     turn.latencies.add(&seen.latencies)?;
     turn.done += seen.done;
     turn.unsent += seen.unsent;
@@ -188,22 +189,22 @@ fn pin(load: &LoadOptions, thread: usize) -> Result<()> {
 }
 
 /// Sleeps end when they are to, not up to 50 us later.
-fn be_punctual() {
+fn shorten_timer_slack() {
     // Where it is refused, requests are made late, which shows in their latencies.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
 }
 
 /// What is counted at one moment.
 #[derive(Clone, Copy)]
-struct Look {
+struct Sample {
     done: u64,
     kicks: u64,
     back_end_cpu: Option<Duration>,
 }
 
-impl Look {
+impl Sample {
     /// What has happened since an earlier one.
-    fn since(&self, earlier: &Look, (from, to): (Duration, Duration)) -> Moment {
+    fn since(&self, earlier: &Sample, (from, to): (Duration, Duration)) -> Moment {
         let seconds = (to - from).as_secs_f64();
         let cpu = self.back_end_cpu.zip(earlier.back_end_cpu);
         Moment {
@@ -217,16 +218,16 @@ impl Look {
 
 /// Takes down what happens in each part of the turn until it is over; stops early when something has ended the turn.
 fn watch(
-    shared: &Shared<'_>,
+    shared: &TurnContext<'_>,
     part: Duration,
-    look: impl Fn() -> Look,
+    look: impl Fn() -> Sample,
     stop: &AtomicBool,
     progress: &Progress,
     finished: impl Fn() -> bool,
 ) -> Vec<Moment> {
     let (from, to) = (Duration::from_nanos(shared.measure_from), Duration::from_nanos(shared.measure_to));
     let mut moments: Vec<Moment> = Vec::new();
-    let mut last: Option<(Duration, Look)> = None;
+    let mut last: Option<(Duration, Sample)> = None;
     loop {
         let now = shared.epoch.elapsed();
         if now >= to || stop.load(Ordering::Relaxed) || finished() {

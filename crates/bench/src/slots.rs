@@ -15,14 +15,14 @@ pub(crate) struct Slot {
     start: AtomicU64,
     block: AtomicU64,
     /// The generation that is to be in the block afterwards; with this bit, it is a read.
-    what: AtomicU64,
+    generation_and_read: AtomicU64,
 }
 
 const READ: u64 = 1 << 32;
 
 /// What a slot says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Noted {
+pub(crate) struct SlotRecord {
     pub(crate) start: u64,
     pub(crate) read: bool,
     pub(crate) claim: Claim,
@@ -31,19 +31,19 @@ pub(crate) struct Noted {
 impl Slot {
     /// Before the request is submitted.
     #[inline]
-    pub(crate) fn note(&self, noted: Noted) {
-        self.start.store(noted.start, Ordering::Relaxed);
-        self.block.store(noted.claim.block, Ordering::Relaxed);
-        let read = if noted.read { READ } else { 0 };
-        self.what.store(u64::from(noted.claim.generation) | read, Ordering::Relaxed);
+    pub(crate) fn store(&self, record: SlotRecord) {
+        self.start.store(record.start, Ordering::Relaxed);
+        self.block.store(record.claim.block, Ordering::Relaxed);
+        let read = if record.read { READ } else { 0 };
+        self.generation_and_read.store(u64::from(record.claim.generation) | read, Ordering::Relaxed);
     }
 
     /// After it was completed.
     #[inline]
-    pub(crate) fn noted(&self) -> Noted {
-        let what = self.what.load(Ordering::Relaxed);
+    pub(crate) fn load(&self) -> SlotRecord {
+        let what = self.generation_and_read.load(Ordering::Relaxed);
         let claim = Claim { block: self.block.load(Ordering::Relaxed), generation: what as u32 };
-        Noted { start: self.start.load(Ordering::Relaxed), read: what & READ != 0, claim }
+        SlotRecord { start: self.start.load(Ordering::Relaxed), read: what & READ != 0, claim }
     }
 }
 
@@ -52,12 +52,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_noted() {
+    fn loads_what_was_stored() {
         let slot = Slot::default();
         for read in [false, true] {
-            let noted = Noted { start: 7, read, claim: Claim { block: u64::MAX, generation: u32::MAX } };
-            slot.note(noted);
-            assert_eq!(slot.noted(), noted);
+            let record =
+                SlotRecord { start: 7, read, claim: Claim { block: u64::MAX, generation: u32::MAX } };
+            slot.store(record);
+            assert_eq!(slot.load(), record);
         }
     }
 }

@@ -69,7 +69,7 @@ fn figures(load: &Load, at: usize) -> Vec<String> {
         |at: f64| latencies.as_ref().map_or_else(none, |all| time(all.value_at_quantile(at) as f64));
     let iops = median(Turn::rate).unwrap_or_default();
     let each = |figure: fn(&Turn) -> f64| median(figure).map_or_else(none, |number| format!("{number:.4}"));
-    let back_end = load.spread_of_some(at, Turn::back_end_cpu_each).map(|spread| spread.median);
+    let back_end = load.spread_of_some(at, Turn::back_end_cpu_per_request).map(|spread| spread.median);
     let cores = load.spread_of_some(at, Turn::back_end_cores).map(|spread| spread.median);
     vec![
         rate(iops.round()),
@@ -78,9 +78,9 @@ fn figures(load: &Load, at: usize) -> Vec<String> {
         quantile(0.99),
         quantile(0.999),
         latencies.as_ref().map_or_else(none, |all| time(all.max() as f64)),
-        each(Turn::kicks_each),
-        each(Turn::calls_each),
-        median(Turn::driver_cpu_each).map_or_else(none, |number| time(number.round())),
+        each(Turn::kicks_per_request),
+        each(Turn::calls_per_request),
+        median(Turn::driver_cpu_per_request).map_or_else(none, |number| time(number.round())),
         back_end.map_or_else(none, |number| time(number.round())),
         cores.map_or_else(none, |share| format!("{:.1} %", share * 100.0)),
     ]

@@ -82,7 +82,7 @@ impl Target {
     }
 
     /// How long to go on trying to connect: a socket is there a moment before somebody listens on it.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn connect_timeout(&self) -> Duration {
         if self.started.is_some() { LISTEN_MAX } else { Duration::ZERO }
     }
 

@@ -42,7 +42,7 @@ pub(crate) struct Turn {
     pub(crate) driver_cpu: f64,
     pub(crate) back_end_cpu: Option<f64>,
     /// Seconds over which these are counted.
-    pub(crate) whole: f64,
+    pub(crate) seconds_counted: f64,
     /// Requests a second, in equal parts of the measured time.
     pub(crate) timeline: Vec<f64>,
     /// What happened in these parts, for a plot over time.
@@ -73,23 +73,23 @@ impl Turn {
     }
 
     /// Kicks for each request.
-    pub(crate) fn kicks_each(&self) -> f64 {
+    pub(crate) fn kicks_per_request(&self) -> f64 {
         self.per_request(self.kicks as f64)
     }
 
     /// Calls for each request.
-    pub(crate) fn calls_each(&self) -> f64 {
+    pub(crate) fn calls_per_request(&self) -> f64 {
         self.per_request(self.calls as f64)
     }
 
     /// Processor nanoseconds of this process for each request.
-    pub(crate) fn driver_cpu_each(&self) -> f64 {
+    pub(crate) fn driver_cpu_per_request(&self) -> f64 {
         self.per_request(self.driver_cpu * 1e9)
     }
 
     /// Processors that the back-end kept busy.
     pub(crate) fn back_end_cores(&self) -> Option<f64> {
-        self.back_end_cpu.map(|seconds| seconds / self.whole)
+        self.back_end_cpu.map(|seconds| seconds / self.seconds_counted)
     }
 
     /// Nanoseconds that half of the requests took no longer than; or any other share of them.
@@ -98,7 +98,7 @@ impl Turn {
     }
 
     /// Processor nanoseconds of the back-end for each request.
-    pub(crate) fn back_end_cpu_each(&self) -> Option<f64> {
+    pub(crate) fn back_end_cpu_per_request(&self) -> Option<f64> {
         self.back_end_cpu.map(|seconds| self.per_request(seconds * 1e9))
     }
 }

@@ -12,22 +12,22 @@ pub(super) struct Operation {
     /// Its name in the table.
     pub(super) name: String,
     /// Does it, and returns the number of things that it did. A figure is for one of these.
-    does: Box<dyn FnMut() -> Result<u32>>,
+    run: Box<dyn FnMut() -> Result<u32>>,
 }
 
 impl Operation {
-    /// An operation; `does` says of how many it was.
-    pub(super) fn new(name: impl Into<String>, does: impl FnMut() -> Result<u32> + 'static) -> Operation {
-        Operation { name: name.into(), does: Box::new(does) }
+    /// An operation; `run` says of how many it was.
+    pub(super) fn new(name: impl Into<String>, run: impl FnMut() -> Result<u32> + 'static) -> Operation {
+        Operation { name: name.into(), run: Box::new(run) }
     }
 
-    /// Nanoseconds for one of what it does, over so long a time.
+    /// Nanoseconds for one of what it run, over so long a time.
     pub(super) fn measure(&mut self, time: Duration) -> Result<f64> {
         let start = Instant::now();
         let mut count = 0u64;
         loop {
             for _ in 0..BURST {
-                count += u64::from((self.does)()?);
+                count += u64::from((self.run)()?);
             }
             let passed = start.elapsed();
             if passed >= time {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 
-use super::thin::thinned;
+use super::thin::thin_out;
 use crate::layout::{rate, time};
 use crate::results::{Load, Results};
 use crate::turn::{Latencies, Turn};
@@ -237,7 +237,7 @@ pub(super) fn timeline(results: &Results, load: &Load) -> Result<String> {
             let points: Vec<_> =
                 line.iter().enumerate().map(|(x, y)| ((x as f64 + 0.5) * step, *y)).collect();
             chart
-                .draw_series(LineSeries::new(thinned(&points), colour.stroke_width(1)))?
+                .draw_series(LineSeries::new(thin_out(&points), colour.stroke_width(1)))?
                 .label(results.targets.get(at).map(String::as_str).unwrap_or_default())
                 .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 16, y)], colour.stroke_width(2)));
         }

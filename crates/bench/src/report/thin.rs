@@ -5,7 +5,7 @@ const POINTS_MAX: usize = 300;
 
 /// The line with no more points than [`POINTS_MAX`]: of each run of points only the lowest and the highest, where they were, so that
 /// a stall or a burst of a single point stays to be seen.
-pub(super) fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+pub(super) fn thin_out(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     if points.len() <= POINTS_MAX {
         return points.to_vec();
     }
@@ -31,7 +31,7 @@ mod tests {
     #[test]
     fn a_short_line_stays_as_it_is() {
         for len in [0, 1, POINTS_MAX] {
-            assert_eq!(thinned(&line(len)), line(len));
+            assert_eq!(thin_out(&line(len)), line(len));
         }
     }
 
@@ -42,7 +42,7 @@ mod tests {
             for (at, y) in [(0, 5.0), (1, 999.0), (len / 2, 0.0), (len - 1, 2000.0)] {
                 line[at].1 = y;
             }
-            let thin = thinned(&line);
+            let thin = thin_out(&line);
             assert!(thin.len() <= POINTS_MAX && thin.len() > POINTS_MAX / 4, "{} of {len}", thin.len());
             assert!(thin.is_sorted_by(|a, b| a.0 < b.0));
             assert!(thin.iter().all(|point| line.contains(point)));
