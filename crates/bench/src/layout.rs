@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
-/// Bytes, with a unit that leaves no fraction.
+/// Formats a number of bytes with the largest unit that leaves no fraction.
 pub(crate) fn bytes(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let (mut rest, mut unit) = (bytes, 0);
@@ -10,12 +10,12 @@ pub(crate) fn bytes(bytes: u64) -> String {
     format!("{rest} {}", units.get(unit).copied().unwrap_or_default())
 }
 
-/// A number of things a second, in three or four digits.
+/// Formats a number per second with three or four digits.
 pub(crate) fn rate(number: f64) -> String {
     scaled(number, &["", " k", " M", " G"])
 }
 
-/// Nanoseconds, in three or four digits.
+/// Formats nanoseconds with three or four digits.
 pub(crate) fn time(nanoseconds: f64) -> String {
     scaled(nanoseconds, &[" ns", " us", " ms", " s"])
 }
@@ -25,7 +25,7 @@ fn scaled(number: f64, units: &[&str]) -> String {
     while number >= 9999.5 && unit + 1 < units.len() {
         (number, unit) = (number / 1000.0, unit + 1);
     }
-    // Below a hundred, with as many digits as make three.
+    // Numbers below a hundred get three digits in all.
     let digits = match number {
         _ if unit == 0 && number.fract() == 0.0 => 0,
         _ if number < 9.995 => 2,
@@ -35,7 +35,7 @@ fn scaled(number: f64, units: &[&str]) -> String {
     format!("{number:.digits$}{}", units.get(unit).copied().unwrap_or_default())
 }
 
-/// Lines up columns: the first to the left, the others to the right, two spaces between them.
+/// Aligns columns: the first to the left, the others to the right, with two spaces between them.
 pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..count)

@@ -1,59 +1,62 @@
-//! What was written where, to know what reads must return.
+//! The record of writes, which says what reads must return.
 //!
-//! Each block has a generation, 0 until it is written for the first time, and one request at a time. Its content follows from
-//! its number, its generation and the run's seed, so that nothing but the generations has to be remembered.
+//! Each block has a generation. It is 0 until the first write. At most one request at a time uses a block.
+//! The content of a block follows from its number, its generation and the seed of the run, so the ledger
+//! stores only the generations.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Result, bail};
 
-/// A request is at this block.
+/// Set while a request uses the block.
 const TAKEN: u32 = 1 << 31;
-/// The most blocks, for their generations are kept in memory.
+/// The largest number of blocks. The ledger keeps 4 bytes in memory for each.
 const BLOCKS_MAX: u64 = 1 << 28;
-/// How often another block is tried for one that is taken.
+/// The number of blocks to try before `claim` gives up.
 const TRIES: u32 = 64;
 
-/// All blocks' generations.
+/// The generation of each block.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     generations: Vec<AtomicU32>,
     seed: u64,
 }
 
-/// A block that a request has for itself.
+/// The exclusive use of a block by one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
-    /// Its number.
+    /// The number of the block.
     pub(crate) block: u64,
-    /// What is there.
+    /// The generation of its content.
     pub(crate) generation: u32,
 }
 
 impl Ledger {
-    /// Nothing was written yet. `seed` tells this run's data from an earlier one's.
+    /// Makes a ledger in which no block is written yet. `seed` tells the data of this run from those of an
+    /// earlier one.
     ///
     /// # Errors
-    /// There are too many blocks.
+    /// There are more than [`BLOCKS_MAX`] blocks.
     pub(crate) fn new(blocks: u64, seed: u64) -> Result<Ledger> {
         if blocks > BLOCKS_MAX {
             bail!(
-                "--verify keeps count of {BLOCKS_MAX} blocks at most, these are {blocks}: use less of the disk by --range"
+                "--verify handles at most {BLOCKS_MAX} blocks and the disk has {blocks}: set a smaller --range"
             );
         }
         Ok(Ledger { generations: (0..blocks).map(|_| AtomicU32::new(0)).collect(), seed })
     }
 
-    /// Takes a block that nobody has, of those that `next` gives; none if all that were tried are taken.
+    /// Takes the first free one of the blocks that `next` returns. Returns `None` after [`TRIES`] blocks in
+    /// use.
     pub(crate) fn claim(&self, mut next: impl FnMut() -> u64) -> Option<Claim> {
         (0..TRIES).find_map(|_| self.try_claim(next()))
     }
 
-    /// Takes this block, if nobody has it.
+    /// Takes this block if it is free.
     pub(crate) fn try_claim(&self, block: u64) -> Option<Claim> {
         let entry = self.generations.get(usize::try_from(block).ok()?)?;
         let generation = entry.load(Ordering::Relaxed);
-        // Pairs with `release`: who takes a block next comes after what the last one did there.
+        // Pairs with `release`: the next owner of a block sees what the previous one did there.
         let free = generation & TAKEN == 0;
         let swapped = free
             && entry
@@ -62,25 +65,24 @@ impl Ledger {
         swapped.then_some(Claim { block, generation })
     }
 
-    /// The request is done, and this generation is there now.
+    /// Ends the use of a block, whose content has this generation now.
     pub(crate) fn release(&self, block: u64, generation: u32) {
         if let Some(entry) = usize::try_from(block).ok().and_then(|at| self.generations.get(at)) {
             entry.store(generation & !TAKEN, Ordering::Release);
         }
     }
 
-    /// The generation after this one.
     pub(crate) fn next_generation(generation: u32) -> u32 {
-        // 0 is for what was never written.
+        // Generation 0 means "never written".
         if generation + 1 == TAKEN { 1 } else { generation + 1 }
     }
 
-    /// How many blocks there are.
+    /// Returns the number of blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.generations.len() as u64
     }
 
-    /// What belongs into the block.
+    /// Fills `into` with the content of the block.
     pub(crate) fn fill(&self, claim: Claim, into: &mut [u8]) {
         let words = self.words(claim);
         into.as_chunks_mut::<8>()
@@ -90,8 +92,9 @@ impl Ledger {
             .for_each(|(bytes, word)| *bytes = word.to_le_bytes());
     }
 
-    /// The first byte of `found` that does not belong into the block, if there is one. Anything may be in a block that was
-    /// never written.
+    /// Returns the position of the first byte of `found` that differs from the content of the block.
+    ///
+    /// A block that was never written may have any content.
     pub(crate) fn first_wrong(&self, claim: Claim, found: &[u8]) -> Option<usize> {
         if claim.generation == 0 {
             return None;
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_wrong_is_found() {
+    fn every_wrong_byte_is_found() {
         let ledger = Ledger::new(2, 1).unwrap();
         let claim = Claim { block: 0, generation: 3 };
         let mut block = vec![0; 512];

@@ -1,9 +1,12 @@
-//! Puts load on vhost-user-blk back-ends, ours or others', and reports what came of it: the command `kickless bench`.
+//! Puts load on vhost-user-blk back-ends, ours or others', and reports the results: the command `kickless
+//! bench`.
 //!
-//! `options` is the command line, `scenario` one load of those that it asks for, `target` the back-end under load. `run`
-//! carries one scenario out on one target with a thread (`load`) for each submitter, and makes a `Turn` of it (`turn`).
-//! `rounds` does that for each scenario and target. The results are a `Results`, which `table`, JSON and `report` show.
-//! `parts` measures single parts without a back-end.
+//! - `options` is the command line, `scenario` one of the loads that it asks for, `target` a back-end under
+//!   load.
+//! - `run` runs one scenario on one target. It starts a thread (`load`) for each submitter and returns a
+//!   `Turn` (`turn`).
+//! - `rounds` runs each scenario on each target and collects a `Results`. `table`, JSON and `report` show it.
+//! - `parts` measures single parts without a back-end.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

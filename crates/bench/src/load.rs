@@ -1,4 +1,4 @@
-//! One thread's load: keeps requests in flight and takes the time of each.
+//! The load of one thread: keeps requests in flight and measures their latencies.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,60 +16,61 @@ use super::slots::{Slot, SlotRecord};
 use super::turn::{Latencies, latencies};
 use super::wait::Wait;
 
-/// How long to sleep at most before looking whether the turn is over.
+/// The longest sleep between two checks whether the turn is over.
 pub(super) const NAP: Duration = Duration::from_millis(50);
-/// In how many steps requests that were never sent are counted.
+/// The number of histogram entries for the requests that were never sent, at most.
 const UNSENT_STEPS: u64 = 100_000;
 
-/// What all threads of a turn share.
+/// The values that all threads of a turn share.
 #[derive(Debug)]
 pub(crate) struct TurnContext<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) ledger: Option<&'a Ledger>,
-    /// Blocks of the disk.
+    /// The number of blocks in use.
     pub(crate) blocks: u64,
-    /// When the load is on, if it is not always.
+    /// The times at which the load is on. `None` means always.
     pub(crate) cycle: Option<Cycle>,
-    /// When the turn began, and what is counted from then on: nanoseconds.
+    /// The start of the turn. The two times below are nanoseconds since then; only what happens between them
+    /// counts.
     pub(crate) epoch: Instant,
     pub(crate) measure_from: u64,
     pub(crate) measure_to: u64,
-    /// The turn is over before its time.
+    /// Ends the turn early.
     pub(crate) stop: &'a AtomicBool,
 }
 
-/// What one thread saw.
+/// The figures of one thread.
 #[derive(Debug)]
 pub(crate) struct ThreadResult {
     pub(crate) latencies: Latencies,
-    /// Requests done in the measured time.
+    /// Requests that completed in the measured time.
     pub(crate) done: u64,
-    /// Requests that were due in it and never sent, for want of a slot.
+    /// Requests that were due in the measured time and never sent, because no slot was free.
     pub(crate) unsent: u64,
     pub(crate) failed: u64,
     pub(crate) failure: Option<String>,
 }
 
-/// One thread.
+/// One thread that submits requests and reaps completions.
 pub(crate) struct Submitter<'a> {
     shared: &'a TurnContext<'a>,
     queue: Queue,
-    /// Those of all who share the queue.
+    /// The slots of all threads that share the queue.
     slots: &'a [Slot],
     offsets: Offsets,
-    /// Slots without a request, and their memory.
+    /// Free slots, each with its buffer.
     idle: Vec<(u64, Data)>,
-    /// When requests are due, with a rate.
+    /// The times at which requests are due, if there is a rate.
     schedule: Option<Schedule>,
     scratch: Vec<u8>,
-    /// Requests done, for whoever watches.
+    /// The number of completed requests, which the thread that shows the progress reads.
     done: &'a AtomicU64,
     counted: u64,
     seen: ThreadResult,
 }
 
 impl<'a> Submitter<'a> {
-    /// The thread `thread` of all, with its part of the slots of its queue: from `first_slot` on.
+    /// Makes the thread number `thread`. Its slots are the `depth` slots of its queue from `first_slot` on.
     ///
     /// # Errors
     /// The disk has no memory left.
@@ -86,7 +87,8 @@ impl<'a> Submitter<'a> {
         let mut idle = Vec::with_capacity(slots.len());
         for slot in 0..u64::from(scenario.depth) {
             let mut buffer = disk.buffer(block_size)?;
-            // Its pages are there before the time is taken, and what is written can be told from zeroes.
+            // This allocates the pages before the measurement. The pattern makes written data differ from
+            // zeroes.
             buffer.write(0, &vec![0xa5; block_size]);
             idle.push((first_slot + slot, Data::from(buffer)));
         }
@@ -115,7 +117,7 @@ impl<'a> Submitter<'a> {
         now >= self.shared.measure_to || self.shared.stop.load(Ordering::Relaxed)
     }
 
-    /// Runs the load until its time is over and everything is done.
+    /// Runs the load until the turn ends and all requests are done.
     ///
     /// # Errors
     /// The disk is dead, or data are wrong.
@@ -137,19 +139,19 @@ impl<'a> Submitter<'a> {
             now = self.now();
             self.account(now, &mut reaped)?;
         }
-        // What another thread has found for this queue meanwhile.
+        // Another thread may have reaped completions of this queue meanwhile.
         self.queue.poll(usize::MAX, |completion| reaped.push_back(completion))?;
         self.account(now, &mut reaped)?;
         self.record_unsent(now);
         Ok(self.seen)
     }
 
-    /// What was due in time and never sent has waited at least until now.
+    /// Records the requests that were due and never sent, with the time that they have waited so far.
     fn record_unsent(&mut self, now: u64) {
         let Some(schedule) = &self.schedule else { return };
         let (from, to) = (self.shared.measure_from, self.shared.measure_to);
         let left = schedule.unsent(from, to);
-        // As many as a histogram can tell apart are enough.
+        // A histogram needs no more steps than this. Each step stands for `stride` requests.
         let stride = ((left.end - left.start) / UNSENT_STEPS).max(1);
         let mut at = left.start;
         while at < left.end {
@@ -161,7 +163,7 @@ impl<'a> Submitter<'a> {
         }
     }
 
-    /// Makes requests of all idle slots, or of as many as are due.
+    /// Makes requests of all free slots, or of as many as are due.
     fn prepare(&mut self, now: u64, batch: &mut Vec<Request>) -> Result<()> {
         if self.schedule.is_none() && self.on_from(now) > now {
             return Ok(());
@@ -189,16 +191,16 @@ impl<'a> Submitter<'a> {
         Ok(())
     }
 
-    /// Chooses the block, and what to write there.
+    /// Chooses the block of a request, and the data to write.
     fn choose_block(&mut self, start: u64, read: bool, mut data: Data) -> Result<Option<(SlotRecord, Data)>> {
         let offsets = &mut self.offsets;
         let Some(ledger) = self.shared.ledger else {
             let claim = Claim { block: offsets.next(), generation: 0 };
             return Ok(Some((SlotRecord { start, read, claim }, data)));
         };
-        let mut claim = ledger.claim(|| offsets.next()).context(
-            "--verify finds no block that has no request yet: lower --depth, or use more of the disk",
-        )?;
+        let mut claim = ledger
+            .claim(|| offsets.next())
+            .context("--verify finds no free block: lower --depth, or use more of the disk")?;
         if !read {
             claim.generation = Ledger::next_generation(claim.generation);
             ledger.fill(claim, &mut self.scratch);
@@ -209,17 +211,18 @@ impl<'a> Submitter<'a> {
         Ok(Some((SlotRecord { start, read, claim }, data)))
     }
 
-    /// From when on the load is on: `now`, if it is.
+    /// Returns the time from which the load is on: `now`, or the start of the next period.
     fn on_from(&self, now: u64) -> u64 {
         self.shared.cycle.map_or(now, |cycle| cycle.on_from(now))
     }
 
-    /// How long to wait for completions: not past the next request, if there is a slot for it.
+    /// Returns the longest time to wait for completions. It ends when the next request is due, if a slot is
+    /// free.
     fn wait_max(&self, now: u64) -> Duration {
         let next = match &self.schedule {
             _ if self.idle.is_empty() => return NAP,
             Some(schedule) => schedule.due(),
-            // While the load is on, it is a completion that makes the next one.
+            // While the load is on, only a completion makes room for a request.
             None => match self.on_from(now) {
                 on if on > now => on,
                 _ => return NAP,
@@ -228,12 +231,12 @@ impl<'a> Submitter<'a> {
         Duration::from_nanos(next.saturating_sub(self.now())).min(NAP)
     }
 
-    /// Takes what is done; waits for something unless polling.
+    /// Reaps completions. Waits for one unless the scenario polls.
     fn reap(&self, reaped: &mut VecDeque<Completion>, wait_max: Duration) -> Result<(), Error> {
         let max = self.slots.len();
         let take = |completion| reaped.push_back(completion);
         match self.shared.scenario.wait {
-            // Who has nothing to look for does not look, however it waits.
+            // With the load off and nothing in flight, polling would only waste processor time.
             Wait::Poll if self.is_off() => {
                 thread::sleep(wait_max);
                 Ok(0)
@@ -245,7 +248,7 @@ impl<'a> Submitter<'a> {
         .map(drop)
     }
 
-    /// Whether the load is off and all of it done.
+    /// Returns whether the load is off and all requests are done.
     fn is_off(&self) -> bool {
         self.shared.cycle.is_some() && self.queue.in_flight() == 0 && {
             let now = self.now();
@@ -253,7 +256,7 @@ impl<'a> Submitter<'a> {
         }
     }
 
-    /// Counts what was reaped, and has its slots from now on.
+    /// Records completions and frees their slots.
     fn account(&mut self, now: u64, reaped: &mut VecDeque<Completion>) -> Result<()> {
         let before = self.counted;
         while let Some(Completion { token, result, data }) = reaped.pop_front() {
@@ -262,7 +265,8 @@ impl<'a> Submitter<'a> {
             match result {
                 Ok(()) => {
                     let measured = self.shared.measure_from..self.shared.measure_to;
-                    // Also of those that are done later: the slowest must not be missing.
+                    // A request that completes after the measured time counts too. Without it, the slowest
+                    // would be missing.
                     if measured.contains(&record.start) {
                         self.seen.latencies.saturating_record(now.saturating_sub(record.start).max(1));
                     }
@@ -283,23 +287,23 @@ impl<'a> Submitter<'a> {
         Ok(())
     }
 
-    /// Checks what was read, and lets go of the block.
+    /// Verifies the data of a read and releases the block.
     fn verify_and_release(&mut self, record: SlotRecord, ok: bool, data: &Data) -> Result<()> {
         let Some(ledger) = self.shared.ledger else { return Ok(()) };
         let SlotRecord { read, claim, .. } = record;
         if read && ok {
             check(ledger, claim, data, &mut self.scratch)?;
         }
-        // What a write that failed has left behind is not known: as if nothing had been written yet.
+        // A failed write leaves unknown content, so the block counts as never written.
         ledger.release(claim.block, if ok || read { claim.generation } else { 0 });
         Ok(())
     }
 }
 
-/// Checks that a block has what was written last.
+/// Checks that a block holds the data that were written last.
 ///
 /// # Errors
-/// It has something else.
+/// The block holds something else.
 pub(crate) fn check(ledger: &Ledger, claim: Claim, data: &Data, scratch: &mut [u8]) -> Result<()> {
     if let Data::One(buffer) = data {
         buffer.read(0, scratch);
@@ -308,7 +312,7 @@ pub(crate) fn check(ledger: &Ledger, claim: Claim, data: &Data, scratch: &mut [u
         None => Ok(()),
         Some(byte) => {
             let offset = claim.block * scratch.len() as u64 + byte as u64;
-            Err(anyhow!("verification failed: byte {offset} of the disk is not what was written there last"))
+            Err(anyhow!("verification failed: byte {offset} of the disk differs from the last write"))
         }
     }
 }

@@ -1,30 +1,30 @@
-//! Which block a request goes to.
+//! Chooses the blocks that requests go to.
 
 use super::pattern::Pattern;
 
-/// One thread's next blocks.
+/// The sequence of blocks of one thread.
 #[derive(Debug)]
 pub(crate) struct Offsets {
     pattern: Pattern,
     random: fastrand::Rng,
     blocks: u64,
-    /// The next one, where they follow one another, and the part of the disk that the thread goes through.
+    /// The next block of a sequential pattern, and the part of the disk that the thread goes through.
     next: u64,
     first: u64,
     end: u64,
 }
 
 impl Offsets {
-    /// Those of the thread `thread` of `threads`, on a disk of `blocks` blocks, at least one.
+    /// Makes the sequence of the thread `thread` of `threads`, on a disk of at least one block.
     pub(crate) fn new(pattern: Pattern, blocks: u64, thread: u64, threads: u64, seed: u64) -> Offsets {
         let first = blocks * thread / threads;
         let end = (blocks * (thread + 1) / threads).max(first + 1);
-        // Threads with the seeds of one another's neighbours would go where those have been.
+        // The multiplication keeps nearby seeds from giving two threads the same sequence.
         let random = fastrand::Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (thread << 48));
         Offsets { pattern, random, blocks, next: first, first, end }
     }
 
-    /// The next block.
+    /// Returns the next block.
     #[inline]
     pub(crate) fn next(&mut self) -> u64 {
         match self.pattern {
@@ -37,7 +37,7 @@ impl Offsets {
         }
     }
 
-    /// Whether the next request is a read, so many of a hundred being that.
+    /// Returns whether the next request is a read. `percent` of a hundred requests are reads.
     #[inline]
     pub(crate) fn reads(&mut self, percent: u8) -> bool {
         match percent {
@@ -64,7 +64,7 @@ mod tests {
         }
 
         #[test]
-        fn threads_that_follow_on_cover_the_disk(blocks in 4u64..1000) {
+        fn sequential_threads_cover_the_disk(blocks in 4u64..1000) {
             let mut seen: Vec<u64> = Vec::new();
             for thread in 0..4 {
                 let mut offsets = Offsets::new(Pattern::Sequential, blocks, thread, 4, 1);

@@ -11,7 +11,7 @@ use super::pace::OnOff;
 use super::pattern::Pattern;
 use super::wait::Wait;
 
-/// The largest process number there is (proc(5), `pid_max`).
+/// The largest process number (proc(5), `pid_max`).
 const PID_MAX: i64 = 1 << 22;
 
 /// The benchmarks.
@@ -36,7 +36,7 @@ pub(crate) enum Part {
     Memory,
 }
 
-/// What is asked for of any part.
+/// The options of `bench ring` and `bench memory`.
 #[derive(Debug, Args)]
 pub struct PartOptions {
     /// How often to measure each operation, all of them in turn
@@ -50,12 +50,10 @@ pub struct PartOptions {
     pub(crate) json: bool,
 }
 
-/// A benchmark of back-ends.
+/// A benchmark of one back-end or of several.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BackEnds<'a> {
-    /// One.
     Blk(&'a BlkBench),
-    /// Several.
     Compare(&'a CompareBench),
 }
 
@@ -78,11 +76,11 @@ pub struct BlkBench {
 /// `kickless bench compare`.
 #[derive(Debug, Args)]
 pub struct CompareBench {
-    /// What to compare with the first of them: sockets, or commands in which {socket} stands for the socket to listen on.
-    /// Either can have a name: NAME=SOCKET, NAME=COMMAND
+    /// The targets to compare with the first one: sockets, or commands in which {socket} stands for the
+    /// socket to listen on. Either can have a name: NAME=SOCKET, NAME=COMMAND
     #[arg(value_name = "TARGET", required = true, num_args = 2..)]
     pub(crate) targets: Vec<String>,
-    /// How many turns each has at each load
+    /// How many turns each target has at each load
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
     /// Start the commands on these CPUs
@@ -92,7 +90,8 @@ pub struct CompareBench {
     pub(crate) load: LoadOptions,
 }
 
-/// The load, and what to do with the results. Options that take a list stand for a load of each, and of each combination.
+/// The load, and the form of the results. An option with a list asks for one load for each value, in each
+/// combination.
 #[derive(Debug, Args)]
 pub(crate) struct LoadOptions {
     /// Requests that each thread keeps in flight [default: 32; with --rate, at most 256]
@@ -101,16 +100,16 @@ pub(crate) struct LoadOptions {
     /// Bytes of a request
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4K", value_parser = parse_block_size)]
     pub(crate) block_size: Vec<u32>,
-    /// How many of a hundred requests read; the others write over the disk, which needs --destroy
+    /// Percentage of requests that read; the others overwrite the disk, which needs --destroy
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "100", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub(crate) read: Vec<u8>,
-    /// Allow writes, which destroy what is on the disk
+    /// Allow writes, which destroy the data on the disk
     #[arg(long)]
     pub(crate) destroy: bool,
-    /// Where requests go
+    /// The order of the offsets of requests
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "random")]
     pub(crate) pattern: Vec<Pattern>,
-    /// What a thread does that has nothing to do until something completes
+    /// How a thread waits for completions
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "sleep")]
     pub(crate) wait: Vec<Wait>,
     /// Queues to use
@@ -119,14 +118,14 @@ pub(crate) struct LoadOptions {
     /// Descriptors in each queue, a power of two [default: 256, or what the depth needs]
     #[arg(long, value_name = "N", value_parser = parse_queue_size)]
     pub(crate) queue_size: Option<u16>,
-    /// Threads that submit, which share the queues if there are fewer [default: one for each queue]
+    /// Threads that submit; several share a queue if there are fewer queues [default: one for each queue]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) threads: Option<u16>,
-    /// Requests a second, all threads together, evenly spread, whether or not earlier ones are done; latencies count from
-    /// when a request was due [default: a new request as soon as one is done]
+    /// Requests a second, all threads together, evenly spread, even while earlier ones are not done;
+    /// latencies count from the time when a request was due [default: a new request as soon as one is done]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rate: Vec<u32>,
-    /// Load for so long, then none for so long, over and over, such as 100ms,900ms [default: always]
+    /// Repeat a period with load and one without, such as 100ms,900ms [default: load all the time]
     #[arg(long, value_name = "ON,OFF", value_parser = parse_on_off)]
     pub(crate) on_off: Option<OnOff>,
     /// How long to measure [default: 10s, or 2s for each turn of a comparison]
@@ -135,7 +134,7 @@ pub(crate) struct LoadOptions {
     /// How long to run before measuring
     #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = parse_duration)]
     pub(crate) warm_up: Duration,
-    /// Use only so much of the disk, from its start
+    /// Use only this much of the disk, from its start
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) range: Option<u64>,
     /// Check that reads return what was written
@@ -153,13 +152,13 @@ pub(crate) struct LoadOptions {
     /// Completion in the order of submission: auto, on or off
     #[arg(long, value_name = "CHOICE", default_value = "off", value_parser = parse_choice)]
     pub(crate) in_order: Choice,
-    /// Share huge pages, which must have been set aside
+    /// Use huge pages, which must be reserved on the host
     #[arg(long)]
     pub(crate) huge_pages: bool,
     /// Run the threads on these CPUs, one after the other
     #[arg(long, value_name = "LIST", value_parser = str::parse::<CpuList>)]
     pub(crate) cpu: Option<CpuList>,
-    /// Where random offsets start from, to have the same ones again
+    /// Seed of the random offsets; the same seed gives the same offsets
     #[arg(long, value_name = "N", default_value = "1")]
     pub(crate) seed: u64,
     /// Print the results as JSON instead of a table
@@ -180,22 +179,22 @@ pub(crate) struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// `--depth`, or what it is where nothing is said.
+    /// Returns `--depth`, or its default.
     pub(crate) fn depths(&self) -> Vec<u16> {
         match (self.depth.is_empty(), self.rate.is_empty()) {
             (false, _) => self.depth.clone(),
             (true, true) => vec![32],
-            // An open loop that waits for room is none.
+            // With a rate, a low depth would make requests wait for completions.
             (true, false) => vec![256],
         }
     }
 }
 
 impl Bench {
-    /// What the options' types cannot say.
+    /// Checks what the types of the options cannot express.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that names the option.
     pub fn check(&self) -> Result<(), String> {
         match self {
             Bench::Blk(blk) => BackEnds::Blk(blk).check(),
@@ -206,7 +205,7 @@ impl Bench {
 }
 
 impl<'a> BackEnds<'a> {
-    /// The load that was asked for.
+    /// Returns the options of the load.
     pub(crate) fn load(self) -> &'a LoadOptions {
         match self {
             BackEnds::Blk(blk) => &blk.load,
@@ -214,7 +213,7 @@ impl<'a> BackEnds<'a> {
         }
     }
 
-    /// How often each target has each load.
+    /// Returns the number of turns that each target has at each load.
     pub(crate) fn rounds(self) -> u32 {
         match self {
             BackEnds::Blk(blk) => blk.rounds,
@@ -222,50 +221,43 @@ impl<'a> BackEnds<'a> {
         }
     }
 
-    /// How long a turn is.
+    /// Returns the measured time of a turn.
     pub(crate) fn time(self) -> Duration {
         let default = if matches!(self, BackEnds::Blk(_)) { 10 } else { 2 };
         self.load().time.unwrap_or(Duration::from_secs(default))
     }
 
-    /// What the options' types cannot say.
+    /// Checks what the types of the options cannot express.
     ///
     /// # Errors
-    /// One sentence.
+    /// One sentence that names the option.
     fn check(self) -> Result<(), String> {
         let load = self.load();
         if let Some(read) = load.read.iter().find(|read| **read < 100 && !load.destroy) {
-            return Err(format!(
-                "--read={read} writes over the disk: add --destroy if nothing on it is needed any more"
-            ));
+            return Err(format!("--read={read} overwrites the disk: add --destroy if its data may be lost"));
         }
         if let BackEnds::Blk(blk) = self
             && blk.socket_path.as_os_str().len() > SOCKET_PATH_BYTES_MAX
         {
             return Err(format!(
-                "--socket-path: a socket's path has up to {SOCKET_PATH_BYTES_MAX} bytes: use a shorter one"
+                "--socket-path: the path of a socket has at most {SOCKET_PATH_BYTES_MAX} bytes: use a shorter one"
             ));
         }
         let threads = load.threads.unwrap_or(load.queues);
         if threads < load.queues {
             return Err(format!(
-                "--threads={threads} leaves some of --queues={} idle: ask for fewer",
+                "--threads={threads} leaves some of --queues={} idle: lower --queues",
                 load.queues
             ));
         }
         if !load.rate.is_empty() && threads > load.queues {
-            return Err(
-                "--rate needs a queue for each thread: ask for more --queues or fewer --threads".into()
-            );
+            return Err("--rate needs a queue for each thread: raise --queues or lower --threads".into());
         }
         if load.plot_rate.is_some() && load.rate.len() < 2 {
-            return Err("--plot-rate draws one load at several rates: name them with --rate".into());
+            return Err("--plot-rate needs at least two rates: list them with --rate".into());
         }
         if load.verify && load.read.contains(&100) {
-            return Err(
-                "--verify checks what was written, and --read=100 writes nothing: ask for --read=50 or so"
-                    .into(),
-            );
+            return Err("--verify needs writes and --read=100 has none: use --read=50, for example".into());
         }
         if load.in_order == Choice::On && threads > load.queues {
             return Err("--in-order=on needs a queue for each thread".into());
@@ -284,7 +276,7 @@ fn parse_block_size(text: &str) -> Result<u32, String> {
 fn parse_time(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         time if time >= Duration::from_millis(10) => Ok(time),
-        _ => Err("it must be 10ms at least".into()),
+        _ => Err("it must be at least 10ms".into()),
     }
 }
 
@@ -293,7 +285,7 @@ fn parse_on_off(text: &str) -> Result<OnOff, String> {
     let [on, off] = [on, off].map(parse_duration);
     let (on, off) = (on?, off?);
     if on.is_zero() || on + off > Duration::from_secs(3600) {
-        return Err("the load must be on for some time, and come back within an hour".into());
+        return Err("the first duration must not be 0, and both together at most an hour".into());
     }
     Ok(OnOff { on, off })
 }

@@ -1,4 +1,4 @@
-//! When requests are due: an even rate, and times when the load is off.
+//! The times at which requests are due: an even rate, and periods without load.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -10,48 +10,46 @@ pub(super) fn as_seconds<S: serde::Serializer>(time: &Duration, serializer: S) -
     serializer.serialize_f64(time.as_secs_f64())
 }
 
-/// A load that is on for a while, then off for a while, over and over.
+/// A load that alternates between on and off.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct OnOff {
-    /// Seconds.
     #[serde(serialize_with = "as_seconds")]
     pub(crate) on: Duration,
-    /// Seconds.
     #[serde(serialize_with = "as_seconds")]
     pub(crate) off: Duration,
 }
 
-/// The times of an [`OnOff`], all in nanoseconds of the run.
+/// The periods of an [`OnOff`], in nanoseconds since the start of the turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cycle {
     on: u64,
     period: u64,
-    /// How far the cycle is when the run begins.
+    /// The position in the period at time 0.
     phase: u64,
 }
 
 impl Cycle {
-    /// One that goes on at `start`, and at whole periods before and after.
+    /// Makes a cycle that turns on at `start`, and at whole periods before and after it.
     pub(crate) fn new(times: OnOff, start: u64) -> Cycle {
         let on = times.on.as_nanos() as u64;
         let period = on + times.off.as_nanos() as u64;
         Cycle { on, period, phase: (period - start % period) % period }
     }
 
-    /// From when on the load is on: `now`, if it is.
+    /// Returns the time from which the load is on: `now`, or the start of the next period.
     pub(crate) fn on_from(&self, now: u64) -> u64 {
         let into = (now + self.phase) % self.period;
         if into < self.on { now } else { now + self.period - into }
     }
 
-    /// When the load has been on for so long since the run began.
+    /// Returns the time at which the load has been on for `on` nanoseconds in all.
     fn time_after(&self, on: u64) -> u64 {
         let on = on + self.phase.min(self.on);
         on / self.on * self.period + on % self.on - self.phase
     }
 }
 
-/// An even rate, while the load is on.
+/// Requests at an even rate, while the load is on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
     first: f64,
@@ -61,33 +59,33 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// The part of the thread `thread` of `threads` in so many requests a second.
+    /// Makes the share of the thread `thread` of `threads` in `rate` requests a second.
     pub(crate) fn new(rate: u32, thread: u64, threads: u64, cycle: Option<Cycle>) -> Schedule {
         let step = 1e9 / f64::from(rate);
         Schedule { first: step * thread as f64, step: step * threads as f64, next: 0, cycle }
     }
 
-    /// When the next request is due, in nanoseconds of the run.
+    /// Returns the time at which the next request is due, in nanoseconds since the start of the turn.
     pub(crate) fn due(&self) -> u64 {
         self.due_of(self.next)
     }
 
-    /// When the request with this number is due.
+    /// Returns the time at which the request `number` is due.
     pub(crate) fn due_of(&self, number: u64) -> u64 {
-        // Multiplied, not summed up: no error adds up.
+        // A multiplication, because rounding errors of a sum would add up.
         let on = (self.first + self.step * number as f64) as u64;
         self.cycle.map_or(on, |cycle| cycle.time_after(on))
     }
 
-    /// The requests that are due from `from` on and before `to`, and were not made.
+    /// Returns the requests that are due from `from` on and before `to`, and were not made.
     pub(crate) fn unsent(&self, from: u64, to: u64) -> Range<u64> {
         let end = self.number_at(to);
         self.next.max(self.number_at(from)).min(end)..end
     }
 
-    /// The first request that is due at `time` or later.
+    /// Returns the number of the first request that is due at `time` or later.
     fn number_at(&self, time: u64) -> u64 {
-        // The load is never on for longer than the run has lasted.
+        // The load is on for at most `time`, so no more requests than this are due.
         let (mut low, mut high) = (0, (time as f64 / self.step) as u64 + 1);
         while low < high {
             let middle = u64::midpoint(low, high);
@@ -96,7 +94,7 @@ impl Schedule {
         low
     }
 
-    /// That request has been made.
+    /// Moves on to the next request.
     pub(crate) fn advance(&mut self) {
         self.next += 1;
     }

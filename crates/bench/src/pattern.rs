@@ -8,14 +8,14 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Pattern {
-    /// Anywhere, each block as likely as any other.
+    /// Any block, each as likely as any other.
     Random,
-    /// One block after the other, each thread in a part of its own.
+    /// One block after the other; each thread has its own part of the disk.
     Sequential,
 }
 
 impl Pattern {
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Pattern::Random => "random",

@@ -1,4 +1,4 @@
-//! What all turns came to: medians, spreads and ratios.
+//! The results of all turns: medians, spreads and ratios.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -9,13 +9,13 @@ use super::turn::{Latencies, Turn, latencies};
 /// All turns of all targets at all loads.
 #[derive(Debug)]
 pub(crate) struct Results {
-    /// The targets' names.
+    /// The names of the targets.
     pub(crate) targets: Vec<String>,
-    /// What each load came to.
+    /// The turns of each load.
     pub(crate) loads: Vec<Load>,
 }
 
-/// One load.
+/// One load and its turns.
 #[derive(Debug)]
 pub(crate) struct Load {
     pub(crate) scenario: Scenario,
@@ -23,7 +23,7 @@ pub(crate) struct Load {
     pub(crate) turns: Vec<Vec<Turn>>,
 }
 
-/// The middle one, and the least and the most.
+/// The median of some numbers, with the least and the most.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -32,7 +32,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of these; none of none.
+    /// Returns the spread of `numbers`, or `None` if there are none.
     pub(crate) fn of(numbers: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut numbers: Vec<f64> = numbers.into_iter().collect();
         numbers.sort_by(f64::total_cmp);
@@ -45,12 +45,12 @@ impl Spread {
 }
 
 impl Load {
-    /// A figure of each turn of a target.
+    /// Returns the spread of a figure over the turns of a target.
     pub(crate) fn spread(&self, target: usize, figure: impl Fn(&Turn) -> f64) -> Option<Spread> {
         Spread::of(self.turns.get(target)?.iter().map(figure))
     }
 
-    /// The same, where the turns may not have it.
+    /// Returns the spread of a figure that some turns may lack.
     pub(crate) fn spread_of_some(
         &self,
         target: usize,
@@ -59,13 +59,13 @@ impl Load {
         Spread::of(self.turns.get(target)?.iter().filter_map(figure))
     }
 
-    /// How many times as many requests a second the first target did as this one, round by round.
+    /// Returns the rate of the first target divided by the rate of this one, round by round.
     pub(crate) fn ratio(&self, target: usize) -> Option<Spread> {
         let (first, other) = (self.turns.first()?, self.turns.get(target)?);
         Spread::of(first.iter().zip(other).map(|(first, other)| first.rate() / other.rate()))
     }
 
-    /// Latencies of all turns of a target.
+    /// Returns the latencies of all turns of a target.
     pub(crate) fn latencies(&self, target: usize) -> Option<Latencies> {
         let mut all = latencies().ok()?;
         for turn in self.turns.get(target)? {
@@ -74,7 +74,7 @@ impl Load {
         Some(all)
     }
 
-    /// Requests that failed, and how the first did.
+    /// Returns the number of failed requests of a target, and the first failure.
     pub(crate) fn failed(&self, target: usize) -> (u64, Option<&str>) {
         let turns = self.turns.get(target).map(Vec::as_slice).unwrap_or_default();
         let count = turns.iter().map(|turn| turn.failed).sum();
@@ -83,19 +83,19 @@ impl Load {
 }
 
 impl Results {
-    /// Requests that failed, of all.
+    /// Returns the number of failed requests of all targets.
     pub(crate) fn failed(&self) -> u64 {
         let each = |load: &Load| (0..self.targets.len()).map(|target| load.failed(target).0).sum::<u64>();
         self.loads.iter().map(each).sum()
     }
 
-    /// How the first of them did.
+    /// Returns the first failure.
     pub(crate) fn failure(&self) -> Option<&str> {
         let targets = 0..self.targets.len();
         self.loads.iter().find_map(|load| targets.clone().find_map(|target| load.failed(target).1))
     }
 
-    /// All of it, for programs. Times are nanoseconds.
+    /// Returns all results for programs. Times are nanoseconds.
     pub(crate) fn to_json(&self) -> Value {
         let loads: Vec<Value> = self.loads.iter().map(|load| self.load_to_json(load)).collect();
         json!({ "version": env!("CARGO_PKG_VERSION"), "targets": self.targets, "loads": loads })
@@ -133,7 +133,7 @@ impl Results {
     }
 }
 
-/// What one turn came to.
+/// Returns the figures of one turn for programs.
 fn turn_to_json(turn: &Turn) -> Value {
     json!({
         "iops": turn.rate(),

@@ -1,4 +1,4 @@
-//! All loads on all targets, turn by turn.
+//! Runs all loads on all targets, turn by turn.
 
 use std::fs;
 use std::path::Path;
@@ -17,14 +17,15 @@ use super::target::Target;
 use super::turn::Turn;
 use super::{report, run, table};
 
-/// Does what was asked for and shows what came of it; the text for standard output.
+/// Runs the benchmark, writes the files asked for, and prints the results.
 ///
 /// # Errors
-/// A target cannot be reached, lacks something or dies, data are wrong, or requests failed.
+/// A target cannot be reached, lacks a feature or dies, data are wrong, or requests failed.
 pub(crate) fn carry_out(bench: BackEnds<'_>, print: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        flag::register(signal, stop.clone()).context("signals cannot be waited for")?;
+        flag::register(signal, stop.clone())
+            .context("the handler of SIGINT and SIGTERM cannot be installed")?;
     }
     let targets = targets(bench)?;
     let progress = Progress::new();
@@ -63,7 +64,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
 }
 
-/// The targets, started if need be, each with a name of its own.
+/// Returns the targets, each with a unique name. Starts those that are commands.
 fn targets(bench: BackEnds<'_>) -> Result<Vec<Target>> {
     let mut targets: Vec<Target> = Vec::new();
     match bench {
@@ -87,7 +88,7 @@ fn targets(bench: BackEnds<'_>) -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-/// The turns of each target at one load. Who begins changes from round to round.
+/// Runs the turns of each target at one load. Each round begins with another target.
 fn rounds(
     bench: BackEnds<'_>,
     scenario: &Scenario,

@@ -1,4 +1,4 @@
-//! One turn: a scenario on a target.
+//! Runs one turn: a scenario on a target.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,18 +21,18 @@ use super::slots::Slot;
 use super::target::Target;
 use super::turn::{Moment, Turn, latencies};
 
-/// Parts of a turn whose rates are kept apart, and the least time of one.
+/// The number of parts of a turn with a rate of their own, and the shortest part.
 const PARTS: u32 = 100;
 const PART_MIN: Duration = Duration::from_millis(20);
-/// A part where all that happens is to be drawn over time.
+/// The length of a part for the plot over time.
 const MOMENT: Duration = Duration::from_millis(10);
-/// How often to look whether the last requests are done.
+/// The time between two checks whether the last requests are done.
 const LAST_LOOK: Duration = Duration::from_millis(1);
 
 /// Runs `scenario` on `target`.
 ///
 /// # Errors
-/// The target cannot be reached, lacks something that was asked for, dies or gives wrong data.
+/// The target cannot be reached, lacks a required feature, dies or gives wrong data.
 pub(crate) fn turn(
     scenario: &Scenario,
     target: &Target,
@@ -46,7 +46,7 @@ pub(crate) fn turn(
             .with_context(|| target.name().to_owned())?;
     let turn = turn_on(&disk, scenario, target, load, stop, progress);
     if turn.is_err() || stop.load(Ordering::Relaxed) {
-        // Nobody waits for what is in flight.
+        // This drops what is in flight, because no thread waits for it.
         disk.unplug();
     }
     disk.close();
@@ -97,7 +97,7 @@ fn turn_on(
         let first = u64::from(place) * u64::from(scenario.depth);
         submitters.push(Submitter::new(&shared, disk, thread, (slots, first), done)?);
     }
-    // The memory is there: now the time counts.
+    // The memory is allocated; the measurement begins.
     let cpu = (driver_cpu(), target.pid().map(back_end_cpu).transpose()?);
     let began = Instant::now();
     let before = disk.counters();
@@ -121,11 +121,11 @@ fn turn_on(
         let look = || Sample {
             done: done.iter().map(|count| count.load(Ordering::Relaxed)).sum(),
             kicks: disk.counters().kicks,
-            // One that has gone shows when the turn is over.
+            // A back-end that has exited gives no figure here. The check after the turn reports it.
             back_end_cpu: target.pid().and_then(|pid| back_end_cpu(pid).ok()),
         };
         let moments = watch(&shared, part, look, stop, progress, finished);
-        // A back-end that has stopped answering must not keep anybody from going.
+        // If the back-end does not answer any more, a signal still ends the turn.
         while !running.iter().all(thread::ScopedJoinHandle::is_finished) && !stop.load(Ordering::Relaxed) {
             thread::sleep(LAST_LOOK);
         }
@@ -185,16 +185,16 @@ fn pin(load: &LoadOptions, thread: usize) -> Result<()> {
     let Some(cpu) = cpus.0.get(thread % cpus.0.len().max(1)) else { return Ok(()) };
     let mut set = CpuSet::new();
     set.set(*cpu);
-    sched_setaffinity(None, &set).with_context(|| format!("--cpu: there is no CPU {cpu} to be had"))
+    sched_setaffinity(None, &set).with_context(|| format!("--cpu: CPU {cpu} cannot be used"))
 }
 
-/// Sleeps end when they are to, not up to 50 us later.
+/// Asks the kernel to end sleeps on time. By default, it may end them 50 us late.
 fn shorten_timer_slack() {
-    // Where it is refused, requests are made late, which shows in their latencies.
+    // If this fails, requests are made late, and their latencies show it.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
 }
 
-/// What is counted at one moment.
+/// The counters at one moment.
 #[derive(Clone, Copy)]
 struct Sample {
     done: u64,
@@ -203,7 +203,7 @@ struct Sample {
 }
 
 impl Sample {
-    /// What has happened since an earlier one.
+    /// Returns the rates between an earlier sample and this one.
     fn since(&self, earlier: &Sample, (from, to): (Duration, Duration)) -> Moment {
         let seconds = (to - from).as_secs_f64();
         let cpu = self.back_end_cpu.zip(earlier.back_end_cpu);
@@ -216,7 +216,7 @@ impl Sample {
     }
 }
 
-/// Takes down what happens in each part of the turn until it is over; stops early when something has ended the turn.
+/// Records a moment for each part of the turn until it is over, or until a thread ends.
 fn watch(
     shared: &TurnContext<'_>,
     part: Duration,
@@ -245,7 +245,7 @@ fn watch(
     }
 }
 
-/// Reads every block that was written and compares it.
+/// Reads every block that was written and verifies it.
 fn read_back(disk: &Disk, scenario: &Scenario, ledger: &Ledger, stop: &AtomicBool) -> Result<()> {
     let block_size = scenario.block_size as usize;
     let mut scratch = vec![0; block_size];
@@ -261,7 +261,7 @@ fn read_back(disk: &Disk, scenario: &Scenario, ledger: &Ledger, stop: &AtomicBoo
     Ok(())
 }
 
-/// A read that the user can end.
+/// Reads a block, unless a signal ends the benchmark.
 fn read_or_stop(disk: &Disk, request: Request, stop: &AtomicBool) -> Result<Data> {
     let queue = disk.queue(0);
     queue.submit_one(request).map_err(|refused| refused.error)?;

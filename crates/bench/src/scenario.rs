@@ -1,4 +1,4 @@
-//! One load out of those that the command line stands for.
+//! One of the loads that the command line asks for.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,36 +12,36 @@ use super::pace::OnOff;
 use super::pattern::Pattern;
 use super::wait::Wait;
 
-/// One load.
+/// One load of a benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Scenario {
-    /// Requests that each thread keeps in flight.
+    /// The number of requests that each thread keeps in flight.
     pub(crate) depth: u16,
-    /// Bytes of a request.
+    /// The bytes of a request.
     pub(crate) block_size: u32,
-    /// Reads in a hundred requests.
+    /// The percentage of reads.
     pub(crate) read: u8,
     pub(crate) pattern: Pattern,
     pub(crate) wait: Wait,
     pub(crate) queues: u16,
     pub(crate) threads: u16,
-    /// Requests a second of all threads, if that is given.
+    /// Requests a second of all threads. `None` means as many as complete.
     pub(crate) rate: Option<u32>,
-    /// When the load is on, if it is not always.
+    /// The periods with and without load. `None` means load all the time.
     pub(crate) on_off: Option<OnOff>,
-    /// Seconds measured.
+    /// The measured seconds.
     #[serde(serialize_with = "super::pace::as_seconds")]
     pub(crate) time: Duration,
-    /// Seconds run before.
+    /// The seconds of load before the measurement.
     #[serde(serialize_with = "super::pace::as_seconds")]
     pub(crate) warm_up: Duration,
-    /// Bytes of the disk that are used, if not all.
+    /// The bytes of the disk to use. `None` means all.
     pub(crate) range: Option<u64>,
     pub(crate) verify: bool,
     pub(crate) seed: u64,
 }
 
-/// Every load that the command line stands for.
+/// Returns every load that the command line asks for.
 pub(crate) fn scenarios(bench: BackEnds<'_>) -> Vec<Scenario> {
     let load = bench.load();
     let rates: Vec<Option<u32>> =
@@ -77,12 +77,12 @@ pub(crate) fn scenarios(bench: BackEnds<'_>) -> Vec<Scenario> {
 }
 
 impl Scenario {
-    /// Requests that one queue has in flight at most.
+    /// Returns the largest number of requests in flight at one queue.
     pub(crate) fn in_flight(&self) -> usize {
         usize::from(self.depth) * usize::from(self.threads.div_ceil(self.queues))
     }
 
-    /// How the driver is to reach a back-end for this.
+    /// Returns the options for the connection of the driver.
     ///
     /// # Errors
     /// The depth does not fit into a queue.
@@ -107,7 +107,7 @@ impl Scenario {
                 )
             })?,
         };
-        // The blocks, and what their places in the pool waste.
+        // The blocks, plus what the rounding in the pool wastes.
         let in_all = u64::from(self.depth) * u64::from(self.threads);
         let memory = in_all * (u64::from(self.block_size).next_power_of_two() + 4096) + (4 << 20);
         Ok(Options {
@@ -129,7 +129,7 @@ impl Scenario {
         })
     }
 
-    /// Reads, writes or a mix of both.
+    /// Describes the mix of reads and writes.
     pub(crate) fn mix(&self) -> String {
         match self.read {
             100 => "reads".into(),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts() {
+    fn refuses_contradicting_options() {
         for (line, named) in [
             ("blk --socket-path=s --read=100,0", "--destroy"),
             ("blk --socket-path=s --read=99", "--destroy"),

@@ -1,26 +1,28 @@
-//! What is remembered of the requests in flight at one queue.
+//! Records of the requests in flight at one queue.
 //!
-//! A slot is one request's, and its number the request's token. Whoever reaps a request has its slot from then on: threads
-//! that share a queue do not get their own requests back. The queue orders what one thread wrote into a slot before the
-//! submission with what another reads after the completion, so that plain loads and stores do.
+//! Each slot holds the record of one request; its number is the token of the request. Threads that share a
+//! queue may reap one another's requests. The thread that reaps a request owns its slot from then on.
+//!
+//! The queue orders the stores of one thread before the submission with the loads of another after the
+//! completion. So relaxed loads and stores are enough.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::ledger::Claim;
 
-/// One request.
+/// The slot of one request.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
-    /// When it began, in nanoseconds of the run.
+    /// The time when it was due or made, in nanoseconds since the start of the turn.
     start: AtomicU64,
     block: AtomicU64,
-    /// The generation that is to be in the block afterwards; with this bit, it is a read.
+    /// The generation of the block after the request, and [`READ`] if it is a read.
     generation_and_read: AtomicU64,
 }
 
 const READ: u64 = 1 << 32;
 
-/// What a slot says.
+/// The record of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotRecord {
     pub(crate) start: u64,
@@ -29,7 +31,7 @@ pub(crate) struct SlotRecord {
 }
 
 impl Slot {
-    /// Before the request is submitted.
+    /// Stores the record, before the request is submitted.
     #[inline]
     pub(crate) fn store(&self, record: SlotRecord) {
         self.start.store(record.start, Ordering::Relaxed);
@@ -38,7 +40,7 @@ impl Slot {
         self.generation_and_read.store(u64::from(record.claim.generation) | read, Ordering::Relaxed);
     }
 
-    /// After it was completed.
+    /// Loads the record, after the request completed.
     #[inline]
     pub(crate) fn load(&self) -> SlotRecord {
         let what = self.generation_and_read.load(Ordering::Relaxed);

@@ -1,10 +1,10 @@
-//! The results as text.
+//! Formats the results as text.
 
 use super::layout::{columns, rate, time};
 use super::results::{Load, Results, Spread};
 use super::turn::Turn;
 
-/// All loads, one table each.
+/// Formats a table for each load.
 pub(crate) fn text(results: &Results) -> String {
     let mut text = String::new();
     for load in &results.loads {
@@ -14,7 +14,7 @@ pub(crate) fn text(results: &Results) -> String {
     text + "\n"
 }
 
-/// The headings of [`rows`], but for the ratios of a comparison.
+/// The headings of [`rows`], without the columns that only a comparison or failures need.
 const HEADINGS: [&str; 12] = [
     "",
     "IOPS",
@@ -30,7 +30,7 @@ const HEADINGS: [&str; 12] = [
     "of a core",
 ];
 
-/// One load: headings, and a row for each target.
+/// Returns the headings and a row for each target.
 pub(crate) fn rows(results: &Results, load: &Load) -> Vec<Vec<String>> {
     let compares = results.targets.len() > 1;
     let mut headings: Vec<String> = HEADINGS.iter().map(ToString::to_string).collect();
@@ -56,7 +56,7 @@ pub(crate) fn rows(results: &Results, load: &Load) -> Vec<Vec<String>> {
     rows
 }
 
-/// A ratio with its spread.
+/// Formats a ratio with its spread.
 pub(crate) fn ratio(Spread { median, least, most }: Spread) -> String {
     if least == most { format!("{median:.2}") } else { format!("{median:.2} ({least:.2} to {most:.2})") }
 }

@@ -1,4 +1,4 @@
-//! What is put under load: a socket where somebody listens, or a command that is started for it.
+//! The back-end under load: a socket that is served already, or a command that the benchmark starts.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,9 +11,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tempfile::TempDir;
 
-/// What stands for the socket in a command.
+/// The placeholder for the socket in a command.
 const SOCKET: &str = "{socket}";
-/// How long a command may take until its socket is there, from then until it listens, and to end.
+/// The longest times for a command to make its socket, to listen on it after that, and to exit.
 const START_MAX: Duration = Duration::from_secs(30);
 const LISTEN_MAX: Duration = Duration::from_secs(5);
 const END_MAX: Duration = Duration::from_secs(5);
@@ -27,21 +27,21 @@ pub(crate) struct Target {
     started: Option<Started>,
 }
 
-/// A back-end of our own, which ends with us.
+/// A back-end that the benchmark started. It is stopped when this is dropped.
 #[derive(Debug)]
 struct Started {
     child: Child,
-    /// Where its socket is.
+    /// The directory of its socket.
     _dir: TempDir,
 }
 
 impl Target {
-    /// A socket where somebody listens already.
+    /// Makes a target of a socket that is served already.
     pub(crate) fn at(name: String, socket: PathBuf, pid: Option<u32>) -> Target {
         Target { name, socket, pid, started: None }
     }
 
-    /// What `text` on the command line means; a command is started, on these CPUs.
+    /// Parses a target on the command line. If it is a command, starts it on these CPUs.
     ///
     /// # Errors
     /// The command cannot be started.
@@ -50,11 +50,12 @@ impl Target {
         if !what.contains(SOCKET) {
             return Ok(Target::at(name.unwrap_or(what).into(), what.into(), None));
         }
-        let dir = tempfile::tempdir().context("no directory for a socket")?;
+        let dir = tempfile::tempdir().context("the directory for the socket cannot be made")?;
         let socket = dir.path().join("target.sock");
         let command = what.replace(SOCKET, &socket.to_string_lossy());
         let mut child = on_cpus(cpus, || {
-            // With `exec` the process is the back-end itself, whose processor time is wanted, and not a shell.
+            // `exec` makes the process the back-end itself instead of a shell, so its processor time can be
+            // measured.
             let mut shell = Command::new("/bin/sh");
             shell.arg("-c").arg(format!("exec {command}")).stdin(Stdio::null()).stdout(Stdio::null());
             shell.spawn().with_context(|| format!("{command} cannot be started"))
@@ -66,27 +67,27 @@ impl Target {
         listens.with_context(|| command).map(|()| target)
     }
 
-    /// What to call it.
+    /// Returns its name in the results.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it listens.
+    /// Returns the path of its socket.
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its process, if that is known.
+    /// Returns its process number, if it is known.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.pid
     }
 
-    /// How long to go on trying to connect: a socket is there a moment before somebody listens on it.
+    /// Returns how long to retry the connection. A command makes its socket a moment before it listens.
     pub(crate) fn connect_timeout(&self) -> Duration {
         if self.started.is_some() { LISTEN_MAX } else { Duration::ZERO }
     }
 
-    /// Calls it otherwise.
+    /// Changes the name.
     pub(crate) fn rename(&mut self, name: String) {
         self.name = name;
     }
@@ -109,10 +110,10 @@ impl Drop for Started {
     }
 }
 
-/// Waits for a command's socket.
+/// Waits until a command has made its socket.
 ///
 /// # Errors
-/// The command ends, or does not make it in time.
+/// The command exits, or takes too long.
 fn wait_for(socket: &Path, child: &mut Child) -> Result<()> {
     let deadline = Instant::now() + START_MAX;
     while !socket.exists() {
@@ -127,7 +128,7 @@ fn wait_for(socket: &Path, child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// The name in front of `=`, if that is one: a word without anything that a path or a command could have there.
+/// Splits `NAME=TARGET`. A name contains no character of a path or a command: no `/`, space or `{`.
 fn named(text: &str) -> (Option<&str>, &str) {
     let is_name = |name: &str| !name.is_empty() && !name.contains(['/', ' ', '{']);
     match text.split_once('=') {
@@ -136,21 +137,21 @@ fn named(text: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// The program of a command, without its directory.
+/// Returns the program of a command, without its directory.
 fn program(command: &str) -> String {
     let first = command.split_whitespace().next().unwrap_or(command);
     Path::new(first).file_name().map_or(first.into(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Does it on these CPUs, where a child stays then.
+/// Runs `does` on these CPUs. A child that it starts stays on them.
 fn on_cpus<T>(cpus: Option<&CpuList>, does: impl FnOnce() -> Result<T>) -> Result<T> {
     let Some(CpuList(cpus)) = cpus else { return does() };
-    let all = sched_getaffinity(None).context("the CPUs of this process")?;
+    let all = sched_getaffinity(None).context("the CPUs of this process cannot be read")?;
     let mut set = CpuSet::new();
     cpus.iter().for_each(|cpu| set.set(*cpu));
-    sched_setaffinity(None, &set).context("--target-cpu: these CPUs cannot be had")?;
+    sched_setaffinity(None, &set).context("--target-cpu: these CPUs cannot be used")?;
     let done = does();
-    sched_setaffinity(None, &all).context("the CPUs of this process")?;
+    sched_setaffinity(None, &all).context("the CPUs of this process cannot be restored")?;
     done
 }
 

@@ -1,69 +1,71 @@
-//! What one turn of load came to.
+//! The results of one turn.
 
 use hdrhistogram::Histogram;
 
-/// The longest latency that is told from longer ones: an hour.
+/// The longest latency that the histogram resolves: an hour.
 const LATENCY_MAX: u64 = 3_600_000_000_000;
-/// Latencies are kept to so many digits.
+/// The number of significant digits of latencies.
 const DIGITS: u8 = 3;
 
 /// Latencies in nanoseconds.
 pub(crate) type Latencies = Histogram<u64>;
 
-/// None yet.
+/// Makes an empty histogram.
 ///
 /// # Errors
-/// Never: the bounds are right.
+/// Never: the bounds are valid.
 pub(crate) fn latencies() -> anyhow::Result<Latencies> {
     Ok(Histogram::new_with_bounds(1, LATENCY_MAX, DIGITS)?)
 }
 
-/// What one turn came to. Requests done within the measured time count as done; latencies are those of all that were due in
-/// it.
+/// The results of one turn.
+///
+/// `done` counts requests that completed within the measured time. `latencies` has all that were due in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn {
-    /// Seconds measured.
+    /// The measured seconds.
     pub(crate) seconds: f64,
-    /// Requests done in them.
+    /// Requests that completed in them.
     pub(crate) done: u64,
     /// Requests that failed, at any time.
     pub(crate) failed: u64,
-    /// How the first of them did.
+    /// The first failure.
     pub(crate) failure: Option<String>,
-    /// Requests that were due in them and never sent, having no slot.
+    /// Requests that were due in the measured time and never sent, because no slot was free.
     pub(crate) unsent: u64,
-    /// From when a request was due to when its completion was seen, or to the end for those that were never sent.
+    /// The times from when a request was due to its completion, or to the end of the turn if it was never
+    /// sent.
     pub(crate) latencies: Latencies,
-    /// Requests, kicks and calls from the first request on, outside of the measured time too.
+    /// Requests, kicks and calls of the whole turn, also outside the measured time.
     pub(crate) submitted: u64,
     pub(crate) kicks: u64,
     pub(crate) calls: u64,
-    /// Processor seconds that this process and the back-end's took, over as long as `submitted` counts.
+    /// The processor seconds of this process and of the back-end, over the whole turn.
     pub(crate) driver_cpu: f64,
     pub(crate) back_end_cpu: Option<f64>,
-    /// Seconds over which these are counted.
+    /// The seconds of the whole turn.
     pub(crate) seconds_counted: f64,
-    /// Requests a second, in equal parts of the measured time.
+    /// Requests a second in each part of the measured time.
     pub(crate) timeline: Vec<f64>,
-    /// What happened in these parts, for a plot over time.
+    /// The figures of each part, for a plot over time.
     pub(crate) moments: Vec<Moment>,
 }
 
 /// A part of the measured time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
-    /// Its middle, in seconds of the measured time.
+    /// The middle of the part, in seconds of the measured time.
     pub(crate) at: f64,
-    /// Requests done, a second.
+    /// Completed requests a second.
     pub(crate) requests: f64,
-    /// Kicks, a second.
+    /// Kicks a second.
     pub(crate) kicks: f64,
-    /// The back-end's share of a processor, if its process is known.
+    /// The share of a processor that the back-end used, if its process is known.
     pub(crate) back_end_cpu: Option<f64>,
 }
 
 impl Turn {
-    /// Requests a second.
+    /// Returns the requests a second.
     pub(crate) fn rate(&self) -> f64 {
         self.done as f64 / self.seconds
     }
@@ -72,32 +74,32 @@ impl Turn {
         number / self.submitted.max(1) as f64
     }
 
-    /// Kicks for each request.
+    /// Returns the kicks for each request.
     pub(crate) fn kicks_per_request(&self) -> f64 {
         self.per_request(self.kicks as f64)
     }
 
-    /// Calls for each request.
+    /// Returns the calls for each request.
     pub(crate) fn calls_per_request(&self) -> f64 {
         self.per_request(self.calls as f64)
     }
 
-    /// Processor nanoseconds of this process for each request.
+    /// Returns the processor nanoseconds of this process for each request.
     pub(crate) fn driver_cpu_per_request(&self) -> f64 {
         self.per_request(self.driver_cpu * 1e9)
     }
 
-    /// Processors that the back-end kept busy.
+    /// Returns the number of processors that the back-end kept busy.
     pub(crate) fn back_end_cores(&self) -> Option<f64> {
         self.back_end_cpu.map(|seconds| seconds / self.seconds_counted)
     }
 
-    /// Nanoseconds that half of the requests took no longer than; or any other share of them.
+    /// Returns the nanoseconds that this share of the requests does not exceed.
     pub(crate) fn latency(&self, quantile: f64) -> f64 {
         self.latencies.value_at_quantile(quantile) as f64
     }
 
-    /// Processor nanoseconds of the back-end for each request.
+    /// Returns the processor nanoseconds of the back-end for each request.
     pub(crate) fn back_end_cpu_per_request(&self) -> Option<f64> {
         self.back_end_cpu.map(|seconds| self.per_request(seconds * 1e9))
     }

@@ -1,4 +1,4 @@
-//! How a thread waits for completions.
+//! The ways in which a thread waits for completions.
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
@@ -8,14 +8,14 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Wait {
-    /// It asks for a call and sleeps.
+    /// Asks for a call and sleeps.
     Sleep,
-    /// It looks at the ring.
+    /// Polls the ring.
     Poll,
 }
 
 impl Wait {
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Wait::Sleep => "sleep",

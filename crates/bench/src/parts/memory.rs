@@ -1,4 +1,4 @@
-//! Translation of guest addresses, and copies from and to guest memory.
+//! Measures the translation of guest addresses, and copies from and to guest memory.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::operation::Operation;
 
-/// One slot's bytes.
+/// The bytes of one slot.
 const SLOT: u64 = 1 << 20;
-/// What most machines have (RAM below and above the hole), and the most that vhost-user has.
+/// Common machines have 1 or 3 slots (RAM below and above the hole). vhost-user allows 509.
 const SLOTS: [u64; 3] = [1, 3, 509];
 const PAGE: u64 = 4096;
 
-/// Each operation, in maps of several sizes.
+/// Returns each operation, in maps of several sizes.
 pub(super) fn operations() -> Result<Vec<Operation>> {
     let mut all = Vec::new();
     for slots in SLOTS {
         let view = memory(slots)?;
         let within = |what: &str| format!("{what}, {slots} slot{}", if slots == 1 { "" } else { "s" });
-        // Never the same slot twice running, and always one that is not the first looked at.
+        // Successive addresses are in different slots, so a cache of the last slot does not help.
         let addresses = || {
             let mut random = fastrand::Rng::with_seed(slots);
             move || Gpa(random.u64(..slots * SLOT / PAGE - 1) * PAGE)

@@ -1,7 +1,8 @@
-//! `kickless bench ring`, `kickless bench memory`: what single parts cost on this machine, without a back-end.
+//! `kickless bench ring`, `kickless bench memory`: the cost of single parts on this machine, without a
+//! back-end.
 //!
-//! A part is a list of operations that can be done again and again. All of them are measured in each round, one after the
-//! other, so that whatever else the machine does meets all alike.
+//! A part is a list of operations. Each round measures all of them, one after the other, so that other work
+//! of the machine affects all of them alike.
 
 mod memory;
 mod operation;
@@ -14,10 +15,10 @@ use super::layout::columns;
 use super::options::{Part, PartOptions};
 use super::results::Spread;
 
-/// Measures a part and prints what came of it.
+/// Measures a part and prints the results.
 ///
 /// # Errors
-/// There is no memory for it.
+/// There is no memory for it, or an operation fails.
 pub(super) fn carry_out(
     part: Part,
     options: &PartOptions,

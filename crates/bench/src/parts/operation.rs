@@ -1,27 +1,27 @@
-//! Operations of a part, and their measurement.
+//! An operation of a part, and its measurement.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// Operations between two looks at the clock.
+/// The number of operations between two readings of the clock.
 const BURST: u32 = 64;
 
-/// Something that is done again and again.
+/// An operation that can be repeated.
 pub(super) struct Operation {
     /// Its name in the table.
     pub(super) name: String,
-    /// Does it, and returns the number of things that it did. A figure is for one of these.
+    /// Runs the operation and returns how many items it processed. A figure is the time of one item.
     run: Box<dyn FnMut() -> Result<u32>>,
 }
 
 impl Operation {
-    /// An operation; `run` says of how many it was.
+    /// Makes an operation. `run` returns the number of items that it processed.
     pub(super) fn new(name: impl Into<String>, run: impl FnMut() -> Result<u32> + 'static) -> Operation {
         Operation { name: name.into(), run: Box::new(run) }
     }
 
-    /// Nanoseconds for one of what it run, over so long a time.
+    /// Repeats the operation for `time` and returns the nanoseconds for one item.
     pub(super) fn measure(&mut self, time: Duration) -> Result<f64> {
         let start = Instant::now();
         let mut count = 0u64;

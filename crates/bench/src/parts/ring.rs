@@ -1,4 +1,4 @@
-//! Both ends of a virtqueue in one thread, without any request behind it.
+//! Measures both ends of a virtqueue in one thread, without any device behind it.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use super::operation::Operation;
 
 const SIZE: u16 = 256;
-/// Where the rings are, and where buffers are said to be; both in one slot.
+/// The addresses of the rings and of the buffers, all in one slot.
 const DESC: u64 = 0;
 const DRIVER: u64 = 0x4000;
 const DEVICE: u64 = 0x8000;
 const BUFFERS: u64 = 0x10000;
 const LEN: u64 = 0x40000;
 
-/// Each format, alone and in batches.
+/// Returns one operation for each format, with single requests and with batches.
 pub(super) fn operations() -> Result<Vec<Operation>> {
     let mut all = Vec::new();
     for packed in [false, true] {
@@ -37,7 +37,7 @@ pub(super) fn operations() -> Result<Vec<Operation>> {
     Ok(all)
 }
 
-/// A queue's two ends.
+/// The two ends of a queue.
 struct Ends {
     view: Arc<View>,
     submitter: Submitter,
@@ -80,7 +80,7 @@ impl Ends {
         Ok(Ends { view, submitter, completer, device, chain: Chain::default(), ids: Vec::new() })
     }
 
-    /// So many requests there and back: a header, a page, a status byte.
+    /// Sends `batch` requests and completes them. Each has a header, a page and a status byte.
     fn round(&mut self, batch: u32) -> Result<u32> {
         for _ in 0..batch {
             let buffer = |at: u64, len: u32, writable: bool| Buffer { addr: BUFFERS + at, len, writable };

@@ -1,4 +1,4 @@
-//! The results as one page of HTML that needs nothing else.
+//! Renders the results as one page of HTML without external files.
 
 mod over_rate;
 mod over_time;
@@ -21,7 +21,7 @@ figure { margin: 1rem 0; display: inline-block } figcaption { color: #555; font-
 svg { max-width: 100%; height: auto }
 ";
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
 /// A plot cannot be drawn.
@@ -55,38 +55,38 @@ pub(crate) fn page(results: &Results) -> Result<String> {
     Ok(page.into_string())
 }
 
-/// What the figures are.
+/// Explains the figures in one paragraph.
 fn about(results: &Results) -> String {
     let rounds = results.loads.first().and_then(|load| load.turns.first()).map_or(0, Vec::len);
     let seconds = results.loads.first().map_or(0.0, |load| load.scenario.time.as_secs_f64());
     format!(
-        "{rounds} turns of {seconds} s each, the targets one after the other in each round, with the same driver. Rates and costs are \
-         medians of the turns; latencies are those of all turns together, from when a request was due to when its completion was \
-         seen; a ratio is taken in each round. kickless {}.",
+        "{rounds} turns of {seconds} s each, with the same driver. Each round runs the targets one after the other. Rates and costs are \
+         medians of the turns. Latencies are those of all turns together, from the time when a request was due to the time when \
+         the driver saw its completion. A ratio compares turns of the same round. kickless {}.",
         env!("CARGO_PKG_VERSION")
     )
 }
 
-/// The plot that says most: the rates of all.
+/// Draws the main plot: the rates of all targets at all loads.
 ///
 /// # Errors
-/// It cannot be drawn.
+/// The plot cannot be drawn.
 pub(crate) fn first_plot(results: &Results) -> Result<String> {
     plot::rates(results)
 }
 
-/// Latency and back-end CPU against the rate asked for.
+/// Draws latency and back-end CPU against the rate asked for.
 ///
 /// # Errors
-/// It cannot be drawn.
+/// The plot cannot be drawn.
 pub(crate) fn over_rate(results: &Results) -> Result<String> {
     over_rate::draw(results)
 }
 
-/// What happened when at the first load.
+/// Draws requests, kicks and back-end CPU over the time of the first load.
 ///
 /// # Errors
-/// It cannot be drawn.
+/// The plot cannot be drawn.
 pub(crate) fn over_time(results: &Results) -> Result<String> {
     results.loads.first().map_or_else(|| Ok(String::new()), |load| over_time::draw(results, load))
 }
@@ -105,7 +105,7 @@ fn section(results: &Results, load: &Load) -> Result<Markup> {
                 }
             }
         }
-        figure { (PreEscaped(latencies)) figcaption { "Latencies by how many requests are no slower." } }
-        figure { (PreEscaped(timeline)) figcaption { "Requests a second, all turns of a target joined." } }
+        figure { (PreEscaped(latencies)) figcaption { "Latency that a share of the requests does not exceed." } }
+        figure { (PreEscaped(timeline)) figcaption { "Requests a second, the turns of each target one after the other." } }
     })
 }

@@ -1,4 +1,4 @@
-//! Latency and the back-end's processor time against the rate that was asked for, as SVG.
+//! Draws latency and the processor time of the back-end against the rate asked for, as SVG.
 
 use anyhow::Result;
 use plotters::prelude::*;
@@ -12,14 +12,15 @@ use crate::turn::Turn;
 const SIZE: (u32, u32) = (960, 560);
 const UPPER: u32 = 290;
 
-/// The median latency of each target over its processor time, at each rate: medians of the turns, with the least and the
-/// most.
+/// Draws the median latency of each target above its processor time, at each rate.
+///
+/// Dots are medians of the turns; whiskers reach from the least to the most.
 ///
 /// # Errors
-/// It cannot be drawn.
+/// The plot cannot be drawn.
 pub(super) fn draw(results: &Results) -> Result<String> {
     let rates = || results.loads.iter().filter_map(|load| load.scenario.rate.map(f64::from));
-    // Half a step of room on either side: dots on the frame are hard to see.
+    // The margin keeps dots off the frame.
     let least = rates().fold(f64::INFINITY, f64::min) / 1.3;
     let xs = least..rates().fold(1.0, f64::max) * 1.3;
     let lines = |figure: fn(&Turn) -> Option<f64>| -> Vec<Vec<(f64, Spread)>> {
@@ -52,7 +53,7 @@ pub(super) fn draw(results: &Results) -> Result<String> {
             .y_label_formatter(&|y| time(*y))
             .draw()?;
         series(&mut chart, &latencies, &results.targets)?;
-        // Where there is little load, nobody is fast: whoever sleeps has to be woken.
+        // This corner is free: at low rates, every latency includes waking a sleeper and is high.
         legend_at(&mut chart, SeriesLabelPosition::LowerLeft)?;
         let most = cores.iter().flatten().map(|(_, spread)| spread.most).fold(1.0, f64::max);
         let mut chart = ChartBuilder::on(&lower)
@@ -76,7 +77,7 @@ pub(super) fn draw(results: &Results) -> Result<String> {
     Ok(svg)
 }
 
-/// A line for each target, with a dot and whiskers at each rate.
+/// Draws a line for each target, with a dot and whiskers at each rate.
 fn series<'a, X, Y>(
     chart: &mut ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, Y>>,
     lines: &[Vec<(f64, Spread)>],

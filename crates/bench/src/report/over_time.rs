@@ -1,4 +1,4 @@
-//! What happened when, as SVG: requests, kicks and the back-end's processor time.
+//! Draws requests, kicks and the processor time of the back-end over time, as SVG.
 
 use anyhow::Result;
 use plotters::prelude::*;
@@ -9,14 +9,14 @@ use crate::results::{Load, Results};
 use crate::turn::Moment;
 
 const WIDTH: u32 = 960;
-/// The last part has the time below it.
+/// The last plot is taller because it has the time axis.
 const HEIGHTS: [u32; 3] = [150, 150, 190];
 
-/// Moments whose mean is drawn of the processor time: the kernel counts that of a thread that runs by its ticks, which are
-/// about as long as a moment.
+/// The number of moments that a point of the processor time averages. The kernel counts a running thread's
+/// time in ticks, which are about as long as a moment.
 const SMOOTHED: usize = 3;
 
-/// One figure of a moment, and what to call it.
+/// The name of a figure, its value at a moment, and its format.
 type Figure = (&'static str, fn(&Moment) -> Option<f64>, fn(f64) -> String);
 
 const FIGURES: [Figure; 3] = [
@@ -25,12 +25,12 @@ const FIGURES: [Figure; 3] = [
     ("back-end CPU", |moment| moment.back_end_cpu, percent),
 ];
 
-/// A share of one processor.
+/// Formats a share of one processor.
 pub(super) fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// The means of each point and its neighbours.
+/// Returns the means of each point and its neighbours.
 fn smoothed(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     let mean = |near: &[(f64, f64)]| {
         let middle = near.get(near.len() / 2)?.0;
@@ -39,10 +39,10 @@ fn smoothed(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     points.windows(SMOOTHED).filter_map(mean).collect()
 }
 
-/// The last turn of each target at a load, one figure below the other.
+/// Draws the last turn of each target at a load, one figure below the other.
 ///
 /// # Errors
-/// It cannot be drawn.
+/// The plot cannot be drawn.
 pub(super) fn draw(results: &Results, load: &Load) -> Result<String> {
     let lines: Vec<&[Moment]> = load
         .turns

@@ -11,7 +11,7 @@ use crate::layout::{rate, time};
 use crate::results::{Load, Results};
 use crate::turn::{Latencies, Turn};
 
-/// Colours that people who see few can tell apart (Okabe and Ito).
+/// Colours that people with colour blindness can tell apart (Okabe and Ito).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -22,15 +22,15 @@ const COLOURS: [RGBColor; 6] = [
 ];
 pub(super) const FONT: (&str, u32) = ("sans-serif", 13);
 const SMALL: (u32, u32) = (600, 320);
-/// Faint lines between two marks of a small plot's axes: most of the bytes, if there are the usual ten.
+/// The number of faint lines between two marks of a small plot's axes. More would make up most of the file.
 const FAINT_LINES: usize = 2;
 
-/// Each target has one of its own.
+/// Returns the colour of a target.
 pub(super) fn colour(target: usize) -> RGBColor {
     COLOURS.get(target % COLOURS.len()).copied().unwrap_or(BLACK)
 }
 
-/// The powers of ten around them, for a logarithmic axis that has marks in any case.
+/// Returns the range of powers of ten around the numbers, for a logarithmic axis. It always contains a mark.
 pub(super) fn around(numbers: impl Iterator<Item = f64>) -> Range<f64> {
     let all: Vec<f64> = numbers.filter(|number| *number > 0.0).map(f64::log10).collect();
     let (Some(least), Some(most)) =
@@ -41,10 +41,10 @@ pub(super) fn around(numbers: impl Iterator<Item = f64>) -> Range<f64> {
     10f64.powf(least.floor())..10f64.powf((most.floor() + 1.0).max(most.ceil()))
 }
 
-/// Requests a second of every target at every load.
+/// Draws the requests a second of every target at every load.
 ///
 /// # Errors
-/// It cannot be drawn.
+/// The plot cannot be drawn.
 pub(super) fn rates(results: &Results) -> Result<String> {
     let mut svg = String::new();
     let loads = results.loads.len();
@@ -98,7 +98,7 @@ pub(super) fn rates(results: &Results) -> Result<String> {
     Ok(svg)
 }
 
-/// Labels in the middle of each load's band.
+/// Puts a label in the middle of each load's band.
 trait IntoSegmentedLoads {
     fn into_segmented_loads(self, results: &Results) -> Bands;
 }
@@ -142,10 +142,12 @@ impl ValueFormatter<f64> for Bands {
     }
 }
 
-/// How many requests are no slower than what, drawn so that each further nine takes the same room.
+/// Draws the latency that a share of the requests does not exceed.
+///
+/// The axis counts the nines of the share: 90 %, 99 % and 99.9 % are equally far apart.
 ///
 /// # Errors
-/// It cannot be drawn.
+/// The plot cannot be drawn.
 pub(super) fn latencies(results: &Results, load: &Load) -> Result<String> {
     let all: Vec<(usize, Latencies)> = (0..results.targets.len())
         .filter_map(|at| Some((at, load.latencies(at)?)))
@@ -191,7 +193,7 @@ pub(super) fn latencies(results: &Results, load: &Load) -> Result<String> {
     Ok(svg)
 }
 
-/// A share of requests, from its number of nines.
+/// Formats a share of requests from its number of nines.
 fn quantile(nines: f64) -> String {
     if nines.fract() != 0.0 {
         return String::new();
@@ -201,10 +203,10 @@ fn quantile(nines: f64) -> String {
     format!("{percent:.digits$} %")
 }
 
-/// Requests a second as they went by.
+/// Draws requests a second over time.
 ///
 /// # Errors
-/// It cannot be drawn.
+/// The plot cannot be drawn.
 pub(super) fn timeline(results: &Results, load: &Load) -> Result<String> {
     let lines: Vec<Vec<f64>> = load
         .turns
@@ -247,7 +249,7 @@ pub(super) fn timeline(results: &Results, load: &Load) -> Result<String> {
     Ok(svg)
 }
 
-/// Which line is whose.
+/// Draws the legend in the upper right corner.
 ///
 /// # Errors
 /// It cannot be drawn.
@@ -259,7 +261,7 @@ where
     legend_at(chart, SeriesLabelPosition::UpperRight)
 }
 
-/// The same elsewhere.
+/// Draws the legend at `position`.
 ///
 /// # Errors
 /// It cannot be drawn.

@@ -1,10 +1,12 @@
-//! Lines with fewer points.
+//! Reduces the number of points of a line.
 
-/// Points that a line of a plot needs at most: two for each of so many columns of dots that nobody could tell more apart.
+/// The largest number of points of a line: two for each of 150 columns, finer than the eye can see.
 const POINTS_MAX: usize = 300;
 
-/// The line with no more points than [`POINTS_MAX`]: of each run of points only the lowest and the highest, where they were, so that
-/// a stall or a burst of a single point stays to be seen.
+/// Reduces a line to at most [`POINTS_MAX`] points.
+///
+/// It keeps the lowest and the highest point of each run of points, so that a stall or a burst of a single
+/// point stays visible.
 pub(super) fn thin_out(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     if points.len() <= POINTS_MAX {
         return points.to_vec();
