@@ -42,6 +42,7 @@ fn a_pool_and_back() {
     assert_eq!(from_value::<PoolConfig>(shown.clone()).unwrap(), pool, "{shown}");
     let options = pool.worker_options(3, Notation::Keys).unwrap();
     assert_eq!((options.workers, options.cpus, options.engine.owners), (4, vec![8, 0, 1], 3));
+    assert!(!options.engine.lone_owner && pool.worker_options(1, Notation::Keys).unwrap().engine.lone_owner);
     let stop_idle = Duration::from_micros(1500);
     assert_eq!(options.poll, Poll::Rate { start_per_sec: Poll::START_PER_SEC, stop_idle });
     assert_eq!(from_value::<PoolConfig>(json!({})).unwrap(), PoolConfig::default());

@@ -31,10 +31,11 @@ impl Backend {
         }
     }
 
-    /// Returns the routes of a file in an engine whose first back-end this is.
-    pub(crate) fn routes(&self, facts: Facts) -> Routes {
+    /// Returns the routes of a file in an engine whose first back-end this is, and which serves a lone owner or several.
+    pub(crate) fn routes(&self, facts: Facts, lone_owner: bool) -> Routes {
         match self {
             Self::Uring(_) => Routes::by_ring(facts),
+            Self::Aio(_) if lone_owner => Routes::by_aio(facts).without_handover(),
             Self::Aio(_) => Routes::by_aio(facts),
             Self::Threads(_) => Routes::all(Route::Blocking),
         }

@@ -43,7 +43,7 @@ fn backend_of(route: Route, count: usize) -> usize {
     match route {
         Route::NoWait | Route::Plain => 0,
         // AIO is the only one beside threads, or stands between io_uring and them.
-        Route::Memory | Route::Offload => count.saturating_sub(2),
+        Route::Worker | Route::Offload => count.saturating_sub(2),
         Route::Blocking => count - 1,
     }
 }
@@ -156,7 +156,7 @@ impl Engine {
     /// None at present; an engine that cannot take the file in its fast way takes it in its slow one.
     pub fn register(&mut self, file: &BackingFile) -> Result<FileId, Error> {
         let BackingFile { file, owner, facts } = file.clone();
-        let mut routes = self.backends[0].routes(facts);
+        let mut routes = self.backends[0].routes(facts, self.options.lone_owner);
         if routes.use_aio() && !self.open_aio() {
             routes = Routes::all(Route::Blocking);
         }

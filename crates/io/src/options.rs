@@ -108,6 +108,9 @@ pub struct EngineOptions {
     /// Owners that have a reserve beside that, of slots and of threads: up to [`OWNERS_MAX`]. A device that hangs can
     /// stop others only where there are more.
     pub owners: u32,
+    /// At most one owner ever uses the engine. The thread of the engine then makes calls that can wait for the owner's
+    /// file system, because no other owner waits with it, and a handover to a thread costs several context switches.
+    pub lone_owner: bool,
     /// Who submits. Means nothing for threads, which are always others.
     pub completion: CompletionMode,
     /// A thread of the kernel's looks for submissions (`IORING_SETUP_SQPOLL`). Of io_uring only.
@@ -120,7 +123,7 @@ impl EngineOptions {
     /// With nothing out of the ordinary, and no reserves.
     pub fn new(kind: EngineKind, depth: u32) -> Self {
         let completion = CompletionMode::Worker;
-        Self { kind, depth, owners: 0, completion, sqpoll: false, fixed_buffers: false }
+        Self { kind, depth, owners: 0, lone_owner: false, completion, sqpoll: false, fixed_buffers: false }
     }
 
     /// Returns how owners share the slots.

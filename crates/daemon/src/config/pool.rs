@@ -140,6 +140,7 @@ impl PoolConfig {
                 kind: self.engine,
                 depth: ENGINE_DEPTH,
                 owners: devices_max,
+                lone_owner: devices_max == 1,
                 completion: self.completion,
                 sqpoll: self.sqpoll,
                 fixed_buffers: self.fixed_buffers,

@@ -7,6 +7,8 @@
 //! - `io_submit` takes the same flag, for block devices, and for reads. Of a write to a regular file it waits while the file
 //!   system is frozen, whatever the flag says (`kiocb_start_write` of fs/aio.c). So a thread of ours makes that call, for a
 //!   batch: the transfers are asynchronous as before. The worker waits for a moment until the call is made ([`crate::threads::submit_wait`]). tmpfs cannot be frozen.
+//!   The worker makes the call itself where the engine has a lone owner ([`crate::EngineOptions::lone_owner`]): a frozen file system then holds up nothing but
+//!   what is on it.
 //! - A device whose driver lacks `RWF_NOWAIT` has `io_submit` called by such a thread as well, unless it keeps its bytes in RAM (zram, brd): then
 //!   there is nothing to wait for, and the worker calls.
 //! - A read through the host's cache goes to the ring without the flag, because with it the kernel would not wait for pages in its
@@ -46,8 +48,8 @@ pub(crate) enum Route {
     NoWait,
     /// The worker starts it as it is: it does not wait.
     Plain,
-    /// The worker calls `io_submit`: it does not wait.
-    Memory,
+    /// The worker calls `io_submit`: the call does not wait, or no other owner waits with it.
+    Worker,
     /// A thread of the owner's share calls `io_submit`.
     Offload,
     /// A thread of the owner's share makes a call that waits.
@@ -94,9 +96,15 @@ impl Routes {
         }
     }
 
+    /// Returns the same ways with each call of `io_submit` made by the worker.
+    pub(crate) fn without_handover(self) -> Self {
+        let by_worker = |route| if route == Route::Offload { Route::Worker } else { route };
+        Self { read: by_worker(self.read), write: by_worker(self.write), durable: by_worker(self.durable) }
+    }
+
     /// Whether a transfer of it can go by `io_submit` beside a ring.
     pub(crate) fn use_aio(self) -> bool {
-        matches!(self.read, Route::Memory | Route::Offload)
+        matches!(self.read, Route::Worker | Route::Offload)
     }
 }
 
@@ -144,7 +152,7 @@ impl Facts {
     /// The ways of a file that is open for direct I/O.
     fn without_nowait(self) -> Routes {
         Routes::all(match self {
-            Self { tmpfs: true, .. } | Self { ram: true, .. } => Route::Memory,
+            Self { tmpfs: true, .. } | Self { ram: true, .. } => Route::Worker,
             Self { kind: Kind::Device, .. } => Route::Offload,
             // `io_submit` would do all of it, one after the other.
             Self { .. } => Route::Blocking,
@@ -261,10 +269,13 @@ mod tests {
     fn what_a_file_is_decides() {
         let facts = Facts { kind: Kind::Regular, direct: true, nowait: false, tmpfs: false, ram: false };
         assert_eq!(facts.without_nowait(), Routes::all(Route::Blocking));
-        assert_eq!(Facts { tmpfs: true, ..facts }.without_nowait(), Routes::all(Route::Memory));
+        assert_eq!(Facts { tmpfs: true, ..facts }.without_nowait(), Routes::all(Route::Worker));
         let device = Facts { kind: Kind::Device, ..facts };
         assert_eq!(device.without_nowait(), Routes::all(Route::Offload));
-        assert_eq!(Facts { ram: true, ..device }.without_nowait(), Routes::all(Route::Memory));
+        assert_eq!(device.without_nowait().without_handover(), Routes::all(Route::Worker));
+        let regular = Facts { kind: Kind::Regular, nowait: true, ..facts };
+        assert_eq!(Routes::by_aio(regular), Routes { read: Route::NoWait, ..Routes::all(Route::Offload) });
+        assert_eq!(Facts { ram: true, ..device }.without_nowait(), Routes::all(Route::Worker));
         let null = File::open("/dev/null").unwrap();
         assert_eq!(Routes::by_ring(Facts::of(&null)), Routes::all(Route::Plain));
         let image = tempfile::tempfile().unwrap();

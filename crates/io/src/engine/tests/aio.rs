@@ -57,7 +57,7 @@ fn refusing(completion: CompletionMode) -> (Engine, FileId) {
     let file = aio
         .register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()))
         .unwrap();
-    aio.ops.files.set_routes(0, Routes::all(Route::Memory));
+    aio.ops.files.set_routes(0, Routes::all(Route::Worker));
     (aio, file)
 }
 
@@ -125,7 +125,7 @@ fn neighbours_are_one_operation() {
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(4 * LEN as u64).unwrap();
     let file = aio.register(&BackingFile::new(file, Owner::unique())).unwrap();
-    aio.ops.files.set_routes(0, Routes::all(Route::Memory));
+    aio.ops.files.set_routes(0, Routes::all(Route::Worker));
     let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&memory, 1 << 20).unwrap();
     let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
@@ -169,7 +169,7 @@ fn merged_transfers_that_are_refused() {
     let file = aio
         .register(&BackingFile::new(Arc::new(File::open("/proc/self/exe").unwrap()), Owner::unique()))
         .unwrap();
-    aio.ops.files.set_routes(0, Routes::all(Route::Memory));
+    aio.ops.files.set_routes(0, Routes::all(Route::Worker));
     aio.merge(file, true);
     let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&memory, 1 << 20).unwrap();
@@ -201,7 +201,7 @@ fn a_full_context_makes_a_pause() {
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(LEN as u64).unwrap();
     let file = aio.register(&BackingFile::new(file, Owner::unique())).unwrap();
-    aio.ops.files.set_routes(0, Routes::all(Route::Memory));
+    aio.ops.files.set_routes(0, Routes::all(Route::Worker));
     let taken = (0..4000).take_while(|&slot| queue(&mut aio, file, OpKind::Read, slot)).count();
     assert!(taken < 4000, "there is no room for so many");
     assert!(kernel_aio(&aio).unwrap().needs_turn() && aio.needs_turn());

@@ -38,7 +38,7 @@ fn engine() -> (Engine, FileId, Arc<File>) {
     let id = register(&mut uring, file.clone());
     // The path of a device that io_uring is slow with, which need not be at hand here.
     assert!(uring.open_aio());
-    uring.ops.files.set_routes(0, Routes::all(Route::Memory));
+    uring.ops.files.set_routes(0, Routes::all(Route::Worker));
     (uring, id, file)
 }
 
@@ -116,7 +116,7 @@ fn refused_and_failed_transfers_by_kernel_aio() {
     queue(&mut uring, file, OpKind::Read, 0, buffer(0));
     let read_only = Arc::new(File::open("/proc/self/exe").unwrap());
     let other = register(&mut uring, read_only);
-    uring.ops.files.set_routes(1, Routes::all(Route::Memory));
+    uring.ops.files.set_routes(1, Routes::all(Route::Worker));
     queue(&mut uring, other, OpKind::Write { durable: false }, 1, buffer(0));
     queue(&mut uring, file, OpKind::Read, 2, buffer(0));
     uring.unregister(file);
@@ -324,7 +324,7 @@ fn what_is_done_again_goes_the_same_way() {
         file.set_len(4 * LEN as u64).unwrap();
         let id = register(&mut uring, file);
         if aio {
-            uring.ops.files.set_routes(1, Routes::all(Route::Memory));
+            uring.ops.files.set_routes(1, Routes::all(Route::Worker));
         }
         uring.merge(id, true);
         let view = guest(1 << 20);
@@ -354,7 +354,7 @@ fn what_is_done_again_goes_the_same_way() {
 fn merged_transfers_that_kernel_aio_refuses() {
     let (mut uring, _, _) = engine();
     let read_only = register(&mut uring, Arc::new(File::open("/proc/self/exe").unwrap()));
-    uring.ops.files.set_routes(1, Routes::all(Route::Memory));
+    uring.ops.files.set_routes(1, Routes::all(Route::Worker));
     uring.merge(read_only, true);
     let view = guest(1 << 20);
     let write = OpKind::Write { durable: false };
@@ -372,7 +372,7 @@ fn full_kernel_aio_makes_a_pause() {
     file.set_len(LEN as u64).unwrap();
     let id = register(&mut uring, file);
     assert!(uring.open_aio());
-    uring.ops.files.set_routes(0, Routes::all(Route::Memory));
+    uring.ops.files.set_routes(0, Routes::all(Route::Worker));
     let read = |uring: &mut Engine| {
         let op = Op { file: id, kind: OpKind::Read, offset: 0, buffers: buffer(0) };
         uring.queue(op, Token::default()).is_ok()
