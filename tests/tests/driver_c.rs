@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us, repository, wait_for_exit};
 use kickless_tests::hostile_backend::lies::{RingLie, Rules};
-use kickless_tests::hostile_backend::{Liar, ends};
+use kickless_tests::hostile_backend::{HostileBackend, ends};
 use rustix::fs::{OFlags, fcntl_setfl};
 use tempfile::TempDir;
 
@@ -149,19 +149,20 @@ fn a_kick_that_is_made_to_wait_does_not() {
     let dir = tempfile::tempdir().unwrap();
     let test = build(dir.path(), "tests/c/kicks.c", &pkg_config(&["--libs"]));
     ends(move || {
-        let liar = Liar::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
+        let backend =
+            HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
         let mut child = dying_with_us(test)
-            .arg(liar.socket())
+            .arg(backend.socket())
             .env("LD_LIBRARY_PATH", installed().join("lib"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        while liar.requests() == 0 {
+        while backend.requests() == 0 {
             assert!(child.try_wait().unwrap().is_none(), "it has ended");
             thread::yield_now();
         }
-        let kick = &liar.handed().unwrap()[3];
+        let kick = &backend.handed().unwrap()[3];
         rustix::io::write(kick, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         fcntl_setfl(kick, OFlags::empty()).unwrap();
         child.stdin.take().unwrap().write_all(b"go\n").unwrap();

@@ -13,43 +13,43 @@ use kickless_spec::blk::BlkFeatures;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::FrontendRequest as Code;
 use kickless_tests::hostile_backend::lies::{AnswerLie, DISK_LEN, RingLie, Rules};
-use kickless_tests::hostile_backend::{LIMIT, Liar, ends};
+use kickless_tests::hostile_backend::{HostileBackend, LIMIT, ends};
 
-fn options(liar: &Liar) -> Options {
-    Options { queues: 1, queue_size: 8, buffer_memory: 2 << 20, ..Options::new(liar.socket()) }
+fn options(backend: &HostileBackend) -> Options {
+    Options { queues: 1, queue_size: 8, buffer_memory: 2 << 20, ..Options::new(backend.socket()) }
 }
 
 #[test]
 fn times_without_end() {
     ends(|| {
-        let liar = Liar::start(Rules::default()).unwrap();
+        let backend = HostileBackend::start(Rules::default()).unwrap();
         let disk = Disk::connect(Options {
             reconnect_limit: Duration::MAX,
             connect_timeout: Duration::MAX,
             reply_timeout: Duration::MAX,
-            ..options(&liar)
+            ..options(&backend)
         })
         .unwrap();
         for _ in 0..3 {
-            liar.drop_connection();
+            backend.drop_connection();
             disk.read_at(&mut [0; 512], 0).unwrap();
         }
-        assert_eq!(liar.faults(), [""; 0]);
+        assert_eq!(backend.faults(), [""; 0]);
     });
 }
 
 #[test]
 fn the_time_to_come_back_counts_for_a_back_end_that_is_silent() {
     ends(|| {
-        let liar = Liar::start(Rules::default()).unwrap();
+        let backend = HostileBackend::start(Rules::default()).unwrap();
         let disk = Disk::connect(Options {
             reconnect_limit: Duration::from_millis(50),
             reply_timeout: Duration::MAX,
-            ..options(&liar)
+            ..options(&backend)
         })
         .unwrap();
-        liar.rules().answers = vec![(Code::GetFeatures, AnswerLie::Silence)];
-        liar.drop_connection();
+        backend.rules().answers = vec![(Code::GetFeatures, AnswerLie::Silence)];
+        backend.drop_connection();
         assert!(matches!(disk.read_at(&mut [0; 512], 0), Err(Error::Dead(_))));
         assert!(matches!(&*disk.failure().unwrap(), Error::Gone { .. }));
     });
@@ -58,10 +58,10 @@ fn the_time_to_come_back_counts_for_a_back_end_that_is_silent() {
 #[test]
 fn a_handler_that_panics() {
     ends(|| {
-        let liar = Liar::start(Rules::default()).unwrap();
+        let backend = HostileBackend::start(Rules::default()).unwrap();
         // By the disk's own thread, and by whoever waits.
         for reactor in [true, false] {
-            let disk = Disk::connect(Options { reactor, ..options(&liar) }).unwrap();
+            let disk = Disk::connect(Options { reactor, ..options(&backend) }).unwrap();
             let (told, heard) = channel();
             let handler = Arc::new(move |completion: Completion| {
                 told.send(completion.token).unwrap();
@@ -84,8 +84,8 @@ fn a_handler_that_panics() {
 #[test]
 fn a_poller_that_panics() {
     ends(|| {
-        let liar = Liar::start(Rules::default()).unwrap();
-        let disk = Disk::connect(options(&liar)).unwrap();
+        let backend = HostileBackend::start(Rules::default()).unwrap();
+        let disk = Disk::connect(options(&backend)).unwrap();
         let queue = disk.queue(0);
         let read = |token| Request::read(0, disk.buffer(512).unwrap()).token(token);
         queue.submit_or_wait(&mut vec![read(1), read(2)]).unwrap();
@@ -107,8 +107,8 @@ fn a_poller_that_panics() {
 #[test]
 fn a_listener_that_waits() {
     ends(|| {
-        let liar = Liar::start(Rules::default()).unwrap();
-        let disk = Disk::connect(options(&liar)).unwrap();
+        let backend = HostileBackend::start(Rules::default()).unwrap();
+        let disk = Disk::connect(options(&backend)).unwrap();
         let (told, heard) = channel();
         let (told, listening) = (Mutex::new(told), disk.clone());
         let kept = Arc::new(());
@@ -120,10 +120,10 @@ fn a_listener_that_waits() {
             told.lock().unwrap().send((listening.size().unwrap(), [read, waited])).unwrap();
         };
         disk.on_config_change(listener).unwrap();
-        liar.rules().config.capacity = 8.into();
+        backend.rules().config.capacity = 8.into();
         // A change of the configuration space, by the back-end's message 2 of version 1.
         let message: Vec<u8> = [2u32, 1, 0].into_iter().flat_map(u32::to_le_bytes).collect();
-        while liar.say(&message).is_err() {
+        while backend.say(&message).is_err() {
             thread::yield_now();
         }
         let (size, waits) = heard.recv_timeout(LIMIT).unwrap();
@@ -143,8 +143,8 @@ fn a_range_that_is_wrong_changes_nothing() {
         let rules = Rules::default();
         let blk = BlkFeatures::DISCARD | BlkFeatures::WRITE_ZEROES;
         let features = rules.features | Features::from_bits_retain(blk.bits());
-        let liar = Liar::start(Rules { features, ..rules }).unwrap();
-        let disk = Disk::connect(options(&liar)).unwrap();
+        let backend = HostileBackend::start(Rules { features, ..rules }).unwrap();
+        let disk = Disk::connect(options(&backend)).unwrap();
         let mut bytes = vec![7; DISK_LEN];
         let len = DISK_LEN as u64;
         for refused in [
@@ -157,7 +157,7 @@ fn a_range_that_is_wrong_changes_nothing() {
         ] {
             assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
         }
-        assert_eq!(liar.requests(), 0);
+        assert_eq!(backend.requests(), 0);
     });
 }
 
@@ -165,14 +165,15 @@ fn a_range_that_is_wrong_changes_nothing() {
 fn what_could_not_be_submitted_stays_in_the_batch() {
     ends(|| {
         // Nothing is ever done, so that the ring stays full.
-        let liar = Liar::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
-        let disk = Disk::connect(Options { indirect: Choice::On, ..options(&liar) }).unwrap();
+        let backend =
+            HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
+        let disk = Disk::connect(Options { indirect: Choice::On, ..options(&backend) }).unwrap();
         let queue = disk.queue(0);
         let read = |token| Request::read(0, disk.buffer(512).unwrap()).token(token);
         let mut batch: Vec<Request> = (0..64).map(read).collect();
         thread::scope(|scope| {
             let submitter = scope.spawn(|| queue.submit_or_wait(&mut batch));
-            while liar.requests() == 0 {
+            while backend.requests() == 0 {
                 thread::yield_now();
             }
             disk.unplug();
@@ -187,21 +188,21 @@ fn what_could_not_be_submitted_stays_in_the_batch() {
 #[test]
 fn completions_that_nobody_polls_for_keep_nobody_awake() {
     ends(|| {
-        let liar = Liar::start(Rules::default()).unwrap();
-        let disk = Disk::connect(options(&liar)).unwrap();
+        let backend = HostileBackend::start(Rules::default()).unwrap();
+        let disk = Disk::connect(options(&backend)).unwrap();
         let read = Request::read(0, disk.buffer(512).unwrap());
         disk.queue(0).submit_one(read.token(1)).unwrap();
         // Finds the other's completion too, which is kept from now on.
         disk.read_at(&mut [0; 512], 0).unwrap();
-        liar.rules().ring = Some((2, RingLie::Silence));
+        backend.rules().ring = Some((2, RingLie::Silence));
         thread::scope(|scope| {
             let reader = scope.spawn(|| disk.read_at(&mut [0; 512], 0));
-            while liar.requests() < 3 {
+            while backend.requests() < 3 {
                 thread::yield_now();
             }
             // Who waits has to see that, or nobody does.
-            liar.rules().ring = None;
-            liar.drop_connection();
+            backend.rules().ring = None;
+            backend.drop_connection();
             reader.join().unwrap().unwrap();
         });
         assert_eq!(disk.queue(0).poll(1, |completion| assert_eq!(completion.token, 1)).unwrap(), 1);

@@ -14,13 +14,13 @@ use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_tests::block_on::block_on;
 use kickless_tests::driver::request::pattern;
 use kickless_tests::hostile_backend::lies::Rules;
-use kickless_tests::hostile_backend::{Liar, ends};
+use kickless_tests::hostile_backend::{HostileBackend, ends};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// Requests by each face.
 const REQUESTS: u64 = 60;
 
-fn options(liar: &Liar, seed: u64) -> Options {
+fn options(backend: &HostileBackend, seed: u64) -> Options {
     let choice = |bit: u64| if seed >> bit & 1 == 0 { Choice::Auto } else { Choice::Off };
     Options {
         queues: 1 + (seed % 2) as u16,
@@ -37,7 +37,7 @@ fn options(liar: &Liar, seed: u64) -> Options {
         buffer_memory: 4 << 20,
         reconnect_limit: Duration::from_millis(if seed.is_multiple_of(3) { 0 } else { 150 }),
         reply_timeout: Duration::from_millis(500),
-        ..Options::new(liar.socket())
+        ..Options::new(backend.socket())
     }
 }
 
@@ -148,8 +148,8 @@ fn life(seed: u64) -> bool {
     if seed.is_multiple_of(7) {
         rules.protocol.remove(ProtocolFeatures::CONFIGURE_MEM_SLOTS);
     }
-    let liar = Liar::start(rules).unwrap();
-    let Ok(disk) = Disk::connect(options(&liar, seed)) else { return false };
+    let backend = HostileBackend::start(rules).unwrap();
+    let Ok(disk) = Disk::connect(options(&backend, seed)) else { return false };
     let mut before = disk.buffer(4096).unwrap();
     let mut after = disk.buffer(8192).unwrap();
     let (first, second) = (canary(&mut before), canary(&mut after));

@@ -11,7 +11,7 @@ use kickless_spec::blk::{BlkFeatures, Config};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_tests::hostile_backend::lies::{RingLie, Rules};
-use kickless_tests::hostile_backend::{LIMIT, Liar, ends, whole};
+use kickless_tests::hostile_backend::{HostileBackend, LIMIT, ends, whole};
 
 /// The shape of a ring.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ const PACKED: Shape = Shape { packed: true, in_order: false };
 const ALL: [Shape; 4] =
     [SPLIT, PACKED, Shape { in_order: true, ..SPLIT }, Shape { in_order: true, ..PACKED }];
 
-fn options(liar: &Liar, shape: Shape) -> Options {
+fn options(backend: &HostileBackend, shape: Shape) -> Options {
     let choice = |on| if on { Choice::On } else { Choice::Off };
     Options {
         queues: 1,
@@ -34,22 +34,22 @@ fn options(liar: &Liar, shape: Shape) -> Options {
         in_order: choice(shape.in_order),
         buffer_memory: 2 << 20,
         reconnect_limit: Duration::ZERO,
-        ..Options::new(liar.socket())
+        ..Options::new(backend.socket())
     }
 }
 
 /// A disk whose second request meets with a lie.
-fn lied_to(shape: Shape, lie: RingLie) -> (Liar, Disk) {
-    let liar = Liar::start(Rules { ring: Some((1, lie)), ..Rules::default() }).unwrap();
-    let disk = Disk::connect(options(&liar, shape)).unwrap();
+fn lied_to(shape: Shape, lie: RingLie) -> (HostileBackend, Disk) {
+    let backend = HostileBackend::start(Rules { ring: Some((1, lie)), ..Rules::default() }).unwrap();
+    let disk = Disk::connect(options(&backend, shape)).unwrap();
     disk.write_at(&[7; 4096], 0).unwrap();
-    (liar, disk)
+    (backend, disk)
 }
 
 /// What the driver says to a lie about its second request; nothing goes on after it.
 fn verdict(shape: Shape, lie: RingLie) -> Lie {
     ends(move || {
-        let (liar, disk) = lied_to(shape, lie);
+        let (backend, disk) = lied_to(shape, lie);
         // What was done before the lie was told may still be done.
         let error = (0..3).find_map(|_| disk.read_at(&mut [0; 4096], 0).err()).unwrap();
         assert!(matches!(error, Error::Dead(_)), "{error:?}");
@@ -63,7 +63,7 @@ fn verdict(shape: Shape, lie: RingLie) -> Lie {
         let counters = disk.counters();
         assert_eq!(counters.submitted, counters.completed, "each request ended");
         drop(disk);
-        assert_eq!(liar.faults(), [""; 0]);
+        assert_eq!(backend.faults(), [""; 0]);
         verdict
     })
 }
@@ -109,15 +109,15 @@ fn a_used_index_that_jumps() {
 fn a_request_that_is_done_before_an_older_one() {
     ends(|| {
         // In a split ring there is no element for the older one.
-        let (_liar, disk) = lied_to(Shape { in_order: true, ..SPLIT }, RingLie::OutOfOrder);
+        let (_backend, disk) = lied_to(Shape { in_order: true, ..SPLIT }, RingLie::OutOfOrder);
         assert_eq!(results(&disk, 2), [Err(Failure::Dead), Err(Failure::Dead)]);
         assert!(matches!(&*disk.failure().unwrap(), Error::Lie { source: Lie::Id { .. }, .. }));
         // In a packed one it is what says that both are done; but nobody has written the older one's status.
-        let (_liar, disk) = lied_to(Shape { in_order: true, ..PACKED }, RingLie::OutOfOrder);
+        let (_backend, disk) = lied_to(Shape { in_order: true, ..PACKED }, RingLie::OutOfOrder);
         assert_eq!(results(&disk, 2), [Err(Failure::NoStatus), Err(Failure::NoStatus)]);
         // Where it is no lie, the younger one just is done first.
         for shape in [SPLIT, PACKED] {
-            let (_liar, disk) = lied_to(shape, RingLie::OutOfOrder);
+            let (_backend, disk) = lied_to(shape, RingLie::OutOfOrder);
             let queue = disk.queue(0);
             let mut batch = reads(&disk, 2);
             queue.submit(&mut batch).unwrap();
@@ -153,11 +153,11 @@ fn results(disk: &Disk, count: usize) -> Vec<Result<(), Failure>> {
 #[test]
 fn flags_of_another_round() {
     ends(|| {
-        let (liar, disk) = lied_to(PACKED, RingLie::WrongWrap);
+        let (backend, disk) = lied_to(PACKED, RingLie::WrongWrap);
         let queue = disk.queue(0);
         let mut first = reads(&disk, 1);
         queue.submit(&mut first).unwrap();
-        while liar.requests() < 2 {
+        while backend.requests() < 2 {
             thread::yield_now();
         }
         let events = queue.events().unwrap();
@@ -188,7 +188,7 @@ fn no_status_and_none_that_there_is() {
                 (RingLie::Status(1), Failure::Io),
                 (RingLie::Status(2), Failure::Unsupported),
             ] {
-                let (_liar, disk) = lied_to(shape, lie);
+                let (_backend, disk) = lied_to(shape, lie);
                 let error = disk.read_at(&mut [0; 4096], 0).unwrap_err();
                 assert!(matches!(error, Error::Failed(named) if named == failure), "{error:?}");
                 // It is that request's fault alone, and the next one's status is not the last one's.
@@ -203,7 +203,7 @@ fn no_status_and_none_that_there_is() {
 #[test]
 fn a_ring_that_cannot_be_read() {
     ends(|| {
-        let (_liar, disk) = lied_to(SPLIT, RingLie::RingError);
+        let (_backend, disk) = lied_to(SPLIT, RingLie::RingError);
         disk.read_at(&mut [0; 512], 0).unwrap_err();
         assert!(matches!(&*disk.failure().unwrap(), Error::RingError));
     });
@@ -213,17 +213,18 @@ fn a_ring_that_cannot_be_read() {
 fn a_connection_that_closes_mid_request() {
     ends(|| {
         for shape in ALL {
-            let (_liar, disk) = lied_to(shape, RingLie::Closed);
+            let (_backend, disk) = lied_to(shape, RingLie::Closed);
             disk.read_at(&mut [0; 512], 0).unwrap_err();
             assert!(matches!(&*disk.failure().unwrap(), Error::Closed));
         }
         // With time to come back in, nobody notices.
-        let liar = Liar::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() }).unwrap();
-        let disk = Disk::connect(Options { reconnect_limit: LIMIT, ..options(&liar, PACKED) }).unwrap();
+        let backend =
+            HostileBackend::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() }).unwrap();
+        let disk = Disk::connect(Options { reconnect_limit: LIMIT, ..options(&backend, PACKED) }).unwrap();
         disk.write_at(&[7; 4096], 0).unwrap();
         let mut read = [0; 4096];
         disk.read_at(&mut read, 0).unwrap();
-        assert_eq!((read, liar.connections()), ([7; 4096], 2));
+        assert_eq!((read, backend.connections()), ([7; 4096], 2));
     });
 }
 
@@ -232,7 +233,7 @@ fn a_connection_that_closes_mid_request() {
 fn every_face_hears_of_a_lie() {
     ends(|| {
         for shape in ALL {
-            let (_liar, disk) = lied_to(shape, RingLie::Twice);
+            let (_backend, disk) = lied_to(shape, RingLie::Twice);
             let heard = Arc::new(Mutex::new(Vec::new()));
             let theirs = heard.clone();
             let handler =
@@ -263,9 +264,9 @@ fn every_face_hears_of_a_lie() {
 /// The error of connecting to such a back-end.
 fn refusal(rules: Rules) -> Error {
     ends(move || {
-        let liar = Liar::start(rules).unwrap();
-        let refused = Disk::connect(options(&liar, SPLIT)).map(drop).unwrap_err();
-        assert_eq!(liar.faults(), [""; 0]);
+        let backend = HostileBackend::start(rules).unwrap();
+        let refused = Disk::connect(options(&backend, SPLIT)).map(drop).unwrap_err();
+        assert_eq!(backend.faults(), [""; 0]);
         refused
     })
 }
@@ -297,18 +298,18 @@ fn every_feature_there_is_and_none_but_the_needed() {
         };
         for (rules, shape) in [(all.clone(), PACKED), (all, SPLIT), (needed, SPLIT)] {
             let offered = rules.features;
-            let liar = Liar::start(rules).unwrap();
-            let disk = Disk::connect(options(&liar, shape)).unwrap();
-            assert!(offered.contains(liar.acked()) && liar.acked() == disk.features());
+            let backend = HostileBackend::start(rules).unwrap();
+            let disk = Disk::connect(options(&backend, shape)).unwrap();
+            assert!(offered.contains(backend.acked()) && backend.acked() == disk.features());
             assert!(
-                !liar.acked().contains(Features::ACCESS_PLATFORM)
-                    && !liar.acked().contains(Features::LOG_ALL)
+                !backend.acked().contains(Features::ACCESS_PLATFORM)
+                    && !backend.acked().contains(Features::LOG_ALL)
             );
             let mut read = [1; 512];
             disk.read_at(&mut read, 0).unwrap();
             assert_eq!(read, [0; 512]);
             drop(disk);
-            assert_eq!(liar.faults(), [""; 0]);
+            assert_eq!(backend.faults(), [""; 0]);
         }
     });
 }
@@ -350,19 +351,19 @@ fn configuration_that_is_odd() {
         ] {
             let mut rules = Rules::default();
             change(&mut rules.config);
-            let liar = Liar::start(rules).unwrap();
-            let disk = Disk::connect(options(&liar, SPLIT)).unwrap();
+            let backend = HostileBackend::start(rules).unwrap();
+            let disk = Disk::connect(options(&backend, SPLIT)).unwrap();
             disk.write_at(&[9; 8192], 512).unwrap();
             let mut read = [0; 8192];
             disk.read_at(&mut read, 512).unwrap();
             assert_eq!((disk.queues(), read), (1, [9; 8192]));
-            assert_eq!(liar.faults(), [""; 0]);
+            assert_eq!(backend.faults(), [""; 0]);
         }
         // A disk of no bytes has none to read.
         let mut rules = Rules::default();
         rules.config.capacity = 0.into();
-        let liar = Liar::start(rules).unwrap();
-        let disk = Disk::connect(options(&liar, SPLIT)).unwrap();
+        let backend = HostileBackend::start(rules).unwrap();
+        let disk = Disk::connect(options(&backend, SPLIT)).unwrap();
         assert_eq!(disk.size().unwrap(), 0);
         assert!(matches!(disk.read_at(&mut [0; 512], 0), Err(Error::Invalid(_))));
         // As the length of a piece, no sectors in a discard are no limit; more than there may be are one.
@@ -370,12 +371,12 @@ fn configuration_that_is_odd() {
             let mut rules = Rules::default();
             rules.features |= Features::from_bits_retain(BlkFeatures::DISCARD.bits());
             rules.config.max_discard_sectors = max.into();
-            let liar = Liar::start(rules).unwrap();
-            let disk = Disk::connect(options(&liar, SPLIT)).unwrap();
+            let backend = HostileBackend::start(rules).unwrap();
+            let disk = Disk::connect(options(&backend, SPLIT)).unwrap();
             let refused = disk.run(Request::discard(0, 1024)).unwrap_err();
             let said = whole(&refused);
             assert_eq!(said.contains("1024 bytes in one request, 512 are possible"), limited, "{said}");
-            assert_eq!(liar.requests(), u64::from(!limited));
+            assert_eq!(backend.requests(), u64::from(!limited));
         }
     });
 }

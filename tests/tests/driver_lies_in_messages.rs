@@ -14,7 +14,7 @@ use kickless_spec::vhost_user::{
     BackendRequest, FLAG_NEED_REPLY, FLAG_REPLY, FrontendRequest as Code, ProtocolFeatures,
 };
 use kickless_tests::hostile_backend::lies::{AnswerLie, RingLie, Rules};
-use kickless_tests::hostile_backend::{LIMIT, Liar, ends, whole};
+use kickless_tests::hostile_backend::{HostileBackend, LIMIT, ends, whole};
 use kickless_vhost_user::Header;
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, ftruncate, memfd_create};
 
@@ -38,28 +38,28 @@ const HANDSHAKE: [Code; 16] = [
     Code::SetVringEnable,
 ];
 
-fn options(liar: &Liar) -> Options {
+fn options(backend: &HostileBackend) -> Options {
     Options {
         queues: 1,
         queue_size: 8,
         buffer_memory: 2 << 20,
         reconnect_limit: Duration::ZERO,
-        ..Options::new(liar.socket())
+        ..Options::new(backend.socket())
     }
 }
 
-fn liar(answers: &[(Code, AnswerLie)]) -> Liar {
+fn backend(answers: &[(Code, AnswerLie)]) -> HostileBackend {
     let mut rules = Rules { answers: answers.to_vec(), ..Rules::default() };
     if answers.iter().any(|(code, _)| *code == Code::SetMemTable) {
         rules.protocol.remove(ProtocolFeatures::CONFIGURE_MEM_SLOTS);
     }
-    Liar::start(rules).unwrap()
+    HostileBackend::start(rules).unwrap()
 }
 
 /// What connecting comes to if the answer to such a message is a lie.
 fn refusal(code: Code, lie: AnswerLie) -> Error {
-    let liar = liar(&[(code, lie)]);
-    Disk::connect(options(&liar)).map(drop).unwrap_err()
+    let backend = backend(&[(code, lie)]);
+    Disk::connect(options(&backend)).map(drop).unwrap_err()
 }
 
 #[test]
@@ -121,9 +121,9 @@ fn no_answer_at_all() {
         thread::scope(|scope| {
             for code in HANDSHAKE {
                 scope.spawn(move || {
-                    let liar = liar(&[(code, AnswerLie::Silence)]);
+                    let backend = backend(&[(code, AnswerLie::Silence)]);
                     let limit = Duration::from_secs(2);
-                    let options = Options { reply_timeout: limit, ..options(&liar) };
+                    let options = Options { reply_timeout: limit, ..options(&backend) };
                     let error = Disk::connect(options).map(drop).unwrap_err();
                     assert!(
                         matches!(error, Error::NoAnswer { request, limit: named } if request == code.name() && named == limit),
@@ -173,14 +173,14 @@ fn answers_to_a_disk_in_use() {
             (Code::RemMemReg, |disk, file| disk.unregister(disk.register(file, 0, 1 << 20)?)),
         ];
         for (code, call) in calls {
-            let liar = liar(&[]);
-            let disk = Disk::connect(options(&liar)).unwrap();
-            liar.rules().answers = vec![(code, AnswerLie::Refused)];
+            let backend = backend(&[]);
+            let disk = Disk::connect(options(&backend)).unwrap();
+            backend.rules().answers = vec![(code, AnswerLie::Refused)];
             let error = call(&disk, &file).unwrap_err();
             assert!(matches!(error, Error::Refused { request } if request == code.name()), "{error:?}");
             disk.write_at(&[1; 512], 0).unwrap();
             assert!(disk.failure().is_none());
-            liar.rules().answers = vec![(code, AnswerLie::OfAnother)];
+            backend.rules().answers = vec![(code, AnswerLie::OfAnother)];
             let error = call(&disk, &file).unwrap_err();
             assert!(
                 matches!(error, Error::Dead(_)) && whole(&error).contains(code.name()),
@@ -191,8 +191,8 @@ fn answers_to_a_disk_in_use() {
         }
         // A disk that is closed cares for no answer, but does not wait for ever.
         for lie in AnswerLie::ANY.into_iter().chain([AnswerLie::Silence, AnswerLie::Refused]) {
-            let liar = liar(&[(Code::GetVringBase, lie)]);
-            let options = Options { reply_timeout: Duration::from_secs(1), ..options(&liar) };
+            let backend = backend(&[(Code::GetVringBase, lie)]);
+            let options = Options { reply_timeout: Duration::from_secs(1), ..options(&backend) };
             let disk = Disk::connect(options).unwrap();
             disk.write_at(&[1; 512], 0).unwrap();
             drop(disk);
@@ -206,11 +206,12 @@ fn a_connection_that_closes_at_each_message() {
     ends(|| {
         for code in HANDSHAKE.into_iter().chain([Code::SetProtocolFeatures]) {
             for lie in [AnswerLie::Closed, AnswerLie::Half] {
-                let liar =
-                    Liar::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() }).unwrap();
-                let disk = Disk::connect(Options { reconnect_limit: LIMIT, ..options(&liar) }).unwrap();
+                let backend =
+                    HostileBackend::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() })
+                        .unwrap();
+                let disk = Disk::connect(Options { reconnect_limit: LIMIT, ..options(&backend) }).unwrap();
                 disk.write_at(&[3; 4096], 0).unwrap();
-                liar.rules().answers = vec![(code, lie)];
+                backend.rules().answers = vec![(code, lie)];
                 thread::scope(|scope| {
                     scope.spawn(|| {
                         let mut read = [0; 4096];
@@ -218,21 +219,22 @@ fn a_connection_that_closes_at_each_message() {
                         assert_eq!(read, [3; 4096]);
                     });
                     let honest = code == Code::SetProtocolFeatures && lie == AnswerLie::Half;
-                    while liar.connections() < if honest { 2 } else { 4 } {
+                    while backend.connections() < if honest { 2 } else { 4 } {
                         thread::sleep(Duration::from_millis(1));
                     }
-                    liar.rules().answers.clear();
+                    backend.rules().answers.clear();
                 });
                 drop(disk);
-                assert_eq!(liar.faults(), [""; 0]);
+                assert_eq!(backend.faults(), [""; 0]);
             }
         }
         // For as long as there is time.
-        let liar = Liar::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() }).unwrap();
+        let backend =
+            HostileBackend::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() }).unwrap();
         let limit = Duration::from_millis(200);
-        let disk = Disk::connect(Options { reconnect_limit: limit, ..options(&liar) }).unwrap();
+        let disk = Disk::connect(Options { reconnect_limit: limit, ..options(&backend) }).unwrap();
         disk.write_at(&[3; 512], 0).unwrap();
-        liar.rules().answers = vec![(Code::SetVringAddr, AnswerLie::Closed)];
+        backend.rules().answers = vec![(Code::SetVringAddr, AnswerLie::Closed)];
         let error = disk.read_at(&mut [0; 512], 0).unwrap_err();
         assert!(whole(&error).contains("SET_VRING_ADDR"), "{}", whole(&error));
         assert!(matches!(&*disk.failure().unwrap(), Error::Gone { .. }));
@@ -267,9 +269,9 @@ fn rubbish_on_the_back_ends_channel() {
             message(99, FLAG_NEED_REPLY, &[7; 64]).repeat(20_000),
         ];
         for (number, rubbish) in cases.into_iter().enumerate() {
-            let liar = Arc::new(liar(&[]));
-            let disk = Disk::connect(options(&liar)).unwrap();
-            let theirs = liar.clone();
+            let backend = Arc::new(backend(&[]));
+            let disk = Disk::connect(options(&backend)).unwrap();
+            let theirs = backend.clone();
             // It may be closed under it.
             let speaker = thread::spawn(move || drop(theirs.say(&rubbish)));
             for round in 0..20u8 {
@@ -282,7 +284,7 @@ fn rubbish_on_the_back_ends_channel() {
                 disk.queue(0).wait(1, Some(Duration::from_millis(1)), drop).unwrap();
             }
             speaker.join().unwrap();
-            liar.hang_up();
+            backend.hang_up();
             disk.write_at(&[1; 512], 0).unwrap();
             assert!(disk.failure().is_none(), "case {number}");
             assert_eq!(disk.config_changes(), 0, "case {number}");
@@ -291,9 +293,9 @@ fn rubbish_on_the_back_ends_channel() {
 }
 
 /// Tells of a change of the configuration space until the driver has heard.
-fn change(liar: &Liar, disk: &Disk) {
+fn change(backend: &HostileBackend, disk: &Disk) {
     let before = disk.config_changes();
-    liar.say(&message(BackendRequest::ConfigChangeMsg.raw(), 0, &[])).unwrap();
+    backend.say(&message(BackendRequest::ConfigChangeMsg.raw(), 0, &[])).unwrap();
     let deadline = Instant::now() + LIMIT;
     while disk.config_changes() == before {
         assert!(Instant::now() < deadline, "it does not hear");
@@ -304,17 +306,17 @@ fn change(liar: &Liar, disk: &Disk) {
 #[test]
 fn a_change_to_what_cannot_be() {
     ends(|| {
-        let liar = liar(&[]);
-        let disk = Disk::connect(options(&liar)).unwrap();
-        liar.rules().config.capacity = 16.into();
-        change(&liar, &disk);
+        let backend = backend(&[]);
+        let disk = Disk::connect(options(&backend)).unwrap();
+        backend.rules().config.capacity = 16.into();
+        change(&backend, &disk);
         assert_eq!(disk.size().unwrap(), 8192);
         assert!(matches!(disk.read_at(&mut [0; 512], 8192), Err(Error::Invalid(_))));
         // Many at once are no more than one.
-        liar.say(&message(BackendRequest::ConfigChangeMsg.raw(), 0, &[]).repeat(1000)).unwrap();
+        backend.say(&message(BackendRequest::ConfigChangeMsg.raw(), 0, &[]).repeat(1000)).unwrap();
         disk.write_at(&[1; 512], 0).unwrap();
-        liar.rules().config.blk_size = 3.into();
-        change(&liar, &disk);
+        backend.rules().config.blk_size = 3.into();
+        change(&backend, &disk);
         let error = disk.size().unwrap_err();
         assert!(whole(&error).contains("blk_size is 3"), "{}", whole(&error));
         assert!(matches!(&*disk.failure().unwrap(), Error::ConfigField { field: "blk_size", value: 3 }));
@@ -325,37 +327,38 @@ fn a_change_to_what_cannot_be() {
 #[test]
 fn limits_that_shrink_between_connections() {
     ends(|| {
-        let liar = Liar::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
+        let backend =
+            HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
         let disk =
-            Disk::connect(Options { reconnect_limit: LIMIT, queue_size: 64, ..options(&liar) }).unwrap();
+            Disk::connect(Options { reconnect_limit: LIMIT, queue_size: 64, ..options(&backend) }).unwrap();
         let queue = disk.queue(0);
         let pieces = (0..30).map(|_| disk.buffer(512).unwrap()).collect::<Vec<_>>();
         let mut batch =
             vec![Request::write(0, pieces), Request::write(0, disk.buffer(512).unwrap()).token(1)];
         queue.submit(&mut batch).unwrap();
-        liar.rules().config.size_max = 512.into();
-        liar.rules().config.seg_max = 1.into();
-        change(&liar, &disk);
+        backend.rules().config.size_max = 512.into();
+        backend.rules().config.seg_max = 1.into();
+        change(&backend, &disk);
         assert_eq!(disk.len_max().unwrap(), 512);
         // It goes, and comes back, without doing what it had not done.
-        liar.drop_connection();
+        backend.drop_connection();
         let mut results = Vec::new();
         while results.len() < 2 {
             queue.wait(2, Some(LIMIT), |done| results.push((done.token, done.result))).unwrap();
         }
         results.sort_by_key(|(token, _)| *token);
         assert_eq!(results, [(0, Err(Failure::Dead)), (1, Ok(()))]);
-        assert_eq!(liar.faults(), [""; 0]);
+        assert_eq!(backend.faults(), [""; 0]);
     });
 }
 
 #[test]
 fn memory_that_is_cut_short() {
     ends(|| {
-        let liar = liar(&[]);
-        let disk = Disk::connect(options(&liar)).unwrap();
+        let backend = backend(&[]);
+        let disk = Disk::connect(options(&backend)).unwrap();
         disk.write_at(&[1; 512], 0).unwrap();
-        let memory = &liar.handed().unwrap()[0];
+        let memory = &backend.handed().unwrap()[0];
         // If it could, the next access would kill this test.
         assert_eq!(ftruncate(memory, 0), Err(rustix::io::Errno::PERM));
         assert_eq!(ftruncate(memory, 1 << 40), Err(rustix::io::Errno::PERM));
@@ -369,15 +372,17 @@ fn memory_that_is_cut_short() {
 fn a_kick_that_is_made_to_wait_does_not() {
     for packed in [Choice::Off, Choice::On] {
         ends(move || {
-            let liar = Liar::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
-            let shape = Options { packed, event_idx: Choice::Off, queue_size: 64, ..options(&liar) };
+            let backend =
+                HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() })
+                    .unwrap();
+            let shape = Options { packed, event_idx: Choice::Off, queue_size: 64, ..options(&backend) };
             let disk = Disk::connect(shape).unwrap();
             let queue = disk.queue(0);
             queue.submit(&mut vec![Request::read(0, disk.buffer(512).unwrap())]).unwrap();
-            while liar.requests() == 0 {
+            while backend.requests() == 0 {
                 thread::yield_now();
             }
-            let handed = liar.handed().unwrap();
+            let handed = backend.handed().unwrap();
             let kick = &handed[3];
             let over = AtomicBool::new(false);
             let fill = || {
@@ -401,7 +406,7 @@ fn a_kick_that_is_made_to_wait_does_not() {
                 assert_eq!(disk.counters().kicks, before + 20);
             });
             assert_eq!((disk.queue(0).in_flight(), disk.failure().is_none()), (21, true));
-            liar.drop_connection();
+            backend.drop_connection();
             let mut ended = 0;
             while ended < 21 {
                 ended += queue.wait(21, Some(LIMIT), |done| assert!(done.result.is_err())).unwrap();
@@ -413,12 +418,12 @@ fn a_kick_that_is_made_to_wait_does_not() {
 #[test]
 fn descriptors_that_are_made_to_wait() {
     ends(|| {
-        let liar = liar(&[]);
-        let disk = Disk::connect(options(&liar)).unwrap();
-        for fd in &liar.handed().unwrap()[1..] {
+        let backend = backend(&[]);
+        let disk = Disk::connect(options(&backend)).unwrap();
+        for fd in &backend.handed().unwrap()[1..] {
             fcntl_setfl(fd, OFlags::empty()).unwrap();
         }
-        let call = &liar.handed().unwrap()[1];
+        let call = &backend.handed().unwrap()[1];
         for round in 0..50u8 {
             disk.write_at(&[round; 512], 0).unwrap();
             disk.queue(0).wait(1, Some(Duration::from_millis(1)), drop).unwrap();
@@ -428,14 +433,15 @@ fn descriptors_that_are_made_to_wait() {
         }
         drop(disk);
         // Nothing waits for a back-end that goes with the counter full.
-        let liar = Liar::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
-        let disk = Disk::connect(options(&liar)).unwrap();
+        let backend =
+            HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
+        let disk = Disk::connect(options(&backend)).unwrap();
         let mut first = vec![Request::read(0, disk.buffer(512).unwrap())];
         disk.queue(0).submit(&mut first).unwrap();
-        while liar.requests() == 0 {
+        while backend.requests() == 0 {
             thread::yield_now();
         }
-        let kick = &liar.handed().unwrap()[3];
+        let kick = &backend.handed().unwrap()[3];
         fcntl_setfl(kick, OFlags::NONBLOCK).unwrap();
         rustix::io::write(kick, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         fcntl_setfl(kick, OFlags::empty()).unwrap();
@@ -450,7 +456,7 @@ fn descriptors_that_are_made_to_wait() {
                 thread::yield_now();
             }
             assert_eq!(disk.queue(0).poll(1, drop).unwrap(), 0);
-            liar.drop_connection();
+            backend.drop_connection();
             let mut ended = 0;
             while ended < 2 {
                 ended += disk.queue(0).wait(2, Some(LIMIT), |done| assert!(done.result.is_err())).unwrap();

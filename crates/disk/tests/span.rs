@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::liar::{Liar, greet, hear, hello};
+use common::hostile_server::{HostileServer, greet, hear, hello};
 use common::{open, worker};
 use kickless_disk::Request;
 use std::io::{self, Write};
@@ -28,11 +28,11 @@ impl Write for Log {
 #[test]
 fn the_thread_of_an_nbd_disk() {
     tracing_subscriber::fmt().with_ansi(false).with_max_level(Level::INFO).with_writer(|| Log).init();
-    let liar = Liar::start(1, |_, stream| {
+    let server = HostileServer::start(1, |_, stream| {
         greet(stream, &hello(false));
         let _ = hear(stream);
     });
-    let disk = error_span!("device", name = "web").in_scope(|| open(&liar.spec()));
+    let disk = error_span!("device", name = "web").in_scope(|| open(&server.spec()));
     assert!(worker(&disk).run(Request::Flush).is_err());
     let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
     let line = log.lines().find(|line| line.contains("the NBD server is lost")).unwrap();

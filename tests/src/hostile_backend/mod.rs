@@ -1,5 +1,4 @@
-//! A vhost-user-blk back-end that lies where it is told to and serves a disk in memory honestly otherwise: what the
-//! driver has to stand.
+//! Serves a disk in memory to our driver as a vhost-user-blk back-end, and lies about it as a test's rules say.
 
 pub mod chaos;
 pub mod lies;
@@ -60,7 +59,7 @@ pub fn whole(error: &Error) -> String {
 }
 
 /// A back-end on a thread, which ends when this is dropped.
-pub struct Liar {
+pub struct HostileBackend {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     socket: PathBuf,
@@ -112,14 +111,14 @@ impl Shared {
     }
 }
 
-impl Liar {
+impl HostileBackend {
     /// Listens, and serves one connection after the other.
     ///
     /// # Errors
     /// It cannot listen.
-    pub fn start(rules: Rules) -> Result<Liar> {
+    pub fn start(rules: Rules) -> Result<HostileBackend> {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
-        let socket = dir.path().join("liar.sock");
+        let socket = dir.path().join("backend.sock");
         let listener = UnixListener::bind(&socket)?;
         let shared = Arc::new(Shared {
             rules: Mutex::new(rules),
@@ -134,8 +133,9 @@ impl Liar {
             leave: Eventfd::new()?,
         });
         let theirs = shared.clone();
-        let thread = thread::Builder::new().name("liar".into()).spawn(move || serve(&theirs, &listener))?;
-        Ok(Liar { shared, thread: Some(thread), socket, _dir: dir })
+        let thread =
+            thread::Builder::new().name("hostile".into()).spawn(move || serve(&theirs, &listener))?;
+        Ok(HostileBackend { shared, thread: Some(thread), socket, _dir: dir })
     }
 
     /// Where it listens.
@@ -206,7 +206,7 @@ impl Liar {
     }
 }
 
-impl Drop for Liar {
+impl Drop for HostileBackend {
     fn drop(&mut self) {
         self.shared.stop.signal();
         let ended = self.thread.take().map(JoinHandle::join);

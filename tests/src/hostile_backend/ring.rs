@@ -1,4 +1,4 @@
-//! The rings of a back-end that lies.
+//! The rings of the hostile back-end.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -258,7 +258,7 @@ fn carry_out(view: &View, chain: &Chain, shared: &Shared) -> Result<(u32, u8)> {
             Vec::new()
         }
         blk::T_FLUSH => Vec::new(),
-        blk::T_GET_ID => b"liar".iter().copied().chain([0; blk::ID_LEN]).take(room).collect(),
+        blk::T_GET_ID => b"hostile".iter().copied().chain([0; blk::ID_LEN]).take(room).collect(),
         _ => return Ok((0, blk::S_UNSUPP)),
     };
     let mut rest = read.as_slice();

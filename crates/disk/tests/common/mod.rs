@@ -5,7 +5,7 @@
 #[cfg(feature = "rbd")]
 pub mod ceph;
 #[cfg(feature = "nbd")]
-pub mod liar;
+pub mod hostile_server;
 #[path = "../../../io/tests/loop_device/mod.rs"]
 pub mod loop_device;
 #[cfg(feature = "qcow2")]

@@ -1,4 +1,4 @@
-//! An NBD server of ours that says what it is told to say.
+//! Runs an NBD server that sends what a test has it send.
 //! Source of the numbers: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
 
 use kickless_disk::DiskSpec;
@@ -15,18 +15,18 @@ pub const EXPORT_FLAGS: u16 = 1 | 1 << 2;
 /// Bytes of the export.
 pub const SIZE: u64 = 65536;
 
-/// A server on a socket of its own. It has failed if what it does panics.
-pub struct Liar {
+/// An NBD server on a socket of its own. A panic of its thread fails the test.
+pub struct HostileServer {
     dir: TempDir,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Liar {
+impl HostileServer {
     /// One that talks with each of `connections` in turn, which are counted from 0, and then is not there any more.
     pub fn start(connections: usize, talk: impl FnMut(usize, &mut UnixStream) + Send + 'static) -> Self {
-        let mut liar = Self { dir: tempfile::tempdir().unwrap(), thread: None };
-        liar.start_again(connections, talk);
-        liar
+        let mut server = Self { dir: tempfile::tempdir().unwrap(), thread: None };
+        server.start_again(connections, talk);
+        server
     }
 
     /// Another at the same address, when the first is not there any more.
@@ -73,7 +73,7 @@ fn spec(name: &str, socket: &Path, reconnect_delay: u64) -> DiskSpec {
     DiskSpec::Nbd(format!("nbd+unix:///{name}?socket={socket}&reconnect-delay={delay}").parse().unwrap())
 }
 
-impl Drop for Liar {
+impl Drop for HostileServer {
     fn drop(&mut self) {
         // Where the test has failed it may wait for a connection that will not come.
         if !thread::panicking() {
