@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use anyhow::{Result, ensure};
 use kickless_memory::Area;
 
-use crate::hostile_backend::Shared;
 use crate::hostile_backend::lies::{AnswerLie, RingLie};
 use crate::hostile_backend::ring::Ring;
+use crate::hostile_backend::shared::Shared;
 
 /// What may be said of a request; the rest of the time it is the truth.
 const LIES: [RingLie; 12] = [

@@ -1,30 +1,30 @@
 //! Serves a disk in memory to our driver as a vhost-user-blk back-end, and lies about it as a test's rules say.
 
-pub mod chaos;
+mod chaos;
 pub mod lies;
-pub mod ring;
-pub mod session;
+mod ring;
+mod session;
+mod shared;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kickless_driver::Error;
 use kickless_spec::features::Features;
-use kickless_vhost_user::Wait;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SendFlags, send};
 use tempfile::TempDir;
 
-use crate::driver::Eventfd;
-use crate::hostile_backend::lies::{DISK_LEN, Rules};
+use crate::hostile_backend::lies::Rules;
 use crate::hostile_backend::session::Session;
+use crate::hostile_backend::shared::Shared;
 
 /// Safety net for everything that takes a moment.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -66,51 +66,6 @@ pub struct HostileBackend {
     _dir: TempDir,
 }
 
-/// What the back-end's thread and the test both know.
-pub(crate) struct Shared {
-    rules: Mutex<Rules>,
-    disk: Mutex<Vec<u8>>,
-    /// The channel for its own requests, once it has one.
-    channel: Mutex<Option<OwnedFd>>,
-    /// What the driver did that an honest one does not.
-    faults: Mutex<Vec<String>>,
-    /// Descriptors and memory that the driver handed over.
-    pub(crate) handed: Mutex<Vec<OwnedFd>>,
-    pub(crate) acked: AtomicU64,
-    pub(crate) connections: AtomicU64,
-    pub(crate) requests: AtomicU64,
-    pub(crate) stop: Eventfd,
-    /// The connection that there is ends.
-    pub(crate) leave: Eventfd,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shared {
-    pub(crate) fn rules(&self) -> MutexGuard<'_, Rules> {
-        lock(&self.rules)
-    }
-
-    pub(crate) fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
-        lock(&self.disk)
-    }
-
-    pub(crate) fn set_channel(&self, channel: Option<OwnedFd>) {
-        *lock(&self.channel) = channel;
-    }
-
-    pub(crate) fn fault(&self, fault: String) {
-        lock(&self.faults).push(fault);
-    }
-
-    pub(crate) fn hand(&self, fd: impl AsFd) -> Result<()> {
-        lock(&self.handed).push(fd.as_fd().try_clone_to_owned()?);
-        Ok(())
-    }
-}
-
 impl HostileBackend {
     /// Listens, and serves one connection after the other.
     ///
@@ -120,18 +75,7 @@ impl HostileBackend {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
         let socket = dir.path().join("backend.sock");
         let listener = UnixListener::bind(&socket)?;
-        let shared = Arc::new(Shared {
-            rules: Mutex::new(rules),
-            disk: Mutex::new(vec![0; DISK_LEN]),
-            channel: Mutex::new(None),
-            faults: Mutex::new(Vec::new()),
-            handed: Mutex::new(Vec::new()),
-            acked: AtomicU64::new(0),
-            connections: AtomicU64::new(0),
-            requests: AtomicU64::new(0),
-            stop: Eventfd::new()?,
-            leave: Eventfd::new()?,
-        });
+        let shared = Arc::new(Shared::new(rules)?);
         let theirs = shared.clone();
         let thread =
             thread::Builder::new().name("hostile".into()).spawn(move || serve(&theirs, &listener))?;
@@ -170,7 +114,7 @@ impl HostileBackend {
 
     /// What the driver did that an honest one does not.
     pub fn faults(&self) -> Vec<String> {
-        lock(&self.shared.faults).clone()
+        self.shared.faults().clone()
     }
 
     /// Descriptors of memory, kicks, calls and errors that the driver handed over, in this order.
@@ -178,7 +122,7 @@ impl HostileBackend {
     /// # Errors
     /// The process is out of descriptors.
     pub fn handed(&self) -> Result<Vec<OwnedFd>> {
-        lock(&self.shared.handed).iter().map(|fd| Ok(fd.try_clone()?)).collect()
+        self.shared.handed().iter().map(|fd| Ok(fd.try_clone()?)).collect()
     }
 
     /// Sends bytes on the channel for its own requests.
@@ -186,7 +130,7 @@ impl HostileBackend {
     /// # Errors
     /// There is none, or the driver has closed it.
     pub fn say(&self, bytes: &[u8]) -> Result<()> {
-        let channel = lock(&self.shared.channel);
+        let channel = self.shared.channel();
         let channel = channel.as_ref().context("no channel")?;
         let mut sent = 0;
         while sent < bytes.len() {
@@ -202,7 +146,7 @@ impl HostileBackend {
 
     /// Closes the channel for its own requests.
     pub fn hang_up(&self) {
-        self.shared.set_channel(None);
+        *self.shared.channel() = None;
     }
 }
 
@@ -222,7 +166,7 @@ fn serve(shared: &Shared, listener: &UnixListener) {
         if let Err(end) = serve_one(shared, socket) {
             tracing(&end);
         }
-        shared.set_channel(None);
+        *shared.channel() = None;
     }
 }
 
@@ -245,9 +189,4 @@ fn ready(listener: &UnixListener, shared: &Shared) -> bool {
             _ => return false,
         }
     }
-}
-
-/// As long as it takes, unless the test is over.
-pub(crate) fn patience(shared: &Shared) -> Wait<'_> {
-    Wait::until(shared.stop.as_fd())
 }

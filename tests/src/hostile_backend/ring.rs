@@ -15,8 +15,8 @@ use kickless_virtqueue::packed::Place;
 use kickless_virtqueue::{Buffer, Chain, ChainId};
 use zerocopy::FromBytes;
 
-use crate::hostile_backend::Shared;
 use crate::hostile_backend::lies::RingLie;
+use crate::hostile_backend::shared::Shared;
 
 /// What happens to the ring's notifications.
 pub(crate) struct Events {
@@ -103,7 +103,7 @@ impl Ring {
                     Ok(true) => self.serve(&chain, shared)?,
                     Ok(false) => break,
                     Err(error) => {
-                        shared.fault(error.to_string());
+                        shared.faults().push(error.to_string());
                         return Ok(());
                     }
                 }

@@ -24,7 +24,7 @@ use zerocopy::IntoBytes;
 use crate::hostile_backend::chaos::Chaos;
 use crate::hostile_backend::lies::AnswerLie;
 use crate::hostile_backend::ring::{Events, Ring};
-use crate::hostile_backend::{Shared, patience};
+use crate::hostile_backend::shared::Shared;
 
 /// What was said of a ring.
 #[derive(Default)]
@@ -75,7 +75,7 @@ impl<'a> Session<'a> {
         loop {
             let (message, kicked) = self.wait()?;
             if message {
-                match self.backend.recv(&patience(self.shared))? {
+                match self.backend.recv(&self.shared.until_stopped())? {
                     Some(received) => self.answer(received)?,
                     None => return Ok(()),
                 }
@@ -123,7 +123,7 @@ impl<'a> Session<'a> {
             return Ok(());
         };
         match lie {
-            None => Ok(self.backend.reply(&header, &reply, &patience(self.shared))?),
+            None => Ok(self.backend.reply(&header, &reply, &self.shared.until_stopped())?),
             Some(lie) => self.lie(lie, &header, &reply),
         }
     }
@@ -190,7 +190,7 @@ impl<'a> Session<'a> {
                 self.protocol = protocol;
             }
             Message::SetOwner => {}
-            Message::SetBackendReqFd(channel) => self.shared.set_channel(Some(channel)),
+            Message::SetBackendReqFd(channel) => *self.shared.channel() = Some(channel),
             Message::GetConfig(config) => {
                 let start = (config.offset as usize).min(size_of_val(&rules.config));
                 let data = rules.config.as_bytes()[start..].iter().copied().take(config.data.len());
@@ -224,7 +224,7 @@ impl<'a> Session<'a> {
 
     fn check(&self, holds: bool, otherwise: &str) {
         if !holds {
-            self.shared.fault(otherwise.to_owned());
+            self.shared.faults().push(otherwise.to_owned());
         }
     }
 

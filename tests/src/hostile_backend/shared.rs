@@ -1,0 +1,82 @@
+//! Holds what the hostile back-end's thread and the test both use.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::Result;
+use kickless_vhost_user::Wait;
+
+use crate::driver::Eventfd;
+use crate::hostile_backend::lies::{DISK_LEN, Rules};
+
+/// State of the back-end that its thread and the test both use.
+pub(crate) struct Shared {
+    rules: Mutex<Rules>,
+    disk: Mutex<Vec<u8>>,
+    /// The channel for the back-end's own requests, once the driver has sent it.
+    channel: Mutex<Option<OwnedFd>>,
+    /// Each thing that an honest driver does not do.
+    faults: Mutex<Vec<String>>,
+    /// Descriptors and memory that the driver handed over.
+    handed: Mutex<Vec<OwnedFd>>,
+    pub(crate) acked: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    pub(crate) requests: AtomicU64,
+    /// Ends the back-end.
+    pub(crate) stop: Eventfd,
+    /// Ends the connection.
+    pub(crate) leave: Eventfd,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn new(rules: Rules) -> Result<Shared> {
+        Ok(Shared {
+            rules: Mutex::new(rules),
+            disk: Mutex::new(vec![0; DISK_LEN]),
+            channel: Mutex::new(None),
+            faults: Mutex::new(Vec::new()),
+            handed: Mutex::new(Vec::new()),
+            acked: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            stop: Eventfd::new()?,
+            leave: Eventfd::new()?,
+        })
+    }
+
+    pub(crate) fn rules(&self) -> MutexGuard<'_, Rules> {
+        lock(&self.rules)
+    }
+
+    pub(crate) fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
+        lock(&self.disk)
+    }
+
+    pub(crate) fn channel(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+        lock(&self.channel)
+    }
+
+    pub(crate) fn faults(&self) -> MutexGuard<'_, Vec<String>> {
+        lock(&self.faults)
+    }
+
+    pub(crate) fn handed(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+        lock(&self.handed)
+    }
+
+    /// Keeps a descriptor that the driver handed over.
+    pub(crate) fn hand(&self, fd: impl AsFd) -> Result<()> {
+        self.handed().push(fd.as_fd().try_clone_to_owned()?);
+        Ok(())
+    }
+
+    /// Waits until the test stops the back-end.
+    pub(crate) fn until_stopped(&self) -> Wait<'_> {
+        Wait::until(self.stop.as_fd())
+    }
+}
