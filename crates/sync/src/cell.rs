@@ -15,13 +15,14 @@ impl<T> UnsafeCell<T> {
         Self(std::cell::UnsafeCell::new(value))
     }
 
-    /// Calls `access` with a pointer to the value. loom checks that no other access changes the value meanwhile.
+    /// Calls `access` with a pointer to the value. loom checks that nothing changes the value during the
+    /// call.
     #[inline]
     pub fn with<R>(&self, access: impl FnOnce(*const T) -> R) -> R {
         access(self.0.get())
     }
 
-    /// Calls `access` with a pointer to the value. loom checks that there is no other access meanwhile.
+    /// Calls `access` with a pointer to the value. loom checks that there is no other access during the call.
     #[inline]
     pub fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
         access(self.0.get())

@@ -1,10 +1,12 @@
-//! The part of an eventfd that a model sees.
+//! A stand-in for an eventfd in models.
 
 #[cfg(loom)]
 use crate::{Condvar, Mutex, lock};
 
-/// A flag that goes with an eventfd: set when that is signalled, cleared when that is read. A model sees nothing of what goes
-/// through the kernel, so its threads sleep on this instead. Without loom it is empty, and does nothing.
+/// A flag that goes with an eventfd: set when the eventfd is signalled, cleared when it is read.
+///
+/// loom does not see system calls, so the threads of a model sleep on this flag instead of the eventfd.
+/// Without loom the type is empty and its methods do nothing.
 #[derive(Debug, Default)]
 pub struct Latch {
     #[cfg(loom)]
@@ -15,51 +17,51 @@ pub struct Latch {
 
 #[cfg(not(loom))]
 impl Latch {
-    /// Sets it.
+    /// Sets the flag.
     #[inline]
     pub fn set(&self) {}
 
-    /// Clears it.
+    /// Clears the flag.
     #[inline]
     pub fn clear(&self) {}
 }
 
 #[cfg(loom)]
 impl Latch {
-    /// The flag itself. The others are a model's: of what else its thread sleeps on.
+    /// The flag itself. A model uses the other bits for further events that its thread sleeps on.
     pub const SET: u32 = 1;
 
-    /// Sets it, and wakes the thread that waits for it.
+    /// Sets the flag and wakes the thread that waits for it.
     pub fn set(&self) {
         self.set_flag(Self::SET);
     }
 
-    /// Clears it.
+    /// Clears the flag.
     pub fn clear(&self) {
         self.with(|flags| *flags &= !Self::SET);
     }
 
-    /// Sets another flag, and wakes the thread that waits for it.
+    /// Sets the bits `flag` and wakes the thread that waits for them.
     pub fn set_flag(&self, flag: u32) {
         self.with(|flags| *flags |= flag);
         self.changed.notify_one();
     }
 
-    /// Looks at all flags, and changes them.
-    pub fn with<T>(&self, look: impl FnOnce(&mut u32) -> T) -> T {
-        look(&mut lock(&self.flags))
+    /// Calls `access` with all flags, which it may change.
+    pub fn with<T>(&self, access: impl FnOnce(&mut u32) -> T) -> T {
+        access(&mut lock(&self.flags))
     }
 
-    /// Waits until it is set, and leaves it so.
+    /// Waits until the flag is set, and leaves it set.
     pub fn wait(&self) {
         self.wait_for(|flags| (*flags & Self::SET != 0).then_some(()));
     }
 
-    /// Looks at all flags, and changes them, until `look` returns something.
-    pub fn wait_for<T>(&self, mut look: impl FnMut(&mut u32) -> Option<T>) -> T {
+    /// Calls `access` with all flags, which it may change, after each change until it returns a value.
+    pub fn wait_for<T>(&self, mut access: impl FnMut(&mut u32) -> Option<T>) -> T {
         let mut flags = lock(&self.flags);
         loop {
-            match look(&mut flags) {
+            match access(&mut flags) {
                 Some(found) => return found,
                 None => flags = self.changed.wait(flags).unwrap_or_else(std::sync::PoisonError::into_inner),
             }

@@ -1,16 +1,18 @@
-//! Atomics, locks and cells: the standard library's, or, in a build with `--cfg loom`, those that loom watches.
+//! Atomics, locks and cells: the standard library's, or loom's in a build with `--cfg loom`.
 //!
-//! A file whose order of memory accesses is an argument takes them from here. Its model is a test of the same crate, built
-//! with `--cfg loom`: loom runs the file itself in every order that the memory model allows. Everything else uses the
-//! standard library, because what is made of loom's types can exist only while a model runs. `tools/models` runs all
-//! models.
+//! A file that depends on the order of its memory accesses takes its types from here. The file's model is a
+//! test of the same crate, built with `--cfg loom`. loom runs the file itself in every order that the memory
+//! model allows.
+//!
+//! All other files use the standard library, because values of loom's types can exist only while a model
+//! runs. `tools/models` runs all models.
 //!
 //! ```
 //! use kickless_sync::atomic::{AtomicU32, Ordering};
 //! use kickless_sync::{Mutex, lock};
 //!
 //! kickless_sync::process_wide! {
-//!     /// Tickets given out so far.
+//!     /// The number of tickets given out so far.
 //!     static TICKETS: AtomicU32 = AtomicU32::new(0);
 //! }
 //!

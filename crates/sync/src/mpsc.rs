@@ -1,4 +1,4 @@
-//! Channels.
+//! Channels: the standard library's, or some that loom watches.
 
 #[cfg(not(loom))]
 pub use std::sync::mpsc::{Receiver, Sender, channel};
@@ -6,7 +6,7 @@ pub use std::sync::mpsc::{Receiver, Sender, channel};
 #[cfg(loom)]
 pub use watched::{Receiver, Sender, channel};
 
-/// Channels that loom watches. (loom's own do not tell that the sender is gone.)
+/// Channels that loom watches. The receivers of loom's own channels do not notice that the sender is gone.
 #[cfg(loom)]
 mod watched {
     use crate::{Arc, Condvar, Mutex, lock};
@@ -14,17 +14,17 @@ mod watched {
     use std::sync::PoisonError;
     use std::sync::mpsc::{RecvError, SendError};
 
-    struct State<T> {
+    struct Queue<T> {
         values: VecDeque<T>,
         is_closed: bool,
     }
 
     struct Channel<T> {
-        state: Mutex<State<T>>,
+        queue: Mutex<Queue<T>>,
         changed: Condvar,
     }
 
-    /// `std::sync::mpsc::Sender`, of which there is one.
+    /// `std::sync::mpsc::Sender`, but without `Clone`: a channel has one sender.
     pub struct Sender<T>(Arc<Channel<T>>);
 
     /// `std::sync::mpsc::Receiver`.
@@ -32,8 +32,8 @@ mod watched {
 
     /// Makes a channel.
     pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
-        let state = State { values: VecDeque::new(), is_closed: false };
-        let channel = Arc::new(Channel { state: Mutex::new(state), changed: Condvar::new() });
+        let queue = Queue { values: VecDeque::new(), is_closed: false };
+        let channel = Arc::new(Channel { queue: Mutex::new(queue), changed: Condvar::new() });
         (Sender(channel.clone()), Receiver(channel))
     }
 
@@ -41,9 +41,9 @@ mod watched {
         /// Sends a value.
         ///
         /// # Errors
-        /// None. A model does not look whether the receiver is gone.
+        /// Never. Models do not need to know that the receiver is gone.
         pub fn send(&self, value: T) -> Result<(), SendError<T>> {
-            lock(&self.0.state).values.push_back(value);
+            lock(&self.0.queue).values.push_back(value);
             self.0.changed.notify_one();
             Ok(())
         }
@@ -51,7 +51,7 @@ mod watched {
 
     impl<T> Drop for Sender<T> {
         fn drop(&mut self) {
-            lock(&self.0.state).is_closed = true;
+            lock(&self.0.queue).is_closed = true;
             self.0.changed.notify_one();
         }
     }
@@ -62,12 +62,12 @@ mod watched {
         /// # Errors
         /// The sender is gone.
         pub fn recv(&self) -> Result<T, RecvError> {
-            let mut state = lock(&self.0.state);
+            let mut queue = lock(&self.0.queue);
             loop {
-                match state.values.pop_front() {
+                match queue.values.pop_front() {
                     Some(value) => return Ok(value),
-                    None if state.is_closed => return Err(RecvError),
-                    None => state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                    None if queue.is_closed => return Err(RecvError),
+                    None => queue = self.0.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Statics that hold atomics or locks.
 
-/// Declares a static of this process; under loom, one of each execution of a model.
+/// Declares a static. There is one for the process; under loom, one for each execution of a model.
 #[cfg(not(loom))]
 #[macro_export]
 macro_rules! process_wide {
@@ -10,7 +10,7 @@ macro_rules! process_wide {
     };
 }
 
-/// Declares a static of this process; under loom, one of each execution of a model.
+/// Declares a static. There is one for the process; under loom, one for each execution of a model.
 #[cfg(loom)]
 #[macro_export]
 macro_rules! process_wide {
