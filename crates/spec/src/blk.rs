@@ -15,23 +15,23 @@ bitflags! {
     /// Feature bits of a block device (virtio 1.3, section 5.2.3).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct BlkFeatures: u64 {
-        /// `size_max` holds.
+        /// `size_max` is valid.
         const SIZE_MAX = 1 << 1;
-        /// `seg_max` holds.
+        /// `seg_max` is valid.
         const SEG_MAX = 1 << 2;
-        /// `geometry` holds.
+        /// `geometry` is valid.
         const GEOMETRY = 1 << 4;
         /// The device is read-only.
         const RO = 1 << 5;
-        /// `blk_size` holds.
+        /// `blk_size` is valid.
         const BLK_SIZE = 1 << 6;
         /// FLUSH is supported.
         const FLUSH = 1 << 9;
-        /// `topology` holds.
+        /// `topology` is valid.
         const TOPOLOGY = 1 << 10;
         /// The driver may switch `writeback`.
         const CONFIG_WCE = 1 << 11;
-        /// `num_queues` holds.
+        /// `num_queues` is valid.
         const MQ = 1 << 12;
         /// DISCARD is supported.
         const DISCARD = 1 << 13;
@@ -88,16 +88,16 @@ pub struct Header {
 pub struct Segment {
     /// First 512-byte sector.
     pub sector: U64,
-    /// How many.
+    /// Number of 512-byte sectors.
     pub num_sectors: U32,
-    /// [`SEGMENT_UNMAP`] or nothing.
+    /// [`SEGMENT_UNMAP`] or 0.
     pub flags: U32,
 }
 
-/// Flag of a segment of zeroes: its space may be given back.
+/// Flag of a write-zeroes segment: the device may deallocate the space.
 pub const SEGMENT_UNMAP: u32 = 1;
 
-/// What GET_LIFETIME answers (`struct virtio_blk_lifetime`).
+/// The answer to GET_LIFETIME (`struct virtio_blk_lifetime`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Lifetime {
@@ -125,7 +125,7 @@ pub struct Config {
     pub heads: u8,
     /// Sectors for each track.
     pub sectors: u8,
-    /// Logical block size in bytes: what is best, not a limit.
+    /// Logical block size in bytes. A recommendation, not a limit.
     pub blk_size: U32,
     /// log2 of the logical blocks in a physical one.
     pub physical_block_exp: u8,
@@ -133,7 +133,7 @@ pub struct Config {
     pub alignment_offset: u8,
     /// Suggested minimum I/O in logical blocks.
     pub min_io_size: U16,
-    /// Suggested optimal (largest good) I/O in logical blocks.
+    /// Suggested optimal (largest efficient) I/O in logical blocks.
     pub opt_io_size: U32,
     /// 1: a write may complete before it is durable; 0: it may not.
     pub writeback: u8,

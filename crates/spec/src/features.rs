@@ -5,16 +5,18 @@ use bitflags::bitflags;
 bitflags! {
     /// Device-independent feature bits (virtio 1.3, section 6), and the two that vhost-user adds to them.
     ///
-    /// Bits 0 to 23 and 50 to 63 belong to the device type; they are kept, unnamed, so that a set can be passed on whole.
+    /// Bits 0 to 23 and 50 to 63 belong to the device type. They have no names here, but a set keeps them, so
+    /// that it can be passed on whole.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Features: u64 {
         /// vhost-user `VHOST_F_LOG_ALL`: mark written pages in the dirty log.
         const LOG_ALL = 1 << 26;
         /// Descriptors may point at a table of descriptors.
         const INDIRECT_DESC = 1 << 28;
-        /// `used_event` and `avail_event` replace the suppression flags.
+        /// `used_event` and `avail_event` replace the flags that suppress notifications.
         const EVENT_IDX = 1 << 29;
-        /// vhost-user `VHOST_USER_F_PROTOCOL_FEATURES`: protocol features can be negotiated, and rings start disabled.
+        /// vhost-user `VHOST_USER_F_PROTOCOL_FEATURES`: protocol features can be negotiated; rings start
+        /// disabled.
         const PROTOCOL_FEATURES = 1 << 30;
         /// Not a legacy device: little-endian everywhere, any layout of buffers.
         const VERSION_1 = 1 << 32;

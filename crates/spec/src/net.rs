@@ -12,8 +12,8 @@ pub const MAC_LEN: usize = 6;
 pub const ETHERNET_HEADER_LEN: usize = 14;
 /// Length of a VLAN tag.
 pub const VLAN_TAG_LEN: usize = 4;
-/// The longest frame with its [`Header`], which a receiver of GSO frames must have room for (virtio 1.3, section
-/// 5.1.6.3.1): 12 bytes of header, 14 of Ethernet, and 65536 of an IP packet.
+/// The longest frame with its [`Header`]: 12 bytes of header, 14 of Ethernet, and 65536 of an IP packet. A
+/// receiver of GSO frames must have room for it (virtio 1.3, section 5.1.6.3.1).
 pub const FRAME_MAX: usize = size_of::<Header>() + ETHERNET_HEADER_LEN + (1 << 16);
 /// The smallest `mtu` (virtio 1.3, section 5.1.4.1).
 pub const MTU_MIN: u16 = 68;
@@ -34,9 +34,9 @@ bitflags! {
         const GUEST_CSUM = 1 << 1;
         /// The driver changes its offloads while it runs.
         const CTRL_GUEST_OFFLOADS = 1 << 2;
-        /// `mtu` holds.
+        /// `mtu` is valid.
         const MTU = 1 << 3;
-        /// `mac` holds.
+        /// `mac` is valid.
         const MAC = 1 << 5;
         /// Legacy: the device takes GSO packets of any type.
         const GSO = 1 << 6;
@@ -58,7 +58,7 @@ bitflags! {
         const HOST_UFO = 1 << 14;
         /// One frame may fill several receive buffers.
         const MRG_RXBUF = 1 << 15;
-        /// `status` holds.
+        /// `status` is valid.
         const STATUS = 1 << 16;
         /// There is a control queue.
         const CTRL_VQ = 1 << 17;
@@ -70,11 +70,11 @@ bitflags! {
         const CTRL_RX_EXTRA = 1 << 20;
         /// The driver announces its addresses when it is asked to.
         const GUEST_ANNOUNCE = 1 << 21;
-        /// There are several pairs of queues; `max_virtqueue_pairs` holds.
+        /// There are several pairs of queues; `max_virtqueue_pairs` is valid.
         const MQ = 1 << 22;
         /// The control queue sets the address.
         const CTRL_MAC_ADDR = 1 << 23;
-        /// The control queue tells of statistics.
+        /// The control queue returns statistics.
         const DEVICE_STATS = 1 << 50;
         /// Hashes are of the inner packet of a tunnel.
         const HASH_TUNNEL = 1 << 51;
@@ -96,9 +96,9 @@ bitflags! {
         const RSS = 1 << 60;
         /// The device coalesces segments and tells how many.
         const RSC_EXT = 1 << 61;
-        /// The card stands by for another one with the same address.
+        /// The card is the standby of another card with the same address.
         const STANDBY = 1 << 62;
-        /// `speed` and `duplex` hold.
+        /// `speed` and `duplex` are valid.
         const SPEED_DUPLEX = 1 << 63;
     }
 }
@@ -110,7 +110,7 @@ pub const HDR_F_DATA_VALID: u8 = 2;
 /// [`Header::flags`]: the checksum fields hold counts of coalesced segments.
 pub const HDR_F_RSC_INFO: u8 = 4;
 
-/// [`Header::gso_type`]: not to be segmented.
+/// [`Header::gso_type`]: no segmentation.
 pub const GSO_NONE: u8 = 0;
 /// [`Header::gso_type`]: TCP over IPv4.
 pub const GSO_TCPV4: u8 = 1;
@@ -120,7 +120,7 @@ pub const GSO_UDP: u8 = 3;
 pub const GSO_TCPV6: u8 = 4;
 /// [`Header::gso_type`]: UDP, to be segmented.
 pub const GSO_UDP_L4: u8 = 5;
-/// [`Header::gso_type`]: with one of TCP, ECN is set.
+/// [`Header::gso_type`]: ECN is set. A flag beside [`GSO_TCPV4`] or [`GSO_TCPV6`].
 pub const GSO_ECN: u8 = 0x80;
 
 /// The head of each frame (`struct virtio_net_hdr`, `virtio_net_hdr_v1` in Linux; virtio 1.3, section 5.1.6).
@@ -137,27 +137,29 @@ pub struct Header {
     pub gso_size: U16,
     /// Byte of the frame at which the checksum begins.
     pub csum_start: U16,
-    /// Where after that the checksum goes.
+    /// Offset of the checksum's field from `csum_start`.
     pub csum_offset: U16,
     /// Receive buffers that the frame fills. Zero from the driver.
     pub num_buffers: U16,
 }
 
-/// Length of a [`Header`] without `num_buffers`: of a legacy driver that has not accepted [`NetFeatures::MRG_RXBUF`].
+/// Length of a [`Header`] without `num_buffers`. Legacy drivers without [`NetFeatures::MRG_RXBUF`] use this
+/// header.
 pub const LEGACY_HEADER_LEN: usize = core::mem::offset_of!(Header, num_buffers);
 /// Offset of [`Header::num_buffers`].
 pub const HEADER_NUM_BUFFERS: usize = LEGACY_HEADER_LEN;
 
 /// [`Config::status`]: the link is up.
 pub const S_LINK_UP: u16 = 1;
-/// [`Config::status`]: the driver is to announce its addresses.
+/// [`Config::status`]: the device asks the driver to announce its addresses.
 pub const S_ANNOUNCE: u16 = 2;
 /// [`Config::speed`]: not known.
 pub const SPEED_UNKNOWN: u32 = u32::MAX;
 /// [`Config::duplex`]: not known.
 pub const DUPLEX_UNKNOWN: u8 = 0xff;
 
-/// `struct virtio_net_config`. Fields of features that were not offered are zero, or not known.
+/// `struct virtio_net_config`. Fields of features that were not offered are zero or have the value "not
+/// known".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Config {
@@ -169,17 +171,17 @@ pub struct Config {
     pub max_virtqueue_pairs: U16,
     /// The MTU.
     pub mtu: U16,
-    /// In Mbit/s, up to 2^31 - 1; otherwise not known.
+    /// Speed in Mbit/s, up to 2^31 - 1. Greater values mean "not known".
     pub speed: U32,
-    /// 0 half, 1 full; otherwise not known.
+    /// 0 half, 1 full. Other values mean "not known".
     pub duplex: u8,
     /// Longest key of receive-side scaling.
     pub rss_max_key_size: u8,
     /// Longest table of receive-side scaling.
     pub rss_max_indirection_table_length: U16,
-    /// Packets of which hashes are made.
+    /// Packet types that the device can hash.
     pub supported_hash_types: U32,
-    /// Tunnels of whose inner packets hashes are made.
+    /// Tunnel types whose inner packets the device can hash.
     pub supported_tunnel_types: U32,
 }
 
@@ -193,9 +195,9 @@ pub struct ControlHeader {
     pub command: u8,
 }
 
-/// Answer to a command: done.
+/// Answer to a command: the device carried it out.
 pub const OK: u8 = 0;
-/// Answer to a command: not done.
+/// Answer to a command: the device did not carry it out.
 pub const ERR: u8 = 1;
 
 /// Class of commands: receive modes.

@@ -1,8 +1,11 @@
-//! The split virtqueue (virtio 1.3, section 2.7).
+//! The split and the packed virtqueue (virtio 1.3, sections 2.7 and 2.8).
 //!
-//! Three areas, each contiguous in the driver's address space: the descriptor table (16-byte aligned, `16 * size`
-//! bytes), the available ring (2-byte aligned, `6 + 2 * size` bytes) and the used ring (4-byte aligned, `6 + 8 * size`
-//! bytes). The last two bytes of each ring are the event index of the *other* direction and exist in memory only where
+//! A split virtqueue has three areas, each contiguous in the driver's address space:
+//! - the descriptor table: 16-byte aligned, `16 * size` bytes;
+//! - the available ring: 2-byte aligned, `6 + 2 * size` bytes;
+//! - the used ring: 4-byte aligned, `6 + 8 * size` bytes.
+//!
+//! The last two bytes of each ring are the event index of the *other* direction. They exist in memory only if
 //! [`EVENT_IDX`](crate::features::Features::EVENT_IDX) was negotiated.
 
 use zerocopy::little_endian::{U16, U32, U64};
@@ -11,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The largest size of a split virtqueue (virtio 1.3, section 2.7).
 pub const QUEUE_SIZE_MAX: u16 = 32768;
 
-/// Descriptor flag: the chain goes on at `next`.
+/// Descriptor flag: the chain continues at `next`.
 pub const DESC_F_NEXT: u16 = 1;
 /// Descriptor flag: the device writes this buffer (otherwise it reads it).
 pub const DESC_F_WRITE: u16 = 2;
@@ -43,7 +46,7 @@ pub struct Desc {
 pub struct UsedElem {
     /// Head of the chain that was used.
     pub id: U32,
-    /// Bytes that the device wrote into its writable buffers, counted from the first.
+    /// Bytes that the device wrote, from the first byte of the first writable buffer on.
     pub len: U32,
 }
 
@@ -54,24 +57,25 @@ pub const RING_IDX: usize = 2;
 /// Offset of `ring[0]` in both rings.
 pub const RING_ENTRIES: usize = 4;
 
-/// Bytes of the descriptor table.
+/// Returns the bytes of the descriptor table.
 pub const fn desc_len(size: u16) -> usize {
     size_of::<Desc>() * size as usize
 }
 
-/// Bytes of the available ring.
+/// Returns the bytes of the available ring.
 pub const fn avail_len(size: u16, event_idx: bool) -> usize {
     RING_ENTRIES + 2 * size as usize + if event_idx { 2 } else { 0 }
 }
 
-/// Bytes of the used ring.
+/// Returns the bytes of the used ring.
 pub const fn used_len(size: u16, event_idx: bool) -> usize {
     RING_ENTRIES + size_of::<UsedElem>() * size as usize + if event_idx { 2 } else { 0 }
 }
 
-/// Packed ring, descriptor flag: with the driver's wrap counter, available.
+/// Packed ring, descriptor flag: set as the driver's wrap counter when the driver makes the descriptor
+/// available.
 pub const PACKED_F_AVAIL: u16 = 1 << 7;
-/// Packed ring, descriptor flag: with the device's wrap counter, used.
+/// Packed ring, descriptor flag: set as the device's wrap counter when the device uses the descriptor.
 pub const PACKED_F_USED: u16 = 1 << 15;
 
 /// `struct pvirtq_desc`: a descriptor of the packed virtqueue (virtio 1.3, section 2.8.13).
@@ -80,9 +84,9 @@ pub const PACKED_F_USED: u16 = 1 << 15;
 pub struct PackedDesc {
     /// Guest-physical address of the buffer (an IOVA with ACCESS_PLATFORM).
     pub addr: U64,
-    /// Its length in bytes; in a used descriptor, the bytes that the device wrote into the chain.
+    /// Length of the buffer in bytes. In a used descriptor, the bytes that the device wrote into the chain.
     pub len: U32,
-    /// The driver's number for the chain; in the chain's last descriptor, and in the used one.
+    /// The driver's number for the chain. Only the chain's last descriptor and the used descriptor have it.
     pub id: U16,
     /// `DESC_F_*` and `PACKED_F_*`.
     pub flags: U16,
@@ -91,23 +95,23 @@ pub struct PackedDesc {
 /// Offset of `flags` in a packed descriptor.
 pub const PACKED_FLAGS: usize = 14;
 
-/// Bytes of a packed ring's event suppression structure, of which each side writes one (virtio 1.3, section 2.8.14).
+/// Bytes of a packed ring's event suppression structure (virtio 1.3, section 2.8.14). Each side writes one.
 pub const EVENT_LEN: usize = 4;
-/// Offset of the place in the ring that is waited for, in its low 15 bits, and of its wrap counter, above them.
-pub const EVENT_PLACE: usize = 0;
+/// Offset of a field of 16 bits: the descriptor that the side waits for (low 15 bits), and its wrap counter.
+pub const EVENT_OFF_WRAP: usize = 0;
 /// Offset of `EVENT_F_*`.
 pub const EVENT_FLAGS: usize = 2;
-/// The wrap counter in `EVENT_PLACE`.
+/// The wrap counter at `EVENT_OFF_WRAP`.
 pub const EVENT_WRAP: u16 = 1 << 15;
-/// Every notification is wanted.
+/// At `EVENT_FLAGS`: notify me of every descriptor.
 pub const EVENT_F_ENABLE: u16 = 0;
-/// None is.
+/// At `EVENT_FLAGS`: do not notify me.
 pub const EVENT_F_DISABLE: u16 = 1;
-/// The one for a descriptor is, with EVENT_IDX.
+/// At `EVENT_FLAGS`: notify me of the descriptor at `EVENT_OFF_WRAP`. Needs EVENT_IDX.
 pub const EVENT_F_DESC: u16 = 2;
 
-/// Whether moving an index from `old` to `new` passed the event index `event`, that is, whether the other side asked
-/// to be told (virtio 1.3, section 2.7.10; the comparison is modulo 65536).
+/// Returns whether an index that moved from `old` to `new` passed the event index `event`. If it did, the
+/// other side wants a notification (virtio 1.3, section 2.7.10). The comparison is modulo 65536.
 pub const fn event_passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }

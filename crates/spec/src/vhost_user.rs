@@ -1,10 +1,11 @@
 //! The wire types of vhost-user (*Vhost-user Protocol*, QEMU `docs/interop/vhost-user.rst`).
 //!
-//! A message is a [`Header`], `size` bytes of payload and, beside the bytes, file descriptors. The protocol has the
-//! machine's own byte order; kickless is for little-endian machines, so everything here is little-endian.
+//! A message is a [`Header`], `size` bytes of payload and, beside the bytes, file descriptors. The protocol
+//! has the machine's own byte order. kickless runs on little-endian machines, so everything here is
+//! little-endian.
 //!
-//! [`FrontendRequest`] and [`BackendRequest`] number the requests of either side; the payload structures are named
-//! after the sections of the specification that describe them.
+//! [`FrontendRequest`] and [`BackendRequest`] number the requests of each side. A payload structure has the
+//! name of the section of the specification that describes it.
 
 mod inflight;
 mod payload;
@@ -27,32 +28,32 @@ pub const FLAG_REPLY: u32 = 1 << 2;
 /// [`Header::flags`]: the sender wants an acknowledgement (with [`ProtocolFeatures::REPLY_ACK`]).
 pub const FLAG_NEED_REPLY: u32 = 1 << 3;
 
-/// Most regions in SET_MEM_TABLE; more need [`ProtocolFeatures::CONFIGURE_MEM_SLOTS`].
+/// Most regions in SET_MEM_TABLE. More regions need [`ProtocolFeatures::CONFIGURE_MEM_SLOTS`].
 pub const MEM_TABLE_REGIONS_MAX: usize = 8;
 /// Most file descriptors with one message.
 pub const FDS_MAX: usize = 8;
-/// Largest device configuration space in bytes, as QEMU has it.
+/// Largest device configuration space in bytes. The limit is QEMU's.
 pub const CONFIG_SIZE_MAX: usize = 256;
 /// Most VIRTIO shared memory regions of a device.
 pub const SHMEM_REGIONS_MAX: usize = 256;
 /// Bytes of guest memory that one bit of the dirty log stands for.
 pub const LOG_PAGE_SIZE: u64 = 4096;
 
-/// SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, VRING_HOST_NOTIFIER_MSG: the bits of the ring's index.
+/// Bits of the ring's index in SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR and VRING_HOST_NOTIFIER_MSG.
 pub const VRING_INDEX_MASK: u64 = 0xff;
-/// The same messages, and the reply to SET_DEVICE_STATE_FD: no file descriptor comes with this message.
+/// Bit in these messages and in the reply to SET_DEVICE_STATE_FD: the message carries no file descriptor.
 pub const NO_FD: u64 = 1 << 8;
-/// The reply to SET_DEVICE_STATE_FD: zero here is success.
+/// Bits of the error in the reply to SET_DEVICE_STATE_FD. Zero means success.
 pub const DEVICE_STATE_ERROR_MASK: u64 = 0xff;
 
 /// [`VringAddr::flags`]: mark writes to the used ring in the dirty log, at [`VringAddr::log_guest_addr`].
 pub const VRING_F_LOG: u32 = 1 << 0;
 /// [`ConfigHeader::flags`]: a write by the guest, to writable fields only.
 pub const CONFIG_FRONTEND: u32 = 0;
-/// [`ConfigHeader::flags`]: live migration, which may write read-only fields as well.
+/// [`ConfigHeader::flags`]: a write by live migration, which may change read-only fields as well.
 pub const CONFIG_MIGRATION: u32 = 1;
 
-/// Head of each message.
+/// The head of each message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
@@ -65,12 +66,12 @@ pub struct Header {
 }
 
 bitflags! {
-    /// Protocol features (`VHOST_USER_PROTOCOL_F_*`). Bits without a name are kept.
+    /// Protocol features (`VHOST_USER_PROTOCOL_F_*`). A set keeps bits without a name.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ProtocolFeatures: u64 {
         /// GET_QUEUE_NUM.
         const MQ = 1 << 0;
-        /// SET_LOG_BASE brings the dirty log as a file descriptor, and is answered.
+        /// SET_LOG_BASE brings the dirty log as a file descriptor and gets a reply.
         const LOG_SHMFD = 1 << 1;
         /// SEND_RARP.
         const RARP = 1 << 2;
@@ -108,7 +109,7 @@ bitflags! {
         const SHARED_OBJECT = 1 << 18;
         /// SET_DEVICE_STATE_FD and CHECK_DEVICE_STATE.
         const DEVICE_STATE = 1 << 19;
-        /// GET_VRING_BASE leaves requests in flight, recorded in the buffer of SET_INFLIGHT_FD.
+        /// GET_VRING_BASE leaves requests in flight and records them in the buffer of SET_INFLIGHT_FD.
         const GET_VRING_BASE_INFLIGHT = 1 << 20;
         /// Front-end addresses are guest-physical ones, in memory regions as in rings.
         const GPA_ADDRESSES = 1 << 21;

@@ -14,7 +14,7 @@
 
 use kickless_memory::Area;
 use kickless_spec::ring::{
-    EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_FLAGS, EVENT_PLACE, EVENT_WRAP, PACKED_F_AVAIL,
+    EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_FLAGS, EVENT_OFF_WRAP, EVENT_WRAP, PACKED_F_AVAIL,
     PACKED_F_USED, PACKED_FLAGS, PackedDesc, event_passed,
 };
 use std::sync::atomic::{Ordering, fence};
@@ -150,7 +150,7 @@ pub fn arm<W: Words>(
 #[inline]
 pub fn ask<W: Words>(ours: &W, event_idx: bool, place: Place) {
     if event_idx {
-        ours.store(EVENT_PLACE, place.bits(), Ordering::Relaxed);
+        ours.store(EVENT_OFF_WRAP, place.bits(), Ordering::Relaxed);
         // Release: who reads these flags reads that place.
         ours.store(EVENT_FLAGS, EVENT_F_DESC, Ordering::Release);
     } else {
@@ -187,7 +187,7 @@ pub fn publish<W: Words>(
     match theirs.load(EVENT_FLAGS, Ordering::Acquire) {
         EVENT_F_DISABLE => false,
         EVENT_F_DESC if event_idx => {
-            let event = theirs.load(EVENT_PLACE, Ordering::Relaxed);
+            let event = theirs.load(EVENT_OFF_WRAP, Ordering::Relaxed);
             count.is_none_or(|count| passed(Place::from_bits(event), next, count, size))
         }
         _ => true,

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use kickless_memory::Area;
 use kickless_spec::ring::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_FLAGS,
-    EVENT_PLACE, PackedDesc,
+    EVENT_OFF_WRAP, PackedDesc,
 };
 use kickless_virtqueue::packed::Place;
 
@@ -100,7 +100,7 @@ impl Packed {
         match theirs.load_u16(EVENT_FLAGS, Ordering::Acquire) {
             EVENT_F_DISABLE => false,
             EVENT_F_DESC if self.event_idx => {
-                let event = Place::from_bits(theirs.load_u16(EVENT_PLACE, Ordering::Relaxed));
+                let event = Place::from_bits(theirs.load_u16(EVENT_OFF_WRAP, Ordering::Relaxed));
                 (0..count).any(|n| first.after(n, self.size) == event)
             }
             _ => true,
@@ -127,7 +127,7 @@ impl Packed {
     /// Asks for a call for the next used descriptor.
     pub(crate) fn enable_calls(&self, ours: &Area) {
         if self.event_idx {
-            ours.store_u16(EVENT_PLACE, self.used.bits(), Ordering::Relaxed);
+            ours.store_u16(EVENT_OFF_WRAP, self.used.bits(), Ordering::Relaxed);
             ours.store_u16(EVENT_FLAGS, EVENT_F_DESC, Ordering::Release);
         } else {
             ours.store_u16(EVENT_FLAGS, EVENT_F_ENABLE, Ordering::Relaxed);

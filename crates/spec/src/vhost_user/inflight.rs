@@ -1,38 +1,42 @@
-//! The buffer that tracks requests in flight (*Inflight I/O tracking*): one region after the other, one for each ring.
+//! The in-flight buffer, which records the requests in flight (*Inflight I/O tracking*).
 //!
-//! A region is a head and an entry for each descriptor. It is read and written in words of 64 bits, each in one go, so that who is
-//! killed between two instructions leaves whole words behind. The specification does not say where the next region begins; those who
-//! use it (QEMU's library for back-ends, DPDK) round up to 64 bytes, and so does this.
+//! The buffer has one region for each ring. A region is a head and an entry for each descriptor. It is read
+//! and written in words of 64 bits, each with one instruction, so that a process that is killed between two
+//! instructions leaves whole words behind.
+//!
+//! The specification does not say where the next region begins. QEMU's library for back-ends and DPDK round
+//! up to 64 bytes, and so does this module.
 
-/// The only version there is of a region; 0 is one that nobody has begun.
+/// The only version of a region that exists. The version of a region that was never used is 0.
 pub const INFLIGHT_VERSION: u16 = 1;
-/// Where regions may begin.
+/// Alignment of a region within the buffer.
 const REGION_ALIGN: usize = 64;
-/// Where the head says which version it is, and what goes with it: [`SplitHead`], [`PackedHead`].
+/// Offset of [`SplitHead`] or [`PackedHead`] in a region. This word has the version.
 pub const INFLIGHT_HEAD: usize = 8;
-/// Where a packed region's head says how far the ring is used: [`PackedUsed`].
+/// Offset of [`PackedUsed`] in a packed ring's region.
 pub const INFLIGHT_PACKED_USED: usize = 16;
-/// Where the order of an entry is, from its beginning: a count of all that were taken before.
+/// Offset of the counter in an entry. Its value orders entries by the time at which the device popped them.
 pub const INFLIGHT_COUNTER: usize = 8;
-/// Where the copy of a descriptor is in an entry of a packed region: its length, flags and id, and behind that its address.
+/// Offset of the descriptor's copy in an entry of a packed ring's region. Its first word has the id, the
+/// flags and the length, its second the address.
 pub const INFLIGHT_DESC: usize = 16;
 
-/// Bytes of an entry.
+/// Returns the bytes of an entry.
 pub const fn inflight_entry_len(packed: bool) -> usize {
     if packed { 32 } else { 16 }
 }
 
-/// Bytes of a region's head.
+/// Returns the bytes of a region's head.
 pub const fn inflight_head_len(packed: bool) -> usize {
     if packed { 32 } else { 16 }
 }
 
-/// Bytes from one region to the next, for rings of `size` descriptors.
+/// Returns the bytes from one region to the next, for rings of `size` descriptors.
 pub const fn inflight_region_len(packed: bool, size: u16) -> usize {
     (inflight_head_len(packed) + inflight_entry_len(packed) * size as usize).next_multiple_of(REGION_ALIGN)
 }
 
-/// Four fields of 16 bits, the first one lowest.
+/// Joins four fields of 16 bits; the first becomes the lowest.
 const fn word(fields: [u16; 4]) -> u64 {
     let [a, b, c, d] = fields;
     a as u64 | (b as u64) << 16 | (c as u64) << 32 | (d as u64) << 48
@@ -50,13 +54,13 @@ macro_rules! word_of {
         pub struct $name { $($(#[$field_doc])* pub $field: u16,)* }
 
         impl $name {
-            /// What this word says.
+            /// Splits a word into its fields.
             pub const fn from_word(word: u64) -> Self {
                 let [$($field),*] = fields(word);
                 Self { $($field),* }
             }
 
-            /// The word that says this.
+            /// Joins the fields to a word.
             pub const fn word(self) -> u64 {
                 word([$(self.$field),*])
             }
@@ -69,11 +73,11 @@ word_of! {
     SplitHead {
         /// [`INFLIGHT_VERSION`], or 0.
         version,
-        /// Entries.
+        /// Number of entries.
         desc_num,
-        /// The entry that came last into the batch that is being published.
+        /// The head that was pushed last in the batch that is being published.
         last_batch_head,
-        /// `used.idx` of the ring, when the last batch was over.
+        /// `used.idx` of the ring after the last finished batch.
         used_idx,
     }
 }
@@ -83,21 +87,21 @@ word_of! {
     PackedHead {
         /// [`INFLIGHT_VERSION`], or 0.
         version,
-        /// Entries.
+        /// Number of entries.
         desc_num,
-        /// The first entry that is free, once the batch that is being published is.
+        /// The first free entry, as it will be once the current batch is published.
         free_head,
-        /// The first entry that is free.
+        /// The first free entry after the last finished batch.
         old_free_head,
     }
 }
 
-/// The third word of a packed ring's region: places in the ring, each an index and a wrap counter.
+/// The third word of a packed ring's region: two positions in the ring, each with its wrap counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackedUsed {
-    /// How far the ring is used, once the batch that is being published is.
+    /// The next descriptor to use, as it will be once the current batch is published.
     pub used_idx: u16,
-    /// How far the ring is used.
+    /// The next descriptor to use after the last finished batch.
     pub old_used_idx: u16,
     /// The wrap counter of `used_idx`.
     pub used_wrap_counter: bool,
@@ -106,7 +110,7 @@ pub struct PackedUsed {
 }
 
 impl PackedUsed {
-    /// What this word says.
+    /// Splits a word into its fields.
     pub const fn from_word(word: u64) -> Self {
         let [used_idx, old_used_idx, wraps, _] = fields(word);
         Self {
@@ -117,7 +121,7 @@ impl PackedUsed {
         }
     }
 
-    /// The word that says this.
+    /// Joins the fields to a word.
     pub const fn word(self) -> u64 {
         let wraps = self.used_wrap_counter as u16 | (self.old_used_wrap_counter as u16) << 8;
         word([self.used_idx, self.old_used_idx, wraps, 0])
@@ -127,18 +131,19 @@ impl PackedUsed {
 /// The first word of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InflightEntry {
-    /// It is the first of a chain that is in flight.
+    /// This entry is the first of a chain that is in flight.
     pub inflight: bool,
-    /// The next entry: of the batch in a split ring's region, of the chain or of those that are free in a packed one's.
+    /// The next entry. In a split ring's region, that is the next one of the batch. In a packed ring's
+    /// region, it is the next one of the chain or of the free list.
     pub next: u16,
-    /// A packed ring's: the last entry of the chain, of which this is the first.
+    /// The last entry of the chain. Only in the first entry of a chain, for a packed ring.
     pub last: u16,
-    /// A packed ring's: how many entries the chain has.
+    /// The number of the chain's entries, for a packed ring.
     pub num: u16,
 }
 
 impl InflightEntry {
-    /// What this word says, in the region of a packed ring or not.
+    /// Splits the first word of an entry of a packed or a split ring's region.
     pub const fn from_word(packed: bool, word: u64) -> Self {
         let [flag, second, third, fourth] = fields(word);
         let inflight = flag & 0xff == 1;
@@ -148,7 +153,7 @@ impl InflightEntry {
         }
     }
 
-    /// The word that says this.
+    /// Joins the fields to a word.
     pub const fn word(self, packed: bool) -> u64 {
         let flag = self.inflight as u16;
         match packed {
@@ -188,7 +193,7 @@ mod tests {
         let packed = InflightEntry { inflight: true, next: 7, last: 8, num: 9 };
         assert_eq!(packed.word(true).to_le_bytes(), [1, 0, 7, 0, 8, 0, 9, 0]);
         assert_eq!(InflightEntry::from_word(true, packed.word(true)), packed);
-        // The padding behind the flag is nobody's.
+        // The padding behind the flag has no meaning.
         assert!(
             InflightEntry::from_word(true, 0xff01).inflight && !InflightEntry::from_word(false, 2).inflight
         );

@@ -10,11 +10,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub struct VringState {
     /// The ring.
     pub index: U32,
-    /// Size, base, or a switch, as the request says.
+    /// A size, a base or a switch, depending on the request.
     pub num: U32,
 }
 
-/// Where the parts of a ring are: front-end addresses, or IOVAs with ACCESS_PLATFORM.
+/// The addresses of a ring's areas: front-end addresses, or IOVAs with ACCESS_PLATFORM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringAddr {
@@ -28,12 +28,12 @@ pub struct VringAddr {
     pub used: U64,
     /// The available ring.
     pub avail: U64,
-    /// The guest-physical address under which writes to the used ring are marked in the dirty log.
+    /// The guest-physical address of the used ring, for marks in the dirty log.
     pub log_guest_addr: U64,
 }
 
-/// Head of SET_MEM_TABLE; `num_regions` times [`MemoryRegion`] (each with its [`XenMapping`] if XEN_MMAP was negotiated)
-/// follow.
+/// The head of SET_MEM_TABLE. `num_regions` times [`MemoryRegion`] follow, each with its [`XenMapping`] if
+/// XEN_MMAP was negotiated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MemoryTableHeader {
@@ -61,7 +61,7 @@ pub struct MemoryRegion {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct XenMapping {
-    /// Bit 0: foreign memory mapping. Bit 1: grant mapping. Bit 8: map only what is needed, when it is needed.
+    /// Bit 0: foreign memory mapping. Bit 1: grant mapping. Bit 8: map pages only when they are needed.
     pub flags: U32,
     /// The domain.
     pub domid: U32,
@@ -83,7 +83,7 @@ pub struct SingleMemoryRegion {
 pub struct Log {
     /// Bytes.
     pub mmap_size: U64,
-    /// Offset in the file of the byte that stands for guest-physical address 0.
+    /// Offset in the file of the byte whose bit 0 stands for the page at guest-physical address 0.
     pub mmap_offset: U64,
 }
 
@@ -95,7 +95,7 @@ pub struct IotlbMsg {
     pub iova: U64,
     /// Bytes.
     pub size: U64,
-    /// The front-end address that it stands for.
+    /// The front-end address that `iova` translates to.
     pub user_addr: U64,
     /// [`IotlbAccess`].
     pub perm: u8,
@@ -106,7 +106,7 @@ pub struct IotlbMsg {
 }
 
 impl IotlbMsg {
-    /// Bytes without the padding.
+    /// Bytes of the structure without the padding.
     pub const UNPADDED: usize = core::mem::offset_of!(Self, padding);
 }
 
@@ -125,18 +125,18 @@ bitflags! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum IotlbKind {
-    /// The back-end has no entry.
+    /// The back-end has no translation.
     Miss = 1,
-    /// A new entry.
+    /// A new translation.
     Update = 2,
-    /// Entries to forget.
+    /// The back-end must drop these translations.
     Invalidate = 3,
-    /// The entry does not allow the access.
+    /// The translation does not allow the access.
     AccessFail = 4,
 }
 
 impl IotlbKind {
-    /// The kind with this number.
+    /// Returns the kind with this number.
     pub const fn from_raw(number: u8) -> Option<Self> {
         match number {
             1 => Some(Self::Miss),
@@ -148,11 +148,11 @@ impl IotlbKind {
     }
 }
 
-/// Head of GET_CONFIG and SET_CONFIG; the bytes follow.
+/// The head of GET_CONFIG and SET_CONFIG. The bytes follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ConfigHeader {
-    /// Where in the configuration space.
+    /// Offset in the configuration space.
     pub offset: U32,
     /// Bytes; at most [`CONFIG_SIZE_MAX`](super::CONFIG_SIZE_MAX).
     pub size: U32,
@@ -172,16 +172,16 @@ pub struct VringArea {
     pub offset: U64,
 }
 
-/// The buffer that tracks requests in flight. The padding is the C structure's, and QEMU insists on it in the reply to
-/// GET_INFLIGHT_FD; the specification does not show it.
+/// The in-flight buffer. The specification does not show the padding, which is the C structure's. QEMU
+/// requires it in the reply to GET_INFLIGHT_FD.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Inflight {
     /// Bytes of the buffer.
     pub mmap_size: U64,
-    /// Its offset in the file.
+    /// Offset of the buffer in the file.
     pub mmap_offset: U64,
-    /// Rings that it has room for.
+    /// Rings that the buffer has room for.
     pub num_queues: U16,
     /// Size of the rings.
     pub queue_size: U16,
@@ -190,7 +190,7 @@ pub struct Inflight {
 }
 
 impl Inflight {
-    /// Bytes without the padding.
+    /// Bytes of the structure without the padding.
     pub const UNPADDED: usize = core::mem::offset_of!(Self, padding);
 }
 
@@ -223,7 +223,7 @@ pub enum TransferDirection {
 }
 
 impl TransferDirection {
-    /// The direction with this number.
+    /// Returns the direction with this number.
     pub const fn from_raw(number: u32) -> Option<Self> {
         match number {
             0 => Some(Self::Save),
@@ -242,7 +242,7 @@ pub enum TransferPhase {
 }
 
 impl TransferPhase {
-    /// The phase with this number.
+    /// Returns the phase with this number.
     pub const fn from_raw(number: u32) -> Option<Self> {
         match number {
             0 => Some(Self::Stopped),
@@ -272,12 +272,12 @@ pub struct Mmap {
 /// [`Mmap::flags`]: the guest may write; without it, it may only read.
 pub const MMAP_WRITABLE: u64 = 1 << 0;
 
-/// Head of the reply to GET_SHMEM_CONFIG; [`SHMEM_REGIONS_MAX`](super::SHMEM_REGIONS_MAX) 64-bit sizes follow, indexed by
-/// `shmid`.
+/// The head of the reply to GET_SHMEM_CONFIG. [`SHMEM_REGIONS_MAX`](super::SHMEM_REGIONS_MAX) 64-bit sizes
+/// follow, indexed by `shmid`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ShmemConfigHeader {
-    /// Sizes that are not zero.
+    /// Number of sizes that are not zero.
     pub num_regions: U32,
     /// Padding.
     pub padding: U32,
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn layout() {
-        // Counted by hand from the specification, and from the C structures where it leaves padding out.
+        // Counted by hand from the specification. It leaves padding out; that is from the C structures.
         assert_eq!(size_of::<Header>(), 12);
         assert_eq!((size_of::<VringState>(), size_of::<VringAddr>()), (8, 40));
         assert_eq!(

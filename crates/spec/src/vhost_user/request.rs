@@ -1,6 +1,6 @@
 //! The requests of both sides, by number.
 
-/// An enumeration of request numbers with the names that the specification gives them.
+/// Defines an enumeration of request numbers with their names in the specification.
 macro_rules! requests {
     ($(#[$attr:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {
         $(#[$attr])*
@@ -14,7 +14,7 @@ macro_rules! requests {
             /// Each request, in the order of the numbers.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The request with this number, if there is one.
+            /// Returns the request with this number, if there is one.
             pub const fn from_raw(number: u32) -> Option<Self> {
                 match number {
                     $($number => Some(Self::$variant),)*
@@ -22,12 +22,12 @@ macro_rules! requests {
                 }
             }
 
-            /// The number on the wire.
+            /// Returns the number on the wire.
             pub const fn raw(self) -> u32 {
                 self as u32
             }
 
-            /// The specification's name without its prefix.
+            /// Returns the specification's name without its prefix.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
@@ -44,7 +44,7 @@ macro_rules! requests {
 }
 
 requests! {
-    /// What the front-end can ask of the back-end (`VHOST_USER_*`).
+    /// Requests of the front-end (`VHOST_USER_*`).
     FrontendRequest {
         /// The device's features. Replies a `u64`.
         GetFeatures = 1, "GET_FEATURES";
@@ -52,7 +52,7 @@ requests! {
         SetFeatures = 2, "SET_FEATURES";
         /// A session starts.
         SetOwner = 3, "SET_OWNER";
-        /// Deprecated; to be ignored, or taken as disabling all rings.
+        /// Deprecated. The back-end ignores it or disables all rings.
         ResetOwner = 4, "RESET_OWNER";
         /// The guest's memory. Regions, with a file descriptor each.
         SetMemTable = 5, "SET_MEM_TABLE";
@@ -62,11 +62,11 @@ requests! {
         SetLogFd = 7, "SET_LOG_FD";
         /// Size of a ring. [`VringState`](super::VringState).
         SetVringNum = 8, "SET_VRING_NUM";
-        /// Where a ring is. [`VringAddr`](super::VringAddr).
+        /// The addresses of a ring. [`VringAddr`](super::VringAddr).
         SetVringAddr = 9, "SET_VRING_ADDR";
-        /// Where to begin in a ring. [`VringState`](super::VringState).
+        /// The index at which a ring begins. [`VringState`](super::VringState).
         SetVringBase = 10, "SET_VRING_BASE";
-        /// Stop a ring and say where it stands. [`VringState`](super::VringState), both ways.
+        /// Stop a ring and return its index. [`VringState`](super::VringState), both ways.
         GetVringBase = 11, "GET_VRING_BASE";
         /// The eventfd of kicks. Index and [`NO_FD`](super::NO_FD) in a `u64`.
         SetVringKick = 12, "SET_VRING_KICK";
@@ -74,7 +74,7 @@ requests! {
         SetVringCall = 13, "SET_VRING_CALL";
         /// The eventfd of errors. Index and [`NO_FD`](super::NO_FD) in a `u64`.
         SetVringErr = 14, "SET_VRING_ERR";
-        /// The protocol features that can be had. Replies a `u64`.
+        /// The protocol features that the back-end offers. Replies a `u64`.
         GetProtocolFeatures = 15, "GET_PROTOCOL_FEATURES";
         /// The protocol features to use. `u64`.
         SetProtocolFeatures = 16, "SET_PROTOCOL_FEATURES";
@@ -106,9 +106,9 @@ requests! {
         PostcopyListen = 29, "POSTCOPY_LISTEN";
         /// Postcopy is over. Replies a `u64`.
         PostcopyEnd = 30, "POSTCOPY_END";
-        /// Make a buffer to track requests in flight. [`Inflight`](super::Inflight), both ways; replies its descriptor.
+        /// Make an in-flight buffer. [`Inflight`](super::Inflight), both ways; replies its descriptor.
         GetInflightFd = 31, "GET_INFLIGHT_FD";
-        /// The buffer that tracks requests in flight. [`Inflight`](super::Inflight), with its descriptor.
+        /// The in-flight buffer. [`Inflight`](super::Inflight), with its descriptor.
         SetInflightFd = 32, "SET_INFLIGHT_FD";
         /// The socket of the vhost-user-gpu protocol. File descriptor only.
         GpuSetSocket = 33, "GPU_SET_SOCKET";
@@ -128,10 +128,10 @@ requests! {
         GetStatus = 40, "GET_STATUS";
         /// Hand out a dma-buf. [`SharedObject`](super::SharedObject). Replies a file descriptor.
         GetSharedObject = 41, "GET_SHARED_OBJECT";
-        /// Transfer the device's state. [`DeviceStateTransfer`](super::DeviceStateTransfer), with one end of the channel.
-        /// Replies a `u64`, which can bring another channel.
+        /// Transfer the device's state. [`DeviceStateTransfer`](super::DeviceStateTransfer), with one end of
+        /// the channel. Replies a `u64`, which can bring another channel.
         SetDeviceStateFd = 42, "SET_DEVICE_STATE_FD";
-        /// Whether the transfer of the state went well. Replies a `u64`.
+        /// Whether the transfer of the state succeeded. Replies a `u64`.
         CheckDeviceState = 43, "CHECK_DEVICE_STATE";
         /// The shared memory regions. Replies [`ShmemConfigHeader`](super::ShmemConfigHeader) and sizes.
         GetShmemConfig = 44, "GET_SHMEM_CONFIG";
@@ -139,13 +139,14 @@ requests! {
 }
 
 requests! {
-    /// What the back-end can ask of the front-end (`VHOST_USER_BACKEND_*`), on the socket of SET_BACKEND_REQ_FD.
+    /// Requests of the back-end (`VHOST_USER_BACKEND_*`), on the socket of SET_BACKEND_REQ_FD.
     BackendRequest {
         /// A miss or a failed access of the IOTLB. [`IotlbMsg`](super::IotlbMsg).
         IotlbMsg = 1, "BACKEND_IOTLB_MSG";
         /// The configuration space has changed.
         ConfigChangeMsg = 2, "BACKEND_CONFIG_CHANGE_MSG";
-        /// A page that the guest writes to in order to kick. [`VringArea`](super::VringArea), with its file descriptor.
+        /// A page to which the guest writes its kicks. [`VringArea`](super::VringArea), with its file
+        /// descriptor.
         VringHostNotifierMsg = 3, "BACKEND_VRING_HOST_NOTIFIER_MSG";
         /// A call in band. [`VringState`](super::VringState).
         VringCall = 4, "BACKEND_VRING_CALL";
@@ -153,13 +154,14 @@ requests! {
         VringErr = 5, "BACKEND_VRING_ERR";
         /// This back-end exports an object. [`SharedObject`](super::SharedObject).
         SharedObjectAdd = 6, "BACKEND_SHARED_OBJECT_ADD";
-        /// It no longer does. [`SharedObject`](super::SharedObject).
+        /// This back-end no longer exports the object. [`SharedObject`](super::SharedObject).
         SharedObjectRemove = 7, "BACKEND_SHARED_OBJECT_REMOVE";
-        /// The dma-buf of an object. [`SharedObject`](super::SharedObject). Replies a `u64` and a file descriptor.
+        /// The dma-buf of an object. [`SharedObject`](super::SharedObject). Replies a `u64` and a file
+        /// descriptor.
         SharedObjectLookup = 8, "BACKEND_SHARED_OBJECT_LOOKUP";
         /// Map a file into a shared memory region. [`Mmap`](super::Mmap), with the file descriptor.
         ShmemMap = 9, "BACKEND_SHMEM_MAP";
-        /// Unmap it. [`Mmap`](super::Mmap).
+        /// Unmap a file from a shared memory region. [`Mmap`](super::Mmap).
         ShmemUnmap = 10, "BACKEND_SHMEM_UNMAP";
     }
 }
