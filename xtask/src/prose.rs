@@ -25,6 +25,7 @@ const NOT_YET: &[&str] = &[
     "crates/kickless",
     "crates/memory",
     "crates/net",
+    "crates/net-port",
     "crates/spec",
     "crates/sync",
     "crates/vhost",
