@@ -26,8 +26,6 @@ const NOT_YET: &[&str] = &[
     "crates/memory",
     "crates/net",
     "crates/net-port",
-    "crates/spec",
-    "crates/sync",
     "crates/vhost",
     "crates/vhost-user",
     "crates/virtqueue",
