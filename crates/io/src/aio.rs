@@ -59,6 +59,8 @@ struct Lane {
     /// The first `handed` are with a thread.
     staged: VecDeque<u32>,
     handed: usize,
+    /// Operations were cancelled while a thread had some.
+    has_cancelled: bool,
     /// For the next batch; made with the first.
     batch: Option<Box<Batch>>,
 }
@@ -69,11 +71,12 @@ impl Lane {
         if self.staged.len() > self.handed { self.staged.back().copied() } else { None }
     }
 
-    /// Cancels operations of which nobody has been told; returns how many went.
-    fn cancel(&mut self, ops: &mut Operations, places: &[u32]) -> usize {
+    /// Ends cancelled operations of which nobody has been told; returns how many went.
+    fn cancel(&mut self, ops: &mut Operations) -> usize {
         let before = self.staged.len();
+        self.has_cancelled = self.handed > 0;
         for place in self.staged.split_off(self.handed) {
-            if places.contains(&place) {
+            if ops.slots.is_cancelled(place) {
                 ops.fail(place, Errno::CANCELED);
             } else {
                 self.staged.push_back(place);
@@ -277,7 +280,7 @@ impl Aio {
         self.in_flight = self.in_flight.saturating_sub(batch.count - taken);
         lane.handed = 0;
         lane.batch = Some(batch);
-        match result {
+        let had_room = match result {
             // Not the first of a batch is refused with `Ok`, so this is "later" as well.
             Ok(taken) => taken > 0,
             // The error is that of the first, or there is no room yet.
@@ -289,7 +292,11 @@ impl Aio {
                 }
                 true
             }
+        };
+        if lane.has_cancelled {
+            lane.cancel(ops);
         }
+        had_room
     }
 
     /// Completes what the kernel has done.
@@ -341,11 +348,13 @@ impl Aio {
         }
     }
 
-    /// Cancels operations of which neither the kernel nor a thread has been told.
-    pub(crate) fn cancel(&mut self, ops: &mut Operations, places: &[u32]) {
-        self.own.cancel(ops, places);
+    /// Ends cancelled operations of which neither the kernel nor a thread has been told.
+    pub(crate) fn cancel(&mut self, ops: &mut Operations) {
+        // Batches that threads have just given back.
+        self.take_submitted(ops);
+        self.own.cancel(ops);
         for lane in &mut self.lanes {
-            self.in_lanes -= lane.cancel(ops, places);
+            self.in_lanes -= lane.cancel(ops);
         }
     }
 
@@ -495,6 +504,29 @@ mod tests {
             let batch = rig.next_batch();
             assert!(rig.took(batch, result));
             assert_eq!((rig.aio.own.staged.len(), rig.aio.in_flight()), (left, 3 - left));
+            // Nobody has told the kernel of them in fact.
+            rig.aio.in_flight = 0;
+        }
+    }
+
+    /// Operations that a thread has when they are cancelled, and that the kernel does not take, are not
+    /// submitted again.
+    #[test]
+    fn what_a_thread_brings_back_is_cancelled() {
+        for (result, left) in [(Ok(1), 2), (Err(Errno::AGAIN), 3), (Err(Errno::BADF), 3)] {
+            let mut rig = Rig::new(CompletionMode::Worker, 3);
+            let batch = rig.next_batch();
+            let file = rig.ops.slots.get_mut(0).unwrap().op.file;
+            rig.ops.cancel(file);
+            rig.aio.cancel(&mut rig.ops);
+            assert_eq!((rig.aio.own.staged.len(), rig.ops.needs_turn()), (3, false));
+            let mut own = std::mem::take(&mut rig.aio.own);
+            rig.aio.took(&mut own, batch, result, &mut rig.ops);
+            let mut done = Vec::new();
+            rig.ops.reap_failed(&mut done);
+            let cancelled = done.iter().filter(|done| done.result == Err(Errno::CANCELED)).count();
+            let refused = usize::from(result == Err(Errno::BADF));
+            assert_eq!((own.staged.len(), done.len(), cancelled), (0, left, left - refused), "{result:?}");
             // Nobody has told the kernel of them in fact.
             rig.aio.in_flight = 0;
         }

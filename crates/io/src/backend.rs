@@ -105,12 +105,12 @@ impl Backend {
         }
     }
 
-    /// Cancels those of the operations at `places` that this back-end has, as far as it can. Never waits.
-    pub(crate) fn cancel(&mut self, ops: &mut Operations, places: &[u32]) {
+    /// Ends those of the cancelled operations that this back-end has, as far as it can. Never waits.
+    pub(crate) fn cancel(&mut self, ops: &mut Operations) {
         match self {
-            Self::Uring(uring) => uring.cancel(ops, places),
-            Self::Aio(aio) => aio.cancel(ops, places),
-            Self::Threads(threads) => threads.cancel(ops, places),
+            Self::Uring(uring) => uring.cancel(ops),
+            Self::Aio(aio) => aio.cancel(ops),
+            Self::Threads(threads) => threads.cancel(ops),
         }
     }
 

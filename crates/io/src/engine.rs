@@ -284,15 +284,19 @@ impl Engine {
     ///
     /// Each operation still completes exactly once, at a later reap:
     /// - One that was not started completes with `ECANCELED`, and nothing of it was done.
-    /// - io_uring can end one that waits for its file, such as a read from a pipe. That one completes with
-    ///   `ECANCELED` or `EINTR`. It needs Linux 6.0, and it is not done where a thread submits
-    ///   ([`crate::CompletionMode::Thread`]), because that thread could make the caller wait.
+    /// - io_uring can end one that waits for its file, such as a read from a pipe. The next
+    ///   [`Engine::submit`] asks the kernel for that, and the operation completes with `ECANCELED`.
     /// - Any other completes as it would have done: nothing ends a call that a thread makes, a transfer that
-    ///   AIO has started, or one that a device is doing.
+    ///   AIO has started, or one that a device is doing. The engine starts no part of it again, though. It
+    ///   completes with `ECANCELED` if it would have to, and then an unknown part of it was done.
+    ///
+    /// The kernel can miss an operation that it is just doing. Calling this again asks once more. Operations
+    /// that are queued later are not cancelled, so the caller must not repeat those that complete.
     pub fn cancel(&mut self, file: FileId) {
-        let places = self.ops.places_of(file);
-        for backend in &mut self.backends {
-            backend.cancel(&mut self.ops, &places);
+        self.ops.cancel(file);
+        // Threads first: they give batches back to AIO.
+        for backend in self.backends.iter_mut().rev() {
+            backend.cancel(&mut self.ops);
         }
     }
 

@@ -8,6 +8,8 @@
 //! - It was merged with others. Each of them takes its part of the bytes; those that got none are done again,
 //!   each by itself.
 //! - The kernel refused it when it was submitted. It completes at the next reap.
+//!
+//! An operation that was cancelled is never done again: it completes with `ECANCELED` instead.
 
 pub(crate) mod in_flight;
 pub(crate) mod merge;
@@ -61,10 +63,18 @@ impl Operations {
     /// Completes the operation at `place`, with those that are one with it, or notes what is to be done next:
     /// see the module.
     #[inline]
-    pub(crate) fn complete(&mut self, place: u32, result: Result<u32, Errno>, into: &mut Vec<Completion>) {
+    pub(crate) fn complete(
+        &mut self,
+        place: u32,
+        mut result: Result<u32, Errno>,
+        into: &mut Vec<Completion>,
+    ) {
         let Self { slots, files, again, missed, gone, .. } = self;
         if slots.is_missed(place, result, files) {
-            return missed.push(place);
+            if !slots.is_cancelled(place) {
+                return missed.push(place);
+            }
+            result = Err(Errno::CANCELED);
         }
         slots.complete(place, result, again, |InFlight { token, held, op, .. }, result| {
             into.push(Completion { token, result, buffers: op.buffers });
@@ -88,10 +98,15 @@ impl Operations {
         });
     }
 
-    /// Returns the places of the operations on a file, in no order.
-    pub(crate) fn places_of(&self, file: FileId) -> Vec<u32> {
-        let of_file = self.slots.iter().filter(|(_, operation)| self.files.is_held(operation.held, file));
-        of_file.map(|(place, _)| place).collect()
+    /// Marks the operations on a file as cancelled, and ends those that were to be queued again.
+    pub(crate) fn cancel(&mut self, file: FileId) {
+        let Self { slots, files, again, missed, .. } = self;
+        let of_file = slots.iter_mut().filter(|operation| files.is_held(operation.held, file));
+        of_file.for_each(|operation| operation.cancelled = true);
+        let is_cancelled = |place: &mut u32| slots.is_cancelled(*place);
+        let mut ended: Vec<u32> = again.extract_if(.., is_cancelled).collect();
+        ended.extend(missed.extract_if(.., is_cancelled));
+        ended.into_iter().for_each(|place| self.fail(place, Errno::CANCELED));
     }
 
     /// Fails an operation on a file that was unregistered. It has no place and no share.

@@ -7,6 +7,7 @@ pub(crate) mod blocking;
 pub(crate) mod pool;
 pub(crate) mod submit_wait;
 
+use crate::aio::batch::Submitted;
 use crate::error::Error;
 use crate::op::Completion;
 use crate::operations::Operations;
@@ -118,13 +119,23 @@ impl Threads {
         }
     }
 
-    /// Cancels operations that no thread does yet.
-    pub(crate) fn cancel(&mut self, ops: &mut Operations, places: &[u32]) {
-        let mut cancelled: Vec<u32> = self.places.extract_if(.., |place| places.contains(place)).collect();
-        let queued = self.pool.take_queued(places);
-        self.in_flight -= queued.len();
-        cancelled.extend(queued);
-        cancelled.into_iter().for_each(|place| ops.fail(place, Errno::CANCELED));
+    /// Ends cancelled operations that no thread does yet, and gives batches with such operations back to AIO.
+    pub(crate) fn cancel(&mut self, ops: &mut Operations) {
+        let is_cancelled = |place| ops.slots.is_cancelled(place);
+        let mut ended: Vec<u32> = self.places.extract_if(.., |place| is_cancelled(*place)).collect();
+        for job in self.pool.take_queued(is_cancelled) {
+            self.in_flight -= 1;
+            match job {
+                Job::Op(op) => ended.push(op.place),
+                Job::Submit { owner, batch } => {
+                    self.submit_wait.returned();
+                    // As if a signal had come before the call: AIO submits the others in another batch.
+                    let result = Err(Errno::INTR);
+                    ops.batches.submitted.push(Submitted { owner, batch, result });
+                }
+            }
+        }
+        ended.into_iter().for_each(|place| ops.fail(place, Errno::CANCELED));
     }
 
     /// Returns whether something is to be handed to the pool, or was done, or the pool tries again to start a
@@ -138,6 +149,11 @@ impl Threads {
         self.places.drain(..).for_each(|place| ops.discard(place));
         self.pool.finish();
         self.reap(ops, into);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     #[cfg(test)]

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "island: buffers handed to the kernel")]
 
 mod buffers;
+mod cancel;
 mod enter;
 mod entry;
 mod setup;
@@ -14,8 +15,8 @@ use crate::options::{CompletionMode, EngineOptions};
 use crate::submit_thread::SubmitThread;
 use crate::waker::Waker;
 use buffers::Registered;
+use cancel::Cancels;
 use enter::Enter;
-use io_uring::types::{CancelBuilder, Timespec};
 use io_uring::{EnterFlags, IoUring, Submitter};
 use kickless_memory::View;
 use rustix::event::epoll;
@@ -50,6 +51,8 @@ pub(crate) struct Uring {
     pushed: usize,
     /// Taken by the kernel and not reaped. Less than that while it is not known what a thread has submitted.
     in_flight: isize,
+    /// Requests to cancel operations that the kernel has.
+    cancels: Cancels,
     /// `io_uring_enter` failed for good: nothing is submitted any more.
     broken: Option<Errno>,
 }
@@ -88,6 +91,7 @@ impl Uring {
             staged: VecDeque::with_capacity(options.shares().total()),
             pushed: 0,
             in_flight: 0,
+            cancels: Cancels::default(),
             broken: None,
         };
         // A ring with a thread of the kernel's needs none of ours.
@@ -187,6 +191,9 @@ impl Uring {
             };
             // `user_data` comes back as it went in: a place.
             let place = done.user_data() as u32;
+            if self.cancels.completes(place) {
+                continue;
+            }
             if let Some(buffers) = &mut self.buffers {
                 let_go(buffers, &submitter, ops, place);
             }
@@ -203,33 +210,28 @@ impl Uring {
         }
     }
 
-    /// Cancels operations: those that are not in the submission ring here, and those that the kernel has by
-    /// asking it to.
-    pub(crate) fn cancel(&mut self, ops: &mut Operations, places: &[u32]) {
+    /// Ends cancelled operations that are not in the submission ring. The next [`Uring::submit`] asks the kernel
+    /// to cancel the others.
+    pub(crate) fn cancel(&mut self, ops: &mut Operations) {
         let unseen = self.staged.split_off(self.pushed);
         for place in unseen {
-            if places.contains(&place) {
+            if ops.slots.is_cancelled(place) {
                 self.let_go(ops, place);
                 ops.fail(place, Errno::CANCELED);
             } else {
                 self.staged.push_back(place);
             }
         }
-        // A call that the thread makes can hold the ring's lock, for which this one would wait.
-        if self.submitter.is_some() || !self.enabled {
-            return;
-        }
-        for place in places {
-            // One that the kernel does not have, or cannot end, goes on.
-            let which = CancelBuilder::user_data(u64::from(*place));
-            let _ = self.ring.submitter().register_sync_cancel(Some(Timespec::new()), which);
+        // The kernel has some, or a thread is just submitting them.
+        if self.in_flight + self.pushed as isize > 0 && self.broken.is_none() {
+            self.cancels.ask_for_all(&ops.slots);
         }
     }
 
-    /// Returns whether operations are staged that the kernel can be told of.
+    /// Returns whether the kernel can be told of what is staged, or is to be staged.
     pub(crate) fn needs_turn(&self) -> bool {
         let waits_for_thread = || self.submitter.as_ref().is_some_and(|submitter| submitter.is_busy());
-        !self.staged.is_empty() && !waits_for_thread()
+        (!self.staged.is_empty() || self.cancels.can_stage()) && !waits_for_thread()
     }
 
     /// Gives up what the kernel has not been told of. Nothing is submitted afterwards.

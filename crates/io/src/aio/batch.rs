@@ -23,6 +23,11 @@ impl Batch {
         Box::new(Self { context, controls: [Control::default(); BATCH], count: 0, given: None })
     }
 
+    /// Returns the places of its operations.
+    pub(crate) fn places(&self) -> impl Iterator<Item = u32> {
+        self.controls.iter().take(self.count).map(|control| control.data as u32)
+    }
+
     /// Does what [`Context::submit`] does, for the first `count`.
     ///
     /// # Safety

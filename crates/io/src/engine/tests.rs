@@ -1,6 +1,7 @@
 //! What the back-ends of one engine do together.
 
 mod aio;
+mod cancel;
 mod uring;
 
 use super::*;

@@ -3,6 +3,7 @@
 use crate::files::Held;
 use crate::op::{Buffers, Op, OpKind, Token, View};
 use crate::operations::merge::{BYTES_MAX, Merged, SEGMENTS_MAX};
+use rustix::io::Errno;
 
 /// An operation that has been queued, and all that it uses.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub(crate) struct InFlight {
     pub(crate) merged: Option<Box<Merged>>,
     /// It was one of several, and is done by itself now.
     pub(crate) alone: bool,
+    /// It is not done again, whatever the kernel's result is.
+    pub(crate) cancelled: bool,
     /// It is told not to wait; where it would have to, a thread does it.
     pub(crate) nowait: bool,
     /// The registered buffer that the kernel was told to use.
@@ -22,13 +25,23 @@ pub(crate) struct InFlight {
 
 impl InFlight {
     pub(crate) fn new(token: Token, held: Held, op: Op, nowait: bool) -> Self {
-        Self { token, held, op, merged: None, alone: false, nowait, buffer: None }
+        Self { token, held, op, merged: None, alone: false, cancelled: false, nowait, buffer: None }
     }
 
     /// Returns how many bytes the kernel is to transfer, for all that are one with it.
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         self.merged.as_ref().map_or_else(|| self.op.buffers.len(), |merged| merged.bytes())
+    }
+
+    /// Returns the caller's result for this result of the kernel.
+    #[inline]
+    pub(super) fn result(&self, result: Result<u32, Errno>) -> Result<u32, Errno> {
+        match result {
+            // The caller would do it again.
+            Err(Errno::INTR | Errno::AGAIN) if self.cancelled => Err(Errno::CANCELED),
+            result => result,
+        }
     }
 
     /// What the kernel takes, for all that are one with it.

@@ -255,4 +255,32 @@ mod tests {
         rig.slots.take(first, |_| taken += 1);
         assert_eq!((taken, rig.slots.used()), (8, 0));
     }
+
+    /// Those that got nothing end as cancelled, and the others with what is their own.
+    #[test]
+    fn cancelled_parts_are_not_done_again() {
+        let cancelled = Err(Errno::CANCELED);
+        let page = Ok(LEN as u32);
+        for (result, expected) in [
+            (Err(Errno::INTR), [cancelled; 4]),
+            (cancelled, [cancelled; 4]),
+            (Ok(0), [cancelled; 4]),
+            (Ok(LEN as u32 + 1), [page, Ok(1), cancelled, cancelled]),
+            (Ok(4 * LEN as u32), [page; 4]),
+        ] {
+            let mut rig = Rig::new();
+            let first = rig.merged(4);
+            rig.slots.iter_mut().for_each(|operation| operation.cancelled = true);
+            let (done, again) = rig.complete(first, result);
+            assert_eq!((&done[..], again.len(), rig.slots.used()), (&expected[..], 0, 0), "{result:?}");
+        }
+        // One that was merged with no other.
+        let results = [Errno::INTR, Errno::AGAIN, Errno::IO].map(|errno| {
+            let mut rig = Rig::new();
+            let page = InFlight { cancelled: true, ..rig.page(0) };
+            let place = rig.slots.insert(page);
+            rig.complete(place, Err(errno)).0
+        });
+        assert_eq!(results.concat(), [cancelled, cancelled, Err(Errno::IO)]);
+    }
 }

@@ -73,9 +73,19 @@ impl Slots {
         self.slots.get_mut(place as usize)?.as_mut()
     }
 
-    /// Returns the places of all operations, with the operations.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &InFlight)> {
-        (0..).zip(&self.slots).filter_map(|(place, slot)| Some((place, slot.as_ref()?)))
+    /// Returns all operations.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut InFlight> {
+        self.slots.iter_mut().flatten()
+    }
+
+    /// Returns whether the operation at `place` was cancelled.
+    pub(crate) fn is_cancelled(&self, place: u32) -> bool {
+        matches!(self.slots.get(place as usize), Some(Some(InFlight { cancelled: true, .. })))
+    }
+
+    /// Returns the places of the operations that were cancelled.
+    pub(crate) fn cancelled(&self) -> Vec<u32> {
+        (0..self.slots.len() as u32).filter(|place| self.is_cancelled(*place)).collect()
     }
 
     #[inline]
@@ -112,8 +122,8 @@ impl Slots {
 
     /// The kernel has done what it was told of `place`, and this came of it. Operations of which it has done
     /// something are taken out, each with what came of it; the places of those that were merged and of which
-    /// it has done nothing go to `again`: they are to be done each by itself.
-    /// Those that were cancelled are taken out all together.
+    /// it has done nothing go to `again`: they are to be done each by itself, unless they were cancelled.
+    /// Where the kernel has cancelled them all are taken out.
     #[inline]
     pub(crate) fn complete(
         &mut self,
@@ -127,6 +137,7 @@ impl Slots {
             return self.complete_all(place, merged, result, again, each);
         }
         if let Some(operation) = self.remove(place) {
+            let result = operation.result(result);
             each(operation, result);
         }
     }
@@ -144,8 +155,9 @@ impl Slots {
             let Some(operation) = self.get_mut(place) else { continue };
             let here = left.min(operation.op.buffers.len());
             left -= here;
-            if result == Err(Errno::CANCELED) {
-                self.remove(place).into_iter().for_each(|operation| each(operation, result));
+            if result == Err(Errno::CANCELED) || (operation.cancelled && here == 0) {
+                let cancelled = self.remove(place).into_iter();
+                cancelled.for_each(|operation| each(operation, Err(Errno::CANCELED)));
             } else if here == 0 {
                 operation.alone = true;
                 again.push(place);

@@ -77,6 +77,15 @@ impl Job {
         }
     }
 
+    /// Returns the places of its operations.
+    fn places(&self) -> impl Iterator<Item = u32> {
+        let (one, batch) = match self {
+            Self::Op(op) => (Some(op.place), None),
+            Self::Submit { batch, .. } => (None, Some(batch.places())),
+        };
+        one.into_iter().chain(batch.into_iter().flatten())
+    }
+
     /// Does it, and waits for it.
     fn perform(self) -> Done {
         match self {
@@ -126,17 +135,13 @@ impl Queues {
         Some(job)
     }
 
-    /// Takes out operations that no thread does yet, of those at `places`.
-    fn take_queued(&mut self, places: &[u32]) -> Vec<u32> {
+    /// Takes out jobs of which an operation is such a one. No thread does them yet.
+    fn take_queued(&mut self, is_wanted: impl Fn(u32) -> bool) -> Vec<Job> {
         let mut taken = Vec::new();
         for jobs in &mut self.jobs {
-            jobs.retain(|job| match job {
-                Job::Op(op) if places.contains(&op.place) => {
-                    taken.push(op.place);
-                    false
-                }
-                Job::Op(_) | Job::Submit { .. } => true,
-            });
+            let (wanted, kept) = jobs.drain(..).partition(|job| job.places().any(&is_wanted));
+            *jobs = kept;
+            taken.extend::<VecDeque<Job>>(wanted);
         }
         self.turns.retain(|owner| !self.jobs[*owner as usize].is_empty());
         taken
@@ -251,9 +256,9 @@ impl Pool {
         }
     }
 
-    /// Takes back operations that no thread does yet, of those at `places`. Returns their places.
-    pub(crate) fn take_queued(&mut self, places: &[u32]) -> Vec<u32> {
-        lock(&self.shared.work).queues.take_queued(places)
+    /// Takes back jobs that no thread does yet, and that have an operation at a place that `is_wanted`.
+    pub(crate) fn take_queued(&mut self, is_wanted: impl Fn(u32) -> bool) -> Vec<Job> {
+        lock(&self.shared.work).queues.take_queued(is_wanted)
     }
 
     /// Returns whether the host refused a thread for a job that could have started. The next [`Pool::submit`] tries again.
@@ -298,6 +303,20 @@ impl Pool {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+impl Pool {
+    /// Takes a place of the owner, as a job that hangs does.
+    pub(crate) fn hang(&self, owner: u32) {
+        lock(&self.shared.work).queues.shares.take(owner);
+    }
+
+    /// Gives that place back.
+    pub(crate) fn go_on(&self, owner: u32) {
+        lock(&self.shared.work).queues.shares.put_back(owner);
+        self.shared.more.notify_all();
     }
 }
 

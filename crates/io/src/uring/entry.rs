@@ -1,6 +1,7 @@
 //! The submission for an operation.
 
 use super::buffers::Registered;
+use super::cancel;
 use crate::files::Files;
 use crate::op::{BYTES_MAX, OpKind, View};
 use crate::operations::Operations;
@@ -8,13 +9,14 @@ use crate::operations::in_flight::{InFlight, rw_flags};
 use io_uring::{opcode, squeue, types};
 use std::os::fd::AsRawFd;
 
-/// Returns what the ring is told about the operation at `place`, and about those that are one with it.
+/// Returns what the ring is told about the operation at `place`, and about those that are one with it, or of
+/// the request to cancel that is staged as `place`.
 pub(super) fn entry(
     ops: &mut Operations,
     buffers: &mut Option<Registered>,
     place: u32,
 ) -> Option<squeue::Entry> {
-    let operation = ops.slots.get_mut(place)?;
+    let Some(operation) = ops.slots.get_mut(place) else { return cancel::entry(place) };
     let (fd, fixed) = file(operation, &ops.files);
     let (kind, offset) = (operation.op.kind, operation.op.offset);
     let rw_flags = rw_flags(operation);

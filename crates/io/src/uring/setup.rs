@@ -1,6 +1,7 @@
 //! Finds out whether io_uring works here, and makes a ring with what the kernel has.
 #![expect(unsafe_code, reason = "island: a buffer handed to the kernel")]
 
+use super::cancel::CANCELS_MAX;
 use crate::{AlignedBuf, CompletionMode, EngineOptions, Error};
 use io_uring::{Builder, IoUring, opcode, types};
 use rustix::event::{EventfdFlags, eventfd};
@@ -93,9 +94,10 @@ pub(super) fn make(options: &EngineOptions) -> Result<(IoUring, bool), Error> {
     let mut refused = None;
     for &(setup, enabled) in if by_thread { by_another } else { by_worker } {
         let mut builder = IoUring::builder();
+        let total = options.shares().total() as u32;
+        let depth = total.next_power_of_two();
         // Room for each completion, so that none overflows. A child process has no use for the rings.
-        let depth = (options.shares().total() as u32).next_power_of_two();
-        builder.setup_clamp().setup_cqsize(depth.max(2)).dontfork();
+        builder.setup_clamp().setup_cqsize((total + CANCELS_MAX).next_power_of_two()).dontfork();
         if options.sqpoll {
             builder.setup_sqpoll(SQPOLL_IDLE);
         }

@@ -57,6 +57,9 @@ impl Uring {
         {
             return end;
         }
+        while let Some(request) = self.cancels.next(&ops.slots) {
+            self.staged.push_back(request);
+        }
         if self.staged.is_empty() {
             return Ok(());
         }
