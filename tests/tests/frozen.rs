@@ -2,18 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
-#[path = "../../crates/io/tests/frozen_fs/mod.rs"]
-mod frozen_fs;
-
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use frozen_fs::FileSystem;
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
+use kickless_testing::FileSystem;
 use kickless_tests::daemon::Daemon;
 use kickless_tests::driver::request::{Layout, Request, pattern};
 use kickless_tests::frontend::machine::{Machine, Shape};

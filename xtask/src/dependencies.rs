@@ -33,7 +33,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("kickless", &["daemon", "blk", "net", "bench"]),
 ];
 /// Packages that only test and check. They may name every crate, and no crate may name them.
-const OUTSIDE: [&str; 2] = ["kickless-tests", "xtask"];
+const OUTSIDE: [&str; 3] = ["kickless-testing", "kickless-tests", "xtask"];
 const PREFIX: &str = "kickless-";
 
 /// Checks the dependencies of the crates of this workspace on one another.
@@ -110,5 +110,7 @@ mod tests {
         assert_eq!(wrong("kickless-new", "serde", None), 1);
         assert_eq!(wrong("kickless-tests", "kickless-blk", None), 0);
         assert_eq!(wrong("kickless-blk", "kickless-tests", None), 1);
+        assert_eq!(wrong("kickless-blk", "kickless-testing", None), 1);
+        assert_eq!(wrong("kickless-blk", "kickless-testing", Some("dev")), 0);
     }
 }

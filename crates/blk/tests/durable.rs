@@ -2,19 +2,17 @@
 //! loop device.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
-#[path = "../../io/tests/loop_device/mod.rs"]
-mod loop_device;
 mod rig;
 
 use kickless_disk::DiskSpec;
 use kickless_io::EngineKind;
 use kickless_spec::blk::{BlkFeatures, S_OK};
-use loop_device::Loop;
+use kickless_testing::LoopDevice;
 use rig::{Ask, ENGINES, Rig, blk, open};
 use tempfile::NamedTempFile;
 
 /// Whether a write, which goes well, is flushed.
-fn is_durable(device: &Loop, rig: &mut Rig) -> bool {
+fn is_durable(device: &LoopDevice, rig: &mut Rig) -> bool {
     let before = device.flushes();
     assert_eq!(rig.status(Ask::write(8, &[7; 4096])), S_OK);
     device.flushes() > before
@@ -24,7 +22,7 @@ fn is_durable(device: &Loop, rig: &mut Rig) -> bool {
 fn without_a_write_cache_writes_are_durable() {
     let image = NamedTempFile::new().unwrap();
     image.as_file().set_len(1 << 20).unwrap();
-    let device = match Loop::new(image, &[]) {
+    let device = match LoopDevice::new(image, &[]) {
         Ok(device) => device,
         Err(why) => return println!("SKIPPED: no loop device: {why}"),
     };

@@ -1,29 +1,27 @@
 //! Which queues are told of lost writes, when queues stop and start and drivers come and go.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
-#[path = "../../disk/tests/common/hostile_server.rs"]
 #[allow(dead_code, unreachable_pub, reason = "shared; a part of it is used")]
-mod hostile_server;
 mod rig;
 
-use hostile_server::{HostileServer, greet, hear, hello, simple};
 use kickless_device::Device;
 use kickless_io::EngineKind;
 use kickless_spec::blk::{S_IOERR, S_OK};
+use kickless_testing::hostile_nbd::{HostileNbd, greet, hear, hello, simple};
 use rig::{Ask, Rig, blk, open};
 use std::io::Write;
 
 /// Each flush that the server itself fails is a loss.
 #[test]
 fn queues_that_start_again_are_told_what_they_were_not_told() {
-    let server = HostileServer::start(1, |_, stream| {
+    let server = HostileNbd::start(1, |_, stream| {
         greet(stream, &hello(false));
         for error in [5, 0, 0, 5, 0, 5, 0, 5, 0] {
             let asked = hear(stream).unwrap();
             stream.write_all(&simple(error, asked.cookie, &[])).unwrap();
         }
     });
-    let device = blk(open(&server.spec()));
+    let device = blk(open(&server.uri().parse().unwrap()));
     // Starts a queue, which stops after one flush.
     let flush = |queue| Rig::start_queue(&device, queue, EngineKind::Threads).status(Ask::flush());
     assert_eq!(flush(0), S_IOERR);

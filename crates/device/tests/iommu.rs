@@ -1,14 +1,12 @@
 //! A vring behind a vIOMMU, whose session the test plays.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-mod scoped_log;
-
 use kickless_device::{Areas, Counters, Iommu, IovaAddresses, Misses, Parts, Stopped, Update, Vring, Waker};
 use kickless_memory::{Access, Gpa, Iotlb, Iova, IovaRange, Map, Miss, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
+use kickless_testing::with_subscriber;
 use kickless_virtqueue::device::Options;
 use kickless_virtqueue::{Buffer, Chain, ChainId};
-use scoped_log::with_subscriber;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};

@@ -4,11 +4,11 @@
 
 mod common;
 
-use common::hostile_server::*;
-use common::{GONE, InFlight, guest, open, options, worker};
-use kickless_disk::{Cache, Disk, DiskSpec, Extent, IoError, Request, Step};
+use common::{GONE, InFlight, guest, open, options, spec, worker};
+use kickless_disk::{Cache, Disk, Extent, IoError, Request, Step};
 use kickless_io::Errno;
 use kickless_memory::{Gpa, Marks};
+use kickless_testing::hostile_nbd::*;
 use std::io::{Read, Write};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -42,12 +42,12 @@ fn servers_that_lie_from_the_beginning() {
         (said, "go away"),
         (speech, "xxxxx"),
     ] {
-        let server = HostileServer::start(1, move |_, stream| {
+        let server = HostileNbd::start(1, move |_, stream| {
             let _ = stream.write_all(&talk);
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read_to_end(&mut Vec::new());
         });
-        let error = Disk::open(&server.spec(), &options(Cache::None, false)).unwrap_err().to_string();
+        let error = Disk::open(&spec(&server.uri()), &options(Cache::None, false)).unwrap_err().to_string();
         assert!(error.contains(needle) && !error.contains('\x1b') && error.len() < 500, "{error}");
     }
 }
@@ -127,14 +127,14 @@ fn servers_that_lie_in_reply() {
         cases.push((false, Err(IoError::Os(errno)), Box::new(move |c| simple(number, c, &[]))));
     }
     for (index, (structured, result, reply)) in cases.into_iter().enumerate() {
-        let server = HostileServer::start(1, move |_, stream| {
+        let server = HostileNbd::start(1, move |_, stream| {
             greet(stream, &hello(structured));
             let asked = hear(stream).unwrap();
             let _ = stream.write_all(&reply(asked.cookie));
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read_to_end(&mut Vec::new());
         });
-        let disk = open(&server.spec());
+        let disk = open(&spec(&server.uri()));
         let (got, bytes) = worker(&disk).read(512, 1024);
         assert_eq!(got, result, "case {index}");
         assert!(got.is_err() || bytes == [5; 1024], "case {index}");
@@ -149,14 +149,14 @@ fn servers_that_fail_a_request_twice() {
         chunk(done, 0x8001, cookie, &[&number.to_be_bytes()[..], &[0; 2]].concat())
     };
     for last_is_simple in [false, true] {
-        let server = HostileServer::start(1, move |_, stream| {
+        let server = HostileNbd::start(1, move |_, stream| {
             greet(stream, &hello(true));
             let asked = hear(stream).unwrap();
             let last = if last_is_simple { simple(5, asked.cookie, &[]) } else { error(5, 1, asked.cookie) };
             stream.write_all(&[error(28, 0, asked.cookie), last].concat()).unwrap();
             assert_eq!(hear(stream).unwrap().command, BYE);
         });
-        let disk = open(&server.spec());
+        let disk = open(&spec(&server.uri()));
         assert_eq!(worker(&disk).write(0, &[1; 512], 0), Err(IoError::Os(Errno::NOSPC)));
     }
 }
@@ -165,11 +165,11 @@ fn servers_that_fail_a_request_twice() {
 #[test]
 fn a_server_without_durable_writes() {
     let (sender, commands) = channel();
-    let server = HostileServer::start(1, move |_, stream| {
+    let server = HostileNbd::start(1, move |_, stream| {
         greet(stream, &hello_of(false, SIZE, EXPORT_FLAGS | 1 << 5 | 1 << 6));
         sender.send(oblige(stream, 0)).unwrap();
     });
-    let disk = open(&server.spec());
+    let disk = open(&spec(&server.uri()));
     assert_eq!(InFlight::start(&disk, 0, 1).finish(), [Ok(())]);
     for (request, unmap) in
         [(Request::Discard { durable: true }, false), (Request::WriteZeroes { durable: true }, true)]
@@ -196,11 +196,11 @@ fn a_server_with_durable_writes() {
     const FUA: u16 = 1;
     const NO_HOLE: u16 = 2;
     let (sender, commands) = channel();
-    let server = HostileServer::start(1, move |_, stream| {
+    let server = HostileNbd::start(1, move |_, stream| {
         greet(stream, &hello_of(false, SIZE, EXPORT_FLAGS | 1 << 3 | 1 << 5 | 1 << 6));
         sender.send(oblige(stream, 0)).unwrap();
     });
-    let disk = open(&server.spec());
+    let disk = open(&spec(&server.uri()));
     for durable in [false, true] {
         let view = guest(512);
         let mut writer = worker(&disk);
@@ -227,7 +227,7 @@ fn a_server_with_durable_writes() {
 #[test]
 fn a_server_that_cannot_flush() {
     let (sender, commands) = channel();
-    let server = HostileServer::start(2, move |connection, stream| {
+    let server = HostileNbd::start(2, move |connection, stream| {
         greet(stream, &hello_of(false, SIZE, 1));
         if connection == 0 {
             let asked = hear(stream).unwrap();
@@ -235,7 +235,7 @@ fn a_server_that_cannot_flush() {
         }
         sender.send(oblige(stream, 0)).unwrap();
     });
-    let disk = open(&server.export("", 60));
+    let disk = open(&spec(&server.export("", 60)));
     assert_eq!(worker(&disk).write(0, &[1; 512], 0), Ok(()));
     assert_eq!(worker(&disk).flush(), Ok(()));
     assert_eq!(InFlight::start(&disk, 0, 1).finish(), [Ok(())]);
@@ -248,11 +248,11 @@ fn a_server_that_cannot_flush() {
 /// A request that kills one server after the other is given up, even if there is always another.
 #[test]
 fn a_request_that_no_server_survives() {
-    let server = HostileServer::start(5, |_, stream| {
+    let server = HostileNbd::start(5, |_, stream| {
         greet(stream, &hello(false));
         hear(stream).unwrap();
     });
-    let (disk, start) = (open(&server.export("", 60)), Instant::now());
+    let (disk, start) = (open(&spec(&server.export("", 60))), Instant::now());
     assert_eq!(worker(&disk).read(0, 512).0, Err(IoError::Os(Errno::IO)));
     // The second connection may come at once, the others not.
     assert!(start.elapsed() >= Duration::from_secs(3));
@@ -261,7 +261,7 @@ fn a_request_that_no_server_survives() {
 /// Nor is a server asked without a pause that is not ready.
 #[test]
 fn a_server_that_is_not_ready_is_asked_again_now_and_then() {
-    let server = HostileServer::start(5, |connection, stream| match connection {
+    let server = HostileNbd::start(5, |connection, stream| match connection {
         0 => {
             greet(stream, &hello(false));
             hear(stream).unwrap();
@@ -276,7 +276,7 @@ fn a_server_that_is_not_ready_is_asked_again_now_and_then() {
             oblige(stream, 5);
         }
     });
-    let (disk, start) = (open(&server.export("", 60)), Instant::now());
+    let (disk, start) = (open(&spec(&server.export("", 60))), Instant::now());
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![5; 512]));
     assert!(start.elapsed() >= Duration::from_secs(5 + 3));
 }
@@ -286,13 +286,13 @@ fn a_server_that_is_not_ready_is_asked_again_now_and_then() {
 fn a_server_that_reads_late() {
     const LEN: usize = 512 << 10;
     let (go_on, wait) = channel();
-    let server = HostileServer::start(1, move |_, stream| {
+    let server = HostileNbd::start(1, move |_, stream| {
         greet(stream, &hello_of(false, LEN as u64, EXPORT_FLAGS));
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         wait.recv().unwrap();
         oblige(stream, 0);
     });
-    let disk = open(&server.spec());
+    let disk = open(&spec(&server.uri()));
     let (view, slots) = (guest(LEN as u64), 8);
     let mut worker = worker(&disk).with_slots(slots);
     for slot in 0..slots {
@@ -314,7 +314,7 @@ fn a_server_that_reads_late() {
 fn requests_of_many_buffers_share_them() {
     const LEN: u64 = 640 << 10;
     const SLOTS: usize = 100;
-    let server = HostileServer::start(1, |_, stream| {
+    let server = HostileNbd::start(1, |_, stream| {
         greet(stream, &hello_of(false, LEN, EXPORT_FLAGS));
         let mut left = SLOTS * 3;
         while let Some(asked) = hear(stream) {
@@ -323,7 +323,7 @@ fn requests_of_many_buffers_share_them() {
             let _ = stream.write_all(&simple(error, asked.cookie, &vec![3; len]));
         }
     });
-    let disk = open(&server.spec());
+    let disk = open(&spec(&server.uri()));
     let mut worker = worker(&disk).with_slots(SLOTS);
     let view = guest(LEN);
     for expected in [Ok(()), Err(IoError::Os(Errno::IO)), Err(IoError::Os(Errno::IO))] {
@@ -344,7 +344,7 @@ fn requests_of_many_buffers_share_them() {
 #[test]
 fn many_short_requests_are_with_the_server_at_once() {
     const SLOTS: usize = 256;
-    let server = HostileServer::start(1, |_, stream| {
+    let server = HostileNbd::start(1, |_, stream| {
         greet(stream, &hello(false));
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let asked: Vec<_> = (0..SLOTS).map_while(|_| hear(stream)).collect();
@@ -354,7 +354,7 @@ fn many_short_requests_are_with_the_server_at_once() {
         }
         assert_eq!(hear(stream).unwrap().command, BYE);
     });
-    let disk = open(&server.spec());
+    let disk = open(&spec(&server.uri()));
     let mut worker = worker(&disk).with_slots(SLOTS);
     let view = guest(512 * SLOTS as u64);
     for slot in 0..SLOTS {
@@ -442,7 +442,7 @@ fn servers_of_all_ages() {
         ),
     ];
     for (index, (says, hears, structured)) in cases.into_iter().enumerate() {
-        let server = HostileServer::start(1, move |_, stream| {
+        let server = HostileNbd::start(1, move |_, stream| {
             stream.write_all(&says.concat()).unwrap();
             let mut heard = vec![0; hears.concat().len()];
             stream.read_exact(&mut heard).unwrap();
@@ -457,7 +457,7 @@ fn servers_of_all_ages() {
             stream.write_all(&reply).unwrap();
             assert_eq!(hear(stream).unwrap().command, BYE);
         });
-        let disk = open(&server.export("disk", 0));
+        let disk = open(&spec(&server.export("disk", 0)));
         assert_eq!(disk.size(), SIZE, "case {index}");
         assert_eq!(worker(&disk).read(1024, 512), (Ok(()), vec![9; 512]), "case {index}");
     }
@@ -477,7 +477,7 @@ fn servers_that_come_back_as_others() {
         ][connection];
         hello_of(false, size, flags)
     };
-    let server = HostileServer::start(6, move |connection, stream| {
+    let server = HostileNbd::start(6, move |connection, stream| {
         greet(stream, &hello(connection));
         match connection {
             0 => {
@@ -492,7 +492,7 @@ fn servers_that_come_back_as_others() {
             }
         }
     });
-    let disk = open(&server.export("", 60));
+    let disk = open(&spec(&server.export("", 60)));
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![5; 512]));
     assert_eq!((disk.size(), disk.limits().write_zeroes), (SIZE, None));
 }
@@ -502,7 +502,7 @@ fn servers_that_come_back_as_others() {
 fn requests_are_sent_again_in_their_order() {
     const COUNT: usize = 16;
     let (sender, heard) = channel();
-    let server = HostileServer::start(2, move |connection, stream| {
+    let server = HostileNbd::start(2, move |connection, stream| {
         greet(stream, &hello(false));
         if connection == 0 {
             // Their places are taken in another order from then on.
@@ -518,7 +518,7 @@ fn requests_are_sent_again_in_their_order() {
             assert_eq!(hear(stream).unwrap().command, BYE);
         }
     });
-    let disk = open(&server.export("", 60));
+    let disk = open(&spec(&server.export("", 60)));
     assert_eq!(InFlight::start(&disk, 2, 0).finish(), [Ok(()); 2]);
     let mut requests = InFlight::start(&disk, COUNT, 0);
     assert_eq!(requests.finish(), [Ok(()); COUNT]);
@@ -545,7 +545,7 @@ fn which_answers_a_lost_server_leaves_in_doubt() {
     ];
     for (index, (requests, error, flushed)) in cases.into_iter().enumerate() {
         let count = requests.len();
-        let server = HostileServer::start(2, move |connection, stream| {
+        let server = HostileNbd::start(2, move |connection, stream| {
             greet(stream, &hello_of(false, SIZE, flags));
             if connection == 1 {
                 return drop(oblige(stream, 0));
@@ -556,7 +556,7 @@ fn which_answers_a_lost_server_leaves_in_doubt() {
                 stream.write_all(&simple(error, asked.cookie, &vec![0; len])).unwrap();
             }
         });
-        let disk = open(&server.export("", 60));
+        let disk = open(&spec(&server.export("", 60)));
         let mut worker = worker(&disk);
         let expected = if error == 0 { Ok(()) } else { Err(IoError::Os(Errno::NOSPC)) };
         for &request in requests {
@@ -584,7 +584,7 @@ fn which_answers_a_lost_server_leaves_in_doubt() {
 
 #[test]
 fn a_flush_that_fails_covers_nothing() {
-    let server = HostileServer::start(2, move |connection, stream| {
+    let server = HostileNbd::start(2, move |connection, stream| {
         greet(stream, &hello(false));
         if connection == 1 {
             return drop(oblige(stream, 0));
@@ -594,7 +594,7 @@ fn a_flush_that_fails_covers_nothing() {
             stream.write_all(&simple(error, asked.cookie, &[])).unwrap();
         }
     });
-    let disk = open(&server.export("", 60));
+    let disk = open(&spec(&server.export("", 60)));
     let mut worker = worker(&disk);
     assert_eq!(worker.write(0, &[1; 512], 0), Ok(()));
     for _ in 0..2 {
@@ -608,7 +608,7 @@ fn a_flush_that_fails_covers_nothing() {
 /// A server with a file behind a page cache is told once of writes that were lost, and tells one flush.
 #[test]
 fn a_flush_that_a_server_fails_is_told_to_each_queue() {
-    let server = HostileServer::start(1, move |_, stream| {
+    let server = HostileNbd::start(1, move |_, stream| {
         greet(stream, &hello(false));
         let asked = [(); 3].map(|()| hear(stream).unwrap());
         // The last first, the first last: that one has the error.
@@ -617,7 +617,7 @@ fn a_flush_that_a_server_fails_is_told_to_each_queue() {
         }
         oblige(stream, 0);
     });
-    let disk = open(&server.spec());
+    let disk = open(&spec(&server.uri()));
     let mut queues = [(); 3].map(|()| worker(&disk).with_slots(2));
     for (queue, slot) in [(0, 0), (1, 0), (1, 1)] {
         assert_eq!(queues[queue].start(slot, Request::Flush), Step::Busy);
@@ -640,7 +640,7 @@ fn a_flush_that_a_server_fails_is_told_to_each_queue() {
 #[test]
 fn what_a_flush_covers() {
     for error in [0, 5] {
-        let server = HostileServer::start(2, move |connection, stream| {
+        let server = HostileNbd::start(2, move |connection, stream| {
             greet(stream, &hello(false));
             if connection == 1 {
                 return drop(oblige(stream, 0));
@@ -652,7 +652,7 @@ fn what_a_flush_covers() {
                 .write_all(&[simple(0, write.cookie, &[]), simple(error, flush.cookie, &[])].concat())
                 .unwrap();
         });
-        let disk = open(&server.export("", 60));
+        let disk = open(&spec(&server.export("", 60)));
         let mut flusher = worker(&disk);
         assert_eq!(flusher.start(0, Request::Flush), Step::Busy);
         let mut writer = worker(&disk);
@@ -671,7 +671,7 @@ fn what_a_flush_covers() {
 #[test]
 fn the_flush_of_a_durable_write_covers_that_write_alone() {
     let failed = Err(IoError::Os(Errno::IO));
-    let server = HostileServer::start(3, move |connection, stream| {
+    let server = HostileNbd::start(3, move |connection, stream| {
         greet(stream, &hello(false));
         if connection == 2 {
             return drop(oblige(stream, 0));
@@ -680,7 +680,7 @@ fn the_flush_of_a_durable_write_covers_that_write_alone() {
         let asked = std::iter::repeat_with(|| hear(stream).unwrap()).find(|asked| asked.command == WRITE);
         stream.write_all(&simple(0, asked.unwrap().cookie, &[])).unwrap();
     });
-    let disk = open(&server.export("", 60));
+    let disk = open(&spec(&server.export("", 60)));
     let (mut queue, mut other) = (worker(&disk), worker(&disk));
     assert_eq!(queue.write(0, &[1; 512], 0), Ok(()));
     let durable = || InFlight::start(&disk, 0, 1).finish();
@@ -696,7 +696,7 @@ fn the_flush_of_a_durable_write_covers_that_write_alone() {
 fn a_server_that_takes_too_long_when_it_is_back() {
     const EVERY: Duration = Duration::from_millis(20);
     for drips in [false, true] {
-        let server = HostileServer::start(2, move |connection, stream| {
+        let server = HostileNbd::start(2, move |connection, stream| {
             if connection == 0 {
                 greet(stream, &hello(false));
                 hear(stream).unwrap();
@@ -715,7 +715,7 @@ fn a_server_that_takes_too_long_when_it_is_back() {
                 let _ = stream.read_to_end(&mut Vec::new());
             }
         });
-        let disk = open(&server.export("", 1));
+        let disk = open(&spec(&server.export("", 1)));
         assert_eq!(worker(&disk).read(0, 512).0, GONE, "drips: {drips}");
     }
 }
@@ -723,8 +723,8 @@ fn a_server_that_takes_too_long_when_it_is_back() {
 /// Who has been given up is waited for anew by those who use the disk next.
 #[test]
 fn who_comes_next_waits_again() {
-    let mut server = HostileServer::start(1, |_, stream| greet(stream, &hello(false)));
-    let disk = open(&server.export("", 2));
+    let mut server = HostileNbd::start(1, |_, stream| greet(stream, &hello(false)));
+    let disk = open(&spec(&server.export("", 2)));
     assert_eq!(worker(&disk).read(0, 512).0, GONE);
     server.start_again(1, |_, stream| {
         greet(stream, &hello(false));
@@ -737,13 +737,13 @@ fn who_comes_next_waits_again() {
 #[test]
 fn exports_can_be_told_from_one_another() {
     let start = || {
-        HostileServer::start(3, |_, stream| {
+        HostileNbd::start(3, |_, stream| {
             stream.write_all(&hello(false)).unwrap();
             let _ = stream.read_to_end(&mut Vec::new());
         })
     };
     let (here, there) = (start(), start());
-    let identity = |spec: DiskSpec| open(&spec).identity().to_owned();
+    let identity = |uri: String| open(&spec(&uri)).identity().to_owned();
     let all = [
         identity(here.export("a", 0)),
         identity(here.export("b", 0)),

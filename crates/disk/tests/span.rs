@@ -4,9 +4,9 @@
 
 mod common;
 
-use common::hostile_server::{HostileServer, greet, hear, hello};
-use common::{open, worker};
+use common::{open, spec, worker};
 use kickless_disk::Request;
+use kickless_testing::hostile_nbd::{HostileNbd, greet, hear, hello};
 use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
 use tracing::{Level, error_span};
@@ -28,11 +28,11 @@ impl Write for Log {
 #[test]
 fn the_thread_of_an_nbd_disk() {
     tracing_subscriber::fmt().with_ansi(false).with_max_level(Level::INFO).with_writer(|| Log).init();
-    let server = HostileServer::start(1, |_, stream| {
+    let server = HostileNbd::start(1, |_, stream| {
         greet(stream, &hello(false));
         let _ = hear(stream);
     });
-    let disk = error_span!("device", name = "web").in_scope(|| open(&server.spec()));
+    let disk = error_span!("device", name = "web").in_scope(|| open(&spec(&server.uri())));
     assert!(worker(&disk).run(Request::Flush).is_err());
     let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
     let line = log.lines().find(|line| line.contains("the NBD server is lost")).unwrap();

@@ -3,10 +3,11 @@
 
 mod common;
 
-use common::{Worker, guest, image, loop_device::Loop, options};
+use common::{Worker, guest, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec, IoError, Request, Step};
 use kickless_io::{EngineKind, Errno};
 use kickless_memory::{Gpa, Marks};
+use kickless_testing::LoopDevice;
 use std::fs::File;
 use std::process::Command;
 use tempfile::{NamedTempFile, TempDir};
@@ -16,7 +17,7 @@ const CHUNK: usize = 256 << 10;
 
 /// A loop device on a file system that is too small for it: what is written to it is lost behind the page cache.
 struct Thin {
-    device: Option<Loop>,
+    device: Option<LoopDevice>,
     dir: TempDir,
 }
 
@@ -29,7 +30,7 @@ impl Thin {
         let mut thin = Self { device: None, dir };
         let image = NamedTempFile::new_in(thin.dir.path()).unwrap();
         image.as_file().set_len(8 << 20).unwrap();
-        thin.device = Some(Loop::new(image, &[])?);
+        thin.device = Some(LoopDevice::new(image, &[])?);
         Ok(thin)
     }
 

@@ -2,15 +2,13 @@
 //! has flushed.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod loop_device;
-
 use kickless_io::{
     BackingFile, Buffers, CompletionMode, Engine, EngineKind, EngineOptions, Op, OpKind, Owner, Token,
 };
-use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
-use loop_device::Loop;
+use kickless_memory::{Gpa, Iov};
+use kickless_testing::{LoopDevice, guest_memory};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{MemfdFlags, OFlags, ftruncate, memfd_create};
+use rustix::fs::OFlags;
 use rustix::io::retry_on_intr;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -48,14 +46,11 @@ fn run(engine: &mut Engine, op: Op) {
 fn durable_writes_are_flushed_and_others_are_not() {
     let image = NamedTempFile::new().unwrap();
     image.as_file().set_len(64 << 10).unwrap();
-    let device = match Loop::new(image, &[]) {
+    let device = match LoopDevice::new(image, &[]) {
         Ok(device) => device,
         Err(why) => return println!("SKIPPED: no loop device: {why}"),
     };
-    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&memory, 64 << 10).unwrap();
-    let slot = Slot::map(memory, 0, Gpa(0), UserAddr(0), 64 << 10).unwrap();
-    let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+    let view = guest_memory(64 << 10, 0);
     for way in ways() {
         for flags in [OFlags::DIRECT, OFlags::empty()] {
             let mut options = OpenOptions::new();

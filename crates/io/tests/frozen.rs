@@ -1,13 +1,11 @@
 //! A file system that hangs, and what its neighbours in an engine notice of it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-mod frozen_fs;
-
-use frozen_fs::FileSystem;
 use kickless_io::{
     AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, FileId,
     Op, OpKind, Owner, RangeCall, Token,
 };
+use kickless_testing::FileSystem;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};

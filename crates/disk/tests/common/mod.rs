@@ -4,14 +4,8 @@
 
 #[cfg(feature = "rbd")]
 pub mod ceph;
-#[cfg(feature = "nbd")]
-pub mod hostile_server;
-#[path = "../../../io/tests/loop_device/mod.rs"]
-pub mod loop_device;
 #[cfg(feature = "qcow2")]
 pub mod qcow2;
-#[path = "../../../device/tests/scoped_log/mod.rs"]
-mod scoped_log;
 #[cfg(feature = "nbd")]
 pub mod server;
 
@@ -20,7 +14,7 @@ use kickless_disk::{
 };
 use kickless_io::{Completion, Engine, EngineKind, Errno, FileId, Waker};
 use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};
-use loop_device::Loop;
+use kickless_testing::{LoopDevice, with_subscriber};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
@@ -89,7 +83,7 @@ pub fn logged<T>(f: impl FnOnce() -> T) -> (T, String) {
     let lines = Lines::default();
     let writer = lines.clone();
     let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    let result = scoped_log::with_subscriber(log, f);
+    let result = with_subscriber(log, f);
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     (result, text)
 }
@@ -98,13 +92,18 @@ pub fn logged<T>(f: impl FnOnce() -> T) -> (T, String) {
 ///
 /// # Errors
 /// Why there is none: no right to make one, no such device, no such program.
-pub fn device(image: NamedTempFile, read_only: bool) -> Result<Loop, String> {
+pub fn device(image: NamedTempFile, read_only: bool) -> Result<LoopDevice, String> {
     let arguments = ["--sector-size=4096", "--read-only"];
-    Loop::new(image, if read_only { &arguments } else { &arguments[..1] })
+    LoopDevice::new(image, if read_only { &arguments } else { &arguments[..1] })
 }
 
 /// What a request has come to that nobody would wait for any longer.
 pub const GONE: Result<(), IoError> = Err(IoError::Os(Errno::TIMEDOUT));
+
+/// Reads the description of a disk, such as a URI.
+pub fn spec(text: &str) -> DiskSpec {
+    text.parse().unwrap()
+}
 
 /// A disk that is written to, without a cache.
 pub fn open(spec: &DiskSpec) -> Disk {

@@ -1,7 +1,4 @@
-//! Loop devices, for the tests of this crate and of those above it.
-#![allow(dead_code, reason = "each test program uses a part of it")]
-#![allow(unreachable_pub, reason = "a test program has no outside")]
-#![allow(clippy::unwrap_used, reason = "tests")]
+//! Loop devices.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,17 +6,17 @@ use std::process::Command;
 
 use tempfile::NamedTempFile;
 
-/// A loop device, until this is dropped.
-pub struct Loop {
+/// A loop device, detached when this is dropped.
+pub struct LoopDevice {
     path: PathBuf,
     image: NamedTempFile,
 }
 
-impl Loop {
-    /// A device over an image; `arguments` are losetup's.
+impl LoopDevice {
+    /// Makes a device over an image; `arguments` are losetup's.
     ///
     /// # Errors
-    /// Why there is none: no right to make one, no such device, no such program.
+    /// Returns why there is none: no right to make one, no such device, no such program.
     pub fn new(image: NamedTempFile, arguments: &[&str]) -> Result<Self, String> {
         let output = Command::new("losetup")
             .args(["--find", "--show"])
@@ -33,25 +30,26 @@ impl Loop {
         Ok(Self { path: String::from_utf8(output.stdout).unwrap().trim().into(), image })
     }
 
+    /// Returns the path of the device.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes it, and its image, so many bytes long.
+    /// Makes the device and its image `bytes` long.
     pub fn resize(&self, bytes: u64) {
         self.image.as_file().set_len(bytes).unwrap();
         let status = Command::new("losetup").arg("--set-capacity").arg(&self.path).status().unwrap();
         assert!(status.success());
     }
 
-    /// How often the kernel has flushed it: the sixteenth number, says its Documentation/block/stat.rst.
+    /// Returns how often the kernel has flushed the device. Its Documentation/block/stat.rst has the numbers of `stat`.
     pub fn flushes(&self) -> u64 {
         let stat = Path::new("/sys/block").join(self.path.file_name().unwrap()).join("stat");
         fs::read_to_string(stat).unwrap().split_whitespace().nth(15).unwrap().parse().unwrap()
     }
 }
 
-impl Drop for Loop {
+impl Drop for LoopDevice {
     fn drop(&mut self) {
         // A disk that still has it open only puts this off.
         let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();

@@ -1,35 +1,35 @@
 //! Runs an NBD server that sends what a test has it send.
 //! Source of the numbers: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
 
-use kickless_disk::DiskSpec;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use tempfile::TempDir;
 
 /// `NBDMAGIC`, `IHAVEOPT`, and that it knows options and sends no zeroes.
 pub const GREETING: &[u8] = b"NBDMAGICIHAVEOPT\x00\x03";
-/// There are flags; it can be asked to flush.
+/// The flags of the export: there are flags, and it can be asked to flush.
 pub const EXPORT_FLAGS: u16 = 1 | 1 << 2;
 /// Bytes of the export.
 pub const SIZE: u64 = 65536;
 
 /// An NBD server on a socket of its own. A panic of its thread fails the test.
-pub struct HostileServer {
+pub struct HostileNbd {
     dir: TempDir,
     thread: Option<JoinHandle<()>>,
 }
 
-impl HostileServer {
-    /// One that talks with each of `connections` in turn, which are counted from 0, and then is not there any more.
+impl HostileNbd {
+    /// Starts a server that takes this number of connections, one after the other, and closes. `talk` gets the number
+    /// of the connection, from 0.
     pub fn start(connections: usize, talk: impl FnMut(usize, &mut UnixStream) + Send + 'static) -> Self {
         let mut server = Self { dir: tempfile::tempdir().unwrap(), thread: None };
         server.start_again(connections, talk);
         server
     }
 
-    /// Another at the same address, when the first is not there any more.
+    /// Starts another at the same address, after the first has closed.
     pub fn start_again(
         &mut self,
         connections: usize,
@@ -45,11 +45,11 @@ impl HostileServer {
         }));
     }
 
-    fn socket(&self) -> std::path::PathBuf {
+    fn socket(&self) -> PathBuf {
         self.dir.path().join("sock")
     }
 
-    /// Waits until it is not there any more.
+    /// Waits until the server has closed.
     fn end(&mut self) {
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
@@ -57,23 +57,18 @@ impl HostileServer {
         }
     }
 
-    /// Its export of this name, and how many seconds requests wait for it.
-    pub fn export(&self, name: &str, reconnect_delay: u64) -> DiskSpec {
-        spec(name, &self.socket(), reconnect_delay)
+    /// Returns the URI of the export with this name. Requests wait `reconnect_delay` seconds for a lost server.
+    pub fn export(&self, name: &str, reconnect_delay: u64) -> String {
+        format!("nbd+unix:///{name}?socket={}&reconnect-delay={reconnect_delay}", self.socket().display())
     }
 
-    /// Its only export; nothing waits for it.
-    pub fn spec(&self) -> DiskSpec {
+    /// Returns the URI of the nameless export. Requests do not wait for a lost server.
+    pub fn uri(&self) -> String {
         self.export("", 0)
     }
 }
 
-fn spec(name: &str, socket: &Path, reconnect_delay: u64) -> DiskSpec {
-    let (socket, delay) = (socket.display(), reconnect_delay);
-    DiskSpec::Nbd(format!("nbd+unix:///{name}?socket={socket}&reconnect-delay={delay}").parse().unwrap())
-}
-
-impl Drop for HostileServer {
+impl Drop for HostileNbd {
     fn drop(&mut self) {
         // Where the test has failed it may wait for a connection that will not come.
         if !thread::panicking() {
@@ -82,47 +77,48 @@ impl Drop for HostileServer {
     }
 }
 
-/// An answer to an option.
+/// Returns the answer to an option.
 pub fn answer(option: u32, kind: u32, body: &[u8]) -> Vec<u8> {
     let (magic, len) = (0x0003_e889_0455_65a9_u64, body.len() as u32);
     [&magic.to_be_bytes()[..], &option.to_be_bytes(), &kind.to_be_bytes(), &len.to_be_bytes(), body].concat()
 }
 
-/// What an answer says of an export.
+/// Returns the body of an answer that describes an export.
 pub fn export_info(size: u64, flags: u16) -> Vec<u8> {
     [&[0, 0][..], &size.to_be_bytes(), &flags.to_be_bytes()].concat()
 }
 
-/// What a well-behaved server says until requests come.
+/// Returns the handshake of a well-behaved server, until requests come.
 pub fn hello(structured: bool) -> Vec<u8> {
     hello_of(structured, SIZE, EXPORT_FLAGS)
 }
 
-/// [`hello`], with another export.
+/// Returns the handshake for another export.
 pub fn hello_of(structured: bool, size: u64, flags: u16) -> Vec<u8> {
     let first = answer(8, if structured { 1 } else { 0x8000_0001 }, &[]);
     [GREETING, &first, &answer(7, 3, &export_info(size, flags)), &answer(7, 1, &[])].concat()
 }
 
-/// Reads what the client says until it asks for an export.
+/// Reads the client's part of the handshake, until it asks for an export.
 pub fn hear_handshake(stream: &mut UnixStream) {
     // Flags, one option without data, one with: an empty name and no questions.
     stream.read_exact(&mut [0; 4 + 16 + 16 + 6]).unwrap();
 }
 
-/// Both of them.
+/// Sends a handshake and reads the client's.
 pub fn greet(stream: &mut UnixStream, hello: &[u8]) {
     stream.write_all(hello).unwrap();
     hear_handshake(stream);
 }
 
-/// A part of a structured reply.
+/// Returns a part of a structured reply.
 pub fn chunk(flags: u16, kind: u16, cookie: u64, body: &[u8]) -> Vec<u8> {
     let magic = 0x668e_33ef_u32.to_be_bytes();
     let (flags, kind, len) = (flags.to_be_bytes(), kind.to_be_bytes(), (body.len() as u32).to_be_bytes());
     [&magic[..], &flags, &kind, &cookie.to_be_bytes(), &len, body].concat()
 }
 
+/// Returns a simple reply.
 pub fn simple(error: u32, cookie: u64, data: &[u8]) -> Vec<u8> {
     [&0x6744_6698_u32.to_be_bytes()[..], &error.to_be_bytes(), &cookie.to_be_bytes(), data].concat()
 }
@@ -130,21 +126,32 @@ pub fn simple(error: u32, cookie: u64, data: &[u8]) -> Vec<u8> {
 /// A request, without the data of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
+    /// Command flags.
     pub flags: u16,
+    /// [`READ`] and the like.
     pub command: u16,
+    /// Tells requests apart.
     pub cookie: u64,
+    /// Offset in bytes.
     pub at: u64,
+    /// Length in bytes.
     pub len: u32,
 }
 
+/// NBD_CMD_READ.
 pub const READ: u16 = 0;
+/// NBD_CMD_WRITE.
 pub const WRITE: u16 = 1;
+/// NBD_CMD_DISC.
 pub const BYE: u16 = 2;
+/// NBD_CMD_FLUSH.
 pub const FLUSH: u16 = 3;
+/// NBD_CMD_TRIM.
 pub const TRIM: u16 = 4;
+/// NBD_CMD_WRITE_ZEROES.
 pub const ZEROES: u16 = 6;
 
-/// Hears the next request; `None` when the client has gone.
+/// Reads the next request; `None` when the client has gone.
 pub fn hear(stream: &mut UnixStream) -> Option<Asked> {
     let mut bytes = [0; 28];
     stream.read_exact(&mut bytes).ok()?;
@@ -162,7 +169,7 @@ pub fn hear(stream: &mut UnixStream) -> Option<Asked> {
     Some(asked)
 }
 
-/// Does all that it is asked, with simple replies, and data of this byte; what that was.
+/// Answers all requests with simple replies and data of this byte. Returns the requests.
 pub fn oblige(stream: &mut UnixStream, byte: u8) -> Vec<Asked> {
     let mut all = Vec::new();
     while let Some(asked) = hear(stream) {

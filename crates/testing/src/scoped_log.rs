@@ -12,10 +12,7 @@ use tracing::{Dispatch, Subscriber};
 /// process, `tracing` asks both. The second one here lives as long as the process and wants nothing.
 ///
 /// The second one is registered first. It allows no level, so no thread registers a call site before both are there.
-pub(crate) fn with_subscriber<T>(
-    subscriber: impl Subscriber + Send + Sync + 'static,
-    f: impl FnOnce() -> T,
-) -> T {
+pub fn with_subscriber<T>(subscriber: impl Subscriber + Send + Sync + 'static, f: impl FnOnce() -> T) -> T {
     static SECOND: OnceLock<Dispatch> = OnceLock::new();
     SECOND.get_or_init(|| Dispatch::new(tracing_subscriber::fmt().with_max_level(LevelFilter::OFF).finish()));
     tracing::subscriber::with_default(subscriber, f)

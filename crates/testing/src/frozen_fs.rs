@@ -1,7 +1,4 @@
-//! A file system of its own that can be frozen, for the tests of this crate and of those above it.
-#![allow(dead_code, reason = "each test program uses a part of it")]
-#![allow(unreachable_pub, reason = "a test program has no outside")]
-#![allow(clippy::unwrap_used, reason = "tests")]
+//! A file system that can be frozen.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,7 +12,7 @@ const SIZE: u64 = 256 << 20;
 
 /// An ext4 file system in an image, mounted until this is dropped.
 pub struct FileSystem {
-    dir: TempDir,
+    _dir: TempDir,
     mounted: PathBuf,
 }
 
@@ -34,7 +31,7 @@ impl FileSystem {
         std::fs::create_dir(&mounted).map_err(|error| error.to_string())?;
         run(Command::new("mkfs.ext4").arg("-q").arg(&image))?;
         run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&mounted))?;
-        Ok(Self { dir, mounted })
+        Ok(Self { _dir: dir, mounted })
     }
 
     /// Returns where it is mounted.
@@ -44,8 +41,8 @@ impl FileSystem {
 
     /// Freezes the file system: whatever would change it waits.
     ///
-    /// A process beside this one freezes it, and thaws it also when this one is killed. Threads that wait for the file system keep a killed
-    /// process, and with it the pipe; so the end of the thread that calls this counts as well.
+    /// A process beside this one freezes it, and thaws it also when this one is killed. Threads that wait for the file
+    /// system keep a killed process, and with it the pipe; so the end of the thread that calls this counts as well.
     ///
     /// # Errors
     /// Returns why it cannot be frozen.
