@@ -41,8 +41,9 @@ impl FileSystem {
 
     /// Freezes the file system: whatever would change it waits.
     ///
-    /// A process beside this one freezes it, and thaws it also when this one is killed. Threads that wait for the file
-    /// system keep a killed process, and with it the pipe; so the end of the thread that calls this counts as well.
+    /// A process beside this one freezes it, and thaws it also when this one is killed. Threads that wait for
+    /// the file system keep a killed process, and with it the pipe; so the end of the thread that calls this
+    /// counts as well.
     ///
     /// # Errors
     /// Returns why it cannot be frozen.

@@ -13,7 +13,8 @@ pub fn memfd(len: u64) -> OwnedFd {
     file
 }
 
-/// Makes guest memory of `len` zeros in one slot, from guest-physical address 0 and front-end address `user` on.
+/// Makes guest memory of `len` zeros in one slot, from guest-physical address 0 and front-end address `user`
+/// on.
 pub fn guest_memory(len: u64, user: u64) -> Arc<View> {
     let slot = Slot::map(memfd(len), 0, Gpa(0), UserAddr(user), len).unwrap();
     Arc::new(View::new(Map::new(vec![slot]).unwrap()))

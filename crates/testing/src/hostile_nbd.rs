@@ -21,8 +21,8 @@ pub struct HostileNbd {
 }
 
 impl HostileNbd {
-    /// Starts a server that takes this number of connections, one after the other, and closes. `talk` gets the number
-    /// of the connection, from 0.
+    /// Starts a server that takes this number of connections, one after the other, and closes. `talk` gets
+    /// the number of the connection, from 0.
     pub fn start(connections: usize, talk: impl FnMut(usize, &mut UnixStream) + Send + 'static) -> Self {
         let mut server = Self { dir: tempfile::tempdir().unwrap(), thread: None };
         server.start_again(connections, talk);
@@ -57,7 +57,8 @@ impl HostileNbd {
         }
     }
 
-    /// Returns the URI of the export with this name. Requests wait `reconnect_delay` seconds for a lost server.
+    /// Returns the URI of the export with this name. Requests wait `reconnect_delay` seconds for a lost
+    /// server.
     pub fn export(&self, name: &str, reconnect_delay: u64) -> String {
         format!("nbd+unix:///{name}?socket={}&reconnect-delay={reconnect_delay}", self.socket().display())
     }

@@ -1,8 +1,8 @@
 //! Helpers that the tests of several crates share.
 //!
-//! Only tests depend on this crate, and crates that it depends on use it as well. The unit tests of such a crate are
-//! compiled with a second copy of the crate's own types, so they use what names none of these; its integration tests
-//! use all.
+//! Only tests depend on this crate, and crates that it depends on use it as well. The unit tests of such a
+//! crate are compiled with a second copy of the crate's own types, so they use what names none of these; its
+//! integration tests use all.
 //!
 //! Each helper panics where a test would: the test that calls it fails.
 

@@ -42,7 +42,8 @@ impl LoopDevice {
         assert!(status.success());
     }
 
-    /// Returns how often the kernel has flushed the device. Its Documentation/block/stat.rst has the numbers of `stat`.
+    /// Returns how often the kernel has flushed the device. Its Documentation/block/stat.rst has the numbers
+    /// of `stat`.
     pub fn flushes(&self) -> u64 {
         let stat = Path::new("/sys/block").join(self.path.file_name().unwrap()).join("stat");
         fs::read_to_string(stat).unwrap().split_whitespace().nth(15).unwrap().parse().unwrap()
