@@ -1,7 +1,6 @@
 //! Which queues are told of lost writes, when queues stop and start and drivers come and go.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
-#[allow(dead_code, unreachable_pub, reason = "shared; a part of it is used")]
 mod rig;
 
 use kickless_device::Device;
