@@ -1,4 +1,4 @@
-//! Parses the values of options: sizes, durations, numbers and CPU lists.
+//! Parses the values of options: sizes, durations, numbers, CPU lists and addresses of cards.
 //!
 //! The command line, configuration files and the names of disks use these parsers. A parser's error is the
 //! end of a sentence, such as "it must be a number from 1 to 256". The caller puts the name of the option
@@ -7,12 +7,14 @@
 
 mod cpus;
 mod duration;
+mod mac;
 mod number;
 mod size;
 mod socket_path;
 
 pub use cpus::CpuList;
 pub use duration::parse_duration;
+pub use mac::MacAddress;
 pub use number::{QUEUE_SIZE_MAX, parse_number, parse_queue_size};
 pub use size::parse_size;
 pub use socket_path::SOCKET_PATH_BYTES_MAX;
