@@ -26,7 +26,8 @@ mod served;
 mod socket;
 
 pub use config::{
-    DEVICE_SPAN, DeviceConfig, DeviceKind, Mistake, Notation, PollMode, PoolConfig, Switch, parse_device_name,
+    BlkConfig, DEVICE_SPAN, DeviceConfig, DeviceKind, DeviceTable, Mistake, NetConfig, Notation, PollMode,
+    PoolConfig, ServeConfig, Switch, parse_device_name,
 };
 pub use error::{AddError, MakeError, RemoveError, ServeError, SocketError, SocketProblem};
 pub use registry::{Added, DeviceState, Listed, MakeDevice, Opened, Registry, Removal};

@@ -12,7 +12,7 @@ use kickless_memory::quota::AddressSpace;
 use kickless_worker::Pool;
 use tracing::info;
 
-use super::config::{DeviceConfig, Notation};
+use super::config::{DeviceConfig, DeviceKind, Notation};
 use super::error::{AddError, MakeError, RemoveError, ServeError};
 use super::served::Served;
 use super::socket::{Address, Endpoint, TURN_WAIT, real_path};
@@ -169,7 +169,7 @@ impl Table {
         if self.is_stopping {
             return Err(AddError::Stopping);
         }
-        let name = config.name.clone().unwrap_or_default();
+        let name = config.name().unwrap_or_default().to_owned();
         if let Some(at) = self.entries.iter().position(|entry| entry.name == name) {
             let entry = &self.entries[at];
             match (&entry.phase, entry.is_removing) {
@@ -292,10 +292,10 @@ impl Registry {
         config.check(Notation::Keys).map_err(AddError::Mistake)?;
         let shared = self.shared.clone();
         // A device that is not served any longer makes room for its successor.
-        let ended = shared.lock().take_ended(config.name.as_deref().unwrap_or_default());
+        let ended = shared.lock().take_ended(config.name().unwrap_or_default());
         drop(ended);
         let is_inherited = endpoint.is_some();
-        let socket = config.socket_path.as_deref().filter(|_| !is_inherited).map(real_path);
+        let socket = config.serve.socket_path.as_deref().filter(|_| !is_inherited).map(real_path);
         let reserved = shared.lock().reserve(&config, socket, is_inherited, shared.devices_max)?;
         let Some(id) = reserved else { return Ok(None) };
         let mut opened = Opened { shared, id, config, device: None, origin: None };
@@ -321,8 +321,11 @@ impl Registry {
         }
         for (_, served, _) in &ready {
             let config = served.config();
-            let disk = &config.blk_file;
-            config.span().in_scope(|| info!(version = env!("CARGO_PKG_VERSION"), %disk, "serving"));
+            let version = env!("CARGO_PKG_VERSION");
+            config.span().in_scope(|| match &config.kind {
+                DeviceKind::Blk(disk) => info!(version, disk = %disk.blk_file, "serving"),
+                DeviceKind::Net(card) => info!(version, port = %card.port, "serving"),
+            });
         }
         let mut started = Vec::with_capacity(ready.len());
         for (opened, served, endpoint) in ready {
@@ -439,11 +442,11 @@ impl Opened {
 
     /// Checks the socket and makes the device.
     fn fill(&mut self, endpoint: Option<Endpoint>) -> Result<(), AddError> {
-        let config = &self.config;
-        self.origin = Some(match (endpoint, &config.socket_path) {
+        let (config, serve) = (&self.config, &self.config.serve);
+        self.origin = Some(match (endpoint, &serve.socket_path) {
             (Some(endpoint), _) => Origin::Endpoint(endpoint),
             (None, Some(path)) => {
-                Origin::Path(Address::new(path, config.socket_mode, config.socket_group.as_deref())?)
+                Origin::Path(Address::new(path, serve.socket_mode, serve.socket_group.as_deref())?)
             }
             (None, None) => return Err(AddError::NoSocket),
         });
@@ -462,7 +465,7 @@ impl Shared {
         let mut table = self.lock();
         let is_stopping = table.is_stopping;
         let Some(entry) = table.find(id) else { return Ok(()) };
-        let name = served.config().name.clone().unwrap_or_else(|| "session".into());
+        let name = served.config().name().unwrap_or("session").to_owned();
         let (shared, of_thread) = (self.clone(), served.clone());
         // The thread reports its end under the lock that is held here, so not before it is in the table.
         let thread = thread::Builder::new().name(name).spawn(move || {

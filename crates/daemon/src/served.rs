@@ -40,9 +40,9 @@ impl Served {
         pool: &Arc<Pool>,
         space: &Arc<AddressSpace>,
     ) -> io::Result<Self> {
-        let mapper = Mapper::within(space.join(config.memory_max));
-        let mapper = if config.allow_slow_memory { mapper } else { mapper.only_at_hand() };
-        let server = Server::new(device.clone(), pool.executor(config.weight)).with_mapper(mapper);
+        let mapper = Mapper::within(space.join(config.serve.memory_max));
+        let mapper = if config.serve.allow_slow_memory { mapper } else { mapper.only_at_hand() };
+        let server = Server::new(device.clone(), pool.executor(config.serve.weight)).with_mapper(mapper);
         Ok(Self { config, device, server, stop: Waker::new()?, refreshes: AtomicU64::new(0) })
     }
 
@@ -121,7 +121,7 @@ impl Served {
                 }),
         };
         drop(endpoint);
-        if let (Err(error), Some(_)) = (&served, &self.config.name) {
+        if let (Err(error), Some(_)) = (&served, self.config.name()) {
             error!(error = sentence(error), "served no longer; other devices are");
         }
         served
@@ -134,7 +134,7 @@ mod tests {
     use std::time::Instant;
 
     use kickless_blk::Blk;
-    use kickless_disk::Disk;
+    use kickless_disk::{Cache, Disk, DiskSpec};
     use rustix::net::{Shutdown, shutdown};
     use serde_json::json;
     use tempfile::TempDir;
@@ -154,8 +154,8 @@ mod tests {
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
         let pool = Arc::new(Pool::start(&pool).unwrap());
         let config: DeviceConfig = serde_json::from_value(json!({ "blk-file": "null:1M" })).unwrap();
-        let options = kickless_disk::Options { read_only: false, cache: config.cache, merge: true };
-        let disk = Disk::open(&config.blk_file, &options).unwrap();
+        let options = kickless_disk::Options { read_only: false, cache: Cache::None, merge: true };
+        let disk = Disk::open(&DiskSpec::Null(1 << 20), &options).unwrap();
         let blk = kickless_blk::Options { serial: "a".into(), queues_max: 1, queue_size_max: 8, lock: false };
         let served =
             Served::new(config, Arc::new(Blk::new(disk, blk)), &pool, &Arc::new(AddressSpace::default()))

@@ -1,5 +1,5 @@
 //! Devices come and go hundreds of times while others are under load.
-#![allow(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 mod common;
 
@@ -108,23 +108,24 @@ fn devices_come_and_go_under_load() {
             assert!(load.join().unwrap() > 1);
         }
     });
-    // What a thread leaves behind is gone in a moment.
+    // What a thread leaves behind is gone in a moment; when `before` was taken as well, which may have counted one more.
+    let is_back = |after: &Resources| {
+        after.descriptors <= before.descriptors
+            && after.threads <= before.threads
+            && after.shared <= before.shared
+    };
     let mut after = Resources::now();
     for _ in 0..100 {
-        if (after.descriptors, after.threads, after.shared)
-            == (before.descriptors, before.threads, before.shared)
-        {
+        if is_back(&after) {
             break;
         }
         thread::sleep(Duration::from_millis(20));
         after = Resources::now();
     }
-    assert_eq!(
-        (after.descriptors, after.threads, after.shared),
-        (before.descriptors, before.threads, before.shared)
-    );
+    assert!(is_back(&after), "{before:?}, {after:?}");
     // Heaps of threads come and go.
     assert!(after.mappings < before.mappings + 50, "{before:?}, {after:?}");
-    let left: Vec<_> = rig.registry.list().into_iter().filter_map(|listed| listed.config.name).collect();
+    let left: Vec<_> =
+        rig.registry.list().into_iter().filter_map(|listed| listed.config.serve.name).collect();
     assert_eq!(left, ["memory", "file"]);
 }

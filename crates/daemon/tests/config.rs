@@ -1,9 +1,9 @@
 //! The configuration, as a caller other than the command line fills it.
-#![allow(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use std::time::Duration;
 
-use kickless_daemon::{DeviceConfig, Notation, PoolConfig, Switch};
+use kickless_daemon::{DeviceConfig, DeviceKind, DeviceTable, Notation, PoolConfig, Switch};
 use kickless_worker::Poll;
 use serde_json::{Value, from_value, json, to_value};
 
@@ -17,6 +17,11 @@ fn a_device_and_back() {
             "merge": "off", "lock": "off", "incoming": true, "memory-max": "64G", "allow-slow-memory": true,
             "socket-mode": "0660", "socket-group": "kvm", "weight": 7,
         }),
+        json!({ "kind": "net", "port": "null" }),
+        json!({
+            "name": "n", "socket-path": "/run/n.sock", "port": "null,rate=7,length=60-99", "mtu": 9000,
+            "mac": "52:54:00:12:34:56", "num-queue-pairs": 2, "queue-size": 256, "weight": 7,
+        }),
     ] {
         let device: DeviceConfig = from_value(config.clone()).unwrap();
         let shown = to_value(&device).unwrap();
@@ -27,8 +32,9 @@ fn a_device_and_back() {
         }
     }
     let device: DeviceConfig = from_value(json!({ "blk-file": "null:1G" })).unwrap();
-    assert_eq!((device.num_queues, device.queue_size, device.weight), (64, 1024, 1));
-    assert_eq!((device.merge, device.lock, device.memory_max), (Switch::On, Switch::On, 16 << 40));
+    assert_eq!((device.serve.queue_size, device.serve.weight, device.serve.memory_max), (1024, 1, 16 << 40));
+    let DeviceKind::Blk(disk) = device.kind else { panic!("{device:?}") };
+    assert_eq!((disk.num_queues, disk.merge, disk.lock), (64, Switch::On, Switch::On));
 }
 
 #[test]
@@ -58,7 +64,9 @@ fn a_wrong_value_is_refused_as_on_the_command_line() {
         ("blk-file", json!("null:1000"), "not a multiple of 512"),
         ("blk-file", json!(1), "text"),
         ("lock", json!("maybe"), "it must be on or off"),
-        ("kind", json!("net"), "the only kind of device is blk"),
+        ("kind", json!("tpm"), "a kind of device is blk or net"),
+        ("kind", json!("net"), "blk-file: it is for disks, and kind is net"),
+        ("port", json!("null"), "port: a device is a disk or a network card"),
         ("memory-max", json!("97T"), "96T at most"),
         ("name", json!("a b"), "it must be 1 to 64 letters"),
         ("fd", json!(3), "unknown field `fd`"),
@@ -68,4 +76,37 @@ fn a_wrong_value_is_refused_as_on_the_command_line() {
         let refused = from_value::<DeviceConfig>(config).unwrap_err().to_string();
         assert!(refused.contains(said), "{key} = {value}: {refused}");
     }
+}
+
+#[test]
+fn each_kind_has_its_own_keys() {
+    let numbers = ["num-queues", "mtu", "num-queue-pairs"];
+    let value = |key: &str| match key {
+        "read-only" | "incoming" => json!(true),
+        "merge" | "lock" => json!("on"),
+        "cache" => json!("none"),
+        "mac" => json!("52:54:00:12:34:56"),
+        key if numbers.contains(&key) => json!(100),
+        _ => json!("text"),
+    };
+    let disk = json!({ "blk-file": "/srv/a.img" });
+    let card = json!({ "port": "null" });
+    let kinds = [
+        (&disk, &card, &DeviceTable::BLK_KEYS[..], "only disks have it"),
+        (&card, &disk, &DeviceTable::NET_KEYS, "only network cards have it"),
+    ];
+    for (own, other, keys, said) in kinds {
+        for key in keys {
+            let with = |config: &Value| {
+                let mut config = config.clone();
+                config[key] = value(key);
+                from_value::<DeviceConfig>(config)
+            };
+            assert!(with(own).is_ok(), "{key}");
+            let refused = with(other).unwrap_err().to_string();
+            assert!(refused.starts_with(&format!("{key}: {said}")), "{refused}");
+        }
+    }
+    let neither = from_value::<DeviceConfig>(json!({ "name": "a" })).unwrap_err().to_string();
+    assert_eq!(neither, "blk-file: a disk needs one, and a network card needs a port");
 }

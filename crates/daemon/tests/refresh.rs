@@ -1,5 +1,5 @@
 //! Looking again at what lies behind a device, which may not answer.
-#![allow(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Adding and removing devices, one step after the other.
-#![allow(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 mod common;
 
@@ -10,12 +10,20 @@ use std::time::{Duration, Instant};
 
 use common::{BLOCK, LIMIT, Rig};
 use kickless_daemon::{
-    AddError, Added, DeviceConfig, DeviceState, Endpoint, Registry, Removal, RemoveError, sentence,
+    AddError, Added, BlkConfig, DeviceConfig, DeviceKind, DeviceState, Endpoint, Registry, Removal,
+    RemoveError, sentence,
 };
+
+/// Changes what only disks have.
+fn with_disk(mut config: DeviceConfig, change: impl Fn(&mut BlkConfig)) -> DeviceConfig {
+    let DeviceKind::Blk(disk) = &mut config.kind else { panic!("{config:?}") };
+    change(disk);
+    config
+}
 
 fn states(registry: &Registry) -> Vec<(String, DeviceState)> {
     let listed = registry.list().into_iter();
-    listed.map(|listed| (listed.config.name.unwrap_or_default(), listed.state)).collect()
+    listed.map(|listed| (listed.config.name().unwrap_or_default().to_owned(), listed.state)).collect()
 }
 
 #[test]
@@ -26,7 +34,7 @@ fn a_device_comes_and_goes() {
     assert_eq!(states(&rig.registry), [("a".into(), DeviceState::Free)]);
     // The same again is no change.
     assert_eq!(rig.registry.add(config.clone()).unwrap(), Added::Identical);
-    let other = DeviceConfig { read_only: true, ..config.clone() };
+    let other = with_disk(config.clone(), |disk| disk.read_only = true);
     assert!(matches!(rig.registry.add(other), Err(AddError::Different { name }) if name == "a"));
 
     let disk = rig.connect("a");
@@ -61,12 +69,12 @@ fn a_device_that_cannot_come_leaves_nothing() {
     drop(listener);
 
     rig.registry.add(rig.config("a", "mem:1M")).unwrap();
-    let same =
-        DeviceConfig { socket_path: Some(rig.dir.path().join(".").join("a")), ..rig.config("b", "mem:1M") };
+    let mut same = rig.config("b", "mem:1M");
+    same.serve.socket_path = Some(rig.dir.path().join(".").join("a"));
     assert!(matches!(rig.registry.add(same), Err(AddError::SocketTaken { name, .. }) if name == "a"));
     rig.registry.add(rig.config("b", "mem:1M")).unwrap();
     assert!(matches!(rig.registry.add(rig.config("c", "mem:1M")), Err(AddError::Full { max: 2 })));
-    let incoming = DeviceConfig { incoming: true, ..rig.config("c", "mem:1M") };
+    let incoming = with_disk(rig.config("c", "mem:1M"), |disk| disk.incoming = true);
     assert_eq!(rig.registry.add(incoming).unwrap_err().option(), Some("incoming"));
     assert_eq!(states(&rig.registry), ["a", "b"].map(|name| (name.into(), DeviceState::Free)));
     assert!(!rig.socket("c").exists());
@@ -151,7 +159,8 @@ fn a_removal_waits_for_requests_in_flight() {
 fn a_device_that_ends_by_itself_makes_room_for_its_successor() {
     let rig = Rig::new(1, 1);
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let config = DeviceConfig { socket_path: None, ..rig.config("a", "mem:1M") };
+    let mut config = rig.config("a", "mem:1M");
+    config.serve.socket_path = None;
     assert!(matches!(rig.registry.add(config.clone()), Err(AddError::NoSocket)));
     let opened = rig.registry.open(config, Some(Endpoint::inherited(ours.into()).unwrap())).unwrap();
     rig.registry.serve(vec![opened.unwrap()]).unwrap();

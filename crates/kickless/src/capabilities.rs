@@ -1,9 +1,15 @@
 //! `--print-capabilities`: what a management tool asks a back-end before it starts one.
+//!
+//! The format is QEMU's, `VHostUserBackendCapabilities` in its `docs/interop/vhost-user.json`.
 
 use serde_json::json;
 
-/// The capabilities of the block back-end, as QEMU `docs/interop/vhost-user.json` wants them (`VHostUserBackendCapabilities`
-/// with the features of `VHostUserBackendBlockFeature`).
+/// Returns the capabilities of the block back-end, with the features of `VHostUserBackendBlockFeature`.
 pub(crate) fn blk() -> String {
     json!({ "type": "block", "features": ["read-only", "blk-file"] }).to_string()
+}
+
+/// Returns the capabilities of the network back-end. QEMU names no features of these.
+pub(crate) fn net() -> String {
+    json!({ "type": "net" }).to_string()
 }

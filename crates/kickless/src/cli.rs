@@ -3,7 +3,7 @@
 //! QEMU's conventions for vhost-user back-end programs hold (QEMU `docs/interop/vhost-user.rst`, "Backend program
 //! conventions"), so that tools which follow them can start us.
 
-mod blk;
+mod device;
 #[cfg(test)]
 mod tests;
 
@@ -15,10 +15,11 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use kickless_bench::Bench;
-use kickless_daemon::Notation;
+use kickless_daemon::{BlkConfig, DeviceKind, Mistake, NetConfig, Notation};
 
+use crate::capabilities;
 use crate::service::Service;
-use blk::BlkOptions;
+use device::DeviceOptions;
 
 /// The name under which the program is the block back-end without being told so.
 const BLK_NAME: &str = "kickless-blk";
@@ -27,7 +28,7 @@ const LOG_VARIABLE: &str = "KICKLESS_LOG";
 /// The default log filter.
 const LOG_LEVEL: &str = "info";
 
-/// Virtual machine disks over vhost-user.
+/// Virtual machine disks and network cards over vhost-user.
 #[derive(Debug, Parser)]
 #[command(name = "kickless", version, max_term_width = 100)]
 struct Cli {
@@ -44,8 +45,10 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve a disk to the virtual machines that connect, one after the other
-    Blk(Box<BlkOptions>),
-    /// Serve many disks, which share the workers, as a file describes them
+    Blk(Box<DeviceOptions<BlkConfig>>),
+    /// Serve a network card to the virtual machines that connect, one after the other
+    Net(Box<DeviceOptions<NetConfig>>),
+    /// Serve many devices, which share the workers, as a file describes them
     Serve {
         /// The file: TOML, with tables for the pool, for defaults and for each device
         #[arg(long, value_name = "FILE")]
@@ -66,8 +69,6 @@ pub(crate) enum Request {
         /// What to do.
         work: Work,
     },
-    /// Print what the block back-end can do.
-    PrintCapabilities,
     /// Print this text, which was asked for.
     Print(String),
 }
@@ -118,13 +119,14 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
         arguments.insert(1, "blk".into());
     }
     // The convention: whatever else is said with this option is ignored.
-    if arguments.get(1).is_some_and(|word| word == "blk")
-        && arguments.iter().any(|word| word == "--print-capabilities")
-    {
-        return Ok(Request::PrintCapabilities);
+    let is_part = |part: &str| arguments.get(1).is_some_and(|word| word == part);
+    if arguments.iter().any(|word| word == "--print-capabilities") {
+        let printed = [("blk", capabilities::blk as fn() -> String), ("net", capabilities::net)];
+        if let Some((_, print)) = printed.into_iter().find(|(part, _)| is_part(part)) {
+            return Ok(Request::Print(print() + "\n"));
+        }
     }
-    let part = ["bench", "serve"].into_iter().find(|part| arguments.get(1).is_some_and(|word| word == part));
-    let part = part.unwrap_or("blk");
+    let part = ["bench", "serve", "net"].into_iter().find(|part| is_part(part)).unwrap_or("blk");
     let matches = Cli::command().try_get_matches_from(arguments);
     let source = matches.as_ref().ok().and_then(|matches| matches.value_source("log_level"));
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
@@ -142,16 +144,17 @@ impl Command {
     /// What it amounts to.
     fn work(self) -> Result<Work, String> {
         match self {
-            Command::Blk(options) => match options.service() {
-                Ok(service) => Ok(Work::Serve(service)),
-                Err(mistake) => {
-                    Err(format!("{}: {}", Notation::CommandLine.option(mistake.option), mistake.why))
-                }
-            },
+            Command::Blk(options) => options.service(DeviceKind::Blk).map(Work::Serve).map_err(wrong_option),
+            Command::Net(options) => options.service(DeviceKind::Net).map(Work::Serve).map_err(wrong_option),
             Command::Serve { config } => Ok(Work::ServeFile(config)),
             Command::Bench(bench) => bench.check().map(|()| Work::Bench(Box::new(bench))),
         }
     }
+}
+
+/// Returns the sentence about an option that does not go with others.
+fn wrong_option(mistake: Mistake) -> String {
+    format!("{}: {}", Notation::CommandLine.option(mistake.option), mistake.why)
 }
 
 /// What `error` says, without the usage that follows it.

@@ -12,13 +12,13 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kickless_daemon::{DeviceConfig, Notation, PoolConfig, parse_device_name, real_path};
+use kickless_daemon::{DeviceConfig, DeviceTable, Notation, PoolConfig, parse_device_name, real_path};
 
 use crate::service::Service;
 use section::{Section, Text};
 
 /// What says which device it is, and so cannot be said of all.
-const OWN: [&str; 4] = ["name", "socket-path", "blk-file", "serial"];
+const OWN: [&str; 6] = ["name", "socket-path", "blk-file", "port", "serial", "mac"];
 
 /// Reads the file.
 ///
@@ -49,18 +49,21 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
     let (mut names, mut sockets) = (BTreeMap::new(), BTreeMap::new());
     for mut section in sections {
         if let Some(defaults) = &defaults {
-            section.add_absent(defaults);
+            // One of another kind of devices does not concern this one.
+            let foreign =
+                if section.has("port") { &DeviceTable::BLK_KEYS[..] } else { &DeviceTable::NET_KEYS };
+            section.add_absent(defaults, foreign);
         }
         let device = device_of(&mut section)?;
         let taken = |what: &str, line: usize, shown: &str, first: usize| {
             text.at(line, format!("{what}: the device of line {first} has {shown} already: use another one"))
         };
-        if let Some(name) = &device.name
-            && let Some(first) = names.insert(name.clone(), section.line("name"))
+        if let Some(name) = device.name()
+            && let Some(first) = names.insert(name.to_owned(), section.line("name"))
         {
             return Err(taken("name", section.line("name"), name, first));
         }
-        if let Some(path) = &device.socket_path
+        if let Some(path) = &device.serve.socket_path
             && let Some(first) = sockets.insert(real_path(path), section.line("socket-path"))
         {
             return Err(taken(
@@ -83,7 +86,7 @@ fn pool_of(section: &mut Section<'_>) -> Result<PoolConfig> {
 
 /// Checks what holds for each device that says nothing else.
 fn check_defaults(section: &Section<'_>) -> Result<()> {
-    section.check::<DeviceConfig>(&OWN)?;
+    section.check::<DeviceTable>(&OWN)?;
     match OWN.into_iter().find(|key| section.has(key)) {
         Some(key) => Err(section.wrong(key, "it is each device's own: say it in a [[device]]")),
         None => Ok(()),
@@ -91,11 +94,12 @@ fn check_defaults(section: &Section<'_>) -> Result<()> {
 }
 
 fn device_of(section: &mut Section<'_>) -> Result<DeviceConfig> {
-    let mut device: DeviceConfig = section.read()?;
-    let Some(socket_path) = &device.socket_path else { return Err(section.needs("socket-path")) };
-    if device.name.is_none() {
+    let table: DeviceTable = section.read()?;
+    let mut device = DeviceConfig::try_from(table).map_err(|mistake| section.mistake(&mistake))?;
+    let Some(socket_path) = &device.serve.socket_path else { return Err(section.needs("socket-path")) };
+    if device.serve.name.is_none() {
         let stem = socket_path.file_stem().unwrap_or_default().to_string_lossy();
-        device.name = Some(parse_device_name(&stem).map_err(|_| {
+        device.serve.name = Some(parse_device_name(&stem).map_err(|_| {
             section.wrong("socket-path", "no name can be made of it: give the device a name")
         })?);
     }

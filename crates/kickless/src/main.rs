@@ -1,7 +1,7 @@
-//! kickless: virtual machine disks over vhost-user.
+//! kickless: virtual machine disks and network cards over vhost-user.
 //!
 //! This crate is the program and nothing else: the command line, the log, the socket, and the wiring of the parts, which
-//! know nothing of one another (`wire` alone names concrete disks).
+//! know nothing of one another (`wire` alone names the kinds of devices).
 
 // Both block, and panic where they fail.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
@@ -38,7 +38,6 @@ fn main() -> ExitCode {
     };
     let outcome = match request {
         Request::Print(text) => print(&text),
-        Request::PrintCapabilities => print(&(capabilities::blk() + "\n")),
         Request::Run { log_level, work } => run(&log_level, work),
     };
     if let Err(error) = &outcome {

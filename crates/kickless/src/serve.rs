@@ -49,7 +49,7 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     registry.serve(opened)?;
     let waited = serve_until_idle(&registry, &signals, resizes.as_ref());
     log_counters(&registry.devices(), "summary");
-    let failed = registry.take_ended().into_iter().map(|(config, error)| match config.name {
+    let failed = registry.take_ended().into_iter().map(|(config, error)| match config.name() {
         Some(name) => anyhow::Error::new(error).context(format!("device {name}")),
         None => error.into(),
     });

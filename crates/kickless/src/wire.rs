@@ -6,10 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use anyhow::{Context, Result, anyhow, bail};
 use kickless_blk::Blk;
-use kickless_daemon::{DeviceConfig, MakeError, Notation, PoolConfig, Registry, Switch, sentence};
+use kickless_daemon::{
+    BlkConfig, DeviceConfig, DeviceKind, MakeError, NetConfig, Notation, PoolConfig, Registry, Switch,
+    sentence,
+};
 use kickless_device::Device;
 use kickless_disk::{Disk, DiskSpec, lock};
-use kickless_values::CpuList;
+use kickless_net::Net;
+use kickless_values::{CpuList, MacAddress};
 use kickless_worker::Pool;
 use tracing::{info, warn};
 
@@ -24,11 +28,15 @@ const CPUS_ONLINE: &str = "/sys/devices/system/cpu/online";
 /// The process is out of descriptors.
 pub(crate) fn registry(service: &Service) -> Result<Registry> {
     let images = Images::default();
-    let make = move |config: &DeviceConfig| {
-        let disk = disk(config).map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
-        let device = Arc::new(disk);
-        images.warn_of_shared(config, &device);
-        Ok(device as Arc<dyn Device>)
+    let make = move |config: &DeviceConfig| match &config.kind {
+        DeviceKind::Blk(blk) => {
+            let disk = disk(blk, config.serve.queue_size)
+                .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
+            let device = Arc::new(disk);
+            images.warn_of_shared(config.name(), blk, &device);
+            Ok(device as Arc<dyn Device>)
+        }
+        DeviceKind::Net(net) => Ok(Arc::new(card(net, config.serve.queue_size)) as Arc<dyn Device>),
     };
     Registry::new(service.devices.len(), make).context("no descriptors are left to wait with")
 }
@@ -81,7 +89,7 @@ struct Image {
 
 impl Images {
     /// Warns if another device has the image of this one. They can be used in turns, so this is no error.
-    fn warn_of_shared(&self, config: &DeviceConfig, device: &Arc<Blk>) {
+    fn warn_of_shared(&self, name: Option<&str>, config: &BlkConfig, device: &Arc<Blk>) {
         let file = device.disk().file().filter(|_| config.lock == Switch::On && !config.incoming);
         let Some(found) = file.and_then(|file| file.metadata().ok()) else { return };
         let (file, is_read_only) = ((found.dev(), found.ino()), config.read_only);
@@ -92,7 +100,7 @@ impl Images {
             warn!(other = other.name, image = %config.blk_file, "two devices have the same blk-file: only one can be \
                 used at a time; give each its own, or set read-only for both");
         }
-        let name = config.name.clone().unwrap_or_default();
+        let name = name.unwrap_or_default().to_owned();
         images.push(Image { name, is_read_only, file, device: Arc::downgrade(device) });
     }
 }
@@ -115,8 +123,8 @@ fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
     anyhow!("{}: {what}", sentence(&*error))
 }
 
-fn disk(config: &DeviceConfig) -> Result<Blk> {
-    let DeviceConfig { blk_file, read_only, .. } = config;
+fn disk(config: &BlkConfig, queue_size_max: u16) -> Result<Blk> {
+    let BlkConfig { blk_file, read_only, .. } = config;
     let (merge, lock) = (config.merge == Switch::On, config.lock == Switch::On);
     let options = kickless_disk::Options { read_only: *read_only, cache: config.cache, merge };
     let disk = Disk::open(blk_file, &options).map_err(|error| hint(error.into(), blk_file))?;
@@ -128,6 +136,16 @@ fn disk(config: &DeviceConfig) -> Result<Blk> {
         disk.check_own_lock().with_context(|| format!("{blk_file} cannot be locked"))?;
     }
     let serial = config.serial.clone().unwrap_or_else(|| disk.identity().to_owned());
-    let (queues_max, queue_size_max) = (config.num_queues, config.queue_size);
+    let queues_max = config.num_queues;
     Ok(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock }))
+}
+
+fn card(config: &NetConfig, queue_size_max: u16) -> Net {
+    Net::new(kickless_net::Options {
+        mac: config.mac.map(MacAddress::bytes),
+        mtu: config.mtu,
+        pairs_max: config.num_queue_pairs,
+        queue_size_max,
+        port: config.port.clone(),
+    })
 }

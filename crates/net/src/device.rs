@@ -30,7 +30,7 @@ pub struct Options {
     pub mac: Option<[u8; MAC_LEN]>,
     /// Its MTU; without one, that of Ethernet. The front-end can set another.
     pub mtu: Option<u16>,
-    /// The most pairs of rings; 1 to 64.
+    /// The most pairs of rings; 1 to 127.
     pub pairs_max: u16,
     /// The largest size of a ring.
     pub queue_size_max: u16,

@@ -37,3 +37,9 @@ pub struct Mistake {
     /// The mistake, as the end of a sentence.
     pub why: String,
 }
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.option, self.why)
+    }
+}

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use kickless_memory::quota;
+use kickless_spec::net::{MTU_MAX, MTU_MIN};
 use kickless_values::{parse_duration, parse_number, parse_size};
 
 /// The most queues unless something else is said.
@@ -17,6 +18,10 @@ pub(crate) const QUEUE_SIZE: u16 = 1024;
 const SERIAL_BYTES_MAX: usize = 20;
 /// A vhost-user kick names its queue in eight bits.
 const NUM_QUEUES_MAX: u16 = 256;
+/// The most pairs of queues unless something else is said.
+pub(crate) const NUM_QUEUE_PAIRS: u16 = 64;
+/// A card's queues are two for each pair and one for commands, and a vhost-user kick names its queue in eight bits.
+const NUM_QUEUE_PAIRS_MAX: u16 = (NUM_QUEUES_MAX - 1) / 2;
 /// Threads that one process could make sense of.
 const WORKERS_MAX: u16 = 256;
 /// No driver counts more kicks than this.
@@ -75,6 +80,14 @@ pub(crate) fn parse_serial(text: &str) -> Result<String, String> {
 
 pub(crate) fn parse_num_queues(text: &str) -> Result<u16, String> {
     parse_number(text, 1, NUM_QUEUES_MAX.into())
+}
+
+pub(crate) fn parse_num_queue_pairs(text: &str) -> Result<u16, String> {
+    parse_number(text, 1, NUM_QUEUE_PAIRS_MAX.into())
+}
+
+pub(crate) fn parse_mtu(text: &str) -> Result<u16, String> {
+    parse_number(text, MTU_MIN.into(), MTU_MAX.into())
 }
 
 pub(crate) fn parse_workers(text: &str) -> Result<u16, String> {

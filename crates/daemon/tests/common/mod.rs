@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kickless_blk::Blk;
-use kickless_daemon::{DeviceConfig, MakeError, Notation, PoolConfig, Registry, Switch};
+use kickless_daemon::{DeviceConfig, DeviceKind, MakeError, Notation, PoolConfig, Registry, Switch};
 use kickless_device::Device;
 use kickless_driver::Options;
 use kickless_worker::Pool;
@@ -73,16 +73,14 @@ pub(crate) fn connect(socket: &Path) -> Disk {
 }
 
 fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
-    let lock = config.lock == Switch::On;
-    let options = kickless_disk::Options {
-        read_only: config.read_only,
-        cache: config.cache,
-        merge: config.merge == Switch::On,
-    };
-    let disk = kickless_disk::Disk::open(&config.blk_file, &options)
+    let DeviceKind::Blk(blk) = &config.kind else { panic!("{config:?}") };
+    let lock = blk.lock == Switch::On;
+    let options =
+        kickless_disk::Options { read_only: blk.read_only, cache: blk.cache, merge: blk.merge == Switch::On };
+    let disk = kickless_disk::Disk::open(&blk.blk_file, &options)
         .map_err(|error| MakeError { option: "blk-file", source: error.into() })?;
     let serial = disk.identity().to_owned();
-    let (queues_max, queue_size_max) = (config.num_queues, config.queue_size);
+    let (queues_max, queue_size_max) = (blk.num_queues, config.serve.queue_size);
     Ok(Arc::new(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock })))
 }
 

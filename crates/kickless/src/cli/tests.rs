@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kickless_daemon::Switch;
+use kickless_daemon::{DeviceConfig, Switch};
 use kickless_disk::{Cache, DiskSpec};
 use kickless_io::{CompletionMode, EngineKind};
 use kickless_memory::quota;
@@ -21,6 +21,20 @@ fn service(line: &str) -> Service {
     }
 }
 
+fn disk_of(device: &DeviceConfig) -> &BlkConfig {
+    match &device.kind {
+        DeviceKind::Blk(disk) => disk,
+        DeviceKind::Net(_) => panic!("{device:?}"),
+    }
+}
+
+fn card_of(device: &DeviceConfig) -> &NetConfig {
+    match &device.kind {
+        DeviceKind::Net(card) => card,
+        DeviceKind::Blk(_) => panic!("{device:?}"),
+    }
+}
+
 fn workers(service: &Service) -> kickless_worker::Options {
     service.pool.worker_options(1, service.notation).unwrap()
 }
@@ -29,12 +43,12 @@ fn workers(service: &Service) -> kickless_worker::Options {
 fn defaults() {
     let service = service("kickless blk --socket-path=/run/a.sock --blk-file=/a.img");
     let [device] = &service.devices[..] else { panic!("{service:?}") };
-    assert_eq!(device.socket_path.as_deref(), Some(Path::new("/run/a.sock")));
-    assert_eq!((device.socket_mode, &device.socket_group, service.fd), (None, &None, None));
-    let (pool, disk) = (workers(&service), device);
+    assert_eq!(device.serve.socket_path.as_deref(), Some(Path::new("/run/a.sock")));
+    assert_eq!((device.serve.socket_mode, &device.serve.socket_group, service.fd), (None, &None, None));
+    let (pool, disk) = (workers(&service), disk_of(device));
     assert_eq!(disk.blk_file, DiskSpec::File("/a.img".into()));
     assert_eq!(
-        (disk.num_queues, disk.queue_size, disk.cache, disk.lock),
+        (disk.num_queues, device.serve.queue_size, disk.cache, disk.lock),
         (64, 1024, Cache::None, Switch::On)
     );
     assert!(!disk.read_only && !disk.incoming && disk.serial.is_none());
@@ -46,8 +60,11 @@ fn defaults() {
     );
     assert_eq!(disk.merge, Switch::On);
     assert_eq!((pool.poll, pool.call_coalesce), (Poll::default(), None));
-    assert_eq!((&device.name, device.weight), (&None, 1));
-    assert_eq!((device.memory_max, device.allow_slow_memory), (quota::DEVICE_BYTES_DEFAULT, false));
+    assert_eq!((device.name(), device.serve.weight), (None, 1));
+    assert_eq!(
+        (device.serve.memory_max, device.serve.allow_slow_memory),
+        (quota::DEVICE_BYTES_DEFAULT, false)
+    );
 }
 
 #[test]
@@ -57,11 +74,11 @@ fn everything_said() {
          --engine=io_uring --cache=writeback --lock=off --workers=4 --cpu=8,0-1 --poll=rate --poll-start-rate=0 \
          --poll-stop-idle=1.5ms --call-coalesce=20us --completion=thread --sqpoll --fixed-buffers --merge=off",
     );
-    let (pool, disk) = (workers(&service), &service.devices[0]);
-    assert_eq!((service.fd, &disk.socket_path), (Some(3), &None));
+    let (pool, disk, serve) = (workers(&service), disk_of(&service.devices[0]), &service.devices[0].serve);
+    assert_eq!((service.fd, &serve.socket_path), (Some(3), &None));
     assert_eq!(disk.blk_file, DiskSpec::Memory(3 << 29));
     assert_eq!(
-        (disk.num_queues, disk.queue_size, disk.cache, disk.lock),
+        (disk.num_queues, serve.queue_size, disk.cache, disk.lock),
         (4, 256, Cache::Writeback, Switch::Off)
     );
     assert_eq!(disk.serial.as_deref(), Some("disk-1"));
@@ -76,6 +93,46 @@ fn everything_said() {
     assert_eq!(pool.cpus, [8, 0, 1]);
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 0, stop_idle: Duration::from_micros(1500) });
     assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
+}
+
+#[test]
+fn a_card() {
+    let service = service("kickless net --socket-path=/run/a.sock --port=null");
+    let [device] = &service.devices[..] else { panic!("{service:?}") };
+    let card = card_of(device);
+    assert_eq!(
+        (card.port.to_string(), card.mac, card.mtu, card.num_queue_pairs),
+        ("null".into(), None, None, 64)
+    );
+    assert_eq!(device.serve.queue_size, 1024);
+    let service = self::service(
+        "kickless net --fd=3 --port=null,rate=7,length=60-99 --mac=52:54:00:12:34:56 --mtu=9000 --num-queue-pairs=2 \
+         --queue-size=256 --memory-max=1G --workers=2",
+    );
+    let (card, serve) = (card_of(&service.devices[0]), &service.devices[0].serve);
+    assert_eq!(card.port.to_string(), "null,rate=7,length=60-99");
+    assert_eq!(card.mac.map(|mac| mac.bytes()), Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
+    assert_eq!((card.mtu, card.num_queue_pairs), (Some(9000), 2));
+    assert_eq!((serve.queue_size, serve.memory_max, workers(&service).workers), (256, 1 << 30, 2));
+}
+
+#[test]
+fn wrong_options_of_a_card() {
+    for (options, said) in [
+        ("--fd=3", "--port <PORT>"),
+        ("--port=null", "--socket-path: give it, or --fd"),
+        ("--fd=3 --port=tap:tap0", "'--port <PORT>': the only port is null"),
+        ("--fd=3 --port=null,speed=1", "a null port has no option \"speed=1\""),
+        ("--fd=3 --port=null --mac=01:00:00:00:00:01", "it is the address of a group"),
+        ("--fd=3 --port=null --mtu=67", "it must be a number from 68 to 65535"),
+        ("--fd=3 --port=null --num-queue-pairs=128", "it must be a number from 1 to 127"),
+        ("--fd=3 --port=null --blk-file=a", "unexpected argument '--blk-file'"),
+        ("--fd=3 --port=null --num-queues=2", "unexpected argument '--num-queues'"),
+    ] {
+        let sentence = parsed(&format!("kickless net {options}")).unwrap_err();
+        assert!(sentence.contains(said) && !sentence.contains('\n'), "{options}: {sentence}");
+    }
+    assert!(parsed("kickless blk --fd=3 --blk-file=a --port=null").unwrap_err().contains("'--port'"));
 }
 
 #[test]
@@ -109,7 +166,7 @@ fn one_worker_for_each_cpu() {
 #[test]
 fn a_path_that_only_looks_like_a_keyword() {
     let service = service("kickless blk --fd=3 --blk-file=./null:1G");
-    assert_eq!(service.devices[0].blk_file, DiskSpec::File("./null:1G".into()));
+    assert_eq!(disk_of(&service.devices[0]).blk_file, DiskSpec::File("./null:1G".into()));
 }
 
 #[test]
@@ -119,8 +176,11 @@ fn capabilities_whatever_else_is_said() {
         "kickless-blk --print-capabilities",
         "/opt/kickless-blk --no-such-option --fd=x --print-capabilities --fd=4",
     ] {
-        assert!(matches!(parsed(line), Ok(Request::PrintCapabilities)), "{line}");
+        let Ok(Request::Print(text)) = parsed(line) else { panic!("{line}") };
+        assert!(text.contains("blk-file") && text.ends_with('\n'), "{line}: {text}");
     }
+    let net = parsed("kickless net --port=wrong --print-capabilities");
+    assert!(matches!(net, Ok(Request::Print(text)) if text == "{\"type\":\"net\"}\n"));
     assert!(parsed("kickless --print-capabilities").is_err());
 }
 
@@ -139,10 +199,10 @@ fn disks_that_are_not_raw_images() {
         ["qcow2:/srv/a:b.qcow2", "nbd://host:1/disk", "nbd+unix:///?socket=/run/nbd.sock&reconnect-delay=5"]
     {
         let service = service(&format!("kickless blk --fd=3 --incoming --blk-file={text}"));
-        assert_eq!(service.devices[0].blk_file.to_string(), text);
+        assert_eq!(disk_of(&service.devices[0]).blk_file.to_string(), text);
         let faulty = DiskSpec::parse(format!("fault:eio@1%:{text}").as_ref()).unwrap();
         let DiskSpec::Fault(_, under) = faulty else { panic!("{text}") };
-        assert_eq!(*under, service.devices[0].blk_file);
+        assert_eq!(*under, disk_of(&service.devices[0]).blk_file);
     }
     // These are names of files.
     for text in ["nbd:host", "qcow2/a", "./qcow2:a", "rbd/a"] {
@@ -156,10 +216,10 @@ fn images_of_a_ceph_cluster() {
     #[cfg(feature = "rbd")]
     {
         let service = service(&format!("kickless blk --fd=3 --incoming --blk-file={text}"));
-        assert_eq!(service.devices[0].blk_file.to_string(), text);
+        assert_eq!(disk_of(&service.devices[0]).blk_file.to_string(), text);
         let faulty = DiskSpec::parse(format!("fault:eio@1%:{text}").as_ref()).unwrap();
         let DiskSpec::Fault(_, under) = faulty else { panic!("{text}") };
-        assert_eq!(*under, service.devices[0].blk_file);
+        assert_eq!(*under, disk_of(&service.devices[0]).blk_file);
     }
     #[cfg(not(feature = "rbd"))]
     {

@@ -138,9 +138,10 @@ impl<'t> Section<'t> {
         entry
     }
 
-    /// Adds the keys of `defaults` that are absent here.
-    pub(super) fn add_absent(&mut self, defaults: &Self) {
-        for (key, entry) in &defaults.entries {
+    /// Adds the keys of `defaults` that are absent here, but for those in `foreign`.
+    pub(super) fn add_absent(&mut self, defaults: &Self, foreign: &[&str]) {
+        let added = defaults.entries.iter().filter(|(key, _)| !foreign.contains(&key.as_str()));
+        for (key, entry) in added {
             self.entries.entry(key.clone()).or_insert_with(|| entry.clone());
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kickless_daemon::Switch;
+use kickless_daemon::{BlkConfig, DeviceKind, NetConfig, Switch};
 use kickless_disk::{Cache, DiskSpec};
 use kickless_io::{CompletionMode, EngineKind};
 use kickless_worker::Poll;
@@ -14,15 +14,32 @@ fn parsed(text: &str) -> Result<Service, String> {
     parse(Path::new("disks.toml"), text).map_err(|error| format!("{error:#}"))
 }
 
+fn disk_of(device: &DeviceConfig) -> &BlkConfig {
+    match &device.kind {
+        DeviceKind::Blk(disk) => disk,
+        DeviceKind::Net(_) => panic!("{device:?}"),
+    }
+}
+
+fn card_of(device: &DeviceConfig) -> &NetConfig {
+    match &device.kind {
+        DeviceKind::Net(card) => card,
+        DeviceKind::Blk(_) => panic!("{device:?}"),
+    }
+}
+
 #[test]
 fn one_device_and_nothing_else() {
     let service = parsed("[[device]]\nsocket-path = '/run/web.sock'\nblk-file = 'null:1G'").unwrap();
     let [device] = &service.devices[..] else { panic!("{service:?}") };
-    assert_eq!(device.socket_path.as_deref(), Some(Path::new("/run/web.sock")));
-    assert_eq!((&device.socket_mode, &device.socket_group), (&None, &None));
-    assert_eq!((device.name.as_deref(), device.weight), (Some("web"), 1));
-    let disk = device;
-    assert_eq!((&disk.blk_file, disk.num_queues, disk.queue_size), (&DiskSpec::Null(1 << 30), 64, 1024));
+    assert_eq!(device.serve.socket_path.as_deref(), Some(Path::new("/run/web.sock")));
+    assert_eq!((&device.serve.socket_mode, &device.serve.socket_group), (&None, &None));
+    assert_eq!((device.name(), device.serve.weight), (Some("web"), 1));
+    let disk = disk_of(device);
+    assert_eq!(
+        (&disk.blk_file, disk.num_queues, device.serve.queue_size),
+        (&DiskSpec::Null(1 << 30), 64, 1024)
+    );
     assert_eq!(
         (disk.cache, disk.lock, disk.read_only, disk.incoming),
         (Cache::None, Switch::On, false, false)
@@ -88,20 +105,56 @@ fn everything_said() {
     assert_eq!(pool.poll, Poll::Rate { start_per_sec: 10_000, stop_idle: Duration::from_micros(1500) });
     assert_eq!(pool.call_coalesce, Some(Duration::from_micros(20)));
     let [web, db] = &service.devices[..] else { panic!("{service:?}") };
-    assert_eq!((web.name.as_deref(), db.name.as_deref()), (Some("web"), Some("db")));
-    assert_eq!((web.weight, db.weight), (7, 1000));
-    assert_eq!((web.memory_max, web.allow_slow_memory), (64 << 30, true));
-    let of = |device: &DeviceConfig| {
-        (device.num_queues, device.queue_size, device.cache, device.lock == Switch::On)
-    };
+    assert_eq!((web.name(), db.name()), (Some("web"), Some("db")));
+    assert_eq!((web.serve.weight, db.serve.weight), (7, 1000));
+    assert_eq!((web.serve.memory_max, web.serve.allow_slow_memory), (64 << 30, true));
+    let socket = |device: &DeviceConfig| (device.serve.socket_mode, device.serve.socket_group.clone());
+    assert_eq!((socket(web), socket(db)), ((Some(0o660), Some("kvm".into())), (Some(0o600), None)));
+    assert_eq!((web.serve.queue_size, db.serve.queue_size), (1024, 256));
+    let (web, db) = (disk_of(web), disk_of(db));
+    let of = |disk: &BlkConfig| (disk.num_queues, disk.cache, disk.lock == Switch::On);
     assert_eq!((web.merge, db.merge), (Switch::Off, Switch::On));
-    assert_eq!(of(web), (4, 1024, Cache::Writeback, false));
-    assert_eq!(of(db), (8, 256, Cache::None, true));
+    assert_eq!(of(web), (4, Cache::Writeback, false));
+    assert_eq!(of(db), (8, Cache::None, true));
     assert_eq!((web.incoming, web.read_only), (true, false));
     assert_eq!((db.incoming, db.read_only), (false, true));
     assert_eq!(web.serial.as_deref(), Some("web-1"));
-    let socket = |device: &DeviceConfig| (device.socket_mode, device.socket_group.clone());
-    assert_eq!((socket(web), socket(db)), ((Some(0o660), Some("kvm".into())), (Some(0o600), None)));
+}
+
+#[test]
+fn disks_and_cards_in_one_file() {
+    let service = parsed(
+        r#"
+        [defaults]
+        cache = "writeback"
+        num-queue-pairs = 2
+        mtu = 1400
+        queue-size = 256
+        [[device]]
+        socket-path = "/run/disk.sock"
+        blk-file = "null:1G"
+        [[device]]
+        socket-path = "/run/card.sock"
+        port = "null,rate=5"
+        mac = "52:54:00:12:34:56"
+        mtu = 9000
+        [[device]]
+        kind = "net"
+        socket-path = "/run/other.sock"
+        port = "null"
+        "#,
+    )
+    .unwrap();
+    let [disk, card, other] = &service.devices[..] else { panic!("{service:?}") };
+    assert_eq!((disk_of(disk).cache, disk.serve.queue_size), (Cache::Writeback, 256));
+    let (config, other) = (card_of(card), card_of(other));
+    assert_eq!(
+        (config.port.to_string(), config.mtu, config.num_queue_pairs),
+        ("null,rate=5".into(), Some(9000), 2)
+    );
+    assert_eq!((card.name(), card.serve.queue_size), (Some("card"), 256));
+    assert!(config.mac.is_some());
+    assert_eq!((other.mac, other.mtu), (None, Some(1400)));
 }
 
 #[test]
@@ -183,7 +236,10 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
             "disks.toml:2: weight = 1001: it must be a number from 1 to 1000",
         ),
         ("\n[[device]]\nblk-file = 'a'\n", "disks.toml:2: socket-path: this [[device]] needs one"),
-        ("[[device]]\nsocket-path = 'a'\n", "disks.toml:1: blk-file: this [[device]] needs one"),
+        (
+            "[[device]]\nsocket-path = 'a'\n",
+            "disks.toml:1: blk-file: a disk needs one, and a network card needs a port",
+        ),
         ("[[device]]\nsocket-path = ''\n", "disks.toml:2: socket-path = '': it is empty"),
         (
             "[[device]]\nsocket-path = '/'\nblk-file = 'a'\n",
@@ -191,7 +247,36 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
         ),
         ("[[device]]\nblk-file = 'null:1000'\n", "not a multiple of 512"),
         ("[[device]]\nblk-file = 'mem:1X'\n", "disks.toml:2: blk-file = 'mem:1X': \"X\" is not a unit"),
-        ("[[device]]\nkind = 'net'\n", "disks.toml:2: kind = 'net': the only kind of device is blk"),
+        ("[[device]]\nkind = 'tpm'\n", "disks.toml:2: kind = 'tpm': a kind of device is blk or net"),
+        ("[[device]]\nkind = 'blk'\n", "disks.toml:1: blk-file: a disk needs one"),
+        ("[[device]]\nkind = 'net'\n", "disks.toml:1: port: a network card needs one"),
+        (
+            "[[device]]\nblk-file = 'null:1G'\nport = 'null'\n",
+            "disks.toml:3: port: a device is a disk or a network card: leave it or blk-file out",
+        ),
+        (
+            "[[device]]\nkind='net'\nblk-file = 'a'\n",
+            "disks.toml:3: blk-file: it is for disks, and kind is net",
+        ),
+        (
+            "[[device]]\nkind='blk'\nport='null'\n",
+            "disks.toml:3: port: it is for network cards, and kind is blk",
+        ),
+        (
+            "[[device]]\nport = 'null'\ncache = 'none'\n",
+            "disks.toml:3: cache: only disks have it, and this device is a network card",
+        ),
+        (
+            "[[device]]\nblk-file = 'null:1G'\nmtu = 1500\n",
+            "disks.toml:3: mtu: only network cards have it, and this device is a disk",
+        ),
+        ("[[device]]\nport = 'tap:tap0'\n", "disks.toml:2: port = 'tap:tap0': the only port is null"),
+        ("[[device]]\nport = 'null'\nmac = '1'\n", "disks.toml:3: mac = '1': it must be six bytes"),
+        (
+            "[[device]]\nport = 'null'\nmtu = 67\n",
+            "disks.toml:3: mtu = 67: it must be a number from 68 to 65535",
+        ),
+        ("[defaults]\nport = 'null'\n", "disks.toml:2: port: it is each device's own"),
         ("[[device]]\nname = 'a b'\n", "disks.toml:2: name = 'a b': it must be 1 to 64 letters"),
         ("[[device]]\nserial = '123456789012345678901'\n", "disks.toml:2: serial"),
         ("[[device]]\nread-only = 'yes'\n", "disks.toml:2: read-only = 'yes': it must be true or false"),
@@ -234,7 +319,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
 
 /// Something like a line of a file.
 fn line() -> impl Strategy<Value = String> {
-    let key = "pool|defaults|device|workers|cpu|poll|poll-latency|name|socket-path|blk-file|weight|lock|[a-z.\"-]{0,6}";
+    let key = "pool|defaults|device|port|mac|kind|workers|cpu|poll|poll-latency|name|socket-path|blk-file|weight|lock|[a-z.\"-]{0,6}";
     let value = "'[a-z0-9:./-]{0,8}'|[0-9]{1,40}|-?0x[0-9a-f]{1,9}|true|\\[[0-9,]{0,4}\\]|\\{[a-z=1]{0,5}\\}|\\PC{0,10}";
     prop_oneof![
         Just("[[device]]".to_owned()),

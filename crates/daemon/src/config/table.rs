@@ -1,0 +1,252 @@
+//! A device as a table of keys, as files and calls describe it.
+
+use std::fmt;
+use std::iter::zip;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use kickless_disk::{Cache, DiskSpec};
+use kickless_net_port::Port;
+use kickless_values::{MacAddress, parse_queue_size};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
+use super::blk::BlkConfig;
+use super::device::{DeviceConfig, DeviceKind, parse_device_name};
+use super::net::NetConfig;
+use super::notation::Mistake;
+use super::serve::ServeConfig;
+use super::text;
+use super::values::{
+    Switch, parse_memory_max, parse_mode, parse_mtu, parse_not_empty, parse_num_queue_pairs,
+    parse_num_queues, parse_serial, parse_weight,
+};
+
+/// A device as a table. It has keys of all kinds of devices, each of which may be absent; [`DeviceConfig::try_from`] checks
+/// that those which are there go together.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct DeviceTable {
+    #[serde(with = "text::optional")]
+    kind: Option<KindName>,
+    #[serde(deserialize_with = "name")]
+    name: Option<String>,
+    #[serde(deserialize_with = "path")]
+    socket_path: Option<PathBuf>,
+    #[serde(with = "text::optional")]
+    blk_file: Option<DiskSpec>,
+    #[serde(with = "text::optional")]
+    port: Option<Port>,
+    #[serde(deserialize_with = "flag")]
+    read_only: Option<bool>,
+    #[serde(deserialize_with = "serial")]
+    serial: Option<String>,
+    #[serde(deserialize_with = "num_queues")]
+    num_queues: Option<u16>,
+    #[serde(deserialize_with = "queue_size")]
+    queue_size: Option<u16>,
+    #[serde(with = "text::optional")]
+    cache: Option<Cache>,
+    #[serde(with = "text::optional")]
+    merge: Option<Switch>,
+    #[serde(with = "text::optional")]
+    lock: Option<Switch>,
+    #[serde(deserialize_with = "flag")]
+    incoming: Option<bool>,
+    #[serde(with = "text::optional")]
+    mac: Option<MacAddress>,
+    #[serde(deserialize_with = "mtu")]
+    mtu: Option<u16>,
+    #[serde(deserialize_with = "num_queue_pairs")]
+    num_queue_pairs: Option<u16>,
+    #[serde(deserialize_with = "memory_max")]
+    memory_max: Option<u64>,
+    #[serde(deserialize_with = "flag")]
+    allow_slow_memory: Option<bool>,
+    #[serde(deserialize_with = "mode")]
+    socket_mode: Option<u32>,
+    #[serde(deserialize_with = "group")]
+    socket_group: Option<String>,
+    #[serde(deserialize_with = "weight")]
+    weight: Option<u32>,
+}
+
+/// `kind`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KindName {
+    Blk,
+    Net,
+}
+
+impl fmt::Display for KindName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KindName::Blk => "blk",
+            KindName::Net => "net",
+        })
+    }
+}
+
+impl FromStr for KindName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "blk" => Ok(KindName::Blk),
+            "net" => Ok(KindName::Net),
+            _ => Err("a kind of device is blk or net"),
+        }
+    }
+}
+
+impl DeviceTable {
+    /// Keys that only disks have, without `blk-file`.
+    pub const BLK_KEYS: [&str; 7] =
+        ["read-only", "serial", "num-queues", "cache", "merge", "lock", "incoming"];
+    /// Keys that only network cards have, without `port`.
+    pub const NET_KEYS: [&str; 3] = ["mac", "mtu", "num-queue-pairs"];
+
+    /// Returns the first of [`DeviceTable::BLK_KEYS`] that is there.
+    fn blk_key(&self) -> Option<&'static str> {
+        let is_there = [
+            self.read_only.is_some(),
+            self.serial.is_some(),
+            self.num_queues.is_some(),
+            self.cache.is_some(),
+            self.merge.is_some(),
+            self.lock.is_some(),
+            self.incoming.is_some(),
+        ];
+        zip(Self::BLK_KEYS, is_there).find_map(|(key, is_there)| is_there.then_some(key))
+    }
+
+    /// Returns the first of [`DeviceTable::NET_KEYS`] that is there.
+    fn net_key(&self) -> Option<&'static str> {
+        let is_there = [self.mac.is_some(), self.mtu.is_some(), self.num_queue_pairs.is_some()];
+        zip(Self::NET_KEYS, is_there).find_map(|(key, is_there)| is_there.then_some(key))
+    }
+
+    fn disk(&mut self, blk_file: DiskSpec) -> Result<DeviceKind, Mistake> {
+        if let Some(key) = self.net_key() {
+            return Err(mistake(key, "only network cards have it, and this device is a disk"));
+        }
+        let default = BlkConfig::new(blk_file);
+        Ok(DeviceKind::Blk(BlkConfig {
+            read_only: self.read_only.unwrap_or(default.read_only),
+            serial: self.serial.take(),
+            num_queues: self.num_queues.unwrap_or(default.num_queues),
+            cache: self.cache.unwrap_or(default.cache),
+            merge: self.merge.unwrap_or(default.merge),
+            lock: self.lock.unwrap_or(default.lock),
+            incoming: self.incoming.unwrap_or(default.incoming),
+            ..default
+        }))
+    }
+
+    fn card(&self, port: Port) -> Result<DeviceKind, Mistake> {
+        if let Some(key) = self.blk_key() {
+            return Err(mistake(key, "only disks have it, and this device is a network card"));
+        }
+        let default = NetConfig::new(port);
+        let num_queue_pairs = self.num_queue_pairs.unwrap_or(default.num_queue_pairs);
+        Ok(DeviceKind::Net(NetConfig { mac: self.mac, mtu: self.mtu, num_queue_pairs, ..default }))
+    }
+}
+
+impl TryFrom<DeviceTable> for DeviceConfig {
+    type Error = Mistake;
+
+    fn try_from(mut table: DeviceTable) -> Result<Self, Mistake> {
+        let kind = match (table.kind, table.blk_file.take(), table.port.take()) {
+            (None | Some(KindName::Blk), Some(blk_file), None) => table.disk(blk_file)?,
+            (None | Some(KindName::Net), None, Some(port)) => table.card(port)?,
+            (_, Some(_), Some(_)) => {
+                return Err(mistake(
+                    "port",
+                    "a device is a disk or a network card: leave it or blk-file out",
+                ));
+            }
+            (Some(KindName::Net), Some(_), None) => {
+                return Err(mistake("blk-file", "it is for disks, and kind is net"));
+            }
+            (Some(KindName::Blk), None, Some(_)) => {
+                return Err(mistake("port", "it is for network cards, and kind is blk"));
+            }
+            (Some(KindName::Blk), None, None) => return Err(mistake("blk-file", "a disk needs one")),
+            (Some(KindName::Net), None, None) => return Err(mistake("port", "a network card needs one")),
+            (None, None, None) => {
+                return Err(mistake("blk-file", "a disk needs one, and a network card needs a port"));
+            }
+        };
+        let default = ServeConfig::default();
+        let serve = ServeConfig {
+            name: table.name,
+            socket_path: table.socket_path,
+            queue_size: table.queue_size.unwrap_or(default.queue_size),
+            memory_max: table.memory_max.unwrap_or(default.memory_max),
+            allow_slow_memory: table.allow_slow_memory.unwrap_or(default.allow_slow_memory),
+            socket_mode: table.socket_mode,
+            socket_group: table.socket_group,
+            weight: table.weight.unwrap_or(default.weight),
+        };
+        Ok(Self { kind, serve })
+    }
+}
+
+impl<'de> Deserialize<'de> for DeviceConfig {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Self::try_from(DeviceTable::deserialize(from)?).map_err(D::Error::custom)
+    }
+}
+
+fn mistake(option: &'static str, why: &str) -> Mistake {
+    Mistake { option, why: why.into() }
+}
+
+fn flag<'de, D: Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
+    bool::deserialize(from).map(Some)
+}
+
+fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    text::text(from, parse_device_name).map(Some)
+}
+
+fn path<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
+    text::text(from, parse_not_empty).map(Some)
+}
+
+fn serial<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    text::text(from, parse_serial).map(Some)
+}
+
+fn num_queues<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
+    text::number(from, parse_num_queues).map(Some)
+}
+
+fn queue_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
+    text::number(from, parse_queue_size).map(Some)
+}
+
+fn mtu<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
+    text::number(from, parse_mtu).map(Some)
+}
+
+fn num_queue_pairs<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u16>, D::Error> {
+    text::number(from, parse_num_queue_pairs).map(Some)
+}
+
+fn memory_max<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    text::text(from, parse_memory_max).map(Some)
+}
+
+fn mode<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    text::text(from, parse_mode).map(Some)
+}
+
+fn group<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    text::text(from, parse_not_empty).map(Some)
+}
+
+fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    text::number(from, parse_weight).map(Some)
+}
