@@ -48,6 +48,7 @@ pub struct Chain {
     readable_len: u64,
     writable_len: u64,
     descriptors: u16,
+    places: u16,
 }
 
 impl Chain {
@@ -76,9 +77,27 @@ impl Chain {
         self.descriptors
     }
 
+    /// Returns the number of descriptors that it takes in the ring, those in an indirect table left out.
+    #[inline]
+    pub fn places(&self) -> u16 {
+        self.places
+    }
+
     /// Bytes in the writable buffers.
     #[inline]
     pub fn writable_len(&self) -> u64 {
         self.writable_len
+    }
+
+    /// Returns the number of buffers that it has memory for.
+    pub fn capacity(&self) -> usize {
+        self.buffers.capacity()
+    }
+
+    /// Forgets the buffers, and keeps memory for at most this many.
+    pub fn clear(&mut self, kept: usize) {
+        self.buffers.clear();
+        self.buffers.shrink_to(kept);
+        *self = Self { buffers: std::mem::take(&mut self.buffers), ..Self::default() };
     }
 }

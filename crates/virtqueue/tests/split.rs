@@ -398,6 +398,10 @@ fn indirect_chains_longer_than_the_queue() {
     assert!(queue.pop(&driver.view, &mut chain).unwrap());
     assert_eq!((chain.readable().len(), chain.writable().len()), (500, 524));
     assert_eq!(chain.writable()[0], Buffer { addr: Gpa(500), len: 501 });
+    assert_eq!((chain.descriptors(), chain.places()), (INDIRECT_CHAIN_MAX, 1));
+    chain.clear(32);
+    assert!(chain.writable().is_empty() && chain.readable().is_empty() && chain.capacity() <= 32);
+    assert_eq!((chain.readable_len(), chain.writable_len(), chain.places()), (0, 0, 0));
 }
 
 #[test]

@@ -32,6 +32,7 @@ impl Chain {
         let walk = Walk::new(head, size);
         let (mut walk, table) = walk
             .table(&mut self.buffers, space, head, u32::from(size), |_, index| Ok(ring.descriptor(index)))?;
+        self.places = walk.taken();
         if let Some(table) = table {
             walk = walk.indirect(&mut self.buffers, space, &table, ring.options())?;
         }
@@ -85,6 +86,7 @@ impl Chain {
             (count, id) = (nth + 1, desc.next);
             Ok(Descriptor { next: nth + 1, ..desc })
         })?;
+        self.places = walk.taken();
         if let Some(table) = table {
             walk = walk.indirect(&mut self.buffers, space, &table, options)?;
         }
@@ -110,7 +112,7 @@ impl Chain {
             return Err(RingError::TooManyBytes { head: walk.head, len });
         }
         space.finish(&mut self.buffers, &mut walk.readable, len);
-        self.descriptors = walk.max - walk.left;
+        self.descriptors = walk.taken();
         self.readable = walk.readable;
         self.readable_len = walk.readable_len;
         self.writable_len = walk.writable_len;
@@ -137,6 +139,12 @@ impl Walk {
     #[inline]
     fn new(head: u16, max: u16) -> Self {
         Self { head, left: max, max, writable: false, readable: 0, readable_len: 0, writable_len: 0 }
+    }
+
+    /// Returns how many descriptors have come.
+    #[inline]
+    fn taken(&self) -> u16 {
+        self.max - self.left
     }
 
     /// Follows the chain from `index` in a table of `entries` descriptors. Ends with the descriptor of an

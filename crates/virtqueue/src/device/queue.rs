@@ -279,11 +279,11 @@ impl Queue {
         popped
     }
 
-    /// Takes the oldest chain off the credit: it is in flight from now on, and has to be pushed. With an in-flight buffer it is
-    /// written down now. To be called before the device does with it what must not be lost.
+    /// Moves the oldest chain of the credit to those in flight, which the device has to push. Records it in the in-flight
+    /// buffer, if the queue has one. The device calls this before it writes to the chain's buffers.
     ///
-    /// `false`: nothing has changed, for there is no credit, or the ring has no areas. What a device believes to have
-    /// as credit then goes back by [`Queue::unpop`].
+    /// Returns `false`, and changes nothing, if the queue has no credit or its areas are away. A device that keeps a list of
+    /// its credit then empties the list, and calls [`Queue::unpop`] until the queue has no credit either.
     #[must_use]
     pub fn use_credit(&mut self) -> bool {
         let Some(credit) = self.credit.as_deref_mut() else { return false };
