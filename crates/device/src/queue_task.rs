@@ -22,7 +22,7 @@ pub struct Context<'a> {
 pub enum Next {
     /// A kick: the ring is empty, or has less than the task needs. The task also waits for its event, if it asks for one.
     Idle,
-    /// Its event, and nothing in the ring: kicks stay off. A receive task has enough credit and nothing to receive; a
+    /// Its event, and nothing in the ring: kicks stay off. A receive task has nothing to receive, however much credit; a
     /// transmit task holds a frame that the far side refused. On a broken ring this is the same as [`Next::Idle`].
     Quiet,
     /// As [`Next::Idle`], and a request that was popped waits for something. The worker also polls again after a
@@ -85,7 +85,7 @@ pub trait QueueTask: Send {
     /// The last request may cost more than was left.
     ///
     /// With a budget of 0 the task is leaving. It pops only what an earlier process has popped before ([`Vring::again`]), and
-    /// takes no credit.
+    /// takes no credit. Such chains can be part of its credit, which it then returns first.
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
     /// Takes completions of its own operations; empties `completions`. Returns whether a request waits for something, so

@@ -4,6 +4,9 @@ use kickless_device::Vring;
 use kickless_virtqueue::Chain;
 use std::collections::VecDeque;
 
+/// Buffers for which the memory of a chain that is not used is kept. The longest frame takes 17 pages.
+const BUFFERS_KEPT: usize = 32;
+
 /// The chains of a ring's credit ([`Vring::pop_credit`]), oldest first.
 pub(crate) struct Credit {
     chains: VecDeque<Chain>,
@@ -11,8 +14,8 @@ pub(crate) struct Credit {
     spare: Vec<Chain>,
     /// Writable bytes of all.
     bytes: u64,
-    /// Descriptors of all.
-    descriptors: u32,
+    /// Places of all in the ring.
+    places: u32,
     size: u16,
 }
 
@@ -20,7 +23,12 @@ impl Credit {
     /// Makes the credit of a ring of this size.
     pub(crate) fn new(size: u16) -> Self {
         let spare = (0..size).map(|_| Chain::default()).collect();
-        Self { chains: VecDeque::with_capacity(size.into()), spare, bytes: 0, descriptors: 0, size }
+        Self { chains: VecDeque::with_capacity(size.into()), spare, bytes: 0, places: 0, size }
+    }
+
+    /// Returns the oldest chain.
+    pub(crate) fn oldest(&self) -> Option<&Chain> {
+        self.chains.front()
     }
 
     /// Returns the chains, oldest first.
@@ -36,9 +44,12 @@ impl Credit {
         self.chains.is_empty()
     }
 
-    /// Whether the driver's ring cannot hold more than it has, as far as that can be told.
+    /// Whether the driver's ring has no place for one more chain like the newest. Only the driver knows whether it
+    /// would offer a shorter one.
     pub(crate) fn is_full(&self) -> bool {
-        self.descriptors >= self.size.into() || self.chains.len() >= self.size.into()
+        self.chains
+            .back()
+            .is_some_and(|newest| self.places + u32::from(newest.places()) > u32::from(self.size))
     }
 
     /// Pops one more chain. Returns its descriptors; `None`: the ring has no more now.
@@ -50,7 +61,7 @@ impl Credit {
         }
         let descriptors = chain.descriptors();
         self.bytes += chain.writable_len();
-        self.descriptors += u32::from(descriptors);
+        self.places += u32::from(chain.places());
         self.chains.push_back(chain);
         Some(descriptors)
     }
@@ -78,10 +89,78 @@ impl Credit {
     }
 
     fn forget(&mut self, chain: Option<Chain>) {
-        if let Some(chain) = chain {
+        if let Some(mut chain) = chain {
             self.bytes -= chain.writable_len();
-            self.descriptors -= u32::from(chain.descriptors());
+            self.places -= u32::from(chain.places());
+            chain.clear(BUFFERS_KEPT);
             self.spare.push(chain);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kickless_device::{Areas, Counters, Parts};
+    use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
+    use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
+    use kickless_virtqueue::device::{Addresses, Options};
+    use std::sync::Arc;
+
+    const AVAIL: u64 = 0x1000;
+    const USED: u64 = 0x2000;
+    const TABLE: u64 = 0x4000;
+    const LEN: u64 = 0x1_0000;
+    /// Descriptors in the table.
+    const LONG: u16 = 1000;
+
+    /// A ring of 4 with a chain of one buffer, and one of many buffers in a table.
+    fn ring() -> Vring {
+        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, LEN).unwrap();
+        let slot = Slot::map(&file, 0, Gpa(0), UserAddr(LEN), LEN).unwrap();
+        let map = Map::new(vec![slot]).unwrap();
+        let desc = |at: u64, addr: u64, len: u32, flags: u16, next: u16| {
+            let desc = Desc { addr: addr.into(), len: len.into(), flags: flags.into(), next: next.into() };
+            map.write_obj(Gpa(at), &desc).unwrap();
+        };
+        desc(0, 0x8000, 16, DESC_F_WRITE, 0);
+        desc(16, TABLE, 16 * u32::from(LONG), DESC_F_INDIRECT, 0);
+        for nth in 0..LONG {
+            let next = if nth + 1 < LONG { DESC_F_NEXT } else { 0 };
+            desc(TABLE + 16 * u64::from(nth), 0x8000, 1, DESC_F_WRITE | next, nth + 1);
+        }
+        map.write_obj(Gpa(AVAIL), &[0u16, 2, 0, 1].map(u16::to_le)).unwrap();
+        let [desc, avail, used] = [0, AVAIL, USED].map(|at| UserAddr(LEN + at));
+        Vring::new(Parts {
+            index: 0,
+            options: Options::new(4, false, true).unwrap(),
+            areas: Areas::User(Addresses { desc, avail, used, log: None }),
+            iommu: None,
+            next_avail: 0,
+            held: Vec::new(),
+            inflight: None,
+            view: Arc::new(View::new(map)),
+            kick: None,
+            call: None,
+            err: None,
+            logged: None,
+            counters: Arc::new(Counters::default()),
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn chains_that_are_forgotten_hold_no_memory() {
+        let mut vring = ring();
+        let mut credit = Credit::new(4);
+        for forget in [Credit::give_back, |credit: &mut Credit, _: &mut Vring| credit.take_oldest(2)] {
+            assert_eq!((credit.pop(&mut vring), credit.pop(&mut vring)), (Some(1), Some(LONG)));
+            assert_eq!((credit.bytes(), credit.places, credit.is_full()), (1016, 2, false));
+            forget(&mut credit, &mut vring);
+            assert_eq!((credit.bytes(), credit.places, credit.is_empty()), (0, 0, true));
+            assert_eq!(credit.spare.len(), 4);
+            assert!(credit.spare.iter().all(|chain| chain.capacity() <= BUFFERS_KEPT));
         }
     }
 }

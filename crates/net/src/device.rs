@@ -173,7 +173,7 @@ impl Device for Net {
                 let task = Receive::new(vring, shared, pair, layout, port);
                 Box::new(task.map_err(|error| StartError(format!("no timer can be made: {error}").into()))?)
             }
-            Role::Transmit { .. } => Box::new(Transmit::new(vring, shared, in_force, header_len)),
+            Role::Transmit { pair } => Box::new(Transmit::new(vring, shared, pair, in_force, header_len)),
             Role::Control if features.bits() & NetFeatures::CTRL_VQ.bits() != 0 => {
                 Box::new(ControlRing::new(vring, shared, in_force))
             }

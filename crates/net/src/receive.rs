@@ -1,14 +1,18 @@
 //! A receive ring of a null port: delivers test frames, a timer's expirations.
 //!
-//! Chains are popped ahead, as *credit*, until they hold the longest frame that the driver has to take. Then kicks stay
-//! off, and the task waits for the timer alone ([`Next::Quiet`]). With less, it waits for the driver alone
-//! ([`Next::Idle`]), and frames wait for chains. Nothing waits for credit: the ring returns it before it stops and
-//! before memory, addresses or translations change, and the next poll finds that it is gone.
+//! Chains are popped ahead, as *credit*, until they hold the longest frame that the driver has to take, or the driver has
+//! offered no more. While no frame is due, kicks stay off and the task waits for the timer ([`Next::Quiet`]), however
+//! little credit there is: the next frame may be a short one, and the driver may have offered more by then. While a frame is
+//! due that does not fit, the task waits for the driver alone ([`Next::Idle`]).
+//!
+//! Nothing waits for credit: the ring returns it before it stops and before memory, addresses or translations change, and
+//! the next poll finds that it is gone.
 
 use crate::buffers;
-use crate::cost::{self, COST_DESCRIPTORS};
+use crate::cost::{self, Budget};
 use crate::counters::RingCounters;
 use crate::credit::Credit;
+use crate::requests::{self, Requests};
 use crate::shared::Shared;
 use crate::timer::Timer;
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
@@ -20,10 +24,13 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// Test frames that wait for chains, at most. More are dropped.
 const DUE_MAX: u64 = 256;
+/// A worker that spins reads the timer so often. A read takes some 0.2 us, so that most looks are at rings.
+const TIMER_INTERVAL: Duration = Duration::from_micros(2);
 
 /// How a driver takes frames.
 #[derive(Clone, Copy, Debug)]
@@ -54,17 +61,10 @@ pub(crate) struct Receive {
     frame: Vec<u8>,
     /// Completions of one frame. As many as the ring is long.
     group: Vec<(ChainId, u32)>,
+    /// Of the present poll.
+    budget: Budget,
     /// For chains that an earlier process had popped.
     chain: Chain,
-}
-
-/// What came of a frame.
-enum Delivery {
-    /// The driver has it, at this cost.
-    Done(u32),
-    Dropped,
-    /// The driver has not made enough chains available yet.
-    Waits,
 }
 
 impl Receive {
@@ -92,6 +92,7 @@ impl Receive {
             number: 0,
             frame: vec![0; layout.len_max],
             group: Vec::with_capacity(size.into()),
+            budget: Budget::default(),
             chain: Chain::default(),
         })
     }
@@ -112,15 +113,27 @@ impl Receive {
         }
     }
 
-    /// Pops credit until there is enough. Returns what it cost.
-    fn fill(&mut self) -> u32 {
-        let mut descriptors = 0u32;
-        while !self.has_enough() {
-            let Some(more) = self.credit.pop(&mut self.vring) else { break };
-            descriptors += u32::from(more);
+    /// Pops one more chain.
+    ///
+    /// # Errors
+    /// [`Next::Idle`]: the driver has offered no more. [`Next::More`]: the budget is used up, or the chain has been read in
+    /// part.
+    fn pop(&mut self) -> Result<(), Next> {
+        if self.budget.is_used_up() {
+            return Err(Next::More);
         }
-        let cost = descriptors / u32::from(COST_DESCRIPTORS);
-        if self.vring.has_cost() { cost.saturating_add(self.vring.take_cost()) } else { cost }
+        let popped = self.credit.pop(&mut self.vring);
+        if self.vring.has_cost() {
+            self.budget.charge(self.vring.take_cost());
+        }
+        match popped {
+            Some(descriptors) => {
+                self.budget.charge_chain(descriptors);
+                Ok(())
+            }
+            None if self.vring.take_unfinished() => Err(Next::More),
+            None => Err(Next::Idle),
+        }
     }
 
     /// Takes the timer's expirations.
@@ -136,73 +149,103 @@ impl Receive {
         }
     }
 
-    /// Delivers the next frame.
-    fn deliver(&mut self) -> Delivery {
+    /// Delivers the frames that are due, then pops credit ahead. Counts in `served` the frames that the driver has.
+    fn carry(&mut self, served: &mut u32) -> Next {
+        while self.due > 0 {
+            if self.budget.is_used_up() {
+                return Next::More;
+            }
+            match self.deliver() {
+                Ok(delivered) => *served += u32::from(delivered),
+                Err(next) => return next,
+            }
+            self.due -= 1;
+        }
+        while !self.has_enough() {
+            match self.pop() {
+                Ok(()) => {}
+                Err(Next::More) => return Next::More,
+                // The next frame may be a short one.
+                Err(_) => break,
+            }
+        }
+        Next::Quiet
+    }
+
+    /// Delivers the next frame, or drops it. Returns whether the driver has it.
+    ///
+    /// # Errors
+    /// As [`Receive::pop`]: the frame waits for chains.
+    fn deliver(&mut self) -> Result<bool, Next> {
         let len = self.layout.header_len + self.port.length(self.number) as usize;
-        if len > self.layout.len_max {
-            return self.drop_long();
-        }
-        self.complete_useless();
-        let chains = match self.merges() {
-            true => self.chains_for(len as u64),
-            false => self.credit.chains().next().map(|chain| match chain.writable_len() >= len as u64 {
-                true => 1,
-                false => 0,
-            }),
+        let chains = match len <= self.layout.len_max {
+            true => self.chains_for(len as u64)?,
+            false => None,
         };
-        let chains = match chains {
-            Some(0) => return self.drop_long(),
-            Some(chains) => chains,
-            None if self.merges() && self.credit.is_full() => return self.drop_long(),
-            None => return Delivery::Waits,
+        let Some(chains) = chains else {
+            self.counters().dropped_long.add(1);
+            self.number += 1;
+            self.budget.charge(1);
+            return Ok(false);
         };
-        // The ring has at most 32768 entries.
-        if !self.vring.use_credit(chains as u16) {
-            return Delivery::Waits;
-        }
+        self.use_credit(chains)?;
         self.compose(len, chains);
         let whole = self.write(len, chains);
         self.credit.take_oldest(chains);
         self.vring.push_group(&self.group);
         self.number += 1;
+        let payload = (len - self.layout.header_len) as u64;
+        self.budget.charge(cost::of_frame(payload));
         if !whole {
             self.vring.counters().errors.add(1);
-            return Delivery::Dropped;
+            return Ok(false);
         }
-        let payload = (len - self.layout.header_len) as u64;
         self.counters().received_frames.add(1);
         self.counters().received_bytes.add(payload);
-        Delivery::Done(cost::of_frame(payload))
+        Ok(true)
     }
 
-    /// Drops a frame that the driver never has room for.
-    fn drop_long(&mut self) -> Delivery {
-        self.counters().dropped_long.add(1);
-        self.number += 1;
-        Delivery::Dropped
+    /// Takes the oldest chains off the credit.
+    fn use_credit(&mut self, chains: usize) -> Result<(), Next> {
+        // The ring has at most 32768 entries.
+        if self.vring.use_credit(chains as u16) {
+            return Ok(());
+        }
+        self.return_credit();
+        Err(Next::Idle)
     }
 
-    /// Completes the oldest chains that cannot even hold a header: no frame can begin there.
-    fn complete_useless(&mut self) {
-        let least = self.layout.header_len as u64;
+    /// Sees to it that a frame can begin in the oldest chain: completes, empty, chains that cannot even hold a header.
+    fn find_first(&mut self) -> Result<(), Next> {
         loop {
-            let oldest = self.credit.chains().next();
-            let Some(id) = oldest.filter(|chain| chain.writable_len() < least).map(|chain| chain.id) else {
-                return;
+            let Some(oldest) = self.credit.oldest() else {
+                self.pop()?;
+                continue;
             };
-            if !self.vring.use_credit(1) {
-                return;
+            if oldest.writable_len() >= self.layout.header_len as u64 {
+                return Ok(());
             }
+            let id = oldest.id;
+            self.use_credit(1)?;
             self.credit.take_oldest(1);
             self.vring.push(id, 0);
             self.vring.counters().errors.add(1);
         }
     }
 
-    /// Returns how many of the oldest chains hold so many bytes, and pops more if they do not; `None`: there are no more.
-    fn chains_for(&mut self, len: u64) -> Option<usize> {
+    /// Returns how many of the oldest chains hold so many bytes, and pops more if they do not; `None`: the driver never has
+    /// room for so many.
+    fn chains_for(&mut self, len: u64) -> Result<Option<usize>, Next> {
+        self.find_first()?;
+        if !self.merges() {
+            return Ok(self.credit.oldest().filter(|chain| chain.writable_len() >= len).map(|_| 1));
+        }
         while self.credit.bytes() < len {
-            self.credit.pop(&mut self.vring)?;
+            match self.pop() {
+                Ok(()) => {}
+                Err(Next::Idle) if self.credit.is_full() => return Ok(None),
+                Err(next) => return Err(next),
+            }
         }
         let (mut bytes, mut chains) = (0, 0);
         for chain in self.credit.chains() {
@@ -212,7 +255,7 @@ impl Receive {
             bytes += chain.writable_len();
             chains += 1;
         }
-        Some(chains)
+        Ok(Some(chains))
     }
 
     /// Makes the next frame, of `len` bytes with its header.
@@ -242,13 +285,18 @@ impl Receive {
         }
         whole
     }
+}
 
-    /// Completes chains that an earlier process had begun to use, without a frame. Whether it wrote them is not known.
-    fn complete_again(&mut self) {
-        self.return_credit();
-        while self.vring.again() > 0 && self.vring.pop(&mut self.chain) {
-            self.vring.push(self.chain.id, 0);
-        }
+/// The chains that an earlier process had begun to use, as far as this one stops before it uses them.
+impl Requests for Receive {
+    fn ring(&mut self) -> (&mut Vring, &mut Chain) {
+        (&mut self.vring, &mut self.chain)
+    }
+
+    /// Completes the chain without a frame. Whether the earlier process wrote it is not known.
+    fn serve(&mut self) -> u32 {
+        self.vring.push(self.chain.id, 0);
+        0
     }
 }
 
@@ -257,38 +305,21 @@ impl QueueTask for Receive {
         &mut self.vring
     }
 
-    fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
+    fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
         self.credit.keep_oldest(self.vring.credit().into());
         if budget == 0 {
-            // A task that moves keeps its credit.
-            if self.vring.again() > 0 {
-                self.complete_again();
-            }
-            self.vring.publish();
-            return Polled { served: 0, cost: 0, next: Next::Idle };
+            // Chains of an earlier process are in flight, and some of the credit may be such chains.
+            self.return_credit();
+            return requests::poll(self, 0);
         }
-        self.count_due();
-        let (mut served, mut cost) = (0, 0u32);
-        let next = loop {
-            cost = cost.saturating_add(self.fill());
-            if self.vring.take_unfinished() || (self.due > 0 && cost >= budget) {
-                break Next::More;
-            }
-            if self.due == 0 {
-                break if self.has_enough() { Next::Quiet } else { Next::Idle };
-            }
-            match self.deliver() {
-                Delivery::Done(more) => {
-                    served += 1;
-                    cost = cost.saturating_add(more);
-                }
-                Delivery::Dropped => cost = cost.saturating_add(1),
-                Delivery::Waits => break Next::Idle,
-            }
-            self.due -= 1;
-        };
+        if context.far_side_due {
+            self.count_due();
+        }
+        self.budget.begin(budget);
+        let mut served = 0;
+        let next = self.carry(&mut served);
         self.vring.publish();
-        Polled { served, cost, next }
+        Polled { served, cost: self.budget.cost(), next }
     }
 
     fn in_flight(&self) -> usize {
@@ -298,9 +329,16 @@ impl QueueTask for Receive {
     fn event(&self) -> Option<Event<'_>> {
         let timer = self.timer.as_ref()?;
         // Frames that are due wait for the driver, not for the timer.
-        let waits = self.due == 0 && self.has_enough();
-        let interest = if waits { Interest::Readable } else { Interest::None };
+        let interest = if self.due == 0 { Interest::Readable } else { Interest::None };
         Some(Event { fd: timer.as_fd(), interest })
+    }
+
+    fn far_side_interval(&self) -> Duration {
+        if self.timer.is_some() { TIMER_INTERVAL } else { Duration::ZERO }
+    }
+
+    fn affinity(&self) -> Option<u32> {
+        Some(self.pair.into())
     }
 
     fn return_credit(&mut self) {

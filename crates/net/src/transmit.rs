@@ -17,6 +17,7 @@ use zerocopy::IntoBytes;
 pub(crate) struct Transmit {
     vring: Vring,
     shared: Arc<Shared>,
+    pair: u16,
     features: NetFeatures,
     header_len: usize,
     enabled: bool,
@@ -27,12 +28,13 @@ impl Transmit {
     pub(crate) fn new(
         mut vring: Vring,
         shared: Arc<Shared>,
+        pair: u16,
         features: NetFeatures,
         header_len: usize,
     ) -> Self {
         // A driver takes sent frames back when it has to, not while it waits for them.
         vring.show_after(ShowAfter::PUBLISH);
-        Self { vring, shared, features, header_len, enabled: true, chain: Chain::default() }
+        Self { vring, shared, pair, features, header_len, enabled: true, chain: Chain::default() }
     }
 
     fn counters(&self) -> &RingCounters {
@@ -95,6 +97,10 @@ impl QueueTask for Transmit {
 
     fn in_flight(&self) -> usize {
         self.vring.again().into()
+    }
+
+    fn affinity(&self) -> Option<u32> {
+        Some(self.pair.into())
     }
 
     fn set_enabled(&mut self, enabled: bool) {

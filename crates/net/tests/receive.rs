@@ -130,12 +130,13 @@ fn a_ring_with_enough_credit_is_quiet() {
     for kind in kinds() {
         let card = card(1, NullPort { rate: 1, lengths: 60..=60 });
         let mut rig = Rig::start(&card, 0, kind, SIZE_MAX, card.features());
-        // Too little: the driver is waited for, and nothing else.
+        // Less than the longest frame is enough to wait for the next one.
         for _ in 0..10 {
             rig.offer(&[1530], true).unwrap();
         }
         rig.poll();
-        assert_eq!((rig.last, rig.interest()), (Next::Idle, Some(Interest::None)));
+        assert_eq!((rig.last, rig.interest()), (Next::Quiet, Some(Interest::Readable)));
+        assert_eq!(rig.task.vring().credit(), 10);
         while rig.offer(&[1530], true).is_some() {}
         assert_eq!(rig.poll(), 0);
         assert_eq!((rig.last, rig.interest()), (Next::Quiet, Some(Interest::Readable)));
@@ -143,6 +144,114 @@ fn a_ring_with_enough_credit_is_quiet() {
         assert_eq!(rig.task.vring().credit(), 43);
         assert_eq!(rig.task.in_flight(), 0);
     }
+}
+
+#[test]
+fn a_frame_that_does_not_fit_waits_for_the_driver() {
+    for kind in kinds() {
+        let card = card(1, NullPort { rate: RATE, lengths: 3000..=3000 });
+        let mut rig = Rig::start(&card, 0, kind, SIZE_MAX, card.features());
+        rig.offer(&[1530], true).unwrap();
+        rig.wait_readable();
+        rig.poll();
+        assert_eq!((rig.last, rig.interest()), (Next::Idle, Some(Interest::None)));
+        // Not before the frame fits, and then at once.
+        assert!(!rig.task.arm());
+        rig.kick_wanted = false;
+        rig.offer(&[1481], true).unwrap();
+        assert!(rig.kick_wanted, "{kind:?}");
+        rig.poll();
+        assert_eq!((rig.last, counter(&card, "received_frames")), (Next::Idle, 0));
+        rig.offer(&[1], true).unwrap();
+        rig.poll();
+        assert_eq!(
+            rig.receive(12).map(|(header, frame)| (header.num_buffers.get(), frame.len())),
+            Some((3, 3000))
+        );
+    }
+}
+
+#[test]
+fn credit_costs_a_part_of_the_budget() {
+    for kind in kinds() {
+        let card = card(1, NullPort { rate: RATE, lengths: 60..=60 });
+        let mut rig = Rig::start(&card, 0, kind, SIZE_MAX, card.features());
+        while rig.offer(&[20], true).is_some() {}
+        // A chain and its descriptor cost as much as nine descriptors.
+        let mut polls = 0;
+        while rig.poll_part(2, false).next == Next::More {
+            polls += 1;
+            assert!(rig.task.vring().credit() <= 15 * polls, "{kind:?}");
+        }
+        assert_eq!((rig.last, rig.task.vring().credit(), polls), (Next::Quiet, SIZE_MAX, 8));
+        // A frame takes all that it needs in its turns too.
+        rig.task.return_credit();
+        rig.wait_readable();
+        while rig.poll_once(1).next == Next::More {
+            assert!(rig.task.vring().credit() <= SIZE_MAX);
+        }
+        assert_eq!(rig.receive(12).unwrap().1.len(), 60);
+    }
+}
+
+#[test]
+fn a_ring_of_indirect_tables_has_a_place_for_each() {
+    for packed in [false, true] {
+        let card = card(1, NullPort { rate: RATE, lengths: 30_000..=30_000 });
+        let mut rig = Rig::start(&card, 0, Kind { packed, ..SPLIT }, 64, card.features());
+        // As many descriptors as the ring has places.
+        for _ in 0..16 {
+            rig.offer_indirect(&[400; 4]).unwrap();
+        }
+        rig.wait_readable();
+        rig.poll();
+        assert_eq!((rig.last, counter(&card, "dropped_long")), (Next::Idle, 0));
+        for _ in 0..3 {
+            rig.offer_indirect(&[400; 4]).unwrap();
+        }
+        rig.poll();
+        assert_eq!(rig.receive(12).unwrap().1.len(), 30_000);
+    }
+}
+
+#[test]
+fn a_ring_with_places_left_can_be_full() {
+    for packed in [false, true] {
+        // Half of the lengths do not fit into five chains of three descriptors each.
+        let port = NullPort { rate: RATE, lengths: 4350..=4447 };
+        let card = card(1, port);
+        let mut rig = Rig::start(&card, 0, Kind { packed, ..SPLIT }, 16, card.features());
+        let begun = Instant::now();
+        while counter(&card, "received_frames") < 5 || counter(&card, "dropped_long") < 5 {
+            assert!(begun.elapsed() < STUCK, "a frame waits that never fits");
+            while rig.offer(&[294, 294, 294], true).is_some() {}
+            rig.poll();
+            while rig.receive(12).is_some() {}
+        }
+    }
+}
+
+#[test]
+fn only_some_looks_are_at_the_timer() {
+    let card = card(1, port(60..=60));
+    let mut rig = Rig::start(&card, 0, SPLIT, 64, card.features());
+    while rig.offer(&[1530], true).is_some() {}
+    rig.wait_readable();
+    assert_eq!(rig.poll_part(100, false).served, 0);
+    assert!(rig.poll_part(100, true).served > 0);
+    let interval = rig.task.far_side_interval();
+    assert!((Duration::from_micros(1)..=Duration::from_micros(2)).contains(&interval));
+}
+
+#[test]
+fn both_rings_of_a_pair_have_one_affinity() {
+    let card = card(2, NullPort::default());
+    let group = |index| {
+        let rig = Rig::start(&card, index, SPLIT, 64, card.features());
+        assert!(rig.task.far_side_interval().is_zero(), "there is no far side");
+        rig.task.affinity()
+    };
+    assert_eq!((0..5).map(group).collect::<Vec<_>>(), [Some(0), Some(0), Some(1), Some(1), None]);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use rig::{Guest, SIZE_MAX, card, counter, kinds};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,9 +28,13 @@ struct Ring {
 
 impl Ring {
     fn start(pool: &Arc<dyn Executor>, card: &Arc<Net>, index: u16, kind: rig::Kind) -> Self {
+        Self::run(pool, card, index, Guest::prepare(kind, SIZE_MAX))
+    }
+
+    fn run(pool: &Arc<dyn Executor>, card: &Arc<Net>, index: u16, guest: Guest) -> Self {
         let kicks = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let kick = Kick::new(kicks.try_clone().unwrap()).unwrap();
-        let (guest, vring) = Guest::new(index, kind, SIZE_MAX, Some(kick));
+        let vring = guest.vring(index, guest.first(), Some(kick));
         let task = card.start_queue(vring, card.features()).unwrap();
         Self { guest, kicks, handle: pool.spawn(task).unwrap() }
     }
@@ -78,6 +83,60 @@ fn frames_come_to_a_sleeping_worker() {
             assert_eq!(counter(&card, "dropped_long"), 0);
             ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");
         }
+    }
+}
+
+/// Half of the ring holds less than the longest frame.
+#[test]
+fn frames_come_to_a_driver_that_refills_at_half_of_its_ring() {
+    for poll in [Poll::Never, Poll::Always] {
+        let pool = pool(poll);
+        for kind in kinds() {
+            let card = card(1, NullPort { rate: 10_000, lengths: 60..=1514 });
+            let mut ring = Ring::run(&pool, &card, 0, Guest::prepare(kind, 64));
+            ring.fill();
+            let begun = Instant::now();
+            let mut number = 0;
+            while number < 200 {
+                assert!(begun.elapsed() < STUCK, "{kind:?}: frame {number} does not come");
+                while let Some((_, frame)) = ring.guest.receive(12) {
+                    assert_eq!(TestFrame::read(&frame), Ok(TestFrame { pair: 0, number }));
+                    number += 1;
+                }
+                if ring.guest.with_device() <= 32 {
+                    ring.fill();
+                }
+                thread::sleep(Duration::from_micros(200));
+            }
+            ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");
+        }
+    }
+}
+
+#[test]
+fn an_invalidation_does_not_wait_for_credit() {
+    let pool = pool(Poll::Never);
+    for kind in kinds() {
+        let card = card(1, NullPort { rate: 10_000, lengths: 60..=60 });
+        let mut guest = Guest::prepare(kind, SIZE_MAX).behind_iommu();
+        guest.translate_all();
+        let mut ring = Ring::run(&pool, &card, 0, guest);
+        let begun = Instant::now();
+        for round in 1..=5 {
+            let target = counter(&card, "received_frames") + 10;
+            while counter(&card, "received_frames") < target {
+                assert!(begun.elapsed() < STUCK, "{kind:?}: no frames come in round {round}");
+                ring.fill();
+                while ring.guest.receive(12).is_some() {}
+                thread::sleep(Duration::from_micros(200));
+            }
+            let (invalidate, done) = ring.guest.invalidate_all();
+            ring.update(invalidate);
+            assert_eq!(done.recv_timeout(STUCK), Err(RecvTimeoutError::Disconnected), "it waits");
+            ring.guest.translate_all();
+            ring.update(Update::Look);
+        }
+        ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");
     }
 }
 

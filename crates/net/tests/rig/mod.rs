@@ -3,19 +3,27 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_device::{
-    Areas, Context, Counters, Device, Interest, Kick, Next, Parts, Polled, QueueTask, Update, Vring,
+    Areas, Context, Counters, Device, Interest, Iommu, IovaAddresses, Kick, Misses, Next, Parts, Polled,
+    QueueTask, Update, Vring,
 };
 use kickless_io::{Engine, EngineKind, Waker};
-use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};
+use kickless_memory::{
+    Access, Area, Gpa, Inflight, Iotlb, Iova, IovaRange, Map, Marks, Slot, UserAddr, View,
+};
 use kickless_net::{Net, Options};
 use kickless_net_port::{NullPort, Port};
 use kickless_spec::features::Features;
 use kickless_spec::net::{Header, NetFeatures};
+use kickless_spec::vhost_user::{inflight_entry_len, inflight_head_len, inflight_region_len};
 use kickless_virtqueue::device::{self, Addresses};
-use kickless_virtqueue::driver::{self, Buffer, Completer, Submitter};
-use std::collections::{HashMap, VecDeque};
+use kickless_virtqueue::driver::{self, Buffer, Completer, Submitter, Table};
+use rustix::event::{PollFd, PollFlags};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use zerocopy::FromBytes;
 
 const USER: u64 = 0x7f00_0000_0000;
@@ -24,12 +32,15 @@ const USED: u64 = 0x6000;
 /// Memory of chains, so much for each.
 const PLACES: u64 = 0x1_0000;
 const PLACE: u64 = 0x2_0000;
+/// So many pages, from there on: see [`Guest::translate_pages`].
+pub const PAGES_AT: u64 = 1 << 32;
+pub const PAGES: u64 = 3000;
 /// The longest ring.
 pub const SIZE_MAX: u16 = 128;
 pub const MEMORY: u64 = PLACES + SIZE_MAX as u64 * PLACE;
 
 /// A ring's kind.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Kind {
     pub packed: bool,
     pub event_idx: bool,
@@ -66,6 +77,13 @@ pub fn without(card: &Net, features: NetFeatures) -> Features {
 /// The driver of one ring, and its memory.
 pub struct Guest {
     pub view: Arc<View>,
+    options: device::Options,
+    /// The same memory as that of chains.
+    tables: Area,
+    /// What the front-end has told of a vIOMMU, and what it is asked.
+    iommu: Option<(Iotlb, Arc<Misses>)>,
+    inflight: Option<Inflight>,
+    pub counters: Arc<Counters>,
     submitter: Submitter,
     completer: Completer,
     /// Chains that are with the device: their buffers.
@@ -102,44 +120,123 @@ impl DerefMut for Rig {
 impl Guest {
     /// A ring with its driver, and its device's end.
     pub fn new(index: u16, kind: Kind, size: u16, kick: Option<Kick>) -> (Self, Vring) {
-        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, MEMORY).unwrap();
-        let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
+        let guest = Self::prepare(kind, size);
+        let vring = guest.vring(index, guest.first(), kick);
+        (guest, vring)
+    }
+
+    /// A ring with its driver.
+    pub fn prepare(kind: Kind, size: u16) -> Self {
+        let slot = Slot::map(memory(MEMORY), 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
         let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
         let make = if kind.packed { device::Options::packed } else { device::Options::new };
         let options = make(size, kind.event_idx, true).unwrap().with_in_order(kind.in_order);
+        Self::begin(view, options)
+    }
+
+    /// A new driver with a new ring in the same memory.
+    pub fn begin_anew(self) -> Self {
+        let zeroes = vec![0; PLACES as usize];
+        self.view.write(Gpa(0), &zeroes, &mut Marks::off()).unwrap();
+        Self::begin(self.view, self.options)
+    }
+
+    fn begin(view: Arc<View>, options: device::Options) -> Self {
         let area = |at: u64, len: u64| view.map().area(UserAddr(USER + at), len as usize, 16).unwrap();
         let areas = driver::Areas {
             desc: area(0, AVAIL),
             driver: area(AVAIL, USED - AVAIL),
             device: area(USED, PLACES - USED),
         };
+        let tables = area(PLACES, MEMORY - PLACES);
         let (submitter, completer) = driver::queue(options, areas);
-        let vring = Vring::new(Parts {
-            index,
-            options,
-            areas: Areas::User(addresses()),
-            iommu: None,
-            next_avail: if kind.packed { 1 << 15 } else { 0 },
-            held: Vec::new(),
-            inflight: None,
-            view: view.clone(),
-            kick,
-            call: None,
-            err: None,
-            logged: None,
-            counters: Arc::new(Counters::default()),
-        })
-        .unwrap();
-        let guest = Self {
+        Self {
             view,
+            options,
+            tables,
+            iommu: None,
+            inflight: None,
+            counters: Arc::default(),
             submitter,
             completer,
             with_device: HashMap::new(),
             order: VecDeque::new(),
             kick_wanted: false,
+        }
+    }
+
+    /// Puts the device behind a vIOMMU, which does not know any address yet.
+    pub fn behind_iommu(mut self) -> Self {
+        self.iommu = Some((Iotlb::default(), Arc::new(Misses::new(Waker::new().unwrap()))));
+        self
+    }
+
+    /// Lets the device behind a vIOMMU have all of memory, at its own addresses.
+    pub fn translate_all(&mut self) {
+        let (iotlb, misses) = self.iommu.as_mut().unwrap();
+        iotlb.update(Iova(0), MEMORY, UserAddr(USER), Access::BOTH).unwrap();
+        misses.answered(IovaRange::new(Iova(0), MEMORY), Access::BOTH);
+    }
+
+    /// Lets the device behind a vIOMMU have the ring, and pages from [`PAGES_AT`] on that do not follow one another in
+    /// memory.
+    pub fn translate_pages(&mut self) {
+        let (iotlb, _) = self.iommu.as_mut().unwrap();
+        iotlb.update(Iova(0), PLACES, UserAddr(USER), Access::BOTH).unwrap();
+        for page in 0..PAGES {
+            let to = USER + PLACES + page % 2 * 2 * 4096;
+            iotlb.update(Iova(PAGES_AT + page * 4096), 4096, UserAddr(to), Access::BOTH).unwrap();
+        }
+    }
+
+    /// Takes all translations back. The update for the ring's task, and the channel that closes when it is in force.
+    pub fn invalidate_all(&mut self) -> (Update, Receiver<Infallible>) {
+        let (iotlb, _) = self.iommu.as_mut().unwrap();
+        iotlb.invalidate(IovaRange::new(Iova(0), MEMORY));
+        let (done, all_done) = channel();
+        (Update::Invalidate(iotlb.take_stale().unwrap(), done), all_done)
+    }
+
+    /// Gives the device an in-flight buffer, which outlives it.
+    pub fn with_inflight(mut self) -> Self {
+        let len = inflight_region_len(self.options.is_packed(), self.options.size()) as u64;
+        self.inflight = Some(Inflight::map(memory(len), 0, len).unwrap());
+        self
+    }
+
+    /// Where a ring begins.
+    pub fn first(&self) -> u16 {
+        if self.options.is_packed() { 1 << 15 } else { 0 }
+    }
+
+    /// The device's end of the ring, which goes on from there.
+    pub fn vring(&self, index: u16, next_avail: u16, kick: Option<Kick>) -> Vring {
+        let (packed, size) = (self.options.is_packed(), self.options.size());
+        let len = inflight_head_len(packed) + inflight_entry_len(packed) * usize::from(size);
+        let iommu = self.iommu.as_ref();
+        let areas = match iommu {
+            None => Areas::User(addresses()),
+            Some(_) => {
+                Areas::Iova(IovaAddresses { desc: Iova(0), avail: Iova(AVAIL), used: Iova(USED), log: None })
+            }
         };
-        (guest, vring)
+        Vring::new(Parts {
+            index,
+            options: self.options,
+            areas,
+            iommu: iommu
+                .map(|(iotlb, misses)| Iommu { table: iotlb.table().clone(), misses: misses.clone() }),
+            next_avail,
+            held: Vec::new(),
+            inflight: self.inflight.as_ref().map(|buffer| buffer.records(0, len).unwrap()),
+            view: self.view.clone(),
+            kick,
+            call: None,
+            err: None,
+            logged: None,
+            counters: self.counters.clone(),
+        })
+        .unwrap()
     }
 
     /// Makes a chain available, with buffers of these lengths.
@@ -156,12 +253,32 @@ impl Guest {
         self.add(id, buffers)
     }
 
-    fn add(&mut self, id: u16, buffers: Vec<Buffer>) -> Option<u16> {
+    /// Makes a chain available that is written, in an indirect table.
+    pub fn offer_indirect(&mut self, lens: &[u32]) -> Option<u16> {
+        let id = self.submitter.next_id()?;
+        // The table lies in the first page of the chain's memory.
+        let addr = PLACES + u64::from(id) * PLACE;
+        let starts = lens.iter().scan(addr + 4096, |at, &len| {
+            let addr = std::mem::replace(at, *at + u64::from(len) + 64);
+            Some(Buffer { addr, len, writable: true })
+        });
+        let buffers: Vec<Buffer> = starts.collect();
+        let table = Table { area: &self.tables, offset: (addr - PLACES) as usize, addr };
+        self.submitter.add(&buffers, Some(table)).ok()?;
+        Some(self.added(id, buffers))
+    }
+
+    /// Makes a chain of these buffers available.
+    pub fn add(&mut self, id: u16, buffers: Vec<Buffer>) -> Option<u16> {
         self.submitter.add(&buffers, None).ok()?;
+        Some(self.added(id, buffers))
+    }
+
+    fn added(&mut self, id: u16, buffers: Vec<Buffer>) -> u16 {
         self.kick_wanted |= self.submitter.publish();
         self.with_device.insert(id, buffers);
         self.order.push_back(id);
-        Some(id)
+        id
     }
 
     /// Makes a chain available that the device writes and that is nowhere in memory.
@@ -244,11 +361,27 @@ impl Guest {
     pub fn with_device(&self) -> usize {
         self.order.len()
     }
+
+    /// Bytes of the chains that the device has, oldest first.
+    pub fn bytes_with_device(&self) -> impl Iterator<Item = u64> {
+        self.order.iter().map(|id| self.with_device[id].iter().map(|buffer| u64::from(buffer.len)).sum())
+    }
+
+    /// Pages of memory that the driver has offered.
+    pub fn pages_with_device(&self) -> BTreeSet<u64> {
+        let buffers = self.with_device.values().flatten();
+        buffers.flat_map(|b| b.addr / 4096..=(b.addr + u64::from(b.len) - 1) / 4096).collect()
+    }
 }
 
 impl Rig {
     pub fn start(card: &Arc<Net>, index: u16, kind: Kind, size: u16, features: Features) -> Self {
         let (guest, vring) = Guest::new(index, kind, size, None);
+        Self::run(card, guest, vring, features)
+    }
+
+    /// Starts a task on a ring.
+    pub fn run(card: &Arc<Net>, guest: Guest, vring: Vring, features: Features) -> Self {
         let mut task = card.start_queue(vring, features).unwrap();
         let mut engine = Engine::open(EngineKind::Threads, 1).unwrap();
         task.attach(&mut engine).unwrap();
@@ -274,8 +407,12 @@ impl Rig {
     }
 
     pub fn poll_once(&mut self, budget: u32) -> Polled {
-        let mut context =
-            Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due: true };
+        self.poll_part(budget, true)
+    }
+
+    /// A poll that looks at the far side, or need not.
+    pub fn poll_part(&mut self, budget: u32, far_side_due: bool) -> Polled {
+        let mut context = Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due };
         let polled = self.task.poll(&mut context, budget);
         self.last = polled.next;
         polled
@@ -286,14 +423,34 @@ impl Rig {
     }
 
     /// Stops the task as a worker does. Returns the index from which the next one goes on.
-    pub fn stop(mut self) -> (u16, usize) {
-        assert_eq!(self.poll_once(0).next, Next::Idle);
+    pub fn stop(self) -> (u16, usize) {
+        let (next_avail, guest) = self.leave();
+        (next_avail, guest.order.len())
+    }
+
+    /// Stops the task as a worker does. Returns the ring, and the index from which the next task goes on.
+    pub fn leave(mut self) -> (u16, Guest) {
+        while self.poll_once(0).next == Next::More {}
+        assert_eq!(self.last, Next::Idle);
         assert_eq!(self.task.in_flight(), 0, "a stop waits for something");
         self.task.return_credit();
         self.task.detach(&mut self.engine);
         let stopped = self.task.vring().stop();
         assert!(stopped.held.is_empty());
-        (stopped.next_avail, self.order.len())
+        (stopped.next_avail, self.guest)
+    }
+
+    /// Ends the task as a process that is killed does.
+    pub fn kill(self) -> Guest {
+        self.guest
+    }
+
+    /// Waits until the far side is readable.
+    pub fn wait_readable(&self) {
+        let event = self.task.event().unwrap();
+        let mut fds = [PollFd::new(&event.fd, PollFlags::IN)];
+        let patience = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&patience)), Ok(1), "the timer stands still");
     }
 
     /// Applies a change as a worker does.
@@ -315,6 +472,12 @@ impl Rig {
         self.apply(Update::Memory(view.clone()));
         std::mem::replace(&mut self.guest.view, view)
     }
+}
+
+fn memory(len: u64) -> OwnedFd {
+    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&file, len).unwrap();
+    file
 }
 
 pub fn addresses() -> Addresses {
