@@ -7,6 +7,7 @@
 
 use crate::event_loop::EventLoop;
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -38,13 +39,48 @@ impl EventLoop {
 
     /// Adds the shares of a group's tasks, by task number, to that of the first of them, because they move together.
     pub(crate) fn join_groups(&self, shares: &mut [(u32, u32)]) {
-        let home =
-            |number: u32| self.entries[number as usize].as_ref()?.tenant.home.as_ref().map(Arc::as_ptr);
-        for at in 1..shares.len() {
-            let Some(group) = home(shares[at].0) else { continue };
-            if let Some(first) = (0..at).find(|&first| home(shares[first].0) == Some(group)) {
-                shares[first].1 += std::mem::take(&mut shares[at].1);
-            }
+        join(shares, |number| {
+            let entry = self.entries[number as usize].as_ref()?;
+            entry.tenant.home.as_ref().map(Arc::as_ptr)
+        });
+    }
+}
+
+/// Adds the shares of each group to that of its first task. Pure.
+fn join<G: Eq + Hash>(shares: &mut [(u32, u32)], group: impl Fn(u32) -> Option<G>) {
+    let mut firsts = HashMap::new();
+    for at in 0..shares.len() {
+        let Some(group) = group(shares[at].0) else { continue };
+        let first = *firsts.entry(group).or_insert(at);
+        if first != at {
+            shares[first].1 += std::mem::take(&mut shares[at].1);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn the_first_of_a_group_has_all_of_its_share() {
+        let group = |number: u32| (number != 9).then_some(number % 3);
+        let mut shares = [(4, 10), (9, 1), (2, 20), (7, 30), (9, 2), (1, 40), (5, 50), (3, 60)];
+        join(&mut shares, group);
+        assert_eq!(shares, [(4, 80), (9, 1), (2, 70), (7, 0), (9, 2), (1, 0), (5, 0), (3, 60)]);
+        join(&mut [], group);
+    }
+
+    #[test]
+    fn each_task_is_looked_up_once() {
+        let lookups = Cell::new(0);
+        let mut shares: Vec<_> = (0..1000).map(|number| (number, 1)).collect();
+        join(&mut shares, |number| {
+            lookups.set(lookups.get() + 1);
+            Some(number % 500)
+        });
+        assert_eq!(lookups.get(), 1000);
+        assert!(shares.iter().all(|(number, share)| *share == if *number < 500 { 2 } else { 0 }));
     }
 }
