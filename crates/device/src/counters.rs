@@ -51,10 +51,11 @@ counters! {
     kicks_in_vain,
     /// Waits for work that ended with a look at the ring, kicks being disabled: without polling each would have drawn a kick.
     kicks_avoided,
-    /// Nanoseconds with kicks disabled, as of the last time that they were enabled or, if later, of the last tenth of a second in
-    /// which the worker was awake.
+    /// Nanoseconds in which the queue waited for no notification: its worker looked at it, napped, or waited for room. Brought
+    /// up to date when this changes, and each tenth of a second in which the worker is awake.
     polled_ns,
-    /// Nanoseconds with kicks enabled, as of the same time.
+    /// Nanoseconds in which the queue waited for a notification: a kick, or, with kicks disabled, an event of the task's far
+    /// side. Brought up to date at the same times.
     notified_ns,
     /// Times that the queue went from one worker to another.
     moves,

@@ -24,6 +24,13 @@ pub(crate) enum State {
     Draining,
 }
 
+impl State {
+    /// Whether the worker leaves the task alone until a kick or an event of its far side.
+    fn is_notified(self) -> bool {
+        matches!(self, Self::Armed | Self::Quiet)
+    }
+}
+
 pub(crate) struct Entry {
     pub(crate) key: Key,
     pub(crate) tenant: Tenant,
@@ -64,17 +71,17 @@ impl Entry {
 
     /// Puts the time that has passed into the counters of the present mode.
     pub(crate) fn count_time(&mut self, now: Nanos) {
-        let armed = self.state == State::Armed;
+        let notified = self.state.is_notified();
         let passed = now.saturating_sub(self.counted);
         // A round has one time, which can be a little before that of a change that was made in it.
         self.counted = self.counted.max(now);
         let counters = self.task.vring().counters();
-        if armed { counters.notified_ns.add(passed) } else { counters.polled_ns.add(passed) }
+        if notified { counters.notified_ns.add(passed) } else { counters.polled_ns.add(passed) }
     }
 
     /// Changes its state; the time until now is the old one's.
     pub(crate) fn enter(&mut self, state: State, now: Nanos) {
-        if (self.state == State::Armed) != (state == State::Armed) {
+        if self.state.is_notified() != state.is_notified() {
             self.count_time(now);
         }
         self.state = state;

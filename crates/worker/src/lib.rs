@@ -10,7 +10,7 @@
 //! * *napping*: kicks disabled, and not looked at until a time that its policy named.
 //! * *armed*: its ring is empty and kicks are enabled; a kick or a work item puts it on the list. If a request of its waits for
 //!   something that others hold, so does all that makes a blocked one polled.
-//! * *quiet*: kicks are disabled, and the event of its far side is watched: the ring has all that the task needs. The event
+//! * *quiet*: kicks are disabled, and the event of its far side is watched: the task needs nothing of its ring. The event
 //!   or a work item puts it on the list.
 //! * *blocked*: there may be work, but no room for it. It leaves the list, kicks stay disabled. Any completion, or the waker,
 //!   puts it back.

@@ -199,6 +199,23 @@ fn a_task_with_credit_sleeps_on_its_event_and_asks_for_no_kicks() {
 }
 
 #[test]
+fn time_in_which_a_task_is_quiet_is_not_polled() {
+    let pool = start(&options(1, Poll::Never));
+    let (mut fixture, task) = receiver();
+    fixture.driver.submit(10);
+    let handle = pool.executor(1).spawn(task).unwrap();
+    let counters = fixture.driver.counters.clone();
+    // It is quiet nearly all the time, and time is counted when that ends.
+    wait_until(|| {
+        std::thread::sleep(Duration::from_millis(5));
+        look(&*handle);
+        counters.notified_ns.get() > 10_000_000
+    });
+    assert_eq!(counters.kicks.get(), 0);
+    handle.stop().recv_timeout(DEADLINE).unwrap();
+}
+
+#[test]
 fn a_task_without_credit_sleeps_on_kicks_and_not_on_its_event() {
     let pool = start(&options(1, Poll::Never));
     let (mut fixture, task) = receiver();
