@@ -141,6 +141,12 @@ impl Device for Blk {
         self.shared.writeback.store(true, Ordering::Relaxed);
     }
 
+    /// The cache mode stays: after a reset it can be either (virtio 1.3, section 5.2.5). A driver that reads in the
+    /// front-end's copy that it is off sends no flushes.
+    fn reset_driver(&self) {
+        self.shared.fresh.store(true, Ordering::Relaxed);
+    }
+
     fn restore_unknown(&self) {
         self.shared.driver_known.store(false, Ordering::Relaxed);
         self.shared.fresh.store(false, Ordering::Relaxed);

@@ -61,6 +61,18 @@ fn a_driver_chooses_its_cache_mode_and_nothing_else() {
     assert_eq!(config(&device).writeback, 1);
 }
 
+/// QEMU shows the next driver what the last one wrote, without asking.
+#[test]
+fn the_cache_mode_outlives_a_reset_by_the_same_front_end() {
+    let device = device(256, false);
+    device.reset();
+    for writeback in [0, 1, 0] {
+        device.write_config(CONFIG_WRITEBACK, &[writeback]).unwrap();
+        device.reset_driver();
+        assert_eq!(config(&device).writeback, writeback);
+    }
+}
+
 /// The driver's choice goes with the device's state; where it is not known, it is off.
 #[test]
 fn the_cache_mode_is_saved_and_loaded() {

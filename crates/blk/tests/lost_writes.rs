@@ -15,7 +15,7 @@ use std::io::Write;
 fn queues_that_start_again_are_told_what_they_were_not_told() {
     let server = HostileNbd::start(1, |_, stream| {
         greet(stream, &hello(false));
-        for error in [5, 0, 0, 5, 0, 5, 0, 5, 0] {
+        for error in [5, 0, 0, 5, 0, 5, 0, 5, 0, 5, 0] {
             let asked = hear(stream).unwrap();
             stream.write_all(&simple(error, asked.cookie, &[])).unwrap();
         }
@@ -33,6 +33,9 @@ fn queues_that_start_again_are_told_what_they_were_not_told() {
     assert_eq!(flush(0), S_IOERR);
     device.reset();
     assert_eq!(flush(1), S_OK, "another machine");
+    assert_eq!(flush(0), S_IOERR);
+    device.reset_driver();
+    assert_eq!(flush(1), S_OK, "a fresh driver behind the same front-end");
     assert_eq!(flush(0), S_IOERR);
     // A driver that comes from another process may have been here before.
     device.reset();

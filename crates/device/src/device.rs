@@ -47,6 +47,19 @@ pub trait Device: Send + Sync {
     /// device that its driver has been using.
     fn reset(&self);
 
+    /// Begins anew with a fresh driver behind the same front-end, which resets the device (RESET_DEVICE). No ring runs.
+    ///
+    /// Fields of the configuration space that the driver writes keep their values. QEMU and others have a copy of them, show
+    /// the copy to the next driver, and tell of a change alone: a device that went back to another value would not do as the
+    /// driver reads. The default is for a device without such fields.
+    fn reset_driver(&self) {
+        self.reset();
+    }
+
+    /// Called when a front-end connects, before its first message. Forgets what messages of an earlier one have set
+    /// ([`Device::message`]).
+    fn connected(&self) {}
+
     /// Called when the driver was initialised by another process and migrated here. The configuration it wrote there is
     /// unknown.
     fn restore_unknown(&self);

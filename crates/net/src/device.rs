@@ -16,6 +16,7 @@ use kickless_spec::net::{MAC_LEN, MTU_DEFAULT, MTU_MAX, MTU_MIN, NetFeatures};
 use kickless_spec::vhost_user::ProtocolFeatures;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use tracing::warn;
 use zerocopy::IntoBytes;
 
 /// What a saved state begins with. The number of pairs that the driver uses follows, in two little-endian bytes.
@@ -43,22 +44,24 @@ pub struct Options {
 pub struct Net {
     shared: Arc<Shared>,
     queue_size_max: u16,
+    /// The MTU while no front-end has set another.
+    mtu: u16,
 }
 
 impl Net {
     /// Makes a card.
     pub fn new(options: Options) -> Self {
-        let rings = rings_max(options.pairs_max);
+        let (rings, mtu) = (rings_max(options.pairs_max), options.mtu.unwrap_or(MTU_DEFAULT));
         let shared = Arc::new(Shared {
             mac: options.mac,
             port: options.port,
             pairs_max: options.pairs_max,
-            mtu: AtomicU16::new(options.mtu.unwrap_or(MTU_DEFAULT)),
+            mtu: AtomicU16::new(mtu),
             pairs: AtomicU16::new(PAIRS_UNKNOWN),
             announcements: AtomicU64::new(0),
             counters: (0..rings).map(|_| RingCounters::default()).collect(),
         });
-        Self { shared, queue_size_max: options.queue_size_max }
+        Self { shared, queue_size_max: options.queue_size_max, mtu }
     }
 
     fn mtu(&self) -> u16 {
@@ -122,6 +125,10 @@ impl Device for Net {
         self.set_pairs(1);
     }
 
+    fn connected(&self) {
+        self.shared.mtu.store(self.mtu, Ordering::Relaxed);
+    }
+
     fn restore_unknown(&self) {
         self.set_pairs(PAIRS_UNKNOWN);
     }
@@ -162,6 +169,13 @@ impl Device for Net {
     }
 
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError> {
+        if vring.goes_on_unrecorded() {
+            warn!(
+                queue = vring.index(),
+                "a packed ring goes on where the front-end says, and there is no in-flight buffer: if an earlier back-end was \
+                 killed, frames that it had taken out are lost, and the ring may stand still"
+            );
+        }
         let (in_force, header_len) = (features::in_force(features), features::header_len(features));
         let shared = self.shared.clone();
         let none = || StartError("the card has no such ring with these features".into());

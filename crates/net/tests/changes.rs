@@ -8,12 +8,14 @@ use kickless_device::{Device, Interest, Next, Update};
 use kickless_memory::{Gpa, Log, Map, View};
 use kickless_net::Net;
 use kickless_net_port::{NullPort, TestFrame};
+use kickless_testing::with_subscriber;
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::driver::Buffer;
 use rig::{Guest, Kind, MEMORY, Rig, SIZE_MAX, card, counter, kinds};
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::io::{Read, pipe};
 use std::sync::mpsc::TryRecvError;
+use std::sync::{Arc, Mutex};
 
 const PORT: NullPort = NullPort { rate: 20_000, lengths: 60..=4000 };
 
@@ -241,6 +243,34 @@ fn a_process_is_killed_again_and_again() {
             let vring = guest.vring(0, 1, None);
             assert_eq!((vring.again(), guest.with_device()), (0, offered), "credit is not in flight");
             rig = Rig::run(&card, guest, vring, card.features());
+        }
+    }
+}
+
+/// Returns what is logged while a ring starts there.
+fn log_of_start(card: &Net, guest: &Guest, next_avail: u16) -> String {
+    let (mut read, write) = pipe().unwrap();
+    let subscriber = tracing_subscriber::fmt().with_writer(Mutex::new(write)).finish();
+    with_subscriber(subscriber, || {
+        card.start_queue(guest.vring(0, next_avail, None), card.features()).unwrap()
+    });
+    let mut log = String::new();
+    read.read_to_string(&mut log).unwrap();
+    log
+}
+
+#[test]
+fn a_packed_ring_that_may_stand_still_is_logged() {
+    let card = card(1, PORT);
+    for kind in kinds() {
+        let (plain, recorded) = (Guest::prepare(kind, 16), Guest::prepare(kind, 16).with_inflight());
+        for (guest, next_avail, warns) in [
+            (&plain, plain.first(), false),
+            (&plain, plain.first() + 1, kind.packed),
+            (&recorded, plain.first() + 1, false),
+        ] {
+            let log = log_of_start(&card, guest, next_avail);
+            assert_eq!(log.contains("WARN") && log.contains("no in-flight buffer"), warns, "{log}");
         }
     }
 }

@@ -161,12 +161,29 @@ fn the_front_end_sets_the_mtu_and_announces() {
         assert_eq!(card.message(DeviceMessage::SetMtu(mtu)), Err(refused));
     }
     assert_eq!(config(&card).mtu.get(), 65_535);
+    card.reset_driver();
+    assert_eq!(config(&card).mtu.get(), 65_535);
+    card.connected();
+    assert_eq!(config(&card).mtu.get(), 1500, "it was of another front-end");
     card.message(DeviceMessage::SendRarp([2; 6])).unwrap();
     assert_eq!(counter(&card, "announcements"), 1);
     assert!(matches!(card.write_config(0, &[1]), Err(ConfigError::ReadOnly { offset: 0, end: 1 })));
     let mut beyond = [0xff; 4];
     card.read_config(usize::MAX, &mut beyond);
     assert_eq!(beyond, [0; 4]);
+}
+
+#[test]
+fn a_reset_returns_to_one_pair() {
+    let card = card(2, NullPort::default());
+    let fresh = card.save();
+    let mut control = Rig::start(&card, 4, SPLIT, 64, card.features());
+    let id = control.command(&[4, 0, 2, 0]);
+    control.poll();
+    assert_eq!(control.answer(id), OK);
+    assert_ne!(card.save(), fresh);
+    card.reset_driver();
+    assert_eq!(card.save(), fresh);
 }
 
 #[test]

@@ -81,6 +81,7 @@ impl<'a> Session<'a> {
 
     /// Serves until the front-end leaves. Whatever the reason, no ring runs afterwards.
     pub(crate) fn run(mut self) -> Result<(), Ended> {
+        self.device.connected();
         let ended = match self.serve() {
             Err(Ended::Left) => Ok(()),
             ended => ended,
@@ -324,6 +325,7 @@ impl<'a> Session<'a> {
         // Nothing is in flight in rings that begin anew, wherever those before them stood.
         self.rings.inflight = None;
         self.rings.reset(self.negotiated.always_enabled());
+        self.device.reset_driver();
         Ok(())
     }
 

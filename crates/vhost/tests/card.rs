@@ -74,7 +74,13 @@ impl Device for Card {
         vec![("frames_discarded", 7)]
     }
 
-    fn reset(&self) {}
+    fn reset(&self) {
+        self.0.note("reset".into());
+    }
+
+    fn connected(&self) {
+        self.0.note("connected".into());
+    }
 
     fn restore_unknown(&self) {}
 
@@ -175,6 +181,10 @@ impl Session {
         }
     }
 
+    fn stop(&mut self, index: u32) {
+        assert!(matches!(self.call(&Message::GetVringBase { index }), Some(Reply::VringBase(_))));
+    }
+
     fn order(&mut self, message: &Message) {
         assert_eq!(self.number(message), 0, "{message:?} was refused");
     }
@@ -215,7 +225,10 @@ fn with_card(frontend: impl FnOnce(Session, &Server, &Asked)) {
     let ((ours, theirs), (stop, _stopping)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     std::thread::scope(|scope| {
         let session = scope.spawn(|| server.serve_connection(theirs, stop.as_fd()));
-        frontend(Session(Frontend::new(ours)), &server, &asked);
+        let mut connected = Session(Frontend::new(ours));
+        connected.call(&Message::GetFeatures);
+        assert_eq!(asked.take(), ["connected"]);
+        frontend(connected, &server, &asked);
         session.join().unwrap().unwrap();
     });
 }
@@ -238,6 +251,21 @@ fn a_device_has_protocol_features_and_messages_of_its_own() {
 }
 
 #[test]
+fn a_reset_is_one_of_the_device() {
+    with_card(|mut session, _, asked| {
+        session.negotiate(ProtocolFeatures::RESET_DEVICE);
+        session.start(0);
+        session.enable(0, true);
+        session.order(&Message::ResetDevice);
+        assert_eq!(asked.take(), ["start 0", "stop 0", "reset"]);
+        // What a new driver sets up begins anew.
+        session.start(0);
+        session.enable(0, true);
+        assert_eq!(asked.take(), ["start 0"]);
+    });
+}
+
+#[test]
 fn a_ring_that_is_drained_runs_while_it_is_disabled() {
     with_card(|mut session, _, asked| {
         session.negotiate(ProtocolFeatures::empty());
@@ -253,7 +281,7 @@ fn a_ring_that_is_drained_runs_while_it_is_disabled() {
         session.enable(1, false);
         session.enable(0, false);
         assert_eq!(asked.take(), ["1 enabled: false", "stop 0"]);
-        session.call(&Message::GetVringBase { index: 1 });
+        session.stop(1);
         assert_eq!(asked.take(), ["stop 1"]);
         // It starts enabled, if it was enabled meanwhile.
         session.enable(1, true);

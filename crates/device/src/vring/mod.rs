@@ -16,6 +16,7 @@ use crate::{Areas, Call, Counters, Kick, Stopped};
 use iommu::Translation;
 use kickless_memory::fault;
 use kickless_memory::{Marks, Unmapped, View};
+use kickless_spec::ring::EVENT_WRAP;
 use kickless_virtqueue::device::{Metadata, Options, Popped, Queue};
 use kickless_virtqueue::{Chain, ChainId, RingError};
 use std::sync::Arc;
@@ -55,6 +56,8 @@ pub struct Vring {
     lost: bool,
     /// Guest memory or its log has lost pages: what was made of it is not shown to anybody.
     damaged: bool,
+    /// See [`Vring::goes_on_unrecorded`].
+    goes_on_unrecorded: bool,
     /// It has had its areas, and with them what an earlier device had left to do.
     begun: bool,
     /// [`fault::damages`] when guest memory was found to be sound. It may have been damaged before the ring was made.
@@ -71,6 +74,7 @@ impl Vring {
     pub fn new(parts: Parts) -> Result<Self, Unmapped> {
         let Parts { index, options, areas, iommu, next_avail, held, inflight, .. } = parts;
         let Parts { view, kick, call, err, logged, counters, .. } = parts;
+        let goes_on_unrecorded = options.is_packed() && inflight.is_none() && next_avail != EVENT_WRAP;
         let mut queue = Queue::unmapped(options, next_avail, &view);
         if let Some(records) = inflight {
             queue.track(records);
@@ -102,6 +106,7 @@ impl Vring {
             broken: false,
             lost: false,
             damaged: false,
+            goes_on_unrecorded,
             begun: false,
             damages: 0,
             span: Span::current(),
@@ -138,6 +143,12 @@ impl Vring {
     /// Entries in the ring.
     pub fn size(&self) -> u16 {
         self.options.size()
+    }
+
+    /// Returns whether it is a packed ring that goes on from another place than the first, as the front-end said, without an
+    /// in-flight buffer. The place is wrong if an earlier process was killed.
+    pub fn goes_on_unrecorded(&self) -> bool {
+        self.goes_on_unrecorded
     }
 
     /// Guest memory as it is now.
