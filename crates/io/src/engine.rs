@@ -269,7 +269,12 @@ impl Engine {
     /// # Errors
     /// The engine has failed for good. What it had not started is completed with that error, and so will all
     /// be that is queued from now on; nothing is lost. Worth logging the first time.
+    #[inline]
     pub fn submit(&mut self) -> io::Result<()> {
+        if self.is_idle() { Ok(()) } else { self.submit_all() }
+    }
+
+    fn submit_all(&mut self) -> io::Result<()> {
         self.ops.files.look_at_stalls();
         let mut result = Ok(());
         // Threads last: AIO has batches for them.
@@ -346,11 +351,23 @@ impl Engine {
     /// Whether there is something that [`Engine::event`] will not tell of: operations that are not started,
     /// completions of failed ones, or that there is room again. Whoever is about to sleep then calls `submit`
     /// and `reap` again instead (within a millisecond or so).
+    #[inline]
     pub fn needs_turn(&self) -> bool {
+        !self.is_idle() && self.has_unseen_work()
+    }
+
+    fn has_unseen_work(&self) -> bool {
         self.ops.files.any_stalled() || self.ops.needs_turn() || self.backends.iter().any(Backend::needs_turn)
     }
 
+    /// Returns whether nothing is queued or in flight, and no pause is to end. A worker that polls asks in each turn.
+    #[inline]
+    fn is_idle(&self) -> bool {
+        self.in_flight() == 0 && !self.ops.files.any_stalled()
+    }
+
     /// Operations queued or started, and not yet reaped.
+    #[inline]
     pub fn in_flight(&self) -> usize {
         self.ops.in_flight()
     }
