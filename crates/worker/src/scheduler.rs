@@ -121,6 +121,50 @@ impl Scheduler {
         self.tasks == 0
     }
 
+    /// Begins a round for the only task on the list. Returns the task, which stays on the list, and what it may take;
+    /// `None`: there are others, or none, or the task has to pay first.
+    ///
+    /// A worker with one busy task spends most of its looks here. The result is that of [`Scheduler::begin_round`] and
+    /// [`Scheduler::next`], without moving the task from queue to queue.
+    #[inline]
+    pub(crate) fn begin_lone_round(&mut self) -> Option<(u32, u32)> {
+        if self.tasks != 1 {
+            return None;
+        }
+        let share = &mut self.flows[*self.active.front()?];
+        let owed = if self.taken { share.deficit } else { share.deficit.max(0) };
+        let budget = owed + i64::from(TURN_ALONE) * i64::from(share.weight);
+        if budget <= 0 {
+            return None;
+        }
+        self.taken = false;
+        share.deficit = budget;
+        share.tasks.front().map(|task| (*task, u32::try_from(budget).unwrap_or(u32::MAX)))
+    }
+
+    /// The task that [`Scheduler::begin_lone_round`] gave was visited. Others may have come to the list meanwhile.
+    #[inline]
+    pub(crate) fn end_lone_round(&mut self, visit: Visit, now: Nanos) {
+        // Those that came meanwhile are behind it.
+        let Some(&index) = self.active.front() else { return };
+        let share = &mut self.flows[index];
+        share.deficit -= i64::from(visit.cost);
+        self.taken = visit.cost > 0;
+        if !visit.more {
+            share.deficit = share.deficit.min(0);
+            if visit.cost > 0 {
+                share.light_until = now + LIGHT_NS;
+            }
+        }
+        if !visit.stays {
+            share.tasks.pop_front();
+            self.tasks -= 1;
+            if share.tasks.is_empty() {
+                self.active.pop_front();
+            }
+        }
+    }
+
     /// Begins a round, in which each device that is on the list now has one turn.
     pub(crate) fn begin_round(&mut self) {
         self.round = self.active.len();
@@ -301,6 +345,51 @@ mod tests {
             "{:?}",
             world.taken
         );
+    }
+
+    /// The short way for a lone task and the long one lead to the same state, whatever visits find.
+    #[test]
+    fn a_lone_task_is_served_as_one_of_many() {
+        let visits =
+            [(0, false), (1, false), (64, true), (257, false), (0, false), (1 << 20, true), (3, true)];
+        for weight in [1, 3] {
+            let lists = || {
+                let mut scheduler = Scheduler::default();
+                let flow = scheduler.join(1, weight);
+                scheduler.push(flow, 0);
+                (scheduler, flow)
+            };
+            let ((mut short, _), (mut long, flow)) = (lists(), lists());
+            for now in 1..100_000 {
+                let (cost, more) = visits[now as usize % visits.len()];
+                let visit = Visit { cost, more, stays: true };
+                let begun = short.begin_lone_round();
+                match begun {
+                    Some(_) => short.end_lone_round(visit, now),
+                    // It has to pay first.
+                    None => {
+                        short.begin_round();
+                        assert_eq!(short.next(now), None);
+                    }
+                }
+                long.begin_round();
+                let next = long.next(now);
+                assert_eq!(begun, next);
+                if next.is_some() {
+                    long.visited(flow, 0, visit);
+                    assert_eq!(long.next(now), None);
+                }
+                let state = |list: &Scheduler| (list.flows[0].deficit, list.flows[0].light_until, list.taken);
+                assert_eq!(state(&short), state(&long));
+            }
+            // A neighbour comes during the visit, and the task leaves.
+            let (budget, next) = (short.begin_lone_round(), short.join(2, 1));
+            short.push(next, 1);
+            assert!(budget.is_some());
+            short.end_lone_round(Visit { cost: 0, more: false, stays: false }, 100_000);
+            short.begin_round();
+            assert_eq!(short.next(100_000).map(|next| next.0), Some(1));
+        }
     }
 
     #[test]

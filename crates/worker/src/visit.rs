@@ -13,14 +13,25 @@ impl EventLoop {
         if self.scheduler.is_empty() {
             return;
         }
+        if let Some((number, budget)) = self.scheduler.begin_lone_round() {
+            let visit = self.visit(number, budget, now);
+            self.count(visit);
+            self.scheduler.end_lone_round(visit, now);
+            return;
+        }
         self.scheduler.begin_round();
         while let Some((number, budget)) = self.scheduler.next(now) {
             let Some(flow) = self.entries[number as usize].as_ref().map(|entry| entry.flow) else { continue };
             let visit = self.visit(number, budget, now);
-            // A request can be of 4 GiB, and there can be many of them.
-            self.work = self.work.saturating_add(visit.cost).saturating_add(1);
+            self.count(visit);
             self.scheduler.visited(flow, number, visit);
         }
+    }
+
+    /// Counts the work of a visit. A request can be of 4 GiB, and there can be many of them.
+    #[inline]
+    fn count(&mut self, visit: Visit) {
+        self.work = self.work.saturating_add(visit.cost).saturating_add(1);
     }
 
     /// One look at a task, which is off the list meanwhile.
