@@ -49,8 +49,8 @@ pub trait Device: Send + Sync {
 
     /// Begins anew with a fresh driver behind the same front-end, which resets the device (RESET_DEVICE). No ring runs.
     ///
-    /// Fields of the configuration space that the driver writes keep their values. QEMU and others have a copy of them, show
-    /// the copy to the next driver, and tell of a change alone: a device that went back to another value would not do as the
+    /// Fields of the configuration space that the driver writes keep their values. QEMU keeps a copy of the space, shows the
+    /// next driver this copy, and tells the device of changes alone. With another value, the device would not behave as its
     /// driver reads. The default is for a device without such fields.
     fn reset_driver(&self) {
         self.reset();

@@ -187,9 +187,7 @@ fn credit_costs_a_part_of_the_budget() {
         // A frame takes all that it needs in its turns too.
         rig.task.return_credit();
         rig.wait_readable();
-        while rig.poll_once(1).next == Next::More {
-            assert!(rig.task.vring().credit() <= SIZE_MAX);
-        }
+        while rig.poll_once(1).next == Next::More {}
         assert_eq!(rig.receive(12).unwrap().1.len(), 60);
     }
 }
