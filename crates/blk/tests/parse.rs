@@ -3,9 +3,10 @@
 
 use kickless_blk::{Bounds, Kind, Purpose, Reject, Request, extents, parse};
 use kickless_disk::{Extent, RangeLimits};
-use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
+use kickless_memory::{Gpa, UserAddr, View};
 use kickless_spec::blk::{self, BlkFeatures, Header, Segment};
 use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, Desc};
+use kickless_testing::guest_memory;
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
 use proptest::prelude::*;
@@ -26,10 +27,7 @@ struct Guest {
 
 impl Guest {
     fn new() -> Self {
-        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, MEMORY).unwrap();
-        let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
-        Self { view: Arc::new(View::new(Map::new(vec![slot]).unwrap())) }
+        Self { view: guest_memory(MEMORY, USER) }
     }
 
     /// A chain of these buffers, popped from a real ring.

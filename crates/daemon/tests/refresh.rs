@@ -6,13 +6,10 @@ mod common;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use common::{LIMIT, Rig};
 use kickless_daemon::Removal;
-use kickless_device::{ConfigError, Device, InvalidState, QueueTask, StartError, Vring};
-use kickless_spec::features::Features;
+use kickless_testing::{Fake, FakeDevice, eventually};
 
 /// A device whose refresh ends when the test says so.
 struct Slow {
@@ -21,41 +18,11 @@ struct Slow {
     refreshed: Arc<AtomicU32>,
 }
 
-impl Device for Slow {
-    fn features(&self) -> Features {
-        Features::VERSION_1
-    }
-    fn queues_max(&self) -> u16 {
-        1
-    }
-    fn queue_size_max(&self) -> u16 {
-        64
-    }
+impl Fake for Slow {
     fn refresh(&self) {
         self.begun.send(()).unwrap();
         let _ = self.may_end.lock().unwrap().recv();
         self.refreshed.fetch_add(1, Ordering::SeqCst);
-    }
-    fn reset(&self) {}
-    fn restore_unknown(&self) {}
-    fn read_config(&self, _: usize, into: &mut [u8]) {
-        into.fill(0);
-    }
-    fn write_config(&self, _: usize, _: &[u8]) -> Result<(), ConfigError> {
-        Ok(())
-    }
-    fn open(&self) -> Result<(), StartError> {
-        Ok(())
-    }
-    fn close(&self) {}
-    fn save(&self) -> Vec<u8> {
-        Vec::new()
-    }
-    fn load(&self, _: &[u8]) -> Result<(), InvalidState> {
-        Ok(())
-    }
-    fn start_queue(&self, _: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
-        Err(StartError("no queue is started".into()))
     }
 }
 
@@ -67,7 +34,7 @@ fn a_refresh_that_hangs_holds_up_nothing() {
         let ((begun, has_begun), (end, may_end)) = (channel(), channel());
         let refreshed = Arc::new(AtomicU32::new(0));
         made.send((has_begun, end, refreshed.clone())).unwrap();
-        Ok(Arc::new(Slow { begun, may_end: Mutex::new(may_end), refreshed }))
+        Ok(Arc::new(FakeDevice(Slow { begun, may_end: Mutex::new(may_end), refreshed })))
     });
     let registry = &rig.registry;
     for name in ["a", "b"] {
@@ -87,15 +54,8 @@ fn a_refresh_that_hangs_holds_up_nothing() {
     b.0.recv_timeout(LIMIT).unwrap();
     b.1.send(()).unwrap();
     registry.stop();
-    let since = Instant::now();
-    while !registry.is_idle() {
-        assert!(since.elapsed() < LIMIT, "the devices do not stop");
-        thread::sleep(Duration::from_millis(1));
-    }
-    while b.2.load(Ordering::SeqCst) < 2 {
-        assert!(since.elapsed() < LIMIT, "it was not looked at twice");
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually("the devices do not stop", || registry.is_idle());
+    eventually("it was not looked at twice", || b.2.load(Ordering::SeqCst) >= 2);
     assert!(b.0.try_recv().is_err(), "a third look");
     assert_eq!(a.2.load(Ordering::SeqCst), 0);
     assert!(registry.remove("a", Removal::Drain(LIMIT)).unwrap());

@@ -13,6 +13,7 @@ use kickless_daemon::{
     AddError, Added, BlkConfig, DeviceConfig, DeviceKind, DeviceState, Endpoint, Registry, Removal,
     RemoveError, sentence,
 };
+use kickless_testing::eventually;
 
 /// Changes what only disks have.
 fn with_disk(mut config: DeviceConfig, change: impl Fn(&mut BlkConfig)) -> DeviceConfig {
@@ -146,11 +147,7 @@ fn a_removal_waits_for_requests_in_flight() {
         assert!(rig.registry.remove("slow", Removal::Drain(Duration::from_millis(1))).is_err());
         written.join().unwrap().unwrap();
     });
-    let begin = Instant::now();
-    while rig.registry.list().len() > 1 {
-        assert!(begin.elapsed() < LIMIT);
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually("a device stays", || rig.registry.list().len() <= 1);
     assert_eq!(rig.registry.add(slow).unwrap(), Added::New);
     other.write_at(&[3; BLOCK], 0).unwrap();
 }
@@ -166,11 +163,7 @@ fn a_device_that_ends_by_itself_makes_room_for_its_successor() {
     rig.registry.serve(vec![opened.unwrap()]).unwrap();
     assert!(!rig.registry.is_idle());
     drop(theirs);
-    let begin = Instant::now();
-    while !rig.registry.is_idle() {
-        assert!(begin.elapsed() < LIMIT);
-        thread::sleep(Duration::from_millis(1));
-    }
+    eventually("a device does not stop", || rig.registry.is_idle());
     assert!(rig.registry.take_changed());
     assert_eq!(states(&rig.registry), [("a".into(), DeviceState::Ended)]);
     assert_eq!(rig.registry.add(rig.config("a", "null:1M")).unwrap(), Added::New);

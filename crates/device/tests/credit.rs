@@ -1,9 +1,10 @@
 //! Credit and groups of a vring, and when completions are shown.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use kickless_device::{Areas, Counters, Parts, ShowAfter, Update, Vring};
-use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
+use kickless_device::{Areas, ShowAfter, Update, Vring};
+use kickless_memory::{Gpa, UserAddr, View};
 use kickless_spec::ring::{DESC_F_WRITE, Desc};
+use kickless_testing::{guest_memory, vring_parts};
 use kickless_virtqueue::device::{Addresses, Options};
 use kickless_virtqueue::{Chain, ChainId};
 use std::sync::Arc;
@@ -20,31 +21,15 @@ fn addresses() -> Areas {
 
 /// A ring with all of its chains available, of one buffer each.
 fn ring() -> (Vring, Arc<View>) {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&file, 0x10_000).unwrap();
-    let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), 0x10_000).unwrap();
-    let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+    let view = guest_memory(0x10_000, USER);
     for head in 0..SIZE {
         let desc = Desc { addr: 0x8000.into(), len: 64.into(), flags: DESC_F_WRITE.into(), next: 0.into() };
         view.map().write_obj(Gpa(16 * u64::from(head)), &desc).unwrap();
         view.map().write_obj(Gpa(AVAIL + 4 + 2 * u64::from(head)), &head).unwrap();
     }
     view.map().write_obj(Gpa(AVAIL + 2), &SIZE).unwrap();
-    let vring = Vring::new(Parts {
-        index: 0,
-        options: Options::new(SIZE, false, false).unwrap(),
-        areas: addresses(),
-        iommu: None,
-        next_avail: 0,
-        held: Vec::new(),
-        inflight: None,
-        view: view.clone(),
-        kick: None,
-        call: None,
-        err: None,
-        logged: None,
-        counters: Arc::new(Counters::default()),
-    });
+    let options = Options::new(SIZE, false, false).unwrap();
+    let vring = Vring::new(vring_parts(&view, options, addresses()));
     (vring.unwrap(), view)
 }
 

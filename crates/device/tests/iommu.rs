@@ -1,10 +1,10 @@
 //! A vring behind a vIOMMU, whose session the test plays.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use kickless_device::{Areas, Counters, Iommu, IovaAddresses, Misses, Parts, Stopped, Update, Vring, Waker};
-use kickless_memory::{Access, Gpa, Iotlb, Iova, IovaRange, Map, Miss, Slot, UserAddr, View};
+use kickless_device::{Areas, Iommu, IovaAddresses, Misses, Parts, Stopped, Update, Vring, Waker};
+use kickless_memory::{Access, Gpa, Iotlb, Iova, IovaRange, Miss, UserAddr, View};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
-use kickless_testing::with_subscriber;
+use kickless_testing::{guest_memory, vring_parts, with_subscriber};
 use kickless_virtqueue::device::Options;
 use kickless_virtqueue::{Buffer, Chain, ChainId};
 use std::collections::HashMap;
@@ -35,41 +35,23 @@ struct Setup {
     ids: HashMap<u16, ChainId>,
 }
 
-fn view(len: u64) -> Arc<View> {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&file, len).unwrap();
-    Arc::new(View::new(Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(USER), len).unwrap()]).unwrap()))
-}
-
 fn range(gpa: u64, len: u64) -> IovaRange {
     IovaRange::new(Iova(IOVA + gpa), len)
 }
 
 impl Setup {
     fn new() -> Self {
-        let (view, iotlb) = (view(LEN), Iotlb::default());
+        let (view, iotlb) = (guest_memory(LEN, USER), Iotlb::default());
         let misses = Arc::new(Misses::new(Waker::new().unwrap()));
-        let vring = Vring::new(Parts {
-            index: 3,
-            options: Options::new(16, false, true).unwrap(),
-            areas: Areas::Iova(IovaAddresses {
-                desc: Iova(IOVA + DESC),
-                avail: Iova(IOVA + AVAIL),
-                used: Iova(IOVA + USED),
-                log: None,
-            }),
-            iommu: Some(Iommu { table: iotlb.table().clone(), misses: misses.clone() }),
-            next_avail: 0,
-            held: Vec::new(),
-            inflight: None,
-            view: view.clone(),
-            kick: None,
-            call: None,
-            err: None,
-            logged: None,
-            counters: Arc::new(Counters::default()),
-        })
-        .unwrap();
+        let areas = Areas::Iova(IovaAddresses {
+            desc: Iova(IOVA + DESC),
+            avail: Iova(IOVA + AVAIL),
+            used: Iova(IOVA + USED),
+            log: None,
+        });
+        let iommu = Some(Iommu { table: iotlb.table().clone(), misses: misses.clone() });
+        let parts = vring_parts(&view, Options::new(16, false, true).unwrap(), areas);
+        let vring = Vring::new(Parts { index: 3, iommu, ..parts }).unwrap();
         Self { vring, iotlb, misses, view, avail: 0, ids: HashMap::new() }
     }
 
@@ -414,7 +396,7 @@ fn another_view_leaves_translations_as_they_are() {
     assert!(setup.pop());
     setup.push(0, 0);
     // The ring and all are in other memory now; the front-end's addresses stay.
-    let other = view(LEN);
+    let other = guest_memory(LEN, USER);
     let mut page = [0; PAGE as usize];
     for at in [DESC, AVAIL, USED] {
         setup.view.map().read(Gpa(at), &mut page).unwrap();

@@ -103,20 +103,17 @@ mod tests {
     use crate::offload::{Offload, OffloadKind, OffloadOp, WakeBatch};
     use crate::{Io, IoError, Lane, Limits, Request, Step};
     use kickless_io::{Engine, EngineKind, Errno, Waker};
-    use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use kickless_memory::{Gpa, Marks};
+    use kickless_testing::guest_memory;
+
     use std::cell::RefCell;
-    use std::sync::Arc;
 
     const FAILED: Step = Step::Done(Err(IoError::Os(Errno::IO)));
     const OK: Step = Step::Done(Ok(()));
 
     /// Runs a request on one page of a disk that cannot write durably. `counts` are what the answers to its calls have.
     fn run(offload: &Offload, seen: &mut super::LostWritesSeen, request: Request, counts: &[u64]) -> Step {
-        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&file, 4096).unwrap();
-        let slot = Slot::map(file, 0, Gpa(0), UserAddr(0), 4096).unwrap();
-        let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+        let view = guest_memory(4096, 0);
         let (mut io, mut engine) = (Io::default(), Engine::open(EngineKind::Threads, 1).unwrap());
         if request != Request::Flush {
             io.buffers_mut().push(&view, Gpa(0), 4096).unwrap();

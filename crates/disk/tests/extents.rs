@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::{Random, Worker, device, image, options};
+use common::{Worker, device, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Extent, IoError, Limits, Request};
 use kickless_io::{EngineKind, Errno};
+use kickless_testing::Random;
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

@@ -3,10 +3,11 @@
 
 mod common;
 
-use common::{Random, Worker, guest, image, options};
+use common::{Worker, guest, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Step};
 use kickless_io::{EngineKind, Errno};
 use kickless_memory::Gpa;
+use kickless_testing::Random;
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs;

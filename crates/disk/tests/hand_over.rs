@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::{Random, Worker, device, image, options};
+use common::{Worker, device, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec};
 use kickless_io::EngineKind;
+use kickless_testing::Random;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
 use std::os::unix::fs::FileExt;

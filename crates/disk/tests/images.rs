@@ -3,10 +3,11 @@
 
 mod common;
 
-use common::{Random, Worker, device, guest, image, logged, options};
+use common::{Worker, device, guest, image, logged, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request, Resized, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks};
+use kickless_testing::Random;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::any::Any;
 use std::fs::{self, OpenOptions};

@@ -7,10 +7,11 @@
 
 mod common;
 
-use common::{Random, Worker, device, guest, image, options};
+use common::{Worker, device, guest, image, options};
 use kickless_disk::{Cache, Disk, DiskSpec, Extent, Request, Step};
 use kickless_io::EngineKind;
 use kickless_memory::{Gpa, Marks, View};
+use kickless_testing::Random;
 use proptest::prelude::*;
 use std::fs;
 use std::ops::Range;

@@ -5,10 +5,11 @@
 mod common;
 
 use common::server::{KINDS, Kind, Server};
-use common::{GONE, InFlight, Random, guest, on_extent, open, options, worker};
+use common::{GONE, InFlight, guest, on_extent, open, options, worker};
 use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request, Step};
 use kickless_io::Errno;
 use kickless_memory::{Gpa, Marks};
+use kickless_testing::Random;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::thread;

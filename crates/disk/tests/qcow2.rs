@@ -5,10 +5,11 @@
 mod common;
 
 use common::qcow2::Image;
-use common::{Random, device, logged, on_extent, options, worker};
+use common::{device, logged, on_extent, options, worker};
 use kickless_disk::lock::ImageLock;
 use kickless_disk::{Cache, Disk, DiskSpec, Error, Extent, IoError, Request};
 use kickless_io::Errno;
+use kickless_testing::Random;
 use rustix::fs::{OFlags, fcntl_getfl};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};

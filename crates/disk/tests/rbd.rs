@@ -6,11 +6,12 @@
 mod common;
 
 use common::ceph::{Client, Image, Osd, rbd, run, spec};
-use common::{GONE, InFlight, Random, guest, on_extent, open, options, worker};
+use common::{GONE, InFlight, guest, on_extent, open, options, worker};
 use kickless_disk::lock::LockError;
 use kickless_disk::{Cache, Disk, DiskSpec, Error, IoError, Request, Resized};
 use kickless_io::Errno;
 use kickless_memory::Gpa;
+use kickless_testing::Random;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::AsFd;
 use std::thread;

@@ -5,9 +5,9 @@ use kickless_io::{
     AlignedBuf, BackingFile, Buffers, Completion, CompletionMode, Engine, EngineKind, EngineOptions, Errno,
     FileId, Op, OpKind, Owner, Token,
 };
-use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
+use kickless_memory::{Gpa, Iov, View};
+use kickless_testing::guest_memory;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::pipe::pipe;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use std::collections::HashSet;
@@ -49,12 +49,6 @@ fn sector(view: &Arc<View>, slot: u32) -> Buffers {
     Buffers::Guest(iov)
 }
 
-fn guest() -> Arc<View> {
-    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&memory, 1 << 20).unwrap();
-    Arc::new(View::new(Map::new(vec![Slot::map(memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap()]).unwrap()))
-}
-
 fn turn(engine: &mut Engine, done: &mut Vec<Completion>) {
     engine.submit().unwrap();
     engine.reap(done);
@@ -80,7 +74,7 @@ fn files() -> Vec<(tempfile::NamedTempFile, Arc<File>)> {
 /// cancelled.
 #[test]
 fn each_operation_completes_once() {
-    let view = guest();
+    let view = guest_memory(1 << 20, 0);
     for (_image, file) in files() {
         for way in ways() {
             for (merge, submit) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -174,7 +168,7 @@ fn what_waits_in_the_ring_is_cancelled() {
 /// A read of a pipe that several operations are merged into ends for all of them.
 #[test]
 fn what_waits_in_the_ring_as_one_is_cancelled() {
-    let view = guest();
+    let view = guest_memory(1 << 20, 0);
     for way in ways().filter(|way| way.kind == EngineKind::Uring) {
         let (reader, _writer) = pipe().unwrap();
         let mut engine = engine(way);

@@ -6,6 +6,7 @@ use kickless_io::{
     FileId, Op, OpKind, Owner, RangeCall, Token,
 };
 use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
+use kickless_testing::guest_memory;
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, fallocate, fstatfs, ftruncate, memfd_create};
@@ -172,13 +173,6 @@ fn read(engine: &mut Engine, file: FileId, offset: u64, len: usize) -> (Result<u
     (done.result, bytes(&done).to_vec())
 }
 
-/// `len` bytes of guest memory from address 0 on.
-fn guest(len: u64) -> Arc<View> {
-    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&file, len).unwrap();
-    Arc::new(View::new(Map::new(vec![Slot::map(file, 0, Gpa(0), UserAddr(0), len).unwrap()]).unwrap()))
-}
-
 fn iov(view: &Arc<View>, ranges: impl IntoIterator<Item = (u64, u32)>) -> Iov {
     let mut iov = Iov::default();
     for (gpa, len) in ranges {
@@ -232,7 +226,7 @@ fn guest_memory_in_segments(way: EngineOptions) {
     let mut engine = open(way, 8);
     let (_image, file) = image(way.kind, &pattern(4096));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
-    let view = guest(64 << 10);
+    let view = guest_memory(64 << 10, 0);
     engine.hold_memory(&view);
     // One segment; several, which begin anywhere and do not lie in order.
     for ranges in [vec![(0x1000, 2048)], vec![(0x5003, 1000), (0x2001, 7), (0x9000, 1041)]] {
@@ -258,7 +252,7 @@ fn more_segments_than_one_call_takes(way: EngineOptions) {
     let len = SEGMENTS * 16;
     let (_image, file) = image(way.kind, &pattern(len as usize));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
-    let view = guest((SEGMENTS * 32).next_multiple_of(4096));
+    let view = guest_memory((SEGMENTS * 32).next_multiple_of(4096), 0);
     let segments = || iov(&view, (0..SEGMENTS).map(|i| (i * 32, 16)));
     for op in [OpKind::Read, WRITE] {
         let mut left = segments();
@@ -501,7 +495,7 @@ fn opened_here_and_used_there(way: EngineOptions) {
 
 fn dropped_with_operations_in_flight(way: EngineOptions) {
     const COUNT: usize = 64;
-    let view = guest(COUNT as u64 * 4096);
+    let view = guest_memory(COUNT as u64 * 4096, 0);
     let released = view.map().slots()[0].mapping().released();
     let (_image, file) = image(way.kind, &[]);
     let mut engine = open(way, 2 * COUNT as u32);
@@ -620,7 +614,7 @@ fn merged_transfers_end_each_by_itself(way: EngineOptions) {
     let (_image, file) = image(way.kind, &pattern(PAGES as usize * 4096 - 1024));
     let id = engine.register(&BackingFile::new(file.clone(), Owner::unique())).unwrap();
     engine.merge(id, true);
-    let view = guest(64 * 4096);
+    let view = guest_memory(64 * 4096, 0);
     // Behind it there is nothing to read from or write to, but it is memory of a map.
     let hole = memfd_create("hole", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&hole, 4096).unwrap();
@@ -656,7 +650,7 @@ fn merged_transfers_end_each_by_itself(way: EngineOptions) {
 }
 
 fn dropped_with_merged_operations(way: EngineOptions) {
-    let view = guest(64 * 4096);
+    let view = guest_memory(64 * 4096, 0);
     let released = view.map().slots()[0].mapping().released();
     let (_image, file) = image(way.kind, &pattern(64 * 4096));
     let mut engine = open(way, 128);

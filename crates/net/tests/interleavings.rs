@@ -4,13 +4,14 @@
 
 mod rig;
 
-use kickless_device::{Areas, Device, Interest, Next, Update};
+use kickless_device::{Device, Interest, Next, Update};
 use kickless_net::Net;
 use kickless_net_port::{NullPort, TestFrame};
 use kickless_spec::features::Features;
 use kickless_spec::net::NetFeatures;
+use kickless_testing::GuestRing;
 use proptest::prelude::*;
-use rig::{Guest, Kind, Rig, addresses, card, counter};
+use rig::{Guest, Kind, Rig, card, counter};
 use std::sync::Arc;
 
 const HEADER: u64 = 12;
@@ -76,7 +77,7 @@ impl Run {
             Step::Poll(budget, far_side) => self.poll(budget, far_side),
             Step::ReturnCredit => self.rig.task.return_credit(),
             Step::Memory => drop(self.rig.change_memory()),
-            Step::Addresses => self.rig.apply(Update::Addresses(Areas::User(addresses()))),
+            Step::Addresses => self.rig.apply(Update::Addresses(GuestRing::addresses())),
             Step::Restart => self.go_on(|rig| rig.leave()),
             // The buffer says where the ring goes on.
             Step::Kill if self.inflight => self.go_on(|rig| (0x1234, rig.kill())),

@@ -8,8 +8,9 @@ use kickless_net::Net;
 use kickless_net_port::{NullPort, TestFrame};
 use kickless_spec::features::Features;
 use kickless_spec::net::NetFeatures;
+use kickless_testing::GuestRing;
 use proptest::prelude::*;
-use rig::{Kind, Rig, SIZE_MAX, addresses, card, counter, kinds};
+use rig::{Kind, Rig, SIZE_MAX, card, counter, kinds};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -304,7 +305,7 @@ fn changes_take_effect_at_once_in_a_quiet_ring() {
                     let old = rig.change_memory();
                     assert_eq!(Arc::strong_count(&old), 1, "old memory is kept");
                 }
-                1 => rig.apply(Update::Addresses(kickless_device::Areas::User(addresses()))),
+                1 => rig.apply(Update::Addresses(GuestRing::addresses())),
                 _ => rig.apply(Update::Look),
             }
             assert_eq!(rig.task.in_flight(), 0);
@@ -405,7 +406,7 @@ proptest! {
             match change {
                 0 => { rig.change_memory(); }
                 1 => rig.task.return_credit(),
-                2 => rig.apply(Update::Addresses(kickless_device::Areas::User(addresses()))),
+                2 => rig.apply(Update::Addresses(GuestRing::addresses())),
                 _ => {}
             }
         }

@@ -8,6 +8,7 @@ use kickless_io::{EngineKind, EngineOptions};
 use kickless_memory::{Map, View};
 use kickless_net::Net;
 use kickless_net_port::{NullPort, TestFrame};
+use kickless_testing::GuestRing;
 use kickless_worker::{Options, Poll, Pool};
 use rig::{Guest, SIZE_MAX, card, counter, kinds};
 use rustix::event::{EventfdFlags, eventfd};
@@ -154,7 +155,7 @@ fn nothing_waits_for_credit() {
         let old = std::mem::replace(&mut ring.guest.view, new);
         ring.update(Update::Memory(ring.guest.view.clone()));
         assert_eq!(Arc::strong_count(&old), 1, "the task keeps memory that was taken away");
-        ring.update(Update::Addresses(kickless_device::Areas::User(rig::addresses())));
+        ring.update(Update::Addresses(GuestRing::addresses()));
         ring.update(Update::Look);
         let offered = ring.guest.with_device();
         let stopped = ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");

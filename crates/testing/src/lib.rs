@@ -8,13 +8,21 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod eventually;
+mod fake_device;
 mod frozen_fs;
 mod guest_memory;
+mod guest_ring;
 pub mod hostile_nbd;
 mod loop_device;
+mod random;
 mod scoped_log;
 
+pub use eventually::{LIMIT, eventually};
+pub use fake_device::{Fake, FakeDevice};
 pub use frozen_fs::{FileSystem, Frozen};
 pub use guest_memory::{guest_memory, memfd};
+pub use guest_ring::{GuestRing, vring_parts};
 pub use loop_device::LoopDevice;
+pub use random::Random;
 pub use scoped_log::with_subscriber;

@@ -2,11 +2,12 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use kickless_device::{
-    ConfigError, Context, Device, DeviceMessage, Disabled, Executor, InvalidState, MessageError, Polled,
-    QueueTask, StartError, Stopped, TaskHandle, Update, Vring,
+    Context, DeviceMessage, Disabled, Executor, MessageError, Polled, QueueTask, StartError, Stopped,
+    TaskHandle, Update, Vring,
 };
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
+use kickless_testing::{Fake, FakeDevice, memfd};
 use kickless_vhost::Server;
 use kickless_vhost_user::{
     Frontend, FrontendMessage as Message, MemoryRegion, Reply, VringAddr, VringFd, VringState, Wait,
@@ -39,11 +40,7 @@ impl Asked {
 /// A device with a receive ring and a transmit ring.
 struct Card(Asked);
 
-impl Device for Card {
-    fn features(&self) -> Features {
-        Features::VERSION_1
-    }
-
+impl Fake for Card {
     fn protocol_features(&self) -> ProtocolFeatures {
         ProtocolFeatures::MTU | ProtocolFeatures::RARP
     }
@@ -62,10 +59,6 @@ impl Device for Card {
         2
     }
 
-    fn queue_size_max(&self) -> u16 {
-        256
-    }
-
     fn disabled(&self, index: u16) -> Disabled {
         if index == 1 { Disabled::Drained } else { Disabled::LeftAlone }
     }
@@ -80,28 +73,6 @@ impl Device for Card {
 
     fn connected(&self) {
         self.0.note("connected".into());
-    }
-
-    fn restore_unknown(&self) {}
-
-    fn read_config(&self, _: usize, _: &mut [u8]) {}
-
-    fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError> {
-        Err(ConfigError::ReadOnly { offset, end: offset + from.len() })
-    }
-
-    fn open(&self) -> Result<(), StartError> {
-        Ok(())
-    }
-
-    fn close(&self) {}
-
-    fn save(&self) -> Vec<u8> {
-        Vec::new()
-    }
-
-    fn load(&self, _: &[u8]) -> Result<(), InvalidState> {
-        Ok(())
     }
 
     fn start_queue(&self, vring: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
@@ -194,10 +165,8 @@ impl Session {
         self.call(&Message::GetProtocolFeatures);
         self.0.call(&Message::SetProtocolFeatures(protocol), false, &Wait::FOREVER).unwrap();
         self.order(&Message::SetFeatures(Features::VERSION_1 | Features::PROTOCOL_FEATURES));
-        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, 1 << 20).unwrap();
         let region = MemoryRegion { size: 1 << 20, user_addr: USER, ..MemoryRegion::default() };
-        self.order(&Message::SetMemTable(vec![(region, file)]));
+        self.order(&Message::SetMemTable(vec![(region, memfd(1 << 20))]));
     }
 
     /// Sets a ring up and starts it.
@@ -221,7 +190,7 @@ impl Session {
 /// Runs a front-end against a session of the device.
 fn with_card(frontend: impl FnOnce(Session, &Server, &Asked)) {
     let asked = Asked::default();
-    let server = Server::new(Arc::new(Card(asked.clone())), Arc::new(Noting(asked.clone())));
+    let server = Server::new(Arc::new(FakeDevice(Card(asked.clone()))), Arc::new(Noting(asked.clone())));
     let ((ours, theirs), (stop, _stopping)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     std::thread::scope(|scope| {
         let session = scope.spawn(|| server.serve_connection(theirs, stop.as_fd()));

@@ -6,9 +6,10 @@ mod model;
 
 use kickless_memory::{Gpa, UserAddr, View};
 use kickless_spec::ring::{EVENT_LEN, RING_ENTRIES, RING_IDX, UsedElem, avail_len, desc_len, used_len};
+use kickless_testing::Random;
 use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Lie, Submitter, Table};
 use kickless_virtqueue::{Chain, ChainId, device};
-use model::{ADDRESSES, AVAIL, DESC, Random, SEAM, TABLES, USED, USER, memory_twice};
+use model::{ADDRESSES, AVAIL, DESC, SEAM, TABLES, USED, USER, memory_twice};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -4,9 +4,10 @@
 mod model;
 
 use kickless_memory::{Gpa, View};
+use kickless_testing::Random;
 use kickless_virtqueue::device::{Metadata, Options, Queue};
 use kickless_virtqueue::{Chain, INDIRECT_CHAIN_MAX, RingError};
-use model::{Driver, Random};
+use model::Driver;
 use proptest::prelude::*;
 
 const NEXT: u16 = 1;

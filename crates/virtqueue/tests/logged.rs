@@ -5,10 +5,11 @@ mod model;
 
 use kickless_memory::{Gpa, Log, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_WRITE, PackedDesc, RING_ENTRIES, RING_IDX, used_len};
+use kickless_testing::Random;
 use kickless_virtqueue::device::{Addresses, LoggedAt, Metadata, Options, Queue};
 use kickless_virtqueue::packed::Place;
 use kickless_virtqueue::{Chain, ChainId};
-use model::{AVAIL, DESC, Random, USED, USER, desc};
+use model::{AVAIL, DESC, USED, USER, desc};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -5,9 +5,10 @@
 mod model;
 
 use kickless_memory::Gpa;
+use kickless_testing::Random;
 use kickless_virtqueue::device::{Metadata, Options, Queue};
 use kickless_virtqueue::{Buffer, Chain, ChainId, INDIRECT_CHAIN_MAX};
-use model::{ADDRESSES, Buf, Driver, Random, memory};
+use model::{ADDRESSES, Buf, Driver, memory};
 use proptest::prelude::*;
 use std::collections::{HashMap, VecDeque};
 

@@ -4,9 +4,10 @@
 
 mod model;
 
+use kickless_testing::Random;
 use kickless_virtqueue::Chain;
 use kickless_virtqueue::device::Options;
-use model::{Buf, Driver, Random};
+use model::{Buf, Driver};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 

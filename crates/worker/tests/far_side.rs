@@ -7,6 +7,7 @@ use echo::{DEADLINE, Driver, SIZE, options, start};
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, TaskHandle, Update, Vring};
 use kickless_io::Engine;
 use kickless_memory::IovaRange;
+use kickless_testing::eventually;
 use kickless_virtqueue::{Chain, ChainId};
 use kickless_worker::Poll;
 use rustix::event::{EventfdFlags, eventfd};
@@ -159,19 +160,11 @@ impl Fixture {
     }
 
     fn wait_used(&self, count: u16) {
-        wait_until(|| self.driver.used() == count);
+        eventually("the task sleeps", || self.driver.used() == count);
     }
 
     fn take_calls(&self) -> Vec<&'static str> {
         std::mem::take(&mut *self.calls.lock().unwrap())
-    }
-}
-
-fn wait_until(mut done: impl FnMut() -> bool) {
-    let since = Instant::now();
-    while !done() {
-        assert!(since.elapsed() < DEADLINE, "the task sleeps");
-        std::thread::sleep(Duration::from_micros(50));
     }
 }
 
@@ -206,7 +199,7 @@ fn time_in_which_a_task_is_quiet_is_not_polled() {
     let handle = pool.executor(1).spawn(task).unwrap();
     let counters = fixture.driver.counters.clone();
     // It is quiet nearly all the time, and time is counted when that ends.
-    wait_until(|| {
+    eventually("the task sleeps", || {
         std::thread::sleep(Duration::from_millis(5));
         look(&*handle);
         counters.notified_ns.get() > 10_000_000
@@ -238,7 +231,7 @@ fn a_task_without_credit_sleeps_on_kicks_and_not_on_its_event() {
     assert!(fixture.driver.submit_and_kick_if_asked());
     fixture.wait_used(2);
     for used in 3..=21 {
-        wait_until(|| fixture.driver.used() == used - 1);
+        eventually("the task sleeps", || fixture.driver.used() == used - 1);
         fixture.driver.submit_and_kick_if_asked();
     }
     fixture.wait_used(21);
@@ -267,7 +260,7 @@ fn credit_is_returned_before_what_changes_under_it() {
     assert_eq!(fixture.take_calls(), ["disabled", "enabled"]);
     // A task that moves keeps its credit.
     pool.move_all(0, 1);
-    wait_until(|| fixture.driver.counters.moves.get() == 1);
+    eventually("the task sleeps", || fixture.driver.counters.moves.get() == 1);
     assert_eq!(fixture.take_calls(), ["detach"]);
     fixture.send(3);
     fixture.wait_used(3);
@@ -289,7 +282,7 @@ fn tasks_share_a_far_side_by_duplicates_of_its_descriptor() {
     look(&*two);
     for sent in 1..=50 {
         first.send(1);
-        wait_until(|| first.driver.used() + second.driver.used() == sent);
+        eventually("the task sleeps", || first.driver.used() + second.driver.used() == sent);
     }
     one.stop().recv_timeout(DEADLINE).unwrap();
     let before = second.driver.used();
@@ -418,12 +411,12 @@ fn a_refused_frame_waits_for_writability_and_no_stop_waits_for_it() {
     for pages in 0..100 {
         // The frame after those that fill the pipe is held, and no kick can help it.
         let sent = (pages + capacity).min(100);
-        wait_until(|| driver.used() == sent);
+        eventually("the task sleeps", || driver.used() == sent);
         assert_eq!(rustix::io::read(&far_side, &mut PAGE.clone()).unwrap(), PAGE.len());
     }
     driver.submit(50);
     driver.kick();
-    wait_until(|| driver.used() == 100 + capacity.min(50));
+    eventually("the task sleeps", || driver.used() == 100 + capacity.min(50));
     look(&*handle);
     let stopped = handle.stop().recv_timeout(DEADLINE).expect("it waits for the far side");
     assert_eq!(stopped.next_avail, driver.used(), "the next task sends what was held");
@@ -437,7 +430,7 @@ fn a_far_side_is_looked_at_now_and_then_while_the_ring_is_spun_on() {
     let since = Instant::now();
     let handle = pool.executor(1).spawn(task).unwrap();
     let polls = || fixture.driver.counters.polls_without_work.get();
-    wait_until(|| since.elapsed() > Duration::from_millis(50) && polls() > 1000);
+    eventually("the task sleeps", || since.elapsed() > Duration::from_millis(50) && polls() > 1000);
     let looks = fixture.looks.load(Ordering::Relaxed);
     let elapsed = since.elapsed();
     assert!(u128::from(looks) <= 2 + elapsed.as_millis() / 5, "{looks} looks in {elapsed:?}");
@@ -472,17 +465,17 @@ fn tasks_of_a_group_are_on_one_worker_and_move_together() {
     (0..3).for_each(|_| spawn(&mut tasks));
     // Otherwise each would be on a worker of its own.
     pool.move_all(0, 2);
-    wait_until(|| moves(&tasks) == [1, 1, 1]);
+    eventually("the task sleeps", || moves(&tasks) == [1, 1, 1]);
     // While they move, others come. Wherever these are put, they end up with the group.
     pool.move_all(2, 1);
     (0..3).for_each(|_| spawn(&mut tasks));
-    wait_until(|| moves(&tasks)[..3] == [2, 2, 2]);
+    eventually("the task sleeps", || moves(&tasks)[..3] == [2, 2, 2]);
     (0..20).for_each(|_| tasks.iter().for_each(|(_, handle)| look(&**handle)));
     let before = moves(&tasks);
     assert!(before[3..].iter().all(|moves| *moves <= 1), "{before:?}");
     pool.move_all(1, 0);
     let after: Vec<u64> = before.iter().map(|moves| moves + 1).collect();
-    wait_until(|| moves(&tasks) == after);
+    eventually("the task sleeps", || moves(&tasks) == after);
     for (_, handle) in &tasks {
         handle.stop().recv_timeout(DEADLINE).unwrap();
     }

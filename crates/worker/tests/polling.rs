@@ -6,6 +6,7 @@ mod echo;
 use echo::{DEADLINE, Fixture, options, start, task, task_that};
 use kickless_device::{Call, Next, TaskHandle, Update};
 use kickless_io::Signaller;
+use kickless_testing::eventually;
 use kickless_worker::{Poll, Pool};
 use rustix::io::{Errno, dup2};
 use std::mem::ManuallyDrop;
@@ -171,11 +172,7 @@ fn a_queue_on_its_way_hears_of_a_new_rule() {
         let mut release = moved.release.lock().unwrap();
         // The first worker comes to its queue, and no further; the second hears of the rule.
         let _looks = on_first.update(Update::Look);
-        let deadline = Instant::now() + DEADLINE;
-        while moved.seen.kept.load(Ordering::SeqCst) == 0 {
-            assert!(Instant::now() < deadline, "never polled");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually("never polled", || moved.seen.kept.load(Ordering::SeqCst) > 0);
         scope.spawn(|| pool.set_poll(Poll::Never));
         asks_for_kicks(&mut other);
         *release = true;
@@ -320,11 +317,7 @@ fn a_call_that_is_put_off_is_made() {
         handle.update(Update::Look).recv_timeout(DEADLINE).unwrap();
         let _ = calls(&fixture);
         batches(&mut fixture, handle.as_ref(), 1);
-        let deadline = Instant::now() + DEADLINE;
-        while calls(&fixture) == 0 {
-            assert!(Instant::now() < deadline, "no call");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually("no call", || calls(&fixture) > 0);
     }
 }
 
@@ -351,10 +344,6 @@ fn a_call_that_the_kernel_refuses_is_made_later() {
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(calls(&fixture), 0);
         dup2(&fixture.driver.call, &mut kept).unwrap();
-        let deadline = Instant::now() + DEADLINE;
-        while calls(&fixture) == 0 {
-            assert!(Instant::now() < deadline, "the call is lost");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the call is lost", || calls(&fixture) > 0);
     }
 }

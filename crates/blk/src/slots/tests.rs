@@ -2,15 +2,9 @@
 
 use super::*;
 use kickless_disk::Extent;
-use kickless_memory::{Map, Slot as Memory, UserAddr};
+use kickless_testing::guest_memory;
 
 const PAGE: u64 = 4096;
-
-fn view() -> Arc<View> {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
-    Arc::new(View::new(Map::new(vec![Memory::map(&file, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap()]).unwrap()))
-}
 
 /// Takes a slot with a request of so many pieces. Whether there was room for it.
 fn take(slots: &mut Slots, view: &Arc<View>, pieces: usize) -> (u32, bool) {
@@ -37,7 +31,7 @@ fn held(slots: &mut Slots) -> usize {
 
 #[test]
 fn small_requests_take_nothing() {
-    let (view, budget) = (view(), Arc::new(Budget::new(0)));
+    let (view, budget) = (guest_memory(1 << 20, 0), Arc::new(Budget::new(0)));
     let mut slots = Slots::new(64, budget.clone());
     (0..64).for_each(|_| assert!(take(&mut slots, &view, FREE).1));
     assert_eq!(budget.taken(), 0);
@@ -47,7 +41,7 @@ fn small_requests_take_nothing() {
 
 #[test]
 fn a_queue_waits_for_its_own_requests_only() {
-    let (view, budget) = (view(), Arc::new(Budget::new(3000)));
+    let (view, budget) = (guest_memory(1 << 20, 0), Arc::new(Budget::new(3000)));
     let (mut greedy, mut other) = (Slots::new(8, budget.clone()), Slots::new(8, budget.clone()));
     let (first, room) = take(&mut greedy, &view, 1000);
     assert!(room && take(&mut greedy, &view, 1000).1);
@@ -70,7 +64,7 @@ fn a_queue_waits_for_its_own_requests_only() {
 
 #[test]
 fn idle_slots_keep_no_more_than_half() {
-    let (view, budget) = (view(), Arc::new(Budget::new(4096)));
+    let (view, budget) = (guest_memory(1 << 20, 0), Arc::new(Budget::new(4096)));
     let mut slots = Slots::new(64, budget.clone());
     let all: Vec<u32> = (0..32)
         .map(|_| take(&mut slots, &view, 100))
@@ -106,7 +100,7 @@ fn extents_count() {
 
 #[test]
 fn a_request_that_was_refused_leaves_no_room_behind() {
-    let (view, budget) = (view(), Arc::new(Budget::new(64)));
+    let (view, budget) = (guest_memory(1 << 20, 0), Arc::new(Budget::new(64)));
     let mut slots = Slots::new(4, budget);
     let buffers = slots.get(0).io.buffers_mut();
     (0..1000).for_each(|piece| buffers.push(&view, Gpa(piece % 2 * 2 * PAGE), 512).unwrap());

@@ -3,14 +3,15 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Call, Context, Counters, Device, Next, Parts, QueueTask, Update, Vring};
+use kickless_device::{Call, Context, Device, Next, Parts, QueueTask, Update, Vring};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{CompletionMode, Engine, EngineKind, EngineOptions, Waker};
-use kickless_memory::{Area, Gpa, Map, Marks, Slot, UserAddr, View};
+use kickless_memory::{Area, Gpa, Map, Marks, View};
 use kickless_spec::blk::{self, BlkFeatures, CONFIG_WRITEBACK, Header, Segment};
 use kickless_spec::features::Features;
-use kickless_virtqueue::device::{self, Addresses};
-use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Submitter, Table};
+use kickless_testing::{GuestRing, guest_memory};
+use kickless_virtqueue::device;
+use kickless_virtqueue::driver::{Buffer, Completer, Submitter, Table};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::retry_on_intr;
 use std::collections::HashMap;
@@ -23,11 +24,8 @@ use zerocopy::IntoBytes;
 const STUCK: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 pub const SIZE: u16 = 256;
-const USER: u64 = 0x7f00_0000_0000;
-const AVAIL: u64 = 0x4000;
-const USED: u64 = 0x6000;
 /// Memory of requests, so much for each.
-const PLACES: u64 = 0x1_0000;
+const PLACES: u64 = GuestRing::BUFFERS;
 const PLACE: u64 = 0x1_0000;
 pub const MEMORY: u64 = PLACES + SIZE as u64 * PLACE;
 /// Most bytes of data of one request.
@@ -230,45 +228,13 @@ impl Rig {
         without: BlkFeatures,
         size: u16,
     ) -> Self {
-        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, MEMORY).unwrap();
-        let slot = Slot::map(&file, 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
-        let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
         let make = if packed { device::Options::packed } else { device::Options::new };
-        let engine = options;
-        let options = make(size, false, true).unwrap();
-        let area = |at: u64, len: u64| view.map().area(UserAddr(USER + at), len as usize, 16).unwrap();
-        let areas = Areas {
-            desc: area(0, AVAIL),
-            driver: area(AVAIL, USED - AVAIL),
-            device: area(USED, PLACES - USED),
-        };
-        let (submitter, completer) = driver::queue(options, areas);
-        let addresses = Addresses {
-            desc: UserAddr(USER),
-            avail: UserAddr(USER + AVAIL),
-            used: UserAddr(USER + USED),
-            log: None,
-        };
-        let vring = Vring::new(Parts {
-            index,
-            options,
-            areas: kickless_device::Areas::User(addresses),
-            iommu: None,
-            next_avail: if packed { 1 << 15 } else { 0 },
-            held: Vec::new(),
-            inflight: None,
-            view: view.clone(),
-            kick: None,
-            call: None,
-            err: None,
-            logged: None,
-            counters: Arc::new(Counters::default()),
-        })
-        .unwrap();
+        let memory = guest_memory(MEMORY, GuestRing::USER);
+        let ring = GuestRing::new(memory, make(size, false, true).unwrap());
+        let vring = Vring::new(Parts { index, ..ring.parts() }).unwrap();
         let features = device.features() & !Features::from_bits_retain(without.bits());
         let mut task = device.start_queue(vring, features).unwrap();
-        let mut engine = Engine::open_with(engine).unwrap();
+        let mut engine = Engine::open_with(options).unwrap();
         task.attach(&mut engine).unwrap();
         task.vring().disarm();
         Self {
@@ -276,10 +242,10 @@ impl Rig {
             task,
             engine,
             waker: Waker::new().unwrap(),
-            tables: area(PLACES, MEMORY - PLACES),
-            view,
-            submitter,
-            completer,
+            tables: ring.buffers(),
+            view: ring.view,
+            submitter: ring.submitter,
+            completer: ring.completer,
             asked: HashMap::new(),
             answers: HashMap::new(),
             blocked: false,

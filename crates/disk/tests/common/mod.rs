@@ -13,13 +13,11 @@ use kickless_disk::{
     Cache, Disk, DiskSpec, Extent, Io, IoError, Lane, LostWritesSeen, Options, Request, Step,
 };
 use kickless_io::{Completion, Engine, EngineKind, Errno, FileId, Waker};
-use kickless_memory::{Gpa, Map, Marks, Slot, UserAddr, View};
-use kickless_testing::{LoopDevice, with_subscriber};
+use kickless_memory::{Gpa, Marks, View};
+use kickless_testing::{LoopDevice, guest_memory, with_subscriber};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::retry_on_intr;
 use std::io::Write;
-use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -27,29 +25,6 @@ use tempfile::NamedTempFile;
 
 /// Nothing takes so long, on any machine: what sleeps longer sleeps for ever.
 const STUCK: Timespec = Timespec { tv_sec: 300, tv_nsec: 0 };
-
-/// Numbers that look random and come again (SplitMix64).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// One of a range that is not empty.
-    pub fn from(&mut self, range: Range<u64>) -> u64 {
-        range.start + self.next() % (range.end - range.start)
-    }
-
-    pub fn bytes(&mut self, len: u64) -> Vec<u8> {
-        let words = (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes());
-        words.take(len as usize).collect()
-    }
-}
 
 pub fn options(cache: Cache, read_only: bool) -> Options {
     Options { read_only, cache, ..Options::default() }
@@ -61,11 +36,9 @@ pub fn image(contents: &[u8]) -> NamedTempFile {
     image
 }
 
-/// `len` bytes of guest memory from address 0 on.
+/// Makes guest memory from address 0 on.
 pub fn guest(len: u64) -> Arc<View> {
-    let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&file, len).unwrap();
-    Arc::new(View::new(Map::new(vec![Slot::map(file, 0, Gpa(0), UserAddr(0), len).unwrap()]).unwrap()))
+    guest_memory(len, 0)
 }
 
 /// Runs `f`; returns its result and all that this thread logs meanwhile.

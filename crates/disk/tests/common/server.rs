@@ -1,6 +1,7 @@
 //! NBD servers to try the client on.
 
 use kickless_disk::DiskSpec;
+use kickless_testing::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
@@ -80,11 +81,7 @@ impl Server {
     /// Stops it where it is; all of its threads stand still when this returns.
     pub fn stop(&self) {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
-        let deadline = Instant::now() + LIMIT;
-        while !stands_still(self.child.id()) {
-            assert!(Instant::now() < deadline, "the NBD server does not stop");
-            thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the NBD server does not stop", || stands_still(self.child.id()));
     }
 
     pub fn go_on(&self) {

@@ -84,8 +84,9 @@ mod tests {
     use crate::operations::in_flight::InFlight;
     use crate::operations::slots::Slots;
     use crate::{AlignedBuf, Errno, FileId, Owner, Token};
-    use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View as Memory};
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use kickless_memory::{Gpa, Iov, View as Memory};
+    use kickless_testing::guest_memory;
+
     use std::fs::File;
     use std::sync::Arc;
 
@@ -100,13 +101,9 @@ mod tests {
 
     impl Rig {
         fn new() -> Self {
-            let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-            ftruncate(&memory, 4 << 20).unwrap();
-            let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 4 << 20).unwrap();
             let mut files = Files::new(Shares::new(1 << 20, 0, 0));
             let file = files.insert(Arc::new(File::open("/dev/null").unwrap()), Owner::unique()).0;
-            let memory = Arc::new(Memory::new(Map::new(vec![slot]).unwrap()));
-            Self { memory, files, file, slots: Slots::new(1000) }
+            Self { memory: guest_memory(4 << 20, 0), files, file, slots: Slots::new(1000) }
         }
 
         /// With one buffer at each of these places in memory.

@@ -143,7 +143,9 @@ mod tests {
             let manifest = fs::read_to_string(each.unwrap().path().join("Cargo.toml")).unwrap();
             let name = manifest.lines().find_map(|line| line.strip_prefix("name = ")).unwrap();
             let name = name.trim_matches('"').replace('-', "_");
-            let logs = manifest.lines().any(|line| line.starts_with("tracing."));
+            // Only tests use the testing crate, which catches what the others log.
+            let logs =
+                name != "kickless_testing" && manifest.lines().any(|line| line.starts_with("tracing."));
             assert!(!logs || PARTS.contains(&name.as_str()), "{name} is missing");
         }
     }

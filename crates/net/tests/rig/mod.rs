@@ -7,30 +7,26 @@ use kickless_device::{
     QueueTask, Update, Vring,
 };
 use kickless_io::{Engine, EngineKind, Waker};
-use kickless_memory::{
-    Access, Area, Gpa, Inflight, Iotlb, Iova, IovaRange, Map, Marks, Slot, UserAddr, View,
-};
+use kickless_memory::{Access, Area, Gpa, Inflight, Iotlb, Iova, IovaRange, Map, Marks, UserAddr, View};
 use kickless_net::{Net, Options};
 use kickless_net_port::{NullPort, Port};
 use kickless_spec::features::Features;
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_spec::vhost_user::{inflight_entry_len, inflight_head_len, inflight_region_len};
-use kickless_virtqueue::device::{self, Addresses};
-use kickless_virtqueue::driver::{self, Buffer, Completer, Submitter, Table};
+use kickless_testing::{GuestRing, guest_memory, memfd, vring_parts};
+use kickless_virtqueue::device;
+use kickless_virtqueue::driver::{Buffer, Completer, Submitter, Table};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use zerocopy::FromBytes;
 
-const USER: u64 = 0x7f00_0000_0000;
-const AVAIL: u64 = 0x4000;
-const USED: u64 = 0x6000;
+const USER: u64 = GuestRing::USER;
 /// Memory of chains, so much for each.
-const PLACES: u64 = 0x1_0000;
+const PLACES: u64 = GuestRing::BUFFERS;
 const PLACE: u64 = 0x2_0000;
 /// So many pages, from there on: see [`Guest::translate_pages`].
 pub const PAGES_AT: u64 = 1 << 32;
@@ -127,11 +123,9 @@ impl Guest {
 
     /// A ring with its driver.
     pub fn prepare(kind: Kind, size: u16) -> Self {
-        let slot = Slot::map(memory(MEMORY), 0, Gpa(0), UserAddr(USER), MEMORY).unwrap();
-        let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
         let make = if kind.packed { device::Options::packed } else { device::Options::new };
         let options = make(size, kind.event_idx, true).unwrap().with_in_order(kind.in_order);
-        Self::begin(view, options)
+        Self::begin(guest_memory(MEMORY, USER), options)
     }
 
     /// A new driver with a new ring in the same memory.
@@ -142,23 +136,16 @@ impl Guest {
     }
 
     fn begin(view: Arc<View>, options: device::Options) -> Self {
-        let area = |at: u64, len: u64| view.map().area(UserAddr(USER + at), len as usize, 16).unwrap();
-        let areas = driver::Areas {
-            desc: area(0, AVAIL),
-            driver: area(AVAIL, USED - AVAIL),
-            device: area(USED, PLACES - USED),
-        };
-        let tables = area(PLACES, MEMORY - PLACES);
-        let (submitter, completer) = driver::queue(options, areas);
+        let ring = GuestRing::new(view, options);
         Self {
-            view,
+            tables: ring.buffers(),
+            view: ring.view,
             options,
-            tables,
             iommu: None,
             inflight: None,
             counters: Arc::default(),
-            submitter,
-            completer,
+            submitter: ring.submitter,
+            completer: ring.completer,
             with_device: HashMap::new(),
             order: VecDeque::new(),
             kick_wanted: false,
@@ -200,7 +187,7 @@ impl Guest {
     /// Gives the device an in-flight buffer, which outlives it.
     pub fn with_inflight(mut self) -> Self {
         let len = inflight_region_len(self.options.is_packed(), self.options.size()) as u64;
-        self.inflight = Some(Inflight::map(memory(len), 0, len).unwrap());
+        self.inflight = Some(Inflight::map(memfd(len), 0, len).unwrap());
         self
     }
 
@@ -215,26 +202,23 @@ impl Guest {
         let len = inflight_head_len(packed) + inflight_entry_len(packed) * usize::from(size);
         let iommu = self.iommu.as_ref();
         let areas = match iommu {
-            None => Areas::User(addresses()),
-            Some(_) => {
-                Areas::Iova(IovaAddresses { desc: Iova(0), avail: Iova(AVAIL), used: Iova(USED), log: None })
-            }
+            None => GuestRing::addresses(),
+            Some(_) => Areas::Iova(IovaAddresses {
+                desc: Iova(0),
+                avail: Iova(GuestRing::AVAIL),
+                used: Iova(GuestRing::USED),
+                log: None,
+            }),
         };
         Vring::new(Parts {
             index,
-            options: self.options,
-            areas,
             iommu: iommu
                 .map(|(iotlb, misses)| Iommu { table: iotlb.table().clone(), misses: misses.clone() }),
             next_avail,
-            held: Vec::new(),
             inflight: self.inflight.as_ref().map(|buffer| buffer.records(0, len).unwrap()),
-            view: self.view.clone(),
             kick,
-            call: None,
-            err: None,
-            logged: None,
             counters: self.counters.clone(),
+            ..vring_parts(&self.view, self.options, areas)
         })
         .unwrap()
     }
@@ -472,16 +456,6 @@ impl Rig {
         self.apply(Update::Memory(view.clone()));
         std::mem::replace(&mut self.guest.view, view)
     }
-}
-
-fn memory(len: u64) -> OwnedFd {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&file, len).unwrap();
-    file
-}
-
-pub fn addresses() -> Addresses {
-    Addresses { desc: UserAddr(USER), avail: UserAddr(USER + AVAIL), used: UserAddr(USER + USED), log: None }
 }
 
 pub fn counter(card: &Net, name: &str) -> u64 {

@@ -2,11 +2,9 @@
 
 use super::*;
 use crate::Server;
-use kickless_device::{
-    ConfigError, Device, Executor, InvalidState, QueueTask, StartError, TaskHandle, Vring,
-};
+use kickless_device::{Executor, QueueTask, TaskHandle};
 use kickless_memory::{Gpa, Slot, Tlb};
-use kickless_spec::features::Features;
+use kickless_testing::{Fake, FakeDevice, memfd};
 use kickless_vhost_user::{FrontendReply, FrontendResponder, Header};
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -17,47 +15,7 @@ use std::time::Duration;
 /// A device without queues, and a place for none.
 struct Nothing;
 
-impl Device for Nothing {
-    fn features(&self) -> Features {
-        Features::empty()
-    }
-
-    fn queues_max(&self) -> u16 {
-        0
-    }
-
-    fn queue_size_max(&self) -> u16 {
-        0
-    }
-
-    fn reset(&self) {}
-
-    fn restore_unknown(&self) {}
-
-    fn read_config(&self, _: usize, _: &mut [u8]) {}
-
-    fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError> {
-        Err(ConfigError::ReadOnly { offset, end: offset + from.len() })
-    }
-
-    fn open(&self) -> Result<(), StartError> {
-        Ok(())
-    }
-
-    fn close(&self) {}
-
-    fn save(&self) -> Vec<u8> {
-        Vec::new()
-    }
-
-    fn load(&self, _: &[u8]) -> Result<(), InvalidState> {
-        Ok(())
-    }
-
-    fn start_queue(&self, _: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
-        Err(StartError("there are none".into()))
-    }
-}
+impl Fake for Nothing {}
 
 impl Executor for Nothing {
     fn spawn(&self, _: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>> {
@@ -66,17 +24,15 @@ impl Executor for Nothing {
 }
 
 fn rings() -> Rings {
-    let server = Server::new(Arc::new(Nothing), Arc::new(Nothing));
-    Rings::new(Arc::new(Nothing), Arc::new(Nothing), server.statistics().clone())
+    let server = Server::new(Arc::new(FakeDevice(Nothing)), Arc::new(Nothing));
+    Rings::new(Arc::new(FakeDevice(Nothing)), Arc::new(Nothing), server.statistics().clone())
 }
 
 const LEN: u64 = 1 << 20;
 const USER: u64 = 0x7e00_0000_0000;
 
 fn map() -> Map {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&file, LEN).unwrap();
-    Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(USER), LEN).unwrap()]).unwrap()
+    Map::new(vec![Slot::map(memfd(LEN), 0, Gpa(0), UserAddr(USER), LEN).unwrap()]).unwrap()
 }
 
 fn page(number: u64) -> Miss {

@@ -6,6 +6,7 @@ use kickless_spec::ring::{
     AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, RING_ENTRIES, RING_FLAGS,
     RING_IDX, USED_F_NO_NOTIFY, UsedElem, avail_len, desc_len, event_passed, used_len,
 };
+use kickless_testing::memfd;
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -28,11 +29,7 @@ pub fn memory() -> Arc<View> {
 
 /// The same memory twice: as [`memory`] has it, and with these seams, in rising order, in the first slot.
 pub fn memory_twice(seams: &[u64]) -> (Arc<View>, Arc<View>) {
-    let files = [SEAM, MEMORY - SEAM].map(|len| {
-        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, len).unwrap();
-        file
-    });
+    let files = [SEAM, MEMORY - SEAM].map(memfd);
     let view = |seams: &[u64]| {
         let starts = [&[0], seams].concat();
         let ends = seams.iter().copied().chain([SEAM]);
@@ -52,29 +49,6 @@ pub const ADDRESSES: Addresses = Addresses {
     used: UserAddr(USER + USED),
     log: None,
 };
-
-/// Small, fast, and the same on each machine.
-pub struct Random(pub u64);
-
-impl Random {
-    /// The next number of splitmix64.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From 0 to `below`, which it never reaches.
-    pub fn below(&mut self, below: u64) -> u64 {
-        self.next() % below
-    }
-
-    pub fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-}
 
 /// One buffer as a driver thinks of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

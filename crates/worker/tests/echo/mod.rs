@@ -5,8 +5,9 @@ use kickless_device::{
     Areas, Call, Context, Counters, Executor, Kick, Next, Parts, Polled, QueueTask, Stopped, Vring,
 };
 use kickless_io::{Engine, EngineKind, EngineOptions};
-use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
+use kickless_memory::{Gpa, UserAddr, View};
 use kickless_spec::ring::event_passed;
+use kickless_testing::{guest_memory, vring_parts};
 use kickless_virtqueue::device::{Addresses, Options};
 use kickless_virtqueue::{Chain, ChainId};
 use kickless_worker::{Poll, Pool};
@@ -25,14 +26,6 @@ pub(crate) const AVAIL: u64 = 0x1000;
 pub(crate) const USED: u64 = 0x2000;
 pub(crate) const SIZE: u16 = 256;
 
-pub(crate) fn guest_memory() -> Arc<View> {
-    let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
-    Arc::new(View::new(
-        Map::new(vec![Slot::map(&file, 0, Gpa(0), UserAddr(USER), 1 << 20).unwrap()]).unwrap(),
-    ))
-}
-
 /// The driver's end of a ring whose descriptors are all one empty chain each.
 pub(crate) struct Driver {
     pub(crate) view: Arc<View>,
@@ -44,7 +37,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn new() -> (Self, Vring) {
-        let view = guest_memory();
+        let view = guest_memory(1 << 20, USER);
         let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let driver = Self { view, avail: 0, kick, call, counters: Arc::default() };
@@ -65,19 +58,12 @@ impl Driver {
     /// The ring, as it goes on after this.
     pub(crate) fn ring(&self, Stopped { next_avail, held, .. }: Stopped) -> Vring {
         Vring::new(Parts {
-            index: 0,
-            options: Options::new(SIZE, true, false).unwrap(),
-            areas: Self::areas(),
-            iommu: None,
             next_avail,
             held,
-            inflight: None,
-            view: self.view.clone(),
             kick: Some(Kick::new(self.kick.try_clone().unwrap()).unwrap()),
             call: Some(Call::new(self.call.try_clone().unwrap()).unwrap()),
-            err: None,
-            logged: None,
             counters: self.counters.clone(),
+            ..vring_parts(&self.view, Options::new(SIZE, true, false).unwrap(), Self::areas())
         })
         .unwrap()
     }

@@ -9,8 +9,9 @@ use crate::{
     AlignedBuf, BackingFile, Buffers, CompletionMode, EngineKind, EngineOptions, Errno, FileId, Op, OpKind,
     Owner, Token,
 };
-use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
-use rustix::fs::{MemfdFlags, OFlags, ftruncate, memfd_create};
+use kickless_memory::{Gpa, Iov};
+use kickless_testing::guest_memory;
+use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, mpsc};
@@ -126,10 +127,7 @@ fn neighbours_are_one_operation() {
     file.set_len(4 * LEN as u64).unwrap();
     let file = aio.register(&BackingFile::new(file, Owner::unique())).unwrap();
     aio.ops.files.set_routes(0, Routes::all(Route::Worker));
-    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&memory, 1 << 20).unwrap();
-    let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
-    let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+    let view = guest_memory(1 << 20, 0);
     let read = |aio: &mut Engine, page: u32| {
         let mut iov = Iov::default();
         iov.push(&view, Gpa(u64::from(page) * 8192), LEN as u32).unwrap();
@@ -171,10 +169,7 @@ fn merged_transfers_that_are_refused() {
         .unwrap();
     aio.ops.files.set_routes(0, Routes::all(Route::Worker));
     aio.merge(file, true);
-    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&memory, 1 << 20).unwrap();
-    let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
-    let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+    let view = guest_memory(1 << 20, 0);
     for page in 0..8 {
         let mut iov = Iov::default();
         iov.push(&view, Gpa(page * 8192), LEN as u32).unwrap();

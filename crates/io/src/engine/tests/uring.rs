@@ -12,6 +12,7 @@ use crate::{
     Op, OpKind, Owner, Token,
 };
 use kickless_memory::{Gpa, Iov, Map, Slot, UserAddr, View};
+use kickless_testing::guest_memory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
@@ -86,10 +87,7 @@ fn every_transfer_by_kernel_aio() {
     queue(&mut uring, file, OpKind::Flush, 0, Buffers::None);
     assert_eq!(finish(&mut uring)[0].result, Ok(0));
 
-    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&memory, 1 << 20).unwrap();
-    let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), 1 << 20).unwrap();
-    let view = Arc::new(View::new(Map::new(vec![slot]).unwrap()));
+    let view = guest_memory(1 << 20, 0);
     let mut iov = Iov::default();
     iov.push(&view, Gpa(0), 1024).unwrap();
     iov.push(&view, Gpa(8192), 3072).unwrap();
@@ -140,13 +138,6 @@ fn dropped_with_transfers_in_kernel_aio() {
     assert_eq!(Arc::strong_count(&ours), 1);
 }
 
-fn guest(len: u64) -> Arc<View> {
-    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&memory, len).unwrap();
-    let slot = Slot::map(&memory, 0, Gpa(0), UserAddr(0), len).unwrap();
-    Arc::new(View::new(Map::new(vec![slot]).unwrap()))
-}
-
 fn page(view: &Arc<View>, number: u64) -> Buffers {
     let mut iov = Iov::default();
     iov.push(view, Gpa(2 * number * LEN as u64), LEN as u32).unwrap();
@@ -159,7 +150,7 @@ fn neighbours_are_one_operation() {
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(20 * LEN as u64).unwrap();
     let id = register(&mut uring, file);
-    let view = guest(1 << 20);
+    let view = guest_memory(1 << 20, 0);
     for (merge, waiting) in [(false, 4), (true, 1)] {
         uring.merge(id, merge);
         (0..8).for_each(|number| queue(&mut uring, id, OpKind::Read, number, page(&view, number.into())));
@@ -183,7 +174,7 @@ fn registered_memory_comes_and_goes() {
     let (read, mut write) = rustix::pipe::pipe().map(|(r, w)| (File::from(r), File::from(w))).unwrap();
     let id = register(&mut uring, Arc::new(read));
     let counts = |uring: &mut Engine| ring(uring).0.registered();
-    let (old, new) = (guest(1 << 20), guest(1 << 20));
+    let (old, new) = (guest_memory(1 << 20, 0), guest_memory(1 << 20, 0));
     let released = old.map().slots()[0].mapping().released();
     uring.hold_memory(&old);
     uring.hold_memory(&old);
@@ -214,7 +205,7 @@ fn registered_memory_comes_and_goes() {
     }
     assert!(released.wait(std::time::Duration::ZERO), "memory that nobody uses stays mapped");
     // What is not held is used without.
-    queue(&mut uring, id, OpKind::Read, 0, page(&guest(1 << 20), 0));
+    queue(&mut uring, id, OpKind::Read, 0, page(&guest_memory(1 << 20, 0), 0));
     queue(&mut uring, id, OpKind::Read, 1, page(&new, 1));
     uring.submit().unwrap();
     let fixed: Vec<_> = (0..2).map(|at| uring.ops.slots.get_mut(at).unwrap().buffer.is_some()).collect();
@@ -230,7 +221,7 @@ fn registered_memory_comes_and_goes() {
 fn a_mapping_of_two_views_is_registered_once() {
     let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
     let counts = |uring: &mut Engine| ring(uring).0.registered();
-    let before = guest(4096);
+    let before = guest_memory(4096, 0);
     let after = Arc::new(View::new(Map::new(before.map().slots().to_vec()).unwrap()));
     uring.hold_memory(&before);
     uring.hold_memory(&after);
@@ -245,7 +236,7 @@ fn a_mapping_of_two_views_is_registered_once() {
 #[test]
 fn places_of_registered_memory_are_used_again() {
     let mut uring = Engine::open_with(EngineOptions { fixed_buffers: true, ..options(DEPTH) }).unwrap();
-    let view = guest(4096);
+    let view = guest_memory(4096, 0);
     for _ in 0..5000 {
         uring.hold_memory(&view);
         assert_eq!(ring(&mut uring).0.registered(), (1, 1));
@@ -267,7 +258,7 @@ fn a_place_that_was_refused_is_used_again() {
         assert_eq!(ring(&mut uring).0.registered(), (1, 0));
         uring.release_memory(&gone);
     }
-    uring.hold_memory(&guest(4096));
+    uring.hold_memory(&guest_memory(4096, 0));
     assert_eq!(ring(&mut uring).0.registered(), (1, 1));
 }
 
@@ -279,7 +270,7 @@ fn described_twice_and_used_once() {
     let file = Arc::new(tempfile::tempfile().unwrap());
     file.set_len(700 * LEN as u64).unwrap();
     let id = register(&mut uring, file);
-    let view = guest(4 << 20);
+    let view = guest_memory(4 << 20, 0);
     uring.hold_memory(&view);
     (0..700)
         .for_each(|number| queue(&mut uring, id, OpKind::Read, number, page(&view, u64::from(number) % 256)));
@@ -327,7 +318,7 @@ fn what_is_done_again_goes_the_same_way() {
             uring.ops.files.set_routes(1, Routes::all(Route::Worker));
         }
         uring.merge(id, true);
-        let view = guest(1 << 20);
+        let view = guest_memory(1 << 20, 0);
         let read = |uring: &mut Engine| {
             (0..8).for_each(|number| queue(uring, id, OpKind::Read, number, page(&view, number.into())));
             assert!(uring.needs_turn());
@@ -356,7 +347,7 @@ fn merged_transfers_that_kernel_aio_refuses() {
     let read_only = register(&mut uring, Arc::new(File::open("/proc/self/exe").unwrap()));
     uring.ops.files.set_routes(1, Routes::all(Route::Worker));
     uring.merge(read_only, true);
-    let view = guest(1 << 20);
+    let view = guest_memory(1 << 20, 0);
     let write = OpKind::Write { durable: false };
     (0..8).for_each(|number| queue(&mut uring, read_only, write, number, page(&view, number.into())));
     let done = finish(&mut uring);
@@ -443,7 +434,7 @@ fn what_is_done_again_is_told_whether_to_wait() {
         return;
     }
     let id = register(&mut uring, file);
-    let view = guest(1 << 20);
+    let view = guest_memory(1 << 20, 0);
     for (before, after) in [(Route::Blocking, Route::NoWait), (Route::NoWait, Route::Plain)] {
         uring.ops.files.set_routes(1, Routes::all(before));
         merged_reads_of_nothing(&mut uring, id, &view);
@@ -469,7 +460,7 @@ fn dropped_with_what_threads_are_to_do_again() {
     queue(&mut uring, id, OpKind::Read, 0, buffer(0));
     assert_eq!(finish(&mut uring).len(), 1, "a ring that was never used is not waited for");
     uring.ops.files.set_routes(1, Routes::all(Route::Blocking));
-    merged_reads_of_nothing(&mut uring, id, &guest(1 << 20));
+    merged_reads_of_nothing(&mut uring, id, &guest_memory(1 << 20, 0));
     // The transfers are done before the call, or the test shows nothing.
     std::thread::sleep(std::time::Duration::from_millis(200));
     queue(&mut uring, offloaded, OpKind::Read, 0, buffer(0));

@@ -1,0 +1,128 @@
+//! Devices that do nothing but what a test is about.
+
+use kickless_device::{
+    ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
+};
+use kickless_spec::features::Features;
+use kickless_spec::vhost_user::ProtocolFeatures;
+
+/// The calls of a [`Device`] in which fake devices differ. As they are by default, the device has no rings.
+pub trait Fake: Send + Sync {
+    /// Acts as [`Device::protocol_features`].
+    fn protocol_features(&self) -> ProtocolFeatures {
+        ProtocolFeatures::empty()
+    }
+
+    /// Acts as [`Device::message`].
+    ///
+    /// # Errors
+    /// The device refuses it.
+    fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {
+        Err(MessageError::Unknown(message))
+    }
+
+    /// Acts as [`Device::queues_max`].
+    fn queues_max(&self) -> u16 {
+        0
+    }
+
+    /// Acts as [`Device::disabled`].
+    fn disabled(&self, _index: u16) -> Disabled {
+        Disabled::LeftAlone
+    }
+
+    /// Acts as [`Device::counters`].
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    /// Acts as [`Device::reset`].
+    fn reset(&self) {}
+
+    /// Acts as [`Device::connected`].
+    fn connected(&self) {}
+
+    /// Acts as [`Device::refresh`].
+    fn refresh(&self) {}
+
+    /// Acts as [`Device::start_queue`].
+    ///
+    /// # Errors
+    /// It starts no queue.
+    fn start_queue(&self, _vring: Vring, _features: Features) -> Result<Box<dyn QueueTask>, StartError> {
+        Err(StartError("a fake device without queues".into()))
+    }
+}
+
+/// A [`Device`] with rings of up to 256 entries, without a configuration space and without state.
+pub struct FakeDevice<T>(pub T);
+
+impl<T: Fake> Device for FakeDevice<T> {
+    fn features(&self) -> Features {
+        Features::VERSION_1
+    }
+
+    fn protocol_features(&self) -> ProtocolFeatures {
+        self.0.protocol_features()
+    }
+
+    fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {
+        self.0.message(message)
+    }
+
+    fn queues_max(&self) -> u16 {
+        self.0.queues_max()
+    }
+
+    fn queue_size_max(&self) -> u16 {
+        256
+    }
+
+    fn disabled(&self, index: u16) -> Disabled {
+        self.0.disabled(index)
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.0.counters()
+    }
+
+    fn reset(&self) {
+        self.0.reset();
+    }
+
+    fn connected(&self) {
+        self.0.connected();
+    }
+
+    fn restore_unknown(&self) {}
+
+    fn read_config(&self, _: usize, into: &mut [u8]) {
+        into.fill(0);
+    }
+
+    fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError> {
+        Err(ConfigError::ReadOnly { offset, end: offset + from.len() })
+    }
+
+    fn refresh(&self) {
+        self.0.refresh();
+    }
+
+    fn open(&self) -> Result<(), StartError> {
+        Ok(())
+    }
+
+    fn close(&self) {}
+
+    fn save(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn load(&self, _: &[u8]) -> Result<(), InvalidState> {
+        Ok(())
+    }
+
+    fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError> {
+        self.0.start_queue(vring, features)
+    }
+}
