@@ -87,7 +87,10 @@ fn tell(
                 match iotlb.update(Iova(iova), size, UserAddr(user), access) {
                     Ok(()) => break,
                     Err(UpdateError::Full { .. }) => {
-                        assert!(iotlb.is_in_limbo() || iotlb.evict(|_| false), "nothing pinned, and no room");
+                        assert!(
+                            iotlb.has_nodes_in_limbo() || iotlb.evict(|_| false),
+                            "nothing pinned, and no room"
+                        );
                         settle(iotlb, tlb);
                     }
                     Err(_) => return,
@@ -143,7 +146,7 @@ fn look(tlb: &mut Tlb, truth: &Truth, op: &[u8], kept: &mut Kept) {
         && let (Translated::To(gpa), bytes) = tlb.piece(&MAP, Iova(iova), access)
     {
         assert!(bytes > 0 && gpa.0 % PAGE == iova % PAGE);
-        tlb.keep();
+        tlb.watch();
         *kept = Some((tlb.epoch(), iova / PAGE, gpa.0 - iova % PAGE));
     }
     assert_eq!(tlb.is_missing(), !tlb.missing().is_empty());

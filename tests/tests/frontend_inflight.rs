@@ -1,4 +1,5 @@
-//! Back-ends that are killed with requests in flight, and those that come after them, by the buffer that the front-end keeps.
+//! Back-ends that are killed with requests in flight, and those that come after them, by the buffer that the
+//! front-end keeps.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -110,7 +111,8 @@ fn places(machine: &mut Machine) -> Vec<Place> {
     (0..COUNT).map(|_| Place::new(&mut machine.ram, LEN).unwrap()).collect()
 }
 
-/// A machine whose back-end has half of what it was asked on each queue in flight, and has done the other half.
+/// A machine whose back-end has half of what it was asked on each queue in flight, and has done the other
+/// half.
 fn half_done(daemon: &Daemon, shape: &Shape) -> (Machine, Kept, Vec<Vec<Place>>) {
     let mut machine = Machine::prepare(daemon.socket(), shape).unwrap();
     let kept = machine.keep().unwrap();
@@ -208,8 +210,9 @@ fn a_stop_does_what_was_in_flight(engine: &str) {
     }
 }
 
-/// The ring, and buffers of what is to be done again, are asked for as ever; a queue that waits for that stops all the same, and what
-/// it has not done stays in the buffer, for the next queue of this process or of another.
+/// The ring, and buffers of what is to be done again, are asked for as ever; a queue that waits for that
+/// stops all the same, and what it has not done stays in the buffer, for the next queue of this process or of
+/// another.
 fn behind_a_viommu(engine: &str) {
     for (packed, killed) in [(false, false), (false, true), (true, false), (true, true)] {
         let shape = Shape { queues: 1, packed, ..SHAPE };
@@ -442,7 +445,7 @@ fn a_buffer_that_is_cut_short() {
         let place = machine.places[0];
         submit(&mut machine, 0, &place, &request);
         machine.queues[0].flush();
-        broken(&mut machine, &served.daemon, "the buffer of requests in flight (");
+        broken(&mut machine, &served.daemon, "the in-flight buffer (");
         drop(machine);
         served.serves_the_next().unwrap();
         served.end().unwrap();

@@ -1,4 +1,5 @@
-//! Front-ends that cut the file of their memory short while the device uses it. Nobody but their own device suffers from that.
+//! Front-ends that cut the file of their memory short while the device uses it. Nobody but their own device
+//! suffers from that.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -34,7 +35,8 @@ const CUTS: [Cut; 3] = [
     |machine| Gpa(machine.places[0].data().0.min(machine.places[1].data().0) - 4096),
 ];
 
-/// Submits requests to both queues and takes what comes back, until there have been `enough`, or the device gives up.
+/// Submits requests to both queues and takes what comes back, until there have been `enough`, or the device
+/// gives up.
 fn load(machine: &mut Machine, enough: u64) -> u64 {
     let mut done = 0;
     let deadline = Instant::now() + LIMIT;
@@ -105,7 +107,7 @@ fn memory_that_goes_away(engine: &str) {
         assert_eq!(status.code(), Some(0), "{log:#?}");
         let said: Vec<_> = log.iter().filter(|line| line.contains(" ERROR ")).collect();
         let ours = |line: &&&String| {
-            line.contains("is damaged: its file was cut short")
+            line.contains("is damaged: its file was truncated")
                 && line.contains(&format!("name={cut_device}"))
         };
         assert_eq!(said.iter().filter(ours).count(), 2 * CUTS.len(), "one line each time: {said:#?}");
@@ -122,7 +124,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// A machine has its memory cut short, starts again in new memory on the same connection, and once more on another one.
+/// A machine has its memory cut short, starts again in new memory on the same connection, and once more on
+/// another one.
 fn cut_short(daemon: &Daemon, device: &str, shape: &Shape, cut: Cut) {
     let socket = daemon.socket_of(device);
     let mut machine = Machine::start(&socket, shape).unwrap();

@@ -41,7 +41,7 @@ impl Served {
         space: &Arc<AddressSpace>,
     ) -> io::Result<Self> {
         let mapper = Mapper::within(space.join(config.serve.memory_max));
-        let mapper = if config.serve.allow_slow_memory { mapper } else { mapper.only_at_hand() };
+        let mapper = if config.serve.allow_slow_memory { mapper } else { mapper.refuse_slow() };
         let server = Server::new(device.clone(), pool.executor(config.serve.weight)).with_mapper(mapper);
         Ok(Self { config, device, server, stop: Waker::new()?, refreshes: AtomicU64::new(0) })
     }

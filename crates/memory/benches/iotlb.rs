@@ -1,6 +1,8 @@
-//! What a translation behind a vIOMMU costs: looked up through a queue's cache, at a hit rate of 95 %, against what a device
-//! without a vIOMMU does with an address, a lookup among the slots; and what it costs while another thread changes the table
-//! all the time. Turn by turn, in one thread, addresses made beforehand.
+//! Measures the cost of a translation behind a vIOMMU.
+//!
+//! It compares a lookup through a queue's cache, at a hit rate of 95 %, with the lookup among the slots that
+//! a device without a vIOMMU does. It also measures lookups while another thread changes the table all the
+//! time. The two are measured in turns, in one thread, with prepared addresses.
 //!
 //!     cargo bench -p kickless-memory --bench iotlb [-- --quick]
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
@@ -13,16 +15,16 @@ use std::time::{Duration, Instant};
 const PAGE: u64 = 4096;
 /// Entries of 4 KiB in the table.
 const ENTRIES: u64 = 10_000;
-/// Pages that most lookups are of: they are all in the cache.
+/// Pages of most lookups. All of them are in the cache.
 const HOT: u64 = 512;
-/// Where Linux begins to give out addresses of 32 bits, downwards.
+/// First address of the entries. Linux gives out addresses of 32 bits from the top downwards.
 const IOVA: u64 = 0xffff_f000 - ENTRIES * PAGE;
 const USER: u64 = 0x7e00_0000_0000;
-/// As many slots as most machines have.
+/// Number of slots: that of most machines.
 const SLOTS: u64 = 3;
 const SLOT: u64 = 1 << 30;
 const LOOKUPS: usize = 1 << 16;
-/// Lookups that are timed together: those of a batch of requests.
+/// Lookups that are timed together, as many as a batch of requests needs.
 const BATCH: usize = 96;
 
 fn random(state: &mut u64) -> u64 {
@@ -41,7 +43,7 @@ fn map() -> Map {
     Map::new((0..SLOTS).map(slot).collect()).unwrap()
 }
 
-/// A page that an entry leads to, as the front-end and as the guest knows it.
+/// Returns the page that an entry leads to: its front-end's address and its guest-physical one.
 fn target(entry: u64) -> (u64, u64) {
     let page = entry.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (SLOTS * SLOT / PAGE);
     let (slot, offset) = (page * PAGE / SLOT, page * PAGE % SLOT);
@@ -146,7 +148,7 @@ fn costs(workload: &mut Workload, rounds: usize, runs: usize) {
     );
 }
 
-/// The 99.9th percentile of what a batch of lookups takes, in nanoseconds.
+/// Returns the 99.9th percentile of the time of a batch of lookups, in nanoseconds.
 fn tail(workload: &mut Workload, batches: usize) -> f64 {
     let mut times: Vec<f64> = (0..batches)
         .map(|batch| {
@@ -171,11 +173,11 @@ fn tails(workload: &mut Workload, mut iotlb: Iotlb, rounds: usize, batches: usiz
                     std::thread::yield_now();
                     continue;
                 }
-                // Every entry again and again, those in use as well: each says what it said, or more, or what it said again.
+                // Updates every entry again and again, also those in use. No update withdraws anything.
                 entry = (entry + 1) % ENTRIES;
                 let access = if entry % 7 == 0 { Access::READ } else { Access::BOTH };
-                let elsewhere = Iova(IOVA + (ENTRIES + entry) * PAGE);
-                iotlb.update(elsewhere, PAGE, UserAddr(target(entry).0), access).unwrap();
+                let unused = Iova(IOVA + (ENTRIES + entry) * PAGE);
+                iotlb.update(unused, PAGE, UserAddr(target(entry).0), access).unwrap();
                 let user = UserAddr(target(entry).0);
                 iotlb.update(Iova(IOVA + entry * PAGE), PAGE, user, Access::BOTH).unwrap();
                 updates.fetch_add(2, Ordering::Relaxed);

@@ -9,13 +9,13 @@ macro_rules! address {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The address `bytes` further on; `None` if it wraps.
+            /// Returns the address `bytes` higher, or `None` if it wraps.
             #[inline]
             pub fn checked_add(self, bytes: u64) -> Option<Self> {
                 self.0.checked_add(bytes).map(Self)
             }
 
-            /// Bytes from `base` to here; `None` if `base` lies behind.
+            /// Returns the bytes from `base` to this address, or `None` if `base` is higher.
             #[inline]
             pub fn offset_from(self, base: Self) -> Option<u64> {
                 self.0.checked_sub(base.0)
@@ -35,10 +35,11 @@ address! {
     Gpa
 }
 address! {
-    /// An address as a device behind a vIOMMU sees it.
+    /// An address that a device behind a vIOMMU uses.
     Iova
 }
 address! {
-    /// An address in the front-end's own address space. It names ring areas in SET_VRING_ADDR and is never followed.
+    /// An address in the front-end's own address space. It names ring areas in SET_VRING_ADDR. We never
+    /// dereference it.
     UserAddr
 }

@@ -1,4 +1,4 @@
-//! Ring metadata, mapped once.
+//! Ring metadata that is translated once.
 #![expect(unsafe_code, reason = "island: atomic access to ring indices")]
 
 use crate::{Mapping, shared};
@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A contiguous, aligned range of guest memory, translated once (a descriptor table, an available or a used
-/// ring). The pointer goes with its validated length, and keeps its mapping alive.
+/// A contiguous, aligned range of guest memory: a descriptor table, an available ring or a used ring.
+///
+/// The address is translated once. The pointer has a validated length and keeps its mapping alive.
 #[derive(Debug)]
 pub struct Area {
     host: NonNull<u8>,
@@ -19,6 +20,8 @@ pub struct Area {
 
 impl Area {
     /// # Safety
+    /// Makes an area of `len` bytes at `host`.
+    ///
     /// `host` must be valid for `len` bytes of shared memory as long as `mapping` lives.
     pub(crate) unsafe fn new(host: NonNull<u8>, len: usize, mapping: Arc<Mapping>) -> Self {
         Self { host, len, mapping }
@@ -33,12 +36,12 @@ impl Area {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the area has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The mapping that holds it.
+    /// The mapping that holds the area.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
@@ -46,12 +49,12 @@ impl Area {
     /// The host address of `len` bytes at `offset`.
     ///
     /// # Panics
-    /// The range is not in the area: offsets come from our own arithmetic over a validated size, never from
-    /// the guest.
+    /// Panics if the range is not in the area. Offsets come from our own arithmetic over a validated size,
+    /// never from the guest.
     #[inline]
     fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(offset <= self.len && len <= self.len - offset, "ring access out of its area");
-        // SAFETY: checked above.
+        // SAFETY: the range is in the area, as checked above.
         unsafe { self.host.add(offset) }
     }
 
@@ -59,8 +62,8 @@ impl Area {
     fn atomic(&self, offset: usize) -> &AtomicU16 {
         let at = self.at(offset, 2).cast::<u16>();
         assert!(at.is_aligned(), "misaligned ring index");
-        // SAFETY: in bounds and aligned (checked above), alive as long as `self`; all of our accesses to ring
-        // indices are atomic, and what the guest does to them is not in this program.
+        // SAFETY: in bounds and aligned (checked above), alive as long as `self`. All of our accesses to ring
+        // indices are atomic. The guest's accesses are outside of this program.
         unsafe { AtomicU16::from_ptr(at.as_ptr()) }
     }
 
@@ -76,21 +79,21 @@ impl Area {
         self.atomic(offset).store(value.to_le(), order);
     }
 
-    /// Reads one value at `offset`, once. Must be in the area.
+    /// Reads one value at `offset`, once. The value must be in the area.
     #[inline]
     pub fn read<T: FromBytes>(&self, offset: usize) -> T {
         // SAFETY: `at` checks the bounds; the memory is alive as long as `self`.
         unsafe { shared::read_obj(self.at(offset, size_of::<T>())) }
     }
 
-    /// Writes one value at `offset`. Must be in the area.
+    /// Writes one value at `offset`. The value must be in the area.
     #[inline]
     pub fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
         // SAFETY: `at` checks the bounds; the memory is alive as long as `self`.
         unsafe { shared::write_obj(self.at(offset, size_of::<T>()), value) }
     }
 
-    /// Writes `count` values from `offset` on, as far as there are so many. Must be in the area.
+    /// Writes up to `count` values from `offset` on, until `values` ends. All `count` must be in the area.
     #[inline]
     pub fn write_each<T: IntoBytes + Immutable>(
         &self,
@@ -106,7 +109,7 @@ impl Area {
         }
     }
 
-    /// [`Area::load_u16`], relaxed, for who has checked before.
+    /// [`Area::load_u16`] with relaxed order, for callers that have checked the offset before.
     ///
     /// # Safety
     /// Two bytes at `offset` are in the area, at an even host address.
@@ -119,19 +122,19 @@ impl Area {
         )
     }
 
-    /// Loads a little-endian 64-bit field, once, for who has checked before.
+    /// Loads a little-endian 64-bit field, once, for callers that have checked the offset before.
     ///
     /// # Safety
     /// Eight bytes at `offset` are in the area, at a host address that is a multiple of eight.
     #[inline]
     pub unsafe fn load_u64_unchecked(&self, offset: usize) -> u64 {
         debug_assert!(self.at(offset, 8).cast::<u64>().is_aligned());
-        // SAFETY: in bounds and aligned by the caller, alive as long as `self`; nobody in this program writes
-        // there but by copies and atomics.
+        // SAFETY: in bounds and aligned by the caller, alive as long as `self`. This program writes there by
+        // copies and atomics only.
         u64::from_le(unsafe { self.host.add(offset).cast::<u64>().as_ptr().read_volatile() })
     }
 
-    /// [`Area::write`] for who has checked before.
+    /// [`Area::write`] for callers that have checked the offset before.
     ///
     /// # Safety
     /// `size_of::<T>()` bytes at `offset` are in the area.
@@ -148,7 +151,8 @@ unsafe impl Send for Area {}
 // SAFETY: as above.
 unsafe impl Sync for Area {}
 
-/// Contiguous guest memory for the length of a borrow (an indirect table): no reference is counted for it.
+/// Contiguous guest memory for the length of a borrow, such as an indirect table. It takes no reference
+/// count.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'m> {
     host: NonNull<u8>,
@@ -158,6 +162,8 @@ pub struct Span<'m> {
 
 impl Span<'_> {
     /// # Safety
+    /// Makes a span of `len` bytes at `host`.
+    ///
     /// `host` must be valid for `len` bytes of shared memory for the lifetime of the span.
     #[inline]
     pub(crate) unsafe fn new(host: NonNull<u8>, len: usize) -> Self {
@@ -169,7 +175,7 @@ impl Span<'_> {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the span has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -177,7 +183,7 @@ impl Span<'_> {
     /// Reads one value at `offset`, once.
     ///
     /// # Panics
-    /// It is not in the span: the caller has checked what the guest said.
+    /// Panics if the value is not in the span. The caller must have checked the offset that the guest gave.
     #[inline]
     pub fn read<T: FromBytes>(&self, offset: usize) -> T {
         assert!(offset <= self.len && size_of::<T>() <= self.len - offset, "read out of its span");

@@ -1,25 +1,25 @@
-//! What can be wrong with memory.
+//! Errors of mapping guest memory, logs and in-flight buffers.
 
 use crate::addr::{Gpa, UserAddr};
-use crate::backing::Slow;
+use crate::backing::SlowFile;
 use crate::quota::Exhausted;
 use std::io;
 
-/// Why a slot or a map cannot be had. The front-end is to blame for each but [`Error::Mmap`].
+/// A slot or a map that cannot be made. The front-end is to blame, except for [`Error::Mmap`].
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A region of zero bytes.
     #[error("region at {gpa} is empty")]
     Empty {
-        /// Its guest-physical address.
+        /// The region's guest-physical address.
         gpa: Gpa,
     },
     /// An end that does not fit into 64 bits.
     #[error("{field} plus size {len:#x} of the region at {gpa} wraps around")]
     Wraps {
-        /// Its guest-physical address.
+        /// The region's guest-physical address.
         gpa: Gpa,
-        /// Which start wraps.
+        /// The name of the address or offset that wraps.
         field: &'static str,
         /// The region's size.
         len: u64,
@@ -27,7 +27,7 @@ pub enum Error {
     /// The file ends before the region does.
     #[error("region at {gpa} needs {needs:#x} bytes of its file, which has {has:#x}")]
     FileTooShort {
-        /// Its guest-physical address.
+        /// The region's guest-physical address.
         gpa: Gpa,
         /// Offset plus size.
         needs: u64,
@@ -45,12 +45,12 @@ pub enum Error {
     /// More regions than [`crate::SLOTS_MAX`].
     #[error("{count} regions, at most {max} are possible")]
     TooMany {
-        /// How many were asked for.
+        /// Number of regions.
         count: usize,
-        /// How many there can be.
+        /// Largest number of regions.
         max: usize,
     },
-    /// No such region, so it cannot be removed.
+    /// The region to remove does not exist.
     #[error("no region at {gpa} with user address {user} and size {len:#x}")]
     NoSuchSlot {
         /// The guest-physical address asked for.
@@ -60,26 +60,26 @@ pub enum Error {
         /// The size asked for.
         len: u64,
     },
-    /// It is too much, or its pages are not at hand.
+    /// The mapping would exceed a limit, or its file is slow.
     #[error("region at {gpa} cannot be mapped: {why}")]
     Refused {
-        /// Its guest-physical address.
+        /// The region's guest-physical address.
         gpa: Gpa,
-        /// Why.
+        /// The reason.
         why: Refused,
     },
     /// The kernel refused.
     #[error("region at {gpa} cannot be mapped")]
     Mmap {
-        /// Its guest-physical address.
+        /// The region's guest-physical address.
         gpa: Gpa,
-        /// Why.
+        /// The reason.
         #[source]
         source: io::Error,
     },
 }
 
-/// Why a log cannot be had. The front-end is to blame for each but [`LogError::Mmap`].
+/// A log that cannot be mapped. The front-end is to blame, except for [`LogError::Mmap`].
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// A log of zero bytes.
@@ -88,15 +88,15 @@ pub enum LogError {
     /// Its words would not be aligned.
     #[error("the log's mmap offset {offset:#x} is no multiple of 8")]
     Misaligned {
-        /// Where it begins in its file.
+        /// Offset of the log in its file.
         offset: u64,
     },
     /// An end that does not fit into 64 bits.
     #[error("mmap offset {offset:#x} plus size {len:#x} of the log wraps around")]
     Wraps {
-        /// Where it begins in its file.
+        /// Offset of the log in its file.
         offset: u64,
-        /// Its size in bytes.
+        /// Length of the log in bytes.
         len: u64,
     },
     /// The file ends before the log does.
@@ -107,99 +107,99 @@ pub enum LogError {
         /// The file's size.
         has: u64,
     },
-    /// There is guest memory that it has no bits for.
+    /// The log has no bits for some of the guest memory.
     #[error("a log of {has} bytes is too small: guest memory up to {end} takes {needs} bytes")]
     TooSmall {
-        /// Its size in bytes.
+        /// Length of the log in bytes.
         has: u64,
-        /// The size that would do.
+        /// The length that is needed.
         needs: u64,
         /// The last byte of guest memory.
         end: Gpa,
     },
-    /// It is too much, or its pages are not at hand.
+    /// The mapping would exceed a limit, or its file is slow.
     #[error("the log cannot be mapped: {0}")]
     Refused(Refused),
     /// The kernel refused.
     #[error("the log cannot be mapped")]
     Mmap {
-        /// Why.
+        /// The reason.
         #[source]
         source: io::Error,
     },
 }
 
-/// Why the buffer of requests in flight cannot be had. The front-end is to blame for each but [`InflightError::Mmap`].
+/// An in-flight buffer that cannot be mapped. The front-end is to blame, except for [`InflightError::Mmap`].
 #[derive(Debug, thiserror::Error)]
 pub enum InflightError {
     /// A buffer of zero bytes.
-    #[error("the buffer of requests in flight is empty")]
+    #[error("the in-flight buffer is empty")]
     Empty,
     /// Its words would not be aligned.
-    #[error("the mmap offset {offset:#x} of the buffer of requests in flight is no multiple of 8")]
+    #[error("the mmap offset {offset:#x} of the in-flight buffer is no multiple of 8")]
     Misaligned {
-        /// Where it begins in its file.
+        /// Offset of the buffer in its file.
         offset: u64,
     },
     /// An end that does not fit into 64 bits.
-    #[error("mmap offset {offset:#x} plus size {len:#x} of the buffer of requests in flight wraps around")]
+    #[error("mmap offset {offset:#x} plus size {len:#x} of the in-flight buffer wraps around")]
     Wraps {
-        /// Where it begins in its file.
+        /// Offset of the buffer in its file.
         offset: u64,
-        /// Its size in bytes.
+        /// Length of the buffer in bytes.
         len: u64,
     },
     /// The file ends before the buffer does.
-    #[error("the buffer of requests in flight needs {needs:#x} bytes of its file, which has {has:#x}")]
+    #[error("the in-flight buffer needs {needs:#x} bytes of its file, which has {has:#x}")]
     FileTooShort {
         /// Offset plus size.
         needs: u64,
         /// The file's size.
         has: u64,
     },
-    /// It is too much, or its pages are not at hand.
-    #[error("the buffer of requests in flight cannot be mapped: {0}")]
+    /// The mapping would exceed a limit, or its file is slow.
+    #[error("the in-flight buffer cannot be mapped: {0}")]
     Refused(Refused),
     /// The kernel refused.
-    #[error("the buffer of requests in flight cannot be mapped")]
+    #[error("the in-flight buffer cannot be mapped")]
     Mmap {
-        /// Why.
+        /// The reason.
         #[source]
         source: io::Error,
     },
 }
 
-/// Why a file is not mapped that could be. The front-end is to blame.
+/// The reason for which we refuse to map a file. The front-end is to blame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 pub enum Refused {
-    /// The device has too much mapped.
+    /// The device would have too much mapped.
     Exhausted(#[from] Exhausted),
-    /// A thread that touches it may wait for ever.
-    Slow(#[from] Slow),
+    /// A thread that touches the file's pages may wait for ever.
+    SlowFile(#[from] SlowFile),
 }
 
-/// What went wrong with a mapping: its caller knows what the mapping is for.
+/// A mapping that failed. The caller turns it into an error that names the purpose of the mapping.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum MappingError {
     Wraps,
     TooShort { needs: u64, has: u64 },
     Refused(Refused),
     Os(io::Error),
 }
 
-impl From<rustix::io::Errno> for Failure {
+impl From<rustix::io::Errno> for MappingError {
     fn from(e: rustix::io::Errno) -> Self {
         Self::Os(e.into())
     }
 }
 
-/// A range that is not, or not wholly, in the memory that the front-end shared.
+/// An error for a range that is not, or not wholly, in guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len:#x} bytes at {addr:#x} are not in guest memory")]
 pub struct Unmapped {
-    /// Start of the range, in the space it was asked for in.
+    /// Start of the range, in the address space of the lookup.
     pub addr: u64,
-    /// Its length in bytes.
+    /// Length of the range in bytes.
     pub len: u64,
 }

@@ -1,26 +1,34 @@
-//! Guest memory whose file shrinks under our hands.
+//! Survives the loss of pages of guest memory.
 //!
-//! A front-end shares memory as a file, and can cut that file short while we have it mapped; a file of huge pages can
-//! turn out to have none left. The next access to what is gone is not an error that a function returns, it is the
-//! signal SIGBUS, and kills the process, with all other devices that it serves.
+//! A front-end shares memory as a file, and can truncate that file while we have it mapped. A file of huge
+//! pages can also run out of pages. The next access to a lost page raises the signal SIGBUS, which kills the
+//! process and with it all other devices.
 //!
-//! After [`guard`] it does not. The handler looks whether the address lies in one of our [`Mapping`](crate::Mapping)s. If so,
-//! it puts anonymous memory, all zeroes, in the place of the missing page, and marks the mapping as damaged; the access goes on
-//! and harms nobody. Who uses guest memory asks once for each batch, after its accesses and before it tells of their
-//! results, whether there was new damage ([`damages`], a load), and if so whether it was to memory of its own
-//! ([`Map::damaged`](crate::Map::damaged)). It then gives up that memory; whose is sound, goes on. Without [`guard`], a
-//! SIGBUS is what it always was.
+//! After [`guard`], SIGBUS does not kill the process. The handler checks whether the address lies in one of
+//! our [`Mapping`](crate::Mapping)s. If so, it puts anonymous memory, all zeroes, in the place of the missing
+//! page, and marks the mapping as damaged. The access then continues and harms nothing.
 //!
-//! Accesses of the operating system for us (`preadv`, io_uring) need none of this: they fail with EFAULT.
+//! Users of guest memory check for new damage once for each batch: after their accesses, and before they
+//! report the results. The check is a load ([`damages`]). If there is new damage, they check whether it is in
+//! their own memory ([`Map::damaged`](crate::Map::damaged)). A device with damaged memory stops using it;
+//! other devices go on. Without [`guard`], a SIGBUS has its usual effect.
+//!
+//! Accesses of the operating system on our behalf (`preadv`, io_uring) do not need this. They fail with
+//! EFAULT.
 //!
 //! # The handler
-//! It is one for the process. What is not ours (another address, a signal that was sent by somebody) goes to the handler
-//! that was there before; a program that installs one later has to pass on what is not its own. It runs on the
-//! thread's alternate stack where there is one, calls nothing but `mmap`, and takes no lock: mappings can come and go
-//! meanwhile (`registry` says why). A few missing pages of a mapping are replaced one by one, so that what is still there
-//! stays; further ones together with all that follows them, and in need all of the mapping. So however many holes a
-//! front-end makes, the kernel's list of our mappings does not grow beyond bounds. (Nor do front-ends fill it with mappings, of which
-//! there is a largest number: with the list full, nothing could be put anywhere.)
+//! There is one handler for the process. It passes other signals (another address, or a signal that a process
+//! sent) to the handler that was installed before. A program that installs a handler later has to pass on
+//! what is not its own.
+//!
+//! The handler runs on the thread's alternate stack if there is one, calls only `mmap`, and takes no lock.
+//! Mappings can come and go while it runs (`registry` says why).
+//!
+//! The handler replaces the first few missing pages of a mapping one by one, so that the pages between them
+//! stay. It replaces a further page together with everything that follows, and the whole mapping if nothing
+//! else works. So the kernel's list of our mappings is bounded, however many holes a front-end makes.
+//! Front-ends cannot fill the list with mappings either, because their number is limited. (If the list were
+//! full, the kernel could not replace anything.)
 #![expect(unsafe_code, reason = "island: a signal handler, and memory in the place of memory")]
 
 mod registry;
@@ -34,162 +42,168 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
 use std::sync::{Mutex, PoisonError};
 
-/// So many missing pages of a mapping are replaced one at a time.
+/// Missing pages of one mapping that are replaced one at a time.
 const SINGLE_PAGES_MAX: usize = 16;
-/// And so many of all mappings that there are: each can cost two entries of the kernel's list, which ends at
-/// 65530 (`vm.max_map_count`).
+/// Missing pages of all existing mappings that are replaced one at a time. Each can cost two entries of the
+/// kernel's list, which ends at 65530 (`vm.max_map_count`).
 const SINGLE_PAGES_MAX_IN_ALL: usize = 512;
 
-/// A page is missing, by itself or because the hardware lost it and the access cannot go on.
+/// Codes for a missing page: it does not exist, or the hardware lost it and the access cannot continue.
 const CODES: [c_int; 3] = [libc::BUS_ADRERR, libc::BUS_OBJERR, libc::BUS_MCEERR_AR];
 
-/// Missing pages of all mappings since the process began.
+/// Missing pages of all mappings since the process started.
 static DAMAGES: AtomicUsize = AtomicUsize::new(0);
 
-/// Missing pages of the mappings that there are, up to [`SINGLE_PAGES_MAX`] of each.
+/// Missing pages of the existing mappings, up to [`SINGLE_PAGES_MAX`] of each.
 static SINGLE_PAGES: AtomicUsize = AtomicUsize::new(0);
 
-/// What was to be done about the signal before us. Null until there is a handler of ours.
+/// The previous action for the signal. Null until our handler is installed.
 static PREVIOUS: AtomicPtr<sigaction> = AtomicPtr::new(ptr::null_mut());
 static INSTALLED: Mutex<bool> = Mutex::new(false);
 
-/// Memory of the front-end's that has lost pages: its file was cut short, or has no pages left. What was read from it and
-/// written to it since means nothing.
+/// Shared memory that has lost pages: its file was truncated, or has no pages left. Data read from it or
+/// written to it since then is meaningless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Damaged {
     /// Guest memory.
     #[error(
-        "the guest's memory at {gpa} ({len:#x} bytes, {user} to the front-end) is damaged: its file was cut short, or has no pages left"
+        "the guest's memory at {gpa} ({len:#x} bytes, {user} to the front-end) is damaged: its file was truncated, or has no pages left"
     )]
     Memory {
         /// First guest-physical address of the slot.
         gpa: Gpa,
-        /// The front-end's address of it.
+        /// The front-end's address of the slot.
         user: UserAddr,
         /// The slot's length in bytes.
         len: u64,
-        /// Nobody was told before, since it was mapped.
+        /// Whether this is the first report of it since the slot was mapped.
         first: bool,
     },
-    /// The buffer of requests in flight.
-    #[error(
-        "the buffer of requests in flight ({len:#x} bytes) is damaged: its file was cut short, or has no pages left"
-    )]
+    /// The in-flight buffer.
+    #[error("the in-flight buffer ({len:#x} bytes) is damaged: its file was truncated, or has no pages left")]
     Inflight {
-        /// Its length in bytes.
+        /// Length of the buffer in bytes.
         len: u64,
-        /// Nobody was told before, since it was mapped.
+        /// Whether this is the first report of it since the buffer was mapped.
         first: bool,
     },
     /// The log of written pages.
     #[error(
-        "the log of written pages ({len:#x} bytes) is damaged: its file was cut short, or has no pages left"
+        "the log of written pages ({len:#x} bytes) is damaged: its file was truncated, or has no pages left"
     )]
     Log {
-        /// Its length in bytes.
+        /// Length of the log in bytes.
         len: u64,
-        /// Nobody was told before, since it was mapped.
+        /// Whether this is the first report of it since the log was mapped.
         first: bool,
     },
 }
 
 impl Damaged {
-    /// Whether nobody was told before.
+    /// Whether this is the first report of this damage.
     pub fn is_first(&self) -> bool {
         let (Self::Memory { first, .. } | Self::Log { first, .. } | Self::Inflight { first, .. }) = self;
         *first
     }
 }
 
-/// From now on, a page that is missing from guest memory does not kill this process. For a program to call, once, at its
-/// beginning: it installs a handler for SIGBUS, which is the whole process's. A second call does nothing.
+/// Installs the handler for SIGBUS, so that missing pages of guest memory do not kill this process.
+///
+/// The handler belongs to the whole process, so a program calls this once, when it starts. A second call does
+/// nothing.
 ///
 /// # Errors
-/// The kernel refuses.
+/// Fails if the kernel refuses the handler.
 pub fn guard() -> io::Result<()> {
     let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
     if *installed {
         return Ok(());
     }
-    // Known before the first signal can come, and known better afterwards, should somebody have installed one in between.
-    remember(set_action(None)?);
+    // The previous action must be known before the first signal can come. The second call is exact, in case
+    // another thread has installed a handler in between.
+    store_previous(set_action(None)?);
     // SAFETY: all zeroes are a valid value of this plain structure.
     let mut ours: sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     ours.sa_sigaction = handle as extern "C" fn(c_int, *mut siginfo_t, *mut c_void) as usize;
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-    remember(set_action(Some(&ours))?);
+    store_previous(set_action(Some(&ours))?);
     *installed = true;
     Ok(())
 }
 
-/// Sets the action for SIGBUS, if there is one to set; the action before.
+/// Sets the action for SIGBUS, if there is one to set. Returns the previous action.
 fn set_action(action: Option<&sigaction>) -> io::Result<sigaction> {
     let mut before = MaybeUninit::zeroed();
-    // SAFETY: a valid action, or null, which leaves it as it is; and a place for the one before.
+    // SAFETY: a valid action, or null, which changes nothing; and a place for the previous action.
     let set = unsafe {
         libc::sigaction(libc::SIGBUS, action.map_or(ptr::null(), ptr::from_ref), before.as_mut_ptr())
     };
     if set != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call has filled it; all zeroes were valid as well.
+    // SAFETY: the call has filled it; it was valid before too, as all zeroes.
     Ok(unsafe { before.assume_init() })
 }
 
-/// Never freed: a handler may be about to read it.
-fn remember(action: sigaction) {
+/// Stores the previous action for the handler. It is never freed, because a handler may be about to read it.
+fn store_previous(action: sigaction) {
     PREVIOUS.store(Box::leak(Box::new(action)), Ordering::Release);
 }
 
-/// How many missing pages there were in the whole process, so far. Compares equal as long as there is nothing new.
+/// Returns the number of missing pages in the whole process so far. An unchanged number means that there is
+/// no new damage.
 ///
-/// It is read after all that the calling thread has read from guest memory and written to it before.
+/// The number is read after all earlier accesses of the calling thread to guest memory.
 #[inline]
 pub fn damages() -> usize {
-    // The first keeps the compiler, the second the processor from asking before the accesses are over: the
-    // handler counts before it puts zeroes in place, so who has seen such zeroes sees the count. Neither is an instruction on x86.
+    // These fences keep the load after the accesses: the first orders the compiler, the second the processor.
+    // The handler counts before it puts zeroes in place, so a thread that has read such zeroes sees the
+    // count. Neither fence is an instruction on x86.
     compiler_fence(Ordering::SeqCst);
     fence(Ordering::Acquire);
-    // Acquire: who sees the count sees the mapping's mark, which was set before it.
+    // Acquire: a thread that sees the count sees the mapping's mark, which was set before.
     DAMAGES.load(Ordering::Acquire)
 }
 
 extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel gives a handler with SA_SIGINFO a valid one, which has an address where the code says that there
-    // was a fault.
+    // SAFETY: the kernel gives a handler with SA_SIGINFO a valid `info`. It has an address where the code
+    // says that there was a fault.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    if !(CODES.contains(&code) && mend(address)) {
+    if !(CODES.contains(&code) && replace_missing(address)) {
         pass_on(signal, info, context);
     }
 }
 
-/// Takes a mapping out of [`MAPPINGS`] that nobody uses any more, before it is unmapped.
+/// Takes an unused mapping out of [`MAPPINGS`] before it is unmapped.
 pub(crate) fn remove(entry: &'static Entry) {
     SINGLE_PAGES.fetch_sub(entry.misses().min(SINGLE_PAGES_MAX), Ordering::Relaxed);
     MAPPINGS.remove(entry);
 }
 
-/// Whether `address` can be accessed from now on.
-fn mend(address: usize) -> bool {
+/// Replaces the missing page at `address`. Returns whether the address can be accessed now.
+fn replace_missing(address: usize) -> bool {
     let Some((entry, range)) = MAPPINGS.find(address) else { return false };
-    let before = entry.miss();
-    // Release: with `miss`, before the zeroes are there. Its partner is in `damages`.
+    let before = entry.count_miss();
+    // Release: counted after `count_miss` and before the zeroes are in place. Its partner is in `damages`.
     DAMAGES.fetch_add(1, Ordering::Release);
     let offset = (address - range.start) / range.page * range.page;
-    // Relaxed: it bounds, and orders nothing.
+    // Relaxed: the count is a limit and orders nothing.
     let single =
         before < SINGLE_PAGES_MAX && SINGLE_PAGES.fetch_add(1, Ordering::Relaxed) < SINGLE_PAGES_MAX_IN_ALL;
     let len = if single { range.page } else { range.len - offset };
-    // Where the kernel's list is full it cannot cut a mapping in two, but can replace a whole one.
-    replace(range.start + offset, len) || replace(range.start, range.len)
+    // If the kernel's list is full, the kernel cannot split a mapping, but it can replace a whole one.
+    map_zeroes(range.start + offset, len) || map_zeroes(range.start, range.len)
 }
 
-/// Puts zeroed anonymous memory at a part of a mapping of ours. Whether the kernel did.
-fn replace(start: usize, len: usize) -> bool {
-    // SAFETY: of this thread; the interrupted code may be about to look at it.
+/// Puts zeroed anonymous memory in the place of a part of one of our mappings. Returns whether the kernel did
+/// it.
+fn map_zeroes(start: usize, len: usize) -> bool {
+    // SAFETY: errno belongs to this thread. It is restored below, because the interrupted code may read it
+    // next.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the range is within a mapping of ours, which the interrupted access keeps alive, and consists of whole
-    // pages of it. Nobody has a Rust reference to its bytes, and whoever has pointers may write there at any time.
+    // SAFETY: the range is within a mapping of ours, which the interrupted access keeps alive, and consists
+    // of whole pages of it. There are no Rust references to its bytes, and holders of pointers may write
+    // there at any time.
     let mapped = unsafe {
         libc::mmap(
             ptr::with_exposed_provenance_mut(start),
@@ -205,7 +219,7 @@ fn replace(start: usize, len: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Does what would have been done about the signal without us.
+/// Handles the signal as it would be handled without us.
 fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.load(Ordering::Acquire);
     // SAFETY: null, or an action that is never freed.
@@ -216,9 +230,9 @@ fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     match action {
         libc::SIG_IGN if sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // A fault comes again when the handler returns, and one that is ignored kills as well. What was sent has to
-            // be sent again, and waits until then.
-            // SAFETY: both are async-signal-safe, and the action is a valid one.
+            // A fault comes again when the handler returns, and an ignored fault kills too. A signal that a
+            // process sent has to be sent again; it stays pending until the handler returns. SAFETY: both are
+            // async-signal-safe, and the action is a valid one.
             unsafe {
                 libc::signal(signal, libc::SIG_DFL);
                 if sent {
@@ -227,13 +241,13 @@ fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
             }
         }
         handler if flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: the kernel had this address, with this flag, as that of a handler of three arguments.
+            // SAFETY: the kernel had this address, with this flag, as that of a handler with three arguments.
             let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
                 unsafe { std::mem::transmute(handler) };
             handler(signal, info, context);
         }
         handler => {
-            // SAFETY: as above, of one argument.
+            // SAFETY: as above, of a handler with one argument.
             let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(handler) };
             handler(signal);
         }

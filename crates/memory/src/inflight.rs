@@ -1,8 +1,10 @@
-//! The buffer in which a back-end writes down what it has in flight, so that the next one can go on (vhost-user's
-//! INFLIGHT_SHMFD). It is not guest memory, but the front-end has it too and can write to it at any time.
+//! The in-flight buffer (vhost-user's INFLIGHT_SHMFD). A back-end records its requests in flight there, so
+//! that the next back-end can go on.
+//!
+//! The buffer is not guest memory, but the front-end has it too and can write to it at any time.
 #![expect(unsafe_code, reason = "island: atomic access to the words of a mapping")]
 
-use crate::error::{Failure, InflightError};
+use crate::error::{InflightError, MappingError};
 use crate::fault::Damaged;
 use crate::mapper::Mapper;
 use crate::mapping::Mapping;
@@ -14,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
 
-/// The whole buffer. Mapped until the last reference to it, or to a part of it, goes.
+/// The whole in-flight buffer. The last reference to it, or to a part of it, unmaps it.
 #[derive(Clone, Debug)]
 pub struct Inflight {
     mapping: Arc<Mapping>,
@@ -24,30 +26,31 @@ impl Inflight {
     /// Maps `len` bytes of `file` from `offset`.
     ///
     /// # Errors
-    /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the kernel's refusal
-    /// to map it.
+    /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the
+    /// kernel's refusal to map it.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, InflightError> {
         Mapper::default().inflight(file, offset, len)
     }
 
-    /// `len` bytes from `offset` on, which is a multiple of 8; `None` if they are not all in the buffer.
+    /// Returns the `len` bytes from `offset` on, which is a multiple of 8, or `None` if they are not all in
+    /// the buffer.
     pub fn records(&self, offset: usize, len: usize) -> Option<Records> {
         // The length fits into isize: it was checked when it was mapped.
         let whole = self.mapping.len() as usize;
         if !offset.is_multiple_of(WORD) || offset > whole || len > whole - offset {
             return None;
         }
-        // SAFETY: at most the length of the mapping.
+        // SAFETY: the offset is at most the length of the mapping.
         let start = unsafe { self.mapping.base().add(offset) };
         Some(Records { start: start.cast(), words: len / WORD, mapping: self.mapping.clone() })
     }
 }
 
 impl Mapper {
-    /// As [`Inflight::map`].
+    /// Maps the buffer as [`Inflight::map`] does, within the limits of this mapper.
     ///
     /// # Errors
-    /// As there, and [`InflightError::Refused`].
+    /// As [`Inflight::map`], and [`InflightError::Refused`].
     pub fn inflight(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Inflight, InflightError> {
         if len == 0 {
             return Err(InflightError::Empty);
@@ -55,52 +58,55 @@ impl Mapper {
         if !offset.is_multiple_of(WORD as u64) {
             return Err(InflightError::Misaligned { offset });
         }
-        let failed = |failure| match failure {
-            Failure::Wraps => InflightError::Wraps { offset, len },
-            Failure::TooShort { needs, has } => InflightError::FileTooShort { needs, has },
-            Failure::Refused(why) => InflightError::Refused(why),
-            Failure::Os(source) => InflightError::Mmap { source },
+        let failed = |error| match error {
+            MappingError::Wraps => InflightError::Wraps { offset, len },
+            MappingError::TooShort { needs, has } => InflightError::FileTooShort { needs, has },
+            MappingError::Refused(why) => InflightError::Refused(why),
+            MappingError::Os(source) => InflightError::Mmap { source },
         };
         let part = Mapping::part_of(self, &file, offset, len).map_err(failed)?;
         Ok(Inflight { mapping: Arc::new(Mapping::new(self, file, part).map_err(failed)?) })
     }
 }
 
-/// A part of the buffer: what one queue has in flight.
+/// A part of the buffer: the requests in flight of one queue.
 ///
-/// It is for another process to read if this one is killed, so what counts is which stores come before which in the order of
-/// instructions: a process that is killed has carried out all before some instruction, and none after it, and the kernel keeps
-/// the pages. So each store stays where the program has it, for the compiler; the processor needs no fence.
+/// Another process reads it if this one is killed. So only the order of stores in the sequence of
+/// instructions counts. A killed process has carried out all stores before some instruction and none after
+/// it, and the kernel keeps the pages. The compiler must keep the order of the stores. The processor needs no
+/// fence.
 #[derive(Debug)]
 pub struct Records {
-    /// Aligned: the mapping begins at a page, the buffer at a multiple of 8 in it, and this at another.
+    /// Aligned: the mapping begins at a page, the buffer at a multiple of 8 within it, and this part at a
+    /// multiple of 8 within the buffer.
     start: NonNull<u64>,
-    /// Whole words that there are.
+    /// Number of whole words.
     words: usize,
     mapping: Arc<Mapping>,
 }
 
 impl Records {
-    /// Length in bytes, of whole words.
+    /// Length in bytes of all whole words.
     pub fn len(&self) -> usize {
         self.words * WORD
     }
 
-    /// Whether it has no bytes.
+    /// Whether this part has no bytes.
     pub fn is_empty(&self) -> bool {
         self.words == 0
     }
 
-    /// The word at `offset`.
+    /// Returns the word at `offset`.
     ///
     /// # Panics
-    /// It is not in this part: offsets come from our own arithmetic over a validated length, never from the front-end.
+    /// Panics if the word is not in this part. Offsets come from our own arithmetic over a validated length,
+    /// never from the front-end.
     #[inline(always)]
     fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(WORD));
         let index = offset / WORD;
         assert!(index < self.words, "record out of its buffer");
-        // SAFETY: so many words from `start` on are in the mapping.
+        // SAFETY: `index` is less than the number of words from `start` on that are in the mapping.
         let word = unsafe { self.start.add(index) };
         // SAFETY:
         // - it is mapped as long as `self`, which holds the mapping, and aligned (see `start`);
@@ -108,13 +114,13 @@ impl Records {
         unsafe { AtomicU64::from_ptr(word.as_ptr()) }
     }
 
-    /// Loads the word at `offset`, a multiple of 8 in this part, once.
+    /// Loads the word at `offset` once. `offset` is a multiple of 8 in this part.
     pub fn load(&self, offset: usize) -> u64 {
         u64::from_le(self.word(offset).load(Ordering::Relaxed))
     }
 
-    /// Stores the word at `offset`, a multiple of 8 in this part, in one go: after all that the program writes anywhere before it, and
-    /// before all that it writes after it.
+    /// Stores the word at `offset` in one instruction: after all earlier writes of the program, and before
+    /// all later ones. `offset` is a multiple of 8 in this part.
     #[inline(always)]
     pub fn store(&self, offset: usize, word: u64) {
         compiler_fence(Ordering::SeqCst);
@@ -122,10 +128,10 @@ impl Records {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Whether the buffer has lost pages, and what was written there with them: see [`crate::fault`].
+    /// Returns the damage if the buffer has lost pages, and the records on them: see [`crate::fault`].
     pub fn damaged(&self) -> Option<Damaged> {
         let mapping = &self.mapping;
-        mapping.is_damaged().then(|| Damaged::Inflight { len: mapping.len(), first: mapping.tell() })
+        mapping.is_damaged().then(|| Damaged::Inflight { len: mapping.len(), first: mapping.report_once() })
     }
 }
 

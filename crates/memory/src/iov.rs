@@ -1,4 +1,4 @@
-//! Translated ranges, and the reference that keeps them valid.
+//! The translated buffers of a request.
 #![expect(unsafe_code, reason = "island: pointers into slots, handed to the kernel")]
 
 use crate::{Gpa, Marks, Unmapped, View, fault, shared};
@@ -7,33 +7,36 @@ use std::sync::Arc;
 
 /// The buffers of one request as the kernel takes them (`struct iovec`), in order.
 ///
-/// It holds the view that it was translated with, so that no address in it dangles. A request slot keeps its
-/// `Iov` from request to request: the reference is taken when the view changed, not for each request. What the
-/// operating system has not finished with must own the `Iov` until it has; that is the engines' business.
+/// An `Iov` holds the view that it was translated with, so that its addresses stay valid. A request slot
+/// keeps its `Iov` from request to request. It takes a new reference only when the view has changed, not for
+/// each request. An engine must keep the `Iov` of an operation until the operating system has finished with
+/// it.
 ///
-/// What is written to it is marked: by whoever copies into it at once, and where the kernel was given it to write to
-/// ([`Iov::segments_to_fill`]), when it is taken off the front ([`Iov::advance`]). What is left then and may have been
-/// written (the operation failed) is marked when it is emptied.
+/// # Marks
+/// A copy into the `Iov` is marked at once. If the kernel writes to it ([`Iov::segments_to_fill`]),
+/// [`Iov::advance`] marks the bytes that it takes off the front. If the operation failed, the kernel may have
+/// written to the rest; the rest is marked when the `Iov` is emptied.
 #[derive(Debug, Default)]
 pub struct Iov {
-    /// `first..` are not used up yet.
+    /// The segments. Those from `first` on are not used up.
     segments: Vec<libc::iovec>,
     first: usize,
     len: u64,
     pin: Option<Arc<View>>,
-    /// The kernel was given what is left, to write to it.
+    /// Whether the kernel was given the remaining segments to write to.
     exposed: bool,
 }
 
-/// A spare capacity that a request may keep for the next one; a longer one is given back.
+/// Segments whose memory a request keeps for the next one. A longer `Iov` gives the rest back.
 const SEGMENTS_KEPT: usize = 256;
 
-/// Segments of one request, at most: what a disk's largest request comes to behind a vIOMMU, 126 buffers of 1 MiB in pages of 4 KiB
-/// of which no two follow one another and none begins where its buffer does, so 126 times 257.
+/// Largest number of segments in a request. A disk's largest request needs 126 * 257 of them behind a vIOMMU:
+/// 126 buffers of 1 MiB in pages of 4 KiB, none of which is contiguous with the next, and no buffer begins at
+/// the start of a page.
 const SEGMENTS_MAX: usize = 1 << 15;
 
 impl Iov {
-    /// Empties it for the next request.
+    /// Empties the `Iov` for the next request.
     #[inline]
     pub fn clear(&mut self, marks: &mut Marks) {
         if std::mem::take(&mut self.exposed) && self.len > 0 {
@@ -45,18 +48,20 @@ impl Iov {
         self.len = 0;
     }
 
-    /// Empties it and lets go of its view, unless that is `current`. Who waits for memory that was removed finds all marks of what
-    /// was written there in the log.
+    /// Empties the `Iov`, and releases its view unless that is `current`.
+    ///
+    /// The marks are committed first. So a session that waits for removed memory finds all writes to it in
+    /// the log.
     pub fn unpin_unless(&mut self, current: &Arc<View>, marks: &mut Marks) {
         self.clear(marks);
         View::unpin_unless(&mut self.pin, current, marks);
     }
 
-    /// Adds `len` bytes at `gpa`. Ranges that follow one another in host memory become one segment.
+    /// Adds `len` bytes at `gpa`. Joins ranges that are adjacent in host memory to one segment.
     ///
     /// # Errors
-    /// A part of the range is not guest memory, or it was filled from another view so far, or it goes over the seam of two
-    /// slots and there are too many segments already; it is unchanged then.
+    /// A part of the range is not guest memory; or the `Iov` has bytes of another view; or the range crosses
+    /// from one slot to another and there are too many segments already. The `Iov` is unchanged then.
     #[inline]
     pub fn push(&mut self, view: &Arc<View>, gpa: Gpa, len: u32) -> Result<(), Unmapped> {
         let unmapped = Unmapped { addr: gpa.0, len: u64::from(len) };
@@ -66,12 +71,12 @@ impl Iov {
             _ => return Err(unmapped),
         }
         let map = view.map();
-        // The usual case, without the loop: one slot holds it all.
+        // The usual case, without the loop: one slot holds the whole range.
         if let Some(host) = map.contiguous(gpa, u64::from(len)) {
             self.add(host, len as usize);
             return Ok(());
         }
-        // Buffers that are in one piece are as many as the chain says.
+        // Only ranges in several pieces are limited here. The chain limits the number of the others.
         if self.segments.len() >= SEGMENTS_MAX || !map.contains(gpa, u64::from(len)) {
             return Err(unmapped);
         }
@@ -84,7 +89,7 @@ impl Iov {
             return;
         }
         self.len += len as u64;
-        // Not onto one that is used up: nobody would look at it again.
+        // A used-up segment must not grow: it would not be read again.
         if let Some(last) = self.segments.get_mut(self.first..).and_then(<[_]>::last_mut)
             && last.iov_base.addr() + last.iov_len == host.as_ptr().addr()
         {
@@ -94,23 +99,23 @@ impl Iov {
         self.segments.push(libc::iovec { iov_base: host.as_ptr().cast(), iov_len: len });
     }
 
-    /// Segments in it, those that are used up among them.
+    /// Number of segments, including those that are used up.
     #[inline]
     pub fn count(&self) -> usize {
         self.segments.len()
     }
 
-    /// Segments that it has room for without taking more memory.
+    /// Number of segments that fit without an allocation.
     pub fn capacity(&self) -> usize {
         self.segments.capacity()
     }
 
-    /// Gives memory back that it does not need for this many segments, nor for those in it.
+    /// Frees memory that neither this many segments nor the present ones need.
     pub fn shrink_to(&mut self, segments: usize) {
         self.segments.shrink_to(segments);
     }
 
-    /// Bytes left in it.
+    /// Bytes that are left.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -120,19 +125,21 @@ impl Iov {
         self.len == 0
     }
 
-    /// The segments left. The addresses are valid for reading and writing while this `Iov` is neither changed
-    /// nor dropped, and others write there at any time.
+    /// Returns the segments that are left.
+    ///
+    /// The addresses are valid for reading and writing until this `Iov` is changed or dropped. The guest can
+    /// write there at any time.
     pub fn segments(&self) -> &[libc::iovec] {
         &self.segments[self.first..]
     }
 
-    /// The segments left, for the kernel to write to.
+    /// Returns the segments that are left, for the kernel to write to.
     pub fn segments_to_fill(&mut self) -> &[libc::iovec] {
         self.exposed = true;
         self.segments()
     }
 
-    /// The first `bytes` that are left were written.
+    /// Marks the first `bytes` that are left as written.
     #[inline]
     fn mark(&self, bytes: u64, marks: &mut Marks) {
         if let Some(pin) = &self.pin
@@ -143,23 +150,22 @@ impl Iov {
         }
     }
 
-    /// Whether each segment starts at a multiple of `align` and is a multiple of `align_len` long.
+    /// Whether each segment begins at a multiple of `align` and has a length that is a multiple of
+    /// `align_len`.
     pub fn is_aligned(&self, align: usize, align_len: usize) -> bool {
         self.segments()
             .iter()
             .all(|s| s.iov_base.addr().is_multiple_of(align) && s.iov_len.is_multiple_of(align_len))
     }
 
-    /// Whether memory that it was translated with has lost pages, so that what was copied from it may be anything: see
+    /// Whether memory of its view has lost pages, so that bytes copied from it may be wrong: see
     /// [`crate::fault`].
     #[inline]
     pub fn is_damaged(&self) -> bool {
         fault::damages() != 0 && self.pin.as_ref().is_some_and(|pin| pin.map().is_damaged())
     }
 
-    /// Takes `bytes` off the front: a short transfer did that much.
-    ///
-    /// Takes all where fewer are left.
+    /// Takes `bytes` off the front, after a transfer of that many. Takes everything if fewer are left.
     #[inline]
     pub fn advance(&mut self, bytes: u64, marks: &mut Marks) {
         let mut left = bytes.min(self.len);
@@ -179,7 +185,7 @@ impl Iov {
         }
     }
 
-    /// Calls `each` with the host pieces of up to `len` bytes from `offset` on; how many bytes there were.
+    /// Calls `each` with the host pieces of up to `len` bytes from `offset` on. Returns the number of bytes.
     pub(crate) fn pieces(
         &self,
         offset: u64,
@@ -207,7 +213,7 @@ impl Iov {
         done
     }
 
-    /// Copies bytes out, from `offset` on; how many there were, at most `into.len()`.
+    /// Copies bytes from `offset` on to `into`. Returns their number, at most `into.len()`.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> usize {
         self.pieces(offset, into.len(), |host, at, n| {
             // SAFETY: the piece lies in a segment, whose slot `pin` keeps mapped.
@@ -215,7 +221,7 @@ impl Iov {
         })
     }
 
-    /// Copies bytes in, from `offset` on; how many fitted, at most `from.len()`.
+    /// Copies `from` into the buffers from `offset` on. Returns how many bytes fitted.
     pub fn write(&mut self, offset: u64, from: &[u8], marks: &mut Marks) -> usize {
         self.fill(offset, from.len(), marks, |host, at, n| {
             // SAFETY: the piece lies in a segment, whose slot `pin` keeps mapped.
@@ -223,7 +229,7 @@ impl Iov {
         })
     }
 
-    /// As [`Iov::pieces`], for an `each` that writes all of what it is given.
+    /// Calls `each` as [`Iov::pieces`] does, and marks the pieces. `each` writes all of each piece.
     #[inline]
     pub(crate) fn fill(
         &mut self,

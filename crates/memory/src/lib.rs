@@ -1,24 +1,30 @@
-//! Guest memory: addresses, slots, the map of all, and the only way to touch guest bytes.
+//! Guest memory: addresses, slots, the map of all slots, and the only way to touch guest bytes.
 //!
-//! The guest and the front-end can write this memory at any time, so nothing here hands out a Rust reference to it:
-//! bytes are read once into a copy, and written by copy. Addresses of different spaces ([`Gpa`], [`Iova`],
-//! [`UserAddr`]) are different types and never convert into one another but through a [`Map`] or a
-//! [`View`].
+//! The guest and the front-end can write this memory at any time. So this crate never makes a Rust reference
+//! to it: it reads bytes once into a copy, and writes by copy. Addresses of different spaces ([`Gpa`],
+//! [`Iova`], [`UserAddr`]) are different types. Only a [`Map`] or a [`View`] converts one into another.
 //!
 //! # Ownership
-//! A [`Mapping`] is one `mmap` of a file that the front-end shares; a [`Slot`] says which guest-physical range it
-//! stands for; a [`Map`] is the immutable set of all slots, and a [`View`] is what a device sees of it. Memory changes by
-//! making a *new* view and swapping it whole: a session makes it, each worker takes it when it next looks, and no lock is
-//! taken for any of it on the data path. Whoever still uses an old view, a request in flight ([`Iov`]) or a ring ([`Area`]),
-//! holds a reference to it, made once when the view was installed and not for each request; a mapping goes away with the
-//! last one. [`Released`] lets the session wait for that.
+//! * A [`Mapping`] is one `mmap` of a file that the front-end shares.
+//! * A [`Slot`] gives a mapping its range of guest-physical addresses.
+//! * A [`Map`] is the immutable set of all slots.
+//! * A [`View`] is a map with the log in which writes are marked. Devices use guest memory through a view.
 //!
-//! # What else must hold
-//! * What a device writes is marked in the log of its queue's *current* view, after the data and before the driver hears of
-//!   it. Whatever writes takes the queue's [`Marks`] along, so that none can forget ([`log`] has the argument).
-//! * Behind a vIOMMU a translation is used only as long as the front-end has not been told that it is gone ([`Iotlb`]).
-//! * A file that the front-end cuts short breaks the rings of its own device, and nothing else ([`fault`]; installing the
-//!   handler is the program's business).
+//! A change of memory makes a *new* view. The session makes it, and each worker takes it when it next handles
+//! its mailbox. The data path takes no lock for this.
+//!
+//! A request in flight ([`Iov`]) and a ring ([`Area`]) hold a reference to the view that they use. They take
+//! the reference when the view is installed, not for each request. The last reference to a mapping unmaps it.
+//! [`Released`] lets the session wait for that.
+//!
+//! # Invariants
+//! * A write of a device is marked in the log of its queue's *current* view, after the data and before the
+//!   driver hears of it. Each function that writes takes the queue's [`Marks`], so that no caller can forget
+//!   them ([`log`] has the argument).
+//! * Behind a vIOMMU a queue uses a translation only until the session acknowledges its invalidation
+//!   ([`Iotlb`]).
+//! * A front-end that truncates a shared file breaks the rings of its own device, and nothing else. See
+//!   [`fault`]; the program has to install the signal handler.
 //!
 //! ```
 //! use kickless_memory::{Gpa, Iov, Map, Marks, Slot, UserAddr, View};
@@ -43,7 +49,7 @@ mod area;
 mod backing;
 mod error;
 pub mod fault;
-mod hosts;
+mod host_index;
 mod inflight;
 mod iotlb;
 mod iov;
@@ -61,10 +67,12 @@ mod view;
 
 pub use addr::{Gpa, Iova, UserAddr};
 pub use area::{Area, Span};
-pub use backing::Slow;
+pub use backing::SlowFile;
 pub use error::{Error, InflightError, LogError, Refused, Unmapped};
 pub use inflight::{Inflight, Records};
-pub use iotlb::{Access, Iotlb, IovaRange, Lack, Miss, TABLES_MAX, Table, Tlb, Translated, UpdateError};
+pub use iotlb::{
+    Access, Iotlb, IovaRange, Miss, TABLES_MAX, Table, Tlb, TranslateError, Translated, UpdateError,
+};
 pub use iov::Iov;
 pub use log::Log;
 pub use map::Map;

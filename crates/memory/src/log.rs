@@ -1,30 +1,34 @@
-//! The bitmap in which a vhost-user front-end finds the pages that a device has written.
+//! The dirty log of a vhost-user front-end: a bitmap of the pages that devices have written.
 //!
-//! One bit for each page of 4 KiB of guest-physical address: page *n* is bit *n* % 8 of byte *n* / 8. The front-end made the
-//! memory and takes bits out of it behind our back, when it likes, by exchanging whole words for zero. So there is nothing
-//! to remember between two looks: that a bit was set a moment ago says nothing.
+//! One bit stands for a page of 4 KiB of guest-physical address: page *n* is bit *n* % 8 of byte *n* / 8. The
+//! front-end provides the memory. It takes bits out at any time, by exchanging whole words for zero. So a
+//! device cannot remember that it has set a bit: the bit may be gone a moment later.
 //!
 //! # No write is lost
 //! ```text
 //!   device                                  front-end
 //!   W1  store data                          H1  exchange word for 0
 //!   W2  full fence                          H2  full fence
-//!   W3  load word                           H3  read the pages whose bits there were
+//!   W3  load word                           H3  read the pages of the bits
 //!   W4  OR the bit in if it is clear
 //! ```
-//! W2 and H2 are partners. A device that finds the bit set (W3) need not set it, but only if whoever takes that bit then
-//! also sees the data: W3 read what was there before H1, so W2 comes before H2, and H3 sees W1. Without W2 the data could
-//! still be in its core's buffer when the front-end copies the page and W3 has looked, and the page would be copied
-//! without them and never again. A device that finds the bit clear sets it after W1, for a later H1 to find. OR is an
-//! atomic read-modify-write, and so is the front-end's exchange: neither undoes what the other, or another
-//! device, does to the other bits of the word.
+//! W2 and H2 are partners.
 //!
-//! The fence is what a look costs, so marks are gathered ([`Gather`]) and committed together, once for each batch:
-//! after its data and before the used index that publishes them. What is written to publish them (the index itself, event
-//! fields) is marked after that by the same rule.
+//! A device that finds the bit set at W3 does not set it. That is right only if the front-end sees the data
+//! after it takes that bit. It does: W3 read the word as it was before H1, so W2 comes before H2, and H3 sees
+//! W1. Without W2, the data could still be in the store buffer of the device's core while W3 finds the bit
+//! and the front-end copies the page. The copy would lack the data, and the page would not be copied again.
+//!
+//! A device that finds the bit clear sets it after W1, so that a later H1 finds it. OR is an atomic
+//! read-modify-write operation, and so is the front-end's exchange. So none of them undoes a change of other
+//! bits of the word.
+//!
+//! The fence is the cost of a look at the word. So marks are gathered ([`Gather`]) and committed together
+//! once for each batch: after the data, and before the used index that publishes the data. The used index
+//! itself and event fields are marked afterwards by the same rule.
 #![expect(unsafe_code, reason = "island: atomic access to the words of a mapping")]
 
-use crate::error::Failure;
+use crate::error::MappingError;
 use crate::fault::Damaged;
 use crate::mapper::Mapper;
 use crate::mapping::Mapping;
@@ -40,47 +44,47 @@ const WORD_SPAN: u64 = WORD_PAGES * LOG_PAGE_SIZE;
 /// Bytes of guest-physical address in a byte.
 const BYTE_SPAN: u64 = 8 * LOG_PAGE_SIZE;
 
-/// Access to the words of a bitmap: a front-end's memory, or a model checker's atomics. In our byte order bit *n* of a word is
-/// its page *n*.
+/// Access to the words of a bitmap: a front-end's memory, or a model checker's atomics. In our byte order,
+/// bit *n* of a word stands for the word's page *n*.
 pub trait Words {
-    /// A word as it is; ones where there is none, or no bit, for then there is nothing to set.
+    /// Loads a word. Bits that do not exist read as ones, because they need not be set.
     fn load(&self, index: u64) -> u64;
-    /// Sets bits of a word; what it was before.
+    /// Sets bits of a word. Returns the word as it was before.
     fn or(&self, index: u64, bits: u64) -> u64;
-    /// A sequentially consistent fence.
+    /// Executes a sequentially consistent fence.
     fn fence(&self);
 }
 
-/// How many words are gathered before they have to be committed.
+/// Number of words that can be gathered before a commit.
 const GATHERED_MAX: usize = 64;
 
-/// Marks that are not in a bitmap yet.
+/// Marks that are not in the bitmap yet.
 #[derive(Debug)]
 pub struct Gather {
     words: [(u64, u64); GATHERED_MAX],
     len: usize,
-    /// Where a word was put last that has the same number modulo the table's length. Only a hint.
-    places: [u8; GATHERED_MAX],
+    /// The last entry of a word with this number modulo the table's length. Only a hint.
+    hints: [u8; GATHERED_MAX],
 }
 
 impl Default for Gather {
     fn default() -> Self {
-        Self { words: [(0, 0); GATHERED_MAX], len: 0, places: [0; GATHERED_MAX] }
+        Self { words: [(0, 0); GATHERED_MAX], len: 0, hints: [0; GATHERED_MAX] }
     }
 }
 
 impl Gather {
-    /// Whether there is nothing in it.
+    /// Whether there are no marks to commit.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Adds bits of a word; `false` where there is no room: commit, and add them again.
+    /// Adds bits of a word. Returns false if there is no room: commit, and add them again.
     #[inline]
     #[must_use]
     pub fn add(&mut self, word: u64, bits: u64) -> bool {
-        let hint = &mut self.places[word as usize % GATHERED_MAX];
+        let hint = &mut self.hints[word as usize % GATHERED_MAX];
         if let Some(entry) = self.words[..self.len].get_mut(usize::from(*hint))
             && entry.0 == word
         {
@@ -94,39 +98,42 @@ impl Gather {
         true
     }
 
-    /// Sets in `words` all that was gathered, and empties it. Whether a bit was clear before.
+    /// Sets all gathered bits in `words`, and empties the table. Returns whether one of the bits was clear
+    /// before.
     ///
-    /// What is marked was written before this is called.
+    /// The caller must have written the data before.
     #[inline]
     pub fn commit<W: Words>(&mut self, words: &W) -> bool {
         if self.is_empty() {
             return false;
         }
-        // W2, whose partner is the front-end's fence (its exchange is one) between its exchange and its look at the page.
+        // W2. Its partner is H2, between the front-end's exchange and its copy of the page. The exchange
+        // itself is a fence.
         words.fence();
         self.commit_fenced(words)
     }
 
-    /// [`Gather::commit`] where a sequentially consistent fence has come between what is marked and this already.
+    /// Does the same as [`Gather::commit`] if a sequentially consistent fence has already followed the data.
     #[inline]
     pub fn commit_fenced<W: Words>(&mut self, words: &W) -> bool {
-        let mut news = false;
+        let mut newly_set = false;
         for &(word, bits) in &self.words[..self.len] {
             if words.load(word) & bits != bits {
-                news |= words.or(word, bits) & bits != bits;
+                newly_set |= words.or(word, bits) & bits != bits;
             }
         }
         self.len = 0;
-        news
+        newly_set
     }
 
-    /// Empties it.
+    /// Drops all marks.
     pub fn clear(&mut self) {
         self.len = 0;
     }
 }
 
-/// The word that stands for `len` bytes at `gpa`, and which of its bits; `None` for no bytes, or where it is not one word.
+/// Returns the word and the bits that stand for `len` bytes at `gpa`, or `None` if there are no bytes or
+/// several words.
 #[inline]
 pub fn word_of(gpa: Gpa, len: u64) -> Option<(u64, u64)> {
     let (first, last) = (gpa.0 / LOG_PAGE_SIZE, gpa.0.checked_add(len.checked_sub(1)?)? / LOG_PAGE_SIZE);
@@ -134,7 +141,7 @@ pub fn word_of(gpa: Gpa, len: u64) -> Option<(u64, u64)> {
     (first / WORD_PAGES == last / WORD_PAGES).then_some((first / WORD_PAGES, bits))
 }
 
-/// The words that stand for `len` bytes at `gpa`, and which of their bits. Nothing for no bytes.
+/// Returns each word, and its bits, that stand for `len` bytes at `gpa`. Returns nothing for no bytes.
 #[inline]
 pub fn words_of(gpa: Gpa, len: u64) -> impl Iterator<Item = (u64, u64)> {
     let first = gpa.0 / LOG_PAGE_SIZE;
@@ -149,7 +156,7 @@ pub fn words_of(gpa: Gpa, len: u64) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// The shared bitmap of a front-end. Mapped until the last reference to it goes.
+/// The shared bitmap of a front-end. The last reference unmaps it.
 #[derive(Debug)]
 pub struct Log {
     mapping: Mapping,
@@ -159,27 +166,27 @@ impl Log {
     /// Maps `len` bytes of `file` from `offset`.
     ///
     /// # Errors
-    /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the kernel's refusal
-    /// to map it.
+    /// No bytes, an offset that is no multiple of 8, a range that wraps or is longer than its file, or the
+    /// kernel's refusal to map it.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> Result<Self, LogError> {
         Mapper::default().log(file, offset, len)
     }
 
-    /// Its length in bytes; never zero.
+    /// Length in bytes; never zero.
     #[expect(clippy::len_without_is_empty, reason = "a log is never empty")]
     pub fn len(&self) -> u64 {
         self.mapping.len()
     }
 
-    /// Whether it has lost pages, and marks with them: see [`crate::fault`].
+    /// Returns the damage if the log has lost pages, and the marks on them: see [`crate::fault`].
     pub fn damaged(&self) -> Option<Damaged> {
-        self.mapping.is_damaged().then(|| Damaged::Log { len: self.len(), first: self.mapping.tell() })
+        self.mapping.is_damaged().then(|| Damaged::Log { len: self.len(), first: self.mapping.report_once() })
     }
 
-    /// Whether it has a bit for each page of guest memory.
+    /// Checks that the log has a bit for each page of guest memory.
     ///
     /// # Errors
-    /// It is too small; the error names both sizes.
+    /// The log is too small. The error names both sizes.
     pub fn covers(&self, map: &Map) -> Result<(), LogError> {
         let Some(last) = map.slots().last() else { return Ok(()) };
         let end = last.gpa().0 + (last.len() - 1);
@@ -190,27 +197,29 @@ impl Log {
         }
     }
 
-    /// The word of the bitmap at `index`; `None` past its end.
+    /// Returns the word at `index`, or `None` past the end of the bitmap.
     ///
-    /// All access to the front-end's memory goes through here. The file behind it can have been made shorter since, and
-    /// then it ends in SIGBUS, as in guest memory.
+    /// All accesses to the front-end's memory go through here. If the front-end has truncated the file, the
+    /// access raises SIGBUS, as in guest memory.
     #[inline]
     fn word(&self, index: u64) -> Option<&AtomicU64> {
         if index >= self.len().div_ceil(size_of::<u64>() as u64) {
             return None;
         }
-        // SAFETY: a multiple of 8 below the length of the mapping, which fits into isize.
+        // SAFETY: the offset is a multiple of 8 below the length of the mapping, which fits into isize.
         let at = unsafe { self.mapping.base().cast::<u64>().add(index as usize) };
         // SAFETY:
-        // - it is aligned: the mapping begins at a page, and the log at a multiple of 8 in it (checked in `map`);
-        // - all 8 bytes are mapped: the first of them is, and a word does not cross pages, of which whole ones are mapped;
-        // - it is alive as long as `self`, and all accesses to it in this program are atomic; the front-end's are not in
-        //   this program.
+        // - it is aligned: the mapping begins at a page, and the log at a multiple of 8 in it (checked in
+        //   `map`);
+        // - all 8 bytes are mapped: the first of them is, a word does not cross pages, and whole pages are
+        //   mapped;
+        // - it is alive as long as `self`, and all accesses to it in this program are atomic. The front-end's
+        //   accesses are outside of this program.
         Some(unsafe { AtomicU64::from_ptr(at.as_ptr()) })
     }
 
-    /// Which bits of the word at `index` are the log's. The last word can reach beyond it, where the front-end may keep
-    /// something else.
+    /// Returns the bits of the word at `index` that belong to the log. The front-end may use the rest of the
+    /// last word for something else.
     #[inline]
     fn valid(&self, index: u64) -> u64 {
         match self.len().saturating_sub(index.saturating_mul(size_of::<u64>() as u64)) {
@@ -224,7 +233,7 @@ impl Log {
     pub fn is_marked(&self, gpa: Gpa) -> bool {
         let index = gpa.0 / WORD_SPAN;
         let bit = (1 << (gpa.0 / LOG_PAGE_SIZE % WORD_PAGES)) & self.valid(index);
-        // Acquire: who finds it marked may go on to read the page.
+        // Acquire: a thread that finds the mark may read the page next.
         self.word(index).is_some_and(|w| u64::from_le(w.load(Ordering::Acquire)) & bit != 0)
     }
 
@@ -232,12 +241,13 @@ impl Log {
     pub fn harvest(&self, mut each: impl FnMut(u64)) {
         for index in 0..self.len().div_ceil(size_of::<u64>() as u64) {
             let Some(word) = self.word(index) else { return };
-            // As Linux' and QEMU's own harvests: most words are zero, and a look costs less than an exchange.
+            // As Linux and QEMU do: most words are zero, and a load costs less than an exchange.
             let valid = self.valid(index);
             if u64::from_le(word.load(Ordering::Relaxed)) & valid == 0 {
                 continue;
             }
-            // H1 and H2 in one, where an exchange is a full fence; where it is not, the fence is one.
+            // H1 and H2. On some processors the exchange is a full fence itself; on others the fence below is
+            // needed.
             let mut bits = u64::from_le(match valid {
                 u64::MAX => word.swap(0, Ordering::SeqCst),
                 _ => word.fetch_and((!valid).to_le(), Ordering::SeqCst),
@@ -252,10 +262,10 @@ impl Log {
 }
 
 impl Mapper {
-    /// As [`Log::map`].
+    /// Maps the log as [`Log::map`] does, within the limits of this mapper.
     ///
     /// # Errors
-    /// As there, and [`LogError::Refused`].
+    /// As [`Log::map`], and [`LogError::Refused`].
     pub fn log(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Log, LogError> {
         if len == 0 {
             return Err(LogError::Empty);
@@ -263,11 +273,11 @@ impl Mapper {
         if !offset.is_multiple_of(size_of::<u64>() as u64) {
             return Err(LogError::Misaligned { offset });
         }
-        let failed = |failure| match failure {
-            Failure::Wraps => LogError::Wraps { offset, len },
-            Failure::TooShort { needs, has } => LogError::FileTooShort { needs, has },
-            Failure::Refused(why) => LogError::Refused(why),
-            Failure::Os(source) => LogError::Mmap { source },
+        let failed = |error| match error {
+            MappingError::Wraps => LogError::Wraps { offset, len },
+            MappingError::TooShort { needs, has } => LogError::FileTooShort { needs, has },
+            MappingError::Refused(why) => LogError::Refused(why),
+            MappingError::Os(source) => LogError::Mmap { source },
         };
         let part = Mapping::part_of(self, &file, offset, len).map_err(failed)?;
         Ok(Log { mapping: Mapping::new(self, file, part).map_err(failed)? })
@@ -284,8 +294,8 @@ impl Words for Log {
     #[inline]
     fn or(&self, index: u64, bits: u64) -> u64 {
         self.word(index).map_or(u64::MAX, |word| {
-            // Relaxed: the fence before it makes whoever finds the bit see the data, and the used index that is stored
-            // later is stored with release.
+            // Relaxed: because of the fence before, a front-end that finds the bit also sees the data. The
+            // used index is stored later, with release.
             let valid = self.valid(index);
             u64::from_le(word.fetch_or((bits & valid).to_le(), Ordering::Relaxed)) | !valid
         })

@@ -2,27 +2,29 @@
 #![expect(unsafe_code, reason = "island: pointers into slots")]
 
 use crate::fault::Damaged;
-use crate::hosts::Hosts;
+use crate::host_index::HostIndex;
 use crate::quota::SLOTS_MAX;
 use crate::{Area, Error, Gpa, Slot, Span, Unmapped, UserAddr, shared};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// All guest memory at one moment. Never changes: a change makes a new map. Clones share the slots.
+/// All guest memory at one moment. A map never changes: a change of memory makes a new map. Clones share the
+/// slots.
 #[derive(Clone, Debug, Default)]
 pub struct Map {
-    /// Sorted by guest-physical address, without overlap.
+    /// Sorted by guest-physical address, without overlaps.
     slots: Arc<[Slot]>,
-    hosts: Hosts,
+    hosts: HostIndex,
 }
 
 impl Map {
-    /// A map of `slots`, in any order.
+    /// Makes a map of `slots`, in any order.
     ///
     /// # Errors
-    /// Too many slots, or two that share guest-physical addresses. The front-end's own addresses may overlap: they
-    /// only name ring areas, and the first slot by guest-physical address that holds the whole area serves.
+    /// Too many slots, or two that share guest-physical addresses. The front-end's own addresses may overlap:
+    /// they only name ring areas. Of the slots that hold a whole area, the first by guest-physical address is
+    /// used.
     pub fn new(mut slots: Vec<Slot>) -> Result<Self, Error> {
         if slots.len() > SLOTS_MAX {
             return Err(Error::TooMany { count: slots.len(), max: SLOTS_MAX });
@@ -37,16 +39,16 @@ impl Map {
     }
 
     fn of_sorted(slots: Vec<Slot>) -> Self {
-        Self { hosts: Hosts::new(&slots), slots: slots.into() }
+        Self { hosts: HostIndex::new(&slots), slots: slots.into() }
     }
 
-    /// This map and one slot more.
+    /// Returns this map with one slot more.
     ///
     /// # Errors
     /// As [`Map::new`].
     pub fn with(&self, slot: Slot) -> Result<Self, Error> {
         let mut slots = self.slots.to_vec();
-        // Look first, so that the newcomer is the one the error names.
+        // Checked here first, so that the error names the new slot.
         let first = slot.gpa();
         let last = Gpa(first.0 + (slot.len() - 1));
         if let Some(other) = slots.iter().find(|s| s.gpa() <= last && s.gpa().0 + (s.len() - 1) >= first.0) {
@@ -56,10 +58,10 @@ impl Map {
         Self::new(slots)
     }
 
-    /// This map without one slot, and that slot.
+    /// Returns this map without one slot, and that slot.
     ///
     /// # Errors
-    /// No slot has this address, front-end address and length.
+    /// No slot has this guest-physical address, front-end address and length.
     pub fn without(&self, gpa: Gpa, user: UserAddr, len: u64) -> Result<(Self, Slot), Error> {
         let mut slots = self.slots.to_vec();
         let at = slots
@@ -70,13 +72,13 @@ impl Map {
         Ok((Self::of_sorted(slots), removed))
     }
 
-    /// The slots, by rising guest-physical address.
+    /// The slots, by increasing guest-physical address.
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
-    /// Calls `each` with the host address and the length of what each slot is mapped by; two slots can share that. It is mapped as
-    /// long as this map lives.
+    /// Calls `each` with the host address and the length of each slot's mapping. Two slots can share a
+    /// mapping. The memory stays mapped as long as this map lives.
     pub fn each_mapping(&self, mut each: impl FnMut(NonNull<u8>, usize)) {
         for slot in self.slots() {
             let mapping = slot.mapping();
@@ -85,11 +87,11 @@ impl Map {
         }
     }
 
-    /// A slot that has lost pages, if there is one: see [`crate::fault`].
+    /// Returns the damage of a slot that has lost pages, if there is one: see [`crate::fault`].
     pub fn damaged(&self) -> Option<Damaged> {
         let slot = self.slots.iter().find(|slot| slot.mapping().is_damaged())?;
         let (gpa, user, len) = (slot.gpa(), slot.user(), slot.len());
-        Some(Damaged::Memory { gpa, user, len, first: slot.mapping().tell() })
+        Some(Damaged::Memory { gpa, user, len, first: slot.mapping().report_once() })
     }
 
     #[cold]
@@ -97,10 +99,10 @@ impl Map {
         self.slots.iter().any(|slot| slot.mapping().is_damaged())
     }
 
-    /// The host address of `gpa`, and how many bytes follow it in the same slot.
+    /// Returns the host address of `gpa`, and how many bytes follow it in the same slot.
     #[inline]
     pub(crate) fn find(&self, gpa: Gpa) -> Option<(NonNull<u8>, u64)> {
-        // Few slots are the rule: two or three for a guest without hot-plug. A scan beats a search there.
+        // Most guests have few slots: two or three without hot-plug. A scan is faster than a search then.
         let slot = if self.slots.len() <= 8 {
             return self.slots.iter().find_map(|slot| Self::host(slot, gpa));
         } else {
@@ -117,23 +119,25 @@ impl Map {
         Some((unsafe { slot.mapping().base().add(offset) }, rest))
     }
 
-    /// The host address of `len` contiguous bytes at `gpa`, if one slot holds them all. Valid as long as this map.
+    /// Returns the host address of `len` contiguous bytes at `gpa`, if one slot holds them all. Valid as long
+    /// as this map.
     #[inline]
     pub fn contiguous(&self, gpa: Gpa, len: u64) -> Option<NonNull<u8>> {
         let (host, rest) = self.find(gpa)?;
         (len <= rest).then_some(host)
     }
 
-    /// The `len` bytes at `gpa`, if one slot holds them all.
+    /// Returns the `len` bytes at `gpa`, if one slot holds them all.
     #[inline]
     pub fn span(&self, gpa: Gpa, len: u64) -> Option<Span<'_>> {
         let host = self.contiguous(gpa, len)?;
-        // SAFETY: that many bytes of a slot, which this map keeps mapped while it is borrowed; the length of a mapping
-        // fits into usize, and so does what it holds.
+        // SAFETY: these bytes are in a slot, which this map keeps mapped while it is borrowed. The length of
+        // a mapping fits into usize, so `len` does too.
         Some(unsafe { Span::new(host, len as usize) })
     }
 
-    /// Calls `each` with the host pieces of `len` bytes at `gpa`, in order. Neighbouring slots are crossed.
+    /// Calls `each` with the host pieces of `len` bytes at `gpa`, in order. The range may cross from slot to
+    /// slot.
     #[inline]
     pub(crate) fn pieces(
         &self,
@@ -160,10 +164,10 @@ impl Map {
         self.pieces(gpa, len, |_, _| {}).is_ok()
     }
 
-    /// Copies guest bytes out.
+    /// Copies guest bytes to `into`.
     ///
     /// # Errors
-    /// A part of the range is not guest memory; `into` then holds what came before it.
+    /// A part of the range is not guest memory; `into` then holds the bytes before it.
     pub fn read(&self, gpa: Gpa, into: &mut [u8]) -> Result<(), Unmapped> {
         let mut done = 0;
         self.pieces(gpa, into.len() as u64, |host, len| {
@@ -173,10 +177,10 @@ impl Map {
         })
     }
 
-    /// Copies bytes into guest memory, and marks them in no log: what a device writes goes through its [`crate::View`].
+    /// Copies `from` into guest memory, and marks it in no log. Devices write through a [`crate::View`].
     ///
     /// # Errors
-    /// A part of the range is not guest memory; nothing was written then.
+    /// A part of the range is not guest memory; nothing is written then.
     pub fn write(&self, gpa: Gpa, from: &[u8]) -> Result<(), Unmapped> {
         if !self.contains(gpa, from.len() as u64) {
             return Err(Unmapped { addr: gpa.0, len: from.len() as u64 });
@@ -207,7 +211,7 @@ impl Map {
     /// Writes one value.
     ///
     /// # Errors
-    /// A part of the range is not guest memory; nothing was written then.
+    /// A part of the range is not guest memory; nothing is written then.
     #[inline]
     pub fn write_obj<T: IntoBytes + Immutable>(&self, gpa: Gpa, value: &T) -> Result<(), Unmapped> {
         if let Some(host) = self.contiguous(gpa, size_of::<T>() as u64) {
@@ -218,10 +222,11 @@ impl Map {
         self.write(gpa, value.as_bytes())
     }
 
-    /// The ring area of `len` bytes at the front-end's address `user`, whose host address is a multiple of `align`.
+    /// Returns the ring area of `len` bytes at the front-end's address `user`, whose host address is a
+    /// multiple of `align`.
     ///
     /// # Errors
-    /// No single slot holds it all, or it is misaligned.
+    /// No single slot holds the whole area, or it is misaligned.
     pub fn area(&self, user: UserAddr, len: usize, align: usize) -> Result<Area, Unmapped> {
         self.slots
             .iter()
@@ -240,30 +245,31 @@ impl Map {
             .ok_or(Unmapped { addr: user.0, len: len as u64 })
     }
 
-    /// The slots by host address.
+    /// The index of the slots by host address.
     #[inline]
-    pub(crate) fn hosts(&self) -> &Hosts {
+    pub(crate) fn hosts(&self) -> &HostIndex {
         &self.hosts
     }
 
-    /// The guest-physical address of the first byte of an area of this map.
+    /// Returns the guest-physical address of the first byte of an area of this map.
     pub fn gpa_of_area(&self, area: &Area) -> Option<Gpa> {
         let mut found = None;
         let (at, len) = (area.host().as_ptr().addr(), usize::from(!area.is_empty()));
-        self.hosts.piece(at, len, |gpa, _| found = found.or(Some(gpa)));
+        self.hosts.locate(at, len, |gpa, _| found = found.or(Some(gpa)));
         found
     }
 
-    /// An address at which there is no memory: one that is not there is asked for.
-    pub fn nowhere(&self) -> Gpa {
-        // The highest that no slot holds; nearly always the highest there is.
+    /// Returns an address that is not guest memory.
+    pub fn unmapped_address(&self) -> Gpa {
+        // The highest address that no slot holds. That is nearly always the highest of all addresses.
         self.slots.iter().rev().fold(Gpa(u64::MAX), |at, slot| match slot.locate(at) {
             Some(_) => Gpa(slot.gpa().0.wrapping_sub(1)),
             None => at,
         })
     }
 
-    /// The guest-physical address of `len` bytes at the front-end's address `user`, if one slot holds them all.
+    /// Returns the guest-physical address of `len` bytes at the front-end's address `user`, if one slot holds
+    /// them all.
     pub fn gpa_of_range(&self, user: UserAddr, len: u64) -> Option<Gpa> {
         self.slots.iter().find_map(|slot| {
             let offset = user.offset_from(slot.user())?;
@@ -272,7 +278,7 @@ impl Map {
         })
     }
 
-    /// The guest-physical address of the front-end's address `user`.
+    /// Returns the guest-physical address of the front-end's address `user`.
     pub fn gpa_of(&self, user: UserAddr) -> Option<Gpa> {
         self.gpa_of_range(user, 1)
     }

@@ -1,43 +1,45 @@
-//! How the files of a device's front-ends are mapped.
+//! The limits within which a device's files are mapped.
 
 use crate::backing;
-use crate::error::Failure;
+use crate::error::MappingError;
 use crate::quota::{Charge, Quota};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Maps the files of a device's front-ends: within the device's share of the address space, and only files whose pages are at hand. Each
-/// of these two bounds is there if it was asked for; the default maps everything.
+/// Maps the files of a device's front-ends. It can limit the address space that the device uses, and it can
+/// refuse slow files. The default does neither.
 #[derive(Clone, Debug, Default)]
 pub struct Mapper {
     quota: Option<Arc<Quota>>,
-    only_at_hand: bool,
+    refuse_slow: bool,
 }
 
 impl Mapper {
-    /// Maps within this share.
+    /// Makes a mapper that charges its mappings to `quota`.
     pub fn within(quota: Arc<Quota>) -> Self {
         Self { quota: Some(quota), ..Self::default() }
     }
 
-    /// The same, and refuses files whose pages a worker could wait for without end: those of FUSE, of network file systems, and of whatever
-    /// else is not known to have them at hand.
+    /// Makes this mapper refuse files whose pages a worker might wait for without end: those of FUSE, of
+    /// network file systems, and of others that are not known to be prompt.
     #[must_use]
-    pub fn only_at_hand(self) -> Self {
-        Self { only_at_hand: true, ..self }
+    pub fn refuse_slow(self) -> Self {
+        Self { refuse_slow: true, ..self }
     }
 
-    /// Checks whether the file is one to map.
-    pub(crate) fn admit(&self, file: impl AsFd) -> Result<(), Failure> {
-        if self.only_at_hand {
-            backing::check(file).map_err(Failure::Os)?.map_err(|slow| Failure::Refused(slow.into()))?;
+    /// Checks whether the file may be mapped.
+    pub(crate) fn admit(&self, file: impl AsFd) -> Result<(), MappingError> {
+        if self.refuse_slow {
+            backing::check(file)
+                .map_err(MappingError::Os)?
+                .map_err(|slow| MappingError::Refused(slow.into()))?;
         }
         Ok(())
     }
 
-    /// Takes so many bytes for one mapping, if they are counted.
-    pub(crate) fn charge(&self, bytes: u64) -> Result<Option<Charge>, Failure> {
+    /// Charges `bytes` for one mapping, if there is a quota.
+    pub(crate) fn charge(&self, bytes: u64) -> Result<Option<Charge>, MappingError> {
         let charge = self.quota.as_ref().map(|quota| quota.charge(bytes)).transpose();
-        charge.map_err(|exhausted| Failure::Refused(exhausted.into()))
+        charge.map_err(|exhausted| MappingError::Refused(exhausted.into()))
     }
 }

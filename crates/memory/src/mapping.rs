@@ -1,7 +1,7 @@
 //! One `mmap` of a file that the front-end shares.
 #![expect(unsafe_code, reason = "island: mmap and munmap")]
 
-use crate::error::Failure;
+use crate::error::MappingError;
 use crate::fault::{self, Entry, MAPPINGS, Range};
 use crate::mapper::Mapper;
 use crate::quota::{Charge, MAPPINGS_MAX};
@@ -19,17 +19,18 @@ use std::time::Duration;
 /// `HUGETLBFS_MAGIC` of statfs(2).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// How many mappings there are in this process, counted for a device or not.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Number of mappings in this process, of devices with and without a quota.
+static MAPPING_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// One of [`COUNT`].
+/// One mapping in [`MAPPING_COUNT`].
 #[derive(Debug)]
-struct Counted;
+struct CountedMapping;
 
-impl Counted {
+impl CountedMapping {
     fn new() -> io::Result<Self> {
-        // Relaxed: it bounds, and orders nothing. What is one too many is given back at once.
-        let (before, counted) = (COUNT.fetch_add(1, Ordering::Relaxed), Self);
+        // Relaxed: the count is a limit and orders nothing. If this mapping is one too many, `Drop` subtracts
+        // it again.
+        let (before, counted) = (MAPPING_COUNT.fetch_add(1, Ordering::Relaxed), Self);
         if before as u64 >= MAPPINGS_MAX {
             let why = format!(
                 "there are {MAPPINGS_MAX} mappings already, the most in one process: serve fewer devices by one process"
@@ -40,53 +41,54 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedMapping {
     fn drop(&mut self) {
-        COUNT.fetch_sub(1, Ordering::Relaxed);
+        MAPPING_COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Which part of which file.
+/// A part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct FilePart {
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    /// Only of a regular file do the two name the bytes: anonymous inodes of devices share one number.
+    /// Device and inode identify the bytes of regular files only. Anonymous inodes of devices share one
+    /// number.
     pub(crate) regular: bool,
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-impl Part {
-    /// Whether mappings of both hold the same bytes, as far as that can be told.
-    pub(crate) fn is_same(&self, other: &Part) -> bool {
+impl FilePart {
+    /// Whether mappings of both parts are known to hold the same bytes.
+    pub(crate) fn is_same(&self, other: &FilePart) -> bool {
         self.regular && self == other
     }
 }
 
-/// A shared, writable mapping of a part of a file. Unmapped when the last reference to it goes.
+/// A shared, writable mapping of a part of a file. The last reference unmaps it.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Where `mmap` put it, and how long that is; wider than the part where the offset is not aligned.
+    /// Address and length of the whole `mmap`, which is larger than the part if the offset is not aligned.
     whole: NonNull<u8>,
     whole_len: usize,
-    /// First byte of the part.
+    /// The first byte of the part.
     base: NonNull<u8>,
-    part: Part,
-    /// Where [`crate::fault`] knows it from.
+    part: FilePart,
+    /// Its entry in the registry of [`crate::fault`].
     entry: &'static Entry,
-    /// Somebody was told that it is damaged.
-    told: AtomicBool,
+    /// Whether its damage was reported.
+    reported: AtomicBool,
     released: Released,
-    _counted: Counted,
-    /// Its part of its device's share.
+    _counted: CountedMapping,
+    /// Its share of its device's quota.
     _charge: Option<Charge>,
 }
 
-/// Returns why the kernel maps no more. For several reasons it says the same, that there is no memory.
+/// Returns why the kernel refused a mapping. The kernel reports several reasons as lack of memory.
 #[cold]
-fn why_not(error: Errno) -> Failure {
-    // Counted without a buffer of its size, for which there would be no mapping either.
+fn explain_refusal(error: Errno) -> MappingError {
+    // Counts without a buffer of the file's size, because the kernel would not map that either.
     let count_lines = || {
         let (mut maps, mut lines, mut part) = (File::open("/proc/self/maps")?, 0, [0; 4096]);
         loop {
@@ -103,31 +105,37 @@ fn why_not(error: Errno) -> Failure {
                 "this process has {limit} mappings, all that the kernel allows: raise the sysctl vm.max_map_count, or serve \
                  fewer devices by one process"
             );
-            Failure::Os(io::Error::new(io::ErrorKind::OutOfMemory, why))
+            MappingError::Os(io::Error::new(io::ErrorKind::OutOfMemory, why))
         }
         _ => error.into(),
     }
 }
 
 impl Mapping {
-    /// The part of `file` that a mapping of `len` bytes from `offset` would show.
-    pub(crate) fn part_of(mapper: &Mapper, file: impl AsFd, offset: u64, len: u64) -> Result<Part, Failure> {
+    /// Returns the part of `file` that a mapping of `len` bytes from `offset` on would show.
+    pub(crate) fn part_of(
+        mapper: &Mapper,
+        file: impl AsFd,
+        offset: u64,
+        len: u64,
+    ) -> Result<FilePart, MappingError> {
         mapper.admit(&file)?;
         let stat = fstat(&file)?;
-        let needs = offset.checked_add(len).ok_or(Failure::Wraps)?;
-        // Only a regular file (memfd, tmpfs, hugetlbfs) has a size that tells; a device's mmap checks for itself.
+        let needs = offset.checked_add(len).ok_or(MappingError::Wraps)?;
+        // Only a regular file (memfd, tmpfs, hugetlbfs) has a meaningful size. The mmap of a device checks
+        // for itself.
         let has = stat.st_size as u64;
         let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         if regular && has < needs {
-            return Err(Failure::TooShort { needs, has });
+            return Err(MappingError::TooShort { needs, has });
         }
-        Ok(Part { device: stat.st_dev, inode: stat.st_ino, regular, offset, len })
+        Ok(FilePart { device: stat.st_dev, inode: stat.st_ino, regular, offset, len })
     }
 
     /// Maps `part`, which [`Mapping::part_of`] found in `file`.
-    pub(crate) fn new(mapper: &Mapper, file: impl AsFd, part: Part) -> Result<Self, Failure> {
-        let counted = Counted::new().map_err(Failure::Os)?;
-        // The front-end's offset need not be aligned; hugetlbfs wants both ends on huge pages.
+    pub(crate) fn new(mapper: &Mapper, file: impl AsFd, part: FilePart) -> Result<Self, MappingError> {
+        let counted = CountedMapping::new().map_err(MappingError::Os)?;
+        // The front-end's offset need not be aligned. hugetlbfs requires that both ends lie on huge pages.
         let fs = fstatfs(&file)?;
         let huge = fs.f_type as u64 == HUGETLBFS_MAGIC;
         let page = if huge { fs.f_bsize as u64 } else { rustix::param::page_size() as u64 };
@@ -136,11 +144,11 @@ impl Mapping {
             .len
             .checked_add(head)
             .and_then(|l| l.checked_next_multiple_of(page))
-            .ok_or(Failure::Wraps)?;
+            .ok_or(MappingError::Wraps)?;
         let whole_len =
-            usize::try_from(len).ok().filter(|&l| isize::try_from(l).is_ok()).ok_or(Failure::Wraps)?;
+            usize::try_from(len).ok().filter(|&l| isize::try_from(l).is_ok()).ok_or(MappingError::Wraps)?;
         let charge = mapper.charge(len)?;
-        // SAFETY: a null hint, so that the kernel chooses a place that nobody uses.
+        // SAFETY: a null hint, so the kernel chooses unused addresses.
         let whole = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -151,14 +159,14 @@ impl Mapping {
                 part.offset - head,
             )
         }
-        .map_err(why_not)?;
+        .map_err(explain_refusal)?;
         let Some(whole) = NonNull::new(whole.cast::<u8>()) else {
-            return Err(Failure::Os(io::Error::from(io::ErrorKind::OutOfMemory)));
+            return Err(MappingError::Os(io::Error::from(io::ErrorKind::OutOfMemory)));
         };
-        // A core dump of ours is no place for the guest's memory; where the kernel cannot leave it out, nothing breaks.
+        // Keeps the guest's memory out of our core dumps. A failure is harmless.
         // SAFETY: the range was mapped above, and DONTDUMP changes no byte of it.
         let _ = unsafe { madvise(whole.as_ptr().cast(), whole_len, Advice::LinuxDontDump) };
-        // SAFETY: `head` < `whole_len`, for `part.len` is added to it.
+        // SAFETY: `head` is less than `whole_len`, which is at least `head + part.len`.
         let base = unsafe { whole.add(head as usize) };
         let start = whole.as_ptr().expose_provenance();
         let entry = MAPPINGS.add(Range { start, len: whole_len, page: page as usize });
@@ -168,19 +176,19 @@ impl Mapping {
             base,
             part,
             entry,
-            told: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
             released: Released::default(),
             _counted: counted,
             _charge: charge,
         })
     }
 
-    /// First byte. Valid for [`Mapping::len`] bytes as long as this mapping lives.
+    /// The first byte. Valid for [`Mapping::len`] bytes as long as this mapping lives.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    pub(crate) fn part(&self) -> Part {
+    pub(crate) fn part(&self) -> FilePart {
         self.part
     }
 
@@ -190,39 +198,41 @@ impl Mapping {
         self.part.len
     }
 
-    /// Whether pages of it were missing when somebody touched them: [`crate::fault`].
+    /// Whether pages of the mapping were missing at an access: see [`crate::fault`].
     pub fn is_damaged(&self) -> bool {
         self.entry.misses() > 0
     }
 
-    /// Whether nobody has asked this before.
-    pub(crate) fn tell(&self) -> bool {
-        !self.told.swap(true, Ordering::Relaxed)
+    /// Returns true at the first call only. The caller then reports the damage.
+    pub(crate) fn report_once(&self) -> bool {
+        !self.reported.swap(true, Ordering::Relaxed)
     }
 
-    /// Lets the caller wait until this mapping is gone.
+    /// Returns a handle with which the caller can wait until this mapping is gone.
     pub fn released(&self) -> Released {
         self.released.clone()
     }
 }
 
-// SAFETY: the pointers are to shared memory that any thread may access, by copies only, while the mapping lives.
+// SAFETY: the pointers are to shared memory that any thread may access, by copies only, while the mapping
+// lives.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; what changes in it are atomics.
+// SAFETY: as above; all fields that change are atomics.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // First, for what comes to lie there next is not ours.
+        // Removed before `munmap`, because the kernel may reuse the addresses afterwards.
         fault::remove(self.entry);
-        // SAFETY: exactly the range that `mmap` returned, also where parts of it were replaced since; all users hold a reference, so this was the last.
+        // SAFETY: exactly the range that `mmap` returned, although parts of it may have been replaced since.
+        // All users hold a reference, so there is no user left.
         let unmapped = unsafe { munmap(self.whole.as_ptr().cast(), self.whole_len) };
         debug_assert!(unmapped.is_ok());
         self.released.set();
     }
 }
 
-/// Tells when a [`Mapping`] is gone: nobody uses the memory any more.
+/// A handle that tells when a [`Mapping`] is gone, so that the memory is no longer in use.
 #[derive(Clone, Debug, Default)]
 pub struct Released(Arc<(Mutex<bool>, Condvar)>);
 
@@ -233,7 +243,7 @@ impl Released {
         change.notify_all();
     }
 
-    /// Waits up to `timeout`; whether the mapping is gone.
+    /// Waits up to `timeout`. Returns whether the mapping is gone.
     pub fn wait(&self, timeout: Duration) -> bool {
         let (gone, change) = &*self.0;
         let gone = gone.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,75 +1,81 @@
-//! What one queue has written, on its way into the log.
+//! Gathers what one queue has written, and marks it in the log.
 //!
-//! # Where a mark goes
-//! A request in flight keeps the mapping that it was translated with, and is done when the operating system says so. By then
-//! the front-end may have moved the memory to another guest-physical address, and whoever reads the log looks for it there.
-//! So a mark that is made for a request does not trust the address that the request had. It begins with the host address, which is
-//! the same as long as the mapping is there, and the request keeps it there: no other bytes can have come to lie at it
-//! since. The bytes are
-//! 1. in the queue's present map: the mark goes to where they are in that. The page can be marked at its new place only from
-//!    the moment on at which the log is read with the new map in mind; it is, for the completion is when they count as written;
-//! 2. or else they were removed while the request was in flight. Who removes memory waits for those who use it, so it was by
-//!    the last change: the mark goes to where they were before that. It is committed before the request lets go of its mapping
-//!    ([`View::unpin_unless`](crate::View::unpin_unless)), and so before the front-end is answered;
-//! 3. or else, where nobody has told of each change ([`Marks::set_view`]), where the request had them.
+//! # The page of a mark
+//! A request in flight keeps the mapping that it was translated with until the operating system completes it.
+//! Meanwhile the front-end may have moved the memory to another guest-physical address, and the reader of the
+//! log looks for the mark there.
 //!
-//! What is written with the present map at hand is marked by its guest-physical address at once ([`View`](crate::View) sees to which it is).
+//! So the mark of a request does not use the address that the request had. It begins with the host address.
+//! The request keeps the mapping, so the host address still belongs to the same bytes. There are three cases:
+//! 1. The bytes are in the queue's present map. The mark goes to their address in that map. A mark at a new
+//!    address is correct only after readers of the log know the new map. They do: the bytes count as written
+//!    at the completion, which is now.
+//! 2. Otherwise the bytes were removed while the request was in flight. Before memory is removed, the session
+//!    waits for all requests that use it. So the last change has removed them, and the mark goes to their
+//!    address before that change. It is committed before the request releases its mapping
+//!    ([`View::unpin_unless`](crate::View::unpin_unless)), and so before the session answers the front-end.
+//! 3. Otherwise the marks were not told of each change ([`Marks::set_view`]). The mark goes to the address
+//!    that the request had.
+//!
+//! A write through the present map is marked by its guest-physical address at once. ([`View`](crate::View)
+//! checks that the map is the present one.)
 
 use crate::fault::Damaged;
-use crate::hosts::Hosts;
+use crate::host_index::HostIndex;
 use crate::log::{Gather, Log, word_of, words_of};
 use crate::{Gpa, Map};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The marks of one queue: whatever writes guest memory takes this along, and cannot leave it out.
+/// The marks of one queue. Each function that writes guest memory takes this, so that no write can go
+/// unmarked.
 ///
-/// With no log all of it is one branch. With one, marks are gathered and reach the log with [`Marks::commit`]: the
-/// order that this has to keep is in [`crate::log`].
+/// Without a log, it costs one branch. With a log, marks are gathered, and [`Marks::commit`] puts them into
+/// the log. [`crate::log`] explains when that must happen.
 #[derive(Debug, Default)]
 pub struct Marks {
-    on: Option<Box<On>>,
-    /// A mark has set a bit that was clear since somebody asked.
-    news: bool,
+    on: Option<Box<Active>>,
+    /// Whether a mark has set a clear bit since the last [`Marks::take_newly_set`].
+    newly_set: bool,
 }
 
 #[derive(Debug)]
-struct On {
-    bits: Bits,
-    /// Where memory is.
-    now: Hosts,
-    /// Where it was before it changed.
-    before: Hosts,
+struct Active {
+    gathered: GatheredMarks,
+    /// The present addresses of memory.
+    now: HostIndex,
+    /// The addresses before the last change.
+    before: HostIndex,
 }
 
 #[derive(Debug)]
-struct Bits {
+struct GatheredMarks {
     log: Arc<Log>,
     gather: Gather,
 }
 
 impl Marks {
-    /// Marks for nobody.
+    /// Returns marks without a log.
     pub fn off() -> Self {
         Self::default()
     }
 
-    /// Sends marks to this log from now on, if there is one, by the addresses that memory has in `hosts`. Commits what was
-    /// gathered to the log before.
-    pub(crate) fn set_log(&mut self, log: Option<&Arc<Log>>, hosts: &Hosts) {
+    /// Makes marks go to `log` from now on, if there is one, at the addresses in `hosts`. Commits earlier
+    /// marks to the earlier log first.
+    pub(crate) fn set_log(&mut self, log: Option<&Arc<Log>>, hosts: &HostIndex) {
         self.commit();
         match (&mut self.on, log) {
             (Some(on), Some(log)) => {
-                on.bits.log = log.clone();
+                on.gathered.log = log.clone();
                 if !on.now.is_same(hosts) {
                     on.before = std::mem::replace(&mut on.now, hosts.clone());
                 }
             }
             (here, log) => {
-                let on = |log: &Arc<Log>| On {
-                    bits: Bits { log: log.clone(), gather: Gather::default() },
+                let on = |log: &Arc<Log>| Active {
+                    gathered: GatheredMarks { log: log.clone(), gather: Gather::default() },
                     now: hosts.clone(),
-                    before: Hosts::default(),
+                    before: HostIndex::default(),
                 };
                 *here = log.map(|log| Box::new(on(log)));
             }
@@ -82,93 +88,98 @@ impl Marks {
         self.on.is_some()
     }
 
-    /// Whether the log has lost marks: see [`crate::fault`].
+    /// Returns the damage if the log has lost marks: see [`crate::fault`].
     pub fn damaged(&self) -> Option<Damaged> {
-        self.on.as_ref()?.bits.log.damaged()
+        self.on.as_ref()?.gathered.log.damaged()
     }
 
-    /// Whether marks wait to be committed.
+    /// Whether there are marks to commit.
     #[inline]
     pub fn is_pending(&self) -> bool {
-        self.on.as_ref().is_some_and(|on| !on.bits.gather.is_empty())
+        self.on.as_ref().is_some_and(|on| !on.gathered.gather.is_empty())
     }
 
-    /// `len` bytes at `gpa` were written, as memory is now.
+    /// Marks `len` bytes at `gpa`, in the present map, as written.
     #[inline]
     pub fn wrote(&mut self, gpa: Gpa, len: u64) {
         if let Some(on) = &mut self.on {
-            self.news |= on.bits.add(gpa, len);
+            self.newly_set |= on.gathered.add(gpa, len);
         }
     }
 
-    /// `len` bytes were written that are, or were, at `gpa` in `map`, all of them.
+    /// Marks `len` bytes at `gpa` in `map` as written. All of them are in that map, which may be an earlier
+    /// one.
     #[inline]
     pub(crate) fn wrote_in(&mut self, map: &Map, gpa: Gpa, len: u64) {
         if let Some(on) = &mut self.on {
-            self.news |= match on.now.is_same(map.hosts()) {
-                true => on.bits.add(gpa, len),
+            self.newly_set |= match on.now.is_same(map.hosts()) {
+                true => on.gathered.add(gpa, len),
                 false => on.add_in(map, gpa, len),
             };
         }
     }
 
-    /// `len` bytes at a host address were written, which `map` has mapped, or had.
+    /// Marks `len` bytes at a host address as written. They are in a mapping of `map`, which may be an
+    /// earlier map.
     #[inline]
     pub(crate) fn wrote_host(&mut self, map: &Map, host: NonNull<u8>, len: usize) {
         if let Some(on) = &mut self.on {
-            self.news |= on.add_host(map, host.as_ptr().addr(), len);
+            self.newly_set |= on.add_host(map, host.as_ptr().addr(), len);
         }
     }
 
-    /// Puts what was gathered into the log. To be called after the data was written and before the driver hears of it,
-    /// and after what tells the driver was written.
+    /// Puts the gathered marks into the log.
+    ///
+    /// Call it after the data is written and before the driver hears of it. Call it again after the write
+    /// that tells the driver.
     #[inline]
     pub fn commit(&mut self) {
         if let Some(on) = &mut self.on {
-            self.news |= on.bits.gather.commit(&*on.bits.log);
+            self.newly_set |= on.gathered.gather.commit(&*on.gathered.log);
         }
     }
 
-    /// [`Marks::commit`] where a sequentially consistent fence has come between what was written and this already.
+    /// Does the same as [`Marks::commit`] if a sequentially consistent fence has already followed the data.
     #[inline]
     pub fn commit_fenced(&mut self) {
         if let Some(on) = &mut self.on {
-            self.news |= on.bits.gather.commit_fenced(&*on.bits.log);
+            self.newly_set |= on.gathered.gather.commit_fenced(&*on.gathered.log);
         }
     }
 
-    /// Whether a bit that was clear has been set since this was called last.
+    /// Returns whether a clear bit has been set since the last call.
     #[inline]
-    pub fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.news)
+    pub fn take_newly_set(&mut self) -> bool {
+        std::mem::take(&mut self.newly_set)
     }
 }
 
-// Each says whether something had to be committed, and was new.
-impl On {
+// Each function returns whether it had to commit early and thereby set a clear bit.
+impl Active {
     #[inline]
     fn add_host(&mut self, map: &Map, mut at: usize, mut left: usize) -> bool {
-        let mut news = false;
+        let mut newly_set = false;
         while left > 0 {
-            let bits = &mut self.bits;
-            let mut here = self.now.piece(at, left, |gpa, len| news |= bits.add(gpa, len));
+            let gathered = &mut self.gathered;
+            let mut here = self.now.locate(at, left, |gpa, len| newly_set |= gathered.add(gpa, len));
             if here == 0 {
-                here = self.add_removed(map, at, left, &mut news);
+                here = self.add_removed(map, at, left, &mut newly_set);
             }
             at += here;
             left -= here;
         }
-        news
+        newly_set
     }
 
-    /// Where the first of these bytes were, which are not in memory any more; how many that is.
+    /// Marks the first of these bytes, which are not in present memory any more. Returns how many bytes that
+    /// is.
     #[cold]
-    fn add_removed(&mut self, map: &Map, at: usize, len: usize, news: &mut bool) -> usize {
-        let bits = &mut self.bits;
-        let mut add = |gpa, len| *news |= bits.add(gpa, len);
-        match self.before.piece(at, len, &mut add) {
-            0 => match map.hosts().piece(at, len, add) {
-                // Nobody has mapped them, so nobody has written them.
+    fn add_removed(&mut self, map: &Map, at: usize, len: usize, newly_set: &mut bool) -> usize {
+        let gathered = &mut self.gathered;
+        let mut add = |gpa, len| *newly_set |= gathered.add(gpa, len);
+        match self.before.locate(at, len, &mut add) {
+            0 => match map.hosts().locate(at, len, add) {
+                // The bytes are in no mapping, so they were not written.
                 0 => len,
                 here => here,
             },
@@ -178,17 +189,17 @@ impl On {
 
     #[cold]
     fn add_in(&mut self, map: &Map, gpa: Gpa, len: u64) -> bool {
-        let mut news = false;
-        // They were written, so they are all there.
-        let _ = map.pieces(gpa, len, |host, len| news |= self.add_host(map, host.as_ptr().addr(), len));
-        news
+        let mut newly_set = false;
+        // All of the range is in the map, because it was written.
+        let _ = map.pieces(gpa, len, |host, len| newly_set |= self.add_host(map, host.as_ptr().addr(), len));
+        newly_set
     }
 }
 
-impl Bits {
+impl GatheredMarks {
     #[inline]
     fn add(&mut self, gpa: Gpa, len: u64) -> bool {
-        // Nearly always it is one word.
+        // Nearly always the range is within one word.
         match word_of(gpa, len) {
             Some((word, bits)) if self.gather.add(word, bits) => false,
             _ => self.add_each(gpa, len),
@@ -197,13 +208,13 @@ impl Bits {
 
     #[cold]
     fn add_each(&mut self, gpa: Gpa, len: u64) -> bool {
-        let mut news = false;
+        let mut newly_set = false;
         for (word, bits) in words_of(gpa, len) {
             while !self.gather.add(word, bits) {
-                // All that was gathered was written before, so it may be marked at any time.
-                news |= self.gather.commit(&*self.log);
+                // The gathered marks may be committed at any time, because their data is written.
+                newly_set |= self.gather.commit(&*self.log);
             }
         }
-        news
+        newly_set
     }
 }

@@ -1,63 +1,72 @@
 //! Shares of the process's address space, and of the kernel's list of its mappings.
 //!
-//! To map what a front-end shares costs no memory, but address space, and an entry of the kernel's list of mappings. Both end: a
-//! process on x86-64 has 128 TiB (47 bits), and 65530 mappings (`vm.max_map_count`). A front-end can share one sparse file
-//! again and again, so what a device maps is bounded. Everything counts that is mapped for it: guest memory, logs, buffers of requests in
-//! flight, and also memory that was replaced or removed as long as a request uses it.
+//! A mapping of a front-end's file takes address space and an entry in the kernel's list of mappings. Both
+//! are limited: a process on x86-64 has 128 TiB (47 bits) and 65530 mappings (`vm.max_map_count`). A
+//! front-end can share one sparse file again and again, so the mappings of each device are limited. All
+//! mappings of a device count: guest memory, logs and in-flight buffers. Memory that was replaced or removed
+//! counts as long as a request uses it.
 //!
 //! # The rule
-//! Each device has a *limit*, and a *guarantee*, which is its limit or less. It may map more while both hold:
+//! Each device has a *limit* and a *guarantee*, which is at most its limit. A device may map more if both of
+//! these hold:
 //!
 //! 1. It stays within its limit.
-//! 2. It stays within its guarantee, or the sum over all devices of what each has mapped or is guaranteed, whichever is more,
-//!    stays within the total.
+//! 2. It stays within its guarantee, or the following sum over all devices stays within the total: the larger
+//!    of the device's use and its guarantee.
 //!
-//! So a device can always map up to its guarantee, whatever the others do: by the second condition nothing that is guaranteed and
-//! free was ever lent. The guarantees are the limits where all limits together fit into the total; then no device can hold another up at
-//! all. Where they do not fit, half of the total is guaranteed, the same to each device but no more than its limit, and the other
-//! half is lent to those that need more than that. A single device cannot take all that is lent, unless its limit is that large.
+//! So a device can always map up to its guarantee, whatever the others do. The second condition reserves
+//! every guarantee.
 //!
-//! # Devices that come later
-//! Guarantees are divided anew when a device comes or goes. A device that comes while more is lent than the new division leaves has its
-//! guarantee once that was given back. The total holds at any time.
+//! If all limits together fit into the total, each guarantee is the device's limit, and no device can hold up
+//! another. Otherwise half of the total is guaranteed: the same amount to each device, but at most its limit.
+//! The other half is lent to devices that need more than their guarantee. A single device cannot take all of
+//! that half, unless its limit is as large.
 //!
-//! The lock is taken when memory is mapped and unmapped, by sessions and by the worker that has the last reference. It is held for a
-//! scan of all devices.
+//! # New devices
+//! Guarantees are divided again when a device comes or goes. The new guarantees can be less than what is lent
+//! already. Then a new device has its guarantee only after the excess is returned. The total is never
+//! exceeded.
+//!
+//! The lock is held for a scan of all devices. Sessions take it to map memory. To unmap memory, a session
+//! takes it, or the worker that has the last reference.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that the devices of a process can have mapped: three quarters of the 128 TiB that there are on x86-64. The rest is for
-/// everything else: RAM disks, stacks, heaps, the memory of engines. A machine that has less address space says so by itself.
+/// Bytes that the devices of a process may map: three quarters of the 128 TiB of x86-64. The rest is for
+/// everything else: RAM disks, stacks, heaps, the memory of engines. On a machine with less address space,
+/// the kernel refuses the excess.
 pub const BYTES_MAX: u64 = 96 << 40;
 
-/// Mappings of front-ends' files in a process: half of what the kernel has room for (65530, `vm.max_map_count`). The rest is for holes in
-/// them ([`crate::fault`]) and for everything else.
+/// Mappings of front-ends' files in a process: half of the kernel's limit (65530, `vm.max_map_count`). The
+/// rest is for holes in them ([`crate::fault`]) and for everything else.
 pub const MAPPINGS_MAX: u64 = 1 << 15;
 
-/// The most slots a map can have: as many as QEMU's vhost-user front-end can use (512 KVM slots less three).
+/// Largest number of slots in a map: as many as QEMU's vhost-user front-end can use (512 KVM slots less
+/// three).
 pub const SLOTS_MAX: usize = 509;
 
-/// Mappings that a device has at most: all slots twice, for a table whose predecessor is still in use, two logs for the same reason,
-/// and buffers of requests in flight.
+/// Largest number of mappings of a device. All slots count twice, because the previous memory table can still
+/// be in use. The other six are two logs, for the same reason, and in-flight buffers.
 const DEVICE_MAPPINGS_MAX: u64 = 2 * SLOTS_MAX as u64 + 6;
 
-/// Bytes that a device has mapped at most unless something else is said: a third of what is lent ([`BYTES_MAX`]), so that one device
-/// cannot take all of that. Enough for a guest of 8 TiB whose memory is replaced at once, or one of 16 TiB whose memory is not.
+/// Default limit of the bytes that a device maps: a third of the lent half of [`BYTES_MAX`], so that one
+/// device cannot take all of that half. It is enough for a guest of 8 TiB whose memory is replaced at once,
+/// or for one of 16 TiB whose memory is not.
 pub const DEVICE_BYTES_DEFAULT: u64 = 16 << 40;
 
-/// Bytes and mappings.
+/// An amount of bytes and of mappings.
 type Amount = [u64; 2];
 const BYTES: usize = 0;
 const MAPPINGS: usize = 1;
 
-/// Why a front-end's file is not mapped: something else is mapped already.
+/// A limit because of which a front-end's file is not mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Exhausted {
     /// The device would have more than its limit.
     #[error(
-        "{needs:#x} bytes beside {used:#x} that are mapped are more than the {limit:#x} that this device may map: memory-max allows more"
+        "{needs:#x} bytes beside {used:#x} mapped bytes exceed the {limit:#x} that this device may map: memory-max allows more"
     )]
     Bytes {
         /// Bytes to map.
@@ -67,16 +76,16 @@ pub enum Exhausted {
         /// The device's limit.
         limit: u64,
     },
-    /// It would have more mappings than a device needs.
-    #[error("this device has {limit} mappings, and no device needs more")]
+    /// The device would have more mappings than a device needs.
+    #[error("this device has {limit} mappings, the most that a device may have")]
     Mappings {
         /// The limit of each device.
         limit: u64,
     },
-    /// It would have more bytes than its guarantee, and others use what there is beside that.
+    /// The device would exceed its guarantee, and others use what there is beyond the guarantees.
     #[error(
-        "this process has no more address space for {used:#x} bytes and {needs:#x} more, because other devices use it: lower their \
-         memory-max, or serve this device by another process"
+        "this process has no address space for {needs:#x} bytes beside the {used:#x} of this device, because other \
+         devices use it: lower their memory-max, or serve this device by another process"
     )]
     ProcessBytes {
         /// Bytes to map.
@@ -84,9 +93,9 @@ pub enum Exhausted {
         /// Bytes that the device has mapped.
         used: u64,
     },
-    /// It would have more mappings than its guarantee, and others use what there is beside that.
+    /// The device would exceed its guarantee, and others use what there is beyond the guarantees.
     #[error(
-        "this process has no mapping left for this device, which has {used}, because other devices use the {total} that there are: \
+        "this process has no mapping left for this device, which has {used}, because other devices use the {total} that are possible: \
          give their guests fewer memory regions, or serve this device by another process"
     )]
     ProcessMappings {
@@ -97,20 +106,20 @@ pub enum Exhausted {
     },
 }
 
-/// The resources that devices share.
+/// Address space and mappings, shared by the devices of a process.
 #[derive(Debug)]
 pub struct AddressSpace {
     total: Amount,
-    state: Mutex<State>,
+    shares: Mutex<Shares>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Shares {
     members: BTreeMap<u64, Member>,
-    /// The key of the next one.
+    /// The key of the next member.
     next: u64,
-    /// No guarantee is larger.
-    level: Amount,
+    /// The largest guarantee.
+    guarantee_max: Amount,
 }
 
 #[derive(Debug)]
@@ -126,48 +135,49 @@ impl Default for AddressSpace {
 }
 
 impl AddressSpace {
-    /// So many bytes, and so many mappings.
+    /// Makes an address space of this many bytes and mappings.
     pub fn new(bytes: u64, mappings: u64) -> Self {
-        Self { total: [bytes, mappings], state: Mutex::default() }
+        Self { total: [bytes, mappings], shares: Mutex::default() }
     }
 
-    /// The share of one more device, which maps so many bytes at most.
+    /// Adds a device, which may map at most `bytes_max` bytes.
     pub fn join(self: &Arc<Self>, bytes_max: u64) -> Arc<Quota> {
-        let mut state = self.lock();
-        let key = state.next;
-        state.next += 1;
-        state.members.insert(key, Member { limit: [bytes_max, DEVICE_MAPPINGS_MAX], used: [0, 0] });
-        state.divide(self.total);
-        drop(state);
+        let mut shares = self.lock();
+        let key = shares.next;
+        shares.next += 1;
+        shares.members.insert(key, Member { limit: [bytes_max, DEVICE_MAPPINGS_MAX], used: [0, 0] });
+        shares.divide(self.total);
+        drop(shares);
         Arc::new(Quota { space: self.clone(), key })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Shares> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl Shares {
     /// Divides the total into guarantees.
     fn divide(&mut self, total: Amount) {
-        for (of, level) in self.level.iter_mut().enumerate() {
+        for (of, guarantee_max) in self.guarantee_max.iter_mut().enumerate() {
             let limits = self.members.values().map(|member| member.limit[of]);
-            *level = divide(limits.collect(), total[of]);
+            *guarantee_max = largest_guarantee(limits.collect(), total[of]);
         }
     }
 
-    /// What all have mapped, and what all have mapped or are guaranteed, if `key` has `used` of it.
+    /// Returns two sums over all devices for the case that `key` uses `used`: of their use, and of the larger
+    /// of use and guarantee.
     fn sums(&self, of: usize, key: u64, used: u64) -> (u64, u64) {
         let each = self.members.iter().map(|(member, Member { limit, used: now })| {
             let used = if *member == key { used } else { now[of] };
-            (used, used.max(limit[of].min(self.level[of])))
+            (used, used.max(limit[of].min(self.guarantee_max[of])))
         });
         each.fold((0, 0), |sums, (used, kept)| (sums.0.saturating_add(used), sums.1.saturating_add(kept)))
     }
 }
 
-/// The largest guarantee: see the module's documentation.
-fn divide(mut limits: Vec<u64>, total: u64) -> u64 {
+/// Returns the largest guarantee: see the module's documentation.
+fn largest_guarantee(mut limits: Vec<u64>, total: u64) -> u64 {
     if limits.iter().try_fold(0u64, |sum, limit| sum.checked_add(*limit)).is_some_and(|sum| sum <= total) {
         return u64::MAX;
     }
@@ -183,7 +193,7 @@ fn divide(mut limits: Vec<u64>, total: u64) -> u64 {
     u64::MAX
 }
 
-/// The share of one device. Given back when this and all that was mapped is dropped.
+/// The share of one device. The device's resources are free when this and all of its mappings are dropped.
 #[derive(Debug)]
 pub struct Quota {
     space: Arc<AddressSpace>,
@@ -191,10 +201,10 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Takes so many bytes for one mapping.
+    /// Charges `bytes` for one mapping.
     pub(crate) fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, Exhausted> {
-        let mut state = self.space.lock();
-        let Some(Member { limit, used }) = state.members.get(&self.key) else {
+        let mut shares = self.space.lock();
+        let Some(Member { limit, used }) = shares.members.get(&self.key) else {
             return Ok(Charge { quota: self.clone(), bytes: 0 });
         };
         let needs: Amount = [bytes, 1];
@@ -206,8 +216,8 @@ impl Quota {
             return Err(Exhausted::Mappings { limit: limit[MAPPINGS] });
         }
         for of in [BYTES, MAPPINGS] {
-            let guaranteed = new[of] <= limit[of].min(state.level[of]);
-            let (all_used, all_kept) = state.sums(of, self.key, new[of]);
+            let guaranteed = new[of] <= limit[of].min(shares.guarantee_max[of]);
+            let (all_used, all_kept) = shares.sums(of, self.key, new[of]);
             let total = self.space.total[of];
             if (if guaranteed { all_used } else { all_kept }) > total {
                 return Err(match of {
@@ -216,23 +226,23 @@ impl Quota {
                 });
             }
         }
-        if let Some(member) = state.members.get_mut(&self.key) {
+        if let Some(member) = shares.members.get_mut(&self.key) {
             member.used = new;
         }
-        drop(state);
+        drop(shares);
         Ok(Charge { quota: self.clone(), bytes })
     }
 }
 
 impl Drop for Quota {
     fn drop(&mut self) {
-        let mut state = self.space.lock();
-        state.members.remove(&self.key);
-        state.divide(self.space.total);
+        let mut shares = self.space.lock();
+        shares.members.remove(&self.key);
+        shares.divide(self.space.total);
     }
 }
 
-/// The resources that one mapping takes. Given back when this is dropped.
+/// The charge of one mapping. Dropping it gives the resources back.
 #[derive(Debug)]
 pub(crate) struct Charge {
     quota: Arc<Quota>,
@@ -280,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_a_thousand_that_takes_what_it_can_holds_no_other_up() {
+    fn a_greedy_device_holds_up_none_of_a_thousand_others() {
         let space = Arc::new(AddressSpace::default());
         let devices: Vec<_> = (0..1000).map(|_| space.join(DEVICE_BYTES_DEFAULT)).collect();
         let mut greedy = Vec::new();
@@ -291,7 +301,7 @@ mod tests {
         while let Ok(charge) = devices[0].charge(1) {
             greedy.push(charge);
         }
-        // All others have a guest of 32 GiB in ten pieces, and a few of them one of 4 TiB.
+        // All others have a guest of 32 GiB in ten pieces, except for three with a guest of 4 TiB.
         let small = (4..1000).flat_map(|number| (0..10).map(move |_| (number, (32 << 30) / 10)));
         let large = (1..4).map(|number| (number, 4 * TIB));
         let held: Vec<Charge> =
@@ -300,10 +310,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_guaranteed_is_not_lent() {
+    fn guaranteed_bytes_are_not_lent() {
         let space = Arc::new(AddressSpace::new(100, MAPPINGS_MAX));
         let devices: Vec<_> = (0..5).map(|_| space.join(40)).collect();
-        // Ten for each.
+        // Ten are guaranteed to each.
         let _lent = [devices[0].charge(40).unwrap(), devices[1].charge(30).unwrap()];
         let refused = devices[2].charge(11).unwrap_err();
         assert!(
@@ -319,20 +329,20 @@ mod tests {
     fn mappings_run_out() {
         let space = Arc::new(AddressSpace::new(BYTES_MAX, 8));
         let devices: Vec<_> = (0..2).map(|_| space.join(BYTES_MAX)).collect();
-        // Two for each, and four for either.
+        // Two are guaranteed to each, and four can be lent.
         let _held: Vec<Charge> = (0..6).map(|_| devices[0].charge(1).unwrap()).collect();
         let refused = devices[0].charge(1).unwrap_err();
         assert_eq!(refused, Exhausted::ProcessMappings { used: 6, total: 8 });
-        let told = refused.to_string();
-        assert!(told.contains("fewer memory regions") && !told.contains("memory-max"), "{told}");
+        let text = refused.to_string();
+        assert!(text.contains("fewer memory regions") && !text.contains("memory-max"), "{text}");
     }
 
     #[test]
-    fn guarantees_are_divided_anew() {
+    fn guarantees_are_divided_again_for_a_new_device() {
         let space = Arc::new(AddressSpace::new(100, MAPPINGS_MAX));
         let first = space.join(100);
         let held = first.charge(80).unwrap();
-        // The total holds, even where a guarantee has to wait for that.
+        // The total is never exceeded, even if a guarantee has to wait for that.
         let second = space.join(100);
         assert!(second.charge(25).is_err() && second.charge(20).is_ok());
         drop((held, first));
@@ -341,9 +351,9 @@ mod tests {
 
     #[test]
     fn division() {
-        assert_eq!(divide(vec![], 10), u64::MAX);
-        assert_eq!(divide(vec![4, 6], 10), u64::MAX);
-        assert_eq!(divide(vec![u64::MAX, u64::MAX], 10), 2);
-        assert_eq!(divide(vec![100, 1, 100], 20), 4);
+        assert_eq!(largest_guarantee(vec![], 10), u64::MAX);
+        assert_eq!(largest_guarantee(vec![4, 6], 10), u64::MAX);
+        assert_eq!(largest_guarantee(vec![u64::MAX, u64::MAX], 10), 2);
+        assert_eq!(largest_guarantee(vec![100, 1, 100], 20), 4);
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of our own, as large as a disk, that several threads copy from and to at once.
+//! Memory of our own, as large as a disk, for concurrent copies.
 #![expect(unsafe_code, reason = "island: mmap, munmap and racing copies")]
 
 use crate::{Iov, Marks, shared};
@@ -6,10 +6,13 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::io;
 use std::ptr::NonNull;
 
-/// Anonymous memory, zero to begin with. A page costs memory from the first write to it on, and is one of 2 MiB where the kernel
-/// has such (as QEMU asks for guest memory): finding one of 4 KiB takes longer than to copy half of it. It can only be
-/// copied from and to, byte ranges that others may be copying at the same time: overlapping copies may mix,
-/// and nothing worse.
+/// Anonymous memory, zero at first.
+///
+/// A page takes memory from its first write on. It has 2 MiB where the kernel has such pages, as QEMU
+/// requests for guest memory: a lookup of a page of 4 KiB takes longer than a copy of half of it.
+///
+/// The memory can only be copied from and to. Several threads may copy overlapping ranges at the same time.
+/// Their bytes can mix then; there is no other effect.
 #[derive(Debug)]
 pub struct Ram {
     base: NonNull<u8>,
@@ -17,16 +20,16 @@ pub struct Ram {
 }
 
 impl Ram {
-    /// `len` bytes.
+    /// Makes a memory of `len` bytes.
     ///
     /// # Errors
-    /// No bytes, or more than the kernel gives address space for.
+    /// No bytes, or more than the kernel has address space for.
     pub fn new(len: u64) -> io::Result<Self> {
         let len = usize::try_from(len)
             .ok()
             .filter(|&len| len > 0 && isize::try_from(len).is_ok())
             .ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: a null hint, so that the kernel chooses a place that nobody uses.
+        // SAFETY: a null hint, so the kernel chooses unused addresses.
         let base = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -36,7 +39,7 @@ impl Ram {
             )?
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // A core dump is no place for the guest's data; where the kernel cannot leave it out, nothing breaks.
+        // Keeps the guest's data out of our core dumps. A failure is harmless.
         // SAFETY: the range was mapped above, and DONTDUMP changes no byte of it.
         let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
         // SAFETY: as above; HUGEPAGE changes no byte either.
@@ -50,8 +53,8 @@ impl Ram {
         self.len as u64
     }
 
-    /// Has the processor fetch what a copy from or to `offset` begins with, so that the copy need not wait for it. More than these
-    /// lines it fetches by itself, once it has seen that they follow one another.
+    /// Prefetches the first cache lines that a copy from or to `offset` needs. The processor fetches further
+    /// lines itself once it sees that they are consecutive.
     #[inline]
     pub fn prefetch(&self, offset: u64) {
         const LINE: usize = 64;
@@ -62,32 +65,33 @@ impl Ram {
         }
     }
 
-    /// Copies from `offset` on into all of `to`; how many bytes there were up to the end.
+    /// Copies from `offset` on into all of `to`. Returns how many bytes there were up to the end.
     #[inline]
     pub fn copy_to(&self, offset: u64, to: &mut Iov, marks: &mut Marks) -> u64 {
         self.copy_some_to(offset, to.len(), to, marks)
     }
 
-    /// Copies from `offset` on into the first `bytes` of `to`; how many bytes there were up to the end.
+    /// Copies from `offset` on into the first `bytes` of `to`. Returns how many bytes there were up to the
+    /// end.
     #[inline]
     pub fn copy_some_to(&self, offset: u64, bytes: u64, to: &mut Iov, marks: &mut Marks) -> u64 {
         let (start, len) = self.range(offset, bytes);
         to.fill(0, len, marks, |guest, at, n| {
             // SAFETY:
             // - `at + n` is at most `len`, and `start + len` at most the length of this mapping;
-            // - the bytes lie in this mapping and in a segment of `to`, both of which are alive; the mappings are different
-            //   ones, so they do not overlap.
+            // - the bytes lie in this mapping and in a segment of `to`, both of which are alive. They are
+            //   different mappings, so they do not overlap.
             unsafe { shared::copy(self.base.add(start + at), guest, n) }
         }) as u64
     }
 
-    /// Copies all of `from` to `offset` on; how many bytes there were up to the end.
+    /// Copies all of `from` to `offset` on. Returns how many bytes there were up to the end.
     #[inline]
     pub fn copy_from(&self, offset: u64, from: &Iov) -> u64 {
         self.copy_some_from(offset, from.len(), from)
     }
 
-    /// Copies the first `bytes` of `from` to `offset` on; how many bytes there were up to the end.
+    /// Copies the first `bytes` of `from` to `offset` on. Returns how many bytes there were up to the end.
     #[inline]
     pub fn copy_some_from(&self, offset: u64, bytes: u64, from: &Iov) -> u64 {
         let (start, len) = self.range(offset, bytes);
@@ -97,8 +101,8 @@ impl Ram {
         }) as u64
     }
 
-    /// Makes `len` bytes from `offset` on zero; how many there were up to the end. With `release`, the memory of whole pages
-    /// among them is given back to the system.
+    /// Zeroes `len` bytes from `offset` on. Returns how many there were up to the end. With `release`, the
+    /// kernel takes back the memory of whole pages in the range.
     pub fn zero(&self, offset: u64, len: u64, release: bool) -> u64 {
         let start = usize::try_from(offset).unwrap_or(usize::MAX).min(self.len);
         let end = start + usize::try_from(len).unwrap_or(usize::MAX).min(self.len - start);
@@ -107,8 +111,8 @@ impl Ram {
         if !release || first >= last {
             self.fill(start, end);
         } else {
-            // SAFETY: `first..last` lies in the mapping, which is private and anonymous: it reads as zeroes afterwards.
-            // Nobody has a reference to its bytes.
+            // SAFETY: `first..last` lies in the mapping, which is private and anonymous, so it reads as
+            // zeroes afterwards. There are no references to its bytes.
             let released =
                 unsafe { madvise(self.base.add(first).as_ptr().cast(), last - first, Advice::LinuxDontNeed) };
             self.fill(start, if released.is_ok() { first } else { last });
@@ -117,17 +121,18 @@ impl Ram {
         (end - start) as u64
     }
 
-    /// Writes zeroes.
+    /// Writes zeroes from `start` to `end`.
     fn fill(&self, start: usize, end: usize) {
         const ZEROES: [u8; 4096] = [0; 4096];
         for at in (start..end).step_by(ZEROES.len()) {
             let n = ZEROES.len().min(end - at);
-            // SAFETY: the callers' `end` is at most the length of the mapping, to whose bytes there are no references.
+            // SAFETY: the callers' `end` is at most the length of the mapping, to whose bytes there are no
+            // references.
             unsafe { shared::write(self.base.add(at), &ZEROES[..n]) }
         }
     }
 
-    /// Where `bytes` from `offset` on begin, and how many there are of them up to the end.
+    /// Returns the start of the range of `bytes` at `offset`, and how many of them there are up to the end.
     #[inline]
     fn range(&self, offset: u64, bytes: u64) -> (usize, usize) {
         let start = usize::try_from(offset).unwrap_or(usize::MAX).min(self.len);
@@ -137,12 +142,12 @@ impl Ram {
 
 // SAFETY: it owns its mapping, which any thread may access, by copies only.
 unsafe impl Send for Ram {}
-// SAFETY: as above; racing copies are what it is for, and no reference to the bytes is ever made.
+// SAFETY: as above. Racing copies are allowed, and no reference to the bytes is ever made.
 unsafe impl Sync for Ram {}
 
 impl Drop for Ram {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that `mmap` returned, and nobody copies any more.
+        // SAFETY: exactly the range that `mmap` returned, and no copy is running.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }

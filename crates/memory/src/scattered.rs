@@ -1,4 +1,4 @@
-//! Ring metadata that cannot be had in one piece: translated at each access.
+//! Ring metadata that is not contiguous. Each access is translated.
 #![expect(unsafe_code, reason = "island: atomic access to ring indices")]
 
 use crate::{Gpa, Unmapped, UserAddr, View, shared};
@@ -7,39 +7,41 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A range of guest memory that crosses from one slot to another, or, behind a vIOMMU, from one page to another that lies
-/// elsewhere, with the face of an [`Area`](crate::Area). Where each piece ends was checked: no 16-bit field at an even offset
-/// is cut in two, or misaligned.
+/// A range of guest memory in several pieces, with the methods of an [`Area`](crate::Area).
+///
+/// The range crosses from one slot to another or, behind a vIOMMU, from page to page. `new` checks the
+/// pieces: no 16-bit field at an even offset is split or misaligned.
 #[derive(Debug)]
 pub struct Scattered {
     view: Arc<View>,
-    /// Where pieces begin in it, and where they are in guest memory, each in one slot; the first begins at 0. The front-end's
-    /// addresses, which may overlap, are looked up only once.
+    /// The offset at which each piece begins, and the piece's address in guest memory. Each piece is in one
+    /// slot, and the first begins at 0. The front-end's addresses may overlap; they are looked up only once.
     runs: Box<[(usize, Gpa)]>,
     len: usize,
 }
 
 impl Scattered {
-    /// The `len` bytes at the front-end's address `user`.
+    /// Returns the `len` bytes at the front-end's address `user`.
     ///
     /// # Errors
-    /// They are not all guest memory, or a slot among them begins at an odd address in one space or another.
+    /// A part is not guest memory, or a slot among them begins at an odd address in one of the address
+    /// spaces.
     pub fn new(view: &Arc<View>, user: UserAddr, len: usize) -> Result<Self, Unmapped> {
-        Self::of_runs(view, &[(user, len)])
+        Self::from_pieces(view, &[(user, len)])
     }
 
-    /// These bytes of the front-end's, one after the other.
+    /// Returns a range that consists of these pieces of the front-end's memory, in order.
     ///
     /// # Errors
     /// As [`Scattered::new`].
-    pub fn of_runs(view: &Arc<View>, pieces: &[(UserAddr, usize)]) -> Result<Self, Unmapped> {
+    pub fn from_pieces(view: &Arc<View>, pieces: &[(UserAddr, usize)]) -> Result<Self, Unmapped> {
         let map = view.map();
         let (mut runs, mut at) = (Vec::new(), 0);
         for (user, len) in pieces {
             let mut done = 0;
             while done < *len {
                 let left = (len - done) as u64;
-                // What wraps is found nowhere, as is the end of all addresses.
+                // An address that wraps is the highest one, which is in no slot.
                 let user = UserAddr(user.0.saturating_add(done as u64));
                 let unmapped = Unmapped { addr: user.0, len: left };
                 let gpa = map.gpa_of(user).ok_or(unmapped)?;
@@ -55,13 +57,13 @@ impl Scattered {
         Ok(Self { view: view.clone(), runs: runs.into(), len: at })
     }
 
-    /// Where `offset` is in guest memory, and how many bytes follow it in its piece.
+    /// Returns the guest-physical address of `offset`, and how many bytes follow it in its piece.
     #[inline]
     fn run(&self, offset: usize) -> (Gpa, usize) {
         let after = self.runs.partition_point(|(start, _)| *start <= offset);
         let end = self.runs.get(after).map_or(self.len, |(start, _)| *start);
         let (start, gpa) = self.runs.get(after.wrapping_sub(1)).copied().unwrap_or_default();
-        // In its slot, which does not wrap.
+        // The piece is within a slot, so the address does not wrap.
         (Gpa(gpa.0.wrapping_add((offset - start) as u64)), end - offset)
     }
 
@@ -71,16 +73,17 @@ impl Scattered {
         self.len
     }
 
-    /// The host address of `offset`, and how many bytes follow it there; at most `len`.
+    /// Returns the host address of `offset`, and how many bytes follow it in the piece; at most `len`.
     ///
     /// # Panics
-    /// The range is not in the area: offsets come from our own arithmetic over a validated size, never from the guest.
+    /// Panics if the range is not in the area. Offsets come from our own arithmetic over a validated size,
+    /// never from the guest.
     #[inline]
     fn at(&self, offset: usize, len: usize) -> (NonNull<u8>, usize) {
         assert!(offset <= self.len && len <= self.len - offset, "ring access out of its area");
         let (gpa, in_run) = self.run(offset);
-        // Found when this was made, in a view that does not change.
-        #[expect(clippy::expect_used, reason = "checked when this was made")]
+        // The address was found when this value was made, and a view does not change.
+        #[expect(clippy::expect_used, reason = "checked when this value was made")]
         let host = self.view.map().contiguous(gpa, 1).expect("a ring that was in guest memory");
         (host, len.min(in_run))
     }
@@ -90,8 +93,8 @@ impl Scattered {
         let (host, len) = self.at(offset, 2);
         let at = host.cast::<u16>();
         assert!(len == 2 && at.is_aligned(), "misaligned ring index");
-        // SAFETY: in one slot and aligned (checked above), alive as long as `self` holds the view; all of our accesses to
-        // ring indices are atomic, and what the guest does to them is not in this program.
+        // SAFETY: in one slot and aligned (checked above), alive as long as `self` holds the view. All of our
+        // accesses to ring indices are atomic. The guest's accesses are outside of this program.
         unsafe { AtomicU16::from_ptr(at.as_ptr()) }
     }
 
@@ -107,7 +110,7 @@ impl Scattered {
         self.atomic(offset).store(value.to_le(), order);
     }
 
-    /// Reads one value at `offset`, once. Must be in the area.
+    /// Reads one value at `offset`, once. The value must be in the area.
     #[inline]
     pub fn read<T: FromBytes + IntoBytes>(&self, offset: usize) -> T {
         let (host, len) = self.at(offset, size_of::<T>());
@@ -124,7 +127,7 @@ impl Scattered {
         value
     }
 
-    /// Writes one value at `offset`. Must be in the area.
+    /// Writes one value at `offset`. The value must be in the area.
     #[inline]
     pub fn write<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
         let bytes = value.as_bytes();
@@ -134,7 +137,7 @@ impl Scattered {
         });
     }
 
-    /// Calls `each` with the guest-physical pieces of `len` bytes at `offset`. Must be in the area.
+    /// Calls `each` with the guest-physical pieces of `len` bytes at `offset`. The range must be in the area.
     pub fn each_gpa(&self, offset: usize, len: usize, mut each: impl FnMut(Gpa, u64)) {
         let mut at = offset;
         self.pieces(offset, len, |_, _, here| {
@@ -161,7 +164,7 @@ mod tests {
     use super::*;
     use crate::{Map, Slot};
 
-    /// A slot at an odd address of the front-end's overlaps the one in which a ring begins.
+    /// A slot at an odd front-end's address overlaps the slot in which a ring begins.
     #[test]
     fn the_front_end_s_addresses_are_looked_up_once() {
         let slot = |gpa, user| {

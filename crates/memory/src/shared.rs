@@ -1,4 +1,4 @@
-//! Copies from and to memory that others write at the same time.
+//! Copies from and to memory that others may write at the same time.
 #![expect(unsafe_code, reason = "island: the only copies of guest bytes")]
 
 use std::mem::MaybeUninit;
@@ -11,9 +11,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// `from` must be valid for that many bytes of shared memory, which no Rust reference covers.
 #[inline]
 pub unsafe fn read(from: NonNull<u8>, into: &mut [u8]) {
-    // SAFETY: both are valid for the length: `from` by the caller, `into` as a reference; a reference never
-    // covers guest memory, so they do not overlap. A racing write by the guest can tear the copy, which is
-    // checked afterwards.
+    // SAFETY: `from` is valid for the length by the caller, and `into` is a reference. A reference never
+    // covers guest memory, so they do not overlap. A racing write by the guest can tear the copy; callers
+    // check the copy afterwards.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) }
 }
 
@@ -27,7 +27,7 @@ pub unsafe fn write(to: NonNull<u8>, from: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) }
 }
 
-/// Has the processor fetch a cache line that is about to be needed. It touches nothing, so any address will do.
+/// Prefetches a cache line. It accesses nothing, so any address is allowed.
 #[inline]
 pub(crate) fn prefetch(at: NonNull<u8>) {
     #[cfg(target_arch = "x86_64")]
@@ -40,27 +40,28 @@ pub(crate) fn prefetch(at: NonNull<u8>) {
     let _ = at;
 }
 
-/// Copies `len` bytes between two places that others may write at the same time.
+/// Copies `len` bytes between two ranges that others may write at the same time.
 ///
 /// # Safety
 /// Both must be valid for that many bytes of shared memory, which no Rust reference covers, and they must not
 /// overlap.
 #[inline]
 pub(crate) unsafe fn copy(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
-    // SAFETY: the caller's promise. A racing write can tear the copy; neither side's bytes mean anything to
-    // us.
+    // SAFETY: the caller's promise. A racing write can tear the copy, but we give its bytes no meaning.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), len) }
 }
 
-/// Reads one value, once: what is returned does not change under the caller's hands. Where it lies aligned,
-/// in words of eight bytes, or of four, so that a field of up to that many is not torn.
+/// Reads one value, once: the result does not change any more.
+///
+/// An aligned value is read in words of eight or of four bytes, so that a field of up to that size is not
+/// torn.
 ///
 /// # Safety
 /// `from` must be valid for `size_of::<T>()` bytes of shared memory.
 #[inline]
 pub unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
     if size_of::<T>().is_multiple_of(8) && from.cast::<u64>().is_aligned() {
-        // SAFETY: the caller's promise, and what was just checked.
+        // SAFETY: the caller's promise, and the alignment was checked above.
         unsafe { read_words::<T, u64>(from) }
     } else if size_of::<T>().is_multiple_of(4) && from.cast::<u32>().is_aligned() {
         // SAFETY: as above.
@@ -71,7 +72,7 @@ pub unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
     }
 }
 
-/// [`read_obj`] for what lies aligned.
+/// [`read_obj`] for aligned values.
 ///
 /// # Safety
 /// As [`read_obj`]; also, `from` must be aligned for `W`, of which `T` must be a whole number.
@@ -79,18 +80,18 @@ pub unsafe fn read_obj<T: FromBytes>(from: NonNull<u8>) -> T {
 unsafe fn read_words<T: FromBytes, W: FromBytes>(from: NonNull<u8>) -> T {
     let mut value = MaybeUninit::<T>::uninit();
     for i in 0..size_of::<T>() / size_of::<W>() {
-        // Volatile, so that the compiler can neither repeat the read nor leave it out. SAFETY: both are valid
+        // Volatile, so that the compiler neither repeats the read nor leaves it out. SAFETY: both are valid
         // for the size of `T`, and `from` is aligned, by the caller.
         unsafe {
             let word = from.cast::<W>().add(i).as_ptr().read_volatile();
             value.as_mut_ptr().cast::<W>().add(i).write_unaligned(word);
         }
     }
-    // SAFETY: all of its bytes were written, and `T` may hold any (`FromBytes`).
+    // SAFETY: all of its bytes were written, and any bytes are a valid `T` (`FromBytes`).
     unsafe { value.assume_init() }
 }
 
-/// [`read_obj`] for what is small or lies askew. Apart, so that it takes no room where it is rarely needed.
+/// [`read_obj`] for small or misaligned values. It is not inlined, because it is rarely needed.
 ///
 /// # Safety
 /// As [`read_obj`].
@@ -101,7 +102,7 @@ unsafe fn read_bytes<T: FromBytes>(from: NonNull<u8>) -> T {
         // SAFETY: both are valid for the size of `T`, `from` by the caller.
         unsafe { value.as_mut_ptr().cast::<u8>().add(i).write(from.add(i).as_ptr().read_volatile()) }
     }
-    // SAFETY: all of its bytes were written, and `T` may hold any (`FromBytes`).
+    // SAFETY: all of its bytes were written, and any bytes are a valid `T` (`FromBytes`).
     unsafe { value.assume_init() }
 }
 

@@ -1,6 +1,6 @@
-//! One contiguous run of guest memory behind one mapping.
+//! A contiguous range of guest memory with one mapping.
 
-use crate::error::Failure;
+use crate::error::MappingError;
 use crate::mapping::Mapping;
 use crate::{Error, Gpa, Mapper, UserAddr};
 use std::os::fd::AsFd;
@@ -15,17 +15,18 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Maps `len` bytes of `file` from `offset` as the guest memory at `gpa`, which the front-end knows as `user`.
+    /// Maps `len` bytes of `file` from `offset` on as the guest memory at `gpa`. `user` is the front-end's
+    /// address of it.
     ///
     /// # Errors
-    /// An empty range, one that wraps in any of its three spaces, one that is longer than its file, or the kernel's
-    /// refusal to map it.
+    /// An empty range, one that wraps in any of its three address spaces, one that is longer than its file,
+    /// or the kernel's refusal to map it.
     pub fn map(file: impl AsFd, offset: u64, gpa: Gpa, user: UserAddr, len: u64) -> Result<Self, Error> {
         Self::map_or_share(file, offset, gpa, user, len, &[])
     }
 
-    /// As [`Slot::map`], but shares the mapping of that slot in `old` which has the same bytes of the same file, if there
-    /// is one.
+    /// Does the same as [`Slot::map`], but shares the mapping of a slot in `old` that has the same bytes of
+    /// the same file, if there is one.
     ///
     /// # Errors
     /// As [`Slot::map`].
@@ -40,7 +41,7 @@ impl Slot {
         Mapper::default().slot(file, offset, gpa, user, len, old)
     }
 
-    /// First guest-physical address.
+    /// The first guest-physical address.
     pub fn gpa(&self) -> Gpa {
         self.gpa
     }
@@ -62,12 +63,13 @@ impl Slot {
         &self.mapping
     }
 
-    /// Returns whether `gpa` is in it.
+    /// Whether `gpa` is in this slot.
     pub fn contains(&self, gpa: Gpa) -> bool {
         self.locate(gpa).is_some()
     }
 
-    /// Bytes from `gpa` to the end of the slot, and the offset of `gpa`; `None` where `gpa` is not in it.
+    /// Returns the offset of `gpa` and the bytes from there to the end of the slot, or `None` if `gpa` is not
+    /// in it.
     #[inline]
     pub(crate) fn locate(&self, gpa: Gpa) -> Option<(usize, u64)> {
         let offset = gpa.offset_from(self.gpa)?;
@@ -77,7 +79,7 @@ impl Slot {
 }
 
 impl Mapper {
-    /// As [`Slot::map_or_share`].
+    /// Maps a slot as [`Slot::map_or_share`] does, within the limits of this mapper.
     ///
     /// # Errors
     /// As [`Slot::map`], and [`Error::Refused`].
@@ -93,20 +95,20 @@ impl Mapper {
         if len == 0 {
             return Err(Error::Empty { gpa });
         }
-        // A last byte at the very top is legal; an end past it is not.
+        // A last byte at the highest address is allowed; a byte beyond it is not.
         for (start, field) in [(gpa.0, "guest address"), (user.0, "user address")] {
             if start.checked_add(len - 1).is_none() {
                 return Err(Error::Wraps { gpa, field, len });
             }
         }
-        let failed = |failure| match failure {
-            Failure::Wraps => Error::Wraps { gpa, field: "mmap offset", len },
-            Failure::TooShort { needs, has } => Error::FileTooShort { gpa, needs, has },
-            Failure::Refused(why) => Error::Refused { gpa, why },
-            Failure::Os(source) => Error::Mmap { gpa, source },
+        let failed = |error| match error {
+            MappingError::Wraps => Error::Wraps { gpa, field: "mmap offset", len },
+            MappingError::TooShort { needs, has } => Error::FileTooShort { gpa, needs, has },
+            MappingError::Refused(why) => Error::Refused { gpa, why },
+            MappingError::Os(source) => Error::Mmap { gpa, source },
         };
         let part = Mapping::part_of(self, &file, offset, len).map_err(failed)?;
-        // A damaged mapping does not show the file's bytes any more.
+        // A damaged mapping no longer shows the file's bytes.
         let is_same = |old: &&Slot| old.mapping.part().is_same(&part) && !old.mapping.is_damaged();
         let mapping = match old.iter().find(is_same) {
             Some(old) => old.mapping.clone(),

@@ -1,14 +1,15 @@
-//! What a device sees of guest memory.
+//! A device's access to guest memory.
 
 use crate::fault::Damaged;
 use crate::{Gpa, Iova, Log, LogError, Map, Marks, Span, Unmapped};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// What a device sees of guest memory at one moment. Never changes: a change makes a new view, which each worker takes when
-/// it next looks. A request in flight keeps the view that it was submitted with.
+/// Guest memory at one moment, and the log of its writes.
 ///
-/// A device reads and writes guest memory through a view and nothing else, at the addresses of the chains that it popped.
+/// A view never changes: a change makes a new view, which each worker takes when it next handles its mailbox.
+/// A request in flight keeps the view that it was submitted with. A device reads and writes guest memory only
+/// through a view, at the addresses of the chains that it popped.
 #[derive(Debug, Default)]
 pub struct View {
     map: Map,
@@ -16,16 +17,16 @@ pub struct View {
 }
 
 impl View {
-    /// A view of this memory.
+    /// Makes a view of this memory, without a log.
     pub fn new(map: Map) -> Self {
         Self { map, log: None }
     }
 
-    /// The same, and what devices write is marked in this log, if there is one. A queue takes it from its current view
-    /// ([`Marks::set_view`]), also for a request that was submitted with an older one.
+    /// Adds a log, if there is one, in which the writes of devices are marked. A queue marks in the log of
+    /// its current view ([`Marks::set_view`]), even for a request that was submitted with an older one.
     ///
     /// # Errors
-    /// The log has not a bit for each page of this memory.
+    /// The log does not have a bit for each page of this memory.
     pub fn with_log(self, log: Option<Arc<Log>>) -> Result<Self, LogError> {
         if let Some(log) = &log {
             log.covers(&self.map)?;
@@ -33,8 +34,10 @@ impl View {
         Ok(Self { log, ..self })
     }
 
-    /// Lets go of a view that a request had, unless that is `current`. Who waits for memory that was removed finds all marks of
-    /// what was written there in the log.
+    /// Releases the view of a request, unless that is `current`.
+    ///
+    /// The marks are committed first. So a session that waits for removed memory finds all writes to it in
+    /// the log.
     #[inline]
     pub fn unpin_unless(pin: &mut Option<Arc<Self>>, current: &Arc<Self>, marks: &mut Marks) {
         if pin.as_ref().is_some_and(|pin| !Arc::ptr_eq(pin, current)) {
@@ -43,7 +46,7 @@ impl View {
         }
     }
 
-    /// Where writes are marked; it has a bit for each page of the memory in view.
+    /// The log in which writes are marked. It has a bit for each page of the memory in view.
     #[inline]
     pub fn log(&self) -> Option<&Arc<Log>> {
         self.log.as_ref()
@@ -55,12 +58,12 @@ impl View {
         &self.map
     }
 
-    /// Memory in view that has lost pages, if there is some: see [`crate::fault`].
+    /// Returns the damage of memory in view that has lost pages, if there is some: see [`crate::fault`].
     pub fn damaged(&self) -> Option<Damaged> {
         self.map.damaged()
     }
 
-    /// The guest-physical address that a driver's address stands for: the same number, where no IOMMU stands between.
+    /// Returns the guest-physical address for a driver's address without an IOMMU: the same number.
     #[inline]
     pub fn direct(iova: Iova) -> Gpa {
         Gpa(iova.0)
@@ -81,15 +84,15 @@ impl View {
     /// As [`Map::read`].
     ///
     /// # Errors
-    /// A part of the range is not guest memory; `into` then holds what came before it.
+    /// A part of the range is not guest memory; `into` then holds the bytes before it.
     pub fn read(&self, gpa: Gpa, into: &mut [u8]) -> Result<(), Unmapped> {
         self.map.read(gpa, into)
     }
 
-    /// As [`Map::write`], and marked.
+    /// Writes as [`Map::write`] does, and marks the range.
     ///
     /// # Errors
-    /// A part of the range is not guest memory; nothing was written then.
+    /// A part of the range is not guest memory; nothing is written then.
     pub fn write(&self, gpa: Gpa, from: &[u8], marks: &mut Marks) -> Result<(), Unmapped> {
         self.map.write(gpa, from)?;
         marks.wrote_in(&self.map, gpa, from.len() as u64);
@@ -105,10 +108,10 @@ impl View {
         self.map.read_obj(gpa)
     }
 
-    /// As [`Map::write_obj`], and marked.
+    /// Writes as [`Map::write_obj`] does, and marks the range.
     ///
     /// # Errors
-    /// A part of the range is not guest memory; nothing was written then.
+    /// A part of the range is not guest memory; nothing is written then.
     #[inline]
     pub fn write_obj<T: IntoBytes + Immutable>(
         &self,
@@ -123,8 +126,8 @@ impl View {
 }
 
 impl Marks {
-    /// Sends marks to the log of this view from now on, if it has one, by the addresses that memory has in the view. Commits
-    /// what was gathered to the log before.
+    /// Makes marks go to the log of this view from now on, if it has one, at the addresses that memory has in
+    /// the view. Commits earlier marks to the earlier log first.
     pub fn set_view(&mut self, view: &View) {
         self.set_log(view.log(), view.map().hosts());
     }

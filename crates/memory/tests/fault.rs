@@ -1,5 +1,5 @@
-//! Files that are cut short while they are mapped.
-#![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests; some are about what is not ours")]
+//! Tests of files that are truncated while they are mapped.
+#![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests; some touch foreign memory")]
 
 use kickless_memory::fault::{self, Damaged};
 use kickless_memory::{Error, Gpa, Iov, Log, Map, Marks, Slot, UserAddr, View};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 const PAGE: u64 = 4096;
-/// Which of [`child`]'s lives to lead.
+/// The environment variable that tells [`child`] what to do.
 const CHILD: &str = "KICKLESS_FAULT_CHILD";
 
 fn memory(pages: u64, flags: MemfdFlags) -> (OwnedFd, Arc<Map>) {
@@ -43,7 +43,7 @@ fn reads_writes_and_atomics_go_on() {
     assert_eq!(map.damaged(), None);
 
     ftruncate(&file, 3 * PAGE).unwrap();
-    assert_eq!(map.damaged(), None, "nobody has touched it yet");
+    assert_eq!(map.damaged(), None, "no access yet");
     assert_eq!(area.load_u16(2, Ordering::Acquire), 0);
     area.store_u16(2, 5, Ordering::Release);
     assert_eq!(area.load_u16(2, Ordering::Acquire), 5);
@@ -51,7 +51,7 @@ fn reads_writes_and_atomics_go_on() {
     assert_eq!(map.read_obj::<u64>(Gpa(7 * PAGE)).unwrap(), 0);
     let mut seen = vec![9; 4 * PAGE as usize];
     assert_eq!(iov.read(0, &mut seen), seen.len());
-    // What is there is shown, what is not is zeroes, or what was written since.
+    // Pages that exist show the file. Lost pages show zeroes, or later writes.
     let (there, gone) = seen.split_at(2 * PAGE as usize);
     assert!(there.iter().all(|b| *b == 7));
     assert!(gone[..PAGE as usize].iter().all(|b| *b == 0));
@@ -63,7 +63,7 @@ fn reads_writes_and_atomics_go_on() {
     assert!(!map.damaged().unwrap().is_first());
     assert_eq!(other.damaged(), None);
 
-    // As long again as it was, it is another memory: who maps it gets a mapping of the file.
+    // The file has its old length again, but the mapping is lost: a new mapping shows the file.
     ftruncate(&file, 8 * PAGE).unwrap();
     let slot = Slot::map_or_share(&file, 0, Gpa(0), UserAddr(0), 8 * PAGE, map.slots()).unwrap();
     let again = Map::new(vec![slot]).unwrap();
@@ -102,10 +102,10 @@ fn huge_pages_that_are_not_there() {
     const HUGE: u64 = 2 << 20;
     fault::guard().unwrap();
     let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    // A kernel without them has none that could be missing.
+    // A kernel without huge pages cannot run out of them.
     let Ok(file) = memfd_create("guest", flags) else { return };
     ftruncate(&file, 4 * HUGE).unwrap();
-    // Reservations are not asked for when it is mapped, so it may or may not be there; and is not, after this.
+    // The mapping reserves no pages, so this page may or may not exist. After this it does not.
     let map = map_of(&file, 4 * HUGE / PAGE);
     map.write(Gpa(2 * HUGE), b"hello").unwrap();
     ftruncate(&file, 0).unwrap();
@@ -116,8 +116,7 @@ fn huge_pages_that_are_not_there() {
     assert!(map.damaged().is_some());
 }
 
-/// Holes at many places, whether the file has them or somebody makes them one by one, cost no more than a few of the kernel's
-/// mappings.
+/// Many holes cost only a few of the kernel's mappings, whether they exist at once or are made one by one.
 #[test]
 fn many_holes() {
     const PAGES: u64 = 4096;
@@ -181,7 +180,7 @@ fn mappings_come_and_go_under_the_handler() {
                     map.write_obj(Gpa(PAGE), &1u8).unwrap();
                     drop(map);
                     more.write_obj(Gpa(PAGE), &1u8).unwrap();
-                    assert_eq!(more.damaged(), None, "a fault of somebody else");
+                    assert_eq!(more.damaged(), None, "a fault of another mapping");
                 }
             });
         }
@@ -200,10 +199,10 @@ fn mappings_come_and_go_under_the_handler() {
     });
 }
 
-/// A mapping that `kickless_memory` knows nothing of, behind a file that is shorter.
+/// Returns a mapping that `kickless_memory` does not know, of a file that is too short.
 fn foreign() -> *mut u8 {
     let file = memfd_create("foreign", MemfdFlags::CLOEXEC).unwrap();
-    // SAFETY: a new mapping, somewhere; it stays.
+    // SAFETY: a new mapping at unused addresses, which is never unmapped.
     let at = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -219,7 +218,7 @@ fn foreign() -> *mut u8 {
 }
 
 fn touch(at: *mut u8) {
-    // SAFETY: a page that is mapped, though there is nothing behind it: a signal is what is wanted.
+    // SAFETY: a mapped page that the file does not have. The access is to raise a signal.
     unsafe { at.write_volatile(1) }
 }
 
@@ -238,17 +237,17 @@ fn set_handler(handler: libc::sighandler_t, flags: libc::c_int) {
     }
 }
 
-/// No test, but what the next one runs in processes of its own.
+/// Not a test. The tests below run this in child processes.
 #[test]
 fn child() {
-    let Ok(life) = std::env::var(CHILD) else { return };
+    let Ok(scenario) = std::env::var(CHILD) else { return };
     let ours = || {
         let (file, map) = memory(1, MemfdFlags::empty());
         ftruncate(&file, 0).unwrap();
         map.write_obj(Gpa(0), &1u8).unwrap();
     };
     let theirs = leave as extern "C" fn(_, _, _) as usize;
-    match life.as_str() {
+    match scenario.as_str() {
         "unguarded" => ours(),
         "guarded" => {
             fault::guard().unwrap();
@@ -274,13 +273,13 @@ fn child() {
             touch(foreign());
         }
         "sent" | "sent-default" => {
-            if life == "sent-default" {
+            if scenario == "sent-default" {
                 set_handler(libc::SIG_DFL, 0);
             }
             fault::guard().unwrap();
             // SAFETY: a signal to this thread.
             unsafe { libc::raise(libc::SIGBUS) };
-            // What was there before may have waited for a fault.
+            // The earlier action may only take effect at the second signal.
             // SAFETY: as above.
             unsafe { libc::raise(libc::SIGBUS) };
         }
@@ -293,16 +292,16 @@ fn child() {
         "crowded" => crowded(),
         "full" => full(),
         "too-many" => too_many(),
-        other => panic!("no life {other}"),
+        other => panic!("no scenario {other}"),
     }
 }
 
-/// Entries of the kernel's list of mappings.
+/// Returns the number of entries in the kernel's list of mappings.
 fn listed() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-/// Holes in many mappings, a few in each.
+/// Makes holes in many mappings, a few in each.
 fn crowded() {
     const MAPPINGS: usize = 200;
     const PAGES: u64 = 32;
@@ -318,10 +317,10 @@ fn crowded() {
     for (_, map) in &all {
         assert!((1..PAGES).step_by(2).all(|page| map.read_obj::<u64>(Gpa(page * PAGE)).unwrap() == page));
     }
-    // 512 pages by themselves, and a whole rest for each mapping.
+    // 512 single pages, and the rest of each mapping.
     let more = listed() - before;
     assert!(more < 2 * 512 + 2 * MAPPINGS, "{more}");
-    // When they have gone, there is room again to spare what is there.
+    // When these mappings are gone, missing pages are replaced one by one again.
     drop(all);
     let (file, map) = memory(3, MemfdFlags::empty());
     ftruncate(&file, 0).unwrap();
@@ -331,13 +330,13 @@ fn crowded() {
     assert_eq!(map.read_obj::<u8>(Gpa(2 * PAGE)).unwrap(), 5, "the page behind the hole is the file's");
 }
 
-/// Holes when the kernel can cut no mapping in two any more.
+/// Makes holes when the kernel cannot split a mapping any more.
 fn full() {
     const PAGES: usize = 1 << 18;
     fault::guard().unwrap();
     let all: Vec<_> = (0..3).map(|_| memory(9, MemfdFlags::empty())).collect();
     let len = PAGES * PAGE as usize;
-    // SAFETY: a new mapping, somewhere; it stays.
+    // SAFETY: a new mapping at unused addresses, which is never unmapped.
     let at = unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0)
@@ -345,14 +344,14 @@ fn full() {
     assert_ne!(at, libc::MAP_FAILED);
     let is_full = (0..PAGES).step_by(2).any(|page| {
         let page = at.cast::<u8>().wrapping_add(page * PAGE as usize).cast();
-        // SAFETY: pages of the mapping above, which nobody uses.
+        // SAFETY: unused pages of the mapping above.
         unsafe { libc::mprotect(page, PAGE as usize, libc::PROT_READ) != 0 }
     });
-    // Else the kernel's list has more room than anybody could fill in a moment.
+    // Otherwise the kernel's list is too large to fill it here.
     if is_full {
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, PAGE).unwrap();
-        // There may be room for one or two, where there was none for three.
+        // There may be room for one or two mappings, but not for three.
         let slot = |_| Slot::map(&file, 0, Gpa(0), UserAddr(0), PAGE);
         let slots: Vec<_> = (0..3).map(slot).collect();
         let Err(Error::Mmap { source, .. }) = &slots[2] else { panic!("the list is full") };
@@ -367,7 +366,7 @@ fn full() {
     }
 }
 
-/// As many mappings as there can be, of one file; the next is refused, and one with a hole is mended.
+/// Makes as many mappings of one file as possible. The next is refused, and a missing page is still replaced.
 fn too_many() {
     fault::guard().unwrap();
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
@@ -386,25 +385,26 @@ fn too_many() {
     assert!(map.damaged().is_some());
 }
 
-fn end_of(life: &str) -> ExitStatus {
+/// Runs `scenario` in a child process.
+fn end_of(scenario: &str) -> ExitStatus {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "child", "--test-threads=1"]).env(CHILD, life);
+    command.args(["--exact", "child", "--test-threads=1"]).env(CHILD, scenario);
     command.output().unwrap().status
 }
 
-/// What front-ends make of the kernel's list of mappings, which is the whole process's.
+/// Front-ends cannot fill the kernel's list of mappings, and the process survives a full list.
 #[test]
-fn the_kernel_s_list_is_not_filled_and_a_full_one_is_no_end() {
-    for life in ["crowded", "full", "too-many"] {
-        assert!(end_of(life).success(), "{life}");
+fn the_kernel_s_list_is_not_filled_and_a_full_list_is_survived() {
+    for scenario in ["crowded", "full", "too-many"] {
+        assert!(end_of(scenario).success(), "{scenario}");
     }
 }
 
 #[test]
-fn what_is_not_ours_goes_where_it_went() {
+fn foreign_signals_have_their_previous_effect() {
     assert!(end_of("guarded").success());
-    for life in ["unguarded", "foreign", "ignored", "sent", "sent-default"] {
-        assert_eq!(end_of(life).signal(), Some(libc::SIGBUS), "{life}");
+    for scenario in ["unguarded", "foreign", "ignored", "sent", "sent-default"] {
+        assert_eq!(end_of(scenario).signal(), Some(libc::SIGBUS), "{scenario}");
     }
     assert_eq!(end_of("foreign-handled").code(), Some(42));
     assert_eq!(end_of("sent-handled").code(), Some(43));

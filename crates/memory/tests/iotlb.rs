@@ -1,8 +1,9 @@
-//! The translations of a vIOMMU, against a model that has one entry for each page.
+//! Tests the translations of a vIOMMU against a model that has one entry for each page.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use kickless_memory::{
-    Access, Gpa, Iotlb, Iova, IovaRange, Lack, Map, Miss, Slot, Tlb, Translated, UpdateError, UserAddr,
+    Access, Gpa, Iotlb, Iova, IovaRange, Map, Miss, Slot, Tlb, TranslateError, Translated, UpdateError,
+    UserAddr,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -10,13 +11,13 @@ use std::collections::BTreeMap;
 const PAGE: u64 = 4096;
 const MIB2: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
-/// The front-end's addresses of the guest's memory begin here.
+/// First front-end's address of guest memory.
 const USER: u64 = 0x7e00_0000_0000;
-/// Guest memory: sparse files cost nothing.
+/// Bytes of guest memory. Sparse files cost nothing.
 const LOW: u64 = 2 * GIB;
 const HIGH: u64 = 4 * GIB;
 
-/// Two slots, whose front-end's addresses follow one another where the guest's do not.
+/// Returns two slots. Their front-end's addresses are contiguous, and their guest-physical ones are not.
 fn map() -> Map {
     let slot = |gpa, user, len| {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -26,7 +27,7 @@ fn map() -> Map {
     Map::new(vec![slot(0, USER, LOW), slot(HIGH, USER + LOW, GIB)]).unwrap()
 }
 
-/// What the map says of a front-end's page.
+/// Returns the map's guest-physical address for a front-end's page.
 fn gpa(user: u64) -> Option<u64> {
     match user.checked_sub(USER)? {
         low if low < LOW => Some(low),
@@ -53,7 +54,7 @@ fn update(iotlb: &mut Iotlb, iova: u64, len: u64, user: u64, access: Access) -> 
 }
 
 #[test]
-fn what_cannot_be_a_translation_is_refused() {
+fn impossible_translations_are_refused() {
     let mut iotlb = Iotlb::default();
     let rw = Access::BOTH;
     let refused =
@@ -67,14 +68,14 @@ fn what_cannot_be_a_translation_is_refused() {
     for (iova, user, len) in [(1, 0, PAGE), (0, 1, PAGE), (0, 0, 1), (PAGE / 2, PAGE / 2, PAGE)] {
         assert!(matches!(refused(&mut iotlb, iova, len, user, rw), UpdateError::Misaligned { .. }));
     }
-    // The very last page is one like the others.
+    // The last page of all is allowed.
     assert_eq!(update(&mut iotlb, top, PAGE, USER, rw), Ok(false));
     let (map, mut tlb) = (map(), Tlb::new(iotlb.table().clone()));
     assert_eq!(one(&mut tlb, &map, u64::MAX, rw), Translated::To(Gpa(PAGE - 1)));
     assert_eq!(
         pieces(&mut tlb, &map, u64::MAX, 2, rw),
-        [(Translated::To(Gpa(PAGE - 1)), 1), (Translated::Nowhere, 1)],
-        "what wraps leads nowhere"
+        [(Translated::To(Gpa(PAGE - 1)), 1), (Translated::Unmapped, 1)],
+        "a range that wraps is unmapped"
     );
 }
 
@@ -92,7 +93,7 @@ fn leaves_of_all_sizes_lead_to_each_of_their_pages() {
             assert_eq!(one(&mut tlb, &map, iova + offset, Access::BOTH), to);
         }
         assert_eq!(one(&mut tlb, &map, iova + len, Access::READ), Translated::Missing);
-        // A piece for each slot it comes to, no more.
+        // One piece for each slot.
         let whole = pieces(&mut tlb, &map, iova, len, Access::WRITE);
         assert_eq!(whole.iter().map(|(_, len)| len).sum::<u64>(), len);
         assert_eq!(whole, [(Translated::To(Gpa(user)), len)]);
@@ -100,41 +101,41 @@ fn leaves_of_all_sizes_lead_to_each_of_their_pages() {
 }
 
 #[test]
-fn access_is_what_was_given() {
+fn access_is_limited_by_the_translation() {
     let (map, mut iotlb) = (map(), Iotlb::default());
     let mut tlb = Tlb::new(iotlb.table().clone());
     update(&mut iotlb, 0, PAGE, USER, Access::READ).unwrap();
     assert_eq!(one(&mut tlb, &map, 5, Access::READ), Translated::To(Gpa(5)));
     assert_eq!(one(&mut tlb, &map, 5, Access::WRITE), Translated::Missing);
     assert_eq!(one(&mut tlb, &map, 5, Access::BOTH), Translated::Missing);
-    // More is taken in without a flush, less is a change.
+    // More access needs no flush. Less access is a change.
     assert_eq!(update(&mut iotlb, 0, PAGE, USER, Access::BOTH), Ok(false));
     assert_eq!(one(&mut tlb, &map, 5, Access::WRITE), Translated::To(Gpa(5)));
     assert_eq!(update(&mut iotlb, 0, PAGE, USER, Access::WRITE), Ok(true));
     assert_eq!(update(&mut iotlb, 0, PAGE, USER, Access::WRITE), Ok(false), "the same again");
-    assert_eq!(update(&mut iotlb, 0, PAGE, USER + PAGE, Access::WRITE), Ok(true), "elsewhere");
+    assert_eq!(update(&mut iotlb, 0, PAGE, USER + PAGE, Access::WRITE), Ok(true), "another address");
     tlb.flush();
     assert_eq!(one(&mut tlb, &map, 5, Access::READ), Translated::Missing);
     assert_eq!(one(&mut tlb, &map, 5, Access::WRITE), Translated::To(Gpa(PAGE + 5)));
 }
 
 #[test]
-fn what_leads_out_of_memory_leads_nowhere_until_memory_comes() {
+fn translations_out_of_memory_are_unmapped_until_memory_is_added() {
     let mut iotlb = Iotlb::default();
     update(&mut iotlb, 0, 2 * PAGE, USER + LOW + GIB - PAGE, Access::BOTH).unwrap();
     let (with, without) = (map(), Map::default());
     let mut tlb = Tlb::new(iotlb.table().clone());
-    assert_eq!(one(&mut tlb, &without, 0, Access::READ), Translated::Nowhere);
+    assert_eq!(one(&mut tlb, &without, 0, Access::READ), Translated::Unmapped);
     assert_eq!(one(&mut tlb, &with, 0, Access::READ), Translated::To(Gpa(HIGH + GIB - PAGE)));
-    assert_eq!(one(&mut tlb, &with, PAGE, Access::READ), Translated::Nowhere);
-    // Another view: the entry is as it was, and leads nowhere again.
+    assert_eq!(one(&mut tlb, &with, PAGE, Access::READ), Translated::Unmapped);
+    // Another view: the entry has not changed, and leads out of memory again.
     tlb.flush();
-    assert_eq!(one(&mut tlb, &without, 0, Access::READ), Translated::Nowhere);
+    assert_eq!(one(&mut tlb, &without, 0, Access::READ), Translated::Unmapped);
     assert!(!tlb.is_missing(), "there is nothing to ask for");
 }
 
 #[test]
-fn each_missing_page_is_told_once() {
+fn each_missing_page_is_reported_once() {
     let (map, mut iotlb) = (map(), Iotlb::default());
     update(&mut iotlb, PAGE, PAGE, USER, Access::READ).unwrap();
     let mut tlb = Tlb::new(iotlb.table().clone());
@@ -151,26 +152,26 @@ fn each_missing_page_is_told_once() {
     let miss = |page: u64| Miss { page: Iova(page * PAGE), access: Access::READ };
     assert_eq!(tlb.missing(), [miss(0), miss(2), miss(3)]);
     assert_eq!(tlb.ranges(), [IovaRange::new(Iova(100), 3 * PAGE), IovaRange::new(Iova(100), 4)]);
-    // A refusal is for this request; whoever comes next asks again.
+    // A refusal is for this request. The next request asks again.
     [0, 2, 3].into_iter().for_each(|page| tlb.refuse(miss(page)));
     tlb.begin();
-    assert_eq!(pieces(&mut tlb, &map, 0, PAGE, Access::READ), [(Translated::Nowhere, PAGE)]);
+    assert_eq!(pieces(&mut tlb, &map, 0, PAGE, Access::READ), [(Translated::Unmapped, PAGE)]);
     assert!(!tlb.is_missing());
-    tlb.accept_refusals();
+    tlb.clear_refusals();
     assert_eq!(pieces(&mut tlb, &map, 0, PAGE, Access::READ), [(Translated::Missing, PAGE)]);
-    // Much is told in instalments.
+    // Many misses are reported in parts.
     tlb.begin();
     assert_eq!(pieces(&mut tlb, &map, GIB, GIB, Access::WRITE), [(Translated::Missing, GIB)]);
     assert_eq!(tlb.missing().len(), 256);
     assert!(tlb.is_missing());
-    // An invalidation takes a refusal back: the guest has changed something.
+    // An invalidation withdraws a refusal, because the guest has changed something.
     tlb.refuse(miss(0));
     tlb.drop_range(IovaRange::new(Iova(0), 1));
     assert_eq!(one(&mut tlb, &map, 0, Access::READ), Translated::Missing);
 }
 
 #[test]
-fn areas_come_in_as_few_pieces_as_can_be() {
+fn areas_have_as_few_pieces_as_possible() {
     let mut iotlb = Iotlb::default();
     let mut tlb = Tlb::new(iotlb.table().clone());
     let at = |tlb: &mut Tlb, iova: u64, len: u64| {
@@ -180,20 +181,23 @@ fn areas_come_in_as_few_pieces_as_can_be() {
     update(&mut iotlb, 0, 2 * PAGE, USER, Access::BOTH).unwrap();
     assert_eq!(at(&mut tlb, 16, PAGE), Ok(vec![(UserAddr(USER + 16), PAGE as usize)]));
     assert_eq!(at(&mut tlb, 0, 2 * PAGE), Ok(vec![(UserAddr(USER), 2 * PAGE as usize)]));
-    assert_eq!(at(&mut tlb, 16, 2 * PAGE), Err(Lack::Missing));
+    assert_eq!(at(&mut tlb, 16, 2 * PAGE), Err(TranslateError::Missing));
     assert_eq!(tlb.missing(), [Miss { page: Iova(2 * PAGE), access: Access::BOTH }]);
     update(&mut iotlb, 2 * PAGE, PAGE, USER + 8 * PAGE, Access::BOTH).unwrap();
     let pieces = vec![(UserAddr(USER + 16), 2 * PAGE as usize - 16), (UserAddr(USER + 8 * PAGE), 16)];
     assert_eq!(at(&mut tlb, 16, 2 * PAGE), Ok(pieces));
-    assert!(matches!(at(&mut tlb, u64::MAX, 2), Err(Lack::Unmapped(_) | Lack::Missing)), "wraps");
-    assert_eq!(at(&mut tlb, 5 * PAGE, 1), Err(Lack::Missing));
+    assert!(
+        matches!(at(&mut tlb, u64::MAX, 2), Err(TranslateError::Unmapped(_) | TranslateError::Missing)),
+        "wraps"
+    );
+    assert_eq!(at(&mut tlb, 5 * PAGE, 1), Err(TranslateError::Missing));
     tlb.refuse(Miss { page: Iova(5 * PAGE), access: Access::BOTH });
-    assert!(matches!(at(&mut tlb, 5 * PAGE, 1), Err(Lack::Unmapped(_))), "refused");
+    assert!(matches!(at(&mut tlb, 5 * PAGE, 1), Err(TranslateError::Unmapped(_))), "refused");
 }
 
-/// What is told as one is looked for as one, and goes as one.
+/// A large leaf is looked up as one, and dropped as one.
 #[test]
-fn a_large_leaf_is_one_look() {
+fn a_large_leaf_is_one_lookup() {
     let (map, mut iotlb) = (map(), Iotlb::default());
     update(&mut iotlb, GIB, GIB, USER, Access::BOTH).unwrap();
     update(&mut iotlb, MIB2, MIB2, USER + LOW - MIB2, Access::READ).unwrap();
@@ -210,11 +214,11 @@ fn a_large_leaf_is_one_look() {
         assert_eq!((found, count), (vec![(Translated::To(Gpa(LOW - MIB2 + 5)), MIB2 - 5)], 1));
     }
     assert_eq!(one(&mut tlb, &map, MIB2, Access::WRITE), Translated::Missing);
-    // A page of it that is taken back takes the rest along.
+    // An invalidation of one page drops the whole leaf.
     iotlb.invalidate(IovaRange::new(Iova(GIB + 77 * PAGE), PAGE));
     tlb.drop_range(iotlb.take_stale().unwrap());
     assert_eq!(one(&mut tlb, &map, GIB, Access::READ), Translated::Missing);
-    // Small invalidations leave other large leaves alone, and drop those that they touch.
+    // Small invalidations drop only the large leaves that they touch.
     assert_eq!(looks(&mut tlb, MIB2, MIB2, Access::READ).1, 1);
     tlb.drop_range(IovaRange::new(Iova(2 * MIB2), PAGE));
     tlb.drop_range(IovaRange::new(Iova(MIB2 - PAGE), PAGE));
@@ -228,9 +232,9 @@ fn a_large_leaf_is_one_look() {
     assert_eq!(one(&mut tlb, &map, MIB2, Access::READ), Translated::Missing);
 }
 
-/// A leaf over the seam of two slots is looked for page by page.
+/// A leaf that crosses from one slot to the next is looked up page by page.
 #[test]
-fn a_large_leaf_in_two_slots_is_not_one_look() {
+fn a_large_leaf_in_two_slots_is_not_one_lookup() {
     let (map, mut iotlb) = (map(), Iotlb::default());
     update(&mut iotlb, 0, MIB2, USER + LOW - MIB2 / 2, Access::BOTH).unwrap();
     let mut tlb = Tlb::new(iotlb.table().clone());
@@ -243,15 +247,15 @@ fn a_large_leaf_in_two_slots_is_not_one_look() {
     assert_eq!(u64::from(tlb.take_lookups()), MIB2 / PAGE);
 }
 
-/// A queue that keeps what it found hears of what may make it untrue, and of nothing else.
+/// The epoch changes when a watched translation may become invalid, and at no other time.
 #[test]
-fn the_epoch_changes_with_what_is_kept() {
+fn the_epoch_changes_with_watched_translations() {
     let (map, mut iotlb) = (map(), Iotlb::default());
     update(&mut iotlb, 0, 8 * PAGE, USER, Access::BOTH).unwrap();
     let mut tlb = Tlb::new(iotlb.table().clone());
     tlb.begin();
     pieces(&mut tlb, &map, PAGE, PAGE, Access::READ);
-    tlb.keep();
+    tlb.watch();
     let epoch = tlb.epoch();
     tlb.begin();
     pieces(&mut tlb, &map, 5 * PAGE, PAGE, Access::READ);
@@ -264,7 +268,8 @@ fn the_epoch_changes_with_what_is_kept() {
     assert_ne!(tlb.epoch(), epoch);
 }
 
-/// A front-end that never stops telling: what it costs is bounded, and what waits for more than that is let in all the same.
+/// A front-end that sends translations without end costs bounded memory. A request that needs more than that
+/// is served all the same.
 #[test]
 fn a_flood_is_bounded_and_evicts_nothing_that_is_pinned() {
     const NODES: u32 = 64;
@@ -281,7 +286,7 @@ fn a_flood_is_bounded_and_evicts_nothing_that_is_pinned() {
             assert!(iotlb.evict(|range| range.overlaps(pinned)));
             tlb.drop_range(iotlb.take_stale().unwrap());
             evicted += 1;
-            assert!(iotlb.is_in_limbo());
+            assert!(iotlb.has_nodes_in_limbo());
             iotlb.quiesced();
         }
         assert_eq!(one(&mut tlb, &map, iova, Access::READ), Translated::To(Gpa(0)));
@@ -289,7 +294,7 @@ fn a_flood_is_bounded_and_evicts_nothing_that_is_pinned() {
     }
     assert!(evicted > 1000);
     assert!(iotlb.bytes() <= (NODES as usize + 1) * (4096 + 16), "{}", iotlb.bytes());
-    // Everything pinned: there is no room, and no loop.
+    // If everything is pinned, there is no room, and no endless loop.
     assert!(!iotlb.evict(|_| true));
     iotlb.invalidate(IovaRange::ALL);
     iotlb.quiesced();
@@ -304,15 +309,16 @@ fn nodes_come_back_only_after_a_quiescent_point() {
     let full = |iotlb: &mut Iotlb| update(iotlb, 5 * GIB, PAGE, USER, Access::BOTH);
     assert!(matches!(full(&mut iotlb), Err(UpdateError::Full { .. })));
     iotlb.quiesced();
-    assert!(!iotlb.is_in_limbo());
+    assert!(!iotlb.has_nodes_in_limbo());
     assert!(full(&mut iotlb).is_ok());
 }
 
 #[test]
 fn tables_of_a_guest_without_a_viommu_take_nothing() {
-    // 1 TiB in direct mode: the map's slots are all there is.
+    // 1 TiB without a vIOMMU: only the map's slots take memory.
     assert!(size_of::<Slot>() * 509 < 1 << 20);
-    // One with a vIOMMU that maps it all in leaves of 1 GiB: the root, three levels of one node, and two of 512 leaves.
+    // A vIOMMU that maps it all in leaves of 1 GiB: the root, three levels of one node, and two nodes of 512
+    // leaves.
     let mut iotlb = Iotlb::default();
     update(&mut iotlb, 0, 1 << 40, USER, Access::BOTH).unwrap();
     assert!(iotlb.bytes() < 1 << 20, "{}", iotlb.bytes());
@@ -327,7 +333,8 @@ enum Op {
     NewView,
 }
 
-/// Addresses that meet one another: a few pages around the seams of leaves of each size, and anywhere in between.
+/// Generates addresses that are likely to meet: a few pages around the ends of leaves of each size, and some
+/// in between.
 fn places() -> impl Strategy<Value = u64> {
     let seams = [0, MIB2, 2 * MIB2, GIB, 2 * GIB, 512 * GIB];
     (proptest::sample::select(seams.to_vec()), 0u64..6).prop_map(|(seam, page)| seam + page * PAGE)
@@ -357,10 +364,10 @@ fn access(bits: u8) -> Access {
     [Access::NONE, Access::READ, Access::WRITE, Access::BOTH][usize::from(bits)]
 }
 
-/// One entry for each page, as ranges: what is true of every page, whether the table still knows it or not.
+/// The valid translation of each page, as ranges. The table may have forgotten some of them.
 #[derive(Default)]
 struct Model {
-    /// First page of each range: how many, where to, and what may be done.
+    /// By the first page of each range: number of pages, front-end's address, and allowed access.
     ranges: BTreeMap<u64, (u64, u64, u8)>,
 }
 
@@ -393,10 +400,10 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// The table knows no more than is true, and all that it was told last; a cache that is told of each change as a queue is
-    /// says the same as the table.
+    /// The table has valid translations only, and the last one that it was given. A cache that is told of
+    /// each change agrees with the table.
     #[test]
-    fn as_the_model_says(ops in ops()) {
+    fn table_and_cache_agree_with_the_model(ops in ops()) {
         let (memory, none) = (map(), Map::default());
         let mut iotlb = Iotlb::new(40);
         let mut tlb = Tlb::new(iotlb.table().clone());
@@ -442,7 +449,7 @@ proptest! {
                             (None, _) => prop_assert!(false, "{page:#x} {wanted:?} leads to {found:?}"),
                             (Some((user, _)), found) => {
                                 let to = gpa(user).filter(|_| std::ptr::eq(view, &memory));
-                                let to = to.map_or(Translated::Nowhere, |gpa| Translated::To(Gpa(gpa)));
+                                let to = to.map_or(Translated::Unmapped, |gpa| Translated::To(Gpa(gpa)));
                                 prop_assert_eq!(found, to);
                             }
                         }
@@ -453,7 +460,7 @@ proptest! {
     }
 }
 
-/// What is taken back, because a part of it was told anew, is gone though there is no room for the part.
+/// An update of a part of a leaf drops the leaf, even if there is no room for the part.
 #[test]
 fn a_leaf_that_could_not_be_split_is_gone() {
     let (map, mut iotlb) = (map(), Iotlb::new(3));

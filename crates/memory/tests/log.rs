@@ -1,4 +1,4 @@
-//! The log of a front-end: what is refused, and what is marked, against a model.
+//! Tests of the dirty log: refused logs, and marks against a model.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use kickless_memory::{Gpa, Iov, Log, LogError, Map, Marks, Ram, Slot, UserAddr, View};
@@ -18,7 +18,7 @@ fn log(len: u64) -> Log {
     Log::map(file(len), 0, len).unwrap()
 }
 
-/// A view of nothing with a log.
+/// Returns a view without memory that has this log.
 fn logged(log: &Arc<Log>) -> View {
     View::default().with_log(Some(log.clone())).unwrap()
 }
@@ -30,7 +30,7 @@ fn pages(log: &Log) -> BTreeSet<u64> {
 }
 
 #[test]
-fn what_cannot_be_mapped() {
+fn logs_that_cannot_be_mapped() {
     let file = file(4096);
     let error = |offset, len| Log::map(&file, offset, len).unwrap_err();
     assert!(matches!(error(0, 0), LogError::Empty));
@@ -76,7 +76,7 @@ fn bits_lie_where_the_specification_says() {
     assert_eq!(bytes, expected);
 }
 
-/// What lies past the end of a log is nobody's: a log of 3 bytes has 24 pages, and no mark goes past them.
+/// A log of 3 bytes has 24 pages, and no mark goes past them.
 #[test]
 fn nothing_past_the_end() {
     let file = file(4096);
@@ -86,14 +86,14 @@ fn nothing_past_the_end() {
     marks.wrote(Gpa(64 * 4096), 1 << 30);
     marks.wrote(Gpa(u64::MAX - 5), 100);
     marks.commit();
-    assert!(!marks.take_news());
+    assert!(!marks.take_newly_set());
     let mut bytes = [0; 4096];
     rustix::io::pread(&file, &mut bytes, 0).unwrap();
     assert_eq!(bytes, [0; 4096]);
 }
 
 #[test]
-fn what_follows_a_log_that_ends_within_a_word_stays() {
+fn bytes_behind_a_log_that_ends_within_a_word_stay() {
     let file = file(16);
     let (odd, whole) = (Log::map(&file, 0, 11).unwrap(), Arc::new(Log::map(&file, 0, 16).unwrap()));
     let odd = Arc::new(odd);
@@ -101,12 +101,12 @@ fn what_follows_a_log_that_ends_within_a_word_stays() {
     marks.set_view(&logged(&odd));
     marks.wrote(Gpa(87 * 4096), 2 * 4096);
     marks.commit();
-    assert!(marks.take_news());
+    assert!(marks.take_newly_set());
     assert!(odd.is_marked(Gpa(87 * 4096)) && !whole.is_marked(Gpa(88 * 4096)));
-    // All of its bits past the end: there is nothing to set.
+    // All bits are past the end, so there is nothing to set.
     marks.wrote(Gpa(88 * 4096), 4096);
     marks.commit();
-    assert!(!marks.take_news());
+    assert!(!marks.take_newly_set());
     let mut others = Marks::off();
     others.set_view(&logged(&whole));
     others.wrote(Gpa(90 * 4096), 1);
@@ -117,29 +117,29 @@ fn what_follows_a_log_that_ends_within_a_word_stays() {
 }
 
 #[test]
-fn news_are_bits_that_were_clear() {
+fn newly_set_bits_are_those_that_were_clear() {
     let log = Arc::new(log(4096));
     let mut marks = Marks::off();
     marks.wrote(Gpa(0), 1);
     marks.commit();
-    assert!(!marks.is_on() && !marks.is_pending() && !marks.take_news());
+    assert!(!marks.is_on() && !marks.is_pending() && !marks.take_newly_set());
     marks.set_view(&logged(&log));
     marks.wrote(Gpa(0), 4097);
     assert!(marks.is_pending());
     assert_eq!(pages(&log), BTreeSet::new());
     marks.commit();
-    assert!(marks.take_news() && !marks.take_news() && !marks.is_pending());
+    assert!(marks.take_newly_set() && !marks.take_newly_set() && !marks.is_pending());
     marks.wrote(Gpa(4096), 1);
     marks.commit_fenced();
-    assert!(!marks.take_news());
+    assert!(!marks.take_newly_set());
     assert_eq!(pages(&log), [0, 1].into());
     marks.wrote(Gpa(4096), 1);
     marks.commit();
-    assert!(marks.take_news());
+    assert!(marks.take_newly_set());
 }
 
 #[test]
-fn a_new_log_gets_what_comes_and_the_old_one_what_was() {
+fn marks_go_to_the_log_of_their_time() {
     let (old, new) = (Arc::new(log(4096)), Arc::new(log(8192)));
     let mut marks = Marks::off();
     marks.set_view(&logged(&old));
@@ -150,15 +150,16 @@ fn a_new_log_gets_what_comes_and_the_old_one_what_was() {
     marks.wrote(Gpa(8192), 1);
     marks.commit();
     assert_eq!((pages(&old), pages(&new)), ([0].into(), [1].into()));
-    // Nothing of ours keeps a log that is not written any more.
+    // The marks hold no reference to a log that they do not write any more.
     assert_eq!((Arc::strong_count(&old), Arc::strong_count(&new)), (1, 1));
 }
 
-/// Bytes of a slot, and how far slots are apart.
+/// Bytes of a slot.
 const SLOT: u64 = 3 << 12;
+/// Distance from one slot to the next.
 const APART: u64 = 1 << 16;
 
-/// So many slots, of which every third shows the same bytes as the one before it.
+/// Returns a view of this many slots. Every third slot shows the same bytes as the one before it.
 fn view(slots: u64) -> (Arc<View>, Arc<Log>) {
     let mut map = Map::default();
     let mut last = file(SLOT);
@@ -173,7 +174,7 @@ fn view(slots: u64) -> (Arc<View>, Arc<Log>) {
     (Arc::new(View::new(map).with_log(Some(log.clone())).unwrap()), log)
 }
 
-/// The pages of `len` bytes at `offset` of a slot, and those that show the same bytes.
+/// Returns the pages of `len` bytes at `offset` of a slot, and the pages that show the same bytes.
 fn pages_of(slots: u64, slot: u64, offset: u64, len: u64) -> BTreeSet<u64> {
     let twin = match slot % 3 {
         1 if slot + 1 < slots => slot + 1,
@@ -184,9 +185,9 @@ fn pages_of(slots: u64, slot: u64, offset: u64, len: u64) -> BTreeSet<u64> {
     touched.flat_map(|page| [slot, twin].map(|slot| slot * (APART / 4096) + page)).collect()
 }
 
-/// What the kernel was given to fill is marked as far as it says that it has, and all of it if it says nothing.
+/// A buffer that the kernel fills is marked as far as the kernel reports, or as a whole without a report.
 #[test]
-fn what_the_kernel_wrote() {
+fn buffers_that_the_kernel_fills() {
     for slots in [1, 5, 40] {
         let (view, log) = view(slots);
         let mut marks = Marks::off();
@@ -198,7 +199,7 @@ fn what_the_kernel_wrote() {
         for slot in 0..slots {
             let mut iov = Iov::default();
             iov.push(&view, Gpa(slot * APART + 100), 2 * 4096).unwrap();
-            // Written from: nothing is marked.
+            // The kernel only reads from it: nothing is marked.
             assert_eq!(iov.segments().len(), 1);
             iov.advance(10, &mut marks);
             assert_eq!(found(&mut marks), BTreeSet::new());
@@ -208,11 +209,11 @@ fn what_the_kernel_wrote() {
             assert_eq!(found(&mut marks), pages_of(slots, slot, 110, 3990));
             iov.advance(10, &mut marks);
             assert_eq!(found(&mut marks), pages_of(slots, slot, 4100, 10));
-            // It failed: the rest may have been written.
+            // The operation failed: the kernel may have written the rest.
             iov.clear(&mut marks);
             assert_eq!(found(&mut marks), pages_of(slots, slot, 4110, 2 * 4096 + 100 - 4110));
             iov.clear(&mut marks);
-            // The next request has been given to nobody.
+            // The kernel was not given the next request.
             iov.push(&view, Gpa(slot * APART), 4096).unwrap();
             iov.clear(&mut marks);
             assert_eq!(found(&mut marks), BTreeSet::new());
@@ -221,7 +222,7 @@ fn what_the_kernel_wrote() {
 }
 
 #[test]
-fn what_we_write_ourselves() {
+fn copies_of_our_own() {
     for slots in [1, 5, 40] {
         let (view, log) = view(slots);
         let (mut marks, ram) = (Marks::off(), Ram::new(1 << 20).unwrap());
@@ -246,8 +247,8 @@ fn what_we_write_ourselves() {
     }
 }
 
-/// A request in flight is marked where its memory is when it is done; where it was, if it is gone by then; and always before
-/// it lets go of it.
+/// A request is marked where its memory is at the completion, or where the memory was before it was removed.
+/// It is always marked before it releases its view.
 #[test]
 fn memory_that_moves_under_a_request() {
     const AT: [u64; 3] = [0, 1 << 20, 2 << 20];
@@ -257,7 +258,7 @@ fn memory_that_moves_under_a_request() {
     };
     let view = |map: &Map| Arc::new(View::new(map.clone()).with_log(Some(log.clone())).unwrap());
     let first = Map::new(vec![slot(&data, AT[0], &Map::default())]).unwrap();
-    // Something else is where it was.
+    // Other memory is at the old address.
     let moved = vec![slot(&other, AT[0], &first), slot(&data, AT[1], &first)];
     let moved = Map::new(moved).unwrap();
     let removed = moved.without(Gpa(AT[1]), UserAddr(AT[1]), SLOT).unwrap().0;
@@ -272,7 +273,7 @@ fn memory_that_moves_under_a_request() {
         (vec![&first, &moved, &removed], &AT[1..2]),
         (vec![&first, &moved, &twice], &AT[1..3]),
         (vec![&first, &removed], &AT[..1]),
-        // Nobody has told of the change in between.
+        // The marks are not told of the change in between.
         (vec![&first, &Map::default(), &Map::default()], &AT[..1]),
     ] {
         for logged_since in 0..maps.len() {
@@ -287,7 +288,7 @@ fn memory_that_moves_under_a_request() {
                 marks.set_view(&view(map));
             }
             if logged_since > 0 && std::ptr::eq(maps[maps.len() - 1], &removed) {
-                // It was removed while nothing was marked.
+                // The memory was removed while there was no log.
                 continue;
             }
             let current = view(maps[maps.len() - 1]);
@@ -302,16 +303,16 @@ fn memory_that_moves_under_a_request() {
             View::unpin_unless(&mut pin, &current, &mut marks);
             assert!(pin.is_none());
             assert_eq!(pages(&log), at(places, &[0, 1]), "{places:x?} since {logged_since}");
-            // It failed half-way.
+            // The operation failed half-way.
             read.unpin_unless(&current, &mut marks);
             assert_eq!(pages(&log), at(places, &[1, 2]), "{places:x?} since {logged_since}");
         }
     }
 }
 
-/// What was gathered is in the log when a change is answered.
+/// Gathered marks are in the log when a change of memory is answered.
 #[test]
-fn what_was_gathered_is_marked_before_memory_changes() {
+fn gathered_marks_are_committed_before_memory_changes() {
     let (view, log) = view(5);
     let mut marks = Marks::off();
     marks.set_view(&view);
@@ -321,7 +322,7 @@ fn what_was_gathered_is_marked_before_memory_changes() {
     assert_eq!(pages(&log), BTreeSet::from([APART / 4096]));
 }
 
-/// A log that is too small for memory makes no view.
+/// A log that is too small for the memory is refused.
 #[test]
 fn a_view_has_a_log_that_covers_it() {
     let (whole, _) = view(5);
@@ -331,15 +332,16 @@ fn a_view_has_a_log_that_covers_it() {
 }
 
 proptest! {
-    /// What was written and committed is found by the next harvest; what was not written is not.
+    /// A harvest finds all pages that were written and committed, and no others.
     #[test]
-    fn marks_what_was_written(
+    fn harvests_find_written_pages(
         steps in prop::collection::vec((0u64..1 << 26, 1u64..1 << 17, 0u8..20), 1..100)
     ) {
         let log = Arc::new(log(((1 << 26) >> 15) + 8));
         let mut marks = Marks::off();
         marks.set_view(&logged(&log));
-        // Since it was found last; and since all was committed and found: a part is committed early, for want of room.
+        // `owed`: pages written since a harvest found them last. `written`: pages written since a harvest
+        // after a commit of all. Some marks are committed early, for lack of room.
         let (mut owed, mut written) = (BTreeSet::new(), BTreeSet::new());
         for (gpa, len, then) in steps {
             marks.wrote(Gpa(gpa), len);

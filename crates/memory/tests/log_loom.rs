@@ -1,6 +1,6 @@
-//! The log of a front-end in every order that the memory model allows.
+//! Models of the dirty log, in every order that the memory model allows.
 //!
-//! The functions under test are those that [`kickless_memory::Marks`] uses, over words that loom watches.
+//! They test the functions that [`kickless_memory::Marks`] uses, on words that loom watches.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --test log_loom`
 #![cfg(loom)]
@@ -11,7 +11,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-/// A bitmap of one word, whose owner can take it back.
+/// A bitmap of one word, which its owner can withdraw.
 struct Bitmap {
     word: AtomicU64,
     gone: AtomicBool,
@@ -32,8 +32,7 @@ impl Bitmap {
 
 impl Words for Bitmap {
     fn load(&self, _: u64) -> u64 {
-        // Relaxed: had it been taken back after the last access, in the order of what was asked and answered, this could not
-        // see it.
+        // Relaxed: this load cannot see the store of `true` if messages order all accesses before that store.
         assert!(!self.gone.load(Ordering::Relaxed), "written after it was taken back");
         self.word.load(Ordering::Relaxed)
     }
@@ -47,7 +46,7 @@ impl Words for Bitmap {
     }
 }
 
-/// A page, of which one word stands for its data, and the front-end's copy of it.
+/// A page, with one word for its data.
 #[derive(Default)]
 struct Page(AtomicU64);
 
@@ -66,8 +65,8 @@ fn mark(gather: &mut Gather, log: &Bitmap, bits: u64) {
     gather.commit(log);
 }
 
-/// The front-end harvests beside a worker that writes one page again and again. The last copy is the last write, also
-/// where a bit is set already.
+/// The front-end harvests while a worker writes one page again and again. The last copy has the last write,
+/// even if the bit is already set.
 #[test]
 fn no_write_is_lost() {
     for bits in [0, 1] {
@@ -100,9 +99,10 @@ fn no_write_is_lost() {
     }
 }
 
-/// Whoever has seen the used index finds what it publishes in a harvest: in the one before, or in the next.
+/// A driver that has seen the used index finds the published data in a harvest: the previous one or the next
+/// one.
 #[test]
-fn what_is_published_is_marked() {
+fn published_data_is_marked() {
     for bits in [0, 1] {
         loom::model(move || {
             let shared = Arc::new((Bitmap::new(bits), Page::default(), AtomicU64::new(0)));
@@ -131,9 +131,10 @@ fn what_is_published_is_marked() {
     }
 }
 
-/// Memory is removed while a request writes to it: once its mapping is let go, what was written is marked.
+/// Memory is removed while a request writes to it. The writes are marked when the request releases the
+/// mapping.
 #[test]
-fn what_was_written_to_removed_memory_is_marked_when_it_is_let_go() {
+fn writes_to_removed_memory_are_marked_before_its_release() {
     for bits in [0, 1] {
         loom::model(move || {
             let shared = Arc::new((Bitmap::new(bits), Page::default(), Mutex::new(false)));
@@ -162,9 +163,9 @@ fn what_was_written_to_removed_memory_is_marked_when_it_is_let_go() {
     }
 }
 
-/// A fence that comes anyway (that of the decision about calls) serves for the mark of the used index, which follows it.
+/// The fence of the decision about calls also serves for the mark of the used index, which follows it.
 #[test]
-fn one_fence_serves_for_both() {
+fn one_fence_serves_the_call_and_the_mark() {
     loom::model(|| {
         let shared = Arc::new((Bitmap::new(1), Page::default()));
         let worker = {
@@ -191,7 +192,7 @@ fn one_fence_serves_for_both() {
     });
 }
 
-/// Two workers mark neighbours in one word while the front-end takes it: nobody undoes another's bit.
+/// Two workers mark different bits of one word while the front-end takes the word. No bit is lost.
 #[test]
 fn workers_share_a_word() {
     loom::model(|| {
@@ -223,14 +224,14 @@ fn workers_share_a_word() {
     });
 }
 
-/// SET_LOG_BASE against a worker that marks: once it is answered nobody writes the old log, and what was written before and
-/// after is in one of the two.
+/// SET_LOG_BASE arrives while a worker marks. The worker does not write the old log after the answer. Each
+/// write is in one of the two logs.
 #[test]
-fn a_log_is_taken_back_when_the_change_is_answered() {
+fn a_log_is_unused_when_the_change_is_answered() {
     loom::model(|| {
         let logs = Arc::new([Bitmap::new(0), Bitmap::new(0)]);
         let pages = Arc::new([Page::default(), Page::default()]);
-        // A worker's mailbox, and the answer to what is put in there.
+        // A worker's mailbox, and the answer to its message.
         let (asked, answered) = (Arc::new(Mutex::new(false)), Arc::new(Mutex::new(false)));
         let worker = {
             let (logs, pages, asked, answered) =

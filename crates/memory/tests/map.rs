@@ -1,4 +1,4 @@
-//! Slots, maps, areas and buffers, as a front-end and a guest could ask for them.
+//! Tests of slots, maps, areas and buffers, with values that a front-end and a guest could send.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use kickless_memory::{Area, Error, Gpa, Iov, Map, Marks, SLOTS_MAX, Slot, Unmapped, UserAddr, View};
@@ -17,7 +17,7 @@ fn file(len: u64) -> OwnedFd {
     file
 }
 
-/// A slot of its own file, whose user address is its guest-physical one.
+/// Returns a slot with a file of its own. Its user address is its guest-physical address.
 fn slot(gpa: u64, len: u64) -> Slot {
     Slot::map(file(len), 0, Gpa(gpa), UserAddr(gpa), len).unwrap()
 }
@@ -54,7 +54,7 @@ mod slots {
         ] {
             match refused(offset, gpa, user, len) {
                 Error::Wraps { field, len: told, .. } => assert_eq!((field, told), (what, len)),
-                // The end of the file is checked with the same sum, which fits here.
+                // The check of the file's end uses the same sum, which does not wrap here.
                 Error::FileTooShort { .. } if gpa == 1 => {}
                 other => unreachable!("{other}"),
             }
@@ -79,7 +79,7 @@ mod slots {
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         let refused = Slot::map(&pipe, 0, Gpa(0), UserAddr(0), PAGE).unwrap_err();
         assert!(matches!(refused, Error::Mmap { .. }), "{refused}");
-        // Far more than there is address space, of a device that has no size.
+        // Far more than the address space, of a device that has no size.
         let zero = std::fs::File::open("/dev/zero").unwrap();
         assert!(Slot::map(&zero, 0, Gpa(0), UserAddr(0), 1 << 62).is_err());
     }
@@ -198,7 +198,7 @@ mod maps {
     #[test]
     fn values_at_any_alignment() {
         let map = map(&[(0, PAGE), (PAGE, PAGE)]);
-        // The last ones lie over the seam.
+        // The last values cross from one slot to the next.
         for at in (0..16).chain(PAGE - 8..PAGE + 8) {
             let value = 0x0102_0304_0506_0708_u64.wrapping_mul(at + 1);
             map.write_obj(Gpa(at), &value).unwrap();
@@ -240,7 +240,7 @@ mod areas {
         assert!(!area(PAGE, usize::MAX, 1) && !area(u64::MAX, usize::MAX, 1));
     }
 
-    /// The front-end's addresses may overlap: what holds the whole area serves.
+    /// The front-end's addresses may overlap. A slot that holds the whole area is used.
     #[test]
     fn overlapping_user_addresses() {
         let slot = |gpa, len| Slot::map(file(len), 0, Gpa(gpa), UserAddr(0), len).unwrap();
@@ -353,7 +353,7 @@ mod iovs {
     }
 
     #[test]
-    fn what_is_not_memory_changes_nothing() {
+    fn a_range_outside_of_memory_changes_nothing() {
         let view = view(&[(0, PAGE), (2 * PAGE, PAGE)]);
         let mut iov = Iov::default();
         iov.push(&view, Gpa(0), 8).unwrap();
@@ -375,7 +375,7 @@ mod iovs {
         assert!(iov.is_aligned(512, 512) && !iov.is_aligned(1024, 1024) && iov.is_aligned(1024, 512));
     }
 
-    /// Not even onto a segment that was used up.
+    /// A used-up segment does not grow.
     #[test]
     fn pushed_after_all_was_used() {
         let view = view(&[(0, PAGE)]);
@@ -389,7 +389,7 @@ mod iovs {
     }
 }
 
-/// The guest's memory as a plain array, for slots that lie anywhere in 64 pages.
+/// Guest memory as a plain array, for slots anywhere in 64 pages.
 struct Model {
     bytes: Vec<u8>,
     present: Vec<bool>,
@@ -402,7 +402,7 @@ impl Model {
     }
 }
 
-/// Slots as lengths with gaps between them, often none.
+/// Generates slots: lengths, and the gap before each, which is often zero.
 fn layout() -> impl Strategy<Value = Vec<(u64, u64)>> {
     proptest::collection::vec((prop_oneof![3 => Just(0), 1 => 1u64..5000], 1u64..9000), 1..20).prop_map(
         |parts| {
@@ -455,7 +455,7 @@ proptest! {
     }
 
     #[test]
-    fn buffers_like_a_string_of_bytes(
+    fn buffers_behave_like_one_string_of_bytes(
         slots in layout(),
         pushes in proptest::collection::vec((0u64..150_000, 0u32..4000), 1..20),
         copies in proptest::collection::vec((0u64..40_000, 0usize..6000, any::<bool>(), any::<u8>()), 0..10),
@@ -493,7 +493,7 @@ proptest! {
         }
     }
 
-    /// Whatever the numbers are: an answer, and no arithmetic that overflows.
+    /// Any numbers get an answer, and no arithmetic overflows.
     #[test]
     fn any_numbers(gpa: u64, user: u64, len: u64, ask: u64, ask_len: u64, offset: u64) {
         let shifted = len >> (len % 64);

@@ -134,7 +134,7 @@ impl Translations {
 
     /// Makes room for a node, if there is something to evict beside what is being updated.
     fn make_room(&mut self, updated: IovaRange, rings: &mut Rings, ends: Ends<'_>) -> Result<bool, Ended> {
-        let in_limbo = self.iotlb.is_in_limbo();
+        let in_limbo = self.iotlb.has_nodes_in_limbo();
         // What came before is waited for as what it is: it may be more than forgotten.
         self.settle(rings, ends)?;
         if in_limbo {

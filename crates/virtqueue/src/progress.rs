@@ -151,7 +151,7 @@ impl Progress {
         if len > REQUEST_BYTES_MAX {
             self.refuse(map, tlb);
         } else if !self.go_on(map, tlb) {
-            tlb.keep();
+            tlb.watch();
             self.epoch = Some(tlb.epoch());
             // What is kept belongs to these. A pop that does not come this far changes none of it.
             std::mem::swap(&mut self.described, &mut self.translated);
@@ -165,7 +165,7 @@ impl Progress {
     /// Goes on with the translation. Whether it came to the end of the chain with nothing missing.
     fn go_on(&mut self, map: &Map, tlb: &mut Tlb) -> bool {
         self.described.iter().take(self.place.at).for_each(|passed| tlb.note(passed.addr, passed.len.into()));
-        let nowhere = map.nowhere();
+        let nowhere = map.unmapped_address();
         let mut place = self.place;
         let mut looks = 0;
         while let Some(&described) = self.described.get(place.at) {
@@ -174,8 +174,8 @@ impl Progress {
             while place.done < len {
                 let rest = len - place.done;
                 let (to, bytes) = if self.pieces.len() >= PIECES_MAX {
-                    (Translated::Nowhere, rest)
-                } else if tlb.lacks_enough() || looks == LOOKUPS_MAX {
+                    (Translated::Unmapped, rest)
+                } else if tlb.is_miss_list_full() || looks == LOOKUPS_MAX {
                     return false;
                 } else if let Some(next) = addr.checked_add(place.done.into()) {
                     looks += 1;
@@ -183,7 +183,7 @@ impl Progress {
                     // A piece is no longer than the buffer.
                     (to, bytes.min(rest.into()) as u32)
                 } else {
-                    (Translated::Nowhere, rest)
+                    (Translated::Unmapped, rest)
                 };
                 // After one that is missing, only others that are missing are of interest.
                 if !tlb.is_missing() {
@@ -213,7 +213,7 @@ impl Progress {
 
     /// Has the chain lead nowhere but for its last writable byte.
     fn refuse(&mut self, map: &Map, tlb: &mut Tlb) {
-        let nowhere = map.nowhere();
+        let nowhere = map.unmapped_address();
         self.pieces.clear();
         self.readable = 0;
         for at in 0..self.described.len() {

@@ -1,7 +1,7 @@
 //! A virtqueue behind a vIOMMU: its translations, what it waits for, and what its requests in flight use.
 
 use crate::{IovaAddresses, Misses};
-use kickless_memory::{Access, IovaRange, Lack, Map, Table, Tlb, UserAddr};
+use kickless_memory::{Access, IovaRange, Map, Table, Tlb, TranslateError, UserAddr};
 use kickless_virtqueue::device::{LoggedAt, Options};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ impl Translation {
         addresses: &IovaAddresses,
         options: &Options,
         map: &Map,
-    ) -> Result<Located, Lack> {
+    ) -> Result<Located, TranslateError> {
         self.tlb.begin();
         let lens = options.area_lens();
         // Before it looks, so that what comes right after that wakes it.
@@ -111,7 +111,7 @@ impl Translation {
         let used = self.tlb.user(addresses.used, lens[2], Access::BOTH);
         let log = addresses.log.map(|log| self.tlb.user(log, lens[2], Access::WRITE)).transpose();
         if self.tlb.is_missing() {
-            return Err(Lack::Missing);
+            return Err(TranslateError::Missing);
         }
         let areas = [desc?, avail?, used?];
         let logged_at = |pieces: Vec<(UserAddr, usize)>| match pieces[..] {
@@ -146,7 +146,7 @@ impl Translation {
         self.asked = true;
         self.standing = true;
         // It watches for it since before it looked.
-        self.tlb.accept_refusals();
+        self.tlb.clear_refusals();
     }
 
     /// The ring was found.
@@ -154,7 +154,7 @@ impl Translation {
         if std::mem::take(&mut self.asked) {
             self.misses.settled(self.queue);
         }
-        self.tlb.accept_refusals();
+        self.tlb.clear_refusals();
     }
 
     /// Whether an invalidation waits for a chain with this head. Another chain with it would have to be waited for too: the two cannot be

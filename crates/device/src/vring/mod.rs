@@ -387,7 +387,7 @@ impl Vring {
     fn settle_marks(&mut self) {
         let marks = self.queue.marks();
         marks.commit();
-        if marks.take_news()
+        if marks.take_newly_set()
             && let Some(logged) = &self.logged
         {
             logged.signal();

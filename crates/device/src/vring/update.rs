@@ -3,7 +3,7 @@
 use super::Vring;
 use super::iommu::Located;
 use crate::{Areas, IovaAddresses, Update};
-use kickless_memory::{IovaRange, Lack, Unmapped};
+use kickless_memory::{IovaRange, TranslateError, Unmapped};
 use kickless_virtqueue::device::Metadata;
 use std::convert::Infallible;
 use std::sync::mpsc::Sender;
@@ -71,14 +71,16 @@ impl Vring {
     pub(super) fn remap(&mut self) {
         let (view, options) = (&self.view, &self.options);
         let mapped = match (&self.areas, &mut self.translation) {
-            (Areas::User(addresses), _) => Metadata::map(view, addresses, options).map_err(Lack::Unmapped),
+            (Areas::User(addresses), _) => {
+                Metadata::map(view, addresses, options).map_err(TranslateError::Unmapped)
+            }
             (Areas::Iova(addresses), Some(translation)) => {
                 translation.locate(addresses, options, view.map()).and_then(|Located { areas, log }| {
-                    Metadata::map_pieces(view, &areas, log, options).map_err(Lack::Unmapped)
+                    Metadata::map_pieces(view, &areas, log, options).map_err(TranslateError::Unmapped)
                 })
             }
             (Areas::Iova(IovaAddresses { desc, .. }), None) => {
-                Err(Lack::Unmapped(Unmapped { addr: desc.0, len: 0 }))
+                Err(TranslateError::Unmapped(Unmapped { addr: desc.0, len: 0 }))
             }
         };
         let (span, queue) = (&self.span, self.index);
@@ -94,7 +96,7 @@ impl Vring {
                 // What was pushed while it rested.
                 self.pushed = true;
             }
-            (Err(Lack::Missing), Some(translation)) => {
+            (Err(TranslateError::Missing), Some(translation)) => {
                 translation.ask();
                 self.queue.unmap();
             }

@@ -1,20 +1,26 @@
-//! Where our mappings are, so that a signal handler can ask.
+//! A list of our mappings that a signal handler can search.
 //!
-//! A list that only grows, of entries that are never freed and are used again: as many as there were mappings at once at
-//! the most. Who adds and removes takes a lock; the handler takes none, waits for nobody and tries nothing twice.
+//! The list only grows. Its entries are never freed but used again, so it is as long as the largest number of
+//! mappings at any one time. Threads that add and remove mappings take a lock. The handler takes no lock,
+//! does not wait, and does not retry.
 //!
-//! # Why one look at each entry is enough
-//! The handler runs on a thread that was about to touch a mapping, and so holds a reference to it: *its* entry was
-//! filled before the thread could have the mapping, and stays as it is at least until the handler returns. Any other entry may
-//! change under the handler's eyes. A version in each entry, odd while it changes, tells: an entry whose version is odd,
-//! or not the same before and after its fields were read, is not the one that is looked for, and is passed over.
+//! # One look at each entry is enough
+//! The handler runs on a thread that was about to touch a mapping and so holds a reference to it. The entry
+//! of *that mapping* was filled before the thread could have the mapping. It does not change until the
+//! handler returns. Any other entry may change while the handler reads it. Each entry has a version, which is
+//! odd while the entry changes. The handler skips an entry if its version is odd, or if the version is not
+//! the same before and after it has read the fields. Such an entry cannot be the one that it looks for.
 //!
-//! The orders: a writer makes the version odd, stores the fields, each with release (F), and makes the version even with release
-//! (V). A reader loads the version with acquire, whose partner is V: the fields are at least those of that version. It loads
-//! the fields with acquire, whose partner is F: if one of them is newer, so is the version that is loaded after them.
+//! The memory orders are these:
+//! * A writer makes the version odd, stores each field with release (F), and makes the version even with
+//!   release (V).
+//! * A reader loads the version with acquire, whose partner is V. So the fields that it loads are of that
+//!   version or newer.
+//! * The reader loads the fields with acquire, whose partner is F. If one of them is newer, the version that
+//!   the reader loads after them is newer too.
 //!
-//! An entry is emptied before its range is unmapped, and filled after it was mapped. So what an entry says is never about somebody
-//! else's memory.
+//! An entry is filled after its range is mapped, and emptied before the range is unmapped. So an entry never
+//! describes memory of another owner.
 
 #[cfg(all(test, loom))]
 mod model;
@@ -38,22 +44,22 @@ pub(crate) struct Registry {
     spare: Mutex<Vec<&'static Entry>>,
 }
 
-/// A place for one mapping.
+/// An entry for one mapping.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// Odd while the others change.
+    /// Odd while the other fields change.
     version: AtomicUsize,
     start: AtomicUsize,
-    /// Zero: there is no mapping.
+    /// Zero if the entry has no mapping.
     len: AtomicUsize,
     page: AtomicUsize,
-    /// How many of its pages were missed.
+    /// Number of missing pages.
     misses: AtomicUsize,
-    /// Never changes once the entry is in the list.
+    /// Never changes after the entry is in the list.
     next: AtomicPtr<Entry>,
 }
 
-/// The range of a mapping, and the size of its pages, of which both ends are multiples.
+/// The range of a mapping, and the size of its pages. Both ends are multiples of that size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) start: usize,
@@ -62,7 +68,7 @@ pub(crate) struct Range {
 }
 
 impl Registry {
-    /// Takes a mapping in, after it was made.
+    /// Adds a mapping, after it is mapped.
     pub(crate) fn add(&self, range: Range) -> &'static Entry {
         let mut spare = lock(&self.spare);
         if let Some(entry) = spare.pop() {
@@ -77,19 +83,20 @@ impl Registry {
         entry
     }
 
-    /// Takes a mapping out that nobody uses any more, before it is unmapped.
+    /// Removes an unused mapping, before it is unmapped.
     pub(crate) fn remove(&self, entry: &'static Entry) {
         entry.set(Range { start: 0, len: 0, page: 1 });
         lock(&self.spare).push(entry);
     }
 
-    /// The mapping that holds `address`, which the caller is in the middle of using: async-signal-safe.
+    /// Returns the mapping that holds `address`. The caller must be using that mapping. Async-signal-safe.
     pub(crate) fn find(&self, address: usize) -> Option<(&'static Entry, Range)> {
         let mut next = self.first.load(Ordering::Acquire);
         loop {
-            // SAFETY: null, or an entry, which is never freed and only ever shared.
+            // SAFETY: null, or an entry. Entries are never freed, and there are only shared references to
+            // them.
             let entry: &'static Entry = unsafe { next.as_ref()? };
-            if let Some(range) = entry.look()
+            if let Some(range) = entry.read()
                 && address.checked_sub(range.start).is_some_and(|offset| offset < range.len)
             {
                 return Some((entry, range));
@@ -112,7 +119,7 @@ impl Entry {
         }
     }
 
-    /// Only one thread at a time: the one that makes or unmakes the mapping.
+    /// Fills the entry. Only the thread that maps or unmaps the range may call this.
     fn set(&self, range: Range) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -125,8 +132,8 @@ impl Entry {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// What it says; `None` if that is changing.
-    fn look(&self) -> Option<Range> {
+    /// Reads the entry. Returns `None` if it is changing.
+    fn read(&self) -> Option<Range> {
         let version = self.version.load(Ordering::Acquire);
         let range = Range {
             start: self.start.load(Ordering::Acquire),
@@ -136,12 +143,12 @@ impl Entry {
         (version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version).then_some(range)
     }
 
-    /// Counts a page that is missing; how many there were before.
-    pub(crate) fn miss(&self) -> usize {
+    /// Counts a missing page. Returns the count before.
+    pub(crate) fn count_miss(&self) -> usize {
         self.misses.fetch_add(1, Ordering::AcqRel)
     }
 
-    /// Pages that were missing.
+    /// Returns the number of missing pages.
     pub(crate) fn misses(&self) -> usize {
         self.misses.load(Ordering::Acquire)
     }

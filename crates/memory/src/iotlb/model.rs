@@ -1,6 +1,7 @@
-//! The table of translations while a queue reads it, in every order that the memory model allows.
+//! Model of the table of translations: a queue reads it while it changes, in every order that the memory
+//! model allows.
 //!
-//! Atomics are those that loom watches, and nodes have two entries.
+//! A node has two entries here.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --lib model`
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -12,13 +13,13 @@ use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use std::sync::Arc;
 
-/// What the front-end has said of a page, if anything.
-fn look(table: &Table, page: u64) -> Option<u64> {
+/// Returns the front-end's address of a page, if the table has it.
+fn translate(table: &Table, page: u64) -> Option<u64> {
     table.get(page).map(|leaf| leaf.user)
 }
 
 const PAGE: u64 = 4096;
-/// Where a page leads.
+/// The front-end's address that a page translates to.
 const fn user(page: u64) -> u64 {
     (page + 16) * PAGE
 }
@@ -48,7 +49,7 @@ impl Mail {
         }
     }
 
-    /// Whether there was something to answer.
+    /// Answers the work item, if there is one. Returns whether there was one.
     fn answer(&self) -> bool {
         let asked = self.asked.load(Ordering::Acquire);
         if asked {
@@ -58,14 +59,16 @@ impl Mail {
     }
 }
 
-/// The translation of page 0 is taken back, for `now`, and its nodes are used for the page `next`: a queue never takes those for its
-/// own, and does not see its own any more once it has answered.
-fn nodes_that_are_used_again(take_back: fn(&mut Iotlb), now: Option<u64>, next: u64) {
+/// Takes the translation of page 0 back, so that it reads as `now`, and reuses its nodes for page `next`.
+///
+/// The queue never takes a translation of `next` for one of page 0. It does not see the old translation of
+/// page 0 after it has answered.
+fn nodes_are_reused(withdraw: fn(&mut Iotlb), now: Option<u64>, next: u64) {
     check(move || {
-        // The nodes that one page needs, and no more.
+        // As many nodes as one page needs.
         let mut iotlb = Iotlb::new(2);
         update(&mut iotlb, 0).unwrap();
-        // In the same node, where that goes as a whole.
+        // In the same node, because `evict` drops a whole node.
         if next == 2 {
             update(&mut iotlb, 1).unwrap();
         }
@@ -74,7 +77,7 @@ fn nodes_that_are_used_again(take_back: fn(&mut Iotlb), now: Option<u64>, next: 
             let mail = mail.clone();
             move || {
                 loop {
-                    let found = look(&table, 0);
+                    let found = translate(&table, 0);
                     let is_own = found.is_none_or(|at| at == user(0) || Some(at) == now);
                     assert!(is_own, "another page's: {found:?}");
                     if mail.answer() {
@@ -82,41 +85,41 @@ fn nodes_that_are_used_again(take_back: fn(&mut Iotlb), now: Option<u64>, next: 
                     }
                     thread::yield_now();
                 }
-                assert_eq!(look(&table, 0), now, "in use after it was taken back");
-                let found = look(&table, next);
+                assert_eq!(translate(&table, 0), now, "in use after it was taken back");
+                let found = translate(&table, next);
                 assert!(found.is_none_or(|at| at == user(next)), "another page's: {found:?}");
             }
         });
-        take_back(&mut iotlb);
-        assert!(iotlb.is_in_limbo());
+        withdraw(&mut iotlb);
+        assert!(iotlb.has_nodes_in_limbo());
         assert!(update(&mut iotlb, next).is_err(), "nodes in limbo are not used");
         mail.ask();
         iotlb.quiesced();
         update(&mut iotlb, next).unwrap();
-        assert_eq!(look(iotlb.table(), next + 1), None, "left over from another page");
+        assert_eq!(translate(iotlb.table(), next + 1), None, "left over from another page");
         queue.join().unwrap();
     });
 }
 
 #[test]
-fn nodes_of_what_was_invalidated_are_used_again() {
-    nodes_that_are_used_again(|iotlb| iotlb.invalidate(IovaRange::new(Iova(0), PAGE)), None, 4);
+fn nodes_of_invalidated_translations_are_reused() {
+    nodes_are_reused(|iotlb| iotlb.invalidate(IovaRange::new(Iova(0), PAGE)), None, 4);
 }
 
 #[test]
-fn nodes_that_were_evicted_are_used_again() {
-    nodes_that_are_used_again(|iotlb| assert!(iotlb.evict(|_| false)), None, 2);
+fn evicted_nodes_are_reused() {
+    nodes_are_reused(|iotlb| assert!(iotlb.evict(|_| false)), None, 2);
 }
 
 #[test]
-fn nodes_below_a_larger_leaf_are_used_again() {
+fn nodes_below_a_larger_leaf_are_reused() {
     let larger = |iotlb: &mut Iotlb| {
         iotlb.update(Iova(0), 2 * PAGE, UserAddr(user(8)), Access::BOTH).unwrap();
     };
-    nodes_that_are_used_again(larger, Some(user(8)), 2);
+    nodes_are_reused(larger, Some(user(8)), 2);
 }
 
-/// A leaf over two pages gives way to one for each of them, and a queue sees one or the other.
+/// Splits a leaf over two pages into one for each. A queue sees the old leaf or the new one.
 #[test]
 fn a_leaf_that_is_split_by_an_update() {
     check(|| {
@@ -125,7 +128,7 @@ fn a_leaf_that_is_split_by_an_update() {
         let table = iotlb.table().clone();
         let queue = thread::spawn(move || {
             for page in [0, 1] {
-                let found = look(&table, page);
+                let found = translate(&table, page);
                 assert!(found.is_none_or(|at| at == user(page) || at == user(8)), "{page}: {found:?}");
             }
         });

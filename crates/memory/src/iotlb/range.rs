@@ -1,28 +1,28 @@
-//! What translations are about: ranges of addresses, and what may be done there.
+//! Ranges of addresses, and the access that is allowed there.
 
 use crate::Iova;
 
-/// What a device may do at an address, or wants to.
+/// The access that a device has to an address, or wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Access(u8);
 
 impl Access {
-    /// Nothing.
+    /// No access.
     pub const NONE: Self = Self(0);
-    /// To read.
+    /// Reading.
     pub const READ: Self = Self(1);
-    /// To write.
+    /// Writing.
     pub const WRITE: Self = Self(2);
-    /// To read and to write.
+    /// Reading and writing.
     pub const BOTH: Self = Self(3);
 
-    /// Whether all of `wanted` may be done.
+    /// Whether this allows all of `wanted`.
     #[inline]
     pub fn allows(self, wanted: Self) -> bool {
         self.0 & wanted.0 == wanted.0
     }
 
-    /// From two bits: 1 to read, 2 to write.
+    /// Returns the access of two bits: 1 to read, 2 to write.
     #[inline]
     pub(super) fn from_bits(bits: u64) -> Self {
         Self((bits & 3) as u8)
@@ -34,7 +34,7 @@ impl Access {
     }
 }
 
-/// Addresses from one to another, both included: never empty, and able to hold all there are.
+/// Addresses from one to another, both included. A range is never empty, and can hold all addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IovaRange {
     first: u64,
@@ -45,8 +45,11 @@ impl IovaRange {
     /// All addresses.
     pub const ALL: Self = Self { first: 0, last: u64::MAX };
 
-    /// `len` bytes from `first` on; as many as there are if it would wrap, or `len` is 0. An invalidation means that: too much
-    /// is asked for again, too little is a hole.
+    /// Returns the range of `len` bytes from `first` on. If it would wrap, or `len` is 0, it ends at the last
+    /// address.
+    ///
+    /// This is right for an invalidation: a queue asks again for what is dropped without need, but a range
+    /// that is too small would leave invalid translations.
     #[inline]
     pub fn new(first: Iova, len: u64) -> Self {
         let last = first.0.saturating_add(len.wrapping_sub(1));
@@ -58,7 +61,7 @@ impl IovaRange {
         Iova(self.first)
     }
 
-    /// The last one.
+    /// The last address.
     pub fn last(self) -> Iova {
         Iova(self.last)
     }
@@ -69,7 +72,7 @@ impl IovaRange {
         self.first <= other.last && other.first <= self.last
     }
 
-    /// Whether all addresses of `other` are in it.
+    /// Whether all addresses of `other` are in this range.
     pub fn contains(self, other: Self) -> bool {
         self.first <= other.first && other.last <= self.last
     }
@@ -79,7 +82,7 @@ impl IovaRange {
         Self { first: self.first.min(other.first), last: self.last.max(other.last) }
     }
 
-    /// Both together, where `next` begins right after it.
+    /// Returns both ranges as one if `next` begins right after this one.
     #[inline]
     pub fn joined(self, next: Self) -> Option<Self> {
         (self.last.checked_add(1) == Some(next.first)).then_some(Self { first: self.first, last: next.last })

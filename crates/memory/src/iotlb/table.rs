@@ -1,28 +1,28 @@
-//! The radix tree, as its readers see it. Why reading it while it changes is safe: see the module above.
+//! The radix tree and its readers. The module above says why they can read it while it changes.
 
 use kickless_sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 
-/// Bits of the address that choose an entry in a node. Few in a model, so that it has few entries to go through.
+/// Bits of the address that choose an entry in a node. A model has few, so that it has few entries to search.
 pub(super) const BITS: u32 = if cfg!(loom) { 1 } else { 9 };
-/// Levels of nodes: as many as a page number of 64 - 12 bits needs, or as a model needs.
+/// Levels of nodes: enough for a page number of 64 - 12 bits, or for a model.
 pub(super) const LEVELS: u32 = if cfg!(loom) { 3 } else { 6 };
 /// Entries of a node.
 pub(super) const FANOUT: usize = 1 << BITS;
-/// The node that is always there.
+/// The node that always exists.
 pub(super) const ROOT: u32 = 0;
-/// The highest level that has leaves; they are of 1 GiB there.
+/// The highest level that has leaves. They have 1 GiB there.
 pub(super) const LEAF_LEVEL_MAX: u32 = 2;
-/// Bits of a page's offset.
+/// Bits of the offset in a page.
 pub(super) const PAGE_BITS: u32 = 12;
 
-/// An entry that leads to memory: its address, and from bit 1 on what may be done there.
+/// Flag of an entry that is a leaf. Bits from 1 on have the allowed access, bits from 12 on the address.
 const LEAF: u64 = 1;
 const ACCESS_SHIFT: u32 = 1;
-/// An entry that leads to a node: its number, from bit 12 on.
+/// Flag of an entry that leads to a node. Bits from 12 on have the node's number.
 const NODE: u64 = 8;
 
-/// One entry, as it was read.
+/// An entry as it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Empty,
@@ -30,7 +30,7 @@ pub(super) enum Entry {
     Leaf(Leaf),
 }
 
-/// What a leaf says: a front-end's address, whose lowest 12 bits are zero, and bits of [`super::Access`].
+/// A leaf: a front-end's address, whose lowest 12 bits are zero, and bits of [`super::Access`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Leaf {
     pub(super) user: u64,
@@ -38,9 +38,9 @@ pub(super) struct Leaf {
 }
 
 impl Leaf {
-    /// The same, so many pages further on.
+    /// Returns the leaf for the address that is `pages` pages higher.
     #[inline]
-    pub(super) fn after(self, pages: u64) -> Self {
+    pub(super) fn offset_by(self, pages: u64) -> Self {
         Self { user: self.user.wrapping_add(pages << PAGE_BITS), ..self }
     }
 }
@@ -67,13 +67,13 @@ impl Entry {
     }
 }
 
-/// Which entry of a node at `level` a page belongs to.
+/// Returns the index of a page's entry in a node at `level`.
 #[inline]
 pub(super) fn index(page: u64, level: u32) -> usize {
     (page >> (BITS * level)) as usize & (FANOUT - 1)
 }
 
-/// Pages under one entry at `level`.
+/// Returns the number of pages under one entry at `level`.
 #[inline]
 pub(super) fn span(level: u32) -> u64 {
     1 << (BITS * level)
@@ -81,23 +81,23 @@ pub(super) fn span(level: u32) -> u64 {
 
 type Node = Box<[AtomicU64; FANOUT]>;
 
-/// Translations that the front-end has told, for as many readers as there are.
+/// The translations that the front-end has sent. Any number of queues may read it.
 #[derive(Debug)]
 pub struct Table {
-    /// A node is made when it is first needed, and stays; its number finds it.
+    /// The nodes by number. A node is allocated when it is first needed, and is never freed.
     nodes: Box<[OnceLock<Node>]>,
 }
 
 impl Table {
-    /// An empty one, with room for so many nodes and the root.
+    /// Makes an empty table with room for `nodes_max` nodes and the root.
     pub(super) fn new(nodes_max: u32) -> Self {
         let table = Self { nodes: (0..=nodes_max).map(|_| OnceLock::new()).collect() };
-        table.make(ROOT);
+        table.allocate(ROOT);
         table
     }
 
-    /// Sees to it that a node is there. An old one is as it was.
-    pub(super) fn make(&self, number: u32) {
+    /// Allocates a node unless it exists. An existing node does not change.
+    pub(super) fn allocate(&self, number: u32) {
         if let Some(place) = self.nodes.get(number as usize) {
             place.get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU64::new(0))));
         }
@@ -108,12 +108,12 @@ impl Table {
         self.nodes.get(node as usize)?.get()?.get(index)
     }
 
-    /// Nodes that have been made.
-    pub(super) fn made(&self) -> usize {
+    /// Number of allocated nodes.
+    pub(super) fn allocated(&self) -> usize {
         self.nodes.iter().filter(|node| node.get().is_some()).count()
     }
 
-    /// Bytes of address space for numbers of nodes.
+    /// Bytes that the table takes for the numbers of its nodes.
     pub(super) fn fixed_bytes(&self) -> usize {
         size_of_val(&*self.nodes)
     }
@@ -121,7 +121,7 @@ impl Table {
     /// Returns the leaf over a page, moved on to that page.
     #[inline]
     pub(super) fn get(&self, page: u64) -> Option<Leaf> {
-        self.find(page).map(|(leaf, level)| leaf.after(page & (span(level) - 1)))
+        self.find(page).map(|(leaf, level)| leaf.offset_by(page & (span(level) - 1)))
     }
 
     /// Returns the leaf over a page as it stands in the table, and its level.
@@ -143,11 +143,11 @@ impl Table {
     /// Reads an entry.
     #[inline]
     pub(super) fn load(&self, node: u32, index: usize) -> Entry {
-        // Acquire: what is in the node that it leads to was put there before; its partner is in `store`.
+        // Acquire: the node that the entry leads to was filled before. The partner is in `store`.
         Entry::from_bits(self.entry(node, index).map_or(0, |entry| entry.load(Ordering::Acquire)))
     }
 
-    /// Writes an entry; for the one writer only.
+    /// Writes an entry. Only the session may call this.
     pub(super) fn store(&self, node: u32, index: usize, entry: Entry) {
         if let Some(place) = self.entry(node, index) {
             // Release: see `load`.

@@ -1,4 +1,4 @@
-//! A queue's own cache of translations.
+//! A queue's cache of translations.
 
 use super::table::{self, BITS, LEAF_LEVEL_MAX, Leaf, PAGE_BITS, Table};
 use super::{Access, IovaRange};
@@ -6,69 +6,71 @@ use crate::{Gpa, Iova, Map, Unmapped, UserAddr};
 use std::fmt;
 use std::sync::Arc;
 
-/// Pages that a cache holds: 4 MiB of them, in 16 KiB.
+/// Pages in the cache: 4 MiB of addresses, in 16 KiB.
 const LINES: usize = 1024;
-/// Large leaves that a cache holds, of 2 MiB and of 1 GiB: 128 MiB and 16 GiB of them, in 1280 bytes.
+/// Large leaves in the cache, of 2 MiB and of 1 GiB: 128 MiB and 16 GiB of addresses, in 1280 bytes.
 const LARGE_LINES: [usize; LEAF_LEVEL_MAX as usize] = [64, 16];
-/// So many translations are asked for at a time.
+/// Largest number of translations that are requested at a time.
 const MISSES_MAX: usize = 256;
 
-/// Generations that a line can tell apart. Zero is none.
+/// Generations that a line can tell apart. Generation zero is not used.
 const GENERATIONS: u64 = 1024;
 const GENERATION_SHIFT: u32 = 2;
 
-/// One page, or one large leaf. Its tag is the number of the page, or of the leaf among those of its size, from bit 12 on, then the
-/// generation (from bit 2 on), and what may be done there.
+/// A cached page or large leaf.
+///
+/// From bit 12 on, the tag has the number of the page, or of the leaf among leaves of its size. From bit 2 on
+/// it has the generation. The lowest bits are the allowed access.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     tag: u64,
     gpa: u64,
 }
 
-/// A translation that is not there.
+/// A missing translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Miss {
     /// The page's address.
     pub page: Iova,
-    /// What is to be done there.
+    /// The access that is needed.
     pub access: Access,
 }
 
-/// What became of a translation.
+/// The result of a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Translated {
-    /// It leads there.
+    /// The guest-physical address.
     To(Gpa),
-    /// It leads out of guest memory, or the front-end has said that it leads nowhere.
-    Nowhere,
-    /// Nothing is known.
+    /// The address leads out of guest memory, or the front-end has refused to translate it.
+    Unmapped,
+    /// The translation is not known yet.
     Missing,
 }
 
-/// Translates for one queue, and keeps what it found.
+/// Translates for one queue, and caches the results.
 ///
-/// It is emptied by a new generation, in one store, and where little is to go, line by line.
+/// The cache is emptied by a new generation, which is one store. A small range is dropped line by line.
 pub struct Tlb {
     table: Arc<Table>,
     lines: Box<[Line; LINES]>,
-    /// By level, from 1 on. Leaves that one slot holds whole; of others, the pages are in `lines`.
+    /// Large leaves that one slot holds completely, by level from 1 on. Pages of other leaves are in `lines`.
     large: [Box<[Line]>; LEAF_LEVEL_MAX as usize],
     generation: u64,
     /// See [`Tlb::epoch`].
     epoch: u64,
     /// See [`Tlb::take_lookups`].
     lookups: u32,
-    /// What was not there since [`Tlb::begin`]; there may be more than these.
+    /// Translations that were missing since [`Tlb::begin`]. The list is limited, so more may be missing.
     missing: Vec<Miss>,
     is_missing: bool,
-    /// What the front-end does not know either.
+    /// Misses that the front-end has refused.
     refused: Vec<Miss>,
-    /// It was more than that: whatever is missing is refused.
+    /// Whether there were more refusals than fit into `refused`. Every miss is refused then.
     all_refused: bool,
-    /// What was asked for since [`Tlb::begin`].
+    /// The ranges of all lookups since [`Tlb::begin`].
     ranges: Vec<IovaRange>,
-    /// See [`Tlb::keep`].
-    kept: Vec<IovaRange>,
+    /// See [`Tlb::watch`].
+    watched: Vec<IovaRange>,
 }
 
 impl fmt::Debug for Tlb {
@@ -78,7 +80,7 @@ impl fmt::Debug for Tlb {
 }
 
 impl Tlb {
-    /// An empty one over this table.
+    /// Makes an empty cache over this table.
     pub fn new(table: Arc<Table>) -> Self {
         Self {
             table,
@@ -92,11 +94,11 @@ impl Tlb {
             refused: Vec::new(),
             all_refused: false,
             ranges: Vec::new(),
-            kept: Vec::new(),
+            watched: Vec::new(),
         }
     }
 
-    /// Forgets all it has kept, for the memory behind it has changed.
+    /// Drops all translations, because guest memory has changed.
     pub fn flush(&mut self) {
         self.epoch += 1;
         self.generation += 1;
@@ -107,9 +109,9 @@ impl Tlb {
         }
     }
 
-    /// Forgets what it has kept of these addresses, and that any of them were refused.
+    /// Drops the translations of these addresses, and the refusals in this range.
     pub fn drop_range(&mut self, range: IovaRange) {
-        if self.kept.iter().any(|kept| kept.overlaps(range)) {
+        if self.watched.iter().any(|watched| watched.overlaps(range)) {
             self.epoch += 1;
         }
         let (first, last) = (range.first().0 >> PAGE_BITS, range.last().0 >> PAGE_BITS);
@@ -134,7 +136,7 @@ impl Tlb {
         self.refused.retain(|miss| !range.overlaps(IovaRange::new(miss.page, 1 << PAGE_BITS)));
     }
 
-    /// Begins with another request: nothing is missing, nothing in use.
+    /// Begins a new request: forgets the misses and ranges of the previous one.
     #[inline]
     pub fn begin(&mut self) {
         self.missing.clear();
@@ -142,48 +144,51 @@ impl Tlb {
         self.ranges.clear();
     }
 
-    /// Has [`Tlb::epoch`] change when a translation may cease to be true that was asked for since [`Tlb::begin`]. Whoever keeps what
-    /// came of them from one request to the next says so by this.
-    pub fn keep(&mut self) {
-        self.kept.clear();
-        self.kept.extend_from_slice(&self.ranges);
+    /// Watches the ranges of all lookups since [`Tlb::begin`]: [`Tlb::epoch`] changes when one of their
+    /// translations may become invalid.
+    ///
+    /// A caller that uses the results of one request for the next needs this.
+    pub fn watch(&mut self) {
+        self.watched.clear();
+        self.watched.extend_from_slice(&self.ranges);
     }
 
-    /// Returns a number that changes when a translation that was kept ([`Tlb::keep`]) may have ceased to be true.
+    /// Returns a number that changes when a watched translation ([`Tlb::watch`]) may have become invalid.
     #[inline]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Returns how many translations were looked for since this was called last. A page or leaf that is in the cache counts too.
+    /// Returns the number of lookups since the last call. Hits in the cache count too.
     #[inline]
     pub fn take_lookups(&mut self) -> u32 {
         std::mem::take(&mut self.lookups)
     }
 
-    /// Whether something was missing since then.
+    /// Whether a translation was missing since [`Tlb::begin`].
     #[inline]
     pub fn is_missing(&self) -> bool {
         self.is_missing
     }
 
-    /// Whether so much was missing that no more is asked for before that has come.
+    /// Whether the list of misses is full, so that no more are added before the front-end has answered.
     #[inline]
-    pub fn lacks_enough(&self) -> bool {
+    pub fn is_miss_list_full(&self) -> bool {
         self.missing.len() == MISSES_MAX
     }
 
-    /// What was missing: not all of it, if it was much.
+    /// The missing translations. The list is limited, so more may be missing.
     pub fn missing(&self) -> &[Miss] {
         &self.missing
     }
 
-    /// All that was asked for since then.
+    /// The ranges of all lookups since [`Tlb::begin`].
     pub fn ranges(&self) -> &[IovaRange] {
         &self.ranges
     }
 
-    /// The front-end has no such translation. Until [`Tlb::accept_refusals`] it leads nowhere.
+    /// Stores that the front-end refuses this translation. The address reads as unmapped until
+    /// [`Tlb::clear_refusals`].
     pub fn refuse(&mut self, miss: Miss) {
         if self.refused.contains(&miss) {
             return;
@@ -191,22 +196,24 @@ impl Tlb {
         if self.refused.len() < MISSES_MAX {
             self.refused.push(miss);
         } else {
-            // The request fails in any case; to ask for the rest, a few at a time, would have no end.
+            // The request fails in any case. It would ask for the rest a few at a time, for a very long time.
             self.all_refused = true;
         }
     }
 
-    /// Who wanted the refused translations has had its answer; the next one asks again.
+    /// Forgets all refusals, after the request that needed the translations has failed. A later request asks
+    /// again.
     #[inline]
-    pub fn accept_refusals(&mut self) {
+    pub fn clear_refusals(&mut self) {
         if !self.refused.is_empty() {
             self.refused.clear();
         }
         self.all_refused = false;
     }
 
-    /// Translates `len` bytes at `iova`, and calls `each` with what each piece leads to, in order; pieces that follow one another in
-    /// guest memory are one. What is missing is kept in mind, and is a piece like the others.
+    /// Translates `len` bytes at `iova`, and calls `each` with the result of each piece, in order. Pieces
+    /// that are contiguous in guest memory are joined. A missing piece is added to [`Tlb::missing`] and
+    /// reported like the others.
     #[inline]
     pub fn translate(
         &mut self,
@@ -218,22 +225,22 @@ impl Tlb {
     ) {
         self.note(iova, len);
         let (mut start, mut done) = self.piece(map, iova, access);
-        // The usual case: all on a page that is known.
+        // The usual case: all bytes are on one known page.
         if len <= done {
             return each(start, len);
         }
         let mut run = done;
         while done < len {
             let (next, bytes) = match iova.checked_add(done) {
-                // The rest is looked at when what is missing has come.
-                _ if self.lacks_enough() => (Translated::Missing, u64::MAX),
+                // The list of misses is full. The rest is looked up after the front-end's answer.
+                _ if self.is_miss_list_full() => (Translated::Missing, u64::MAX),
                 Some(at) => self.piece(map, at, access),
-                None => (Translated::Nowhere, u64::MAX),
+                None => (Translated::Unmapped, u64::MAX),
             };
             let here = bytes.min(len - done);
             let follows = match (start, next) {
                 (Translated::To(start), Translated::To(next)) => next.offset_from(start) == Some(run),
-                (Translated::Missing, Translated::Missing) | (Translated::Nowhere, Translated::Nowhere) => {
+                (Translated::Missing, Translated::Missing) | (Translated::Unmapped, Translated::Unmapped) => {
                     true
                 }
                 _ => false,
@@ -249,16 +256,21 @@ impl Tlb {
         each(start, run);
     }
 
-    /// The front-end's addresses of `len` bytes at `iova`, in as few pieces as can be.
+    /// Returns the front-end's addresses of `len` bytes at `iova`, in as few pieces as possible.
     ///
     /// # Errors
-    /// Some are missing, or are nowhere.
-    pub fn user(&mut self, iova: Iova, len: usize, access: Access) -> Result<Vec<(UserAddr, usize)>, Lack> {
+    /// Some translations are missing, or refused.
+    pub fn user(
+        &mut self,
+        iova: Iova,
+        len: usize,
+        access: Access,
+    ) -> Result<Vec<(UserAddr, usize)>, TranslateError> {
         self.note(iova, len as u64);
         let unmapped = Unmapped { addr: iova.0, len: len as u64 };
         let (mut pieces, mut done, mut missing) = (Vec::<(UserAddr, usize)>::new(), 0, false);
-        while done < len && !self.lacks_enough() {
-            let at = iova.0.checked_add(done as u64).ok_or(Lack::Unmapped(unmapped))?;
+        while done < len && !self.is_miss_list_full() {
+            let at = iova.0.checked_add(done as u64).ok_or(TranslateError::Unmapped(unmapped))?;
             let (page, offset) = (at >> PAGE_BITS, at & ((1 << PAGE_BITS) - 1));
             let here = (len - done).min((1 << PAGE_BITS) - offset as usize);
             done += here;
@@ -270,18 +282,21 @@ impl Tlb {
                         _ => pieces.push((user, here)),
                     }
                 }
-                _ if self.is_refused(page, access) => return Err(Lack::Unmapped(unmapped)),
+                _ if self.is_refused(page, access) => return Err(TranslateError::Unmapped(unmapped)),
                 _ => {
                     missing = true;
                     self.miss(page, access);
                 }
             }
         }
-        if missing || done < len { Err(Lack::Missing) } else { Ok(pieces) }
+        if missing || done < len { Err(TranslateError::Missing) } else { Ok(pieces) }
     }
 
-    /// Translates one address, and returns for how many bytes from there on the answer holds: to the end of a page, or of a large
-    /// leaf. What is missing is kept in mind. Whoever uses it says so by [`Tlb::note`].
+    /// Translates one address. Returns also how many bytes from there on have the same result: to the end of
+    /// a page or of a large leaf.
+    ///
+    /// A missing translation is added to [`Tlb::missing`]. A caller that uses the result must call
+    /// [`Tlb::note`].
     #[inline]
     pub fn piece(&mut self, map: &Map, iova: Iova, access: Access) -> (Translated, u64) {
         self.lookups = self.lookups.wrapping_add(1);
@@ -297,7 +312,7 @@ impl Tlb {
     #[inline]
     fn is_hit(&self, line: Line, number: u64, access: Access) -> bool {
         let wanted = self.tag(number, Access::BOTH);
-        // Equal but for what may be done, and there at least what is wanted.
+        // All bits of the tag must be equal, except for the access, which must include the wanted one.
         (line.tag ^ wanted) & (!Access::BOTH.bits() | access.bits()) == 0
     }
 
@@ -319,14 +334,14 @@ impl Tlb {
                 return (Translated::To(Gpa(line.gpa + offset)), bytes - offset);
             }
         }
-        if self.lacks_enough() {
+        if self.is_miss_list_full() {
             return (Translated::Missing, in_page);
         }
         match self.table.find(page) {
             Some((leaf, level)) if Access::from_bits(leaf.access).allows(access) => {
-                self.fill(map, iova, leaf, level).unwrap_or((Translated::Nowhere, in_page))
+                self.fill(map, iova, leaf, level).unwrap_or((Translated::Unmapped, in_page))
             }
-            _ if self.is_refused(page, access) => (Translated::Nowhere, in_page),
+            _ if self.is_refused(page, access) => (Translated::Unmapped, in_page),
             _ => {
                 self.miss(page, access);
                 (Translated::Missing, in_page)
@@ -334,14 +349,15 @@ impl Tlb {
         }
     }
 
-    /// Fills a line with the leaf over an address: whole, if one slot holds it all, or the page only. `None`: it leads out of guest memory.
+    /// Fills a line with the leaf over an address: with the whole leaf if one slot holds it, otherwise with
+    /// the page. Returns `None` if the leaf leads out of guest memory.
     fn fill(&mut self, map: &Map, iova: Iova, leaf: Leaf, level: u32) -> Option<(Translated, u64)> {
         let page = iova.0 >> PAGE_BITS;
         let whole = table::span(level) << PAGE_BITS;
         let (leaf, level, bytes, gpa) = match map.gpa_of_range(UserAddr(leaf.user), whole) {
             Some(gpa) => (leaf, level, whole, gpa),
             None => {
-                let leaf = leaf.after(page & (table::span(level) - 1));
+                let leaf = leaf.offset_by(page & (table::span(level) - 1));
                 (leaf, 0, 1 << PAGE_BITS, map.gpa_of_range(UserAddr(leaf.user), 1 << PAGE_BITS)?)
             }
         };
@@ -367,7 +383,7 @@ impl Tlb {
         }
     }
 
-    /// Adds these addresses to those that the request uses: see [`Tlb::ranges`].
+    /// Adds these addresses to the ranges of the request: see [`Tlb::ranges`].
     #[inline]
     pub fn note(&mut self, iova: Iova, len: u64) {
         if len == 0 {
@@ -384,13 +400,13 @@ impl Tlb {
     }
 }
 
-/// Why an area has no address.
+/// An error of [`Tlb::user`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Lack {
-    /// Some of its translations are not known.
+pub enum TranslateError {
+    /// Some of the translations are not known yet.
     #[error("translations are missing")]
     Missing,
-    /// It is not in the front-end's memory.
+    /// The range is not in guest memory.
     #[error(transparent)]
     Unmapped(Unmapped),
 }

@@ -229,7 +229,7 @@ impl Metadata {
         let scattered = Areas::make(view, &addresses, log, options, |user, len, align| {
             let unmapped = Unmapped { addr: user.0, len: len as u64 };
             let pieces = pieces_of(user).filter(|_| user.0.is_multiple_of(align as u64)).ok_or(unmapped)?;
-            let scattered = Scattered::of_runs(view, pieces)?;
+            let scattered = Scattered::from_pieces(view, pieces)?;
             (scattered.len() == len).then_some(()).ok_or(unmapped)?;
             Ok((scattered, view.map().gpa_of(user)))
         });

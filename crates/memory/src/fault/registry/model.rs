@@ -1,5 +1,6 @@
-//! The registry of mappings, in every order that the memory model allows, up to a few preemptions: a signal handler looks through
-//! it while mappings come and go.
+//! Model of the registry of mappings: a signal handler searches it while mappings come and go.
+//!
+//! loom runs it in every order that the memory model allows, up to a few preemptions.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-memory --release --lib model`
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -26,8 +27,11 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Both threads store here before each of their steps. Loom tries another order of two accesses only if they are the last ones: where
-/// a thread loads what it then stores to, it does not try its store before what others have loaded already.
+/// An atomic that both threads store to before each of their steps.
+///
+/// loom reorders two accesses only if they are the last ones. If a thread loads a value and then stores to
+/// it, loom does not try this store before earlier loads of other threads. These additional stores make it
+/// try that.
 #[derive(Default)]
 struct Steps(AtomicUsize);
 
@@ -37,21 +41,21 @@ impl Steps {
     }
 }
 
-/// One thread has a fault in its mapping while others come and go, in an entry that is used again and in new ones. It finds its
-/// own, whole.
+/// One thread has a fault in its mapping while other mappings come and go, in a reused entry and in new ones.
+/// It finds its own mapping.
 #[test]
-fn who_uses_a_mapping_finds_it() {
+fn a_user_of_a_mapping_finds_it() {
     check(|| {
         let (registry, steps) = (registry(), Arc::new(Steps::default()));
         let ours = registry.add(range(200, 10));
-        // In the list before ours.
+        // Before ours in the list.
         let other = registry.add(range(100, 10));
         let changing = {
             let (registry, steps) = (registry.clone(), steps.clone());
             thread::spawn(move || {
                 steps.next();
                 registry.remove(other);
-                // In the same entry; half of each, it would hold 205 as well.
+                // In the same entry. A mix of both ranges would contain 205 too.
                 registry.add(range(50, 200 - 50));
                 steps.next();
                 registry.add(range(300, 10));
@@ -66,9 +70,10 @@ fn who_uses_a_mapping_finds_it() {
     });
 }
 
-/// A fault in memory that was never ours is nobody's, whatever changes meanwhile: no half-changed entry seems to hold it.
+/// A fault in foreign memory finds no mapping, whatever changes meanwhile. A half-changed entry does not seem
+/// to hold it.
 #[test]
-fn what_is_not_ours_is_not_found() {
+fn foreign_memory_is_not_found() {
     check(|| {
         let registry = registry();
         let low = registry.add(range(100, 10));
@@ -76,7 +81,7 @@ fn what_is_not_ours_is_not_found() {
             let registry = registry.clone();
             thread::spawn(move || {
                 registry.remove(low);
-                // With the old start and the new length, 150 would be ours.
+                // With the old start and the new length, the entry would hold 150.
                 registry.add(range(200, 100));
             })
         };
@@ -85,7 +90,7 @@ fn what_is_not_ours_is_not_found() {
     });
 }
 
-/// A mapping that another thread made and handed over is found, and a fault in it is counted for it alone.
+/// A thread finds a mapping that another thread made and handed over. A fault counts for that mapping only.
 #[test]
 fn a_mapping_that_was_handed_over_is_found() {
     check(|| {
@@ -105,7 +110,7 @@ fn a_mapping_that_was_handed_over_is_found() {
         if address != 0 {
             let (found, at) = registry.find(address).unwrap();
             assert_eq!(at, range(400, 10));
-            assert_eq!(found.miss(), 0);
+            assert_eq!(found.count_miss(), 0);
             let made = making.join().unwrap();
             assert_eq!(made.misses(), 1);
         } else {
