@@ -1,10 +1,13 @@
-//! Moves guest memory from one process to another while threads write to it: live migration by pre-copy, without the guest.
+//! Moves guest memory to another process while threads write to it: live migration by pre-copy, without a
+//! guest.
 //!
-//!     cargo run --release -p kickless-dirty-log --example precopy -- [--mib=1024] [--writers=2] [--method=marks|protect]
+//!     cargo run --release -p kickless-dirty-log --example precopy -- \
+//!         [--mib=1024] [--writers=2] [--method=marks|protect]
 //!
-//! This process has the memory and the writers. It starts a second one, sends it all of the memory, and then, round by round, what was
-//! written meanwhile, as the dirty log says. When the rest is small enough, it stops the writers, asks the log for the last time, sends the
-//! rest, and both sides say the checksum of what they have.
+//! This process has the memory and the writers. It starts a second process and sends it all of the memory.
+//! Then it sends, round by round, the pages that the dirty log reports as written. When few pages are left,
+//! it stops the writers, takes the last harvest and sends the rest. Both sides then print the checksum of
+//! their memory.
 
 use kickless_dirty_log::{Harvester, Method, Mmu, Pages, Writer};
 use kickless_memory::{Gpa, Iova, Map, Slot, UserAddr};
@@ -22,13 +25,13 @@ use std::{env, thread};
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const PAGE: u64 = 4096;
-/// Most bytes that are sent at once.
+/// Largest number of bytes that are sent at once.
 const CHUNK: u64 = 256 << 10;
-/// Before the bytes of a message come their address and their number, 8 bytes each.
+/// Bytes of a message's head: the address and the length of the data, 8 bytes each.
 const HEAD: usize = 16;
-/// The rest is small enough if it can be sent in this time.
+/// Time within which the rest must be sent after the writers have stopped.
 const DOWNTIME_MAX: Duration = Duration::from_millis(20);
-/// Who does not converge stops here.
+/// Rounds after which the writers are stopped in any case.
 const ROUNDS_MAX: u32 = 30;
 
 fn main() -> Result<()> {
@@ -69,7 +72,7 @@ fn checksum(map: &Map, len: u64) -> Result<u64> {
     Ok(sum)
 }
 
-/// Writes until it is told to stop: most often to a few pages that change slowly, at times anywhere.
+/// Writes until `stop` is set: most often to a few pages, whose choice changes slowly, at times to any page.
 fn keep_writing(
     mut writer: Writer,
     seed: u64,
@@ -92,7 +95,7 @@ fn keep_writing(
         }
         written.fetch_add(64, Ordering::Relaxed);
         writer.quiesce();
-        // Nobody waits for who sleeps.
+        // No thread waits for a sleeping writer.
         let _asleep = writer.offline();
         thread::sleep(Duration::from_micros(200));
     }
@@ -118,7 +121,7 @@ fn source(len: u64, writers: u64, method: Method) -> Result<()> {
             stop.store(true, Ordering::Relaxed);
             threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a writer failed")?)
         });
-        // So that they end in any case.
+        // Stops the writers in any case.
         stop.store(true, Ordering::Relaxed);
         moved
     })?;
@@ -126,7 +129,7 @@ fn source(len: u64, writers: u64, method: Method) -> Result<()> {
     Ok(())
 }
 
-/// The other process, and what it is told.
+/// The other process, and the socket to it.
 struct Destination {
     socket: UnixStream,
     answers: BufReader<UnixStream>,
@@ -176,7 +179,8 @@ fn migrate(
     let answers = BufReader::new(ours.try_clone()?);
     let mut destination = Destination { socket: ours, answers, message: vec![0; HEAD + CHUNK as usize] };
 
-    // From here on each write is in a harvest; what came before is in the first round, which is all of it.
+    // Each write from here on is in a harvest. Earlier writes are in the first round, which is all of the
+    // memory.
     let mut log = Harvester::enable(mmu, Gpa(0), method)?;
     let mut pages = Pages::default();
     let mut left = len;
@@ -209,7 +213,7 @@ fn migrate(
 
     let stopped = Instant::now();
     stop_writers()?;
-    // What is left of the last round, and what was written since.
+    // The rest of the last round, and the pages that were written since.
     destination.send_pages(map, &pages)?;
     log.harvest_last(.., &mut pages);
     destination.send_pages(map, &pages)?;
@@ -232,7 +236,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The second process: takes what comes on its standard input, a socket, and answers there.
+/// Runs the second process: receives memory on its standard input, a socket, and answers there.
 fn destination(len: u64) -> Result<()> {
     let map = Map::new(vec![memory(len)?])?;
     let mut socket = UnixStream::from(stdin().as_fd().try_clone_to_owned()?);

@@ -1,16 +1,16 @@
-//! The slots, and who may change them.
+//! The slots, and the lock for changes.
 #![expect(unsafe_code, reason = "island: entries are reached by addresses in lists")]
 
 use crate::bounds::SLOTS;
 use crate::entry::Entry;
 use crate::epoch::Epochs;
 use crate::error::Error;
-use crate::granules::Granules;
 use crate::level::{END, LEAF_MAX, PAGE, size};
 use crate::log::Log;
 use crate::node::Node;
 use crate::node_pool::NodePool;
-use crate::rmap::{Blocks, Head};
+use crate::rmap::{Blocks, List};
+use crate::slot_rmap::SlotRmap;
 use crate::tree::{Tree, unsplit};
 use kickless_memory::{Gpa, Map, Slot};
 use kickless_sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -20,53 +20,59 @@ use std::sync::Arc;
 
 /// Guest memory with translation tables, a reverse map and a dirty log: slots, and the spaces that map them.
 ///
-/// Who reads and writes has a [`crate::Writer`]; what it does takes no lock that a change or a harvest holds while it waits.
+/// A thread that reads or writes has a [`crate::Writer`]. Writers take no lock that a change or a harvest
+/// holds while it waits.
 ///
-/// # Locks, in their order
-/// `harvests`: harvests take turns, and the log is turned on and off between them. `control`: slots, mappings and the log change
-/// one after the other. Both are held while their holder waits for the writers, so a thread must not ask for a change or a harvest
-/// in the middle of a section of its own: see [`crate::Writer::offline`].
+/// # Lock order
+/// 1. `harvests`: harvests take turns, and the log is turned on and off between them.
+/// 2. `control`: slots, mappings and the log change one after the other.
+///
+/// Both are held while their holder waits for the writers. So a thread must not request a change or a harvest
+/// within a section of its own: see [`crate::Writer::offline`].
 pub struct Mmu {
     pub(crate) slots: Box<[SlotWords]>,
     pub(crate) epochs: Epochs,
     pub(crate) nodes: NodePool,
-    /// Where an address is a guest-physical one.
+    /// The direct space, in which an address is a guest-physical one.
     pub(crate) direct: Tree,
     pub(crate) harvests: Mutex<()>,
     pub(crate) control: Mutex<Control>,
-    /// For benchmarks: one lock for harvests and all that writers do besides hits.
+    /// For benchmarks: one lock for harvests and for all accesses that miss in a writer's cache.
     #[cfg(feature = "locked-log")]
-    pub(crate) one: Option<Mutex<()>>,
+    pub(crate) global_lock: Option<Mutex<()>>,
 }
 
-/// What a writer needs to know of a slot. Set before the first leaf that names the slot, and not set anew before a wait for all
-/// writers after the last.
+/// The facts of a slot that writers need.
+///
+/// They are set before the first leaf that names the slot. They are not set again until all writers were
+/// waited for after the last such leaf.
 pub(crate) struct SlotWords {
     pub(crate) gpa: AtomicU64,
     pub(crate) len: AtomicU64,
     pub(crate) host: AtomicPtr<u8>,
-    /// Null if it is not being logged. Freed after a wait.
+    /// Null if the slot is not logged. Freed after a wait for all writers.
     pub(crate) log: AtomicPtr<Log>,
 }
 
-/// What changes under the lock for changes.
+/// The state that the lock for changes protects.
 pub(crate) struct Control {
-    pub(crate) slots: Vec<Option<Arc<SlotState>>>,
+    pub(crate) slots: Vec<Option<Arc<MappedSlot>>>,
     pub(crate) blocks: Blocks,
-    /// Empty tables in whose place a leaf was put; whoever waits for the writers next gives them back.
+    /// Empty tables that a leaf has replaced. The next wait for the writers gives them back.
     pub(crate) garbage: Garbage,
 }
 
-pub(crate) struct SlotState {
+pub(crate) struct MappedSlot {
+    /// A slot and its reverse map.
     pub(crate) slot: Slot,
-    pub(crate) granules: Granules,
+    pub(crate) rmap: SlotRmap,
 }
 
-/// Tables that were taken out of use and are to be given back once nobody is left in them.
+/// Tables that are out of use. They are given back after a wait for all writers.
 #[derive(Default)]
 pub(crate) struct Garbage(Vec<NonNull<Node>>);
 
-// SAFETY: nobody has the tables in it but writers that have not passed a quiescent point since.
+// SAFETY: only writers that have not passed a quiescent point since can still use the tables in it.
 unsafe impl Send for Garbage {}
 
 impl Garbage {
@@ -75,26 +81,28 @@ impl Garbage {
     }
 
     /// # Safety
+    /// Gives the tables back to the pool.
+    ///
     /// All writers were waited for after the last [`Garbage::push`].
     pub(crate) unsafe fn give_back(self, nodes: &NodePool) {
         for node in self.0 {
-            // SAFETY: no entry leads to it, and nobody is left who found it before.
+            // SAFETY: no entry leads to it, and no writer that found it before is in the same section.
             unsafe { nodes.give(node) };
         }
     }
 }
 
 impl Mmu {
-    /// Without slots.
+    /// Makes an MMU without slots.
     pub fn new() -> Arc<Self> {
         Arc::new(Self::bare())
     }
 
-    /// As [`Mmu::new`], for benchmarks: one lock for harvests and for whatever a writer does that is not found in its cache.
+    /// Makes an MMU for benchmarks: one lock for harvests and for all accesses that miss in a writer's cache.
     #[cfg(feature = "locked-log")]
     pub fn locked() -> Arc<Self> {
         let mut mmu = Self::bare();
-        mmu.one = Some(Mutex::new(()));
+        mmu.global_lock = Some(Mutex::new(()));
         Arc::new(mmu)
     }
 
@@ -118,11 +126,11 @@ impl Mmu {
                 garbage: Garbage::default(),
             }),
             #[cfg(feature = "locked-log")]
-            one: None,
+            global_lock: None,
         }
     }
 
-    /// With the slots of `map`.
+    /// Makes an MMU with the slots of `map`.
     ///
     /// # Errors
     /// As [`Mmu::add`].
@@ -132,16 +140,17 @@ impl Mmu {
         Ok(mmu)
     }
 
-    /// Adds a slot, and maps it where an address is a guest-physical one.
+    /// Adds a slot, and maps it in the direct space.
     ///
     /// # Errors
-    /// It is not whole pages of 4 KiB, ends above 256 TiB, or overlaps another; or there is no room for one more.
+    /// The slot is not whole pages of 4 KiB, ends above 256 TiB, or overlaps another one; or there are too
+    /// many slots.
     pub fn add(&self, slot: Slot) -> Result<(), Error> {
         let (gpa, len) = (slot.gpa(), slot.len());
         check_range(gpa.0, len)?;
         let mut control = lock(&self.control);
         let control = &mut *control;
-        let overlaps = |other: &&Arc<SlotState>| {
+        let overlaps = |other: &&Arc<MappedSlot>| {
             other.slot.gpa().0 < gpa.0 + len && gpa.0 < other.slot.gpa().0 + other.slot.len()
         };
         if let Some(other) = control.slots.iter().flatten().find(overlaps) {
@@ -152,16 +161,18 @@ impl Mmu {
         words.gpa.store(gpa.0, Ordering::Relaxed);
         words.len.store(len, Ordering::Relaxed);
         words.host.store(slot.mapping().base().as_ptr(), Ordering::Relaxed);
-        control.slots[index] = Some(Arc::new(SlotState { slot, granules: Granules::new(gpa, len) }));
+        control.slots[index] = Some(Arc::new(MappedSlot { slot, rmap: SlotRmap::new(gpa, len) }));
         self.map_pieces(control, &self.direct, gpa.0, gpa, len, true);
         Ok(())
     }
 
-    /// Removes the slot that begins at `gpa` from all spaces. It waits for a quiescent point of every writer: then none uses the memory
-    /// any more. Who has a [`Slot`] or an [`kickless_memory::Iov`] of it (input and output in flight) still keeps it mapped in this process.
+    /// Removes the slot that begins at `gpa` from all spaces.
+    ///
+    /// Waits for a quiescent point of every writer. After that no writer uses the memory. A [`Slot`] or an
+    /// [`kickless_memory::Iov`] of it (input and output in flight) still keeps it mapped in this process.
     ///
     /// # Errors
-    /// There is none, or it is being logged.
+    /// There is no such slot, or it is being logged.
     pub fn remove(&self, gpa: Gpa) -> Result<Slot, Error> {
         let mut control = lock(&self.control);
         let control = &mut *control;
@@ -171,49 +182,51 @@ impl Mmu {
             return Err(Error::Logged { gpa });
         }
         let mut garbage = Garbage::default();
-        state.granules.each(|_, head| {
+        state.rmap.each(|_, list| {
             let mut found = Vec::new();
             // SAFETY: the blocks live as long as `self`.
-            unsafe { head.walk(|at| found.push(at)) };
+            unsafe { list.walk(|at| found.push(at)) };
             for at in found {
-                // SAFETY: the tables of what is in a list are in use, and the lock is held.
+                // SAFETY: the tables of listed entries are in use, and the lock is held.
                 let at = unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(at as usize) };
-                detach(at, head, &mut control.blocks, &mut garbage);
+                detach(at, list, &mut control.blocks, &mut garbage);
             }
         });
         self.epochs.wait();
-        // SAFETY: waited just now.
+        // SAFETY: all writers were waited for just now.
         unsafe { garbage.give_back(&self.nodes) };
-        // SAFETY: as above, and what is there was put there before.
+        // SAFETY: as above; its tables were put there before the wait.
         unsafe { std::mem::take(&mut control.garbage).give_back(&self.nodes) };
         words.host.store(null_mut(), Ordering::Relaxed);
         control.slots[index] = None;
         Ok(state.slot.clone())
     }
 
-    /// Waits until every writer that is online has passed a quiescent point: what it wrote before this call is done.
+    /// Waits until every writer that is online has passed a quiescent point. Its writes before this call are
+    /// done then.
     pub fn wait_for_writers(&self) {
         self.epochs.wait();
     }
 
-    /// Bytes of memory that tables, reverse map and dirty bits take, without what each writer has.
+    /// Bytes of memory of tables, reverse map and dirty bits, without the memory of writers.
     pub fn overhead(&self) -> usize {
         let control = lock(&self.control);
-        let lists: usize = control.slots.iter().flatten().map(|state| state.granules.bytes()).sum();
-        // SAFETY: a log is freed by who holds the lock for changes.
+        let lists: usize = control.slots.iter().flatten().map(|state| state.rmap.bytes()).sum();
+        // SAFETY: a log is freed under the lock for changes, which is held.
         let logs = self.slots.iter().filter_map(|w| unsafe { w.log.load(Ordering::Acquire).as_ref() });
         let bits: usize = logs.map(|log| log.bits.bytes()).sum();
         let own = size_of::<Self>() + size_of_val(&*self.slots) + size_of_val(&*control.slots);
         own + self.nodes.bytes() + lists + bits + control.blocks.bytes()
     }
 
-    /// Whether leaves of a slot are to be protected.
+    /// Whether leaves of a slot have to be protected.
     pub(crate) fn protects(&self, slot: usize) -> bool {
-        // SAFETY: who calls this is in a section, or holds the lock for changes: the log is not freed meanwhile.
+        // SAFETY: the caller is in a section or holds the lock for changes, so the log is not freed.
         unsafe { self.slots[slot].log.load(Ordering::Acquire).as_ref() }.is_some_and(Log::protects)
     }
 
-    /// Maps `len` bytes at `gpa`, which are all in slots, at the free addresses from `addr` on, by the largest leaves that fit.
+    /// Maps `len` bytes at `gpa`, which are all in slots, at the free addresses from `addr` on, with the
+    /// largest leaves that fit.
     pub(crate) fn map_pieces(
         &self,
         control: &mut Control,
@@ -232,15 +245,15 @@ impl Mmu {
             let level = (1..=LEAF_MAX).rev().find(fits).unwrap_or(1);
             // SAFETY: the lock is held, and nothing is mapped there.
             let at = unsafe { tree.make(&self.nodes, addr, level) };
-            if let Some(head) = state.granules.make(Gpa(gpa), level) {
+            if let Some(list) = state.rmap.make(Gpa(gpa), level) {
                 let address = std::ptr::from_ref(at).expose_provenance() as u64;
                 // SAFETY: all blocks are from `control`, and lists do not move.
-                unsafe { head.add(&mut control.blocks, address) };
+                unsafe { list.add(&mut control.blocks, address) };
             }
-            // In its list first: from here on a writer can make it writable.
+            // The entry must be in its list first, because a writer can make it writable from here on.
             let leaf = Entry::leaf(gpa, slot, may_write);
             let leaf = leaf.with_writable(leaf.is_writable() && !self.protects(slot));
-            // What was mapped there before in smaller pieces may have left its tables.
+            // Earlier, smaller mappings may have left their tables here.
             if let Some(empty) = Entry(at.swap(leaf.0, Ordering::AcqRel)).node() {
                 control.garbage.push(empty);
             }
@@ -250,30 +263,31 @@ impl Mmu {
 }
 
 impl Control {
-    /// The slot that begins at `gpa`.
-    pub(crate) fn find(&self, gpa: Gpa) -> Result<(usize, Arc<SlotState>), Error> {
+    /// Returns the slot that begins at `gpa`.
+    pub(crate) fn find(&self, gpa: Gpa) -> Result<(usize, Arc<MappedSlot>), Error> {
         self.holding(gpa).filter(|(_, state)| state.slot.gpa() == gpa).ok_or(Error::NoSuchSlot { gpa })
     }
 
-    /// The slot that `gpa` is in.
-    pub(crate) fn holding(&self, gpa: Gpa) -> Option<(usize, Arc<SlotState>)> {
+    /// Returns the slot that contains `gpa`.
+    pub(crate) fn holding(&self, gpa: Gpa) -> Option<(usize, Arc<MappedSlot>)> {
         let mut taken = self.slots.iter().enumerate().filter_map(|(i, state)| Some((i, state.as_ref()?)));
         taken.find(|(_, state)| state.slot.contains(gpa)).map(|(i, state)| (i, state.clone()))
     }
 }
 
-/// Unmaps a mapping, whose list is `head`. The order is that of the argument: nobody can find the entry when it leaves the list.
-pub(crate) fn detach(at: &AtomicU64, head: &Head, blocks: &mut Blocks, garbage: &mut Garbage) {
+/// Unmaps a mapping, whose list is `list`. The entry is emptied first, so that a writer cannot find it when
+/// it leaves the list. See [`crate::order`].
+pub(crate) fn detach(at: &AtomicU64, list: &List, blocks: &mut Blocks, garbage: &mut Garbage) {
     let old = Entry(at.swap(Entry::NONE.0, Ordering::AcqRel));
     // SAFETY: all blocks are from the one `Control`, and lists do not move.
-    let listed = unsafe { head.remove(blocks, std::ptr::from_ref(at).addr() as u64) };
+    let listed = unsafe { list.remove(blocks, std::ptr::from_ref(at).addr() as u64) };
     debug_assert!(listed, "a mapping in no list");
     if let Some(node) = old.node() {
         garbage.push(node);
     }
 }
 
-/// The guest address and slot of a mapping.
+/// Returns the guest address and the slot of a mapping.
 ///
 /// # Safety
 /// The caller holds the lock for changes.
@@ -283,7 +297,7 @@ pub(crate) unsafe fn target(entry: Entry) -> (Gpa, usize) {
     (leaf.gpa(), leaf.slot())
 }
 
-/// Whether a range is whole pages below the end.
+/// Checks that a range is whole pages below the end.
 pub(crate) fn check_range(addr: u64, len: u64) -> Result<(), Error> {
     if len == 0 || !(addr | len).is_multiple_of(PAGE) {
         return Err(Error::Misaligned { addr, len });
@@ -296,9 +310,9 @@ pub(crate) fn check_range(addr: u64, len: u64) -> Result<(), Error> {
 
 impl Drop for Mmu {
     fn drop(&mut self) {
-        // SAFETY: nobody else has a reference, and the slots' lists go as well.
+        // SAFETY: there is no other reference to `self`, and the slots' lists are dropped too.
         unsafe { self.direct.give_back(&self.nodes) };
-        // SAFETY: as above: there is no writer.
+        // SAFETY: as above, there is no writer.
         unsafe { std::mem::take(&mut lock(&self.control).garbage).give_back(&self.nodes) };
     }
 }

@@ -7,27 +7,27 @@ use std::ptr::NonNull;
 
 const LEAF: u64 = 1;
 const TABLE: u64 = 1 << 1;
-/// Of a leaf: writable now. Means something only while its slot is logged by write-protection.
+/// Flag of a leaf: writable now. It counts only while the slot is logged by write-protection.
 const WRITABLE: u64 = 1 << 2;
-/// Of a leaf: writing is permitted.
+/// Flag of a leaf: writing is permitted.
 const MAY_WRITE: u64 = 1 << 3;
-/// Of a table: it stands in the place of one leaf.
+/// Flag of a table: it replaces one leaf.
 const SPLIT: u64 = 1 << 2;
 const FLAGS: u64 = PAGE - 1;
 const TARGET: u64 = END - PAGE;
 const SLOT_SHIFT: u32 = 48;
 
-/// Nothing, a leaf, or a table.
+/// An entry: nothing, a leaf, or a table.
 ///
-/// A leaf holds the guest-physical address that it stands for (bits 12 to 47) and the number of its slot (bits 48 to 57); its
-/// size is that of its level. A table holds the table's host address.
+/// A leaf has its guest-physical address (bits 12 to 47) and the number of its slot (bits 48 to 57). Its size
+/// is that of its level. A table has the table's host address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry(pub(crate) u64);
 
 impl Entry {
     pub(crate) const NONE: Self = Self(0);
 
-    /// A leaf that is writable now if it may be written.
+    /// Returns a leaf that is writable now if `may_write`.
     pub(crate) fn leaf(gpa: u64, slot: usize, may_write: bool) -> Self {
         let write = if may_write { MAY_WRITE | WRITABLE } else { 0 };
         Self(gpa & TARGET | (slot as u64) << SLOT_SHIFT | LEAF | write)
@@ -58,30 +58,30 @@ impl Entry {
         self.0 & MAY_WRITE != 0
     }
 
-    /// A leaf, or a table in the place of one.
+    /// Whether this is a leaf, or a table that replaces one.
     pub(crate) fn is_mapping(self) -> bool {
         self.is_leaf() || self.0 & (TABLE | SPLIT) == TABLE | SPLIT
     }
 
-    /// This leaf, writable or not.
+    /// Returns this leaf, writable or not.
     #[inline]
     pub(crate) fn with_writable(self, writable: bool) -> Self {
         Self(if writable { self.0 | WRITABLE } else { self.0 & !WRITABLE })
     }
 
-    /// Of a leaf.
+    /// Returns a leaf's guest-physical address.
     #[inline]
     pub(crate) fn gpa(self) -> Gpa {
         Gpa(self.0 & TARGET)
     }
 
-    /// Of a leaf.
+    /// Returns a leaf's slot.
     #[inline]
     pub(crate) fn slot(self) -> usize {
         (self.0 >> SLOT_SHIFT) as usize
     }
 
-    /// The table, if it is one.
+    /// Returns the table, if the entry is one.
     #[inline]
     pub(crate) fn node(self) -> Option<NonNull<Node>> {
         if self.0 & TABLE == 0 {
@@ -90,7 +90,7 @@ impl Entry {
         NonNull::new(std::ptr::with_exposed_provenance_mut((self.0 & !FLAGS) as usize))
     }
 
-    /// This leaf of level `level` as `index` of the smaller ones that it consists of.
+    /// Returns smaller leaf number `index` of those that this leaf of level `level` consists of.
     pub(crate) fn piece(self, level: u32, index: usize) -> Self {
         Self(self.0 + ((index as u64) << shift(level - 1)))
     }

@@ -1,8 +1,8 @@
-//! What cannot be mapped, unmapped or logged.
+//! Errors of mapping, unmapping and logging.
 
 use kickless_memory::{Gpa, Iova, Unmapped};
 
-/// Why a change of the tables, or of the log, cannot be had. Nothing has changed then.
+/// A change of the tables or of the log that was refused. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An address or a length that is not a multiple of 4 KiB, or no bytes.
@@ -13,7 +13,7 @@ pub enum Error {
         /// The length in bytes.
         len: u64,
     },
-    /// A range that ends behind the last address that tables can hold (256 TiB), or wraps.
+    /// A range that wraps, or ends after the last address of the tables (256 TiB).
     #[error("{len:#x} bytes at {addr:#x} end too high")]
     TooHigh {
         /// The address.
@@ -24,9 +24,9 @@ pub enum Error {
     /// A slot that shares addresses with another.
     #[error("the slot at {gpa} overlaps the slot at {other}")]
     Overlaps {
-        /// The newcomer.
+        /// The new slot.
         gpa: Gpa,
-        /// The one that is there.
+        /// The existing slot.
         other: Gpa,
     },
     /// More than 512 slots.
@@ -38,14 +38,14 @@ pub enum Error {
         /// The address.
         gpa: Gpa,
     },
-    /// The slot is being logged: it cannot be removed, nor logged a second time.
+    /// The slot is being logged. It cannot be removed or logged a second time.
     #[error("the slot at {gpa} is being logged")]
     Logged {
-        /// Its address.
+        /// The slot's address.
         gpa: Gpa,
     },
-    /// Something is mapped there; it is to be unmapped first.
-    #[error("something is mapped among the {len:#x} bytes at {iova}")]
+    /// A part of the range is mapped already. Unmap it first.
+    #[error("a part of the {len:#x} bytes at {iova} is mapped already")]
     Mapped {
         /// The address.
         iova: Iova,

@@ -1,6 +1,6 @@
-//! What a writer does when its cache does not have what it needs: a look into the tables, and before a page's first write since
-//! a harvest, the steps that log it.
-#![expect(unsafe_code, reason = "island: tables and logs are good for the length of a section")]
+//! A writer's lookup in the tables after a miss in its cache. Before the first write to a page since a
+//! harvest, it also takes the steps that log the write.
+#![expect(unsafe_code, reason = "island: tables and logs are valid within a section")]
 
 use crate::control::Mmu;
 use crate::entry::Entry;
@@ -12,11 +12,13 @@ use kickless_sync::atomic::Ordering;
 use std::ptr::NonNull;
 
 impl Mmu {
-    /// The translation of `addr`, as wide as one can be had; one that may be written through is logged when this returns, or its
-    /// bytes are to be marked after the write. `None`: not mapped, or not writable and that is what was asked for.
+    /// Translates `addr`, as a range that is as large as possible.
+    ///
+    /// A writable translation is logged when this returns, or its bytes must be marked after the write.
+    /// Returns `None` if `addr` is not mapped, or if `write` is true and it is not writable.
     ///
     /// # Safety
-    /// The caller is in a section, and uses what it gets in that section only. `tree` is one of this.
+    /// The caller is in a section, and uses the result in that section only. `tree` belongs to this `Mmu`.
     #[cold]
     pub(crate) unsafe fn resolve(&self, tree: &Tree, addr: u64, write: bool) -> Option<Extent> {
         let direct = std::ptr::eq(tree, &raw const self.direct);
@@ -41,15 +43,15 @@ impl Mmu {
         }
     }
 
-    /// The first write to a page: makes its leaf writable, then sets its dirty bit; the store comes after that. `false`: the leaf has changed
-    /// and is to be looked for again.
+    /// Makes a page's leaf writable, then sets its dirty bit. The store comes after that. Returns false if
+    /// the leaf has changed and must be looked up again.
     fn make_writable(&self, found: &mut Found<'_>, addr: u64, log: &Log) -> bool {
         if found.level == 1 && found.entry.is_writable() {
-            // Logged by who made it so.
+            // Logged by the thread that made it writable.
             return true;
         }
         #[cfg(feature = "locked-log")]
-        let _one = self.one.as_ref().map(kickless_sync::lock);
+        let _global = self.global_lock.as_ref().map(kickless_sync::lock);
         if found.level > 1 {
             split(&self.nodes, *found);
             return false;
@@ -60,13 +62,13 @@ impl Mmu {
             return false;
         }
         found.entry = writable;
-        // Always, and after the swap: a harvest that takes this bit sees the entry writable, and one that took it before leaves
-        // this one for the next.
+        // Always set, and after the swap: a harvest that takes this bit sees the writable entry, and a
+        // harvest that took an earlier one leaves this bit for the next harvest.
         log.bits.mark(writable.gpa().0 + addr % size(1));
         true
     }
 
-    /// What the cache is to hold for a leaf.
+    /// Returns the cache entry for a leaf.
     fn extent(
         &self,
         found: Found<'_>,
@@ -79,20 +81,19 @@ impl Mmu {
         let slot_gpa = words.gpa.load(Ordering::Relaxed);
         let host = NonNull::new(words.host.load(Ordering::Relaxed))?;
         if whole_slot {
-            // Where an address is a guest-physical one, all of a slot is mapped, or nothing.
+            // In the direct space, a slot is mapped as a whole or not at all.
             let len = words.len.load(Ordering::Relaxed);
             return Some(Extent { start: slot_gpa, len, gpa: slot_gpa, host, writable: true, marks });
         }
         let gpa = entry.gpa().0;
-        // SAFETY: all of a leaf is in its slot.
+        // SAFETY: a leaf is completely in its slot.
         let host = unsafe { host.add((gpa - slot_gpa) as usize) };
-        let writable =
-            entry.may_write() && (!self.leaf_is_guarded(entry) || level == 1 && entry.is_writable());
+        let writable = entry.may_write() && (!self.is_protected(entry) || level == 1 && entry.is_writable());
         let start = addr & !(size(level) - 1);
         Some(Extent { start, len: size(level), gpa, host, writable, marks })
     }
 
-    fn leaf_is_guarded(&self, entry: Entry) -> bool {
+    fn is_protected(&self, entry: Entry) -> bool {
         self.protects(entry.slot())
     }
 }

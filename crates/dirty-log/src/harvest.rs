@@ -1,9 +1,9 @@
-//! Turning the log on, harvests, and turning it off.
+//! Turns the log on and off, and harvests.
 #![expect(unsafe_code, reason = "island: walks the reverse map without a lock")]
 
-use crate::bitmap::{Bits, WORD_BYTES, mask};
+use crate::bitmap::{DirtyBits, WORD_BYTES, mask};
 use crate::control::Mmu;
-use crate::control::{Garbage, SlotState};
+use crate::control::{Garbage, MappedSlot};
 use crate::entry::Entry;
 use crate::error::Error;
 use crate::level::PAGE;
@@ -19,31 +19,32 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The log of one slot: whoever has this harvests. Dropping it turns the log off.
+/// The log of one slot, for its harvester. Dropping it turns the log off.
 pub struct Harvester {
     mmu: Arc<Mmu>,
     index: usize,
-    state: Arc<SlotState>,
-    /// Also what the slot's word points to.
+    state: Arc<MappedSlot>,
+    /// The log that the slot's word points to.
     log: Arc<Log>,
 }
 
-/// How long the two halves of a harvest took.
+/// Durations of the two parts of a harvest.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Took {
-    /// Taking the bits, and protecting the pages.
+pub struct HarvestTime {
+    /// Taking the bits and protecting the pages.
     pub walk: Duration,
-    /// Until each writer had passed a quiescent point.
+    /// Waiting until each writer had passed a quiescent point.
     pub wait: Duration,
 }
 
 impl Harvester {
-    /// Turns on the log of the slot that begins at `gpa`. What is written after this has returned is logged. It waits for a quiescent
-    /// point of every writer, as do all functions here: none of them may be called by a thread that has a
-    /// [`Writer`](crate::Writer) which is online.
+    /// Turns on the log of the slot that begins at `gpa`. Writes after this has returned are logged.
+    ///
+    /// It waits for a quiescent point of every writer, as all functions here do. A thread that has an online
+    /// [`Writer`](crate::Writer) must not call them.
     ///
     /// # Errors
-    /// No such slot, or its log is on already.
+    /// There is no such slot, or its log is on already.
     pub fn enable(mmu: &Arc<Mmu>, gpa: Gpa, method: Method) -> Result<Self, Error> {
         let _turn = lock(&mmu.harvests);
         let control = lock(&mmu.control);
@@ -52,53 +53,59 @@ impl Harvester {
         if !word.load(Ordering::Relaxed).is_null() {
             return Err(Error::Logged { gpa });
         }
-        let log = Arc::new(Log { method, bits: Bits::new(gpa, state.slot.len()) });
+        let log = Arc::new(Log { method, bits: DirtyBits::new(gpa, state.slot.len()) });
         word.store(Arc::as_ptr(&log).cast_mut(), Ordering::Release);
         if method == Method::Protect {
             // SAFETY: the lock for changes is held.
             unsafe { state.each_mapping(|at, level| protect_whole(at, level)) };
         }
-        // From its next section on, each writer finds the log and nothing writable.
+        // From its next section on, each writer finds the log, and no writable entry.
         mmu.epochs.wait();
         drop(control);
         Ok(Self { mmu: mmu.clone(), index, state, log })
     }
 
-    /// What was written in `range` since the last harvest of it (or since the log was turned on), rounded outwards to whole pages. `pages`
-    /// is filled anew. Writers go on meanwhile; it waits for a quiescent point of each before it returns. Harvests of one [`Mmu`]
-    /// take turns.
+    /// Fills `pages` with the pages in `range` that were written since the last harvest of it, or since the
+    /// log was turned on. The range is rounded outwards to whole pages.
     ///
-    /// What is in `pages` has been written and can be read: what is written to it from now on is in the next harvest.
-    pub fn harvest(&mut self, range: impl RangeBounds<Gpa>, pages: &mut Pages) -> Took {
+    /// Writers go on meanwhile. It waits for a quiescent point of each before it returns. Harvests of one
+    /// [`Mmu`] take turns.
+    ///
+    /// The bytes of the reported pages have been written and can be read. Later writes to them are in the
+    /// next harvest.
+    pub fn harvest(&mut self, range: impl RangeBounds<Gpa>, pages: &mut Pages) -> HarvestTime {
         let (start, end) = self.clip(range);
         pages.begin(start);
         if start == end {
-            return Took::default();
+            return HarvestTime::default();
         }
         let _turn = lock(&self.mmu.harvests);
         let begun = Instant::now();
         self.take(start, end, pages);
         let taken = Instant::now();
-        // Each writer empties its cache, and has done its stores to what was taken, before the bits are handed out.
+        // Each writer must empty its cache and complete its stores to these pages before the bits are handed
+        // out.
         self.mmu.epochs.wait();
-        Took { walk: taken - begun, wait: taken.elapsed() }
+        HarvestTime { walk: taken - begun, wait: taken.elapsed() }
     }
 
-    /// As [`Harvester::harvest`], but waits for a quiescent point of every writer before it begins as well: what was written before
-    /// the call is in `pages`, or was in a harvest before. When writers have stopped, this is the last one that is needed.
-    pub fn harvest_last(&mut self, range: impl RangeBounds<Gpa>, pages: &mut Pages) -> Took {
+    /// Does the same as [`Harvester::harvest`], but first waits for a quiescent point of every writer.
+    ///
+    /// A write before the call is in `pages` or was in an earlier harvest. After the writers have stopped,
+    /// this is the last harvest that is needed.
+    pub fn harvest_last(&mut self, range: impl RangeBounds<Gpa>, pages: &mut Pages) -> HarvestTime {
         let begun = Instant::now();
-        // A writer that has made a page writable has set its bit then.
+        // After this, a writer that made a page writable before has set its bit.
         self.mmu.wait_for_writers();
         let waited = begun.elapsed();
-        let took = self.harvest(range, pages);
-        Took { wait: waited + took.wait, ..took }
+        let time = self.harvest(range, pages);
+        HarvestTime { wait: waited + time.wait, ..time }
     }
 
-    /// Takes the bits of pages, and protects each page whose bit it took.
+    /// Takes the bits of pages, and protects each page whose bit it time.
     fn take(&self, start: u64, end: u64, pages: &mut Pages) {
         #[cfg(feature = "locked-log")]
-        let _one = self.mmu.one.as_ref().map(lock);
+        let _global = self.mmu.global_lock.as_ref().map(lock);
         let bits = &self.log.bits;
         let words = bits.words(start, end);
         pages.begin(bits.address(words.start));
@@ -113,7 +120,7 @@ impl Harvester {
         }
     }
 
-    /// The part of a range that is in the slot.
+    /// Returns the part of a range that is in the slot.
     fn clip(&self, range: impl RangeBounds<Gpa>) -> (u64, u64) {
         let (first, after) = (self.state.slot.gpa().0, self.state.slot.gpa().0 + self.state.slot.len());
         let start = match range.start_bound() {
@@ -139,7 +146,8 @@ impl Harvester {
     /// Bytes of guest memory that a word of [`Pages::words`] stands for.
     pub const WORD_BYTES: u64 = WORD_BYTES;
 
-    /// Turns the log off. What was not harvested is forgotten. Leaves that were split are whole again, and their tables freed.
+    /// Turns the log off, and forgets writes that were not harvested. Joins split leaves again and frees
+    /// their tables.
     pub fn disable(self) {}
 }
 
@@ -148,15 +156,15 @@ impl Drop for Harvester {
         let mmu = &self.mmu;
         let _turn = lock(&mmu.harvests);
         let mut control = lock(&mmu.control);
-        // From here on nobody looks whether a leaf of this slot is writable.
+        // From here on, no writer checks whether a leaf of this slot is writable.
         mmu.slots[self.index].log.store(null_mut(), Ordering::Release);
         let mut garbage = Garbage::default();
         if self.log.protects() {
             let restore = |at: &AtomicU64, _| {
-                // SAFETY: the lock for changes is held, and what is in a list is a mapping.
+                // SAFETY: the lock for changes is held, and listed entries are mappings.
                 let leaf = unsafe { unsplit(Entry(at.load(Ordering::Acquire))) };
                 let whole = Entry::leaf(leaf.gpa().0, leaf.slot(), leaf.may_write());
-                // A writer may be splitting it.
+                // A writer may be splitting the entry at the same time.
                 if let Some(node) = Entry(at.swap(whole.0, Ordering::AcqRel)).node() {
                     garbage.push(node);
                 }
@@ -165,11 +173,11 @@ impl Drop for Harvester {
             unsafe { self.state.each_mapping(restore) };
         }
         mmu.epochs.wait();
-        // SAFETY: waited just now.
+        // SAFETY: all writers were waited for just now.
         unsafe { garbage.give_back(&mmu.nodes) };
-        // SAFETY: as above, and what is there was put there before.
+        // SAFETY: as above; its tables were put there before the wait.
         unsafe { std::mem::take(&mut control.garbage).give_back(&mmu.nodes) };
-        // SAFETY: harvests take turns, and this one is not walking.
+        // SAFETY: harvests take turns, and this thread is not walking.
         unsafe { mmu.nodes.trim() };
     }
 }

@@ -1,4 +1,4 @@
-//! The levels of the translation tables: how many bytes an entry of each level maps.
+//! Levels of the translation tables, and the size of an entry at each level.
 
 use crate::bounds::BITS;
 
@@ -12,22 +12,22 @@ pub(crate) const FANOUT: usize = 1 << BITS;
 pub(crate) const ROOT: u32 = 4;
 /// The highest level of leaves.
 pub(crate) const LEAF_MAX: u32 = 3;
-/// The end of what can be mapped: 256 TiB.
+/// The end of the addresses that can be mapped: 256 TiB.
 pub(crate) const END: u64 = 1 << (PAGE_BITS + ROOT * BITS);
 
-/// Returns how many bytes an entry of this level maps, as a power of two.
+/// Returns the bytes that an entry of this level maps, as a power of two.
 #[inline]
 pub(crate) const fn shift(level: u32) -> u32 {
     PAGE_BITS + (level - 1) * BITS
 }
 
-/// Returns how many bytes an entry of this level maps.
+/// Returns the bytes that an entry of this level maps.
 #[inline]
 pub(crate) const fn size(level: u32) -> u64 {
     1 << shift(level)
 }
 
-/// Returns which entry maps `addr`, in a table whose entries are of this level.
+/// Returns the index of the entry that maps `addr` in a table whose entries are of this level.
 #[inline]
 pub(crate) const fn index(addr: u64, level: u32) -> usize {
     (addr >> shift(level)) as usize & (FANOUT - 1)

@@ -1,24 +1,28 @@
-//! Which pages of guest memory were written since the last look, for whoever harvests through us: a VMM in Rust, a migration
-//! tool, a snapshotter.
+//! A dirty log as a library: reports the pages of guest memory that were written since the last harvest.
 //!
-//! [`Harvester::enable`] turns the log of a slot on; [`Harvester::harvest`] says what was written since the harvest before, and
-//! begins anew; [`Harvester::disable`] turns it off. The writers are [`Writer`]s, one for each thread. What
-//! holds: *each byte that was written after the log was turned on is in a harvest that is handed out after the write*, and in the
-//! last one that begins ([`Harvester::harvest_last`]) if the write came before. Harvests do not stop the writers, and take no lock
-//! that writers want. [`crate::order`] has the argument.
+//! It is for programs that harvest through it: a VMM in Rust, a migration tool, a snapshot tool.
+//!
+//! [`Harvester::enable`] turns the log of a slot on. [`Harvester::harvest`] returns the pages that were
+//! written since the previous harvest. [`Harvester::disable`] turns the log off. Each thread that writes has
+//! a [`Writer`].
+//!
+//! The guarantee: *each byte that is written after the log was turned on is in a harvest that is handed out
+//! after the write*. A write before [`Harvester::harvest_last`] begins is in that harvest or an earlier one.
+//! Harvests do not stop the writers, and take no lock that writers need. [`crate::order`] has the argument.
 //!
 //! # Two methods
-//! * [`Method::Marks`] is what to take, unless there is a reason not to: after each write, the writer looks at the page's bit and
-//!   sets it if it is clear. A harvest takes the bits. It takes no memory but the bitmap, and large leaves stay as they are.
-//! * [`Method::Protect`] protects the pages; the first write to each since the last harvest makes it writable again and
-//!   logs it. All further writes cost nothing at all, not even a look. But each page costs more at its first write and at the harvest,
-//!   and where something was written, large leaves are split. It pays where pages are written many times between two
-//!   harvests.
+//! * [`Method::Marks`] is the usual choice. After each write, the writer checks the page's bit and sets it if
+//!   it is clear. A harvest takes the bits. The method needs no memory but the bitmap, and large leaves stay
+//!   whole.
+//! * [`Method::Protect`] write-protects the pages. The first write to a page after a harvest makes it
+//!   writable again and logs it. Further writes cost nothing, not even a check. But each page costs more at
+//!   its first write and at the harvest, and large leaves are split where something is written. This method
+//!   is better if pages are written many times between two harvests.
 //!
-//! `docs/memory.md` has figures of both.
+//! `docs/memory.md` has measurements of both.
 //!
-//! A vhost-user front-end does not harvest through us: it reads a bitmap that it shares with us, when it likes, and so nobody can
-//! wait for the writers there. That is not this.
+//! This crate is not for vhost-user front-ends. They do not harvest through us but read a bitmap that they
+//! share with us, at any time. So nothing could wait for the writers there.
 //!
 //! ```
 //! use kickless_dirty_log::{Harvester, Method, Mmu, Pages, Writer};
@@ -41,7 +45,7 @@
 //!     }
 //! });
 //!
-//! // While it writes: what is in `pages` was written, and can be copied now.
+// Harvest while the thread writes. The reported pages were written, and can be copied now.
 //! let mut pages = Pages::default();
 //! while !pages.contains(Gpa(0x3000)) {
 //!     log.harvest(.., &mut pages);
@@ -62,7 +66,6 @@ mod entry;
 mod epoch;
 mod error;
 mod fault;
-mod granules;
 mod harvest;
 mod level;
 mod log;
@@ -72,6 +75,7 @@ pub mod order;
 mod pages;
 mod protect;
 mod rmap;
+mod slot_rmap;
 mod space;
 mod tlb;
 mod tree;
@@ -79,7 +83,7 @@ mod writer;
 
 pub use control::Mmu;
 pub use error::Error;
-pub use harvest::{Harvester, Took};
+pub use harvest::{HarvestTime, Harvester};
 pub use log::Method;
 pub use pages::Pages;
 pub use space::Space;

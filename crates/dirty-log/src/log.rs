@@ -1,20 +1,20 @@
 //! The log of a slot, as writers see it.
 
-use crate::bitmap::Bits;
+use crate::bitmap::DirtyBits;
 
-/// How writes are found out.
+/// The way in which writes are detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Each write looks at a bitmap.
+    /// Each writer checks a bitmap after each write.
     Marks,
-    /// Pages are protected against writing until the first write.
+    /// Pages are write-protected until the first write.
     Protect,
 }
 
 /// The log of a slot, as writers see it.
 pub(crate) struct Log {
     pub(crate) method: Method,
-    pub(crate) bits: Bits,
+    pub(crate) bits: DirtyBits,
 }
 
 impl Log {

@@ -3,7 +3,7 @@
 use crate::level::FANOUT;
 use kickless_sync::atomic::{AtomicU64, Ordering};
 
-/// One table.
+/// A table of one level.
 #[repr(C, align(4096))]
 pub(crate) struct Node {
     pub(crate) entries: [AtomicU64; FANOUT],

@@ -1,10 +1,10 @@
-//! What a harvest hands out.
+//! The result of a harvest.
 
 use crate::bitmap::{WORD_BYTES, WORD_PAGES};
 use crate::level::{PAGE, PAGE_BITS};
 use kickless_memory::Gpa;
 
-/// Pages of 4 KiB that were written: a bitmap. Kept from harvest to harvest, so that it is allocated once.
+/// Written pages of 4 KiB, as a bitmap. Reuse it for each harvest, so that it is allocated once.
 #[derive(Clone, Debug, Default)]
 pub struct Pages {
     start: u64,
@@ -12,7 +12,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Empties it, for words from address `start` on.
+    /// Empties the bitmap. Its words begin at address `start` afterwards.
     pub(crate) fn begin(&mut self, start: u64) {
         self.words.clear();
         self.start = start;
@@ -22,12 +22,12 @@ impl Pages {
         self.words.push(word);
     }
 
-    /// How many pages.
+    /// Number of pages.
     pub fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Whether there are none.
+    /// Whether there are no pages.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)
     }
@@ -37,12 +37,12 @@ impl Pages {
         Gpa(self.start)
     }
 
-    /// The bits, lowest first, one for each 4 KiB from [`Pages::start`] on.
+    /// The bits, lowest first. There is one for each 4 KiB from [`Pages::start`] on.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Whether the page that `gpa` is in was written.
+    /// Whether the page of `gpa` was written.
     pub fn contains(&self, gpa: Gpa) -> bool {
         let Some(page) = gpa.0.checked_sub(self.start).map(|offset| offset >> PAGE_BITS) else {
             return false;
@@ -50,7 +50,8 @@ impl Pages {
         self.words.get((page / WORD_PAGES) as usize).is_some_and(|word| word >> (page % WORD_PAGES) & 1 != 0)
     }
 
-    /// The ranges that were written, in rising order: address and bytes. Pages that follow one another in a word are one range.
+    /// Returns the written ranges in increasing order: address and bytes. Adjacent pages of one word are one
+    /// range.
     pub fn ranges(&self) -> impl Iterator<Item = (Gpa, u64)> + '_ {
         self.words.iter().enumerate().flat_map(move |(index, word)| {
             let (base, mut rest) = (self.start + index as u64 * WORD_BYTES, *word);

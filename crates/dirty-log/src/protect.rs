@@ -1,28 +1,29 @@
 //! Write-protection through the reverse map, without a lock.
 #![expect(unsafe_code, reason = "island: entries are reached by addresses in lists")]
 
-use crate::control::SlotState;
+use crate::control::MappedSlot;
 use crate::entry::Entry;
 use crate::level::{FANOUT, LEAF_MAX, PAGE_BITS, index, size};
-use crate::rmap::Head;
+use crate::rmap::List;
 use crate::tree::protect;
 use kickless_memory::Gpa;
 use kickless_sync::atomic::{AtomicU64, Ordering};
 
-/// Pages that are done together: they have the same tables above them.
+/// Pages that are protected together, because they have the same tables above them.
 const RUN: u32 = if FANOUT < 64 { FANOUT as u32 } else { 64 };
 
 /// Calls `visit` with the entries in a list.
 ///
 /// # Safety
-/// The tables and blocks of this list's [`crate::Mmu`] are not freed meanwhile: the caller has the lock for harvests, or that for changes.
-unsafe fn entries(head: &Head, mut visit: impl FnMut(&AtomicU64)) {
-    // SAFETY: by the caller, the blocks are alive. What is in lists, also in others than this, are addresses of entries in
-    // tables, which are alive as well, if perhaps in use elsewhere.
-    unsafe { head.walk(|at| visit(&*std::ptr::with_exposed_provenance(at as usize))) };
+/// The tables and blocks of this list's [`crate::Mmu`] are not freed meanwhile: the caller has the lock for
+/// harvests or the lock for changes.
+unsafe fn entries(list: &List, mut visit: impl FnMut(&AtomicU64)) {
+    // SAFETY: by the caller, the blocks are alive. Each list has addresses of entries in tables. The tables
+    // are alive too, although they may have been reused.
+    unsafe { list.walk(|at| visit(&*std::ptr::with_exposed_provenance(at as usize))) };
 }
 
-/// Protects those pages of `pages`, from `gpa` on, that a mapping of `level` shows.
+/// Protects the pages in `pages`, from `gpa` on, that a mapping of `level` maps.
 ///
 /// # Safety
 /// As [`entries`]. The pages are in one table.
@@ -30,7 +31,8 @@ unsafe fn protect_below(mut at: &AtomicU64, mut level: u32, gpa: u64, pages: u64
     loop {
         let entry = Entry(at.load(Ordering::Acquire));
         let Some(node) = entry.node().filter(|_| level > 1) else {
-            // What is somebody else's by now is better left alone, though it would do no harm.
+            // An entry that is reused for something else is skipped, although protecting it would be
+            // harmless.
             if entry.is_leaf() && entry.gpa().0 == gpa & !(size(level) - 1) {
                 protect(at);
             }
@@ -48,14 +50,14 @@ unsafe fn protect_below(mut at: &AtomicU64, mut level: u32, gpa: u64, pages: u64
     }
 }
 
-/// Protects all that a mapping of `level` shows.
+/// Protects all pages that a mapping of `level` maps.
 ///
 /// # Safety
 /// The caller has the lock for changes.
 pub(crate) unsafe fn protect_whole(at: &AtomicU64, level: u32) {
     protect(at);
     let Some(node) = Entry(at.load(Ordering::Acquire)).node().filter(|_| level > 1) else { return };
-    // SAFETY: only who has the lock takes tables away.
+    // SAFETY: tables are removed only under the lock, which is held.
     for below in unsafe { &node.as_ref().entries } {
         // SAFETY: by the caller.
         unsafe { protect_whole(below, level - 1) };
@@ -69,8 +71,8 @@ fn each_bit(mut bits: u64, mut visit: impl FnMut(u32)) {
     }
 }
 
-impl SlotState {
-    /// Protects those of the 64 pages from `gpa` on that are in `pages`, in all spaces.
+impl MappedSlot {
+    /// Protects the pages in `pages`, among the 64 pages from `gpa` on, in all spaces.
     ///
     /// # Safety
     /// The caller has the lock for harvests.
@@ -81,18 +83,19 @@ impl SlotState {
                 continue;
             }
             let gpa = gpa + (u64::from(run) << PAGE_BITS);
-            // From the largest down: a mapping that is broken up meanwhile leaves its list when its pieces are in theirs.
+            // From the largest level down. A mapping that is broken up leaves its list only after its pieces
+            // are in their lists.
             for level in (2..=LEAF_MAX).rev() {
-                if let Some(head) = self.granules.find(Gpa(gpa), level) {
+                if let Some(list) = self.rmap.find(Gpa(gpa), level) {
                     // SAFETY: by the caller.
-                    unsafe { entries(head, |at| protect_below(at, level, gpa, pages)) };
+                    unsafe { entries(list, |at| protect_below(at, level, gpa, pages)) };
                 }
             }
-            if self.granules.find(Gpa(gpa), 1).is_some() {
+            if self.rmap.find(Gpa(gpa), 1).is_some() {
                 each_bit(pages, |bit| {
-                    if let Some(head) = self.granules.find(Gpa(gpa + (u64::from(bit) << PAGE_BITS)), 1) {
+                    if let Some(list) = self.rmap.find(Gpa(gpa + (u64::from(bit) << PAGE_BITS)), 1) {
                         // SAFETY: by the caller.
-                        unsafe { entries(head, protect) };
+                        unsafe { entries(list, protect) };
                     }
                 });
             }
@@ -105,6 +108,6 @@ impl SlotState {
     /// The caller has the lock for changes.
     pub(crate) unsafe fn each_mapping(&self, mut visit: impl FnMut(&AtomicU64, u32)) {
         // SAFETY: by the caller.
-        self.granules.each(|level, head| unsafe { entries(head, |at| visit(at, level)) });
+        self.rmap.each(|level, list| unsafe { entries(list, |at| visit(at, level)) });
     }
 }

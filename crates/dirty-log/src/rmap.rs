@@ -1,22 +1,27 @@
-//! The list of entries that map one piece of guest memory, readable while it changes.
+//! The list of entries that map one piece of guest memory. It can be read while it changes.
 //!
-//! Whoever adds and removes holds a lock (they need the [`Blocks`] mutably); who walks holds none. A list is empty, one
-//! address, or a chain of blocks of [`PLACES`] each. All blocks but the first are full; the first is filled from place 0 on.
-//! An addition goes into the first block, or into a new one before it. A removal fills the hole from the last place that is
-//! taken in the first block, and an empty first block is unlinked and may be in use again at once, in any list.
+//! A thread that adds or removes holds a lock (it needs the [`Blocks`] mutably). A thread that walks holds
+//! none. A list is empty, one address, or a chain of blocks of [`CELLS`] cells each. All blocks but the first
+//! are full. The first is filled from cell 0 on. An addition goes into the first block, or into a new block
+//! before it. A removal moves the last address of the first block into the hole. An empty first block is
+//! unlinked, and may be reused at once in any list.
 //!
 //! # Why a walk misses nothing
-//! *What was in the list before the walk and stays in it is visited.* A walk takes the blocks from the first on, and in a block
-//! the places from the last down. So the only way an address moves, from the first block to a later one, or to a lower place in
-//! the same block, is forwards as the walker sees it: it is stored at its new place (release) before it is removed from the
-//! old (release), and who finds the old one without it (acquire) finds the new one when he gets there. It can be visited
-//! twice. An address never moves towards the head: a chain that has shrunk to one address stays a chain.
+//! *An address that is in the list before the walk, and stays in it, is visited.* A walk takes the blocks
+//! from the first on. Within a block it takes the cells from the last down. So an address only moves forwards
+//! as the walker sees it: from the first block to a later one, or to a lower cell of the same block. It is
+//! stored in its new cell (release) before it is removed from the old one (release). A walker that finds the
+//! old cell without it (acquire) finds it later in the new cell. It may visit an address twice. An address
+//! never moves towards the head: a chain that has shrunk to one address stays a chain.
 //!
-//! *A walker in a block that was unlinked goes on.* The block was first and empty: all that it held is in later blocks, and
-//! its link still leads there. If it is in use again, its link was changed: into a list that ends with the mark of another head
-//! (the *nulls* mark, which takes the place of the last link), and then the walker starts again; or into this very list, whose first
-//! block it then is, so that all that was there before follows it. What is visited meanwhile belongs to others, and a visitor
-//! must do no harm to that.
+//! *A walker in an unlinked block continues correctly.* The block was the first one and empty. All addresses
+//! that it held are in later blocks, and its link still leads there. If the block is reused, its link was
+//! changed. There are two cases:
+//! * The block is in another list. That list ends with the mark of another head (the *nulls* mark, which
+//!   replaces the last link). The walker then starts again.
+//! * The block is the first block of the same list again. Then all earlier addresses follow it.
+//!
+//! Meanwhile the walker may visit addresses of other lists, so its visitor must be harmless to them.
 //!
 //! Blocks are freed only with the [`Blocks`].
 #![expect(unsafe_code, reason = "island: blocks are reached by addresses in links")]
@@ -24,38 +29,38 @@
 #[cfg(all(test, loom))]
 mod model;
 
-use crate::bounds::PLACES;
+use crate::bounds::CELLS;
 use kickless_sync::atomic::{AtomicU64, Ordering};
 use std::ptr::NonNull;
 
-/// Lowest bits of a head: 0 and nothing else for an empty list.
+/// The lowest bits of a head. The head of an empty list is 0.
 const KIND: u64 = 3;
 const SINGLE: u64 = 1;
 const CHAIN: u64 = 2;
-/// Lowest bit of a link that is the end: the rest is the address of the head.
+/// The lowest bit of a link at the end of a chain. The other bits are the address of the list.
 const NULLS: u64 = 1;
-/// Blocks that are made at once.
+/// Blocks that are allocated at once.
 const BATCH: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// A part of a chain.
 #[repr(C, align(64))]
 struct Block {
     link: AtomicU64,
-    places: [AtomicU64; PLACES],
+    cells: [AtomicU64; CELLS],
 }
 
 impl Block {
     fn new() -> Self {
-        Self { link: AtomicU64::new(NULLS), places: std::array::from_fn(|_| AtomicU64::new(0)) }
+        Self { link: AtomicU64::new(NULLS), cells: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// The block at an address from a head or a link.
+    /// Returns the block at an address from a head or a link.
     ///
     /// # Safety
     /// The [`Blocks`] that it is from live as long as `'b`.
     unsafe fn at<'b>(address: u64) -> &'b Self {
-        // SAFETY: heads and links hold addresses of blocks only, all of which live as long as `Blocks`; nothing in them changes
-        // but atomically.
+        // SAFETY: heads and links hold addresses of blocks only, all of which live as long as `Blocks`.
+        // Blocks change by atomics only.
         unsafe { &*std::ptr::with_exposed_provenance(address as usize) }
     }
 
@@ -63,13 +68,13 @@ impl Block {
         std::ptr::from_ref(self).expose_provenance() as u64
     }
 
-    /// How many places are taken, of a first block.
-    fn taken(&self) -> usize {
-        self.places.iter().take_while(|place| place.load(Ordering::Relaxed) != 0).count()
+    /// Returns the number of used cells of a first block.
+    fn used(&self) -> usize {
+        self.cells.iter().take_while(|cell| cell.load(Ordering::Relaxed) != 0).count()
     }
 }
 
-/// Where blocks come from.
+/// The allocator of blocks.
 #[derive(Default)]
 pub(crate) struct Blocks {
     batches: Vec<NonNull<[Block]>>,
@@ -85,7 +90,7 @@ impl Blocks {
             let batch: Box<[Block]> = (0..BATCH).map(|_| Block::new()).collect();
             let batch = NonNull::from(Box::leak(batch));
             batch.as_ptr().expose_provenance();
-            // SAFETY: just made, and freed with `self` only.
+            // SAFETY: allocated just now, and freed with `self` only.
             self.free.extend(unsafe { batch.as_ref() }.iter().map(Block::address));
             self.batches.push(batch);
         }
@@ -100,16 +105,19 @@ impl Blocks {
 impl Drop for Blocks {
     fn drop(&mut self) {
         for batch in self.batches.drain(..) {
-            // SAFETY: from `Box::leak`; who walks borrows what owns this.
+            // SAFETY: from `Box::leak`. A walk borrows the owner of this, so there is none.
             drop(unsafe { Box::from_raw(batch.as_ptr()) });
         }
     }
 }
 
-/// The list for one piece of memory. What is in it are addresses that are multiples of 4 and not 0, each at most once.
-pub(crate) struct Head(AtomicU64);
+/// The list for one piece of memory.
+///
+/// It holds the addresses of table entries, which are multiples of 4 and not 0. Each is in the list at most
+/// once.
+pub(crate) struct List(AtomicU64);
 
-impl Head {
+impl List {
     pub(crate) fn new() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -118,56 +126,57 @@ impl Head {
         std::ptr::from_ref(self).addr() as u64 | NULLS
     }
 
-    /// Adds `what`, which is not in it.
+    /// Adds `entry`, which is not in the list.
     ///
     /// # Safety
-    /// `blocks` are those of all calls for this head, and it has not moved since the first.
-    pub(crate) unsafe fn add(&self, blocks: &mut Blocks, what: u64) {
+    /// All calls for this list have the same `blocks`, and the list has not moved since the first call.
+    pub(crate) unsafe fn add(&self, blocks: &mut Blocks, entry: u64) {
         let head = self.0.load(Ordering::Relaxed);
         let (first, link) = match head & KIND {
             SINGLE => (Some(head & !KIND), self.nulls()),
             CHAIN => {
                 // SAFETY: by the caller, a block of `blocks`.
                 let block = unsafe { Block::at(head & !KIND) };
-                let taken = block.taken();
-                if let Some(place) = block.places.get(taken) {
-                    place.store(what, Ordering::Release);
+                let used = block.used();
+                if let Some(cell) = block.cells.get(used) {
+                    cell.store(entry, Ordering::Release);
                     return;
                 }
                 (None, head & !KIND)
             }
             _ => {
-                self.0.store(what | SINGLE, Ordering::Release);
+                self.0.store(entry | SINGLE, Ordering::Release);
                 return;
             }
         };
         let address = blocks.take();
         // SAFETY: a block of `blocks`.
         let block = unsafe { Block::at(address) };
-        // A walker may still be here: what it makes of it is said above.
+        // A walker may still be in this block: see the module's documentation.
         block.link.store(link, Ordering::Release);
-        for (place, what) in block.places.iter().zip(first.into_iter().chain([what])) {
-            place.store(what, Ordering::Release);
+        for (cell, entry) in block.cells.iter().zip(first.into_iter().chain([entry])) {
+            cell.store(entry, Ordering::Release);
         }
         self.0.store(address | CHAIN, Ordering::Release);
     }
 
-    /// Removes `what`; whether it was there.
+    /// Removes `entry`. Returns whether it was in the list.
     ///
     /// # Safety
-    /// As [`Head::add`].
-    pub(crate) unsafe fn remove(&self, blocks: &mut Blocks, what: u64) -> bool {
+    /// As [`List::add`].
+    pub(crate) unsafe fn remove(&self, blocks: &mut Blocks, entry: u64) -> bool {
         let head = self.0.load(Ordering::Relaxed);
         match head & KIND {
-            SINGLE if head & !KIND == what => self.0.store(0, Ordering::Release),
+            SINGLE if head & !KIND == entry => self.0.store(0, Ordering::Release),
             CHAIN => {
                 // SAFETY: by the caller, a block of `blocks`.
-                let Some(hole) = (unsafe { self.place_of(head & !KIND, what) }) else { return false };
+                let Some(hole) = (unsafe { self.cell_of(head & !KIND, entry) }) else { return false };
                 // SAFETY: as above.
                 let first = unsafe { Block::at(head & !KIND) };
-                let last = first.taken() - 1;
-                let moved = &first.places[last];
-                // To its new place first, for whom comes by meanwhile; the same place if there is nothing to move.
+                let last = first.used() - 1;
+                let moved = &first.cells[last];
+                // Stored in its new cell first, for a concurrent walker. Both cells are the same if there is
+                // nothing to move.
                 hole.store(moved.load(Ordering::Relaxed), Ordering::Release);
                 moved.store(0, Ordering::Release);
                 if last == 0 {
@@ -181,27 +190,27 @@ impl Head {
         true
     }
 
-    /// Where `what` is in the chain that begins with the block at `address`.
+    /// Returns the cell of `entry` in the chain that begins with the block at `address`.
     ///
     /// # Safety
-    /// As [`Head::add`].
-    unsafe fn place_of<'b>(&self, mut address: u64, what: u64) -> Option<&'b AtomicU64> {
+    /// As [`List::add`].
+    unsafe fn cell_of<'b>(&self, mut address: u64, entry: u64) -> Option<&'b AtomicU64> {
         while address & NULLS == 0 {
             // SAFETY: by the caller, a block of the chain.
             let block: &Block = unsafe { Block::at(address) };
-            if let Some(place) = block.places.iter().find(|place| place.load(Ordering::Relaxed) == what) {
-                return Some(place);
+            if let Some(cell) = block.cells.iter().find(|cell| cell.load(Ordering::Relaxed) == entry) {
+                return Some(cell);
             }
             address = block.link.load(Ordering::Relaxed);
         }
         None
     }
 
-    /// Calls `visit` with all that was in it before the call and still is, some perhaps twice; perhaps also with what came or went
-    /// meanwhile, or is in another list.
+    /// Calls `visit` with each entry that is in the list during the whole call, some perhaps twice. It may
+    /// also visit addresses that were added or removed meanwhile, or are in another list.
     ///
     /// # Safety
-    /// The blocks given to [`Head::add`] are alive.
+    /// The blocks given to [`List::add`] are alive.
     #[inline]
     pub(crate) unsafe fn walk(&self, mut visit: impl FnMut(u64)) {
         loop {
@@ -219,19 +228,19 @@ impl Head {
         }
     }
 
-    /// Whether the chain was this head's to the end.
+    /// Visits a chain. Returns whether the chain ended in this list.
     ///
     /// # Safety
-    /// As [`Head::walk`], and `address` is that of a block.
+    /// As [`List::walk`], and `address` is that of a block.
     unsafe fn walk_chain(&self, mut address: u64, visit: &mut impl FnMut(u64)) -> bool {
         while address & NULLS == 0 {
             // SAFETY: by the caller, a block.
             let block: &Block = unsafe { Block::at(address) };
             // Against the direction in which addresses move.
-            for place in block.places.iter().rev() {
-                let what = place.load(Ordering::Acquire);
-                if what != 0 {
-                    visit(what);
+            for cell in block.cells.iter().rev() {
+                let entry = cell.load(Ordering::Acquire);
+                if entry != 0 {
+                    visit(entry);
                 }
             }
             address = block.link.load(Ordering::Acquire);
@@ -249,9 +258,9 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn walked(head: &Head) -> Vec<u64> {
+    fn walked(head: &List) -> Vec<u64> {
         let mut all = Vec::new();
-        unsafe { head.walk(|what| all.push(what)) };
+        unsafe { head.walk(|entry| all.push(entry)) };
         all.sort_unstable();
         all
     }
@@ -259,22 +268,22 @@ mod tests {
     #[test]
     fn it_holds_what_a_set_would() {
         let mut blocks = Blocks::default();
-        let heads: Vec<Head> = (0..3).map(|_| Head::new()).collect();
+        let heads: Vec<List> = (0..3).map(|_| List::new()).collect();
         let mut sets = vec![BTreeSet::new(); 3];
         let mut random = 1_u64;
         for _ in 0..if cfg!(miri) { 500 } else { 20_000 } {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let (at, what) = ((random >> 33) as usize % 3, ((random >> 40) % 40 + 1) * 4);
-            if sets[at].insert(what) {
-                unsafe { heads[at].add(&mut blocks, what) };
+            let (at, entry) = ((random >> 33) as usize % 3, ((random >> 40) % 40 + 1) * 4);
+            if sets[at].insert(entry) {
+                unsafe { heads[at].add(&mut blocks, entry) };
             } else {
-                sets[at].remove(&what);
-                assert!(unsafe { heads[at].remove(&mut blocks, what) });
-                assert!(!unsafe { heads[at].remove(&mut blocks, what) });
+                sets[at].remove(&entry);
+                assert!(unsafe { heads[at].remove(&mut blocks, entry) });
+                assert!(!unsafe { heads[at].remove(&mut blocks, entry) });
             }
             assert_eq!(walked(&heads[at]), Vec::from_iter(sets[at].iter().copied()));
         }
-        // Reused, and not made anew each time.
+        // Blocks are reused, and not allocated each time.
         assert_eq!(blocks.batches.len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! Spaces besides the direct one: what devices behind a vIOMMU see.
+//! Spaces besides the direct one, for devices behind a vIOMMU.
 #![expect(unsafe_code, reason = "island: entries are reached by addresses in tables")]
 
 use crate::control::{Control, Garbage, Mmu, check_range, detach, target};
@@ -14,23 +14,24 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// An address space of its own over the slots of an [`Mmu`]. Its mappings may show the same memory as others do: a write through any of
-/// them is logged.
+/// An address space of its own over the slots of an [`Mmu`]. Several mappings may map the same memory. A
+/// write through any of them is logged.
 pub struct Space {
     pub(crate) mmu: Arc<Mmu>,
     pub(crate) tree: Tree,
 }
 
 impl Space {
-    /// With nothing in it.
+    /// Makes an empty space.
     pub fn new(mmu: &Arc<Mmu>) -> Self {
         Self { mmu: mmu.clone(), tree: Tree::new(&mmu.nodes) }
     }
 
-    /// Maps `len` bytes of guest memory from `gpa` at `iova`, by leaves as large as alignment allows.
+    /// Maps `len` bytes of guest memory from `gpa` at `iova`, with leaves as large as the alignment allows.
     ///
     /// # Errors
-    /// Not whole pages of 4 KiB; too high; something is mapped there already; or `gpa` is not all guest memory.
+    /// The range is not whole pages of 4 KiB, or too high; a part of it is mapped already; or `gpa` is not
+    /// all guest memory.
     pub fn map(&self, iova: Iova, gpa: Gpa, len: u64, may_write: bool) -> Result<(), Error> {
         check_range(iova.0, len)?;
         check_range(gpa.0, len)?;
@@ -54,11 +55,11 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps what is mapped in `len` bytes at `iova`. It waits for a quiescent point of every writer: then none uses a translation of it
-    /// any more.
+    /// Unmaps all mappings in `len` bytes at `iova`. Waits for a quiescent point of every writer. After that
+    /// no writer uses the old translations.
     ///
     /// # Errors
-    /// Not whole pages of 4 KiB, or too high.
+    /// The range is not whole pages of 4 KiB, or too high.
     pub fn unmap(&self, iova: Iova, len: u64) -> Result<(), Error> {
         check_range(iova.0, len)?;
         let mut control = lock(&self.mmu.control);
@@ -70,13 +71,13 @@ impl Space {
         let mut garbage = Garbage::default();
         self.clear(control, (self.tree.root(), ROOT), 0, &range, &mut garbage);
         self.mmu.epochs.wait();
-        // SAFETY: waited just now.
+        // SAFETY: all writers were waited for just now.
         unsafe { garbage.give_back(&self.mmu.nodes) };
-        // SAFETY: as above, and what is there was put there before.
+        // SAFETY: as above; its tables were put there before the wait.
         unsafe { std::mem::take(&mut control.garbage).give_back(&self.mmu.nodes) };
     }
 
-    /// Clears `range` in a table whose entries are of `level` and which begins at `base`.
+    /// Clears `range` in a table whose entries are of `level`, and whose first address is `base`.
     fn clear(
         &self,
         control: &mut Control,
@@ -85,7 +86,7 @@ impl Space {
         range: &Range<u64>,
         garbage: &mut Garbage,
     ) {
-        // SAFETY: the lock is held, so nobody takes tables away.
+        // SAFETY: the lock is held, and tables are removed only under it.
         let entries = unsafe { &node.as_ref().entries };
         for (index, at) in entries.iter().enumerate() {
             let start = base + ((index as u64) << shift(level));
@@ -99,8 +100,8 @@ impl Space {
                 // SAFETY: the lock is held.
                 let (gpa, slot) = unsafe { target(entry) };
                 let state = control.slots[slot].clone();
-                if let Some(head) = state.as_ref().and_then(|state| state.granules.find(gpa, level)) {
-                    detach(at, head, &mut control.blocks, garbage);
+                if let Some(list) = state.as_ref().and_then(|state| state.rmap.find(gpa, level)) {
+                    detach(at, list, &mut control.blocks, garbage);
                 }
                 continue;
             }
@@ -109,7 +110,7 @@ impl Space {
             }
             let Some(below) = Entry(at.load(Ordering::Acquire)).node() else { continue };
             self.clear(control, (below, level - 1), start, range, garbage);
-            // SAFETY: the lock is held. Nobody but its holder puts anything into an empty table.
+            // SAFETY: the lock is held, and entries of an empty table are filled only under it.
             if unsafe { below.as_ref() }.is_empty() {
                 at.store(Entry::NONE.0, Ordering::Release);
                 garbage.push(below);
@@ -117,13 +118,13 @@ impl Space {
         }
     }
 
-    /// Makes one mapping of `level` into as many as it has pieces, each in the list of its own memory.
+    /// Replaces a mapping of `level` by its pieces. Each piece is in the list of its own memory.
     fn break_up(&self, control: &mut Control, at: &AtomicU64, level: u32) {
         let node = loop {
             let entry = Entry(at.load(Ordering::Acquire));
             match entry.node() {
                 Some(node) => break node,
-                // A writer may have been faster, or made it writable.
+                // A writer may have split it first, or made it writable.
                 None => _ = split(&self.mmu.nodes, Found { at, level, entry }),
             }
         };
@@ -133,17 +134,17 @@ impl Space {
         // SAFETY: as above.
         for (index, piece) in unsafe { &node.as_ref().entries }.iter().enumerate() {
             let gpa = Gpa(gpa.0 + ((index as u64) << shift(level - 1)));
-            if let Some(head) = state.granules.make(gpa, level - 1) {
+            if let Some(list) = state.rmap.make(gpa, level - 1) {
                 let address = std::ptr::from_ref(piece).expose_provenance() as u64;
                 // SAFETY: all blocks are from `control`, and lists do not move.
-                unsafe { head.add(&mut control.blocks, address) };
+                unsafe { list.add(&mut control.blocks, address) };
             }
         }
         at.store(Entry::table(node, false).0, Ordering::Release);
-        // Only now that all pieces are found by themselves: a walker goes from the largest lists to the smallest.
-        if let Some(head) = state.granules.find(gpa, level) {
+        // All pieces must be in their lists first, because a walker goes from the largest level down.
+        if let Some(list) = state.rmap.find(gpa, level) {
             // SAFETY: as above.
-            unsafe { head.remove(&mut control.blocks, std::ptr::from_ref(at).addr() as u64) };
+            unsafe { list.remove(&mut control.blocks, std::ptr::from_ref(at).addr() as u64) };
         }
     }
 }

@@ -1,17 +1,19 @@
-//! A writer's own cache of translations. Emptied at the first quiescent point after something was taken away
-//! ([`crate::epoch`]), and used by its owner only, so nothing in it is atomic.
+//! A writer's cache of translations.
+//!
+//! It is emptied at the first quiescent point after a removal ([`crate::epoch`]). Only its owner uses it, so
+//! nothing in it is atomic.
 
 use crate::level::{PAGE, PAGE_BITS, size};
 use crate::log::Log;
 use std::ptr::NonNull;
 
-/// Pages that it holds.
+/// Pages in the cache.
 const PAGES: usize = if cfg!(loom) { 4 } else { 512 };
-/// Larger pieces that it holds.
+/// Larger ranges in the cache.
 const EXTENTS: usize = 4;
-const NOTHING: u64 = u64::MAX;
+const EMPTY_TAG: u64 = u64::MAX;
 
-/// A piece of a space, contiguous in guest memory and on the host.
+/// A range of a space that is contiguous in guest memory and on the host.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     pub(crate) start: u64,
@@ -19,11 +21,11 @@ pub(crate) struct Extent {
     pub(crate) gpa: u64,
     pub(crate) host: NonNull<u8>,
     pub(crate) writable: bool,
-    /// Where writes are to be marked, if they are.
+    /// The log for marks, if writes must be marked.
     pub(crate) marks: Option<NonNull<Log>>,
 }
 
-/// Where an address leads: so many bytes.
+/// The result of a lookup: a host address, and the bytes that follow it in the range.
 pub(crate) struct Hit {
     pub(crate) host: NonNull<u8>,
     pub(crate) room: u64,
@@ -39,7 +41,7 @@ impl Extent {
             return None;
         }
         Some(Hit {
-            // It is in the piece: the same as `add`.
+            // The address is in the range, so this is the same as `add`.
             host: self.host.map_addr(|host| host.saturating_add(offset as usize)),
             room: self.len - offset,
             gpa: self.gpa + offset,
@@ -48,7 +50,7 @@ impl Extent {
     }
 }
 
-/// A page's place in the cache, apart from its tag.
+/// A cached page without its tag.
 #[derive(Clone, Copy)]
 struct Page {
     gpa: u64,
@@ -60,7 +62,7 @@ struct Page {
 pub(crate) struct Tlb {
     extents: [Option<Extent>; EXTENTS],
     oldest: usize,
-    /// The number of the page, and whether it is writable in the lowest bit.
+    /// For each entry, the number of the page. The lowest bit says whether it is writable.
     tags: Box<[u64; PAGES]>,
     pages: Box<[Page; PAGES]>,
 }
@@ -71,7 +73,7 @@ impl Tlb {
         Self {
             extents: [None; EXTENTS],
             oldest: 0,
-            tags: Box::new([NOTHING; PAGES]),
+            tags: Box::new([EMPTY_TAG; PAGES]),
             pages: Box::new([page; PAGES]),
         }
     }
@@ -79,7 +81,7 @@ impl Tlb {
     #[cold]
     pub(crate) fn flush(&mut self) {
         self.extents = [None; EXTENTS];
-        self.tags.fill(NOTHING);
+        self.tags.fill(EMPTY_TAG);
     }
 
     #[inline]

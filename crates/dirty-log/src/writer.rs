@@ -1,5 +1,5 @@
-//! A thread's way to guest memory.
-#![expect(unsafe_code, reason = "island: copies to and from what the tables lead to")]
+//! A thread's access to guest memory.
+#![expect(unsafe_code, reason = "island: copies to and from translated addresses")]
 
 use crate::control::Mmu;
 use crate::epoch::Member;
@@ -10,25 +10,27 @@ use kickless_memory::{Iova, Unmapped, shared};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Reads and writes guest memory for one thread, with a cache of translations of its own; what it writes is logged if its slot is.
+/// Reads and writes guest memory for one thread, with its own cache of translations. Logs the writes to slots
+/// whose log is on.
 ///
-/// Harvests, and whoever takes memory or mappings away, wait for its next quiescent point. So its thread calls
-/// [`Writer::quiesce`] often (between two requests, between two blocks of guest code), at least each few
-/// milliseconds, and [`Writer::offline`] before it sleeps. Quiescent points cost one load of a word that rarely changes.
+/// Harvests, and threads that remove memory or mappings, wait for the writer's next quiescent point. So its
+/// thread must call [`Writer::quiesce`] often (between two requests, between two blocks of guest code), at
+/// least every few milliseconds. It must call [`Writer::offline`] before it sleeps. A quiescent point costs
+/// one load of a word that rarely changes.
 ///
-/// It is online when it is made.
+/// A new writer is online.
 pub struct Writer {
-    place: Place,
+    space: WriterSpace,
     member: Member,
     tlb: Tlb,
 }
 
-enum Place {
+enum WriterSpace {
     Direct(Arc<Mmu>),
     Space(Arc<Space>),
 }
 
-impl Place {
+impl WriterSpace {
     #[inline]
     fn mmu(&self) -> &Mmu {
         match self {
@@ -45,38 +47,43 @@ impl Place {
     }
 }
 
-// SAFETY: the host addresses in its cache are of memory that any thread may access by copies; everything else is its own.
+// SAFETY: the host addresses in its cache are of memory that any thread may access by copies. No other thread
+// uses the rest.
 unsafe impl Send for Writer {}
 
 impl Writer {
-    /// Where an [`Iova`] is a guest-physical address of the same number.
+    /// Makes a writer for the direct space, in which an [`Iova`] is a guest-physical address of the same
+    /// number.
     pub fn direct(mmu: &Arc<Mmu>) -> Self {
-        Self::new(Place::Direct(mmu.clone()))
+        Self::new(WriterSpace::Direct(mmu.clone()))
     }
 
-    /// In a space of its own.
+    /// Makes a writer for a space.
     pub fn within(space: &Arc<Space>) -> Self {
-        Self::new(Place::Space(space.clone()))
+        Self::new(WriterSpace::Space(space.clone()))
     }
 
-    fn new(place: Place) -> Self {
-        let mut member = Member::join(&place.mmu().epochs);
-        member.online(&place.mmu().epochs);
-        Self { place, member, tlb: Tlb::new() }
+    fn new(space: WriterSpace) -> Self {
+        let mut member = Member::join(&space.mmu().epochs);
+        member.online(&space.mmu().epochs);
+        Self { space, member, tlb: Tlb::new() }
     }
 
-    /// A quiescent point: all that this writer has written so far is done, and it looks everything up anew if something has changed.
+    /// Passes a quiescent point: all writes so far are done. If something has changed, the writer drops its
+    /// cached translations.
     #[inline]
     pub fn quiesce(&mut self) {
-        if self.member.quiesce(&self.place.mmu().epochs) {
+        if self.member.quiesce(&self.space.mmu().epochs) {
             self.tlb.flush();
         }
     }
 
-    /// Goes offline until the guard is dropped: nobody waits for this writer meanwhile. For whoever sleeps, or asks for a harvest or a
-    /// change itself.
+    /// Goes offline until the guard is dropped. No thread waits for this writer meanwhile.
+    ///
+    /// A thread calls this before it sleeps, or before it requests a harvest or a change itself.
     pub fn offline(&mut self) -> Offline<'_> {
-        // A guard can be leaked: what is looked up next must not be in the cache, but find that nobody waits for it.
+        // The guard can be leaked. Then the next lookup must miss in the cache, so that it finds the writer
+        // offline.
         self.tlb.flush();
         self.member.offline();
         Offline(self)
@@ -93,15 +100,16 @@ impl Writer {
     #[cold]
     fn miss(&mut self, addr: u64, write: bool) -> Option<Hit> {
         if self.member.is_offline() {
-            self.member.online(&self.place.mmu().epochs);
+            self.member.online(&self.space.mmu().epochs);
         }
-        // SAFETY: online, so in a section. The cache is emptied when the section ends and something was taken away.
-        let extent = unsafe { self.place.mmu().resolve(self.place.tree(), addr, write) }?;
+        // SAFETY: the writer is online and so in a section. The cache is emptied when the section ends after
+        // a removal.
+        let extent = unsafe { self.space.mmu().resolve(self.space.tree(), addr, write) }?;
         self.tlb.fill(extent);
         extent.hit(addr)
     }
 
-    /// Marks what was written, where that is how it is logged.
+    /// Marks the written bytes, if they are logged by marks.
     #[inline]
     fn mark(hit: &Hit, len: u64) {
         if let Some(log) = hit.marks
@@ -112,7 +120,7 @@ impl Writer {
         }
     }
 
-    /// Calls `each` with the pieces of a range, as far as they go.
+    /// Calls `each` with the pieces of a range, up to the first that is not mapped.
     fn pieces(
         &mut self,
         iova: Iova,
@@ -132,21 +140,21 @@ impl Writer {
         Ok(())
     }
 
-    /// Copies guest bytes out.
+    /// Copies guest bytes to `into`.
     ///
     /// # Errors
-    /// A part of the range is not mapped; `into` then holds what came before it.
+    /// A part of the range is not mapped; `into` then holds the bytes before it.
     pub fn read(&mut self, iova: Iova, into: &mut [u8]) -> Result<(), Unmapped> {
         self.pieces(iova, into.len() as u64, false, |hit, at, len| {
-            // SAFETY: so many bytes of a slot, which is not unmapped before this section ends.
+            // SAFETY: these bytes are in a slot, which stays mapped until this section ends.
             unsafe { shared::read(hit.host, &mut into[at..at + len]) }
         })
     }
 
-    /// Copies bytes into guest memory.
+    /// Copies `from` into guest memory.
     ///
     /// # Errors
-    /// A part of the range is not mapped, or not writable; what came before it is written.
+    /// A part of the range is not mapped, or not writable; the bytes before it are written.
     pub fn write(&mut self, iova: Iova, from: &[u8]) -> Result<(), Unmapped> {
         self.pieces(iova, from.len() as u64, true, |hit, at, len| {
             // SAFETY: as in `read`.
@@ -155,10 +163,10 @@ impl Writer {
         })
     }
 
-    /// Reads one value, once if it does not cross a page.
+    /// Reads one value. It is read once if it does not cross a page.
     ///
     /// # Errors
-    /// A part of it is not mapped.
+    /// A part of the value is not mapped.
     #[inline]
     pub fn read_obj<T: FromBytes + IntoBytes>(&mut self, iova: Iova) -> Result<T, Unmapped> {
         if let Some(hit) = self.hit(iova.0, false)
@@ -189,23 +197,25 @@ impl Writer {
         self.write(iova, value.as_bytes())
     }
 
-    /// Says that `len` bytes at `iova` were written by other means than this writer, since its last quiescent point or before: by an
-    /// asynchronous read into guest memory that has completed. They are resolved again here, for the translation that the read was
-    /// submitted with may have been protected meanwhile.
+    /// Logs a write of `len` bytes at `iova` that another agent made, such as an asynchronous read into guest
+    /// memory that has completed.
     ///
-    /// What the read was submitted with must keep the memory mapped ([`kickless_memory::Iov`] does). It counts as written now; so before the
-    /// last harvest, wait for what is in flight, or cancel it.
+    /// The write may be older than this writer's last quiescent point. The addresses are translated again
+    /// here, because the translation at the submission may have been protected meanwhile.
+    ///
+    /// The submitter must keep the memory mapped ([`kickless_memory::Iov`] does). The write counts as made
+    /// now. So wait for operations in flight, or cancel them, before the last harvest.
     ///
     /// # Errors
-    /// A part of the range is not mapped any more, or not writable; what came before it is logged.
-    pub fn landed(&mut self, iova: Iova, len: u64) -> Result<(), Unmapped> {
+    /// A part of the range is not mapped any more, or not writable; the bytes before it are logged.
+    pub fn log_external_write(&mut self, iova: Iova, len: u64) -> Result<(), Unmapped> {
         self.pieces(iova, len, true, |hit, _, len| Self::mark(hit, len as u64))
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.member.leave(&self.place.mmu().epochs);
+        self.member.leave(&self.space.mmu().epochs);
     }
 }
 
@@ -215,13 +225,13 @@ impl std::fmt::Debug for Writer {
     }
 }
 
-/// While it exists, nobody waits for its writer.
+/// A guard of [`Writer::offline`]. No thread waits for the writer while it exists.
 #[derive(Debug)]
 pub struct Offline<'w>(&'w mut Writer);
 
 impl Drop for Offline<'_> {
     fn drop(&mut self) {
-        // Its cache is empty.
-        self.0.member.online(&self.0.place.mmu().epochs);
+        // The cache is empty.
+        self.0.member.online(&self.0.space.mmu().epochs);
     }
 }

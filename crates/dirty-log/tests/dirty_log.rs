@@ -1,4 +1,4 @@
-//! The dirty log and the spaces, one thing at a time.
+//! Tests single functions of the dirty log and of spaces.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use kickless_dirty_log::{Error, Harvester, Method, Mmu, Pages, Space, Writer};
@@ -23,14 +23,14 @@ fn mmu(slots: &[(u64, u64)]) -> Arc<Mmu> {
     mmu
 }
 
-/// What a harvest says, with no writer online.
+/// Harvests while no writer is online. Returns the ranges.
 fn harvest(log: &mut Harvester, pages: &mut Pages) -> Vec<(u64, u64)> {
     log.harvest(.., pages);
     pages.ranges().map(|(gpa, len)| (gpa.0, len)).collect()
 }
 
 #[test]
-fn what_is_written_is_in_one_harvest() {
+fn a_write_is_in_one_harvest() {
     for method in METHODS {
         let mmu = mmu(&[(0, 4 * GIB), (8 * GIB, MIB)]);
         let mut pages = Pages::default();
@@ -58,7 +58,7 @@ fn what_is_written_is_in_one_harvest() {
         assert_eq!(harvest(&mut log, &mut pages), [(5 * PAGE, PAGE)]);
         drop(away);
         write(&mut writer, 7 * PAGE, 1);
-        writer.landed(Iova(9 * PAGE - 1), 2).unwrap();
+        writer.log_external_write(Iova(9 * PAGE - 1), 2).unwrap();
         let away = writer.offline();
         log.harvest(Gpa(7 * PAGE + 1)..Gpa(8 * PAGE + 1), &mut pages);
         assert_eq!(pages.count(), 2);
@@ -75,7 +75,7 @@ fn what_is_written_is_in_one_harvest() {
 fn every_mapping_of_a_page_is_logged() {
     let mmu = mmu(&[(GIB, 4 * GIB)]);
     let space = Arc::new(Space::new(&mmu));
-    // A page twice, a piece of 2 MiB, one of 1 GiB, and one that is not aligned with its target.
+    // A page twice, a piece of 2 MiB, one of 1 GiB, and one whose address is not aligned as its target is.
     space.map(Iova(0), Gpa(GIB), PAGE, true).unwrap();
     space.map(Iova(PAGE), Gpa(GIB), PAGE, true).unwrap();
     space.map(Iova(2 * MIB), Gpa(GIB), 2 * MIB, true).unwrap();
@@ -91,7 +91,7 @@ fn every_mapping_of_a_page_is_logged() {
         drop(away);
         for round in 0..3 {
             for alias in aliases {
-                // Through all of them, so that every leaf is writable; and only one is looked at.
+                // Writes through all of them, so that every leaf is writable, and checks one.
                 for other in aliases {
                     inside.write_obj(Iova(other + 8), &round).unwrap();
                 }
@@ -113,7 +113,7 @@ fn every_mapping_of_a_page_is_logged() {
 }
 
 #[test]
-fn what_is_unmapped_is_gone() {
+fn unmapped_addresses_cannot_be_used() {
     let mmu = mmu(&[(0, 4 * GIB)]);
     let space = Arc::new(Space::new(&mmu));
     let mut writer = Writer::within(&space);
@@ -146,7 +146,7 @@ fn what_is_unmapped_is_gone() {
         ] {
             assert_eq!(reach(&mut writer, at), mapped, "{at:#x}");
         }
-        // Something else in the hole.
+        // Maps another range in the hole.
         space.map(Iova(5 * PAGE), Gpa(3 * GIB), PAGE, false).unwrap();
         assert!(!reach(&mut writer, 5 * PAGE));
         assert_eq!(writer.read_obj::<u8>(Iova(5 * PAGE)).unwrap(), 0);
@@ -154,7 +154,7 @@ fn what_is_unmapped_is_gone() {
         if let Some(mut log) = log {
             let mut pages = Pages::default();
             log.harvest(.., &mut pages);
-            // The first page and the last of each piece, and those at the edges of the holes.
+            // The first and the last page of each piece, and those at the edges of the holes.
             assert_eq!(pages.count(), 6);
             space.unmap(Iova(0), 2 * GIB).unwrap();
             log.harvest(.., &mut pages);
@@ -170,7 +170,7 @@ fn what_is_unmapped_is_gone() {
 }
 
 #[test]
-fn a_slot_that_is_removed_is_gone_from_all_spaces() {
+fn a_removed_slot_is_gone_from_all_spaces() {
     let mmu = mmu(&[(0, 4 * MIB), (4 * MIB, 4 * MIB)]);
     let space = Arc::new(Space::new(&mmu));
     space.map(Iova(0), Gpa(0), 8 * MIB, true).unwrap();
@@ -204,7 +204,7 @@ fn a_slot_that_is_removed_is_gone_from_all_spaces() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_changes_are_refused() {
     let mmu = mmu(&[(MIB, MIB)]);
     assert!(matches!(mmu.add(slot(MIB + MIB / 2, MIB)), Err(Error::Overlaps { .. })));
     assert!(matches!(mmu.add(slot(PAGE + 1, MIB)), Err(Error::Misaligned { .. })));
@@ -222,10 +222,10 @@ fn what_cannot_be_is_refused() {
     }
 }
 
-/// Tables that small pages left empty are given back when a large leaf takes their place; whoever drops the last reference finds
-/// (in debug builds) whether all were.
+/// A large leaf replaces tables that small pages left empty. The tables are given back. In debug builds, the
+/// last reference checks that none is missing.
 #[test]
-fn large_leaves_take_the_place_of_empty_tables() {
+fn large_leaves_replace_empty_tables() {
     let mmu = mmu(&[(0, PAGE)]);
     let space = Arc::new(Space::new(&mmu));
     space.map(Iova(0), Gpa(0), PAGE, true).unwrap();
@@ -242,7 +242,8 @@ fn large_leaves_take_the_place_of_empty_tables() {
     assert_eq!(overheads[1], overheads[2], "{overheads:?}");
 }
 
-/// Who leaks the guard of a sleep is online again with its next access, and was waited for by nobody until then.
+/// A writer whose offline guard is leaked is online again at its next access. Until then no thread waits for
+/// it.
 #[test]
 fn a_leaked_guard() {
     let mmu = mmu(&[(0, MIB)]);
@@ -273,7 +274,7 @@ fn no_bytes_are_no_write() {
         };
         writer.write_obj(Iova(0), &[0u8; 0]).unwrap();
         writer.write(Iova(0), &[]).unwrap();
-        writer.landed(Iova(0), 0).unwrap();
+        writer.log_external_write(Iova(0), 0).unwrap();
         let _away = writer.offline();
         let found = harvest(&mut log, &mut Pages::default());
         assert!(method == Method::Protect || found.is_empty(), "{found:?}");

@@ -1,14 +1,22 @@
-//! The dirty log in every order that the memory model allows, up to a number of preemptions.
+//! Models of the dirty log, in every order that the memory model allows, up to a number of preemptions.
 //!
-//! The code under test is the crate's own, with tables of two entries and lists of two places in a block. Guest memory itself is not watched, so a
-//! store to it is modelled by a word that is: [`Writer::landed`] does all that a write does but the copy. By protection, a write
-//! is that and then the store; by marks, the store and then that. What harvests hand out is copied; at the end the copy is to be as
-//! the memory is.
+//! They test the code of the crate, with tables of two entries and lists of two cells in a block. loom does
+//! not watch guest memory, so a watched word stands for it. [`Writer::log_external_write`] does all steps of
+//! a write except the copy. With protection, a write is that call and then the store; with marks, it is the
+//! store and then that call. Harvested pages are copied, and at the end the copy must equal the memory.
 //!
-//! Each model was seen to fail when what it is about was broken: the bit set before the entry is made writable; no wait before
-//! bits are handed out; caches not emptied; pages protected before their bits are taken; either fence left out; no wait before the last harvest;
-//! an address moved in a list after its old place was cleared, a block walked in the other direction, ends not looked at; an entry out
-//! of its list before it is emptied; no wait after a removal; a writer that comes online without release.
+//! Each of these mistakes was seen to make a model fail:
+//! - the bit is set before the entry is made writable;
+//! - bits are handed out without a wait;
+//! - caches are not emptied;
+//! - pages are protected before their bits are taken;
+//! - either fence is left out;
+//! - the last harvest does not begin with a wait;
+//! - an address is moved in a list after its old cell was cleared, a block is walked in the other direction,
+//!   or the ends of chains are not checked;
+//! - an entry leaves its list before it is emptied;
+//! - a removal does not wait;
+//! - a writer comes online without release.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-dirty-log --release --test loom`
 #![cfg(loom)]
@@ -31,10 +39,10 @@ use std::sync::Arc;
 
 const PAGE: u64 = 4096;
 
-/// The lengths of two slots at address 0: one page, and one piece that is split twice before it is written.
+/// The lengths of two slots at address 0: one page, and one leaf that is split twice before the write.
 const LENS: [u64; 2] = [PAGE, 4 * PAGE];
 
-/// Maps a slot. In the model, because the registry of mappings is one of what loom watches.
+/// Maps a slot. Call it within the model, because loom watches the registry of mappings.
 fn map_slot(gpa: u64, len: u64) -> Slot {
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, len).unwrap();
@@ -48,7 +56,7 @@ fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// A guest with one word that is watched, and the copy of it.
+/// A guest with one watched word, and a copy of the word.
 struct Guest {
     mmu: Arc<Mmu>,
     word: Arc<AtomicU64>,
@@ -86,7 +94,7 @@ impl Guest {
     }
 }
 
-/// When the store is done.
+/// The time of the store: before or after the call that logs it.
 #[derive(Clone, Copy)]
 enum Store {
     Before,
@@ -101,14 +109,14 @@ fn write_at(writer: &mut Writer, page: u64, word: &AtomicU64, store: Store) {
     if matches!(store, Store::Before) {
         word.fetch_add(1, Ordering::Relaxed);
     }
-    let written = writer.landed(Iova(page + 8), 8).is_ok();
+    let written = writer.log_external_write(Iova(page + 8), 8).is_ok();
     if matches!(store, Store::After) && written {
         word.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// What a writer does against a harvest, and another one when it has stopped, so that it is the last. The harvester is the thread that is
-/// started: a preemption less is needed for it to begin in the middle of a write.
+/// Runs `writes` against a harvest, and then a last harvest. The harvester is the spawned thread, because
+/// then it needs one preemption less to begin in the middle of a write.
 fn against_harvest(preemptions: usize, slot: usize, method: Method, writes: fn(&mut Writer, &AtomicU64)) {
     check(preemptions, move || {
         let mut guest = Guest::new(slot, method);
@@ -159,7 +167,7 @@ fn no_write_is_lost_by_marks() {
     two_against_harvest(2, 0, Method::Marks, Store::Before);
 }
 
-/// What was read asynchronously is there before its completion is seen.
+/// The data of an asynchronous read is in memory before its completion is seen.
 #[test]
 fn no_completion_is_lost_by_protection() {
     against_harvest(3, 0, Method::Protect, |writer, word| twice(writer, word, Store::Before));
@@ -171,10 +179,10 @@ fn no_write_is_lost_in_a_leaf_that_is_split() {
     two_against_harvest(1, 1, Method::Protect, Store::After);
 }
 
-/// The second harvest begins while the writer is alive, after it has said that it has written: it need not have passed a
-/// quiescent point since.
+/// The second harvest begins while the writer is alive, after its write is done. The writer need not have
+/// passed a quiescent point since.
 #[test]
-fn the_last_harvest_waits_for_who_is_about_to_mark() {
+fn the_last_harvest_waits_for_a_writer_that_is_about_to_mark() {
     check(2, || {
         let mut guest = Guest::new(0, Method::Protect);
         let done = Arc::new(AtomicU64::new(0));
@@ -198,9 +206,9 @@ fn the_last_harvest_waits_for_who_is_about_to_mark() {
     });
 }
 
-/// A writer that sleeps is not waited for.
+/// No harvest waits for a sleeping writer.
 #[test]
-fn no_write_is_lost_by_who_was_offline() {
+fn no_write_is_lost_by_an_offline_writer() {
     against_harvest(3, 0, Method::Protect, |writer, word| {
         write(writer, word, Store::After);
         drop(writer.offline());
@@ -208,8 +216,8 @@ fn no_write_is_lost_by_who_was_offline() {
     });
 }
 
-/// The log is turned on while a writer is about, `after` another one was turned off: what is written from then on is in it, and what was
-/// written before is there to be copied.
+/// The log is turned on while a writer runs, `after` another log was turned off. Later writes are in the log,
+/// and earlier ones are in memory to be copied.
 fn turned_on(preemptions: usize, slot: usize, method: Method, store: Store, after: Option<Method>) {
     check(preemptions, move || {
         let mmu = Mmu::new();
@@ -239,9 +247,9 @@ fn no_write_is_lost_when_the_log_is_turned_on() {
     turned_on(3, 1, Method::Protect, Store::After, None);
 }
 
-/// With what the old one had split put together again, and its bits freed.
+/// Split leaves of the old log are joined, and its bits freed.
 #[test]
-fn no_write_is_lost_when_one_log_takes_the_place_of_another() {
+fn no_write_is_lost_when_a_log_replaces_another() {
     for (before, now, store) in [
         (Method::Marks, Method::Protect, Store::After),
         (Method::Protect, Method::Protect, Store::After),
@@ -252,7 +260,7 @@ fn no_write_is_lost_when_one_log_takes_the_place_of_another() {
     }
 }
 
-/// Two harvests of different slots at once: what each hands out is what its own slot needs.
+/// Two harvests of different slots at once. Each hands out the pages of its own slot.
 #[test]
 fn no_write_is_lost_to_another_harvest() {
     for (method, store) in [(Method::Protect, Store::After), (Method::Marks, Store::Before)] {
@@ -282,9 +290,9 @@ fn no_write_is_lost_to_another_harvest() {
     }
 }
 
-/// What is mapped while a harvest walks, and written through that mapping at once, is not lost.
+/// A mapping is added during a harvest, and written through at once.
 #[test]
-fn no_write_is_lost_through_what_is_mapped() {
+fn no_write_is_lost_through_a_new_mapping() {
     for (slot, method, store) in [
         (0, Method::Protect, Store::After),
         (1, Method::Protect, Store::After),
@@ -309,15 +317,15 @@ fn no_write_is_lost_through_what_is_mapped() {
     }
 }
 
-/// The guest's memory is mapped a second time, `mapped` bytes of it, and of that a page is unmapped while a harvest walks: what is
-/// written through the mapping, if it can be, is not lost.
+/// Maps `mapped` bytes of guest memory a second time, and unmaps a page of them during a harvest. Writes
+/// through the mapping, if they succeed, are not lost.
 fn unmapped_under_a_harvest(slot: usize, mapped: u64, unmapped: Iova, preemptions: usize) {
     check(preemptions, move || {
         let mut guest = Guest::new(slot, Method::Protect);
         let space = Arc::new(Space::new(&guest.mmu));
         space.map(Iova(0), Gpa(0), mapped, true).unwrap();
         let (mut writer, word) = (Writer::within(&space), guest.word.clone());
-        // Its entry is writable when the race begins.
+        // The entry is writable when the race begins.
         write(&mut writer, &word, Store::After);
         let unmapper = thread::spawn({
             let space = space.clone();
@@ -334,22 +342,24 @@ fn unmapped_under_a_harvest(slot: usize, mapped: u64, unmapped: Iova, preemption
     });
 }
 
-/// A mapping is removed, and its entry from the list, while a harvest walks and before and after it.
+/// A mapping is removed, and its entry from the list, before, during or after a harvest's walk.
 #[test]
-fn no_write_is_lost_through_what_is_unmapped() {
+fn no_write_is_lost_through_a_removed_mapping() {
     unmapped_under_a_harvest(0, PAGE, Iova(0), 3);
 }
 
-/// A large mapping is broken up, for another page of it is unmapped.
+/// A large mapping is broken up, because another page of it is unmapped.
 #[test]
-fn no_write_is_lost_where_a_mapping_is_broken_up() {
+fn no_write_is_lost_when_a_mapping_is_broken_up() {
     unmapped_under_a_harvest(1, 4 * PAGE, Iova(2 * PAGE), 2);
 }
 
-/// Nobody uses memory that was removed: loom finds who does, for the removal is followed by an access that excludes all others.
-/// (That is how it was found that a writer which comes back from a sleep must announce that with release as well.)
+/// No writer uses removed memory. An exclusive access follows the removal, so that loom finds every later
+/// use.
+///
+/// (This model showed that a writer that comes back from a sleep must announce that with release.)
 #[test]
-fn what_is_removed_is_not_used() {
+fn removed_memory_is_not_used() {
     check(3, || {
         let mmu = Mmu::new();
         mmu.add(map_slot(0, LENS[0])).unwrap();
@@ -363,7 +373,7 @@ fn what_is_removed_is_not_used() {
             }
         });
         for round in 0..3 {
-            if writer.landed(Iova(0), 8).is_ok() {
+            if writer.log_external_write(Iova(0), 8).is_ok() {
                 memory.with(|_| ());
             }
             if round == 1 {

@@ -1,4 +1,4 @@
-//! `examples/precopy.rs`, with little memory.
+//! Runs `examples/precopy.rs` with little memory.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::process::Command;

@@ -1,8 +1,11 @@
-//! Writers, harvests and changes at once, against a model of what was written: each byte that was written is in a harvest that is
-//! handed out after the write, and in the next [`Harvester::harvest_last`] at the latest.
+//! Runs writers, harvests and changes at once, and checks the harvests against a model.
 //!
-//! Each writer has words of its own, and writes rising numbers into words that follow from its seed. So who harvests knows, from how far
-//! a writer had come, the least that each of its words must be in the copy that is made of what harvests hand out.
+//! Each written byte is in a harvest that is handed out after the write. It is in the next
+//! [`Harvester::harvest_last`] at the latest.
+//!
+//! Each writer has its own words. It writes increasing numbers into words that follow from its seed. So the
+//! harvester can compute, from a writer's progress, the least value of each of its words in the copy of the
+//! harvested pages.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use kickless_dirty_log::{Harvester, Method, Mmu, Pages, Space, Writer};
@@ -15,12 +18,12 @@ use std::thread;
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// The slot that is logged; all of it is in one large leaf.
+/// Length of the logged slot. One large leaf maps all of it.
 const LEN: u64 = GIB;
-/// Where the spaces show it again, by leaves of each size.
+/// Addresses at which the space maps the slot again, by leaves of each size.
 const ALIASES: [u64; 3] = [GIB, 2 * GIB + 2 * MIB, 4 * GIB + PAGE];
-/// And here now and then, by a leaf that is broken up piece by piece.
-const FLEETING: u64 = 8 * GIB;
+/// Address at which the space maps the slot at times, by a leaf that is broken up piece by piece.
+const REMAPPED: u64 = 8 * GIB;
 const WRITERS: u64 = 4;
 /// Numbers that each writer writes.
 const WRITES: u64 = if cfg!(debug_assertions) { 60_000 } else { 400_000 };
@@ -40,7 +43,7 @@ impl Random {
         (self.0 >> 33) % below
     }
 
-    /// The page of a write: most often one of a few, so that all meet there.
+    /// Returns the page of a write: most often one of a few, so that all writers meet there.
     fn page(&mut self) -> u64 {
         match self.next(10) {
             0..=5 => self.next(70),
@@ -50,7 +53,7 @@ impl Random {
     }
 }
 
-/// How far each writer has come.
+/// The number that each writer has reached.
 type Progress = Arc<[AtomicU64; WRITERS as usize]>;
 
 /// Writes 1, 2, 3 ... to its word of pages that follow from `seed`.
@@ -59,17 +62,17 @@ fn write_all(id: u64, mut writer: Writer, direct: bool, map: &Arc<Map>, progress
     for number in 1..=WRITES {
         let base = if direct { 0 } else { ALIASES[ways.next(3) as usize] };
         let offset = pages.page() * PAGE + id * 8;
-        let is_landed = ways.next(8) == 0;
-        if is_landed {
-            // As an asynchronous read would, that was submitted long ago.
+        let is_external = ways.next(8) == 0;
+        if is_external {
+            // Writes as an asynchronous read would that was submitted long ago.
             map.write_obj(Gpa(offset), &number).unwrap();
         }
-        let mut write = |base| match is_landed {
-            true => writer.landed(Iova(base + offset), 8),
+        let mut write = |base| match is_external {
+            true => writer.log_external_write(Iova(base + offset), 8),
             false => writer.write_obj(Iova(base + offset), &number),
         };
-        // What is not there just now takes the other way.
-        if direct || ways.next(3) > 0 || write(FLEETING).is_err() {
+        // If the page is not mapped there now, uses the other mapping.
+        if direct || ways.next(3) > 0 || write(REMAPPED).is_err() {
             write(base).unwrap();
         }
         progress[id as usize].store(number, Ordering::Release);
@@ -86,7 +89,8 @@ fn write_all(id: u64, mut writer: Writer, direct: bool, map: &Arc<Map>, progress
     }
 }
 
-/// Changes mappings and slots that nobody uses, in the same tables and lists, until it is told to stop. Its own slot is logged at times.
+/// Changes unused mappings and slots, in the same tables and lists, until `stop` is set. At times it logs its
+/// own slot.
 fn churn(mmu: &Arc<Mmu>, space: &Arc<Space>, stop: &AtomicBool) {
     let mut random = Random(77);
     let other = Gpa(64 * GIB);
@@ -98,7 +102,7 @@ fn churn(mmu: &Arc<Mmu>, space: &Arc<Space>, stop: &AtomicBool) {
             space.unmap(place, len).unwrap();
         }
         match random.next(20) {
-            0..4 => flee(space, &mut random),
+            0..4 => remap(space, &mut random),
             4 => space.unmap(Iova(ALIASES[2] + LEN + 32 * MIB), 10 * MIB).unwrap(),
             5 => _ = mmu.add(slot(other.0, 8 * MIB)),
             6 => _ = mmu.remove(other),
@@ -112,19 +116,20 @@ fn churn(mmu: &Arc<Mmu>, space: &Arc<Space>, stop: &AtomicBool) {
     }
 }
 
-/// Maps the slot by its largest leaf, or unmaps a page of that, which breaks it up, or all that is left of it. Writers use it.
-fn flee(space: &Space, random: &mut Random) {
-    if space.map(Iova(FLEETING), Gpa(0), LEN, true).is_ok() {
+/// Maps the slot by its largest leaf, breaks this mapping up by unmapping a page, or unmaps the rest. Writers
+/// use the mapping.
+fn remap(space: &Space, random: &mut Random) {
+    if space.map(Iova(REMAPPED), Gpa(0), LEN, true).is_ok() {
         return;
     }
     let (at, len) = match random.next(8) {
         0 => (0, LEN),
         _ => (random.page() * PAGE, PAGE),
     };
-    space.unmap(Iova(FLEETING + at), len).unwrap();
+    space.unmap(Iova(REMAPPED + at), len).unwrap();
 }
 
-/// What the harvests say, and what they must say.
+/// The copy of the harvested pages, and the least values that it must have.
 struct Model {
     copy: Vec<u8>,
     pages: Pages,
@@ -135,7 +140,7 @@ struct Model {
 impl Model {
     fn new(map: &Map) -> Self {
         let mut copy = vec![0; LEN as usize];
-        // What nobody writes to is zero.
+        // Pages that no writer uses are zero.
         for page in (0..1024).chain((0..64).map(|n| n * (LEN / PAGE / 64))) {
             let at = (page * PAGE) as usize;
             map.read(Gpa(page * PAGE), &mut copy[at..at + PAGE as usize]).unwrap();
@@ -144,7 +149,7 @@ impl Model {
         Self { copy, pages: Pages::default(), writers, least: vec![Vec::new(); WRITERS as usize] }
     }
 
-    /// What the writers had written before some moment, when they had come so far.
+    /// Adds the writes up to this progress to the least values.
     fn follow(&mut self, progress: &[u64]) {
         for (id, (pages, done)) in self.writers.iter_mut().enumerate() {
             for number in *done + 1..=progress[id] {
@@ -166,7 +171,7 @@ impl Model {
         u64::from_le_bytes(bytes.try_into().unwrap())
     }
 
-    /// All that must be in the copy is there.
+    /// Checks that the copy has the least values.
     fn check(&mut self) {
         for id in 0..WRITERS as usize {
             for (at, number) in std::mem::take(&mut self.least[id]) {
@@ -177,7 +182,7 @@ impl Model {
     }
 }
 
-/// Tells a thread to stop, also when the test fails.
+/// Tells a thread to stop when it is dropped, so also when the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -209,7 +214,7 @@ fn stress(method: Method) {
         let changes = scope.spawn(|| churn(&mmu, &space, &stop));
         let stopper = Stop(&stop);
         let mut random = Random(5);
-        // Turned off in the middle, and on again.
+        // The log is turned off in the middle, and on again.
         for part in 1..=2 {
             let mut log = Harvester::enable(&mmu, Gpa(0), method).unwrap();
             let mut model = Model::new(&map);

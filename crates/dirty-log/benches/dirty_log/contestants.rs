@@ -1,6 +1,6 @@
-//! Guest memory, and those who log writes to it.
+//! Guest memory, and the logs that are compared.
 
-use kickless_dirty_log::{Harvester, Method, Mmu, Pages, Took, Writer};
+use kickless_dirty_log::{HarvestTime, Harvester, Method, Mmu, Pages, Writer};
 use kickless_memory::{Gpa, Iova, Slot, UserAddr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
@@ -12,7 +12,7 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemory
 
 pub(crate) const PAGE: u64 = 4096;
 
-/// A file of `len` bytes that takes memory where it is written.
+/// Makes a sparse file of `len` bytes.
 pub(crate) fn file(len: u64) -> File {
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, len).unwrap();
@@ -23,7 +23,8 @@ pub(crate) fn slot(file: &File, len: u64) -> Slot {
     Slot::map(file, 0, Gpa(0), UserAddr(0), len).unwrap()
 }
 
-/// Guest memory as all contestants have it, mapped once for each kind of them: what a turn meets first is no fault of the kernel's.
+/// The guest memory of all contestants. It is mapped once for each kind of contestant, so that no turn pays
+/// for the kernel's page faults.
 pub(crate) struct Guest {
     pub(crate) len: u64,
     slot: Slot,
@@ -45,18 +46,19 @@ impl Guest {
     }
 }
 
-/// Who logs.
+/// A contestant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Nobody.
+    /// No log.
     Off,
     /// [`Method::Protect`].
     Protect,
-    /// The same, under one lock.
+    /// [`Method::Protect`] under one lock.
     Locked,
     /// [`Method::Marks`].
     Marks,
-    /// One array of bits, looked at before each is set, behind [`Writer`]s that log nothing; its harvest waits for them.
+    /// One array of bits, each checked before it is set, behind [`Writer`]s that log nothing. Its harvest
+    /// waits for them.
     Flat,
     /// vm-memory's bitmap.
     Atomic,
@@ -69,7 +71,7 @@ impl Kind {
             Self::Protect => "Protect",
             Self::Locked => "Protect, one lock",
             Self::Marks => "Marks",
-            Self::Flat => "flat, looks first",
+            Self::Flat => "flat, checks first",
             Self::Atomic => "vm-memory AtomicBitmap",
         }
     }
@@ -78,7 +80,7 @@ impl Kind {
 type AtomicMemory = GuestMemoryMmap<AtomicBitmap>;
 type Bits = Arc<[AtomicU64]>;
 
-/// Memory that is logged, and who harvests.
+/// Logged memory, and its harvester.
 pub(crate) enum Logged {
     Ours(Arc<Mmu>, Option<Harvester>, Pages),
     Flat(Arc<Mmu>, Bits, Vec<u64>),
@@ -86,7 +88,7 @@ pub(crate) enum Logged {
 }
 
 impl Logged {
-    /// With nothing logged so far, and no writer yet.
+    /// Starts a contestant, with an empty log and no writer.
     pub(crate) fn new(kind: Kind, guest: &Guest) -> Self {
         let ours = |mmu: Arc<Mmu>, method: Option<Method>| {
             mmu.add(guest.slot.clone()).unwrap();
@@ -119,14 +121,14 @@ impl Logged {
         }
     }
 
-    /// How long it took, and how many pages there were if that is wanted.
-    pub(crate) fn harvest(&mut self, count: bool) -> (Took, u64) {
+    /// Harvests. Returns the duration and, if `count` is set, the number of pages.
+    pub(crate) fn harvest(&mut self, count: bool) -> (HarvestTime, u64) {
         match self {
             Self::Ours(_, Some(log), pages) => {
                 let took = log.harvest(.., pages);
                 (took, if count { pages.count() } else { 0 })
             }
-            Self::Ours(..) => (Took::default(), 0),
+            Self::Ours(..) => (HarvestTime::default(), 0),
             Self::Flat(mmu, bits, taken) => {
                 let begun = Instant::now();
                 taken.clear();
@@ -138,7 +140,7 @@ impl Logged {
                 mmu.wait_for_writers();
                 let wait = begun.elapsed() - walk;
                 let pages = taken.iter().map(|word| u64::from(word.count_ones())).sum();
-                (Took { walk, wait }, pages)
+                (HarvestTime { walk, wait }, pages)
             }
             Self::Atomic(memory) => {
                 let begun = Instant::now();
@@ -146,13 +148,13 @@ impl Logged {
                     memory.iter().map(|region| region.bitmap().get_and_reset()).collect();
                 let walk = begun.elapsed();
                 let pages = taken.iter().flatten().map(|word| u64::from(word.count_ones())).sum();
-                (Took { walk, ..Took::default() }, pages)
+                (HarvestTime { walk, ..HarvestTime::default() }, pages)
             }
         }
     }
 }
 
-/// A thread's way to the memory.
+/// A thread's access to the memory.
 pub(crate) enum Store {
     Ours(Writer),
     Flat(Writer, Bits),

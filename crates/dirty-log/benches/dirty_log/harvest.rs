@@ -1,7 +1,7 @@
 //! Threads write page after page of 3000 MiB while harvests are taken.
 //!
-//! The harvester has the first processor and the writers the others: with all on the same, it would be measured how the scheduler shares
-//! it out.
+//! The harvester has the first processor, and the writers have the others. If all ran on the same processors,
+//! the result would depend on the scheduler.
 
 use crate::contestants::{Guest, Kind, Logged, PAGE};
 use crate::{Plan, Spread};
@@ -11,20 +11,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const KINDS: [Kind; 4] = [Kind::Protect, Kind::Locked, Kind::Marks, Kind::Atomic];
-/// Between two harvests.
+/// Time between two harvests.
 const GAP: Duration = Duration::from_millis(10);
 /// Writes from one quiescent point to the next.
 const SECTION: u64 = 64;
 
-/// What one turn gave, for each harvest.
+/// The results of one turn, for each harvest.
 #[derive(Clone, Copy, Default)]
 struct Turn {
     walk_ms: f64,
     wait_ms: f64,
     pages: f64,
-    /// Writes for each second while harvests were taken and between them.
+    /// Writes per second, during harvests and between them.
     rate: f64,
-    /// Writes for each second of the harvests alone.
+    /// Writes per second during harvests.
     rate_within: f64,
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn run(plan: Plan) {
         let mut turns = vec![Vec::new(); KINDS.len()];
         for round in 0..plan.rounds {
             for at in 0..KINDS.len() {
-                // Who begins changes.
+                // Another kind begins each round.
                 let at = (at + round) % KINDS.len();
                 turns[at].push(turn(KINDS[at], &guest, plan, writers));
             }
@@ -79,7 +79,7 @@ fn report(plan: Plan, writers: usize, turns: &[Vec<Turn>]) {
     );
 }
 
-/// The harvester's processors, and the writers'.
+/// Returns the processors of the harvester and of the writers.
 fn processors() -> (CpuSet, CpuSet) {
     let all = sched_getaffinity(None).unwrap();
     let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
@@ -95,7 +95,7 @@ fn turn(kind: Kind, guest: &Guest, plan: Plan, writers: usize) -> Turn {
     let before = sched_getaffinity(None).unwrap();
     let (harvester, others) = processors();
     let stop = AtomicBool::new(false);
-    // Each its own line.
+    // A cache line for each writer.
     let counts: Vec<[AtomicU64; 16]> = (0..writers).map(|_| [const { AtomicU64::new(0) }; 16]).collect();
     let written = || counts.iter().map(|count| count[0].load(Ordering::Relaxed)).sum::<u64>() as f64;
     let mut sum = Turn::default();
@@ -120,7 +120,7 @@ fn turn(kind: Kind, guest: &Guest, plan: Plan, writers: usize) -> Turn {
         }
         sched_setaffinity(None, &harvester).unwrap();
         thread::sleep(GAP);
-        // What was written since the beginning is not what is written between two harvests.
+        // The first harvest has all pages since the beginning, so it does not count.
         logged.harvest(false);
         let (begun, at_first) = (Instant::now(), written());
         let mut within = (Duration::ZERO, 0.0);

@@ -1,10 +1,16 @@
-//! What the dirty log costs, against others: who writes and who harvests, turn by turn; medians, and from the least to the most.
+//! Compares the cost of the dirty log, for writers and harvesters, with other logs. The contestants take
+//! turns. Prints medians and extremes.
 //!
 //!     cargo bench -p kickless-dirty-log --bench dirty_log [-- PART...]
 //!
-//! Parts: `harvest` (threads write 3000 MiB while 20 harvests are taken), `write` (one write, one thread), `page` (the first write to a page and
-//! its harvest), `lookup` (a translation with the log off), `tables` (memory for the tables of a guest of 1 TiB). Without `--bench` each is
-//! run in a short form, to see that it works.
+//! Parts:
+//! - `harvest`: threads write 3000 MiB while 20 harvests are taken;
+//! - `write`: one write by one thread;
+//! - `page`: the first write to a page, and its harvest;
+//! - `lookup`: a translation with the log off;
+//! - `tables`: memory of the tables of a guest of 1 TiB.
+//!
+//! Without `--bench`, each part runs in a short form, as a test.
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
 
 mod contestants;
@@ -15,7 +21,7 @@ mod tables;
 use std::env;
 use std::fmt;
 
-/// How much is measured.
+/// The extent of a measurement.
 #[derive(Clone, Copy)]
 struct Plan {
     rounds: usize,
@@ -32,7 +38,7 @@ impl Plan {
     const SHORT: Self = Self { rounds: 1, memory: 64 << 20, harvests: 3, writes: 10_000 };
 }
 
-/// Median and extremes.
+/// A median with its extremes.
 #[derive(Clone, Copy)]
 struct Spread {
     median: f64,

@@ -1,4 +1,4 @@
-//! One thread: what a write costs, what a page costs, what a lookup costs.
+//! Costs of a write, a page and a lookup, with one thread.
 
 use crate::contestants::{Guest, Kind, Logged, PAGE, file};
 use crate::{Plan, Spread};
@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 const ALL: [Kind; 5] = [Kind::Off, Kind::Protect, Kind::Marks, Kind::Flat, Kind::Atomic];
-/// What is written again and again fits into the caches: it is not the memory that is measured.
+/// Pages in which bytes are written again and again. These bytes fit into the caches, so that the speed of
+/// memory is not measured.
 const HOT: u64 = 64;
-/// Runs of a turn, of which the best counts: what others do on the machine does not.
+/// Runs of a turn. The best one counts, because other programs disturb the others.
 const RUNS: usize = 8;
 /// Addresses in a table.
 const ADDRESSES: u64 = 4096;
@@ -31,7 +32,7 @@ fn table(title: &str, names: &[&str], turns: &[Vec<f64>]) {
     }
 }
 
-/// Writes of 8 bytes to a few pages that were written before: nothing is to be logged any more.
+/// Measures writes of 8 bytes to a few pages that were written before, so that there is nothing left to log.
 pub(crate) fn writes(plan: Plan) {
     let guest = Guest::new(plan.memory.min(64 << 20));
     let mut turns = vec![Vec::new(); ALL.len()];
@@ -54,7 +55,7 @@ pub(crate) fn writes(plan: Plan) {
     table("ns for a write of 8 bytes to a page that was written before", &ALL.map(Kind::name), &turns);
 }
 
-/// The first write to each page, and the harvest of all.
+/// Measures the first write to each page, and the harvest of all pages.
 pub(crate) fn pages(plan: Plan) {
     let guest = Guest::new(plan.memory);
     let kinds = &ALL[1..];
@@ -64,7 +65,7 @@ pub(crate) fn pages(plan: Plan) {
         for _ in 0..plan.rounds {
             for (at, kind) in kinds.iter().enumerate() {
                 let mut logged = Logged::new(*kind, &guest);
-                // So that nothing is to be split or made any more.
+                // Splits and allocates everything before the measurement.
                 sweep(&mut logged, plan, step);
                 for (turns, value) in turns.iter_mut().zip(sweep(&mut logged, plan, step)) {
                     turns[at].push(value);
@@ -78,7 +79,7 @@ pub(crate) fn pages(plan: Plan) {
     }
 }
 
-/// Nanoseconds to write a page and to harvest it, milliseconds to harvest nothing.
+/// Returns nanoseconds to write a page and to harvest it, and milliseconds to harvest nothing.
 fn sweep(logged: &mut Logged, plan: Plan, step: usize) -> [f64; 3] {
     let pages = plan.memory / PAGE;
     let wanted = pages.div_ceil(step as u64);
@@ -94,7 +95,8 @@ fn sweep(logged: &mut Logged, plan: Plan, step: usize) -> [f64; 3] {
     [written, nanoseconds(took.walk, count), (idle.walk + idle.wait).as_secs_f64() * 1e3]
 }
 
-/// A translation with the log off, and a load of what it leads to: one slot, and the two of a guest with a hole below 4 GiB.
+/// Measures a translation with the log off, and a load at its result: with one slot, and with two slots of a
+/// guest with a hole below 4 GiB.
 pub(crate) fn lookups(plan: Plan) {
     let half = (plan.memory / 2) & !(PAGE - 1);
     let layouts = [("one slot", vec![(0, 2 * half)]), ("two slots", vec![(0, half), (4 << 30, half)])];
@@ -146,7 +148,8 @@ pub(crate) fn lookups(plan: Plan) {
     }
 }
 
-/// Of some pages of each slot, so few that their bytes are in the caches, in an order that a processor cannot guess.
+/// Returns addresses in some pages of each slot, in an unpredictable order. The pages are so few that their
+/// bytes are in the caches.
 fn addresses(layout: &[(u64, u64)]) -> Vec<u64> {
     let mut random = 1_u64;
     let mut below = |end: u64| {

@@ -1,4 +1,4 @@
-//! Memory for the tables of a guest of 1 TiB, of which hardly anything is there.
+//! Memory of the tables of a guest of 1 TiB that is nearly empty.
 
 use crate::contestants::{PAGE, file, slot};
 use kickless_dirty_log::{Harvester, Method, Mmu, Writer};

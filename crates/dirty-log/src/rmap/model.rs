@@ -1,10 +1,11 @@
-//! A walk through a list of the reverse map while entries come and go, in every order that the memory model allows, up to a few
-//! preemptions.
+//! Model of a walk through a list of the reverse map while entries come and go.
+//!
+//! loom runs it in every order that the memory model allows, up to a few preemptions.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-dirty-log --release --lib model`
 #![allow(unsafe_code, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "tests")]
 
-use super::{Blocks, Head};
+use super::{Blocks, List};
 use loom::thread;
 use std::sync::Arc;
 
@@ -15,14 +16,15 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Entries leave a list, and blocks another, while a walker is there: it visits all that stay.
+/// Entries leave a list, and blocks are moved to another, during a walk. The walker visits all entries that
+/// stay.
 #[test]
 fn a_walker_misses_nothing() {
-    // The last two places in the second block, the others in the first.
+    // The last two addresses are in the second block, the others in the first.
     for all in [&[4, 8, 12][..], &[4, 8, 12, 16]] {
         for (&leaving, joins) in all.iter().zip([false; 4]).chain(all.iter().zip([true; 4])) {
             check(move || {
-                let lists = Arc::new([Head::new(), Head::new()]);
+                let lists = Arc::new([List::new(), List::new()]);
                 let mut blocks = Blocks::default();
                 all.iter().for_each(|what| unsafe { lists[0].add(&mut blocks, *what) });
                 unsafe { lists[1].add(&mut blocks, 20) };
@@ -35,7 +37,7 @@ fn a_walker_misses_nothing() {
                     }
                 });
                 assert!(unsafe { lists[0].remove(&mut blocks, leaving) });
-                // A block that has become free is taken at once: by the other list, or by this one.
+                // A block that becomes free is reused at once, by the other list or by this one.
                 let list = &lists[usize::from(!joins)];
                 unsafe { list.add(&mut blocks, 24) };
                 unsafe { list.add(&mut blocks, 28) };
