@@ -1,4 +1,4 @@
-//! Putting messages together from whatever pieces the stream hands out.
+//! Puts messages together from the pieces that a stream returns.
 
 use std::os::fd::OwnedFd;
 
@@ -8,19 +8,19 @@ use zerocopy::FromBytes;
 use crate::error::Error;
 use crate::header::{HEADER_SIZE, Header, PAYLOAD_MAX};
 
-/// A whole message, not yet decoded.
+/// A complete message that is not decoded yet.
 #[derive(Debug)]
 pub struct Frame {
-    /// Its head.
+    /// The head of the message.
     pub header: Header,
-    /// `header.size` bytes.
+    /// The payload, of `header.size` bytes.
     pub payload: Vec<u8>,
-    /// The file descriptors that came with any of its bytes, at most [`FDS_MAX`].
+    /// The file descriptors of the message, at most [`FDS_MAX`].
     pub fds: Vec<OwnedFd>,
 }
 
 impl Header {
-    /// Reads a header. Version and size are checked; reserved flags are left alone.
+    /// Reads a header. Checks version and size, and ignores reserved flags.
     pub fn parse(wire: &wire::Header) -> Result<Self, Error> {
         let header = Self { request: wire.request.get(), flags: wire.flags.get(), size: wire.size.get() };
         let version = header.flags & FLAG_VERSION_MASK;
@@ -36,10 +36,10 @@ impl Header {
 
 /// A message that is arriving.
 ///
-/// It asks for exactly the bytes that it lacks ([`space`](Self::space)), so that nothing of the next message, nor of its
-/// file descriptors, is taken with it. It can be left at any point and taken up again.
+/// It asks for exactly the bytes that are missing ([`space`](Self::space)). So it takes no bytes or file
+/// descriptors of the next message. Reception can stop at any point and continue later.
 ///
-/// After an error the pieces and file descriptors that it held are dropped; the stream is out of step.
+/// After an error the received bytes and file descriptors are dropped, and the stream is out of step.
 #[derive(Debug)]
 pub struct Assembly {
     head: [u8; HEADER_SIZE],
@@ -51,17 +51,17 @@ pub struct Assembly {
 }
 
 impl Assembly {
-    /// Nothing has arrived yet.
+    /// Makes an assembly that has received nothing.
     pub fn new() -> Self {
         Self { head: [0; HEADER_SIZE], header: None, payload: Vec::new(), received: 0, fds: Vec::new() }
     }
 
-    /// Bytes that have arrived: zero at the boundary between messages.
+    /// Number of received bytes: zero between two messages.
     pub fn received(&self) -> usize {
         self.received
     }
 
-    /// Where the next bytes go. Never empty: the rest of the header, or of the payload.
+    /// Returns the space for the next bytes: the rest of the header, or of the payload. It is never empty.
     pub fn space(&mut self) -> &mut [u8] {
         match self.header {
             None => self.head.get_mut(self.received..).unwrap_or_default(),
@@ -69,8 +69,8 @@ impl Assembly {
         }
     }
 
-    /// `n` bytes were put into [`space`](Self::space), at most its length, and `fds` came with them. Returns the message if
-    /// that was the last of it.
+    /// Adds `n` bytes that were put into [`space`](Self::space), at most its length, and the `fds` that came
+    /// with them. Returns the message if it is complete.
     pub fn advance(&mut self, n: usize, fds: Vec<OwnedFd>) -> Result<Option<Frame>, Error> {
         let advanced = self.try_advance(n, fds);
         if advanced.is_err() {

@@ -1,4 +1,4 @@
-//! What the back-end asks of the front-end.
+//! Requests of the back-end.
 
 use std::os::fd::OwnedFd;
 
@@ -10,15 +10,15 @@ use crate::message::{Expects, Refusal, Request};
 use crate::payload::{Iotlb, ShmemRange, Uuid, VringArea};
 use crate::reply::FrontendReply;
 
-/// A request of the back-end, on the socket of [`SetBackendReqFd`](crate::FrontendMessage::SetBackendReqFd). See
-/// [`BackendRequest`](Code) for what each is about.
+/// A request of the back-end, on the socket of [`SetBackendReqFd`](crate::FrontendMessage::SetBackendReqFd).
+/// [`BackendRequest`](Code) describes each request.
 #[derive(Debug)]
 pub enum BackendMessage {
     /// A miss or a failed access.
     IotlbMsg(Iotlb),
     /// The configuration space has changed.
     ConfigChange,
-    /// A page that the guest writes to in order to kick.
+    /// A page to which the guest writes its kicks.
     VringHostNotifier(VringArea),
     /// A call in band.
     VringCall {
@@ -32,13 +32,13 @@ pub enum BackendMessage {
     },
     /// This back-end exports an object.
     SharedObjectAdd(Uuid),
-    /// It no longer does.
+    /// This back-end no longer exports the object.
     SharedObjectRemove(Uuid),
     /// Replies [`FrontendReply::SharedObject`].
     SharedObjectLookup(Uuid),
-    /// What to map, and the file.
+    /// The range to map, and the file.
     ShmemMap(ShmemRange, OwnedFd),
-    /// What to unmap.
+    /// The range to unmap.
     ShmemUnmap(ShmemRange),
 }
 

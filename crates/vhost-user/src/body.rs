@@ -1,4 +1,4 @@
-//! Payload and file descriptors of one message, taken apart and put together.
+//! Decodes and encodes payload and file descriptors of one message.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -14,7 +14,7 @@ use crate::payload::{
     Config, Inflight, Iotlb, MemoryRegion, ShmemRange, VringAddr, VringArea, VringFd, VringState, XenMapping,
 };
 
-/// What arrived. Each method that consumes it checks the whole: nothing may be left over.
+/// The body of a received message. A method that consumes it checks that nothing is left over.
 pub(crate) struct Body<'a> {
     pub(crate) request: &'static str,
     pub(crate) payload: &'a [u8],
@@ -22,26 +22,26 @@ pub(crate) struct Body<'a> {
 }
 
 impl Body<'_> {
-    /// Neither payload nor file descriptors.
+    /// Checks that there is neither payload nor file descriptors.
     pub(crate) fn nothing(self) -> Result<(), MessageError> {
         self.size(0)?;
         self.no_fds()
     }
 
-    /// A file descriptor and no payload.
+    /// Returns a file descriptor; there must be no payload.
     pub(crate) fn fd(self) -> Result<OwnedFd, MessageError> {
         self.size(0)?;
         self.one_fd()
     }
 
-    /// A `T` and no file descriptors.
+    /// Returns a `T`; there must be no file descriptors.
     pub(crate) fn plain<T: FromBytes>(self) -> Result<T, MessageError> {
         let value = self.read(size_of::<T>())?;
         self.no_fds()?;
         Ok(value)
     }
 
-    /// A `T` and its file descriptor.
+    /// Returns a `T` and its file descriptor.
     pub(crate) fn with_fd<T: FromBytes>(self) -> Result<(T, OwnedFd), MessageError> {
         let value = self.read(size_of::<T>())?;
         Ok((value, self.one_fd()?))
@@ -55,12 +55,12 @@ impl Body<'_> {
         self.plain::<wire::VringState>().map(VringState::from)
     }
 
-    /// Reads the description of an in-flight buffer, with or without padding; file descriptors stay.
+    /// Reads the description of an in-flight buffer, with or without padding. File descriptors stay.
     pub(crate) fn inflight(&self) -> Result<Inflight, MessageError> {
         self.read::<wire::Inflight>(wire::Inflight::UNPADDED).map(Inflight::from)
     }
 
-    /// A ring and a switch, which is 0 or 1.
+    /// Returns a ring and a switch, which is 0 or 1.
     pub(crate) fn vring_switch(self) -> Result<(u32, bool), MessageError> {
         let request = self.request;
         let VringState { index, num } = self.vring_state()?;
@@ -156,7 +156,7 @@ impl Body<'_> {
         })
     }
 
-    /// Regions and their number. Whether they have Xen fields shows in the length.
+    /// Reads regions and their number. The length tells whether they have Xen fields.
     pub(crate) fn regions(&self) -> Result<Vec<MemoryRegion>, MessageError> {
         let request = self.request;
         let len = self.payload.len();
@@ -181,7 +181,7 @@ impl Body<'_> {
         Ok(regions)
     }
 
-    /// One region, behind its padding.
+    /// Reads one region, behind its padding.
     pub(crate) fn region(&self) -> Result<MemoryRegion, MessageError> {
         let expected = size_of::<wire::SingleMemoryRegion>();
         let xen = self.payload.len() == expected + size_of::<wire::XenMapping>();
@@ -196,7 +196,7 @@ impl Body<'_> {
         Ok(region)
     }
 
-    /// A `T` whose last `size_of::<T>() - least` bytes are padding that may be missing.
+    /// Reads a `T` whose last `size_of::<T>() - least` bytes are padding that may be missing.
     pub(crate) fn read<T: FromBytes>(&self, least: usize) -> Result<T, MessageError> {
         let size = size_of::<T>();
         if self.payload.len() == size {
@@ -248,7 +248,7 @@ fn split_region(bytes: &[u8], xen: bool) -> Option<(MemoryRegion, &[u8])> {
     Some((MemoryRegion { xen: Some(XenMapping::from(mapping)), ..region }, rest))
 }
 
-/// A field with a value that is not allowed.
+/// Returns the error for a field with a forbidden value.
 pub(crate) fn field(
     request: &'static str,
     field: &'static str,
@@ -258,7 +258,7 @@ pub(crate) fn field(
     MessageError::Field { request, field, value, rule }
 }
 
-/// What is to be sent: payload, and the file descriptors that go with it.
+/// An encoded message: the payload, and the file descriptors that go with it.
 #[derive(Debug, Default)]
 pub struct Encoded<'a> {
     /// At most [`PAYLOAD_MAX`](crate::PAYLOAD_MAX) bytes.

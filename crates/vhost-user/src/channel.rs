@@ -1,4 +1,4 @@
-//! One end of a stream of messages: whole messages in and out of a unix socket.
+//! One end of a stream of messages: sends and receives complete messages over a unix socket.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,7 +17,7 @@ use crate::assembly::{Assembly, Frame};
 use crate::error::Error;
 use crate::header::{HEADER_SIZE, Header, PAYLOAD_MAX};
 
-/// How long to wait for the peer.
+/// The limit of a wait for the peer: a stop descriptor, a deadline, both or none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wait<'a> {
     stop: Option<BorrowedFd<'a>>,
@@ -25,42 +25,42 @@ pub struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    /// As long as it takes.
+    /// Waits without a limit.
     pub const FOREVER: Self = Self { stop: None, deadline: None };
 
-    /// Until `stop` is readable (an eventfd, say), or in any state but idle. It is only looked at, never read.
+    /// Waits until `stop` is readable (an eventfd, for example), or has an error. `stop` is polled, never
+    /// read.
     pub fn until(stop: BorrowedFd<'a>) -> Self {
         Self { stop: Some(stop), deadline: None }
     }
 
-    /// Not at all: what can be done at once is done.
+    /// Does not wait: completes only what is possible at once.
     pub fn never() -> Self {
         Self::FOREVER.at_most(Duration::ZERO)
     }
 
-    /// The same, but no longer than `timeout` from now for the whole message.
+    /// Adds a deadline for the whole message: `timeout` from now.
     pub fn at_most(self, timeout: Duration) -> Self {
         Self { deadline: Instant::now().checked_add(timeout), ..self }
     }
 
-    /// Returns once there is something to read from `fd`, or its end, or an error.
+    /// Returns when `fd` is readable, at its end, or has an error.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]: the wait is over.
+    /// [`Error::Interrupted`] if the wait ended first.
     pub fn readable(&self, fd: impl AsFd) -> Result<(), Error> {
         self.ready(fd.as_fd(), PollFlags::IN)
     }
 
-    /// Returns once something can be written to `fd`, or the attempt would fail.
+    /// Returns when `fd` is writable, or a write would fail.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]: the wait is over.
+    /// [`Error::Interrupted`] if the wait ended first.
     pub fn writable(&self, fd: impl AsFd) -> Result<(), Error> {
         self.ready(fd.as_fd(), PollFlags::OUT)
     }
 
-    /// Returns once `socket` is ready. `stop` goes first, so that a peer that never pauses cannot keep it from being
-    /// seen.
+    /// Returns when `socket` is ready. `stop` has priority, so that a peer that never pauses cannot hide it.
     fn ready(&self, socket: BorrowedFd<'_>, interest: PollFlags) -> Result<(), Error> {
         loop {
             let timeout = match self.deadline {
@@ -88,11 +88,12 @@ impl<'a> Wait<'a> {
 
 /// A connected stream socket that carries messages.
 ///
-/// [`AsFd`] gives the socket for an external poll. Once it is readable, [`recv`](Self::recv) with [`Wait::never`] takes what
-/// is there and returns the message if that completes one; with any other wait it blocks until the message is whole, the
-/// peer is gone or the wait is over. Half a message is kept between calls.
+/// [`AsFd`] gives the socket for an external poll. Once it is readable, call [`recv`](Self::recv) with
+/// [`Wait::never`]. It takes the bytes that are there, and returns a message if they complete one. With any
+/// other wait, it blocks until the message is complete, the peer is gone or the wait is over. The start of an
+/// incomplete message is kept between calls.
 ///
-/// The socket's blocking mode does not matter and is not changed.
+/// The blocking mode of the socket does not matter and is not changed.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
@@ -105,10 +106,10 @@ impl Channel {
         Self { socket: socket.into(), incoming: Assembly::new() }
     }
 
-    /// Receives a message; `None` if the peer closed the connection between two messages.
+    /// Receives a message. Returns `None` if the peer closed the connection between two messages.
     ///
-    /// File descriptors come close-on-exec. On every error they are closed. After [`Error::Interrupted`] call again; after
-    /// any other error the stream is out of step or gone.
+    /// File descriptors are close-on-exec, and every error closes them. After [`Error::Interrupted`] the
+    /// caller can call again. After any other error the stream is out of step or gone.
     pub fn recv(&mut self, wait: &Wait<'_>) -> Result<Option<Frame>, Error> {
         loop {
             wait.ready(self.socket.as_fd(), PollFlags::IN)?;
@@ -132,9 +133,9 @@ impl Channel {
         }
     }
 
-    /// Sends a message with its file descriptors, at most [`FDS_MAX`], which go with its first byte.
+    /// Sends a message with its file descriptors, at most [`FDS_MAX`], which go with the first byte.
     ///
-    /// [`Error::Interrupted`] means that nothing was sent.
+    /// After [`Error::Interrupted`] nothing was sent.
     pub fn send(
         &mut self,
         header: &Header,
@@ -172,8 +173,8 @@ impl AsFd for Channel {
     }
 }
 
-/// One `recvmsg`: how many bytes came, and what came with them. Zero bytes: the peer is gone. `None`: nothing there after
-/// all.
+/// Calls `recvmsg` once. Returns the number of bytes and the file descriptors that came, or `None` if nothing
+/// was there. Zero bytes mean that the peer is gone.
 fn receive(socket: BorrowedFd<'_>, space: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>, Error> {
     let mut control_space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut control_space);
@@ -181,7 +182,7 @@ fn receive(socket: BorrowedFd<'_>, space: &mut [u8]) -> Result<Option<(usize, Ve
     let received = match recvmsg(socket, &mut [IoSliceMut::new(space)], &mut control, flags) {
         Ok(received) => received,
         Err(Errno::INTR | Errno::AGAIN) => return Ok(None),
-        // The peer closed with something of ours unread; all that it sent has been read.
+        // The peer closed without reading all that we sent. Everything that it sent has been read.
         Err(Errno::CONNRESET) => return Ok(Some((0, Vec::new()))),
         Err(errno) => return Err(Error::io("recvmsg", errno)),
     };
@@ -197,7 +198,7 @@ fn receive(socket: BorrowedFd<'_>, space: &mut [u8]) -> Result<Option<(usize, Ve
     Ok(Some((received.bytes, fds)))
 }
 
-/// One `sendmsg`. Returns the bytes that went, zero if the socket was full after all.
+/// Calls `sendmsg` once. Returns the number of sent bytes, which is zero if the socket was full.
 fn transmit(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Error> {
     let mut control_space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut control_space);

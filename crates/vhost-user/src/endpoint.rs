@@ -1,4 +1,4 @@
-//! The two ends of a conversation: one asks, the other answers.
+//! The two ends of a conversation: one sends requests, the other replies.
 
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,8 +8,8 @@ use crate::error::Error;
 use crate::header::Header;
 use crate::message::{Expects, Received, Refusal, ReplyTo, Request};
 
-/// The end that asks: the front-end on its socket ([`Frontend`](crate::Frontend)), the back-end on that for its own
-/// requests ([`BackendRequester`](crate::BackendRequester)).
+/// The end that sends requests: the front-end on the main socket ([`Frontend`](crate::Frontend)), or the
+/// back-end on the socket for its own requests ([`BackendRequester`](crate::BackendRequester)).
 #[derive(Debug)]
 pub struct Requester<M> {
     channel: Channel,
@@ -22,8 +22,8 @@ impl<M: Request> Requester<M> {
         Self { channel: Channel::new(socket), asks: PhantomData }
     }
 
-    /// Sends a request and returns what to wait for. `need_reply` asks for an acknowledgement, which needs REPLY_ACK and
-    /// changes nothing for a request with a reply of its own.
+    /// Sends a request. Returns which reply to expect. `need_reply` requests an acknowledgement, which needs
+    /// REPLY_ACK. It changes nothing for a request with a reply of its own.
     pub fn send(&mut self, message: &M, need_reply: bool, wait: &Wait<'_>) -> Result<Expects, Error> {
         let encoded = message.encode();
         let header = Header::request(M::number(message.code()), need_reply, encoded.payload.len());
@@ -33,7 +33,7 @@ impl<M: Request> Requester<M> {
 
     /// Receives the reply to a request. Replies come in the order of the requests.
     ///
-    /// [`Error::Closed`] if the peer is gone; on [`Error::Interrupted`] the call can be made again.
+    /// Returns [`Error::Closed`] if the peer is gone. After [`Error::Interrupted`] the caller can call again.
     pub fn recv_reply(&mut self, code: M::Code, wait: &Wait<'_>) -> Result<M::Reply, Error> {
         let request = M::name(code);
         let frame = self.channel.recv(wait)?.ok_or(Error::Closed)?;
@@ -48,9 +48,10 @@ impl<M: Request> Requester<M> {
         M::Reply::decode(code, &frame.payload, frame.fds).map_err(|cause| Error::Rejected { header, cause })
     }
 
-    /// [`send`](Self::send), and [`recv_reply`](Self::recv_reply) if there is something to wait for.
+    /// Does a [`send`](Self::send), and a [`recv_reply`](Self::recv_reply) if a reply is expected.
     ///
-    /// On [`Error::Interrupted`] the request may have been sent; the two calls tell one from the other.
+    /// After [`Error::Interrupted`] the request may have been sent or not. To know, use the two calls
+    /// instead.
     pub fn call(
         &mut self,
         message: &M,
@@ -64,20 +65,20 @@ impl<M: Request> Requester<M> {
     }
 }
 
-/// The end that answers: the back-end on its socket ([`Backend`](crate::Backend)), the front-end on that for the back-end's
-/// requests ([`FrontendResponder`](crate::FrontendResponder)).
+/// The end that replies: the back-end on the main socket ([`Backend`](crate::Backend)), or the front-end on
+/// the socket for the back-end's requests ([`FrontendResponder`](crate::FrontendResponder)).
 #[derive(Debug)]
 pub struct Responder<M> {
     channel: Channel,
     answers: PhantomData<fn() -> M>,
 }
 
-/// What became of a refusal.
+/// The result of [`Responder::refuse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The peer knows, or does not care: go on.
+    /// The peer was told, or expects no reply. Go on.
     GoOn,
-    /// The peer waits, or may do, for an answer that cannot say no: drop the connection.
+    /// The peer waits, or may wait, for a reply that cannot express a refusal. Drop the connection.
     Drop,
 }
 
@@ -87,10 +88,10 @@ impl<M: Request> Responder<M> {
         Self { channel: Channel::new(socket), answers: PhantomData }
     }
 
-    /// Receives a request; `None` if the peer closed the connection between two messages.
+    /// Receives a request. Returns `None` if the peer closed the connection between two messages.
     ///
-    /// After an error that is not [fatal](Error::is_fatal) call again. A message that is [rejected](Error::Rejected) may
-    /// still want an answer: [`refuse`](Self::refuse) it.
+    /// After an error that is not [fatal](Error::is_fatal), call again. The sender of a
+    /// [rejected](Error::Rejected) message may wait for a reply: [`refuse`](Self::refuse) the message.
     pub fn recv(&mut self, wait: &Wait<'_>) -> Result<Option<Received<M>>, Error> {
         let Some(frame) = self.channel.recv(wait)? else { return Ok(None) };
         let header = frame.header;
@@ -105,7 +106,7 @@ impl<M: Request> Responder<M> {
         }
     }
 
-    /// Answers a request. A reply that does not belong to it is [`Error::NoSuchReply`].
+    /// Replies to a request. Returns [`Error::NoSuchReply`] if this is not a reply to this request.
     pub fn reply(&mut self, to: &Header, reply: &M::Reply, wait: &Wait<'_>) -> Result<(), Error> {
         if M::code_from(to.request).is_some_and(|code| !reply.answers(code)) {
             return Err(Error::NoSuchReply { request: name::<M>(to) });
@@ -119,12 +120,14 @@ impl<M: Request> Responder<M> {
         )
     }
 
-    /// Acknowledges a request that has no reply of its own. Does nothing if it does not want that.
+    /// Acknowledges a request that has no reply of its own. Does nothing if the peer did not request an
+    /// acknowledgement.
     pub fn ack(&mut self, to: &Header, success: bool, wait: &Wait<'_>) -> Result<(), Error> {
         if to.needs_reply() { self.reply(to, &M::Reply::ack(u64::from(!success)), wait) } else { Ok(()) }
     }
 
-    /// Says no to a request, also one that was [rejected](Error::Rejected), in the way that it provides for.
+    /// Refuses a request, also a [rejected](Error::Rejected) one, in the way that the protocol provides for
+    /// it.
     pub fn refuse(&mut self, to: &Header, wait: &Wait<'_>) -> Result<Refused, Error> {
         match M::refusal(M::code_from(to.request), to.needs_reply()) {
             Refusal::Reply(reply) => self.reply(to, &reply, wait).map(|()| Refused::GoOn),

@@ -1,4 +1,4 @@
-//! What can go wrong, and whether the stream is still in step afterwards.
+//! Errors, and whether the stream can be used afterwards.
 
 use std::io;
 
@@ -6,32 +6,31 @@ use kickless_spec::vhost_user::{FDS_MAX, VERSION};
 
 use crate::header::{Header, PAYLOAD_MAX};
 
-/// Why a message could not be received or sent.
+/// The error of a message that could not be received or sent.
 ///
-/// [`is_fatal`](Self::is_fatal) tells the errors after which the connection must be dropped from those after which it can
-/// go on.
+/// [`is_fatal`](Self::is_fatal) tells whether the connection must be dropped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A whole message arrived, but not one that the protocol allows. The next one can be received.
+    /// A complete message arrived that the protocol does not allow. The next message can be received.
     #[error("{cause}")]
     Rejected {
-        /// Its head: what a negative acknowledgement needs.
+        /// The head of the message, for a negative acknowledgement.
         header: Header,
-        /// What is wrong with it.
+        /// The reason.
         cause: MessageError,
     },
-    /// The wait was given up before anything was lost: the same call can be made again.
+    /// The wait ended before anything was lost. The same call can be made again.
     #[error("interrupted while waiting for the peer")]
     Interrupted,
-    /// The wait was given up when part of a message had been sent.
+    /// The wait ended after a part of the message was sent.
     #[error("interrupted after {sent} of {len} bytes of a message were sent")]
     SendInterrupted {
-        /// Bytes that are gone.
+        /// Bytes that were sent.
         sent: usize,
         /// Bytes of the message.
         len: usize,
     },
-    /// The peer has closed the connection; no part of a message is lost.
+    /// The peer has closed the connection between two messages.
     #[error("the peer has closed the connection")]
     Closed,
     /// The peer has closed the connection in the middle of a message.
@@ -40,7 +39,7 @@ pub enum Error {
         /// Bytes that had arrived.
         received: usize,
     },
-    /// Not the version of the protocol that this crate speaks.
+    /// The peer uses another version of the protocol.
     #[error("request {request}: protocol version {version}, expected {VERSION}")]
     Version {
         /// The request's number.
@@ -48,7 +47,7 @@ pub enum Error {
         /// The version in its flags.
         version: u32,
     },
-    /// A payload longer than any message's.
+    /// A payload that is longer than that of any message.
     #[error("request {request}: payload of {size} bytes announced, at most {PAYLOAD_MAX} allowed")]
     PayloadTooLarge {
         /// The request's number.
@@ -56,18 +55,18 @@ pub enum Error {
         /// The size in its header.
         size: u32,
     },
-    /// More file descriptors with one message than the protocol allows, or than this process can have open. They are
-    /// closed.
+    /// There are more file descriptors with one message than the protocol allows, or than this process can
+    /// open. They are closed.
     #[error("more than {FDS_MAX} file descriptors with one message, or none left in this process")]
     TooManyFds,
-    /// A request where a reply was due, or the other way round.
+    /// A request instead of a reply, or a reply instead of a request.
     #[error("{request}: flags are {flags:#x}, {problem}")]
     Flags {
         /// The request's name, or a word for an unknown one.
         request: &'static str,
         /// The flags of the message.
         flags: u32,
-        /// What is wrong with them.
+        /// The problem with the flags.
         problem: &'static str,
     },
     /// The reply to another request than the one that was sent.
@@ -78,7 +77,7 @@ pub enum Error {
         /// The number in the reply.
         received: u32,
     },
-    /// The reply that was to be sent is of a kind that this request does not have. Nothing was sent.
+    /// The reply that the caller wanted to send is not one to this request. Nothing was sent.
     #[error("{request}: no such reply")]
     NoSuchReply {
         /// The request's name, or a word for an unknown one.
@@ -100,31 +99,32 @@ impl Error {
         Self::Io { call, source: errno.into() }
     }
 
-    /// Whether the stream is out of step, or gone: the connection must be dropped. Otherwise it can be used on; after
-    /// [`Rejected`](Self::Rejected) the peer may wait for an answer, which
-    /// [`Responder::refuse`](crate::Responder::refuse) gives.
+    /// Whether the stream is out of step or gone, so that the connection must be dropped.
+    ///
+    /// Otherwise it can be used further. After [`Rejected`](Self::Rejected) the peer may wait for a reply,
+    /// which [`Responder::refuse`](crate::Responder::refuse) sends.
     pub fn is_fatal(&self) -> bool {
         !matches!(self, Self::Rejected { .. } | Self::Interrupted | Self::NoSuchReply { .. })
     }
 }
 
-/// What is wrong with a message that arrived whole.
+/// The error of a message that arrived completely.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
-    /// No such request.
+    /// There is no request with this number.
     #[error("unknown request {number}")]
     UnknownRequest {
         /// Its number.
         number: u32,
     },
-    /// The payload is of another length than the request's.
+    /// The payload does not have the request's length.
     #[error("{request}: payload is {len} bytes, expected {expected}")]
     PayloadSize {
         /// The request.
         request: &'static str,
         /// Bytes of payload.
         len: usize,
-        /// Bytes that there should be.
+        /// Expected bytes.
         expected: usize,
     },
     /// The payload is shorter than its own fields say.
@@ -134,7 +134,7 @@ pub enum MessageError {
         request: &'static str,
         /// Bytes of payload.
         len: usize,
-        /// Bytes that there should be at least.
+        /// Least number of expected bytes.
         least: usize,
     },
     /// More or fewer file descriptors than the request has.
@@ -144,10 +144,10 @@ pub enum MessageError {
         request: &'static str,
         /// File descriptors that came.
         fds: usize,
-        /// File descriptors that should have come.
+        /// Expected number of file descriptors.
         expected: usize,
     },
-    /// A memory table whose regions do not each have their file descriptor.
+    /// A memory table without exactly one file descriptor for each region.
     #[error("{request}: {regions} regions but {fds} file descriptors")]
     RegionFds {
         /// The request.
@@ -166,7 +166,7 @@ pub enum MessageError {
         field: &'static str,
         /// Its value.
         value: u64,
-        /// What it should be.
+        /// The rule for the value.
         rule: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! What the front-end asks of the back-end.
+//! Requests of the front-end.
 
 use std::os::fd::OwnedFd;
 
@@ -15,7 +15,7 @@ use crate::payload::{
 };
 use crate::reply::{DeviceStateReply, Reply};
 
-/// A request of the front-end. See [`FrontendRequest`](Code) for what each is about.
+/// A request of the front-end. [`FrontendRequest`](Code) describes each request.
 #[derive(Debug)]
 pub enum FrontendMessage {
     /// Replies [`Reply::U64`].
@@ -26,26 +26,27 @@ pub enum FrontendMessage {
     SetOwner,
     /// Deprecated.
     ResetOwner,
-    /// The regions and the file of each. Empty: the front-end's acknowledgement of the reply in postcopy mode.
+    /// The regions, each with its file. An empty table is the front-end's acknowledgement of the reply in
+    /// postcopy mode.
     SetMemTable(Vec<(MemoryRegion, OwnedFd)>),
-    /// Replies [`Reply::U64`] if it brings a file descriptor.
+    /// The dirty log. Replies [`Reply::U64`] if it has a file descriptor.
     SetLogBase(LogBase),
     /// An eventfd to signal after marking.
     SetLogFd(OwnedFd),
     /// The size of a ring.
     SetVringNum(VringState),
-    /// Where a ring is.
+    /// The addresses of a ring.
     SetVringAddr(VringAddr),
-    /// Where to begin in a ring.
+    /// The index at which a ring begins.
     SetVringBase(VringState),
     /// Replies [`Reply::VringBase`].
     GetVringBase {
         /// The ring to stop.
         index: u32,
     },
-    /// The eventfd of kicks; without one, the ring is to be polled.
+    /// The eventfd of kicks. Without one, the ring must be polled.
     SetVringKick(VringFd),
-    /// The eventfd of calls; without one, the driver polls.
+    /// The eventfd of calls. Without one, the driver polls.
     SetVringCall(VringFd),
     /// The eventfd of errors.
     SetVringErr(VringFd),
@@ -59,7 +60,7 @@ pub enum FrontendMessage {
     SetVringEnable {
         /// The ring.
         index: u32,
-        /// Which of the two.
+        /// Whether to enable the ring.
         enable: bool,
     },
     /// Announce the guest with this MAC address.
@@ -74,15 +75,15 @@ pub enum FrontendMessage {
     SetVringEndian {
         /// The ring.
         index: u32,
-        /// Big-endian rather than little-endian.
+        /// Whether it is big-endian.
         big: bool,
     },
-    /// The part that is wanted; its bytes mean nothing. Replies [`Reply::Config`].
+    /// The part to read; its bytes have no meaning. Replies [`Reply::Config`].
     GetConfig(Config),
     /// The part to write.
     SetConfig(Config),
-    /// Parameters of a session, opaque: their layout is QEMU's and differs between its versions. Replies
-    /// [`Reply::CryptoSession`].
+    /// The parameters of a session. They are opaque: their layout is QEMU's and differs between its versions.
+    /// Replies [`Reply::CryptoSession`].
     CreateCryptoSession(Vec<u8>),
     /// The session to close.
     CloseCryptoSession(u64),
@@ -92,7 +93,7 @@ pub enum FrontendMessage {
     PostcopyListen,
     /// Replies [`Reply::U64`].
     PostcopyEnd,
-    /// `num_queues` and `queue_size` of the buffer that is wanted. Replies [`Reply::Inflight`].
+    /// `num_queues` and `queue_size` of the requested buffer. Replies [`Reply::Inflight`].
     GetInflightFd(Inflight),
     /// The buffer, from an earlier reply to [`GetInflightFd`](Self::GetInflightFd).
     SetInflightFd(Inflight, OwnedFd),
@@ -109,15 +110,15 @@ pub enum FrontendMessage {
     GetMaxMemSlots,
     /// A region to add, and its file.
     AddMemReg(MemoryRegion, OwnedFd),
-    /// A region to remove, identified by guest address, user address and size. File descriptors, which some front-ends
-    /// send with it, are closed.
+    /// A region to remove, identified by guest address, user address and size. Some front-ends send file
+    /// descriptors with it, which are closed.
     RemMemReg(MemoryRegion),
-    /// ADD_MEM_REG or REM_MEM_REG with a number in place of a region: the front-end's acknowledgement of the reply in
-    /// postcopy mode, zero for success.
+    /// ADD_MEM_REG or REM_MEM_REG with a number in place of a region. It is the front-end's acknowledgement
+    /// of the reply in postcopy mode.
     MemRegAck {
-        /// Which of the two.
+        /// Whether it is ADD_MEM_REG.
         add: bool,
-        /// The number.
+        /// Zero for success.
         status: u64,
     },
     /// The device status byte.
@@ -126,7 +127,7 @@ pub enum FrontendMessage {
     GetStatus,
     /// Replies [`Reply::SharedObject`].
     GetSharedObject(Uuid),
-    /// The transfer, and the back-end's end of the channel for it. Replies [`Reply::DeviceState`].
+    /// The transfer, and one end of the channel for it. Replies [`Reply::DeviceState`].
     SetDeviceStateFd(DeviceState, OwnedFd),
     /// Replies [`Reply::U64`].
     CheckDeviceState,
@@ -360,14 +361,14 @@ impl Request for FrontendMessage {
             }
             Some(code) if has_reply(code) => Refusal::Impossible,
             _ if needs_reply => Refusal::Reply(Reply::U64(1)),
-            // With LOG_SHMFD the front-end waits, without it it does not; the message does not say.
+            // With LOG_SHMFD the front-end waits, and without it does not. The message does not show which.
             Some(Code::SetLogBase) => Refusal::Impossible,
             _ => Refusal::NotExpected,
         }
     }
 }
 
-/// Whether the request is always answered, with a reply of its own.
+/// Whether the request always has a reply of its own.
 fn has_reply(code: Code) -> bool {
     matches!(
         code,

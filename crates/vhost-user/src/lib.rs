@@ -1,24 +1,27 @@
-//! The vhost-user protocol, both ends: messages and descriptors, nothing else.
+//! The vhost-user protocol, both ends: messages and file descriptors, nothing else.
 //!
-//! Two conversations make up a session. On the main socket the front-end asks ([`FrontendMessage`]) and the back-end
-//! answers ([`Reply`]); on the socket that SET_BACKEND_REQ_FD hands over, the back-end asks ([`BackendMessage`]) and the
-//! front-end answers ([`FrontendReply`]). Each conversation has two ends, a [`Requester`] and a [`Responder`]:
+//! A session has two sockets, and a conversation on each. On the main socket the front-end sends requests
+//! ([`FrontendMessage`]) and the back-end replies ([`Reply`]). On the socket of SET_BACKEND_REQ_FD the
+//! back-end sends requests ([`BackendMessage`]) and the front-end replies ([`FrontendReply`]). Each
+//! conversation has two ends, a [`Requester`] and a [`Responder`]:
 //!
-//! | socket | asks | answers |
+//! | socket | sends requests | replies |
 //! | --- | --- | --- |
 //! | main | [`Frontend`] | [`Backend`] |
 //! | back-end's requests | [`BackendRequester`] | [`FrontendResponder`] |
 //!
-//! Every message of the specification (QEMU `docs/interop/vhost-user.rst`) is there, in both directions, whether or not
-//! the protocol feature that it needs was negotiated: knowing what was negotiated, and everything about rings, memory and
-//! threads, is the business of whoever uses this crate. A message that arrives has been checked as far as its own bytes
-//! and file descriptors go: lengths, counts, values that the protocol does not allow. Addresses, sizes and ring indices in
-//! it are still the peer's word.
+//! The crate knows every message of the specification (QEMU `docs/interop/vhost-user.rst`), in both
+//! directions. It does not know which protocol features were negotiated. That is the business of its users,
+//! as is everything about rings, memory and threads.
 //!
-//! **Hostile peers.** At most [`PAYLOAD_MAX`] bytes and eight file descriptors are held for a message. File descriptors
-//! come close-on-exec and have one owner, from which an error closes them. A peer that stops in the middle of a message, or
-//! that does not read, can be left by the [`Wait`] that every call takes. Errors are either fatal, the stream being out of
-//! step or gone, or leave it in step ([`Error::is_fatal`]).
+//! The crate checks a received message as far as the message's own bytes and file descriptors allow: lengths,
+//! counts, and values that the protocol forbids. Addresses, sizes and ring indices are not checked.
+//!
+//! **Hostile peers.** At most [`PAYLOAD_MAX`] bytes and eight file descriptors are held for a message. File
+//! descriptors are close-on-exec and have one owner, so that an error closes them. A peer may stop in the
+//! middle of a message, or may not read. Every call takes a [`Wait`] that limits how long it waits for the
+//! peer. Errors are fatal if the stream is out of step or gone; after others the stream can be used further
+//! ([`Error::is_fatal`]).
 //!
 //! **Threads.** An end belongs to one thread at a time and takes no locks.
 //!
@@ -27,7 +30,7 @@
 //!
 //! use kickless_vhost_user::{Backend, Error, Expects, Frontend, FrontendMessage, Refused, Reply, Wait};
 //!
-//! /// A back-end that has no features, takes any, and does nothing else.
+//! /// Serves as a back-end that offers no features, accepts any, and does nothing else.
 //! fn serve(socket: UnixStream) -> Result<(), Error> {
 //!     let wait = Wait::FOREVER; // or until an eventfd says stop
 //!     let mut backend = Backend::new(socket);
@@ -35,7 +38,10 @@
 //!         let request = match backend.recv(&wait) {
 //!             Ok(Some(request)) => request,
 //!             Ok(None) => return Ok(()), // the front-end has left
-//!             Err(Error::Rejected { header, .. }) if backend.refuse(&header, &wait)? == Refused::GoOn => continue,
+//!             Err(Error::Rejected { header, .. }) => match backend.refuse(&header, &wait)? {
+//!                 Refused::GoOn => continue,
+//!                 Refused::Drop => return Ok(()),
+//!             },
 //!             Err(error) => return Err(error),
 //!         };
 //!         let to = &request.header;

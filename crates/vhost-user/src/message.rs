@@ -1,4 +1,4 @@
-//! What the requests of both sides have in common.
+//! The common parts of the requests of both sides.
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
@@ -7,62 +7,64 @@ use crate::body::Encoded;
 use crate::error::MessageError;
 use crate::header::Header;
 
-/// The requests of one side: [`FrontendMessage`](crate::FrontendMessage) or [`BackendMessage`](crate::BackendMessage).
+/// The requests of one side: [`FrontendMessage`](crate::FrontendMessage) or
+/// [`BackendMessage`](crate::BackendMessage).
 pub trait Request: Debug + Sized {
     /// The numbers of the requests.
     type Code: Copy + Debug + PartialEq;
-    /// The replies to them.
+    /// The replies to the requests.
     type Reply: ReplyTo<Self::Code>;
 
-    /// Which request this is.
+    /// Returns the number of this request.
     fn code(&self) -> Self::Code;
 
-    /// The request with this number, if there is one.
+    /// Returns the request with this number, if there is one.
     fn code_from(number: u32) -> Option<Self::Code>;
 
-    /// The number on the wire.
+    /// Returns the number on the wire.
     fn number(code: Self::Code) -> u32;
 
-    /// The specification's name for it.
+    /// Returns the specification's name of a request.
     fn name(code: Self::Code) -> &'static str;
 
-    /// Reads a message. What is wrong with it leaves the stream in step; `fds` are closed then.
+    /// Decodes a message. An error closes `fds` and leaves the stream in step.
     fn decode(number: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Self, MessageError>;
 
-    /// The bytes and file descriptors to send.
+    /// Encodes the message.
     fn encode(&self) -> Encoded<'_>;
 
-    /// What the sender waits for after this message, sent with or without NEED_REPLY. In postcopy mode a memory table and
-    /// an added region have replies of their own too; the message does not show it.
+    /// Returns the reply that the sender expects to this message, sent with or without NEED_REPLY. In
+    /// postcopy mode, a memory table and an added region also have replies of their own, which the message
+    /// does not show.
     fn expects(&self, needs_reply: bool) -> Expects;
 
-    /// How to say no to a request; `None` is one with an unknown number.
+    /// Returns the way to refuse a request. `code` is `None` for a request with an unknown number.
     fn refusal(code: Option<Self::Code>, needs_reply: bool) -> Refusal<Self::Reply>;
 }
 
 /// The replies to the requests that `C` numbers.
 pub trait ReplyTo<C>: Debug + Sized {
-    /// Reads the reply to `code`.
+    /// Decodes the reply to `code`.
     fn decode(code: C, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Self, MessageError>;
 
-    /// The bytes and file descriptors to send.
+    /// Encodes the reply.
     fn encode(&self) -> Encoded<'_>;
 
-    /// Whether `code` can be answered with this reply.
+    /// Whether this is a reply to `code`.
     fn answers(&self, code: C) -> bool;
 
-    /// The acknowledgement of a request without a reply of its own: zero for success.
+    /// Makes the acknowledgement of a request without a reply of its own. A `status` of zero means success.
     fn ack(status: u64) -> Self;
 }
 
-/// What the sender of a request waits for.
+/// The reply that the sender of a request expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expects {
-    /// Nothing.
+    /// No reply.
     Nothing,
     /// An acknowledgement, if REPLY_ACK was negotiated: zero for success.
     Ack,
-    /// The reply that belongs to the request. NEED_REPLY changes nothing about it.
+    /// The request's own reply. NEED_REPLY does not change that.
     Reply,
 }
 
@@ -76,23 +78,23 @@ impl Expects {
     }
 }
 
-/// How to say no to a request.
+/// The way to refuse a request.
 #[derive(Debug)]
 pub enum Refusal<R> {
-    /// With this reply.
+    /// Send this reply.
     Reply(R),
-    /// Not at all, and nobody waits for it.
+    /// Send nothing: the peer expects no reply.
     NotExpected,
-    /// Not at all, and the peer waits or may do: the connection must be dropped.
+    /// Drop the connection: the peer waits, or may wait, and no reply expresses a refusal.
     Impossible,
 }
 
-/// A message as it arrived.
+/// A received message.
 #[derive(Debug)]
 pub struct Received<M> {
-    /// Its head, which goes into the answer.
+    /// The head of the message. The reply needs it.
     pub header: Header,
-    /// What it says.
+    /// The decoded message.
     pub message: M,
 }
 
@@ -102,7 +104,7 @@ impl<M: Request> Received<M> {
         self.header.needs_reply()
     }
 
-    /// What the sender waits for.
+    /// Returns the reply that the sender expects.
     pub fn expects(&self) -> Expects {
         self.message.expects(self.needs_reply())
     }

@@ -1,4 +1,4 @@
-//! What messages are made of, in the machine's own integers.
+//! The parts of messages, with integers of the machine's own types.
 
 use std::os::fd::OwnedFd;
 
@@ -11,12 +11,12 @@ use kickless_spec::vhost_user::{
 pub struct VringState {
     /// The ring.
     pub index: u32,
-    /// Its size in SET_VRING_NUM. In SET_VRING_BASE and GET_VRING_BASE, the next available index of a split ring in the low
-    /// 16 bits, or both indices of a packed one.
+    /// In SET_VRING_NUM, its size. In SET_VRING_BASE and GET_VRING_BASE, the next available index of a split
+    /// ring in the low 16 bits, or both indices of a packed ring.
     pub num: u32,
 }
 
-/// Where the parts of a ring are: front-end addresses, or IOVAs with ACCESS_PLATFORM.
+/// The addresses of a ring's areas: front-end addresses, or IOVAs with ACCESS_PLATFORM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VringAddr {
     /// The ring.
@@ -29,7 +29,7 @@ pub struct VringAddr {
     pub used_addr: u64,
     /// The available ring.
     pub avail_addr: u64,
-    /// The guest-physical address under which writes to the used ring are marked. It need not be in any region.
+    /// The guest-physical address of the used ring, for marks in the dirty log. It need not be in any region.
     pub log_guest_addr: u64,
 }
 
@@ -38,11 +38,11 @@ pub struct VringAddr {
 pub struct VringFd {
     /// The ring.
     pub index: u8,
-    /// None: the peer polls, or has to be polled.
+    /// The file descriptor. `None` means that the receiver has to poll instead.
     pub fd: Option<OwnedFd>,
 }
 
-/// A region of guest memory. Nothing about it is checked.
+/// A region of guest memory. Its values are not checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryRegion {
     /// Guest-physical address of its first byte.
@@ -53,14 +53,14 @@ pub struct MemoryRegion {
     pub user_addr: u64,
     /// Offset of its first byte in the file.
     pub mmap_offset: u64,
-    /// With XEN_MMAP.
+    /// The Xen fields, with XEN_MMAP.
     pub xen: Option<XenMapping>,
 }
 
-/// How Xen maps a region.
+/// The way in which Xen maps a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XenMapping {
-    /// Bit 0: foreign memory mapping. Bit 1: grant mapping. Bit 8: map only what is needed, when it is needed.
+    /// Bit 0: foreign memory mapping. Bit 1: grant mapping. Bit 8: map pages only when they are needed.
     pub flags: u32,
     /// The domain.
     pub domid: u32,
@@ -69,55 +69,56 @@ pub struct XenMapping {
 /// The dirty log.
 #[derive(Debug)]
 pub enum LogBase {
-    /// Memory to share.
+    /// A file to share.
     Shared {
         /// Bytes.
         mmap_size: u64,
-        /// Offset in the file of the byte that stands for guest-physical address 0.
+        /// Offset in the file of the byte whose bit 0 stands for the page at guest-physical address 0.
         mmap_offset: u64,
         /// The file. Without LOG_SHMFD there is none, and nothing can be logged.
         fd: Option<OwnedFd>,
     },
-    /// An address in the front-end, of no use to another process.
+    /// An address in the front-end, which is useless to another process.
     Address(u64),
 }
 
-/// A change of the IOTLB, or the wish for one.
+/// A change of the IOTLB, or a request for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Iotlb {
-    /// What it is about.
+    /// The kind of message.
     pub kind: IotlbKind,
-    /// The address as the device sees it.
+    /// The address that the device uses.
     pub iova: u64,
     /// Bytes.
     pub size: u64,
-    /// The front-end address that it stands for.
+    /// The front-end address that `iova` translates to.
     pub user_addr: u64,
-    /// What the device may do, or wants to.
+    /// The access that the device has, or wants.
     pub access: IotlbAccess,
 }
 
 /// A part of the configuration space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// Its first byte.
+    /// The offset of the first byte.
     pub offset: u32,
     /// `CONFIG_*` of [`kickless_spec::vhost_user`].
     pub flags: u32,
-    /// Its bytes, at most [`CONFIG_SIZE_MAX`](wire::CONFIG_SIZE_MAX).
+    /// The bytes, at most [`CONFIG_SIZE_MAX`](wire::CONFIG_SIZE_MAX).
     pub data: Vec<u8>,
-    /// Bytes of payload after `data`: some front-ends always send [`CONFIG_SIZE_MAX`](wire::CONFIG_SIZE_MAX), and the
-    /// reply has to be as long as the request.
+    /// Bytes of payload after `data`. Some front-ends always send [`CONFIG_SIZE_MAX`](wire::CONFIG_SIZE_MAX)
+    /// bytes, and the reply must be as long as the request.
     pub spare: usize,
 }
 
 impl Config {
-    /// Whether this comes from a live migration, which may write fields that are read-only for the guest.
+    /// Whether a live migration sent this. It may write fields that are read-only for the guest.
     pub fn is_migration(&self) -> bool {
         self.flags & CONFIG_MIGRATION != 0
     }
 
-    /// The reply to this GET_CONFIG: the same part, with `data` (cut or filled with zeroes to the length asked for).
+    /// Returns the reply to this GET_CONFIG: the same part, with `data`, which is cut or zero-filled to the
+    /// requested length.
     pub fn answer(&self, data: &[u8]) -> Self {
         let mut data = data.to_vec();
         data.resize(self.data.len(), 0);
@@ -128,7 +129,7 @@ impl Config {
 /// The page of a host notifier.
 #[derive(Debug)]
 pub struct VringArea {
-    /// The ring, and the file; without a file, the ring's notifier is taken away.
+    /// The ring and the file. Without a file, the ring's notifier is removed.
     pub vring: VringFd,
     /// Bytes.
     pub size: u64,
@@ -136,14 +137,14 @@ pub struct VringArea {
     pub offset: u64,
 }
 
-/// The buffer that tracks requests in flight.
+/// The in-flight buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inflight {
-    /// Bytes of the buffer. Zero in a reply: there is none.
+    /// Bytes of the buffer. Zero in a reply means that there is no buffer.
     pub mmap_size: u64,
-    /// Its offset in the file.
+    /// Offset of the buffer in the file.
     pub mmap_offset: u64,
-    /// Rings that it has room for.
+    /// Rings that the buffer has room for.
     pub num_queues: u16,
     /// Size of the rings.
     pub queue_size: u16,
@@ -152,12 +153,12 @@ pub struct Inflight {
 /// The identity of a shared object: a UUID, its first three fields in big-endian order.
 pub type Uuid = [u8; 16];
 
-/// Which state goes where.
+/// Parameters of a transfer of the device's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceState {
-    /// From the back-end or to it.
+    /// The direction: from the back-end or to it.
     pub direction: TransferDirection,
-    /// When in the migration.
+    /// The phase of the migration.
     pub phase: TransferPhase,
 }
 

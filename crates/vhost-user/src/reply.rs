@@ -1,4 +1,4 @@
-//! The answers of both sides.
+//! The replies of both sides.
 
 use std::os::fd::OwnedFd;
 
@@ -13,45 +13,46 @@ use crate::error::MessageError;
 use crate::message::ReplyTo;
 use crate::payload::{Config, Inflight, MemoryRegion, VringState};
 
-/// The back-end's answer to a [`FrontendMessage`](crate::FrontendMessage).
+/// The back-end's reply to a [`FrontendMessage`](crate::FrontendMessage).
 #[derive(Debug)]
 pub enum Reply {
-    /// What was asked for, or an acknowledgement: zero for success.
+    /// A number, or an acknowledgement: zero for success.
     ///
-    /// The reply to SET_LOG_BASE is one too. The specification gives it no payload, QEMU takes any, other front-ends
-    /// insist on the number: so it is sent with one, and without one it is received as 0.
+    /// The reply to SET_LOG_BASE is one too. The specification gives that reply no payload. QEMU accepts any
+    /// payload, and other front-ends require the number. So we send it with a number, and receive it without
+    /// one as 0.
     U64(u64),
-    /// Where the ring stands that was stopped.
+    /// The index at which a ring was stopped.
     VringBase(VringState),
-    /// The configuration space, as [`Config::answer`] makes it; none on failure.
+    /// The configuration space, from [`Config::answer`]; `None` on failure.
     Config(Option<Config>),
-    /// The parameters of the session, with its number; as opaque as in the request.
+    /// The parameters of the session, with its number. They are opaque, as in the request.
     CryptoSession(Vec<u8>),
-    /// The userfaultfd; none on failure.
+    /// The userfaultfd; `None` on failure.
     Userfault(Option<OwnedFd>),
-    /// In postcopy mode, to SET_MEM_TABLE: the regions with their addresses in the back-end.
+    /// The reply to SET_MEM_TABLE in postcopy mode: the regions with their addresses in the back-end.
     MemTable(Vec<MemoryRegion>),
-    /// In postcopy mode, to ADD_MEM_REG: the region with its address in the back-end.
+    /// The reply to ADD_MEM_REG in postcopy mode: the region with its address in the back-end.
     MemRegion(MemoryRegion),
-    /// The buffer and its file; on failure neither size nor file.
+    /// The in-flight buffer and its file. On failure the size is zero and there is no file.
     Inflight(Inflight, Option<OwnedFd>),
-    /// The dma-buf; none on failure.
+    /// The dma-buf; `None` on failure.
     SharedObject(Option<OwnedFd>),
-    /// Whether the device's state can be transferred, and how.
+    /// Whether and how the device's state can be transferred.
     DeviceState(DeviceStateReply),
-    /// The sizes in bytes of the shared memory regions, by `shmid`, at most
-    /// [`SHMEM_REGIONS_MAX`]; zero for one that is not used. Zeroes at the end are left out when received.
+    /// The sizes of the shared memory regions in bytes, by `shmid`, at most [`SHMEM_REGIONS_MAX`]. An unused
+    /// region has size zero. Zeroes at the end are dropped when a reply is received.
     ShmemConfig(Vec<u64>),
 }
 
-/// The answer to [`SetDeviceStateFd`](crate::FrontendMessage::SetDeviceStateFd).
+/// The reply to [`SetDeviceStateFd`](crate::FrontendMessage::SetDeviceStateFd).
 #[derive(Debug)]
 pub enum DeviceStateReply {
-    /// The front-end's channel will be used.
+    /// The back-end will use the front-end's channel.
     Accepted,
-    /// Use this channel instead.
+    /// The front-end has to use this channel instead.
     Instead(OwnedFd),
-    /// It cannot be done. Not zero.
+    /// The transfer is impossible. The error is not zero.
     Refused(u8),
 }
 
@@ -89,7 +90,7 @@ impl ReplyTo<Code> for Reply {
                 }
                 Self::Inflight(inflight, fd)
             }
-            // The specification gives no payload; libvhost-user sends back the request's.
+            // The specification gives no payload. libvhost-user sends the request's payload back.
             Code::GetSharedObject => Self::SharedObject(body.optional_fd()?),
             Code::SetDeviceStateFd => Self::DeviceState(device_state(body)?),
             Code::GetShmemConfig => Self::ShmemConfig(shmem_config(body)?),
@@ -180,7 +181,7 @@ fn shmem_config(body: Body<'_>) -> Result<Vec<u64>, MessageError> {
     Ok(sizes)
 }
 
-/// The front-end's answer to a [`BackendMessage`](crate::BackendMessage).
+/// The front-end's reply to a [`BackendMessage`](crate::BackendMessage).
 #[derive(Debug)]
 pub enum FrontendReply {
     /// An acknowledgement: zero for success.

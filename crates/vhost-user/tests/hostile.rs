@@ -1,4 +1,4 @@
-//! Peers that send rubbish, too little, too much, or nothing.
+//! Tests of peers that send rubbish, too little, too much, or nothing.
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 use kickless_spec::features::Features;
@@ -16,7 +16,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Descriptors are counted for the whole process, so these tests go one at a time.
+/// Makes the tests of this file run one at a time, because they count the file descriptors of the whole
+/// process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -44,7 +45,8 @@ fn send(socket: &UnixStream, bytes: &[u8], fds: usize) {
     assert_eq!(sent, bytes.len());
 }
 
-/// What a back-end says of one message; and that it has closed what came with it.
+/// Returns a back-end's error for one message. Checks that the back-end has closed the message's file
+/// descriptors.
 fn verdict(bytes: &[u8], fds: usize) -> Error {
     let (theirs, ours) = UnixStream::pair().unwrap();
     let mut backend = Backend::new(ours);
@@ -56,7 +58,7 @@ fn verdict(bytes: &[u8], fds: usize) -> Error {
 }
 
 #[test]
-fn what_each_wrong_message_is_told() {
+fn each_wrong_message_has_its_error() {
     let _alone = alone();
     let short = message(9, 1, &[0; 12]);
     let cases: [(&[u8], usize, &str, bool); 8] = [
@@ -115,7 +117,7 @@ fn a_rejected_message_leaves_the_stream_in_step() {
 }
 
 #[test]
-fn the_end_may_come_at_any_byte() {
+fn the_stream_may_end_at_any_byte() {
     let _alone = alone();
     let whole = message(9, 1, &[0; 40]);
     for len in 0..whole.len() {
@@ -131,7 +133,7 @@ fn the_end_may_come_at_any_byte() {
 }
 
 #[test]
-fn a_peer_that_stalls_can_be_left_and_come_back() {
+fn a_stalled_peer_can_continue_later() {
     let _alone = alone();
     let (mut theirs, ours) = UnixStream::pair().unwrap();
     let mut backend = Backend::new(ours);
@@ -148,11 +150,11 @@ fn a_peer_that_stalls_can_be_left_and_come_back() {
 }
 
 #[test]
-fn a_peer_that_does_not_read_holds_nobody_up() {
+fn a_peer_that_does_not_read_does_not_block_us() {
     let _alone = alone();
     let (_theirs, ours) = UnixStream::pair().unwrap();
     let mut frontend = Frontend::new(ours);
-    // Sooner or later the socket is full, at a message's boundary or within one.
+    // The socket becomes full at some point, between two messages or within one.
     let error = loop {
         if let Err(error) = frontend.send(&Message::SetFeatures(Features::empty()), false, &Wait::never()) {
             break error;
@@ -161,7 +163,7 @@ fn a_peer_that_does_not_read_holds_nobody_up() {
     assert!(matches!(error, Error::Interrupted | Error::SendInterrupted { .. }), "{error}");
 }
 
-/// Makes an end; what that returns receives once, and says whether there may be more.
+/// Makes an end, and a function that receives once and returns whether there may be more.
 type End = fn(UnixStream) -> Box<dyn FnMut() -> bool>;
 
 proptest! {
@@ -180,7 +182,8 @@ proptest! {
         ),
         cut in 1usize..64,
     ) {
-        // All is sent before anything is read, and what the kernel keeps for each part counts against the socket's buffer.
+        // Everything is sent before anything is read. The kernel's overhead for each part counts against the
+        // socket's buffer.
         let cut = cut.max(pieces.iter().map(|(bytes, _)| bytes.len()).sum::<usize>() / 100);
         let _alone = alone();
         let before = open_fds();

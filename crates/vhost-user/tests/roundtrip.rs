@@ -1,4 +1,4 @@
-//! Every message and every reply of both ends, sent over a real socket, arrives as it was.
+//! Tests that every message and every reply of both ends arrives unchanged over a real socket.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use kickless_spec::features::Features;
@@ -23,13 +23,13 @@ fn fd() -> OwnedFd {
     memfd_create("passed", MemfdFlags::CLOEXEC).unwrap()
 }
 
-/// What is compared: bytes, and which files the descriptors stand for.
+/// Returns the content to compare: bytes, and the identity of the file of each descriptor.
 fn content(encoded: &Encoded<'_>) -> (Vec<u8>, Vec<u64>) {
     let inodes = encoded.fds.iter().map(|fd| fstat(fd.as_fd()).unwrap().st_ino).collect();
     (encoded.payload.clone(), inodes)
 }
 
-/// Sends `message` and returns what arrived, having compared the two.
+/// Sends `message`, compares it with the received one, and returns that.
 fn pass<M: Request>(message: &M, need_reply: bool) -> M {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (mut asks, mut answers) = (Requester::<M>::new(ours), Responder::<M>::new(theirs));
@@ -43,7 +43,7 @@ fn pass<M: Request>(message: &M, need_reply: bool) -> M {
     received.message
 }
 
-/// Sends `request`, has it answered with `reply`, and compares what came back.
+/// Sends `request`, replies with `reply`, and compares the received reply.
 fn answer<M: Request>(request: &M, reply: &M::Reply) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (mut asks, mut answers) = (Requester::<M>::new(ours), Responder::<M>::new(theirs));
@@ -194,7 +194,7 @@ proptest! {
 }
 
 #[test]
-fn no_request_is_left_out() {
+fn all_requests_are_tested() {
     let ours: HashSet<u32> = front_end_messages(1, 1, 1).iter().map(|m| m.code().raw()).collect();
     assert_eq!(ours, FrontendRequest::ALL.iter().map(|code| code.raw()).collect());
     let theirs: HashSet<u32> = back_end_messages(1).iter().map(|m| m.code().raw()).collect();
@@ -202,7 +202,7 @@ fn no_request_is_left_out() {
 }
 
 #[test]
-fn who_is_answered() {
+fn which_requests_expect_a_reply() {
     assert_eq!(Message::GetFeatures.expects(false), Expects::Reply);
     assert_eq!(Message::SetFeatures(Features::empty()).expects(false), Expects::Nothing);
     assert_eq!(Message::SetFeatures(Features::empty()).expects(true), Expects::Ack);
