@@ -19,7 +19,7 @@
 //! * The driver can change the descriptors in the ring in between. Each pop reads them again, and the first that reads
 //!   all of them begins anew unless they are the same.
 //! * An invalidation, or another view of guest memory, can make a piece untrue. Both change [`Tlb::epoch`] before they are
-//!   answered ([`Tlb::keep`]), and the next pop begins anew. Until a chain is popped, nothing uses its pieces, so no invalidation waits for it.
+//!   answered ([`Tlb::watch`]), and the next pop begins anew. Until a chain is popped, nothing uses its pieces, so no invalidation waits for it.
 //! * A driver that has its chain begin anew again and again pays for each look: see [`Tlb::take_lookups`].
 
 use crate::Buffer;
