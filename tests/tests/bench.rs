@@ -200,11 +200,11 @@ fn a_back_end_that_stops_before_the_end() {
     let daemon = serve(Program::Kickless, NULL);
     let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
     for depth in ["1", "1024"] {
-        let child = start(&daemon, &format!("--rate=200 --depth={depth} --time=3s --warm-up=0s --json"));
+        let child = start(&daemon, &format!("--rate=200 --depth={depth} --time=1s --warm-up=0s --json"));
         // Past what is said before the first request, and then past the end.
         thread::sleep(Duration::from_millis(500));
         kill_process(pid, Signal::STOP).unwrap();
-        thread::sleep(Duration::from_millis(3500));
+        thread::sleep(Duration::from_millis(1500));
         kill_process(pid, Signal::CONT).unwrap();
         let results: Value = serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
         let target = &results["loads"][0]["targets"][0];
