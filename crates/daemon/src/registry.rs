@@ -1,9 +1,9 @@
 //! The devices of a daemon, which come and go while it runs.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_device::Device;
@@ -16,6 +16,7 @@ use super::config::{DeviceConfig, DeviceKind, Notation};
 use super::error::{AddError, MakeError, RemoveError, ServeError};
 use super::served::Served;
 use super::socket::{Address, Endpoint, TURN_WAIT, real_path};
+use super::table::{ClosedEntry, DeviceState, Entry, Phase, Reserved, Running, Table};
 
 /// How often a forced removal ends requests that wait for a remote server: a request in several parts may have begun another.
 const FORCE_EVERY: Duration = Duration::from_secs(1);
@@ -44,21 +45,6 @@ pub enum Removal {
     Force(Duration),
 }
 
-/// The state of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceState {
-    /// It is being opened.
-    Opening,
-    /// It waits for a front-end.
-    Free,
-    /// A front-end is connected.
-    Connected,
-    /// It takes no new requests, and is removed when the last one in flight ends.
-    Removing,
-    /// It is not served any longer: see the log.
-    Ended,
-}
-
 /// A device as [`Registry::list`] shows it.
 #[derive(Clone, Debug)]
 pub struct Listed {
@@ -66,6 +52,8 @@ pub struct Listed {
     pub config: DeviceConfig,
     /// The state.
     pub state: DeviceState,
+    /// The reason why it ended, as a sentence; `None`: it did not fail.
+    pub error: Option<String>,
 }
 
 /// Owns the devices of a daemon and the pool that serves them.
@@ -85,118 +73,10 @@ struct Shared {
     make: Box<MakeDevice>,
     devices_max: usize,
     table: Mutex<Table>,
-    /// Notified when a session thread has ended.
+    /// Notified when a session thread has ended, and when a device is gone.
     ended: Condvar,
     /// Signalled when a device has come, or one has ended.
     changed: Waker,
-}
-
-#[derive(Default)]
-struct Table {
-    /// In the order in which the devices came.
-    entries: Vec<Entry>,
-    /// The id of the next entry.
-    next: u64,
-    is_stopping: bool,
-}
-
-struct Entry {
-    id: u64,
-    /// Empty for a device without a name.
-    name: String,
-    config: DeviceConfig,
-    /// The real path of its socket.
-    socket: Option<PathBuf>,
-    phase: Phase,
-    is_removing: bool,
-    /// Callers that wait for its end. The last of them removes the entry.
-    waiters: usize,
-}
-
-enum Phase {
-    Opening,
-    Running(Arc<Served>, JoinHandle<()>),
-    Ended(Arc<Served>, JoinHandle<()>, Result<(), ServeError>),
-}
-
-impl Entry {
-    fn served(&self) -> Option<&Arc<Served>> {
-        match &self.phase {
-            Phase::Opening => None,
-            Phase::Running(served, _) | Phase::Ended(served, ..) => Some(served),
-        }
-    }
-
-    fn state(&self) -> DeviceState {
-        match &self.phase {
-            Phase::Opening => DeviceState::Opening,
-            Phase::Ended(..) => DeviceState::Ended,
-            Phase::Running(..) if self.is_removing => DeviceState::Removing,
-            Phase::Running(served, _) if served.is_connected() => DeviceState::Connected,
-            Phase::Running(..) => DeviceState::Free,
-        }
-    }
-}
-
-impl Table {
-    fn find(&mut self, id: u64) -> Option<&mut Entry> {
-        self.entries.iter_mut().find(|entry| entry.id == id)
-    }
-
-    fn take(&mut self, id: u64) -> Option<Entry> {
-        let at = self.entries.iter().position(|entry| entry.id == id)?;
-        Some(self.entries.remove(at))
-    }
-
-    /// Takes the device of this name if it is not served any longer.
-    fn take_ended(&mut self, name: &str) -> Option<Entry> {
-        let ended = |entry: &Entry| {
-            entry.name == name && matches!(entry.phase, Phase::Ended(..)) && !entry.is_removing
-        };
-        let at = self.entries.iter().position(ended)?;
-        Some(self.entries.remove(at))
-    }
-
-    /// Reserves the name and the socket of a device. `None`: the same device is served already. The path of the socket is
-    /// resolved before, because that asks the file system, which may not answer.
-    fn reserve(
-        &mut self,
-        config: &DeviceConfig,
-        socket: Option<PathBuf>,
-        is_inherited: bool,
-        devices_max: usize,
-    ) -> Result<Option<u64>, AddError> {
-        if self.is_stopping {
-            return Err(AddError::Stopping);
-        }
-        let name = config.name().unwrap_or_default().to_owned();
-        if let Some(at) = self.entries.iter().position(|entry| entry.name == name) {
-            let entry = &self.entries[at];
-            match (&entry.phase, entry.is_removing) {
-                (_, true) => return Err(AddError::Busy { name, doing: "removed" }),
-                (Phase::Opening, _) => return Err(AddError::Busy { name, doing: "added" }),
-                (Phase::Running(..), _) if entry.config == *config && !is_inherited => return Ok(None),
-                (Phase::Running(..) | Phase::Ended(..), _) => return Err(AddError::Different { name }),
-            }
-        }
-        if socket.is_none() && !is_inherited {
-            return Err(AddError::NoSocket);
-        }
-        if let Some(path) = &socket
-            && let Some(other) = self.entries.iter().find(|entry| entry.socket.as_ref() == Some(path))
-        {
-            return Err(AddError::SocketTaken { name: other.name.clone(), path: path.clone() });
-        }
-        if self.entries.len() >= devices_max {
-            return Err(AddError::Full { max: devices_max });
-        }
-        let id = self.next;
-        self.next += 1;
-        let config = config.clone();
-        let (phase, is_removing, waiters) = (Phase::Opening, false, 0);
-        self.entries.push(Entry { id, name, config, socket, phase, is_removing, waiters });
-        Ok(Some(id))
-    }
 }
 
 /// A device that is open. It is served once it has its socket ([`Opened::bind`]) and [`Registry::serve`] gets it. Dropping it
@@ -219,9 +99,12 @@ enum Origin {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        let mut table = self.shared.lock();
-        if table.find(self.id).is_some_and(|entry| matches!(entry.phase, Phase::Opening)) {
-            table.take(self.id);
+        // The name is in use until its socket and its device are gone.
+        self.origin = None;
+        self.device = None;
+        let was_opening = self.shared.lock().give_up(self.id);
+        if was_opening {
+            self.shared.has_changed();
         }
     }
 }
@@ -267,15 +150,21 @@ impl Registry {
         let _ = self.shared.pool.set(Arc::new(pool));
     }
 
+    /// Returns the number of devices that there can be at a time. The engines of the pool have reserves for as many.
+    pub fn devices_max(&self) -> usize {
+        self.shared.devices_max
+    }
+
     /// Returns the pool that serves the devices.
     pub fn pool(&self) -> Option<&Arc<Pool>> {
         self.shared.pool.get()
     }
 
-    /// Opens a device and serves it.
+    /// Opens a device and serves it. It replaces a device of its name that is not served any longer.
     ///
     /// # Errors
-    /// It cannot be opened or served, or its name or its socket is in use. Nothing has changed then.
+    /// It cannot be opened or served, or its name or its socket is in use. Nothing has changed then, but that a device that it
+    /// would have replaced is closed.
     pub fn add(&self, config: DeviceConfig) -> Result<Added, AddError> {
         let Some(mut opened) = self.open(config, None)? else { return Ok(Added::Identical) };
         opened.bind(Instant::now() + TURN_WAIT)?;
@@ -291,14 +180,15 @@ impl Registry {
     pub fn open(&self, config: DeviceConfig, endpoint: Option<Endpoint>) -> Result<Option<Opened>, AddError> {
         config.check(Notation::Keys).map_err(AddError::Mistake)?;
         let shared = self.shared.clone();
-        // A device that is not served any longer makes room for its successor.
-        let ended = shared.lock().take_ended(config.name().unwrap_or_default());
-        drop(ended);
         let is_inherited = endpoint.is_some();
         let socket = config.serve.socket_path.as_deref().filter(|_| !is_inherited).map(real_path);
         let reserved = shared.lock().reserve(&config, socket, is_inherited, shared.devices_max)?;
-        let Some(id) = reserved else { return Ok(None) };
+        let Some(Reserved { id, replaced }) = reserved else { return Ok(None) };
         let mut opened = Opened { shared, id, config, device: None, origin: None };
+        // A device that is not served any longer makes room for its successor.
+        if let Some(replaced) = replaced {
+            replaced.close();
+        }
         opened.fill(endpoint)?;
         Ok(Some(opened))
     }
@@ -317,7 +207,8 @@ impl Registry {
                 return Err(AddError::NoSocket);
             };
             let served = Served::new(opened.config.clone(), device, pool, &self.shared.space);
-            ready.push((opened, Arc::new(served.map_err(AddError::Thread)?), endpoint));
+            // In this order they are dropped: the name is given back last.
+            ready.push((endpoint, Arc::new(served.map_err(AddError::Thread)?), opened));
         }
         for (_, served, _) in &ready {
             let config = served.config();
@@ -328,12 +219,12 @@ impl Registry {
             });
         }
         let mut started = Vec::with_capacity(ready.len());
-        for (opened, served, endpoint) in ready {
+        for (endpoint, served, opened) in ready {
             if let Err(error) = self.shared.start(opened.id, served, endpoint) {
                 started
                     .into_iter()
                     .for_each(|id| drop(self.shared.remove(id, Removal::Drain(Duration::MAX))));
-                return Err(AddError::Thread(error));
+                return Err(error);
             }
             started.push(opened.id);
         }
@@ -360,7 +251,7 @@ impl Registry {
         table
             .entries
             .iter()
-            .map(|entry| Listed { config: entry.config.clone(), state: entry.state() })
+            .map(|entry| Listed { config: entry.config.clone(), state: entry.state(), error: entry.error() })
             .collect()
     }
 
@@ -379,9 +270,10 @@ impl Registry {
         self.shared.changed.clear()
     }
 
-    /// Returns whether no device is served.
+    /// Returns whether no device is served, being closed, or being opened. After [`Registry::stop`] a device that is being
+    /// opened does not count: it is not served when it is open.
     pub fn is_idle(&self) -> bool {
-        !self.shared.lock().entries.iter().any(|entry| matches!(entry.phase, Phase::Running(..)))
+        self.shared.lock().is_idle()
     }
 
     /// Stops all devices, and lets none come any more. Returns at once; [`Registry::is_idle`] tells when they have stopped.
@@ -389,22 +281,20 @@ impl Registry {
         let mut table = self.shared.lock();
         table.is_stopping = true;
         table.entries.iter().filter_map(Entry::served).for_each(|served| served.stop());
+        drop(table);
+        self.shared.changed.wake();
     }
 
     /// Forgets the devices that are not served any longer; returns the error of each that failed, with its configuration.
     pub fn take_ended(&self) -> Vec<(DeviceConfig, ServeError)> {
-        let mut table = self.shared.lock();
-        let is_over = |entry: &mut Entry| entry.waiters == 0 && matches!(entry.phase, Phase::Ended(..));
-        let ended: Vec<Entry> = table.entries.extract_if(.., is_over).collect();
-        // Closing a device takes its time, and others need the table meanwhile.
-        drop(table);
+        let ended = self.shared.lock().close_ended();
         let mut failed = Vec::new();
-        for entry in ended {
-            if let Phase::Ended(_, thread, outcome) = entry.phase {
-                // It has nothing left to do but to end, and a panic is its outcome.
-                let _ = thread.join();
-                failed.extend(outcome.err().map(|error| (entry.config, error)));
+        for ClosedEntry { id, config, running, outcome } in ended {
+            if let Some(running) = running {
+                running.close();
             }
+            self.shared.forget(id);
+            failed.extend(outcome.err().map(|error| (config, error)));
         }
         failed
     }
@@ -414,7 +304,7 @@ impl Drop for Registry {
     fn drop(&mut self) {
         self.stop();
         let mut table = self.shared.lock();
-        while table.entries.iter().any(|entry| matches!(entry.phase, Phase::Running(..))) {
+        while !table.is_idle() {
             table = self.shared.ended.wait(table).unwrap_or_else(PoisonError::into_inner);
         }
         drop(table);
@@ -460,45 +350,61 @@ impl Shared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Tells those who wait, and the daemon, that the table has changed.
+    fn has_changed(&self) {
+        self.ended.notify_all();
+        self.changed.wake();
+    }
+
+    /// Gives the name of a device back that is closed.
+    fn forget(&self, id: u64) {
+        let entry = self.lock().take(id);
+        drop(entry);
+        self.has_changed();
+    }
+
     /// Starts the session thread of a device.
-    fn start(self: &Arc<Self>, id: u64, served: Arc<Served>, endpoint: Endpoint) -> std::io::Result<()> {
-        let mut table = self.lock();
-        let is_stopping = table.is_stopping;
-        let Some(entry) = table.find(id) else { return Ok(()) };
+    fn start(self: &Arc<Self>, id: u64, served: Arc<Served>, endpoint: Endpoint) -> Result<(), AddError> {
         let name = served.config().name().unwrap_or("session").to_owned();
         let (shared, of_thread) = (self.clone(), served.clone());
-        // The thread reports its end under the lock that is held here, so not before it is in the table.
+        let (begin, begins) = sync_channel(1);
+        // A thread that cannot be started drops the socket, so this is not under the lock.
         let thread = thread::Builder::new().name(name).spawn(move || {
+            // It reports its end to the table, so it begins when it is in there.
+            if begins.recv().is_err() {
+                return;
+            }
             let mut report = Report { shared, id, outcome: Err(ServeError::Panicked) };
             report.outcome = of_thread.config().span().in_scope(|| of_thread.run(endpoint));
             drop(of_thread);
-        })?;
-        if is_stopping {
-            served.stop();
-        }
-        entry.phase = Phase::Running(served, thread);
-        Ok(())
-    }
-
-    /// Takes note that a session thread has ended.
-    fn has_ended(&self, id: u64, outcome: Result<(), ServeError>) {
-        let mut table = self.lock();
-        let mut gone = None;
-        if let Some(entry) = table.find(id) {
-            let forgotten = entry.is_removing && entry.waiters == 0;
-            entry.phase = match std::mem::replace(&mut entry.phase, Phase::Opening) {
-                Phase::Running(served, thread) => Phase::Ended(served, thread, outcome),
-                other => other,
-            };
-            if forgotten {
-                gone = table.take(id);
+        });
+        let running = Running { served, thread: thread.map_err(AddError::Thread)? };
+        let refused = self.lock().begin(id, running);
+        match refused {
+            None => {
+                // The thread waits for it.
+                let _ = begin.send(());
+                Ok(())
+            }
+            Some(running) => {
+                drop(begin);
+                running.close();
+                Err(AddError::Stopping)
             }
         }
-        drop(table);
-        // Without the lock: a disk may take its time to close.
-        drop(gone);
-        self.ended.notify_all();
-        self.changed.wake();
+    }
+
+    /// Takes note that a session thread, this one, has ended. Closes the device if it is to be removed and no caller waits
+    /// for that.
+    fn has_ended(&self, id: u64, outcome: Result<(), ServeError>) {
+        let closing = self.lock().end(id, outcome);
+        match closing {
+            Some(Running { served, thread: _ }) => {
+                drop(served);
+                self.forget(id);
+            }
+            None => self.has_changed(),
+        }
     }
 
     fn remove(&self, id: u64, how: Removal) -> Result<bool, RemoveError> {
@@ -507,14 +413,14 @@ impl Shared {
         let Some(entry) = table.find(id) else { return Ok(false) };
         let name = entry.name.clone();
         match &entry.phase {
-            Phase::Opening => return Err(RemoveError::BeingAdded { name }),
-            Phase::Running(served, _) if how == Removal::Refuse => {
-                if !served.stop_if_free() {
+            Phase::Opening(_) => return Err(RemoveError::BeingAdded { name }),
+            Phase::Running(running) if how == Removal::Refuse => {
+                if !running.served.stop_if_free() {
                     return Err(RemoveError::InUse { name });
                 }
             }
-            Phase::Running(served, _) => served.stop(),
-            Phase::Ended(..) => {}
+            Phase::Running(running) => running.served.stop(),
+            Phase::Ended(..) | Phase::Closing => {}
         }
         entry.is_removing = true;
         entry.waiters += 1;
@@ -526,20 +432,21 @@ impl Shared {
         let mut table = self.wait_for_end(table, id, since, patience, matches!(how, Removal::Force(_)));
         let Some(entry) = table.find(id) else { return Ok(true) };
         entry.waiters -= 1;
-        if !matches!(entry.phase, Phase::Ended(..)) {
-            return Err(RemoveError::Deadline { name, waited: since.elapsed() });
-        }
-        let entry = table.take(id);
+        let closing = entry.close();
         drop(table);
-        if let Some(Entry { phase: Phase::Ended(served, thread, _), config, .. }) = entry {
-            let _ = thread.join();
-            drop(served);
-            config.span().in_scope(|| info!("removed"));
+        let Some(ClosedEntry { config, running, .. }) = closing else {
+            return Err(RemoveError::Deadline { name, waited: since.elapsed() });
+        };
+        if let Some(running) = running {
+            running.close();
         }
+        config.span().in_scope(|| info!("removed"));
+        self.forget(id);
         Ok(true)
     }
 
-    /// Waits until the session thread of a device has ended, or the patience is over.
+    /// Waits until the session thread of a device has ended or the device is gone, or the patience is over. Of several
+    /// callers the first closes the device, and the others wait until it is gone.
     fn wait_for_end<'t>(
         &'t self,
         mut table: MutexGuard<'t, Table>,
@@ -548,26 +455,27 @@ impl Shared {
         patience: Duration,
         is_forced: bool,
     ) -> MutexGuard<'t, Table> {
+        let mut force_at = is_forced.then_some(since);
         loop {
-            let served = match table.find(id).map(|entry| &entry.phase) {
-                Some(Phase::Running(served, _)) => served.clone(),
-                _ => return table,
-            };
             let left = patience.saturating_sub(since.elapsed());
-            if left.is_zero() {
-                return table;
-            }
-            if is_forced {
-                drop(table);
-                served.device().limit_remote_waits();
-                table = self.lock();
-                if !table.find(id).is_some_and(|entry| matches!(entry.phase, Phase::Running(..))) {
-                    return table;
+            let served = match table.find(id).map(|entry| &entry.phase) {
+                None | Some(Phase::Ended(..)) => return table,
+                Some(_) if left.is_zero() => return table,
+                Some(Phase::Running(running)) if force_at.is_some_and(|at| at <= Instant::now()) => {
+                    running.served.clone()
                 }
-            }
+                Some(_) => {
+                    let wait = self.ended.wait_timeout(table, left.min(FORCE_EVERY));
+                    table = wait.unwrap_or_else(PoisonError::into_inner).0;
+                    continue;
+                }
+            };
+            force_at = Some(Instant::now() + FORCE_EVERY);
+            drop(table);
+            served.device().limit_remote_waits();
+            // This can be the last reference, and to close a device takes long: not under the lock.
             drop(served);
-            let wait = self.ended.wait_timeout(table, left.min(FORCE_EVERY));
-            table = wait.unwrap_or_else(PoisonError::into_inner).0;
+            table = self.lock();
         }
     }
 }

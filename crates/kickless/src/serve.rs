@@ -101,13 +101,12 @@ fn open(service: Service, inherited: Option<Endpoint>, signals: &Signals) -> Res
 fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<(Registry, Vec<Opened>)> {
     wire::check_cpus(service.pool.cpus(), service.notation)?;
     let registry = wire::registry(&service)?;
-    let devices_max = service.devices.len();
     let mut all = Vec::with_capacity(service.devices.len());
     for config in service.devices {
         let opened = registry.open(config.clone(), inherited.take());
         all.extend(opened.map_err(|error| named(&config, service.notation, error))?);
     }
-    registry.set_pool(wire::pool(&service.pool, devices_max, service.notation)?);
+    registry.set_pool(wire::pool(&service.pool, registry.devices_max(), service.notation)?);
     Ok((registry, all))
 }
 

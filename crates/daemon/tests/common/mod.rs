@@ -1,6 +1,8 @@
 //! A registry of disks, and load on them.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub(crate) mod hooked;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,0 +1,237 @@
+//! A name, its socket and its device are in use together, and the lock of the table is never held while a device is closed.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
+
+mod common;
+
+use std::io::Write;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::hooked::{Hooked, Hooks};
+use common::{LIMIT, Rig};
+use kickless_daemon::{
+    AddError, Added, DeviceConfig, DeviceState, Endpoint, MakeError, Registry, Removal, sentence,
+};
+use kickless_device::Device;
+
+/// The test waits this long for what does not come where the lock is held. It comes at once otherwise.
+const HELD: Duration = Duration::from_secs(10);
+
+fn states(registry: &Registry) -> Vec<(String, DeviceState)> {
+    let listed = registry.list().into_iter();
+    listed.map(|listed| (listed.config.name().unwrap_or_default().to_owned(), listed.state)).collect()
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !is_so() {
+        assert!(since.elapsed() < LIMIT, "not {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Adds a device that fails at once.
+fn add_failed(rig: &Rig, name: &str) {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut config = rig.config(name, "mem:1M");
+    config.serve.socket_path = None;
+    let endpoint = Endpoint::inherited(ours.into()).unwrap();
+    rig.registry.serve(vec![rig.registry.open(config, Some(endpoint)).unwrap().unwrap()]).unwrap();
+    theirs.write_all(&[0xff; 64]).unwrap();
+    drop(theirs);
+    until("failed", || rig.registry.list().iter().any(|listed| listed.error.is_some()));
+}
+
+/// A successor that cannot be opened leaves the device that failed, and its error.
+#[test]
+fn a_failed_device_is_listed_until_its_successor_is_served() {
+    let rig = Rig::new(1, 1);
+    let registry = &rig.registry;
+    add_failed(&rig, "a");
+    let failed = registry.list().remove(0);
+    assert_eq!(failed.state, DeviceState::Ended);
+    let is_same = || {
+        let now = registry.list().remove(0);
+        (now.config, now.state, now.error) == (failed.config.clone(), failed.state, failed.error.clone())
+    };
+    // Its disk cannot be opened, its socket cannot be made, or it is given up.
+    assert!(registry.add(rig.config("a", "/nonexistent.img")).is_err() && is_same());
+    let listener = UnixListener::bind(rig.socket("a")).unwrap();
+    assert!(registry.add(rig.config("a", "mem:1M")).is_err() && is_same());
+    drop(listener);
+    let opened = registry.open(rig.config("a", "mem:1M"), None).unwrap();
+    assert_eq!(states(registry), [("a".into(), DeviceState::Opening)]);
+    drop(opened);
+    assert!(is_same());
+    assert!(matches!(registry.add(rig.config("b", "mem:1M")), Err(AddError::Full { max: 1 })));
+
+    assert_eq!(registry.add(rig.config("a", "mem:1M")).unwrap(), Added::New);
+    assert_eq!(states(registry), [("a".into(), DeviceState::Free)]);
+    assert!(registry.list()[0].error.is_none() && registry.take_ended().is_empty());
+    assert!(registry.remove("a", Removal::Refuse).unwrap());
+
+    // The error is there after a retry, for whoever takes or removes it.
+    for is_taken in [true, false] {
+        add_failed(&rig, "a");
+        assert!(registry.add(rig.config("a", "/nonexistent.img")).is_err());
+        if is_taken {
+            let (config, error) = registry.take_ended().remove(0);
+            assert_eq!((config.name(), Some(sentence(&error))), (Some("a"), failed.error.clone()));
+        } else {
+            assert!(registry.remove("a", Removal::Refuse).unwrap());
+        }
+        assert!(registry.list().is_empty());
+    }
+}
+
+/// Makes devices when the test says so; the test is told when one is to be made.
+fn on_demand() -> (impl Fn(&DeviceConfig) -> Made + Send + Sync + 'static, Receiver<()>, Sender<bool>) {
+    let ((begun, has_begun), (say, said)) = (channel(), channel());
+    let said = Mutex::new(said);
+    let make = move |_: &DeviceConfig| -> Made {
+        begun.send(()).unwrap();
+        match said.lock().unwrap().recv() {
+            Ok(true) => Ok(Arc::new(Hooked(Hooks::default()))),
+            _ => Err(MakeError { option: "blk-file", source: "it was to fail".into() }),
+        }
+    };
+    (make, has_begun, say)
+}
+
+type Made = Result<Arc<dyn Device>, MakeError>;
+
+/// The daemon does not end while its only device is being opened, and ends when that fails.
+#[test]
+fn a_device_that_is_being_opened_keeps_the_daemon() {
+    let (make, begun, say) = on_demand();
+    let rig = Rig::with_devices(1, 1, make);
+    let registry = &rig.registry;
+    assert!(registry.is_idle());
+    for is_made in [false, true, false] {
+        registry.take_changed();
+        thread::scope(|scope| {
+            let added = scope.spawn(|| registry.add(rig.config("a", "mem:1M")));
+            begun.recv_timeout(LIMIT).unwrap();
+            assert!(!registry.is_idle() && !registry.take_changed());
+            say.send(is_made).unwrap();
+            assert_eq!(added.join().unwrap().is_ok(), is_made);
+        });
+        assert!(registry.take_changed() && registry.is_idle() != is_made);
+        assert_eq!(registry.remove("a", Removal::Refuse).unwrap(), is_made);
+        assert!(registry.take_changed() == is_made && registry.is_idle());
+    }
+}
+
+/// A disk that does not answer does not keep the daemon from stopping, and it is not served when it does answer.
+#[test]
+fn a_daemon_that_stops_gives_up_what_is_being_opened() {
+    let (make, begun, say) = on_demand();
+    let rig = Rig::with_devices(1, 1, make);
+    let registry = &rig.registry;
+    thread::scope(|scope| {
+        let added = scope.spawn(|| registry.add(rig.config("a", "mem:1M")));
+        begun.recv_timeout(LIMIT).unwrap();
+        registry.take_changed();
+        registry.stop();
+        assert!(registry.is_idle() && registry.take_changed());
+        say.send(true).unwrap();
+        assert!(matches!(added.join().unwrap(), Err(AddError::Stopping)));
+    });
+    assert!(registry.is_idle() && registry.list().is_empty() && !rig.socket("a").exists());
+}
+
+/// A registry whose devices look at it when they are closed, and what they see: whether its lock was free, and what is listed.
+fn looking(limit_remote_waits: Arc<dyn Fn() + Send + Sync>) -> (Arc<Rig>, Receiver<Option<Seen>>) {
+    let (see, seen) = channel();
+    let rig: Arc<OnceLock<std::sync::Weak<Rig>>> = Arc::default();
+    let of_device = rig.clone();
+    let drop = move || {
+        let Some(rig) = of_device.get().and_then(std::sync::Weak::upgrade) else { return };
+        let (done, list) = sync_channel(1);
+        thread::spawn(move || {
+            let in_use = rig.registry.add(rig.config("a", "mem:1M"));
+            let is_busy = matches!(in_use, Err(AddError::Busy { .. }));
+            let _ = done.send((states(&rig.registry), is_busy, rig.socket("a").exists()));
+        });
+        see.send(list.recv_timeout(HELD).ok()).unwrap();
+    };
+    let hooks = Hooks { limit_remote_waits, drop: Arc::new(drop) };
+    let make = move |config: &DeviceConfig| -> Made {
+        match config.name() {
+            Some("a") => Ok(Arc::new(Hooked(hooks.clone()))),
+            _ => Ok(Arc::new(Hooked(Hooks::default()))),
+        }
+    };
+    let made = Arc::new(Rig::with_devices(1, 2, make));
+    rig.set(Arc::downgrade(&made)).unwrap();
+    (made, seen)
+}
+
+/// The devices that are listed, whether the name `a` was in use, and whether its socket was there.
+type Seen = (Vec<(String, DeviceState)>, bool, bool);
+
+/// The name of a device is in use until the device is closed, however it goes, and the table can be used meanwhile.
+#[test]
+fn a_name_is_given_back_after_its_device() {
+    let (rig, seen) = looking(Arc::new(|| {}));
+    let registry = &rig.registry;
+    let in_use = |state| Some((vec![("a".into(), state)], true, false));
+    for how in [Removal::Refuse, Removal::Drain(LIMIT), Removal::Force(LIMIT)] {
+        registry.add(rig.config("a", "mem:1M")).unwrap();
+        assert!(registry.remove("a", how).unwrap());
+        assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Removing), "{how:?}");
+        assert!(registry.list().is_empty());
+    }
+    // It is open and given up, before and after it has its socket.
+    for is_bound in [false, true] {
+        let mut opened = registry.open(rig.config("a", "mem:1M"), None).unwrap().unwrap();
+        if is_bound {
+            opened.bind(Instant::now() + LIMIT).unwrap();
+        }
+        drop(opened);
+        assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Opening));
+    }
+    // Another device has no socket, so neither is served.
+    let mut opened = registry.open(rig.config("a", "mem:1M"), None).unwrap().unwrap();
+    opened.bind(Instant::now() + LIMIT).unwrap();
+    let other = registry.open(rig.config("b", "mem:1M"), None).unwrap().unwrap();
+    assert!(matches!(registry.serve(vec![opened, other]), Err(AddError::NoSocket)));
+    let (listed, is_busy, has_socket) = seen.recv().unwrap().unwrap();
+    assert!(listed.contains(&("a".into(), DeviceState::Opening)) && is_busy && !has_socket);
+    assert!(registry.list().is_empty());
+    // It has ended, and is taken out or replaced.
+    add_failed(&rig, "a");
+    assert_eq!(registry.take_ended().len(), 1);
+    assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Removing));
+    add_failed(&rig, "a");
+    registry.add(rig.config("a", "mem:1M")).unwrap();
+    assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Opening));
+    registry.stop();
+    until("idle", || registry.is_idle());
+}
+
+/// A caller that forces a removal has the last reference to the device, because another caller removes it meanwhile.
+#[test]
+fn a_forced_removal_closes_no_device_under_the_lock() {
+    let ((ask, asked), (answer, may_answer)) = (channel(), channel::<()>());
+    let (ask, may_answer) = (Mutex::new(ask), Mutex::new(may_answer));
+    let (rig, seen) = looking(Arc::new(move || {
+        let _ = ask.lock().unwrap().send(());
+        let _ = may_answer.lock().unwrap().recv();
+    }));
+    let registry = &rig.registry;
+    registry.add(rig.config("a", "mem:1M")).unwrap();
+    thread::scope(|scope| {
+        let forced = scope.spawn(|| registry.remove("a", Removal::Force(LIMIT)));
+        asked.recv_timeout(LIMIT).unwrap();
+        assert!(registry.remove("a", Removal::Drain(LIMIT)).unwrap());
+        drop(answer);
+        assert!(seen.recv().unwrap().is_some(), "the table is locked while the device is closed");
+        assert!(forced.join().unwrap().unwrap());
+    });
+    // The device that looked at the table has added another one.
+    until("added", || !registry.list().is_empty());
+}
