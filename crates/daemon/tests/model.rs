@@ -1,0 +1,185 @@
+//! Threads add, replace, fail and remove devices at random, against a model of the table.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
+
+mod common;
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::hooked::{Hooked, Hooks};
+use common::{LIMIT, Rig};
+use kickless_daemon::{
+    AddError, Added, DeviceConfig, DeviceKind, DeviceState, Endpoint, MakeError, Registry, Removal,
+    RemoveError,
+};
+use kickless_device::Device;
+
+/// Threads, each with names of its own, and a name that all of them use.
+const THREADS: usize = 4;
+const STEPS: usize = 300;
+
+/// What a thread knows of its own name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Model {
+    Absent,
+    Served,
+    /// It has ended with an error.
+    Failed,
+}
+
+fn state(registry: &Registry, name: &str) -> Model {
+    let mut listed = registry.list().into_iter().filter(|listed| listed.config.name() == Some(name));
+    let found = listed.next();
+    assert!(listed.next().is_none(), "{name} is there twice");
+    match found.map(|listed| (listed.state, listed.error.is_some())) {
+        None => Model::Absent,
+        Some((DeviceState::Free | DeviceState::Connected, false)) => Model::Served,
+        Some((DeviceState::Ended, true)) => Model::Failed,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+fn random(seed: &mut u64) -> u64 {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *seed >> 33
+}
+
+/// Serves a device that fails at once, and waits until it has.
+fn fail(rig: &Rig, name: &str) {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut config = rig.config(name, "mem:1M");
+    config.serve.socket_path = None;
+    let endpoint = Endpoint::inherited(ours.into()).unwrap();
+    rig.registry.serve(vec![rig.registry.open(config, Some(endpoint)).unwrap().unwrap()]).unwrap();
+    theirs.write_all(&[0xff; 64]).unwrap();
+    let since = Instant::now();
+    while !rig
+        .registry
+        .list()
+        .iter()
+        .any(|listed| listed.config.name() == Some(name) && listed.error.is_some())
+    {
+        assert!(since.elapsed() < LIMIT, "{name} does not end");
+        thread::yield_now();
+    }
+}
+
+fn removal(random: u64) -> Removal {
+    match random % 3 {
+        0 => Removal::Refuse,
+        1 => Removal::Drain(LIMIT),
+        _ => Removal::Force(LIMIT),
+    }
+}
+
+/// Takes one step with a name of this thread's, which no other changes.
+fn own_step(rig: &Rig, name: &str, model: Model, seed: &mut u64) -> Model {
+    let registry = &rig.registry;
+    let (good, bad) = (rig.config(name, "mem:1M"), rig.config(name, "null:1M"));
+    match (random(seed) % 5, model) {
+        (0 | 1, Model::Absent | Model::Failed) => {
+            assert_eq!(registry.add(good).unwrap(), Added::New);
+            Model::Served
+        }
+        (0 | 1, Model::Served) => {
+            assert_eq!(registry.add(good).unwrap(), Added::Identical);
+            assert!(matches!(registry.add(bad), Err(AddError::Different { .. })));
+            Model::Served
+        }
+        // The factory refuses it.
+        (2, Model::Absent | Model::Failed) => {
+            assert!(matches!(registry.add(bad), Err(AddError::Make(_))));
+            model
+        }
+        (3, Model::Absent | Model::Failed) => {
+            fail(rig, name);
+            Model::Failed
+        }
+        _ => {
+            let was_there = registry.remove(name, removal(random(seed))).unwrap();
+            assert_eq!(was_there, model != Model::Absent);
+            assert!(!rig.socket(name).exists());
+            Model::Absent
+        }
+    }
+}
+
+/// Takes one step with the name that all threads use.
+fn shared_step(rig: &Rig, seed: &mut u64) {
+    let registry = &rig.registry;
+    if random(seed).is_multiple_of(2) {
+        let result = registry.add(rig.config("shared", "mem:1M"));
+        assert!(matches!(result, Ok(_) | Err(AddError::Busy { .. })), "{result:?}");
+    } else {
+        let result = registry.remove("shared", removal(random(seed)));
+        assert!(matches!(result, Ok(_) | Err(RemoveError::BeingAdded { .. })), "{result:?}");
+    }
+}
+
+#[test]
+fn the_table_is_what_a_model_says() {
+    let open = Arc::new(AtomicUsize::new(0));
+    let counted = open.clone();
+    let make = move |config: &DeviceConfig| -> Result<Arc<dyn Device>, MakeError> {
+        // Devices of the other kind cannot be made.
+        let DeviceKind::Blk(disk) = &config.kind else { panic!("{config:?}") };
+        if disk.blk_file.to_string().starts_with("null:") {
+            return Err(MakeError { option: "blk-file", source: "it was to fail".into() });
+        }
+        let closed = counted.clone();
+        counted.fetch_add(1, Ordering::SeqCst);
+        let drop = Arc::new(move || {
+            closed.fetch_sub(1, Ordering::SeqCst);
+        });
+        Ok(Arc::new(Hooked(Hooks { drop, ..Hooks::default() })))
+    };
+    let rig = Rig::with_devices(2, THREADS + 1, make);
+    let registry = &rig.registry;
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // Anybody may look at any time, and there are never more devices than there may be.
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                assert!(registry.list().len() <= THREADS + 1);
+                assert!(open.load(Ordering::SeqCst) <= THREADS + 1);
+                thread::sleep(Duration::from_micros(200));
+            }
+        });
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let rig = &rig;
+                scope.spawn(move || {
+                    let name = format!("own-{thread}");
+                    let (mut model, mut seed) = (Model::Absent, thread as u64 + 1);
+                    for step in 0..STEPS {
+                        model = own_step(rig, &name, model, &mut seed);
+                        assert_eq!(state(&rig.registry, &name), model, "{name}, step {step}");
+                        assert!(model != Model::Served || !rig.registry.is_idle(), "{name} is served");
+                        shared_step(rig, &mut seed);
+                    }
+                    // Those that are served go, and those that failed stay.
+                    if model == Model::Served {
+                        assert!(rig.registry.remove(&name, Removal::Force(LIMIT)).unwrap());
+                        model = Model::Absent;
+                    }
+                    (name, model)
+                })
+            })
+            .collect();
+        let left: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        // Also where one panicked: the scope waits for the thread that looks.
+        is_over.store(true, Ordering::Relaxed);
+        for (name, model) in left.into_iter().map(Result::unwrap) {
+            assert_eq!(state(registry, &name), model, "{name}");
+        }
+    });
+    registry.remove("shared", Removal::Force(LIMIT)).unwrap();
+    // The last is gone, none is being opened, and the main thread of a daemon was woken.
+    assert!(registry.is_idle() && registry.take_changed());
+    registry.take_ended();
+    assert_eq!((registry.list().len(), open.load(Ordering::SeqCst)), (0, 0));
+}
