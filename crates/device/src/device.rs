@@ -19,6 +19,12 @@ pub trait Device: Send + Sync {
         ProtocolFeatures::empty()
     }
 
+    /// Returns the protocol features of the transport that front-ends do not use correctly with this kind of device. The
+    /// transport does not offer them.
+    fn withheld_protocol_features(&self) -> ProtocolFeatures {
+        ProtocolFeatures::empty()
+    }
+
     /// Carries out a message of one of [`Device::protocol_features`], which was negotiated. Rings may be running.
     ///
     /// # Errors

@@ -88,6 +88,12 @@ impl Device for Net {
         ProtocolFeatures::MTU | ProtocolFeatures::RARP
     }
 
+    fn withheld_protocol_features(&self) -> ProtocolFeatures {
+        // QEMU 7.2 sends ADD_MEM_REG and REM_MEM_REG once for each pair of rings, all over one connection. It sends
+        // SET_MEM_TABLE once.
+        ProtocolFeatures::CONFIGURE_MEM_SLOTS
+    }
+
     fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {
         match message {
             DeviceMessage::SetMtu(mtu) => match u16::try_from(mtu) {

@@ -13,6 +13,11 @@ pub trait Fake: Send + Sync {
         ProtocolFeatures::empty()
     }
 
+    /// Acts as [`Device::withheld_protocol_features`].
+    fn withheld_protocol_features(&self) -> ProtocolFeatures {
+        ProtocolFeatures::empty()
+    }
+
     /// Acts as [`Device::message`].
     ///
     /// # Errors
@@ -64,6 +69,10 @@ impl<T: Fake> Device for FakeDevice<T> {
 
     fn protocol_features(&self) -> ProtocolFeatures {
         self.0.protocol_features()
+    }
+
+    fn withheld_protocol_features(&self) -> ProtocolFeatures {
+        self.0.withheld_protocol_features()
     }
 
     fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {

@@ -45,6 +45,10 @@ impl Fake for Card {
         ProtocolFeatures::MTU | ProtocolFeatures::RARP
     }
 
+    fn withheld_protocol_features(&self) -> ProtocolFeatures {
+        ProtocolFeatures::CONFIGURE_MEM_SLOTS
+    }
+
     fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {
         if let DeviceMessage::SetMtu(mtu) = message
             && mtu > MTU_MAX
@@ -207,6 +211,7 @@ fn a_device_has_protocol_features_and_messages_of_its_own() {
     with_card(|mut session, server, asked| {
         let offered = ProtocolFeatures::from_bits_retain(session.number(&Message::GetProtocolFeatures));
         assert!(offered.contains(ProtocolFeatures::MTU | ProtocolFeatures::RARP | ProtocolFeatures::MQ));
+        assert!(!offered.contains(ProtocolFeatures::CONFIGURE_MEM_SLOTS), "it is withheld");
         assert_eq!(session.number(&Message::GetQueueNum), 2, "in rings, not in pairs");
         session.negotiate(ProtocolFeatures::MTU);
         session.order(&Message::NetSetMtu(1500));
