@@ -131,6 +131,48 @@ impl DaemonConfig {
     }
 }
 
+/// A network card that `kickless net` serves.
+#[derive(Clone, Debug)]
+pub struct CardConfig {
+    /// `--port`.
+    pub port: String,
+    /// Further arguments.
+    pub arguments: Vec<String>,
+}
+
+impl CardConfig {
+    /// A card with this port, and everything else as it is by default.
+    pub fn new(port: &str) -> CardConfig {
+        CardConfig { port: port.to_owned(), arguments: Vec::new() }
+    }
+
+    /// The same with these arguments.
+    pub fn with(self, arguments: &[&str]) -> CardConfig {
+        CardConfig { arguments: arguments.iter().map(ToString::to_string).collect(), ..self }
+    }
+
+    fn command(&self, socket: &Path) -> Result<Vec<OsString>> {
+        let mut path = OsString::from("--socket-path=");
+        path.push(socket);
+        let mut words = vec![kickless_binary()?.into(), "net".into(), path];
+        words.push(format!("--port={}", self.port).into());
+        words.extend(self.arguments.iter().map(OsString::from));
+        Ok(words)
+    }
+}
+
+/// Returns a counter in the summary that a network card leaves in the log.
+///
+/// # Errors
+/// There is no such counter.
+pub fn card_counter(log: &[String], name: &str) -> Result<u64> {
+    let summary =
+        log.iter().find(|line| line.contains(" summary device ")).context("no summary of a card")?;
+    let prefix = format!("{name}=");
+    let value = summary.split_whitespace().find_map(|word| word.strip_prefix(&prefix));
+    Ok(value.with_context(|| format!("no {name} in {summary}"))?.parse()?)
+}
+
 /// A daemon that listens on its socket; killed when dropped.
 pub struct Daemon {
     child: Child,
@@ -173,6 +215,16 @@ impl Daemon {
         Daemon::launch(&[kickless_binary()?.into(), "serve".into(), option], dir, socket, true)
     }
 
+    /// Starts `kickless net`, and waits until it listens.
+    ///
+    /// # Errors
+    /// As for [`Daemon::start`].
+    pub fn start_card(config: &CardConfig) -> Result<Daemon> {
+        let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
+        let socket = dir.path().join("net.sock");
+        Daemon::launch(&config.command(&socket)?, dir, socket, true)
+    }
+
     fn launch(words: &[OsString], dir: TempDir, socket: PathBuf, says_so: bool) -> Result<Daemon> {
         let (child, log) = spawn(words)?;
         let mut daemon = Daemon { child, socket, log, dir };
@@ -209,14 +261,27 @@ impl Daemon {
     /// # Errors
     /// As for [`Daemon::start`].
     pub fn kill_and_restart(&mut self, config: &DaemonConfig) -> Result<Vec<String>> {
+        let words = config.command(&self.socket)?;
+        self.replace(&words, config.program == Program::Kickless)
+    }
+
+    /// As [`Daemon::kill_and_restart`], for a network card.
+    ///
+    /// # Errors
+    /// As for [`Daemon::start`].
+    pub fn kill_and_restart_card(&mut self, config: &CardConfig) -> Result<Vec<String>> {
+        let words = config.command(&self.socket)?;
+        self.replace(&words, true)
+    }
+
+    fn replace(&mut self, words: &[OsString], says_so: bool) -> Result<Vec<String>> {
         self.child.kill()?;
         self.child.wait()?;
         let before = self.log.whole(LIMIT)?;
-        let words = config.command(&self.socket)?;
         // It is in the directory of this one.
-        let (child, log) = spawn(&words)?;
+        let (child, log) = spawn(words)?;
         (self.child, self.log) = (child, log);
-        self.wait_until_it_serves(&words, config.program == Program::Kickless)?;
+        self.wait_until_it_serves(words, says_so)?;
         Ok(before)
     }
 

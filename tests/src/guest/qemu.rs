@@ -56,6 +56,44 @@ impl DiskConfig {
     }
 }
 
+/// A `virtio-net-pci` device over a `vhost-user` netdev.
+#[derive(Clone, Debug)]
+pub struct NicConfig {
+    /// The socket of its back-end.
+    pub socket: PathBuf,
+    /// Pairs of queues; the driver uses several if there are as many CPUs.
+    pub pairs: u16,
+    /// Further properties as QEMU writes them, such as `packed=on,host_mtu=9000`; may be empty.
+    pub properties: String,
+    /// QEMU connects again, a second after its back-end has gone.
+    pub reconnects: bool,
+}
+
+impl NicConfig {
+    /// A card behind this socket.
+    pub fn new(socket: &Path, pairs: u16, properties: &str) -> NicConfig {
+        NicConfig { socket: socket.to_owned(), pairs, properties: properties.to_owned(), reconnects: false }
+    }
+
+    /// The same of which QEMU minds no end of its back-end.
+    pub fn reconnecting(self) -> NicConfig {
+        NicConfig { reconnects: true, ..self }
+    }
+
+    /// The properties of the device, with those that several queues need. Without the option ROM, from which no test boots.
+    fn device(&self, accel: Accel) -> String {
+        let vectors = match accel {
+            // An interrupt for each queue, one for commands, and one for changes of the configuration.
+            Accel::Kvm => 2 * self.pairs + 2,
+            // QEMU before 8.0 crashes when a guest without KVM unmasks an MSI-X vector of a vhost-user card.
+            Accel::Tcg => 0,
+        };
+        let mq = if self.pairs > 1 { "on" } else { "off" };
+        let more = if self.properties.is_empty() { "" } else { "," };
+        format!("romfile=,mq={mq},vectors={vectors}{more}{}", self.properties)
+    }
+}
+
 /// A virtual machine.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
@@ -67,6 +105,8 @@ pub struct GuestConfig {
     pub memory_mib: u32,
     /// Its disks; the first is `/dev/vda`.
     pub disks: Vec<DiskConfig>,
+    /// Its network cards; the first is `eth0`.
+    pub nics: Vec<NicConfig>,
     /// Whether a reset starts the guest anew; it ends QEMU otherwise.
     pub resets: bool,
     /// Whether it has a vIOMMU (Intel's), which the kernel uses strictly: each mapping is invalidated when its buffer is given
@@ -84,6 +124,7 @@ impl GuestConfig {
             cpus: 1,
             memory_mib: 512,
             disks,
+            nics: Vec::new(),
             resets: false,
             viommu: false,
             incoming: None,
@@ -163,6 +204,16 @@ impl GuestConfig {
                 device = format!("{device},{}", disk.properties);
             }
             add(&["-device", &device]);
+        }
+        for (index, nic) in self.nics.iter().enumerate() {
+            let reconnect = if nic.reconnects { ",reconnect=1" } else { "" };
+            add(&["-chardev", &format!("socket,id=nic{index},path={}{reconnect}", nic.socket.display())]);
+            let netdev = format!("vhost-user,id=net{index},chardev=nic{index},queues={}", nic.pairs);
+            add(&["-netdev", &netdev]);
+            add(&[
+                "-device",
+                &format!("virtio-net-pci,id=card{index},netdev=net{index},{}", nic.device(assets.accel())),
+            ]);
         }
         Ok(words)
     }
@@ -369,10 +420,7 @@ impl Guest {
         let backend = json!({ "type": "socket", "data": { "addr": address, "server": false } });
         self.qmp.execute("chardev-add", json!({ "id": format!("chr-{id}"), "backend": backend }))?;
         let mut device = json!({ "driver": "vhost-user-blk-pci", "id": id, "chardev": format!("chr-{id}"), "bus": "port0" });
-        for (key, value) in disk.properties.split(',').filter_map(|text| text.split_once('=')) {
-            // Numbers must come as numbers; switches as QEMU's words for them.
-            device[key] = value.parse::<u64>().map_or_else(|_| json!(value == "on"), |number| json!(number));
-        }
+        set_properties(&mut device, &disk.properties);
         self.qmp.execute("device_add", device)?;
         Ok(())
     }
@@ -382,10 +430,43 @@ impl Guest {
     /// # Errors
     /// QEMU refuses, or the guest does not let go in time.
     pub fn remove_disk(&mut self, id: &str) -> Result<()> {
+        self.unplug(id)?;
+        self.qmp.execute("chardev-remove", json!({ "id": format!("chr-{id}") }))?;
+        Ok(())
+    }
+
+    /// Plugs a network card into the root port that every guest has free.
+    ///
+    /// # Errors
+    /// QEMU refuses.
+    pub fn add_nic(&mut self, id: &str, nic: &NicConfig) -> Result<()> {
+        let address = json!({ "type": "unix", "data": { "path": nic.socket } });
+        let backend = json!({ "type": "socket", "data": { "addr": address, "server": false } });
+        self.qmp.execute("chardev-add", json!({ "id": format!("chr-{id}"), "backend": backend }))?;
+        let netdev = json!({ "type": "vhost-user", "id": format!("net-{id}"), "chardev": format!("chr-{id}"), "queues": nic.pairs });
+        self.qmp.execute("netdev_add", netdev)?;
+        let mut device =
+            json!({ "driver": "virtio-net-pci", "id": id, "netdev": format!("net-{id}"), "bus": "port0" });
+        set_properties(&mut device, &nic.device(Assets::get()?.accel()));
+        self.qmp.execute("device_add", device)?;
+        Ok(())
+    }
+
+    /// Unplugs such a card: asks the guest for it and waits until it has let go.
+    ///
+    /// # Errors
+    /// QEMU refuses, or the guest does not let go in time.
+    pub fn remove_nic(&mut self, id: &str) -> Result<()> {
+        self.unplug(id)?;
+        // The socket goes with it.
+        self.qmp.execute("netdev_del", json!({ "id": format!("net-{id}") }))?;
+        Ok(())
+    }
+
+    fn unplug(&mut self, id: &str) -> Result<()> {
         let mark = self.qmp.mark();
         self.qmp.execute("device_del", json!({ "id": id }))?;
         self.qmp.event(mark, "DEVICE_DELETED", |data| data["device"] == id)?;
-        self.qmp.execute("chardev-remove", json!({ "id": format!("chr-{id}") }))?;
         Ok(())
     }
 
@@ -424,6 +505,18 @@ impl Drop for Guest {
         if thread::panicking() {
             eprintln!("{}", self.last_words());
         }
+    }
+}
+
+/// Adds properties, as QEMU writes them, to a device in JSON.
+fn set_properties(device: &mut serde_json::Value, properties: &str) {
+    for (key, value) in properties.split(',').filter_map(|text| text.split_once('=')) {
+        // Numbers must come as numbers, and switches as such.
+        device[key] = match (value, value.parse::<u64>()) {
+            ("on" | "off", _) => json!(value == "on"),
+            (_, Ok(number)) => json!(number),
+            (text, Err(_)) => json!(text),
+        };
     }
 }
 
