@@ -19,7 +19,7 @@
 //!   its first write and at the harvest, and large leaves are split where something is written. This method
 //!   is better if pages are written many times between two harvests.
 //!
-//! `docs/memory.md` has measurements of both.
+//! `docs/measurements/memory.md` has measurements of both.
 //!
 //! This crate is not for vhost-user front-ends. They do not harvest through us but read a bitmap that they
 //! share with us, at any time. So nothing could wait for the writers there.
