@@ -1,15 +1,15 @@
-//! The configuration space.
+//! The configuration space and the features that go with it.
 
 use kickless_device::ConfigError;
 use kickless_disk::{Limits, RangeLimits};
 use kickless_spec::blk::{self, BlkFeatures, Config};
 
-/// The largest segment that we ask drivers for. A larger one is served all the same.
+/// The largest segment that drivers are asked to send. A larger one is served as well.
 const SIZE_MAX: u32 = 1 << 20;
-/// Descriptors of a full request: at most this, or the queue size where that is smaller.
+/// The largest number of descriptors of a request, or the queue size if that is smaller.
 const CHAIN_MAX: u16 = 128;
 
-/// Features of a disk with these limits.
+/// Returns the features of a disk with these limits.
 pub(crate) fn features(limits: &Limits) -> BlkFeatures {
     let mut features = BlkFeatures::SIZE_MAX
         | BlkFeatures::SEG_MAX
@@ -26,8 +26,10 @@ pub(crate) fn features(limits: &Limits) -> BlkFeatures {
     features
 }
 
-/// The configuration space of a disk of this size in bytes, as it reads now. `seg_max` leaves room for the header and the status in a chain that is as long as
-/// the queue can be: the driver reads it before the queue size is known.
+/// Returns the configuration space of a disk of this size in bytes.
+///
+/// `seg_max` leaves room for the header and the status in a chain as long as the largest queue. The driver
+/// reads it before it chooses the queue size.
 pub(crate) fn space(
     (limits, size): (&Limits, u64),
     queues_max: u16,
@@ -61,10 +63,10 @@ pub(crate) fn space(
     }
 }
 
-/// What a write of the driver to the configuration space asks for: the new value of `writeback`.
+/// Parses a write of the driver to the configuration space, and returns the new value of `writeback`.
 ///
 /// # Errors
-/// Another field, or a value that is neither 0 nor 1.
+/// The write is to another field, or its value is neither 0 nor 1.
 pub(crate) fn write(offset: usize, from: &[u8]) -> Result<bool, ConfigError> {
     match (offset, from) {
         (blk::CONFIG_WRITEBACK, [value @ (0 | 1)]) => Ok(*value == 1),
@@ -103,7 +105,7 @@ mod tests {
         ..LIMITS
     };
 
-    /// A driver reads a field where the feature is there, and does nothing that is not.
+    /// A driver may use a field or an operation only if the feature is offered.
     #[test]
     fn a_disk_has_the_features_of_its_limits() {
         let always = BlkFeatures::SIZE_MAX
@@ -139,7 +141,7 @@ mod tests {
         let erase =
             (said.max_secure_erase_sectors, said.max_secure_erase_seg, said.secure_erase_sector_alignment);
         assert_eq!(erase, (11.into(), 12.into(), 13.into()));
-        // What is not there has none.
+        // Without a limit, the field is 0.
         let said = space((&NONE, 512), 1, 64, false);
         assert_eq!((said.writeback, said.write_zeroes_may_unmap), (0, 0));
         let sectors =

@@ -1,10 +1,10 @@
-//! The device, as a transport sees it.
+//! The virtio-blk device behind a transport.
 
 use crate::budget::Budget;
 use crate::config;
+use crate::device_state::DeviceState;
 use crate::failures::Failures;
 use crate::queue::Queue;
-use crate::shared::Shared;
 use kickless_device::{ConfigError, Device, InvalidState, QueueTask, StartError, Vring};
 use kickless_disk::lock::{ImageLock, PATIENCE, is_held_here};
 use kickless_disk::{Disk, Resized};
@@ -16,59 +16,62 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tracing::{debug, error, info, warn};
 use zerocopy::IntoBytes;
 
-/// What a saved state begins with. `writeback` follows, 0 or 1.
+/// The first bytes of the saved state. One byte follows: `writeback`, 0 or 1.
 const STATE_TAG: [u8; 4] = *b"blk1";
 
-/// Two devices of one process have the same image.
+/// The error if two devices of this process have the same image.
 const OWN_LOCK: &str = "the image cannot be locked: another device of this process is using it; give each device its own, or \
     make both read-only";
 
-/// How a disk shows itself.
+/// The properties of a device that its disk does not decide.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What GET_ID answers; cut at 20 bytes.
+    /// The answer to GET_ID. Only the first 20 bytes are used.
     pub serial: String,
-    /// The most queues; 1 to 256.
+    /// The largest number of queues, from 1 to 256.
     pub queues_max: u16,
     /// The largest size of a queue.
     pub queue_size_max: u16,
-    /// Whether to lock the image while a queue runs.
+    /// Locks the image while a queue runs.
     pub lock: bool,
 }
 
 /// A virtio-blk device.
 #[derive(Debug)]
 pub struct Blk {
-    shared: Arc<Shared>,
+    shared: Arc<DeviceState>,
     options: Options,
-    /// On the image, and on those under it.
+    /// The locks on the image and its backing files.
     locks: Mutex<Vec<ImageLock>>,
-    /// `None`: the process has no descriptors left for it, and a driver hears of a new size when it asks.
-    changes: Option<Waker>,
+    /// Wakes the transport when the configuration space changes. `None` if the process had no descriptor
+    /// left: then the driver sees a new size only when it reads it.
+    config_changed: Option<Waker>,
 }
 
 impl Blk {
-    /// A device over this disk.
+    /// Makes a device over this disk.
     pub fn new(disk: Disk, options: Options) -> Self {
         let mut id = [0; blk::ID_LEN];
         let serial = options.serial.as_bytes();
         let len = serial.len().min(id.len());
         id[..len].copy_from_slice(&serial[..len]);
-        let (writeback, driver_known, fresh) = Default::default();
-        let shared = Arc::new(Shared {
+        let (writeback, driver_known, fresh_driver) = Default::default();
+        let shared = Arc::new(DeviceState {
             disk,
             budget: Arc::default(),
             id,
             writeback,
             driver_known,
-            fresh,
+            fresh_driver,
             failures: Failures::default(),
         });
-        Self { shared, options, locks: Mutex::default(), changes: Waker::new().ok() }
+        Self { shared, options, locks: Mutex::default(), config_changed: Waker::new().ok() }
     }
 
-    /// Sets how much memory the requests in flight may take for the pieces of their buffers, in pieces of 16 bytes beyond the first
-    /// 32 of each. Requests for which there is no room wait. By default it is 16 MiB, in 2^20 pieces.
+    /// Sets the memory for buffer pieces of requests in flight.
+    ///
+    /// `pieces` counts pieces of 16 bytes beyond the first 32 of each request. Requests that find no room
+    /// wait. The default is 2^20 pieces, or 16 MiB.
     #[must_use]
     pub fn with_pieces_max(mut self, pieces: usize) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
@@ -77,7 +80,7 @@ impl Blk {
         self
     }
 
-    /// Returns the disk.
+    /// Returns the disk behind the device.
     pub fn disk(&self) -> &Disk {
         &self.shared.disk
     }
@@ -86,8 +89,8 @@ impl Blk {
         *self.locks.lock().unwrap_or_else(PoisonError::into_inner) = locks;
     }
 
-    /// Takes the disk, with the locks that are asked for.
-    fn take(&self) -> Result<Vec<ImageLock>, StartError> {
+    /// Locks the disk, if the options ask for it, and loads its current state.
+    fn acquire(&self) -> Result<Vec<ImageLock>, StartError> {
         let failed = |what: String| StartError(what.into());
         let (disk, mut locks) = (&self.shared.disk, Vec::new());
         let lock = |file, read_only| {
@@ -105,7 +108,8 @@ impl Blk {
             disk.acquire_own_lock()
                 .map_err(|error| failed(format!("the image cannot be locked: {error}")))?;
         }
-        // From here on nobody else writes: what another process, here or on another host, left behind is what there is.
+        // From here on no other writer exists. This loads what earlier writers, here or on another host, left
+        // behind.
         disk.take_over().map_err(|error| failed(format!("the image cannot be used: {error}")))?;
         if self.options.lock {
             let under = disk.files_under().map_err(|error| failed(error.to_string()))?;
@@ -137,19 +141,19 @@ impl Device for Blk {
 
     fn reset(&self) {
         self.shared.driver_known.store(true, Ordering::Relaxed);
-        self.shared.fresh.store(true, Ordering::Relaxed);
+        self.shared.fresh_driver.store(true, Ordering::Relaxed);
         self.shared.writeback.store(true, Ordering::Relaxed);
     }
 
     /// The cache mode stays: after a reset it can be either (virtio 1.3, section 5.2.5). A driver that reads in the
     /// front-end's copy that it is off sends no flushes.
     fn reset_driver(&self) {
-        self.shared.fresh.store(true, Ordering::Relaxed);
+        self.shared.fresh_driver.store(true, Ordering::Relaxed);
     }
 
     fn restore_unknown(&self) {
         self.shared.driver_known.store(false, Ordering::Relaxed);
-        self.shared.fresh.store(false, Ordering::Relaxed);
+        self.shared.fresh_driver.store(false, Ordering::Relaxed);
         self.shared.writeback.store(false, Ordering::Relaxed);
     }
 
@@ -172,30 +176,31 @@ impl Device for Blk {
     }
 
     fn config_changes(&self) -> Option<&Waker> {
-        self.changes.as_ref()
+        self.config_changed.as_ref()
     }
 
-    /// Reads the size of the medium, and tells the driver if it has grown. A disk does not shrink: a guest would lose what it
-    /// has there.
+    /// Reads the size of the medium, and notifies the driver if it has grown.
+    ///
+    /// A disk never shrinks, because the guest would lose data.
     fn refresh(&self) {
         match self.shared.disk.look_at_size() {
             Ok(Resized::Same) => {}
             Ok(Resized::Grown { from, to }) => {
                 info!(from, to, "the disk has grown");
-                if let Some(changes) = &self.changes {
-                    changes.wake();
+                if let Some(config_changed) = &self.config_changed {
+                    config_changed.wake();
                 }
             }
             Ok(Resized::Shrunk { from, to }) => {
                 warn!(
                     from,
                     to,
-                    "what lies behind the disk has become shorter, and a disk cannot be shrunk under a guest: it keeps \
-                     its size, and what is cut off fails until it is as long again"
+                    "the medium has become shorter, but a disk cannot shrink under a guest: the disk keeps its size, and \
+                     requests beyond the medium fail until it is as long again"
                 );
             }
             Err(error) => {
-                warn!(%error, "the size of the disk cannot be found out; it keeps the one that it has")
+                warn!(%error, "the size of the disk cannot be read; the disk keeps its current size")
             }
         }
     }
@@ -205,14 +210,14 @@ impl Device for Blk {
     }
 
     fn open(&self) -> Result<(), StartError> {
-        self.set_locks(self.take().inspect_err(|_| self.shared.disk.release_own_lock())?);
+        self.set_locks(self.acquire().inspect_err(|_| self.shared.disk.release_own_lock())?);
         self.refresh();
         Ok(())
     }
 
     fn close(&self) {
         if let Err(error) = self.shared.disk.hand_over() {
-            error!(%error, "not all that was written is in the image; a host that takes it over may read old data");
+            error!(%error, "some writes did not reach the image; a host that opens it next may read old data");
         }
         self.shared.disk.release_own_lock();
         self.set_locks(Vec::new());
@@ -223,7 +228,7 @@ impl Device for Blk {
     }
 
     fn save(&self) -> Vec<u8> {
-        // Where the driver's choice is not known here, it is off.
+        // If the driver's choice is unknown, `writeback` is off.
         [&STATE_TAG[..], &[self.shared.writeback().into()]].concat()
     }
 
@@ -234,7 +239,7 @@ impl Device for Blk {
             _ => return Err(InvalidState { kind: "block" }),
         };
         self.shared.driver_known.store(true, Ordering::Relaxed);
-        self.shared.fresh.store(false, Ordering::Relaxed);
+        self.shared.fresh_driver.store(false, Ordering::Relaxed);
         self.shared.writeback.store(writeback, Ordering::Relaxed);
         Ok(())
     }
@@ -247,11 +252,11 @@ impl Device for Blk {
             && !self.shared.disk.limits().read_only
         {
             warn!(
-                "the driver began with another process and may have turned the write cache off there: every write is \
+                "the driver was initialised by another process and may have turned the write cache off: every write is \
                  made durable until it chooses a cache mode or a virtual machine starts"
             );
         }
-        if self.shared.fresh.swap(false, Ordering::Relaxed) {
+        if self.shared.fresh_driver.swap(false, Ordering::Relaxed) {
             self.shared.disk.new_driver();
         }
         Ok(Box::new(Queue::new(vring, self.shared.clone(), features)))

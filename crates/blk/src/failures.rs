@@ -1,18 +1,18 @@
-//! Failed requests in the log.
+//! Logs failed requests.
 //!
-//! A disk that fails can fail a million requests a second. Of each kind of request, the first that fails is logged at
-//! once, and then one in [`PAUSE`], with the number of those between.
+//! A broken disk can fail a million requests a second. The first failure of each kind of request is logged at
+//! once. After that, one failure in [`PAUSE`] is logged, with the number of failures since the last line.
 
-use crate::request::{Kind, Purpose};
+use crate::request::{Kind, RangeOp};
 use kickless_disk::IoError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tracing::{Span, warn};
 
-/// How long a kind is silent after a line.
+/// The shortest time between two lines of a kind.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// The kinds of requests that the disk carries out.
+/// The logs of requests that reach the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Read,
@@ -37,10 +37,10 @@ impl Operation {
         match kind {
             Kind::Write { .. } => Self::Write,
             Kind::Flush => Self::Flush,
-            Kind::Extents(Purpose::Discard) => Self::Discard,
-            Kind::Extents(Purpose::WriteZeroes) => Self::WriteZeroes,
-            Kind::Extents(Purpose::SecureErase) => Self::SecureErase,
-            // The others are answered without the disk.
+            Kind::Extents(RangeOp::Discard) => Self::Discard,
+            Kind::Extents(RangeOp::WriteZeroes) => Self::WriteZeroes,
+            Kind::Extents(RangeOp::SecureErase) => Self::SecureErase,
+            // GetId and GetLifetime do not reach the disk.
             Kind::Read { .. } | Kind::GetId | Kind::GetLifetime => Self::Read,
         }
     }
@@ -50,59 +50,60 @@ impl Operation {
     }
 }
 
-/// The failed operations of a device, on all its queues.
+/// The failed requests of all queues of a device, by operation.
 #[derive(Debug)]
 pub(crate) struct Failures {
     since: Instant,
-    kinds: [Failed; Operation::ALL.len()],
+    logs: [FailureLog; Operation::ALL.len()],
 }
 
 #[derive(Debug, Default)]
-struct Failed {
-    /// From when on a line may come, in milliseconds.
+struct FailureLog {
+    /// The time of the next line, in milliseconds since `since`.
     next_ms: AtomicU64,
     suppressed: AtomicU64,
 }
 
 impl Default for Failures {
     fn default() -> Self {
-        Self { since: Instant::now(), kinds: Default::default() }
+        Self { since: Instant::now(), logs: Default::default() }
     }
 }
 
-/// Whether a guest alone can cause it, as often as it likes: it is not the disk's.
-pub(crate) fn is_guests(error: IoError) -> bool {
+/// Returns whether a guest can cause this error at will, so that it does not mean a broken disk.
+pub(crate) fn is_caused_by_guest(error: IoError) -> bool {
     matches!(error, IoError::Range | IoError::ReadOnly | IoError::Damaged | IoError::Unsupported)
 }
 
 impl Failures {
-    /// Logs a failed request, or counts it.
+    /// Logs a failed request, or only counts it.
     #[cold]
-    pub(crate) fn note(&self, span: &Span, queue: u16, of: Operation, error: IoError) {
-        if let Some(suppressed) = self.turn(of, self.since.elapsed()) {
+    pub(crate) fn log(&self, span: &Span, queue: u16, of: Operation, error: IoError) {
+        if let Some(suppressed) = self.may_log(of, self.since.elapsed()) {
             warn!(parent: span, queue, operation = of.name(), %error, suppressed, "a request failed");
         }
     }
 
-    /// Whether a line comes now: after so many that did not. Relaxed: only numbers.
-    fn turn(&self, of: Operation, now: Duration) -> Option<u64> {
-        let (failed, now_ms) = (&self.kinds[of as usize], now.as_millis() as u64);
-        let next_ms = failed.next_ms.load(Ordering::Relaxed);
+    /// Returns the number of suppressed failures if a line may be logged now. The orders are relaxed, because
+    /// no other data depend on these numbers.
+    fn may_log(&self, of: Operation, now: Duration) -> Option<u64> {
+        let (log, now_ms) = (&self.logs[of as usize], now.as_millis() as u64);
+        let next_ms = log.next_ms.load(Ordering::Relaxed);
         let after = now_ms + PAUSE.as_millis() as u64;
-        // Of several workers, the one that sets the next time logs.
+        // Of several workers, only the one that sets the next time logs.
         let mine = now_ms >= next_ms
-            && failed.next_ms.compare_exchange(next_ms, after, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            && log.next_ms.compare_exchange(next_ms, after, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if mine {
-            return Some(failed.suppressed.swap(0, Ordering::Relaxed));
+            return Some(log.suppressed.swap(0, Ordering::Relaxed));
         }
-        failed.suppressed.fetch_add(1, Ordering::Relaxed);
+        log.suppressed.fetch_add(1, Ordering::Relaxed);
         None
     }
 
-    /// Logs what was counted and has not been told: a queue stops.
-    pub(crate) fn tell_rest(&self, span: &Span) {
-        for ((of, _), failed) in Operation::ALL.into_iter().zip(&self.kinds) {
-            let suppressed = failed.suppressed.swap(0, Ordering::Relaxed);
+    /// Logs the number of failures that are not logged yet. Called when a queue stops.
+    pub(crate) fn log_suppressed(&self, span: &Span) {
+        for ((of, _), log) in Operation::ALL.into_iter().zip(&self.logs) {
+            let suppressed = log.suppressed.swap(0, Ordering::Relaxed);
             if suppressed > 0 {
                 warn!(parent: span, operation = of.name(), suppressed, "more requests failed");
             }
@@ -117,15 +118,15 @@ mod tests {
     #[test]
     fn one_line_and_then_one_in_a_while() {
         let (failures, ms) = (Failures::default(), Duration::from_millis);
-        assert_eq!(failures.turn(Operation::Read, ms(0)), Some(0));
+        assert_eq!(failures.may_log(Operation::Read, ms(0)), Some(0));
         for now in [0, 1, 9_999] {
-            assert_eq!(failures.turn(Operation::Read, ms(now)), None);
+            assert_eq!(failures.may_log(Operation::Read, ms(now)), None);
         }
-        assert_eq!(failures.turn(Operation::Write, ms(5)), Some(0));
-        assert_eq!(failures.turn(Operation::Read, ms(10_000)), Some(3));
-        assert_eq!(failures.turn(Operation::Read, ms(19_999)), None);
-        assert_eq!(failures.turn(Operation::Read, ms(20_000)), Some(1));
-        assert_eq!(failures.turn(Operation::SecureErase, ms(20_000)), Some(0));
+        assert_eq!(failures.may_log(Operation::Write, ms(5)), Some(0));
+        assert_eq!(failures.may_log(Operation::Read, ms(10_000)), Some(3));
+        assert_eq!(failures.may_log(Operation::Read, ms(19_999)), None);
+        assert_eq!(failures.may_log(Operation::Read, ms(20_000)), Some(1));
+        assert_eq!(failures.may_log(Operation::SecureErase, ms(20_000)), Some(0));
     }
 
     #[test]

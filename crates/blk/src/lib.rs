@@ -1,22 +1,26 @@
 //! The virtio-blk device (virtio 1.3, section 5.2).
 //!
-//! [`Blk`] is the [`Device`](kickless_device::Device): features, configuration space, and one queue for each
-//! virtqueue that runs. A request's way is readable in `queue.rs`: pop, parse (`request.rs`, pure), submit to the
-//! [`Disk`](kickless_disk::Disk), complete, push.
+//! [`Blk`] is the [`Device`](kickless_device::Device). It has the features, the configuration space, and a
+//! queue for each running virtqueue. `queue.rs` shows the path of a request: pop, parse (`request.rs`, pure),
+//! submit to the [`Disk`](kickless_disk::Disk), complete, push.
 //!
-//! Each head that is popped is pushed exactly once, whatever fails: a request that cannot be understood is answered with an
-//! error status at once, one whose submission finds no room waits in its slot, and one whose I/O fails carries the
-//! error to the driver. The disk is shared by all queues; everything else belongs to one queue, and so to one worker.
+//! Each popped head is pushed exactly once, whatever fails:
+//!
+//! - A malformed request gets an error status at once.
+//! - A request that finds no room in the engine waits in its slot.
+//! - A request whose I/O fails reports the error to the driver.
+//!
+//! All queues share the disk. Everything else belongs to one queue, and so to one worker.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod budget;
 mod config;
 mod device;
+mod device_state;
 mod failures;
 mod queue;
 mod request;
-mod shared;
 mod slots;
 
 pub use device::{Blk, Options};
-pub use request::{Bounds, Kind, Purpose, Reject, Request, extents, parse};
+pub use request::{Bounds, Kind, RangeOp, Reject, Request, extents, parse};

@@ -1,8 +1,8 @@
-//! One virtqueue of a disk: a request's way from the ring to the disk and back.
+//! One virtqueue of a disk: the path of a request from the ring to the disk and back.
 
-use crate::failures::is_guests;
-use crate::request::{self, Bounds, Kind, Purpose, Reject, Request, parse};
-use crate::shared::Shared;
+use crate::device_state::DeviceState;
+use crate::failures::is_caused_by_guest;
+use crate::request::{self, Bounds, Kind, RangeOp, Reject, Request, parse};
 use crate::slots::Slots;
 use kickless_device::{Context, Next, Polled, QueueTask, Vring};
 use kickless_disk::{self as disk, Lane, LostWritesSeen, Step};
@@ -16,48 +16,49 @@ use std::sync::Arc;
 use tracing::debug;
 use zerocopy::IntoBytes;
 
-/// So many bytes of data cost as much as a request does: see [`QueueTask::poll`].
+/// This many bytes of data cost as much as a request: see [`QueueTask::poll`].
 const COST_BYTES: u64 = 4096;
-/// So many descriptors cost as much as a request does. One takes some 3 nanoseconds.
+/// This many descriptors cost as much as a request. One descriptor takes about 3 nanoseconds.
 const COST_DESCRIPTORS: u16 = 64;
 
 /// A running queue.
 pub(crate) struct Queue {
     vring: Vring,
-    shared: Arc<Shared>,
-    /// The disk's file in the worker's engine.
+    shared: Arc<DeviceState>,
+    /// The file of the disk in the worker's engine.
     file: Option<FileId>,
-    /// What that engine holds of guest memory.
-    held: Option<Arc<View>>,
-    /// What was negotiated. Without FLUSH every write is durable when it completes.
+    /// The guest memory that the engine holds for this queue.
+    held_memory: Option<Arc<View>>,
+    /// The negotiated features. Without FLUSH, every write is durable when it completes.
     features: BlkFeatures,
     read_only: bool,
     slots: Slots,
-    /// The lost writes of the disk that this queue has been told of.
+    /// The lost writes of the disk that this queue has reported.
     lost_writes: LostWritesSeen,
-    /// A slot whose request is to be started, and what it is: not from one poll to the next.
+    /// A slot whose request starts next, and the request. It is empty between polls.
     prepared: Option<(u32, disk::Request)>,
-    /// Slots whose request the disk had no room for, oldest first.
+    /// Slots of requests for which the engine had no room, oldest first.
     waiting: VecDeque<u32>,
-    /// A slot whose request waits for room in the device's budget, and what it is.
-    unpaid: Option<(u32, disk::Request)>,
-    /// Slots whose request goes on in its turn, the next one first.
+    /// A slot whose request waits for room in the device's budget, and the request.
+    over_budget: Option<(u32, disk::Request)>,
+    /// Slots of requests that run in steps, the next one first.
     steps: VecDeque<u32>,
-    /// The last turn was that of a step.
+    /// The last turn ran a step.
     stepped: bool,
     /// The cost of a step.
     step_cost: u32,
-    /// The cost of steps and extents that is not told yet.
+    /// The cost of steps and extents that no poll has reported yet.
     owed_cost: u32,
-    /// One of the four above may be something: all that is asked for each request.
-    has_others: bool,
-    /// The task stops for good: no request may wait for a remote server without end.
+    /// Set if any of `over_budget`, `steps`, `stepped` and `owed_cost` may need work. The path of a normal
+    /// request checks only this.
+    has_other_work: bool,
+    /// The task stops for good, so no request may wait for a remote server without end.
     waits_limited: bool,
     chain: Chain,
 }
 
 impl Queue {
-    pub(crate) fn new(vring: Vring, shared: Arc<Shared>, features: BlkFeatures) -> Self {
+    pub(crate) fn new(vring: Vring, shared: Arc<DeviceState>, features: BlkFeatures) -> Self {
         let read_only = shared.disk.limits().read_only;
         let slots = Slots::new(vring.size(), shared.budget.clone());
         let step_cost = shared.disk.step_bytes().map_or(u32::MAX, |bytes| (bytes / COST_BYTES) as u32);
@@ -66,25 +67,25 @@ impl Queue {
             vring,
             shared,
             file: None,
-            held: None,
+            held_memory: None,
             features,
             read_only,
             slots,
             lost_writes,
             prepared: None,
             waiting: VecDeque::new(),
-            unpaid: None,
+            over_budget: None,
             steps: VecDeque::new(),
             stepped: false,
             step_cost,
             owed_cost: 0,
-            has_others: false,
+            has_other_work: false,
             waits_limited: false,
             chain: Chain::default(),
         }
     }
 
-    /// Understands the popped chain and starts it in the free slot. What it costs.
+    /// Parses the popped chain and starts its request in the free slot. Returns its cost.
     fn begin(&mut self, context: &mut Context<'_>, slot: u32) -> u32 {
         let id = self.chain.id;
         let Self { features, read_only, .. } = *self;
@@ -92,7 +93,8 @@ impl Queue {
         let cost = 1 + u32::from(self.chain.descriptors() / COST_DESCRIPTORS);
         match parse(&self.chain, self.vring.view(), bounds) {
             Ok(request) => {
-                // A chain holds at most 2^32 bytes. What is done in steps costs with each of them.
+                // A chain holds at most 2^32 bytes. A request that runs in steps reports the cost of each
+                // step later.
                 let blocks = ((request.data_len / COST_BYTES) as u32).min(self.step_cost);
                 self.start(context, slot, request);
                 cost + blocks
@@ -110,7 +112,7 @@ impl Queue {
             Kind::Read { offset } => disk::Request::Read { offset },
             Kind::Write { offset } => disk::Request::Write { offset, durable: self.durable() },
             Kind::Flush => disk::Request::Flush,
-            Kind::Extents(purpose) => return self.start_on_extents(context, slot, &request, purpose),
+            Kind::Extents(op) => return self.start_on_extents(context, slot, &request, op),
             Kind::GetId => {
                 let serial = self.shared.id;
                 return self.answer(id, request, &serial);
@@ -122,86 +124,75 @@ impl Queue {
         };
         let entry = self.slots.get(slot);
         if let Err(why) = translate(entry.io.buffers_mut(), &self.chain, self.vring.memory(), &request) {
-            self.slots.refuse(slot, self.vring.memory().1);
+            self.slots.clear_refused(slot, self.vring.memory().1);
             let reject = Reject { status: Some(request.status), code: blk::S_IOERR, why };
             return self.reject(id, reject);
         }
         entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
         let is_small = entry.is_small();
-        self.slots.take();
-        if !is_small && !self.slots.account(slot) {
-            return self.wait_for_room(slot, wanted);
+        self.slots.take_next();
+        if !is_small && !self.slots.reserve(slot) {
+            return self.wait_for_budget(slot, wanted);
         }
-        // While its data is on the way into the cache, the one before is done.
+        // The CPU loads the data of this request into its cache, while the one before it is done.
         let now = match self.shared.disk.prepare(wanted) {
             true => self.prepared.replace((slot, wanted)),
             false => Some((slot, wanted)),
         };
-        self.go(context, now);
+        self.start_on_disk(context, now);
     }
 
-    /// Starts a request on extents.
+    /// Starts a discard, write-zeroes or secure-erase request.
     #[cold]
-    fn start_on_extents(
-        &mut self,
-        context: &mut Context<'_>,
-        slot: u32,
-        request: &Request,
-        purpose: Purpose,
-    ) {
+    fn start_on_extents(&mut self, context: &mut Context<'_>, slot: u32, request: &Request, op: RangeOp) {
         let id = self.chain.id;
-        let wanted = match self.take_extents(slot, request, purpose) {
+        let wanted = match self.read_extents(slot, request, op) {
             Ok(wanted) => wanted,
             Err(reject) => {
-                self.slots.refuse(slot, self.vring.memory().1);
+                self.slots.clear_refused(slot, self.vring.memory().1);
                 return self.reject(id, reject);
             }
         };
         let entry = self.slots.get(slot);
         entry.fill(self.vring.view(), id, request.status, request.kind, request.data_len);
-        // Each is an operation.
+        // Each extent is an operation.
         let cost = entry.io.extents_len() as u32;
-        self.slots.take();
-        self.owe(cost);
-        if self.slots.account(slot) {
-            self.go(context, Some((slot, wanted)));
+        self.slots.take_next();
+        self.add_cost(cost);
+        if self.slots.reserve(slot) {
+            self.start_on_disk(context, Some((slot, wanted)));
         } else {
-            self.wait_for_room(slot, wanted);
+            self.wait_for_budget(slot, wanted);
         }
     }
 
     #[cold]
-    fn wait_for_room(&mut self, slot: u32, wanted: disk::Request) {
-        self.unpaid = Some((slot, wanted));
-        self.has_others = true;
+    fn wait_for_budget(&mut self, slot: u32, wanted: disk::Request) {
+        self.over_budget = Some((slot, wanted));
+        self.has_other_work = true;
     }
 
-    /// Starts a request that is in its slot, if there is one.
-    fn go(&mut self, context: &mut Context<'_>, request: Option<(u32, disk::Request)>) {
+    /// Starts the request in a slot on the disk, if there is one.
+    fn start_on_disk(&mut self, context: &mut Context<'_>, request: Option<(u32, disk::Request)>) {
         let Some((slot, wanted)) = request else { return };
         let step = self.on_disk(context, slot, |disk, lane, io| disk.start(lane, io, wanted));
-        self.after(slot, step);
+        self.handle_step(slot, step);
     }
 
-    /// Whether a write is to be on stable storage when it completes (virtio 1.3, section 5.2.6.2).
+    /// Returns whether a write must be on stable storage when it completes (virtio 1.3, section 5.2.6.2).
     fn durable(&self) -> bool {
         !self.features.contains(BlkFeatures::FLUSH)
-            // A driver that cannot turn the cache off has not done so.
+            // A driver without CONFIG_WCE cannot have turned the cache off.
             || (self.features.contains(BlkFeatures::CONFIG_WCE) && !self.shared.writeback())
     }
 
-    /// Puts the segments of a request into its slot; what is to be done to them.
-    fn take_extents(
-        &mut self,
-        slot: u32,
-        request: &Request,
-        purpose: Purpose,
-    ) -> Result<disk::Request, Reject> {
+    /// Reads the segments of a request into its slot. Returns the operation on them.
+    fn read_extents(&mut self, slot: u32, request: &Request, op: RangeOp) -> Result<disk::Request, Reject> {
         let (disk, durable) = (&self.shared.disk, self.durable());
-        let (limits, wanted) = match purpose {
-            Purpose::Discard => (disk.limits().discard, disk::Request::Discard { durable }),
-            Purpose::WriteZeroes => (disk.limits().write_zeroes, disk::Request::WriteZeroes { durable }),
-            Purpose::SecureErase => (disk.limits().secure_erase, disk::Request::SecureErase),
+        let (limits, wanted) = match op {
+            RangeOp::Discard => (disk.limits().discard, disk::Request::Discard { durable }),
+            RangeOp::WriteZeroes => (disk.limits().write_zeroes, disk::Request::WriteZeroes { durable }),
+            RangeOp::SecureErase => (disk.limits().secure_erase, disk::Request::SecureErase),
         };
         let Some(limits) = limits else {
             let why = "request type that the disk does not have";
@@ -212,7 +203,7 @@ impl Queue {
         io.buffers_mut().clear(marks);
         let into = io.extents_mut();
         into.clear();
-        request::extents(&self.chain, view, request, purpose, (disk.size(), &limits), into)?;
+        request::extents(&self.chain, view, request, op, (disk.size(), &limits), into)?;
         Ok(wanted)
     }
 
@@ -235,20 +226,20 @@ impl Queue {
         step(&self.shared.disk, &mut lane, &mut self.slots.get(slot).io)
     }
 
-    /// What follows a step: the answer, or waiting.
-    fn after(&mut self, slot: u32, step: Step) {
+    /// Handles the result of a step: the request is answered, or waits.
+    fn handle_step(&mut self, slot: u32, step: Step) {
         match step {
             Step::Done(result) => self.finish(slot, result),
             Step::Pending => {}
             Step::Busy => self.waiting.push_back(slot),
             Step::More => {
-                self.owe(self.step_cost);
+                self.add_cost(self.step_cost);
                 self.steps.push_back(slot);
             }
         }
     }
 
-    /// Answers the request in a slot and frees it.
+    /// Answers the request in a slot and frees the slot.
     fn finish(&mut self, slot: u32, result: Result<(), disk::IoError>) {
         let entry = self.slots.get(slot);
         let (id, status, read_len, operation) = (entry.id, entry.status, entry.read_len, entry.operation);
@@ -260,16 +251,16 @@ impl Queue {
         let (view, marks) = self.vring.memory();
         let written = entry.view.as_ref().is_some_and(|view| view.write_obj(status, &code, marks).is_ok());
         entry.unpin_unless((view, marks));
-        let took = entry.took();
-        self.slots.release(slot, took);
+        let reserved = entry.has_reservation();
+        self.slots.release(slot, reserved);
         match result {
             Ok(()) => self.vring.push(id, read_len.saturating_add(written.into())),
             Err(error) => {
-                if is_guests(error) {
+                if is_caused_by_guest(error) {
                     debug!(queue = self.vring.index(), head = id.head, %error, "request failed");
                 } else {
                     let Self { shared, vring, .. } = self;
-                    shared.failures.note(vring.span(), vring.index(), operation, error);
+                    shared.failures.log(vring.span(), vring.index(), operation, error);
                 }
                 self.push_failed(id, written, read_len);
             }
@@ -284,14 +275,17 @@ impl Queue {
         self.push_failed(id, written, data_len as u32);
     }
 
-    /// Pushes a failed request. Only a status byte that is the first writable byte counts as written: the length that is
-    /// pushed covers a prefix (virtio 1.3, section 2.7.8.2), and nothing says what came of the data before it.
+    /// Pushes a failed request.
+    ///
+    /// The pushed length covers a prefix of the writable bytes (virtio 1.3, section 2.7.8.2). It is unknown
+    /// how much of the data before the status was written. So the status byte counts only if it is the first
+    /// writable byte.
     fn push_failed(&mut self, id: ChainId, status_written: bool, data_len: u32) {
         self.vring.counters().errors.add(1);
         self.vring.push(id, u32::from(status_written && data_len == 0));
     }
 
-    /// Answers at once, with as much of these bytes as there is room for.
+    /// Answers at once with `bytes`, cut to the length of the data buffer.
     fn answer(&mut self, id: ChainId, request: Request, bytes: &[u8]) {
         let (view, marks) = self.vring.memory();
         let mut done = 0;
@@ -305,18 +299,18 @@ impl Queue {
             let why = "data buffer is not in guest memory";
             return self.reject(id, Reject { status: Some(request.status), code: blk::S_IOERR, why });
         }
-        // A longer buffer stays as it was past the bytes, so what is pushed ends there.
+        // A longer buffer is not written beyond `bytes`, so the pushed length ends there.
         let to_status = request.data_len == done as u64;
         let written = view.write_obj(request.status, &blk::S_OK, marks).is_ok();
         self.vring.push(id, done as u32 + u32::from(to_status && written));
     }
 
-    /// Returns whether the engine takes an operation of this disk now. A disk without a file has none.
+    /// Returns whether the engine has room for an operation of this disk. A disk without a file needs none.
     fn has_room(&self, context: &Context<'_>) -> bool {
         self.file.is_none_or(|file| context.engine.room(file) > 0)
     }
 
-    /// Goes on with requests that had to wait, as far as the engine has room.
+    /// Continues waiting requests, as far as the engine has room.
     fn retry(&mut self, context: &mut Context<'_>) {
         for _ in 0..self.waiting.len() {
             if !self.has_room(context) {
@@ -324,88 +318,88 @@ impl Queue {
             }
             let Some(slot) = self.waiting.pop_front() else { return };
             let step = self.on_disk(context, slot, |disk, lane, io| disk.retry(lane, io));
-            self.after(slot, step);
+            self.handle_step(slot, step);
         }
     }
 }
 
-/// The side that goes on next.
+/// The result of a turn for work other than the ring.
 enum Turn {
-    /// Of the requests in the ring.
+    /// There was no such work: the ring is next.
     Ring,
-    /// Another one has had its turn.
+    /// The work had its turn.
     Other,
-    /// Nobody's, in this poll.
+    /// This poll ends.
     Over(Next),
 }
 
 impl Queue {
-    /// Accounts for work beside what a request costs at its beginning.
+    /// Adds to the cost that the next poll reports.
     #[cold]
-    fn owe(&mut self, cost: u32) {
+    fn add_cost(&mut self, cost: u32) {
         self.owed_cost = self.owed_cost.saturating_add(cost);
-        self.has_others = true;
+        self.has_other_work = true;
     }
 
-    /// Goes on with what has been popped and does not wait for the disk.
+    /// Continues popped requests that do not wait for the disk.
     #[cold]
-    fn other_turn(&mut self, context: &mut Context<'_>, budget: u32, cost: &mut u32) -> Turn {
+    fn other_work(&mut self, context: &mut Context<'_>, budget: u32, cost: &mut u32) -> Turn {
         *cost = cost.saturating_add(std::mem::take(&mut self.owed_cost));
         if *cost >= budget && budget > 0 {
             return Turn::Over(Next::More);
         }
-        if self.step(context) {
+        if self.run_next_step(context) {
             return if budget == 0 { Turn::Over(Next::More) } else { Turn::Other };
         }
-        if !self.start_unpaid(context) {
+        if !self.start_over_budget(context) {
             let goes_on = !self.steps.is_empty() && budget > 0;
             return if goes_on { Turn::Other } else { Turn::Over(Next::Blocked) };
         }
-        self.has_others = self.owed_cost > 0 || !self.steps.is_empty();
+        self.has_other_work = self.owed_cost > 0 || !self.steps.is_empty();
         Turn::Ring
     }
 
-    /// Goes on with the request whose turn it is, if there is one and the last turn was not that of another. Requests that go on and
-    /// those in the ring take turns.
-    fn step(&mut self, context: &mut Context<'_>) -> bool {
+    /// Runs the next step, unless the last turn ran one. Steps and new requests from the ring alternate.
+    /// Returns whether a step ran.
+    fn run_next_step(&mut self, context: &mut Context<'_>) -> bool {
         if std::mem::replace(&mut self.stepped, false) {
             return false;
         }
         let Some(slot) = self.steps.pop_front() else { return false };
         self.stepped = true;
         let step = self.on_disk(context, slot, |disk, lane, io| disk.retry(lane, io));
-        self.after(slot, step);
+        self.handle_step(slot, step);
         true
     }
 
-    /// Starts the request that waits for room in the budget, if there is one and there is room. `false`: it waits on.
-    fn start_unpaid(&mut self, context: &mut Context<'_>) -> bool {
-        if self.unpaid.is_none() {
+    /// Starts the request that waits for room in the budget. Returns `false` if there is still no room.
+    fn start_over_budget(&mut self, context: &mut Context<'_>) -> bool {
+        if self.over_budget.is_none() {
             return true;
         }
-        // It may be what the other waits for.
+        // The other request may wait for the completion of this one.
         let prepared = self.prepared.take();
-        self.go(context, prepared);
-        let unpaid = self.unpaid.take_if(|(slot, _)| self.slots.account(*slot));
-        self.go(context, unpaid);
-        self.unpaid.is_none()
+        self.start_on_disk(context, prepared);
+        let over_budget = self.over_budget.take_if(|(slot, _)| self.slots.reserve(*slot));
+        self.start_on_disk(context, over_budget);
+        self.over_budget.is_none()
     }
 
-    /// Has the engine hold guest memory as it is now, instead of what it held.
+    /// Makes the engine hold the current guest memory instead of the previous one.
     fn hold_memory(&mut self, engine: &mut Engine) {
-        // A disk without a file has no operations.
+        // A disk without a file has no operations in the engine.
         let now = self.file.map(|_| self.vring.view().clone());
         if let Some(now) = &now {
             engine.hold_memory(now);
         }
-        // After the new one is held: what both have in common stays.
-        if let Some(before) = std::mem::replace(&mut self.held, now) {
+        // This comes after the new memory is held, so that memory in both is never released.
+        if let Some(before) = std::mem::replace(&mut self.held_memory, now) {
             engine.release_memory(&before);
         }
     }
 }
 
-/// Of a disk that has one: the feature was negotiated.
+/// Returns the lifetime of a disk. The negotiated feature says that it has one.
 fn lifetime(limits: &disk::Limits) -> blk::Lifetime {
     limits.lifetime.map_or_else(blk::Lifetime::default, |of| blk::Lifetime {
         pre_eol_info: of.pre_eol_info.into(),
@@ -421,7 +415,7 @@ fn translate(
     (view, marks): (&Arc<View>, &mut Marks),
     request: &Request,
 ) -> Result<(), &'static str> {
-    // A slot that is free has none, and this does not rely on it.
+    // A free slot has no buffers. The call to `clear` does not rely on that.
     iov.clear(marks);
     let buffers = match request.kind {
         Kind::Write { .. } => chain.readable(),
@@ -445,11 +439,11 @@ impl QueueTask for Queue {
     }
 
     fn detach(&mut self, engine: &mut Engine) {
-        if let Some(held) = self.held.take() {
-            engine.release_memory(&held);
+        if let Some(held_memory) = self.held_memory.take() {
+            engine.release_memory(&held_memory);
         }
         self.shared.disk.detach(engine, self.file.take());
-        self.shared.failures.tell_rest(self.vring.span());
+        self.shared.failures.log_suppressed(self.vring.span());
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
@@ -459,28 +453,28 @@ impl QueueTask for Queue {
             if cost >= budget && budget > 0 {
                 break Next::More;
             }
-            if self.has_others {
-                match self.other_turn(context, budget, &mut cost) {
+            if self.has_other_work {
+                match self.other_work(context, budget, &mut cost) {
                     Turn::Ring => {}
                     Turn::Other => continue,
                     Turn::Over(next) => break next,
                 }
             }
-            // A request can wait for a buffer or a range that others hold, and more can be begun beside it. Where it is the
-            // engine that is full, it comes before all that are still in the ring.
+            // A waiting request may need a buffer or a range that others hold; then new requests can start
+            // beside it. But if the engine is full, it goes before all requests in the ring.
             let waits = !self.waiting.is_empty();
             let slot = match self.slots.next() {
                 Some(slot) if !waits || self.has_room(context) => slot,
-                // It may be in the only slot.
+                // The prepared request may be in the only slot.
                 _ if self.prepared.is_some() => {
                     let prepared = self.prepared.take();
-                    self.go(context, prepared);
+                    self.start_on_disk(context, prepared);
                     continue;
                 }
                 _ if !self.steps.is_empty() && budget > 0 => continue,
                 _ => break Next::Blocked,
             };
-            // What an earlier process has begun is done also where nothing new is.
+            // Requests that an earlier process began are finished even when no new ones may start.
             if budget == 0 && self.vring.again() == 0 {
                 break if waits { Next::Waiting } else { Next::Idle };
             }
@@ -500,12 +494,12 @@ impl QueueTask for Queue {
             cost = cost.saturating_add(self.begin(context, slot));
         };
         let prepared = self.prepared.take();
-        self.go(context, prepared);
+        self.start_on_disk(context, prepared);
         cost = cost.saturating_add(std::mem::take(&mut self.owed_cost));
-        // Whatever else there is to wait for.
+        // Steps remain, so the queue must be polled again even if it also waits.
         let next = if self.steps.is_empty() { next } else { Next::More };
         self.vring.publish();
-        // A request in several pieces may have begun another.
+        // A request in several pieces may have started another piece.
         if self.waits_limited {
             self.limit_remote_waits();
         }
@@ -516,10 +510,10 @@ impl QueueTask for Queue {
         for completion in completions.drain(..) {
             let slot = completion.token.slot;
             let step = self.on_disk(context, slot, |disk, lane, io| disk.resume(lane, io, completion));
-            self.after(slot, step);
+            self.handle_step(slot, step);
         }
         self.vring.publish();
-        !self.waiting.is_empty() || self.unpaid.is_some()
+        !self.waiting.is_empty() || self.over_budget.is_some()
     }
 
     fn in_flight(&self) -> usize {

@@ -1,4 +1,4 @@
-//! What a chain asks for. Pure: a chain and its memory in, a request out.
+//! Parses requests. This is pure: it takes a chain and its memory, and returns a request.
 
 use kickless_disk::{Extent, RangeLimits};
 use kickless_memory::{Gpa, View};
@@ -6,18 +6,18 @@ use kickless_spec::blk::{self, BlkFeatures};
 use kickless_virtqueue::{Buffer, Chain};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A request that can be carried out.
+/// A well-formed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What to do.
+    /// The operation.
     pub kind: Kind,
-    /// Where its status byte goes.
+    /// The address of its status byte.
     pub status: Gpa,
-    /// Bytes of its data.
+    /// The length of its data in bytes.
     pub data_len: u64,
 }
 
-/// What to do.
+/// The kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Read `data_len` bytes at this byte offset into the writable buffers.
@@ -37,51 +37,55 @@ pub enum Kind {
     /// Write the disk's lifetime into the writable buffers.
     GetLifetime,
     /// Do something to the [`extents`] in the readable buffers, after their header.
-    Extents(Purpose),
+    Extents(RangeOp),
 }
 
-/// What to do to ranges of the disk.
+/// The operations on ranges of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// Forget them.
+pub enum RangeOp {
+    /// Discard their data.
     Discard,
     /// Make them read as zeroes.
     WriteZeroes,
-    /// Make sure that nobody can read them any more.
+    /// Make their data unreadable for good.
     SecureErase,
 }
 
-/// A request that is answered at once.
+/// A malformed request, which is answered at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reject {
-    /// Where its status byte goes; `None` where the chain has no writable byte in guest memory.
+    /// The address of its status byte. `None` if the chain has no writable byte in guest memory.
     pub status: Option<Gpa>,
-    /// `S_*`.
+    /// The status to write, one of `S_*`.
     pub code: u8,
-    /// What was wrong with it, for the log.
+    /// The reason, for the log.
     pub why: &'static str,
 }
 
-/// The disk as the checks see it.
+/// The properties of the disk that the checks need.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Size in bytes; a multiple of 512.
+    /// The size in bytes, a multiple of 512.
     pub size: u64,
-    /// Whether writes are refused.
+    /// Refuse writes.
     pub read_only: bool,
-    /// What was negotiated.
+    /// The negotiated features.
     pub features: BlkFeatures,
 }
 
 const SEGMENT_LEN: usize = size_of::<blk::Segment>();
 const HEADER_LEN: u64 = size_of::<blk::Header>() as u64;
 
-/// Understands a chain. Any layout will do (virtio 1.3, section 2.7.4): the header is the first 16 readable bytes, the
-/// status is the last writable byte, and the data lies between them.
+/// Parses a chain.
+///
+/// Any layout is valid (virtio 1.3, section 2.7.4): the header is the first 16 readable bytes, the status is
+/// the last writable byte, and the data are between them.
 ///
 /// # Errors
-/// Status IOERR: no header, data not a multiple of 512 bytes, a range that leaves the disk, a write to a read-only disk.
-/// Status UNSUPP: a request type that is unknown, or was not negotiated. Without a status byte nothing can be answered, and the chain is only returned.
+/// - Status IOERR: no header, data that are not a multiple of 512 bytes, a range beyond the disk, or a write
+///   to a read-only disk.
+/// - Status UNSUPP: a request type that is unknown or was not negotiated.
+/// - No status: the chain has no status byte and can only be returned.
 pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reject> {
     let status = status_of(chain.writable()).filter(|&at| view.contains(at, 1)).ok_or(Reject {
         status: None,
@@ -107,12 +111,12 @@ pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reje
         }
     };
     if !data_len.is_multiple_of(blk::SECTOR_SIZE) {
-        return Err(reject(blk::S_IOERR, "data is no multiple of 512 bytes"));
+        return Err(reject(blk::S_IOERR, "data is not a multiple of 512 bytes"));
     }
     let offset = header.sector.get().checked_mul(blk::SECTOR_SIZE);
     let Some(offset) = offset.filter(|o| o.checked_add(data_len).is_some_and(|end| end <= bounds.size))
     else {
-        return Err(reject(blk::S_IOERR, "range is not on the disk"));
+        return Err(reject(blk::S_IOERR, "range is beyond the disk"));
     };
     let kind = match kind {
         Kind::Read { .. } => Kind::Read { offset },
@@ -121,18 +125,18 @@ pub fn parse(chain: &Chain, view: &View, bounds: Bounds) -> Result<Request, Reje
     Ok(Request { kind, status, data_len })
 }
 
-/// What is not a plain read or write; else the status and what is wrong.
+/// Parses a request other than a plain read or write. The error is the status and the reason.
 fn other_kind(kind: u32, bounds: Bounds) -> Result<Kind, (u8, &'static str)> {
-    let (purpose, feature) = match kind {
+    let (op, feature) = match kind {
         blk::T_OUT => return Err((blk::S_IOERR, "write to a read-only disk")),
         blk::T_FLUSH => return Ok(Kind::Flush),
         blk::T_GET_ID => return Ok(Kind::GetId),
         blk::T_GET_LIFETIME if bounds.features.contains(BlkFeatures::LIFETIME) => {
             return Ok(Kind::GetLifetime);
         }
-        blk::T_DISCARD => (Purpose::Discard, BlkFeatures::DISCARD),
-        blk::T_WRITE_ZEROES => (Purpose::WriteZeroes, BlkFeatures::WRITE_ZEROES),
-        blk::T_SECURE_ERASE => (Purpose::SecureErase, BlkFeatures::SECURE_ERASE),
+        blk::T_DISCARD => (RangeOp::Discard, BlkFeatures::DISCARD),
+        blk::T_WRITE_ZEROES => (RangeOp::WriteZeroes, BlkFeatures::WRITE_ZEROES),
+        blk::T_SECURE_ERASE => (RangeOp::SecureErase, BlkFeatures::SECURE_ERASE),
         _ => return Err((blk::S_UNSUPP, "unknown request type")),
     };
     if bounds.read_only {
@@ -141,26 +145,27 @@ fn other_kind(kind: u32, bounds: Bounds) -> Result<Kind, (u8, &'static str)> {
     if !bounds.features.contains(feature) {
         return Err((blk::S_UNSUPP, "request type that was not negotiated"));
     }
-    Ok(Kind::Extents(purpose))
+    Ok(Kind::Extents(op))
 }
 
-/// Reads the segments of a request on extents, and checks them all (virtio 1.3, section 5.2.6.2).
+/// Reads and checks all segments of a request on ranges (virtio 1.3, section 5.2.6.2).
 ///
 /// # Errors
-/// Status UNSUPP: an unknown flag, or `unmap` where zeroes are not written. Status IOERR: no whole segments, or none; more or
-/// longer ones than the configuration space allows; a range that leaves the disk; one to be erased that is not aligned.
+/// - Status UNSUPP: an unknown flag, or `unmap` in a request other than write-zeroes.
+/// - Status IOERR: no segment, or part of one; more or longer segments than the configuration space allows; a
+///   range beyond the disk; a range to erase that is not aligned.
 pub fn extents(
     chain: &Chain,
     view: &View,
     request: &Request,
-    purpose: Purpose,
+    op: RangeOp,
     (size, limits): (u64, &RangeLimits),
     into: &mut Vec<Extent>,
 ) -> Result<(), Reject> {
     let reject = |code, why| Reject { status: Some(request.status), code, why };
     let bytes = usize::try_from(request.data_len).unwrap_or(usize::MAX);
     if bytes == 0 || !bytes.is_multiple_of(SEGMENT_LEN) {
-        return Err(reject(blk::S_IOERR, "data is no whole number of segments"));
+        return Err(reject(blk::S_IOERR, "data is not a whole number of segments"));
     }
     let count = bytes / SEGMENT_LEN;
     if count > limits.ranges_max as usize {
@@ -175,14 +180,14 @@ pub fn extents(
     }
     into.reserve_exact(count);
     for segment in &segments {
-        into.push(extent(segment, purpose, size, limits).map_err(|(code, why)| reject(code, why))?);
+        into.push(extent(segment, op, size, limits).map_err(|(code, why)| reject(code, why))?);
     }
     Ok(())
 }
 
 fn extent(
     segment: &blk::Segment,
-    purpose: Purpose,
+    op: RangeOp,
     size: u64,
     limits: &RangeLimits,
 ) -> Result<Extent, (u8, &'static str)> {
@@ -191,15 +196,15 @@ fn extent(
     if flags & !blk::SEGMENT_UNMAP != 0 {
         return Err((blk::S_UNSUPP, "unknown flag of a segment"));
     }
-    if unmap && purpose != Purpose::WriteZeroes {
-        return Err((blk::S_UNSUPP, "unmap flag without zeroes"));
+    if unmap && op != RangeOp::WriteZeroes {
+        return Err((blk::S_UNSUPP, "unmap flag in a request other than write-zeroes"));
     }
     if sectors > limits.sectors_max {
         return Err((blk::S_IOERR, "segment is too long"));
     }
     let alignment = u64::from(limits.alignment);
     let aligned = sector.is_multiple_of(alignment) && u64::from(sectors).is_multiple_of(alignment);
-    if purpose == Purpose::SecureErase && !aligned {
+    if op == RangeOp::SecureErase && !aligned {
         return Err((blk::S_IOERR, "segment to erase is not aligned"));
     }
     let len = u64::from(sectors) * blk::SECTOR_SIZE;
@@ -207,11 +212,11 @@ fn extent(
         Some(offset) if offset.checked_add(len).is_some_and(|end| end <= size) => {
             Ok(Extent { offset, len, unmap })
         }
-        _ => Err((blk::S_IOERR, "range is not on the disk")),
+        _ => Err((blk::S_IOERR, "range is beyond the disk")),
     }
 }
 
-/// The buffers that hold `len` bytes after `skip`, cut to size.
+/// Returns the parts of the buffers that hold `len` bytes after the first `skip`.
 pub(crate) fn data(buffers: &[Buffer], skip: u64, len: u64) -> impl Iterator<Item = (Gpa, u32)> + '_ {
     let (mut skip, mut left) = (skip, len);
     buffers.iter().map_while(move |buffer| {
@@ -222,12 +227,13 @@ pub(crate) fn data(buffers: &[Buffer], skip: u64, len: u64) -> impl Iterator<Ite
         skip -= skipped;
         let here = (u64::from(buffer.len) - skipped).min(left);
         left -= here;
-        // Both are at most the buffer's length. An address that wraps is in no guest memory; u64::MAX says so too.
+        // Both are at most the length of the buffer. An address that wraps is outside guest memory, as is
+        // u64::MAX.
         Some((buffer.addr.checked_add(skipped).unwrap_or(Gpa(u64::MAX)), here as u32))
     })
 }
 
-/// Bytes before the data: the header of a write, nothing of a read.
+/// Returns the number of bytes before the data: the header of a write, or none for a read.
 pub(crate) fn data_start(kind: Kind) -> u64 {
     if matches!(kind, Kind::Write { .. }) { HEADER_LEN } else { 0 }
 }
@@ -242,7 +248,7 @@ fn header_of(readable: &[Buffer], view: &View) -> Option<blk::Header> {
     if u64::from(first.len) >= HEADER_LEN {
         return view.read_obj(first.addr).ok();
     }
-    // Spread over several buffers: legal, and no driver in use does it.
+    // The header is split over several buffers. The standard allows that; no known driver does it.
     let mut bytes = [0; HEADER_LEN as usize];
     let mut at = 0;
     for (addr, len) in data(readable, 0, HEADER_LEN) {

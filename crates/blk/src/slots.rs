@@ -1,4 +1,4 @@
-//! Requests in flight, preallocated.
+//! The preallocated slots of requests in flight.
 
 use crate::budget::{Budget, FREE};
 use crate::failures::Operation;
@@ -8,26 +8,24 @@ use kickless_memory::{Gpa, Marks, View};
 use kickless_virtqueue::ChainId;
 use std::sync::Arc;
 
-/// One request in flight.
+/// The slot of one request.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// Its chain.
     pub(crate) id: ChainId,
-    /// Where its status byte goes.
+    /// The address of its status byte.
     pub(crate) status: Gpa,
-    /// The memory that `status` is in. Memory may have changed when the request is done, and the driver has to hear of
-    /// it all the same. Kept from request to request, like the view of an `Iov`.
+    /// The memory of `status`. The memory of the guest may change before the request is done, but the driver
+    /// still needs the status. Kept from request to request, like the view of an `Iov`.
     pub(crate) view: Option<Arc<View>>,
-    /// The operation that it asks for.
     pub(crate) operation: Operation,
-    /// Bytes of data that the driver gets.
+    /// The number of bytes of data that the driver gets.
     pub(crate) read_len: u32,
-    /// What the disk does for it.
+    /// The state of the request at the disk.
     pub(crate) io: Io,
-    /// Pieces that it has taken from the budget, from request to request.
+    /// The number of pieces that the slot has reserved. It keeps some of them from request to request.
     taken: usize,
-    /// Its request takes from the budget.
-    large: bool,
+    /// Its current request has a reservation.
+    reserving: bool,
 }
 
 impl Slot {
@@ -40,11 +38,11 @@ impl Slot {
             read_len: 0,
             io: Io::default(),
             taken: 0,
-            large: false,
+            reserving: false,
         }
     }
 
-    /// Takes in a request.
+    /// Stores a new request.
     pub(crate) fn fill(&mut self, view: &Arc<View>, id: ChainId, status: Gpa, kind: Kind, data_len: u64) {
         self.id = id;
         self.operation = Operation::of(kind);
@@ -58,104 +56,109 @@ impl Slot {
 }
 
 impl Slot {
-    /// Whether its buffers have no more pieces than need not be accounted for.
+    /// Returns whether its buffers need no reservation.
     #[inline]
     pub(crate) fn is_small(&self) -> bool {
         self.io.buffers().count() <= FREE
     }
 
-    /// Whether it has taken from the budget, for this request or for one before it.
+    /// Returns whether it has a reservation, from this request or an earlier one.
     #[inline]
-    pub(crate) fn took(&self) -> bool {
+    pub(crate) fn has_reservation(&self) -> bool {
         self.taken > 0
     }
 
-    /// Lets go of the buffers, and of memory that is not `current`.
+    /// Releases the buffers, and the memory if it is not `current`.
     pub(crate) fn unpin_unless(&mut self, (current, marks): (&Arc<View>, &mut Marks)) {
         self.io.buffers_mut().unpin_unless(current, marks);
         View::unpin_unless(&mut self.view, current, marks);
     }
 }
 
-/// As many slots as the ring has entries. A slot grows what it needs with its first request and keeps it.
+/// The slots of a queue, one for each entry of the ring.
+///
+/// A slot allocates memory for its first request and keeps it.
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
     budget: Arc<Budget>,
-    /// Requests in flight that take from the budget.
-    large: usize,
+    /// The number of requests in flight with a reservation.
+    reserving: usize,
 }
 
 impl Slots {
     pub(crate) fn new(count: u16, budget: Arc<Budget>) -> Self {
         Self {
             slots: (0..count).map(|_| Slot::new()).collect(),
-            // The lowest first, so that a queue which is never full touches few of them.
+            // The lowest slot is used first, so that a queue that is never full touches few of them.
             free: (0..u32::from(count)).rev().collect(),
             budget,
-            large: 0,
+            reserving: 0,
         }
     }
 
-    /// A slot that is free. It stays so until [`Slots::take`].
+    /// Returns a free slot. It stays free until [`Slots::take_next`].
     pub(crate) fn next(&self) -> Option<u32> {
         self.free.last().copied()
     }
 
-    /// Takes the slot that [`Slots::next`] named.
-    pub(crate) fn take(&mut self) {
+    /// Takes the slot that [`Slots::next`] returned.
+    pub(crate) fn take_next(&mut self) {
         self.free.pop();
     }
 
-    /// Accounts for the pieces of the request in a slot: of its buffers, and its extents. Whether there is room for them. A
-    /// request for which there is none waits until another request of these slots has been released.
+    /// Reserves room for the pieces of a request: its buffers and its extents.
+    ///
+    /// Returns `false` if there is no room. Then the request must wait until another request of these slots
+    /// is released.
     #[cold]
-    pub(crate) fn account(&mut self, slot: u32) -> bool {
+    pub(crate) fn reserve(&mut self, slot: u32) -> bool {
         let Some(entry) = self.slots.get_mut(slot as usize) else { return true };
-        // An extent takes less memory than two pieces.
+        // An extent needs less memory than two pieces.
         let more = 2 * entry.io.extents_len();
         if more + entry.io.buffers().count() <= FREE {
             return true;
         }
         let missing = (entry.io.buffers().capacity() + more).saturating_sub(entry.taken);
-        if !self.budget.take(missing) {
-            if self.large > 0 {
+        if !self.budget.try_take(missing) {
+            if self.reserving > 0 {
                 return false;
             }
-            self.budget.overdraw(missing);
+            self.budget.take_beyond_limit(missing);
         }
         entry.taken += missing;
-        entry.large = true;
-        self.large += 1;
+        entry.reserving = true;
+        self.reserving += 1;
         true
     }
 
-    /// Gives a slot back, which has taken from the budget or not: see [`Slot::took`].
+    /// Frees a slot. `reserved` is the result of [`Slot::has_reservation`].
     #[inline]
-    pub(crate) fn release(&mut self, slot: u32, took: bool) {
+    pub(crate) fn release(&mut self, slot: u32, reserved: bool) {
         self.free.push(slot);
-        if took {
-            self.settle(slot);
+        if reserved {
+            self.return_excess(slot);
         }
     }
 
-    /// Gives back to the budget what a slot has taken from it and does not keep.
+    /// Returns the part of a slot's reservation that it does not keep.
     #[cold]
-    fn settle(&mut self, slot: u32) {
+    fn return_excess(&mut self, slot: u32) {
         let Some(entry) = self.slots.get_mut(slot as usize) else { return };
-        self.large -= usize::from(std::mem::take(&mut entry.large));
-        let kept = self.budget.kept_of(entry.taken);
+        self.reserving -= usize::from(std::mem::take(&mut entry.reserving));
+        let kept = self.budget.kept_part_of(entry.taken);
         entry.io.buffers_mut().shrink_to(kept.max(FREE));
         self.budget.give_back(entry.taken - kept);
         entry.taken = kept;
     }
 
-    /// Takes memory back from a slot whose request was refused before it was accounted for.
+    /// Frees the memory of a slot whose request was refused before it had a reservation.
     #[cold]
-    pub(crate) fn refuse(&mut self, slot: u32, marks: &mut Marks) {
+    pub(crate) fn clear_refused(&mut self, slot: u32, marks: &mut Marks) {
         let Some(entry) = self.slots.get_mut(slot as usize) else { return };
-        // A request that was refused half-way has left pieces, and room for these is never given back.
+        // A request that was refused in the middle has left pieces. Without this, the slot would keep room
+        // for them.
         entry.io.buffers_mut().clear(marks);
         entry.io.buffers_mut().shrink_to(entry.taken.max(FREE));
         entry.io.drop_extents();
@@ -169,7 +172,7 @@ impl Slots {
         self.slots.len() - self.free.len()
     }
 
-    /// The slots that are free.
+    /// Calls `each` with every free slot.
     pub(crate) fn each_free(&mut self, mut each: impl FnMut(&mut Slot)) {
         for &slot in &self.free {
             each(&mut self.slots[slot as usize]);

@@ -1,4 +1,4 @@
-//! The configuration space, as a front-end reads and writes it.
+//! Tests the configuration space as a front-end reads and writes it.
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 use kickless_blk::{Blk, Options};
@@ -21,7 +21,7 @@ fn config(device: &Blk) -> Config {
 }
 
 #[test]
-fn what_it_says() {
+fn fields_follow_the_options() {
     let said = config(&device(1024, false));
     assert_eq!((said.capacity.get(), said.num_queues.get(), said.blk_size.get()), (2048, 4, 512));
     assert_eq!(said.seg_max.get(), 126);
@@ -30,7 +30,7 @@ fn what_it_says() {
 }
 
 #[test]
-fn parts_and_what_lies_beyond() {
+fn reads_of_parts_and_beyond_the_end() {
     let device = device(256, false);
     let mut part = [0xff; 4];
     device.read_config(34, &mut part);
@@ -45,7 +45,7 @@ fn parts_and_what_lies_beyond() {
 #[test]
 fn a_driver_chooses_its_cache_mode_and_nothing_else() {
     let device = device(256, false);
-    // Until a driver is known, it may be one that chose 0 before this process began.
+    // Before a driver is known, it may be one that chose 0 before this process began.
     assert_eq!(config(&device).writeback, 0);
     device.reset();
     assert_eq!(config(&device).writeback, 1);
@@ -61,7 +61,7 @@ fn a_driver_chooses_its_cache_mode_and_nothing_else() {
     assert_eq!(config(&device).writeback, 1);
 }
 
-/// QEMU shows the next driver what the last one wrote, without asking.
+/// QEMU shows the next driver the value that the last one wrote, without asking the device.
 #[test]
 fn the_cache_mode_outlives_a_reset_by_the_same_front_end() {
     let device = device(256, false);
@@ -73,7 +73,7 @@ fn the_cache_mode_outlives_a_reset_by_the_same_front_end() {
     }
 }
 
-/// The driver's choice goes with the device's state; where it is not known, it is off.
+/// The device's state contains the driver's choice. An unknown choice counts as off.
 #[test]
 fn the_cache_mode_is_saved_and_loaded() {
     let old = device(256, false);

@@ -1,4 +1,4 @@
-//! The image of a device, and those under it, are locked from the first queue's start to the last one's stop.
+//! Tests that the image of a device and its backing files are locked while a queue runs.
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 use kickless_blk::{Blk, Options};
@@ -14,13 +14,13 @@ fn device(spec: &DiskSpec, read_only: bool, lock: bool) -> Blk {
     Blk::new(disk, Options { serial: String::new(), queues_max: 1, queue_size_max: 64, lock })
 }
 
-/// Whether somebody else could write to it, and read it.
+/// Returns whether another process could open the file for writing, and for reading.
 fn open_to_others(file: &File) -> (bool, bool) {
     (check(file, false).is_ok(), check(file, true).is_ok())
 }
 
 #[test]
-fn while_it_is_open() {
+fn image_is_locked_while_open() {
     let image = NamedTempFile::new().unwrap();
     image.as_file().set_len(1 << 20).unwrap();
     let spec = DiskSpec::File(image.path().into());
@@ -42,7 +42,7 @@ fn while_it_is_open() {
 }
 
 #[test]
-fn those_under_it_for_reading() {
+fn backing_files_are_locked_for_reading() {
     let dir = TempDir::new().unwrap();
     let [under, over] = ["under", "over"].map(|name| dir.path().join(name));
     let file = File::create_new(&under).unwrap();
@@ -61,7 +61,7 @@ fn those_under_it_for_reading() {
 }
 
 #[test]
-fn two_devices_of_one_process() {
+fn two_devices_of_one_process_cannot_share_an_image() {
     let image = NamedTempFile::new().unwrap();
     image.as_file().set_len(1 << 20).unwrap();
     let spec = DiskSpec::File(image.path().into());

@@ -1,4 +1,5 @@
-//! Neighbouring requests that are one for the kernel, through a real ring: each has a status and data of its own.
+//! Tests merged requests through a real ring: neighbouring requests share an operation of the kernel, but
+//! each has its own status and data.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -7,14 +8,14 @@ mod rig;
 use kickless_disk::{Disk, DiskSpec, Options};
 use kickless_io::EngineOptions;
 use kickless_spec::blk::{BlkFeatures, S_IOERR, S_OK};
-use rig::{Ask, Data, FORMATS, Rig, blk, ways};
+use rig::{Data, FORMATS, Rig, TestRequest, blk, engine_variants};
 use std::fs::File;
 use tempfile::NamedTempFile;
 
 const PAGE: usize = 4096;
 const PAGES: u64 = 64;
 
-/// A disk of pages of which each has its number in all bytes, and that merges.
+/// Starts a queue on a disk that merges. All bytes of a page have the number of the page.
 fn start(way: EngineOptions, packed: bool) -> (NamedTempFile, Rig) {
     let image = NamedTempFile::new().unwrap();
     let bytes: Vec<u8> = (0..PAGES as usize * PAGE).map(|at| (at / PAGE) as u8).collect();
@@ -25,7 +26,7 @@ fn start(way: EngineOptions, packed: bool) -> (NamedTempFile, Rig) {
 }
 
 fn each_way(test: impl Fn(&File, Rig)) {
-    for way in ways(128) {
+    for way in engine_variants(128) {
         for packed in FORMATS {
             let (image, rig) = start(way, packed);
             test(image.as_file(), rig);
@@ -33,25 +34,25 @@ fn each_way(test: impl Fn(&File, Rig)) {
     }
 }
 
-fn read(page: u64) -> Ask {
-    Ask::read(page * PAGE as u64 / 512, PAGE)
+fn read(page: u64) -> TestRequest {
+    TestRequest::read(page * PAGE as u64 / 512, PAGE)
 }
 
-fn write(page: u64, byte: u8) -> Ask {
-    Ask::write(page * PAGE as u64 / 512, &[byte; PAGE])
+fn write(page: u64, byte: u8) -> TestRequest {
+    TestRequest::write(page * PAGE as u64 / 512, &[byte; PAGE])
 }
 
 #[test]
-fn each_gets_its_own_data() {
+fn each_request_gets_its_own_data() {
     each_way(|_, mut rig| {
-        let asked: Vec<_> = (0..PAGES).map(|page| (page, rig.ask(read(page)))).collect();
+        let asked: Vec<_> = (0..PAGES).map(|page| (page, rig.send(read(page)))).collect();
         let answers = rig.finish();
         for (page, id) in asked {
             let answer = &answers[&id];
             assert_eq!((answer.status, answer.used), (S_OK, PAGE as u32 + 1));
             assert!(answer.data.iter().all(|byte| u64::from(*byte) == page), "page {page}");
         }
-        let asked: Vec<_> = (0..PAGES).map(|page| rig.ask(write(page, 0x80 | page as u8))).collect();
+        let asked: Vec<_> = (0..PAGES).map(|page| rig.send(write(page, 0x80 | page as u8))).collect();
         let answers = rig.finish();
         assert!(asked.iter().all(|id| answers[id].status == S_OK && answers[id].used == 1));
         let contents = rig.contents(0..PAGES * 8);
@@ -64,15 +65,15 @@ fn each_gets_its_own_data() {
     });
 }
 
-/// Among the neighbours are some that are not to be done at all.
+/// Some of the neighbours are malformed and must not run.
 #[test]
-fn refused_ones_do_not_touch_their_neighbours() {
+fn refused_requests_do_not_affect_neighbours() {
     each_way(|_, mut rig| {
         let bad = |page| page % 5 == 3;
         let asked: Vec<_> = (0..PAGES)
             .map(|page| {
                 let data = if bad(page) { Data::Outside } else { Data::There };
-                (page, rig.ask(Ask { data, ..read(page) }))
+                (page, rig.send(TestRequest { data, ..read(page) }))
             })
             .collect();
         let answers = rig.finish();
@@ -84,13 +85,14 @@ fn refused_ones_do_not_touch_their_neighbours() {
     });
 }
 
-/// The file has become shorter: the kernel does some of what it was told as one, and each request behind the end fails by itself.
+/// The file has become shorter. The kernel does a part of the merged operation, and each request beyond the
+/// end fails by itself.
 #[test]
-fn those_behind_the_end_fail_and_the_others_do_not() {
+fn only_requests_beyond_the_end_fail() {
     each_way(|image, mut rig| {
         let end = 41;
         image.set_len(end * PAGE as u64).unwrap();
-        let asked: Vec<_> = (0..PAGES).map(|page| (page, rig.ask(read(page)))).collect();
+        let asked: Vec<_> = (0..PAGES).map(|page| (page, rig.send(read(page)))).collect();
         let answers = rig.finish();
         for (page, id) in asked {
             let answer = &answers[&id];

@@ -1,5 +1,5 @@
-//! Any sequence of requests, well-formed or not, with faults of every kind: each head comes back once, and what is on the disk
-//! is what a model says.
+//! Runs any sequence of requests, well-formed or not, with faults of every kind. Each head must come back
+//! once, and the disk must match a model.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod rig;
@@ -8,7 +8,7 @@ use kickless_disk::{Disk, DiskSpec};
 use kickless_io::EngineOptions;
 use kickless_spec::blk::{self, BlkFeatures, S_IOERR, S_OK, S_UNSUPP, SEGMENT_UNMAP};
 use proptest::prelude::*;
-use rig::{Ask, Data, Rig, Status, UNANSWERED, blk as device, ways};
+use rig::{Data, Rig, Status, TestRequest, UNANSWERED, blk as device, engine_variants};
 use std::collections::HashMap;
 use std::io::Write;
 use std::ops::Range;
@@ -20,17 +20,17 @@ use tempfile::{NamedTempFile, TempDir};
 
 const SECTORS: u64 = 256;
 
-/// Kinds of disks; files are twice as many as others.
+/// The number of kinds of disks. Files are as likely as two other kinds.
 const KINDS: u32 = if cfg!(feature = "rbd") { 7 } else { 5 };
 
-/// What a request does to the disk.
+/// The effect of a request on the disk.
 #[derive(Clone, Debug)]
 enum Effect {
     Nothing,
     Read(Range<u64>),
     /// All bytes of these sectors become this.
     Fill(Vec<Range<u64>>, u8),
-    /// Nothing is known of these sectors any more.
+    /// The content of these sectors becomes unknown.
     Forget(Vec<Range<u64>>),
 }
 
@@ -43,8 +43,8 @@ impl Effect {
     }
 }
 
-/// A request, what it does, and the status that it must get; `None`: done, or failed by a fault.
-type Case = (Ask, Effect, Option<u8>);
+/// A request, its effect, and its status. `None`: it succeeds, or fails by a fault.
+type Case = (TestRequest, Effect, Option<u8>);
 
 fn range() -> impl Strategy<Value = Range<u64>> {
     (0..SECTORS, 1u64..32).prop_map(|(start, len)| start..(start + len).min(SECTORS))
@@ -57,19 +57,19 @@ fn segments(ranges: &[Range<u64>], flags: u32) -> Vec<(u64, u32, u32)> {
 fn good() -> impl Strategy<Value = Case> {
     prop_oneof![
         4 => range().prop_map(|r| {
-            (Ask::read(r.start, (r.end - r.start) as usize * 512), Effect::Read(r), None)
+            (TestRequest::read(r.start, (r.end - r.start) as usize * 512), Effect::Read(r), None)
         }),
         4 => (range(), any::<u8>()).prop_map(|(r, byte)| {
             let bytes = vec![byte; (r.end - r.start) as usize * 512];
-            (Ask::write(r.start, &bytes), Effect::Fill(vec![r], byte), None)
+            (TestRequest::write(r.start, &bytes), Effect::Fill(vec![r], byte), None)
         }),
-        1 => Just((Ask::flush(), Effect::Nothing, None)),
-        1 => Just((Ask::new(blk::T_GET_ID, 0, &[], 20), Effect::Nothing, Some(S_OK))),
+        1 => Just((TestRequest::flush(), Effect::Nothing, None)),
+        1 => Just((TestRequest::new(blk::T_GET_ID, 0, &[], 20), Effect::Nothing, Some(S_OK))),
         2 => (prop::collection::vec(range(), 1..4), 0..=SEGMENT_UNMAP).prop_map(|(r, flags)| {
-            (Ask::on_ranges(blk::T_WRITE_ZEROES, &segments(&r, flags)), Effect::Fill(r, 0), None)
+            (TestRequest::on_ranges(blk::T_WRITE_ZEROES, &segments(&r, flags)), Effect::Fill(r, 0), None)
         }),
         1 => prop::collection::vec(range(), 1..4).prop_map(|r| {
-            (Ask::on_ranges(blk::T_DISCARD, &segments(&r, 0)), Effect::Forget(r), None)
+            (TestRequest::on_ranges(blk::T_DISCARD, &segments(&r, 0)), Effect::Forget(r), None)
         }),
     ]
 }
@@ -78,27 +78,28 @@ fn bad() -> impl Strategy<Value = Case> {
     let sector = SECTORS - 1..u64::MAX;
     let kinds = prop_oneof![Just(blk::T_DISCARD), Just(blk::T_WRITE_ZEROES)];
     prop_oneof![
-        (0..SECTORS, 1usize..511).prop_map(|(s, len)| (Ask::read(s, len), S_IOERR)),
+        (0..SECTORS, 1usize..511).prop_map(|(s, len)| (TestRequest::read(s, len), S_IOERR)),
         (sector.clone(), any::<bool>()).prop_map(|(s, write)| {
-            (if write { Ask::write(s, &[1; 1024]) } else { Ask::read(s, 1024) }, S_IOERR)
+            (if write { TestRequest::write(s, &[1; 1024]) } else { TestRequest::read(s, 1024) }, S_IOERR)
         }),
         (sector, kinds.clone())
-            .prop_map(|(s, kind)| (Ask::on_ranges(kind, &[(0, 1, 0), (s, 2, 0)]), S_IOERR)),
-        (2u32.., kinds).prop_map(|(flags, kind)| (Ask::on_ranges(kind, &[(0, 1, flags)]), S_UNSUPP)),
-        (20u32..).prop_map(|kind| (Ask::new(kind, 0, &[], 512), S_UNSUPP)),
-        (0usize..16).prop_map(|len| (Ask { header: vec![0; len], ..Ask::read(0, 512) }, S_IOERR)),
-        prop_oneof![Just(Status::Nowhere), Just(Status::Readable), Just(Status::Outside)]
-            .prop_map(|status| (Ask { status, ..Ask::write(0, &[1; 512]) }, UNANSWERED)),
+            .prop_map(|(s, kind)| (TestRequest::on_ranges(kind, &[(0, 1, 0), (s, 2, 0)]), S_IOERR)),
+        (2u32.., kinds).prop_map(|(flags, kind)| (TestRequest::on_ranges(kind, &[(0, 1, flags)]), S_UNSUPP)),
+        (20u32..).prop_map(|kind| (TestRequest::new(kind, 0, &[], 512), S_UNSUPP)),
+        (0usize..16)
+            .prop_map(|len| (TestRequest { header: vec![0; len], ..TestRequest::read(0, 512) }, S_IOERR)),
+        prop_oneof![Just(Status::Missing), Just(Status::Readable), Just(Status::Outside)]
+            .prop_map(|status| (TestRequest { status, ..TestRequest::write(0, &[1; 512]) }, UNANSWERED)),
         prop_oneof![Just(Data::Outside), Just(Data::Straddles)]
-            .prop_map(|data| (Ask { data, ..Ask::read(0, 1024) }, S_IOERR)),
+            .prop_map(|data| (TestRequest { data, ..TestRequest::read(0, 1024) }, S_IOERR)),
     ]
-    .prop_map(|(ask, status)| (ask, Effect::Nothing, Some(status)))
+    .prop_map(|(request, status)| (request, Effect::Nothing, Some(status)))
 }
 
 fn case() -> impl Strategy<Value = Case> {
     let cut = prop_oneof![3 => Just(usize::MAX), 1 => Just(777usize)];
     (prop_oneof![4 => good(), 1 => bad()], cut)
-        .prop_map(|((ask, effect, status), cut)| (Ask { cut, ..ask }, effect, status))
+        .prop_map(|((request, effect, status), cut)| (TestRequest { cut, ..request }, effect, status))
 }
 
 fn fault() -> impl Strategy<Value = String> {
@@ -122,7 +123,7 @@ fn fault() -> impl Strategy<Value = String> {
     (what, 1..40u32, of).prop_map(|(what, percent, of)| format!("{what}@{percent}%{of}"))
 }
 
-/// Makes an empty qcow2 image of a raw one.
+/// Makes an empty qcow2 image at `path`.
 fn as_qcow2(path: &Path) -> DiskSpec {
     let mut made = Command::new("qemu-img");
     made.args(["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k"]).arg(path);
@@ -130,7 +131,7 @@ fn as_qcow2(path: &Path) -> DiskSpec {
     DiskSpec::Qcow2(path.to_owned())
 }
 
-/// Makes an empty image in the Ceph cluster that `tools/ceph` sets up; it goes with the cluster.
+/// Makes an empty image in the Ceph cluster that `tools/ceph` sets up. It is removed with the cluster.
 #[cfg(feature = "rbd")]
 fn on_ceph() -> DiskSpec {
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -143,7 +144,7 @@ fn on_ceph() -> DiskSpec {
     DiskSpec::Rbd(Box::new(format!("rbd:{name}?conf={dir}/ceph.conf").parse().unwrap()))
 }
 
-/// A server of an image, until this is dropped.
+/// An NBD server of an image. It is stopped when this is dropped.
 struct NbdServer {
     child: Child,
     dir: TempDir,
@@ -186,7 +187,7 @@ impl Drop for NbdServer {
     }
 }
 
-/// What is known of each sector: the value of all of its bytes.
+/// The known value of all bytes of each sector.
 struct Model(Vec<Option<u8>>);
 
 impl Model {
@@ -206,13 +207,13 @@ impl Model {
 fn play(rig: &mut Rig, batches: Vec<Vec<Case>>) {
     let mut model = Model(vec![Some(0); SECTORS as usize]);
     for batch in batches {
-        // Of requests in flight at the same time nobody knows which was first.
+        // The order of requests in flight at the same time is unknown.
         let mut writers: HashMap<u64, usize> = HashMap::new();
         for sector in batch.iter().flat_map(|(_, effect, _)| effect.written().iter().cloned().flatten()) {
             *writers.entry(sector).or_default() += 1;
         }
         let asked: Vec<_> =
-            batch.into_iter().map(|(ask, effect, status)| (rig.ask(ask), effect, status)).collect();
+            batch.into_iter().map(|(request, effect, status)| (rig.send(request), effect, status)).collect();
         let answers = rig.finish();
         assert_eq!(answers.len(), asked.len());
         for (id, effect, status) in &asked {
@@ -242,7 +243,7 @@ proptest! {
 
     #[test]
     fn each_head_once_and_data_as_the_model_says(
-        way in prop::sample::select(ways(0)),
+        way in prop::sample::select(engine_variants(0)),
         (merge, depth, packed, writeback, seed) in (any::<bool>(), 1u32..80, any::<bool>(), any::<bool>(), any::<u32>()),
         faults in prop::collection::vec(fault(), 0..4),
         kind in 0..KINDS,
@@ -262,7 +263,7 @@ proptest! {
             5.. => on_ceph(),
             _ => DiskSpec::File(image.path().into()),
         };
-        // Only of files are the transfers the kernel's, which can be short.
+        // Only the transfers of files are done by the kernel, and so can be short.
         let rules: Vec<_> = faults.into_iter()
             .filter(|rule| [3, 4].contains(&kind) || !(rule.starts_with("short") || rule.starts_with("eagain")))
             .chain([format!("seed={seed}")])

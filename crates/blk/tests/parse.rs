@@ -1,7 +1,7 @@
-//! Every layout of a request, and every way to get one wrong.
+//! Tests the parser with every layout of a request, and with every kind of malformed request.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
-use kickless_blk::{Bounds, Kind, Purpose, Reject, Request, extents, parse};
+use kickless_blk::{Bounds, Kind, RangeOp, Reject, Request, extents, parse};
 use kickless_disk::{Extent, RangeLimits};
 use kickless_memory::{Gpa, UserAddr, View};
 use kickless_spec::blk::{self, BlkFeatures, Header, Segment};
@@ -16,7 +16,7 @@ const MEMORY: u64 = 1 << 20;
 const USER: u64 = 0x7f00_0000_0000;
 const AVAIL: u64 = 0x1000;
 const USED: u64 = 0x2000;
-/// Buffers are laid out from here on.
+/// The first address of the buffers.
 const BUFFERS: u64 = 0x4000;
 const SIZE: u16 = 128;
 const DISK: u64 = 1 << 16;
@@ -30,7 +30,7 @@ impl Guest {
         Self { view: guest_memory(MEMORY, USER) }
     }
 
-    /// A chain of these buffers, popped from a real ring.
+    /// Returns a chain of these buffers, popped from a real ring.
     fn chain(&self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> Chain {
         let all = readable.iter().map(|b| (b, 0)).chain(writable.iter().map(|b| (b, DESC_F_WRITE)));
         let count = readable.len() + writable.len();
@@ -91,7 +91,7 @@ fn well_formed() {
     assert_eq!(write, Request { kind: Kind::Write { offset: 0 }, status: Gpa(0x7000), data_len: 512 });
     guest.header(blk::T_FLUSH, 0);
     assert_eq!(guest.parse(&[HEADER], &[STATUS]).unwrap().kind, Kind::Flush);
-    // It has no data, whatever comes with it.
+    // A flush has no data; data buffers are ignored.
     let flush = guest.parse(&[HEADER, (DATA, 512)], &[(DATA, 512), STATUS]).unwrap();
     assert_eq!((flush.kind, flush.data_len), (Kind::Flush, 0));
     guest.header(blk::T_GET_ID, 0);
@@ -100,7 +100,7 @@ fn well_formed() {
 }
 
 #[test]
-fn the_whole_disk_and_no_more() {
+fn requests_stay_within_the_disk() {
     let guest = Guest::new();
     guest.header(blk::T_IN, 0);
     assert!(guest.parse(&[HEADER], &[(DATA, DISK as u32), STATUS]).is_ok());
@@ -108,7 +108,7 @@ fn the_whole_disk_and_no_more() {
     assert_eq!(code(guest.parse(&[HEADER], &[(DATA, DISK as u32), STATUS])), IOERR);
     guest.header(blk::T_IN, DISK / 512);
     assert_eq!(code(guest.parse(&[HEADER], &[(DATA, 512), STATUS])), IOERR);
-    // Sector times 512, and that plus the length, wrap around.
+    // The sector times 512, or that plus the length, overflows.
     for sector in [u64::MAX, u64::MAX / 512, 1 << 55, (1 << 55) - 1] {
         guest.header(blk::T_OUT, sector);
         assert_eq!(code(guest.parse(&[HEADER, (DATA, 512)], &[STATUS])), IOERR, "{sector:#x}");
@@ -116,7 +116,7 @@ fn the_whole_disk_and_no_more() {
 }
 
 #[test]
-fn malformed() {
+fn malformed_requests_are_rejected() {
     let guest = Guest::new();
     guest.header(blk::T_IN, 0);
     // No status: nothing writable, or not in memory.
@@ -124,29 +124,29 @@ fn malformed() {
     assert_eq!(code(guest.parse(&[HEADER], &[(MEMORY, 1)])).0, None);
     assert_eq!(code(guest.parse(&[HEADER], &[(MEMORY - 1, 2)])).0, None);
     assert_eq!(code(guest.parse(&[HEADER], &[(u64::MAX, 2)])).0, None);
-    // No header, a short one, one that leaves memory.
+    // No header, a short header, or a header that leaves memory.
     assert_eq!(code(guest.parse(&[], &[(DATA, 512), STATUS])), IOERR);
     assert_eq!(code(guest.parse(&[(BUFFERS, 15)], &[(DATA, 512), STATUS])), IOERR);
     assert_eq!(code(guest.parse(&[(MEMORY - 8, 16)], &[STATUS])), IOERR);
     assert_eq!(code(guest.parse(&[(BUFFERS, 8), (MEMORY, 8)], &[STATUS])), IOERR);
-    // No whole sectors.
+    // Parts of sectors.
     assert_eq!(code(guest.parse(&[HEADER], &[(DATA, 511), STATUS])), IOERR);
     guest.header(blk::T_OUT, 0);
     assert_eq!(code(guest.parse(&[HEADER, (DATA, 513)], &[STATUS])), IOERR);
-    // Unknown types, and those that were not offered.
+    // Unknown types, and types that were not offered.
     for kind in [2, 3, 5, 7, 9, blk::T_GET_LIFETIME, blk::T_DISCARD, blk::T_WRITE_ZEROES, u32::MAX] {
         guest.header(kind, 0);
         assert_eq!(code(guest.parse(&[HEADER], &[STATUS])), (Some(Gpa(0x7000)), blk::S_UNSUPP), "{kind}");
     }
 }
 
-/// One range of a request, on a disk of [`DISK`] bytes.
-fn extent(purpose: Purpose, (sector, sectors, flags): (u64, u32, u32)) -> Result<Extent, u8> {
+/// Parses a request with one range, on a disk of [`DISK`] bytes.
+fn extent(op: RangeOp, (sector, sectors, flags): (u64, u32, u32)) -> Result<Extent, u8> {
     let guest = Guest::new();
-    let kind = match purpose {
-        Purpose::Discard => blk::T_DISCARD,
-        Purpose::WriteZeroes => blk::T_WRITE_ZEROES,
-        Purpose::SecureErase => blk::T_SECURE_ERASE,
+    let kind = match op {
+        RangeOp::Discard => blk::T_DISCARD,
+        RangeOp::WriteZeroes => blk::T_WRITE_ZEROES,
+        RangeOp::SecureErase => blk::T_SECURE_ERASE,
     };
     guest.header(kind, 0);
     let segment = Segment { sector: sector.into(), num_sectors: sectors.into(), flags: flags.into() };
@@ -154,27 +154,26 @@ fn extent(purpose: Purpose, (sector, sectors, flags): (u64, u32, u32)) -> Result
     let bounds = Bounds { size: DISK, read_only: false, features: BlkFeatures::all() };
     let chain = guest.chain(&[HEADER, (DATA, 16)], &[STATUS]);
     let request = parse(&chain, &guest.view, bounds).unwrap();
-    assert_eq!(request.kind, Kind::Extents(purpose));
+    assert_eq!(request.kind, Kind::Extents(op));
     let limits = RangeLimits { sectors_max: 64, ranges_max: 1, alignment: 8 };
     let mut found = Vec::new();
-    extents(&chain, &guest.view, &request, purpose, (DISK, &limits), &mut found)
-        .map_err(|reject| reject.code)?;
+    extents(&chain, &guest.view, &request, op, (DISK, &limits), &mut found).map_err(|reject| reject.code)?;
     assert_eq!(found.len(), 1);
     Ok(found[0])
 }
 
 #[test]
-fn ranges_are_on_the_disk_and_what_is_erased_is_aligned() {
+fn ranges_are_within_the_disk_and_aligned_for_erase() {
     let end = DISK / 512;
-    for purpose in [Purpose::Discard, Purpose::WriteZeroes, Purpose::SecureErase] {
+    for op in [RangeOp::Discard, RangeOp::WriteZeroes, RangeOp::SecureErase] {
         let whole = Extent { offset: (end - 64) * 512, len: 64 * 512, unmap: false };
-        assert_eq!(extent(purpose, (end - 64, 64, 0)), Ok(whole));
+        assert_eq!(extent(op, (end - 64, 64, 0)), Ok(whole));
         for outside in [(end - 56, 64, 0), (end, 8, 0), (1 << 55, 8, 0), ((1 << 55) - 8, 8, 0)] {
-            assert_eq!(extent(purpose, outside), Err(blk::S_IOERR), "{outside:?}");
+            assert_eq!(extent(op, outside), Err(blk::S_IOERR), "{outside:?}");
         }
-        // The others do best with what is aligned, and take the rest.
+        // Only an erase requires the alignment. For the others it is a hint.
         for odd in [(4, 8, 0), (8, 4, 0)] {
-            assert_eq!(extent(purpose, odd).is_err(), purpose == Purpose::SecureErase, "{odd:?}");
+            assert_eq!(extent(op, odd).is_err(), op == RangeOp::SecureErase, "{odd:?}");
         }
     }
 }
@@ -191,7 +190,7 @@ fn read_only_disks_are_read_only() {
     assert!(parse(&chain, &guest.view, bounds).is_ok());
 }
 
-/// Cuts `len` bytes at `addr` into pieces at these places.
+/// Splits `len` bytes at `addr` at these positions.
 fn cut(addr: u64, len: u32, at: &[u32]) -> Vec<(u64, u32)> {
     let mut at: Vec<u32> = at.iter().map(|a| a % (len + 1)).chain([0, len]).collect();
     at.sort_unstable();
@@ -200,7 +199,7 @@ fn cut(addr: u64, len: u32, at: &[u32]) -> Vec<(u64, u32)> {
 
 proptest! {
     #[test]
-    fn any_layout_says_the_same(
+    fn every_layout_gives_the_same_request(
         write: bool,
         sectors in 1u32..32,
         sector in 0u64..96,
@@ -210,7 +209,8 @@ proptest! {
         let guest = Guest::new();
         guest.header(if write { blk::T_OUT } else { blk::T_IN }, sector);
         let len = sectors * 512;
-        // The header and a write's data, a read's data and the status lie next to one another, and are cut anywhere.
+        // The header and a write's data are adjacent, as are a read's data and the status. They are split
+        // anywhere.
         let readable = cut(BUFFERS, if write { 16 + len } else { 16 }, &cuts);
         let writable = cut(0x2_0000, if write { 1 } else { len + 1 }, &more_cuts);
         let request = guest.parse(&readable, &writable).unwrap();
@@ -221,7 +221,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_comes_has_an_answer(
+    fn every_chain_has_a_result(
         header: [u8; 16],
         readable in prop::collection::vec((any::<u64>(), any::<u32>()), 0..6),
         writable in prop::collection::vec((any::<u64>(), any::<u32>()), 0..6),

@@ -6,7 +6,7 @@ use kickless_testing::guest_memory;
 
 const PAGE: u64 = 4096;
 
-/// Takes a slot with a request of so many pieces. Whether there was room for it.
+/// Takes a slot with a request of `pieces` pieces. Returns whether there was room for it.
 fn take(slots: &mut Slots, view: &Arc<View>, pieces: usize) -> (u32, bool) {
     let slot = slots.next().unwrap();
     let buffers = slots.get(slot).io.buffers_mut();
@@ -14,17 +14,17 @@ fn take(slots: &mut Slots, view: &Arc<View>, pieces: usize) -> (u32, bool) {
     for piece in 0..pieces as u64 {
         buffers.push(view, Gpa(piece % 2 * 2 * PAGE), 512).unwrap();
     }
-    slots.take();
-    (slot, slots.account(slot))
+    slots.take_next();
+    (slot, slots.reserve(slot))
 }
 
 fn release(slots: &mut Slots, slot: u32) {
     slots.get(slot).io.buffers_mut().clear(&mut Marks::off());
-    let took = slots.get(slot).took();
-    slots.release(slot, took);
+    let reserved = slots.get(slot).has_reservation();
+    slots.release(slot, reserved);
 }
 
-/// Room that slots have beyond what is free.
+/// Returns the room of all slots beyond what needs no reservation.
 fn held(slots: &mut Slots) -> usize {
     (0..slots.slots.len()).map(|at| slots.slots[at].io.buffers().capacity()).filter(|held| *held > FREE).sum()
 }
@@ -46,18 +46,18 @@ fn a_queue_waits_for_its_own_requests_only() {
     let (first, room) = take(&mut greedy, &view, 1000);
     assert!(room && take(&mut greedy, &view, 1000).1);
     let (waits, room) = take(&mut greedy, &view, 1000);
-    assert!(!room && !greedy.account(waits), "it has two");
-    // It has none, and goes on whatever the other one has.
+    assert!(!room && !greedy.reserve(waits), "it has two");
+    // The other queue has no such request, so it does not wait.
     let (only, room) = take(&mut other, &view, 5000);
     assert!(room && budget.taken() > 3000);
     let (second, room) = take(&mut other, &view, FREE + 1);
     assert!(!room);
     release(&mut other, only);
-    assert!(other.account(second));
+    assert!(other.reserve(second));
     release(&mut greedy, first);
-    assert!(greedy.account(waits));
+    assert!(greedy.reserve(waits));
     assert!(held(&mut greedy) + held(&mut other) <= budget.taken(), "all that is held is accounted for");
-    // The budget comes back with the slots.
+    // Dropping the slots returns their reservations.
     drop((greedy, other));
     assert_eq!(budget.taken(), 0);
 }
@@ -75,7 +75,7 @@ fn idle_slots_keep_no_more_than_half() {
     all.iter().for_each(|slot| release(&mut slots, *slot));
     assert!((1..=2048).contains(&budget.taken()), "{}", budget.taken());
     assert!(held(&mut slots) <= budget.taken());
-    // Slots that kept their pieces use them again, for requests of any size.
+    // Slots reuse the room that they keep, for requests of any size.
     for pieces in [1, 100, 1, 100, 10_000, 100] {
         let (slot, room) = take(&mut slots, &view, pieces);
         assert!(room);
@@ -91,8 +91,8 @@ fn extents_count() {
     let mut take = || {
         let slot = slots.next().unwrap();
         *slots.get(slot).io.extents_mut() = vec![Extent { offset: 0, len: 512, unmap: false }; 30];
-        slots.take();
-        slots.account(slot)
+        slots.take_next();
+        slots.reserve(slot)
     };
     assert!(take());
     assert!(!take());
@@ -104,9 +104,9 @@ fn a_request_that_was_refused_leaves_no_room_behind() {
     let mut slots = Slots::new(4, budget);
     let buffers = slots.get(0).io.buffers_mut();
     (0..1000).for_each(|piece| buffers.push(&view, Gpa(piece % 2 * 2 * PAGE), 512).unwrap());
-    // Of extents the first can be the one that is wrong.
+    // The first extent may be the wrong one, when `reserve_exact` has run already.
     slots.get(0).io.extents_mut().reserve_exact(64);
-    slots.refuse(0, &mut Marks::off());
+    slots.clear_refused(0, &mut Marks::off());
     assert!(slots.get(0).io.buffers().capacity() <= FREE);
     assert_eq!(slots.get(0).io.extents_mut().capacity(), 0);
 }

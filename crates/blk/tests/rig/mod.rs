@@ -1,4 +1,4 @@
-//! A device on a real ring, with a driver and a worker's turn, in one thread.
+//! Runs a device on a real ring: the driver, the queue and the worker's loop, all in one thread.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
@@ -20,77 +20,75 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Nothing takes so long, on any machine: what sleeps longer sleeps for ever.
+/// The longest sleep. A longer one means that nothing will ever happen.
 const STUCK: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 pub const SIZE: u16 = 256;
-/// Memory of requests, so much for each.
-const PLACES: u64 = GuestRing::BUFFERS;
-const PLACE: u64 = 0x1_0000;
-pub const MEMORY: u64 = PLACES + SIZE as u64 * PLACE;
-/// Most bytes of data of one request.
-pub const DATA_MAX: usize = (PLACE - DATA) as usize;
-/// Within a place: an indirect table, header, status, data.
+/// The memory of the requests: this many bytes for each.
+const REQUEST_AREA: u64 = GuestRing::BUFFERS;
+const REQUEST_BYTES: u64 = 0x1_0000;
+pub const MEMORY: u64 = REQUEST_AREA + SIZE as u64 * REQUEST_BYTES;
+/// The largest data of a request in bytes.
+pub const DATA_MAX: usize = (REQUEST_BYTES - DATA) as usize;
+/// The offsets in the memory of a request: an indirect table, header, status, data.
 const HEADER: u64 = 0x800;
 const STATUS: u64 = 0x900;
 const DATA: u64 = 0x1000;
-/// What a status is before it is written.
+/// The value of a status byte before it is written.
 pub const UNANSWERED: u8 = 0xff;
 
 /// The two ring formats.
 pub const FORMATS: [bool; 2] = [false, true];
 pub const ENGINES: [EngineKind; 3] = [EngineKind::Uring, EngineKind::Aio, EngineKind::Threads];
 
-/// Every engine, in each way that it can work.
-pub fn ways(depth: u32) -> Vec<EngineOptions> {
+/// Returns every engine, with each of its options.
+pub fn engine_variants(depth: u32) -> Vec<EngineOptions> {
     let plain = |kind| EngineOptions::new(kind, depth);
     let by_thread = |kind| EngineOptions { completion: CompletionMode::Thread, ..plain(kind) };
-    let mut ways: Vec<_> = ENGINES.into_iter().map(plain).collect();
-    ways.extend([EngineKind::Uring, EngineKind::Aio].map(by_thread));
-    ways.push(EngineOptions { sqpoll: true, ..plain(EngineKind::Uring) });
-    ways.push(EngineOptions { fixed_buffers: true, ..plain(EngineKind::Uring) });
-    ways
+    let mut engine_variants: Vec<_> = ENGINES.into_iter().map(plain).collect();
+    engine_variants.extend([EngineKind::Uring, EngineKind::Aio].map(by_thread));
+    engine_variants.push(EngineOptions { sqpoll: true, ..plain(EngineKind::Uring) });
+    engine_variants.push(EngineOptions { fixed_buffers: true, ..plain(EngineKind::Uring) });
+    engine_variants
 }
 
-/// A request, well-formed or not.
+/// A request to send, well-formed or not.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct TestRequest {
     pub header: Vec<u8>,
-    /// Data that the device reads.
+    /// The data that the device reads.
     pub out: Vec<u8>,
-    /// Bytes of data that the device writes.
+    /// The number of bytes of data that the device writes.
     pub len_in: usize,
     pub status: Status,
     pub data: Data,
-    /// Bytes of each buffer at most, whatever is in it.
+    /// The largest size of a buffer in bytes. Longer ones are split.
     pub cut: usize,
-    /// There is a gap as long as the buffer after each, so that no two become one piece.
+    /// Leaves a gap after each buffer, as long as the buffer, so that no two buffers become one piece.
     pub apart: bool,
 }
 
-/// Where the status byte is.
+/// The place of the status byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     There,
-    /// Not at all.
-    Nowhere,
-    /// In a buffer that the device only reads.
+    /// There is no status byte.
+    Missing,
+    /// In a buffer that the device may only read.
     Readable,
-    /// Outside of memory.
     Outside,
 }
 
-/// Where the data is.
+/// The place of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
     There,
-    /// Outside of memory.
     Outside,
-    /// Its second half is.
+    /// The second half is outside of memory.
     Straddles,
 }
 
-impl Ask {
+impl TestRequest {
     pub fn new(kind: u32, sector: u64, out: &[u8], len_in: usize) -> Self {
         let header = Header { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
         let header = header.as_bytes().to_vec();
@@ -117,7 +115,7 @@ impl Ask {
         Self::new(blk::T_FLUSH, 0, &[], 0)
     }
 
-    /// Of ranges: first sector, sectors, flags.
+    /// Makes a request on ranges: first sector, number of sectors, flags.
     pub fn on_ranges(kind: u32, ranges: &[(u64, u32, u32)]) -> Self {
         let segments: Vec<Segment> = ranges
             .iter()
@@ -131,12 +129,12 @@ impl Ask {
     }
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub status: u8,
     pub data: Vec<u8>,
-    /// Bytes that the device says it wrote.
+    /// The number of bytes that the device says it wrote.
     pub used: u32,
 }
 
@@ -149,19 +147,19 @@ pub struct Rig {
     submitter: Submitter,
     completer: Completer,
     tables: Area,
-    asked: HashMap<u16, Ask>,
+    sent: HashMap<u16, TestRequest>,
     pub answers: HashMap<u16, Answer>,
-    /// It is not to be polled before something changes.
+    /// The queue must not be polled before something changes.
     blocked: bool,
     pub last: Next,
-    /// The cost of all looks.
+    /// The cost of all polls.
     pub cost: u32,
     size: u16,
 }
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        if self.asked.is_empty() {
+        if self.sent.is_empty() {
             self.task.detach(&mut self.engine);
         }
     }
@@ -175,7 +173,7 @@ pub fn faulty(rules: &str, under: DiskSpec) -> Disk {
     open(&DiskSpec::Fault(rules.parse().unwrap(), Box::new(under)))
 }
 
-/// Whether the driver has been called since this was asked last.
+/// Returns whether the driver was called since the last check.
 pub fn is_called(calls: &OwnedFd) -> bool {
     rustix::io::read(calls, &mut [0; 8]).is_ok()
 }
@@ -188,7 +186,7 @@ pub fn blk(disk: Disk) -> Arc<Blk> {
 }
 
 impl Rig {
-    /// All that the device offers is negotiated, but for `without`.
+    /// Starts a queue with all features of the device except `without`.
     pub fn start(
         device: &Arc<Blk>,
         kind: EngineKind,
@@ -199,17 +197,17 @@ impl Rig {
         Self::start_with(device, EngineOptions::new(kind, depth), packed, without)
     }
 
-    /// With an engine that has something out of the ordinary.
+    /// Starts a queue on an engine with these options.
     pub fn start_with(device: &Arc<Blk>, options: EngineOptions, packed: bool, without: BlkFeatures) -> Self {
         Self::start_sized(device, options, packed, without, SIZE)
     }
 
-    /// The queue with this index.
+    /// Starts the queue with this index.
     pub fn start_queue(device: &Arc<Blk>, index: u16, kind: EngineKind) -> Self {
         Self::start_as(device, index, EngineOptions::new(kind, 8), false, BlkFeatures::empty(), SIZE)
     }
 
-    /// With a ring of this size, [`SIZE`] at most.
+    /// Starts a queue with a ring of this size, at most [`SIZE`].
     pub fn start_sized(
         device: &Arc<Blk>,
         options: EngineOptions,
@@ -246,7 +244,7 @@ impl Rig {
             view: ring.view,
             submitter: ring.submitter,
             completer: ring.completer,
-            asked: HashMap::new(),
+            sent: HashMap::new(),
             answers: HashMap::new(),
             blocked: false,
             last: Next::Idle,
@@ -259,75 +257,76 @@ impl Rig {
         self.device.write_config(CONFIG_WRITEBACK, &[on.into()]).unwrap();
     }
 
-    /// Puts a request into the ring. It is known by what this returns.
-    pub fn ask(&mut self, ask: Ask) -> u16 {
+    /// Puts a request into the ring and returns its id.
+    pub fn send(&mut self, request: TestRequest) -> u16 {
         let id = self.submitter.next_id().expect("the ring is full");
-        let base = PLACES + u64::from(id) * PLACE;
+        let base = REQUEST_AREA + u64::from(id) * REQUEST_BYTES;
         let write =
             |at: u64, bytes: &[u8]| self.view.write(Gpa(base + at), bytes, &mut Marks::off()).unwrap();
-        write(HEADER, &ask.header);
+        write(HEADER, &request.header);
         write(STATUS, &[UNANSWERED]);
-        write(DATA, &ask.out);
-        if ask.out.is_empty() {
-            write(DATA, &vec![0xee; ask.len_in]);
+        write(DATA, &request.out);
+        if request.out.is_empty() {
+            write(DATA, &vec![0xee; request.len_in]);
         }
-        let data_at = |len: usize| match ask.data {
+        let data_at = |len: usize| match request.data {
             Data::There => base + DATA,
             Data::Outside => MEMORY + 4096,
             Data::Straddles => MEMORY - len as u64 / 2,
         };
         let mut buffers = Vec::new();
         let mut add = |addr: u64, len: usize, writable| {
-            for start in (0..len).step_by(ask.cut) {
-                let len = ask.cut.min(len - start) as u32;
-                let at = if ask.apart { 2 * start } else { start };
+            for start in (0..len).step_by(request.cut) {
+                let len = request.cut.min(len - start) as u32;
+                let at = if request.apart { 2 * start } else { start };
                 buffers.push(Buffer { addr: addr + at as u64, len, writable });
             }
         };
-        add(base + HEADER, ask.header.len(), false);
-        add(data_at(ask.out.len()), ask.out.len(), false);
-        if ask.status == Status::Readable {
+        add(base + HEADER, request.header.len(), false);
+        add(data_at(request.out.len()), request.out.len(), false);
+        if request.status == Status::Readable {
             add(base + STATUS, 1, false);
         }
-        add(data_at(ask.len_in), ask.len_in, true);
-        match ask.status {
+        add(data_at(request.len_in), request.len_in, true);
+        match request.status {
             Status::There => add(base + STATUS, 1, true),
             Status::Outside => add(MEMORY, 1, true),
-            Status::Nowhere | Status::Readable => {}
+            Status::Missing | Status::Readable => {}
         }
-        // As many as fit into the place before its header.
+        // The table must fit before the header.
         assert!(buffers.len() <= 128, "too many buffers for a table");
-        let offset = (base - PLACES) as usize;
-        let crowded = buffers.len() > 4.min(self.size.into()) || self.asked.len() >= 32;
+        let offset = (base - REQUEST_AREA) as usize;
+        let crowded = buffers.len() > 4.min(self.size.into()) || self.sent.len() >= 32;
         let table = crowded.then_some(Table { area: &self.tables, offset, addr: base });
         assert_eq!(self.submitter.add(&buffers, table), Ok(id));
         let _ = self.submitter.publish();
-        self.asked.insert(id, ask);
+        self.sent.insert(id, request);
         id
     }
 
     pub fn in_flight(&self) -> usize {
-        self.asked.len()
+        self.sent.len()
     }
 
-    /// Where the driver is called from now on.
+    /// Returns a new descriptor on which the driver is called from now on.
     pub fn calls(&mut self) -> OwnedFd {
         let calls = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let call = Call::new(calls.try_clone().unwrap()).unwrap();
         self.task.vring().apply(Update::Call(Some(call)));
-        // That there is another is told at once.
+        // The driver is called at once when the descriptor changes.
         assert!(is_called(&calls));
         calls
     }
 
-    /// The guest's memory is another view of the same from now on.
+    /// Replaces the guest's memory by another view of the same memory.
     pub fn change_memory(&mut self) {
         self.view = Arc::new(View::new(Map::new(self.view.map().slots().to_vec()).unwrap()));
         self.task.vring().apply(Update::Memory(self.view.clone()));
         self.task.memory_changed(&mut self.engine);
     }
 
-    /// Waits for completions, and hands them over. How many answers there are then, and whether the queue has others to go on with.
+    /// Waits for completions and passes them to the queue. Returns the number of answers, and whether the
+    /// queue has other requests to continue.
     pub fn complete(&mut self) -> (usize, bool) {
         let mut completions = Vec::new();
         while completions.is_empty() {
@@ -341,24 +340,24 @@ impl Rig {
         (self.take_answers(), waits)
     }
 
-    /// The queue stops; its engine, which goes on, and the guest's memory.
+    /// Stops the queue. Returns its engine, which goes on, and the guest's memory.
     pub fn detach(mut self) -> (Engine, Arc<View>) {
         self.task.detach(&mut self.engine);
         let other = Engine::open(EngineKind::Threads, 1).unwrap();
         (std::mem::replace(&mut self.engine, other), self.view.clone())
     }
 
-    /// Requests that failed.
+    /// Returns the number of failed requests.
     pub fn errors(&mut self) -> u64 {
         self.task.vring().counters().errors.get()
     }
 
-    /// One look of the worker at the ring; how many requests it took.
+    /// Polls the queue once. Returns the number of requests that it took.
     pub fn poll(&mut self) -> u32 {
         self.poll_with(1000)
     }
 
-    /// The same, with another budget.
+    /// Polls the queue once with this budget.
     pub fn poll_with(&mut self, budget: u32) -> u32 {
         let mut context =
             Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due: true };
@@ -369,8 +368,9 @@ impl Rig {
         polled.served
     }
 
-    /// Goes on with what can go on, or sleeps until something can. Keeps to what a task may rely on and no more.
-    pub fn turn(&mut self) {
+    /// Runs the worker's loop once. Sleeps if nothing can go on. Does no more than the contract of a task
+    /// requires.
+    pub fn run_once(&mut self) {
         let mut moved = self.waker.clear();
         let served = if self.blocked { 0 } else { self.poll() };
         self.engine.submit().unwrap();
@@ -388,24 +388,24 @@ impl Rig {
             self.blocked = false;
         }
         let answered = self.take_answers();
-        // It goes on without being told.
+        // The queue asks for another poll, so nothing will wake the loop.
         moved |= self.last == Next::More;
-        if !moved && served == 0 && answered == 0 && !self.engine.needs_turn() && !self.asked.is_empty() {
+        if !moved && served == 0 && answered == 0 && !self.engine.needs_turn() && !self.sent.is_empty() {
             let mut fds = [self.engine.event(), self.waker.as_fd()]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             let ready = retry_on_intr(|| poll(&mut fds, Some(&STUCK))).unwrap();
-            assert!(ready > 0, "nothing goes on: {:?}", self.asked.keys());
+            assert!(ready > 0, "nothing completes: {:?}", self.sent.keys());
         }
     }
 
     fn take_answers(&mut self) -> usize {
         let mut count = 0;
-        while let Some(done) = self.completer.pop().expect("the device lies") {
-            let ask = self.asked.remove(&done.id).expect("a head comes back that is not in flight");
-            let base = PLACES + u64::from(done.id) * PLACE;
-            let (mut status, mut data) = ([0], vec![0; ask.len_in]);
+        while let Some(done) = self.completer.pop().expect("the device broke the ring") {
+            let request = self.sent.remove(&done.id).expect("a head came back that is not in flight");
+            let base = REQUEST_AREA + u64::from(done.id) * REQUEST_BYTES;
+            let (mut status, mut data) = ([0], vec![0; request.len_in]);
             self.view.read(Gpa(base + STATUS), &mut status).unwrap();
-            if ask.data == Data::There {
+            if request.data == Data::There {
                 self.view.read(Gpa(base + DATA), &mut data).unwrap();
             }
             let answer = Answer { status: status[0], data, used: done.len };
@@ -416,46 +416,46 @@ impl Rig {
         count
     }
 
-    /// The status byte of a request as it is now.
+    /// Returns the current status byte of a request.
     pub fn status_now(&self, id: u16) -> u8 {
         let mut status = [0];
-        self.view.read(Gpa(PLACES + u64::from(id) * PLACE + STATUS), &mut status).unwrap();
+        self.view.read(Gpa(REQUEST_AREA + u64::from(id) * REQUEST_BYTES + STATUS), &mut status).unwrap();
         status[0]
     }
 
-    /// How many requests have been answered.
+    /// Returns the number of requests that have been answered.
     pub fn answered(&mut self) -> usize {
         self.take_answers();
         self.answers.len()
     }
 
-    /// All that is in flight.
+    /// Runs the loop until nothing is in flight. Returns the answers.
     pub fn finish(&mut self) -> HashMap<u16, Answer> {
-        while !self.asked.is_empty() {
-            self.turn();
+        while !self.sent.is_empty() {
+            self.run_once();
         }
         assert_eq!(self.task.in_flight(), 0);
         assert!(!self.task.vring().is_broken());
         std::mem::take(&mut self.answers)
     }
 
-    /// One request from start to end.
-    pub fn run(&mut self, ask: Ask) -> Answer {
-        let id = self.ask(ask);
+    /// Runs one request and returns its answer.
+    pub fn run(&mut self, request: TestRequest) -> Answer {
+        let id = self.send(request);
         self.finish().remove(&id).unwrap()
     }
 
-    pub fn status(&mut self, ask: Ask) -> u8 {
-        self.run(ask).status
+    pub fn status(&mut self, request: TestRequest) -> u8 {
+        self.run(request).status
     }
 
-    /// What is on the disk.
+    /// Reads these sectors.
     pub fn contents(&mut self, sectors: Range<u64>) -> Vec<u8> {
         let mut bytes = Vec::new();
         let step = DATA_MAX as u64 / 512;
         for start in sectors.clone().step_by(step as usize) {
             let len = (sectors.end - start).min(step) * 512;
-            let answer = self.run(Ask::read(start, len as usize));
+            let answer = self.run(TestRequest::read(start, len as usize));
             assert_eq!(answer.status, blk::S_OK);
             bytes.extend(answer.data);
         }

@@ -1,0 +1,37 @@
+//! The state of a device that all its queues share.
+
+use crate::budget::Budget;
+use crate::failures::Failures;
+use kickless_disk::Disk;
+use kickless_spec::blk;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The state of a device that all its queues share.
+#[derive(Debug)]
+pub(crate) struct DeviceState {
+    pub(crate) disk: Disk,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) id: [u8; blk::ID_LEN],
+    /// The field `writeback` of the configuration space. If it is off, a write completes when it is durable.
+    ///
+    /// It is on for a new virtual machine. After that the driver may change it, and it survives a change of
+    /// the front-end: QEMU writes it when the driver does, but not again after a reconnection. So a process
+    /// that has not seen the driver reset may serve a driver that has turned it off, and leaves it off.
+    pub(crate) writeback: AtomicBool,
+    /// The driver was reset or restored here, so its choices are known.
+    pub(crate) driver_known: AtomicBool,
+    /// The next queue to start is the first one of a newly reset driver.
+    pub(crate) fresh_driver: AtomicBool,
+    pub(crate) failures: Failures,
+}
+
+impl DeviceState {
+    /// Returns the value of the field.
+    ///
+    /// The order is relaxed: the transport and the ring order the driver's write to the configuration space
+    /// before its next request.
+    pub(crate) fn writeback(&self) -> bool {
+        self.writeback.load(Ordering::Relaxed)
+    }
+}
