@@ -16,7 +16,7 @@ pub struct Buffer(Memory);
 
 enum Memory {
     /// A piece of the disk's own.
-    Own(driver::Shared),
+    Own(driver::SharedBuffer),
     /// The caller's, and the disk that it is registered with.
     Registered(Registered, driver::Disk),
 }

@@ -21,7 +21,7 @@ const STATUS: usize = 16;
 const RANGE_LEN: usize = 16;
 const TABLE_LEN: usize = 16 * CHAIN_MAX;
 /// What the status is before the device has written one.
-const NONE: u8 = 0xff;
+const NO_STATUS: u8 = 0xff;
 /// Write zeroes: the place may be given up.
 const UNMAP: u32 = 1;
 
@@ -83,7 +83,7 @@ impl Blocks {
 
     /// [`Blocks::lay_out`] for what nearly all requests are: a read or write of one piece of memory.
     #[inline]
-    pub(crate) fn lay_out_plain(&self, id: u16, request: &Request, limits: &Limits) -> Option<[Buffer; 3]> {
+    pub(crate) fn write_plain(&self, id: u16, request: &Request, limits: &Limits) -> Option<[Buffer; 3]> {
         let (Kind::Read | Kind::Write, Data::One(buffer)) = (request.kind, &request.data) else {
             return None;
         };
@@ -105,13 +105,13 @@ impl Blocks {
         let at = usize::from(id) * STRIDE;
         let header = Header { kind: kind.code().into(), reserved: 0.into(), sector: sector.into() };
         self.area.write(at, &header);
-        self.area.write(at + STATUS, &NONE);
+        self.area.write(at + STATUS, &NO_STATUS);
         self.addr + at as u64
     }
 
     /// Writes what belongs to a request that was checked, and makes its chain.
     #[inline]
-    pub(crate) fn lay_out(&self, id: u16, request: &Request, limits: &Limits, chain: &mut Chain) {
+    pub(crate) fn write_request(&self, id: u16, request: &Request, limits: &Limits, chain: &mut Chain) {
         let on_range = matches!(request.kind, Kind::Discard | Kind::WriteZeroes);
         let sector = if on_range { 0 } else { request.offset / SECTOR_SIZE };
         let addr = self.write_header(id, request.kind, sector);
@@ -143,6 +143,6 @@ impl Blocks {
     #[inline]
     pub(crate) fn status(&self, id: u16) -> Option<u8> {
         let status = self.area.read::<u8>(usize::from(id) * STRIDE + STATUS);
-        (status != NONE).then_some(status)
+        (status != NO_STATUS).then_some(status)
     }
 }

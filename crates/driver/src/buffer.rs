@@ -8,13 +8,13 @@ use std::sync::Arc;
 use kickless_memory::Gpa;
 
 use crate::memory::Region;
-use crate::pool::Pool;
+use crate::page_pool::PagePool;
 
 /// Where buffers of the disk's own memory come from and return to.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct OwnMemory {
     pub(crate) region: Arc<Region>,
-    pub(crate) pool: Pool,
+    pub(crate) pool: PagePool,
 }
 
 /// Bytes that the device reads and writes without a copy: a piece of the disk's own shared memory
@@ -33,7 +33,7 @@ pub struct Buffer {
 }
 
 enum Owner {
-    Pool(Arc<Source>),
+    PagePool(Arc<OwnMemory>),
     Region(Arc<Region>),
     /// A part of a buffer that several requests use.
     Whole(Arc<Buffer>),
@@ -41,28 +41,28 @@ enum Owner {
 
 impl Buffer {
     /// Takes `len` bytes of the disk's own memory.
-    pub(crate) fn take(source: &Arc<Source>, len: u32) -> Option<Self> {
-        let addr = source.pool.take(len.into())?;
-        Some(Self { owner: Owner::Pool(source.clone()), addr, len, capacity: len })
+    pub(crate) fn take(memory: &Arc<OwnMemory>, len: u32) -> Option<Self> {
+        let addr = memory.pool.take(len.into())?;
+        Some(Self { owner: Owner::PagePool(memory.clone()), addr, len, capacity: len })
     }
 
     /// The same for memory that the pool gave out already.
-    pub(crate) fn taken(source: &Arc<Source>, addr: u64, len: u32) -> Self {
-        Self { owner: Owner::Pool(source.clone()), addr, len, capacity: len }
+    pub(crate) fn from_taken(memory: &Arc<OwnMemory>, addr: u64, len: u32) -> Self {
+        Self { owner: Owner::PagePool(memory.clone()), addr, len, capacity: len }
     }
 
     #[inline]
     fn region(&self) -> &Arc<Region> {
         match &self.owner {
-            Owner::Pool(source) => &source.region,
+            Owner::PagePool(memory) => &memory.region,
             Owner::Region(region) => region,
             Owner::Whole(whole) => whole.region(),
         }
     }
 
     /// Lets several requests use parts of it at once.
-    pub fn share(self) -> Shared {
-        Shared(Arc::new(self))
+    pub fn share(self) -> SharedBuffer {
+        SharedBuffer(Arc::new(self))
     }
 
     /// How many bytes a request transfers; all of them, unless [`Buffer::set_len`] said otherwise.
@@ -128,19 +128,19 @@ impl Buffer {
 
     /// Whether it belongs to the disk whose own memory this is, or to memory registered there.
     #[inline]
-    pub(crate) fn is_of(&self, source: &Arc<Source>) -> bool {
+    pub(crate) fn is_of(&self, memory: &Arc<OwnMemory>) -> bool {
         match &self.owner {
-            Owner::Pool(other) => Arc::ptr_eq(source, other),
-            Owner::Region(region) => !region.is_removed() && region.is_beside(&source.region),
-            Owner::Whole(whole) => whole.is_of(source),
+            Owner::PagePool(other) => Arc::ptr_eq(memory, other),
+            Owner::Region(region) => !region.is_removed() && region.is_same_disk(&memory.region),
+            Owner::Whole(whole) => whole.is_of(memory),
         }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Owner::Pool(source) = &self.owner {
-            source.pool.give_back(self.addr, self.capacity.into());
+        if let Owner::PagePool(memory) = &self.owner {
+            memory.pool.give_back(self.addr, self.capacity.into());
         }
     }
 }
@@ -154,9 +154,9 @@ impl fmt::Debug for Buffer {
 /// A buffer of which several requests use parts at once ([`Buffer::share`]). The memory stays until this and all parts are
 /// gone.
 #[derive(Debug)]
-pub struct Shared(Arc<Buffer>);
+pub struct SharedBuffer(Arc<Buffer>);
 
-impl Shared {
+impl SharedBuffer {
     /// How many bytes there are.
     pub fn capacity(&self) -> usize {
         self.0.capacity()

@@ -48,7 +48,7 @@ const BACKEND_MESSAGES_MAX: usize = 32;
 
 /// Where a ring is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RingPlace {
+pub(crate) struct RingSetup {
     pub(crate) size: u16,
     pub(crate) packed: bool,
     pub(crate) desc: u64,
@@ -102,7 +102,7 @@ impl Connection {
     }
 
     /// There is no deadline any more.
-    pub(crate) fn take_time(&mut self) {
+    pub(crate) fn clear_deadline(&mut self) {
         self.deadline = None;
     }
 
@@ -122,10 +122,10 @@ impl Connection {
         if !offered.contains(Protocol::REPLY_ACK) {
             wanted.remove(Protocol::CONFIGURE_MEM_SLOTS);
         }
-        self.order(&Message::SetProtocolFeatures(wanted))?;
+        self.command(&Message::SetProtocolFeatures(wanted))?;
         self.protocol = wanted;
-        self.order(&Message::SetOwner)?;
-        self.order(&Message::SetFeatures(features))?;
+        self.command(&Message::SetOwner)?;
+        self.command(&Message::SetFeatures(features))?;
         self.features = features;
         if wanted.contains(Protocol::MQ) {
             self.queues_max = usize::try_from(self.number(&Message::GetQueueNum)?).unwrap_or(usize::MAX);
@@ -140,7 +140,7 @@ impl Connection {
         if wanted.contains(Protocol::BACKEND_REQ) {
             let (ours, theirs) =
                 UnixStream::pair().map_err(|source| Error::Os { what: "socket pair", source })?;
-            self.order(&Message::SetBackendReqFd(theirs.into()))?;
+            self.command(&Message::SetBackendReqFd(theirs.into()))?;
             self.requests = Some(FrontendResponder::new(ours));
         }
         Ok(())
@@ -151,7 +151,7 @@ impl Connection {
         // Old back-ends refuse to be asked for more than they know.
         let needs = offset_of!(Space, max_secure_erase_sectors);
         let ask = Config { data: vec![0; needs], ..Config::default() };
-        match self.ask(&Message::GetConfig(ask))? {
+        match self.query(&Message::GetConfig(ask))? {
             Reply::Config(Some(config)) => {
                 let mut space = Space::new_zeroed();
                 let len = config.data.len();
@@ -174,7 +174,7 @@ impl Connection {
     /// Switches `writeback` in the configuration space.
     pub(crate) fn set_writeback(&mut self, on: bool) -> Result<(), Error> {
         let config = Config { offset: CONFIG_WRITEBACK as u32, data: vec![on.into()], ..Config::default() };
-        self.order(&Message::SetConfig(config))
+        self.command(&Message::SetConfig(config))
     }
 
     /// Whether a region can be added to others without telling all of them anew.
@@ -188,24 +188,24 @@ impl Connection {
             return regions.iter().try_for_each(|region| self.add(region));
         }
         let regions = regions.iter().map(|region| Ok((region.message(), region.duplicate()?)));
-        self.order(&Message::SetMemTable(regions.collect::<Result<_, Error>>()?))
+        self.command(&Message::SetMemTable(regions.collect::<Result<_, Error>>()?))
     }
 
     /// Tells of one region more.
     pub(crate) fn add(&mut self, region: &Region) -> Result<(), Error> {
-        self.order(&Message::AddMemReg(region.message(), region.duplicate()?))
+        self.command(&Message::AddMemReg(region.message(), region.duplicate()?))
     }
 
     /// Takes a region away.
     pub(crate) fn remove(&mut self, region: &Region) -> Result<(), Error> {
-        self.order(&Message::RemMemReg(region.message()))
+        self.command(&Message::RemMemReg(region.message()))
     }
 
     /// Starts a queue at its beginning.
     pub(crate) fn start(
         &mut self,
         queue: u8,
-        ring: &RingPlace,
+        ring: &RingSetup,
         kick: &Event,
         call: &Event,
         error: &Event,
@@ -213,9 +213,9 @@ impl Connection {
         let index = u32::from(queue);
         // Of a packed ring, both indices with their wrap counters, which begin at one.
         let base = if ring.packed { 0x8000_8000 } else { 0 };
-        self.order(&Message::SetVringNum(VringState { index, num: ring.size.into() }))?;
-        self.order(&Message::SetVringBase(VringState { index, num: base }))?;
-        self.order(&Message::SetVringAddr(VringAddr {
+        self.command(&Message::SetVringNum(VringState { index, num: ring.size.into() }))?;
+        self.command(&Message::SetVringBase(VringState { index, num: base }))?;
+        self.command(&Message::SetVringAddr(VringAddr {
             index,
             desc_addr: ring.desc,
             avail_addr: ring.driver,
@@ -224,15 +224,15 @@ impl Connection {
         }))?;
         let descriptor =
             |event: &Event| Ok::<_, Error>(VringFd { index: queue, fd: Some(event.duplicate()?) });
-        self.order(&Message::SetVringCall(descriptor(call)?))?;
-        self.order(&Message::SetVringErr(descriptor(error)?))?;
-        self.order(&Message::SetVringKick(descriptor(kick)?))?;
-        self.order(&Message::SetVringEnable { index, enable: true })
+        self.command(&Message::SetVringCall(descriptor(call)?))?;
+        self.command(&Message::SetVringErr(descriptor(error)?))?;
+        self.command(&Message::SetVringKick(descriptor(kick)?))?;
+        self.command(&Message::SetVringEnable { index, enable: true })
     }
 
     /// Stops a queue: what was in flight is done then.
     pub(crate) fn stop(&mut self, queue: u8) -> Result<(), Error> {
-        match self.ask(&Message::GetVringBase { index: queue.into() })? {
+        match self.query(&Message::GetVringBase { index: queue.into() })? {
             Reply::VringBase(_) => Ok(()),
             _ => Err(Error::WrongAnswer { request: "GET_VRING_BASE" }),
         }
@@ -244,29 +244,29 @@ impl Connection {
     }
 
     /// Sends a message and returns its reply.
-    fn ask(&mut self, message: &Message) -> Result<Reply, Error> {
+    fn query(&mut self, message: &Message) -> Result<Reply, Error> {
         let request = message.code().name();
-        let reply = self.call(message)?;
+        let reply = self.exchange(message)?;
         reply.ok_or(Error::WrongAnswer { request })
     }
 
     fn number(&mut self, message: &Message) -> Result<u64, Error> {
-        match self.ask(message)? {
+        match self.query(message)? {
             Reply::U64(number) => Ok(number),
             _ => Err(Error::WrongAnswer { request: message.code().name() }),
         }
     }
 
     /// Sends a message that is to be carried out. Without acknowledgements, it counts as carried out.
-    fn order(&mut self, message: &Message) -> Result<(), Error> {
-        match self.call(message)? {
+    fn command(&mut self, message: &Message) -> Result<(), Error> {
+        match self.exchange(message)? {
             None | Some(Reply::U64(0)) => Ok(()),
             Some(Reply::U64(_)) => Err(Error::Refused { request: message.code().name() }),
             Some(_) => Err(Error::WrongAnswer { request: message.code().name() }),
         }
     }
 
-    fn call(&mut self, message: &Message) -> Result<Option<Reply>, Error> {
+    fn exchange(&mut self, message: &Message) -> Result<Option<Reply>, Error> {
         let request = message.code().name();
         let acknowledged = self.protocol.contains(Protocol::REPLY_ACK);
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

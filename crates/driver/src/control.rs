@@ -17,7 +17,7 @@ pub(crate) struct Control {
 
 /// What has happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Happened {
+pub(crate) struct ConnectionEvents {
     pub(crate) closed: bool,
     pub(crate) message: bool,
     pub(crate) error: bool,
@@ -52,10 +52,10 @@ impl Control {
     }
 
     /// What has happened since it was last dealt with.
-    pub(crate) fn look(&self) -> Happened {
+    pub(crate) fn poll_events(&self) -> ConnectionEvents {
         let mut events = [Ready { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 4];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut happened = Happened::default();
+        let mut happened = ConnectionEvents::default();
         // An error can only be a signal that interrupts, and then the next look tells.
         let count = wait(&self.epoll, &mut events, Some(&now)).unwrap_or_default();
         for event in events.iter().take(count) {

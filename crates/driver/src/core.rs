@@ -11,7 +11,7 @@ use kickless_spec::blk::{BlkFeatures, Config as Space};
 use kickless_spec::features::Features;
 use kickless_vhost_user::FrontendResponder;
 
-use crate::buffer::{Registered, Source};
+use crate::buffer::{OwnMemory, Registered};
 use crate::connection::{self, Connection};
 use crate::control::Control;
 use crate::error::Error;
@@ -20,7 +20,7 @@ use crate::layout::Layout;
 use crate::limits::Limits;
 use crate::memory::{self, Region, Regions};
 use crate::options::{Options, deadline_after};
-use crate::pool::Pool;
+use crate::page_pool::PagePool;
 use crate::ring::{self, Ring};
 
 /// The protocol's messages have room for so many queues.
@@ -31,25 +31,25 @@ pub(crate) type OnChange = Arc<dyn Fn() + Send + Sync>;
 
 thread_local! {
     /// This thread is telling of a change, and may be one that others wait for.
-    static TELLS: Cell<bool> = const { Cell::new(false) };
+    static IN_LISTENER: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether this thread is inside something of the caller's that must not wait: it would wait for itself.
 pub(crate) fn is_called_back() -> bool {
-    ring::is_delivering() || TELLS.get()
+    ring::is_delivering() || IN_LISTENER.get()
 }
 
 /// What all handles of a disk share.
 pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) rings: Box<[Ring]>,
-    pub(crate) source: Arc<Source>,
+    pub(crate) own_memory: Arc<OwnMemory>,
     pub(crate) control: Control,
     pub(crate) features: Features,
     /// Taken before any queue's lock for completions, so that a handler, which runs under one, must not take it.
     session: Mutex<Session>,
     /// What was last read of the back-end, for handlers.
-    known: Mutex<(Limits, Space)>,
+    last_config: Mutex<(Limits, Space)>,
     /// The back-end's own channel, apart from the session so that who sleeps at a queue can serve it.
     requests: Mutex<Option<FrontendResponder>>,
     /// What it died of.
@@ -75,7 +75,7 @@ pub(crate) struct Session {
     pub(crate) space: Space,
     pub(crate) limits: Limits,
     /// How often the configuration space had changed when it was read.
-    pub(crate) seen: u64,
+    pub(crate) changes_seen: u64,
     /// What the caller chose.
     pub(crate) writeback: Option<bool>,
     /// Since when nothing was completed, over however many connections; and how much had been by then.
@@ -102,13 +102,13 @@ impl Core {
         let regions =
             Regions::new(rings_len.saturating_add(options.buffer_memory.max(1)), options.huge_pages)?;
         let own = regions.all().first().cloned().ok_or(Error::NoMemory { len: 0 })?;
-        let pool = Pool::new(end, own.len() - rings_len);
-        let source = Arc::new(Source { region: own, pool });
+        let pool = PagePool::new(end, own.len() - rings_len);
+        let own_memory = Arc::new(OwnMemory { region: own, pool });
         let kicker = Arc::new(Kicker::new());
         let rings = layouts.into_iter().enumerate().map(|(index, layout)| {
             let kick = (kicker.clone(), Arc::new(Event::new()?));
             #[cfg_attr(not(feature = "locked-kick"), expect(unused_mut, reason = "a benchmark's switch"))]
-            let mut ring = Ring::new(index, layout, source.clone(), limits, kick)?;
+            let mut ring = Ring::new(index, layout, own_memory.clone(), limits, kick)?;
             #[cfg(feature = "locked-kick")]
             ring.set_locked_kick(options.locked_kick);
             Ok(ring)
@@ -118,7 +118,7 @@ impl Core {
         let requests = connection.take_requests();
         let control = Control::new()?;
         for (index, ring) in (0u8..).zip(&rings) {
-            connection.start(index, ring.layout().place(), &ring.kick(), &ring.call, &control.error)?;
+            connection.start(index, ring.layout().setup(), &ring.kick(), &ring.call, &control.error)?;
         }
         control.watch(connection.as_fd(), requests.as_ref().map(AsFd::as_fd))?;
         let session = Session {
@@ -127,18 +127,18 @@ impl Core {
             regions,
             space,
             limits,
-            seen: 0,
+            changes_seen: 0,
             writeback: None,
             stuck: None,
         };
         Ok(Arc::new(Self {
             options,
             rings,
-            source,
+            own_memory,
             control,
             features,
             session: Mutex::new(session),
-            known: Mutex::new((limits, space)),
+            last_config: Mutex::new((limits, space)),
             requests: Mutex::new(requests),
             dead: OnceLock::new(),
             stop: Event::new()?,
@@ -180,8 +180,8 @@ impl Core {
     }
 
     /// Looks at what has happened on the connection.
-    pub(crate) fn attend(self: &Arc<Self>) {
-        let happened = self.control.look();
+    pub(crate) fn check_connection(self: &Arc<Self>) {
+        let happened = self.control.poll_events();
         if happened.error && self.control.error.take() > 0 {
             return self.die(Error::RingError);
         }
@@ -207,9 +207,9 @@ impl Core {
         }
         self.changes.fetch_add(1, Ordering::Release);
         let listeners = self.on_change.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let outer = TELLS.replace(true);
-        listeners.iter().for_each(|listener| ring::survive(|| listener()));
-        TELLS.set(outer);
+        let outer = IN_LISTENER.replace(true);
+        listeners.iter().for_each(|listener| ring::catch_panic(|| listener()));
+        IN_LISTENER.set(outer);
     }
 
     /// How often the configuration space has changed.
@@ -226,11 +226,11 @@ impl Core {
     /// In a handler, as they were when they were read last.
     pub(crate) fn limits(self: &Arc<Self>) -> Result<(Limits, Space), Error> {
         if ring::is_delivering() {
-            return if self.is_dead() { Err(self.dead_error()) } else { Ok(*self.known()) };
+            return if self.is_dead() { Err(self.dead_error()) } else { Ok(*self.last_config()) };
         }
         let mut session = self.session();
         let changes = self.changes();
-        if session.seen != changes
+        if session.changes_seen != changes
             && let Some(connection) = session.connection.as_mut()
         {
             let read = connection.config().and_then(|space| {
@@ -240,23 +240,23 @@ impl Core {
                 Ok(read) => read,
                 Err(error) => {
                     let old = (session.limits, session.space);
-                    return self.broken(session, error).map(|()| old);
+                    return self.handle_error(session, error).map(|()| old);
                 }
             };
-            (session.space, session.limits, session.seen) = (space, limits, changes);
-            *self.known() = (limits, space);
+            (session.space, session.limits, session.changes_seen) = (space, limits, changes);
+            *self.last_config() = (limits, space);
             self.rings.iter().for_each(|ring| ring.set_limits(limits));
         }
         Ok((session.limits, session.space))
     }
 
-    pub(crate) fn known(&self) -> MutexGuard<'_, (Limits, Space)> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn last_config(&self) -> MutexGuard<'_, (Limits, Space)> {
+        self.last_config.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What comes of an error on the connection. If that is lost, all is well as long as another can be had: it is told of
     /// everything anew. A refusal is passed on. Anything else is a lie.
-    fn broken(self: &Arc<Self>, session: MutexGuard<'_, Session>, error: Error) -> Result<(), Error> {
+    fn handle_error(self: &Arc<Self>, session: MutexGuard<'_, Session>, error: Error) -> Result<(), Error> {
         drop(session);
         match error {
             Error::Refused { .. } | Error::Os { .. } | Error::InHandler => return Err(error),
@@ -280,9 +280,9 @@ impl Core {
         if !matches!(told, Err(Error::Refused { .. })) {
             session.writeback = Some(on);
             session.space.writeback = on.into();
-            self.known().1.writeback = on.into();
+            self.last_config().1.writeback = on.into();
         }
-        told.or_else(|error| self.broken(session, error))
+        told.or_else(|error| self.handle_error(session, error))
     }
 
     /// Shares `len` bytes of a file from `offset` on.
@@ -292,7 +292,7 @@ impl Core {
         offset: u64,
         len: u64,
     ) -> Result<Registered, Error> {
-        self.sweep()?;
+        self.unregister_unused()?;
         let mut session = self.session();
         if self.is_dead() {
             return Err(self.dead_error());
@@ -309,7 +309,7 @@ impl Core {
     }
 
     /// Shares no more what nobody refers to.
-    pub(crate) fn sweep(self: &Arc<Self>) -> Result<(), Error> {
+    pub(crate) fn unregister_unused(self: &Arc<Self>) -> Result<(), Error> {
         if ring::is_delivering() {
             return Err(Error::InHandler);
         }
@@ -330,7 +330,7 @@ impl Core {
             return Err(Error::Busy);
         }
         drop(known);
-        self.sweep()
+        self.unregister_unused()
     }
 
     /// Tells the back-end of a change of memory: of just that, or of all memory while nothing is in flight.
@@ -344,12 +344,12 @@ impl Core {
         let changed = if connection.has_slots() {
             change(connection)
         } else {
-            self.rings.iter().for_each(|ring| ring.hold(true));
+            self.rings.iter().for_each(|ring| ring.set_held(true));
             let changed = self.wait_until_quiet().and_then(|()| connection.share(regions.all()));
-            self.rings.iter().for_each(|ring| ring.hold(false));
+            self.rings.iter().for_each(|ring| ring.set_held(false));
             changed
         };
-        changed.or_else(|error| self.broken(session, error))
+        changed.or_else(|error| self.handle_error(session, error))
     }
 
     /// Waits until nothing is in flight.
@@ -365,7 +365,7 @@ impl Core {
             if self.is_dead() {
                 return Err(self.dead_error());
             }
-            if self.recovering.load(Ordering::Relaxed) || self.control.look().closed {
+            if self.recovering.load(Ordering::Relaxed) || self.control.poll_events().closed {
                 return Err(Error::Closed);
             }
             thread::yield_now();
@@ -381,18 +381,18 @@ impl Core {
         if let Some(error) = self.dead.get().filter(|error| !matches!(***error, Error::Unplugged)) {
             tracing::error!(error = &**error as &dyn std::error::Error, "the disk is dead");
         }
-        if ring::is_delivering() { self.bury_elsewhere() } else { self.bury() }
+        if ring::is_delivering() { self.fail_all_on_thread() } else { self.fail_all() }
     }
 
     /// On another thread, where this one holds a lock that is needed.
-    fn bury_elsewhere(self: &Arc<Self>) {
+    fn fail_all_on_thread(self: &Arc<Self>) {
         let core = self.clone();
         // Without a thread, what is in flight stays so until somebody polls, who finds the disk dead.
-        let spawned = thread::Builder::new().name("kickless-bury".into()).spawn(move || core.bury());
+        let spawned = thread::Builder::new().name("kickless-fail_all".into()).spawn(move || core.fail_all());
         drop(spawned);
     }
 
-    fn bury(&self) {
+    fn fail_all(&self) {
         self.stop.signal();
         self.reactor_event.signal();
         self.rings.iter().for_each(Ring::kill);

@@ -18,7 +18,7 @@ use crate::options::Options;
 use crate::queue::Queue;
 use crate::request::{Kind, Notify, Request};
 use crate::ring::Counters;
-use crate::seat::Seat;
+use crate::waiter::Waiter;
 
 /// Bytes that are copied for one request, so that long transfers overlap the copies.
 const CHUNK: u64 = 256 << 10;
@@ -47,13 +47,13 @@ pub struct Lifetime {
 
 /// The seats of those, oldest first. Not on the heap: nothing is allocated for a transfer.
 #[derive(Default)]
-struct Pieces {
-    seats: [Option<Arc<Seat>>; CHUNKS_AT_ONCE],
+struct PendingChunks {
+    free_waiters: [Option<Arc<Waiter>>; CHUNKS_AT_ONCE],
     first: usize,
     len: usize,
 }
 
-impl Pieces {
+impl PendingChunks {
     fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -63,18 +63,18 @@ impl Pieces {
     }
 
     /// There must be room.
-    fn push_back(&mut self, seat: Arc<Seat>) {
-        if let Some(place) = self.seats.get_mut((self.first + self.len) % CHUNKS_AT_ONCE) {
-            *place = Some(seat);
+    fn push_back(&mut self, waiter: Arc<Waiter>) {
+        if let Some(place) = self.free_waiters.get_mut((self.first + self.len) % CHUNKS_AT_ONCE) {
+            *place = Some(waiter);
             self.len += 1;
         }
     }
 
-    fn pop_front(&mut self) -> Option<Arc<Seat>> {
-        let seat = self.seats.get_mut(self.first)?.take()?;
+    fn pop_front(&mut self) -> Option<Arc<Waiter>> {
+        let waiter = self.free_waiters.get_mut(self.first)?.take()?;
         self.first = (self.first + 1) % CHUNKS_AT_ONCE;
         self.len -= 1;
-        Some(seat)
+        Some(waiter)
     }
 }
 
@@ -221,7 +221,7 @@ impl Disk {
         if len == 0 {
             return Err(Invalid::Empty.into());
         }
-        Buffer::take(&self.core().source, len).ok_or(short)
+        Buffer::take(&self.core().own_memory, len).ok_or(short)
     }
 
     /// Shares memory of the caller's with the back-end: `len` bytes of a file (a memfd, or any that can be mapped) from
@@ -264,10 +264,10 @@ impl Disk {
     pub fn run(&self, request: Request) -> Result<crate::Data, Error> {
         let ring = &self.core().rings[self.index_of_thread()];
         let (result, data) = self.core().run(ring, request)?;
-        self.judge(result).map(|()| data)
+        self.check_result(result).map(|()| data)
     }
 
-    pub(crate) fn judge(&self, result: Result<(), crate::Failure>) -> Result<(), Error> {
+    pub(crate) fn check_result(&self, result: Result<(), crate::Failure>) -> Result<(), Error> {
         match result {
             Ok(()) => Ok(()),
             Err(crate::Failure::Dead) => Err(self.core().dead_error()),
@@ -334,7 +334,7 @@ impl Disk {
         // All or nothing, as far as that can be known.
         limits.check_whole(kind, offset, len)?;
         let chunk_max = limits.chunk_max(CHUNK);
-        let mut waiting = Pieces::default();
+        let mut waiting = PendingChunks::default();
         let mut ended = Ok(());
         let (mut sent, mut done) = (0, 0);
         while done < len {
@@ -353,11 +353,11 @@ impl Disk {
                     Kind::Read => Request::read(offset.saturating_add(sent), buffer),
                     _ => Request::write(offset.saturating_add(sent), buffer),
                 };
-                let seat = ring.seats.take();
-                request.notify = Notify::Seat(seat.clone());
+                let waiter = ring.free_waiters.take();
+                request.notify = Notify::Waiter(waiter.clone());
                 match core.submit_or_wait(ring, &mut request) {
                     Ok(()) => {
-                        waiting.push_back(seat);
+                        waiting.push_back(waiter);
                         sent += chunk;
                     }
                     Err(error) => ended = Err(error),
@@ -374,16 +374,16 @@ impl Disk {
     /// Waits for the oldest of the pieces.
     fn finish(
         &self,
-        waiting: &mut Pieces,
+        waiting: &mut PendingChunks,
         done: &mut u64,
         empty: &mut impl FnMut(&Buffer),
         ended: Result<(), Error>,
         sent: u64,
     ) -> (Result<(), Error>, u64) {
-        let Some(seat) = waiting.pop_front() else { return (ended, sent) };
-        let (result, data) = self.core().await_seat(&self.core().rings[self.index_of_thread()], seat);
+        let Some(waiter) = waiting.pop_front() else { return (ended, sent) };
+        let (result, data) = self.core().wait_for_outcome(&self.core().rings[self.index_of_thread()], waiter);
         *done += data.len();
-        let judged = self.judge(result);
+        let judged = self.check_result(result);
         if ended.is_ok() && judged.is_ok() {
             data.pieces().iter().for_each(empty);
         }
@@ -392,12 +392,12 @@ impl Disk {
 
     fn buffer_for(&self, len: u64, wait: bool) -> Option<Buffer> {
         let len = u32::try_from(len).ok()?;
-        let source = &self.core().source;
+        let memory = &self.core().own_memory;
         if !wait {
-            return Buffer::take(source, len);
+            return Buffer::take(memory, len);
         }
-        let addr = source.pool.take_or_wait(len.into(), MEMORY_WAIT)?;
-        Some(Buffer::taken(source, addr, len))
+        let addr = memory.pool.take_or_wait(len.into(), MEMORY_WAIT)?;
+        Some(Buffer::from_taken(memory, addr, len))
     }
 
     /// Makes durable what was written by calls that have returned. Without a write cache there is nothing to do.

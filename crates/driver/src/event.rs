@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, ReadWriteFlags, preadv2, read, write};
 
 use crate::error::Error;
-use crate::sleepers;
+use crate::sleepers::WakeEvent;
 
 /// An eventfd that never blocks.
 #[derive(Debug)]
@@ -74,32 +74,32 @@ impl Event {
 
 /// An eventfd of ours that knows whether it is signalled, to save system calls. Used under one lock.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct SleeperEvent {
     event: Event,
-    rung: AtomicBool,
+    signalled: AtomicBool,
 }
 
-impl Bell {
+impl SleeperEvent {
     pub(crate) fn new() -> Result<Self, Error> {
-        Ok(Self { event: Event::new()?, rung: AtomicBool::new(false) })
+        Ok(Self { event: Event::new()?, signalled: AtomicBool::new(false) })
     }
 }
 
-impl sleepers::Bell for Bell {
-    fn ring(&self) {
-        if !self.rung.swap(true, Ordering::Relaxed) {
+impl WakeEvent for SleeperEvent {
+    fn signal(&self) {
+        if !self.signalled.swap(true, Ordering::Relaxed) {
             self.event.signal();
         }
     }
 
-    fn silence(&self) {
-        if self.rung.swap(false, Ordering::Relaxed) {
+    fn clear(&self) {
+        if self.signalled.swap(false, Ordering::Relaxed) {
             self.event.take();
         }
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for SleeperEvent {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }

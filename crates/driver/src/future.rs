@@ -10,7 +10,7 @@ use crate::disk::Disk;
 use crate::error::Error;
 use crate::request::{Notify, Request};
 use crate::ring::Ring;
-use crate::seat::Seat;
+use crate::waiter::Waiter;
 
 /// What came of a request that was awaited.
 #[derive(Debug)]
@@ -27,21 +27,21 @@ pub struct Finished {
 pub struct InFlight {
     disk: Disk,
     queue: usize,
-    state: State,
+    state: FutureState,
 }
 
-enum State {
+enum FutureState {
     Fresh(Request),
     /// There was no room. The seat is told when something completes.
-    Full(Request, Arc<Seat>),
-    Waiting(Arc<Seat>),
+    Full(Request, Arc<Waiter>),
+    Waiting(Arc<Waiter>),
     Done,
 }
 
 impl Disk {
     /// Carries out a request; its memory comes back in any case.
     pub fn start(&self, request: Request) -> InFlight {
-        InFlight { disk: self.clone(), queue: self.index_of_thread(), state: State::Fresh(request) }
+        InFlight { disk: self.clone(), queue: self.index_of_thread(), state: FutureState::Fresh(request) }
     }
 
     /// Reads `buffer.len()` bytes from `offset` on.
@@ -74,13 +74,13 @@ impl InFlight {
     }
 
     /// Submits the request with a seat for it; without success, it is as it was but for the seat.
-    fn submit(&self, request: &mut Request) -> Result<Arc<Seat>, Error> {
-        let seat = self.ring().seats.take();
-        request.notify = Notify::Seat(seat.clone());
+    fn submit(&self, request: &mut Request) -> Result<Arc<Waiter>, Error> {
+        let waiter = self.ring().free_waiters.take();
+        request.notify = Notify::Waiter(waiter.clone());
         match self.ring().submit_one(request) {
-            Ok(()) => Ok(seat),
+            Ok(()) => Ok(waiter),
             Err(error) => {
-                self.ring().seats.give_back(seat);
+                self.ring().free_waiters.give_back(waiter);
                 Err(self.disk.0.core.explain(error))
             }
         }
@@ -91,19 +91,19 @@ impl InFlight {
     }
 
     /// Tries to submit; the seat for room is told when it makes sense to try again.
-    fn try_for_room(&mut self, mut request: Request, room: Arc<Seat>, cx: &Context<'_>) -> Poll<Finished> {
+    fn try_for_room(&mut self, mut request: Request, room: Arc<Waiter>, cx: &Context<'_>) -> Poll<Finished> {
         loop {
             let outcome = room.poll(cx.waker());
             debug_assert!(outcome.is_none());
             match self.submit(&mut request) {
-                Ok(seat) => {
+                Ok(waiter) => {
                     self.leave(room);
-                    self.state = State::Waiting(seat);
+                    self.state = FutureState::Waiting(waiter);
                     return Poll::Pending;
                 }
-                Err(Error::Full) if room.is_called() => {}
+                Err(Error::Full) if room.take_notified() => {}
                 Err(Error::Full) => {
-                    self.state = State::Full(request, room);
+                    self.state = FutureState::Full(request, room);
                     return Poll::Pending;
                 }
                 Err(error) => {
@@ -114,9 +114,9 @@ impl InFlight {
         }
     }
 
-    fn leave(&self, room: Arc<Seat>) {
+    fn leave(&self, room: Arc<Waiter>) {
         self.ring().unwatch(&room);
-        self.ring().seats.give_back(room);
+        self.ring().free_waiters.give_back(room);
     }
 }
 
@@ -125,15 +125,15 @@ impl Future for InFlight {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Finished> {
         let this = &mut *self;
-        match std::mem::replace(&mut this.state, State::Done) {
-            State::Fresh(mut request) => {
+        match std::mem::replace(&mut this.state, FutureState::Done) {
+            FutureState::Fresh(mut request) => {
                 if let Err(error) = this.disk.0.core.start_reactor() {
                     return Self::finished(request, error);
                 }
                 match this.submit(&mut request) {
-                    Ok(seat) => this.state = State::Waiting(seat),
+                    Ok(waiter) => this.state = FutureState::Waiting(waiter),
                     Err(Error::Full) => {
-                        let room = this.ring().seats.take();
+                        let room = this.ring().free_waiters.take();
                         this.ring().watch(&room);
                         if let Poll::Ready(finished) = this.try_for_room(request, room, cx) {
                             return Poll::Ready(finished);
@@ -142,25 +142,25 @@ impl Future for InFlight {
                     Err(error) => return Self::finished(request, error),
                 }
             }
-            State::Full(request, room) => {
+            FutureState::Full(request, room) => {
                 if let Poll::Ready(finished) = this.try_for_room(request, room, cx) {
                     return Poll::Ready(finished);
                 }
             }
             state => this.state = state,
         }
-        let State::Waiting(seat) = &this.state else { return Poll::Pending };
-        let Some((result, data)) = seat.poll(cx.waker()) else { return Poll::Pending };
-        if let State::Waiting(seat) = std::mem::replace(&mut this.state, State::Done) {
-            this.ring().seats.give_back(seat);
+        let FutureState::Waiting(waiter) = &this.state else { return Poll::Pending };
+        let Some((result, data)) = waiter.poll(cx.waker()) else { return Poll::Pending };
+        if let FutureState::Waiting(waiter) = std::mem::replace(&mut this.state, FutureState::Done) {
+            this.ring().free_waiters.give_back(waiter);
         }
-        Poll::Ready(Finished { result: this.disk.judge(result), data })
+        Poll::Ready(Finished { result: this.disk.check_result(result), data })
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if let State::Full(_, room) = std::mem::replace(&mut self.state, State::Done) {
+        if let FutureState::Full(_, room) = std::mem::replace(&mut self.state, FutureState::Done) {
             self.leave(room);
         }
     }

@@ -8,7 +8,7 @@ use kickless_spec::ring::{avail_len, desc_len, used_len};
 use kickless_virtqueue::driver::{self, Completer, Submitter};
 
 use crate::block::Blocks;
-use crate::connection::RingPlace;
+use crate::connection::RingSetup;
 use crate::error::Error;
 use crate::memory::Region;
 
@@ -19,7 +19,7 @@ const LINE: u64 = 128;
 /// The shape of a queue, and where it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
-    place: RingPlace,
+    setup: RingSetup,
     options: driver::Options,
     event_idx: bool,
     blocks: u64,
@@ -44,8 +44,8 @@ impl Layout {
         let device = (driver + avail_len(size, true) as u64).next_multiple_of(LINE);
         let blocks = (device + used_len(size, true) as u64).next_multiple_of(PAGE);
         let end = (blocks + Blocks::len(size) as u64).next_multiple_of(PAGE);
-        let place = RingPlace { size, packed: has(Features::RING_PACKED), desc: start, driver, device };
-        Ok(Self { place, options, event_idx, blocks, end })
+        let setup = RingSetup { size, packed: has(Features::RING_PACKED), desc: start, driver, device };
+        Ok(Self { setup, options, event_idx, blocks, end })
     }
 
     /// The first address after the queue.
@@ -54,7 +54,7 @@ impl Layout {
     }
 
     pub(crate) fn size(&self) -> u16 {
-        self.place.size
+        self.setup.size
     }
 
     /// Whether each side names the event of which it wants to be told.
@@ -66,13 +66,13 @@ impl Layout {
         self.options.indirect()
     }
 
-    pub(crate) fn place(&self) -> &RingPlace {
-        &self.place
+    pub(crate) fn setup(&self) -> &RingSetup {
+        &self.setup
     }
 
     /// Rings in their first state, and the driver's ends of them.
     pub(crate) fn rings(&self, region: &Arc<Region>) -> Result<(Submitter, Completer), Error> {
-        let RingPlace { desc, driver, device, .. } = self.place;
+        let RingSetup { desc, driver, device, .. } = self.setup;
         let rings = region.area(desc, (self.blocks - desc) as usize, 16)?;
         // Word by word: somebody may be looking whether there is something to take.
         (0..rings.len()).step_by(2).for_each(|at| rings.store_u16(at, 0, Ordering::Relaxed));

@@ -112,7 +112,7 @@ impl Region {
 
     /// Whether both are shared with the same back-end.
     #[inline]
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_disk(&self, other: &Self) -> bool {
         self.disk == other.disk
     }
 }
@@ -134,7 +134,7 @@ impl Regions {
         let len = len.checked_next_multiple_of(HUGE_PAGE).ok_or(Error::NoMemory { len: usize::MAX })?;
         let disk = DISKS.fetch_add(1, Ordering::Relaxed);
         let own = Arc::new(Region::own(FIRST, len, huge_pages, disk)?);
-        Ok(Self { next: after(&own), all: vec![own], disk })
+        Ok(Self { next: next_gpa(&own), all: vec![own], disk })
     }
 
     /// All of them, our own first.
@@ -156,7 +156,7 @@ impl Regions {
         let file = file.as_fd().try_clone_to_owned();
         let file = file.map_err(|source| Error::Os { what: "memory to register", source })?;
         let region = Arc::new(Region::new(file, offset, self.next, len, self.disk)?);
-        self.next = after(&region);
+        self.next = next_gpa(&region);
         self.all.push(region.clone());
         Ok(region)
     }
@@ -177,7 +177,7 @@ impl Regions {
 }
 
 /// The address of the region after this one, a huge page between them.
-fn after(region: &Region) -> u64 {
+fn next_gpa(region: &Region) -> u64 {
     (region.gpa + region.len).saturating_add(HUGE_PAGE).next_multiple_of(HUGE_PAGE)
 }
 

@@ -19,9 +19,9 @@ use loom::thread;
 use crate::buffer::Data;
 use crate::error::Failure;
 use crate::event::Event;
-use crate::lead::Lead;
-use crate::seat::Seat;
 use crate::slots::slots;
+use crate::wait_leader::WaitLeader;
+use crate::waiter::Waiter;
 
 fn event() -> Arc<Event> {
     Arc::new(Event::new().unwrap())
@@ -64,8 +64,8 @@ const WAITERS: usize = 3;
 
 /// A queue as those who wait see it: what is done, and who wants to be called.
 struct Queue {
-    lead: Lead,
-    seats: [Arc<Seat>; WAITERS],
+    wait_leader: WaitLeader,
+    free_waiters: [Arc<Waiter>; WAITERS],
     /// Done by the device, and not handed out yet. The lock is that for completions.
     done: [AtomicBool; WAITERS],
     handed_out: Mutex<[bool; WAITERS]>,
@@ -80,36 +80,36 @@ impl Queue {
         for at in 0..WAITERS {
             if !handed_out[at] && self.done[at].load(Ordering::Acquire) {
                 handed_out[at] = true;
-                self.seats[at].complete((Err(Failure::Status(at as u8)), Data::None));
+                self.free_waiters[at].complete((Err(Failure::Status(at as u8)), Data::None));
             }
         }
     }
 
-    /// As `Core::await_seat`, `pause`, `lead` and `doze`.
+    /// As `Core::wait_for_outcome`, `pause`, `lead` and `sleep_at_queue`.
     fn wait(&self, at: usize) {
-        let seat = &self.seats[at];
+        let waiter = &self.free_waiters[at];
         loop {
-            if let Some((result, _)) = seat.take() {
+            if let Some((result, _)) = waiter.take() {
                 assert_eq!(result, Err(Failure::Status(at as u8)));
-                self.lead.pass_on();
+                self.wait_leader.wake_next();
                 return;
             }
-            if !self.lead.take_or_follow(seat) {
-                seat.wait(None);
-                self.lead.stop_following(seat);
+            if !self.wait_leader.lead_or_follow(waiter) {
+                waiter.wait(None);
+                self.wait_leader.stop_following(waiter);
                 continue;
             }
             loop {
                 self.drain_for_all();
-                if seat.is_called() {
+                if waiter.take_notified() {
                     break;
                 }
-                if seat.lie_down(&self.events) {
+                if waiter.wake_by_event(&self.events) {
                     sleep(&self.events);
-                    seat.get_up();
+                    waiter.wake_by_condvar();
                 }
             }
-            self.lead.give_up();
+            self.wait_leader.resign();
         }
     }
 }
@@ -119,8 +119,8 @@ impl Queue {
 fn waiting(polled: usize) {
     check(2, move || {
         let queue = Arc::new(Queue {
-            lead: Lead::default(),
-            seats: Default::default(),
+            wait_leader: WaitLeader::default(),
+            free_waiters: Default::default(),
             done: [(); WAITERS].map(|()| AtomicBool::new(false)),
             handed_out: Mutex::new([false; WAITERS]),
             events: event(),

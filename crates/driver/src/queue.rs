@@ -8,7 +8,7 @@ use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
 
 use crate::core::{Core, is_called_back};
 use crate::error::Error;
-use crate::event::Bell;
+use crate::event::SleeperEvent;
 use crate::handle::Handle;
 use crate::request::{Completion, Notify, Request};
 use crate::ring::{Counters, Ring};
@@ -124,7 +124,7 @@ impl Queue {
             return Err(self.core().dead_error());
         }
         if self.ring().is_idle() {
-            self.core().attend();
+            self.core().check_connection();
         }
         Ok(0)
     }
@@ -147,15 +147,15 @@ impl Queue {
             return Err(Error::InHandler);
         }
         let ring = self.ring();
-        if timeout != Some(Duration::ZERO) && self.core().glance(ring, None) {
+        if timeout != Some(Duration::ZERO) && self.core().short_spin(ring, None) {
             let count = self.poll(max, &mut each)?;
             if count > 0 {
                 return Ok(count);
             }
         }
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let seat = ring.seats.take();
-        ring.watch(&seat);
+        let waiter = ring.free_waiters.take();
+        ring.watch(&waiter);
         let counted = loop {
             match self.poll(max, &mut each) {
                 Ok(0) => {}
@@ -164,11 +164,11 @@ impl Queue {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break Ok(0);
             }
-            self.core().pause_to_poll(ring, &seat, deadline);
+            self.core().wait_to_poll(ring, &waiter, deadline);
         };
-        ring.unwatch(&seat);
-        ring.lead.pass_on();
-        ring.seats.give_back(seat);
+        ring.unwatch(&waiter);
+        ring.wait_leader.wake_next();
+        ring.free_waiters.give_back(waiter);
         counted
     }
 
@@ -196,20 +196,20 @@ impl Queue {
     pub fn events(&self) -> Result<Events, Error> {
         let ring = self.ring();
         let epoll = create(CreateFlags::CLOEXEC).map_err(Error::os("epoll"))?;
-        let bell = Arc::new(Bell::new()?);
+        let sleeper_event = Arc::new(SleeperEvent::new()?);
         for (tag, fd) in
-            [ring.call.as_fd(), bell.as_fd(), self.core().control.as_fd()].into_iter().enumerate()
+            [ring.call.as_fd(), sleeper_event.as_fd(), self.core().control.as_fd()].into_iter().enumerate()
         {
             add(&epoll, fd, EventData::new_u64(tag as u64), EventFlags::IN).map_err(Error::os("epoll"))?;
         }
-        Ok(Events { queue: self.clone(), bell, epoll })
+        Ok(Events { queue: self.clone(), sleeper_event, epoll })
     }
 }
 
 /// The events of one sleeper, from [`Queue::events`].
 pub struct Events {
     queue: Queue,
-    bell: Arc<Bell>,
+    sleeper_event: Arc<SleeperEvent>,
     epoll: OwnedFd,
 }
 
@@ -219,8 +219,8 @@ impl Events {
     #[must_use]
     pub fn arm(&self) -> bool {
         let core = self.queue.core();
-        core.attend();
-        let armed = self.queue.ring().arm_events(&self.bell).unwrap_or_else(|error| {
+        core.check_connection();
+        let armed = self.queue.ring().arm_events(&self.sleeper_event).unwrap_or_else(|error| {
             core.die(error);
             false
         });

@@ -42,7 +42,7 @@ impl Core {
         let mut completed = 0;
         while !self.is_dead() {
             for (ring, led) in self.rings.iter().zip(&mut led) {
-                *led = *led || ring.lead.take_for_good(&self.reactor_event);
+                *led = *led || ring.wait_leader.lead_for_good(&self.reactor_event);
             }
             self.drain_all();
             let now = self.completed();
@@ -51,7 +51,7 @@ impl Core {
             }
             if last.elapsed() < spin {
                 if self.rings.iter().any(Ring::is_idle) {
-                    self.attend();
+                    self.check_connection();
                 }
                 std::hint::spin_loop();
                 continue;
@@ -89,7 +89,7 @@ impl Core {
             }
         }
         if happened {
-            self.attend();
+            self.check_connection();
         }
     }
 }

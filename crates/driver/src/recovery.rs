@@ -120,15 +120,15 @@ impl Core {
         let mut kicks = Vec::with_capacity(self.rings.len());
         for (index, ring) in (0u8..).zip(&self.rings) {
             let kick = Arc::new(Event::new()?);
-            ring.renew(limits, kick.clone())?;
-            connection.start(index, ring.layout().place(), &kick, &ring.call, &self.control.error)?;
+            ring.restart(limits, kick.clone())?;
+            connection.start(index, ring.layout().setup(), &kick, &ring.call, &self.control.error)?;
             kicks.push(kick);
         }
         self.control.watch(connection.as_fd(), requests.as_ref().map(AsFd::as_fd))?;
-        (session.space, session.limits, session.seen) = (space, limits, changes);
-        *self.known() = (limits, space);
+        (session.space, session.limits, session.changes_seen) = (space, limits, changes);
+        *self.last_config() = (limits, space);
         session.regions_max = connection.regions_max;
-        connection.take_time();
+        connection.clear_deadline();
         session.connection = Some(connection);
         drop(session);
         self.set_requests(requests);

@@ -7,7 +7,7 @@ use kickless_spec::blk;
 
 use crate::buffer::Data;
 use crate::error::Failure;
-use crate::seat::Seat;
+use crate::waiter::Waiter;
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +167,7 @@ pub(crate) enum Notify {
     /// A handler, with this number.
     Handler(Arc<dyn OnComplete>, u64),
     /// Who waits in this seat.
-    Seat(Arc<Seat>),
+    Waiter(Arc<Waiter>),
 }
 
 impl fmt::Debug for Notify {
@@ -175,7 +175,7 @@ impl fmt::Debug for Notify {
         match self {
             Self::Poller(token) => write!(f, "Poller({token})"),
             Self::Handler(_, token) => write!(f, "Handler({token})"),
-            Self::Seat(_) => f.write_str("Seat"),
+            Self::Waiter(_) => f.write_str("Waiter"),
         }
     }
 }

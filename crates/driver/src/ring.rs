@@ -12,29 +12,29 @@ use kickless_spec::blk::{S_IOERR, S_OK, S_UNSUPP};
 use kickless_virtqueue::driver::{Completer, Glimpse, NoRoom, Submitter, Table};
 
 use crate::block::{Blocks, Chain};
-use crate::buffer::{Data, Source};
+use crate::buffer::{Data, OwnMemory};
 use crate::error::{Error, Failure, Invalid};
-use crate::event::{Bell, Event, Kicker};
-use crate::glance::Glance;
+use crate::event::{Event, Kicker, SleeperEvent};
 use crate::layout::Layout;
-use crate::lead::Lead;
 use crate::limits::Limits;
 use crate::request::{Completion, Notify, Request};
-use crate::seat::{Seat, Seats};
+use crate::short_spin::ShortSpin;
 use crate::sleepers::{Calls, Sleepers};
 use crate::slots::{Filler, Taker, slots};
+use crate::wait_leader::WaitLeader;
+use crate::waiter::{FreeWaiters, Waiter};
 
 /// How often nobody asks whether the connection is still there while the ring is polled and has nothing.
 const IDLE_POLLS: u32 = 2048;
 
 thread_local! {
     /// This thread is handing out completions, and holds a completion lock.
-    static DELIVERS: Cell<bool> = const { Cell::new(false) };
+    static DELIVERING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether this thread is inside a handler of completions.
 pub(crate) fn is_delivering() -> bool {
-    DELIVERS.get()
+    DELIVERING.get()
 }
 
 /// Completions that are being handed out. What a caller does with one can panic: the rest is in order all the same.
@@ -47,14 +47,14 @@ struct Delivery<'a> {
 impl<'a> Delivery<'a> {
     #[inline]
     fn begin(ring: &'a Ring) -> Self {
-        Self { ring, outer: DELIVERS.replace(true), count: 0 }
+        Self { ring, outer: DELIVERING.replace(true), count: 0 }
     }
 }
 
 impl Drop for Delivery<'_> {
     #[inline]
     fn drop(&mut self) {
-        DELIVERS.set(self.outer);
+        DELIVERING.set(self.outer);
         if self.count > 0 {
             // One writer at a time, under the completion lock.
             let completed = &self.ring.completed;
@@ -68,25 +68,25 @@ impl Drop for Delivery<'_> {
 pub(crate) struct Ring {
     index: usize,
     submission: Mutex<Submission>,
-    completion: Mutex<Completing>,
+    completion: Mutex<CompletionSide>,
     /// Whether to take that lock, for who polls.
     glimpse: Glimpse,
-    pub(crate) glance: Glance,
+    pub(crate) short_spin: ShortSpin,
     blocks: Blocks,
-    source: Arc<Source>,
+    own_memory: Arc<OwnMemory>,
     layout: Layout,
     kicker: Arc<Kicker>,
     /// The device signals it.
     pub(crate) call: Event,
     /// Wakes the thread that sleeps for the others.
     pub(crate) wake: Arc<Event>,
-    pub(crate) lead: Lead,
-    pub(crate) seats: Seats,
+    pub(crate) wait_leader: WaitLeader,
+    pub(crate) free_waiters: FreeWaiters,
     /// Completions for pollers that somebody else has found.
     ready: Mutex<VecDeque<Completion>>,
     ready_len: AtomicUsize,
     /// Who wants to know that something was completed: for room, or for `ready`.
-    watchers: Mutex<Vec<Arc<Seat>>>,
+    watchers: Mutex<Vec<Arc<Waiter>>>,
     watching: AtomicUsize,
     completed: AtomicU64,
     submitted: AtomicU64,
@@ -120,24 +120,24 @@ struct Admitted {
     ended: Option<Error>,
 }
 
-struct Completing {
-    end: End,
-    sleepers: Sleepers<Bell>,
+struct CompletionSide {
+    end: CompletionEnd,
+    sleepers: Sleepers<SleeperEvent>,
 }
 
 /// The completing end of the queue.
-struct End {
+struct CompletionEnd {
     completer: Completer,
     taker: Taker<Request>,
 }
 
 /// The completion end, for threads that sleep until the device calls.
-struct EndOf<'a> {
+struct RingEnd<'a> {
     ring: &'a Ring,
-    end: &'a mut End,
+    end: &'a mut CompletionEnd,
 }
 
-impl Calls for EndOf<'_> {
+impl Calls for RingEnd<'_> {
     type Error = Error;
 
     fn enable(&mut self) -> bool {
@@ -153,7 +153,7 @@ impl Calls for EndOf<'_> {
     }
 
     fn hand_out(&mut self) -> Result<bool, Error> {
-        self.ring.drain_into_kept(self.end)
+        self.ring.drain_and_keep_in(self.end)
     }
 
     fn has_kept(&self) -> bool {
@@ -182,20 +182,21 @@ impl Ring {
     pub(crate) fn new(
         index: usize,
         layout: Layout,
-        source: Arc<Source>,
+        own_memory: Arc<OwnMemory>,
         limits: Limits,
         (kicker, kick): (Arc<Kicker>, Arc<Event>),
     ) -> Result<Self, Error> {
-        let (submitter, mut completer) = layout.rings(&source.region)?;
+        let (submitter, mut completer) = layout.rings(&own_memory.region)?;
         // Until somebody sleeps: who polls needs none.
         completer.disable_calls();
-        let blocks = layout.blocks(&source.region)?;
+        let blocks = layout.blocks(&own_memory.region)?;
         let size = usize::from(layout.size());
         let (filler, taker) = slots(size);
         let indirect = layout.indirect();
         let glimpse = completer.glimpse();
         glimpse.set(completer.position());
-        let completing = Completing { end: End { completer, taker }, sleepers: Sleepers::default() };
+        let completing =
+            CompletionSide { end: CompletionEnd { completer, taker }, sleepers: Sleepers::default() };
         let submission = Submission {
             submitter,
             filler,
@@ -211,15 +212,15 @@ impl Ring {
             submission: Mutex::new(submission),
             completion: Mutex::new(completing),
             glimpse,
-            glance: Glance::default(),
+            short_spin: ShortSpin::default(),
             blocks,
-            source,
+            own_memory,
             layout,
             kicker,
             call: Event::new()?,
             wake: Arc::new(Event::new()?),
-            lead: Lead::default(),
-            seats: Seats::default(),
+            wait_leader: WaitLeader::default(),
+            free_waiters: FreeWaiters::default(),
             ready: Mutex::new(VecDeque::with_capacity(size)),
             ready_len: AtomicUsize::new(0),
             watchers: Mutex::new(Vec::new()),
@@ -257,12 +258,12 @@ impl Ring {
         self.submission.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn completion(&self) -> MutexGuard<'_, Completing> {
+    fn completion(&self) -> MutexGuard<'_, CompletionSide> {
         self.completion.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lock for completions, unless somebody has it.
-    fn try_completion(&self) -> Option<MutexGuard<'_, Completing>> {
+    fn try_completion(&self) -> Option<MutexGuard<'_, CompletionSide>> {
         match self.completion.try_lock() {
             Ok(completion) => Some(completion),
             Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -297,7 +298,7 @@ impl Ring {
         } else {
             drop(requests);
         }
-        self.show(submission, taken);
+        self.publish(submission, taken);
         match ended {
             Some(error) if taken == 0 || !matches!(error, Error::Full) => Err(error),
             _ => Ok(taken),
@@ -320,7 +321,7 @@ impl Ring {
             *request = back;
             return Err(Error::Full);
         }
-        self.show(submission, 1);
+        self.publish(submission, 1);
         Ok(())
     }
 
@@ -359,7 +360,7 @@ impl Ring {
 
     /// Shows the device what was added, and lets go of the lock before it kicks.
     #[inline]
-    fn show(&self, mut submission: MutexGuard<'_, Submission>, added: usize) {
+    fn publish(&self, mut submission: MutexGuard<'_, Submission>, added: usize) {
         if added == 0 {
             return;
         }
@@ -385,7 +386,7 @@ impl Ring {
     fn check(&self, limits: &Limits, request: &Request) -> Result<usize, Invalid> {
         if let Data::One(buffer) = &request.data
             && limits.is_plain(request, buffer)
-            && buffer.is_of(&self.source)
+            && buffer.is_of(&self.own_memory)
         {
             return Ok(1);
         }
@@ -395,7 +396,7 @@ impl Ring {
     #[cold]
     fn check_other(&self, limits: &Limits, request: &Request) -> Result<usize, Invalid> {
         let pieces = limits.check(request)?;
-        let ours = request.data.pieces().iter().all(|buffer| buffer.is_of(&self.source));
+        let ours = request.data.pieces().iter().all(|buffer| buffer.is_of(&self.own_memory));
         if ours { Ok(pieces) } else { Err(Invalid::ForeignBuffer) }
     }
 
@@ -406,7 +407,7 @@ impl Ring {
         let Submission { submitter, limits, chain, .. } = submission;
         let id = submitter.next_id()?;
         let table = (!direct).then(|| self.blocks.table(id));
-        let added = match self.blocks.lay_out_plain(id, request, limits) {
+        let added = match self.blocks.write_plain(id, request, limits) {
             Some(buffers) => submitter.add(&buffers, table),
             None => self.add_other(submitter, chain, (id, request, limits), table),
         };
@@ -422,7 +423,7 @@ impl Ring {
         (id, request, limits): (u16, &Request, &Limits),
         table: Option<Table<'_>>,
     ) -> Result<u16, NoRoom> {
-        self.blocks.lay_out(id, request, limits, chain);
+        self.blocks.write_request(id, request, limits, chain);
         submitter.add(chain.buffers(), table)
     }
 
@@ -431,7 +432,7 @@ impl Ring {
     /// # Errors
     /// The device lied.
     #[inline]
-    fn drain(&self, end: &mut End, max: usize, mut each: impl FnMut(Completion)) -> Drained {
+    fn drain(&self, end: &mut CompletionEnd, max: usize, mut each: impl FnMut(Completion)) -> Drained {
         let mut for_poller = 0;
         let mut delivery = Delivery::begin(self);
         let mut ended = Ok(());
@@ -484,8 +485,8 @@ impl Ring {
         let (polled, ended) = self.drain(&mut completion.end, max - count, each);
         if polled > 0 && !self.layout.event_idx() {
             // With an event index, the device calls once for each time that it was asked to.
-            let Completing { end, sleepers } = &mut *completion;
-            sleepers.hush(&mut EndOf { ring: self, end });
+            let CompletionSide { end, sleepers } = &mut *completion;
+            sleepers.turn_calls_off(&mut RingEnd { ring: self, end });
         }
         drop(completion);
         (count + polled, ended)
@@ -508,17 +509,17 @@ impl Ring {
         self.drain_and_keep(&mut self.completion())
     }
 
-    fn drain_and_keep(&self, completion: &mut Completing) -> Result<(), Error> {
-        let ended = self.drain_into_kept(&mut completion.end);
+    fn drain_and_keep(&self, completion: &mut CompletionSide) -> Result<(), Error> {
+        let ended = self.drain_and_keep_in(&mut completion.end);
         // After a lie too, whatever was kept before it.
         if !matches!(ended, Ok(false)) {
-            completion.sleepers.ring();
+            completion.sleepers.wake_all();
         }
         ended.map(drop)
     }
 
     /// Hands out everything that is done; whether something is kept for pollers, of which those that sleep have to hear.
-    fn drain_into_kept(&self, end: &mut End) -> Result<bool, Error> {
+    fn drain_and_keep_in(&self, end: &mut CompletionEnd) -> Result<bool, Error> {
         let (kept, ended) = self.drain(end, usize::MAX, |completion| self.keep(completion));
         ended.map(|()| kept > 0)
     }
@@ -556,8 +557,8 @@ impl Ring {
     /// Asks for a call before a sleep. `false`: there is something already, so do not sleep. Either way
     /// [`Ring::disarm`] has to follow.
     pub(crate) fn arm(&self) -> bool {
-        let Completing { end, sleepers } = &mut *self.completion();
-        sleepers.arm_thread(&mut EndOf { ring: self, end })
+        let CompletionSide { end, sleepers } = &mut *self.completion();
+        sleepers.arm_thread(&mut RingEnd { ring: self, end })
     }
 
     /// After a sleep; `called`: by the device. A call that nobody has slept for ends the next sleep at once, which is rarer than
@@ -566,8 +567,8 @@ impl Ring {
     /// # Errors
     /// The device lied.
     pub(crate) fn disarm(&self, called: bool) -> Result<(), Error> {
-        let Completing { end, sleepers } = &mut *self.completion();
-        sleepers.disarm_thread(&mut EndOf { ring: self, end }, called)
+        let CompletionSide { end, sleepers } = &mut *self.completion();
+        sleepers.disarm_thread(&mut RingEnd { ring: self, end }, called)
     }
 
     fn take_calls(&self) {
@@ -578,18 +579,18 @@ impl Ring {
     ///
     /// # Errors
     /// The device lied.
-    pub(crate) fn arm_events(&self, bell: &Arc<Bell>) -> Result<bool, Error> {
+    pub(crate) fn arm_events(&self, event: &Arc<SleeperEvent>) -> Result<bool, Error> {
         if is_delivering() {
             return Ok(false);
         }
-        let Completing { end, sleepers } = &mut *self.completion();
-        sleepers.arm_events(&mut EndOf { ring: self, end }, bell)
+        let CompletionSide { end, sleepers } = &mut *self.completion();
+        sleepers.arm_events(&mut RingEnd { ring: self, end }, event)
     }
 
     /// From now on `seat` is nudged whenever something was completed.
-    pub(crate) fn watch(&self, seat: &Arc<Seat>) {
+    pub(crate) fn watch(&self, waiter: &Arc<Waiter>) {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
-        watchers.push(seat.clone());
+        watchers.push(waiter.clone());
         self.watching.store(watchers.len(), Ordering::Relaxed);
         // Partner: the fence in `tell_watchers`. Either that sees the watcher, or the watcher, who looks at the ring once
         // more after this, sees what was completed.
@@ -597,9 +598,9 @@ impl Ring {
     }
 
     /// No more.
-    pub(crate) fn unwatch(&self, seat: &Arc<Seat>) {
+    pub(crate) fn unwatch(&self, waiter: &Arc<Waiter>) {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
-        watchers.retain(|other| !Arc::ptr_eq(other, seat));
+        watchers.retain(|other| !Arc::ptr_eq(other, waiter));
         self.watching.store(watchers.len(), Ordering::Relaxed);
     }
 
@@ -611,7 +612,7 @@ impl Ring {
             return;
         }
         let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
-        watchers.iter().for_each(|seat| seat.nudge());
+        watchers.iter().for_each(|waiter| waiter.notify());
     }
 
     /// Requests that the device has.
@@ -647,7 +648,7 @@ impl Ring {
     }
 
     /// Nothing can be submitted for now: the ring is as good as full.
-    pub(crate) fn hold(&self, held: bool) {
+    pub(crate) fn set_held(&self, held: bool) {
         self.submission().held = held;
         if !held {
             self.tell_watchers();
@@ -658,7 +659,7 @@ impl Ring {
     ///
     /// # Errors
     /// The ring cannot be made.
-    pub(crate) fn renew(&self, limits: Limits, kick: Arc<Event>) -> Result<(), Error> {
+    pub(crate) fn restart(&self, limits: Limits, kick: Arc<Event>) -> Result<(), Error> {
         let mut completion = self.completion();
         // What the last back-end has completed counts. A lie of its own does not matter any more.
         let _ = self.drain_and_keep(&mut completion);
@@ -666,7 +667,7 @@ impl Ring {
         let mut in_flight: Vec<Request> = Vec::new();
         let taker = &mut completion.end.taker;
         in_flight.extend((0..taker.size()).filter_map(|id| taker.take(id)));
-        let (submitter, completer) = self.layout.rings(&self.source.region)?;
+        let (submitter, completer) = self.layout.rings(&self.own_memory.region)?;
         (submission.submitter, submission.limits) = (submitter, limits);
         // Where kicks are writes: one that the last back-end has made to wait goes on.
         std::mem::replace(&mut submission.kick, kick).take();
@@ -686,12 +687,12 @@ impl Ring {
         let _ = submission.submitter.publish();
         drop(submission);
         self.fail(refused.into_iter());
-        let Completing { end, sleepers } = &mut *completion;
+        let CompletionSide { end, sleepers } = &mut *completion;
         self.glimpse.set(end.completer.position());
         // Threads go on asleep; others have a look. Nothing can have come yet, but from a device that lies, which whoever
         // polls next finds out.
-        sleepers.ring();
-        let _ = sleepers.settle(&mut EndOf { ring: self, end });
+        sleepers.wake_all();
+        let _ = sleepers.restore_calls(&mut RingEnd { ring: self, end });
         Ok(())
     }
 
@@ -705,10 +706,10 @@ impl Ring {
         let _ = self.drain_and_keep(&mut completion);
         let taker = &mut completion.end.taker;
         self.fail((0..taker.size()).filter_map(|id| taker.take(id)));
-        completion.sleepers.ring();
+        completion.sleepers.wake_all();
         drop(completion);
         self.tell_watchers();
-        self.lead.rouse();
+        self.wait_leader.notify_all_waiters();
         self.wake.signal();
     }
 
@@ -740,9 +741,9 @@ fn result(status: Option<u8>) -> Result<(), Failure> {
 /// Hands over what is not for a poller.
 fn deliver(notify: Notify, result: Result<(), Failure>, data: Data) {
     match notify {
-        Notify::Seat(seat) => seat.complete((result, data)),
+        Notify::Waiter(waiter) => waiter.complete((result, data)),
         Notify::Handler(handler, token) => {
-            survive(|| handler.complete(Completion { token, result, data }));
+            catch_panic(|| handler.complete(Completion { token, result, data }));
         }
         Notify::Poller(_) => {}
     }
@@ -750,7 +751,7 @@ fn deliver(notify: Notify, result: Result<(), Failure>, data: Data) {
 
 /// Calls something of the caller's that runs on whichever thread finds the reason: others rely on that thread, so it goes on
 /// after a panic, which has been printed by then.
-pub(crate) fn survive(call: impl FnOnce()) {
+pub(crate) fn catch_panic(call: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(call)).is_err() {
         tracing::error!("a handler panicked");
     }

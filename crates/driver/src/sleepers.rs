@@ -32,11 +32,11 @@ mod model;
 use std::sync::{Arc, Weak};
 
 /// An event that only this process signals.
-pub(crate) trait Bell {
+pub(crate) trait WakeEvent {
     /// Makes the sleeper's descriptor readable.
-    fn ring(&self);
+    fn signal(&self);
     /// Makes it unreadable.
-    fn silence(&self);
+    fn clear(&self);
 }
 
 /// The completing end of a ring, with its eventfd of calls.
@@ -73,7 +73,7 @@ impl<B> Default for Sleepers<B> {
     }
 }
 
-impl<B: Bell> Sleepers<B> {
+impl<B: WakeEvent> Sleepers<B> {
     /// Counts a thread that wants to sleep. `false`: something is due, so it must not. Either way [`Sleepers::disarm_thread`] has to
     /// follow.
     pub(crate) fn arm_thread(&mut self, calls: &mut impl Calls) -> bool {
@@ -90,26 +90,26 @@ impl<B: Bell> Sleepers<B> {
         if called {
             calls.take();
         }
-        self.settle(calls)
+        self.restore_calls(calls)
     }
 
     /// Arms an Events. `false`: there is something to poll, so its caller must not sleep.
     ///
     /// # Errors
     /// The device lied.
-    pub(crate) fn arm_events<C: Calls>(&mut self, calls: &mut C, bell: &Arc<B>) -> Result<bool, C::Error> {
-        let this = Arc::downgrade(bell);
+    pub(crate) fn arm_events<C: Calls>(&mut self, calls: &mut C, event: &Arc<B>) -> Result<bool, C::Error> {
+        let this = Arc::downgrade(event);
         self.armed.retain(|other| !other.ptr_eq(&this));
-        bell.silence();
+        event.clear();
         calls.take();
         if self.threads > 0 {
-            self.settle(calls)?;
+            self.restore_calls(calls)?;
         }
         if !calls.enable() && !calls.has_kept() {
             self.armed.push(this);
             return Ok(true);
         }
-        self.ring();
+        self.wake_all();
         if self.threads == 0 {
             calls.disable();
         }
@@ -117,22 +117,22 @@ impl<B: Bell> Sleepers<B> {
     }
 
     /// Turns calls off after a poll, for a device that would go on calling.
-    pub(crate) fn hush(&mut self, calls: &mut impl Calls) {
+    pub(crate) fn turn_calls_off(&mut self, calls: &mut impl Calls) {
         if self.threads == 0 && !self.armed.is_empty() {
-            self.ring();
+            self.wake_all();
             calls.disable();
         }
     }
 
     /// Rings the bells of all that are armed.
-    pub(crate) fn ring(&mut self) {
-        self.armed.drain(..).filter_map(|bell| bell.upgrade()).for_each(|bell| bell.ring());
+    pub(crate) fn wake_all(&mut self) {
+        self.armed.drain(..).filter_map(|event| event.upgrade()).for_each(|event| event.signal());
     }
 
     /// Makes up for a call that was taken: hands out what is due and has calls asked for, or nobody sleeps.
-    pub(crate) fn settle<C: Calls>(&mut self, calls: &mut C) -> Result<(), C::Error> {
+    pub(crate) fn restore_calls<C: Calls>(&mut self, calls: &mut C) -> Result<(), C::Error> {
         loop {
-            self.armed.retain(|bell| bell.strong_count() > 0);
+            self.armed.retain(|event| event.strong_count() > 0);
             if self.threads == 0 && self.armed.is_empty() {
                 calls.disable();
                 return Ok(());
@@ -141,7 +141,7 @@ impl<B: Bell> Sleepers<B> {
                 return Ok(());
             }
             if calls.hand_out()? {
-                self.ring();
+                self.wake_all();
             }
         }
     }

@@ -8,11 +8,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::core::{Core, is_called_back};
 use crate::error::Error;
-use crate::glance;
 use crate::options::{Waiting, deadline_after};
 use crate::request::{Notify, Request};
 use crate::ring::Ring;
-use crate::seat::{Outcome, Seat};
+use crate::short_spin;
+use crate::waiter::{Outcome, Waiter};
 
 /// How often a thread that spins looks at the clock, and how often at the connection.
 const SPINS_PER_CLOCK: u32 = 32;
@@ -29,41 +29,41 @@ impl Core {
         if is_called_back() {
             return Err(Error::InHandler);
         }
-        let seat = ring.seats.take();
-        request.notify = Notify::Seat(seat.clone());
+        let waiter = ring.free_waiters.take();
+        request.notify = Notify::Waiter(waiter.clone());
         self.submit_or_wait(ring, &mut request)?;
-        Ok(self.await_seat(ring, seat))
+        Ok(self.wait_for_outcome(ring, waiter))
     }
 
     /// Waits for the request whose seat this is.
-    pub(crate) fn await_seat(self: &Arc<Self>, ring: &Ring, seat: Arc<Seat>) -> Outcome {
+    pub(crate) fn wait_for_outcome(self: &Arc<Self>, ring: &Ring, waiter: Arc<Waiter>) -> Outcome {
         loop {
-            if let Some(outcome) = seat.take() {
-                ring.lead.pass_on();
-                ring.seats.give_back(seat);
+            if let Some(outcome) = waiter.take() {
+                ring.wait_leader.wake_next();
+                ring.free_waiters.give_back(waiter);
                 return outcome;
             }
-            self.pause(ring, &seat, None);
+            self.wait_or_lead(ring, &waiter, None);
         }
     }
 
     /// Waits until nothing of the queue is in flight, as long as the back-end completes something from time to time. Some
     /// back-ends drop what is in flight when a queue is stopped.
     pub(crate) fn finish(self: &Arc<Self>, ring: &Ring) {
-        let seat = ring.seats.take();
-        ring.watch(&seat);
+        let waiter = ring.free_waiters.take();
+        ring.watch(&waiter);
         let mut completed = ring.completed();
         let mut deadline = deadline_after(self.options.reply_timeout);
         while ring.in_flight() > 0 && !self.is_dead() && !self.is_over(Some(deadline)) {
-            self.pause(ring, &seat, Some(deadline));
+            self.wait_or_lead(ring, &waiter, Some(deadline));
             let now = ring.completed();
             if now != completed {
                 (completed, deadline) = (now, deadline_after(self.options.reply_timeout));
             }
         }
-        ring.unwatch(&seat);
-        ring.lead.pass_on();
-        ring.seats.give_back(seat);
+        ring.unwatch(&waiter);
+        ring.wait_leader.wake_next();
+        ring.free_waiters.give_back(waiter);
     }
 
     /// Submits a request, when there is room for it. What is left of it is another.
@@ -79,55 +79,65 @@ impl Core {
         if is_called_back() {
             return Err(Error::InHandler);
         }
-        let seat = ring.seats.take();
-        ring.watch(&seat);
+        let waiter = ring.free_waiters.take();
+        ring.watch(&waiter);
         let submitted = loop {
             match ring.submit_one(request) {
                 Ok(()) => break Ok(()),
                 Err(Error::Full) => {}
                 Err(error) => break Err(self.explain(error)),
             }
-            self.pause(ring, &seat, None);
+            self.wait_or_lead(ring, &waiter, None);
         };
-        ring.unwatch(&seat);
-        ring.lead.pass_on();
-        ring.seats.give_back(seat);
+        ring.unwatch(&waiter);
+        ring.wait_leader.wake_next();
+        ring.free_waiters.give_back(waiter);
         submitted
     }
 
     /// Waits until the seat is called, or so; the caller looks itself whether there is what it waits for.
-    pub(crate) fn pause(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
-        if self.takes_lead(ring, seat, deadline) {
-            self.lead(ring, seat, deadline);
-            ring.lead.give_up();
+    pub(crate) fn wait_or_lead(
+        self: &Arc<Self>,
+        ring: &Ring,
+        waiter: &Arc<Waiter>,
+        deadline: Option<Instant>,
+    ) {
+        if self.becomes_leader(ring, waiter, deadline) {
+            self.wait_as_leader(ring, waiter, deadline);
+            ring.wait_leader.resign();
         }
     }
 
     /// The same for who polls afterwards: what comes is left in the ring, not taken out to be kept for pollers.
-    pub(crate) fn pause_to_poll(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
+    pub(crate) fn wait_to_poll(
+        self: &Arc<Self>,
+        ring: &Ring,
+        waiter: &Arc<Waiter>,
+        deadline: Option<Instant>,
+    ) {
         if matches!(self.options.waiting, Waiting::Spin(_)) {
-            return self.pause(ring, seat, deadline);
+            return self.wait_or_lead(ring, waiter, deadline);
         }
-        if self.takes_lead(ring, seat, deadline) {
-            if !seat.is_called() {
-                self.doze(ring, seat, deadline);
+        if self.becomes_leader(ring, waiter, deadline) {
+            if !waiter.take_notified() {
+                self.sleep_at_queue(ring, waiter, deadline);
             }
-            ring.lead.give_up();
+            ring.wait_leader.resign();
         }
     }
 
     /// Whether this thread is the one that sleeps on the queue's events. If another is, this waits until the seat is called.
-    fn takes_lead(&self, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) -> bool {
-        let leads = ring.lead.take_or_follow(seat);
+    fn becomes_leader(&self, ring: &Ring, waiter: &Arc<Waiter>, deadline: Option<Instant>) -> bool {
+        let leads = ring.wait_leader.lead_or_follow(waiter);
         if !leads {
-            seat.wait(deadline);
-            ring.lead.stop_following(seat);
+            waiter.wait(deadline);
+            ring.wait_leader.stop_following(waiter);
         }
         leads
     }
 
     /// Hands out what comes until the seat is called.
-    fn lead(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
+    fn wait_as_leader(self: &Arc<Self>, ring: &Ring, waiter: &Arc<Waiter>, deadline: Option<Instant>) {
         let spin = match self.options.waiting {
             Waiting::Auto | Waiting::Sleep => Duration::ZERO,
             Waiting::Spin(time) => time,
@@ -136,40 +146,40 @@ impl Core {
             if let Err(error) = ring.drain_for_all() {
                 self.die(error);
             }
-            if seat.is_called() || self.is_over(deadline) {
+            if waiter.take_notified() || self.is_over(deadline) {
                 return;
             }
-            if !spin.is_zero() && self.spin(ring, seat, spin, deadline) {
+            if !spin.is_zero() && self.spin(ring, waiter, spin, deadline) {
                 return;
             }
-            if !self.glance(ring, Some(seat)) {
-                self.doze(ring, seat, deadline);
+            if !self.short_spin(ring, Some(waiter)) {
+                self.sleep_at_queue(ring, waiter, deadline);
             }
         }
     }
 
     /// Looks at the ring for a moment, if that is wanted and has paid lately. Whether there is something: in the ring, or at
     /// the seat; without a seat, kept for pollers.
-    pub(crate) fn glance(&self, ring: &Ring, seat: Option<&Arc<Seat>>) -> bool {
-        if self.options.waiting != Waiting::Auto || !ring.glance.is_due() {
+    pub(crate) fn short_spin(&self, ring: &Ring, waiter: Option<&Arc<Waiter>>) -> bool {
+        if self.options.waiting != Waiting::Auto || !ring.short_spin.is_due() {
             return false;
         }
         let start = Instant::now();
         let paid = loop {
             if (0..LOOKS_PER_CLOCK).any(|_| {
                 std::hint::spin_loop();
-                if seat.is_some() { ring.is_due_in_ring() } else { ring.is_due() }
+                if waiter.is_some() { ring.is_due_in_ring() } else { ring.is_due() }
             }) {
                 break true;
             }
-            if seat.is_some_and(|seat| seat.is_wanted()) {
+            if waiter.is_some_and(|waiter| waiter.is_notified()) {
                 break true;
             }
-            if start.elapsed() >= glance::TIME {
+            if start.elapsed() >= short_spin::TIME {
                 break false;
             }
         };
-        ring.glance.ended(paid);
+        ring.short_spin.record(paid);
         paid
     }
 
@@ -181,7 +191,7 @@ impl Core {
     fn spin(
         self: &Arc<Self>,
         ring: &Ring,
-        seat: &Arc<Seat>,
+        waiter: &Arc<Waiter>,
         time: Duration,
         deadline: Option<Instant>,
     ) -> bool {
@@ -192,14 +202,14 @@ impl Core {
                 if let Err(error) = ring.drain_for_all() {
                     self.die(error);
                 }
-                if seat.is_called() {
+                if waiter.take_notified() {
                     return true;
                 }
                 std::hint::spin_loop();
             }
             clocks = clocks.wrapping_add(1);
             if clocks.is_multiple_of(CLOCKS_PER_ATTENTION) {
-                self.attend();
+                self.check_connection();
             }
             if self.is_over(deadline) {
                 return true;
@@ -211,12 +221,12 @@ impl Core {
     }
 
     /// Sleeps until the device calls, the seat is called, or something happens on the connection.
-    fn doze(self: &Arc<Self>, ring: &Ring, seat: &Arc<Seat>, deadline: Option<Instant>) {
+    fn sleep_at_queue(self: &Arc<Self>, ring: &Ring, waiter: &Arc<Waiter>, deadline: Option<Instant>) {
         let (mut called, mut happened) = (false, false);
-        if ring.arm() && seat.lie_down(&ring.wake) {
+        if ring.arm() && waiter.wake_by_event(&ring.wake) {
             let mut fds = [readable(&ring.call), readable(&*ring.wake), readable(&self.control)];
             sleep(&mut fds, deadline);
-            seat.get_up();
+            waiter.wake_by_condvar();
             let [call, wake, control] = &fds;
             if is_ready(wake) {
                 ring.wake.take();
@@ -227,7 +237,7 @@ impl Core {
             self.die(error);
         }
         if happened {
-            self.attend();
+            self.check_connection();
         }
     }
 }

@@ -17,7 +17,7 @@ use loom::sync::atomic::{AtomicU16, fence};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
-use super::{Bell, Calls, Sleepers};
+use super::{Calls, Sleepers, WakeEvent};
 
 /// Requests of each model.
 const REQUESTS: u16 = 2;
@@ -56,8 +56,8 @@ enum Fd {
     Call,
     /// What wakes a thread whose request is done.
     Wake,
-    /// The bell of an Events.
-    Bell(usize),
+    /// The wake_event of an Events.
+    Sleeper(usize),
     /// What the threads of the program tell one another by themselves.
     Program,
 }
@@ -75,7 +75,7 @@ impl Fd {
             Fd::Call => 0,
             Fd::Wake => 1,
             Fd::Program => 2,
-            Fd::Bell(number) => 3 + number,
+            Fd::Sleeper(number) => 3 + number,
         }
     }
 }
@@ -100,23 +100,23 @@ impl Fds {
     }
 }
 
-struct ModelBell {
+struct ModelWakeEvent {
     fds: Arc<Fds>,
     number: usize,
 }
 
-impl Bell for ModelBell {
-    fn ring(&self) {
-        self.fds.signal(Fd::Bell(self.number));
+impl WakeEvent for ModelWakeEvent {
+    fn signal(&self) {
+        self.fds.signal(Fd::Sleeper(self.number));
     }
 
-    fn silence(&self) {
-        self.fds.take(Fd::Bell(self.number));
+    fn clear(&self) {
+        self.fds.take(Fd::Sleeper(self.number));
     }
 }
 
 /// The completing end: which elements were popped, and what became of them.
-struct End {
+struct CompletionEnd {
     ring: Arc<Ring>,
     fds: Arc<Fds>,
     event_idx: bool,
@@ -128,7 +128,7 @@ struct End {
     done: bool,
 }
 
-impl End {
+impl CompletionEnd {
     /// Pops the next element, if there is one; whether it has a token.
     fn pop(&mut self) -> Option<bool> {
         if self.ring.load(Word::UsedIdx, Ordering::Acquire) == self.next {
@@ -144,7 +144,7 @@ impl End {
     }
 }
 
-impl Calls for End {
+impl Calls for CompletionEnd {
     type Error = Infallible;
 
     fn enable(&mut self) -> bool {
@@ -172,9 +172,9 @@ impl Calls for End {
     }
 }
 
-struct Completing {
-    end: End,
-    sleepers: Sleepers<ModelBell>,
+struct CompletionSide {
+    end: CompletionEnd,
+    sleepers: Sleepers<ModelWakeEvent>,
     /// Completions that pollers got.
     polled: u16,
 }
@@ -184,7 +184,7 @@ struct Queue {
     fds: Arc<Fds>,
     ring: Arc<Ring>,
     event_idx: bool,
-    completion: Mutex<Completing>,
+    completion: Mutex<CompletionSide>,
 }
 
 impl Queue {
@@ -192,19 +192,20 @@ impl Queue {
         let ring = Arc::new(Ring([0, 0, 0, 0, 0, 0].map(AtomicU16::new)));
         let fds: Arc<Fds> = Arc::default();
         let (theirs, eventfds) = (ring.clone(), fds.clone());
-        let mut end = End { ring: theirs, fds: eventfds, event_idx, blocking, next: 0, kept: 0, done: false };
+        let mut end =
+            CompletionEnd { ring: theirs, fds: eventfds, event_idx, blocking, next: 0, kept: 0, done: false };
         end.disable();
-        let completion = Mutex::new(Completing { end, sleepers: Sleepers::default(), polled: 0 });
+        let completion = Mutex::new(CompletionSide { end, sleepers: Sleepers::default(), polled: 0 });
         Arc::new(Queue { fds, ring, event_idx, completion })
     }
 
-    fn bell(&self, number: usize) -> Arc<ModelBell> {
-        Arc::new(ModelBell { fds: self.fds.clone(), number })
+    fn wake_event(&self, number: usize) -> Arc<ModelWakeEvent> {
+        Arc::new(ModelWakeEvent { fds: self.fds.clone(), number })
     }
 
     /// As `Ring::poll`, for one completion.
     fn poll(&self) -> bool {
-        let Completing { end, sleepers, polled } = &mut *self.completion.lock().unwrap();
+        let CompletionSide { end, sleepers, polled } = &mut *self.completion.lock().unwrap();
         let mut found = end.kept > 0;
         if found {
             end.kept -= 1;
@@ -212,7 +213,7 @@ impl Queue {
         while !found && let Some(token) = end.pop() {
             found = token;
             if found && !self.event_idx {
-                sleepers.hush(end);
+                sleepers.turn_calls_off(end);
             }
         }
         *polled += u16::from(found);
@@ -223,28 +224,28 @@ impl Queue {
         self.completion.lock().unwrap().polled
     }
 
-    fn arm(&self, bell: &Arc<ModelBell>) -> bool {
-        let Completing { end, sleepers, .. } = &mut *self.completion.lock().unwrap();
-        sleepers.arm_events(end, bell).unwrap()
+    fn arm(&self, wake_event: &Arc<ModelWakeEvent>) -> bool {
+        let CompletionSide { end, sleepers, .. } = &mut *self.completion.lock().unwrap();
+        sleepers.arm_events(end, wake_event).unwrap()
     }
 
     /// Sleeps on an Events until it polls one completion, as a program does.
     fn poll_asleep(&self, number: usize) {
-        let bell = self.bell(number);
+        let wake_event = self.wake_event(number);
         while !self.poll() {
-            if self.arm(&bell) {
-                self.fds.sleep(&[Fd::Call, Fd::Bell(number)]);
+            if self.arm(&wake_event) {
+                self.fds.sleep(&[Fd::Call, Fd::Sleeper(number)]);
             }
         }
     }
 
-    /// Blocks for the request `blocking`, as `Core::lead` and `doze`.
+    /// Blocks for the request `blocking`, as `Core::lead` and `sleep_at_queue`.
     fn block(&self) {
         loop {
             let mut completion = self.completion.lock().unwrap();
-            let Completing { end, sleepers, .. } = &mut *completion;
+            let CompletionSide { end, sleepers, .. } = &mut *completion;
             if end.hand_out().unwrap() {
-                sleepers.ring();
+                sleepers.wake_all();
             }
             if end.done {
                 return;
@@ -252,7 +253,7 @@ impl Queue {
             let sleeps = sleepers.arm_thread(end);
             drop(completion);
             let called = sleeps && self.fds.sleep(&[Fd::Call, Fd::Wake]);
-            let Completing { end, sleepers, .. } = &mut *self.completion.lock().unwrap();
+            let CompletionSide { end, sleepers, .. } = &mut *self.completion.lock().unwrap();
             sleepers.disarm_thread(end, called).unwrap();
         }
     }
@@ -270,9 +271,9 @@ impl Queue {
     }
 }
 
-/// A thread polls once, and takes what it finds; another sleeps on an Events until everything was taken. `rude`: the poll takes
+/// A thread polls once, and takes what it finds; another sleeps on an Events until everything was taken. `turns_calls_off`: the poll takes
 /// the call and turns calls off, as if the sleeper had come back.
-fn a_poll_beside(rude: bool) {
+fn poll_next_to_a_sleeper(turns_calls_off: bool) {
     check(move |event_idx| {
         let queue = Queue::new(event_idx, None);
         let device = queue.clone().device();
@@ -282,21 +283,21 @@ fn a_poll_beside(rude: bool) {
                 if queue.poll() {
                     queue.fds.signal(Fd::Program);
                 }
-                if rude {
+                if turns_calls_off {
                     let mut completion = queue.completion.lock().unwrap();
                     completion.end.take();
                     completion.end.disable();
                 }
             }
         });
-        let bell = queue.bell(0);
+        let wake_event = queue.wake_event(0);
         loop {
             queue.poll();
             if queue.polled() == REQUESTS {
                 break;
             }
-            if queue.arm(&bell) {
-                queue.fds.sleep(&[Fd::Call, Fd::Bell(0), Fd::Program]);
+            if queue.arm(&wake_event) {
+                queue.fds.sleep(&[Fd::Call, Fd::Sleeper(0), Fd::Program]);
             }
             queue.fds.take(Fd::Program);
         }
@@ -306,14 +307,14 @@ fn a_poll_beside(rude: bool) {
 }
 
 #[test]
-fn a_poll_takes_no_wake_up_away() {
-    a_poll_beside(false);
+fn a_poll_loses_no_wake_up() {
+    poll_next_to_a_sleeper(false);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_poll_that_turned_calls_off_would() {
-    a_poll_beside(true);
+fn a_poll_that_turns_calls_off_loses_one() {
+    poll_next_to_a_sleeper(true);
 }
 
 /// Each takes one of two completions. One of them arms its Events once more before it leaves, and so takes a call.
@@ -326,13 +327,13 @@ fn two_sleepers_wake_for_two_completions() {
             let queue = queue.clone();
             move || queue.poll_asleep(1)
         });
-        let bell = queue.bell(0);
+        let wake_event = queue.wake_event(0);
         while !queue.poll() {
-            if queue.arm(&bell) {
-                queue.fds.sleep(&[Fd::Call, Fd::Bell(0)]);
+            if queue.arm(&wake_event) {
+                queue.fds.sleep(&[Fd::Call, Fd::Sleeper(0)]);
             }
         }
-        let _ = queue.arm(&bell);
+        let _ = queue.arm(&wake_event);
         other.join().unwrap();
         device.join().unwrap();
     });

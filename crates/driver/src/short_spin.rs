@@ -14,14 +14,14 @@ const PAUSE_MAX: u32 = 255;
 
 /// What the last looks came to. Several threads may be at it at once, and then it is not exact, and need not be.
 #[derive(Debug, Default)]
-pub(crate) struct Glance {
+pub(crate) struct ShortSpin {
     /// Sleeps that still go without.
     left: AtomicU32,
     /// How many went without after the last look in vain.
     pause: AtomicU32,
 }
 
-impl Glance {
+impl ShortSpin {
     /// Whether to look now, before this sleep.
     pub(crate) fn is_due(&self) -> bool {
         let left = self.left.load(Ordering::Relaxed);
@@ -30,7 +30,7 @@ impl Glance {
     }
 
     /// What came of it.
-    pub(crate) fn ended(&self, paid: bool) {
+    pub(crate) fn record(&self, paid: bool) {
         let pause = if paid { 0 } else { (2 * self.pause.load(Ordering::Relaxed) + 1).min(PAUSE_MAX) };
         self.pause.store(pause, Ordering::Relaxed);
         self.left.store(pause, Ordering::Relaxed);
@@ -42,24 +42,24 @@ mod tests {
     use super::*;
 
     /// Of so many sleeps, before how many it looks.
-    fn looks(glance: &Glance, sleeps: u32, paid: bool) -> u32 {
-        (0..sleeps).filter(|_| glance.is_due()).inspect(|_| glance.ended(paid)).count() as u32
+    fn spins(spin: &ShortSpin, sleeps: u32, paid: bool) -> u32 {
+        (0..sleeps).filter(|_| spin.is_due()).inspect(|_| spin.record(paid)).count() as u32
     }
 
     #[test]
     fn a_device_that_is_always_late_is_hardly_looked_for() {
-        let glance = Glance::default();
+        let spin = ShortSpin::default();
         // With pauses of 1, 3, 7 ... 255, and of 255 from then on.
-        assert_eq!(looks(&glance, 511 - 8, false), 8);
-        assert_eq!(looks(&glance, 25_600, false), 100);
+        assert_eq!(spins(&spin, 511 - 8, false), 8);
+        assert_eq!(spins(&spin, 25_600, false), 100);
     }
 
     #[test]
     fn one_that_is_quick_is_always_looked_for() {
-        let glance = Glance::default();
-        assert_eq!(looks(&glance, 1000, true), 1000);
-        looks(&glance, 10_000, false);
+        let spin = ShortSpin::default();
+        assert_eq!(spins(&spin, 1000, true), 1000);
+        spins(&spin, 10_000, false);
         // It is found out at the next look.
-        assert!(looks(&glance, 1255, true) >= 1000);
+        assert!(spins(&spin, 1255, true) >= 1000);
     }
 }

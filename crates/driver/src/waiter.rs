@@ -15,39 +15,39 @@ pub(crate) type Outcome = (Result<(), Failure>, Data);
 
 /// A place to wait at. It is used for one request after the other.
 #[derive(Debug, Default)]
-pub(crate) struct Seat {
-    state: Mutex<State>,
+pub(crate) struct Waiter {
+    state: Mutex<WaiterState>,
     woken: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WaiterState {
     outcome: Option<Outcome>,
     /// Somebody said: look again.
-    nudged: bool,
-    sitter: Sitter,
+    notified: bool,
+    wake_by: WakeBy,
 }
 
 /// Who sits there, and how to wake it.
 #[derive(Debug, Default)]
-enum Sitter {
+enum WakeBy {
     /// Nobody, or a thread that is awake or waits for the condition variable.
     #[default]
-    Thread,
+    Condvar,
     /// A thread that sleeps on the queue's events for all others.
-    Leader(Arc<Event>),
+    Event(Arc<Event>),
     /// A future.
-    Future(Waker),
+    Waker(Waker),
 }
 
-impl Seat {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl Waiter {
+    fn state(&self) -> MutexGuard<'_, WaiterState> {
         lock(&self.state)
     }
 
     /// As if it were new.
     pub(crate) fn clear(&self) {
-        *self.state() = State::default();
+        *self.state() = WaiterState::default();
     }
 
     /// The request is done.
@@ -58,20 +58,20 @@ impl Seat {
     }
 
     /// Something else has changed.
-    pub(crate) fn nudge(&self) {
+    pub(crate) fn notify(&self) {
         let mut state = self.state();
-        state.nudged = true;
+        state.notified = true;
         self.wake(state);
     }
 
-    fn wake(&self, mut state: MutexGuard<'_, State>) {
-        let sitter = std::mem::take(&mut state.sitter);
+    fn wake(&self, mut state: MutexGuard<'_, WaiterState>) {
+        let wake_by = std::mem::take(&mut state.wake_by);
         // A waker may run anything, so not under the lock.
         drop(state);
-        match sitter {
-            Sitter::Thread => self.woken.notify_one(),
-            Sitter::Leader(event) => event.signal(),
-            Sitter::Future(waker) => waker.wake(),
+        match wake_by {
+            WakeBy::Condvar => self.woken.notify_one(),
+            WakeBy::Event(event) => event.signal(),
+            WakeBy::Waker(waker) => waker.wake(),
         }
     }
 
@@ -81,21 +81,21 @@ impl Seat {
     }
 
     /// Whether there is something to look at. A nudge is forgotten.
-    pub(crate) fn is_called(&self) -> bool {
+    pub(crate) fn take_notified(&self) -> bool {
         let mut state = self.state();
-        std::mem::take(&mut state.nudged) || state.outcome.is_some()
+        std::mem::take(&mut state.notified) || state.outcome.is_some()
     }
 
     /// Whether there is, without forgetting anything.
-    pub(crate) fn is_wanted(&self) -> bool {
+    pub(crate) fn is_notified(&self) -> bool {
         let state = self.state();
-        state.nudged || state.outcome.is_some()
+        state.notified || state.outcome.is_some()
     }
 
     /// Sleeps until there is, or until the deadline.
     pub(crate) fn wait(&self, deadline: Option<Instant>) {
         let mut state = self.state();
-        while !std::mem::take(&mut state.nudged) && state.outcome.is_none() {
+        while !std::mem::take(&mut state.notified) && state.outcome.is_none() {
             state = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
                 None => self.woken.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(Duration::ZERO) => return,
@@ -105,18 +105,18 @@ impl Seat {
     }
 
     /// From now on `event` wakes; `false` if there is something to look at already.
-    pub(crate) fn lie_down(&self, event: &Arc<Event>) -> bool {
+    pub(crate) fn wake_by_event(&self, event: &Arc<Event>) -> bool {
         let mut state = self.state();
-        if state.nudged || state.outcome.is_some() {
+        if state.notified || state.outcome.is_some() {
             return false;
         }
-        state.sitter = Sitter::Leader(event.clone());
+        state.wake_by = WakeBy::Event(event.clone());
         true
     }
 
     /// It is awake again.
-    pub(crate) fn get_up(&self) {
-        self.state().sitter = Sitter::Thread;
+    pub(crate) fn wake_by_condvar(&self) {
+        self.state().wake_by = WakeBy::Condvar;
     }
 
     /// Takes the outcome, or leaves a waker for it.
@@ -124,9 +124,9 @@ impl Seat {
         let mut state = self.state();
         let outcome = state.outcome.take();
         if outcome.is_none() {
-            match &mut state.sitter {
-                Sitter::Future(known) => known.clone_from(waker),
-                sitter => *sitter = Sitter::Future(waker.clone()),
+            match &mut state.wake_by {
+                WakeBy::Waker(known) => known.clone_from(waker),
+                wake_by => *wake_by = WakeBy::Waker(waker.clone()),
             }
         }
         outcome
@@ -135,28 +135,28 @@ impl Seat {
 
 /// Seats that nobody sits in.
 #[derive(Debug, Default)]
-pub(crate) struct Seats(Mutex<Vec<Arc<Seat>>>);
+pub(crate) struct FreeWaiters(Mutex<Vec<Arc<Waiter>>>);
 
 /// How many are kept.
 const KEPT_MAX: usize = 1024;
 
-impl Seats {
-    fn free(&self) -> MutexGuard<'_, Vec<Arc<Seat>>> {
+impl FreeWaiters {
+    fn free(&self) -> MutexGuard<'_, Vec<Arc<Waiter>>> {
         lock(&self.0)
     }
 
     /// A seat for one request.
-    pub(crate) fn take(&self) -> Arc<Seat> {
-        let seat = self.free().pop();
-        seat.unwrap_or_default()
+    pub(crate) fn take(&self) -> Arc<Waiter> {
+        let waiter = self.free().pop();
+        waiter.unwrap_or_default()
     }
 
     /// A seat whose request is done: whoever completed it does not touch it any more.
-    pub(crate) fn give_back(&self, seat: Arc<Seat>) {
-        seat.clear();
+    pub(crate) fn give_back(&self, waiter: Arc<Waiter>) {
+        waiter.clear();
         let mut free = self.free();
         if free.len() < KEPT_MAX {
-            free.push(seat);
+            free.push(waiter);
         }
     }
 }

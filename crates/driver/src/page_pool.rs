@@ -14,7 +14,7 @@ const READY_MAX: usize = 64;
 
 /// An allocator of pages. What was given back is kept by size and given out again without a search.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct PagePool {
     free: Mutex<Free>,
     given_back: Condvar,
     waiting: AtomicUsize,
@@ -27,7 +27,7 @@ struct Free {
     ranges: BTreeMap<u64, u64>,
 }
 
-impl Pool {
+impl PagePool {
     /// Gives out `len` bytes from `start` on, both multiples of a page.
     pub(crate) fn new(start: u64, len: u64) -> Self {
         let ready = std::array::from_fn(|_| Vec::with_capacity(READY_MAX));
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn all_of_it_comes_back() {
-        let pool = Pool::new(4096, 16 << 20);
+        let pool = PagePool::new(4096, 16 << 20);
         for round in 0..3u64 {
             let mut taken = Vec::new();
             let mut len = 1 + round * 5000;
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn who_waits_gets_what_comes_back() {
-        let pool = Pool::new(0, 8192);
+        let pool = PagePool::new(0, 8192);
         let at = pool.take(8192).unwrap();
         assert_eq!(pool.take_or_wait(1, Duration::from_millis(1)), None);
         std::thread::scope(|scope| {
