@@ -368,7 +368,7 @@ fn configuration_that_is_odd() {
         let disk = Disk::connect(options(&backend, SPLIT)).unwrap();
         assert_eq!(disk.size().unwrap(), 0);
         assert!(matches!(disk.read_at(&mut [0; 512], 0), Err(Error::Invalid(_))));
-        // As the length of a piece, no sectors in a discard are no limit; more than there may be are one.
+        // A limit of no sectors in a discard means no limit, as for the length of a piece. Others are limits.
         for (max, limited) in [(0, false), (1, true)] {
             let mut rules = Rules::default();
             rules.features |= Features::from_bits_retain(BlkFeatures::DISCARD.bits());
@@ -377,7 +377,11 @@ fn configuration_that_is_odd() {
             let disk = Disk::connect(options(&backend, SPLIT)).unwrap();
             let refused = disk.run(Request::discard(0, 1024)).unwrap_err();
             let said = whole(&refused);
-            assert_eq!(said.contains("1024 bytes in one request, 512 are possible"), limited, "{said}");
+            assert_eq!(
+                said.contains("the request has 1024 bytes, at most 512 are possible"),
+                limited,
+                "{said}"
+            );
             assert_eq!(backend.requests(), u64::from(!limited));
         }
     });

@@ -17,8 +17,6 @@ const NOT_YET: &[&str] = &[
     "crates/daemon",
     "crates/device",
     "crates/disk",
-    "crates/driver",
-    "crates/driver-c",
     "crates/io",
     "crates/kickless",
     "crates/net",

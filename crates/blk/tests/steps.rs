@@ -21,8 +21,8 @@ fn memory(size: usize) -> Rig {
     Rig::start(&rig::blk(open(&DiskSpec::Memory(size as u64))), EngineKind::Threads, 4, false, ALL)
 }
 
-/// Polls until the queue needs no further poll, and returns the number of polls. No poll may take more than two
-/// steps.
+/// Polls until the queue needs no further poll, and returns the number of polls. No poll may take more than
+/// two steps.
 fn poll_until_idle(rig: &mut Rig, budget: u32) -> usize {
     for polls in 1.. {
         let before = rig.cost;

@@ -1,4 +1,4 @@
-//! Memory that is shared with the back-end, in C.
+//! Memory shared with the back-end, in C.
 #![expect(unsafe_code, reason = "functions that C calls by their names")]
 
 use std::ffi::{c_int, c_void};
@@ -11,18 +11,18 @@ use crate::disk::Disk;
 use crate::error::{Fault, guard};
 use crate::pointer;
 
-/// Memory that is shared with the back-end, which requests transfer to and from without a copy.
+/// Memory shared with the back-end, which requests use without a copy.
 pub struct Buffer(Memory);
 
 enum Memory {
-    /// A piece of the disk's own.
+    /// A piece of the disk's own shared memory.
     Own(driver::SharedBuffer),
-    /// The caller's, and the disk that it is registered with.
+    /// The caller's memory, and the disk that it is registered with.
     Registered(Registered, driver::Disk),
 }
 
 impl Buffer {
-    /// `len` bytes from `offset` on.
+    /// Returns `len` bytes from `offset` on.
     #[inline]
     pub(crate) fn piece(&self, offset: u64, len: u64) -> Result<driver::Buffer, Fault> {
         let piece = match (&self.0, u32::try_from(len)) {
@@ -30,19 +30,19 @@ impl Buffer {
             (Memory::Own(memory), Ok(len)) => memory.buffer(offset, len),
             (Memory::Registered(memory, _), Ok(len)) => memory.buffer(offset, len),
         };
-        piece.ok_or(Fault::Argument("a request names bytes that its buffer does not have"))
+        piece.ok_or(Fault::Argument("a request names bytes beyond the end of its buffer"))
     }
 }
 
-/// Allocates `len` bytes of the disk's shared memory, whose size is kl_options.buffer_memory; they begin on a page. What is
-/// in them is not known.
+/// Allocates `len` bytes of the disk's shared memory, whose size is kl_options.buffer_memory. They begin on a
+/// page, and their content is undefined.
 ///
-/// Fails with -ENOMEM if no piece of that length is left.
+/// Fails with -ENOMEM if no free piece of that length is left.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_buffer_alloc(disk: *mut Disk, len: usize, buffer: *mut *mut Buffer) -> c_int {
     guard(|| {
-        // SAFETY: pointers as the crate's documentation says.
+        // SAFETY: pointers as the crate's documentation requires.
         let disk = unsafe {
             pointer::put(buffer, ptr::null_mut(), "buffer")?;
             pointer::reference(disk, "disk")?
@@ -54,12 +54,17 @@ pub unsafe extern "C" fn kl_buffer_alloc(disk: *mut Disk, len: usize, buffer: *m
     })
 }
 
-/// Shares memory of the caller's own: `len` bytes from `offset` on of a file that can be mapped, a memfd for instance; both
-/// are multiples of a page. The descriptor can be closed afterwards, and kl_buffer_data says where this library has mapped it.
+/// Shares memory of the caller: `len` bytes from `offset` on of a file that can be mapped, such as a memfd.
 ///
-/// The back-end has room for a certain number of such regions, often no more than 7: register one large one rather than
-/// many. Where it cannot be told of one region more, this waits until nothing is in flight. Fails with -ENOSPC if there is
-/// no room, -EINVAL if the file is too short, -EBADF if it is not open, or with what the kernel says if it cannot be mapped.
+/// Both numbers are multiples of a page. The descriptor can be closed afterwards. kl_buffer_data returns
+/// where this library has mapped the memory.
+///
+/// The back-end accepts a limited number of such regions, often only 7. So register one large region instead
+/// of many small ones. If the back-end can only replace the whole table of regions, this function waits until
+/// nothing is in flight.
+///
+/// Fails with -ENOSPC if the back-end accepts no more regions, -EINVAL if the file is too short, -EBADF if it
+/// is not open, or with the kernel's error if it cannot be mapped.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_buffer_register(
@@ -70,7 +75,7 @@ pub unsafe extern "C" fn kl_buffer_register(
     buffer: *mut *mut Buffer,
 ) -> c_int {
     guard(|| {
-        // SAFETY: pointers as the crate's documentation says.
+        // SAFETY: pointers as the crate's documentation requires.
         let disk = unsafe {
             pointer::put(buffer, ptr::null_mut(), "buffer")?;
             pointer::reference(disk, "disk")?
@@ -78,8 +83,8 @@ pub unsafe extern "C" fn kl_buffer_register(
         if fd < 0 {
             return Err(Fault::Argument("fd is negative"));
         }
-        // SAFETY: not -1; whether it is open the kernel finds out when it is duplicated, and the caller does not close it
-        // meanwhile.
+        // SAFETY: the descriptor is not -1. The kernel checks that it is open when it is duplicated, and the
+        // caller does not close it meanwhile.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
         let memory = Memory::Registered(disk.disk.register(file, offset, len)?, disk.disk.clone());
         // SAFETY: as above.
@@ -88,11 +93,12 @@ pub unsafe extern "C" fn kl_buffer_register(
     })
 }
 
-/// Where its bytes are in this process; null for null. They must not be touched after kl_buffer_free.
+/// Returns the address of its bytes in this process; null for null. They must not be used after
+/// kl_buffer_free.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_buffer_data(buffer: *mut Buffer) -> *mut c_void {
-    // SAFETY: a pointer as the crate's documentation says.
+    // SAFETY: a pointer as the crate's documentation requires.
     match unsafe { pointer::reference(buffer, "buffer") } {
         Ok(Buffer(Memory::Own(memory))) => memory.as_ptr().as_ptr().cast(),
         Ok(Buffer(Memory::Registered(memory, _))) => memory.as_ptr().as_ptr().cast(),
@@ -100,11 +106,11 @@ pub unsafe extern "C" fn kl_buffer_data(buffer: *mut Buffer) -> *mut c_void {
     }
 }
 
-/// How many bytes it has; 0 for null.
+/// Returns the number of its bytes; 0 for null.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_buffer_size(buffer: *mut Buffer) -> usize {
-    // SAFETY: a pointer as the crate's documentation says.
+    // SAFETY: a pointer as the crate's documentation requires.
     match unsafe { pointer::reference(buffer, "buffer") } {
         Ok(Buffer(Memory::Own(memory))) => memory.capacity(),
         Ok(Buffer(Memory::Registered(memory, _))) => usize::try_from(memory.len()).unwrap_or(usize::MAX),
@@ -112,18 +118,18 @@ pub unsafe extern "C" fn kl_buffer_size(buffer: *mut Buffer) -> usize {
     }
 }
 
-/// Frees it, or shares it no more; null is left alone. Requests in flight go on and keep the memory for as long as they
-/// need it.
+/// Frees a buffer or stops sharing it. Ignores null.
 ///
-/// Registered memory is taken from the back-end at once, or with the next registration if requests still use it.
+/// Requests in flight go on and keep the memory as long as they need it. Registered memory is removed from
+/// the back-end at once, or with the next registration if requests still use it.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_buffer_free(buffer: *mut Buffer) {
     guard(|| {
-        // SAFETY: a handle as the crate's documentation says.
+        // SAFETY: a handle as the crate's documentation requires.
         let buffer = unsafe { pointer::take_back(buffer)? };
         if let Some(Buffer(Memory::Registered(memory, disk))) = buffer.map(|buffer| *buffer) {
-            // A disk that is dead has nothing left to tell.
+            // If the disk is dead, there is no back-end to tell.
             let _ = disk.unregister(memory);
         }
         Ok(())

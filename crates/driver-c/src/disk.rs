@@ -16,16 +16,16 @@ pub struct Disk {
     pub(crate) queue_size: u16,
 }
 
-/// Connects to a back-end and starts its queues. `*disk` is the disk, or null when this fails.
+/// Connects to a back-end and starts its queues. `*disk` is the disk, or null on failure.
 ///
-/// Fails with -ENOENT or -ECONNREFUSED if nobody listens, -ETIMEDOUT if the back-end does not answer, -EPROTO if it does not
-/// keep to the protocol, -EOPNOTSUPP if it does not offer a feature that the options insist on, -E2BIG if the options set
-/// something that this version of the library does not know.
+/// Fails with -ENOENT or -ECONNREFUSED if no back-end listens, -ETIMEDOUT if the back-end does not reply,
+/// -EPROTO if it breaks the protocol, -EOPNOTSUPP if it lacks a feature that the options require, -E2BIG if
+/// the options set a member that this version of the library does not know.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_disk_open(options: *const Options, disk: *mut *mut Disk) -> c_int {
     guard(|| {
-        // SAFETY: pointers as the crate's documentation says.
+        // SAFETY: pointers as the crate's documentation requires.
         let options = unsafe {
             pointer::put(disk, ptr::null_mut(), "disk")?;
             Options::read(options)?
@@ -38,13 +38,14 @@ pub unsafe extern "C" fn kl_disk_open(options: *const Options, disk: *mut *mut D
     })
 }
 
-/// Closes a disk, also for its queues and buffers, which are of no use any more but have to be closed and freed all the
-/// same. Waits for what is in flight; null is left alone.
+/// Closes a disk, and with it the use of its queues and buffers. Ignores null.
+///
+/// Waits for the requests in flight. The handles of the queues and buffers must still be closed and freed.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_disk_close(disk: *mut Disk) {
     guard(|| {
-        // SAFETY: a handle as the crate's documentation says.
+        // SAFETY: a handle as the crate's documentation requires.
         if let Some(disk) = unsafe { pointer::take_back(disk)? } {
             disk.disk.close();
         }
@@ -52,56 +53,56 @@ pub unsafe extern "C" fn kl_disk_close(disk: *mut Disk) {
     });
 }
 
-/// Bytes of the disk. Asks the back-end if it has said that something changed.
+/// Returns the size of the disk in bytes. Asks the back-end if it has reported a change.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_disk_size(disk: *mut Disk) -> i64 {
     guard(|| {
-        // SAFETY: a pointer as the crate's documentation says.
+        // SAFETY: a pointer as the crate's documentation requires.
         let disk = unsafe { pointer::reference(disk, "disk")? };
         i64::try_from(disk.disk.size()?).map_err(|_| Fault::Overflow("the size of the disk"))
     })
 }
 
-/// Bytes of a logical block: what is best to read and write, not a limit.
+/// Returns the size of a logical block in bytes. Transfers of whole blocks are fastest, but not required.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_disk_block_size(disk: *mut Disk) -> i64 {
     guard(|| {
-        // SAFETY: a pointer as the crate's documentation says.
+        // SAFETY: a pointer as the crate's documentation requires.
         let disk = unsafe { pointer::reference(disk, "disk")? };
         Ok(disk.disk.block_size()?.into())
     })
 }
 
-/// Most bytes that one read or write request can have in one piece of memory.
+/// Returns the largest length in bytes of a read or write with one piece of memory.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_disk_length_max(disk: *mut Disk) -> i64 {
     guard(|| {
-        // SAFETY: a pointer as the crate's documentation says.
+        // SAFETY: a pointer as the crate's documentation requires.
         let disk = unsafe { pointer::reference(disk, "disk")? };
         i64::try_from(disk.disk.len_max()?).map_err(|_| Fault::Overflow("the length"))
     })
 }
 
-/// 1 if the disk can only be read, otherwise 0.
+/// Returns 1 if the disk is read-only, otherwise 0.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_disk_is_read_only(disk: *mut Disk) -> c_int {
     guard(|| {
-        // SAFETY: a pointer as the crate's documentation says.
+        // SAFETY: a pointer as the crate's documentation requires.
         let disk = unsafe { pointer::reference(disk, "disk")? };
         Ok(disk.disk.blk_features().contains(BlkFeatures::RO).into())
     })
 }
 
-/// How many queues the disk has.
+/// Returns the number of queues of the disk.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_disk_queues(disk: *mut Disk) -> c_int {
     guard(|| {
-        // SAFETY: a pointer as the crate's documentation says.
+        // SAFETY: a pointer as the crate's documentation requires.
         let disk = unsafe { pointer::reference(disk, "disk")? };
         c_int::try_from(disk.disk.queues()).map_err(|_| Fault::Overflow("the number of queues"))
     })

@@ -1,4 +1,4 @@
-//! Errors as C knows them.
+//! Errors as C sees them.
 #![expect(unsafe_code, reason = "a function that C calls by its name")]
 
 use std::cell::Cell;
@@ -10,28 +10,29 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use driver::{Error, Failure, Invalid};
 use rustix::io::Errno;
 
-/// Bytes of a sentence, its zero included.
+/// The largest length of a sentence in bytes, with its terminating zero.
 const SENTENCE_MAX: usize = 512;
 
 thread_local! {
-    /// What `kl_last_error` gives. Neither made nor dropped with the thread, so that it is always there.
+    /// The result of `kl_last_error`. It needs no constructor or destructor, so it exists at any time in a
+    /// thread.
     static LAST: Cell<[u8; SENTENCE_MAX]> = const { Cell::new([0; SENTENCE_MAX]) };
 }
 
-/// Why a call failed.
+/// The error of a call.
 #[derive(Debug)]
 pub enum Fault {
-    /// This pointer is null.
+    /// The named pointer is null.
     Null(&'static str),
-    /// This pointer points to no place where such a thing can be.
+    /// The named pointer is not aligned for its type.
     Unaligned(&'static str),
-    /// An argument cannot be what it is.
+    /// An argument is invalid.
     Argument(&'static str),
-    /// Members of a structure that this library does not know.
+    /// A structure sets members that this library does not know.
     TooNew,
-    /// A number that does not fit into what the function returns.
+    /// A number does not fit into the result of the function.
     Overflow(&'static str),
-    /// The driver says so.
+    /// An error of the driver.
     Driver(Error),
 }
 
@@ -53,7 +54,7 @@ impl fmt::Display for Fault {
             Self::Unaligned(name) => write!(f, "{name} is not aligned"),
             Self::Argument(what) => f.write_str(what),
             Self::TooNew => {
-                f.write_str("the options set something that this version of the library does not know")
+                f.write_str("the options set a member that this version of the library does not know")
             }
             Self::Overflow(what) => write!(f, "{what} does not fit into the result"),
             Self::Driver(error) => {
@@ -110,7 +111,7 @@ fn errno(error: &Error) -> Errno {
     }
 }
 
-/// How a request failed, for its completion.
+/// Returns the error number of a failed request, for its completion.
 pub(crate) fn failure_errno(failure: Failure) -> Errno {
     match failure {
         Failure::Io => Errno::IO,
@@ -120,7 +121,7 @@ pub(crate) fn failure_errno(failure: Failure) -> Errno {
     }
 }
 
-/// What C can take for a result.
+/// A type that a C function returns.
 pub(crate) trait FromErrno {
     fn from_errno(negative: i32) -> Self;
 }
@@ -137,30 +138,30 @@ impl FromErrno for i64 {
     }
 }
 
-/// Nothing: whoever frees something cannot be told.
+/// A function without a result cannot report an error.
 impl FromErrno for () {
     fn from_errno(_: i32) -> Self {}
 }
 
-/// Runs the body of a function that C calls. Whatever happens in it, C gets a number.
+/// Runs the body of a C function. Turns errors and panics into a number.
 #[inline]
 pub(crate) fn guard<T: FromErrno>(body: impl FnOnce() -> Result<T, Fault>) -> T {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,
         Ok(Err(fault)) => T::from_errno(tell(&fault, fault.errno())),
         Err(payload) => {
-            // Dropping it could panic once more.
+            // Dropping the payload could panic again.
             std::mem::forget(payload);
-            T::from_errno(tell(&"the driver failed; what it printed says where", Errno::IO))
+            T::from_errno(tell(&"the driver failed; its message on standard error says where", Errno::IO))
         }
     }
 }
 
-/// Keeps the sentence for `kl_last_error`.
+/// Stores the sentence for `kl_last_error`.
 #[cold]
 fn tell(what: &dyn fmt::Display, errno: Errno) -> i32 {
     let mut sentence = Sentence { bytes: [0; SENTENCE_MAX], len: 0 };
-    // It ends where there is no more room.
+    // A sentence that is too long is cut.
     let _ = write!(sentence, "{what}");
     LAST.set(sentence.bytes);
     -errno.raw_os_error()
@@ -173,7 +174,7 @@ struct Sentence {
 
 impl Write for Sentence {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // One byte stays zero.
+        // The last byte stays zero.
         let room = SENTENCE_MAX - 1 - self.len;
         let len = text.floor_char_boundary(room);
         if let Some(place) = self.bytes.get_mut(self.len..self.len + len) {
@@ -184,8 +185,9 @@ impl Write for Sentence {
     }
 }
 
-/// What went wrong in the calling thread's last call that failed, as a sentence without a full stop; an empty string if
-/// none did. It stays until the next call that fails in this thread.
+/// Returns the error of the calling thread's last failed call, as a sentence without a full stop.
+///
+/// The string is empty if no call has failed. It is valid until the next failed call of this thread.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn kl_last_error() -> *const c_char {
@@ -199,12 +201,12 @@ mod tests {
     use super::*;
 
     fn last() -> String {
-        // SAFETY: a string that nothing changes before it was copied.
+        // SAFETY: a valid string, which is copied before it can change.
         unsafe { CStr::from_ptr(kl_last_error()) }.to_str().unwrap().to_owned()
     }
 
     #[test]
-    fn whatever_happens_is_a_number() {
+    fn every_result_is_a_number() {
         assert_eq!(last(), "");
         assert_eq!(guard(|| Ok(7)), 7);
         let null: i64 = guard(|| Err(Fault::Null("disk")));
@@ -217,7 +219,7 @@ mod tests {
         assert!(last().starts_with("the driver failed"));
         let full: i32 = guard(|| Err(Error::Full.into()));
         assert_eq!(full, -11);
-        // Another thread's own.
+        // Another thread has its own sentence.
         assert_eq!(std::thread::spawn(last).join().unwrap(), "");
     }
 

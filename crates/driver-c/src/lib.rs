@@ -1,14 +1,25 @@
-//! The C interface of [`driver`]: `libkickless_driver`, and `kickless_driver.h`, which is made of this crate's doc comments
-//! and says what C programs may rely on.
+//! The C interface of [`driver`]: `libkickless_driver` and `kickless_driver.h`.
 //!
-//! Here is no logic, only what C needs: handles behind pointers, negative errno values and a sentence instead of errors
-//! ([`error`]), structures that can grow ([`options`]), requests that name their memory ([`queue`]). Nothing unwinds into C:
-//! each function runs inside [`error::guard`].
+//! The header is generated from the doc comments of this crate. They say what C programs may rely on.
+//!
+//! This crate has no logic of its own, only what C needs:
+//!
+//! - handles behind pointers;
+//! - negative errno values and a sentence instead of errors ([`error`]);
+//! - structures that can grow ([`options`]);
+//! - requests that name their memory ([`queue`]).
+//!
+//! Nothing unwinds into C: each function runs inside [`error::guard`].
 //!
 //! # Pointers
-//! What the caller promises with each call, and the comments with `SAFETY` refer to: a pointer is null or points to what
-//! its type says, which nobody else changes during the call; a handle came from this library and was not closed yet; with
-//! an array goes its length. Null is looked for everywhere, and so are pointers that are not aligned.
+//! The caller promises the following with each call; the comments with `SAFETY` refer to it:
+//!
+//! - A pointer is null, or points to an object of its type. No other thread changes the object during the
+//!   call.
+//! - A handle came from this library and is not closed yet.
+//! - An array has the length that goes with it.
+//!
+//! Every function checks for null and for unaligned pointers.
 #![expect(
     clippy::missing_safety_doc,
     reason = "it would be the same everywhere: see the section on pointers"

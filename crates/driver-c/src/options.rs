@@ -1,4 +1,4 @@
-//! What a disk is opened with, in C.
+//! The options of a disk, in C.
 #![expect(unsafe_code, reason = "C's structure has a length of its own")]
 
 use std::ffi::{CStr, OsStr, c_char};
@@ -12,69 +12,74 @@ use driver::{Choice, Waiting};
 use crate::error::Fault;
 use crate::pointer;
 
-/// The driver decides: a feature is used where the back-end offers it, in-order completion is not.
+/// Let the driver decide: it uses a feature that the back-end offers, except in-order completion.
 pub const KL_AUTO: u32 = 0;
-/// The feature is insisted on: without it the disk cannot be opened.
+/// Require the feature: without it, the disk cannot be opened.
 pub const KL_ON: u32 = 1;
-/// The feature is not used.
+/// Do not use the feature.
 pub const KL_OFF: u32 = 2;
 
-/// More than these structures will ever have: a length that was not set is found out.
+/// A limit that these structures will never reach, to detect a length that was not set.
 const SIZE_MAX: usize = 4096;
 
-/// How to reach a disk, and how to use it. Whatever is 0 has its default; so fill it like this:
+/// The options for the connection to a disk and its use. A member that is 0 has its default, so fill it like
+/// this:
 ///
 ///     kl_options options = {.size = sizeof options, .socket = path};
 #[repr(C)]
 pub struct Options {
-    /// `sizeof(kl_options)`: with it a program and a library of different versions know what the other one has.
+    /// `sizeof(kl_options)`. It tells the library which members the program knows, if their versions differ.
     pub size: usize,
-    /// The back-end's unix socket.
+    /// The unix socket of the back-end.
     pub socket: *const c_char,
-    /// Bytes of shared memory for kl_buffer_alloc and for copies. Default: 64 MiB. It costs nothing before it is used, except
-    /// as huge pages.
+    /// The bytes of shared memory for kl_buffer_alloc and for copies. Default: 64 MiB. It costs nothing
+    /// before its first use, except with huge pages.
     pub buffer_memory: u64,
-    /// For how many milliseconds to go on trying when the back-end has closed the connection; -1 for not at all.
-    /// Default: 30 s.
+    /// The milliseconds to try to reconnect after the back-end has closed the connection; -1 means not at
+    /// all. Default: 30 s.
     pub reconnect_limit_ms: i64,
-    /// For how many milliseconds to wait for somebody to listen on the socket. Default: not at all.
+    /// The milliseconds to wait for a listener on the socket. Default: do not wait.
     pub connect_timeout_ms: i64,
-    /// For how many milliseconds to wait for the answer to a message. Default: 10 s.
+    /// The milliseconds to wait for the reply to a message. Default: 10 s.
     pub reply_timeout_ms: i64,
-    /// For how many microseconds a thread that waits looks at the ring before it sleeps; -1: it never sleeps. Default:
-    /// for a few, as long as that pays, that is while the device mostly answers within them.
+    /// The microseconds that a waiting thread polls the ring before it sleeps; -1 means never to sleep.
+    /// Default: a few, unless the device is mostly slower than that.
     pub spin_us: i64,
-    /// Queues, never more than the back-end offers. Default: as many as the process has CPUs.
+    /// The number of queues, at most as many as the back-end offers. Default: one for each CPU of the
+    /// process.
     pub queues: u32,
-    /// Descriptors in each queue, a power of two up to 32768; the most requests in flight, for the most part. Default: 256.
+    /// The number of descriptors in each queue, a power of two up to 32768. It usually is the largest number
+    /// of requests in flight. Default: 256.
     pub queue_size: u32,
-    /// KL_AUTO, KL_ON or KL_OFF: the packed ring instead of the split one.
+    /// KL_AUTO, KL_ON or KL_OFF: use the packed ring instead of the split one.
     pub packed: u32,
-    /// KL_AUTO, KL_ON or KL_OFF: event indices.
+    /// KL_AUTO, KL_ON or KL_OFF: use event indices.
     pub event_idx: u32,
-    /// KL_AUTO, KL_ON or KL_OFF: indirect descriptors, so that each request takes one descriptor of the ring.
+    /// KL_AUTO, KL_ON or KL_OFF: use indirect descriptors, so that each request takes one descriptor of the
+    /// ring.
     pub indirect: u32,
-    /// KL_AUTO, KL_ON or KL_OFF: requests complete in the order of their submission.
+    /// KL_AUTO, KL_ON or KL_OFF: complete requests in the order of their submission.
     pub in_order: u32,
-    /// 1: share huge pages (2 MiB, which the system must have set aside).
+    /// 1: use huge pages of 2 MiB, which must be reserved on the host.
     pub huge_pages: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
 impl Options {
-    /// Takes over what C has set.
+    /// Copies the options from C.
+    ///
     ///
     /// # Safety
-    /// `options` is null or points to a structure that has as many bytes as its first member says, and its socket is null
-    /// or a string.
+    /// `options` is null, or points to a structure with as many bytes as its first member says. Its socket is
+    /// null or a string.
     pub(crate) unsafe fn read(options: *const Self) -> Result<driver::Options, Fault> {
-        // SAFETY: the first member is there, whatever version the caller has.
+        // SAFETY: every version of the structure has the first member.
         let size = *unsafe { pointer::reference(options.cast::<usize>(), "options")? };
         if !(offset_of!(Self, buffer_memory)..=SIZE_MAX).contains(&size) {
             return Err(Fault::Argument("options.size is not sizeof(kl_options)"));
         }
-        // SAFETY: as many bytes as the caller says it has.
+        // SAFETY: the structure has as many bytes as the caller says.
         let bytes = unsafe { pointer::array(options.cast::<u8>(), size, "options")? };
         let known = bytes.len().min(size_of::<Self>());
         if bytes.iter().skip(known).any(|byte| *byte != 0) {
@@ -82,22 +87,25 @@ impl Options {
         }
         let mut copy = MaybeUninit::<Self>::zeroed();
         // SAFETY:
-        // * `known` bytes are in both.
-        // * The copy is ours alone, so they do not overlap.
+        // * both have `known` bytes;
+        // * the copy is a new object, so they do not overlap.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), copy.as_mut_ptr().cast(), known) };
-        // SAFETY: numbers and a pointer, which any bytes are, and all of them were written.
+        // SAFETY: the members are numbers and a pointer, for which any bytes are valid, and all bytes were
+        // written.
         let copy = unsafe { copy.assume_init() };
         // SAFETY: the caller's promise.
         unsafe { copy.convert() }
     }
 
+    /// Converts the options to those of the driver.
+    ///
     /// # Safety
     /// The socket is null or a string.
     unsafe fn convert(&self) -> Result<driver::Options, Fault> {
         if self.socket.is_null() {
             return Err(Fault::Null("options.socket"));
         }
-        // SAFETY: a string, by the caller's promise.
+        // SAFETY: not null, so it is a string, by the caller's promise.
         let socket = unsafe { CStr::from_ptr(self.socket) };
         let defaults = driver::Options::new(OsStr::from_bytes(socket.to_bytes()));
         let number = |value: u32, default: u16| match value {
@@ -106,9 +114,7 @@ impl Options {
                 .map_err(|_| Fault::Argument("options.queues or .queue_size is too large")),
         };
         if self.reserved != 0 || self.huge_pages > 1 {
-            return Err(Fault::Argument(
-                "options.huge_pages or .reserved is none of the values that it can have",
-            ));
+            return Err(Fault::Argument("options.huge_pages must be 0 or 1, and .reserved 0"));
         }
         Ok(driver::Options {
             queues: number(self.queues, defaults.queues)?,
@@ -157,13 +163,13 @@ mod tests {
     use super::*;
 
     fn empty() -> Options {
-        // SAFETY: numbers and a pointer, which zeroes are.
+        // SAFETY: the members are numbers and a pointer, for which zeroes are valid.
         let options: Options = unsafe { MaybeUninit::zeroed().assume_init() };
         Options { size: size_of::<Options>(), socket: c"/s".as_ptr(), ..options }
     }
 
     fn read(options: &Options) -> Result<driver::Options, Fault> {
-        // SAFETY: as long as it says, or refused for what it says.
+        // SAFETY: the structure is as long as it says, or is refused for its length.
         unsafe { Options::read(options) }
     }
 
@@ -174,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_counts() {
+    fn members_override_defaults() {
         let set = Options {
             queues: 3,
             queue_size: 64,
@@ -193,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_members_are_refused() {
         for wrong in [
             Options { size: 0, ..empty() },
             Options { size: usize::MAX, ..empty() },
@@ -216,7 +222,7 @@ mod tests {
         // An older program has fewer members.
         let old = Options { size: offset_of!(Options, queues), queues: 9, ..empty() };
         assert_eq!(read(&old).unwrap().queues, 0);
-        // A newer one has more.
+        // A newer program has more members.
         #[repr(C)]
         struct New {
             known: Options,
@@ -225,7 +231,7 @@ mod tests {
         let size = size_of::<New>();
         for (more, ok) in [([0, 0], true), ([0, 1], false)] {
             let new = New { known: Options { size, ..empty() }, more };
-            // SAFETY: as long as it says.
+            // SAFETY: the structure is as long as it says.
             let read = unsafe { Options::read(ptr::from_ref(&new).cast()) };
             assert_eq!(read.is_ok(), ok);
             assert_eq!(matches!(read, Err(Fault::TooNew)), !ok);

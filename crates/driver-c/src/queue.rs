@@ -17,18 +17,20 @@ use crate::pointer;
 use crate::request::{Completion, Request};
 
 thread_local! {
-    /// The thread's last batch, empty: so that none has to be allocated.
+    /// The empty vector of the thread's last batch, for reuse.
     static BATCH: Cell<Vec<driver::Request>> = const { Cell::new(Vec::new()) };
 }
 
-/// One of a disk's queues, for requests in batches. Completions go to whoever polls the queue: threads that are to get only
-/// their own use different queues.
+/// One of the queues of a disk, for requests in batches.
+///
+/// The first thread that polls the queue gets a completion. Threads that need only their own completions must
+/// use different queues.
 pub struct Queue {
     queue: driver::Queue,
-    /// Most requests in flight.
+    /// The largest number of requests in flight.
     size: usize,
     events: OnceLock<Events>,
-    /// Vectors for pieces of memory, which completions have brought back.
+    /// Vectors for pieces of memory, from completed requests, for reuse.
     vectors: Mutex<Vec<Vec<driver::Buffer>>>,
 }
 
@@ -37,7 +39,7 @@ impl Queue {
         self.vectors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what can be used again of a request's memory.
+    /// Keeps the vector of a request's memory for reuse.
     #[inline]
     fn keep(&self, data: Data) {
         if let Data::Many(mut vector) = data {
@@ -49,10 +51,13 @@ impl Queue {
         }
     }
 
+    /// Submits the first requests, as many as there is room for. Returns their number.
+    ///
     /// # Safety
     /// As [`Request::convert`].
     unsafe fn submit(&self, requests: &[Request]) -> Result<usize, Fault> {
-        // There is no room for more, so the rest need not be looked at; one is, for the error.
+        // There is no room for more requests, so the rest is not converted. If there is no room at all, one
+        // is converted for the error.
         let room = self.size.saturating_sub(usize::try_from(self.queue.in_flight()).unwrap_or(usize::MAX));
         let mut batch = BATCH.try_with(Cell::take).unwrap_or_default();
         let mut wrong = None;
@@ -70,7 +75,7 @@ impl Queue {
         let submitted = if built == 0 { Ok(0) } else { self.queue.submit(&mut batch) };
         let count = built - batch.len();
         batch.drain(..).for_each(|request| self.keep(request.into_data()));
-        // It is dropped where the thread's variables are gone already.
+        // If the thread-local variables are destroyed already, the vector is dropped.
         let _ = BATCH.try_with(|kept| kept.set(batch));
         match (count, submitted, wrong) {
             (0, Err(error), _) => Err(error.into()),
@@ -79,7 +84,7 @@ impl Queue {
         }
     }
 
-    /// Puts one completion after another into the room that C has for them.
+    /// Returns a function that writes each completion to the next of the caller's places.
     fn into<'a>(
         &'a self,
         places: &'a mut [MaybeUninit<Completion>],
@@ -112,7 +117,7 @@ impl Queue {
             match self.queue.wait(places.len(), left, self.into(places)) {
                 Ok(0) if left.is_some() => break,
                 Ok(more) => count += more,
-                // The next call says so.
+                // The next call reports the error.
                 Err(_) if count > 0 => break,
                 Err(error) => return Err(error.into()),
             }
@@ -134,12 +139,13 @@ fn count(count: usize) -> Result<c_int, Fault> {
     c_int::try_from(count).map_err(|_| Fault::Overflow("a number of requests"))
 }
 
-/// Takes hold of the disk's queue with this number, from 0 to kl_disk_queues() - 1. The same queue can be had more than once.
+/// Opens the disk's queue with this number, from 0 to kl_disk_queues() - 1. The same queue can be opened more
+/// than once.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_queue_open(disk: *mut Disk, index: u32, queue: *mut *mut Queue) -> c_int {
     guard(|| {
-        // SAFETY: pointers as the crate's documentation says.
+        // SAFETY: pointers as the crate's documentation requires.
         let disk = unsafe {
             pointer::put(queue, ptr::null_mut(), "queue")?;
             pointer::reference(disk, "disk")?
@@ -160,29 +166,33 @@ pub unsafe extern "C" fn kl_queue_open(disk: *mut Disk, index: u32, queue: *mut 
     })
 }
 
-/// Lets go of a queue; null is left alone. What is in flight goes on, and its completions are there for whoever polls
-/// another handle of the same queue.
+/// Closes a queue. Ignores null.
+///
+/// Requests in flight go on. A thread that polls another handle of the same queue gets their completions.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_queue_close(queue: *mut Queue) {
     guard(|| {
-        // SAFETY: a handle as the crate's documentation says.
+        // SAFETY: a handle as the crate's documentation requires.
         unsafe { pointer::take_back(queue)? };
         Ok(())
     });
 }
 
-/// Submits requests: as many of the first of `count` as there is room for, with one kick at most. Returns how many, which
-/// is less than `count` if the queue is full or the next request is wrong: submit the rest once more to hear which.
+/// Submits the first of `count` requests, as many as there is room for, with at most one kick. Returns their
+/// number.
 ///
-/// Fails only if not even the first could be submitted: with -EAGAIN if the queue is full (poll or wait first), -EINVAL if
-/// the request is wrong, -EROFS if it would change a disk that is read-only, -EOPNOTSUPP if the back-end does not offer its
-/// kind.
+/// The number is less than `count` if the queue is full or the next request is invalid. Submit the rest again
+/// to learn the reason.
+///
+/// Fails only if not even the first request could be submitted: with -EAGAIN if the queue is full (poll or
+/// wait first), -EINVAL if the request is invalid, -EROFS if it would change a read-only disk, -EOPNOTSUPP if
+/// the back-end does not offer its kind.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_queue_submit(queue: *mut Queue, requests: *const Request, count: usize) -> c_int {
     guard(|| {
-        // SAFETY: pointers as the crate's documentation says.
+        // SAFETY: pointers as the crate's documentation requires.
         let submitted = unsafe {
             let queue = pointer::reference(queue, "queue")?;
             queue.submit(pointer::array(requests, count, "requests")?)?
@@ -191,14 +201,14 @@ pub unsafe extern "C" fn kl_queue_submit(queue: *mut Queue, requests: *const Req
     })
 }
 
-/// Takes up to `max` completions, without waiting. Returns how many, 0 if nothing is done.
+/// Takes up to `max` completions without waiting. Returns their number, which may be 0.
 ///
-/// Fails with -ENODEV if the disk is dead and there will be no more completions.
+/// Fails with -ENODEV if the disk is dead and no completion is left.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_queue_poll(queue: *mut Queue, completions: *mut Completion, max: usize) -> c_int {
     guard(|| {
-        // SAFETY: pointers as the crate's documentation says.
+        // SAFETY: pointers as the crate's documentation requires.
         let taken = unsafe {
             let queue = pointer::reference(queue, "queue")?;
             queue.poll(pointer::room(completions, max, "completions")?)?
@@ -207,9 +217,10 @@ pub unsafe extern "C" fn kl_queue_poll(queue: *mut Queue, completions: *mut Comp
     })
 }
 
-/// Takes at least `min` and up to `max` completions, and waits for them, for `timeout_ns` nanoseconds at most; -1 waits for
-/// as long as it takes, also if nothing is in flight. Returns how many, which is less than `min` only if the time has passed
-/// or the disk is dead.
+/// Waits for at least `min` completions, and takes up to `max`. Returns their number.
+///
+/// The wait ends after `timeout_ns` nanoseconds; -1 means no limit, even if nothing is in flight. The number
+/// is less than `min` only if the time has passed or the disk is dead.
 ///
 /// Fails as kl_queue_poll() does.
 // SAFETY: no other function of this process has the name.
@@ -222,7 +233,7 @@ pub unsafe extern "C" fn kl_queue_wait(
     timeout_ns: i64,
 ) -> c_int {
     guard(|| {
-        // SAFETY: pointers as the crate's documentation says.
+        // SAFETY: pointers as the crate's documentation requires.
         let (queue, places) = unsafe {
             let queue = pointer::reference(queue, "queue")?;
             (queue, pointer::room(completions, max, "completions")?)
@@ -238,39 +249,42 @@ pub unsafe extern "C" fn kl_queue_wait(
     })
 }
 
-/// How many requests of this queue are in flight.
+/// Returns the number of requests of this queue that are in flight.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_queue_in_flight(queue: *mut Queue) -> c_int {
     guard(|| {
-        // SAFETY: a pointer as the crate's documentation says.
+        // SAFETY: a pointer as the crate's documentation requires.
         let queue = unsafe { pointer::reference(queue, "queue")? };
         c_int::try_from(queue.queue.in_flight()).map_err(|_| Fault::Overflow("a number of requests"))
     })
 }
 
-/// A descriptor for poll() or epoll, which becomes readable when the queue may have completions. It is the handle's own and
-/// closed with it. Call kl_queue_arm() before each sleep, and kl_queue_poll() after it.
+/// Returns a descriptor for poll() or epoll, which becomes readable when the queue may have completions.
 ///
-/// It is for one sleeper at a time. Threads that sleep on the same queue of the disk open a kl_queue each. A sleeper wakes when
-/// something completes that no other thread takes; what others poll or wait for does not change that.
+/// Call kl_queue_arm() before each sleep, and kl_queue_poll() after it. The descriptor belongs to the handle
+/// and is closed with it.
+///
+/// It is for one sleeping thread at a time. Each thread that sleeps on the same queue of the disk opens its
+/// own kl_queue. A sleeper wakes when a request completes that no other thread takes. Other threads may poll
+/// or wait meanwhile.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_queue_fd(queue: *mut Queue) -> c_int {
     guard(|| {
-        // SAFETY: a pointer as the crate's documentation says.
+        // SAFETY: a pointer as the crate's documentation requires.
         let queue = unsafe { pointer::reference(queue, "queue")? };
         Ok(queue.events()?.as_fd().as_raw_fd())
     })
 }
 
-/// Asks the device to signal the descriptor of kl_queue_fd(). Returns 1 if the caller can sleep on it, 0 if there is
-/// something to poll already.
+/// Asks the device to signal the descriptor of kl_queue_fd(). Returns 1 if the caller may sleep on it, or 0
+/// if there is something to poll already.
 // SAFETY: no other function of this process has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kl_queue_arm(queue: *mut Queue) -> c_int {
     guard(|| {
-        // SAFETY: a pointer as the crate's documentation says.
+        // SAFETY: a pointer as the crate's documentation requires.
         let queue = unsafe { pointer::reference(queue, "queue")? };
         Ok(queue.events()?.arm().into())
     })

@@ -11,68 +11,70 @@ use crate::pointer;
 pub const KL_READ: u32 = 1;
 /// Write `length` bytes to the disk from `offset` on.
 pub const KL_WRITE: u32 = 2;
-/// Make durable what was written by requests that have completed. It has neither offset nor length nor memory.
+/// Make completed writes durable. It has no offset, no length and no memory.
 pub const KL_FLUSH: u32 = 3;
-/// Forget `length` bytes from `offset` on; what they read as afterwards is not known. No memory.
+/// Discard `length` bytes from `offset` on. Later reads of them return unknown data. It has no memory.
 pub const KL_DISCARD: u32 = 4;
-/// Make `length` bytes from `offset` on read as zeroes. No memory.
+/// Make `length` bytes from `offset` on read as zeroes. It has no memory.
 pub const KL_WRITE_ZEROES: u32 = 5;
 /// Read the identity string: `length` is 20, and a shorter string ends with a zero.
 pub const KL_GET_ID: u32 = 6;
-/// Read how worn the disk is: `length` is 6, for three little-endian numbers (virtio 1.3, section 5.2.6).
+/// Read the wear of the disk: `length` is 6, for three little-endian numbers (virtio 1.3, section 5.2.6).
 pub const KL_GET_LIFETIME: u32 = 7;
 
-/// For KL_WRITE_ZEROES: the disk may give up the place of these bytes.
+/// For KL_WRITE_ZEROES: the disk may free the space of these bytes.
 pub const KL_UNMAP: u32 = 1;
 
-/// More pieces than any request can have.
+/// A limit on pieces that no valid request reaches.
 const PIECES_MAX: usize = 1024;
 
 /// One piece of a request's memory.
 #[repr(C)]
 pub struct Piece {
-    /// The buffer that it is in.
+    /// The buffer that contains it.
     pub buffer: *mut Buffer,
-    /// Where in the buffer it begins.
+    /// The offset in the buffer.
     pub offset: u64,
-    /// How many bytes it has.
+    /// The number of bytes.
     pub length: u64,
 }
 
-/// What a request is to do. It needs to last only for the call that submits it, and so do its pieces. Its memory may be
-/// used by several requests at once, and belongs to the back-end until they have completed. Members that are not needed
-/// are 0.
+/// A request to the disk. Members that are not needed are 0.
+///
+/// The structure and its pieces need to exist only during the call that submits it. Several requests may use
+/// the same memory at once. The memory belongs to the back-end until they have completed.
 #[repr(C)]
 pub struct Request {
-    /// KL_READ to KL_GET_LIFETIME.
+    /// One of KL_READ to KL_GET_LIFETIME.
     pub kind: u32,
     /// 0 or KL_UNMAP.
     pub flags: u32,
-    /// Bytes from the start of the disk.
+    /// The offset on the disk in bytes.
     pub offset: u64,
-    /// How many bytes are meant.
+    /// The number of bytes.
     pub length: u64,
-    /// Its memory, if that is in one piece: `length` bytes of this buffer.
+    /// The memory, if it is one piece: `length` bytes of this buffer.
     pub buffer: *mut Buffer,
-    /// Where in the buffer they begin.
+    /// The offset of the piece in the buffer.
     pub buffer_offset: u64,
-    /// Its memory, if that is in several pieces, which have `length` bytes together; `buffer` is null then.
+    /// The memory, if it is several pieces. They have `length` bytes together, and `buffer` is null.
     pub pieces: *const Piece,
-    /// How many pieces, or 0.
+    /// The number of pieces, or 0.
     pub piece_count: usize,
-    /// Comes back in the completion.
+    /// A number that the completion returns.
     pub cookie: u64,
 }
 
-/// What came of a request.
+/// The completion of a request.
 #[repr(C)]
 pub struct Completion {
-    /// The request's cookie.
+    /// The cookie of the request.
     pub cookie: u64,
-    /// 0, or -EIO: the device reports an error; -EOPNOTSUPP: it does not know this kind of request; -EPROTO: it gave no
-    /// status that there is; -ENODEV: the disk died, and the request may have been carried out or not.
+    /// 0 for success, or the error. -EIO: the device reported an error. -EOPNOTSUPP: it does not support this
+    /// kind of request. -EPROTO: it returned no status or an undefined one. -ENODEV: the disk died, and the
+    /// request may have run or not.
     pub result: i32,
-    /// 0.
+    /// Is 0.
     pub reserved: u32,
 }
 
@@ -87,7 +89,7 @@ impl Completion {
     }
 }
 
-/// The kind that C means.
+/// Converts the number of a kind.
 pub(crate) fn kind(kind: u32) -> Result<Kind, Fault> {
     Ok(match kind {
         KL_READ => Kind::Read,
@@ -97,15 +99,15 @@ pub(crate) fn kind(kind: u32) -> Result<Kind, Fault> {
         KL_WRITE_ZEROES => Kind::WriteZeroes,
         KL_GET_ID => Kind::GetId,
         KL_GET_LIFETIME => Kind::GetLifetime,
-        _ => return Err(Fault::Argument("there are no requests of this kind")),
+        _ => return Err(Fault::Argument("the kind of a request is not KL_READ to KL_GET_LIFETIME")),
     })
 }
 
 impl Request {
-    /// The same for the driver. `vector` makes an empty vector for pieces.
+    /// Converts the request for the driver. `vector` returns an empty vector for pieces.
     ///
     /// # Safety
-    /// Its pointers are null or point to what they say, as many pieces as it says.
+    /// The pointers are null or point to objects of their types, with as many pieces as the request says.
     #[inline]
     pub(crate) unsafe fn convert(
         &self,
@@ -115,7 +117,7 @@ impl Request {
         let kind = self::kind(kind)?;
         let unmap = flags == KL_UNMAP;
         if flags != 0 && !(unmap && kind == Kind::WriteZeroes) {
-            return Err(Fault::Argument("a request has flags that requests of its kind cannot have"));
+            return Err(Fault::Argument("a request has flags that its kind does not allow"));
         }
         let request = match kind {
             // SAFETY: the caller's promise.
@@ -127,7 +129,7 @@ impl Request {
             // SAFETY: the caller's promise.
             Kind::GetLifetime => driver::Request::get_lifetime(unsafe { self.data(vector)? }),
             _ if !self.buffer.is_null() || self.piece_count > 0 => {
-                return Err(Fault::Argument("a request has memory that requests of its kind cannot have"));
+                return Err(Fault::Argument("a request has memory that its kind does not allow"));
             }
             Kind::Flush if (offset | length) != 0 => {
                 return Err(Fault::Argument("a flush has an offset or a length"));
@@ -139,6 +141,8 @@ impl Request {
         Ok(request.token(cookie))
     }
 
+    /// Returns the memory of the request.
+    ///
     /// # Safety
     /// As [`Request::convert`].
     #[inline]
@@ -164,7 +168,7 @@ impl Request {
         }
         let data = Data::Many(buffers);
         if data.len() != self.length {
-            return Err(Fault::Argument("a request's pieces do not have its length"));
+            return Err(Fault::Argument("the pieces of a request do not add up to its length"));
         }
         Ok(data)
     }

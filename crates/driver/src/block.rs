@@ -1,8 +1,8 @@
-//! What belongs to each id of a queue in shared memory, besides the rings: a block of 32 bytes with header and status, a range, and
-//! an indirect table.
+//! The shared memory of each id of a queue, besides the rings: a header and a status, a range, and an
+//! indirect table.
 //!
-//! All blocks lie side by side, for both sides touch one for each request: so they are on few pages, and where processors fetch
-//! ahead they fetch what is needed next.
+//! Header and status are a block of 32 bytes. Both sides touch one block for each request, so all blocks are
+//! adjacent: they are on few pages, and prefetching processors load the next one.
 
 use kickless_memory::Area;
 use kickless_spec::blk::{Header, SECTOR_SIZE};
@@ -12,26 +12,26 @@ use crate::buffer::Data;
 use crate::limits::{Limits, PIECES_MAX};
 use crate::request::{Kind, Request};
 
-/// Bytes from one block to the next.
+/// The distance between two blocks in bytes.
 const STRIDE: usize = 32;
-/// Most descriptors in a chain: data, header and status.
+/// The largest number of descriptors in a chain: data, header and status.
 const CHAIN_MAX: usize = PIECES_MAX + 2;
 const HEADER_LEN: u32 = 16;
 const STATUS: usize = 16;
 const RANGE_LEN: usize = 16;
 const TABLE_LEN: usize = 16 * CHAIN_MAX;
-/// What the status is before the device has written one.
+/// The value of a status before the device writes it.
 const NO_STATUS: u8 = 0xff;
-/// Write zeroes: the place may be given up.
+/// The flag of write-zeroes that allows the disk to free the space.
 const UNMAP: u32 = 1;
 
 /// The blocks of a queue.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     area: Area,
-    /// The device's address of the first.
+    /// The device's address of the first block.
     addr: u64,
-    /// Where the ranges begin, behind the blocks, and the tables, behind those.
+    /// The offset of the ranges after the blocks, and of the tables after the ranges.
     ranges: usize,
     tables: usize,
 }
@@ -62,26 +62,28 @@ impl Chain {
 }
 
 impl Blocks {
-    /// Bytes that `size` blocks take.
+    /// Returns the number of bytes for the blocks of a queue of this size.
     pub(crate) fn len(size: u16) -> usize {
         usize::from(size) * (STRIDE + RANGE_LEN + TABLE_LEN)
     }
 
-    /// Those of a queue of this size. `area` has as many bytes as they take, the first of them at the device's address `addr`.
+    /// Makes the blocks of a queue of this size. `area` has [`Blocks::len`] bytes and begins at the device's
+    /// address `addr`.
     pub(crate) fn new(area: Area, addr: u64, size: u16) -> Self {
         let ranges = usize::from(size) * STRIDE;
         let tables = ranges + usize::from(size) * RANGE_LEN;
         Self { area, addr, ranges, tables }
     }
 
-    /// Room for the table of `id`.
+    /// Returns the memory for the indirect table of `id`.
     #[inline]
     pub(crate) fn table(&self, id: u16) -> Table<'_> {
         let offset = self.tables + usize::from(id) * TABLE_LEN;
         Table { area: &self.area, offset, addr: self.addr + offset as u64 }
     }
 
-    /// [`Blocks::lay_out`] for what nearly all requests are: a read or write of one piece of memory.
+    /// Does the same as [`Blocks::write_request`] for a read or write of one piece of memory, the usual
+    /// request. Returns `None` for other requests.
     #[inline]
     pub(crate) fn write_plain(&self, id: u16, request: &Request, limits: &Limits) -> Option<[Buffer; 3]> {
         let (Kind::Read | Kind::Write, Data::One(buffer)) = (request.kind, &request.data) else {
@@ -99,7 +101,7 @@ impl Blocks {
         ])
     }
 
-    /// Writes a header, and a status that no device writes; where the block is.
+    /// Writes a header, and a status that no device writes. Returns the device's address of the block.
     #[inline]
     fn write_header(&self, id: u16, kind: Kind, sector: u64) -> u64 {
         let at = usize::from(id) * STRIDE;
@@ -109,7 +111,7 @@ impl Blocks {
         self.addr + at as u64
     }
 
-    /// Writes what belongs to a request that was checked, and makes its chain.
+    /// Writes the header and the range of a checked request, and makes its chain.
     #[inline]
     pub(crate) fn write_request(&self, id: u16, request: &Request, limits: &Limits, chain: &mut Chain) {
         let on_range = matches!(request.kind, Kind::Discard | Kind::WriteZeroes);
@@ -139,7 +141,7 @@ impl Blocks {
         chain.push(addr + STATUS as u64, 1, true);
     }
 
-    /// What the device says of a request; `None` if nothing.
+    /// Returns the status that the device wrote, or `None` if it wrote none.
     #[inline]
     pub(crate) fn status(&self, id: u16) -> Option<u8> {
         let status = self.area.read::<u8>(usize::from(id) * STRIDE + STATUS);

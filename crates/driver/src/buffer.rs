@@ -1,4 +1,4 @@
-//! What requests read from and write to: pieces of shared memory, owned by one side at a time.
+//! The memory that requests read from and write to: pieces of shared memory, owned by one side at a time.
 
 use std::fmt;
 use std::mem;
@@ -10,43 +10,45 @@ use kickless_memory::Gpa;
 use crate::memory::Region;
 use crate::page_pool::PagePool;
 
-/// Where buffers of the disk's own memory come from and return to.
+/// The disk's own memory, and the pool that allocates buffers from it.
 #[derive(Debug)]
 pub(crate) struct OwnMemory {
     pub(crate) region: Arc<Region>,
     pub(crate) pool: PagePool,
 }
 
-/// Bytes that the device reads and writes without a copy: a piece of the disk's own shared memory
-/// ([`Disk::buffer`](crate::Disk::buffer)) or of memory that was registered ([`Registered::buffer`]).
+/// A piece of memory that the device reads and writes without a copy.
 ///
-/// A request owns its buffers until the device is done, also if nobody waits for it any more, and its
-/// [`Completion`](crate::Completion) brings them back. The back-end can write to shared memory whenever it likes, so no Rust
-/// reference to these bytes is given out: they are copied in and out, or reached by the pointer.
+/// It is a piece of the disk's own shared memory ([`Disk::buffer`](crate::Disk::buffer)) or of registered
+/// memory ([`Registered::buffer`]).
+///
+/// A request owns its buffers until the device is done, even if its caller stops waiting. Its
+/// [`Completion`](crate::Completion) returns them. The back-end can write to shared memory at any time, so
+/// there is no Rust reference to these bytes. They are copied in and out, or accessed through the pointer.
 pub struct Buffer {
     owner: Owner,
     addr: u64,
-    /// What a request transfers.
+    /// The number of bytes that a request transfers.
     len: u32,
-    /// What there is.
+    /// The number of bytes in the buffer.
     capacity: u32,
 }
 
 enum Owner {
     PagePool(Arc<OwnMemory>),
     Region(Arc<Region>),
-    /// A part of a buffer that several requests use.
+    /// A part of a shared buffer.
     Whole(Arc<Buffer>),
 }
 
 impl Buffer {
-    /// Takes `len` bytes of the disk's own memory.
+    /// Allocates `len` bytes of the disk's own memory.
     pub(crate) fn take(memory: &Arc<OwnMemory>, len: u32) -> Option<Self> {
         let addr = memory.pool.take(len.into())?;
         Some(Self { owner: Owner::PagePool(memory.clone()), addr, len, capacity: len })
     }
 
-    /// The same for memory that the pool gave out already.
+    /// Makes a buffer of memory that was allocated already.
     pub(crate) fn from_taken(memory: &Arc<OwnMemory>, addr: u64, len: u32) -> Self {
         Self { owner: Owner::PagePool(memory.clone()), addr, len, capacity: len }
     }
@@ -60,45 +62,46 @@ impl Buffer {
         }
     }
 
-    /// Lets several requests use parts of it at once.
+    /// Lets several requests use parts of the buffer at once.
     pub fn share(self) -> SharedBuffer {
         SharedBuffer(Arc::new(self))
     }
 
-    /// How many bytes a request transfers; all of them, unless [`Buffer::set_len`] said otherwise.
+    /// Returns the number of bytes that a request transfers: all bytes, or the value of [`Buffer::set_len`].
     #[inline]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether a request transfers no bytes.
+    /// Returns whether a request transfers no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes in the buffer.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.capacity as usize
     }
 
-    /// Lets requests transfer the first `len` bytes, at most [`Buffer::capacity`].
+    /// Limits the transfer of a request to the first `len` bytes, at most [`Buffer::capacity`].
     #[inline]
     pub fn set_len(&mut self, len: usize) {
         self.len = u32::try_from(len).unwrap_or(u32::MAX).min(self.capacity);
     }
 
-    /// Copies from the buffer, from `offset` on; how many bytes there were up to its capacity.
+    /// Copies bytes from `offset` on out of the buffer, up to its capacity. Returns the number of bytes
+    /// copied.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> usize {
         let len = into.len().min(self.capacity().saturating_sub(offset));
         let into = into.get_mut(..len).unwrap_or_default();
-        // In the region by its construction.
+        // The constructors ensure that the buffer is in the region.
         let copied = self.region().map().read(Gpa(self.addr + offset as u64), into);
         debug_assert!(len == 0 || copied.is_ok());
         len
     }
 
-    /// Copies into the buffer, from `offset` on; how many bytes there was room for.
+    /// Copies bytes into the buffer from `offset` on, up to its capacity. Returns the number of bytes copied.
     pub fn write(&mut self, offset: usize, from: &[u8]) -> usize {
         let len = from.len().min(self.capacity().saturating_sub(offset));
         let from = from.get(..len).unwrap_or_default();
@@ -107,15 +110,16 @@ impl Buffer {
         len
     }
 
-    /// A copy of the bytes that a request transfers.
+    /// Returns a copy of the bytes that a request transfers.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut copy = vec![0; self.len()];
         self.read(0, &mut copy);
         copy
     }
 
-    /// Its bytes in this process, [`Buffer::capacity`] of them, valid while the buffer lives or a request has it. The
-    /// back-end can write there at any time.
+    /// Returns a pointer to the [`Buffer::capacity`] bytes in this process.
+    ///
+    /// It is valid while the buffer lives or a request owns it. The back-end can write there at any time.
     pub fn as_ptr(&self) -> NonNull<u8> {
         let at = self.region().map().contiguous(Gpa(self.addr), self.capacity.into());
         at.unwrap_or(NonNull::dangling())
@@ -126,7 +130,7 @@ impl Buffer {
         self.addr
     }
 
-    /// Whether it belongs to the disk whose own memory this is, or to memory registered there.
+    /// Returns whether this is a piece of the disk's own memory, or of memory registered with the same disk.
     #[inline]
     pub(crate) fn is_of(&self, memory: &Arc<OwnMemory>) -> bool {
         match &self.owner {
@@ -151,19 +155,21 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A buffer of which several requests use parts at once ([`Buffer::share`]). The memory stays until this and all parts are
-/// gone.
+/// A buffer whose parts several requests use at once ([`Buffer::share`]).
+///
+/// The memory is freed when this and all parts are dropped.
 #[derive(Debug)]
 pub struct SharedBuffer(Arc<Buffer>);
 
 impl SharedBuffer {
-    /// How many bytes there are.
+    /// Returns the number of bytes in the buffer.
     pub fn capacity(&self) -> usize {
         self.0.capacity()
     }
 
-    /// `len` bytes from `offset` on, for one request at a time; `None` where there are none. Nothing keeps two of them from
-    /// overlapping.
+    /// Returns a buffer of `len` bytes from `offset` on, or `None` if the range is too long.
+    ///
+    /// Buffers may overlap; nothing prevents that.
     #[inline]
     pub fn buffer(&self, offset: u64, len: u32) -> Option<Buffer> {
         let end = offset.checked_add(len.into())?;
@@ -176,7 +182,7 @@ impl SharedBuffer {
         })
     }
 
-    /// As [`Buffer::as_ptr`].
+    /// Returns a pointer to the bytes, as [`Buffer::as_ptr`].
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.0.as_ptr()
     }
@@ -184,32 +190,35 @@ impl SharedBuffer {
 
 /// The caller's own memory, registered with a disk ([`Disk::register`](crate::Disk::register)).
 ///
-/// When the last handle was dropped and nothing is in flight, the back-end is told with the next registration, or by
-/// [`Disk::unregister`](crate::Disk::unregister) at once.
+/// After the last handle is dropped and nothing is in flight, the next registration tells the back-end that
+/// the memory is gone. [`Disk::unregister`](crate::Disk::unregister) does it at once.
 #[derive(Debug)]
 pub struct Registered(pub(crate) Arc<Region>);
 
 impl Registered {
-    /// How many bytes were registered.
+    /// Returns the number of registered bytes.
     pub fn len(&self) -> u64 {
         self.0.len()
     }
 
-    /// Never: nothing can be registered that has no bytes.
+    /// Returns `false`: registered memory is never empty.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// `len` bytes from `offset` on, for one request at a time; `None` where there are none. Nothing keeps two of them from
-    /// overlapping.
+    /// Returns a buffer of `len` bytes from `offset` on, or `None` if the range is too long.
+    ///
+    /// Buffers may overlap; nothing prevents that.
     pub fn buffer(&self, offset: u64, len: u32) -> Option<Buffer> {
         let end = offset.checked_add(len.into())?;
         let owner = Owner::Region(self.0.clone());
         (end <= self.0.len()).then(|| Buffer { owner, addr: self.0.gpa() + offset, len, capacity: len })
     }
 
-    /// Its bytes in this process, [`Registered::len`] of them, at an address of the driver's own, valid while this or a
-    /// buffer of it lives. The back-end can write there at any time.
+    /// Returns a pointer to the [`Registered::len`] bytes in this process.
+    ///
+    /// The driver chooses the address. It is valid while this or a buffer of it lives. The back-end can write
+    /// there at any time.
     pub fn as_ptr(&self) -> NonNull<u8> {
         let at = self.0.map().contiguous(Gpa(self.0.gpa()), self.0.len());
         at.unwrap_or(NonNull::dangling())
@@ -225,17 +234,17 @@ impl Drop for Registered {
 /// The memory of one request.
 #[derive(Debug, Default)]
 pub enum Data {
-    /// None.
+    /// No memory.
     #[default]
     None,
-    /// In one piece.
+    /// One piece.
     One(Buffer),
-    /// In several, one after the other.
+    /// Several pieces, one after the other.
     Many(Vec<Buffer>),
 }
 
 impl Data {
-    /// The pieces in their order.
+    /// Returns the pieces in their order.
     #[inline]
     pub fn pieces(&self) -> &[Buffer] {
         match self {
@@ -245,7 +254,7 @@ impl Data {
         }
     }
 
-    /// The one piece, if it is one.
+    /// Returns the buffer, if the data are one piece.
     pub fn into_buffer(self) -> Option<Buffer> {
         match self {
             Self::One(buffer) => Some(buffer),
@@ -253,7 +262,7 @@ impl Data {
         }
     }
 
-    /// How many bytes it has.
+    /// Returns the number of bytes.
     #[inline]
     pub fn len(&self) -> u64 {
         match self {
@@ -263,7 +272,7 @@ impl Data {
         }
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

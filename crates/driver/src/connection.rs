@@ -25,13 +25,13 @@ use crate::event::Event;
 use crate::memory::{Region, TABLE_MAX};
 use crate::options::{Choice, Options};
 
-/// The protocol features that are used where they are offered.
+/// The protocol features that the driver uses if they are offered.
 const PROTOCOL: Protocol = Protocol::MQ
     .union(Protocol::CONFIG)
     .union(Protocol::REPLY_ACK)
     .union(Protocol::BACKEND_REQ)
     .union(Protocol::CONFIGURE_MEM_SLOTS);
-/// The device's features that are used where they are offered.
+/// The device features that the driver uses if they are offered.
 const BLK: BlkFeatures = BlkFeatures::SIZE_MAX
     .union(BlkFeatures::SEG_MAX)
     .union(BlkFeatures::RO)
@@ -43,10 +43,10 @@ const BLK: BlkFeatures = BlkFeatures::SIZE_MAX
     .union(BlkFeatures::DISCARD)
     .union(BlkFeatures::WRITE_ZEROES)
     .union(BlkFeatures::LIFETIME);
-/// Messages that the back-end may send on its own channel before something else has its turn.
+/// The number of messages to read from the back-end's own channel before other work has its turn.
 const BACKEND_MESSAGES_MAX: usize = 32;
 
-/// Where a ring is.
+/// The size, format and addresses of a ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingSetup {
     pub(crate) size: u16,
@@ -56,31 +56,32 @@ pub(crate) struct RingSetup {
     pub(crate) device: u64,
 }
 
-/// A connection with everything negotiated.
+/// A connection after negotiation.
 #[derive(Debug)]
 pub(crate) struct Connection {
     frontend: Frontend,
     requests: Option<FrontendResponder>,
     pub(crate) features: Features,
     protocol: Protocol,
-    /// Queues that the back-end has.
+    /// The number of queues that the back-end has.
     pub(crate) queues_max: usize,
-    /// Regions that it takes.
+    /// The number of memory regions that the back-end accepts.
     pub(crate) regions_max: usize,
     limit: Duration,
     deadline: Option<Instant>,
 }
 
 impl Connection {
-    /// Connects, trying until the deadline, and negotiates.
+    /// Connects, with retries until the deadline, and negotiates.
     pub(crate) fn open(options: &Options, deadline: Instant) -> Result<Self, Error> {
         let mut connection = Self::new(options, connect_by(&options.socket, deadline)?);
         connection.negotiate(options, None)?;
         Ok(connection)
     }
 
-    /// The same once more, trying once and insisting on the features that were agreed on before. Until
-    /// [`Connection::take_time`], no answer is waited for past the deadline.
+    /// Connects again, in one attempt, and requires the features of the first connection.
+    ///
+    /// No reply is awaited beyond the deadline, until [`Connection::clear_deadline`].
     pub(crate) fn open_again(options: &Options, deadline: Instant, known: Features) -> Result<Self, Error> {
         let mut connection = Self::new(options, connect_by(&options.socket, Instant::now())?);
         connection.deadline = Some(deadline);
@@ -101,7 +102,7 @@ impl Connection {
         }
     }
 
-    /// There is no deadline any more.
+    /// Removes the deadline.
     pub(crate) fn clear_deadline(&mut self) {
         self.deadline = None;
     }
@@ -118,7 +119,7 @@ impl Connection {
             return Err(Error::NotOffered { what: "its configuration space" });
         }
         let mut wanted = PROTOCOL & offered;
-        // Without acknowledgements, whether the back-end has taken a region cannot be told.
+        // Without acknowledgements, the driver cannot know whether the back-end accepted a region.
         if !offered.contains(Protocol::REPLY_ACK) {
             wanted.remove(Protocol::CONFIGURE_MEM_SLOTS);
         }
@@ -139,16 +140,16 @@ impl Connection {
         }
         if wanted.contains(Protocol::BACKEND_REQ) {
             let (ours, theirs) =
-                UnixStream::pair().map_err(|source| Error::Os { what: "socket pair", source })?;
+                UnixStream::pair().map_err(|source| Error::Os { what: "a socket pair", source })?;
             self.command(&Message::SetBackendReqFd(theirs.into()))?;
             self.requests = Some(FrontendResponder::new(ours));
         }
         Ok(())
     }
 
-    /// The configuration space. Fields that are not there in any version before 1.2 of the standard are zero.
+    /// Reads the configuration space. Fields that are new in version 1.2 of the standard or later are zero.
     pub(crate) fn config(&mut self) -> Result<Space, Error> {
-        // Old back-ends refuse to be asked for more than they know.
+        // Old back-ends refuse a request for more fields than they know.
         let needs = offset_of!(Space, max_secure_erase_sectors);
         let ask = Config { data: vec![0; needs], ..Config::default() };
         match self.query(&Message::GetConfig(ask))? {
@@ -171,18 +172,19 @@ impl Connection {
         }
     }
 
-    /// Switches `writeback` in the configuration space.
+    /// Sets `writeback` in the configuration space.
     pub(crate) fn set_writeback(&mut self, on: bool) -> Result<(), Error> {
         let config = Config { offset: CONFIG_WRITEBACK as u32, data: vec![on.into()], ..Config::default() };
         self.command(&Message::SetConfig(config))
     }
 
-    /// Whether a region can be added to others without telling all of them anew.
+    /// Returns whether the back-end accepts single regions, without the whole table.
     pub(crate) fn has_slots(&self) -> bool {
         self.protocol.contains(Protocol::CONFIGURE_MEM_SLOTS)
     }
 
-    /// Tells all regions, to a back-end that knows none or, without slots, others.
+    /// Shares all regions with the back-end. A back-end without slots replaces its table; one with slots must
+    /// not know any yet.
     pub(crate) fn share(&mut self, regions: &[Arc<Region>]) -> Result<(), Error> {
         if self.has_slots() {
             return regions.iter().try_for_each(|region| self.add(region));
@@ -191,12 +193,12 @@ impl Connection {
         self.command(&Message::SetMemTable(regions.collect::<Result<_, Error>>()?))
     }
 
-    /// Tells of one region more.
+    /// Shares one more region.
     pub(crate) fn add(&mut self, region: &Region) -> Result<(), Error> {
         self.command(&Message::AddMemReg(region.message(), region.duplicate()?))
     }
 
-    /// Takes a region away.
+    /// Removes a region.
     pub(crate) fn remove(&mut self, region: &Region) -> Result<(), Error> {
         self.command(&Message::RemMemReg(region.message()))
     }
@@ -211,7 +213,7 @@ impl Connection {
         error: &Event,
     ) -> Result<(), Error> {
         let index = u32::from(queue);
-        // Of a packed ring, both indices with their wrap counters, which begin at one.
+        // A packed ring has two indices, each with its wrap counter, which begins at one.
         let base = if ring.packed { 0x8000_8000 } else { 0 };
         self.command(&Message::SetVringNum(VringState { index, num: ring.size.into() }))?;
         self.command(&Message::SetVringBase(VringState { index, num: base }))?;
@@ -230,7 +232,7 @@ impl Connection {
         self.command(&Message::SetVringEnable { index, enable: true })
     }
 
-    /// Stops a queue: what was in flight is done then.
+    /// Stops a queue. Nothing of it is in flight when this returns.
     pub(crate) fn stop(&mut self, queue: u8) -> Result<(), Error> {
         match self.query(&Message::GetVringBase { index: queue.into() })? {
             Reply::VringBase(_) => Ok(()),
@@ -238,7 +240,7 @@ impl Connection {
         }
     }
 
-    /// The channel for the back-end's own messages, once.
+    /// Returns the channel for the back-end's own messages, the first time.
     pub(crate) fn take_requests(&mut self) -> Option<FrontendResponder> {
         self.requests.take()
     }
@@ -257,7 +259,7 @@ impl Connection {
         }
     }
 
-    /// Sends a message that is to be carried out. Without acknowledgements, it counts as carried out.
+    /// Sends a message and waits for its acknowledgement. Without acknowledgements, assumes success.
     fn command(&mut self, message: &Message) -> Result<(), Error> {
         match self.exchange(message)? {
             None | Some(Reply::U64(0)) => Ok(()),
@@ -285,10 +287,11 @@ impl AsFd for Connection {
     }
 }
 
-/// Serves the back-end's own channel without waiting; whether it said that the configuration space has changed.
+/// Serves the back-end's own channel without waiting. Returns whether the back-end reported a change of the
+/// configuration space.
 ///
 /// # Errors
-/// The channel is of no use any more.
+/// The channel cannot be used any more.
 pub(crate) fn serve(requests: &mut FrontendResponder) -> Result<bool, Wire> {
     let mut changed = false;
     for _ in 0..BACKEND_MESSAGES_MAX {
@@ -308,7 +311,7 @@ pub(crate) fn serve(requests: &mut FrontendResponder) -> Result<bool, Wire> {
     Ok(changed)
 }
 
-/// Connects without ever sleeping in the kernel, where a listener that takes nobody could hold us.
+/// Connects without sleeping in the kernel: a listener with a full backlog could block us there.
 fn connect_by(path: &Path, deadline: Instant) -> Result<OwnedFd, Error> {
     let failed = |errno: Errno| Error::Connect { path: path.to_owned(), source: io::Error::from(errno) };
     let address = SocketAddrUnix::new(path).map_err(failed)?;
@@ -316,7 +319,7 @@ fn connect_by(path: &Path, deadline: Instant) -> Result<OwnedFd, Error> {
     loop {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .map_err(Error::os("unix socket"))?;
+            .map_err(Error::os("a unix socket"))?;
         match connect(&socket, &address) {
             Ok(()) => return Ok(socket),
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR)
@@ -328,7 +331,7 @@ fn connect_by(path: &Path, deadline: Instant) -> Result<OwnedFd, Error> {
     }
 }
 
-/// The features to use of those that are offered.
+/// Chooses the features to use from those that are offered.
 fn choose(offered: Features, options: &Options) -> Result<Features, Error> {
     for (feature, what) in [
         (Features::VERSION_1, "VIRTIO_F_VERSION_1"),

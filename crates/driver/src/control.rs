@@ -1,4 +1,4 @@
-//! What may happen on a connection besides the rings: it closes, the back-end reports an error, or has something to say.
+//! Events on a connection besides the rings: it closes, the back-end reports an error, or sends a message.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -7,7 +7,7 @@ use rustix::event::epoll::{CreateFlags, Event as Ready, EventData, EventFlags, a
 use crate::error::Error;
 use crate::event::Event;
 
-/// One descriptor for all of it, which sleepers watch beside their queue.
+/// One descriptor for all these events. Sleeping threads watch it beside their queue.
 #[derive(Debug)]
 pub(crate) struct Control {
     epoll: OwnedFd,
@@ -15,7 +15,7 @@ pub(crate) struct Control {
     pub(crate) error: Event,
 }
 
-/// What has happened.
+/// The events that have occurred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConnectionEvents {
     pub(crate) closed: bool,
@@ -29,34 +29,37 @@ const ERROR: u64 = 2;
 
 impl Control {
     pub(crate) fn new() -> Result<Self, Error> {
-        let epoll = create(CreateFlags::CLOEXEC).map_err(Error::os("epoll"))?;
+        let epoll = create(CreateFlags::CLOEXEC).map_err(Error::os("an epoll descriptor"))?;
         let error = Event::new()?;
-        add(&epoll, &error, EventData::new_u64(ERROR), EventFlags::IN).map_err(Error::os("epoll"))?;
+        add(&epoll, &error, EventData::new_u64(ERROR), EventFlags::IN)
+            .map_err(Error::os("an epoll descriptor"))?;
         Ok(Self { epoll, error })
     }
 
-    /// Watches a connection, until its sockets are closed. What comes on the first is a reply that somebody waits for, so
-    /// only its end is looked for.
+    /// Watches a connection until its sockets are closed.
+    ///
+    /// Data on the first socket are replies that another thread waits for. So only its end is an event.
     pub(crate) fn watch(
         &self,
         socket: BorrowedFd<'_>,
         requests: Option<BorrowedFd<'_>>,
     ) -> Result<(), Error> {
         let closed = EventFlags::RDHUP | EventFlags::HUP;
-        add(&self.epoll, socket, EventData::new_u64(SOCKET), closed).map_err(Error::os("epoll"))?;
+        add(&self.epoll, socket, EventData::new_u64(SOCKET), closed)
+            .map_err(Error::os("an epoll descriptor"))?;
         if let Some(requests) = requests {
             let tag = EventData::new_u64(REQUESTS);
-            add(&self.epoll, requests, tag, EventFlags::IN).map_err(Error::os("epoll"))?;
+            add(&self.epoll, requests, tag, EventFlags::IN).map_err(Error::os("an epoll descriptor"))?;
         }
         Ok(())
     }
 
-    /// What has happened since it was last dealt with.
+    /// Returns the events that are pending.
     pub(crate) fn poll_events(&self) -> ConnectionEvents {
         let mut events = [Ready { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 4];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut happened = ConnectionEvents::default();
-        // An error can only be a signal that interrupts, and then the next look tells.
+        // The only error is an interruption by a signal. The next call returns the events.
         let count = wait(&self.epoll, &mut events, Some(&now)).unwrap_or_default();
         for event in events.iter().take(count) {
             match event.data.u64() {

@@ -1,4 +1,4 @@
-//! A disk: its queues, its connection, its memory, and how it dies.
+//! The core of a disk: its queues, its connection, its memory, and how it dies.
 
 use std::cell::Cell;
 use std::os::fd::AsFd;
@@ -23,62 +23,65 @@ use crate::options::{Options, deadline_after};
 use crate::page_pool::PagePool;
 use crate::ring::{self, Ring};
 
-/// The protocol's messages have room for so many queues.
+/// The largest number of queues that the messages of the protocol allow.
 const QUEUES_MAX: usize = 256;
 
-/// What is told when the configuration space has changed.
+/// A function to call when the configuration space has changed.
 pub(crate) type OnChange = Arc<dyn Fn() + Send + Sync>;
 
 thread_local! {
-    /// This thread is telling of a change, and may be one that others wait for.
+    /// Set while this thread runs a listener, which other threads may wait for.
     static IN_LISTENER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is inside something of the caller's that must not wait: it would wait for itself.
+/// Returns whether this thread runs a callback of the caller. A callback must not wait, because it could wait
+/// for itself.
 pub(crate) fn is_called_back() -> bool {
     ring::is_delivering() || IN_LISTENER.get()
 }
 
-/// What all handles of a disk share.
+/// The state that all handles of a disk share.
 pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) rings: Box<[Ring]>,
     pub(crate) own_memory: Arc<OwnMemory>,
     pub(crate) control: Control,
     pub(crate) features: Features,
-    /// Taken before any queue's lock for completions, so that a handler, which runs under one, must not take it.
+    /// Locked before any completion lock. So a handler, which runs under a completion lock, must not lock it.
     session: Mutex<Session>,
-    /// What was last read of the back-end, for handlers.
+    /// The configuration as it was read last, for handlers.
     last_config: Mutex<(Limits, Space)>,
-    /// The back-end's own channel, apart from the session so that who sleeps at a queue can serve it.
+    /// The back-end's own channel. It is outside of the session so that a thread that sleeps at a queue can
+    /// serve it.
     requests: Mutex<Option<FrontendResponder>>,
-    /// What it died of.
+    /// The reason of the death.
     dead: OnceLock<Arc<Error>>,
-    /// Signalled once it is dead.
+    /// Signalled when the disk dies.
     pub(crate) stop: Event,
     pub(crate) recovering: AtomicBool,
     pub(crate) reactor: AtomicBool,
-    /// Wakes the disk's thread.
+    /// Wakes the reactor thread.
     pub(crate) reactor_event: Arc<Event>,
-    /// How often the configuration space has changed.
+    /// The number of changes of the configuration space.
     changes: AtomicU64,
     on_change: Mutex<Vec<OnChange>>,
 }
 
-/// The connection, and what the back-end knows by it.
+/// The connection, and the state that the back-end knows through it.
 pub(crate) struct Session {
-    /// None while it is lost.
+    /// The connection, or `None` while it is lost.
     pub(crate) connection: Option<Connection>,
     pub(crate) regions: Regions,
-    /// How many of them the back-end takes.
+    /// The number of regions that the back-end accepts.
     pub(crate) regions_max: usize,
     pub(crate) space: Space,
     pub(crate) limits: Limits,
-    /// How often the configuration space had changed when it was read.
+    /// The value of `changes` when the configuration space was read.
     pub(crate) changes_seen: u64,
-    /// What the caller chose.
+    /// The caller's choice.
     pub(crate) writeback: Option<bool>,
-    /// Since when nothing was completed, over however many connections; and how much had been by then.
+    /// The time since which nothing completed, over any number of connections, and the number of completions
+    /// by then.
     pub(crate) stuck: Option<(Instant, u64)>,
 }
 
@@ -150,7 +153,7 @@ impl Core {
         }))
     }
 
-    /// The conversation with the back-end.
+    /// Locks the session with the back-end.
     pub(crate) fn session(&self) -> MutexGuard<'_, Session> {
         debug_assert!(!ring::is_delivering(), "a handler has a queue's lock already");
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
@@ -160,7 +163,7 @@ impl Core {
         *self.requests.lock().unwrap_or_else(PoisonError::into_inner) = requests;
     }
 
-    /// What it died of.
+    /// Returns the reason of the death.
     pub(crate) fn failure(&self) -> Option<Arc<Error>> {
         self.dead.get().cloned()
     }
@@ -169,17 +172,17 @@ impl Core {
         self.dead.get().is_some()
     }
 
-    /// The error of a call that found the disk dead.
+    /// Returns the error of a call on a dead disk.
     pub(crate) fn dead_error(&self) -> Error {
         self.failure().map_or(Error::Unplugged, Error::Dead)
     }
 
-    /// `error`, or what the disk died of if it says no more than that.
+    /// Returns `error`, or the reason of the death if `error` only says that the disk is gone.
     pub(crate) fn explain(&self, error: Error) -> Error {
         if matches!(error, Error::Unplugged) { self.dead_error() } else { error }
     }
 
-    /// Looks at what has happened on the connection.
+    /// Handles the events on the connection.
     pub(crate) fn check_connection(self: &Arc<Self>) {
         let happened = self.control.poll_events();
         if happened.error && self.control.error.take() > 0 {
@@ -198,7 +201,7 @@ impl Core {
         let Some(responder) = requests.as_mut() else { return };
         let served = connection::serve(responder);
         if served.is_err() {
-            // Nothing on it is needed for the disk to work.
+            // The disk works without this channel.
             *requests = None;
         }
         drop(requests);
@@ -212,7 +215,7 @@ impl Core {
         IN_LISTENER.set(outer);
     }
 
-    /// How often the configuration space has changed.
+    /// Returns the number of changes of the configuration space.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -221,9 +224,9 @@ impl Core {
         self.on_change.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
     }
 
-    /// What requests must keep to and the configuration space, read anew if it has changed.
+    /// Returns the limits of requests and the configuration space. Reads them again if they have changed.
     ///
-    /// In a handler, as they were when they were read last.
+    /// In a handler, returns the values that were read last.
     pub(crate) fn limits(self: &Arc<Self>) -> Result<(Limits, Space), Error> {
         if ring::is_delivering() {
             return if self.is_dead() { Err(self.dead_error()) } else { Ok(*self.last_config()) };
@@ -254,8 +257,10 @@ impl Core {
         self.last_config.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What comes of an error on the connection. If that is lost, all is well as long as another can be had: it is told of
-    /// everything anew. A refusal is passed on. Anything else is a lie.
+    /// Handles an error on the connection.
+    ///
+    /// A lost connection is replaced, and the new one is set up from the start, so that is no error. A
+    /// refusal is returned. Any other error kills the disk.
     fn handle_error(self: &Arc<Self>, session: MutexGuard<'_, Session>, error: Error) -> Result<(), Error> {
         drop(session);
         match error {
@@ -266,7 +271,7 @@ impl Core {
         if self.is_dead() { Err(self.dead_error()) } else { Ok(()) }
     }
 
-    /// Switches the device's write cache.
+    /// Turns the device's write cache on or off.
     pub(crate) fn set_writeback(self: &Arc<Self>, on: bool) -> Result<(), Error> {
         let offered = BlkFeatures::from_bits_truncate(self.features.bits());
         if !offered.contains(BlkFeatures::CONFIG_WCE) {
@@ -308,7 +313,7 @@ impl Core {
         }
     }
 
-    /// Shares no more what nobody refers to.
+    /// Removes the regions that have no user any more.
     pub(crate) fn unregister_unused(self: &Arc<Self>) -> Result<(), Error> {
         if ring::is_delivering() {
             return Err(Error::InHandler);
@@ -321,11 +326,14 @@ impl Core {
         }
     }
 
-    /// Whether the region has gone; something may still refer to it.
+    /// Removes a region.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if a buffer of it still exists.
     pub(crate) fn unregister(self: &Arc<Self>, region: Registered) -> Result<(), Error> {
         let known: Arc<Region> = region.0.clone();
         drop(region);
-        // Ours, and the one among all regions.
+        // This reference and the one in the list of regions.
         if Arc::strong_count(&known) > 2 {
             return Err(Error::Busy);
         }
@@ -333,13 +341,14 @@ impl Core {
         self.unregister_unused()
     }
 
-    /// Tells the back-end of a change of memory: of just that, or of all memory while nothing is in flight.
+    /// Tells the back-end about a change of memory. Without slots, sends the whole table while nothing is in
+    /// flight.
     fn change_memory(
         self: &Arc<Self>,
         mut session: MutexGuard<'_, Session>,
         change: impl FnOnce(&mut Connection) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        // While the connection is lost, the next one hears of all memory.
+        // While the connection is lost, nothing is sent: the next connection gets all regions.
         let Session { connection: Some(connection), regions, .. } = &mut *session else { return Ok(()) };
         let changed = if connection.has_slots() {
             change(connection)
@@ -355,7 +364,8 @@ impl Core {
     /// Waits until nothing is in flight.
     ///
     /// # Errors
-    /// That will not happen: the connection is lost, the device lies, or this is a handler that would wait for itself.
+    /// This would wait for ever: the connection is lost, the device broke a ring, or this thread runs a
+    /// callback.
     fn wait_until_quiet(&self) -> Result<(), Error> {
         if is_called_back() {
             return Err(Error::InHandler);
@@ -373,7 +383,7 @@ impl Core {
         Ok(())
     }
 
-    /// The disk is of no use any more: everything in flight fails, and whatever comes later too.
+    /// Kills the disk. Everything in flight fails, and so do all later requests.
     pub(crate) fn die(self: &Arc<Self>, error: Error) {
         if self.dead.set(Arc::new(error)).is_err() {
             return;
@@ -384,10 +394,10 @@ impl Core {
         if ring::is_delivering() { self.fail_all_on_thread() } else { self.fail_all() }
     }
 
-    /// On another thread, where this one holds a lock that is needed.
+    /// Fails all requests on another thread, because this one holds a lock that is needed.
     fn fail_all_on_thread(self: &Arc<Self>) {
         let core = self.clone();
-        // Without a thread, what is in flight stays so until somebody polls, who finds the disk dead.
+        // If no thread can be started, requests in flight stay until a thread polls and finds the disk dead.
         let spawned = thread::Builder::new().name("kickless-fail_all".into()).spawn(move || core.fail_all());
         drop(spawned);
     }
@@ -398,12 +408,12 @@ impl Core {
         self.rings.iter().for_each(Ring::kill);
         self.session().connection = None;
         self.set_requests(None);
-        // They may have handles of the disk.
+        // They may have handles of the disk, so they are dropped without the lock.
         let listeners = std::mem::take(&mut *self.on_change.lock().unwrap_or_else(PoisonError::into_inner));
         drop(listeners);
     }
 
-    /// Ends in good order: waits until what is in flight is done, as long as the back-end answers.
+    /// Closes the disk in order: waits until nothing is in flight, as long as the back-end makes progress.
     pub(crate) fn close(self: &Arc<Self>) {
         if self.is_dead() {
             return;
@@ -417,20 +427,23 @@ impl Core {
             if let Some(connection) = session.connection.as_mut() {
                 let stopped = (0u8..).zip(&self.rings).try_for_each(|(index, _)| connection.stop(index));
                 if let Err(error) = stopped {
-                    tracing::debug!(error = &error as &dyn std::error::Error, "the back-end goes before us");
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "the back-end closed the connection before the queues were stopped"
+                    );
                 }
             }
         }
         self.die(Error::Unplugged);
     }
 
-    /// Requests completed by all queues.
+    /// Returns the number of completed requests of all queues.
     pub(crate) fn completed(&self) -> u64 {
         self.rings.iter().map(Ring::completed).sum()
     }
 }
 
-/// How many queues to use.
+/// Returns the number of queues to use.
 fn queue_count(options: &Options, connection: &Connection, features: Features, space: &Space) -> usize {
     let wanted = match options.queues {
         0 => thread::available_parallelism().map_or(1, usize::from),

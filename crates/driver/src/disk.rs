@@ -1,4 +1,4 @@
-//! A disk, and the face that blocks.
+//! The disk, and its blocking interface.
 
 use std::cell::Cell;
 use std::os::fd::AsFd;
@@ -20,32 +20,34 @@ use crate::request::{Kind, Notify, Request};
 use crate::ring::Counters;
 use crate::waiter::Waiter;
 
-/// Bytes that are copied for one request, so that long transfers overlap the copies.
+/// The largest number of bytes of one request of a copying transfer. Long transfers overlap requests and
+/// copies.
 const CHUNK: u64 = 256 << 10;
-/// How many of those are in flight for one caller.
+/// The number of such requests in flight for one caller.
 const CHUNKS_AT_ONCE: usize = 8;
-/// For how long to wait for shared memory that others have.
+/// The longest wait for shared memory that other callers use.
 const MEMORY_WAIT: Duration = Duration::from_secs(30);
 
-/// A virtio-blk disk behind a vhost-user back-end. Clones share it; it is closed with the last of them and of its queues
-/// and futures.
+/// A virtio-blk disk behind a vhost-user back-end.
 ///
-/// Offsets and lengths are bytes, multiples of 512. Each thread has a queue of its own, as far as there are enough.
+/// Clones share the disk. It is closed when the last clone, queue and future are dropped. Offsets and lengths
+/// are in bytes and multiples of 512. Each thread has a queue of its own, as far as there are enough.
 #[derive(Clone)]
 pub struct Disk(pub(crate) Arc<Handle>);
 
-/// How worn a disk is (virtio 1.3, section 5.2.6): eMMC's figures.
+/// The wear of a disk, in the figures of eMMC (virtio 1.3, section 5.2.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lifetime {
-    /// Spare blocks: 1 normal, 2 at 80 %, 3 at 90 %; 0 not known.
+    /// Spare blocks: 1 normal, 2 at 80 %, 3 at 90 %; 0 unknown.
     pub pre_eol_info: u16,
-    /// Wear of SLC cells in steps of 10 %; 0 not known.
+    /// Wear of SLC cells in steps of 10 %; 0 unknown.
     pub type_a: u16,
-    /// Wear of MLC cells in steps of 10 %; 0 not known.
+    /// Wear of MLC cells in steps of 10 %; 0 unknown.
     pub type_b: u16,
 }
 
-/// The seats of those, oldest first. Not on the heap: nothing is allocated for a transfer.
+/// The waiters of the chunks in flight, oldest first. They are in an array, so that a transfer allocates
+/// nothing.
 #[derive(Default)]
 struct PendingChunks {
     free_waiters: [Option<Arc<Waiter>>; CHUNKS_AT_ONCE],
@@ -62,7 +64,7 @@ impl PendingChunks {
         self.len == CHUNKS_AT_ONCE
     }
 
-    /// There must be room.
+    /// Appends a waiter. There must be room.
     fn push_back(&mut self, waiter: Arc<Waiter>) {
         if let Some(place) = self.free_waiters.get_mut((self.first + self.len) % CHUNKS_AT_ONCE) {
             *place = Some(waiter);
@@ -79,7 +81,7 @@ impl PendingChunks {
 }
 
 thread_local! {
-    /// The thread's number, by which it has its queue.
+    /// The number of the thread, which determines its queue.
     static THREAD: Cell<Option<usize>> = const { Cell::new(None) };
 }
 static THREADS: AtomicUsize = AtomicUsize::new(0);
@@ -96,7 +98,7 @@ impl Disk {
     /// Connects to a back-end and starts its queues.
     ///
     /// # Errors
-    /// Nobody listens, the back-end lacks something, does not keep to the protocol, or the kernel refuses memory.
+    /// No back-end listens, it lacks a required feature or breaks the protocol, or the kernel refuses memory.
     pub fn connect(options: Options) -> Result<Self, Error> {
         Ok(Self(Arc::new(Handle { core: Core::open(options)? })))
     }
@@ -106,17 +108,17 @@ impl Disk {
         &self.0.core
     }
 
-    /// How many queues it has.
+    /// Returns the number of queues.
     pub fn queues(&self) -> usize {
         self.core().rings.len()
     }
 
-    /// A queue by its number, modulo [`Disk::queues`].
+    /// Returns a queue by its number, modulo [`Disk::queues`].
     pub fn queue(&self, index: usize) -> Queue {
         Queue { handle: self.0.clone(), index: index % self.queues() }
     }
 
-    /// The queue of the calling thread: one for each thread, as far as there are enough.
+    /// Returns the queue of the calling thread. Each thread has its own, as far as there are enough.
     pub fn queue_of_thread(&self) -> Queue {
         self.queue(thread_number())
     }
@@ -126,7 +128,7 @@ impl Disk {
         thread_number() % self.queues()
     }
 
-    /// Bytes of the disk. Asks the back-end if it has said that something changed.
+    /// Returns the size of the disk in bytes. Asks the back-end if it has reported a change.
     ///
     /// # Errors
     /// The disk is dead.
@@ -134,7 +136,7 @@ impl Disk {
         self.core().limits().map(|(limits, _)| limits.size)
     }
 
-    /// Bytes of a logical block: what is best to read and write, not a limit.
+    /// Returns the size of a logical block in bytes. Transfers of whole blocks are fastest, but not required.
     ///
     /// # Errors
     /// As [`Disk::size`].
@@ -142,7 +144,7 @@ impl Disk {
         self.core().limits().map(|(limits, _)| limits.block_size)
     }
 
-    /// Most bytes that one read or write can have in one piece of memory.
+    /// Returns the largest length in bytes of a read or write with one piece of memory.
     ///
     /// # Errors
     /// As [`Disk::size`].
@@ -150,7 +152,7 @@ impl Disk {
         self.core().limits().map(|(limits, _)| limits.len_max())
     }
 
-    /// The configuration space, as it was when the back-end last said that it had changed.
+    /// Returns the configuration space. Asks the back-end if it has reported a change.
     ///
     /// # Errors
     /// As [`Disk::size`].
@@ -158,47 +160,51 @@ impl Disk {
         self.core().limits().map(|(_, config)| config)
     }
 
-    /// The features that were agreed on: the transport's, and in the same bits [`Disk::blk_features`].
+    /// Returns the negotiated features of the transport. The same bits hold [`Disk::blk_features`].
     pub fn features(&self) -> Features {
         self.core().features
     }
 
-    /// The features of the disk that were agreed on.
+    /// Returns the negotiated features of the disk.
     pub fn blk_features(&self) -> BlkFeatures {
         BlkFeatures::from_bits_truncate(self.core().features.bits())
     }
 
-    /// How often the back-end has said that its configuration space changed, as far as anybody has listened: a thread
-    /// that waits or polls.
+    /// Returns how often the back-end has reported a change of its configuration space.
+    ///
+    /// Only threads that wait or poll see these reports.
     pub fn config_changes(&self) -> u64 {
         self.core().changes()
     }
 
-    /// Calls `listener` whenever that happens, on whichever thread listens; the disk's own is started for it. It may ask for
-    /// the size and the rest of the configuration, and submit; whatever waits for a request is [`Error::InHandler`]. It is
-    /// dropped when the disk dies: one that has a handle of the disk keeps it open until [`Disk::close`].
+    /// Calls `listener` whenever the configuration space has changed.
+    ///
+    /// The call is on any thread that waits or polls; the reactor thread is started for it. The listener may
+    /// read the size and the configuration, and submit requests. If it waits for a request, it gets
+    /// [`Error::InHandler`]. The listener is dropped when the disk dies. A listener with a handle of the disk
+    /// keeps the disk open until [`Disk::close`].
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The reactor thread cannot be started.
     pub fn on_config_change(&self, listener: impl Fn() + Send + Sync + 'static) -> Result<(), Error> {
         self.core().on_change(Arc::new(listener));
         self.core().start_reactor()
     }
 
-    /// Switches the device's write cache; without one, what a write wrote is durable when it completes.
+    /// Turns the device's write cache on or off. Without the cache, a write is durable when it completes.
     ///
     /// # Errors
-    /// The back-end does not offer that, or refuses.
+    /// The back-end does not offer this, or refuses.
     pub fn set_writeback(&self, on: bool) -> Result<(), Error> {
         self.core().set_writeback(on)
     }
 
-    /// What the disk died of, if it is dead.
+    /// Returns the reason of the death, if the disk is dead.
     pub fn failure(&self) -> Option<Arc<Error>> {
         self.core().failure()
     }
 
-    /// What all queues have done so far.
+    /// Returns the counters of all queues together.
     pub fn counters(&self) -> Counters {
         self.core().rings.iter().fold(Counters::default(), |sum, ring| {
             let counters = ring.counters();
@@ -211,10 +217,10 @@ impl Disk {
         })
     }
 
-    /// Shared memory for requests, zeroed only when it is used for the first time.
+    /// Allocates shared memory for requests. It is zeroed only before its first use.
     ///
     /// # Errors
-    /// There is no piece of that length left.
+    /// No free piece of that length is left.
     pub fn buffer(&self, len: usize) -> Result<Buffer, Error> {
         let short = Error::NoMemory { len };
         let Ok(len) = u32::try_from(len) else { return Err(short) };
@@ -224,27 +230,28 @@ impl Disk {
         Buffer::take(&self.core().own_memory, len).ok_or(short)
     }
 
-    /// Shares memory of the caller's with the back-end: `len` bytes of a file (a memfd, or any that can be mapped) from
-    /// `offset` on, both multiples of a page.
+    /// Shares memory of the caller with the back-end: `len` bytes of a file from `offset` on.
     ///
-    /// Where the back-end cannot take one region more without being told of all, this waits until nothing is in flight.
+    /// The file is a memfd or any file that can be mapped; `offset` and `len` are multiples of a page. If the
+    /// back-end can only replace the whole table of regions, this waits until nothing is in flight.
     ///
     /// # Errors
-    /// The file is too short or cannot be mapped, or the back-end takes no more.
+    /// The file is too short or cannot be mapped, or the back-end accepts no more regions.
     pub fn register(&self, file: impl AsFd, offset: u64, len: u64) -> Result<Registered, Error> {
         self.core().register(file, offset, len)
     }
 
-    /// Shares that memory no more.
+    /// Stops sharing that memory.
     ///
     /// # Errors
-    /// Buffers of it are still about, in flight or not: [`Error::Busy`]. It goes with the next registration then.
+    /// [`Error::Busy`] if buffers of it still exist, in flight or not. Then the next registration removes it.
     pub fn unregister(&self, memory: Registered) -> Result<(), Error> {
         self.core().unregister(memory)
     }
 
-    /// Closes the disk for all who use it: refuses new requests and waits for those in flight, as long as the back-end completes
-    /// one within each [`Options::reply_timeout`].
+    /// Closes the disk for all its users. Refuses new requests and waits for those in flight.
+    ///
+    /// The wait ends early if the back-end completes nothing within [`Options::reply_timeout`].
     pub fn close(&self) {
         if is_called_back() {
             return self.core().die(Error::Unplugged);
@@ -252,15 +259,15 @@ impl Disk {
         self.core().close();
     }
 
-    /// Fails everything in flight and everything later at once, as if the disk had been pulled out.
+    /// Fails all requests in flight and all later ones at once, as if the disk had been pulled out.
     pub fn unplug(&self) {
         self.core().die(Error::Unplugged);
     }
 
-    /// Carries out one request; waits for room in the queue and until it is done. Its memory comes back.
+    /// Runs one request: waits for room in the queue and until it is done. Returns its memory.
     ///
     /// # Errors
-    /// The request is wrong or failed, or the disk is dead.
+    /// The request is invalid or failed, or the disk is dead.
     pub fn run(&self, request: Request) -> Result<crate::Data, Error> {
         let ring = &self.core().rings[self.index_of_thread()];
         let (result, data) = self.core().run(ring, request)?;
@@ -278,7 +285,8 @@ impl Disk {
     /// Reads all of `into` from `offset` on, by copies through shared memory.
     ///
     /// # Errors
-    /// The range is wrong, a read failed (what `into` holds is not known then), or the disk is dead.
+    /// The range is invalid, a read failed, or the disk is dead. After a failed read, the content of `into`
+    /// is unknown.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), Error> {
         let mut rest = into;
         self.in_chunks(
@@ -294,10 +302,11 @@ impl Disk {
         )
     }
 
-    /// Writes all of `from` from `offset` on, by copies through shared memory.
+    /// Writes all of `from` at `offset`, by copies through shared memory.
     ///
     /// # Errors
-    /// The range is wrong, a write failed (what is on the disk then is not known), or the disk is dead.
+    /// The range is invalid, a write failed, or the disk is dead. After a failed write, the content of the
+    /// range is unknown.
     pub fn write_at(&self, from: &[u8], offset: u64) -> Result<(), Error> {
         self.in_chunks(
             Kind::Write,
@@ -312,8 +321,8 @@ impl Disk {
         )
     }
 
-    /// Carries a read or write out in pieces, several at once. `fill` prepares the buffer of each, with its place in the
-    /// whole; `empty` gets those that are done, in their order.
+    /// Splits a read or write into chunks, several in flight at once. `fill` prepares the buffer of a chunk
+    /// at its offset. `empty` gets completed chunks in order.
     fn in_chunks(
         &self,
         kind: Kind,
@@ -331,7 +340,7 @@ impl Disk {
             return Err(Error::InHandler);
         }
         let (limits, _) = core.limits()?;
-        // All or nothing, as far as that can be known.
+        // Checks the whole range first, so that an invalid range has no effect.
         limits.check_whole(kind, offset, len)?;
         let chunk_max = limits.chunk_max(CHUNK);
         let mut waiting = PendingChunks::default();
@@ -340,7 +349,7 @@ impl Disk {
         while done < len {
             if ended.is_ok() && sent < len && !waiting.is_full() {
                 let chunk = (len - sent).min(chunk_max);
-                // Memory of others comes back some day; our own only when we go on.
+                // Memory of other callers becomes free at some time; our own only if this loop goes on.
                 let Some(mut buffer) = self.buffer_for(chunk, waiting.is_empty()) else {
                     if waiting.is_empty() {
                         return Err(Error::NoMemory { len: chunk as usize });
@@ -371,7 +380,7 @@ impl Disk {
         ended
     }
 
-    /// Waits for the oldest of the pieces.
+    /// Waits for the oldest chunk.
     fn finish(
         &self,
         waiting: &mut PendingChunks,
@@ -400,10 +409,10 @@ impl Disk {
         Some(Buffer::from_taken(memory, addr, len))
     }
 
-    /// Makes durable what was written by calls that have returned. Without a write cache there is nothing to do.
+    /// Makes all completed writes durable. Without a write cache, does nothing.
     ///
     /// # Errors
-    /// It failed, or the disk is dead.
+    /// The flush failed, or the disk is dead.
     pub fn flush(&self) -> Result<(), Error> {
         if !self.blk_features().contains(BlkFeatures::FLUSH) {
             return Ok(());
@@ -411,15 +420,15 @@ impl Disk {
         self.run(Request::flush()).map(drop)
     }
 
-    /// Lets the disk forget a range; what it reads as afterwards is not known.
+    /// Discards a range. Later reads of it return unknown data.
     ///
     /// # Errors
-    /// The range is wrong, the back-end does not offer this or fails, or the disk is dead.
+    /// The range is invalid, the back-end does not offer this or fails, or the disk is dead.
     pub fn discard(&self, offset: u64, len: u64) -> Result<(), Error> {
         self.in_ranges(Kind::Discard, offset, len, Request::discard)
     }
 
-    /// Makes a range read as zeroes; with `unmap`, the disk may give its place up.
+    /// Makes a range read as zeroes. With `unmap`, the disk may free its space.
     ///
     /// # Errors
     /// As [`Disk::discard`].
@@ -450,7 +459,7 @@ impl Disk {
         Ok(())
     }
 
-    /// The identity string of the disk.
+    /// Returns the identity string of the disk.
     ///
     /// # Errors
     /// The back-end fails, or the disk is dead.
@@ -461,7 +470,7 @@ impl Disk {
         Ok(String::from_utf8_lossy(id.get(..len).unwrap_or_default()).into_owned())
     }
 
-    /// How worn the disk is.
+    /// Returns the wear of the disk.
     ///
     /// # Errors
     /// The back-end does not offer this or fails, or the disk is dead.
@@ -478,7 +487,7 @@ impl Disk {
 }
 
 impl Queue {
-    /// Returns the disk.
+    /// Returns the disk of the queue.
     pub fn disk(&self) -> Disk {
         Disk(self.handle.clone())
     }

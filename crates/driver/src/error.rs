@@ -1,4 +1,4 @@
-//! What can go wrong, and whose doing it is.
+//! The errors of the driver.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,77 +7,78 @@ use std::time::Duration;
 
 use kickless_virtqueue::driver::Lie;
 
-/// Why a call failed.
+/// The error of a call.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody listens on the socket, or whoever does takes no connection.
+    /// The socket has no listener, or the listener accepts no connection.
     #[error("cannot connect to {}", path.display())]
     Connect {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// Why.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// The kernel refused something that the driver needs.
-    #[error("{what}")]
+    /// The kernel refused an operation.
+    #[error("the kernel refuses {what}")]
     Os {
-        /// What was to be done.
+        /// The operation or its object.
         what: &'static str,
-        /// Why it was not.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// Memory could not be mapped.
-    #[error("memory to share")]
+    /// The memory could not be mapped.
+    #[error("memory cannot be shared with the back-end")]
     Memory(#[source] kickless_memory::Error),
-    /// The conversation with the back-end broke.
-    #[error("{request}")]
+    /// The exchange of messages with the back-end failed.
+    #[error("{request} failed")]
     Protocol {
-        /// During which request.
+        /// The message.
         request: &'static str,
-        /// How.
+        /// The error of the protocol.
         #[source]
         source: kickless_vhost_user::Error,
     },
-    /// The back-end did not answer in time.
+    /// The back-end did not reply in time.
     #[error("{request} is not answered within {limit:?}")]
     NoAnswer {
-        /// The request.
+        /// The message.
         request: &'static str,
-        /// [`Options::reply_timeout`](crate::Options::reply_timeout).
+        /// The limit, [`Options::reply_timeout`](crate::Options::reply_timeout) or less.
         limit: Duration,
     },
-    /// The back-end says no.
+    /// The back-end refused a message.
     #[error("the back-end refuses {request}")]
     Refused {
-        /// To what.
+        /// The message.
         request: &'static str,
     },
-    /// The back-end's answer is none to what it was asked.
-    #[error("the back-end answers {request} with something else")]
+    /// The back-end replied with another kind of message.
+    #[error("the back-end answers {request} with another kind of message")]
     WrongAnswer {
-        /// What it was asked.
+        /// The message.
         request: &'static str,
     },
-    /// The back-end has closed the connection, and [`Options::reconnect_limit`](crate::Options::reconnect_limit) is zero.
+    /// The back-end closed the connection, and [`Options::reconnect_limit`](crate::Options::reconnect_limit)
+    /// is zero.
     #[error("the back-end has closed the connection")]
     Closed,
-    /// A feature that the driver cannot do without, or was told to insist on.
+    /// The back-end lacks a feature that the driver or the options require.
     #[error("the back-end does not offer {what}")]
     NotOffered {
         /// The feature.
         what: &'static str,
     },
-    /// The configuration space ends before the fields that the features promise.
-    #[error("the configuration space has {len} bytes, {needs} are needed")]
+    /// The configuration space ends before fields that the features promise.
+    #[error("the configuration space has {len} bytes and needs {needs}")]
     ConfigTooShort {
-        /// Bytes that came.
+        /// The number of bytes received.
         len: usize,
-        /// Bytes that were asked for.
+        /// The number of bytes required.
         needs: usize,
     },
-    /// A field of the configuration space that cannot be.
+    /// A field of the configuration space has an invalid value.
     #[error("{field} is {value} in the configuration space")]
     ConfigField {
         /// The field.
@@ -85,80 +86,80 @@ pub enum Error {
         /// Its value.
         value: u64,
     },
-    /// The back-end broke the rules of a ring. The disk is not used any more.
-    #[error("queue {queue}")]
+    /// The back-end broke the rules of a ring. The disk is dead.
+    #[error("the back-end broke the rules of queue {queue}")]
     Lie {
         /// The queue.
         queue: usize,
-        /// What it did.
+        /// The violated rule.
         #[source]
         source: Lie,
     },
-    /// The back-end completed a request that it cannot have seen yet. The disk is not used any more.
+    /// The back-end completed a request before it could have seen it. The disk is dead.
     #[error("queue {queue}: the back-end completed request {id} before it was made available")]
     Unpublished {
         /// The queue.
         queue: usize,
-        /// The id.
+        /// The id of the request.
         id: u16,
     },
-    /// The back-end says that it can no longer read a ring. The disk is not used any more.
+    /// The back-end reported that it cannot read a ring any more. The disk is dead.
     #[error("the back-end reports a broken ring")]
     RingError,
-    /// There is no queue of this size.
+    /// The size of a queue is invalid.
     #[error("queue size {size} is not a power of two from 1 to 32768")]
     QueueSize {
         /// [`Options::queue_size`](crate::Options::queue_size).
         size: u16,
     },
-    /// What came back after the connection was lost is not the disk that was there before.
+    /// After a reconnection, the back-end serves a different disk.
     #[error("the back-end came back with {what}")]
     Incompatible {
-        /// What has changed.
+        /// The difference.
         what: &'static str,
     },
-    /// The connection was lost and could not be had again in time.
-    #[error("the back-end is gone and did not come back within {limit:?}")]
+    /// The connection was lost and could not be restored in time.
+    #[error("the back-end closed the connection and did not come back within {limit:?}")]
     Gone {
         /// [`Options::reconnect_limit`](crate::Options::reconnect_limit).
         limit: Duration,
-        /// What the last attempt met with.
+        /// The error of the last attempt.
         #[source]
         source: Box<Error>,
     },
     /// [`Disk::close`](crate::Disk::close) was called.
     #[error("the disk was closed")]
     Unplugged,
-    /// The disk died of this earlier.
+    /// The disk died earlier.
     #[error("the disk is dead")]
     Dead(#[source] Arc<Error>),
-    /// The request is wrong.
+    /// The request is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// The ring has no room for the request now.
     #[error("the ring is full")]
     Full,
-    /// A handler of completions wanted to wait, or to talk to the back-end, or a listener to changes to wait: it could wait for
-    /// itself.
+    /// A handler of completions wanted to wait or to send a message, or a listener wanted to wait. It could
+    /// wait for itself.
     #[error("a handler must not wait")]
     InHandler,
-    /// No buffer of this size is left in the shared memory, whose size is
-    /// [`Options::buffer_memory`](crate::Options::buffer_memory).
-    #[error("no {len} bytes of shared memory are left")]
+    /// The shared memory has no free piece of this length.
+    /// [`Options::buffer_memory`](crate::Options::buffer_memory) sets its size.
+    #[error("the shared memory has no {len} free bytes in one piece")]
     NoMemory {
-        /// Bytes asked for.
+        /// The number of bytes asked for.
         len: usize,
     },
-    /// The back-end takes no more regions of memory.
-    #[error("the back-end takes {max} regions of memory at most")]
+    /// The back-end accepts no more memory regions.
+    #[error("the back-end accepts at most {max} regions of memory")]
     TooManyRegions {
-        /// How many.
+        /// The number that it accepts.
         max: usize,
     },
-    /// The memory cannot be unregistered: something still refers to it.
+    /// The memory cannot be unregistered because it is still in use.
     #[error("the memory is still in use")]
     Busy,
-    /// The request was carried out and failed.
+    /// The request ran and failed.
     #[error(transparent)]
     Failed(#[from] Failure),
 }
@@ -168,7 +169,7 @@ impl Error {
         move |errno| Self::Os { what, source: errno.into() }
     }
 
-    /// Whether the back-end may simply have been restarted: trying again makes sense.
+    /// Returns whether a restarted back-end may explain the error, so that another attempt makes sense.
     pub(crate) fn is_loss(&self) -> bool {
         use kickless_vhost_user::Error as Wire;
         match self {
@@ -194,71 +195,71 @@ impl From<Error> for io::Error {
     }
 }
 
-/// How a request failed.
+/// The way in which a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The device reports an I/O error.
+    /// The device reported an I/O error.
     #[error("I/O error")]
     Io,
-    /// The device does not know this type of request.
+    /// The device does not support this type of request.
     #[error("request not supported")]
     Unsupported,
-    /// The device gave the request back without a status.
+    /// The device completed the request without writing a status.
     #[error("the back-end completed a request without a status")]
     NoStatus,
-    /// The device gave a status that there is none of.
+    /// The device wrote an undefined status.
     #[error("the back-end completed a request with status {0}")]
     Status(u8),
-    /// The disk died with the request in flight: it may have been carried out or not.
-    /// [`Disk::failure`](crate::Disk::failure) tells what it died of.
+    /// The disk died with the request in flight. The request may have run or not.
+    /// [`Disk::failure`](crate::Disk::failure) has the reason.
     #[error("the disk died with the request in flight")]
     Dead,
 }
 
-/// What is wrong with a request that was never sent.
+/// The defect of a request that was never sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    /// Offset or length is no multiple of 512.
-    #[error("offset {offset} or length {len} is no multiple of 512")]
+    /// Offset or length is not a multiple of 512.
+    #[error("offset {offset} or length {len} is not a multiple of 512")]
     Unaligned {
-        /// Bytes from the start of the disk.
+        /// The offset in bytes.
         offset: u64,
-        /// Bytes.
+        /// The length in bytes.
         len: u64,
     },
-    /// The end of the disk comes first.
-    #[error("{len} bytes at {offset} are not all on a disk of {size} bytes")]
+    /// The range goes beyond the disk.
+    #[error("{len} bytes at {offset} go beyond the disk of {size} bytes")]
     OutOfRange {
-        /// Bytes from the start of the disk.
+        /// The offset in bytes.
         offset: u64,
-        /// Bytes.
+        /// The length in bytes.
         len: u64,
-        /// Bytes of the disk.
+        /// The size of the disk in bytes.
         size: u64,
     },
-    /// No bytes at all.
-    #[error("a request of no bytes")]
+    /// The request has no bytes.
+    #[error("the request has no bytes")]
     Empty,
-    /// More bytes than one request may have.
-    #[error("{len} bytes in one request, {max} are possible")]
+    /// The request has too many bytes.
+    #[error("the request has {len} bytes, at most {max} are possible")]
     TooLong {
-        /// Bytes.
+        /// The length in bytes.
         len: u64,
-        /// The most.
+        /// The largest length.
         max: u64,
     },
-    /// More pieces of memory than one request may have.
-    #[error("{pieces} pieces of memory in one request, {max} are possible")]
+    /// The request has too many pieces of memory.
+    #[error("the request has {pieces} pieces of memory, at most {max} are possible")]
     TooManyPieces {
-        /// Pieces, of the length that the device takes.
+        /// The number of pieces, after splitting to the length that the device accepts.
         pieces: usize,
-        /// The most.
+        /// The largest number.
         max: usize,
     },
     /// The disk is read-only.
     #[error("the disk is read-only")]
     ReadOnly,
-    /// The back-end does not offer requests of this type.
+    /// The back-end does not offer this type of request.
     #[error("the back-end does not offer {what}")]
     NotOffered {
         /// The type.

@@ -1,6 +1,7 @@
-//! Eventfds: kicks, calls, and what wakes a sleeper of our own.
+//! Eventfds: kicks, calls, and the wake-ups of the driver's own threads.
 //!
-//! The back-end has the same open file and can do to it what it likes: take away that it never blocks, above all.
+//! The back-end has the same open file and can change it. For example, it can clear the flag that keeps the
+//! file from blocking.
 
 use std::fs;
 use std::io::IoSliceMut;
@@ -15,7 +16,7 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2, read, write};
 use crate::error::Error;
 use crate::sleepers::WakeEvent;
 
-/// An eventfd that never blocks.
+/// An eventfd whose use never blocks.
 #[derive(Debug)]
 pub(crate) struct Event {
     fd: OwnedFd,
@@ -25,25 +26,27 @@ pub(crate) struct Event {
 impl Event {
     pub(crate) fn new() -> Result<Self, Error> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let fd = eventfd(0, flags).map_err(Error::os("eventfd"))?;
+        let fd = eventfd(0, flags).map_err(Error::os("an eventfd"))?;
         Ok(Self { fd, latch: Latch::default() })
     }
 
-    /// Signals it, for one that the back-end does not have ([`Kicker`]). A counter that is full is signalled already, so no
-    /// error is one.
+    /// Signals the event. Only for events that the back-end does not have; for the others see [`Kicker`].
+    ///
+    /// The only error is a full counter, and then the event is signalled already.
     #[inline]
     pub(crate) fn signal(&self) {
         let _ = write(&self.fd, &1u64.to_ne_bytes());
         self.latch.set();
     }
 
-    /// Takes what was signalled; how often it was. Does not wait, whatever the back-end did to the descriptor.
+    /// Takes the signals and returns their number. Does not wait, whatever the back-end does to the
+    /// descriptor.
     pub(crate) fn take(&self) -> u64 {
         let mut count = [0; 8];
-        // No offset.
+        // An offset of -1 means none.
         let taken = preadv2(&self.fd, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
         let taken = match taken {
-            // Linux before 5.12.
+            // Linux before 5.12 does not support NOWAIT here.
             Err(Errno::OPNOTSUPP) => read(&self.fd, &mut count),
             taken => taken,
         };
@@ -51,13 +54,13 @@ impl Event {
         taken.map_or(0, |_| u64::from_ne_bytes(count))
     }
 
-    /// What a model waits for instead of the descriptor.
+    /// Returns the latch that a loom model waits for instead of the descriptor.
     #[cfg(all(test, loom))]
     pub(crate) fn latch(&self) -> &Latch {
         &self.latch
     }
 
-    /// How often it was signalled since it was last taken. Not for the fast path.
+    /// Returns the number of signals since the last [`Event::take`]. Too slow for the data path.
     pub(crate) fn pending(&self) -> u64 {
         // proc_pid_fdinfo(5): the counter, in hexadecimal.
         let info =
@@ -66,13 +69,14 @@ impl Event {
         count.and_then(|count| u64::from_str_radix(count.trim(), 16).ok()).unwrap_or(0)
     }
 
-    /// Another descriptor of the same, to hand out.
+    /// Returns another descriptor of the same file, for the back-end.
     pub(crate) fn duplicate(&self) -> Result<OwnedFd, Error> {
-        self.fd.try_clone().map_err(|source| Error::Os { what: "eventfd", source })
+        self.fd.try_clone().map_err(|source| Error::Os { what: "an eventfd", source })
     }
 }
 
-/// An eventfd of ours that knows whether it is signalled, to save system calls. Used under one lock.
+/// The eventfd that wakes the owner of an [`Events`](crate::Events). It remembers whether it is signalled, to
+/// save system calls. Used under the completion lock.
 #[derive(Debug)]
 pub(crate) struct SleeperEvent {
     event: Event,
@@ -105,21 +109,25 @@ impl AsFd for SleeperEvent {
     }
 }
 
-/// Signals the eventfds that the back-end has too, and never waits.
+/// Signals the eventfds that the back-end has too, without ever waiting.
 ///
-/// A write can wait, whatever was looked at before: the back-end fills the counter and takes `O_NONBLOCK` away at any moment.
-/// The thread would then wait for as long as the back-end likes, with the disk alive and nobody to end it. A submission does
-/// not wait, so the kernel signals instead ([`Signaller`]): one system call for a kick, as a write is, and two more for some
-/// 120 of them, which take the events that nobody wants.
+/// A plain write could wait: the back-end can fill the counter and clear `O_NONBLOCK` at any moment, after
+/// any check. Then the thread would wait as long as the back-end likes, while the disk is alive and nothing
+/// ends the wait. So the kernel signals the event instead, by an AIO submission, which does not wait
+/// ([`Signaller`]). A kick costs one system call, like a write. Some 120 kicks together cost two more calls,
+/// which remove their unused completions.
 #[derive(Debug)]
 pub(crate) struct Kicker(Option<Signaller>);
 
 impl Kicker {
-    /// Without AIO, kicks are writes after all.
+    /// Makes a kicker. Without AIO, it falls back to writes.
     pub(crate) fn new() -> Self {
         let signaller = Signaller::new().inspect_err(|error| {
             let error: &dyn std::error::Error = error;
-            tracing::warn!(error, "without AIO, a hostile back-end can make a thread that submits wait");
+            tracing::warn!(
+                error,
+                "without AIO, a hostile back-end can block a thread that submits a request"
+            );
         });
         Self(signaller.ok())
     }
@@ -144,7 +152,7 @@ mod tests {
     use super::*;
     use rustix::fs::{OFlags, fcntl_setfl};
 
-    /// A write to this event would wait for ever.
+    /// A plain write to this event would wait for ever.
     #[test]
     fn a_kick_does_not_wait() {
         let kicker = Kicker::new();

@@ -1,4 +1,4 @@
-//! The face without waiting: futures, for any runtime.
+//! The interface without waiting: futures for any runtime.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,17 +12,19 @@ use crate::request::{Notify, Request};
 use crate::ring::Ring;
 use crate::waiter::Waiter;
 
-/// What came of a request that was awaited.
+/// The result of an awaited request.
 #[derive(Debug)]
 pub struct Finished {
-    /// Whether it was done.
+    /// Success, or the reason of the failure.
     pub result: Result<(), Error>,
-    /// Its memory back.
+    /// The memory of the request.
     pub data: Data,
 }
 
-/// A request on its way. It is submitted when it is polled first. Dropped before it is done, it goes on without anybody
-/// waiting; its memory is kept until the device is done.
+/// A request in flight as a future.
+///
+/// The first poll submits it. If the future is dropped earlier, the request goes on, and its memory is kept
+/// until the device is done.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct InFlight {
     disk: Disk,
@@ -32,14 +34,14 @@ pub struct InFlight {
 
 enum FutureState {
     Fresh(Request),
-    /// There was no room. The seat is told when something completes.
+    /// The ring had no room. The waiter is notified when a request completes.
     Full(Request, Arc<Waiter>),
     Waiting(Arc<Waiter>),
     Done,
 }
 
 impl Disk {
-    /// Carries out a request; its memory comes back in any case.
+    /// Runs a request. Its memory comes back in any case.
     pub fn start(&self, request: Request) -> InFlight {
         InFlight { disk: self.clone(), queue: self.index_of_thread(), state: FutureState::Fresh(request) }
     }
@@ -73,7 +75,8 @@ impl InFlight {
         &self.disk.0.core.rings[self.queue]
     }
 
-    /// Submits the request with a seat for it; without success, it is as it was but for the seat.
+    /// Submits the request with a waiter for its result. On failure, only the waiter of the request has
+    /// changed.
     fn submit(&self, request: &mut Request) -> Result<Arc<Waiter>, Error> {
         let waiter = self.ring().free_waiters.take();
         request.notify = Notify::Waiter(waiter.clone());
@@ -90,7 +93,7 @@ impl InFlight {
         Poll::Ready(Finished { result: Err(error), data: request.data })
     }
 
-    /// Tries to submit; the seat for room is told when it makes sense to try again.
+    /// Tries to submit the request. `room` is notified when another attempt makes sense.
     fn try_for_room(&mut self, mut request: Request, room: Arc<Waiter>, cx: &Context<'_>) -> Poll<Finished> {
         loop {
             let outcome = room.poll(cx.waker());

@@ -1,4 +1,4 @@
-//! A share in an open disk.
+//! The share of one user in an open disk.
 
 use std::sync::Arc;
 use std::thread;
@@ -6,7 +6,7 @@ use std::thread;
 use crate::core::{Core, is_called_back};
 use crate::error::Error;
 
-/// Closes the disk when the last user goes.
+/// Closes the disk when the last user drops it.
 pub(crate) struct Handle {
     pub(crate) core: Arc<Core>,
 }
@@ -14,7 +14,7 @@ pub(crate) struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if is_called_back() {
-            // A handler had it: this very thread has what closing needs.
+            // A handler dropped it, so this thread holds a lock that closing needs.
             let core = self.core.clone();
             let spawned = thread::Builder::new().name("kickless-close".into()).spawn(move || core.close());
             if spawned.is_err() {

@@ -1,4 +1,4 @@
-//! Where a queue's rings and blocks are in the disk's own memory.
+//! The addresses of a queue's rings and blocks in the disk's own memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,10 +13,10 @@ use crate::error::Error;
 use crate::memory::Region;
 
 const PAGE: u64 = 4096;
-/// Parts begin on lines of their own: neighbours are fetched in pairs.
+/// The alignment of the parts. Processors prefetch cache lines in pairs.
 const LINE: u64 = 128;
 
-/// The shape of a queue, and where it is.
+/// The shape and the addresses of a queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     setup: RingSetup,
@@ -27,10 +27,10 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Lays a queue out from the device's address `start` on.
+    /// Lays out a queue from the device's address `start` on.
     ///
     /// # Errors
-    /// There is no such queue size.
+    /// The size of the queue is invalid.
     pub(crate) fn new(start: u64, size: u16, features: Features) -> Result<Self, Error> {
         let has = |feature| features.contains(feature);
         let (event_idx, indirect) = (has(Features::EVENT_IDX), has(Features::INDIRECT_DESC));
@@ -39,7 +39,7 @@ impl Layout {
             false => driver::Options::new(size, event_idx, indirect),
         };
         let options = options.map_err(|_| Error::QueueSize { size })?.with_in_order(has(Features::IN_ORDER));
-        // The packed ring's event areas are smaller than the split ring's, so there is room for either.
+        // The event areas of a packed ring are smaller than the rings of a split one, so either fits.
         let driver = (start + desc_len(size) as u64).next_multiple_of(LINE);
         let device = (driver + avail_len(size, true) as u64).next_multiple_of(LINE);
         let blocks = (device + used_len(size, true) as u64).next_multiple_of(PAGE);
@@ -48,7 +48,7 @@ impl Layout {
         Ok(Self { setup, options, event_idx, blocks, end })
     }
 
-    /// The first address after the queue.
+    /// Returns the first address after the queue.
     pub(crate) fn end(&self) -> u64 {
         self.end
     }
@@ -57,7 +57,7 @@ impl Layout {
         self.setup.size
     }
 
-    /// Whether each side names the event of which it wants to be told.
+    /// Returns whether each side names the event for which it wants a notification.
     pub(crate) fn event_idx(&self) -> bool {
         self.event_idx
     }
@@ -70,11 +70,11 @@ impl Layout {
         &self.setup
     }
 
-    /// Rings in their first state, and the driver's ends of them.
+    /// Makes the rings empty, and returns the driver's ends of them.
     pub(crate) fn rings(&self, region: &Arc<Region>) -> Result<(Submitter, Completer), Error> {
         let RingSetup { desc, driver, device, .. } = self.setup;
         let rings = region.area(desc, (self.blocks - desc) as usize, 16)?;
-        // Word by word: somebody may be looking whether there is something to take.
+        // This stores word by word, because another thread may be polling the ring.
         (0..rings.len()).step_by(2).for_each(|at| rings.store_u16(at, 0, Ordering::Relaxed));
         let areas = driver::Areas {
             desc: region.area(desc, (driver - desc) as usize, 16)?,
@@ -84,7 +84,7 @@ impl Layout {
         Ok(driver::queue(self.options, areas))
     }
 
-    /// What belongs to its ids.
+    /// Returns the blocks of the queue.
     pub(crate) fn blocks(&self, region: &Arc<Region>) -> Result<Blocks, Error> {
         let area = region.area(self.blocks, Blocks::len(self.size()), 64)?;
         Ok(Blocks::new(area, self.blocks, self.size()))

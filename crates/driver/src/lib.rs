@@ -1,22 +1,24 @@
-//! The guest's end of virtio-blk in user space: drives any vhost-user-blk back-end, without a virtual machine.
+//! The guest's end of virtio-blk in user space: drives any vhost-user-blk back-end, without a virtual
+//! machine.
 //!
-//! A [`Disk`] is a connection to a back-end's unix socket, memory that both share, and queues. Three faces use the same
-//! core, at the same time if need be:
+//! A [`Disk`] is a connection to the unix socket of a back-end, with shared memory and queues. Three
+//! interfaces use the same core, and can be used at the same time:
 //!
-//! * blocking: [`Disk::read_at`], [`Disk::write_at`], [`Disk::flush`] and so on, or [`Disk::run`] for any [`Request`];
+//! * blocking: [`Disk::read_at`], [`Disk::write_at`], [`Disk::flush`] and so on, or [`Disk::run`] for any
+//!   [`Request`];
 //! * futures: [`Disk::read`], [`Disk::write`], [`Disk::start`], under any runtime or none;
-//! * batches and polling: [`Queue::submit`], [`Queue::poll`], [`Queue::wait`], with a token for each request or a handler
-//!   ([`Request::on_complete`]), and a descriptor for epoll ([`Queue::events`]).
+//! * batches and polling: [`Queue::submit`], [`Queue::poll`], [`Queue::wait`], with a token for each request
+//!   or a handler ([`Request::on_complete`]), and a descriptor for epoll ([`Queue::events`]).
 //!
 //! ```no_run
 //! use kickless_driver::{Disk, Options, Request};
 //!
-//! // Serve a disk to try this on: kickless blk --socket-path=/tmp/scratch.sock --blk-file=mem:64M
+//! Serve a disk for this example: kickless blk --socket-path=/tmp/scratch.sock --blk-file=mem:64M
 //! let disk = Disk::connect(Options::new("/tmp/scratch.sock"))?;
 //! disk.write_at(&[7; 4096], 0)?;
 //! disk.flush()?;
 //!
-//! // The same without copies, sixteen at once.
+//! The same without copies, sixteen requests at once.
 //! let queue = disk.queue_of_thread();
 //! let reads = (0..16).map(|n| Ok(Request::read(n * 4096, disk.buffer(4096)?).token(n)));
 //! let mut batch = reads.collect::<Result<Vec<_>, kickless_driver::Error>>()?;
@@ -32,23 +34,31 @@
 //! ```
 //!
 //! # Memory
-//! A request owns its memory until the device is done, whoever has stopped waiting for it, and brings it back. It is a
-//! [`Buffer`]: a piece of the disk's own shared memory ([`Disk::buffer`]) or of a file of the caller's
-//! ([`Disk::register`]). Nothing is allocated for a request, nor copied; only [`Disk::read_at`] and [`Disk::write_at`] copy.
+//! A request owns its memory until the device is done, even if its caller stops waiting. The completion
+//! returns the memory. It consists of [`Buffer`]s: pieces of the disk's own shared memory ([`Disk::buffer`])
+//! or of a file of the caller ([`Disk::register`]). A request needs no allocation and no copy; only
+//! [`Disk::read_at`] and [`Disk::write_at`] copy.
 //!
 //! # Threads and locks
-//! Each queue has a lock for submission and one for completion, which nobody needs at once but to set the queue up again.
-//! A kick is a system call, so it is made after the submission lock was dropped, on an eventfd that is reference counted: by
-//! then the request may be done, the disk closed, or the connection another one. Whoever polls or waits hands out what is
-//! done to all others. Of several threads that wait at a queue, one sleeps on its events; there is no thread but theirs, until
-//! a future or a handler needs one ([`Options::reactor`]). Lock order: a queue's completion, its submission, then anything
-//! small (seats, what is kept for pollers, the pool), none of which is held while another is taken.
+//! Each queue has a lock for submission and one for completion. Only a restart of the queue needs both.
+//!
+//! A kick is a system call, so it happens after the submission lock is dropped. By then the request may be
+//! done, the disk closed, or the connection replaced. So the kick uses a reference-counted eventfd.
+//!
+//! A thread that polls or waits delivers all completions that it finds, also those of other threads. Of
+//! several threads that wait at a queue, one sleeps on its events. The driver starts a thread of its own only
+//! when a future or a handler needs one ([`Options::reactor`]).
+//!
+//! Lock order: the completion lock of a queue, its submission lock, then any of the small ones (waiters,
+//! completions kept for pollers, the page pool). No two small locks are held together.
 //!
 //! # The back-end
-//! It is not trusted: it can give wrong data, and nothing else. A lie about a ring or in a message kills the disk, and every
-//! request in flight fails ([`Disk::failure`] tells why). A connection that closes is made again for as long as
-//! [`Options::reconnect_limit`] says; meanwhile requests wait, and then all that were in flight are sent again. A back-end
-//! that neither answers requests nor closes its socket is waited for.
+//! The back-end is not trusted. It can return wrong data, but nothing worse. If it breaks the rules of a ring
+//! or of the protocol, the disk dies and every request in flight fails ([`Disk::failure`] has the reason).
+//!
+//! If the connection closes, the driver reconnects for up to [`Options::reconnect_limit`]. Requests wait
+//! meanwhile. Then the driver sends all requests in flight again. The driver waits without limit for a
+//! back-end that neither answers requests nor closes its socket.
 
 mod block;
 mod buffer;

@@ -1,4 +1,4 @@
-//! What the device said it can do, and whether a request keeps to it.
+//! The limits of the device, and the checks that requests keep to them.
 
 use std::ops::RangeInclusive;
 
@@ -9,35 +9,37 @@ use crate::buffer::Buffer;
 use crate::error::{Error, Invalid};
 use crate::request::{Kind, Request};
 
-/// Most pieces of data in a request: what the table that each has is made for.
+/// The largest number of pieces of data in a request. The indirect table of each id has room for them.
 pub(crate) const PIECES_MAX: usize = 30;
-/// Sizes of a logical block: from a sector to the largest that QEMU lets a disk have.
+/// The valid sizes of a logical block: from a sector to the largest that QEMU allows.
 const BLOCK_SIZES: RangeInclusive<u32> = SECTOR_SIZE as u32..=2 << 20;
-/// Bytes of `struct virtio_blk_lifetime`.
+/// The size of `struct virtio_blk_lifetime`.
 pub(crate) const LIFETIME_LEN: usize = 6;
 
-/// What requests must keep to, from the features and the configuration space.
+/// The limits of requests, from the features and the configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Bytes of the disk.
+    /// The size of the disk in bytes.
     pub(crate) size: u64,
     pub(crate) features: BlkFeatures,
-    /// Bytes in one descriptor.
+    /// The largest number of bytes in a descriptor.
     pub(crate) piece_len_max: u32,
-    /// Descriptors of data in a request.
+    /// The largest number of data descriptors in a request.
     pub(crate) pieces_max: usize,
-    /// Bytes in one discard and one write-zeroes request.
+    /// The largest number of bytes in a discard, and in a write-zeroes request.
     discard_max: u64,
     write_zeroes_max: u64,
-    /// Where a range that is split to be discarded had best be: multiples of so many bytes.
+    /// The best alignment in bytes for the parts of a discard.
     discard_alignment: u64,
-    /// Bytes of a logical block.
+    /// The bytes of a logical block.
     pub(crate) block_size: u32,
 }
 
 impl Limits {
+    /// Computes the limits.
+    ///
     /// # Errors
-    /// A field that cannot be.
+    /// A field has an invalid value.
     pub(crate) fn new(features: Features, config: &Config) -> Result<Self, Error> {
         let features = BlkFeatures::from_bits_truncate(features.bits());
         let has = |feature| features.contains(feature);
@@ -48,7 +50,7 @@ impl Limits {
         if !block_size.is_power_of_two() || !BLOCK_SIZES.contains(&block_size) {
             return wrong("blk_size", block_size.into());
         }
-        // Zero is what devices say that have no limit, and drivers have taken it so for long.
+        // Devices without a limit report zero here, and drivers have long accepted that.
         let piece_len_max = match config.size_max.get() {
             size if has(BlkFeatures::SIZE_MAX) && size != 0 => size,
             _ => !511,
@@ -61,7 +63,7 @@ impl Limits {
             _ => PIECES_MAX,
         };
         let bytes = |sectors: u32| u64::from(sectors) * SECTOR_SIZE;
-        // Zero is no limit here either.
+        // Zero means no limit here too.
         let range_max = |sectors: u32| bytes(if sectors == 0 { u32::MAX } else { sectors });
         Ok(Self {
             size,
@@ -75,7 +77,7 @@ impl Limits {
         })
     }
 
-    /// The same for queues of this size, which no chain is longer than.
+    /// Adapts the limits to queues of this size: no chain is longer than its queue.
     ///
     /// # Errors
     /// Not even the shortest request fits.
@@ -86,25 +88,27 @@ impl Limits {
         }
     }
 
-    /// Bytes that one read or write can have, if it is in one piece of memory.
+    /// Returns the largest length of a read or write with one piece of memory.
     pub(crate) fn len_max(&self) -> u64 {
         u64::from(self.piece_len_max).saturating_mul(self.pieces_max as u64).min(u32::MAX.into()) & !511
     }
 
-    /// Bytes that one discard or write-zeroes request can have.
+    /// Returns the largest length of a discard or write-zeroes request.
     pub(crate) fn range_max(&self, kind: Kind) -> u64 {
         if kind == Kind::Discard { self.discard_max } else { self.write_zeroes_max }
     }
 
-    /// Bytes of each of the requests that a read or write is split into: whole blocks, where a request takes one.
+    /// Returns the length of the requests that a transfer is split into. They are whole blocks if a request
+    /// can hold one.
     pub(crate) fn chunk_max(&self, most: u64) -> u64 {
         let max = self.len_max().min(most);
         let whole = max - max % u64::from(self.block_size);
         if whole > 0 { whole } else { max }
     }
 
-    /// Bytes of the next request when the range from `at` to `end` is discarded or zeroed. It ends where a block does: devices
-    /// may refuse parts of blocks, or leave them as they are.
+    /// Returns the length of the next request to discard or zero the range from `at` to `end`.
+    ///
+    /// It ends at the end of a block, because devices may refuse parts of blocks or ignore them.
     pub(crate) fn next_range(&self, kind: Kind, at: u64, end: u64) -> u64 {
         let max = self.range_max(kind);
         if end - at <= max {
@@ -116,16 +120,16 @@ impl Limits {
         if over < max { max - over } else { max }
     }
 
-    /// Whether the device would do all of this, in as many requests as it takes.
+    /// Checks that the device would accept all of a range, in as many requests as it takes.
     ///
     /// # Errors
-    /// It would refuse at least one of them.
+    /// The device would refuse at least one request.
     pub(crate) fn check_whole(&self, kind: Kind, offset: u64, len: u64) -> Result<(), Invalid> {
         self.check_kind(kind)?;
         self.check_range(offset, len)
     }
 
-    /// Whether there are requests of this kind.
+    /// Checks that the device offers this kind of request.
     fn check_kind(&self, kind: Kind) -> Result<(), Invalid> {
         let (feature, what) = match kind {
             Kind::Read | Kind::Write | Kind::GetId => (BlkFeatures::empty(), ""),
@@ -141,7 +145,8 @@ impl Limits {
         if changes && self.features.contains(BlkFeatures::RO) { Err(Invalid::ReadOnly) } else { Ok(()) }
     }
 
-    /// Whether [`Limits::check`] finds one piece and nothing wrong with a read or write of one piece, which nearly all requests are.
+    /// Returns whether the request is a valid read or write of one piece, the usual kind. It means that
+    /// [`Limits::check`] would return 1.
     #[inline]
     pub(crate) fn is_plain(&self, request: &Request, buffer: &Buffer) -> bool {
         let kind = match request.kind {
@@ -157,7 +162,7 @@ impl Limits {
             && offset <= self.size - len
     }
 
-    /// Whether the device would take the request; how many descriptors of data it needs.
+    /// Checks that the device would accept the request. Returns the number of data descriptors that it needs.
     pub(crate) fn check(&self, request: &Request) -> Result<usize, Invalid> {
         match request.kind {
             Kind::Read | Kind::Write => {
@@ -224,7 +229,7 @@ impl Limits {
                 if request.range.len > max {
                     return Err(Invalid::TooLong { len: request.range.len, max });
                 }
-                // The range itself, which the driver keeps beside the header.
+                // The range counts as data. The driver stores it beside the header.
                 Ok(1)
             }
             Kind::Read | Kind::Write => Ok(0),
@@ -272,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_a_range_are_whole_blocks() {
+    fn parts_of_a_range_are_whole_blocks() {
         let config = Config {
             capacity: 1024.into(),
             blk_size: 4096.into(),
@@ -300,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_cannot_be() {
+    fn invalid_fields_are_refused() {
         let wrong = |features, config: Config| match limits(features, &config) {
             Err(Error::ConfigField { field, .. }) => field,
             other => panic!("{other:?}"),

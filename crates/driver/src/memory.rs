@@ -1,4 +1,4 @@
-//! Memory that is shared with the back-end: regions, each behind a file of its own.
+//! Memory shared with the back-end: regions, each backed by a file.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,14 +12,16 @@ use std::sync::Arc;
 
 use crate::error::Error;
 
-/// Regions begin and end on huge pages, whatever their files have: some back-ends register whole ones for DMA.
+/// The alignment of regions, also of those whose files have small pages. Some back-ends register whole huge
+/// pages for DMA.
 pub(crate) const HUGE_PAGE: u64 = 2 << 20;
-/// The device's address of the first region. Not 0, so that an address that was forgotten is found out.
+/// The device's address of the first region. It is not 0, so that a missing address causes an error.
 pub(crate) const FIRST: u64 = 4 << 30;
-/// What the memfd is called in `/proc/PID/maps` of either side.
+/// The name of the memfd in `/proc/PID/maps` of either process.
 const NAME: &CStr = c"kickless-driver";
 
-/// A run of shared memory. The device knows its bytes by addresses of ours, which are the same in each space but our own.
+/// A range of shared memory. The driver chooses its address. Messages and rings use the same address for
+/// guest-physical and user space, but its address in this process differs.
 #[derive(Debug)]
 pub(crate) struct Region {
     file: OwnedFd,
@@ -27,9 +29,9 @@ pub(crate) struct Region {
     gpa: u64,
     len: u64,
     map: Map,
-    /// Which disk it is registered with.
+    /// The number of the disk that it is registered with.
     disk: u64,
-    /// Its last handle was dropped: it goes with the next change of memory.
+    /// The last handle was dropped, so the next change of memory removes it.
     abandoned: AtomicBool,
     /// The back-end does not have it any more.
     removed: AtomicBool,
@@ -43,7 +45,7 @@ impl Region {
         Ok(Self { file, offset, gpa, len, map, disk, abandoned, removed })
     }
 
-    /// Memory of our own, zeroed.
+    /// Makes zeroed memory of the driver's own.
     fn own(gpa: u64, len: u64, huge_pages: bool, disk: u64) -> Result<Self, Error> {
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         if huge_pages {
@@ -52,35 +54,37 @@ impl Region {
         let file = memfd_create(NAME, flags).map_err(Error::os("shared memory"))?;
         ftruncate(&file, len).map_err(Error::os("shared memory"))?;
         if huge_pages {
-            // A huge page that is missing is a signal on first use, which nobody could handle; so all of them now.
+            // A missing huge page would cause an unhandled signal on the first use. So all of them are
+            // allocated now.
             rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)
                 .map_err(Error::os("huge pages"))?;
         }
-        // The back-end has the file too: were it to cut it short, our next access would be a signal that kills.
+        // The back-end has the file too. If it truncated the file, our next access would cause a fatal
+        // signal.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(Error::os("shared memory"))?;
         Self::new(file, 0, gpa, len, disk)
     }
 
-    /// The device's address of its first byte.
+    /// Returns the device's address of the first byte.
     #[inline]
     pub(crate) fn gpa(&self) -> u64 {
         self.gpa
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// For copies from and to it.
+    /// Returns the map, for copies from and to the region.
     #[inline]
     pub(crate) fn map(&self) -> &Map {
         &self.map
     }
 
-    /// Direct access to `len` bytes at the device's address `gpa`, which must be aligned to `align`.
+    /// Returns direct access to `len` bytes at the device's address `gpa`, which must be aligned to `align`.
     pub(crate) fn area(&self, gpa: u64, len: usize, align: usize) -> Result<Area, Error> {
         let source = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
         self.map
@@ -88,36 +92,36 @@ impl Region {
             .map_err(|_| Error::Os { what: "shared memory", source: source() })
     }
 
-    /// As messages tell of it.
+    /// Returns the region in the form that messages use.
     pub(crate) fn message(&self) -> MemoryRegion {
         let Self { gpa, len, offset, .. } = *self;
         MemoryRegion { guest_addr: gpa, size: len, user_addr: gpa, mmap_offset: offset, xen: None }
     }
 
-    /// Another descriptor of its file, to hand out.
+    /// Returns another descriptor of the file, for the back-end.
     pub(crate) fn duplicate(&self) -> Result<OwnedFd, Error> {
         self.file.try_clone().map_err(|source| Error::Os { what: "shared memory", source })
     }
 
-    /// Nobody will use it any more once what is in flight is done.
+    /// Marks the region for removal, once nothing of it is in flight.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
     }
 
-    /// Whether requests may still use it.
+    /// Returns whether the region was removed, so that new requests must not use it.
     #[inline]
     pub(crate) fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// Whether both are shared with the same back-end.
+    /// Returns whether both regions belong to the same disk.
     #[inline]
     pub(crate) fn is_same_disk(&self, other: &Self) -> bool {
         self.disk == other.disk
     }
 }
 
-/// All regions of a disk. The first is our own: rings, what belongs to requests, and buffers.
+/// All regions of a disk. The first is the driver's own: rings, blocks of requests, and buffers.
 #[derive(Debug)]
 pub(crate) struct Regions {
     all: Vec<Arc<Region>>,
@@ -125,11 +129,11 @@ pub(crate) struct Regions {
     disk: u64,
 }
 
-/// Numbers for disks, so that a buffer is told from another disk's.
+/// The number of the next disk. It tells the buffers of one disk from those of another.
 static DISKS: AtomicU64 = AtomicU64::new(0);
 
 impl Regions {
-    /// Just our own, of at least `len` bytes.
+    /// Makes the list with only the own region, of at least `len` bytes.
     pub(crate) fn new(len: u64, huge_pages: bool) -> Result<Self, Error> {
         let len = len.checked_next_multiple_of(HUGE_PAGE).ok_or(Error::NoMemory { len: usize::MAX })?;
         let disk = DISKS.fetch_add(1, Ordering::Relaxed);
@@ -137,12 +141,12 @@ impl Regions {
         Ok(Self { next: next_gpa(&own), all: vec![own], disk })
     }
 
-    /// All of them, our own first.
+    /// Returns all regions, the own one first.
     pub(crate) fn all(&self) -> &[Arc<Region>] {
         &self.all
     }
 
-    /// Takes a part of a file in, at an address that was never used before.
+    /// Adds a part of a file, at an address that was never used before.
     pub(crate) fn add(
         &mut self,
         file: impl AsFd,
@@ -161,13 +165,13 @@ impl Regions {
         Ok(region)
     }
 
-    /// Takes a region out.
+    /// Removes a region.
     pub(crate) fn remove(&mut self, region: &Arc<Region>) {
         region.removed.store(true, Ordering::Release);
         self.all.retain(|other| !Arc::ptr_eq(other, region));
     }
 
-    /// A region without a handle and without a request in flight.
+    /// Returns a region without a handle and without a request in flight.
     pub(crate) fn unused(&self) -> Option<Arc<Region>> {
         self.all
             .iter()
@@ -176,10 +180,10 @@ impl Regions {
     }
 }
 
-/// The address of the region after this one, a huge page between them.
+/// Returns the address for the region after this one, with a huge page between them.
 fn next_gpa(region: &Region) -> u64 {
     (region.gpa + region.len).saturating_add(HUGE_PAGE).next_multiple_of(HUGE_PAGE)
 }
 
-/// Most regions where they can only be told all at once.
+/// The largest number of regions in a whole table.
 pub(crate) const TABLE_MAX: usize = MEM_TABLE_REGIONS_MAX;

@@ -1,7 +1,8 @@
-//! What threads hand to one another at a queue, in every order that the memory model allows, up to a number of preemptions.
+//! Loom models of the parts of a queue that threads share. They run in every order that the memory model
+//! allows, up to a number of preemptions.
 //!
-//! Slots, seats and the role of the one that sleeps for all are the driver's own. Kicks are a model of `Ring::show` and of a
-//! connection that is made again, with the suppression that the rings use. A wake-up that is lost is a deadlock, which loom
+//! Slots, waiters and the leader's role are the driver's own code. Kicks are a model of `Ring::publish` and
+//! of a reconnection, with the suppression that the rings use. A lost wake-up is a deadlock, which loom
 //! finds.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-driver --release --lib model`
@@ -27,7 +28,7 @@ fn event() -> Arc<Event> {
     Arc::new(Event::new().unwrap())
 }
 
-/// Sleeps until the event is signalled, and takes that.
+/// Sleeps until the event is signalled, and takes the signal.
 fn sleep(event: &Event) {
     event.latch().wait();
     event.take();
@@ -39,14 +40,14 @@ fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// A request goes in, a device that lies says at any moment that it is done, and the id is used again.
+/// A request is filled in, while a hostile device reports its completion at any moment, and the id is reused.
 #[test]
-fn a_request_is_taken_once_whatever_the_device_says() {
+fn a_request_is_taken_once_with_a_hostile_device() {
     check(3, || {
         let (mut filler, mut taker) = slots::<Box<u16>>(1);
         let completer = thread::spawn(move || {
             let mut taken: Vec<u16> = (0..2).filter_map(|_| taker.take(0)).map(|request| *request).collect();
-            // Once the other has ended, what is left.
+            // The caller takes the rest after the other thread has ended.
             (std::mem::take(&mut taken), taker)
         });
         let mut refused = 0;
@@ -62,19 +63,19 @@ fn a_request_is_taken_once_whatever_the_device_says() {
 
 const WAITERS: usize = 3;
 
-/// A queue as those who wait see it: what is done, and who wants to be called.
+/// The part of a queue that waiting threads use.
 struct Queue {
     wait_leader: WaitLeader,
     free_waiters: [Arc<Waiter>; WAITERS],
-    /// Done by the device, and not handed out yet. The lock is that for completions.
+    /// Completed by the device, and not delivered yet. The lock stands for the completion lock.
     done: [AtomicBool; WAITERS],
     handed_out: Mutex<[bool; WAITERS]>,
-    /// The eventfd of calls and the one that wakes the leader: one is waited for as well as the other.
+    /// Stands for the eventfd of calls and the one that wakes the leader, which waits for both.
     events: Arc<Event>,
 }
 
 impl Queue {
-    /// Hands out what is done, to whomever it belongs.
+    /// Delivers all completions.
     fn drain_for_all(&self) {
         let mut handed_out = self.handed_out.lock().unwrap();
         for at in 0..WAITERS {
@@ -85,7 +86,7 @@ impl Queue {
         }
     }
 
-    /// As `Core::wait_for_outcome`, `pause`, `lead` and `sleep_at_queue`.
+    /// Waits as `Core::wait_for_outcome`, `wait_or_lead`, `wait_as_leader` and `sleep_at_queue` do.
     fn wait(&self, at: usize) {
         let waiter = &self.free_waiters[at];
         loop {
@@ -114,9 +115,11 @@ impl Queue {
     }
 }
 
-/// Three threads wait at one queue, one of them for all; whoever goes first leaves the others served. The request `polled` is
-/// found by another thread, which polls and sleeps nowhere; for the others the device calls.
-fn waiting(polled: usize) {
+/// Three threads wait at one queue, one of them as the leader. A thread that leaves must not leave the others
+/// without a leader.
+///
+/// Another thread polls and finds the request `polled`. The device calls for the other requests.
+fn three_threads_wait(polled: usize) {
     check(2, move || {
         let queue = Arc::new(Queue {
             wait_leader: WaitLeader::default(),
@@ -145,16 +148,16 @@ fn waiting(polled: usize) {
 }
 
 #[test]
-fn nobody_sleeps_on_when_its_request_is_done() {
-    waiting(0);
-    waiting(2);
+fn no_thread_sleeps_after_its_request_is_done() {
+    three_threads_wait(0);
+    three_threads_wait(2);
 }
 
 /// The words of a split ring with event indices.
 struct Ring([AtomicU16; 6]);
 
 impl Ring {
-    /// Nothing is in it, and the device has said nothing about kicks yet.
+    /// Makes an empty ring, in which the device has not asked for kicks yet.
     fn new() -> Arc<Ring> {
         Arc::new(Ring([0, 0, 0, 0, 0, 0].map(AtomicU16::new)))
     }
@@ -174,7 +177,7 @@ impl Cells for Ring {
     }
 }
 
-/// What the submission lock protects.
+/// The state under the submission lock.
 struct Submission {
     ring: Arc<Ring>,
     next: u16,
@@ -182,7 +185,8 @@ struct Submission {
     dead: bool,
 }
 
-/// As `Ring::submit_one` and `Ring::show`: the decision under the lock, the kick outside. Whether it was submitted.
+/// Submits as `Ring::submit_one` and `Ring::publish` do: the decision under the lock, the kick after it.
+/// Returns whether it was submitted.
 fn submit(submission: &Mutex<Submission>) -> bool {
     let mut locked = submission.lock().unwrap();
     if locked.dead {
@@ -198,7 +202,7 @@ fn submit(submission: &Mutex<Submission>) -> bool {
     true
 }
 
-/// A device that serves `count` requests of a ring, and sleeps where there are none.
+/// Serves `count` requests of a ring as a device. Sleeps while there are none.
 fn serve(ring: &Ring, kick: &Event, count: u16) {
     let mut next = 0;
     while next < count {
@@ -209,7 +213,7 @@ fn serve(ring: &Ring, kick: &Event, count: u16) {
     }
 }
 
-/// Threads submit to one queue, and each decides under the lock and kicks after it.
+/// Threads submit to one queue. Each decides under the lock whether to kick, and kicks after it.
 #[test]
 fn every_request_is_seen() {
     check(3, || {
@@ -227,9 +231,11 @@ fn every_request_is_seen() {
     });
 }
 
-/// The back-end is another one from some moment on: a request is submitted to the first one, whose kick nobody hears any more, and
-/// is put into the new ring; or it is submitted to the new one. `kicks`: the queue is kicked once when it begins anew.
-fn another_back_end(kicks: bool) {
+/// Replaces the back-end at any moment.
+///
+/// A request is submitted to the first one, whose kick has no reader any more, and put into the new ring. Or
+/// it is submitted to the new one. With `kicks`, the restart kicks the queue once.
+fn replace_back_end(kicks: bool) {
     check(3, move || {
         let (ring, kick) = (Ring::new(), event());
         let submission = Arc::new(Mutex::new(Submission { ring, next: 0, kick, dead: false }));
@@ -238,14 +244,15 @@ fn another_back_end(kicks: bool) {
             move || submit(&submission)
         });
         let (new_ring, new_kick) = (Ring::new(), event());
-        // The new back-end has been told of the ring, and has looked at it and found nothing.
+        // The new back-end knows the ring, and has found it empty.
         let asleep = !device::arm(&*new_ring, true, 0);
         assert!(asleep);
-        // As `Ring::renew`.
+        // Does the same as `Ring::restart`.
         let mut locked = submission.lock().unwrap();
         locked.ring = new_ring.clone();
         locked.kick = new_kick.clone();
-        // Shown by a release store, and not by a decision: the queue is kicked in any case.
+        // The index is published by a release store without a decision, so the queue must be kicked in any
+        // case.
         new_ring.store(Word::AvailIdx, locked.next, Ordering::Release);
         drop(locked);
         if kicks {
@@ -258,18 +265,18 @@ fn another_back_end(kicks: bool) {
 }
 
 #[test]
-fn a_kick_for_a_back_end_that_is_gone_is_made_good() {
-    another_back_end(true);
+fn a_restart_replaces_a_lost_kick() {
+    replace_back_end(true);
 }
 
 #[test]
 #[should_panic(expected = "sleeps on a request")]
-fn without_a_kick_of_each_queue_one_is_lost() {
-    another_back_end(false);
+fn without_a_kick_at_the_restart_one_is_lost() {
+    replace_back_end(false);
 }
 
-/// The disk is unplugged while a thread is between the decision and the kick: it kicks what is still there, and whoever comes later
-/// is refused.
+/// The disk is unplugged while a thread is between the decision and the kick. The kick must still have its
+/// eventfd, and later submissions are refused.
 #[test]
 fn unplugged_between_decision_and_kick() {
     check(3, || {
@@ -280,12 +287,13 @@ fn unplugged_between_decision_and_kick() {
             move || submit(&submission)
         });
         submission.lock().unwrap().dead = true;
-        // Whatever was submitted is given back by whoever unplugs: nothing is submitted after it.
+        // The thread that unplugs returns all submitted requests to their owners. No request may be submitted
+        // after that.
         let in_flight = submission.lock().unwrap().next;
         let submitted = submitter.join().unwrap();
         assert_eq!(submission.lock().unwrap().next, in_flight);
         assert_eq!(u16::from(submitted), in_flight);
-        // The kick's eventfd went with the last who needed it.
+        // The last reference to the eventfd is gone, except the one here.
         let submission = Arc::into_inner(submission).unwrap().into_inner().unwrap();
         assert_eq!(Arc::strong_count(&submission.kick), 1);
     });

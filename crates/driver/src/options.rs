@@ -1,84 +1,94 @@
-//! What a disk is opened with.
+//! The options of a disk.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Whether to use a feature.
+/// The use of a feature.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// Where it is offered.
+    /// Use it if it is offered.
     #[default]
     Auto,
-    /// Yes; a back-end that does not offer it is an error.
+    /// Require it.
     On,
-    /// No.
+    /// Do not use it.
     Off,
 }
 
-/// What a thread does that waits for a completion.
+/// The way in which a thread waits for a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
-    /// It asks for a call and sleeps; before that it looks at the ring for a few microseconds, as long as that pays: while the
-    /// device mostly answers within them.
+    /// Poll the ring for a few microseconds, then ask for a call and sleep. The polling is skipped while the
+    /// device is mostly slower than that.
     #[default]
     Auto,
-    /// It asks for a call and sleeps, at once.
+    /// Ask for a call and sleep at once.
     Sleep,
-    /// It looks at the ring for so long before it sleeps. [`Duration::MAX`]: it never sleeps.
+    /// Poll the ring for this long before sleeping. [`Duration::MAX`] means never to sleep.
     Spin(Duration),
 }
 
-/// How to reach a disk, and how to use it.
+/// The options for the connection to a disk and its use.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The back-end's unix socket.
+    /// The unix socket of the back-end.
     pub socket: PathBuf,
-    /// Queues; 0 for as many as this process has CPUs. Never more than the back-end offers. Default 0.
+    /// The number of queues; 0 means one for each CPU of this process. At most as many as the back-end
+    /// offers. Default 0.
     pub queues: u16,
-    /// Descriptors in each queue, a power of two; the most requests in flight, for the most part. Default 256.
+    /// The number of descriptors in each queue, a power of two. It usually is the largest number of requests
+    /// in flight. Default 256.
     pub queue_size: u16,
-    /// The packed ring instead of the split one. Default: [`Choice::Auto`].
+    /// Use the packed ring instead of the split one. Default: [`Choice::Auto`].
     pub packed: Choice,
-    /// Event indices. Default: [`Choice::Auto`].
+    /// Use event indices. Default: [`Choice::Auto`].
     pub event_idx: Choice,
-    /// Indirect descriptors, so that each request takes one descriptor of the ring. Used where more than half of the ring would
-    /// be taken otherwise, for a device is faster without. Default: [`Choice::Auto`].
+    /// Use indirect descriptors, so that each request takes one descriptor of the ring.
+    ///
+    /// A device is faster without them. So the driver uses them only when requests would take more than half
+    /// of the ring otherwise. Default: [`Choice::Auto`].
     pub indirect: Choice,
-    /// Requests complete in the order of their submission. Default: [`Choice::Off`], for it makes the fast wait for the slow.
+    /// Complete requests in the order of their submission. Default: [`Choice::Off`], because fast requests
+    /// would wait for slow ones.
     pub in_order: Choice,
-    /// Share huge pages (2 MiB, which the system must have set aside). Default: no.
+    /// Use huge pages of 2 MiB, which must be reserved on the host. Default: no.
     pub huge_pages: bool,
-    /// Bytes of shared memory for [`Disk::buffer`](crate::Disk::buffer) and for copies; rounded up to 2 MiB. It costs
-    /// nothing before it is used, except as huge pages. Default 64 MiB.
+    /// The bytes of shared memory for [`Disk::buffer`](crate::Disk::buffer) and for copies, rounded up to 2
+    /// MiB.
+    ///
+    /// It costs nothing before its first use, except with huge pages. Default 64 MiB.
     pub buffer_memory: u64,
-    /// For how long to go on trying when the back-end has closed the connection; zero for not at all, [`Duration::MAX`] for
-    /// ever. Default 30 s.
+    /// The time to try to reconnect after the back-end has closed the connection. Zero means not at all, and
+    /// [`Duration::MAX`] for ever. Default 30 s.
     pub reconnect_limit: Duration,
-    /// For how long to wait for somebody to listen on the socket, at first. Default: not at all.
+    /// The time to wait for a listener on the socket, at the first connection. Default: do not wait.
     pub connect_timeout: Duration,
-    /// For how long to wait for the answer to a message, and, when the disk is closed, for the next completion. Default 10 s.
+    /// The time to wait for the reply to a message, and for the next completion when the disk is closed.
+    /// Default 10 s.
     pub reply_timeout: Duration,
-    /// What a thread does that waits for a completion. Default: [`Waiting::Auto`].
+    /// The way in which a thread waits for a completion. Default: [`Waiting::Auto`].
     pub waiting: Waiting,
-    /// Whether a thread of the disk completes futures and callbacks. Without it, they complete when somebody calls
-    /// [`Queue::poll`](crate::Queue::poll) or blocks on the same queue. The thread starts with the first request that
-    /// needs it. Default: yes.
+    /// Start a thread that completes futures and handlers.
+    ///
+    /// Without it, they complete when a thread calls [`Queue::poll`](crate::Queue::poll) or blocks on the
+    /// same queue. The thread starts with the first request that needs it. Default: yes.
     pub reactor: bool,
-    /// Kick while holding the submission lock, to see what that costs.
+    /// Kick while holding the submission lock, to measure its cost.
     #[cfg(feature = "locked-kick")]
     pub locked_kick: bool,
 }
 
-/// Longer times than this are as good as this, and clocks can add it up.
+/// The longest duration that is used. Longer ones make no difference, and clocks cannot overflow with this
+/// one.
 const TIME_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// When so much time will have passed.
+/// Returns the time after `time`.
 pub(crate) fn deadline_after(time: Duration) -> Instant {
     Instant::now() + time.min(TIME_MAX)
 }
 
 impl Options {
-    /// The defaults, for the back-end that listens on `socket`.
+    /// Returns the default options, for the back-end that listens on `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),

@@ -1,18 +1,18 @@
-//! Who has which part of the disk's own shared memory.
+//! The allocator of the disk's own shared memory.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The unit in which memory is given out: what O_DIRECT and DMA engines like.
+/// The unit of allocation. It suits O_DIRECT and DMA engines.
 const PAGE: u64 = 4096;
-/// Sizes that are kept ready: one page, two, four ... 1 MiB.
+/// The number of sizes with a free list: one page, two, four and so on up to 1 MiB.
 const CLASSES: usize = 9;
-/// How many of each size are kept ready.
+/// The largest number of free pieces of each size.
 const READY_MAX: usize = 64;
 
-/// An allocator of pages. What was given back is kept by size and given out again without a search.
+/// An allocator of pages. It keeps freed pieces by size, and reuses them without a search.
 #[derive(Debug)]
 pub(crate) struct PagePool {
     free: Mutex<Free>,
@@ -23,12 +23,12 @@ pub(crate) struct PagePool {
 #[derive(Debug)]
 struct Free {
     ready: [Vec<u64>; CLASSES],
-    /// Start and length of what is free otherwise, neighbours joined.
+    /// Start and length of the other free ranges; neighbours are joined.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl PagePool {
-    /// Gives out `len` bytes from `start` on, both multiples of a page.
+    /// Makes an allocator of `len` bytes from `start` on, both multiples of a page.
     pub(crate) fn new(start: u64, len: u64) -> Self {
         let ready = std::array::from_fn(|_| Vec::with_capacity(READY_MAX));
         let free = Free { ready, ranges: BTreeMap::from([(start, len)]) };
@@ -39,12 +39,12 @@ impl PagePool {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The start of `len` bytes, if there are that many in one piece.
+    /// Allocates `len` bytes in one piece. Returns their start.
     pub(crate) fn take(&self, len: u64) -> Option<u64> {
         self.free().take(rounded(len)?)
     }
 
-    /// As [`Pool::take`], but waits for up to `limit` until something was given back.
+    /// Allocates as [`PagePool::take`], but waits up to `limit` until memory is freed.
     pub(crate) fn take_or_wait(&self, len: u64, limit: Duration) -> Option<u64> {
         let len = rounded(len)?;
         let mut free = self.free();
@@ -62,25 +62,26 @@ impl PagePool {
         taken
     }
 
-    /// Gives back what [`Pool::take`] gave out for `len` bytes.
+    /// Frees `len` bytes that [`PagePool::take`] returned.
     pub(crate) fn give_back(&self, at: u64, len: u64) {
         let Some(len) = rounded(len) else { return };
         let mut free = self.free();
         free.give_back(at, len);
-        // Under the lock that who waits holds but while it sleeps, so that it is seen.
+        // A waiting thread holds this lock except while it sleeps, so this sees it.
         if self.waiting.load(Ordering::Relaxed) > 0 {
             self.given_back.notify_all();
         }
     }
 }
 
-/// What is given out for `len` bytes: a power of two of pages up to the largest size that is kept ready.
+/// Returns the size of the piece for `len` bytes: a power of two of pages, up to the largest size with a free
+/// list.
 fn rounded(len: u64) -> Option<u64> {
     let len = len.max(1).checked_next_multiple_of(PAGE)?;
     if len <= PAGE << (CLASSES - 1) { Some(len.next_power_of_two()) } else { Some(len) }
 }
 
-/// The size class of a rounded length.
+/// Returns the size class of a rounded length.
 fn class(len: u64) -> Option<usize> {
     let class = (len / PAGE).trailing_zeros() as usize;
     (len == PAGE << class && class < CLASSES).then_some(class)
@@ -97,7 +98,7 @@ impl Free {
         })
     }
 
-    /// Cuts from the first range that is long enough.
+    /// Allocates from the first range that is long enough.
     fn cut(&mut self, len: u64) -> Option<u64> {
         let (at, has) = self.ranges.iter().map(|(at, has)| (*at, *has)).find(|(_, has)| *has >= len)?;
         self.ranges.remove(&at);
@@ -107,7 +108,7 @@ impl Free {
         Some(at)
     }
 
-    /// Turns what is kept ready into ranges again.
+    /// Moves all free pieces back to the ranges.
     fn join(&mut self) {
         for class in 0..CLASSES {
             while let Some(at) = self.ready.get_mut(class).and_then(Vec::pop) {
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_of_it_comes_back() {
+    fn freed_memory_can_be_allocated_again() {
         let pool = PagePool::new(4096, 16 << 20);
         for round in 0..3u64 {
             let mut taken = Vec::new();
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_gets_what_comes_back() {
+    fn a_waiting_thread_gets_freed_memory() {
         let pool = PagePool::new(0, 8192);
         let at = pool.take(8192).unwrap();
         assert_eq!(pool.take_or_wait(1, Duration::from_millis(1)), None);

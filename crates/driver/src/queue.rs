@@ -1,4 +1,4 @@
-//! A queue of a disk, for those who submit in batches and poll.
+//! The queue of a disk, for callers that submit in batches and poll.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -13,19 +13,21 @@ use crate::handle::Handle;
 use crate::request::{Completion, Notify, Request};
 use crate::ring::{Counters, Ring};
 
-/// A request that was not submitted.
+/// A request that was not submitted, with the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("the request was not submitted")]
 pub struct Refused {
     /// The request.
     pub request: Request,
-    /// Why.
+    /// The reason.
     #[source]
     pub error: Error,
 }
 
-/// One of a disk's queues. Any number of threads can submit to it and poll it at once: submission and completion have a lock
-/// each, and the device is kicked under neither.
+/// One of the queues of a disk.
+///
+/// Any number of threads can submit to it and poll it at once. Submission and completion each have a lock,
+/// and the kick of the device happens outside both.
 #[derive(Clone)]
 pub struct Queue {
     pub(crate) handle: Arc<Handle>,
@@ -43,27 +45,30 @@ impl Queue {
         &self.core().rings[self.index]
     }
 
-    /// Which of the disk's queues it is.
+    /// Returns the number of the queue.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Submits a batch: as many of its first requests as there is room for, with one look at whether the device wants a
-    /// kick. They leave the batch; how many.
+    /// Submits the first requests of a batch, as many as there is room for. Returns their number.
+    ///
+    /// Checks once whether the device wants a kick. Submitted requests are removed from the batch.
     ///
     /// # Errors
-    /// [`Error::Full`] if there is no room for the first; [`Error::Invalid`] for one that is wrong, those before it having
-    /// been submitted and left the batch, whose first it is now; or the disk is dead.
+    /// - [`Error::Full`]: there is no room for the first request.
+    /// - [`Error::Invalid`]: a request is invalid. Those before it were submitted, so it is now the first of
+    ///   the batch.
+    /// - The disk is dead.
     #[inline]
     pub fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
         self.start_reactor_for(batch)?;
         self.ring().submit(batch).map_err(|error| self.core().explain(error))
     }
 
-    /// Submits a batch, and waits for room where there is none.
+    /// Submits a whole batch. Waits when there is no room.
     ///
     /// # Errors
-    /// As [`Queue::submit`], but for [`Error::Full`].
+    /// As [`Queue::submit`], except [`Error::Full`].
     pub fn submit_or_wait(&self, batch: &mut Vec<Request>) -> Result<(), Error> {
         self.start_reactor_for(batch)?;
         while !batch.is_empty() {
@@ -83,7 +88,7 @@ impl Queue {
     /// Submits one request.
     ///
     /// # Errors
-    /// As [`Queue::submit`]; the request comes back.
+    /// As [`Queue::submit`]. The error contains the request.
     #[inline]
     #[expect(clippy::result_large_err, reason = "the request comes back in the error")]
     pub fn submit_one(&self, mut request: Request) -> Result<(), Refused> {
@@ -102,13 +107,14 @@ impl Queue {
         Ok(())
     }
 
-    /// Hands out what is done: up to `max` completions of requests with a token to `each`; also wakes futures and blocked
-    /// threads, and calls handlers. How many went to `each`. Never waits, not even for another thread that is polling.
+    /// Delivers completions, and returns the number of calls of `each`.
     ///
-    /// `each` runs while the queue's completion lock is held: it may submit, but must not wait for this queue.
+    /// Calls `each` for up to `max` completions of requests with a token. Also wakes futures and blocked
+    /// threads, and calls handlers. Never waits, not even for another thread that polls. `each` runs under
+    /// the completion lock of the queue: it may submit requests, but must not wait for this queue.
     ///
     /// # Errors
-    /// The disk is dead, and there is nothing left to hand out.
+    /// The disk is dead, and no completion is left.
     #[inline]
     pub fn poll(&self, max: usize, each: impl FnMut(Completion)) -> Result<usize, Error> {
         let (count, ended) = self.ring().poll(max, each);
@@ -129,7 +135,7 @@ impl Queue {
         Ok(0)
     }
 
-    /// As [`Queue::poll`], but waits until there is something, or until `timeout` has passed: then 0.
+    /// Delivers completions as [`Queue::poll`], but waits for the first one. Returns 0 after `timeout`.
     ///
     /// # Errors
     /// As [`Queue::poll`].
@@ -172,41 +178,44 @@ impl Queue {
         counted
     }
 
-    /// Requests that were submitted and are not done.
+    /// Returns the number of requests that were submitted and are not done.
     pub fn in_flight(&self) -> u64 {
         self.ring().in_flight()
     }
 
-    /// What the queue has done so far.
+    /// Returns the counters of the queue.
     pub fn counters(&self) -> Counters {
         self.ring().counters()
     }
 
-    /// A descriptor that becomes readable when there is something to poll, for epoll, or `AsyncFd` in tokio.
+    /// Returns a descriptor that becomes readable when there is something to poll, for epoll, or `AsyncFd` in
+    /// tokio.
     ///
-    /// Before each sleep call [`arm`](Events::arm), and sleep only if it says so; after it, [`Queue::poll`].
+    /// Before each sleep, call [`arm`](Events::arm), and sleep only if it returns `true`. After the sleep,
+    /// call [`Queue::poll`].
     ///
-    /// Any number of threads can sleep on a queue at once, each on an `Events` of its own. Meanwhile others can poll it, wait at
-    /// it, block in calls and await futures. A sleeper wakes when something completes that no other thread hands out. Each
-    /// completion with a token goes to whichever thread polls first, so several sleepers can wake for one, and a sleeper can find
-    /// nothing.
+    /// Any number of threads can sleep on a queue at once, each with its own `Events`. Other threads can poll
+    /// it, wait at it, block in calls and await futures meanwhile. A sleeper wakes when a request completes
+    /// that no other thread delivers. The first thread that polls gets a completion with a token. So several
+    /// sleepers can wake for one completion, and a sleeper can find nothing.
     ///
     /// # Errors
-    /// The kernel gives no descriptor.
+    /// The kernel refuses a descriptor.
     pub fn events(&self) -> Result<Events, Error> {
         let ring = self.ring();
-        let epoll = create(CreateFlags::CLOEXEC).map_err(Error::os("epoll"))?;
+        let epoll = create(CreateFlags::CLOEXEC).map_err(Error::os("an epoll descriptor"))?;
         let sleeper_event = Arc::new(SleeperEvent::new()?);
         for (tag, fd) in
             [ring.call.as_fd(), sleeper_event.as_fd(), self.core().control.as_fd()].into_iter().enumerate()
         {
-            add(&epoll, fd, EventData::new_u64(tag as u64), EventFlags::IN).map_err(Error::os("epoll"))?;
+            add(&epoll, fd, EventData::new_u64(tag as u64), EventFlags::IN)
+                .map_err(Error::os("an epoll descriptor"))?;
         }
         Ok(Events { queue: self.clone(), sleeper_event, epoll })
     }
 }
 
-/// The events of one sleeper, from [`Queue::events`].
+/// A descriptor for one sleeping thread, from [`Queue::events`].
 pub struct Events {
     queue: Queue,
     sleeper_event: Arc<SleeperEvent>,
@@ -214,8 +223,10 @@ pub struct Events {
 }
 
 impl Events {
-    /// Asks the device to call. Whether the descriptor can be slept on; otherwise there is something to poll already, or this is a
-    /// handler of completions, which must not sleep.
+    /// Asks the device to call. Returns whether the caller may sleep on the descriptor.
+    ///
+    /// Returns `false` if there is something to poll already, or in a handler of completions, which must not
+    /// sleep.
     #[must_use]
     pub fn arm(&self) -> bool {
         let core = self.queue.core();

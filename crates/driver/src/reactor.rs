@@ -1,4 +1,4 @@
-//! The disk's own thread, which completes futures and callbacks that nobody polls for. It starts with the first of them.
+//! The reactor: a thread of the disk that completes futures and handlers. It starts with the first of them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::ring::Ring;
 use crate::wait::{is_ready, readable, sleep};
 
 impl Core {
-    /// Starts the thread, unless it runs or is not wanted.
+    /// Starts the thread, unless it runs already or the options forbid it.
     pub(crate) fn start_reactor(self: &Arc<Self>) -> Result<(), Error> {
         if !self.options.reactor
             || self.reactor.load(Ordering::Relaxed)
@@ -68,10 +68,11 @@ impl Core {
         }
     }
 
-    /// Sleeps until the device calls for any queue, or something else happens. `fds`: the connection's, the thread's own, and
-    /// then those of all queues.
+    /// Sleeps until the device calls for any queue, or there is an event on the connection.
+    ///
+    /// `fds` has the connection's descriptor, the thread's own, and then those of all queues.
     fn sleep_at_all(self: &Arc<Self>, fds: &mut [PollFd<'_>]) {
-        // All of them, so that all can be disarmed.
+        // This arms all queues, so that all can be disarmed.
         let busy = self.rings.iter().filter(|ring| !ring.arm()).count();
         let mut happened = false;
         if busy == 0 {
@@ -81,7 +82,7 @@ impl Core {
             }
             happened = fds.first().is_some_and(is_ready);
         }
-        // Those of the queues come last.
+        // The descriptors of the queues come last.
         let calls = fds.iter().skip(2).map(|call| busy == 0 && is_ready(call));
         for (ring, called) in self.rings.iter().zip(calls) {
             if let Err(error) = ring.disarm(called) {

@@ -1,9 +1,10 @@
-//! A back-end that goes away and comes back.
+//! Reconnects to a back-end that went away and came back.
 //!
-//! Nobody is told: what is in flight stays so, what is submitted meanwhile waits in the ring, and a thread that lives as long
-//! as the outage connects again, negotiates the same again, gives the back-end new rings with everything in flight in them,
-//! and kicks each queue once, since a kick in between went to an eventfd that nobody reads. Requests to a disk can be sent
-//! twice.
+//! Callers do not notice it. Requests in flight stay in flight, and new ones wait in the ring.
+//!
+//! A thread that lives as long as the outage connects again and negotiates the same features. It gives the
+//! back-end new rings with all requests in flight. Then it kicks each queue once, because a kick in between
+//! went to an eventfd without a reader. Sending requests to a disk twice is harmless.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -19,14 +20,14 @@ use crate::limits::Limits;
 use crate::options::deadline_after;
 use crate::wait::{readable, sleep};
 
-/// Pauses between attempts: the first, and the longest.
+/// The shortest and the longest pause between attempts.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// What an attempt has for all answers, however late it is.
+/// The shortest time in which the back-end must reply in an attempt, even after the deadline.
 const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 
 impl Core {
-    /// The connection is gone: gets another, on a thread of its own. Says so once for each outage.
+    /// Starts a thread that replaces the lost connection. Logs this once for each outage.
     pub(crate) fn lost(self: &Arc<Self>, cause: Error) {
         if self.is_dead() || self.recovering.swap(true, Ordering::AcqRel) {
             return;
@@ -66,17 +67,17 @@ impl Core {
         }
         tracing::info!("the back-end is back");
         self.recovering.store(false, Ordering::Release);
-        // It may have gone again, which nobody could say meanwhile.
+        // The connection may be lost again already. Threads could not report that while `recovering` was set.
         self.rings.iter().for_each(|ring| ring.wake.signal());
     }
 
-    /// Drops what is left of the connection; until when another must be had.
+    /// Drops the lost connection. Returns the deadline for the new one.
     fn begin_recovery(&self) -> Instant {
         self.set_requests(None);
         let mut session = self.session();
         session.connection = None;
         let (now, completed) = (Instant::now(), self.completed());
-        // A back-end that comes back again and again but never does anything is as good as gone.
+        // A back-end that reconnects without ever completing a request must not extend the deadline.
         let since = match session.stuck {
             Some((since, then))
                 if then == completed && self.rings.iter().any(|ring| ring.in_flight() > 0) =>
@@ -89,7 +90,7 @@ impl Core {
         deadline_after(self.options.reconnect_limit.saturating_sub(since.elapsed()))
     }
 
-    /// One attempt, in which no answer is waited for past the deadline, but for a moment.
+    /// Makes one attempt. Replies are awaited until the deadline, or a little longer.
     fn reconnect(self: &Arc<Self>, deadline: Instant) -> Result<(), Error> {
         let mut connection =
             Connection::open_again(&self.options, deadline.max(deadline_after(ATTEMPT_MIN)), self.features)?;

@@ -1,4 +1,4 @@
-//! Requests, and what becomes of them.
+//! Requests and their completions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::buffer::Data;
 use crate::error::Failure;
 use crate::waiter::Waiter;
 
-/// What a request asks for.
+/// The kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Read.
@@ -18,11 +18,11 @@ pub enum Kind {
     Write,
     /// Make completed writes durable.
     Flush,
-    /// The identity string.
+    /// Read the identity string.
     GetId,
-    /// How worn the disk is.
+    /// Read the wear of the disk.
     GetLifetime,
-    /// Forget a range.
+    /// Discard a range.
     Discard,
     /// Make a range read as zeroes.
     WriteZeroes,
@@ -42,25 +42,25 @@ impl Kind {
         }
     }
 
-    /// Whether the device writes the request's data.
+    /// Returns whether the device writes the data of the request.
     #[inline]
     pub(crate) fn device_writes(self) -> bool {
         matches!(self, Self::Read | Self::GetId | Self::GetLifetime)
     }
 }
 
-/// A range of the disk in a request's data (`struct virtio_blk_discard_write_zeroes`).
+/// The range of a discard or write-zeroes request (`struct virtio_blk_discard_write_zeroes`).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Range {
     pub(crate) len: u64,
     pub(crate) unmap: bool,
 }
 
-/// What one request is to do. It owns its memory until the device is done.
+/// A request to the disk. It owns its memory until the device is done.
 #[derive(Debug)]
 pub struct Request {
     pub(crate) kind: Kind,
-    /// Bytes from the start of the disk.
+    /// The offset on the disk in bytes.
     pub(crate) offset: u64,
     pub(crate) range: Range,
     pub(crate) data: Data,
@@ -72,54 +72,56 @@ impl Request {
         Self { kind, offset, range: Range::default(), data, notify: Notify::Poller(0) }
     }
 
-    /// Reads as many bytes as `into` has, from the disk's byte `offset` on.
+    /// Makes a read of as many bytes as `into` has, from `offset` on.
     #[inline]
     pub fn read(offset: u64, into: impl Into<Data>) -> Self {
         Self::new(Kind::Read, offset, into.into())
     }
 
-    /// Writes as many bytes as `from` has, from the disk's byte `offset` on.
+    /// Makes a write of as many bytes as `from` has, at `offset`.
     #[inline]
     pub fn write(offset: u64, from: impl Into<Data>) -> Self {
         Self::new(Kind::Write, offset, from.into())
     }
 
-    /// Makes durable what was written by requests that have completed.
+    /// Makes a request that makes all completed writes durable.
     pub fn flush() -> Self {
         Self::new(Kind::Flush, 0, Data::None)
     }
 
-    /// Lets the disk forget `len` bytes at `offset`; what they read as afterwards is not known.
+    /// Makes a discard of `len` bytes at `offset`. Later reads of them return unknown data.
     pub fn discard(offset: u64, len: u64) -> Self {
         Self { range: Range { len, unmap: false }, ..Self::new(Kind::Discard, offset, Data::None) }
     }
 
-    /// Makes `len` bytes at `offset` read as zeroes; with `unmap`, the disk may give their place up.
+    /// Makes a request that zeroes `len` bytes at `offset`. With `unmap`, the disk may free their space.
     pub fn write_zeroes(offset: u64, len: u64, unmap: bool) -> Self {
         Self { range: Range { len, unmap }, ..Self::new(Kind::WriteZeroes, offset, Data::None) }
     }
 
-    /// Asks for the identity string, at most 20 bytes without a terminating zero; `into` has to have 20.
+    /// Makes a request for the identity string, at most 20 bytes without a terminating zero. `into` must have
+    /// 20 bytes.
     pub fn get_id(into: impl Into<Data>) -> Self {
         Self::new(Kind::GetId, 0, into.into())
     }
 
-    /// Asks how worn the disk is: three 16-bit numbers (virtio 1.3, section 5.2.6); `into` has to have six bytes.
+    /// Makes a request for the wear of the disk: three 16-bit numbers (virtio 1.3, section 5.2.6). `into`
+    /// must have six bytes.
     pub fn get_lifetime(into: impl Into<Data>) -> Self {
         Self::new(Kind::GetLifetime, 0, into.into())
     }
 
-    /// What it asks for.
+    /// Returns the kind of the request.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Its memory back.
+    /// Returns the memory of the request.
     pub fn into_data(self) -> Data {
         self.data
     }
 
-    /// Whoever polls the queue finds it under this number. The number is 0 otherwise.
+    /// Sets the number by which a poller recognises the completion. The default is 0.
     #[inline]
     #[must_use]
     pub fn token(mut self, token: u64) -> Self {
@@ -127,7 +129,8 @@ impl Request {
         self
     }
 
-    /// Hands the completion to `handler`, with this number, on whichever thread finds it, instead of to a poller.
+    /// Delivers the completion to `handler`, with this number, instead of to a poller. The thread that finds
+    /// the completion calls it.
     #[must_use]
     pub fn on_complete(mut self, handler: Arc<dyn OnComplete>, token: u64) -> Self {
         self.notify = Notify::Handler(handler, token);
@@ -135,22 +138,24 @@ impl Request {
     }
 }
 
-/// What came of a request.
+/// The completion of a request.
 #[derive(Debug)]
 pub struct Completion {
     /// The number that the request was given.
     pub token: u64,
-    /// Whether it was done.
+    /// Success, or the way in which it failed.
     pub result: Result<(), Failure>,
-    /// Its memory back.
+    /// The memory of the request.
     pub data: Data,
 }
 
-/// Takes completions. Runs on whichever thread finds them, while that holds the completion lock of the queue: it may submit
-/// requests, and ask for the disk's size and the like, but whatever would wait, or talk to the back-end, is
-/// [`Error::InHandler`](crate::Error::InHandler). A panic ends the handler and nothing else.
+/// A handler of completions.
+///
+/// It runs on the thread that finds the completion, under the completion lock of the queue. It may submit
+/// requests and read the size of the disk and the like. If it waits or sends a message to the back-end, it
+/// gets [`Error::InHandler`](crate::Error::InHandler). A panic ends the handler and nothing else.
 pub trait OnComplete: Send + Sync {
-    /// A request is done.
+    /// Handles the completion of a request.
     fn complete(&self, completion: Completion);
 }
 
@@ -160,13 +165,12 @@ impl<F: Fn(Completion) + Send + Sync> OnComplete for F {
     }
 }
 
-/// Who is to be told.
+/// The receiver of a completion.
 pub(crate) enum Notify {
-    /// Whoever polls, with this number.
+    /// The next poller, with this number.
     Poller(u64),
-    /// A handler, with this number.
     Handler(Arc<dyn OnComplete>, u64),
-    /// Who waits in this seat.
+    /// The thread or the future that waits with this.
     Waiter(Arc<Waiter>),
 }
 

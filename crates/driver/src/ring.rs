@@ -1,6 +1,7 @@
-//! A queue that threads share: who submits holds one lock, who completes another, and who kicks none.
+//! A queue that threads share. A submitting thread holds one lock, a completing thread another, and a kick
+//! needs none.
 //!
-//! Lock order: completion before submission. Who holds the submission lock takes no other.
+//! Lock order: completion before submission. A thread that holds the submission lock takes no other lock.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -24,20 +25,20 @@ use crate::slots::{Filler, Taker, slots};
 use crate::wait_leader::WaitLeader;
 use crate::waiter::{FreeWaiters, Waiter};
 
-/// How often nobody asks whether the connection is still there while the ring is polled and has nothing.
+/// The number of empty polls between two checks of the connection.
 const IDLE_POLLS: u32 = 2048;
 
 thread_local! {
-    /// This thread is handing out completions, and holds a completion lock.
+    /// Set while this thread delivers completions, and so holds a completion lock.
     static DELIVERING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is inside a handler of completions.
+/// Returns whether this thread runs a handler of completions.
 pub(crate) fn is_delivering() -> bool {
     DELIVERING.get()
 }
 
-/// Completions that are being handed out. What a caller does with one can panic: the rest is in order all the same.
+/// The delivery of some completions. If a caller's code panics during it, `drop` still updates the queue.
 struct Delivery<'a> {
     ring: &'a Ring,
     outer: bool,
@@ -56,7 +57,7 @@ impl Drop for Delivery<'_> {
     fn drop(&mut self) {
         DELIVERING.set(self.outer);
         if self.count > 0 {
-            // One writer at a time, under the completion lock.
+            // There is one writer at a time, under the completion lock.
             let completed = &self.ring.completed;
             completed.store(completed.load(Ordering::Relaxed) + self.count, Ordering::Release);
             self.ring.tell_watchers();
@@ -64,34 +65,34 @@ impl Drop for Delivery<'_> {
     }
 }
 
-/// One queue.
+/// The queue.
 pub(crate) struct Ring {
     index: usize,
     submission: Mutex<Submission>,
     completion: Mutex<CompletionSide>,
-    /// Whether to take that lock, for who polls.
+    /// Shows pollers whether taking that lock makes sense.
     glimpse: Glimpse,
     pub(crate) short_spin: ShortSpin,
     blocks: Blocks,
     own_memory: Arc<OwnMemory>,
     layout: Layout,
     kicker: Arc<Kicker>,
-    /// The device signals it.
+    /// Signalled by the device.
     pub(crate) call: Event,
-    /// Wakes the thread that sleeps for the others.
+    /// Wakes the leader of the waiting threads.
     pub(crate) wake: Arc<Event>,
     pub(crate) wait_leader: WaitLeader,
     pub(crate) free_waiters: FreeWaiters,
-    /// Completions for pollers that somebody else has found.
+    /// Completions for pollers that another thread has found.
     ready: Mutex<VecDeque<Completion>>,
     ready_len: AtomicUsize,
-    /// Who wants to know that something was completed: for room, or for `ready`.
+    /// The waiters to notify when a request completes, because they wait for room or for `ready`.
     watchers: Mutex<Vec<Arc<Waiter>>>,
     watching: AtomicUsize,
     completed: AtomicU64,
     submitted: AtomicU64,
     kicks: AtomicU64,
-    /// Those that were taken.
+    /// The number of calls that were taken from the eventfd.
     calls: AtomicU64,
     idle_polls: AtomicU32,
     #[cfg(feature = "locked-kick")]
@@ -105,18 +106,18 @@ struct Submission {
     kick: Arc<Event>,
     chain: Chain,
     indirect: bool,
-    /// Memory is about to change.
+    /// Submissions are refused for now, because the memory is about to change.
     held: bool,
     dead: bool,
 }
 
-/// What can be submitted of a batch.
+/// The part of a batch that can be submitted.
 struct Admitted {
-    /// So many of its first requests.
+    /// The number of requests, from the first on.
     count: usize,
-    /// There are descriptors enough for all of their buffers, without tables.
+    /// There are enough descriptors for all buffers without indirect tables.
     direct: bool,
-    /// Why no more.
+    /// The reason for the end, if it is not the end of the batch.
     ended: Option<Error>,
 }
 
@@ -125,13 +126,13 @@ struct CompletionSide {
     sleepers: Sleepers<SleeperEvent>,
 }
 
-/// The completing end of the queue.
+/// The completion end of the ring.
 struct CompletionEnd {
     completer: Completer,
     taker: Taker<Request>,
 }
 
-/// The completion end, for threads that sleep until the device calls.
+/// The completion end as the sleepers need it.
 struct RingEnd<'a> {
     ring: &'a Ring,
     end: &'a mut CompletionEnd,
@@ -161,24 +162,24 @@ impl Calls for RingEnd<'_> {
     }
 }
 
-/// What a round of completions came to: how many were handed to pollers, and what ended it.
+/// The result of a round of completions: the number delivered to pollers, and the error that ended it.
 pub(crate) type Drained = (usize, Result<(), Error>);
 
-/// What a queue has done so far.
+/// The counters of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Requests that were submitted; one that was sent again after a reconnection counts once.
+    /// Submitted requests. A request that was sent again after a reconnection counts once.
     pub submitted: u64,
-    /// Requests that were completed.
+    /// Completed requests.
     pub completed: u64,
-    /// Kicks that the device wanted and got.
+    /// Kicks of the device.
     pub kicks: u64,
-    /// Calls that the device made, whether anybody slept or not.
+    /// Calls of the device, whether a thread slept or not.
     pub calls: u64,
 }
 
 impl Ring {
-    /// A queue in the memory that `layout` names, not yet known to the back-end.
+    /// Makes a queue in the memory of `layout`. The back-end does not know it yet.
     pub(crate) fn new(
         index: usize,
         layout: Layout,
@@ -187,7 +188,7 @@ impl Ring {
         (kicker, kick): (Arc<Kicker>, Arc<Event>),
     ) -> Result<Self, Error> {
         let (submitter, mut completer) = layout.rings(&own_memory.region)?;
-        // Until somebody sleeps: who polls needs none.
+        // Calls are off until a thread sleeps.
         completer.disable_calls();
         let blocks = layout.blocks(&own_memory.region)?;
         let size = usize::from(layout.size());
@@ -244,12 +245,12 @@ impl Ring {
         &self.layout
     }
 
-    /// What kicks the device.
+    /// Returns the eventfd that kicks the device.
     pub(crate) fn kick(&self) -> Arc<Event> {
         self.submission().kick.clone()
     }
 
-    /// Kicks it by `kick`, whatever it wants.
+    /// Kicks the device through `kick`, without a check.
     pub(crate) fn kick_by(&self, kick: &Event) {
         self.kicker.kick(kick);
     }
@@ -262,7 +263,7 @@ impl Ring {
         self.completion.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock for completions, unless somebody has it.
+    /// Locks the completion side, unless another thread has locked it.
     fn try_completion(&self) -> Option<MutexGuard<'_, CompletionSide>> {
         match self.completion.try_lock() {
             Ok(completion) => Some(completion),
@@ -271,11 +272,15 @@ impl Ring {
         }
     }
 
-    /// Submits the first requests of the batch, as many as there is room for, and kicks if the device wants it.
+    /// Submits the first requests of the batch, as many as there is room for, and kicks if the device wants
+    /// it.
     ///
     /// # Errors
-    /// No room for the first one; a request that is wrong, those before it having been submitted; or the disk is dead. What
-    /// was not submitted stays in the batch.
+    /// - There is no room for the first request.
+    /// - A request is invalid. Those before it were submitted.
+    /// - The disk is dead.
+    ///
+    /// Requests that were not submitted stay in the batch.
     pub(crate) fn submit(&self, batch: &mut Vec<Request>) -> Result<usize, Error> {
         let mut submission = self.submission();
         let Admitted { count, direct, mut ended } = self.admit(&mut submission, batch);
@@ -291,7 +296,7 @@ impl Ring {
             taken += 1;
         }
         if taken < count {
-            // A device that lies can have it so.
+            // Only a hostile device can cause this.
             let back: Vec<Request> = refused.into_iter().chain(requests).collect();
             batch.splice(..0, back);
             ended = Some(Error::Full);
@@ -305,10 +310,10 @@ impl Ring {
         }
     }
 
-    /// Submits one request. What is left of it is another.
+    /// Submits one request, and leaves an empty one in its place.
     ///
     /// # Errors
-    /// As [`Ring::submit`]; the request is as it was.
+    /// As [`Ring::submit`]. The request is unchanged.
     pub(crate) fn submit_one(&self, request: &mut Request) -> Result<(), Error> {
         let mut submission = self.submission();
         let Admitted { count, direct, ended } = self.admit(&mut submission, std::slice::from_ref(request));
@@ -325,7 +330,7 @@ impl Ring {
         Ok(())
     }
 
-    /// How many of these can be submitted now.
+    /// Returns how many of these requests can be submitted now.
     #[inline]
     fn admit(&self, submission: &mut Submission, requests: &[Request]) -> Admitted {
         let Submission { submitter, limits, indirect, held, dead, .. } = submission;
@@ -334,7 +339,7 @@ impl Ring {
             admitted.ended = Some(if *dead { Error::Unplugged } else { Error::Full });
             return admitted;
         }
-        // Takes ids back too, so that each that follows is known before it is used.
+        // This also takes freed ids back, so the id of each request is known before its use.
         let room = submitter.room();
         let (mut taken, mut descriptors) = (0, 0);
         for request in requests {
@@ -353,24 +358,25 @@ impl Ring {
             (taken, descriptors) = (taken + takes, descriptors + needs);
             admitted.count += 1;
         }
-        // A table is one place more for the device to look at: it is for when descriptors get short.
+        // A device has to read one more place for a table. So tables are only for when descriptors are short.
         admitted.direct |= descriptors + usize::from(self.layout.size()) / 2 <= room;
         admitted
     }
 
-    /// Shows the device what was added, and lets go of the lock before it kicks.
+    /// Shows the device the added requests. Drops the lock before the kick.
     #[inline]
     fn publish(&self, mut submission: MutexGuard<'_, Submission>, added: usize) {
         if added == 0 {
             return;
         }
-        // One writer at a time, under the lock.
+        // There is one writer at a time, under the lock.
         self.submitted.store(self.submitted.load(Ordering::Relaxed) + added as u64, Ordering::Relaxed);
         if !submission.submitter.publish() {
             return;
         }
         self.kicks.store(self.kicks.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        // From here on the request can be done, the disk be closed and the connection be another: the eventfd stays.
+        // From here on, the request may complete, the disk close and the connection be replaced. The eventfd
+        // stays.
         let kick = submission.kick.clone();
         #[cfg(feature = "locked-kick")]
         if self.locked_kick {
@@ -381,7 +387,7 @@ impl Ring {
         self.kicker.kick(&kick);
     }
 
-    /// Whether the device would take the request; how many descriptors of data it needs.
+    /// Checks that the device would accept the request. Returns the number of data descriptors that it needs.
     #[inline]
     fn check(&self, limits: &Limits, request: &Request) -> Result<usize, Invalid> {
         if let Data::One(buffer) = &request.data
@@ -400,8 +406,10 @@ impl Ring {
         if ours { Ok(pieces) } else { Err(Invalid::ForeignBuffer) }
     }
 
-    /// Adds a request that was admitted, without a table if `direct`. Under which id it has to be put before it is published: a
-    /// device that is faster than that lies. `None`: there is no room after all.
+    /// Adds an admitted request, without a table if `direct`. Returns its id, or `None` if there is no room.
+    ///
+    /// The caller must fill the slot of the id before it publishes the request. A completion before that
+    /// means a hostile device.
     #[inline]
     fn add(&self, submission: &mut Submission, request: &Request, direct: bool) -> Option<u16> {
         let Submission { submitter, limits, chain, .. } = submission;
@@ -414,7 +422,7 @@ impl Ring {
         added.ok().filter(|added| *added == id)
     }
 
-    /// Adds a request that is not a plain one. Apart, so that the way of those is short.
+    /// Adds a request that is not a plain one. It is separate to keep the path of plain ones short.
     #[inline(never)]
     fn add_other(
         &self,
@@ -427,10 +435,10 @@ impl Ring {
         submitter.add(chain.buffers(), table)
     }
 
-    /// Hands out up to `max` completions: those for pollers to `each`, others to whom they are for.
+    /// Delivers up to `max` completions for pollers to `each`, and all others to their receivers.
     ///
     /// # Errors
-    /// The device lied.
+    /// The device broke the rules of the ring.
     #[inline]
     fn drain(&self, end: &mut CompletionEnd, max: usize, mut each: impl FnMut(Completion)) -> Drained {
         let mut for_poller = 0;
@@ -444,7 +452,7 @@ impl Ring {
                         ended = Err(Error::Unpublished { queue: self.index, id: done.id });
                         break;
                     };
-                    // Only now may the id be used again.
+                    // The id may be reused only now.
                     end.completer.give_back(done.id);
                     delivery.count += 1;
                     let Request { notify, data, .. } = request;
@@ -469,8 +477,10 @@ impl Ring {
         (for_poller, ended)
     }
 
-    /// Hands completions out: those for pollers to `each`, at most `max` of them; how many, and whether the device lied about
-    /// the next. None if another thread is at it.
+    /// Delivers completions: at most `max` for pollers, to `each`. Returns their number and the error that
+    /// ended the poll.
+    ///
+    /// Delivers nothing from the ring while another thread does.
     pub(crate) fn poll(&self, max: usize, mut each: impl FnMut(Completion)) -> Drained {
         let mut count = 0;
         while count < max && self.ready_len.load(Ordering::Acquire) > 0 {
@@ -484,7 +494,8 @@ impl Ring {
         let Some(mut completion) = self.try_completion() else { return (count, Ok(())) };
         let (polled, ended) = self.drain(&mut completion.end, max - count, each);
         if polled > 0 && !self.layout.event_idx() {
-            // With an event index, the device calls once for each time that it was asked to.
+            // With an event index, the device calls only once for each request for a call. So calls need not
+            // be turned off.
             let CompletionSide { end, sleepers } = &mut *completion;
             sleepers.turn_calls_off(&mut RingEnd { ring: self, end });
         }
@@ -492,16 +503,16 @@ impl Ring {
         (count + polled, ended)
     }
 
-    /// Whether it is time to look at the connection, after a poll that found nothing.
+    /// Returns whether to check the connection, after a poll that found nothing.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        // Not exact when several threads poll, and need not be.
+        // The count is not exact when several threads poll, and need not be.
         let idle = self.idle_polls.load(Ordering::Relaxed).wrapping_add(1);
         self.idle_polls.store(idle, Ordering::Relaxed);
         idle.is_multiple_of(IDLE_POLLS)
     }
 
-    /// Hands out everything that is done; what is for pollers is kept for them.
+    /// Delivers all completions. Keeps those for pollers.
     pub(crate) fn drain_for_all(&self) -> Result<(), Error> {
         if is_delivering() {
             return Ok(());
@@ -511,20 +522,21 @@ impl Ring {
 
     fn drain_and_keep(&self, completion: &mut CompletionSide) -> Result<(), Error> {
         let ended = self.drain_and_keep_in(&mut completion.end);
-        // After a lie too, whatever was kept before it.
+        // This also wakes after an error, because completions may have been kept before it.
         if !matches!(ended, Ok(false)) {
             completion.sleepers.wake_all();
         }
         ended.map(drop)
     }
 
-    /// Hands out everything that is done; whether something is kept for pollers, of which those that sleep have to hear.
+    /// Delivers all completions. Returns whether some were kept for pollers. Then sleeping pollers must be
+    /// woken.
     fn drain_and_keep_in(&self, end: &mut CompletionEnd) -> Result<bool, Error> {
         let (kept, ended) = self.drain(end, usize::MAX, |completion| self.keep(completion));
         ended.map(|()| kept > 0)
     }
 
-    /// Keeps a completion for whoever polls. The bells have to be rung, under the same lock.
+    /// Keeps a completion for the next poller. The caller must wake the sleepers under the same lock.
     fn keep(&self, completion: Completion) {
         let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         ready.push_back(completion);
@@ -538,34 +550,39 @@ impl Ring {
         completion
     }
 
-    /// Whether there is something for a poller, or for anybody, as far as can be seen in passing.
+    /// Returns whether there may be a completion for a poller or any other receiver. Does not wait for a
+    /// lock.
     pub(crate) fn is_due(&self) -> bool {
         self.has_ready() || self.is_due_in_ring()
     }
 
-    /// Whether there is something that nobody has found yet. What is kept for pollers does not end a wait for something else.
+    /// Returns whether there is a completion in the ring. Completions kept for pollers do not count: they do
+    /// not end a wait for another request.
     pub(crate) fn is_due_in_ring(&self) -> bool {
         self.glimpse.sees()
             && self.try_completion().is_some_and(|completion| completion.end.completer.is_due())
     }
 
-    /// Whether there is something for a poller that somebody else has found.
+    /// Returns whether there is a completion kept for pollers.
     pub(crate) fn has_ready(&self) -> bool {
         self.ready_len.load(Ordering::Acquire) > 0
     }
 
-    /// Asks for a call before a sleep. `false`: there is something already, so do not sleep. Either way
-    /// [`Ring::disarm`] has to follow.
+    /// Asks for a call before a sleep. Returns `false` if there is a completion already, so that the thread
+    /// must not sleep.
+    ///
+    /// [`Ring::disarm`] must follow in either case.
     pub(crate) fn arm(&self) -> bool {
         let CompletionSide { end, sleepers } = &mut *self.completion();
         sleepers.arm_thread(&mut RingEnd { ring: self, end })
     }
 
-    /// After a sleep; `called`: by the device. A call that nobody has slept for ends the next sleep at once, which is rarer than
-    /// there being none.
+    /// Ends a sleep. `called`: a call of the device ended it.
+    ///
+    /// A call that arrives when no thread sleeps ends the next sleep at once. That is rare.
     ///
     /// # Errors
-    /// The device lied.
+    /// The device broke the rules of the ring.
     pub(crate) fn disarm(&self, called: bool) -> Result<(), Error> {
         let CompletionSide { end, sleepers } = &mut *self.completion();
         sleepers.disarm_thread(&mut RingEnd { ring: self, end }, called)
@@ -575,10 +592,11 @@ impl Ring {
         self.calls.fetch_add(self.call.take(), Ordering::Relaxed);
     }
 
-    /// Asks for a call before a sleep on the descriptor that `bell` belongs to. `false`: there is something to poll already.
+    /// Asks for a call before a sleep on the descriptor of `event`. Returns `false` if there is something to
+    /// poll already.
     ///
     /// # Errors
-    /// The device lied.
+    /// The device broke the rules of the ring.
     pub(crate) fn arm_events(&self, event: &Arc<SleeperEvent>) -> Result<bool, Error> {
         if is_delivering() {
             return Ok(false);
@@ -587,17 +605,17 @@ impl Ring {
         sleepers.arm_events(&mut RingEnd { ring: self, end }, event)
     }
 
-    /// From now on `seat` is nudged whenever something was completed.
+    /// Notifies `waiter` whenever a request completes, from now on.
     pub(crate) fn watch(&self, waiter: &Arc<Waiter>) {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.push(waiter.clone());
         self.watching.store(watchers.len(), Ordering::Relaxed);
-        // Partner: the fence in `tell_watchers`. Either that sees the watcher, or the watcher, who looks at the ring once
-        // more after this, sees what was completed.
+        // Partner: the fence in `tell_watchers`. Either that one sees the watcher, or the watcher sees the
+        // completion, because it polls the ring again after this.
         fence(Ordering::SeqCst);
     }
 
-    /// No more.
+    /// Stops notifying `waiter`.
     pub(crate) fn unwatch(&self, waiter: &Arc<Waiter>) {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.retain(|other| !Arc::ptr_eq(other, waiter));
@@ -615,39 +633,39 @@ impl Ring {
         watchers.iter().for_each(|waiter| waiter.notify());
     }
 
-    /// Requests that the device has.
+    /// Returns the number of requests in flight.
     pub(crate) fn in_flight(&self) -> u64 {
         let completed = self.completed.load(Ordering::Acquire);
         self.submitted.load(Ordering::Acquire).saturating_sub(completed)
     }
 
-    /// Requests that were completed: what [`Ring::counters`] says, without asking the kernel for anything.
+    /// Returns the number of completed requests, as [`Ring::counters`] but without a system call.
     pub(crate) fn completed(&self) -> u64 {
         self.completed.load(Ordering::Relaxed)
     }
 
-    /// Not for the fast path.
+    /// Returns the counters. Too slow for the data path.
     pub(crate) fn counters(&self) -> Counters {
         Counters {
             submitted: self.submitted.load(Ordering::Relaxed),
             completed: self.completed.load(Ordering::Relaxed),
             kicks: self.kicks.load(Ordering::Relaxed),
-            // The device counts them, and can count what it likes.
+            // The device signals these and can signal any number, so the sum may wrap.
             calls: self.calls.load(Ordering::Relaxed).wrapping_add(self.call.pending()),
         }
     }
 
-    /// What requests must keep to from now on.
+    /// Sets the limits of later requests.
     pub(crate) fn set_limits(&self, limits: Limits) {
         self.submission().limits = limits;
     }
 
-    /// Nothing more can be submitted.
+    /// Refuses all later submissions.
     pub(crate) fn shut(&self) {
         self.submission().dead = true;
     }
 
-    /// Nothing can be submitted for now: the ring is as good as full.
+    /// Refuses submissions for now, as if the ring were full.
     pub(crate) fn set_held(&self, held: bool) {
         self.submission().held = held;
         if !held {
@@ -655,13 +673,14 @@ impl Ring {
         }
     }
 
-    /// Begins anew, for a back-end that knows nothing of this queue yet: what is in flight becomes the first that it gets.
+    /// Restarts the queue for a back-end that does not know it yet. Requests in flight become the first in
+    /// the new ring.
     ///
     /// # Errors
     /// The ring cannot be made.
     pub(crate) fn restart(&self, limits: Limits, kick: Arc<Event>) -> Result<(), Error> {
         let mut completion = self.completion();
-        // What the last back-end has completed counts. A lie of its own does not matter any more.
+        // Completions of the last back-end count. Its errors do not matter any more.
         let _ = self.drain_and_keep(&mut completion);
         let mut submission = self.submission();
         let mut in_flight: Vec<Request> = Vec::new();
@@ -669,13 +688,13 @@ impl Ring {
         in_flight.extend((0..taker.size()).filter_map(|id| taker.take(id)));
         let (submitter, completer) = self.layout.rings(&self.own_memory.region)?;
         (submission.submitter, submission.limits) = (submitter, limits);
-        // Where kicks are writes: one that the last back-end has made to wait goes on.
+        // If kicks are writes, a thread may be blocked by the last back-end. This releases it.
         std::mem::replace(&mut submission.kick, kick).take();
         completion.end.completer = completer;
         let mut refused = Vec::new();
         let direct = !submission.indirect;
         for request in in_flight {
-            // It was submitted when other limits held, perhaps.
+            // The limits may have changed since it was submitted.
             let allowed = limits.check(&request).is_ok();
             let added = if allowed { self.add(&mut submission, &request, direct) } else { None };
             match added {
@@ -683,26 +702,26 @@ impl Ring {
                 None => refused.push(request),
             }
         }
-        // It is kicked in any case.
+        // The queue is kicked in any case.
         let _ = submission.submitter.publish();
         drop(submission);
         self.fail(refused.into_iter());
         let CompletionSide { end, sleepers } = &mut *completion;
         self.glimpse.set(end.completer.position());
-        // Threads go on asleep; others have a look. Nothing can have come yet, but from a device that lies, which whoever
-        // polls next finds out.
+        // Sleeping threads stay asleep; owners of an Events poll again. Only a hostile device can have
+        // completed a request already. The next poll finds that out.
         sleepers.wake_all();
         let _ = sleepers.restore_calls(&mut RingEnd { ring: self, end });
         Ok(())
     }
 
-    /// Gives everything in flight back to its owner: nobody will ever complete it.
+    /// Ends all requests in flight, because no device will complete them.
     pub(crate) fn kill(&self) {
         self.shut();
-        // Where kicks are writes: one that the back-end has made to wait goes on.
+        // If kicks are writes, a thread may be blocked by the back-end. This releases it.
         self.kick().take();
         let mut completion = self.completion();
-        // What was completed before counts; a lie is what it was killed for, most likely.
+        // Earlier completions count. An error is most likely the reason why the disk died.
         let _ = self.drain_and_keep(&mut completion);
         let taker = &mut completion.end.taker;
         self.fail((0..taker.size()).filter_map(|id| taker.take(id)));
@@ -726,7 +745,7 @@ impl Ring {
     }
 }
 
-/// What a status byte means.
+/// Returns the result that a status byte means.
 #[inline]
 fn result(status: Option<u8>) -> Result<(), Failure> {
     match status {
@@ -738,7 +757,7 @@ fn result(status: Option<u8>) -> Result<(), Failure> {
     }
 }
 
-/// Hands over what is not for a poller.
+/// Delivers a completion that is not for a poller.
 fn deliver(notify: Notify, result: Result<(), Failure>, data: Data) {
     match notify {
         Notify::Waiter(waiter) => waiter.complete((result, data)),
@@ -749,8 +768,8 @@ fn deliver(notify: Notify, result: Result<(), Failure>, data: Data) {
     }
 }
 
-/// Calls something of the caller's that runs on whichever thread finds the reason: others rely on that thread, so it goes on
-/// after a panic, which has been printed by then.
+/// Calls a callback of the caller. If it panics, this thread goes on, because others rely on it. The panic
+/// has been printed by then.
 pub(crate) fn catch_panic(call: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(call)).is_err() {
         tracing::error!("a handler panicked");

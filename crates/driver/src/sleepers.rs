@@ -1,69 +1,78 @@
-//! Threads that sleep until the device calls for a queue, and what is owed to them.
+//! The threads that sleep until the device calls for a queue, and the rules that wake them.
 //!
-//! Two kinds of sleepers share the eventfd of calls. A *thread* of the driver (the leader of those that wait, or the disk's own)
-//! sleeps in `poll(2)`. An [`Events`](crate::Events) is a descriptor that a caller sleeps on, in an epoll or a runtime of its own;
-//! it watches the eventfd of calls too, and its *bell*, an eventfd that only this process has. Others poll without sleeping.
+//! Two kinds of sleepers share the eventfd of calls:
 //!
-//! # What holds
-//! After [`Sleepers::arm_events`] has returned `true`, the descriptor of that Events becomes readable when something completes that no
-//! other thread hands out. It stays readable until the Events is armed again. It can also become readable for nothing.
+//! - A *thread* of the driver (the leader of the waiting threads, or the reactor) sleeps in `poll(2)`.
+//! - An [`Events`](crate::Events) is a descriptor on which a caller sleeps, in its own epoll or runtime. It
+//!   watches the eventfd of calls, and its own *wake event*, which only this process has.
 //!
-//! # Why
-//! Everything here happens under the queue's lock for completions.
+//! Other threads poll without sleeping.
 //!
-//! 1. A sleeper asks for calls, and then looks at the ring. If something is due, it does not sleep. Otherwise the device calls for
-//!    the first completion that it publishes afterwards: that is the argument of `kickless_virtqueue::device::suppress`. It does
-//!    not matter who pops this completion, nor whether others ask for calls in between: each of them asks for a completion that
-//!    is due or the next one to come, so the device passes one that was asked for.
-//! 2. A call stays in the eventfd until a thread takes it, so all who watch it wake. A thread that takes it, or that turns calls off,
-//!    breaks the first rule for the others. It makes up for that before it drops the lock. If a thread sleeps, it asks for
-//!    calls again and hands out what is due, until nothing is: then the first rule holds anew, and the owners of what was
-//!    handed out were told. If only Events are armed, it does the same, or it rings their bells and forgets them.
-//! 3. A completion that is handed out to be kept for pollers is not in the ring any more, so no call announces it. It rings the
-//!    bells. [`Sleepers::arm_events`] does not let its caller sleep while something is kept.
-//! 4. A poll takes no call. Before it turns calls off, it rings the bells.
+//! # Guarantee
+//! After [`Sleepers::arm_events`] has returned `true`, the descriptor of that Events becomes readable when a
+//! request completes that no other thread delivers. It stays readable until the Events is armed again. It can
+//! also become readable for no reason.
 //!
-//! An Events whose bell was rung is awake, and is owed nothing until it is armed again. The end of the disk rings all bells. A
-//! device that does not call holds up those who wait for its own completions.
+//! # Reasons
+//! All methods are called under the completion lock of the queue.
+//!
+//! 1. A sleeper asks for calls, and then checks the ring. If a completion is there, it does not sleep.
+//!    Otherwise the device calls for the first completion that it publishes afterwards;
+//!    `kickless_virtqueue::device::suppress` explains why. It does not matter which thread pops this
+//!    completion, nor whether others ask for calls in between. Each of them asks for a completion that is
+//!    there or for the next one, so the device passes one that was asked for.
+//! 2. A call stays in the eventfd until a thread takes it, so all threads that watch it wake. A thread that
+//!    takes it, or turns calls off, breaks rule 1 for the others. It must restore the rule before it drops
+//!    the lock. If a thread sleeps, it asks for calls again and delivers completions, until there are none.
+//!    Then rule 1 holds again, and the owners of the delivered requests were woken. If only Events are armed,
+//!    it does the same, or it signals their wake events and removes them.
+//! 3. A completion that is kept for pollers is not in the ring any more, so no call announces it. It signals
+//!    the wake events instead. [`Sleepers::arm_events`] does not let its caller sleep while something is
+//!    kept.
+//! 4. A poll takes no call. Before it turns calls off, it signals the wake events.
+//!
+//! An Events whose wake event was signalled is awake. The rules do not apply to it until it is armed again.
+//! The end of the disk signals all wake events. A device that does not call delays only the owners of its own
+//! completions.
 
 #[cfg(all(test, loom))]
 mod model;
 
 use std::sync::{Arc, Weak};
 
-/// An event that only this process signals.
+/// An eventfd that only this process signals.
 pub(crate) trait WakeEvent {
     /// Makes the sleeper's descriptor readable.
     fn signal(&self);
-    /// Makes it unreadable.
+    /// Makes the descriptor unreadable.
     fn clear(&self);
 }
 
-/// The completing end of a ring, with its eventfd of calls.
+/// The completion end of a ring, with its eventfd of calls.
 pub(crate) trait Calls {
     /// The error that ends the queue.
     type Error;
-    /// Asks for calls. Whether something is due already.
+    /// Asks for calls. Returns whether a completion is there already.
     fn enable(&mut self) -> bool;
-    /// Asks for none.
+    /// Turns calls off.
     fn disable(&mut self);
-    /// Takes the calls that were made from the eventfd.
+    /// Takes the calls from the eventfd.
     fn take(&mut self);
-    /// Hands out what is due. Whether some of it is kept for pollers.
+    /// Delivers all completions. Returns whether some were kept for pollers.
     ///
     /// # Errors
-    /// The device lied.
+    /// The device broke the rules of the ring.
     fn hand_out(&mut self) -> Result<bool, Self::Error>;
-    /// Whether something is kept for pollers.
+    /// Returns whether completions are kept for pollers.
     fn has_kept(&self) -> bool;
 }
 
 /// All sleepers of a queue.
 #[derive(Debug)]
 pub(crate) struct Sleepers<B> {
-    /// Threads that have asked for calls and sleep.
+    /// The number of threads that have asked for calls and sleep.
     threads: u32,
-    /// The bells of Events that were armed, and not rung since.
+    /// The wake events of the armed Events. A signalled one is removed.
     armed: Vec<Weak<B>>,
 }
 
@@ -74,17 +83,18 @@ impl<B> Default for Sleepers<B> {
 }
 
 impl<B: WakeEvent> Sleepers<B> {
-    /// Counts a thread that wants to sleep. `false`: something is due, so it must not. Either way [`Sleepers::disarm_thread`] has to
-    /// follow.
+    /// Adds a thread that wants to sleep. Returns `false` if a completion is there, so that it must not.
+    ///
+    /// [`Sleepers::disarm_thread`] must follow in either case.
     pub(crate) fn arm_thread(&mut self, calls: &mut impl Calls) -> bool {
         self.threads += 1;
         !calls.enable()
     }
 
-    /// Counts it off; `called`: its sleep was ended by a call.
+    /// Removes a thread. `called`: a call ended its sleep.
     ///
     /// # Errors
-    /// The device lied.
+    /// The device broke the rules of the ring.
     pub(crate) fn disarm_thread<C: Calls>(&mut self, calls: &mut C, called: bool) -> Result<(), C::Error> {
         self.threads -= 1;
         if called {
@@ -93,10 +103,10 @@ impl<B: WakeEvent> Sleepers<B> {
         self.restore_calls(calls)
     }
 
-    /// Arms an Events. `false`: there is something to poll, so its caller must not sleep.
+    /// Arms an Events. Returns `false` if there is something to poll, so that its caller must not sleep.
     ///
     /// # Errors
-    /// The device lied.
+    /// The device broke the rules of the ring.
     pub(crate) fn arm_events<C: Calls>(&mut self, calls: &mut C, event: &Arc<B>) -> Result<bool, C::Error> {
         let this = Arc::downgrade(event);
         self.armed.retain(|other| !other.ptr_eq(&this));
@@ -116,7 +126,7 @@ impl<B: WakeEvent> Sleepers<B> {
         Ok(false)
     }
 
-    /// Turns calls off after a poll, for a device that would go on calling.
+    /// Turns calls off after a poll, for a device that would call again and again.
     pub(crate) fn turn_calls_off(&mut self, calls: &mut impl Calls) {
         if self.threads == 0 && !self.armed.is_empty() {
             self.wake_all();
@@ -124,12 +134,13 @@ impl<B: WakeEvent> Sleepers<B> {
         }
     }
 
-    /// Rings the bells of all that are armed.
+    /// Signals all armed wake events.
     pub(crate) fn wake_all(&mut self) {
         self.armed.drain(..).filter_map(|event| event.upgrade()).for_each(|event| event.signal());
     }
 
-    /// Makes up for a call that was taken: hands out what is due and has calls asked for, or nobody sleeps.
+    /// Restores rule 1 after a call was taken: delivers completions and asks for calls, until there are none.
+    /// Turns calls off if there is no sleeper.
     pub(crate) fn restore_calls<C: Calls>(&mut self, calls: &mut C) -> Result<(), C::Error> {
         loop {
             self.armed.retain(|event| event.strong_count() > 0);

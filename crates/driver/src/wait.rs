@@ -1,4 +1,5 @@
-//! How threads wait for completions: one sleeps on the queue's events for all, the others in their seats.
+//! The ways in which threads wait for completions. One thread is the leader and sleeps on the queue's events;
+//! the others sleep on their waiters.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -14,18 +15,19 @@ use crate::ring::Ring;
 use crate::short_spin;
 use crate::waiter::{Outcome, Waiter};
 
-/// How often a thread that spins looks at the clock, and how often at the connection.
+/// The number of polls between two readings of the clock: while spinning for long, and for a moment. Then the
+/// number of readings between two checks of the connection.
 const SPINS_PER_CLOCK: u32 = 32;
 const LOOKS_PER_CLOCK: u32 = 8;
 const CLOCKS_PER_ATTENTION: u32 = 64;
 
 impl Core {
-    /// Submits a request and waits until it is done, and before that for room.
+    /// Submits a request, after waiting for room, and waits until it is done.
     ///
     /// # Errors
-    /// The request is wrong or the disk is dead.
+    /// The request is invalid or the disk is dead.
     pub(crate) fn run(self: &Arc<Self>, ring: &Ring, mut request: Request) -> Result<Outcome, Error> {
-        // It would wait for itself.
+        // A callback would wait for itself.
         if is_called_back() {
             return Err(Error::InHandler);
         }
@@ -35,7 +37,7 @@ impl Core {
         Ok(self.wait_for_outcome(ring, waiter))
     }
 
-    /// Waits for the request whose seat this is.
+    /// Waits for the request of this waiter.
     pub(crate) fn wait_for_outcome(self: &Arc<Self>, ring: &Ring, waiter: Arc<Waiter>) -> Outcome {
         loop {
             if let Some(outcome) = waiter.take() {
@@ -47,8 +49,10 @@ impl Core {
         }
     }
 
-    /// Waits until nothing of the queue is in flight, as long as the back-end completes something from time to time. Some
-    /// back-ends drop what is in flight when a queue is stopped.
+    /// Waits until nothing of the queue is in flight, as long as the back-end completes something from time
+    /// to time.
+    ///
+    /// Some back-ends drop the requests in flight when a queue is stopped, so this comes first.
     pub(crate) fn finish(self: &Arc<Self>, ring: &Ring) {
         let waiter = ring.free_waiters.take();
         ring.watch(&waiter);
@@ -66,10 +70,10 @@ impl Core {
         ring.free_waiters.give_back(waiter);
     }
 
-    /// Submits a request, when there is room for it. What is left of it is another.
+    /// Submits a request, after waiting for room. Leaves an empty request in its place.
     ///
     /// # Errors
-    /// The request is wrong or the disk is dead; the request is as it was.
+    /// The request is invalid or the disk is dead. The request is unchanged.
     pub(crate) fn submit_or_wait(self: &Arc<Self>, ring: &Ring, request: &mut Request) -> Result<(), Error> {
         match ring.submit_one(request) {
             Ok(()) => return Ok(()),
@@ -95,7 +99,7 @@ impl Core {
         submitted
     }
 
-    /// Waits until the seat is called, or so; the caller looks itself whether there is what it waits for.
+    /// Waits until the waiter is notified. May return early, so the caller checks its condition again.
     pub(crate) fn wait_or_lead(
         self: &Arc<Self>,
         ring: &Ring,
@@ -108,7 +112,8 @@ impl Core {
         }
     }
 
-    /// The same for who polls afterwards: what comes is left in the ring, not taken out to be kept for pollers.
+    /// Waits as [`Core::wait_or_lead`], for a caller that polls afterwards. Completions stay in the ring
+    /// instead of being kept for pollers.
     pub(crate) fn wait_to_poll(
         self: &Arc<Self>,
         ring: &Ring,
@@ -126,7 +131,7 @@ impl Core {
         }
     }
 
-    /// Whether this thread is the one that sleeps on the queue's events. If another is, this waits until the seat is called.
+    /// Returns whether this thread became the leader. Otherwise, waits first until the waiter is notified.
     fn becomes_leader(&self, ring: &Ring, waiter: &Arc<Waiter>, deadline: Option<Instant>) -> bool {
         let leads = ring.wait_leader.lead_or_follow(waiter);
         if !leads {
@@ -136,7 +141,7 @@ impl Core {
         leads
     }
 
-    /// Hands out what comes until the seat is called.
+    /// Delivers completions until the waiter is notified.
     fn wait_as_leader(self: &Arc<Self>, ring: &Ring, waiter: &Arc<Waiter>, deadline: Option<Instant>) {
         let spin = match self.options.waiting {
             Waiting::Auto | Waiting::Sleep => Duration::ZERO,
@@ -158,8 +163,10 @@ impl Core {
         }
     }
 
-    /// Looks at the ring for a moment, if that is wanted and has paid lately. Whether there is something: in the ring, or at
-    /// the seat; without a seat, kept for pollers.
+    /// Polls the ring for a moment, if the options allow it and recent spins were successful.
+    ///
+    /// Returns whether there is a completion in the ring, or for the waiter. Without a waiter, completions
+    /// kept for pollers count too.
     pub(crate) fn short_spin(&self, ring: &Ring, waiter: Option<&Arc<Waiter>>) -> bool {
         if self.options.waiting != Waiting::Auto || !ring.short_spin.is_due() {
             return false;
@@ -187,7 +194,7 @@ impl Core {
         deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    /// Looks at the ring again and again; whether the seat was called.
+    /// Polls the ring for `time`. Returns whether the waiter was notified or the deadline has passed.
     fn spin(
         self: &Arc<Self>,
         ring: &Ring,
@@ -220,7 +227,7 @@ impl Core {
         }
     }
 
-    /// Sleeps until the device calls, the seat is called, or something happens on the connection.
+    /// Sleeps until the device calls, the waiter is notified, or there is an event on the connection.
     fn sleep_at_queue(self: &Arc<Self>, ring: &Ring, waiter: &Arc<Waiter>, deadline: Option<Instant>) {
         let (mut called, mut happened) = (false, false);
         if ring.arm() && waiter.wake_by_event(&ring.wake) {
@@ -242,7 +249,7 @@ impl Core {
     }
 }
 
-/// A descriptor to sleep on.
+/// Makes a descriptor to sleep on.
 pub(crate) fn readable<'a>(fd: &'a impl AsFd) -> PollFd<'a> {
     PollFd::new(fd, PollFlags::IN)
 }
@@ -251,13 +258,13 @@ pub(crate) fn readable<'a>(fd: &'a impl AsFd) -> PollFd<'a> {
 pub(crate) fn sleep(fds: &mut [PollFd<'_>], deadline: Option<Instant>) {
     let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-    // An error can only be a signal that interrupts: whoever slept looks for itself.
+    // The only error is an interruption by a signal. The caller checks its condition again.
     if poll(fds, timeout.as_ref()).is_err() {
         fds.iter_mut().for_each(PollFd::clear_revents);
     }
 }
 
-/// Whether that is what ended the sleep.
+/// Returns whether this descriptor ended the sleep.
 pub(crate) fn is_ready(fd: &PollFd<'_>) -> bool {
     !fd.revents().is_empty()
 }

@@ -1,4 +1,4 @@
-//! Which of the threads that wait at a queue sleeps on its events, for all of them.
+//! Selects one of the threads that wait at a queue. It sleeps on the events of the queue for all of them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,10 +8,13 @@ use kickless_sync::{Mutex, MutexGuard, lock};
 use crate::event::Event;
 use crate::waiter::Waiter;
 
-/// The role of the one that sleeps on the queue's events and hands out what has come. The others sleep in their seats, until
-/// their request is done or the role is free and they are told.
+/// The role of the leader.
 ///
-/// Whoever leaves while the role is free tells the first of those that sleep; so there is always one on its way to it.
+/// The leader sleeps on the queue's events and delivers completions. The other threads sleep on their
+/// waiters, until their request is done or the role is free.
+///
+/// A thread that leaves while the role is free notifies the first sleeping thread. So there is always a
+/// thread that will take the role.
 #[derive(Debug, Default)]
 pub(crate) struct WaitLeader(Mutex<LeaderState>);
 
@@ -19,7 +22,7 @@ pub(crate) struct WaitLeader(Mutex<LeaderState>);
 struct LeaderState {
     taken: bool,
     followers: VecDeque<Arc<Waiter>>,
-    /// The disk's thread wants the role as soon as it is free, and keeps it.
+    /// Signalled when the role is free, because the reactor thread wants to keep it.
     reactor: Option<Arc<Event>>,
 }
 
@@ -28,7 +31,8 @@ impl WaitLeader {
         lock(&self.0)
     }
 
-    /// Takes the role if it is free; otherwise the seat is among those that are told when it is.
+    /// Takes the role if it is free. Otherwise, adds the waiter to those that are notified when it becomes
+    /// free.
     pub(crate) fn lead_or_follow(&self, waiter: &Arc<Waiter>) -> bool {
         let mut state = self.state();
         if state.taken || state.reactor.is_some() {
@@ -39,24 +43,25 @@ impl WaitLeader {
         true
     }
 
-    /// The seat does not wait any more.
+    /// Removes a waiter that does not wait any more.
     pub(crate) fn stop_following(&self, waiter: &Arc<Waiter>) {
         self.state().followers.retain(|other| !Arc::ptr_eq(other, waiter));
     }
 
-    /// The role is free again.
+    /// Gives up the role.
     pub(crate) fn resign(&self) {
         let mut state = self.state();
         state.taken = false;
         state.wake_next();
     }
 
-    /// Whoever leaves the queue says so.
+    /// Notifies the next waiter if the role is free. A thread that leaves the queue calls this.
     pub(crate) fn wake_next(&self) {
         self.state().wake_next();
     }
 
-    /// The disk's thread takes the role for good; `false`: not yet, and `event` is signalled when it can.
+    /// Gives the role to the reactor thread for good. Returns `false` if it is taken; then `event` is
+    /// signalled when it is free.
     pub(crate) fn lead_for_good(&self, event: &Arc<Event>) -> bool {
         let mut state = self.state();
         if state.taken {
@@ -68,7 +73,7 @@ impl WaitLeader {
         true
     }
 
-    /// Everybody is to look again.
+    /// Notifies all waiters, so that they check their state again.
     pub(crate) fn notify_all_waiters(&self) {
         self.state().followers.iter().for_each(|waiter| waiter.notify());
     }

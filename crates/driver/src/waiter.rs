@@ -1,4 +1,4 @@
-//! Where somebody waits for one request: a thread that blocks, or a future.
+//! A thread or a future that waits for one request.
 
 use std::sync::{Arc, PoisonError};
 use std::task::Waker;
@@ -10,10 +10,10 @@ use crate::buffer::Data;
 use crate::error::Failure;
 use crate::event::Event;
 
-/// What is waited for.
+/// The result of a request, and its memory.
 pub(crate) type Outcome = (Result<(), Failure>, Data);
 
-/// A place to wait at. It is used for one request after the other.
+/// The state of one wait. It is reused for one request after another.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
     state: Mutex<WaiterState>,
@@ -23,18 +23,18 @@ pub(crate) struct Waiter {
 #[derive(Debug, Default)]
 struct WaiterState {
     outcome: Option<Outcome>,
-    /// Somebody said: look again.
+    /// The waiter must check its state again.
     notified: bool,
     wake_by: WakeBy,
 }
 
-/// Who sits there, and how to wake it.
+/// The way to wake the thread or the future.
 #[derive(Debug, Default)]
 enum WakeBy {
-    /// Nobody, or a thread that is awake or waits for the condition variable.
+    /// A thread that is awake, or waits for the condition variable.
     #[default]
     Condvar,
-    /// A thread that sleeps on the queue's events for all others.
+    /// A leader, which sleeps on the queue's events.
     Event(Arc<Event>),
     /// A future.
     Waker(Waker),
@@ -45,19 +45,19 @@ impl Waiter {
         lock(&self.state)
     }
 
-    /// As if it were new.
+    /// Resets the waiter for the next request.
     pub(crate) fn clear(&self) {
         *self.state() = WaiterState::default();
     }
 
-    /// The request is done.
+    /// Stores the result of the request and wakes the owner.
     pub(crate) fn complete(&self, outcome: Outcome) {
         let mut state = self.state();
         state.outcome = Some(outcome);
         self.wake(state);
     }
 
-    /// Something else has changed.
+    /// Wakes the owner, because something else has changed.
     pub(crate) fn notify(&self) {
         let mut state = self.state();
         state.notified = true;
@@ -66,7 +66,7 @@ impl Waiter {
 
     fn wake(&self, mut state: MutexGuard<'_, WaiterState>) {
         let wake_by = std::mem::take(&mut state.wake_by);
-        // A waker may run anything, so not under the lock.
+        // A waker may run any code, so the lock is dropped first.
         drop(state);
         match wake_by {
             WakeBy::Condvar => self.woken.notify_one(),
@@ -75,24 +75,24 @@ impl Waiter {
         }
     }
 
-    /// Takes what came of the request, if it is done.
+    /// Takes the result of the request, if it is done.
     pub(crate) fn take(&self) -> Option<Outcome> {
         self.state().outcome.take()
     }
 
-    /// Whether there is something to look at. A nudge is forgotten.
+    /// Returns whether the request is done or the waiter was notified. Clears the notification.
     pub(crate) fn take_notified(&self) -> bool {
         let mut state = self.state();
         std::mem::take(&mut state.notified) || state.outcome.is_some()
     }
 
-    /// Whether there is, without forgetting anything.
+    /// Returns whether the request is done or the waiter was notified. Clears nothing.
     pub(crate) fn is_notified(&self) -> bool {
         let state = self.state();
         state.notified || state.outcome.is_some()
     }
 
-    /// Sleeps until there is, or until the deadline.
+    /// Sleeps until the request is done, the waiter is notified, or the deadline has passed.
     pub(crate) fn wait(&self, deadline: Option<Instant>) {
         let mut state = self.state();
         while !std::mem::take(&mut state.notified) && state.outcome.is_none() {
@@ -104,7 +104,8 @@ impl Waiter {
         }
     }
 
-    /// From now on `event` wakes; `false` if there is something to look at already.
+    /// Lets `event` wake the owner. Returns `false` if the request is done or the waiter was notified
+    /// already.
     pub(crate) fn wake_by_event(&self, event: &Arc<Event>) -> bool {
         let mut state = self.state();
         if state.notified || state.outcome.is_some() {
@@ -114,12 +115,12 @@ impl Waiter {
         true
     }
 
-    /// It is awake again.
+    /// Lets the condition variable wake the owner again.
     pub(crate) fn wake_by_condvar(&self) {
         self.state().wake_by = WakeBy::Condvar;
     }
 
-    /// Takes the outcome, or leaves a waker for it.
+    /// Takes the result, or stores a waker for it.
     pub(crate) fn poll(&self, waker: &Waker) -> Option<Outcome> {
         let mut state = self.state();
         let outcome = state.outcome.take();
@@ -133,11 +134,11 @@ impl Waiter {
     }
 }
 
-/// Seats that nobody sits in.
+/// Waiters for reuse.
 #[derive(Debug, Default)]
 pub(crate) struct FreeWaiters(Mutex<Vec<Arc<Waiter>>>);
 
-/// How many are kept.
+/// The largest number of waiters that are kept.
 const KEPT_MAX: usize = 1024;
 
 impl FreeWaiters {
@@ -145,13 +146,13 @@ impl FreeWaiters {
         lock(&self.0)
     }
 
-    /// A seat for one request.
+    /// Returns a waiter for one request.
     pub(crate) fn take(&self) -> Arc<Waiter> {
         let waiter = self.free().pop();
         waiter.unwrap_or_default()
     }
 
-    /// A seat whose request is done: whoever completed it does not touch it any more.
+    /// Returns a waiter for reuse. Its request is done, so the completing thread does not use it any more.
     pub(crate) fn give_back(&self, waiter: Arc<Waiter>) {
         waiter.clear();
         let mut free = self.free();

@@ -1,8 +1,8 @@
-//! Sleepers of a queue, of both kinds, and pollers beside them, in every order that the memory model allows, up to a number of
-//! preemptions.
+//! Loom models of the sleepers of a queue, of both kinds, together with pollers. They run in every order that
+//! the memory model allows, up to a number of preemptions.
 //!
-//! The suppression of calls is that of the rings; the lock, the eventfds and the device are models. A wake-up that is lost is a
-//! deadlock, which loom finds.
+//! The suppression of calls is the code of the rings. The lock, the eventfds and the device are models. A
+//! lost wake-up is a deadlock, which loom finds.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-driver --release --lib model`
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -19,7 +19,7 @@ use loom::thread;
 
 use super::{Calls, Sleepers, WakeEvent};
 
-/// Requests of each model.
+/// The number of requests in each model.
 const REQUESTS: u16 = 2;
 
 fn check(model: impl Fn(bool) + Send + Sync + 'static) {
@@ -49,16 +49,16 @@ impl Cells for Ring {
     }
 }
 
-/// What can be signalled.
+/// The eventfds of the model.
 #[derive(Clone, Copy)]
 enum Fd {
-    /// The device's calls.
+    /// The calls of the device.
     Call,
-    /// What wakes a thread whose request is done.
+    /// Wakes a thread whose request is done.
     Wake,
-    /// The wake_event of an Events.
+    /// The wake event of an Events.
     Sleeper(usize),
-    /// What the threads of the program tell one another by themselves.
+    /// A signal between the threads of the program itself.
     Program,
 }
 
@@ -90,7 +90,7 @@ impl Fds {
         self.readable.lock().unwrap()[fd.at()] = false;
     }
 
-    /// Sleeps until one of these is readable; whether it is the first.
+    /// Sleeps until one of these is readable. Returns whether the first one is.
     fn sleep(&self, fds: &[Fd]) -> bool {
         let mut readable = self.readable.lock().unwrap();
         while !fds.iter().any(|fd| readable[fd.at()]) {
@@ -115,21 +115,21 @@ impl WakeEvent for ModelWakeEvent {
     }
 }
 
-/// The completing end: which elements were popped, and what became of them.
+/// The completion end: the popped elements, and the result of each.
 struct CompletionEnd {
     ring: Arc<Ring>,
     fds: Arc<Fds>,
     event_idx: bool,
-    /// The request that a thread blocks for; the others have tokens.
+    /// The request for which a thread blocks. The others have tokens.
     blocking: Option<u16>,
     next: u16,
     kept: u16,
-    /// The thread's request was handed out.
+    /// The thread's request was delivered.
     done: bool,
 }
 
 impl CompletionEnd {
-    /// Pops the next element, if there is one; whether it has a token.
+    /// Pops the next element, if there is one. Returns whether it has a token.
     fn pop(&mut self) -> Option<bool> {
         if self.ring.load(Word::UsedIdx, Ordering::Acquire) == self.next {
             return None;
@@ -175,11 +175,11 @@ impl Calls for CompletionEnd {
 struct CompletionSide {
     end: CompletionEnd,
     sleepers: Sleepers<ModelWakeEvent>,
-    /// Completions that pollers got.
+    /// The number of completions that pollers got.
     polled: u16,
 }
 
-/// A queue, as its sleepers and pollers see it.
+/// The part of a queue that sleepers and pollers use.
 struct Queue {
     fds: Arc<Fds>,
     ring: Arc<Ring>,
@@ -203,7 +203,7 @@ impl Queue {
         Arc::new(ModelWakeEvent { fds: self.fds.clone(), number })
     }
 
-    /// As `Ring::poll`, for one completion.
+    /// Polls as `Ring::poll`, for one completion.
     fn poll(&self) -> bool {
         let CompletionSide { end, sleepers, polled } = &mut *self.completion.lock().unwrap();
         let mut found = end.kept > 0;
@@ -229,7 +229,7 @@ impl Queue {
         sleepers.arm_events(end, wake_event).unwrap()
     }
 
-    /// Sleeps on an Events until it polls one completion, as a program does.
+    /// Sleeps on an Events until it has polled one completion, as a program does.
     fn poll_asleep(&self, number: usize) {
         let wake_event = self.wake_event(number);
         while !self.poll() {
@@ -239,7 +239,7 @@ impl Queue {
         }
     }
 
-    /// Blocks for the request `blocking`, as `Core::lead` and `sleep_at_queue`.
+    /// Blocks for the request `blocking`, as `Core::wait_as_leader` and `sleep_at_queue` do.
     fn block(&self) {
         loop {
             let mut completion = self.completion.lock().unwrap();
@@ -258,7 +258,7 @@ impl Queue {
         }
     }
 
-    /// A device that completes everything, one after the other.
+    /// Runs a device that completes all requests, one after the other.
     fn device(self: Arc<Self>) -> thread::JoinHandle<()> {
         thread::spawn(move || {
             for new in 1..=REQUESTS {
@@ -271,8 +271,9 @@ impl Queue {
     }
 }
 
-/// A thread polls once, and takes what it finds; another sleeps on an Events until everything was taken. `turns_calls_off`: the poll takes
-/// the call and turns calls off, as if the sleeper had come back.
+/// One thread polls once. Another sleeps on an Events until all completions were taken.
+///
+/// With `turns_calls_off`, the poll takes the call and turns calls off, which only a sleeper may do.
 fn poll_next_to_a_sleeper(turns_calls_off: bool) {
     check(move |event_idx| {
         let queue = Queue::new(event_idx, None);
@@ -317,7 +318,8 @@ fn a_poll_that_turns_calls_off_loses_one() {
     poll_next_to_a_sleeper(true);
 }
 
-/// Each takes one of two completions. One of them arms its Events once more before it leaves, and so takes a call.
+/// Each sleeper takes one of two completions. One of them arms its Events once more before it leaves, and so
+/// takes a call.
 #[test]
 fn two_sleepers_wake_for_two_completions() {
     check(|event_idx| {
@@ -339,7 +341,8 @@ fn two_sleepers_wake_for_two_completions() {
     });
 }
 
-/// A thread blocks for one request, and another sleeps on an Events for the completion of the other, in either order.
+/// One thread blocks for a request. Another sleeps on an Events for the other request. Either may complete
+/// first.
 #[test]
 fn a_blocking_thread_and_a_sleeper_wake_both() {
     for blocking in 0..REQUESTS {
