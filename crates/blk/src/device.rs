@@ -145,8 +145,8 @@ impl Device for Blk {
         self.shared.writeback.store(true, Ordering::Relaxed);
     }
 
-    /// The cache mode stays: after a reset it can be either (virtio 1.3, section 5.2.5). A driver that reads in the
-    /// front-end's copy that it is off sends no flushes.
+    /// Keeps the cache mode, which may have either value after a reset (virtio 1.3, section 5.2.5). A driver
+    /// that reads "off" in the front-end's copy sends no flushes.
     fn reset_driver(&self) {
         self.shared.fresh_driver.store(true, Ordering::Relaxed);
     }

@@ -13,12 +13,12 @@
 //! ```no_run
 //! use kickless_driver::{Disk, Options, Request};
 //!
-//! Serve a disk for this example: kickless blk --socket-path=/tmp/scratch.sock --blk-file=mem:64M
+//! // Serve a disk for this example: kickless blk --socket-path=/tmp/scratch.sock --blk-file=mem:64M
 //! let disk = Disk::connect(Options::new("/tmp/scratch.sock"))?;
 //! disk.write_at(&[7; 4096], 0)?;
 //! disk.flush()?;
 //!
-//! The same without copies, sixteen requests at once.
+//! // The same without copies, sixteen requests at once.
 //! let queue = disk.queue_of_thread();
 //! let reads = (0..16).map(|n| Ok(Request::read(n * 4096, disk.buffer(4096)?).token(n)));
 //! let mut batch = reads.collect::<Result<Vec<_>, kickless_driver::Error>>()?;
