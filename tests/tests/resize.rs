@@ -71,7 +71,7 @@ fn a_driver_is_told_and_a_disk_does_not_shrink() {
     daemon.signal(Signal::HUP).unwrap();
     daemon
         .log()
-        .wait_for("a refusal", LIMIT, |line| line.contains("cannot be shrunk").then_some(()))
+        .wait_for("a refusal", LIMIT, |line| line.contains("cannot shrink").then_some(()))
         .unwrap();
     assert_eq!(disk.size().unwrap(), size);
     assert!(disk.read_at(&mut [0; 512], 8 * MIB).is_err());

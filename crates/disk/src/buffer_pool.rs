@@ -1,34 +1,34 @@
-//! Aligned buffers for what O_DIRECT cannot take, and not more of them than the host can bear.
+//! Aligned buffers for data that O_DIRECT cannot use in place, and a limit on their number.
 
 use kickless_io::{AlignedBuf, Waker};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of each buffer; a longer transfer goes piece by piece.
+/// The size of a buffer in bytes. A longer transfer goes piece by piece.
 pub(crate) const BUFFER_BYTES: usize = 256 << 10;
 
-/// Buffers of one disk in use at a time, so 16 MiB. A guest whose buffers are all misaligned gets slower, not
-/// us larger.
+/// The largest number of buffers of one disk in use, so 16 MiB. Misaligned buffers make their guest slower,
+/// but do not make this process larger.
 const IN_USE_MAX: usize = 64;
 
-/// Buffers that are kept for the next one.
+/// The largest number of buffers kept for reuse.
 const KEPT_MAX: usize = 4;
 
-/// What the buffers of a pool are, and how many there are.
+/// The size and the number of the buffers of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolLimits {
-    /// Bytes of each.
+    /// The bytes of each buffer.
     pub(crate) bytes: usize,
-    /// They begin at multiples of this.
+    /// The alignment of each buffer.
     pub(crate) align: usize,
-    /// In use at a time.
+    /// The largest number in use.
     pub(crate) in_use_max: usize,
-    /// Kept for the next one.
+    /// The largest number kept for reuse.
     pub(crate) kept_max: usize,
 }
 
-/// The bounce buffers of one disk. Locked for short; nothing is locked inside.
+/// The bounce buffers of one disk. Its lock is held only briefly, and no other lock is taken under it.
 #[derive(Debug)]
 pub(crate) struct BufferPool {
     limits: PoolLimits,
@@ -39,13 +39,14 @@ pub(crate) struct BufferPool {
 struct State {
     kept: Vec<AlignedBuf>,
     in_use: usize,
-    /// Who comes next, by number. The first so many of them as buffers are free have been signalled.
+    /// The waiting requests in order, by number. As many of the first as buffers are free have been
+    /// signalled.
     queue: VecDeque<(u64, Waker)>,
     next: u64,
 }
 
 impl State {
-    /// Where in the queue this number is. They are in order.
+    /// Returns the place of this number in the queue. Numbers are in order.
     fn place(&self, number: u64) -> Option<usize> {
         self.queue.binary_search_by_key(&number, |&(number, _)| number).ok()
     }
@@ -54,7 +55,8 @@ impl State {
         limits.in_use_max - self.in_use
     }
 
-    /// To be called when more are free, or fewer are before somebody in the queue.
+    /// Signals the requests that can have a buffer. Called when more buffers are free, or the queue becomes
+    /// shorter.
     fn wake(&self, limits: PoolLimits) {
         for (_, waker) in self.queue.iter().take(self.free(limits)) {
             waker.wake();
@@ -62,33 +64,33 @@ impl State {
     }
 }
 
-/// A place in the queue, until this is dropped.
+/// A place in the queue of a pool. Dropping it gives up the place.
 #[derive(Debug)]
 pub(crate) struct BufferWait {
     pool: Arc<BufferPool>,
     number: u64,
 }
 
-/// The right to one buffer, until this is dropped.
+/// The permission to use one buffer. Dropping it returns the buffer.
 #[derive(Debug)]
 pub(crate) struct BufferPermit {
     pool: Arc<BufferPool>,
-    /// Away while an engine has it.
+    /// The buffer. `None` while an engine has it.
     pub(crate) buffer: Option<AlignedBuf>,
 }
 
 impl BufferPool {
-    /// Buffers of [`BUFFER_BYTES`] at multiples of `align`.
+    /// Makes a pool of buffers of [`BUFFER_BYTES`] with this alignment.
     pub(crate) fn new(align: usize) -> Self {
         Self::of(PoolLimits { bytes: BUFFER_BYTES, align, in_use_max: IN_USE_MAX, kept_max: KEPT_MAX })
     }
 
-    /// Buffers of this kind.
+    /// Makes a pool with these limits.
     pub(crate) fn of(limits: PoolLimits) -> Self {
         Self { limits, state: Mutex::default() }
     }
 
-    /// Bytes of each buffer.
+    /// Returns the bytes of each buffer.
     pub(crate) fn bytes(&self) -> usize {
         self.limits.bytes
     }
@@ -97,8 +99,10 @@ impl BufferPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer, if one is free and nobody is before us. Otherwise `waiting` is a place in the queue, and
-    /// `waker` is signalled when it is worth trying again.
+    /// Takes a buffer, if one is free and no earlier request waits for it.
+    ///
+    /// Otherwise, `waiting` becomes a place in the queue, and `waker` is signalled when another attempt makes
+    /// sense.
     pub(crate) fn take(
         self: &Arc<Self>,
         waiting: &mut Option<BufferWait>,
@@ -174,7 +178,7 @@ mod tests {
         permits.push(take(&pool, &mut first, &waker).unwrap());
         assert!(first.is_none());
 
-        // Who gives up makes way for the next.
+        // A request that gives up makes way for the next.
         permits.pop();
         assert!(waker.clear());
         drop(second);

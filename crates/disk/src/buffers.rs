@@ -3,20 +3,20 @@
 use crate::{Extent, IoError, Request, SECTOR};
 use kickless_memory::Iov;
 
-/// What a request transfers, or what it is about.
+/// The guest's buffers or the extents of a request.
 #[derive(Debug, Default)]
 pub(crate) struct IoBuffers {
-    /// The guest's buffers: what is left of them. Empty while an engine has them.
+    /// The rest of the guest's buffers. Empty while an engine has them.
     pub(crate) guest: Iov,
-    /// The extents that are not done. What is done is cut off the first, which is the last in here.
+    /// The extents that are not done, the next one last. Completed parts are cut off its beginning.
     pub(crate) extents: Vec<Extent>,
 }
 
 impl IoBuffers {
-    /// Checks that a disk of this size can carry out `request`. Returns where its bytes begin.
+    /// Checks that a disk of this size can run `request`. Returns the first byte on the disk.
     ///
     /// # Errors
-    /// Sectors that the disk does not have, a part of a sector, or a write to a disk that is read-only.
+    /// Sectors beyond the disk, a part of a sector, or a write to a read-only disk.
     #[inline]
     pub(crate) fn check(&self, request: Request, size: u64, read_only: bool) -> Result<u64, IoError> {
         let (offset, write) = match request {
@@ -44,7 +44,7 @@ impl IoBuffers {
         }
     }
 
-    /// Takes so many bytes, which are done, off the next extent.
+    /// Removes completed bytes from the next extent.
     pub(crate) fn advance_extent(&mut self, bytes: u64) {
         if let Some(extent) = self.extents.last_mut() {
             extent.advance(bytes);
@@ -54,7 +54,7 @@ impl IoBuffers {
         }
     }
 
-    /// Gives back the memory of the extents.
+    /// Frees the memory of the extents.
     #[inline]
     pub(crate) fn drop_extents(&mut self) {
         if self.extents.capacity() > 0 {
@@ -63,7 +63,7 @@ impl IoBuffers {
     }
 }
 
-/// Returns whether these are whole sectors that a disk of this size has.
+/// Returns whether these are whole sectors within a disk of this size.
 #[inline]
 fn is_on_disk(offset: u64, len: u64, size: u64) -> bool {
     let whole = offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR);

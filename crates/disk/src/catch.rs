@@ -1,4 +1,4 @@
-//! Panics of libraries that are one request's failure, and not the end of the process.
+//! Turns panics of libraries into failures of single requests.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,7 +8,7 @@ thread_local! {
     static CATCHES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `call`.
+/// Calls `call` and catches a panic.
 ///
 /// # Errors
 /// It panicked.
@@ -19,8 +19,9 @@ pub(crate) fn catch<T>(call: impl FnOnce() -> T) -> thread::Result<T> {
     result
 }
 
-/// Returns whether this crate catches a panic of the current thread. A program whose panic hook ends the process asks this
-/// first.
+/// Returns whether this crate catches a panic of the current thread.
+///
+/// A program whose panic hook ends the process asks this first.
 pub fn catches_panic() -> bool {
     CATCHES.get()
 }

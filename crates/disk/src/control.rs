@@ -1,4 +1,4 @@
-//! What the control path asks of a disk, whatever its kind.
+//! The control path of a disk, for all kinds.
 
 use crate::Resized;
 use crate::lock::LockError;
@@ -7,37 +7,39 @@ use std::fmt::Debug;
 use std::fs::File;
 use std::io;
 
-/// Answers the control path: a disk's identity, its size, its files, its locks, and its way from one host to another.
+/// Serves the control path: a disk's identity, its size, its files, its locks, and its move to another host.
 ///
-/// An implementer must bear each call from any thread, also while requests are in flight. It may block; [`DiskControl::hurry`]
-/// and [`DiskControl::identity`] must not. It may rely on one session at a time: locks, `hand_over` and `take_over` are
-/// called by one thread at a time, and no request is started between `hand_over` and the next `take_over`.
+/// Any thread may make any call, also while requests are in flight. A call may block, except
+/// [`DiskControl::hurry`] and [`DiskControl::identity`].
 ///
-/// The defaults are right for a disk that is neither in a file nor on another host, and keeps its size.
+/// The implementer may rely on one session at a time: one thread at a time uses the locks, `hand_over` and
+/// `take_over`. No request starts between `hand_over` and the next `take_over`.
+///
+/// The defaults suit a disk that is neither in a file nor on another host, and keeps its size.
 /// [`Disk`](crate::Disk) has a method for each, which says what callers may expect.
 pub(crate) trait DiskControl: Debug + Send + Sync {
-    /// Returns a name that tells this disk from others on the host: at most 20 printable ASCII characters.
+    /// Returns a name that identifies this disk on the host: at most 20 printable ASCII characters.
     fn identity(&self) -> &str;
 
-    /// Looks whether the disk has become longer, and becomes as long. Never makes it shorter.
+    /// Reads the size, and takes a larger one as the size of the disk. Never makes the disk smaller.
     ///
     /// # Errors
-    /// The size cannot be found out.
+    /// The size cannot be read.
     fn look_at_size(&self) -> io::Result<Resized> {
         Ok(Resized::Same)
     }
 
-    /// Returns what is signalled when it is worth looking at the size.
+    /// Returns a waker that is signalled when the size may have changed.
     fn resized(&self) -> Option<&Waker> {
         None
     }
 
-    /// Returns the file that is to be locked.
+    /// Returns the file to lock.
     fn file(&self) -> Option<&File> {
         None
     }
 
-    /// Returns the files that the disk reads only and others are not to write to.
+    /// Returns the backing files, which the disk only reads and nothing else may write.
     ///
     /// # Errors
     /// The process has no descriptors left.
@@ -45,41 +47,42 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Checks the lock that a cluster keeps of the disk. Waits a moment for others to let go.
+    /// Checks that no other client has the cluster's lock of the disk. Waits a moment for others to release
+    /// it.
     ///
     /// # Errors
-    /// Another has it, or the cluster does not say.
+    /// Another client has the lock, or the cluster does not reply.
     fn check_own_lock(&self) -> Result<(), LockError> {
         Ok(())
     }
 
-    /// Takes the lock that a cluster keeps of the disk. Waits within bounds.
+    /// Takes the cluster's lock of the disk. Waits for a limited time.
     ///
     /// # Errors
-    /// Another has it, or it cannot be had. Nothing is held then.
+    /// Another client has the lock, or it cannot be taken. Then nothing is locked.
     fn acquire_own_lock(&self) -> Result<(), LockError> {
         Ok(())
     }
 
-    /// Gives that lock back. Waits within bounds, and logs a failure.
+    /// Releases that lock. Waits for a limited time, and logs a failure.
     fn release_own_lock(&self) {}
 
-    /// Makes what was written visible to another host. Waits for it.
+    /// Makes all writes visible to another host, and waits for that.
     ///
     /// # Errors
-    /// Some of it could not be written. Later flushes must fail as well.
+    /// Some data could not be written. Later flushes must fail as well.
     fn hand_over(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Forgets what was read before: another host may have written since.
+    /// Discards all cached data, because another host may have written since.
     ///
     /// # Errors
-    /// What is there now is no disk that can be used.
+    /// The disk cannot be used any more.
     fn take_over(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Ends the requests that are in flight now within a bounded time, in failure if need be.
+    /// Ends the requests in flight within a limited time, as failed if necessary.
     fn hurry(&self) {}
 }

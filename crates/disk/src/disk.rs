@@ -1,4 +1,5 @@
-//! One disk of several kinds. Puts the kinds together: what they share stands below them, and none names another.
+//! The disk, of any kind. This file joins the kinds: their common parts are below them, and no kind names
+//! another.
 
 use crate::buffers::IoBuffers;
 use crate::control::DiskControl;
@@ -13,16 +14,16 @@ use kickless_io::{Completion, Engine, FileId, Waker};
 use std::fs::File;
 use std::io;
 
-/// What lies behind a virtio-blk device. Shared by all workers that serve it.
+/// The storage behind a virtio-blk device. All workers that serve it share it.
 #[derive(Debug)]
 pub enum Disk {
     /// A raw image or a block device.
     File(FileDisk),
-    /// Nothing.
+    /// A disk without contents.
     Null(NullDisk),
     /// RAM.
     Memory(MemoryDisk),
-    /// What a library makes of a file or has elsewhere.
+    /// Storage behind a library.
     Library(Box<LibraryDisk>),
     /// One of the others, with faults. For tests.
     Fault(Box<FaultDisk>),
@@ -38,11 +39,13 @@ pub struct FaultDisk {
 impl Disk {
     /// Opens a disk.
     ///
-    /// An image whose length is no multiple of 512 loses the part of a sector at its end, with a warning in
-    /// the log. Lines that the disk logs later, from whatever thread, belong to the span that is current here.
+    /// If the length of an image is not a multiple of 512, the part of a sector at its end is lost, with a
+    /// warning in the log. Later log lines of the disk belong to the span that is current here, on any
+    /// thread.
     ///
     /// # Errors
-    /// One sentence for the operator: missing, not allowed, no disk, empty, or not fit for direct I/O.
+    /// One sentence for the operator: the disk is missing, not allowed, not a disk, empty, or unusable for
+    /// direct I/O.
     pub fn open(spec: &DiskSpec, options: &Options) -> Result<Self, Error> {
         Ok(match spec {
             DiskSpec::File(path) => Self::File(FileDisk::open(path, options)?),
@@ -57,7 +60,7 @@ impl Disk {
         })
     }
 
-    /// Returns what answers the control path.
+    /// Returns the control path of this kind.
     fn control(&self) -> &dyn DiskControl {
         match self {
             Self::File(file) => file,
@@ -68,8 +71,9 @@ impl Disk {
         }
     }
 
-    /// Returns the lost writes that a queue need not be told of when it starts, for the first time or again. The result goes into
-    /// each [`Lane`] of that queue. No other queue that runs has the same number.
+    /// Returns the lost writes that a starting queue need not report.
+    ///
+    /// The result goes into each [`Lane`] of that queue. No two running queues have the same number.
     pub fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
         match self {
             Self::Library(library) => library.offload().lost_writes_seen(queue),
@@ -78,8 +82,9 @@ impl Disk {
         }
     }
 
-    /// Begins with a driver that has written nothing yet. Call it while no queue runs. The queues that start later are not told of lost
-    /// writes that a queue of an earlier driver was told of.
+    /// Begins with a fresh driver, which has written nothing yet. Called while no queue runs.
+    ///
+    /// Queues that start later do not report lost writes that a queue of an earlier driver has reported.
     pub fn new_driver(&self) {
         match self {
             Self::Library(library) => library.offload().new_driver(),
@@ -88,7 +93,7 @@ impl Disk {
         }
     }
 
-    /// What it can do.
+    /// Returns the limits of the disk.
     pub fn limits(&self) -> &Limits {
         match self {
             Self::File(file) => file.limits(),
@@ -99,7 +104,7 @@ impl Disk {
         }
     }
 
-    /// Returns the disk's length in bytes: a multiple of 512, never zero. It can only grow.
+    /// Returns the size in bytes: a multiple of 512, never zero. It can only grow.
     #[inline]
     pub fn size(&self) -> u64 {
         match self {
@@ -111,26 +116,28 @@ impl Disk {
         }
     }
 
-    /// Looks whether what lies behind it has become longer, and becomes as long.
+    /// Reads the size of the medium. If it has grown, the disk grows too.
     ///
     /// # Errors
-    /// The file cannot be asked.
+    /// The size cannot be read.
     pub fn look_at_size(&self) -> io::Result<Resized> {
         self.control().look_at_size()
     }
 
-    /// Signalled when it is worth looking at its size; `None`: it does not tell.
+    /// Returns a waker that is signalled when the size may have changed. `None`: this kind does not report
+    /// changes.
     pub fn resized(&self) -> Option<&Waker> {
         self.control().resized()
     }
 
-    /// The file behind it, for locking it.
+    /// Returns the file of the disk, for locking it.
     pub fn file(&self) -> Option<&File> {
         self.control().file()
     }
 
-    /// The files of images under the one that is behind it, for locking them against writers. They can be others each time that the disk
-    /// has been taken over.
+    /// Returns the backing files, for locking them against writers.
+    ///
+    /// They may differ after each [`Disk::take_over`].
     ///
     /// # Errors
     /// The process has no descriptors left.
@@ -138,63 +145,69 @@ impl Disk {
         self.control().files_under()
     }
 
-    /// Whether somebody else uses a disk that has a lock of its own, beside those of files: a cluster keeps it. Waits a moment for
-    /// others to let go.
+    /// Checks that no other client has the disk's own lock, which a cluster keeps. Waits a moment for others
+    /// to release it.
     ///
     /// # Errors
-    /// They do not, or nobody knows.
+    /// Another client has the lock, or the cluster does not reply.
     pub fn check_own_lock(&self) -> Result<(), LockError> {
         self.control().check_own_lock()
     }
 
-    /// Takes the lock that the disk has of its own, if it has one. As [`Disk::check_own_lock`], but one who does not answer is waited
-    /// for until it is certain that he cannot write any more, which takes up to a minute.
+    /// Takes the disk's own lock, if it has one.
+    ///
+    /// An owner that does not reply may be dead. This waits until it certainly cannot write any more, which
+    /// takes up to a minute.
     ///
     /// # Errors
-    /// Another has it, or it cannot be had. Nothing is held then.
+    /// Another client has the lock, or it cannot be taken. Then nothing is locked.
     pub fn acquire_own_lock(&self) -> Result<(), LockError> {
         self.control().acquire_own_lock()
     }
 
-    /// Gives the lock back that the disk has of its own. Waits for that within bounds.
+    /// Releases the disk's own lock. Waits for a limited time.
     pub fn release_own_lock(&self) {
         self.control().release_own_lock();
     }
 
-    /// Makes what was written visible to another host that opens the same file next, where the host's cache may hold it
-    /// (`Cache::Writeback`). Waits for it.
+    /// Makes all writes visible to another host that opens the same file next. Waits for that.
+    ///
+    /// Without this, data may be only in this host's cache (`Cache::Writeback`).
     ///
     /// # Errors
-    /// Some of it could not be written. The guest's flushes fail as well from then on.
+    /// Some data could not be written. From then on, the guest's flushes fail as well.
     pub fn hand_over(&self) -> io::Result<()> {
         self.control().hand_over()
     }
 
-    /// The counterpart of [`Disk::hand_over`]: what the host's cache holds of the file from before is read anew.
+    /// Discards all cached data of the file, because another host may have written since. The counterpart of
+    /// [`Disk::hand_over`].
     ///
     /// # Errors
-    /// What is there now is no image that can be used.
+    /// The image cannot be used any more.
     pub fn take_over(&self) -> io::Result<()> {
         self.control().take_over()
     }
 
-    /// Somebody waits for the requests in flight to end: those that may take for ever, because they are with somebody who does not
-    /// answer, end within a bounded time, in failure if need be. What is posted later is not meant: whoever goes on with
-    /// requests says it again.
+    /// Ends requests in flight within a limited time, as failed if necessary, because a caller waits for
+    /// them.
+    ///
+    /// This matters for requests at a remote server that does not answer. It does not apply to later
+    /// requests. A caller that submits more must call it again.
     pub fn hurry(&self) {
         self.control().hurry();
     }
 
-    /// Something that tells this disk from others on the host, of at most 20 printable ASCII characters: what
-    /// GET_ID answers when the operator has chosen nothing.
+    /// Returns a name that identifies this disk on the host: at most 20 printable ASCII characters. It is the
+    /// answer to GET_ID if the operator has chosen none.
     pub fn identity(&self) -> &str {
         self.control().identity()
     }
 
-    /// Makes the disk known to a worker's engine. What it returns goes into each [`Lane`] with that engine.
+    /// Registers the disk with a worker's engine. The result goes into each [`Lane`] with that engine.
     ///
     /// # Errors
-    /// The engine cannot take the file.
+    /// The engine cannot use the file.
     pub fn attach(&self, engine: &mut Engine) -> Result<Option<FileId>, Error> {
         match self {
             Self::File(file) => Ok(Some(file.attach(engine)?)),
@@ -203,15 +216,17 @@ impl Disk {
         }
     }
 
-    /// The worker's engine needs the disk no more. What is in flight goes on.
+    /// Unregisters the disk from a worker's engine. Requests in flight go on.
     pub fn detach(&self, engine: &mut Engine, file: Option<FileId>) {
         if let Some(file) = file {
             engine.unregister(file);
         }
     }
 
-    /// Has what a request needs fetched into the processor's cache, which takes as long as another request does. `false`: there
-    /// is nothing to fetch, and no use in starting another one first.
+    /// Prefetches data of a request into the processor's cache, which takes as long as another request.
+    ///
+    /// Returns `false` if there is nothing to prefetch, so that it makes no sense to start another request
+    /// first.
     #[inline]
     pub fn prepare(&self, request: Request) -> bool {
         let Self::Memory(memory) = self else { return false };
@@ -219,7 +234,7 @@ impl Disk {
         true
     }
 
-    /// Starts a request on the buffers that are in `io`.
+    /// Starts a request on the buffers in `io`.
     #[inline]
     pub fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
         debug_assert!(!io.is_active(), "a request was started over another one");
@@ -243,18 +258,19 @@ impl Disk {
         }
     }
 
-    /// Goes on with a request, an operation of which has completed.
+    /// Continues a request after the completion of an operation.
     #[inline]
     pub fn resume(&self, lane: &mut Lane<'_>, io: &mut Io, completion: Completion) -> Step {
         match self {
             Self::File(file) => file.resume(lane, &mut io.buffers, io.state.file(), completion),
-            // They never have an operation in an engine.
+            // These kinds have no operations in an engine.
             Self::Null(_) | Self::Memory(_) | Self::Library(_) => Step::Pending,
             Self::Fault(fault) => fault.resume(lane, &mut io.buffers, io.state.faulty(), completion),
         }
     }
 
-    /// Returns how many bytes the caller's thread copies in one step at most ([`Step::More`]). `None`: it copies none, or all.
+    /// Returns the largest number of bytes that the caller's thread copies in one step ([`Step::More`]).
+    /// `None`: it copies nothing, or everything at once.
     pub fn step_bytes(&self) -> Option<u64> {
         match self {
             Self::Memory(_) => Some(crate::memory::STEP_BYTES),
@@ -263,7 +279,7 @@ impl Disk {
         }
     }
 
-    /// Goes on with a request that got [`Step::Busy`], which may be too early and no harm, or [`Step::More`].
+    /// Continues a request after [`Step::Busy`] or [`Step::More`]. Calling it too early does no harm.
     #[inline]
     pub fn retry(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
         self.retry_with(lane, &mut io.buffers, &mut io.state)
@@ -273,7 +289,7 @@ impl Disk {
     fn retry_with(&self, lane: &mut Lane<'_>, buffers: &mut IoBuffers, state: &mut IoState) -> Step {
         match self {
             Self::File(file) => file.drive(lane, buffers, state.file()),
-            // It is never busy.
+            // A null disk is never busy.
             Self::Null(_) => Step::Busy,
             Self::Memory(memory) => memory.step(lane, buffers, state.memory()),
             Self::Library(library) => library.retry(lane, buffers, state.offload()),
@@ -283,17 +299,17 @@ impl Disk {
 }
 
 impl FaultDisk {
-    /// Puts faults before a disk.
+    /// Adds faults to a disk.
     ///
     /// # Errors
-    /// The disk can have no such faults, or has some already, or there is no thread for the delays.
+    /// The disk cannot have such faults, or has some already, or the thread for delays cannot be started.
     pub fn new(rules: &FaultRules, under: Disk) -> Result<Self, Error> {
         let target = match &under {
             Disk::File(file) => Target::Operations { unit: file.unit() },
             Disk::Null(_) => Target::Requests { scheme: "null:" },
             Disk::Memory(_) => Target::Requests { scheme: "mem:" },
             Disk::Library(library) => Target::Requests { scheme: library.library().scheme() },
-            // A request has one place for what is decided on it.
+            // A request has room for the faults of one disk only.
             Disk::Fault(_) => return Err(Error::FaultsTwice),
         };
         Ok(Self { faults: FaultInjector::new(rules, under.limits(), target)?, under })
@@ -323,7 +339,7 @@ impl FaultDisk {
         completion: Completion,
     ) -> Step {
         let FaultyState { faults, under } = state;
-        // No other disk has operations.
+        // Only files have operations.
         let Disk::File(file) = &self.under else { return Step::Pending };
         let completion = self.faults.completed(faults, completion, lane.marks);
         file.resume(&mut self.faults.outlet(lane, faults), buffers, under.file(), completion)

@@ -1,140 +1,138 @@
-//! What can be wrong with a disk, and with a request.
+//! The errors of disks and of requests.
 
 use kickless_io::Errno;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a disk cannot be had. One sentence for an operator each.
+/// The reason why a disk cannot be used. Each is one sentence for an operator.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is missing, or may not be read.
+    /// The file is missing, or may not be read.
     #[error("{} cannot be opened: {source}", path.display())]
     Open {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// It may not be written, though reading it may be allowed.
+    /// The file may not be written, though it may be readable.
     #[error("{} cannot be opened for writing: {source} (--read-only needs no right to write)", path.display())]
     OpenForWriting {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// A directory, a socket, a terminal.
+    /// The file is a directory, a socket, a terminal or the like.
     #[error("{} is {what}, not a disk image or a block device", path.display())]
     NotADisk {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The type of the file.
         what: &'static str,
     },
-    /// Not even one sector.
+    /// The file has less than one sector.
     #[error("{} is empty: give it a size first, such as with truncate --size=20G", path.display())]
     Empty {
-        /// Which.
+        /// The path.
         path: PathBuf,
     },
-    /// Its file system has no O_DIRECT.
-    #[error("{} lies on a file system without direct I/O; --cache=writeback serves it through the page cache", path.display())]
+    /// The file system does not support O_DIRECT.
+    #[error("{} is on a file system without direct I/O: use --cache=writeback", path.display())]
     NoDirect {
-        /// Which.
+        /// The path.
         path: PathBuf,
     },
-    /// Direct I/O can only reach whole blocks of the file system.
+    /// Direct I/O can only access whole blocks of the file system.
     #[error(
-        "the {size} bytes of {} are no multiple of the {block} that direct I/O needs there; --cache=writeback serves them all",
+        "{} has {size} bytes, not a multiple of the {block} that direct I/O needs: use --cache=writeback",
         path.display()
     )]
     PartialBlock {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Its length in bytes.
+        /// The length in bytes.
         size: u64,
-        /// What O_DIRECT needs in bytes.
+        /// The alignment that O_DIRECT requires, in bytes.
         block: u64,
     },
-    /// Direct I/O needs more than any request of ours could have.
-    #[error("{} needs direct I/O in units of {block} bytes, more than the {max} that are possible", path.display())]
+    /// Direct I/O requires larger units than this program supports.
+    #[error("{} needs direct I/O in units of {block} bytes, and {max} is the most: use --cache=writeback", path.display())]
     HugeBlock {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What O_DIRECT needs in bytes.
+        /// The alignment that O_DIRECT requires, in bytes.
         block: u64,
-        /// What we do at most.
+        /// The largest supported alignment.
         max: u64,
     },
-    /// A size that no disk has.
-    #[error("a disk of {0} bytes is impossible: not a positive multiple of 512, or too large")]
+    /// The size is invalid for a disk.
+    #[error("a disk of {0} bytes is impossible: the size must be a positive multiple of 512 below 8E")]
     Size(u64),
-    /// The kernel does not give that much address space.
-    #[error("{size} bytes of memory for a disk cannot be had: {source}")]
+    /// The kernel refuses the address space.
+    #[error("{size} bytes of memory for a disk cannot be allocated: {source}")]
     Memory {
-        /// Bytes asked for.
+        /// The number of bytes.
         size: u64,
-        /// Why.
+        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// Rules that mean nothing on the disk under them.
-    #[error(
-        "{fault} cannot be injected into {under}, which asks nothing of the host's kernel; it needs a file or block device"
-    )]
+    /// A fault cannot happen on this kind of disk.
+    #[error("{fault} cannot be injected into {under}: it needs a file or block device")]
     Fault {
-        /// The fault, as it is written.
+        /// The fault, as in the rules.
         fault: &'static str,
         /// The disk.
         under: &'static str,
     },
-    /// Faults before a disk that has faults.
-    #[error("a disk has its faults already; one list takes all rules")]
+    /// The disk has faults already.
+    #[error("a disk can have one fault: only, with all rules in it")]
     FaultsTwice,
-    /// No thread can be had for the delays of injected faults.
-    #[error("there is no thread for injected delays: {0}")]
+    /// The thread for delays cannot be started.
+    #[error("the thread for injected delays cannot be started: {0}")]
     Timer(#[source] io::Error),
-    /// A kind of disk that this build lacks.
+    /// This build lacks the kind of disk.
     #[error("this program was built without the feature {0}")]
     NotBuilt(&'static str),
-    /// What a library, or who it speaks to, has against it.
+    /// A library or its server refuses the disk.
     #[error("{disk} cannot be used: {source}")]
     Library {
-        /// Which.
+        /// The disk.
         disk: String,
-        /// Why.
+        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// The engine cannot take the file.
+    /// The engine cannot use the file.
     #[error("the I/O engine cannot use the disk: {0}")]
     Engine(#[from] kickless_io::Error),
 }
 
-/// How a request failed. The guest is told no more than that it did.
+/// The reason why a request failed. The guest learns only that it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IoError {
-    /// Sectors that the disk does not have, or a part of a sector.
+    /// Sectors beyond the disk, or a part of a sector.
     #[error("outside of the disk")]
     Range,
-    /// A write to a disk that is read-only.
+    /// A write to a read-only disk.
     #[error("the disk is read-only")]
     ReadOnly,
-    /// The file is shorter than it was when it was opened.
+    /// The file is shorter than the disk.
     #[error("the file has become shorter")]
     Shrunk,
-    /// The kernel neither writes nor says why, or asks to try again without end.
+    /// The kernel makes no progress and reports no reason, or asks for retries without end.
     #[error("no progress")]
     Stuck,
-    /// The buffers' memory has lost pages.
+    /// The memory of the buffers has lost pages.
     #[error("the guest's memory is damaged")]
     Damaged,
-    /// This disk has no such requests.
+    /// The disk does not support this request.
     #[error("not supported")]
     Unsupported,
-    /// The operating system's reason.
+    /// The error of the operating system.
     #[error("{0}")]
     Os(Errno),
 }

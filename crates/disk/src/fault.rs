@@ -1,7 +1,8 @@
-//! Faults on purpose, for tests: around a disk of any other kind.
+//! Injected faults, for tests, around a disk of any other kind.
 //!
-//! A file's faults hit its operations, on their way to the engine and back, so that what the file makes of an error, a short
-//! transfer or "again" is what it makes of a real one. A disk without operations, which answers at once, has its requests hit.
+//! Faults of a file affect its operations on their way to the engine and back. So the file treats them like
+//! real errors, short transfers and EAGAIN. A disk without operations answers at once, so faults affect its
+//! requests.
 
 mod dice;
 mod timer;
@@ -18,63 +19,63 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use timer::Timer;
 
-/// An operation that is to be overtaken waits so long for another at most.
+/// The longest wait of an operation that another one should overtake.
 const OVERTAKEN_WITHIN: Duration = Duration::from_millis(5);
 
-/// Decides which operations or requests of a disk fail, and sends something else in their stead. It knows nothing of the disk but
-/// its limits and what faults can hit there.
+/// Decides which operations or requests of a disk fail, and sends substitutes for them. It knows only the
+/// limits of the disk, and what faults can affect there.
 #[derive(Debug)]
 pub(crate) struct FaultInjector {
     limits: Limits,
-    /// Bytes that the parts of an operation are multiples of.
+    /// The parts of an operation are multiples of this many bytes.
     unit: u64,
     state: Mutex<State>,
     timer: Timer,
 }
 
-/// What the faults of a disk can hit.
+/// The objects that the faults of a disk affect.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
-    /// The operations on their way to an engine. Offsets and lengths are multiples of `unit`.
+    /// Operations on their way to an engine. Offsets and lengths are multiples of `unit`.
     Operations { unit: u64 },
-    /// The requests of a disk of this kind, which has no operations.
+    /// Requests of a disk of this kind, which has no operations.
     Requests { scheme: &'static str },
 }
 
-/// What becomes of a request before it reaches a disk without operations.
+/// The decision on a request before it reaches a disk without operations.
 #[derive(Debug)]
 pub(crate) enum Admission {
-    /// It starts now.
+    /// The request starts now.
     Start(Request),
-    /// It has failed.
+    /// The request fails.
     Fail(Errno),
-    /// Not yet: a waker is signalled later.
+    /// The request waits. A waker is signalled later.
     Hold,
 }
 
-/// What all workers share. Locked for each operation.
+/// The state that all workers share. Locked for each operation.
 #[derive(Debug)]
 struct State {
     dice: Dice,
-    /// Operations that nothing holds up any more.
+    /// The number of operations that were not held up, or not any more.
     passed: u64,
 }
 
-/// What is done to one request.
+/// The faults of one request.
 #[derive(Debug, Default)]
 pub(crate) struct FaultState {
     /// The request that is held up before it reaches the disk.
     held: Option<Request>,
-    /// What kind of request it is, where its operations do not tell.
+    /// The kind of the request, because its operations do not always show it.
     kind: Option<OperationKind>,
-    /// What was decided on the next operation, until it is on its way.
+    /// The decision on the next operation, until that is sent.
     verdict: Option<Verdict>,
-    /// What is in the engine in its stead.
+    /// The substitute that is in the engine.
     stand_in: Option<StandIn>,
 }
 
 impl FaultState {
-    /// Begins with another request.
+    /// Begins with a new request.
     pub(crate) fn begin(&mut self, request: Request) {
         *self = Self { kind: Some(kind_of(request)), ..Self::default() };
     }
@@ -85,25 +86,25 @@ impl FaultState {
     }
 }
 
-/// What was decided on an operation.
+/// The decision on an operation.
 #[derive(Clone, Copy, Debug)]
 enum Verdict {
     Pass,
     Fail(Errno),
-    /// A part of this many bytes.
+    /// Transfer only this many bytes.
     Short(u64),
-    /// Not before this time.
+    /// Wait until this time.
     Wait(Instant),
-    /// Not before another one than these has passed, or this time.
+    /// Wait until more than this many operations have passed, or until this time.
     Overtaken(u64, Instant),
 }
 
-/// What an engine does instead of an operation.
+/// The substitute for an operation.
 #[derive(Debug)]
 enum StandIn {
-    /// Nothing, to be reported as this error.
+    /// No operation at all, reported as this error.
     Failure(Errno, Buffers),
-    /// A part of it, with a buffer of ours.
+    /// A part of the operation, with a buffer of the injector.
     Part(Iov, OpKind),
 }
 
@@ -111,7 +112,7 @@ impl FaultInjector {
     /// Prepares the faults of a disk with these limits.
     ///
     /// # Errors
-    /// The disk can have no such faults, or there is no thread for the delays.
+    /// The disk cannot have such faults, or the thread for delays cannot be started.
     pub(crate) fn new(rules: &FaultRules, under: &Limits, target: Target) -> Result<Self, Error> {
         if let Target::Requests { scheme } = target
             && let Some(fault) = rules.rules.iter().find_map(|rule| rule.effect.of_operations())
@@ -139,7 +140,7 @@ impl FaultInjector {
         faults.held = Some(request);
     }
 
-    /// Decides on the request that is held up. `None`: there is none, it has reached the disk.
+    /// Decides on the request that is held up. Returns `None` if there is none.
     pub(crate) fn admit(
         &self,
         faults: &mut FaultState,
@@ -166,7 +167,7 @@ impl FaultInjector {
         Some(admission)
     }
 
-    /// Returns the way of a request's operations to the engine, past the faults.
+    /// Returns the sender of a request's operations, which injects the faults.
     pub(crate) fn outlet<'a, 'l>(
         &'a self,
         lane: &'a mut Lane<'l>,
@@ -175,7 +176,7 @@ impl FaultInjector {
         FaultOutlet { injector: self, lane, faults }
     }
 
-    /// Turns the completion of what was sent instead of an operation into the completion of that operation.
+    /// Converts the completion of a substitute into the completion of the original operation.
     pub(crate) fn completed(
         &self,
         faults: &mut FaultState,
@@ -200,7 +201,7 @@ impl FaultInjector {
         completion
     }
 
-    /// What becomes of an operation now. Rolled for once; a wait that is over is a pass.
+    /// Decides on an operation. The rules are consulted once; a wait that has ended becomes a pass.
     fn decide(&self, faults: &mut FaultState, subject: Subject<'_>, waker: &Waker) -> Verdict {
         let mut state = self.state();
         let verdict = match faults.verdict.take() {
@@ -235,7 +236,7 @@ impl FaultInjector {
             Some(Effect::Reorder) => Verdict::Overtaken(state.passed, later(OVERTAKEN_WITHIN)),
             Some(Effect::Short) => {
                 match subject.len().div_ceil(self.unit) {
-                    // It has no part.
+                    // It has only one part.
                     0 | 1 => Verdict::Pass,
                     units => Verdict::Short(self.unit * (1 + state.dice.random() % (units - 1))),
                 }
@@ -255,7 +256,7 @@ fn kind_of(request: Request) -> OperationKind {
     }
 }
 
-/// The way of operations to an engine past the faults.
+/// Sends operations to an engine, with faults.
 pub(crate) struct FaultOutlet<'a, 'l> {
     injector: &'a FaultInjector,
     lane: &'a mut Lane<'l>,
@@ -263,7 +264,7 @@ pub(crate) struct FaultOutlet<'a, 'l> {
 }
 
 impl FaultOutlet<'_, '_> {
-    /// Sends something else, and keeps what is needed to tell the file of what it asked for.
+    /// Sends a substitute, and keeps what is needed to report the original operation.
     fn send_instead(
         &mut self,
         kind: OpKind,
@@ -324,7 +325,7 @@ impl Outlet for FaultOutlet<'_, '_> {
         };
         let kind_of = match kind {
             OpKind::Read => OperationKind::Read,
-            // Zeroes are written where the host has no call for them.
+            // The file writes zeroes if the host has no call for them.
             OpKind::Write { .. } => match self.faults.kind {
                 Some(OperationKind::Zeroes) => OperationKind::Zeroes,
                 _ => OperationKind::Write,
@@ -337,7 +338,7 @@ impl Outlet for FaultOutlet<'_, '_> {
             Verdict::Pass => self.lane.send(kind, offset, buffers),
             Verdict::Wait(_) | Verdict::Overtaken(..) => return Err((Step::Busy, buffers)),
             Verdict::Short(len) => self.send_part(kind, offset, buffers, len as usize),
-            // A read of nothing fails in its stead: the error comes the way that errors come.
+            // An empty read fails instead, so that the error is reported like any other.
             Verdict::Fail(errno) => {
                 self.send_instead(OpKind::Read, 0, Buffers::None, StandIn::Failure(errno, buffers))
             }

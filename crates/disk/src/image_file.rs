@@ -1,4 +1,4 @@
-//! Opens the files of images, whatever their format.
+//! Opens the files of images of any format.
 
 use crate::{Cache, Error, Options};
 use rustix::fs::{OFlags, fstatfs};
@@ -8,11 +8,11 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Magic numbers of statfs(2): file systems that have no cache beside the memory they are.
+/// The magic numbers of file systems that have no cache beside their own memory (statfs(2)).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
-/// Opens the file in the mode that the options ask for; whether for direct I/O.
+/// Opens the file in the mode of the options. Returns whether it is open for direct I/O.
 pub(crate) fn open_file(path: &Path, options: &Options) -> Result<(File, bool), Error> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if !options.read_only => {
@@ -20,7 +20,7 @@ pub(crate) fn open_file(path: &Path, options: &Options) -> Result<(File, bool), 
         }
         _ => Error::Open { path: path.to_owned(), source },
     };
-    // Before opening: that of a FIFO would wait for its other end.
+    // This comes before the open, because the open of a FIFO would wait for its other end.
     check_type(path, &path.metadata().map_err(failed)?)?;
     let open = |flags: OFlags| {
         OpenOptions::new().read(true).write(!options.read_only).custom_flags(flags.bits() as i32).open(path)
@@ -31,7 +31,8 @@ pub(crate) fn open_file(path: &Path, options: &Options) -> Result<(File, bool), 
     match open(OFlags::DIRECT) {
         Ok(file) => {
             let cacheless = is_cacheless(&file);
-            // Where the kernel takes O_DIRECT for tmpfs it takes any alignment with it: the same as none.
+            // If the kernel accepts O_DIRECT on tmpfs, it accepts any alignment, so this counts as no direct
+            // I/O.
             Ok((file, !cacheless))
         }
         Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
@@ -59,14 +60,14 @@ pub(crate) fn check_type(path: &Path, meta: &Metadata) -> Result<(), Error> {
     Err(Error::NotADisk { path: path.to_owned(), what })
 }
 
-/// Whether the file is memory itself. (The node of a device may lie on a tmpfs too, and says nothing about
-/// the device.)
+/// Returns whether the file consists of memory. The node of a device may be on a tmpfs too, but that says
+/// nothing about the device.
 fn is_cacheless(file: &File) -> bool {
     file.metadata().is_ok_and(|meta| meta.is_file())
         && fstatfs(file).is_ok_and(|fs| matches!(fs.f_type as u64, TMPFS_MAGIC | RAMFS_MAGIC))
 }
 
-/// The device and the number of the file on it; a block device's own number.
+/// Returns the device and the inode of a file, or the number of a block device.
 pub(crate) fn identity(meta: &Metadata) -> String {
     let mut text = match meta.file_type().is_block_device() {
         true => format!("dev-{:x}", meta.rdev()),

@@ -1,4 +1,4 @@
-//! A request on its way: its buffers, and the state of the kind of disk that serves it.
+//! A request in flight: its buffers, and the state of the kind of disk that serves it.
 
 use crate::Extent;
 use crate::buffers::IoBuffers;
@@ -8,23 +8,25 @@ use crate::memory::MemoryState;
 use crate::offload::OffloadState;
 use kickless_memory::Iov;
 
-/// Holds one request from start to end. A device embeds one in each request slot and uses it again and again. It then keeps
-/// its buffers' capacity and the reference to the memory map.
+/// Holds one request from start to end.
 ///
-/// All requests of one `Io` go to the same disk, which keeps here what it needs for the next one.
+/// A device embeds one in each request slot and reuses it. It then keeps the capacity of its buffers and the
+/// reference to the memory map. All requests of one `Io` must go to the same disk, which keeps state for the
+/// next request here.
 ///
 /// Dropping it while it waits ([`Step::Busy`](crate::Step::Busy)) gives up the request. While it is
-/// [`Step::Pending`](crate::Step::Pending) the engine has the buffers, and the completion must still be awaited.
+/// [`Step::Pending`](crate::Step::Pending), the engine has the buffers, and the completion must still be
+/// awaited.
 #[derive(Debug, Default)]
 pub struct Io {
     pub(crate) buffers: IoBuffers,
     pub(crate) state: IoState,
 }
 
-/// The state of a request, of the kind of disk that serves it.
+/// The state of a request, by the kind of disk that serves it.
 #[derive(Debug, Default)]
 pub(crate) enum IoState {
-    /// No request has needed any.
+    /// No request has needed a state yet.
     #[default]
     None,
     File(FileState),
@@ -37,38 +39,39 @@ pub(crate) enum IoState {
 #[derive(Debug, Default)]
 pub(crate) struct FaultyState {
     pub(crate) faults: FaultState,
-    /// Of the disk that has the faults.
+    /// The state of the disk that has the faults.
     pub(crate) under: IoState,
 }
 
 impl Io {
-    /// Returns the guest's buffers: to be filled before a request starts, and to be emptied ([`Iov::clear`]) after it
-    /// is over. To be left alone in between.
+    /// Returns the guest's buffers. Fill them before a request starts, clear them ([`Iov::clear`]) after it
+    /// ends, and leave them alone in between.
     pub fn buffers_mut(&mut self) -> &mut Iov {
         &mut self.buffers.guest
     }
 
-    /// Returns the guest's buffers. Empty while the engine has them.
+    /// Returns the guest's buffers. They are empty while the engine has them.
     pub fn buffers(&self) -> &Iov {
         &self.buffers.guest
     }
 
-    /// Returns the extents of a request that has any: to be filled, in any order, before it starts. Gone when it is over.
+    /// Returns the extents of a request on ranges. Fill them in any order before it starts. They are empty
+    /// when it ends.
     pub fn extents_mut(&mut self) -> &mut Vec<Extent> {
         &mut self.buffers.extents
     }
 
-    /// Gives back the memory of extents whose request is not started.
+    /// Frees the memory of extents whose request is not started.
     pub fn drop_extents(&mut self) {
         self.buffers.drop_extents();
     }
 
-    /// Returns how many extents there are.
+    /// Returns the number of extents.
     pub fn extents_len(&self) -> usize {
         self.buffers.extents.len()
     }
 
-    /// Returns whether a request has been started and is not over.
+    /// Returns whether a request has started and not ended.
     pub fn is_active(&self) -> bool {
         self.state.is_active()
     }
@@ -120,7 +123,7 @@ impl IoState {
         }
     }
 
-    /// Returns the state of a request that faults can hit. Makes one for the first request.
+    /// Returns the state of a request with faults. Makes one for the first request.
     pub(crate) fn faulty(&mut self) -> &mut FaultyState {
         match self {
             Self::Fault(faulty) => faulty,

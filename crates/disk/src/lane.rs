@@ -1,46 +1,47 @@
-//! The way of operations from a request to the engine of its worker.
+//! Sends the operations of a request to the engine of its worker.
 
 use crate::lost_writes::LostWritesSeen;
 use crate::{IoError, Step};
 use kickless_io::{Buffers, Engine, FileId, Op, OpKind, Token, Waker};
 use kickless_memory::Marks;
 
-/// The way from one worker to a disk, for one request.
+/// The means by which a worker runs one request on a disk.
 #[derive(Debug)]
 pub struct Lane<'a> {
     /// The worker's engine.
     pub engine: &'a mut Engine,
-    /// First half of the token that completions of this request carry.
+    /// The first half of the token that completions of this request carry.
     pub source: u32,
-    /// Second half.
+    /// The second half.
     pub slot: u32,
-    /// What [`crate::Disk::attach`] returned for this engine.
+    /// The result of [`crate::Disk::attach`] for this engine.
     pub file: Option<FileId>,
-    /// Signalled when a request of this lane that got [`Step::Busy`] for want of something that is shared,
-    /// and no engine can announce, should be retried.
+    /// Signalled when a request that got [`Step::Busy`] should be retried, if it waits for something shared
+    /// that no engine announces.
     pub waker: &'a Waker,
-    /// The queue's own, from [`crate::Disk::lost_writes_seen`].
+    /// The lost writes that the queue has reported, from [`crate::Disk::lost_writes_seen`].
     pub lost_writes: &'a mut LostWritesSeen,
-    /// Where writes to the guest's buffers are marked.
+    /// The record of writes to the guest's buffers, for the dirty log.
     pub marks: &'a mut Marks,
 }
 
-/// Where a request's operations go: straight to an engine, or past a disk's injected faults. Chosen at compile time, so that
-/// the one pays nothing for the other.
+/// Sends a request's operations, either straight to an engine or through injected faults.
+///
+/// The choice is made at compile time, so disks without faults pay nothing for them.
 pub(crate) trait Outlet {
-    /// Sends an operation on its way.
+    /// Sends an operation.
     ///
     /// # Errors
-    /// Not now ([`Step::Busy`]), or not at all; the buffers come back.
+    /// It cannot be sent now ([`Step::Busy`]) or ever. The buffers come back.
     fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)>;
 
-    /// What wakes the worker.
+    /// Returns the waker of the worker.
     fn waker(&self) -> &Waker;
 
-    /// Where writes to the guest's buffers are marked.
+    /// Returns the record of writes to the guest's buffers.
     fn marks(&mut self) -> &mut Marks;
 
-    /// The kernel had no room for an operation: nothing more of this disk is to be sent for a moment.
+    /// Stops further operations of this disk for a moment, because the kernel had no room.
     fn stall(&mut self);
 }
 

@@ -1,17 +1,27 @@
-//! What lies behind a virtio-blk device.
+//! The storage behind a virtio-blk device.
 //!
-//! A [`Disk`] is a file or block device, RAM, or nothing at all; what a library makes of a file (qcow2) or has elsewhere (an
-//! NBD server's export, an image of a Ceph cluster), each behind a feature of its name; or, in tests, one of these with faults. Any number of workers use one disk at the
-//! same time, each through its own engine ([`Disk::attach`]); what they share is immutable, or locked on
-//! paths that are rare.
+//! A [`Disk`] is one of:
+//!
+//! - a file or block device, RAM, or nothing at all;
+//! - storage behind a library (a qcow2 image, an export of an NBD server, an image of a Ceph cluster), each
+//!   behind a feature of its name;
+//! - for tests, one of these with faults.
+//!
+//! Any number of workers use one disk at the same time, each through its own engine ([`Disk::attach`]). They
+//! share only immutable state, and state that is locked on rare paths.
 //!
 //! # A request
 //! A device keeps an [`Io`] in each of its request slots. It puts the guest's buffers there
-//! ([`Io::buffers_mut`]) and calls [`Disk::start`]. [`Step::Pending`] means that an operation is in the
-//! worker's engine: its completion, recognised by the token, goes to [`Disk::resume`]. [`Step::Busy`] means
-//! that something is lacking: [`Disk::retry`] goes on later. Either may happen any number of times, for short
-//! transfers are continued and unaligned ones are cut up, until [`Step::Done`] says how the request ended;
-//! once, whatever happens.
+//! ([`Io::buffers_mut`]) and calls [`Disk::start`]. The result is a [`Step`]:
+//!
+//! - [`Step::Pending`]: an operation is in the worker's engine. Its completion, recognised by the token, goes
+//!   to [`Disk::resume`].
+//! - [`Step::Busy`]: the request waits for something. [`Disk::retry`] goes on later.
+//! - [`Step::More`]: the request has done one step. [`Disk::retry`] does the next.
+//! - [`Step::Done`]: the result of the request. It comes exactly once.
+//!
+//! The others may come any number of times, because short transfers are continued and unaligned ones are
+//! split.
 //!
 //! ```
 //! use kickless_disk::{Disk, DiskSpec, Io, Lane, Options, Request, Step};
@@ -36,9 +46,9 @@
 //! ```
 //!
 //! # Order
-//! None among requests in flight, as a disk has none, but that no write undoes another: where the target's
-//! blocks are larger than the guest's sectors, writing a part of a block excludes other writes to that block
-//! until it is done.
+//! Requests in flight have no order, as on any disk. But no write undoes another: if the target's blocks are
+//! larger than the guest's sectors, a write of a part of a block excludes other writes to that block until it
+//! is done.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod buffer_pool;

@@ -1,6 +1,7 @@
-//! Disks through libraries. This file lists the libraries that a build has.
+//! Disks through libraries. This file lists the libraries of a build.
 //!
-//! To add one, implement [`Library`] in a module of its own, and give it a line in [`AnyLibrary`] and in each `match` below.
+//! To add one, implement [`Library`] in a module of its own. Add it to [`AnyLibrary`] and to each `match`
+//! below.
 
 use crate::buffers::IoBuffers;
 use crate::library::Library;
@@ -22,7 +23,7 @@ pub struct LibraryDisk {
     offload: Arc<Offload>,
 }
 
-/// The library of a disk. There is none where all features are off.
+/// The library of a disk. There is none if all features are off.
 #[derive(Debug)]
 enum AnyLibrary {
     #[cfg(feature = "qcow2")]
@@ -46,7 +47,7 @@ impl AnyLibrary {
         }
     }
 
-    /// Submits an operation. On the data path, so without dynamic dispatch.
+    /// Submits an operation. This is the data path, so there is no dynamic dispatch.
     fn submit(&self, op: OffloadOp) {
         match *self {
             #[cfg(feature = "qcow2")]
@@ -90,7 +91,7 @@ impl LibraryDisk {
         self.library.get()
     }
 
-    /// Returns what disks of all libraries have in common.
+    /// Returns the common part of all libraries' disks.
     #[inline]
     pub(crate) fn offload(&self) -> &Offload {
         &self.offload
@@ -107,7 +108,7 @@ impl LibraryDisk {
         self.offload.start(lane, buffers, state, request, |op| self.library.submit(op))
     }
 
-    /// Goes on with a request, if the operation that was submitted for it has been answered.
+    /// Continues a request, if its operation has been answered.
     pub(crate) fn retry(
         &self,
         lane: &mut Lane<'_>,

@@ -1,66 +1,67 @@
-//! What a disk can do.
+//! The capabilities of a disk.
 
-/// Bytes of a sector: the unit of virtio-blk's addresses and lengths, whatever the block size.
+/// The bytes of a sector: the unit of virtio-blk's addresses and lengths, for any block size.
 pub const SECTOR: u64 = 512;
 
-/// What a disk can do, in the terms of virtio-blk's configuration space.
+/// The capabilities of a disk, in the terms of virtio-blk's configuration space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of a logical block, a power of two. A hint: requests of single sectors are always served. An
-    /// image file has 512 wherever it lies, for its partition table is counted in these; a block device has
-    /// its own.
+    /// The bytes of a logical block, a power of two.
+    ///
+    /// It is a hint: requests of single sectors are always served. An image file always has 512, because its
+    /// partition table counts in these. A block device has its own.
     pub block_size: u32,
-    /// Binary logarithm of logical blocks in a physical block.
+    /// The binary logarithm of the number of logical blocks in a physical block.
     pub physical_block_exp: u8,
-    /// The first logical block that begins a physical block.
+    /// The number of the first logical block that begins a physical block.
     pub alignment_offset: u8,
-    /// The smallest request that is not inefficient, in logical blocks; 0 where unknown.
+    /// The smallest efficient request, in logical blocks; 0 if unknown.
     pub min_io_size: u16,
-    /// The request size that is best, in logical blocks; 0 where unknown.
+    /// The best size of a request, in logical blocks; 0 if unknown.
     pub opt_io_size: u32,
-    /// Writes are refused.
+    /// Refuse writes.
     pub read_only: bool,
-    /// The most segments that a request should have; `None` where it does not matter. Requests with more are
-    /// served.
+    /// The recommended largest number of segments of a request; `None` for no recommendation. Requests with
+    /// more are served.
     pub segments_max: Option<u32>,
-    /// The most bytes that a segment should have. Longer ones are served.
+    /// The recommended largest number of bytes of a segment. Longer ones are served.
     pub segment_bytes_max: u32,
-    /// Of discards; `None`: there are none.
+    /// The limits of discards; `None` if they are not supported.
     pub discard: Option<RangeLimits>,
-    /// Of requests to write zeroes; `None`: there are none.
+    /// The limits of write-zeroes requests; `None` if they are not supported.
     pub write_zeroes: Option<RangeLimits>,
-    /// Zeroes may be written by giving space back.
+    /// Writing zeroes may free the space.
     pub zeroes_may_unmap: bool,
-    /// Of secure erasure; `None`: there is none.
+    /// The limits of secure erase; `None` if it is not supported.
     pub secure_erase: Option<RangeLimits>,
-    /// How worn it is, where it says.
+    /// The wear of the disk, if it is known.
     pub lifetime: Option<Lifetime>,
 }
 
-/// What one request on ranges of a disk can have.
+/// The limits of one request on ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RangeLimits {
-    /// Sectors of each range.
+    /// The largest number of sectors of a range.
     pub sectors_max: u32,
-    /// Ranges.
+    /// The largest number of ranges.
     pub ranges_max: u32,
-    /// Sectors that it does best with multiples of; not 0.
+    /// The preferred alignment in sectors; not 0.
     pub alignment: u32,
 }
 
-/// How worn a disk is, in eMMC's terms (virtio 1.3, section 5.2.6).
+/// The wear of a disk, in the figures of eMMC (virtio 1.3, section 5.2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
-    /// Spare blocks: 1 normal, 2 at 80 %, 3 at 90 %; 0 not known.
+    /// Spare blocks: 1 normal, 2 at 80 %, 3 at 90 %; 0 unknown.
     pub pre_eol_info: u16,
-    /// Wear of SLC cells in steps of 10 %; 0 not known.
+    /// Wear of SLC cells in steps of 10 %; 0 unknown.
     pub type_a: u16,
-    /// Wear of MLC cells in steps of 10 %; 0 not known.
+    /// Wear of MLC cells in steps of 10 %; 0 unknown.
     pub type_b: u16,
 }
 
 impl Limits {
-    /// A disk without peculiarities.
+    /// Returns the limits of a disk without optional features.
     pub(crate) fn plain(read_only: bool) -> Self {
         Self {
             block_size: SECTOR as u32,
@@ -81,15 +82,15 @@ impl Limits {
 }
 
 impl RangeLimits {
-    /// Ranges of so many bytes at most.
+    /// Returns limits for ranges of at most `bytes_max` bytes.
     pub(crate) const fn bytes(bytes_max: u64, alignment: u64) -> Self {
         let (sectors_max, alignment) = ((bytes_max / SECTOR) as u32, (alignment / SECTOR) as u32);
         Self { sectors_max, ranges_max: RANGES_MAX, alignment: if alignment == 0 { 1 } else { alignment } }
     }
 }
 
-/// Ranges of one request: 1 KiB of them.
+/// The largest number of ranges in one request: 1 KiB of segments.
 const RANGES_MAX: u32 = 64;
 
-/// As much as fits into a page-aligned 32-bit length.
+/// The largest 32-bit length that is a multiple of a page.
 pub(crate) const SEGMENT_BYTES_MAX: u32 = 0x7fff_f000;

@@ -1,13 +1,16 @@
 //! Image locks that QEMU understands.
 //!
-//! QEMU guards an image with *open file description* locks on single bytes: for each permission that it uses a shared
-//! lock on byte 100 + *permission*, for each permission that it does not let others have a shared lock on byte
-//! 200 + *permission*. Nobody ever takes an exclusive lock; a conflict is found by asking, after one's own bytes are
-//! held, whether an exclusive lock could be had on the bytes that say the opposite. Two that start at the same moment
-//! can therefore both fail, and can never both succeed. Whatever lies in the image at these offsets is not touched.
+//! QEMU protects an image with *open file description* locks on single bytes. For each permission that it
+//! uses, it takes a shared lock on byte 100 + *permission*. For each permission that it denies to others, it
+//! takes a shared lock on byte 200 + *permission*.
 //!
-//! We ask for what QEMU's own disk devices ask for: others may read, and may resize, but not write.
-//! Source: QEMU `block/file-posix.c` and `hw/block/block.c`, the bytes as seen in `/proc/locks` under QEMU 7.2.
+//! There are no exclusive locks. A process first takes its own bytes. Then it finds a conflict by asking
+//! whether an exclusive lock would be possible on the bytes that say the opposite. So of two processes that
+//! start at the same moment both can fail, but never both succeed. The locks do not affect the data of the
+//! image at these offsets.
+//!
+//! This program asks for the same permissions as QEMU's own disk devices: others may read and resize, but not
+//! write. Source: QEMU `block/file-posix.c` and `hw/block/block.c`, and `/proc/locks` under QEMU 7.2.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -21,27 +24,27 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-/// "I read, and count on what I read."
+/// This process reads, and relies on the data that it has read.
 const READS: i64 = 100;
-/// "I write."
+/// This process writes.
 const WRITES: i64 = 101;
-/// "Nobody else may read."
+/// No other process may read.
 const ALONE_READING: i64 = 200;
-/// "Nobody else may write."
+/// No other process may write.
 const ALONE_WRITING: i64 = 201;
 
-/// How long others are best waited for: a process that was killed keeps its locks until the kernel has ended its I/O, and one whose
-/// virtual machine has moved here may be a moment late with letting go.
+/// The best time to wait for another process. A killed process keeps its locks until the kernel has ended its
+/// I/O. A process whose virtual machine has moved here may release its locks a moment late.
 pub const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long is waited at least between two looks for a lock that others hold, and at most twice as long.
+/// The shortest pause between two attempts to take a lock. The longest is twice as long.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// What one kind of user says with its locks.
+/// The lock bytes of a kind of user.
 struct Claim {
-    /// The bytes it holds.
+    /// The bytes to lock.
     holds: &'static [i64],
-    /// The bytes that nobody else may hold.
+    /// The bytes that no other process may lock.
     refuses: &'static [i64],
 }
 
@@ -53,36 +56,36 @@ const fn claim(read_only: bool) -> &'static Claim {
     if read_only { &READER } else { &WRITER }
 }
 
-/// Why an image could not be locked.
+/// The reason why an image could not be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process has the image open for writing.
     #[error("another process has it open for writing")]
     Written,
     /// Another process uses the image and does not let others write to it.
-    #[error("another process is using it and lets nobody else write")]
+    #[error("another process is using it and denies writes to others")]
     NotShared,
-    /// Another process uses the image alone.
-    #[error("another process is using it alone")]
+    /// Another process uses the image exclusively.
+    #[error("another process is using it exclusively")]
     Exclusive,
-    /// A client of a cluster has the lock that the cluster keeps.
+    /// Another client of the cluster has the lock.
     #[error("another client of the cluster, {0}, is using it")]
     Owned(String),
-    /// An image of a cluster for which it keeps no lock.
+    /// The image belongs to a cluster that keeps no lock of it.
     #[error(
-        "it has no exclusive lock: rbd feature enable gives it exclusive-lock, and --lock=off does without"
+        "it has no exclusive lock: add the feature exclusive-lock with rbd feature enable, or use --lock=off"
     )]
     None,
-    /// Whoever keeps the lock cannot give it.
+    /// The cluster cannot give the lock.
     #[error("{0}")]
     Failed(#[source] io::Error),
-    /// The file system cannot lock files in this way, or refuses to.
-    #[error("the file cannot be locked (--lock=off does without): {0}")]
+    /// The file system does not support such locks.
+    #[error("the file cannot be locked ({0}): use --lock=off to run without a lock")]
     Unsupported(#[source] io::Error),
 }
 
 impl LockError {
-    /// What it means that somebody else holds `byte`.
+    /// Returns the error for a `byte` that another process has locked.
     fn held(byte: i64) -> Self {
         match byte {
             WRITES => Self::Written,
@@ -91,29 +94,29 @@ impl LockError {
         }
     }
 
-    /// Returns whether another user of the image is in the way, who may let go of it.
+    /// Returns whether another process has the lock, and may release it.
     pub fn is_held(&self) -> bool {
         matches!(self, Self::Written | Self::NotShared | Self::Exclusive)
     }
 }
 
-/// An image that others know to be in use, until this is dropped.
+/// A lock that shows others that an image is in use. Dropping it unlocks the image.
 ///
-/// The lock belongs to the open file description of the file it was made from: duplicates of that descriptor share it,
-/// a second `open` of the same image conflicts with it. One lock at a time for each description, since the first to be
-/// dropped unlocks for all.
+/// The lock belongs to the open file description of the file it was made from. Duplicates of that descriptor
+/// share it, and a second `open` of the same image conflicts with it. There must be only one lock for each
+/// description, because the first drop unlocks it for all.
 #[derive(Debug)]
 pub struct ImageLock {
     file: File,
     holds: &'static [i64],
-    /// In [`HELD`].
+    /// The entry in [`HELD`].
     entry: Option<(Image, &'static [i64])>,
 }
 
-/// Device and inode of an image.
+/// The device and the inode of an image.
 type Image = (u64, u64);
 
-/// The images that this process has locked, and how: the kernel does not say whose a lock is.
+/// The images that this process has locked, and their bytes. The kernel does not report the owner of a lock.
 static HELD: Mutex<Vec<(Image, &[i64])>> = Mutex::new(Vec::new());
 
 fn held() -> MutexGuard<'static, Vec<(Image, &'static [i64])>> {
@@ -124,22 +127,22 @@ fn image(file: &File) -> Option<Image> {
     file.metadata().ok().map(|file| (file.dev(), file.ino()))
 }
 
-/// Returns whether this process has a lock on the image behind `file`, by this or another open file description, that does
-/// not go with one for reading, or for reading and writing.
+/// Returns whether this process already has a conflicting lock on the image, by this or another open file
+/// description.
 pub fn is_held_here(file: &File, read_only: bool) -> bool {
     let refuses = |holds: &[i64]| holds.iter().any(|byte| claim(read_only).refuses.contains(byte));
     image(file).is_some_and(|of| held().iter().any(|(image, holds)| *image == of && refuses(holds)))
 }
 
 impl ImageLock {
-    /// Locks the image behind `file` for reading, or for reading and writing. Never waits.
+    /// Locks the image of `file` for reading, or for reading and writing. Never waits.
     ///
     /// # Errors
-    /// Another process holds a lock that does not go with this one, or the file cannot be locked. Nothing is held then.
+    /// Another process has a conflicting lock, or the file cannot be locked. Then nothing is locked.
     pub fn acquire(file: &File, read_only: bool) -> Result<Self, LockError> {
         let claim = claim(read_only);
         let file = file.try_clone().map_err(LockError::Unsupported)?;
-        // Dropping it on the way out unlocks what has been locked so far.
+        // An early return drops this, which unlocks the bytes that are locked so far.
         let mut lock = Self { file, holds: claim.holds, entry: None };
         for &byte in claim.holds {
             match fcntl(&lock.file, FcntlArg::F_OFD_SETLK(&range(byte, libc::F_RDLCK))) {
@@ -154,18 +157,20 @@ impl ImageLock {
         Ok(lock)
     }
 
-    /// As [`ImageLock::acquire`], but waits up to `patience` for others to let go.
+    /// Locks the image as [`ImageLock::acquire`], but waits up to `patience` for others to unlock it.
     ///
     /// # Errors
-    /// They do not, or the file cannot be locked. Nothing is held then.
+    /// The others keep their lock, or the file cannot be locked. Then nothing is locked.
     pub fn acquire_within(file: &File, read_only: bool, patience: Duration) -> Result<Self, LockError> {
-        // Nothing is held while looking: of two that wait, each would find the other's bytes.
+        // Nothing is locked between attempts. Otherwise each of two waiting processes would find the other's
+        // bytes.
         let attempt = || check(file, read_only).and_then(|()| Self::acquire(file, read_only));
         within(patience, attempt, |error| tracing::info!(%error, "waiting for the image's lock"))
     }
 }
 
-/// Tries until it works, fails for good, or others have been waited for long enough. `tell` hears of it when it has to wait.
+/// Repeats an attempt until it succeeds, fails for good, or the time has passed. Calls `tell` before the
+/// first wait.
 fn within<T>(
     patience: Duration,
     attempt: impl Fn() -> Result<T, LockError>,
@@ -186,10 +191,10 @@ fn within<T>(
     }
 }
 
-/// From [`LOOK_EVERY`] to twice as long, and not the same for two that wait: of two in lockstep, each would find the other's bytes for
-/// ever.
+/// Returns a random time from [`LOOK_EVERY`] to twice that. If two processes waited for the same time, each
+/// would find the other's bytes for ever.
 fn pause() -> Duration {
-    // The keys are another for each: random in a process's first, and counted up from there.
+    // The keys of `RandomState` are random for the first one of a process, and count up from there.
     let random = RandomState::new().hash_one(std::process::id());
     LOOK_EVERY + Duration::from_micros(random % LOOK_EVERY.as_micros() as u64)
 }
@@ -203,17 +208,18 @@ impl Drop for ImageLock {
             }
         }
         for &byte in self.holds {
-            // Nothing can be done about a failure, and closing the description unlocks as well.
+            // A failure cannot be handled, and closing the description unlocks as well.
             let _ = fcntl(&self.file, FcntlArg::F_OFD_SETLK(&range(byte, libc::F_UNLCK)));
         }
     }
 }
 
-/// Whether the image behind `file` could be locked now; takes no lock. What `file`'s own description holds is no
-/// obstacle.
+/// Checks whether the image of `file` could be locked now. Takes no lock.
+///
+/// Locks of the same open file description are no obstacle.
 ///
 /// # Errors
-/// Another process holds a lock that does not go with this one, or the file cannot be locked.
+/// Another process has a conflicting lock, or the file cannot be locked.
 pub fn check(file: &File, read_only: bool) -> Result<(), LockError> {
     for &byte in claim(read_only).refuses {
         let mut found = range(byte, libc::F_WRLCK);
@@ -226,23 +232,23 @@ pub fn check(file: &File, read_only: bool) -> Result<(), LockError> {
     Ok(())
 }
 
-/// As [`check`], but waits up to `patience` for others to let go.
+/// Checks as [`check`], but waits up to `patience` for others to unlock the image.
 ///
 /// # Errors
-/// They do not, or the file cannot be locked.
+/// The others keep their lock, or the file cannot be locked.
 pub fn check_within(file: &File, read_only: bool, patience: Duration) -> Result<(), LockError> {
-    // Who starts is told by the error, and by nothing before it.
+    // At start-up, only the final error is reported.
     within(patience, || check(file, read_only), |_| {})
 }
 
-/// The one byte at `byte`, as `fcntl` wants it.
+/// Returns the lock of one byte for `fcntl`.
 fn range(byte: i64, kind: i32) -> libc::flock {
     libc::flock {
         l_type: kind as i16,
         l_whence: libc::SEEK_SET as i16,
         l_start: byte,
         l_len: 1,
-        // The kernel wants 0 for locks of a description.
+        // The kernel requires 0 for locks of a description.
         l_pid: 0,
     }
 }
@@ -270,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_process_has_locked() {
+    fn locks_of_this_process_are_found() {
         let image = tempfile::NamedTempFile::new().unwrap();
         let other = image.reopen().unwrap();
         assert!(!is_held_here(&other, false));
@@ -300,13 +306,13 @@ mod tests {
         let _first = ImageLock::acquire(&r, true).unwrap();
         let _second = ImageLock::acquire(&s, true).unwrap();
         assert!(matches!(ImageLock::acquire(&a, false), Err(LockError::NotShared)));
-        // What failed left nothing behind.
+        // The failed attempt left no locks.
         check(&s, true).unwrap();
     }
 
-    /// Each byte by itself, as another program could hold it.
+    /// Another program could lock each byte by itself.
     #[test]
-    fn each_byte_says_what_it_says() {
+    fn each_byte_conflicts_as_in_qemu() {
         let image = image();
         let (a, b) = (open(image.path(), false), open(image.path(), false));
         let set = |byte, kind| fcntl(&b, FcntlArg::F_OFD_SETLK(&range(byte, kind))).is_ok();
@@ -337,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn gone_with_the_drop_although_the_file_stays_open() {
+    fn a_drop_unlocks_while_the_file_stays_open() {
         let image = image();
         let (a, b) = (open(image.path(), false), open(image.path(), false));
         drop(ImageLock::acquire(&a, false).unwrap());
@@ -346,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn waited_for_until_the_other_lets_go() {
+    fn waits_until_the_other_unlocks() {
         let image = image();
         let (a, b) = (open(image.path(), false), open(image.path(), false));
         let held = ImageLock::acquire(&a, false).unwrap();
@@ -362,7 +368,8 @@ mod tests {
         assert!(ImageLock::acquire(&a, false).is_err());
     }
 
-    /// How it ends when others let go after so many looks, or never; how often is looked and told.
+    /// Runs attempts that succeed after `looks` failures. Returns whether they succeeded, the number of
+    /// attempts, and the number of reports.
     fn wait(patience: Duration, error: fn() -> LockError, looks: usize) -> (bool, usize, usize) {
         let (looked, told) = (Cell::new(0), Cell::new(0));
         let attempt = || {
@@ -374,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_held_is_waited_for_and_told_of_once() {
+    fn waits_only_for_held_locks_and_reports_once() {
         let long = Duration::from_secs(60);
         for held in [|| LockError::Written, || LockError::NotShared, || LockError::Exclusive] {
             assert_eq!(wait(long, held, 3), (true, 4, 1));
@@ -388,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_wait_do_not_look_in_lockstep() {
+    fn waiting_processes_use_different_pauses() {
         let waits: std::collections::BTreeSet<_> = (0..16).map(|_| pause()).collect();
         assert!(waits.len() > 1 && waits.iter().all(|wait| (LOOK_EVERY..2 * LOOK_EVERY).contains(wait)));
     }
@@ -403,7 +410,7 @@ mod tests {
         ImageLock::acquire(&a, false).unwrap();
     }
 
-    /// `qemu-io` running one command, and whether that went well.
+    /// Runs one command of `qemu-io`. The error is its output.
     fn qemu_io(path: &Path, read_only: bool) -> Result<(), String> {
         let mut command = Command::new("qemu-io");
         command.args(["-f", "raw", "-c", "read 0 512"]).stdin(Stdio::null());
@@ -449,7 +456,7 @@ mod tests {
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap();
-            // Commands are answered once the devices stand; the greeting comes before.
+            // QEMU sends a greeting first, and answers commands when the devices exist.
             qemu.stdin.as_mut().unwrap().write_all(b"{\"execute\":\"qmp_capabilities\"}\n").unwrap();
             BufReader::new(qemu.stdout.as_mut().unwrap()).lines().nth(1).unwrap().unwrap();
 

@@ -1,43 +1,46 @@
 //! A RAM disk.
 //!
-//! A worker does the work itself, and serves nobody else meanwhile. So a request of more than [`STEP_BYTES`] is done in steps,
-//! between which the worker serves others: see [`Step::More`]. A step takes some tens of microseconds.
+//! A worker does the work itself, and serves nothing else meanwhile. So a request of more than [`STEP_BYTES`]
+//! runs in steps, between which the worker serves other requests: see [`Step::More`]. A step takes some tens
+//! of microseconds.
 
 use crate::buffers::IoBuffers;
 use crate::control::DiskControl;
 use crate::{Error, Extent, IoError, Lane, Limits, RangeLimits, Request, SECTOR, Step};
 use kickless_memory::Ram;
 
-/// Bytes that are copied or zeroed at a time.
+/// The bytes to copy or zero in one step.
 pub(crate) const STEP_BYTES: u64 = 128 << 10;
-/// So many bytes are given back to the system in the time that one takes to copy: 4 MiB a step, where a page of 4 KiB takes some
-/// 30 nanoseconds.
+/// The number of bytes that can be freed in the time to copy one: 4 MiB in a step, if a page of 4 KiB takes
+/// some 30 nanoseconds.
 const RELEASED_PER_COPIED: u64 = 32;
-/// The cost of a range beside its bytes, in bytes: a system call, and a page at each end.
+/// The fixed cost of a range, in bytes: a system call, and a page at each end.
 const EXTENT_BYTES: u64 = 4096;
 
-/// Bytes of one range.
+/// The largest range in bytes, to zero and to free.
 const ZEROED_MAX: u64 = 4 << 20;
 const RELEASED_MAX: u64 = 256 << 20;
 
-/// A disk in RAM, zero to begin with and gone with the process. A page costs memory from the first write to
-/// it on. Requests that overlap in time and place may mix, as on any disk.
+/// A disk in RAM. It is zero at first and ends with the process.
+///
+/// A page uses memory from its first write on. Requests that overlap in time and place may mix, as on any
+/// disk.
 #[derive(Debug)]
 pub struct MemoryDisk {
     ram: Ram,
     limits: Limits,
 }
 
-/// How far a request that is done in steps has come.
+/// The progress of a request that runs in steps.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryState {
-    /// `None`: no request is done in steps.
+    /// The kind of work. `None` if no request runs in steps.
     steps: Option<Steps>,
     /// The next byte on the disk.
     at: u64,
 }
 
-/// The kind of work that is done in steps.
+/// The kinds of work that run in steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Steps {
     Read,
@@ -67,10 +70,10 @@ impl DiskControl for MemoryDisk {
 }
 
 impl MemoryDisk {
-    /// A disk of `size` bytes.
+    /// Makes a disk of `size` bytes.
     ///
     /// # Errors
-    /// The size is no positive multiple of 512, or there is not that much address space.
+    /// The size is not a positive multiple of 512, or there is not enough address space.
     pub fn new(size: u64, read_only: bool) -> Result<Self, Error> {
         if size == 0 || !size.is_multiple_of(SECTOR) {
             return Err(Error::Size(size));
@@ -96,7 +99,7 @@ impl MemoryDisk {
         self.ram.len()
     }
 
-    /// This request will be started soon.
+    /// Prefetches data of a request that starts soon.
     #[inline]
     pub(crate) fn prepare(&self, request: Request) {
         if let Request::Read { offset } | Request::Write { offset, .. } = request {
@@ -153,7 +156,7 @@ impl MemoryDisk {
         self.step(lane, buffers, state)
     }
 
-    /// Does as much of a request as is done at a time.
+    /// Does one step of a request.
     pub(crate) fn step(&self, lane: &mut Lane<'_>, buffers: &mut IoBuffers, state: &mut MemoryState) -> Step {
         let Some(steps) = state.steps else { return Step::Busy };
         let len = buffers.guest.len().min(STEP_BYTES);
@@ -183,12 +186,13 @@ impl MemoryDisk {
             }
             let release = match steps {
                 Steps::Discard => true,
-                // A page that was given back would keep its bytes until somebody else gets it.
+                // A freed page would keep its bytes until another process gets it.
                 Steps::SecureErase => false,
                 _ => unmap,
             };
             let per_copied = if release { RELEASED_PER_COPIED } else { 1 };
-            // To a multiple of it, so that whole pages stay whole. Up to twice as much as a step is done at a time.
+            // The step ends at a multiple of its size, so that whole pages stay whole. It may do up to twice
+            // the work of a step.
             let end = (offset - offset % STEP_BYTES).saturating_add(STEP_BYTES * per_copied);
             let here = (end - offset).min(len);
             self.ram.zero(offset, here, release);

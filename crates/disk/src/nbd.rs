@@ -1,7 +1,7 @@
-//! A disk that an NBD server has.
+//! The export of an NBD server.
 //!
-//! One connection, and a thread that speaks on it; up to 256 requests are on their way at a time, and are answered in the order
-//! that the server chooses. The server is not trusted: it can give wrong data and no data, and nothing else.
+//! There is one connection, and a thread that uses it. Up to 256 requests are in flight at a time. The server
+//! may answer them in any order. It is not trusted: it can return wrong data or none, but nothing worse.
 
 mod client;
 mod connection;
@@ -29,13 +29,13 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use tracing::Span;
 
-/// How long the server may take until a disk is open.
+/// The longest time to open a disk.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// Bytes of one discard or write of zeroes: a command has 32 bits for them.
+/// The largest discard or write-zeroes request in bytes. A command has 32 bits for the length.
 const RANGE_MAX: u64 = 1 << 30;
 
-/// The connection to a server. It ends with this.
+/// The connection to a server. Dropping it closes the connection.
 #[derive(Debug)]
 pub(crate) struct Nbd {
     inbox: Arc<Inbox>,
@@ -44,7 +44,7 @@ pub(crate) struct Nbd {
 }
 
 impl Nbd {
-    /// Connects to the server and takes its export.
+    /// Connects to the server and selects its export.
     ///
     /// # Errors
     /// One sentence for the operator.
@@ -56,23 +56,23 @@ impl Nbd {
             .connect(&uri.export, Instant::now() + OPEN_WITHIN, &inbox)
             .map_err(|problem| failed(io::Error::other(problem)))?;
         if export.has(wire::FLAG_READ_ONLY) && !options.read_only {
-            return Err(failed(io::Error::other("the export is read-only: give --read-only")));
+            return Err(failed(io::Error::other("the export is read-only: use --read-only")));
         }
         let size = export.size - export.size % SECTOR;
         if size == 0 || export.size > i64::MAX as u64 {
             return Err(Error::Size(export.size));
         }
         if size < export.size {
-            tracing::warn!(server = %uri, bytes = export.size, size, "the guest cannot reach the last part of a sector");
+            tracing::warn!(server = %uri, bytes = export.size, size, "the size of the export is not a multiple of 512; the guest cannot reach the part of a sector at its end");
         }
         if !export.has(wire::FLAG_FLUSH) && !options.read_only {
-            tracing::warn!(server = %uri, "the server cannot be asked to flush: what is durable, it alone knows");
+            tracing::warn!(server = %uri, "the server does not support flushes; the guest cannot know which writes are durable");
         }
         let client = Client::new(inbox.clone(), address, uri.clone(), Connection::new(socket, export, 0));
         let span = Span::current();
         let run = move || span.in_scope(|| client.run());
         let thread = Builder::new().name("nbd".into()).spawn(run).map_err(failed)?;
-        // A server with no flush has nothing to make durable.
+        // A server without flushes has no durable operations to offer either.
         let durable = export.has(wire::FLAG_FUA);
         let offload = Offload::new(limits(export, options.read_only), size, durable);
         Ok((Self { inbox, thread: Some(thread), identity: identity(uri) }, offload))
@@ -84,7 +84,7 @@ impl DiskControl for Nbd {
         &self.identity
     }
 
-    /// Waits for a lost server anew, for whoever uses the disk next.
+    /// Restarts the time to wait for a lost server, for the next user of the disk.
     fn take_over(&self) -> io::Result<()> {
         self.inbox.renew();
         Ok(())
@@ -123,7 +123,7 @@ fn limits(export: Export, read_only: bool) -> Limits {
     }
 }
 
-/// The same for the same export of the same server, by the 64-bit hash FNV-1a.
+/// Returns the same name for the same export of the same server: the 64-bit hash FNV-1a.
 fn identity(uri: &NbdUri) -> String {
     let text = format!("{:?} {}", uri.server, uri.export);
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

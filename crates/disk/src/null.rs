@@ -1,11 +1,13 @@
-//! Nothing, very fast.
+//! A disk without contents, for measurements.
 
 use crate::buffers::IoBuffers;
 use crate::control::DiskControl;
 use crate::{Error, IoError, Limits, RangeLimits, Request, SECTOR, Step};
 
-/// A disk without contents. Every request is answered at once; a read leaves in the guest's buffers what was
-/// there, so that only the rings are measured and not a copy.
+/// A disk without contents.
+///
+/// Every request is answered at once. A read leaves the guest's buffers unchanged, so that only the rings are
+/// measured and not a copy.
 #[derive(Debug)]
 pub struct NullDisk {
     size: u64,
@@ -13,10 +15,10 @@ pub struct NullDisk {
 }
 
 impl NullDisk {
-    /// A disk that seems to have `size` bytes.
+    /// Makes a disk that reports `size` bytes.
     ///
     /// # Errors
-    /// The size is no positive multiple of 512.
+    /// The size is not a positive multiple of 512.
     pub fn new(size: u64, read_only: bool) -> Result<Self, Error> {
         if size == 0 || !size.is_multiple_of(SECTOR) {
             return Err(Error::Size(size));

@@ -1,9 +1,9 @@
-//! Requests of disks behind libraries that do I/O of their own. Operations are submitted to a library, which answers them in its
-//! own time.
+//! Requests of disks behind libraries that do their own I/O.
 //!
-//! A library is given no guest memory, for that can change and vanish while it works: what it reads or writes is in a
-//! buffer of ours, and so it may keep a request for as long as it likes. A request goes piece by piece, each as long as
-//! a buffer. When a piece is done the worker is woken by the waker of its lane, and looks at all that it has posted.
+//! Operations are submitted to a library, which answers them at any later time. A library gets no guest
+//! memory, because that can change and vanish meanwhile. It uses buffers of this crate instead, so it may
+//! keep an operation for any time. A request goes piece by piece, each as long as a buffer. When a piece is
+//! done, the library wakes the worker, which checks all its waiting requests.
 
 mod flushes;
 mod op;
@@ -18,40 +18,40 @@ pub(crate) use op::{AnswerSlot, OffloadKind, OffloadOp, WakeBatch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A short piece is one of at most this many bytes: most requests are.
+/// The largest short piece in bytes. Most requests are short.
 const SHORT_BYTES: usize = 16 << 10;
-/// Short pieces at a time, so 4 MiB. A disk keeps what it has once needed of them.
+/// The largest number of short pieces at a time, so 4 MiB. A disk keeps the buffers that it has once used.
 const SHORT_MAX: usize = 256;
-/// Long pieces at a time, so 16 MiB.
+/// The largest number of long pieces at a time, so 16 MiB.
 const LONG_MAX: usize = 64;
 
-/// A request's way through a library.
+/// The state of a request of a library's disk.
 #[derive(Debug, Default)]
 pub(crate) struct OffloadState {
-    /// Kept for the next request.
+    /// The place for answers. It is reused for the next request.
     slot: Arc<AnswerSlot>,
     /// The next byte on the disk.
     at: u64,
-    /// What has been asked of the library and is not answered.
+    /// The operation that is submitted and not answered.
     out: Option<OffloadKind>,
-    /// Bytes of it.
+    /// The length of that operation in bytes.
     len: u64,
-    /// What the request is.
+    /// The request. `None` if there is none.
     request: Option<Request>,
-    /// Flush when all else is done.
+    /// Flush when everything else is done.
     flush: bool,
-    /// More lost writes than these fail the flush: see [`crate::lost_writes`].
+    /// The flush fails if its answer has a higher count: see [`crate::lost_writes`].
     lost_writes: u64,
     permit: Option<BufferPermit>,
     waiting: Option<BufferWait>,
 }
 
-/// What is common to disks behind libraries.
+/// The common part of all libraries' disks.
 #[derive(Debug)]
 pub(crate) struct Offload {
     limits: Limits,
     size: AtomicU64,
-    /// The library makes single operations durable.
+    /// The library supports durable operations.
     durable: bool,
     short: Arc<BufferPool>,
     long: Arc<BufferPool>,
@@ -71,11 +71,11 @@ impl OffloadState {
     }
 }
 
-/// Either go on at once, or tell the device.
+/// Continue at once, or return a step to the device.
 type Flow = Result<(), Step>;
 
 impl Offload {
-    /// Of `size` bytes; `durable` says whether the library can be asked for operations that are durable when they are done.
+    /// Makes the common part for a disk of `size` bytes. `durable`: the library supports durable operations.
     pub(crate) fn new(limits: Limits, size: u64, durable: bool) -> Arc<Self> {
         let align = rustix::param::page_size();
         let short = PoolLimits { bytes: SHORT_BYTES, align, in_use_max: SHORT_MAX, kept_max: SHORT_MAX };
@@ -85,7 +85,7 @@ impl Offload {
         Arc::new(Self { limits, size: AtomicU64::new(size), durable, short, long, lost_writes_told })
     }
 
-    /// Returns what a queue that starts need not be told of.
+    /// Returns the lost writes that a starting queue need not report.
     pub(crate) fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
         self.lost_writes_told.seen(queue)
     }
@@ -99,18 +99,19 @@ impl Offload {
         &self.limits
     }
 
-    /// Relaxed: who hears of another size hears of it by a message that orders it.
+    /// Returns the size in bytes. The order is relaxed, because the message that announces a new size orders
+    /// it.
     #[inline]
     pub(crate) fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// Makes the disk this long, if that is longer than it was. Returns how long it was.
+    /// Makes the disk at least this long. Returns the previous size.
     pub(crate) fn grow(&self, to: u64) -> u64 {
         self.size.fetch_max(to, Ordering::Relaxed)
     }
 
-    /// Starts a request. `submit` gives the library an operation, and never waits.
+    /// Starts a request. `submit` passes an operation to the library, and never waits.
     pub(crate) fn start(
         &self,
         lane: &mut Lane<'_>,
@@ -131,14 +132,14 @@ impl Offload {
             | Request::WriteZeroes { durable } => durable,
         };
         state.request = Some(request);
-        // Of a durable request: what its own writes find.
+        // The answers to a durable request's own writes set the count.
         let is_flush = request == Request::Flush;
         state.lost_writes = if is_flush { lane.lost_writes.count() } else { u64::MAX };
         state.flush = (durable && !self.durable) || is_flush;
         self.drive(lane, buffers, state, submit)
     }
 
-    /// Goes as far as it can.
+    /// Continues a request as far as possible.
     pub(crate) fn drive(
         &self,
         lane: &mut Lane<'_>,
@@ -158,7 +159,7 @@ impl Offload {
         }
     }
 
-    /// Takes in what the library has answered.
+    /// Handles the answer of the library.
     fn take_answer(&self, lane: &mut Lane<'_>, buffers: &mut IoBuffers, state: &mut OffloadState) -> Flow {
         let Some(kind) = state.out else { return Ok(()) };
         let answer = state.slot.take().ok_or(Step::Busy)?;
@@ -199,7 +200,7 @@ impl Offload {
         Ok(())
     }
 
-    /// Submits the operation that comes next. Goes on at once only where an extent is left out.
+    /// Submits the next operation. Continues at once only after an empty extent.
     fn submit_next(
         &self,
         lane: &mut Lane<'_>,
@@ -245,7 +246,7 @@ impl Offload {
                     (kind, buffer.as_mut().and_then(|b| b.get_mut(..len as usize)))
                 {
                     buffers.guest.read(0, bytes);
-                    // Zeroes in the place of the guest's data are not to be stored.
+                    // A damaged page reads as zeroes, which must not be stored.
                     if buffers.guest.is_damaged() {
                         return Err(Step::Done(Err(IoError::Damaged)));
                     }
@@ -260,11 +261,11 @@ impl Offload {
         };
         state.out = Some(kind);
         submit(op);
-        // It may have been answered already, but whoever did has woken us.
+        // The library may have answered already. Then it has also signalled the waker.
         Err(Step::Busy)
     }
 
-    /// Flushes where that is still to be done, and ends the request.
+    /// Flushes if necessary, and ends the request.
     fn last(&self, lane: &Lane<'_>, state: &mut OffloadState, submit: impl Fn(OffloadOp)) -> Flow {
         if !state.flush {
             return Err(Step::Done(Ok(())));

@@ -1,15 +1,15 @@
-//! How a disk is opened.
+//! The options for opening a disk.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Whether the host's page cache is used.
+/// The use of the host's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cache {
-    /// Not (`O_DIRECT`).
+    /// No cache (`O_DIRECT`).
     #[default]
     None,
-    /// For reads and writes.
+    /// The cache is used for reads and writes.
     Writeback,
 }
 
@@ -22,7 +22,7 @@ impl fmt::Display for Cache {
     }
 }
 
-/// A name that is no cache mode's.
+/// The error for an unknown name of a cache mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a cache mode is one of none, writeback")]
 pub struct UnknownCache;
@@ -39,14 +39,14 @@ impl FromStr for Cache {
     }
 }
 
-/// How to open a disk.
+/// The options for opening a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Refuse writes. The file need not be writable then.
+    /// Refuse writes. Then the file need not be writable.
     pub read_only: bool,
-    /// Whether the host's page cache is used; means nothing for a disk that is no file.
+    /// The use of the host's page cache. It has no effect on a disk that is not a file.
     pub cache: Cache,
-    /// Whether neighbouring requests are one for the kernel: see [`kickless_io::Engine::merge`].
+    /// Merge neighbouring requests into one operation of the kernel: see [`kickless_io::Engine::merge`].
     pub merge: bool,
 }
 

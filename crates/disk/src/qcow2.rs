@@ -1,14 +1,16 @@
 //! Images in QEMU's copy-on-write format, through the library `imago`.
 //!
-//! Whether an image is one is what the operator says, never what it contains: a guest could write the beginning of such an
-//! image, with the name of any file of the host's in it, onto a raw disk. For the same reason an image has to say what format
-//! the one under it has. Nothing but images in files is opened because an image asks for it.
+//! The operator says that an image has this format, never its contents. Otherwise, a guest could write the
+//! beginning of such an image, with the name of any file of the host in it, to a raw disk. For the same
+//! reason, an image must state the format of its backing image. Only files with images are opened because an
+//! image names them.
 //!
-//! Writes the tables that a request has changed to the file, though not to stable storage, before it answers the request. So the
-//! file holds all that was answered when the process is killed. It is not consistent at every moment, however: within a request
-//! that takes a new cluster for a table of level 2, `imago` 0.2.6 writes the reference to that cluster before its count. A process
-//! that is killed in between leaves an image with errors (`qemu-img check`: `refcount=0 reference=1`), and later writes take the
-//! cluster a second time. So a writable image warns when it is opened.
+//! Before a request is answered, the tables that it has changed are written to the file, though not to stable
+//! storage. So the file has the data of all answered requests if the process is killed. But the file is not
+//! consistent at every moment. If a request needs a new cluster for a level 2 table, `imago` 0.2.6 writes the
+//! reference to that cluster before its reference count. A process killed in between leaves an image with
+//! errors (`qemu-img check`: `refcount=0 reference=1`), and later writes use the cluster a second time. So
+//! opening a writable image logs a warning.
 
 mod chain;
 mod threads;
@@ -32,16 +34,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use threads::Threads;
 
-/// Bytes of one discard or write of zeroes: nothing else goes on meanwhile.
+/// The largest discard or write-zeroes request in bytes. No other request runs meanwhile.
 const RANGE_MAX: u64 = 1 << 30;
 
-/// Bytes of it at a time: their places in the file are listed. A multiple of any cluster, of 2 MiB at most.
+/// The bytes of it to do at a time, because their places in the file are listed. It is a multiple of any
+/// cluster, which has at most 2 MiB.
 const PUNCHED_MAX: u64 = 64 << 20;
 
-/// Zeroes that are written at a time.
+/// The number of zeroes to write at a time.
 const ZEROES: usize = 16 << 10;
 
-/// An image, and the threads that the library's calls block.
+/// An image, and the threads for the library's blocking calls.
 #[derive(Debug)]
 pub(crate) struct Qcow2 {
     threads: Threads,
@@ -49,7 +52,8 @@ pub(crate) struct Qcow2 {
     identity: String,
 }
 
-/// What the threads share. Reads and writes hold the lock together; what zeroes clusters or takes them away holds it alone.
+/// The state that the threads share. Reads and writes share the lock; operations that change clusters hold it
+/// exclusively.
 #[derive(Debug)]
 struct Image {
     path: PathBuf,
@@ -57,19 +61,19 @@ struct Image {
     /// The file is open for direct I/O.
     direct: bool,
     options: Options,
-    /// There once it is needed, and while it is ours.
+    /// The open image. `None` until it is needed, and while it belongs to another host.
     access: RwLock<Option<Access>>,
-    /// The files of the images under it, as it was opened last.
+    /// The backing files of the last open.
     under: Mutex<Vec<File>>,
-    /// Present if writes go through the host's cache.
+    /// `None` if no writes go through the host's cache.
     writeback: Option<Writeback>,
-    /// How many requests may have changed tables that are not in the file yet: those that are under way beside others, and those
-    /// that have failed since the image was opened.
+    /// The number of requests that may have changed tables that are not in the file yet: those in progress,
+    /// and those that have failed since the image was opened.
     unwritten: AtomicUsize,
 }
 
 impl Qcow2 {
-    /// Opens an image, and looks at it without writing to it: it may be another's still.
+    /// Opens an image and checks it without writing to it, because another process may still use it.
     ///
     /// # Errors
     /// One sentence for the operator.
@@ -91,8 +95,8 @@ impl Qcow2 {
         if !options.read_only {
             tracing::warn!(
                 image = %image.path.display(),
-                "a qcow2 image that is written to when this process is killed, or the host goes down, can be corrupt afterwards; \
-                 run `qemu-img check` before it is used again, and keep what must not be lost in a raw image"
+                "a qcow2 image can become corrupt if this process is killed, or the host crashes, during a write: \
+                 run `qemu-img check` before using it again, and use a raw image for data that must not be lost"
             );
         }
         let image = Arc::new(image);
@@ -111,13 +115,13 @@ impl DiskControl for Qcow2 {
         Some(&self.image.file)
     }
 
-    /// Returns the files of the images under it, which nobody is to write to.
+    /// Returns the files of the backing images, which nothing may write to.
     fn files_under(&self) -> io::Result<Vec<File>> {
         let under = self.image.under.lock().unwrap_or_else(PoisonError::into_inner);
         under.iter().map(File::try_clone).collect()
     }
 
-    /// Puts all that is known of the image into the file, and forgets it.
+    /// Writes all tables to the file, and closes the image.
     fn hand_over(&self) -> io::Result<()> {
         let mut access = self.image.access.write().unwrap_or_else(PoisonError::into_inner);
         match access.take() {
@@ -126,7 +130,7 @@ impl DiskControl for Qcow2 {
         }
     }
 
-    /// Reads the image's tables anew: it may have been written elsewhere since.
+    /// Reads the image's tables again, because another host may have written since.
     fn take_over(&self) -> io::Result<()> {
         let mut access = self.image.access.write().unwrap_or_else(PoisonError::into_inner);
         *access = None;
@@ -134,7 +138,7 @@ impl DiskControl for Qcow2 {
         Ok(())
     }
 
-    // Nothing to hurry: its files are on this machine.
+    // The files are on this machine, so every request ends without help.
 }
 
 impl Library for Qcow2 {
@@ -148,7 +152,7 @@ impl Library for Qcow2 {
 }
 
 fn limits(access: &Access, read_only: bool) -> Limits {
-    // Only images that have them can be told of zeroes and of what is not needed any more.
+    // Old images support neither zero clusters nor discards.
     let clusters = access.inner().zero_granularity().filter(|_| !read_only);
     let ranges = clusters.map(|cluster| RangeLimits::bytes(RANGE_MAX, cluster));
     Limits {
@@ -162,17 +166,17 @@ fn limits(access: &Access, read_only: bool) -> Limits {
 impl Image {
     fn open(&self, writable: bool) -> io::Result<Access> {
         let file = self.file.try_clone()?;
-        // What an image holds can be anything, and the library's mistakes about it are not to be the end of us.
+        // An image can contain anything. A panic of the library about it must not end the process.
         let cache = self.options.cache;
         let opened = catch(|| chain::open(&self.path, file, self.direct, writable, cache));
         let (access, under) =
-            opened.unwrap_or_else(|_| Err(io::Error::other("the library cannot cope with it")))?;
+            opened.unwrap_or_else(|_| Err(io::Error::other("the library panicked on it")))?;
         *self.under.lock().unwrap_or_else(PoisonError::into_inner) = under;
         self.unwritten.store(0, Ordering::Relaxed);
         Ok(access)
     }
 
-    /// Puts all that was written on stable storage.
+    /// Writes everything to stable storage.
     fn flush(&self, access: &Access) -> io::Result<()> {
         access.flush()?;
         let synced = access.sync();
@@ -182,7 +186,7 @@ impl Image {
         }
     }
 
-    /// Carries out an operation.
+    /// Runs an operation.
     fn perform(&self, op: &mut OffloadOp) -> Result<(), IoError> {
         let (kind, at, len) = (op.kind, op.at, op.len);
         let result = match kind {
@@ -190,7 +194,7 @@ impl Image {
             OffloadKind::Write { .. } => self.with(|access| {
                 if is_allocated(access, at, len)? {
                     access.write(op.bytes(), at)?;
-                    // It may have gone to where nobody would find it but for a table that another has still to write.
+                    // The data may be in a cluster whose table another request has still to write.
                     return if self.unwritten.load(Ordering::Acquire) == 0 { Ok(()) } else { access.flush() };
                 }
                 self.unwritten.fetch_add(1, Ordering::Relaxed);
@@ -218,7 +222,8 @@ impl Image {
         })
     }
 
-    /// Takes clusters away by `discard`, and their space in the file: the library keeps that for others of this image.
+    /// Discards clusters with `discard`, and frees their space in the file. The library itself would keep
+    /// that space for this image.
     fn give_back(
         &self,
         mut at: u64,
@@ -227,16 +232,17 @@ impl Image {
     ) -> io::Result<()> {
         let end = at + len;
         while at < end {
-            // No cluster is in two pieces: neither would take it away.
+            // The pieces do not split a cluster, because neither part would be discarded.
             let here = (end - at).min(PUNCHED_MAX - at % PUNCHED_MAX);
             self.alone(|access| {
                 let holes = places(access, at, here)?;
                 discard(access, at, here)?;
                 access.flush()?;
-                // From here on nothing of the image refers to them, and nobody can take them before we let go.
+                // Nothing in the image refers to these clusters any more. The lock keeps other requests from
+                // using them before it is released.
                 for Range { start, end } in holes {
                     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                    // Where the file system cannot, they are still there for others.
+                    // If the file system cannot punch holes, the clusters stay available to the image.
                     let _ = fallocate(&self.file, flags, start, end - start);
                 }
                 Ok(())
@@ -246,7 +252,7 @@ impl Image {
         Ok(())
     }
 
-    /// Does something beside others.
+    /// Runs `work` together with other requests.
     fn with(&self, mut work: impl FnMut(&Access) -> io::Result<()>) -> io::Result<()> {
         loop {
             let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
@@ -258,7 +264,7 @@ impl Image {
         }
     }
 
-    /// Does something while nobody else does anything.
+    /// Runs `work` while no other request runs.
     fn alone(&self, work: impl FnOnce(&mut Access) -> io::Result<()>) -> io::Result<()> {
         let mut access = self.access.write().unwrap_or_else(PoisonError::into_inner);
         let access = match &mut *access {
@@ -273,8 +279,10 @@ fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
-/// Zeroes a range: whole clusters by `clusters`, and zeroes are written to what is left of others. The library's own way with those
-/// goes wrong in an image that is shorter than a cluster (`imago` 0.2.6, `soft_ensure_zero`).
+/// Zeroes a range: whole clusters by `clusters`, and parts of clusters by writing zeroes.
+///
+/// The library's own method for parts fails on an image that is shorter than a cluster (`imago` 0.2.6,
+/// `soft_ensure_zero`).
 fn zero(
     access: &mut Access,
     at: u64,
@@ -284,7 +292,7 @@ fn zero(
     let (cluster, end, size) =
         (access.inner().zero_granularity().unwrap_or(u64::MAX), at + len, access.size());
     let first = at.checked_next_multiple_of(cluster).unwrap_or(end).min(end);
-    // The last cluster may end with the image.
+    // The last cluster may be cut by the end of the image.
     let last = if end == size { end } else { (end - end % cluster).max(first) };
     write_zeroes(access, at..first)?;
     if first < last {
@@ -304,7 +312,7 @@ fn write_zeroes(access: &Access, range: Range<u64>) -> io::Result<()> {
     Ok(())
 }
 
-/// Where in the file the whole clusters of a range are that belong to this range alone.
+/// Returns the places in the file of the whole clusters of a range, if only this range uses them.
 fn places(access: &Access, at: u64, len: u64) -> io::Result<Vec<Range<u64>>> {
     let mut places: Vec<Range<u64>> = Vec::new();
     let Some(cluster) = access.inner().zero_granularity() else { return Ok(places) };
@@ -325,7 +333,7 @@ fn places(access: &Access, at: u64, len: u64) -> io::Result<Vec<Range<u64>>> {
     Ok(places)
 }
 
-/// Whether all of a range can be written where it is, so that no table of the image changes.
+/// Returns whether all of a range can be overwritten in place, so that no table of the image changes.
 fn is_allocated(access: &Access, mut at: u64, len: u64) -> io::Result<bool> {
     let end = at + len;
     while at < end {

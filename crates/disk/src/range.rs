@@ -1,29 +1,32 @@
-//! Ranges of a disk that are being written.
+//! The ranges of a disk that are being written.
 //!
-//! Only for targets whose blocks are larger than a sector: writing a part of a block means reading it,
-//! changing it and writing it back, and another write in between would be undone. Such a write holds its
-//! block *exclusively*; a write of whole blocks *shares* its range with others of the kind. Who comes later
-//! waits for whom it is in conflict with, so nobody starves.
+//! They are only needed for targets whose blocks are larger than a sector. A write of a part of a block reads
+//! it, changes it and writes it back, which would undo another write in between. Such a write holds its block
+//! *exclusively*. Writes of whole blocks *share* their ranges with one another. A later request waits for all
+//! conflicting ones before it, so no request starves.
 
 use kickless_io::Waker;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The ranges of one disk. Locked for short; nothing is locked inside.
+/// The ranges of one disk. Its lock is held only briefly, and no other lock is taken under it.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     table: Mutex<Table>,
 }
 
-/// Conflicts are between two exclusive ranges or one of each kind, so two lists spare the whole-block writes,
-/// which may be many, from looking at one another. The exclusive ones are few: each has a bounce buffer.
+/// The requests for ranges.
+///
+/// A conflict is between two exclusive ranges, or one of each kind. With two lists, the writes of whole
+/// blocks, which may be many, are not compared with one another. There are few exclusive ones, because each
+/// has a bounce buffer.
 #[derive(Debug, Default)]
 struct Table {
     shared: Vec<Option<Entry>>,
     shared_free: Vec<usize>,
     exclusive: Vec<Option<Entry>>,
     exclusive_free: Vec<usize>,
-    /// Counts up, so that an entry knows who came before it.
+    /// The number of the next entry. An earlier entry has a smaller number.
     next: u64,
 }
 
@@ -31,7 +34,7 @@ struct Table {
 struct Entry {
     number: u64,
     range: Range<u64>,
-    /// Earlier entries that it is in conflict with. It holds its range when there are none.
+    /// The number of earlier entries in conflict with it. It holds its range when there are none.
     blockers: usize,
     waker: Waker,
 }
@@ -49,7 +52,7 @@ impl Table {
         }
     }
 
-    /// The entries that one of this kind can be in conflict with.
+    /// Returns the entries that can be in conflict with one of this kind.
     fn rivals(&mut self, exclusive: bool) -> impl Iterator<Item = &mut Entry> {
         let shared = if exclusive { self.shared.as_mut_slice() } else { &mut [] };
         self.exclusive.iter_mut().chain(shared).flatten()
@@ -61,8 +64,8 @@ impl Ranges {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for a range. Whether it is held already, and later whether it is by now, [`RangeClaim::is_held`]
-    /// says; `waker` is signalled when that changes.
+    /// Requests a range. [`RangeClaim::is_held`] returns whether it is held; `waker` is signalled when that
+    /// changes.
     pub(crate) fn ask(self: &Arc<Self>, range: Range<u64>, exclusive: bool, waker: &Waker) -> RangeClaim {
         let mut table = self.lock();
         let blockers = table.rivals(exclusive).filter(|rival| overlap(&rival.range, &range)).count();
@@ -84,7 +87,7 @@ impl Ranges {
     }
 }
 
-/// A range that is held or waited for, until this is dropped.
+/// A range that is held or waited for. Dropping it releases the range.
 #[derive(Debug)]
 pub(crate) struct RangeClaim {
     ranges: Arc<Ranges>,
@@ -93,7 +96,7 @@ pub(crate) struct RangeClaim {
 }
 
 impl RangeClaim {
-    /// Whether its turn has come.
+    /// Returns whether the range is held.
     pub(crate) fn is_held(&self) -> bool {
         let mut table = self.ranges.lock();
         let (entries, _) = table.list(self.exclusive);
@@ -138,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn later_ones_wait_even_for_those_that_wait() {
+    fn later_requests_wait_for_earlier_waiting_ones() {
         let (ranges, waker) = (Arc::new(Ranges::default()), Waker::new().unwrap());
         let a = ranges.ask(0..8, false, &waker);
         let b = ranges.ask(0..8, true, &waker);
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn giving_up_makes_way() {
+    fn dropping_a_claim_lets_the_next_one_in() {
         let (ranges, waker) = (Arc::new(Ranges::default()), Waker::new().unwrap());
         let a = ranges.ask(0..8, true, &waker);
         let b = ranges.ask(4..8, true, &waker);
@@ -163,7 +166,7 @@ mod tests {
         assert!(c.is_held() && waker.clear());
     }
 
-    /// Against a definition that looks at everything.
+    /// Compares with a simple definition that checks everything.
     #[test]
     fn held_means_no_earlier_conflict() {
         let (ranges, waker) = (Arc::new(Ranges::default()), Waker::new().unwrap());

@@ -1,7 +1,8 @@
 //! An image of a Ceph cluster, through librbd.
 //!
-//! Requests go to the library straight from the workers and are answered from its threads. What else there is to ask of it waits
-//! for the cluster, which may be for ever, and so is asked by a thread of ours that nobody has to wait for.
+//! Workers submit requests straight to the library, and its threads answer them. All other calls wait for the
+//! cluster, possibly for ever. So a separate thread makes them, and callers wait for it only for a limited
+//! time.
 
 mod control;
 mod ffi;
@@ -26,22 +27,22 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use tracing::Span;
 
-/// How long the cluster may take until a disk is open.
+/// The longest time to open a disk.
 const OPEN_WITHIN: Duration = Duration::from_secs(30);
 
-/// Bytes of one discard or write of zeroes: some hundred objects.
+/// The largest discard or write-zeroes request in bytes, which is some hundred objects.
 const RANGE_MAX: u64 = 1 << 30;
 
-/// What the library gives back at least (`rbd_discard_granularity_bytes`), where it does not say.
+/// The granularity of discards (`rbd_discard_granularity_bytes`), if the library does not report it.
 const DISCARD_BYTES: u64 = 64 << 10;
 
-/// Who opens it, unless something else is said.
+/// The default client.
 const ADMIN: &str = "admin";
 
-/// An image that is open, until this is dropped.
+/// An open image. Dropping it closes the image.
 #[derive(Debug)]
 pub(crate) struct Rbd {
-    /// There until the end.
+    /// `None` only while it is dropped.
     image: Option<Arc<Image>>,
     control: Arc<Control>,
     in_flight: Arc<InFlight>,
@@ -53,12 +54,12 @@ pub(crate) struct Rbd {
     has_lock: bool,
 }
 
-/// What was found when the image was opened.
+/// The properties of an image when it was opened.
 struct Opened {
     image: Arc<Image>,
     shape: Shape,
     id: String,
-    /// Bytes that are given back at least.
+    /// The granularity of discards in bytes.
     granularity: u64,
 }
 
@@ -70,7 +71,7 @@ impl Rbd {
     pub(crate) fn open(name: &RbdName, options: &Options) -> Result<(Self, Arc<Offload>), Error> {
         let failed = |source: io::Error| Error::Library { disk: name.to_string(), source };
         if name.snapshot.is_some() && !options.read_only {
-            return Err(failed(io::Error::other("a snapshot is read-only: give --read-only")));
+            return Err(failed(io::Error::other("a snapshot is read-only: use --read-only")));
         }
         let control = Arc::new(Control::new().map_err(failed)?);
         let (tell, told) = sync_channel(1);
@@ -85,7 +86,9 @@ impl Rbd {
             Err(RecvTimeoutError::Timeout) => {
                 return Err(failed(io::Error::other("the cluster does not answer")));
             }
-            Err(RecvTimeoutError::Disconnected) => return Err(failed(io::Error::other("no thread for it"))),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(failed(io::Error::other("the thread for the image has ended")));
+            }
         };
         let Opened { image, shape, id, granularity } = opened;
         let size = shape.size - shape.size % SECTOR;
@@ -100,12 +103,13 @@ impl Rbd {
             clock: None,
             name: name.clone(),
             identity: identity(name, &id),
-            // Without a cache a write is durable when it is done. But an image may have settings of its own that give it one.
+            // Without a cache, a completed write is durable. But an image may have its own settings that turn
+            // a cache on.
             offload: Offload::new(limits(shape, granularity, options.read_only), size, false),
             read_only: options.read_only,
             has_lock: shape.has_lock,
         };
-        // From here on the image is closed by being dropped, whatever happens.
+        // From here on, a drop closes the image on every path.
         rbd.clock = Some(clock.map_err(failed)?);
         if size == 0 || shape.size > i64::MAX as u64 {
             return Err(Error::Size(shape.size));
@@ -143,7 +147,7 @@ impl DiskControl for Rbd {
         &self.identity
     }
 
-    /// Looks at the size that the cluster told of last.
+    /// Compares with the size that the cluster reported last.
     fn look_at_size(&self) -> io::Result<Resized> {
         let bytes = self.control.size();
         let to = bytes - bytes % SECTOR;
@@ -159,7 +163,7 @@ impl DiskControl for Rbd {
         Some(self.control.resized())
     }
 
-    /// Checks whether another client uses the image, as far as it says so.
+    /// Checks whether another client uses the image, as far as the cluster reports it.
     fn check_own_lock(&self) -> Result<(), LockError> {
         self.with_lock(Job::Check)
     }
@@ -173,7 +177,7 @@ impl DiskControl for Rbd {
             return;
         }
         if let Err(error) = self.ask(Job::Release, self.in_flight.patience()) {
-            tracing::error!(image = %self.name, %error, "the lock of the image is still ours");
+            tracing::error!(image = %self.name, %error, "the lock of the image could not be released");
         }
     }
 
@@ -200,7 +204,7 @@ impl Library for Rbd {
 
     fn submit(&self, op: OffloadOp) {
         let Some(image) = &self.image else { return };
-        // The library would cut it off at the end without a word.
+        // The library would silently shorten the operation at the end of the image.
         if op.at + op.len > self.control.size() {
             return op.answer(Err(IoError::Shrunk), &mut WakeBatch::default());
         }
@@ -213,34 +217,34 @@ impl Library for Rbd {
 
 impl Drop for Rbd {
     fn drop(&mut self) {
-        // The thread's is the last then.
+        // The thread has the last reference now.
         self.image = None;
         if !self.control.end(self.in_flight.patience()) {
-            tracing::error!(image = %self.name, "the Ceph cluster does not answer: the image is left open");
+            tracing::error!(image = %self.name, "the Ceph cluster does not answer; the image stays open");
         }
         self.in_flight.end();
         let _ = self.clock.take().map(JoinHandle::join);
     }
 }
 
-/// The thread's work: opens the image, says so, and does what is asked until it is to be closed.
+/// Runs the thread: opens the image, reports it, and does jobs until it must close the image.
 fn serve(control: &Arc<Control>, name: &RbdName, options: &Options, tell: &SyncSender<io::Result<Opened>>) {
     let opened = match open(control, name, options) {
         Ok(opened) => opened,
         Err(error) => {
-            // Who asked may have gone.
+            // The caller may have given up.
             let _ = tell.send(Err(error));
             return;
         }
     };
     control.set_size(opened.shape.size);
     let image = opened.image.clone();
-    // An empty name is that of no object: nobody is asked, and nobody answers.
+    // No object has an empty name, so a notification to it has no receiver.
     let header = c_text(&format!("rbd_header.{}", opened.id)).unwrap_or_default();
     if tell.send(Ok(opened)).is_ok() {
         control.run(|job| perform(&image, &header, job), || image.size());
     }
-    // Closed here, where it may take as long as it likes: nobody else has it any more.
+    // The image is closed here, which may take any time, because nothing else uses it any more.
     drop(image);
     control.closed();
 }
@@ -290,7 +294,7 @@ fn open(control: &Arc<Control>, name: &RbdName, options: &Options) -> io::Result
             };
             said(error, missing)
         })?;
-    // Of what is opened for reading nobody tells: that would take a right to write.
+    // An image opened for reading gets no notifications, because that would need a right to write.
     image.watch(control.clone())?;
     let shape = image.shape()?;
     let id = image.id().unwrap_or_default();
@@ -304,7 +308,7 @@ fn connect(name: &RbdName, options: &Options) -> io::Result<Cluster> {
     let path = path.transpose().map_err(io::Error::other)?;
     match cluster.read_conf(path.as_deref()) {
         Ok(()) => {}
-        // All that is in such a file can be said here as well.
+        // All settings of such a file can be given in the name too.
         Err(_) if name.conf.is_none() && !name.settings.is_empty() => {}
         Err(error) => {
             let what = name.conf.as_ref().map_or("no configuration of Ceph's is found".into(), |path| {
@@ -313,7 +317,7 @@ fn connect(name: &RbdName, options: &Options) -> io::Result<Cluster> {
             return Err(io::Error::other(format!("{what}: {error}")));
         }
     }
-    // What the cache of the host's kernel is for files, as QEMU has it too.
+    // Ceph's cache corresponds to the host's page cache for files, as in QEMU.
     let cached: &CStr = if options.cache == Cache::Writeback { c"true" } else { c"false" };
     cluster.set(c"rbd_cache", cached)?;
     for (key, value) in &name.settings {
@@ -324,7 +328,7 @@ fn connect(name: &RbdName, options: &Options) -> io::Result<Cluster> {
     cluster.connect().map_err(|error| {
         let why = match error.kind() {
             io::ErrorKind::PermissionDenied => format!("it knows no {} with this key", client(name)),
-            // The libraries say no more.
+            // The libraries give no more details.
             io::ErrorKind::NotFound => {
                 format!("no monitor is named, or no keyring of {} found", client(name))
             }
@@ -335,12 +339,13 @@ fn connect(name: &RbdName, options: &Options) -> io::Result<Cluster> {
     Ok(cluster)
 }
 
-/// Who we are to the cluster.
+/// Returns the name of this client in the cluster.
 fn client(name: &RbdName) -> String {
     format!("client.{}", name.id.as_deref().unwrap_or(ADMIN))
 }
 
-/// Runs of objects are what Ceph's own driver in Linux gives for the best size, and what discards are rounded to for the least.
+/// Returns the limits. The best size is a run of objects, as in Linux's own Ceph driver. The smallest is the
+/// granularity of discards.
 fn limits(shape: Shape, granularity: u64, read_only: bool) -> Limits {
     let ranges = (!read_only).then(|| RangeLimits::bytes(RANGE_MAX, granularity));
     let best = shape.object.saturating_mul(shape.stripes.max(1)) / SECTOR;
@@ -354,8 +359,8 @@ fn limits(shape: Shape, granularity: u64, read_only: bool) -> Limits {
     }
 }
 
-/// What the cluster calls the image, so that the two can be matched; for a snapshot, or where that is too long, a hash (FNV-1a) of all
-/// names.
+/// Returns the cluster's id of the image, so that the two can be matched. For a snapshot, or if the id is too
+/// long, returns a hash (FNV-1a) of all names.
 fn identity(name: &RbdName, id: &str) -> String {
     let plain = format!("rbd-{id}");
     if !id.is_empty() && name.snapshot.is_none() && plain.len() <= 20 && plain.is_ascii() {

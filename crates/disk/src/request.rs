@@ -1,51 +1,51 @@
-//! What a device asks of a disk, and how far a request has come.
+//! The requests of a device to a disk, and their progress.
 
 use crate::IoError;
 
-/// What the guest wants. How many bytes is what the [`Io`](crate::Io)'s buffers hold.
+/// A request. The buffers of the [`Io`](crate::Io) determine its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Disk to buffers.
+    /// Read from the disk to the buffers.
     Read {
-        /// First byte on the disk; a multiple of 512.
+        /// The first byte on the disk; a multiple of 512.
         offset: u64,
     },
-    /// Buffers to disk.
+    /// Write from the buffers to the disk.
     Write {
-        /// First byte on the disk; a multiple of 512.
+        /// The first byte on the disk; a multiple of 512.
         offset: u64,
-        /// Done only when the bytes are on stable storage.
+        /// Complete only when the bytes are on stable storage.
         durable: bool,
     },
-    /// All writes that are done are to be on stable storage. No buffers.
+    /// Write all completed writes to stable storage. It has no buffers.
     Flush,
-    /// The [`Io`](crate::Io)'s extents need not keep what they hold, nor their space.
+    /// Discard the extents of the [`Io`](crate::Io).
     Discard {
-        /// Done only when that is so on stable storage.
+        /// Complete only when the effect is on stable storage.
         durable: bool,
     },
-    /// The [`Io`](crate::Io)'s extents read as zeroes from now on.
+    /// Make the extents of the [`Io`](crate::Io) read as zeroes.
     WriteZeroes {
-        /// Done only when that is so on stable storage.
+        /// Complete only when the effect is on stable storage.
         durable: bool,
     },
-    /// What the [`Io`](crate::Io)'s extents hold is not to be had any more by any means.
+    /// Erase the extents of the [`Io`](crate::Io), so that their data cannot be recovered by any means.
     SecureErase,
 }
 
 /// A range of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// First byte; a multiple of 512.
+    /// The first byte; a multiple of 512.
     pub offset: u64,
-    /// Bytes; a multiple of 512.
+    /// The number of bytes; a multiple of 512.
     pub len: u64,
-    /// Zeroes may be written to it by giving its space back.
+    /// Writing zeroes may free the space.
     pub unmap: bool,
 }
 
 impl Extent {
-    /// It begins so much later.
+    /// Removes `bytes` from the beginning.
     pub(crate) fn advance(&mut self, bytes: u64) {
         let bytes = bytes.min(self.len);
         self.offset += bytes;
@@ -53,18 +53,20 @@ impl Extent {
     }
 }
 
-/// How far a request has come.
+/// The progress of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Step {
-    /// It is over. The buffers are back in the [`Io`](crate::Io); how much is left in them says nothing.
+    /// The request has ended. The buffers are back in the [`Io`](crate::Io); their remaining length has no
+    /// meaning.
     Done(Result<(), IoError>),
     /// An operation is in the engine; its completion goes to [`crate::Disk::resume`].
     Pending,
-    /// The engine is full, or another request has what this one needs. It stays whole in the [`Io`](crate::Io);
-    /// [`crate::Disk::retry`] when the engine has room again *and* when the lane's waker was signalled.
+    /// The engine is full, or another request has something that this one needs. The request stays in the
+    /// [`Io`](crate::Io). Call [`crate::Disk::retry`] when the engine has room again, *and* when the lane's
+    /// waker was signalled.
     Busy,
-    /// As much of it is done as is done at a time: [`crate::Disk::step_bytes`], or what takes as long. It waits for nothing;
-    /// [`crate::Disk::retry`] in its turn.
+    /// The request has done one step of [`crate::Disk::step_bytes`], or of work that takes as long. It waits
+    /// for nothing. Call [`crate::Disk::retry`] when it is its turn again.
     More,
 }

@@ -1,22 +1,22 @@
-//! How a disk changes its size.
+//! Changes of a disk's size.
 
-/// What has become of a disk's size.
+/// A change of a disk's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resized {
-    /// Nothing, or less than a block.
+    /// No change, or less than a block.
     Same,
-    /// It has become larger, and is now this long.
+    /// The disk has grown.
     Grown {
-        /// Bytes before.
+        /// The previous size in bytes.
         from: u64,
-        /// Bytes now.
+        /// The new size in bytes.
         to: u64,
     },
-    /// The file has become shorter. The disk has not: a guest cannot be told of that.
+    /// The file has become shorter. The disk keeps its size, because a guest cannot be told of a smaller one.
     Shrunk {
-        /// Bytes of the disk.
+        /// The size of the disk in bytes.
         from: u64,
-        /// Bytes of the file.
+        /// The size of the file in bytes.
         to: u64,
     },
 }

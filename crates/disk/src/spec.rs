@@ -1,7 +1,7 @@
-//! Names of disks, as operators write them.
+//! The names of disks in options and configuration files.
 //!
-//! A name is the path of a file, or begins with the word for another kind of disk and a colon. [`DiskSpec`] reads and shows
-//! all of them; the command line, the configuration file and the log use it.
+//! A name is the path of a file, or begins with the word for another kind of disk and a colon. [`DiskSpec`]
+//! parses and formats all of them. The command line, the configuration file and the log use it.
 
 pub(crate) mod fault_rules;
 pub(crate) mod nbd_uri;
@@ -16,16 +16,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Names a disk and its kind.
+/// The name and the kind of a disk.
 ///
-/// Every kind can be named in every build. A text that names a kind which this build lacks is refused when it is parsed.
+/// Every build knows all kinds. A text with a kind that this build lacks is refused by the parser.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskSpec {
-    /// A raw image, or a block device: its path.
+    /// A raw image or a block device, with its path.
     File(PathBuf),
-    /// So many bytes of nothing: answers at once, for measuring the rings. `null:SIZE`.
+    /// This many bytes of nothing: requests are answered at once, for measuring the rings. `null:SIZE`.
     Null(u64),
-    /// So many bytes of RAM, zero to begin with. `mem:SIZE`.
+    /// This many bytes of RAM, zero at first. `mem:SIZE`.
     Memory(u64),
     /// An image in QEMU's format: `qcow2:PATH`. The format is never guessed from the contents.
     Qcow2(PathBuf),
@@ -33,56 +33,56 @@ pub enum DiskSpec {
     Nbd(NbdUri),
     /// An image of a Ceph cluster: `rbd:POOL/IMAGE`.
     Rbd(Box<RbdName>),
-    /// Another disk, with faults. For tests. `fault:RULES:DISK`.
+    /// Another disk with faults, for tests. `fault:RULES:DISK`.
     Fault(FaultRules, Box<DiskSpec>),
 }
 
-/// Why a text names no disk. Each is the end of a sentence.
+/// The reason why a text does not name a disk. Each is the end of a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadDiskSpec {
-    /// An empty text.
+    /// The text is empty.
     #[error("give the path of a file or block device")]
     Empty,
-    /// `qcow2:` without a path.
+    /// `qcow2:` has no path.
     #[error("write qcow2:PATH")]
     NoPath,
-    /// `null:` or `mem:` of no bytes.
+    /// `null:` or `mem:` has no size above 0.
     #[error("a disk needs a size above 0")]
     NoSize,
-    /// A size that no disk can have.
+    /// The size is too large for a disk.
     #[error("{0:?} is too large")]
     TooLarge(String),
-    /// A size that ends within a sector.
+    /// The size is not a multiple of 512.
     #[error("{0:?} is not a multiple of 512 bytes")]
     PartialSector(String),
-    /// No size: see [`parse_size`].
+    /// The size is invalid: see [`parse_size`].
     #[error("{0}")]
     Size(String),
-    /// `fault:` with rules and no disk.
+    /// `fault:` has rules and no disk.
     #[error("write fault:RULES:DISK")]
     NoFaultyDisk,
-    /// Faults of a disk that has faults.
-    #[error("one fault: is enough; put all rules into it")]
+    /// A disk with faults gets faults again.
+    #[error("a disk can have one fault: only, with all rules in it")]
     FaultsTwice,
-    /// Rules of faults that cannot be understood.
+    /// The rules of faults are invalid.
     #[error(transparent)]
     Rule(#[from] BadRule),
-    /// An address of an NBD server that cannot be understood.
+    /// The address of an NBD server is invalid.
     #[error(transparent)]
     Nbd(#[from] BadUri),
-    /// A name of a Ceph image that cannot be understood.
+    /// The name of a Ceph image is invalid.
     #[error(transparent)]
     Rbd(#[from] BadRbdName),
-    /// A kind of disk that this build lacks.
+    /// This build lacks the kind of disk.
     #[error("this program was built without the feature {0}: cargo build --features {0} includes it")]
     NotBuilt(&'static str),
 }
 
 impl DiskSpec {
-    /// Parses the name of a disk. As [`FromStr`], for paths that are not UTF-8 as well.
+    /// Parses the name of a disk. Unlike [`FromStr`], accepts paths that are not UTF-8.
     ///
     /// # Errors
-    /// The text names no disk, or a kind of disk that this build lacks.
+    /// The text does not name a disk, or names a kind that this build lacks.
     pub fn parse(text: &OsStr) -> Result<Self, BadDiskSpec> {
         if text.is_empty() {
             return Err(BadDiskSpec::Empty);
@@ -129,7 +129,7 @@ impl DiskSpec {
     }
 }
 
-/// Parses any name but `qcow2:PATH`, whose path need not be UTF-8.
+/// Parses any name except `qcow2:PATH`, whose path need not be UTF-8.
 fn parse_utf8(text: &str) -> Result<DiskSpec, BadDiskSpec> {
     Ok(match text.split_once(':') {
         Some((scheme, rest)) if scheme.starts_with("nbd") && rest.starts_with("//") => {
@@ -150,7 +150,7 @@ fn parse_utf8(text: &str) -> Result<DiskSpec, BadDiskSpec> {
     })
 }
 
-/// Parses the size of a disk that has nothing but its size.
+/// Parses the size of a disk that has only a size.
 fn parse_bytes(text: &str) -> Result<u64, BadDiskSpec> {
     match parse_size(text).map_err(BadDiskSpec::Size)? {
         0 => Err(BadDiskSpec::NoSize),
@@ -169,11 +169,11 @@ impl FromStr for DiskSpec {
 }
 
 impl fmt::Display for DiskSpec {
-    /// Shows what [`DiskSpec::parse`] makes the same disk of, if its path is UTF-8.
+    /// Formats the name so that [`DiskSpec::parse`] returns the same disk, if its path is UTF-8.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => {
-                // A path that begins like another kind of disk.
+                // A path may begin like another kind of disk.
                 let reads_otherwise = !matches!(Self::parse(path.as_os_str()), Ok(Self::File(_)));
                 write!(f, "{}{}", if reads_otherwise { "./" } else { "" }, path.display())
             }
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_reads_like_another_kind() {
+    fn a_path_that_looks_like_another_kind() {
         for text in ["null:1G", "qcow2:a", "nbd://host", "rbd:a/b", "fault:eio:a", "mem:?"] {
             assert_eq!(DiskSpec::File(text.into()).to_string(), format!("./{text}"));
         }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_disk() {
+    fn refuses_other_names() {
         for (text, error) in [
             ("", BadDiskSpec::Empty),
             ("qcow2:", BadDiskSpec::NoPath),
@@ -279,9 +279,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is shown reads as the same disk.
+        /// Parsing the formatted name returns the same disk.
         #[test]
-        fn shown_and_read_again(text in texts(), any in "\\PC{0,30}") {
+        fn formatted_names_can_be_parsed(text in texts(), any in "\\PC{0,30}") {
             for text in [text, any] {
                 if let Ok(spec) = text.parse::<DiskSpec>() {
                     prop_assert_eq!(spec.to_string().parse(), Ok(spec));

@@ -1,30 +1,36 @@
-//! Latches that the host has lost writes that were in its page cache.
+//! Remembers that the host has lost writes in its page cache.
 //!
-//! When the kernel cannot write a page of its cache to the disk, it marks the page as clean all the same: the data are lost, and it
-//! does not try again. It reports that once to each open file description, by the next `fdatasync` or durable write. All queues of
-//! a disk have one description in common. So the report of one queue hides the loss from all others, and nothing tells how
-//! many writes are lost, or whose they are.
+//! If the kernel cannot write a page of its cache to the disk, it still marks the page as clean. The data are
+//! lost, and it does not try again. It reports that once to each open file description, by the next
+//! `fdatasync` or durable write. All queues of a disk share one description. So the report to one queue hides
+//! the loss from all others, and nothing shows how many writes are lost, or of which queue.
 //!
-//! So a failed flush of a file that goes through the cache is final, as it is in QEMU (`page_cache_inconsistent` of
-//! `block/file-posix.c`): from then on each flush and each durable write of the disk fails, until the disk is opened anew. Neither
-//! a new front-end nor [`crate::Disk::take_over`] ends that, for the same guest may have come back. Direct I/O has no such pages:
-//! there each flush reports what it found itself, and nothing is latched, in QEMU as well.
+//! So a failed flush of a file that uses the cache is final, as in QEMU (`page_cache_inconsistent` of
+//! `block/file-posix.c`). From then on, each flush and each durable write of the disk fails, until the disk
+//! is opened again. Neither a new front-end nor [`crate::Disk::take_over`] ends that, because the same guest
+//! may have come back. Direct I/O has no such pages: each flush reports its own errors, and nothing is
+//! remembered, as in QEMU.
 //!
-//! # Why no flush slips through
-//! Two flushes can be in the kernel at the same time, and one of them takes the report. QEMU lets one flush of a disk run at a
-//! time. Here they run together, and each has its result checked when it is over: [`Writeback`] holds a description of its own, the
-//! witness, that nothing else uses. The kernel records a failure before it ends the write-back that a flush waits for. So when
-//! a flush is over, an earlier failure is in its result, or the witness reports it now, or the witness has reported it before. In the
-//! last case it is latched: the witness is asked and the failure is latched under one lock, and the latch is read after the lock
-//! was released. The same holds for a durable write, whose own pages may be the lost ones.
+//! # Why no flush misses a loss
+//! Two flushes can be in the kernel at the same time, and only one of them gets the report. QEMU runs one
+//! flush of a disk at a time. Here they run together, and each result is checked at its end. [`Writeback`]
+//! has an open file description of its own, the witness, which nothing else uses.
 //!
-//! A failed durable write latches only what the witness reports. It may have failed before it reached the cache (`ENOSPC`), and
-//! then nothing that was acknowledged is lost.
+//! The kernel records a failure before it ends the write-back that a flush waits for. So at the end of a
+//! flush, an earlier failure is in its result, or the witness reports it now, or the witness has reported it
+//! before. In the last case it is latched: the witness is asked and the failure is latched under one lock,
+//! and the latch is read after the lock was released. The same holds for a durable write, whose own pages may
+//! be the lost ones.
 //!
-//! On overlayfs there is no witness: the kernel asks an inode that has no pages there. Nor is there one without `/proc`. Each failed
-//! durable write is latched then, and of two flushes that are in the kernel together one may slip through.
+//! A failed durable write latches only the error that the witness reports. It may have failed before it
+//! reached the cache (`ENOSPC`), and then no acknowledged write is lost.
 //!
-//! The witness is opened with the disk. A failure from before, that no description was told of, is reported by the first flush.
+//! On overlayfs there is no witness, because the kernel asks an inode without pages there. There is none
+//! without `/proc` either. Then each failed durable write is latched, and of two concurrent flushes one may
+//! miss a loss.
+//!
+//! The witness is opened with the disk. An earlier failure that was reported to no description is reported by
+//! the first flush.
 
 use kickless_io::{Errno, writeback_error};
 use rustix::fs::fstatfs;
@@ -34,22 +40,23 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use tracing::Span;
 
-/// Magic number of statfs(2).
+/// The magic number of statfs(2).
 const OVERLAYFS_MAGIC: u64 = 0x794c_7630;
 
-/// Whether the host has lost writes of a file that goes through its cache.
+/// The losses of writes of a file in the host's cache.
 #[derive(Debug)]
 pub(crate) struct Writeback {
-    /// Locked for each flush and each durable write, which take far longer. `None`: the kernel cannot be asked.
+    /// Locked for each flush and each durable write, which take far longer. `None` if the kernel cannot be
+    /// asked.
     witness: Mutex<Option<File>>,
     /// The error that is latched, or 0.
     latched: AtomicI32,
-    /// Names the disk in the log. Workers serve many.
+    /// Identifies the disk in the log, because workers serve many disks.
     span: Span,
 }
 
 impl Writeback {
-    /// Watches a file from now on. What is logged about it later belongs to the current span.
+    /// Watches a file from now on. Later log lines about it belong to the current span.
     pub(crate) fn watch(file: &File) -> Self {
         let is_overlay = fstatfs(file).is_ok_and(|fs| fs.f_type as u64 == OVERLAYFS_MAGIC);
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -57,7 +64,7 @@ impl Writeback {
         Self { witness: Mutex::new(witness), latched: AtomicI32::new(0), span: Span::current() }
     }
 
-    /// Returns how a flush ends that ended like this in the kernel.
+    /// Returns the final result of a flush, given its result in the kernel.
     pub(crate) fn flushed<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
         if let Err(errno) = result {
             self.latch(errno);
@@ -65,11 +72,11 @@ impl Writeback {
         self.written(result)
     }
 
-    /// Returns how a durable write ends that ended like this in the kernel.
+    /// Returns the final result of a durable write, given its result in the kernel.
     pub(crate) fn written<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
         let is_asked = self.ask();
         let bytes = result.inspect_err(|errno| {
-            // It need not be the cache's, but is final where the kernel cannot be asked.
+            // The error need not come from the cache, but is final if the kernel cannot be asked.
             if !is_asked && *errno != Errno::FAULT {
                 self.latch(*errno);
             }
@@ -80,7 +87,7 @@ impl Writeback {
         }
     }
 
-    /// Asks the kernel, and latches what it says. `false`: it cannot be asked.
+    /// Asks the kernel, and latches its error. Returns `false` if it cannot be asked.
     fn ask(&self) -> bool {
         let witness = self.witness.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(errno) = witness.as_ref().and_then(writeback_error) {
@@ -90,14 +97,14 @@ impl Writeback {
     }
 
     fn latch(&self, errno: Errno) {
-        // Release: with the load in `written`, for a flush that finds the report taken by a result.
+        // Release. Partner: the load in `written`, for a flush whose report another result has taken.
         let set =
             self.latched.compare_exchange(0, errno.raw_os_error(), Ordering::Release, Ordering::Relaxed);
         if set.is_ok() {
             tracing::error!(
                 parent: &self.span,
                 %errno,
-                "the host could not write what was in its cache, and has lost it: flushes of this disk fail until the process is started again"
+                "the host lost writes in its cache: flushes of this disk fail until the process is restarted"
             );
         }
     }
@@ -107,7 +114,8 @@ impl Writeback {
 mod tests {
     use super::*;
 
-    /// A durable write that fails before the cache has it leaves nothing behind, if the kernel can say so.
+    /// A durable write that fails before it reaches the cache has no later effect, if the kernel can confirm
+    /// that.
     #[test]
     fn a_failed_durable_write_is_final_where_the_kernel_cannot_be_asked() {
         let file = tempfile::tempfile().unwrap();

@@ -153,7 +153,7 @@ fn an_odd_length_is_rounded_down() {
                 }
             };
             assert!(log.contains("WARN") && log.contains(image.path().to_str().unwrap()), "{log}");
-            assert!(log.contains("no multiple of 512"), "{log}");
+            assert!(log.contains("not a multiple of 512"), "{log}");
             assert_eq!(disk.size(), 16 << 10);
             let mut worker = Worker::new(&disk, EngineKind::Auto, 4);
             let last = (16 << 10) - 512;
@@ -339,7 +339,7 @@ fn a_line_belongs_to_the_span_that_the_disk_was_opened_in() {
         image.as_file().set_len(64 << 10).unwrap();
         assert_eq!(worker.read(60 << 10, 512).0, Ok(()));
     });
-    let lines: Vec<_> = log.lines().filter(|line| line.contains("the file behind the disk")).collect();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("the file of the disk")).collect();
     assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("device{name=\"web\"}")), "{log}");
 }
 

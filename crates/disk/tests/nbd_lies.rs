@@ -28,13 +28,13 @@ fn servers_that_lie_from_the_beginning() {
             .concat();
     let speech = [GREETING, &answer(8, 1, &[]), &answer(7, 0x8000_0002, &[b'x'; 1000])].concat();
     for (talk, needle) in [
-        (b"SSH-2.0-OpenSSH".to_vec(), "no NBD server"),
+        (b"SSH-2.0-OpenSSH".to_vec(), "not an NBD server"),
         (b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53".to_vec(), "oldstyle"),
-        (b"NBDMAGICxxxxxxxx".to_vec(), "no NBD server"),
+        (b"NBDMAGICxxxxxxxx".to_vec(), "not an NBD server"),
         (b"NBDMAG".to_vec(), "closed"),
         (GREETING.to_vec(), "closed"),
-        ([GREETING, &[0; 20]].concat(), "nothing that was asked"),
-        ([GREETING, &endless].concat(), "without end"),
+        ([GREETING, &[0; 20]].concat(), "an answer to another option"),
+        ([GREETING, &endless].concat(), "too many answers"),
         (long, "too long"),
         (no_size, "without a size"),
         (large, "at least 4096 bytes"),

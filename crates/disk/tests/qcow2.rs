@@ -439,8 +439,8 @@ fn images_that_are_refused() {
     };
     assert!(refused(&image.dir.path().join("raw")).contains("cannot be used"));
     assert!(make("data", &["-o", "data_file=other", "data", "1M"]).contains("another file"));
-    assert!(make("json", &["-u", "-b", "json:{}", "-F", "raw", "json", "1M"]).contains("not in a file"));
-    assert!(make("url", &["-u", "-b", "nbd://h/x", "-F", "raw", "url", "1M"]).contains("not in a file"));
+    assert!(make("json", &["-u", "-b", "json:{}", "-F", "raw", "json", "1M"]).contains("it is not a file"));
+    assert!(make("url", &["-u", "-b", "nbd://h/x", "-F", "raw", "url", "1M"]).contains("it is not a file"));
     assert!(make("empty", &["empty", "0"]).contains("0 bytes"));
     assert!(make("gone", &["-u", "-b", "nothing", "-F", "raw", "gone", "1M"]).contains("nothing"));
     // Of those that are under one another, the one that is to blame is named.
@@ -448,7 +448,7 @@ fn images_that_are_refused() {
     assert!(said.contains("\"nothing\"") && !said.contains("\"gone\""), "{said}");
     assert!(make("vmdk", &["-u", "-b", "raw", "-F", "vmdk", "vmdk", "1M"]).contains("vmdk"));
     image.img(&["create", "-q", "-f", "qcow2", "-u", "-b", "round", "-F", "qcow2", "about", "1M"]);
-    assert!(make("round", &["-u", "-b", "about", "-F", "qcow2", "round", "1M"]).contains("too many"));
+    assert!(make("round", &["-u", "-b", "about", "-F", "qcow2", "round", "1M"]).contains("too long"));
     assert!(make("pipe", &["-u", "-b", "/dev/null", "-F", "raw", "pipe", "1M"]).contains("character device"));
     // The format's first method: to make one of the other, QEMU measures how fast it is, and a busy machine is refused.
     let secret = ["--object", "secret,id=s,data=x", "-o", "encrypt.format=aes,encrypt.key-secret=s"];

@@ -1,4 +1,4 @@
-//! Decides which operations the faults hit. Pure but for a count and a seeded generator.
+//! Selects the operations that faults affect. It is pure except for a counter and a seeded generator.
 
 use crate::spec::fault_rules::{Effect, OperationKind, Rule, When};
 use crate::{Extent, FaultRules, SECTOR};
@@ -7,18 +7,18 @@ use crate::{Extent, FaultRules, SECTOR};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Subject<'a> {
     pub(super) kind: OperationKind,
-    /// The bytes that it is about; none for a flush.
+    /// The ranges of the operation; none for a flush.
     pub(super) extents: &'a [Extent],
 }
 
 impl Subject<'_> {
-    /// How many bytes.
+    /// Returns the number of bytes.
     pub(super) fn len(&self) -> u64 {
         self.extents.iter().map(|extent| extent.len).sum()
     }
 }
 
-/// Returns whether a rule is about this operation.
+/// Returns whether a rule applies to this kind and place of operation.
 fn is_about(rule: &Rule, Subject { kind, extents }: Subject<'_>) -> bool {
     let of_kind = rule.kinds.is_empty() || rule.kinds.contains(&kind);
     let there = rule.sectors.as_ref().is_none_or(|sectors| {
@@ -30,7 +30,7 @@ fn is_about(rule: &Rule, Subject { kind, extents }: Subject<'_>) -> bool {
     of_kind && there && (rule.effect != Effect::Short || kind.is_transfer())
 }
 
-/// The rules at work.
+/// The rules, with their counters.
 #[derive(Debug)]
 pub(super) struct Dice {
     rules: Vec<(Rule, u64)>,
@@ -42,7 +42,8 @@ impl Dice {
         Self { rules: rules.rules.iter().map(|rule| (rule.clone(), 0)).collect(), state: rules.seed }
     }
 
-    /// What happens to this operation: the effect of the first rule that applies. Each rule counts all that it is about.
+    /// Returns the effect on this operation: that of the first rule that applies. Every rule counts all
+    /// operations that it is about.
     pub(super) fn roll(&mut self, subject: Subject<'_>) -> Option<Effect> {
         let mut effect = None;
         for place in 0..self.rules.len() {
@@ -65,7 +66,8 @@ impl Dice {
         effect
     }
 
-    /// SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+    /// Returns a random number, by SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    /// generators", 2014).
     pub(super) fn random(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -85,7 +87,7 @@ mod tests {
         text.parse()
     }
 
-    /// Which of the first `count` sector-long operations of this kind are hit, each at the next sector.
+    /// Returns the affected ones of the first `count` operations of this kind, each on the next sector.
     fn hits(text: &str, kind: OperationKind, count: u64) -> Vec<u64> {
         let mut dice = Dice::new(&rules(text).unwrap());
         (0..count).filter(|i| roll(&mut dice, kind, &[(i * 512, 512)]).is_some()).collect()
@@ -98,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn places() {
+    fn conditions_select_operations() {
         assert_eq!(hits("eio", OperationKind::Read, 3), [0, 1, 2]);
         assert_eq!(hits("eio@100%", OperationKind::Read, 3), [0, 1, 2]);
         assert_eq!(hits("eio@nth=3", OperationKind::Read, 9), [2]);
@@ -108,20 +110,20 @@ mod tests {
         assert_eq!(hits("eio@write", OperationKind::Read, 9), []);
         assert_eq!(hits("eio@write+read", OperationKind::Read, 2), [0, 1]);
         assert_eq!(hits("enospc@nth=2,eio@nth=5", OperationKind::Write, 9), [1, 4]);
-        // An operation that only touches the range; a flush is nowhere, and never short.
+        // An operation is affected if it touches the range. A flush has no place, and is never short.
         let mut dice = Dice::new(&rules("eio@2-4,short").unwrap());
         let eio = Some(Effect::Error(Errno::IO));
         assert_eq!(roll(&mut dice, OperationKind::Read, &[(0, 1025)]), eio);
         assert_eq!(roll(&mut dice, OperationKind::Read, &[(0, 1024)]), Some(Effect::Short));
         assert_eq!(roll(&mut dice, OperationKind::Read, &[(1536, 0)]), Some(Effect::Short));
         assert_eq!(roll(&mut dice, OperationKind::Flush, &[]), None);
-        // Any of several ranges.
+        // A rule applies if it covers any of several ranges.
         assert_eq!(roll(&mut dice, OperationKind::Discard, &[(0, 512), (4 * 512, 512), (9 * 512, 512)]), eio);
         assert_eq!(roll(&mut dice, OperationKind::Discard, &[(0, 512), (9 * 512, 512)]), None);
     }
 
     #[test]
-    fn rates_come_near_and_come_again() {
+    fn rates_are_close_and_repeatable() {
         let some = hits("eio@12.5%", OperationKind::Read, 10_000);
         assert!((1000..1500).contains(&some.len()), "{}", some.len());
         assert_eq!(hits("eio@12.5%", OperationKind::Read, 10_000), some);

@@ -1,4 +1,4 @@
-//! Waking workers when an injected delay is over.
+//! Wakes workers when an injected delay is over.
 
 use kickless_io::Waker;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
-/// A thread that wakes. It ends with this.
+/// A thread that wakes workers. It is stopped when this is dropped.
 #[derive(Debug)]
 pub(super) struct Timer {
     shared: Arc<Shared>,
@@ -22,7 +22,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Plan {
-    /// By time, and a number that tells two of the same time apart.
+    /// The wakers by time, and a number that tells equal times apart.
     due: BTreeMap<(Instant, u64), Waker>,
     next: u64,
     stop: bool,
@@ -85,7 +85,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    /// Also two that are due at the same moment.
+    /// Two of the wakers are due at the same moment.
     #[test]
     fn wakes_each_and_ends() {
         let timer = Timer::start().unwrap();
@@ -96,7 +96,7 @@ mod tests {
         let limit = now + millis(30_000);
         for waker in &wakers[1..] {
             while !waker.clear() {
-                assert!(Instant::now() < limit, "it is not woken");
+                assert!(Instant::now() < limit, "the worker is not woken");
                 thread::sleep(millis(1));
             }
         }

@@ -1,4 +1,4 @@
-//! What the control path asks of a file.
+//! The control path of a file.
 
 use super::disk::FileDisk;
 use crate::Resized;
@@ -21,18 +21,18 @@ impl DiskControl for FileDisk {
         Some(&self.file)
     }
 
-    /// Puts what the host's cache holds of the file into the file.
+    /// Writes the host's cache of the file to the file.
     fn hand_over(&self) -> io::Result<()> {
         let Some(writeback) = &self.writeback else { return Ok(()) };
         Ok(writeback.flushed(retry_on_intr(|| fdatasync(&self.file)))?)
     }
 
-    /// Lets go of what the host's cache holds of the file: it may have been written elsewhere since.
+    /// Drops the host's cache of the file, because another host may have written since.
     fn take_over(&self) -> io::Result<()> {
         if self.writeback.is_some()
             && let Err(error) = fadvise(&self.file, 0, None, Advice::DontNeed)
         {
-            tracing::warn!(%error, "the host may have old data of the image in its cache");
+            tracing::warn!(%error, "the host's cache may have old data of the image");
         }
         Ok(())
     }

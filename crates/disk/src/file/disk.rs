@@ -1,4 +1,4 @@
-//! A disk in a file, and what direct I/O demands there.
+//! A disk in a file, and the requirements of direct I/O.
 
 use super::lacks::Lacks;
 use crate::buffer_pool::BufferPool;
@@ -15,35 +15,35 @@ use tracing::Span;
 #[derive(Debug)]
 pub struct FileDisk {
     pub(super) file: Arc<File>,
-    /// The same file, as engines know it.
+    /// The same file, in the form that engines use.
     pub(super) backing: BackingFile,
     pub(super) identity: String,
     pub(super) limits: Limits,
-    /// Bytes; a multiple of 512, and of what direct I/O needs. Only grows.
+    /// The size in bytes: a multiple of 512 and of the block of direct I/O. It only grows.
     pub(super) size: AtomicU64,
-    /// Bytes that requests may reach: `size`, or less while the file is known to be shorter.
+    /// The bytes that requests may access: `size`, or less while the file is known to be shorter.
     pub(super) reach: AtomicU64,
     pub(super) device: bool,
     pub(super) merge: bool,
     pub(super) direct: Option<Direct>,
-    /// Bounce buffers, and those that zeroes are written from.
+    /// Bounce buffers, also for writing zeroes.
     pub(super) pool: Arc<BufferPool>,
-    /// Present if writes can be in the host's cache that are not in the file.
+    /// `None` if no writes can be in the host's cache.
     pub(super) writeback: Option<Writeback>,
-    /// Calls that the kernel has turned out to lack here.
+    /// The calls that the kernel does not support for this file.
     pub(super) lacks: Lacks,
-    /// Names the disk in the log. Workers serve many.
+    /// Identifies the disk in the log, because workers serve many disks.
     pub(super) span: Span,
 }
 
-/// What O_DIRECT demands, and what helps to meet it.
+/// The requirements of O_DIRECT, and the means to meet them.
 #[derive(Debug)]
 pub(super) struct Direct {
-    /// Offsets and lengths are multiples of this; a power of two, at least 512.
+    /// The alignment of offsets and lengths: a power of two, at least 512.
     pub(super) block: u64,
-    /// Addresses are multiples of this; a power of two.
+    /// The alignment of addresses: a power of two.
     pub(super) address: usize,
-    /// Where a block is larger than a sector.
+    /// The ranges of current writes, if a block is larger than a sector.
     pub(super) ranges: Option<Arc<Ranges>>,
 }
 
@@ -52,18 +52,19 @@ impl FileDisk {
         &self.limits
     }
 
-    /// Relaxed: who hears of another size hears of it by a message that orders it.
+    /// Returns the size in bytes. The order is relaxed, because the message that announces a new size orders
+    /// it.
     #[inline]
     pub(crate) fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// Returns what offsets and lengths of operations are multiples of.
+    /// Returns the alignment of the offsets and lengths of operations.
     pub(crate) fn unit(&self) -> u64 {
         self.direct.as_ref().map_or(SECTOR, |direct| direct.block)
     }
 
-    /// Returns the ranges that are being written, where a block is larger than a sector.
+    /// Returns the ranges of current writes, if a block is larger than a sector.
     pub(super) fn ranges(&self) -> Option<&Arc<Ranges>> {
         self.direct.as_ref()?.ranges.as_ref()
     }

@@ -1,4 +1,4 @@
-//! Discarding and zeroing: the calls that a file or a device has for it, and what is done where it has none.
+//! Discards and zeroes: through the calls of a file or a device, or by other means if it has none.
 
 use super::disk::{Direct, FileDisk};
 use super::operation::{Flow, hold, queue};
@@ -9,18 +9,18 @@ use crate::lane::Outlet;
 use crate::{Extent, SECTOR, Step};
 use kickless_io::{Buffers, Errno, OpKind, RangeCall};
 
-/// How to do the beginning of an extent: so many bytes of it.
+/// The method for the first bytes of an extent, and their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Call(RangeCall, u64),
-    /// By writing zeroes.
+    /// Write zeroes.
     Write(u64),
-    /// A discard that can be left out.
+    /// Skip a discard that is impossible.
     Skip(u64),
 }
 
 impl FileDisk {
-    /// Goes on with the next extent.
+    /// Continues with the next extent.
     pub(super) fn extent(
         &self,
         outlet: &mut impl Outlet,
@@ -58,7 +58,7 @@ impl FileDisk {
         Ok(())
     }
 
-    /// How to do the beginning of an extent that is not empty.
+    /// Returns the method for the beginning of an extent that is not empty.
     fn way(&self, extent: Extent, zeroes: bool) -> Way {
         let Extent { offset, len, unmap } = extent;
         let calls: &[RangeCall] = match (self.device, zeroes, unmap) {
@@ -71,7 +71,7 @@ impl FileDisk {
         };
         let otherwise = |bytes| if zeroes { Way::Write(bytes) } else { Way::Skip(bytes) };
         let Some(&call) = calls.iter().find(|&&call| self.lacks.has(call)) else { return otherwise(len) };
-        // A device takes whole blocks only.
+        // A device accepts only whole blocks.
         let block = if self.device { u64::from(self.limits.block_size) } else { SECTOR };
         let first = offset.next_multiple_of(block);
         let end = offset + len;
@@ -82,7 +82,7 @@ impl FileDisk {
         }
     }
 
-    /// Whether a call that failed is one that is lacking here, so that it is to be done in another way.
+    /// Returns whether a failed call is unsupported here, so that another method is needed.
     pub(super) fn goes_otherwise(&self, state: &mut FileState, errno: Errno) -> bool {
         let lacking = matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY);
         let Some((call, _)) = state.work.as_mut().and_then(|work| work.range_call.take()) else {
@@ -96,7 +96,7 @@ impl FileDisk {
         lacking
     }
 
-    /// Cuts the next piece off so many zeroes that are to be written at `at`; none: all are.
+    /// Returns the next piece of the `left` zeroes to write at `at`, or `None` if all are written.
     pub(super) fn plan_zeroes(&self, at: u64, left: u64) -> Option<Bounce> {
         (left > 0).then(|| piece(at, left, self.unit(), true))
     }

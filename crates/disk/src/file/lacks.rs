@@ -1,9 +1,9 @@
-//! Calls for discards and zeroes that the kernel lacks for a file.
+//! The calls for discards and zeroes that the kernel does not support for a file.
 
 use kickless_io::RangeCall;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Calls that are not to be tried again.
+/// The calls that must not be tried again.
 #[derive(Debug, Default)]
 pub(super) struct Lacks(AtomicU8);
 
@@ -12,7 +12,8 @@ impl Lacks {
         1 << call as u8
     }
 
-    /// Relaxed: who does not know yet finds out.
+    /// Returns whether a call may be tried. The order is relaxed: a worker that does not know yet finds out
+    /// by itself.
     pub(super) fn has(&self, call: RangeCall) -> bool {
         self.0.load(Ordering::Relaxed) & Self::bit(call) == 0
     }

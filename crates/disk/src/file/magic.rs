@@ -1,7 +1,7 @@
-//! Recognises a raw image that is likely to be an image of another format.
+//! Recognises a raw image that is likely to have another format.
 //!
-//! The bytes come from the guest: it may write the beginning of any image onto its disk. So a match changes nothing but the
-//! log. LUKS is not among the formats: an encrypted disk is a raw one.
+//! The bytes come from the guest, which may write the beginning of any image to its disk. So a match changes
+//! only the log. LUKS is not among the formats: an encrypted disk is a raw one.
 
 use super::disk::FileDisk;
 use crate::SECTOR;
@@ -11,7 +11,7 @@ use rustix::io::{pread, retry_on_intr};
 use std::fs::File;
 use std::path::Path;
 
-/// Formats by the bytes that they have at a place: (place in the first bytes, bytes, name).
+/// The formats by their magic bytes: (offset, bytes, name).
 const FORMATS: [(usize, &[u8], &str); 12] = [
     (0, b"QFI\xfb\0\0\0\x01", "qcow"),
     (0, b"QFI\xfb", QCOW2),
@@ -28,10 +28,10 @@ const FORMATS: [(usize, &[u8], &str); 12] = [
 ];
 const QCOW2: &str = "qcow2";
 
-/// A VHD of fixed size has it in its last sector alone.
+/// A VHD of fixed size has these bytes only in its last sector.
 const VHD_COOKIE: &[u8] = b"conectix";
 
-/// Returns the format that an image with these first bytes and this last sector seems to have.
+/// Returns the likely format of an image with these first bytes and this last sector.
 fn format(first: &[u8], last: &[u8]) -> Option<&'static str> {
     let has =
         |&&(at, bytes, _): &&(usize, &[u8], _)| first.get(at..).is_some_and(|rest| rest.starts_with(bytes));
@@ -40,9 +40,9 @@ fn format(first: &[u8], last: &[u8]) -> Option<&'static str> {
 }
 
 impl FileDisk {
-    /// Logs a warning if a file of `size` bytes, which is served as raw, seems to be an image of another format.
+    /// Logs a warning if a file of `size` bytes, which is served as raw, is likely to have another format.
     pub(super) fn warn_of_format(path: &Path, file: &File, size: u64) {
-        // What direct I/O needs of addresses, offsets and lengths divides the length of the buffer.
+        // The alignments of direct I/O divide the length of the buffer.
         let Ok(mut buffer) = AlignedBuf::new(BUFFER_BYTES, BUFFER_BYTES) else { return };
         let mut sector = |at: u64| {
             let start = at - at % BUFFER_BYTES as u64;
@@ -57,12 +57,12 @@ impl FileDisk {
         if format == QCOW2 {
             tracing::warn!(
                 %path, format,
-                "the image begins like one in the format qcow2, but is served as a raw disk; if it is one, give qcow2:PATH"
+                "the image begins like a qcow2 image, but is served as a raw disk; if it is qcow2, give qcow2:PATH"
             );
         } else {
             tracing::warn!(
                 %path, format,
-                "the image looks like one in another format, but is served as a raw disk; `qemu-img convert -O raw` makes one"
+                "the image looks like another format, but is served as a raw disk; `qemu-img convert -O raw` converts it"
             );
         }
     }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_told_apart() {
+    fn formats_are_recognised() {
         let first = |at: usize, bytes: &[u8]| [&vec![0; at], bytes, &[0; 64]].concat();
         for (at, bytes, name) in FORMATS {
             assert_eq!(format(&first(at, bytes), &[0; 512]), Some(name));

@@ -1,4 +1,4 @@
-//! Opening a file, and finding out what direct I/O needs there.
+//! Opens a file, and finds the requirements of direct I/O.
 
 use super::disk::{Direct, FileDisk};
 use super::lacks::Lacks;
@@ -18,19 +18,20 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tracing::Span;
 
-/// What direct I/O needs, in bytes.
+/// The alignments of direct I/O in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Alignment {
-    /// Of addresses.
+    /// The alignment of addresses.
     memory: u64,
-    /// Of offsets and lengths.
+    /// The alignment of offsets and lengths.
     offset: u64,
 }
 
 impl FileDisk {
     /// Opens an image or a block device.
     ///
-    /// On tmpfs and ramfs, where there is no cache to avoid, [`Cache::None`](crate::Cache::None) does not insist on direct I/O.
+    /// [`Cache::None`](crate::Cache::None) does not require direct I/O on tmpfs and ramfs, which have no
+    /// cache to avoid.
     ///
     /// # Errors
     /// One sentence for the operator.
@@ -38,13 +39,13 @@ impl FileDisk {
         let (file, direct) = open_file(path, options)?;
         let failed = |source| Error::Open { path: path.to_owned(), source };
         let meta = file.metadata().map_err(failed)?;
-        // Once more, for the path may name another file by now.
+        // This checks the type again, because the path may name another file by now.
         check_type(path, &meta)?;
-        // The kernel lets a write-protected device be opened for writing, and fails the writes.
+        // The kernel opens a write-protected device for writing, and fails the writes.
         if meta.file_type().is_block_device() && !options.read_only && topology::is_protected(meta.rdev()) {
             return Err(Error::OpenForWriting { path: path.to_owned(), source: Errno::ROFS.into() });
         }
-        // For a device too this tells the size.
+        // This returns the size of a device too.
         let bytes = (&file).seek(SeekFrom::End(0)).map_err(failed)?;
         let size = bytes - bytes % SECTOR;
         if size == 0 {
@@ -53,7 +54,7 @@ impl FileDisk {
         if size < bytes {
             tracing::warn!(
                 path = %path.display(), bytes, size,
-                "the length of the image is no multiple of 512; the guest cannot reach the last part of a sector"
+                "the length of the image is not a multiple of 512; the guest cannot reach the part of a sector at its end"
             );
         }
         Self::warn_of_format(path, &file, size);
@@ -66,7 +67,8 @@ impl FileDisk {
         } else {
             topology::of_image(meta.blksize(), !options.read_only && punches(&file, size), plain)
         };
-        // A page at least: what the kernel says suffices, but a transfer that crosses fewer pages is cheaper.
+        // The kernel's alignment would suffice, but a transfer that crosses fewer pages is cheaper. So this
+        // is at least a page.
         let address = direct.as_ref().map_or(1, |direct| direct.address).max(rustix::param::page_size());
         let file = Arc::new(file);
         Ok(Self {
@@ -91,7 +93,7 @@ fn logical_block(file: &File) -> Option<u64> {
     ioctl_blksszget(file).ok().map(u64::from)
 }
 
-/// What direct I/O demands of requests to `file`.
+/// Returns the requirements of direct I/O on `file`.
 fn demands(path: &Path, file: &File, meta: &Metadata, size: u64) -> Result<Direct, Error> {
     let device = meta.file_type().is_block_device();
     let found = match told(file) {
@@ -99,7 +101,7 @@ fn demands(path: &Path, file: &File, meta: &Metadata, size: u64) -> Result<Direc
         Some(Err(())) => None,
         None => {
             let offset = if device { logical_block(file) } else { tried(file) };
-            // What an address needs is not known then; an offset's need has been enough everywhere.
+            // The alignment of addresses is unknown then. That of offsets has always been enough for them.
             offset.map(|offset| Alignment { memory: offset, offset })
         }
     };
@@ -117,14 +119,15 @@ fn demands(path: &Path, file: &File, meta: &Metadata, size: u64) -> Result<Direc
     Ok(Direct { block, address: memory as usize, ranges: (block > SECTOR).then(Arc::default) })
 }
 
-/// Whether the file system gives the space of holes back: tried behind the end, where there is nothing to lose.
+/// Returns whether the file system can punch holes. The test is beyond the end, where there are no data to
+/// lose.
 fn punches(file: &File, size: u64) -> bool {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(file, flags, size.next_multiple_of(1 << 20), 1 << 20).is_ok()
 }
 
-/// What the kernel says (from 6.1 on, where the file system does); `Err` where it says that direct I/O is
-/// impossible.
+/// Returns the alignments that the kernel reports (from 6.1 on, on some file systems). `Err` means that
+/// direct I/O is impossible.
 fn told(file: &File) -> Option<Result<Alignment, ()>> {
     let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
@@ -134,7 +137,7 @@ fn told(file: &File) -> Option<Result<Alignment, ()>> {
     Some(if memory == 0 || offset == 0 { Err(()) } else { Ok(Alignment { memory, offset }) })
 }
 
-/// The smallest length that a read accepts, by trying.
+/// Returns the smallest length that a read accepts, by trial.
 fn tried(file: &File) -> Option<u64> {
     let mut buffer = AlignedBuf::new(64 << 10, 64 << 10).ok()?;
     [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536].into_iter().find_map(|len| {

@@ -1,4 +1,4 @@
-//! Operations that a request of a file puts into the engine, and what each needs first.
+//! The operations of a file's request, and what each needs first.
 
 use super::state::FileState;
 use crate::lane::Outlet;
@@ -8,10 +8,10 @@ use kickless_io::{Buffers, OpKind};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Either go on at once, or tell the device.
+/// Continue at once, or return a step to the device.
 pub(super) type Flow = Result<(), Step>;
 
-/// Holds the range of the present piece, or waits for it.
+/// Takes the range of the current piece, or waits for it.
 pub(super) fn hold(
     outlet: &impl Outlet,
     state: &mut FileState,
@@ -23,7 +23,7 @@ pub(super) fn hold(
     if claim.is_held() { Ok(()) } else { Err(Step::Busy) }
 }
 
-/// Transfers what is left of the bounce buffer.
+/// Transfers the rest of the bounce buffer.
 pub(super) fn bounce(outlet: &mut impl Outlet, state: &mut FileState, kind: OpKind) -> Flow {
     let Some(bounce) = &mut state.bounce else { return Err(Step::Done(Err(IoError::Stuck))) };
     let Some(permit) = &mut bounce.permit else { return Err(Step::Done(Err(IoError::Stuck))) };
@@ -37,7 +37,7 @@ pub(super) fn bounce(outlet: &mut impl Outlet, state: &mut FileState, kind: OpKi
     })
 }
 
-/// Puts one operation into the engine. Never goes on at once; the buffers come back where it is full.
+/// Sends one operation to the engine. Never continues at once. If the engine is full, the buffers come back.
 pub(super) fn queue(
     outlet: &mut impl Outlet,
     kind: OpKind,

@@ -1,5 +1,5 @@
-//! A request's way through a file. Direct where it can be; through a bounce buffer, piece by piece, where it
-//! cannot.
+//! The path of a request through a file: direct if possible, otherwise piece by piece through a bounce
+//! buffer.
 
 use super::disk::{Direct, FileDisk};
 use super::operation::{Flow, bounce, hold, queue};
@@ -10,7 +10,7 @@ use crate::lane::Outlet;
 use crate::{IoError, Request, Step};
 use kickless_io::{Buffers, Completion, Errno, OpKind};
 
-/// So often in a row may the kernel say "again".
+/// The number of times in a row that the kernel may ask for a retry.
 const RETRIES_MAX: u16 = 1000;
 
 impl FileDisk {
@@ -46,7 +46,7 @@ impl FileDisk {
         self.drive(outlet, buffers, state)
     }
 
-    /// Goes as far as it can.
+    /// Continues a request as far as possible.
     pub(crate) fn drive(
         &self,
         outlet: &mut impl Outlet,
@@ -57,7 +57,7 @@ impl FileDisk {
             return Step::Pending;
         }
         loop {
-            // Zeroes in the place of the guest's data are not to be stored.
+            // A damaged page reads as zeroes, which must not be stored.
             if state.write
                 && matches!(state.phase, Phase::Direct | Phase::Store)
                 && buffers.guest.is_damaged()
@@ -72,7 +72,7 @@ impl FileDisk {
                 Phase::Store => bounce(outlet, state, OpKind::Write { durable: state.durable }),
                 Phase::Flush => queue(outlet, OpKind::Flush, 0, Buffers::None).map_err(|(step, _)| step),
                 Phase::Extent => self.extent(outlet, buffers, state),
-                // Nothing was started.
+                // No request was started.
                 Phase::Idle => return Step::Busy,
             };
             if let Err(step) = flow {
@@ -82,7 +82,7 @@ impl FileDisk {
         }
     }
 
-    /// Decides how to do the next piece.
+    /// Chooses the method for the next piece.
     fn plan(&self, buffers: &mut IoBuffers, state: &mut FileState) -> Flow {
         state.range = None;
         state.bounce = None;
@@ -110,7 +110,7 @@ impl FileDisk {
         Ok(())
     }
 
-    /// The guest's buffers, as they are.
+    /// Transfers directly from or to the guest's buffers.
     fn direct(&self, outlet: &mut impl Outlet, buffers: &mut IoBuffers, state: &mut FileState) -> Flow {
         if state.write
             && let Some(ranges) = self.ranges()
@@ -128,7 +128,8 @@ impl FileDisk {
         })
     }
 
-    /// Gets a buffer, *then* the range: who waits for a range has all that it takes to give its own back.
+    /// Gets a buffer, *then* the range. So a request that waits for a range has all that it needs to release
+    /// its own.
     fn prepare(&self, outlet: &mut impl Outlet, buffers: &mut IoBuffers, state: &mut FileState) -> Flow {
         let Some(bounce) = &mut state.bounce else { return Err(Step::Done(Err(IoError::Stuck))) };
         if bounce.permit.is_none() {
@@ -154,7 +155,7 @@ impl FileDisk {
         Ok(())
     }
 
-    /// Puts the guest's bytes into the bounce buffer, to be written.
+    /// Copies the guest's bytes, or zeroes, to the bounce buffer.
     fn fill(&self, buffers: &mut IoBuffers, state: &mut FileState) {
         state.phase = Phase::Store;
         if let Some(bounce) = &mut state.bounce {
@@ -169,7 +170,7 @@ impl FileDisk {
         }
     }
 
-    /// Goes on with a request, an operation of which has completed.
+    /// Continues a request after the completion of an operation.
     pub(crate) fn resume(
         &self,
         outlet: &mut impl Outlet,
@@ -198,8 +199,8 @@ impl FileDisk {
                 state.retries += 1;
                 return self.drive(outlet, buffers, state);
             }
-            // Not at once: when something has completed, or in a moment. We cancel nothing: io_uring cancels what it finds no
-            // thread for, where a cgroup has as many as it may.
+            // The retry comes after another completion, or after a moment. This program cancels nothing
+            // itself: io_uring cancels an operation if a cgroup's limit keeps it from starting a thread.
             Err(Errno::AGAIN | Errno::CANCELED) if state.retries < RETRIES_MAX => {
                 state.retries += 1;
                 outlet.stall();
@@ -211,7 +212,7 @@ impl FileDisk {
             Err(Errno::AGAIN | Errno::CANCELED | Errno::INTR) => {
                 return state.finish(buffers, Err(IoError::Stuck));
             }
-            // The kernel was given the guest's pages, and found that one is missing.
+            // The kernel had the guest's pages and found that one is missing.
             Err(Errno::FAULT) if state.phase == Phase::Direct => {
                 return state.finish(buffers, Err(IoError::Damaged));
             }
@@ -221,7 +222,7 @@ impl FileDisk {
         match state.phase {
             Phase::Flush => return state.finish(buffers, Ok(())),
             Phase::Extent => state.range_call_done(buffers),
-            // A read has come to an end of the file that was not there before; a write has nothing to say.
+            // A read found an early end of the file. A write of nothing has no explanation.
             Phase::Direct | Phase::Store if bytes == 0 && state.write => {
                 return state.finish(buffers, Err(IoError::Stuck));
             }
@@ -243,7 +244,8 @@ impl FileDisk {
         self.drive(outlet, buffers, state)
     }
 
-    /// Returns how an operation of a flush or of a durable request ends that ended like this in the kernel.
+    /// Returns the final result of an operation of a flush or a durable request, given its result in the
+    /// kernel.
     fn synced(&self, phase: Phase, result: Result<u32, Errno>) -> Result<u32, Errno> {
         match (&self.writeback, phase, result) {
             (None, ..) | (.., Err(Errno::INTR | Errno::AGAIN | Errno::CANCELED)) => result,
@@ -253,7 +255,7 @@ impl FileDisk {
         }
     }
 
-    /// So many bytes more have gone between the bounce buffer and the file.
+    /// Records that `bytes` more have moved between the bounce buffer and the file.
     fn bounced(
         &self,
         outlet: &mut impl Outlet,

@@ -1,10 +1,11 @@
-//! A file that changes its length.
+//! The size of a file that changes.
 //!
-//! A file that becomes shorter under a guest has lost what was cut off. Reads there would find the end of the file, and a
-//! write would make it longer again, with zeroes in the gap, which nothing tells from data. So once the loss is known, all
-//! requests fail that reach beyond the end, until the file is as long as the disk again. It is known when a read has found the
-//! end, or when the size is looked at. A write that comes before that makes the file longer: to know better, each write would
-//! have to ask for the size.
+//! A file that becomes shorter under a guest has lost the data beyond its new end. Reads there would find the
+//! end of the file. A write would make the file longer again, with zeroes in the gap that look like data. So
+//! once the loss is known, all requests beyond the end fail, until the file is as long as the disk again.
+//!
+//! The loss becomes known when a read finds the end, or when the size is read. A write before that makes the
+//! file longer. To prevent this, each write would have to read the size first.
 
 use super::disk::FileDisk;
 use crate::{IoError, Resized, SECTOR};
@@ -12,16 +13,17 @@ use std::io::{self, Seek, SeekFrom};
 use std::sync::atomic::Ordering;
 
 impl FileDisk {
-    /// Reads how long the file is, and takes what has been added to it.
+    /// Reads the length of the file. If it has grown, the disk grows too.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The kernel refuses.
     pub(super) fn read_size(&self) -> io::Result<Resized> {
         let bytes = (&*self.file).seek(SeekFrom::End(0))?;
         let to = bytes - bytes % self.unit().max(SECTOR);
         let from = self.size.fetch_max(to, Ordering::Relaxed);
-        // Two threads may have asked at different times, and the older answer may come last. If it is the shorter one, the next
-        // request asks again; if it is the longer one, the next read finds the end.
+        // Two threads may read the size at different times and store it in the wrong order. If a smaller,
+        // older size is stored last, the next request reads it again. If it is a larger one, the next read
+        // finds the end.
         self.reach.store(if bytes < from { to } else { from.max(to) }, Ordering::Relaxed);
         Ok(match to {
             _ if to > from => Resized::Grown { from, to },
@@ -30,13 +32,13 @@ impl FileDisk {
         })
     }
 
-    /// Bytes that requests may reach: all, unless the file is known to be shorter than the disk.
+    /// Returns the bytes that requests may access: all, unless the file is known to be shorter than the disk.
     #[inline]
     pub(super) fn reach(&self) -> u64 {
         self.reach.load(Ordering::Relaxed)
     }
 
-    /// Called when a read has found the end of the file before that of the disk.
+    /// Handles a read that found the end of the file before that of the disk.
     #[cold]
     pub(super) fn found_end(&self) {
         let before = self.reach();
@@ -47,12 +49,12 @@ impl FileDisk {
                 parent: &self.span,
                 from,
                 to,
-                "the file behind the disk has become shorter; what is cut off fails until the file is as long again"
+                "the file of the disk has become shorter; requests beyond its end fail until the file is as long again"
             );
         }
     }
 
-    /// Called before a request that is within the disk, and beyond the end of the file as far as that is known.
+    /// Checks the size before a request that is within the disk, but beyond the known end of the file.
     #[cold]
     pub(super) fn look_again(&self) -> Result<(), IoError> {
         match self.read_size() {
@@ -61,7 +63,7 @@ impl FileDisk {
                 tracing::info!(
                     parent: &self.span,
                     bytes = self.size(),
-                    "the file behind the disk is as long again as the disk"
+                    "the file of the disk is as long as the disk again"
                 );
                 Ok(())
             }

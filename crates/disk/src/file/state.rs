@@ -1,4 +1,4 @@
-//! The state of one request on its way through a file.
+//! The state of one request of a file.
 
 use super::piece::Bounce;
 use crate::buffers::IoBuffers;
@@ -6,7 +6,7 @@ use crate::range::RangeClaim;
 use crate::{IoError, Step};
 use kickless_io::RangeCall;
 
-/// How far a request has come.
+/// The progress of a request.
 #[derive(Debug, Default)]
 pub(crate) struct FileState {
     /// The next byte on the disk.
@@ -14,27 +14,27 @@ pub(crate) struct FileState {
     pub(super) write: bool,
     pub(super) durable: bool,
     pub(super) phase: Phase,
-    /// An operation of it is in the engine.
+    /// An operation of the request is in the engine.
     pub(super) sent: bool,
-    /// The kernel's requests to try again, in a row.
+    /// The number of times in a row that the kernel asked for a retry.
     pub(super) retries: u16,
     pub(super) range: Option<RangeClaim>,
     pub(super) bounce: Option<Box<Bounce>>,
-    /// Of a request on extents.
+    /// The progress on the extents, if the request has extents.
     pub(super) work: Option<Box<ExtentWork>>,
 }
 
-/// What comes next.
+/// The next action of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No request.
+    /// There is no request.
     #[default]
     Idle,
-    /// Decide how to do what is left.
+    /// Choose the method for the rest.
     Plan,
-    /// Transfer from or to the guest's buffers.
+    /// Transfer directly from or to the guest's buffers.
     Direct,
-    /// Get a bounce buffer and what else the piece in [`FileState::bounce`] needs.
+    /// Get a bounce buffer, and the range of the piece in [`FileState::bounce`].
     Prepare,
     /// Read into the bounce buffer.
     Load,
@@ -42,18 +42,18 @@ pub(super) enum Phase {
     Store,
     /// Flush the file.
     Flush,
-    /// Do something to the extent that is next.
+    /// Discard or zero the next extent.
     Extent,
 }
 
-/// How far a request on extents has come.
+/// The progress of a request on extents.
 #[derive(Debug, Default)]
 pub(super) struct ExtentWork {
-    /// They are to be zeroed, not discarded.
+    /// Write zeroes instead of discarding.
     pub(super) zeroes: bool,
-    /// The call that is on its way, and for how many bytes.
+    /// The call in the engine, and its number of bytes.
     pub(super) range_call: Option<(RangeCall, u64)>,
-    /// So many bytes of the next extent get zeroes from a buffer of ours.
+    /// The number of bytes of the next extent to overwrite with zeroes from a bounce buffer.
     pub(super) to_write: u64,
 }
 
@@ -72,7 +72,7 @@ impl FileState {
         Step::Done(result)
     }
 
-    /// Takes what the range call that was on its way has done off the extents.
+    /// Removes the bytes of the completed range call from the extents.
     pub(super) fn range_call_done(&mut self, buffers: &mut IoBuffers) {
         self.range = None;
         if let Some((_, bytes)) = self.work.as_mut().and_then(|work| work.range_call.take()) {

@@ -1,16 +1,17 @@
-//! Block sizes and the sizes that are efficient.
+//! Block sizes and preferred sizes of files and devices.
 
 use crate::{Lifetime, Limits, RangeLimits, SECTOR};
 use rustix::fs::{major, minor};
 use std::fs;
 use std::path::PathBuf;
 
-/// Bytes of one range: what takes long is no one request.
+/// The largest range in bytes. A longer range would take too long for one request.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
-/// What a device can be believed to want; its number of sectors fits into 32 bits.
+/// The largest plausible granularity of a device. Its number of sectors fits into 32 bits.
 const GRANULARITY_MAX: u64 = 1 << 30;
 
-/// An image file: sectors of 512 bytes, in physical blocks as the file system's, which can give space back if `punches`.
+/// Returns the limits of an image file. Its sectors have 512 bytes, and its physical blocks are those of the
+/// file system. `punches`: the file system can punch holes.
 pub(super) fn of_image(block: u64, punches: bool, plain: Limits) -> Limits {
     let block = if block.is_power_of_two() && (SECTOR..=64 << 10).contains(&block) { block } else { SECTOR };
     let sectors = block / SECTOR;
@@ -32,15 +33,15 @@ fn number(path: PathBuf) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Whether a block device refuses writes.
+/// Returns whether a block device refuses writes.
 pub(super) fn is_protected(device: u64) -> bool {
     number(sysfs(device).join("ro")) == Some(1)
 }
 
-/// What sysfs says about a block device, whose logical blocks have `block` bytes if that is known.
+/// Returns the limits of a block device, from sysfs. Its logical blocks have `block` bytes if that is known.
 pub(super) fn of_device(device: u64, plain: Limits, size: u64, block: Option<u64>) -> Limits {
     let here = sysfs(device);
-    // A partition has its disk's queue.
+    // A partition uses the queue of its disk.
     let queue = if here.join("partition").exists() { here.join("../queue") } else { here.join("queue") };
     let limits = of_numbers(plain, size, block, |name| {
         number(if name == "alignment_offset" { here.join(name) } else { queue.join(name) })
@@ -48,7 +49,7 @@ pub(super) fn of_device(device: u64, plain: Limits, size: u64, block: Option<u64
     Limits { lifetime: lifetime(|name| fs::read_to_string(here.join("device").join(name)).ok()), ..limits }
 }
 
-/// What an eMMC says of its wear, in hexadecimal numbers: two in `life_time`, one in `pre_eol_info`.
+/// Returns the wear of an eMMC. It reports hexadecimal numbers: two in `life_time`, one in `pre_eol_info`.
 fn lifetime(sysfs: impl Fn(&str) -> Option<String>) -> Option<Lifetime> {
     let numbers = |name: &str| {
         let text = sysfs(name)?;
@@ -61,7 +62,7 @@ fn lifetime(sysfs: impl Fn(&str) -> Option<String>) -> Option<Lifetime> {
     Some(Lifetime { pre_eol_info, type_a, type_b: type_b.unwrap_or(0) })
 }
 
-/// As [`of_device`], with the numbers from `sysfs`.
+/// Returns the limits as [`of_device`], with the numbers from `sysfs`.
 fn of_numbers(plain: Limits, size: u64, block: Option<u64>, sysfs: impl Fn(&str) -> Option<u64>) -> Limits {
     let block = block
         .or_else(|| sysfs("logical_block_size"))
@@ -81,7 +82,7 @@ fn of_numbers(plain: Limits, size: u64, block: Option<u64>, sysfs: impl Fn(&str)
         opt_io_size: u32::try_from(blocks("optimal_io_size")).unwrap_or(0),
         segments_max: sysfs("max_segments").and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0),
         discard: ranges(granularity.min(GRANULARITY_MAX)).filter(|_| discards),
-        // What the device cannot do by itself, the kernel does by writing.
+        // The kernel writes zeroes if the device cannot do it itself.
         write_zeroes: ranges(block),
         zeroes_may_unmap: !plain.read_only && sysfs("write_zeroes_max_bytes").is_some_and(|max| max > 0),
         ..plain
@@ -115,11 +116,11 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_left_out() {
+    fn invalid_numbers_are_ignored() {
         let plain = Limits::plain(true);
         let limits = of_numbers(plain.clone(), 3 * 512, Some(4096), |name| match name {
-            // No such block fits the size; a physical one smaller than a logical one; lengths beyond their
-            // fields.
+            // No such block fits the size; a physical block is smaller than a logical one; lengths exceed
+            // their fields.
             "logical_block_size" => Some(0),
             "physical_block_size" => Some(100),
             "max_segments" => Some(0),

@@ -1,8 +1,9 @@
-//! The thread that speaks to a server, and what it does when the server has gone.
+//! The thread that exchanges messages with a server, and reconnects to it.
 //!
-//! Requests that a lost connection leaves unanswered are sent again on the next one: all of them have the same effect twice as
-//! once. What the server had acknowledged and not been asked to flush may be lost with it, though. The thread counts these losses
-//! and puts the count into each answer, by which flushes fail (`lost_writes.rs`).
+//! Requests without an answer on a lost connection are sent again on the next one. That is harmless, because
+//! all of them have the same effect when repeated. But writes that the server had acknowledged and not
+//! flushed may be lost with it. The thread counts these losses and puts the count into each answer, so that
+//! flushes fail (`lost_writes.rs`).
 
 use super::connection::Connection;
 use super::handshake::Export;
@@ -19,34 +20,35 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A server that has gone is looked for so often,
+/// The pause between two attempts to reconnect.
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);
-/// and each time for so long at most.
+/// The longest time of an attempt.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// Requests in flight when the disk stops get no less than this, and no more.
+/// The shortest and the longest time that requests in flight get when the disk stops.
 const STOP_WITHIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// A request that so many connections have been lost with is not tried on another.
+/// A request fails when this many connections were lost with it.
 const LOSSES_MAX: u8 = 5;
 
-/// The thread's own.
+/// The state of the thread.
 pub(super) struct Client {
     inbox: Arc<Inbox>,
     address: Address,
     uri: NbdUri,
-    /// What the disk has been said to be.
+    /// The properties that the disk was opened with.
     export: Export,
-    /// What the server does not have.
+    /// The operations that the server does not have.
     queue: VecDeque<QueuedOp>,
     connection: Option<Connection>,
-    /// From when on requests fail, where there is no connection.
+    /// The time from which requests fail, if there is no connection.
     fails_at: Instant,
-    /// When one is to be looked for.
+    /// The time of the next attempt to reconnect.
     attempt_at: Instant,
-    /// Requests have failed since then.
+    /// Requests have failed since `fails_at`.
     has_failed: bool,
-    /// How often acknowledged writes may have been lost by the end of the last connection: with it, or by a flush that failed.
+    /// The number of times when acknowledged writes may have been lost up to the end of the last connection,
+    /// with it or by a failed flush.
     lost_writes: u64,
-    /// What has a lower number is to have ended by then.
+    /// Operations with smaller numbers must end by this time.
     hurry: Option<(u64, Instant)>,
     wakes: WakeBatch,
 }
@@ -87,7 +89,7 @@ impl Client {
         }
     }
 
-    /// Takes in what was posted; whether all is over.
+    /// Takes over the submitted operations. Returns whether the thread must stop.
     fn collect(&mut self) -> bool {
         let mut inbox = self.inbox.lock();
         inbox.asleep = false;
@@ -105,7 +107,7 @@ impl Client {
         inbox.stop
     }
 
-    /// Sends and receives what can be; whether that was anything.
+    /// Sends and receives as much as possible. Returns whether there was anything.
     fn converse(&mut self, mut connection: Connection) -> bool {
         match self.exchange(&mut connection) {
             Ok(went_on) => {
@@ -124,7 +126,7 @@ impl Client {
             && let Some(next) = self.queue.pop_front()
         {
             match next.op.kind {
-                // There is nothing to flush, or nobody to ask for it.
+                // There is nothing to flush, or the server does not support it.
                 OffloadKind::Flush if !self.export.has(wire::FLAG_FLUSH) => {
                     next.op.answer(Ok(()), &mut self.wakes)
                 }
@@ -136,10 +138,10 @@ impl Client {
         Ok(sent || received)
     }
 
-    /// The connection is of no use any more.
+    /// Gives up the connection. Keeps its requests for the next one.
     fn lose(&mut self, mut connection: Connection, problem: &Problem) {
         let wait = self.uri.reconnect_delay;
-        tracing::warn!(server = %self.uri, %problem, ?wait, "the NBD server is lost; requests wait for it");
+        tracing::warn!(server = %self.uri, %problem, ?wait, "the connection to the NBD server is lost; requests wait for it");
         self.lost_writes = connection.in_flight.lost_writes() + u64::from(connection.in_flight.is_dirty());
         for mut queued in connection.in_flight.drain().into_iter().rev() {
             queued.losses += 1;
@@ -151,12 +153,14 @@ impl Client {
         }
         let now = Instant::now();
         self.fails_at = now + self.uri.reconnect_delay;
-        // At once only where it was there for a while: it may break off on whatever it is asked.
+        // This is immediate only if the connection lasted for a while. The server may close it in response to
+        // a request.
         self.attempt_at = self.attempt_at.max(now);
         self.has_failed = false;
     }
 
-    /// Without a connection: looks for one when it is time, and fails what has waited for long enough. Whether there is one.
+    /// Without a connection, tries to reconnect when it is time, and fails requests that have waited too
+    /// long. Returns whether there is a connection.
     fn look_for_server(&mut self) -> bool {
         let now = Instant::now();
         if now >= self.fails_at {
@@ -171,10 +175,10 @@ impl Client {
         if now < self.attempt_at {
             return false;
         }
-        // What waits is not to wait much longer than it should.
+        // The attempt must not delay the failure of waiting requests much.
         let within = self.fails_at.saturating_duration_since(now).clamp(RECONNECT_EVERY, CONNECT_WITHIN);
         let found = self.reconnect(now + within);
-        // From its end on: in between, what comes fails without waiting.
+        // The pause begins at the end of the attempt. In between, new requests fail without waiting.
         self.attempt_at = Instant::now() + RECONNECT_EVERY;
         match found {
             Ok(connection) => {
@@ -183,13 +187,13 @@ impl Client {
                 true
             }
             Err(problem) => {
-                tracing::debug!(server = %self.uri, %problem, "the NBD server cannot be had");
+                tracing::debug!(server = %self.uri, %problem, "the NBD server cannot be reached");
                 false
             }
         }
     }
 
-    /// Ends what is to have ended by now because the disk stops.
+    /// Ends requests whose time is over because the disk stops.
     fn give_up_in_time(&mut self) {
         let Some((before, then)) = self.hurry else { return };
         let in_flight = self.connection.as_ref().is_some_and(|c| c.in_flight.any_before(before));
@@ -201,17 +205,17 @@ impl Client {
             return;
         }
         self.hurry = None;
-        tracing::error!(server = %self.uri, "requests have to end, and the NBD server does not answer: they fail");
+        tracing::error!(server = %self.uri, "the disk stops and the NBD server does not answer: its requests fail");
         if let Some(connection) = self.connection.take() {
             self.lose(connection, &Problem::Slow);
         }
-        // Now all that waits fails. What comes next from those that stop need not wait as long once more, nor for a new connection
-        // first.
+        // All waiting requests fail now. Later requests of the stopping queues need not wait as long again,
+        // nor for a new connection.
         self.fails_at = Instant::now();
         self.attempt_at = self.fails_at + RECONNECT_EVERY;
     }
 
-    /// Waits for the server, for something to do, or for the time to do something.
+    /// Waits for the server, for new operations, or for the next deadline.
     fn sleep(&self) {
         let waker = PollFd::from_borrowed_fd(self.inbox.waker().as_fd(), PollFlags::IN);
         let mut then = self.hurry.map(|(_, then)| then);
@@ -229,7 +233,7 @@ impl Client {
                 poll(&mut [waker], then.map(until).as_ref())
             }
         };
-        // Whatever it was, all is looked at.
+        // The caller checks everything, whatever ended the wait.
         if ready.is_ok() {
             self.inbox.waker().clear();
         }
@@ -239,13 +243,13 @@ impl Client {
         let (socket, found) = self.address.connect(&self.uri.export, deadline, &self.inbox)?;
         let needed = wire::FLAG_FLUSH | wire::FLAG_FUA | wire::FLAG_TRIM | wire::FLAG_WRITE_ZEROES;
         if found.size < self.export.size {
-            return Err(Problem::Changed("it is shorter"));
+            return Err(Problem::Changed("the export is smaller"));
         }
         if self.export.flags & needed & !found.flags != 0 {
-            return Err(Problem::Changed("it can do less"));
+            return Err(Problem::Changed("the export supports less"));
         }
         if found.has(wire::FLAG_READ_ONLY) && !self.export.has(wire::FLAG_READ_ONLY) {
-            return Err(Problem::Changed("it is read-only"));
+            return Err(Problem::Changed("the export is read-only"));
         }
         Ok(Connection::new(socket, found, self.lost_writes))
     }
@@ -256,7 +260,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
-    /// However long a server may stay away, nobody who stops has to wait for that.
+    /// A stop has a limit even if the server may stay away for a long time.
     #[test]
     fn a_stop_has_its_own_bounds() {
         let (least, most) = STOP_WITHIN;
@@ -271,7 +275,7 @@ mod tests {
             assert!(!client.collect());
             let (_, then) = client.hurry.unwrap();
             assert!((before + within..=Instant::now() + within).contains(&then), "{delay}");
-            // Another one changes nothing.
+            // A second call does not change the deadline.
             client.inbox.hurry();
             client.collect();
             assert_eq!(client.hurry, Some((0, then)));

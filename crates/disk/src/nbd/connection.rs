@@ -1,4 +1,4 @@
-//! Requests and replies on a connection that is established. Nothing here waits.
+//! Requests and replies on an established connection. Nothing here waits.
 
 use super::handshake::Export;
 use super::in_flight::InFlight;
@@ -12,10 +12,10 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Requests that one system call sends, at most.
+/// The largest number of requests in one system call.
 const SENT_AT_ONCE: usize = 32;
 
-/// Reads in a row, before something else has its turn.
+/// The largest number of reads in a row before other work.
 const READS_IN_A_ROW: usize = 16;
 
 /// A connection to an export.
@@ -25,13 +25,13 @@ pub(super) struct Connection {
     pub(super) export: Export,
     pub(super) in_flight: InFlight,
     replies: Replies,
-    /// Places of requests that are not sent, oldest first, and how much of the first has been.
+    /// The places of requests to send, oldest first, and the number of bytes of the first that are sent.
     unsent: VecDeque<u32>,
     sent: usize,
 }
 
 impl Connection {
-    /// One on which nothing is in flight, before which acknowledged writes may have been lost so often.
+    /// Makes a connection with nothing in flight. `lost_writes` is the count before it.
     pub(super) fn new(socket: OwnedFd, export: Export, lost_writes: u64) -> Self {
         Self {
             socket,
@@ -47,17 +47,17 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// Whether the socket is to be waited for until it takes more.
+    /// Returns whether to wait until the socket accepts more.
     pub(super) fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
     }
 
-    /// Takes a request, to be sent. The caller has looked for room.
+    /// Takes a request, to be sent. The caller has checked that there is room.
     pub(super) fn take(&mut self, queued: QueuedOp) {
         self.unsent.extend(self.in_flight.insert(queued));
     }
 
-    /// Sends what the socket takes; whether that was anything.
+    /// Sends as much as the socket accepts. Returns whether there was anything.
     ///
     /// # Errors
     /// The connection has ended.
@@ -103,10 +103,10 @@ impl Connection {
         Ok(any)
     }
 
-    /// Takes in what has come; whether that was anything. Requests that are over are answered.
+    /// Receives and parses replies, and answers completed requests. Returns whether there was anything.
     ///
     /// # Errors
-    /// The connection has ended, or is to be ended.
+    /// The connection has ended, or must be closed.
     pub(super) fn receive(&mut self, wakes: &mut WakeBatch) -> Result<bool, Problem> {
         for turn in 0..READS_IN_A_ROW {
             let Self { socket, replies, in_flight, .. } = self;
@@ -121,7 +121,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Takes leave of the server, as far as the socket takes that.
+    /// Tells the server that the connection ends, if the socket accepts that.
     pub(super) fn leave(self) {
         if self.sent == 0 {
             let bytes = wire::request(wire::CMD_DISC, 0, 0, 0, 0);

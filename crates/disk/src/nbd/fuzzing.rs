@@ -1,4 +1,4 @@
-//! What a server can say, for the fuzz target.
+//! Runs the parsers of a server's messages for the fuzz target.
 
 use super::handshake::negotiate;
 use super::in_flight::InFlight;
@@ -10,11 +10,11 @@ use kickless_io::{AlignedBuf, Waker};
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-/// Requests in flight: reads, and two of other kinds.
+/// The requests in flight: reads, and two of other kinds.
 const REQUESTS: u64 = 8;
 const BYTES: u64 = 2048;
 
-/// A server that has said all that it will say.
+/// A server with a fixed output.
 struct Canned<'a>(&'a [u8]);
 
 impl Read for Canned<'_> {
@@ -33,12 +33,12 @@ impl Write for Canned<'_> {
     }
 }
 
-/// Whether a server that says this has an export.
+/// Returns whether the handshake succeeds with a server that sends these bytes.
 pub fn handshake(said: &[u8]) -> bool {
     negotiate(&mut Canned(said), "export").is_ok()
 }
 
-/// Turns a script into what a server sends: replies to requests that there are, and anything.
+/// Makes a server's output from a script: replies to existing requests, and arbitrary bytes.
 fn stream(mut script: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut next = |count: usize| {
@@ -75,10 +75,10 @@ fn stream(mut script: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Has replies taken apart that come in pieces of `step` bytes; how many requests they ended.
+/// Parses replies that come in pieces of `step` bytes. Returns the number of answered requests.
 ///
 /// # Panics
-/// A request was ended twice, or a read well that is not all there.
+/// A request was answered twice, or an incomplete read succeeded.
 pub fn replies(structured: bool, step: usize, script: &[u8]) -> usize {
     let (mut in_flight, mut wakes) = (InFlight::new(0), WakeBatch::default());
     let Ok(waker) = Waker::new() else { return 0 };
@@ -104,7 +104,7 @@ pub fn replies(structured: bool, step: usize, script: &[u8]) -> usize {
             slice[..fits].copy_from_slice(now);
             (rest, here) = (later, here + fits);
         }
-        assert!(here > 0, "there is no room for what the server says");
+        assert!(here > 0, "there is no room for the server's output");
         if replies.received(here, &mut in_flight, &mut wakes).is_err() {
             break;
         }

@@ -1,20 +1,21 @@
-//! From a connection to an export.
+//! The handshake: from a connection to an export.
 
 use super::wire::*;
 use std::io::{self, Read, Write};
 
-/// Bytes of an answer to an option at most: an export's name and description are of 4096 bytes each.
+/// The largest answer to an option in bytes. The name and the description of an export have up to 4096 bytes
+/// each.
 const ANSWER_BYTES_MAX: u32 = 16 << 10;
 
-/// Answers to one option at most.
+/// The largest number of answers to one option.
 const ANSWERS_MAX: usize = 64;
 
-/// What a server says of an export.
+/// The properties of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Export {
-    /// Bytes.
+    /// The size in bytes.
     pub(super) size: u64,
-    /// What it can do: `FLAG_*`.
+    /// The capabilities: `FLAG_*`.
     pub(super) flags: u16,
     /// Replies come in chunks.
     pub(super) structured: bool,
@@ -26,10 +27,10 @@ impl Export {
     }
 }
 
-/// Asks a server for an export. The next bytes in either direction are requests and replies.
+/// Selects an export of a server. After it, the connection carries requests and replies.
 ///
 /// # Errors
-/// It has none of this name, or none that can be used; the connection is of no use then.
+/// The server has no usable export of this name. Then the connection cannot be used.
 pub(super) fn negotiate(stream: &mut (impl Read + Write), export: &str) -> Result<Export, Problem> {
     if u64_of(stream)? != GREETING {
         return Err(Problem::NotNbd);
@@ -51,17 +52,17 @@ pub(super) fn negotiate(stream: &mut (impl Read + Write), export: &str) -> Resul
         Go::OnlyByName => named(stream, export, no_zeroes, structured),
         Go::OnlyWithBlockSizes => match go(stream, export, &[INFO_BLOCK_SIZE])? {
             Go::Export(size, flags) => Ok(Export { size, flags, structured }),
-            _ => Err(Problem::Protocol("it knows no block sizes but asks for them")),
+            _ => Err(Problem::Protocol("it requires block sizes but does not report them")),
         },
     }
 }
 
-/// What a server made of `NBD_OPT_GO`.
+/// The result of `NBD_OPT_GO`.
 enum Go {
     Export(u64, u16),
-    /// It does not know the option.
+    /// The server does not support the option.
     OnlyByName,
-    /// It wants to be asked for the sizes of its blocks.
+    /// The server wants a request for block sizes.
     OnlyWithBlockSizes,
 }
 
@@ -81,20 +82,20 @@ fn go(stream: &mut (impl Read + Write), export: &str, infos: &[u16]) -> Result<G
     }
 }
 
-/// Takes leave of a server.
+/// Tells the server that the client gives up.
 fn refused<T>(stream: &mut impl Write, problem: Problem) -> Result<T, Problem> {
-    // It need not hear of it.
+    // A failure does not matter.
     let _ = stream.write_all(&option(OPT_ABORT, &[]));
     Err(problem)
 }
 
-/// The way of a server that has no options.
+/// Selects an export of a server without options.
 fn by_name(stream: &mut (impl Read + Write), export: &str, no_zeroes: u16) -> Result<Export, Problem> {
     stream.write_all(&u32::from(no_zeroes).to_be_bytes())?;
     named(stream, export, no_zeroes, false)
 }
 
-/// Asks for an export in the way that has no refusals but the end of the connection.
+/// Selects an export with `NBD_OPT_EXPORT_NAME`. A server refuses it only by closing the connection.
 fn named(
     stream: &mut (impl Read + Write),
     export: &str,
@@ -113,7 +114,7 @@ fn named(
     Ok(Export { size, flags, structured })
 }
 
-/// How an option was answered at last.
+/// The final answer to an option.
 enum Answer {
     Ack,
     Refused(u32, Said),
@@ -127,7 +128,8 @@ fn option(option: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Sends an option and hears all of the answer; what was said of the export in between.
+/// Sends an option and receives all answers. Returns the final one, and the size and flags of the export if
+/// they were among them.
 fn ask(
     stream: &mut (impl Read + Write),
     asked: u32,
@@ -144,10 +146,10 @@ fn ask(
         len.copy_from_slice(&header[16..]);
         let (kind, len) = (u32::from_be_bytes(kind), u32::from_be_bytes(len));
         if u64::from_be_bytes(magic) != OPTION_REPLY_MAGIC || u32::from_be_bytes(of) != asked {
-            return Err(Problem::Protocol("an answer to nothing that was asked"));
+            return Err(Problem::Protocol("an answer to another option"));
         }
         if len > ANSWER_BYTES_MAX {
-            return Err(Problem::Protocol("an answer that is too long"));
+            return Err(Problem::Protocol("an answer is too long"));
         }
         let mut body = vec![0; len as usize];
         fill(stream, &mut body)?;
@@ -158,25 +160,25 @@ fn ask(
             _ => {}
         }
     }
-    Err(Problem::Protocol("answers without end"))
+    Err(Problem::Protocol("too many answers to an option"))
 }
 
-/// Takes in one thing that a server says of an export: the size and the flags, if it is that.
+/// Parses information about an export. Returns the size and the flags if they are in it.
 fn info(body: &[u8]) -> Result<Option<(u64, u16)>, Problem> {
     let Some((kind, rest)) = body.split_first_chunk() else {
-        return Err(Problem::Protocol("information of no kind"));
+        return Err(Problem::Protocol("information without a type"));
     };
     match u16::from_be_bytes(*kind) {
         INFO_EXPORT => match (rest.first_chunk(), rest.last_chunk(), rest.len()) {
             (Some(size), Some(flags), 10) => {
                 Ok(Some((u64::from_be_bytes(*size), u16::from_be_bytes(*flags))))
             }
-            _ => Err(Problem::Protocol("a size of another size")),
+            _ => Err(Problem::Protocol("the size of an export has a wrong length")),
         },
         INFO_BLOCK_SIZE => match rest.first_chunk() {
             Some(min) if u32::from_be_bytes(*min) <= 512 => Ok(None),
             Some(min) => Err(Problem::BlockSize(u32::from_be_bytes(*min))),
-            None => Err(Problem::Protocol("block sizes that are none")),
+            None => Err(Problem::Protocol("block sizes have a wrong length")),
         },
         _ => Ok(None),
     }

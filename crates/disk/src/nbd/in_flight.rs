@@ -1,4 +1,4 @@
-//! Requests that a server has, or is about to get.
+//! Requests that are at the server or about to be sent.
 
 use super::inbox::QueuedOp;
 use super::wire;
@@ -6,27 +6,29 @@ use crate::IoError;
 use crate::offload::{Flushes, OffloadKind, OffloadOp, WakeBatch};
 use kickless_io::Errno;
 
-/// Requests at a time. A server may take fewer, and leaves the rest in the socket.
+/// The largest number of requests at a time. A server that handles fewer leaves the rest in the socket.
 pub(super) const DEPTH: usize = 256;
 
-/// One request.
+/// One request in flight.
 #[derive(Debug)]
 pub(super) struct InFlightRequest {
     number: u64,
     losses: u8,
     pub(super) op: OffloadOp,
     cookie: u64,
-    /// Bytes of a read that have come.
+    /// The number of bytes of a read that have arrived.
     pub(super) got: u64,
-    /// What has gone wrong so far.
+    /// The first error so far.
     pub(super) error: Option<u32>,
-    /// Of a flush: writes that had been acknowledged when it was sent, and its number among the flushes.
+    /// For a flush: the number of writes that were acknowledged when it was sent, and its number among the
+    /// flushes.
     covers: u64,
     flush: u64,
 }
 
 impl InFlightRequest {
-    /// Where in its buffer the bytes of the disk from `at` on are, if all `len` of them are asked for and more have not come.
+    /// Returns the offset in the buffer for the disk's bytes from `at` on. Returns `None` if the request did
+    /// not ask for all of them, or has received too much.
     pub(super) fn place(&self, at: u64, len: u64) -> Option<usize> {
         let offset = at.checked_sub(self.op.at)?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.op.len);
@@ -34,11 +36,11 @@ impl InFlightRequest {
         (inside && fits && self.op.kind == OffloadKind::Read).then_some(offset as usize)
     }
 
-    /// What becomes of its request.
+    /// Returns the result of the request.
     fn result(&self) -> Result<(), IoError> {
         match self.error {
             Some(code) => Err(IoError::Os(errno_of(code))),
-            // A server that leaves bytes out has not said what they are.
+            // The server left out bytes, so they are unknown.
             None if self.op.kind == OffloadKind::Read && self.got != self.op.len => {
                 Err(IoError::Os(Errno::IO))
             }
@@ -47,7 +49,7 @@ impl InFlightRequest {
     }
 }
 
-/// The protocol's numbers of errors (section "Error values").
+/// Converts the protocol's error numbers (section "Error values").
 fn errno_of(code: u32) -> Errno {
     match code {
         1 => Errno::PERM,
@@ -60,22 +62,22 @@ fn errno_of(code: u32) -> Errno {
     }
 }
 
-/// All of one connection, by place; the place is in the cookie that a reply names its request by.
+/// All requests of a connection, by place. The cookie of a request contains its place.
 #[derive(Debug)]
 pub(super) struct InFlight {
     places: Vec<Option<InFlightRequest>>,
     free: Vec<u32>,
-    /// Tells two of the same place apart.
+    /// Tells requests in the same place apart.
     next: u32,
-    /// Writes that have been acknowledged, and how many of them were by the time of the last flush that has been done.
+    /// The number of acknowledged writes, and how many of them the last completed flush covers.
     written: u64,
     flushed: u64,
-    /// Flushes in flight, and what each answer says of lost writes: see [`OffloadOp::lost_writes`].
+    /// The flushes in flight, and the count of lost writes in each answer: see [`OffloadOp::lost_writes`].
     flushes: Flushes<InFlightRequest>,
 }
 
 impl InFlight {
-    /// None in flight, on a connection before which acknowledged writes may have been lost so often.
+    /// Makes an empty list. `lost_writes` is the count before this connection.
     pub(super) fn new(lost_writes: u64) -> Self {
         Self {
             places: (0..DEPTH).map(|_| None).collect(),
@@ -91,7 +93,7 @@ impl InFlight {
         !self.free.is_empty()
     }
 
-    /// Takes one in; its place. The caller has looked for room.
+    /// Inserts a request and returns its place. The caller has checked that there is room.
     pub(super) fn insert(&mut self, queued: QueuedOp) -> Option<u32> {
         let QueuedOp { number, op, losses } = queued;
         let place = self.free.pop()?;
@@ -104,7 +106,7 @@ impl InFlight {
         Some(place)
     }
 
-    /// What is sent for it: a header, and bytes that follow it.
+    /// Returns the bytes to send: a header, and the data after it.
     pub(super) fn to_send(&self, place: u32) -> Option<([u8; wire::REQUEST_BYTES], &[u8])> {
         let request = self.get(place)?;
         let OffloadOp { kind, at, len, .. } = request.op;
@@ -122,13 +124,13 @@ impl InFlight {
         self.places.get_mut(place as usize)?.as_mut()
     }
 
-    /// Which place a reply's cookie means.
+    /// Returns the place of the request with this cookie.
     pub(super) fn find(&self, cookie: u64) -> Option<u32> {
         let place = cookie as u32;
         self.get(place).filter(|request| request.cookie == cookie).map(|_| place)
     }
 
-    /// Ends one as its replies have said.
+    /// Answers a request according to its replies.
     pub(super) fn finish(&mut self, place: u32, wakes: &mut WakeBatch) {
         let Some(mut request) = self.remove(place) else { return };
         let result = request.result();
@@ -149,7 +151,7 @@ impl InFlight {
         }
         request.op.lost_writes = self.flushes.lost_writes();
         request.op.answer(result, wakes);
-        // Those that waited for a flush that has failed now.
+        // These flushes waited for the one that has failed now.
         self.answer_flushes(wakes);
     }
 
@@ -167,17 +169,18 @@ impl InFlight {
         Some(request)
     }
 
-    /// How often acknowledged writes may have been lost before this connection, and on it.
+    /// Returns the number of times when acknowledged writes may have been lost, before this connection and on
+    /// it.
     pub(super) fn lost_writes(&self) -> u64 {
         self.flushes.lost_writes()
     }
 
-    /// Whether the server has acknowledged what it need not have on stable storage.
+    /// Returns whether the server has acknowledged writes that may not be on stable storage.
     pub(super) fn is_dirty(&self) -> bool {
         self.written > self.flushed
     }
 
-    /// Takes all out, in the order they came in.
+    /// Removes all requests, in the order of their submission.
     pub(super) fn drain(&mut self) -> Vec<QueuedOp> {
         let mut was = std::mem::replace(self, Self::new(self.lost_writes()));
         let held = std::iter::from_fn(|| was.flushes.take_if(|_, _| true));
@@ -188,7 +191,7 @@ impl InFlight {
         left
     }
 
-    /// Whether any was posted before this number.
+    /// Returns whether a request with a smaller number is in flight.
     pub(super) fn any_before(&self, number: u64) -> bool {
         self.places.iter().flatten().chain(self.flushes.held()).any(|request| request.number < number)
     }

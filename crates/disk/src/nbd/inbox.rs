@@ -1,21 +1,21 @@
-//! Operations on their way from the workers to the thread that speaks to the server.
+//! Passes operations from the workers to the thread of the connection.
 
 use crate::offload::OffloadOp;
 use kickless_io::Waker;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// An operation, and what is known of it.
+/// An operation in the queue.
 #[derive(Debug)]
 pub(super) struct QueuedOp {
-    /// Its number in the order of submission.
+    /// The number in the order of submission.
     pub(super) number: u64,
     pub(super) op: OffloadOp,
-    /// Connections that were lost with it.
+    /// The number of connections that were lost with it.
     pub(super) losses: u8,
 }
 
-/// What workers and the thread share. Nothing is locked inside.
+/// The state that workers and the thread share. No other lock is taken under its lock.
 #[derive(Debug)]
 pub(super) struct Inbox {
     state: Mutex<InboxState>,
@@ -51,7 +51,7 @@ impl Inbox {
         self.lock().stop
     }
 
-    /// Hands an operation to the thread.
+    /// Passes an operation to the thread.
     pub(super) fn submit(&self, op: OffloadOp) {
         let mut state = self.lock();
         let number = state.next;
@@ -63,25 +63,25 @@ impl Inbox {
         }
     }
 
-    /// Has all operations that were submitted end within a bounded time.
+    /// Ends all submitted operations within a limited time.
     pub(super) fn hurry(&self) {
         self.lock().hurry = true;
         self.waker.wake();
     }
 
-    /// Has the thread wait for a lost server anew, because another front-end uses the disk.
+    /// Restarts the time to wait for a lost server, because another front-end uses the disk.
     pub(super) fn renew(&self) {
         self.lock().renew = true;
         self.waker.wake();
     }
 
-    /// Ends the thread.
+    /// Stops the thread.
     pub(super) fn stop(&self) {
         self.lock().stop = true;
         self.waker.wake();
     }
 
-    /// Returns whether the thread may wait. An operation that is submitted after this wakes it; the other methods always do.
+    /// Returns whether the thread may wait. A later `submit` wakes it then. The other methods always wake it.
     pub(super) fn sleep(&self) -> bool {
         let mut state = self.lock();
         state.asleep = state.ops.is_empty();

@@ -1,36 +1,37 @@
-//! What a server sends, taken apart: simple replies and structured ones. It is trusted with nothing but the data.
+//! Parses the replies of a server, simple and structured. Only the data are taken as they are.
 
 use super::in_flight::InFlight;
 use super::wire::*;
 use crate::offload::{OffloadKind, WakeBatch};
 use std::io::IoSliceMut;
 
-/// Bytes read at once beside those that go straight into a request's buffer. Longer than any header.
+/// The bytes to read at once, beside those that go straight into a request's buffer. It is longer than any
+/// header.
 const STAGE_BYTES: usize = 16 << 10;
 
-/// Bytes of what a server may say about an error.
+/// The largest error message in bytes.
 const ERROR_BYTES_MAX: u32 = 4096 + 16;
 
-/// Where in the stream of replies we are.
+/// The position in the stream of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Before a header.
     Header,
-    /// Before the head of a chunk's body, which has so many bytes, and then so many more.
+    /// Before the body of a chunk: `head` bytes to parse, then `rest` bytes.
     Body { place: u32, kind: u16, done: bool, head: usize, rest: u64 },
-    /// Within data that goes into a request's buffer.
+    /// Within data for a request's buffer.
     Data { place: u32, at: usize, left: usize, done: bool },
-    /// Within something that is not looked at.
+    /// Within bytes that are ignored.
     Skip { place: u32, left: u64, done: bool },
 }
 
-/// The replies of one connection.
+/// The parser of one connection's replies.
 #[derive(Debug)]
 pub(crate) struct Replies {
     structured: bool,
     state: State,
     stage: Box<[u8]>,
-    /// What of it has been read and not taken apart.
+    /// The part of the stage that is read and not parsed.
     start: usize,
     end: usize,
 }
@@ -57,9 +58,10 @@ impl Replies {
         Self { structured, state: State::Header, stage, start: 0, end: 0 }
     }
 
-    /// Where the next bytes of the stream go: first what a request's buffer wants, then the rest. Never nothing.
+    /// Returns the places for the next bytes of the stream: the buffer of a request, then the stage. They are
+    /// never empty together.
     pub(super) fn space<'a>(&'a mut self, in_flight: &'a mut InFlight) -> [IoSliceMut<'a>; 2] {
-        // No more than a part of a header is there.
+        // The stage contains at most a part of a header.
         self.stage.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let data = match self.state {
@@ -72,10 +74,10 @@ impl Replies {
         [IoSliceMut::new(data), IoSliceMut::new(&mut self.stage[self.end..])]
     }
 
-    /// So many bytes have been put into [`Replies::space`]: takes them apart. Requests that are over are answered.
+    /// Parses `bytes` that were read into [`Replies::space`]. Answers completed requests.
     ///
     /// # Errors
-    /// The server does not keep to the protocol: nothing that it says from here on can be understood.
+    /// The server breaks the protocol, so the rest of the stream has no meaning.
     pub(super) fn received(
         &mut self,
         bytes: usize,
@@ -92,7 +94,7 @@ impl Replies {
         Ok(())
     }
 
-    /// So many bytes of data have gone where they belong.
+    /// Records that `bytes` of data are in their place.
     fn took(&mut self, bytes: usize, in_flight: &mut InFlight, wakes: &mut WakeBatch) {
         if let State::Data { place, at, left, done } = &mut self.state {
             *at += bytes;
@@ -107,7 +109,7 @@ impl Replies {
         }
     }
 
-    /// Takes so many staged bytes, if they are there.
+    /// Takes this many staged bytes, if they are there. Returns their position.
     fn take(&mut self, bytes: usize) -> Option<usize> {
         let start = self.start;
         (self.end - start >= bytes).then(|| {
@@ -116,7 +118,7 @@ impl Replies {
         })
     }
 
-    /// Goes on by one part of a reply; whether there was enough of it.
+    /// Parses one part of a reply. Returns whether there were enough bytes.
     fn step(&mut self, in_flight: &mut InFlight, wakes: &mut WakeBatch) -> Result<bool, Problem> {
         match self.state {
             State::Header => self.header(in_flight, wakes),
@@ -150,7 +152,7 @@ impl Replies {
         }
     }
 
-    /// A chunk is over, and with it perhaps the reply.
+    /// Ends a chunk, and the reply if this was its last chunk.
     fn ended(&mut self, place: u32, done: bool, in_flight: &mut InFlight, wakes: &mut WakeBatch) {
         self.state = State::Header;
         if done {
@@ -175,7 +177,7 @@ impl Replies {
                 let (cookie, len) = (u64_at(stage, at + 8), u32_at(stage, at + 16));
                 self.chunk((flags & CHUNK_DONE != 0, kind), cookie, len, in_flight)?;
             }
-            _ => return Err(Problem::Protocol("something that is no reply")),
+            _ => return Err(Problem::Protocol("a message that is not a reply")),
         }
         Ok(true)
     }
@@ -187,7 +189,7 @@ impl Replies {
         in_flight: &mut InFlight,
         wakes: &mut WakeBatch,
     ) -> Result<(), Problem> {
-        let place = in_flight.find(cookie).ok_or(Problem::Protocol("a reply to no request"))?;
+        let place = in_flight.find(cookie).ok_or(Problem::Protocol("a reply without a request"))?;
         let Some(request) = in_flight.get_mut(place) else { return Ok(()) };
         if request.op.kind == OffloadKind::Read && self.structured {
             return Err(Problem::Protocol("a simple reply to a read"));
@@ -204,7 +206,7 @@ impl Replies {
         Ok(())
     }
 
-    /// The header of a chunk of a structured reply.
+    /// Parses the header of a chunk of a structured reply.
     fn chunk(
         &mut self,
         (done, kind): (bool, u16),
@@ -212,20 +214,20 @@ impl Replies {
         len: u32,
         in_flight: &InFlight,
     ) -> Result<(), Problem> {
-        let place = in_flight.find(cookie).ok_or(Problem::Protocol("a reply to no request"))?;
+        let place = in_flight.find(cookie).ok_or(Problem::Protocol("a reply without a request"))?;
         let head = match kind {
             CHUNK_NONE if len == 0 && done => 0,
             CHUNK_DATA if len > 8 => 8,
             CHUNK_HOLE if len == 12 => 12,
             error if error & CHUNK_ERROR != 0 && (6..=ERROR_BYTES_MAX).contains(&len) => 6,
-            _ => return Err(Problem::Protocol("a part of a reply that does not belong there")),
+            _ => return Err(Problem::Protocol("an invalid chunk of a reply")),
         };
         let rest = u64::from(len) - head as u64;
         self.state = State::Body { place, kind, done, head, rest };
         Ok(())
     }
 
-    /// The head of a chunk's body is at `at` in the stage.
+    /// Parses the head of a chunk's body, which is at `at` in the stage.
     fn body(
         &mut self,
         in_flight: &mut InFlight,
@@ -234,7 +236,7 @@ impl Replies {
         at: usize,
         rest: u64,
     ) -> Result<(), Problem> {
-        let beside = Problem::Protocol("data that was not asked for");
+        let beside = Problem::Protocol("data beyond the request");
         let Some(request) = in_flight.get_mut(place) else { return Ok(()) };
         match kind {
             CHUNK_DATA => {
@@ -254,7 +256,7 @@ impl Replies {
             CHUNK_NONE => self.ended(place, done, in_flight, wakes),
             _ => {
                 let error = u32_at(&self.stage, at);
-                // One without a number is an error as well.
+                // An error without a number is an error too.
                 request.error.get_or_insert(error);
                 self.state = State::Skip { place, left: rest, done };
             }

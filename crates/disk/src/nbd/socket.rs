@@ -1,4 +1,4 @@
-//! Connections to a server, none of which is waited for without end.
+//! Connections to a server. No wait is without limit.
 
 use super::handshake::{Export, negotiate};
 use super::inbox::Inbox;
@@ -12,14 +12,14 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// A server that says nothing and acknowledges nothing while nothing is asked of it is looked for after so long,
+/// The idle time after which TCP checks that the server is alive,
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
-/// then so often,
+/// the pause between two checks,
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(5);
-/// and given up after so many times.
+/// and the number of failed checks that end the connection.
 const KEEPALIVE_COUNT: u32 = 3;
 
-/// Where a server listens, looked up.
+/// The resolved address of a server.
 #[derive(Clone, Debug)]
 pub(super) enum Address {
     Tcp(Vec<SocketAddr>),
@@ -27,7 +27,7 @@ pub(super) enum Address {
 }
 
 impl Address {
-    /// Looks a server up.
+    /// Resolves the address of a server.
     pub(super) fn of(server: &Server) -> io::Result<Self> {
         match server {
             Server::Tcp { host, port } => {
@@ -41,10 +41,10 @@ impl Address {
         }
     }
 
-    /// Connects, and agrees with the server on an export.
+    /// Connects and selects an export.
     ///
     /// # Errors
-    /// There is none, or not until `deadline`; or we are asked to stop.
+    /// This fails, takes longer than `deadline`, or the thread is stopped.
     pub(super) fn connect(
         &self,
         export: &str,
@@ -54,7 +54,7 @@ impl Address {
         let socket = match self {
             Self::Unix(path) => {
                 let socket = new_socket(AddressFamily::UNIX)?;
-                // It is there at once, or the server does not accept any.
+                // This succeeds at once, or the server does not accept connections.
                 rustix::net::connect(&socket, path).map_err(io::Error::from)?;
                 socket
             }
@@ -93,7 +93,7 @@ fn tcp(address: SocketAddr, deadline: Instant, inbox: &Inbox) -> Result<OwnedFd,
         }
         Err(error) => return Err(io::Error::from(error).into()),
     }
-    // Without these it works as well.
+    // These settings are optional.
     let _ = sockopt::set_tcp_nodelay(&socket, true);
     let _ = sockopt::set_socket_keepalive(&socket, true);
     let _ = sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE);
@@ -102,10 +102,10 @@ fn tcp(address: SocketAddr, deadline: Instant, inbox: &Inbox) -> Result<OwnedFd,
     Ok(socket)
 }
 
-/// The time from now on until then.
+/// Returns the time from now until `then`.
 pub(super) fn until(then: Instant) -> Timespec {
     let left = then.saturating_duration_since(Instant::now());
-    // A little longer rather than a little too short, over and over.
+    // A little longer avoids repeated waits that are a little too short.
     let left = left + Duration::from_micros(if left.is_zero() { 0 } else { 100 });
     Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
 }
@@ -137,7 +137,7 @@ fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant, inbox: &Inbox) ->
     }
 }
 
-/// A connection that takes no longer than until a certain time.
+/// A connection with a deadline for each read and write.
 struct Timed<'a> {
     socket: &'a OwnedFd,
     deadline: Instant,
@@ -153,7 +153,8 @@ impl Timed<'_> {
 impl Read for Timed<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
-            // Before each read: one that always has something to say is slow as well, and is never waited for.
+            // The check comes before each read, because a server that sends bytes all the time never makes
+            // this wait.
             if Instant::now() >= self.deadline {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -192,7 +193,7 @@ mod tests {
     fn all_addresses_are_tried_until_one_answers() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = listener.local_addr().unwrap();
-        // Nobody can listen there but who listens on all addresses, of which the port is taken.
+        // Only a listener on all addresses could listen there, and its port is taken.
         let nowhere = SocketAddr::from(([127, 0, 0, 2], here.port()));
         let hello = [&b"NBDMAGICIHAVEOPT\0\0"[..], &4096_u64.to_be_bytes(), &[0; 126]].concat();
         let inbox = Inbox::new().unwrap();
@@ -210,16 +211,16 @@ mod tests {
                 }
             });
             let all = [&[here][..], &[nowhere, here], &[here, nowhere]].map(connect);
-            // Those that it waits for where something is wrong.
+            // This ends the server's waits if something is wrong.
             all.iter().for_each(|_| drop(TcpStream::connect(here)));
             assert!(all.iter().all(|found| matches!(found, Ok(4096))), "{all:?}");
         });
         assert!(matches!(connect(&[nowhere]), Err(Problem::Io(_))));
     }
 
-    /// However much of it is there.
+    /// Data that have arrived are not read after the deadline either.
     #[test]
-    fn what_comes_too_late_is_not_read() {
+    fn data_after_the_deadline_are_not_read() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"more").unwrap();
         let (socket, inbox) = (OwnedFd::from(ours), Inbox::new().unwrap());
@@ -230,9 +231,9 @@ mod tests {
         assert_eq!(read(Instant::now()), Err(io::ErrorKind::TimedOut));
     }
 
-    /// A host that has gone is noticed, and nothing is held back to be sent with more.
+    /// A dead host is noticed, and small messages are sent at once.
     #[test]
-    fn how_connections_are_kept() {
+    fn connections_have_keepalive_and_no_delay() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         let socket = tcp(listener.local_addr().unwrap(), deadline, &Inbox::new().unwrap()).unwrap();

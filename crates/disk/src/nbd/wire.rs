@@ -1,22 +1,23 @@
-//! Numbers of the protocol, and what a client sends.
+//! The constants of the protocol, and the messages of a client.
+//!
 //! Source: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>, section "Values".
 
 use crate::offload::OffloadKind;
 use std::io;
 
-/// `NBDMAGIC`, the first thing a server says.
+/// `NBDMAGIC`, the first bytes of a server.
 pub(super) const GREETING: u64 = 0x4e42_444d_4147_4943;
-/// `IHAVEOPT`: a newstyle server, and options of a client.
+/// `IHAVEOPT`: sent by a newstyle server, and before each option of a client.
 pub(super) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// What an oldstyle server says in its place.
+/// Sent by an oldstyle server instead.
 pub(super) const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
-/// Answers to options.
+/// Sent before each answer to an option.
 pub(super) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 pub(super) const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub(super) const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 pub(super) const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
-/// Handshake flags of servers and clients.
+/// The handshake flags of servers and clients.
 pub(super) const FIXED_NEWSTYLE: u16 = 1;
 pub(super) const NO_ZEROES: u16 = 2;
 
@@ -27,7 +28,7 @@ pub(super) const OPT_STRUCTURED_REPLY: u32 = 8;
 
 pub(super) const REP_ACK: u32 = 1;
 pub(super) const REP_INFO: u32 = 3;
-/// Answers with this bit are refusals.
+/// An answer with this bit is a refusal.
 pub(super) const REP_ERROR: u32 = 1 << 31;
 pub(super) const REP_ERR_UNSUP: u32 = REP_ERROR | 1;
 pub(super) const REP_ERR_TLS_REQD: u32 = REP_ERROR | 5;
@@ -37,7 +38,7 @@ pub(super) const REP_ERR_BLOCK_SIZE_REQD: u32 = REP_ERROR | 8;
 pub(super) const INFO_EXPORT: u16 = 0;
 pub(super) const INFO_BLOCK_SIZE: u16 = 3;
 
-/// Transmission flags: what an export can do.
+/// The transmission flags: the capabilities of an export.
 pub(super) const FLAG_READ_ONLY: u16 = 1 << 1;
 pub(super) const FLAG_FLUSH: u16 = 1 << 2;
 pub(super) const FLAG_FUA: u16 = 1 << 3;
@@ -53,32 +54,32 @@ pub(super) const CMD_WRITE_ZEROES: u16 = 6;
 const CMD_FLAG_FUA: u16 = 1 << 0;
 const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 
-/// No more of a structured reply comes.
+/// The chunk is the last one of its reply.
 pub(super) const CHUNK_DONE: u16 = 1 << 0;
 pub(super) const CHUNK_NONE: u16 = 0;
 pub(super) const CHUNK_DATA: u16 = 1;
 pub(super) const CHUNK_HOLE: u16 = 2;
-/// Chunks with this bit are errors.
+/// A chunk with this bit is an error.
 pub(super) const CHUNK_ERROR: u16 = 1 << 15;
 
 pub(super) const REQUEST_BYTES: usize = 28;
 
-/// Why a server cannot be used, or not any longer.
+/// The reason why a server cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Problem {
-    #[error("it is no NBD server")]
+    #[error("it is not an NBD server")]
     NotNbd,
     #[error("it speaks the oldstyle protocol, which has no exports")]
     Oldstyle,
-    #[error("it insists on TLS")]
+    #[error("it requires TLS, which is not supported")]
     Tls,
     #[error("it has no such export{0}")]
     NoExport(Said),
     #[error("it refuses (error {0}){1}")]
     Refused(u32, Said),
-    #[error("it wants requests of at least {0} bytes")]
+    #[error("it requires requests of at least {0} bytes")]
     BlockSize(u32),
-    #[error("its export has become another: {0}")]
+    #[error("its export has changed: {0}")]
     Changed(&'static str),
     #[error("it breaks the protocol: {0}")]
     Protocol(&'static str),
@@ -90,7 +91,7 @@ pub(crate) enum Problem {
     Io(#[from] io::Error),
 }
 
-/// What a server says about it: a text that can be anything. The beginning is shown.
+/// A text of the server about the problem. It can be anything; only the beginning is shown.
 #[derive(Debug)]
 pub(crate) struct Said(String);
 
@@ -102,12 +103,12 @@ impl Said {
 
 impl std::fmt::Display for Said {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Quoted, what would control a terminal does not.
+        // The quotes escape characters that control a terminal.
         if self.0.is_empty() { Ok(()) } else { write!(f, ", and says {:?}", self.0) }
     }
 }
 
-/// The header of a request, which the bytes of a write follow.
+/// Returns the header of a request. The data of a write follow it.
 pub(super) fn request(kind: u16, flags: u16, cookie: u64, at: u64, len: u32) -> [u8; REQUEST_BYTES] {
     let mut bytes = [0; REQUEST_BYTES];
     bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
@@ -119,7 +120,7 @@ pub(super) fn request(kind: u16, flags: u16, cookie: u64, at: u64, len: u32) -> 
     bytes
 }
 
-/// What a call is in the protocol: a command and its flags.
+/// Returns the command and the flags of an operation.
 pub(super) fn command(kind: OffloadKind) -> (u16, u16) {
     let fua = |durable| if durable { CMD_FLAG_FUA } else { 0 };
     match kind {

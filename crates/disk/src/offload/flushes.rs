@@ -1,24 +1,26 @@
-//! Flushes that a library has at the same time.
+//! The flushes that a library has at the same time.
 //!
-//! A failed flush says that acknowledged writes may be lost, and the library may say so only once: librbd's write-around cache
-//! keeps its error for the next flush, and an NBD server with a file behind a page cache hears of it once from its kernel. The other
-//! flushes that the library has then succeed, and so do later ones. So a failed flush counts as a loss, of which each queue is told
-//! ([`crate::lost_writes`]).
+//! A failed flush means that acknowledged writes may be lost. The library may report that only once: librbd's
+//! write-around cache reports its error to the next flush, and an NBD server with a page cache gets it once
+//! from its kernel. The other current flushes of the library then succeed, and so do later ones. So a failed
+//! flush counts as a loss, which each queue reports ([`crate::lost_writes`]).
 //!
-//! The answer of a flush that succeeded can come before that of the one that failed. So it is held until all flushes have
-//! ended that the library had when the answer came: if one of them fails, the answer has the higher count. Each answer waits for
-//! flushes that were posted before it came and for no answer, so the waiting ends when the library has ended these. One
-//! that is given up because the disk stops is not waited for any more.
+//! The answer of a successful flush can come before that of the failed one. So it is held until all flushes
+//! have ended that the library had when the answer came. If one of them fails, the answer has the higher
+//! count. Each answer waits only for flushes that were submitted before it came, and for no other answer. So
+//! the wait ends when the library has ended these flushes. A flush that was given up because the disk stops
+//! delays no answer.
 
-/// Flushes that a library has, and the count of lost writes that goes into its answers. `T` is what is needed to answer one.
+/// The flushes that a library has, and the count of lost writes for its answers. `T` is the data needed to
+/// answer a flush.
 #[derive(Debug)]
 pub(crate) struct Flushes<T> {
     lost_writes: u64,
     /// The number of the next flush.
     next: u64,
-    /// Numbers of those that the library has.
+    /// The numbers of the flushes that the library has.
     out: Vec<u64>,
-    /// Flushes that succeeded and wait for the ones with smaller numbers than this.
+    /// Successful flushes, each with a number. A flush waits for all flushes with smaller numbers.
     held: Vec<(u64, T)>,
 }
 
@@ -33,12 +35,12 @@ impl<T> Flushes<T> {
         Self { lost_writes, next: 0, out: Vec::new(), held: Vec::new() }
     }
 
-    /// Returns how often acknowledged writes may have been lost so far.
+    /// Returns the number of times when acknowledged writes may have been lost.
     pub(crate) fn lost_writes(&self) -> u64 {
         self.lost_writes
     }
 
-    /// Gives a flush to the library; its number.
+    /// Begins a flush. Returns its number.
     pub(crate) fn begin(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -46,41 +48,41 @@ impl<T> Flushes<T> {
         number
     }
 
-    /// The library has said that this flush succeeded.
+    /// Records that a flush succeeded.
     pub(crate) fn succeed(&mut self, number: u64, flush: T) {
         self.give_up(number);
         self.held.push((self.next, flush));
     }
 
-    /// The library has said that this flush failed.
+    /// Records that a flush failed.
     pub(crate) fn fail(&mut self, number: u64) {
         self.give_up(number);
         self.count_loss();
     }
 
-    /// Acknowledged writes may be lost.
+    /// Records that acknowledged writes may be lost.
     pub(crate) fn count_loss(&mut self) {
         self.lost_writes += 1;
     }
 
-    /// Waits no more for this flush.
+    /// Stops waiting for a flush.
     pub(crate) fn give_up(&mut self, number: u64) {
         self.out.retain(|out| *out != number);
     }
 
-    /// Takes one that is to be answered now. To be called until there is none, after each of the above.
+    /// Takes a flush that can be answered now. Call this after each of the above, until it returns `None`.
     pub(crate) fn due(&mut self) -> Option<T> {
         let first = self.out.iter().min().copied().unwrap_or(self.next);
         self.take_if(|before, _| before <= first)
     }
 
-    /// Takes one that is held, for which this holds.
+    /// Takes a held flush that meets a condition.
     pub(crate) fn take_if(&mut self, mut wanted: impl FnMut(u64, &T) -> bool) -> Option<T> {
         let at = self.held.iter().position(|(before, flush)| wanted(*before, flush))?;
         Some(self.held.remove(at).1)
     }
 
-    /// The flushes that are held.
+    /// Returns the held flushes.
     pub(crate) fn held(&self) -> impl Iterator<Item = &T> {
         self.held.iter().map(|(_, flush)| flush)
     }
@@ -95,12 +97,12 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_waits_for_those_beside_it() {
+    fn an_answer_waits_for_concurrent_flushes() {
         let mut flushes = Flushes::new(3);
         let [a, b, c] = [(); 3].map(|()| flushes.begin());
         flushes.succeed(b, 'b');
         assert_eq!(due(&mut flushes), "");
-        // It came after b had ended: b does not wait for it.
+        // This flush began after b had ended, so b does not wait for it.
         let d = flushes.begin();
         flushes.succeed(a, 'a');
         assert_eq!(due(&mut flushes), "");

@@ -1,55 +1,55 @@
-//! What is posted to a library, and how its answer comes back.
+//! The operations for a library, and their answers.
 
 use crate::IoError;
 use kickless_io::{AlignedBuf, Errno, Waker};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is to be done.
+/// The kinds of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OffloadKind {
-    /// Disk to buffer.
+    /// Read from the disk to the buffer.
     Read,
-    /// Buffer to disk.
+    /// Write from the buffer to the disk.
     Write {
-        /// Done only when the bytes are on stable storage.
+        /// Complete only when the bytes are on stable storage.
         durable: bool,
     },
-    /// All writes that are done go to stable storage.
+    /// Write all completed writes to stable storage.
     Flush,
-    /// The range need not keep what it holds.
+    /// Discard the range.
     Discard {
-        /// Done only when that is so on stable storage.
+        /// Complete only when the effect is on stable storage.
         durable: bool,
     },
-    /// The range reads as zeroes from now on.
+    /// Make the range read as zeroes.
     Zeroes {
-        /// Its space may be given back.
+        /// The space may be freed.
         unmap: bool,
-        /// Done only when that is so on stable storage.
+        /// Complete only when the effect is on stable storage.
         durable: bool,
     },
 }
 
-/// One operation for a library. It is answered exactly once: by [`OffloadOp::answer`], or as failed where it is dropped.
+/// One operation for a library. It is answered exactly once: by [`OffloadOp::answer`], or as failed if it is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct OffloadOp {
-    /// What to do.
     pub(crate) kind: OffloadKind,
-    /// First byte on the disk; a multiple of 512.
+    /// The first byte on the disk; a multiple of 512.
     pub(crate) at: u64,
-    /// Bytes; a multiple of 512. 0 for a flush.
+    /// The number of bytes; a multiple of 512. 0 for a flush.
     pub(crate) len: u64,
-    /// The bytes of a read or write: the first `len` of it.
+    /// The data of a read or write: the first `len` bytes.
     pub(crate) buffer: Option<AlignedBuf>,
-    /// How often the library may have lost writes that it had acknowledged, to be set before the answer: see
+    /// The number of times when the library may have lost acknowledged writes. Set before the answer: see
     /// [`crate::lost_writes`].
     pub(crate) lost_writes: u64,
     to: Option<(Arc<AnswerSlot>, Waker)>,
 }
 
 impl OffloadOp {
-    /// Puts the answer where the request looks for it; `wakes` has the worker that is to be woken then.
+    /// Stores the answer for the request, and adds the worker to `wakes`.
     pub(crate) fn answer(mut self, result: Result<(), IoError>, wakes: &mut WakeBatch) {
         let buffer = self.buffer.take();
         if let Some((slot, waker)) = self.to.take() {
@@ -58,13 +58,13 @@ impl OffloadOp {
         }
     }
 
-    /// The bytes of a read or write.
+    /// Returns the bytes of a read or write.
     pub(crate) fn bytes(&self) -> &[u8] {
         let len = self.len as usize;
         self.buffer.as_ref().and_then(|buffer| buffer.get(..len)).unwrap_or_default()
     }
 
-    /// The bytes of a read.
+    /// Returns the bytes of a read.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         let len = self.len as usize;
         self.buffer.as_mut().and_then(|buffer| buffer.get_mut(..len)).unwrap_or_default()
@@ -81,7 +81,7 @@ impl Drop for OffloadOp {
     }
 }
 
-/// Workers that are to be woken, each once, when several operations have been answered.
+/// The workers to wake, each once, after several answers.
 #[derive(Debug, Default)]
 pub(crate) struct WakeBatch(Vec<Waker>);
 
@@ -93,7 +93,7 @@ impl WakeBatch {
         }
     }
 
-    /// Wakes them.
+    /// Wakes the workers.
     pub(crate) fn wake(&mut self) {
         for waker in self.0.drain(..) {
             waker.wake();
@@ -107,11 +107,11 @@ impl Drop for WakeBatch {
     }
 }
 
-/// Where one request's answers come, one operation after the other.
+/// The place for the answers of one request, one operation after the other.
 #[derive(Debug, Default)]
 pub(crate) struct AnswerSlot(Mutex<Option<Answer>>);
 
-/// How an operation ended, and its buffer.
+/// The result of an operation, and its buffer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) result: Result<(), IoError>,
@@ -128,7 +128,7 @@ impl AnswerSlot {
         *self.lock() = Some(answer);
     }
 
-    /// An operation that is answered here. Only when there is none on its way.
+    /// Makes an operation with its answer here. There must be no other one in flight.
     pub(crate) fn op(
         self: &Arc<Self>,
         kind: OffloadKind,
@@ -139,7 +139,7 @@ impl AnswerSlot {
         OffloadOp { kind, at, len, buffer, lost_writes: 0, to: Some((self.clone(), waker.clone())) }
     }
 
-    /// The answer, if it is there.
+    /// Takes the answer, if it is there.
     pub(crate) fn take(&self) -> Option<Answer> {
         self.lock().take()
     }
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answered_once_however_it_ends() {
+    fn each_operation_has_one_answer() {
         let (slot, waker) = (Arc::new(AnswerSlot::default()), Waker::new().unwrap());
         let buffer = AlignedBuf::new(512, 512).unwrap();
         let mut op = slot.op(OffloadKind::Read, (0, 512), Some(buffer), &waker);
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!((answer.result, answer.buffer.map(|b| b[511])), (Ok(()), Some(7)));
         assert!(slot.take().is_none());
 
-        // One that a library loses has failed.
+        // An operation that the library drops has failed.
         drop(slot.op(OffloadKind::Flush, (0, 0), None, &waker));
         assert!(waker.clear());
         assert_eq!(slot.take().unwrap().result, Err(IoError::Os(Errno::IO)));

@@ -1,4 +1,4 @@
-//! An image and those under it.
+//! Opens an image and its backing images.
 
 use crate::image_file::open_file;
 use crate::{Cache, Options};
@@ -10,25 +10,26 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// An image that is open, with all under it.
+/// An open image with all its backing images.
 pub(super) type Access = FormatAccess<Storage>;
 
-/// Images under one another at most: a chain that is a circle ends here.
+/// The largest number of images in a chain. It also ends a circular chain.
 const DEPTH_MAX: usize = 64;
 
-/// Where the header says how the data is encrypted, a number of 32 bits; 0: it is not. The library does not look there.
+/// The offset of the encryption method in the header, a number of 32 bits; 0 means none. The library ignores
+/// it.
 const CRYPT_METHOD: u64 = 32;
 
-/// What is wrong with an image that another names as the one under it.
+/// The error of a backing image.
 #[derive(Debug, thiserror::Error)]
-#[error("an image under it, {name:?}: {error}")]
+#[error("its backing image {name:?}: {error}")]
 struct Under {
     name: String,
     error: io::Error,
 }
 
 impl Under {
-    /// The innermost alone is named.
+    /// Makes the error. Only the innermost image is named.
     fn said(name: &str, error: io::Error) -> io::Error {
         if error.get_ref().is_some_and(|inner| inner.is::<Self>()) {
             return error;
@@ -37,10 +38,10 @@ impl Under {
     }
 }
 
-/// Opens the image in `file`, and those under it, whose files are the second that is returned.
+/// Opens the image in `file` and its backing images. Returns it and the backing files.
 ///
 /// # Errors
-/// What is wrong with one of them, as a sentence.
+/// A sentence about one of them.
 pub(super) fn open(
     path: &Path,
     file: File,
@@ -53,10 +54,10 @@ pub(super) fn open(
     Ok((access, chain.files))
 }
 
-/// Images that are being opened.
+/// A chain of images while it is opened.
 struct Chain {
     cache: Cache,
-    /// Of those under the first.
+    /// The backing files.
     files: Vec<File>,
 }
 
@@ -88,10 +89,10 @@ impl Chain {
         Ok(FormatAccess::new(image))
     }
 
-    /// Opens the image that the one at `path` names as the one under it, for reading.
+    /// Opens the backing image of the image at `path`, for reading.
     fn backing(&mut self, path: &Path, name: &str, format: Option<&str>) -> io::Result<Access> {
         if self.files.len() >= DEPTH_MAX {
-            return Err(io::Error::other("there are too many under one another"));
+            return Err(io::Error::other("the chain of backing images is too long"));
         }
         let is_qcow2 = match format {
             Some("qcow2") => true,
@@ -117,12 +118,12 @@ impl Chain {
     }
 }
 
-/// Where an image is that the one at `path` calls by this name.
+/// Returns the path of the image that the one at `path` calls `name`.
 fn resolve(path: &Path, name: &str) -> io::Result<PathBuf> {
-    // As QEMU tells them apart: what has a colon before any slash is a protocol.
+    // As in QEMU, a name with a colon before any slash is a protocol.
     let first = name.find([':', '/']).map(|at| name.as_bytes()[at]);
     if first == Some(b':') {
-        return Err(io::Error::other("it is not in a file"));
+        return Err(io::Error::other("it is not a file"));
     }
     Ok(path.parent().unwrap_or(Path::new("")).join(name))
 }

@@ -1,4 +1,4 @@
-//! Threads for a library whose calls block.
+//! Threads for a library with blocking calls.
 
 use crate::IoError;
 use crate::catch::catch;
@@ -11,31 +11,31 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use tracing::Span;
 
-/// So many threads at most, as an engine has.
+/// The largest number of threads, as in an engine.
 const THREADS_MAX: usize = 16;
 
-/// Up to [`THREADS_MAX`] threads, started as they are needed. They end with this.
+/// Up to [`THREADS_MAX`] threads, started as needed. Dropping this stops them.
 pub(crate) struct Threads {
     shared: Arc<Shared>,
     name: &'static str,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Carries out an operation, and waits for it.
+/// Runs an operation and waits for it.
 type Perform = dyn Fn(&mut OffloadOp) -> Result<(), IoError> + Send + Sync;
 
 struct Shared {
     perform: Box<Perform>,
     work: Mutex<Work>,
     more: Condvar,
-    /// Names the disk in the log.
+    /// Identifies the disk in the log.
     span: Span,
 }
 
 #[derive(Default)]
 struct Work {
     ops: VecDeque<OffloadOp>,
-    /// Threads that wait for an operation.
+    /// The number of threads that wait for an operation.
     idle: usize,
     stop: bool,
 }
@@ -47,10 +47,10 @@ impl fmt::Debug for Threads {
 }
 
 impl Threads {
-    /// Threads of this name that carry out operations by `perform`; one is started, and there is always one.
+    /// Starts the first thread of this name, which runs operations with `perform`.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The thread cannot be started.
     pub(crate) fn start(
         name: &'static str,
         perform: impl Fn(&mut OffloadOp) -> Result<(), IoError> + Send + Sync + 'static,
@@ -76,7 +76,7 @@ impl Threads {
         Ok(())
     }
 
-    /// Has an operation carried out.
+    /// Passes an operation to the threads.
     pub(crate) fn submit(&self, op: OffloadOp) {
         let (idle, waiting) = {
             let mut work = self.shared.lock();
@@ -85,14 +85,14 @@ impl Threads {
         };
         self.shared.more.notify_one();
         if waiting > idle {
-            // The host may refuse another; those that there are do the work as well.
+            // If the host refuses another thread, the existing ones do the work.
             let _ = self.add();
         }
     }
 }
 
 impl Drop for Threads {
-    /// What has been begun is done; what has not, has failed.
+    /// Completes operations that have begun. The others fail.
     fn drop(&mut self) {
         self.shared.lock().stop = true;
         self.shared.more.notify_all();
@@ -110,13 +110,13 @@ impl Shared {
 
     fn run(&self) {
         while let Some(mut op) = self.next() {
-            // What an image holds can be anything, and a library's mistake about it is one request's failure.
+            // An image can contain anything. A panic of the library about it fails only one request.
             let result = catch(|| (self.perform)(&mut op));
             op.answer(result.unwrap_or(Err(IoError::Os(Errno::IO))), &mut WakeBatch::default());
         }
     }
 
-    /// Waits for an operation; `None` when there will be none.
+    /// Waits for an operation. Returns `None` when the threads must stop.
     fn next(&self) -> Option<OffloadOp> {
         let mut work = self.lock();
         loop {
@@ -142,7 +142,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn as_many_threads_as_are_needed_and_allowed() {
+    fn starts_threads_as_needed_up_to_the_limit() {
         let (begun, begins) = channel();
         let gate = Arc::new((Mutex::new(false), Condvar::new()));
         let theirs = gate.clone();
@@ -165,24 +165,24 @@ mod tests {
         gate.1.notify_all();
         drop(threads);
         assert_eq!(count, THREADS_MAX);
-        // Each has one; they are begun in their order, though not told of in it.
+        // Each thread has one operation. They begin in order, but report in any order.
         first.sort_unstable();
         assert_eq!(first, (0..THREADS_MAX as u64).collect::<Vec<_>>());
         let results: Vec<_> = slots.iter().map(|slot| slot.take().unwrap().result).collect();
         assert!(results[..THREADS_MAX].iter().all(Result::is_ok));
-        // Of the others some may have been begun; all have an answer.
+        // Some of the others may have begun. All have an answer.
         assert!(results.iter().all(|result| [Ok(()), Err(IoError::Os(Errno::IO))].contains(result)));
     }
 
     #[test]
-    fn a_mistake_of_the_library_is_one_failure() {
+    fn a_panic_of_the_library_fails_one_request() {
         let threads = Threads::start("test", |op| {
             assert!(op.at != 0, "a mistake");
             Ok(())
         })
         .unwrap();
         let waker = Waker::new().unwrap();
-        // More than there are threads: none of them has ended by it.
+        // These are more panics than threads, so a panic does not end a thread.
         for at in [0; THREADS_MAX + 1].into_iter().chain([1]) {
             let slot = Arc::new(AnswerSlot::default());
             threads.submit(slot.op(OffloadKind::Flush, (at, 0), None, &waker));
@@ -190,7 +190,7 @@ mod tests {
             let answer = loop {
                 match slot.take() {
                     Some(answer) => break answer,
-                    None => assert!(Instant::now() < deadline, "nobody does it"),
+                    None => assert!(Instant::now() < deadline, "no thread runs it"),
                 }
                 std::thread::yield_now();
             };

@@ -1,4 +1,4 @@
-//! The thread that makes the calls that wait for the cluster, and those who wait for it no longer than they want.
+//! The thread for calls that wait for the cluster. Its callers wait only for a limited time.
 
 use crate::lock::LockError;
 use kickless_io::Waker;
@@ -7,53 +7,53 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What has to wait for the cluster.
+/// The calls that wait for the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
-    /// Finds out whether somebody else uses the image.
+    /// Checks whether another client uses the image.
     Check,
     /// Takes the image's lock.
     Acquire,
-    /// Gives it back.
+    /// Releases the lock.
     Release,
-    /// Forgets what was read before.
+    /// Discards all cached data.
     Forget,
-    /// Has all that was written on stable storage.
+    /// Writes everything to stable storage.
     Flush,
 }
 
-/// How a job ended.
+/// The result of a job.
 pub(super) type Outcome = Result<(), LockError>;
 
-/// What the thread shares with those who want something of it. Nothing is locked inside.
+/// The state that the thread shares with its callers. No other lock is taken under its lock.
 #[derive(Debug)]
 pub(super) struct Control {
     state: Mutex<ControlState>,
     changed: Condvar,
-    /// Bytes of the image, as was heard last.
+    /// The last known size of the image in bytes.
     size: AtomicU64,
-    /// Signalled when that has changed.
+    /// Signalled when the size has changed.
     resized: Waker,
 }
 
 #[derive(Debug, Default)]
 struct ControlState {
-    /// Somebody waits for a job. Whoever comes next waits for that.
+    /// A caller waits for a job. The next caller waits for that one.
     taken: bool,
-    /// What is to be done next, and its number.
+    /// The next job, and its number.
     asked: Option<(Job, u64)>,
-    /// How that ended which somebody has waited for.
+    /// The result of the job that a caller waits for, and its number.
     done: Option<(Outcome, u64)>,
     next: u64,
-    /// The lock is to be given back, and nobody waits for that.
+    /// The lock must be released, and no caller waits for that.
     release: bool,
-    /// The size may be another.
+    /// The size may have changed.
     look: bool,
     end: bool,
     ended: bool,
 }
 
-/// What the thread does.
+/// The next action of the thread.
 enum Step {
     Do(Job, u64),
     Release,
@@ -71,7 +71,8 @@ impl Control {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has something done; `None` when that takes longer. It goes on then, but a lock that is taken so late is given back.
+    /// Runs a job. Returns `None` if it takes longer than `within`. The job goes on then, but a lock that
+    /// comes too late is released.
     pub(super) fn ask(&self, job: Job, within: Duration) -> Option<Outcome> {
         let deadline = Instant::now() + within;
         let Some(mut state) = self.wait(self.lock(), deadline, |state| !state.taken) else {
@@ -96,7 +97,7 @@ impl Control {
         }
     }
 
-    /// Waits until something is so; `None` if it is not so in time.
+    /// Waits for a condition. Returns `None` if it is not true in time.
     fn wait<'a>(
         &self,
         mut state: MutexGuard<'a, ControlState>,
@@ -110,24 +111,24 @@ impl Control {
         Some(state)
     }
 
-    /// Nobody waits for this job any more, which may have been `asked` for.
+    /// Gives up the wait for a job. `asked`: the job was passed to the thread.
     fn give_up(&self, job: Job, asked: bool) {
         let mut state = self.lock();
         if asked {
             (state.taken, state.asked) = (false, None);
         }
-        // What comes out of it comes before whatever is asked next.
+        // The release comes before the next job.
         state.release |= job == Job::Release || (asked && job == Job::Acquire);
         self.changed.notify_all();
     }
 
-    /// The image has changed: its size may have.
+    /// Records that the image has changed, perhaps in size.
     pub(super) fn image_changed(&self) {
         self.lock().look = true;
         self.changed.notify_all();
     }
 
-    /// Bytes of the image, as far as is known.
+    /// Returns the last known size of the image in bytes.
     pub(super) fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
     }
@@ -136,12 +137,12 @@ impl Control {
         self.size.store(size, Ordering::Relaxed);
     }
 
-    /// Signalled when the size has become another.
+    /// Returns the waker that is signalled when the size has changed.
     pub(super) fn resized(&self) -> &Waker {
         &self.resized
     }
 
-    /// Has the thread close the image and end; whether it has within this time.
+    /// Closes the image and stops the thread. Returns whether that happened in time.
     pub(super) fn end(&self, within: Duration) -> bool {
         let mut state = self.lock();
         state.end = true;
@@ -149,7 +150,7 @@ impl Control {
         self.wait(state, Instant::now() + within, |state| state.ended).is_some()
     }
 
-    /// The thread's work, until it is told to end: `perform` does a job, `size` asks for the size of the image.
+    /// Runs the thread until it must stop. `perform` runs a job; `size` reads the size of the image.
     pub(super) fn run(
         &self,
         mut perform: impl FnMut(Job) -> Outcome,
@@ -164,18 +165,18 @@ impl Control {
                         tracing::debug!(?job, %error, "the Ceph cluster refuses");
                     }
                     done = Some((outcome, number));
-                    // Another client may have changed it while nobody here looked.
+                    // Another client may have changed the image before.
                     look = matches!(job, Job::Acquire | Job::Forget);
                 }
                 Step::Release => {
                     if let Err(error) = perform(Job::Release) {
-                        tracing::warn!(%error, "the lock of a Ceph image cannot be given back");
+                        tracing::warn!(%error, "the lock of a Ceph image cannot be released");
                     }
                 }
                 Step::Look => match size() {
                     Ok(size) if self.size.swap(size, Ordering::Relaxed) != size => self.resized.wake(),
                     Ok(_) => {}
-                    Err(error) => tracing::warn!(%error, "the size of a Ceph image cannot be found out"),
+                    Err(error) => tracing::warn!(%error, "the size of a Ceph image cannot be read"),
                 },
                 Step::End => return,
             }
@@ -189,13 +190,13 @@ impl Control {
         }
     }
 
-    /// The thread has closed the image.
+    /// Records that the thread has closed the image.
     pub(super) fn closed(&self) {
         self.lock().ended = true;
         self.changed.notify_all();
     }
 
-    /// Waits for something to do.
+    /// Waits for the next action.
     fn next(&self) -> Step {
         let mut state = self.lock();
         loop {
@@ -227,7 +228,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(1);
 
-    /// Has the thread end, whatever becomes of the test.
+    /// Stops the thread even if the test fails.
     struct Ends<'a>(&'a Control);
 
     impl Drop for Ends<'_> {
@@ -236,7 +237,8 @@ mod tests {
         }
     }
 
-    /// Runs `check` beside the thread, with what tells which job has begun, and what lets one that is `held` go on.
+    /// Runs `check` together with the thread. The receiver gets each job that begins; the sender lets a
+    /// `held` job go on.
     fn with_thread(held: Job, check: impl FnOnce(&Control, &Receiver<Job>, &Sender<()>)) {
         let control = &Control::new().unwrap();
         let ((tell, begun), (go_on, wait)) = (channel(), channel());
@@ -259,7 +261,7 @@ mod tests {
         });
     }
 
-    /// Asks for a job that is held, until it has begun before who asked has given up.
+    /// Requests the job `held` until the thread has begun it and the caller has given up.
     fn begin(control: &Control, begun: &Receiver<Job>, held: Job) {
         let mut patience = SHORT;
         while !begun.try_iter().any(|job| job == held) {
@@ -269,42 +271,42 @@ mod tests {
     }
 
     /// Waits until the size is the one that the thread finds.
-    fn hears_of_512(control: &Control) {
+    fn wait_for_size_512(control: &Control) {
         let deadline = Instant::now() + LONG;
         while !control.resized().clear() {
-            assert!(Instant::now() < deadline, "nobody tells");
+            assert!(Instant::now() < deadline, "the new size is not announced");
             thread::yield_now();
         }
         assert_eq!(control.size(), 512);
     }
 
     #[test]
-    fn what_is_asked_is_done() {
+    fn requested_jobs_are_done() {
         with_thread(Job::Flush, |control, begun, go_on| {
             go_on.send(()).unwrap();
             assert!(control.ask(Job::Flush, LONG).unwrap().is_ok());
             assert_eq!(begun.recv(), Ok(Job::Flush));
             control.image_changed();
-            hears_of_512(control);
+            wait_for_size_512(control);
         });
     }
 
-    /// Another client may have changed it.
+    /// Another client may have changed the image.
     #[test]
-    fn the_size_is_looked_at_by_who_takes_an_image_over() {
+    fn the_size_is_read_after_acquire_and_invalidate() {
         for job in [Job::Acquire, Job::Forget] {
             with_thread(Job::Flush, |control, _, _| {
                 assert!(control.ask(job, LONG).unwrap().is_ok());
-                hears_of_512(control);
+                wait_for_size_512(control);
             });
         }
     }
 
     #[test]
-    fn a_lock_that_comes_too_late_is_given_back() {
+    fn a_lock_that_comes_too_late_is_released() {
         with_thread(Job::Acquire, |control, begun, go_on| {
             begin(control, begun, Job::Acquire);
-            // Nor is there an end to what may be asked meanwhile.
+            // Further jobs have a time limit too.
             assert!(control.ask(Job::Flush, SHORT).is_none());
             (0..2).for_each(|_| go_on.send(()).unwrap());
             assert!(control.ask(Job::Acquire, LONG).unwrap().is_ok());
@@ -314,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn several_wait_for_one_another() {
+    fn callers_wait_for_one_another() {
         with_thread(Job::Flush, |control, begun, go_on| {
             begin(control, begun, Job::Flush);
             thread::scope(|scope| {
@@ -326,9 +328,9 @@ mod tests {
         });
     }
 
-    /// Whose turn does not come gives back the lock that there is, and none that others take.
+    /// A caller that never got its turn releases the lock that exists, and does not affect a later one.
     #[test]
-    fn who_has_no_turn_gives_up_too() {
+    fn a_caller_without_a_turn_gives_up_too() {
         with_thread(Job::Flush, |control, begun, go_on| {
             begin(control, begun, Job::Flush);
             thread::scope(|scope| {
@@ -345,9 +347,9 @@ mod tests {
         });
     }
 
-    /// The thread may be late as well.
+    /// The thread may start late.
     #[test]
-    fn what_nobody_waits_for_any_more_is_not_begun() {
+    fn an_abandoned_job_does_not_begin() {
         let (control, mut done) = (Control::new().unwrap(), Vec::new());
         assert!(control.ask(Job::Acquire, SHORT).is_none());
         assert!(!control.end(Duration::ZERO));
@@ -362,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_given_back_whoever_waits_for_that() {
+    fn an_abandoned_release_still_happens() {
         with_thread(Job::Flush, |control, begun, go_on| {
             begin(control, begun, Job::Flush);
             assert!(control.ask(Job::Release, SHORT).is_none());

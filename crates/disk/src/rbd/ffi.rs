@@ -1,7 +1,8 @@
-//! librados and librbd, as far as they are needed, behind types that own what the libraries give out.
+//! The needed parts of librados and librbd, behind types that own their handles.
 //!
-//! The declarations are those of `rados/librados.h` and `rbd/librbd.h` of Ceph 16, the first that has all of them. Every call but
-//! [`Image::submit`] may wait for the cluster, for ever if need be. All handles may be used by several threads at a time.
+//! The declarations are those of `rados/librados.h` and `rbd/librbd.h` of Ceph 16, the first version with all
+//! of them. Every call except [`Image::submit`] may wait for the cluster, possibly for ever. Several threads
+//! may use any handle at a time.
 #![expect(unsafe_code, reason = "two libraries in C")]
 
 use super::control::Control;
@@ -20,9 +21,10 @@ const LOCK_MODE_EXCLUSIVE: c_int = 0;
 const WRITE_ZEROES_THICK: c_int = 1;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`, of `rbd/features.h`.
 const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
-/// Owners of a lock, and watchers of an image, that are asked for. More of the latter are not all seen.
+/// The largest number of owners of a lock, and of watchers of an image, in one list. Further watchers are not
+/// seen.
 const LISTED_MAX: usize = 64;
-/// Bytes of an image's id, which has a dozen or two, and of a setting's value.
+/// The largest id of an image, which has one or two dozen bytes, and the largest value of a setting.
 const TEXT_BYTES_MAX: usize = 256;
 
 type Completion = *mut c_void;
@@ -143,12 +145,12 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// What a call returned: an error below 0.
+/// Converts the result of a call: a negative number is an error.
 fn checked(returned: c_int) -> io::Result<()> {
     if returned < 0 { Err(io::Error::from_raw_os_error(-returned)) } else { Ok(()) }
 }
 
-/// A text that the library has put there.
+/// Returns the text that the library has stored.
 fn text(bytes: &[u8]) -> String {
     let text = CStr::from_bytes_until_nul(bytes).unwrap_or_default();
     text.to_string_lossy().into_owned()
@@ -158,53 +160,55 @@ fn or_null(text: Option<&CStr>) -> *const c_char {
     text.map_or(ptr::null(), CStr::as_ptr)
 }
 
-/// A client of a cluster, connected or not yet.
+/// A client of a cluster, connected or not.
 #[derive(Debug)]
 pub(super) struct Cluster(*mut c_void);
 
 // SAFETY:
-// - on any thread: librados ties no handle to a thread (`librados.h`, "Thread safety": all calls may be made from several).
+// - on any thread: librados ties no handle to a thread (`librados.h`, "Thread safety": several threads may
+//   make all calls).
 unsafe impl Send for Cluster {}
 
 impl Cluster {
-    /// A client of this name (without `client.`), that nobody has told anything yet.
+    /// Makes a client of this name (without `client.`) with no configuration.
     pub(super) fn new(id: Option<&CStr>) -> io::Result<Self> {
         let mut cluster = ptr::null_mut();
         // SAFETY:
-        // - pointers: to a place for the handle, and to a text that ends, or null, for which the library takes "admin".
+        // - pointers: to a place for the handle, and to a terminated text, or null, for which the library
+        //   uses "admin".
         checked(unsafe { rados_create(&mut cluster, or_null(id)) })?;
         Ok(Self(cluster))
     }
 
-    /// Reads a configuration file; `None`: the first there is where Ceph looks for one.
+    /// Reads a configuration file. `None` means the first one in Ceph's standard places.
     pub(super) fn read_conf(&self, path: Option<&CStr>) -> io::Result<()> {
         // SAFETY:
-        // - handle: ours until it is dropped;
-        // - text: it ends, or is null.
+        // - handle: owned until it is dropped;
+        // - text: terminated, or null.
         checked(unsafe { rados_conf_read_file(self.0, or_null(path)) })
     }
 
-    /// Sets what the file would have set. Before connecting.
+    /// Sets a value that the file could have set. Only before connecting.
     pub(super) fn set(&self, option: &CStr, value: &CStr) -> io::Result<()> {
         // SAFETY:
-        // - handle: ours until it is dropped;
-        // - texts: they end.
+        // - handle: owned until it is dropped;
+        // - texts: terminated.
         checked(unsafe { rados_conf_set(self.0, option.as_ptr(), value.as_ptr()) })
     }
 
-    /// What a setting is, if it is not too long.
+    /// Returns the value of a setting, if it is not too long.
     pub(super) fn get(&self, option: &CStr) -> io::Result<String> {
         let mut value = [0u8; TEXT_BYTES_MAX];
         // SAFETY:
-        // - handle: ours until it is dropped;
-        // - text: it ends; the value has as much room as is said, and ends within it.
+        // - handle: owned until it is dropped;
+        // - texts: the name is terminated; the value has the given length, and is terminated within it.
         checked(unsafe { rados_conf_get(self.0, option.as_ptr(), value.as_mut_ptr().cast(), value.len()) })?;
         Ok(text(&value))
     }
 
     pub(super) fn connect(&self) -> io::Result<()> {
         // SAFETY:
-        // - handle: ours until it is dropped.
+        // - handle: owned until it is dropped.
         checked(unsafe { rados_connect(self.0) })
     }
 }
@@ -212,7 +216,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         // SAFETY:
-        // - handle: ours, and nobody has it from now on; pools are dropped before their cluster.
+        // - handle: owned, and not used from now on; pools are dropped before their cluster.
         unsafe { rados_shutdown(self.0) }
     }
 }
@@ -221,7 +225,7 @@ impl Drop for Cluster {
 #[derive(Debug)]
 pub(super) struct Pool {
     io: *mut c_void,
-    /// After the pool.
+    /// Dropped after the pool.
     _cluster: Cluster,
 }
 
@@ -229,16 +233,17 @@ pub(super) struct Pool {
 // - on any thread: as for a cluster.
 unsafe impl Send for Pool {}
 // SAFETY:
-// - on several threads: `librados.h` has all calls be made from several; what sets the namespace takes it alone.
+// - on several threads: `librados.h` allows all calls from several threads; setting the namespace takes `&mut
+//   self`.
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    /// A pool of a cluster that is connected.
+    /// Opens a pool of a connected cluster.
     pub(super) fn open(cluster: Cluster, name: &CStr) -> io::Result<Self> {
         let mut io = ptr::null_mut();
         // SAFETY:
         // - handle: of a cluster that lives as long as the pool;
-        // - pointers: to a text that ends, and a place for the handle.
+        // - pointers: to a terminated text, and a place for the handle.
         checked(unsafe { rados_ioctx_create(cluster.0, name.as_ptr(), &mut io) })?;
         Ok(Self { io, _cluster: cluster })
     }
@@ -246,16 +251,16 @@ impl Pool {
     pub(super) fn has_namespace(&self, name: &CStr) -> io::Result<bool> {
         let mut exists = false;
         // SAFETY:
-        // - handle: ours until it is dropped;
-        // - pointers: to a text that ends, and a place for the answer.
+        // - handle: owned until it is dropped;
+        // - pointers: to a terminated text, and a place for the answer.
         checked(unsafe { rbd_namespace_exists(self.io, name.as_ptr(), &mut exists) })?;
         Ok(exists)
     }
 
     pub(super) fn enter_namespace(&mut self, name: &CStr) {
         // SAFETY:
-        // - handle: ours until it is dropped, and nobody else's meanwhile;
-        // - text: it ends.
+        // - handle: owned until it is dropped, and borrowed mutably here;
+        // - text: terminated.
         unsafe { rados_ioctx_set_namespace(self.io, name.as_ptr()) }
     }
 }
@@ -263,25 +268,25 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         // SAFETY:
-        // - handle: ours, and nobody has it from now on; images are closed before their pool.
+        // - handle: owned, and not used from now on; images are closed before their pool.
         unsafe { rados_ioctx_destroy(self.io) }
     }
 }
 
-/// What an image is made of.
+/// The size and the layout of an image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
-    /// Bytes.
+    /// The size in bytes.
     pub(super) size: u64,
-    /// Bytes of an object.
+    /// The bytes of an object.
     pub(super) object: u64,
-    /// Objects that a run of bytes is spread over.
+    /// The number of objects over which a run of bytes is spread.
     pub(super) stripes: u64,
-    /// It can be locked.
+    /// The image has the exclusive-lock feature.
     pub(super) has_lock: bool,
 }
 
-/// An image that is open. Dropping it closes it, which waits for all that is in flight.
+/// An open image. Dropping it closes it, which waits for all operations in flight.
 #[derive(Debug)]
 pub(super) struct Image {
     image: *mut c_void,
@@ -290,14 +295,15 @@ pub(super) struct Image {
 }
 
 // SAFETY:
-// - on any thread: librbd ties no handle to a thread, and what the watch points to is `Sync`.
+// - on any thread: librbd ties no handle to a thread, and the watch points to a `Sync` object.
 unsafe impl Send for Image {}
 // SAFETY:
-// - on several threads: librbd locks what an image shares; the watch is set and ended by who has it alone.
+// - on several threads: librbd locks the shared state of an image; only `&mut self` and `drop` set and end
+//   the watch.
 unsafe impl Sync for Image {}
 
 impl Image {
-    /// Opens an image of a pool, or a snapshot of it, which can only be read.
+    /// Opens an image of a pool, or a snapshot of it, which is read-only.
     pub(super) fn open(
         pool: Pool,
         name: &CStr,
@@ -308,22 +314,23 @@ impl Image {
         let open = if read_only { rbd_open_read_only } else { rbd_open };
         // SAFETY:
         // - handle: of a pool that lives as long as the image;
-        // - pointers: to texts that end, or null for no snapshot, and a place for the handle.
+        // - pointers: to terminated texts, or null for no snapshot, and a place for the handle.
         checked(unsafe { open(pool.io, name.as_ptr(), &mut image, snapshot) })?;
         Ok(Self { image, watch: None, pool })
     }
 
-    /// Has the control look whenever something about the image has changed, such as its size.
+    /// Notifies the control whenever something about the image has changed, such as its size.
     pub(super) fn watch(&mut self, control: Arc<Control>) -> io::Result<()> {
         let (mut handle, control) = (0, Arc::into_raw(control));
         // SAFETY:
-        // - handle: ours until it is dropped;
-        // - pointers: to a place for the watch's handle, and to what is not given up before the watch has ended.
+        // - handle: owned until it is dropped;
+        // - pointers: to a place for the watch's handle, and to an object that is kept until the watch has
+        //   ended.
         let watched =
             checked(unsafe { rbd_update_watch(self.image, &mut handle, changed, control.cast_mut().cast()) });
         if let Err(error) = watched {
             // SAFETY:
-            // - origin: from `into_raw` above, and the library has not taken it.
+            // - origin: from `into_raw` above, and the library has not kept it.
             drop(unsafe { Arc::from_raw(control) });
             return Err(error);
         }
@@ -346,8 +353,8 @@ impl Image {
             0,
         );
         // SAFETY:
-        // - handle: ours until it is dropped;
-        // - pointers: to places of the types that the library writes, with the length that is said.
+        // - handle: owned until it is dropped;
+        // - pointers: to places of the types that the library writes, with the given length.
         unsafe {
             checked(rbd_stat(self.image, &mut info, size_of::<ImageInfo>()))?;
             checked(rbd_get_stripe_count(self.image, &mut stripes))?;
@@ -357,22 +364,22 @@ impl Image {
         Ok(Shape { size: info.size, object: info.obj_size, stripes, has_lock })
     }
 
-    /// Bytes, as they are now.
+    /// Returns the current size in bytes.
     pub(super) fn size(&self) -> io::Result<u64> {
         let mut size = 0;
         // SAFETY:
-        // - handle: ours until it is dropped;
+        // - handle: owned until it is dropped;
         // - pointer: to a place for the size.
         checked(unsafe { rbd_get_size(self.image, &mut size) })?;
         Ok(size)
     }
 
-    /// What tells it from all others of its cluster, where it is not of the old format.
+    /// Returns the id that is unique in the cluster. Images of the old format have none.
     pub(super) fn id(&self) -> io::Result<String> {
         let mut id = [0u8; TEXT_BYTES_MAX];
         // SAFETY:
-        // - handle: ours until it is dropped;
-        // - pointer: to as much room as is said, within which the text ends.
+        // - handle: owned until it is dropped;
+        // - pointer: to a buffer of the given length, within which the text is terminated.
         checked(unsafe { rbd_get_id(self.image, id.as_mut_ptr().cast(), id.len()) })?;
         Ok(text(&id))
     }
@@ -380,97 +387,100 @@ impl Image {
     pub(super) fn owns_lock(&self) -> io::Result<bool> {
         let mut owner = 0;
         // SAFETY:
-        // - handle: ours until it is dropped;
+        // - handle: owned until it is dropped;
         // - pointer: to a place for the answer.
         checked(unsafe { rbd_is_exclusive_lock_owner(self.image, &mut owner) })?;
         Ok(owner != 0)
     }
 
-    /// Takes the lock for as long as we want it. Whoever has it without insisting loses it.
+    /// Takes the lock and keeps it. A client that has the lock only by default loses it.
     pub(super) fn acquire_lock(&self) -> io::Result<()> {
         // SAFETY:
-        // - handle: ours until it is dropped.
+        // - handle: owned until it is dropped.
         checked(unsafe { rbd_lock_acquire(self.image, LOCK_MODE_EXCLUSIVE) })
     }
 
     pub(super) fn release_lock(&self) -> io::Result<()> {
         // SAFETY:
-        // - handle: ours until it is dropped.
+        // - handle: owned until it is dropped.
         checked(unsafe { rbd_lock_release(self.image) })
     }
 
-    /// The addresses of the clients that have the lock.
+    /// Returns the addresses of the clients that have the lock.
     pub(super) fn lock_owners(&self) -> io::Result<Vec<String>> {
         let (mut mode, mut owners, mut count) = (0, [ptr::null_mut(); LISTED_MAX], LISTED_MAX);
         // SAFETY:
-        // - handle: ours until it is dropped;
-        // - pointers: to places for the mode, and for as many texts as is said.
+        // - handle: owned until it is dropped;
+        // - pointers: to places for the mode, and for the given number of texts.
         let listed = unsafe { rbd_lock_get_owners(self.image, &mut mode, owners.as_mut_ptr(), &mut count) };
         match listed {
-            // Nobody has it.
+            // No client has it.
             error if error == -libc::ENOENT => return Ok(Vec::new()),
             listed => checked(listed)?,
         }
         let count = count.min(owners.len());
         let found = owners[..count].iter().map(|&owner| {
             // SAFETY:
-            // - text: the library has put so many there, each of which ends, and has not been told to take them back.
+            // - text: the library has stored this many, each terminated, and they are not cleaned up yet.
             unsafe { CStr::from_ptr(owner) }.to_string_lossy().into_owned()
         });
         let found = found.collect();
         // SAFETY:
-        // - texts: those of the call above, and nobody has them any more.
+        // - texts: those of the call above, and they are not used any more.
         unsafe { rbd_lock_get_owners_cleanup(owners.as_mut_ptr(), count) }
         Ok(found)
     }
 
-    /// The addresses of the clients that have the image open, or had until a moment ago.
+    /// Returns the addresses of the clients that have the image open, or had until a moment ago.
     pub(super) fn watchers(&self) -> io::Result<Vec<String>> {
         let none = Watcher { addr: ptr::null_mut(), id: 0, cookie: 0 };
         let (mut watchers, mut count) = ([none; LISTED_MAX], LISTED_MAX);
         // SAFETY:
-        // - handle: ours until it is dropped;
-        // - pointers: to places for as many watchers as is said.
+        // - handle: owned until it is dropped;
+        // - pointers: to places for the given number of watchers.
         checked(unsafe { rbd_watchers_list(self.image, watchers.as_mut_ptr(), &mut count) })?;
         let count = count.min(watchers.len());
         let found = watchers[..count].iter().map(|watcher| {
             // SAFETY:
-            // - text: the library has put so many there, each of which ends, and has not been told to take them back.
+            // - text: the library has stored this many, each terminated, and they are not cleaned up yet.
             unsafe { CStr::from_ptr(watcher.addr) }.to_string_lossy().into_owned()
         });
         let found = found.collect();
         // SAFETY:
-        // - watchers: those of the call above, and nobody has their texts any more.
+        // - watchers: those of the call above, and their texts are not used any more.
         unsafe { rbd_watchers_list_cleanup(watchers.as_mut_ptr(), count) }
         Ok(found)
     }
 
-    /// Whether all who have the image open answer within so many milliseconds. They are asked to look at its header.
+    /// Notifies all clients that have the image open to read its header. Returns whether all of them answer
+    /// in time.
     pub(super) fn all_answer(&self, header: &CStr, timeout_ms: u64) -> bool {
         let (io, none, no_len) = (self.pool.io, ptr::null_mut(), ptr::null_mut());
         // SAFETY:
         // - handle: of the pool, which lives as long as the image;
-        // - pointers: to a text that ends; no message; and nowhere, for the answers themselves are not wanted.
+        // - pointers: to a terminated text; to no message; and null, because the answers themselves are not
+        //   needed.
         checked(unsafe { rados_notify2(io, header.as_ptr(), ptr::null(), 0, timeout_ms, none, no_len) })
             .is_ok()
     }
 
-    /// Has all that was written put on stable storage.
+    /// Writes all data to stable storage.
     pub(super) fn flush(&self) -> io::Result<()> {
         // SAFETY:
-        // - handle: ours until it is dropped.
+        // - handle: owned until it is dropped.
         checked(unsafe { rbd_flush(self.image) })
     }
 
-    /// Forgets what was read.
+    /// Discards all cached data.
     pub(super) fn invalidate_cache(&self) -> io::Result<()> {
         // SAFETY:
-        // - handle: ours until it is dropped.
+        // - handle: owned until it is dropped.
         checked(unsafe { rbd_invalidate_cache(self.image) })
     }
 
-    /// Asks for something to be done with `len` bytes at `at`, which are those of the buffer of the submission where it is a transfer. The
-    /// submission completes once, on a thread of the library's or, where it is not begun, here.
+    /// Starts an operation on `len` bytes at `at`. A transfer uses the buffer of the submission.
+    ///
+    /// The submission completes once: on a thread of the library, or here if the operation cannot begin.
     pub(super) fn submit(&self, kind: OffloadKind, (at, len): (u64, u64), mut submission: Box<Submission>) {
         let bytes = match (kind, &mut submission.buffer) {
             (OffloadKind::Read | OffloadKind::Write { .. }, Some(buffer)) if buffer.len() as u64 >= len => {
@@ -483,7 +493,7 @@ impl Image {
         };
         let (arg, mut completion) = (Box::into_raw(submission), ptr::null_mut());
         // SAFETY:
-        // - pointers: to a function that takes this argument, and a place for the handle.
+        // - pointers: to a function that accepts this argument, and a place for the handle.
         let made = unsafe { rbd_aio_create_completion(arg.cast(), landed, &mut completion) };
         let begun = if made < 0 { made } else { self.begin(kind, (at, len), bytes, completion) };
         if begun < 0 {
@@ -493,7 +503,7 @@ impl Image {
                 unsafe { rbd_aio_release(completion) }
             }
             // SAFETY:
-            // - origin: from `into_raw` above; what was not begun does not land.
+            // - origin: from `into_raw` above; the library does not complete an operation that has not begun.
             unsafe { Box::from_raw(arg) }.complete(begun as isize);
         }
     }
@@ -507,8 +517,9 @@ impl Image {
     ) -> c_int {
         let (image, size) = (self.image, len as size_t);
         // SAFETY:
-        // - handles: the image is ours until it is dropped, which waits for all that is in flight; the completion is new;
-        // - bytes: `len` of them in the buffer of the submission, which nobody has until it completes.
+        // - handles: the image is owned until it is dropped, which waits for all operations in flight; the
+        //   completion is new;
+        // - bytes: `len` of them in the buffer of the submission, which nothing else uses until it completes.
         unsafe {
             match kind {
                 OffloadKind::Read => rbd_aio_read(image, at, size, bytes, completion),
@@ -528,24 +539,25 @@ impl Drop for Image {
     fn drop(&mut self) {
         if let Some((handle, control)) = self.watch.take() {
             // SAFETY:
-            // - handles: ours, and the watch's of this image;
-            // - order: once it returns, the library calls no more, and what it called with can be given up.
+            // - handles: owned, and the watch belongs to this image;
+            // - order: after this call, the library makes no more callbacks, so their argument can be
+            //   dropped.
             unsafe {
                 rbd_update_unwatch(self.image, handle);
                 drop(Arc::from_raw(control));
             }
         }
         // SAFETY:
-        // - handle: ours, and nobody has it from now on.
+        // - handle: owned, and not used from now on.
         unsafe { rbd_close(self.image) };
     }
 }
 
-/// Something has been done.
+/// Handles the completion of an operation.
 extern "C" fn landed(completion: Completion, arg: *mut c_void) {
     // SAFETY:
-    // - handle: of an operation that is over, which nobody uses after this;
-    // - origin: the argument was a box of a submission, and the library calls once for each.
+    // - handle: of a completed operation, not used after this;
+    // - origin: the argument was the box of a submission, and the library calls once for each.
     let (returned, submission) = unsafe {
         let returned = rbd_aio_get_return_value(completion);
         rbd_aio_release(completion);
@@ -554,14 +566,14 @@ extern "C" fn landed(completion: Completion, arg: *mut c_void) {
     submission.complete(returned);
 }
 
-/// Something about an image has changed.
+/// Handles a change of an image.
 extern "C" fn changed(arg: *mut c_void) {
     // SAFETY:
-    // - origin: what the watch was made with, which is not given up before the watch has ended.
+    // - origin: the object that the watch was made with, which is kept until the watch has ended.
     unsafe { &*arg.cast::<Control>() }.image_changed();
 }
 
-/// A text for the libraries; they end at a byte 0, which none has that was parsed.
+/// Converts a text for the libraries, which end texts at a byte 0. The parser of names allows no such byte.
 pub(super) fn c_text(text: &str) -> io::Result<CString> {
     CString::new(text).map_err(io::Error::other)
 }

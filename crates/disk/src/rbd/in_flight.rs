@@ -1,7 +1,7 @@
-//! Requests that the library has, and what becomes of them when the cluster does not answer.
+//! The requests that the library has, and their end if the cluster does not answer.
 //!
-//! The library cannot be asked to give a request up. Where one has to end, it is answered without the library, which keeps the
-//! buffer until it is done with it. There are never more of these than [`LOST_MAX`], and then nothing is asked of it any more.
+//! The library cannot cancel a request. If one must end, it is answered without the library, which keeps the
+//! buffer until it is done. When there are [`LOST_MAX`] of these, no more requests are submitted.
 
 use crate::IoError;
 use crate::offload::{Flushes, OffloadKind, OffloadOp, WakeBatch};
@@ -9,10 +9,10 @@ use kickless_io::{AlignedBuf, Errno};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Requests that have been answered and that the library still has: 64 MiB of buffers at most.
+/// The largest number of answered requests that the library still has: 64 MiB of buffers at most.
 const LOST_MAX: usize = 256;
 
-/// What goes through the library: a place, and a buffer that is the library's meanwhile.
+/// The data of a request in the library: its place, and its buffer, which the library uses meanwhile.
 #[derive(Debug)]
 pub(super) struct Submission {
     place: u32,
@@ -21,18 +21,18 @@ pub(super) struct Submission {
 }
 
 impl Submission {
-    /// It is over: bytes read, or 0, or an error below that.
+    /// Completes the request. `returned` is the number of bytes read, or 0, or a negative error.
     pub(super) fn complete(self, returned: isize) {
         let Self { place, buffer, in_flight } = self;
         in_flight.complete(place, returned, buffer);
     }
 }
 
-/// All requests in flight of an image. Nothing is locked inside.
+/// All requests in flight of an image. No other lock is taken under its lock.
 #[derive(Debug)]
 pub(super) struct InFlight {
     state: Mutex<State>,
-    /// There is another hurry, or nothing more to come.
+    /// Signalled for a new hurry, or when the clock thread must stop.
     changed: Condvar,
     stop_timeout: Duration,
 }
@@ -41,15 +41,15 @@ pub(super) struct InFlight {
 struct State {
     places: Vec<Place>,
     free: Vec<u32>,
-    /// The number of the next.
+    /// The number of the next request.
     next: u64,
-    /// How many have been answered without the library.
+    /// The number of requests that were answered without the library.
     lost: usize,
-    /// Until when those before a number have to be over.
+    /// Requests with smaller numbers must end by this time.
     hurry: Option<(u64, Instant)>,
-    /// Flushes that the library has, and those whose answer is held, with their numbers.
+    /// The flushes that the library has, and the successful ones whose answer is held, with their numbers.
     flushes: Flushes<(u64, OffloadOp)>,
-    /// Something has been waited for in vain, and nothing has been heard since.
+    /// A wait has timed out, and the cluster has not answered since.
     silent: bool,
     end: bool,
 }
@@ -57,7 +57,7 @@ struct State {
 #[derive(Debug)]
 enum Place {
     Free,
-    /// `flush` is the number among the flushes, of one.
+    /// `flush` is the number among the flushes, if it is one.
     Taken {
         number: u64,
         op: OffloadOp,
@@ -78,7 +78,8 @@ impl InFlight {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an operation in; its submission, with its buffer. `None`: too many have been lost, and this one has failed.
+    /// Adds an operation. Returns its submission with its buffer. Returns `None` if too many are lost; then
+    /// the operation has failed.
     pub(super) fn insert(self: &Arc<Self>, mut op: OffloadOp) -> Option<Box<Submission>> {
         let buffer = op.buffer.take();
         let mut state = self.lock();
@@ -111,7 +112,7 @@ impl InFlight {
         let was = std::mem::replace(&mut state.places[place as usize], Place::Free);
         state.free.push(place);
         state.silent = false;
-        // Answered when nothing is locked.
+        // The answer comes after the lock is dropped.
         let mut answered = None;
         match was {
             Place::Free => {}
@@ -143,7 +144,7 @@ impl InFlight {
         }
     }
 
-    /// Has all that is in flight end within the time that a stop has; at once where that has been waited for in vain.
+    /// Ends all requests in flight within the stop timeout, or at once if the cluster is silent.
     pub(super) fn hurry(&self) {
         let mut state = self.lock();
         if state.hurry.is_none() {
@@ -153,28 +154,29 @@ impl InFlight {
         }
     }
 
-    /// How long the cluster is to be waited for by who stops.
+    /// Returns the time to wait for the cluster at a stop.
     pub(super) fn patience(&self) -> Duration {
         if self.lock().silent { Duration::ZERO } else { self.stop_timeout }
     }
 
-    /// Something else has been waited for in vain.
+    /// Records that another wait has timed out.
     pub(super) fn nothing_heard(&self) {
         self.lock().silent = true;
     }
 
-    /// Somebody new uses the disk, or the cluster has answered: it is waited for anew.
+    /// Records that the cluster has answered, or that a new user begins, so that the next wait has its full
+    /// time.
     pub(super) fn renew(&self) {
         self.lock().silent = false;
     }
 
-    /// Nothing is hurried any more.
+    /// Stops the clock thread.
     pub(super) fn end(&self) {
         self.lock().end = true;
         self.changed.notify_one();
     }
 
-    /// Ends what has to end in time, until there is no more of it.
+    /// Runs the clock thread, which ends requests at their deadline.
     pub(super) fn keep_time(&self) {
         let mut state = self.lock();
         while !state.end {
@@ -201,7 +203,7 @@ impl InFlight {
             drop(state);
             tracing::error!(
                 requests = late.len(),
-                "requests have to end, and the Ceph cluster does not answer: they fail"
+                "the disk stops and the Ceph cluster does not answer: its requests fail"
             );
             let mut wakes = WakeBatch::default();
             for op in late {
@@ -214,14 +216,14 @@ impl InFlight {
 }
 
 impl State {
-    /// Takes flushes that are to be answered as successful, and the count of lost writes for them.
+    /// Takes the flushes that can be answered as successful, and the count of lost writes for them.
     fn due(&mut self) -> (Vec<OffloadOp>, u64) {
         let due = std::iter::from_fn(|| self.flushes.due()).map(|(_, op)| op).collect();
         (due, self.flushes.lost_writes())
     }
 
-    /// Takes the operations of those with smaller numbers, whose buffers stay with the library; and, as [`State::due`], flushes that
-    /// waited for one of them.
+    /// Takes the operations with smaller numbers; their buffers stay with the library. Also takes flushes
+    /// that waited for one of them, as [`State::due`].
     fn take_before(&mut self, before: u64) -> (Vec<OffloadOp>, Vec<OffloadOp>, u64) {
         let mut late = Vec::new();
         for place in &mut self.places {
@@ -230,7 +232,7 @@ impl State {
             }
             let lost = Place::Lost { was_flush: matches!(place, Place::Taken { flush: Some(_), .. }) };
             if let Place::Taken { op, flush, .. } = std::mem::replace(place, lost) {
-                // It may never land.
+                // The library may never complete it.
                 if let Some(flush) = flush {
                     self.flushes.give_up(flush);
                 }
@@ -245,7 +247,7 @@ impl State {
     }
 }
 
-/// What becomes of an operation of which the library says this.
+/// Returns the result of an operation, given the library's result.
 fn outcome(op: &OffloadOp, returned: isize) -> Result<(), IoError> {
     match (op.kind, returned) {
         (_, error) if error < 0 => Err(IoError::Os(Errno::from_raw_os_error(-error as i32))),
@@ -286,7 +288,7 @@ mod tests {
         request.slot.take().map(|answer| (answer.result, answer.buffer.is_some()))
     }
 
-    /// Has the thread end, whatever becomes of the test.
+    /// Stops the thread even if the test fails.
     struct Ends<'a>(&'a InFlight);
 
     impl Drop for Ends<'_> {
@@ -295,7 +297,7 @@ mod tests {
         }
     }
 
-    /// Flights with a thread that keeps time.
+    /// Runs `check` on requests with a clock thread.
     fn with_clock(stop_timeout: Duration, check: impl FnOnce(&Arc<InFlight>)) {
         time(&Arc::new(InFlight::new(stop_timeout)), check);
     }
@@ -320,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_library_returns() {
+    fn results_of_the_library_are_converted() {
         let in_flight = Arc::new(InFlight::new(Duration::MAX));
         for (returned, result) in [
             (LEN as isize, Ok(())),
@@ -335,9 +337,9 @@ mod tests {
         assert_eq!(in_flight.lock().places.len(), 1);
     }
 
-    /// The library tells one flush that writes are lost. Others have the count of lost writes from then on.
+    /// The library reports lost writes to one flush. The others have the new count from then on.
     #[test]
-    fn a_flush_that_failed_counts_for_those_beside_it() {
+    fn a_failed_flush_counts_for_concurrent_flushes() {
         let in_flight = Arc::new(InFlight::new(Duration::MAX));
         let answer = |request: &Request| request.slot.take().map(|a| (a.result, a.lost_writes));
         let complete =
@@ -348,7 +350,7 @@ mod tests {
         complete(&mut write, 0);
         assert_eq!(answer(&write), Some((Ok(()), 0)));
         complete(&mut beside, 0);
-        assert_eq!(answer(&beside), None, "the other one may have been told");
+        assert_eq!(answer(&beside), None, "the other flush may have failed");
         complete(&mut told, -(Errno::IO.raw_os_error() as isize));
         assert_eq!(answer(&told), Some((Err(IoError::Os(Errno::IO)), 1)));
         assert_eq!(answer(&beside), Some((Ok(()), 1)));
@@ -357,9 +359,9 @@ mod tests {
         assert_eq!(answer(&after), Some((Ok(()), 1)));
     }
 
-    /// Nor is a flush held for one that is given up.
+    /// A held flush does not wait for a flush that was given up.
     #[test]
-    fn a_hurry_ends_flushes_that_are_held() {
+    fn a_hurry_ends_held_flushes() {
         with_clock(Duration::from_millis(1), |in_flight| {
             let mut requests = [(); 3].map(|()| insert(in_flight, OffloadKind::Flush));
             requests[1].submission.take().unwrap().complete(0);
@@ -377,13 +379,13 @@ mod tests {
     }
 
     #[test]
-    fn a_hurry_ends_what_there_is_and_no_more() {
+    fn a_hurry_ends_only_existing_requests() {
         with_clock(Duration::from_millis(1), |in_flight| {
             let mut before = read(in_flight);
             in_flight.hurry();
             assert_eq!(wait_for(&before), (GONE, false));
             let mut after = read(in_flight);
-            // It lands when its request is over, and its buffer is given up then.
+            // The library completes it after its request has ended. Its buffer is freed then.
             before.submission.take().unwrap().complete(LEN as isize);
             assert_eq!(answer(&before), None);
             after.submission.take().unwrap().complete(LEN as isize);
@@ -392,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_after_a_hurry_is_not_ended_by_it() {
+    fn a_hurry_does_not_end_later_requests() {
         let in_flight = Arc::new(InFlight::new(Duration::from_millis(1)));
         let before = read(&in_flight);
         in_flight.hurry();
@@ -404,9 +406,9 @@ mod tests {
         });
     }
 
-    /// Nor does it begin anew when it is said again.
+    /// A second hurry does not restart the time.
     #[test]
-    fn a_hurry_is_over_at_once_where_nothing_is_heard() {
+    fn a_hurry_ends_at_once_if_the_cluster_is_silent() {
         with_clock(Duration::from_secs(3600), |in_flight| {
             in_flight.hurry();
             let hurry = in_flight.lock().hurry;
@@ -422,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_waited_in_vain_does_not_wait_again_until_something_is_heard() {
+    fn after_a_timeout_waits_are_zero_until_the_cluster_answers() {
         with_clock(Duration::from_millis(1), |in_flight| {
             let first = read(in_flight);
             in_flight.hurry();
@@ -438,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_is_not_asked_without_end() {
+    fn too_many_lost_requests_stop_submissions() {
         with_clock(Duration::from_millis(1), |in_flight| {
             let lost: Vec<_> = (0..LOST_MAX).map(|_| read(in_flight)).collect();
             in_flight.hurry();

@@ -1,11 +1,12 @@
 //! The lock of an image, which the cluster keeps.
 //!
-//! librbd takes the lock of an image when it first writes, and gives it to whoever asks: two clients that write take turns, and a
-//! file system between them is lost. We take it for as long as a guest uses the disk, and then librbd refuses others. Nor do we take
-//! it from a client that is alive, which would have to give it to us: QEMU, for one, does not insist on it.
+//! librbd takes the lock of an image at its first write, and gives it to any client that asks. So two writing
+//! clients take turns, which destroys a file system on the image. This program takes the lock and keeps it as
+//! long as a guest uses the disk; librbd then refuses other clients. It does not take the lock from a client
+//! that is alive, although that client would have to give it up. QEMU, for example, does not keep its lock.
 //!
-//! A client that has died is known to the cluster as somebody who has the image open until its watch has run out (30 s, unless the
-//! cluster has been told otherwise), and is shut out when its lock is taken after that: whatever it had on the way does not arrive.
+//! The cluster sees a dead client as one that has the image open, until its watch expires (30 s by default).
+//! If the lock is taken after that, the cluster blocks the dead client: its writes in flight never arrive.
 
 use super::control::Outcome;
 use super::ffi::Image;
@@ -16,24 +17,24 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long an owner is waited for that may have died.
+/// The time to wait for an owner that may be dead.
 const DEAD_AFTER: Duration = Duration::from_secs(40);
-/// Between two looks at who has it.
+/// The pause between two checks of the owner.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Who is alive answers within so many milliseconds.
+/// The time in milliseconds in which a live client answers.
 const ANSWER_MS: u64 = 2000;
 
-/// How long [`acquire`] may take where the cluster answers, and some more.
+/// The longest time of [`acquire`] if the cluster answers, plus a margin.
 pub(super) const ACQUIRE_WITHIN: Duration = Duration::from_secs(50);
 
-/// Takes the lock, once nobody has it who is alive.
+/// Takes the lock as soon as no live client has it.
 pub(super) fn acquire(image: &Image, header: &CStr) -> Outcome {
     if image.owns_lock().map_err(failed)? {
         return Ok(());
     }
     wait(image, header, DEAD_AFTER)?;
     match image.acquire_lock() {
-        // Another one was there first.
+        // Another client has taken it first.
         Err(error) if error.raw_os_error() == Some(Errno::ROFS.raw_os_error()) => {
             Err(LockError::Owned(owner(image).map_err(failed)?.unwrap_or_else(|| "unknown".into())))
         }
@@ -41,7 +42,7 @@ pub(super) fn acquire(image: &Image, header: &CStr) -> Outcome {
     }
 }
 
-/// Whether somebody who is alive keeps the lock. One who may have died does not count.
+/// Checks that no live client has the lock. A client that may be dead does not count.
 pub(super) fn check(image: &Image, header: &CStr) -> Outcome {
     wait(image, header, Duration::ZERO)
 }
@@ -50,7 +51,7 @@ pub(super) fn release(image: &Image) -> Outcome {
     if image.owns_lock().map_err(failed)? { image.release_lock().map_err(failed) } else { Ok(()) }
 }
 
-/// Waits until nobody has the lock, for as long as it is worth: `dead_after` where the owner does not answer.
+/// Waits until no client has the lock. `dead_after` is the limit if the owner does not answer.
 fn wait(image: &Image, header: &CStr, dead_after: Duration) -> Outcome {
     let start = Instant::now();
     let (mut told, mut answers_since) = (false, None);
@@ -59,7 +60,8 @@ fn wait(image: &Image, header: &CStr, dead_after: Duration) -> Outcome {
         if !answers && dead_after.is_zero() {
             return Ok(());
         }
-        // One answer says little: the owner's watch may have run out after the look at who has it, and then the others answer.
+        // A single answer is not conclusive. The owner's watch may have expired after the check, and then all
+        // remaining clients answer.
         answers_since = answers.then(|| answers_since.unwrap_or_else(Instant::now));
         let in_vain = match answers_since {
             Some(since) => since.elapsed() >= PATIENCE,
@@ -76,7 +78,7 @@ fn wait(image: &Image, header: &CStr, dead_after: Duration) -> Outcome {
     Ok(())
 }
 
-/// The client that has the lock and the image open, as far as the cluster knows.
+/// Returns the client that has both the lock and the image open, as far as the cluster knows.
 fn owner(image: &Image) -> io::Result<Option<String>> {
     let owners = image.lock_owners()?;
     if owners.is_empty() {
@@ -86,16 +88,16 @@ fn owner(image: &Image) -> io::Result<Option<String>> {
     Ok(owners.into_iter().find(|owner| watchers.contains(owner)))
 }
 
-/// What the cluster has against it.
+/// Makes an error of the cluster's reason.
 pub(super) fn failed(error: io::Error) -> LockError {
     LockError::Failed(explained(error))
 }
 
-/// The one reason that the C library has no good words for.
+/// Explains the one error for which the C library has no helpful text.
 fn explained(error: io::Error) -> io::Error {
     if error.raw_os_error() == Some(Errno::SHUTDOWN.raw_os_error()) {
         io::Error::other(
-            "the cluster has shut this client out, as it does when another takes its lock; start the daemon again",
+            "the cluster has blocked this client because another one took its lock: restart the daemon",
         )
     } else {
         error

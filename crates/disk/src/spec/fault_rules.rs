@@ -1,4 +1,4 @@
-//! Rules of injected faults, as they are written.
+//! The rules of injected faults, as text.
 
 use crate::Lifetime;
 use kickless_io::Errno;
@@ -7,21 +7,21 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Longer delays are of no use to a test.
+/// The longest delay. Longer ones are useless in a test.
 const DELAY_MAX: Duration = Duration::from_secs(60);
 
-/// What is to go wrong. See `docs/disks.md` for how it is written.
+/// The faults of a disk. `docs/disks.md` describes the format.
 #[derive(Clone, Debug)]
 pub struct FaultRules {
     pub(crate) seed: u64,
     pub(crate) rules: Vec<Rule>,
-    /// The disk claims to be an eMMC that is so worn.
+    /// The disk pretends to be an eMMC with this wear.
     pub(crate) lifetime: Option<Lifetime>,
     text: String,
 }
 
 impl PartialEq for FaultRules {
-    /// Compares what the rules mean, however they are written.
+    /// Compares the meaning of the rules, not their text.
     fn eq(&self, other: &Self) -> bool {
         (self.seed, &self.rules, self.lifetime) == (other.seed, &other.rules, other.lifetime)
     }
@@ -35,32 +35,32 @@ impl fmt::Display for FaultRules {
     }
 }
 
-/// One fault, and when it happens.
+/// One fault, and its conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     pub(crate) effect: Effect,
-    /// Of which kinds of operation; none: of all.
+    /// The kinds of operations; empty for all.
     pub(crate) kinds: Vec<OperationKind>,
-    /// Of those that touch these sectors.
+    /// The sectors. An operation must touch one of them.
     pub(crate) sectors: Option<RangeInclusive<u64>>,
     pub(crate) when: When,
 }
 
-/// What happens.
+/// The effect of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// It fails, and has done nothing.
+    /// The operation fails without any effect.
     Error(Errno),
-    /// It transfers a part.
+    /// The operation transfers only a part.
     Short,
-    /// It begins later, after a time between these.
+    /// The operation begins later, after a time in this range.
     Delay(RangeInclusive<Duration>),
-    /// It begins after one that comes later.
+    /// The operation begins after a later one.
     Reorder,
 }
 
 impl Effect {
-    /// As it is written, where it can happen to an operation only, and not to a request.
+    /// Returns the name of the effect if it can affect only an operation, and not a request.
     pub(crate) fn of_operations(&self) -> Option<&'static str> {
         match self {
             Self::Error(Errno::AGAIN) => Some("eagain"),
@@ -70,7 +70,7 @@ impl Effect {
     }
 }
 
-/// A kind of operation.
+/// The kinds of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OperationKind {
     Read,
@@ -82,58 +82,58 @@ pub(crate) enum OperationKind {
 }
 
 impl OperationKind {
-    /// Whether it can be done in part.
+    /// Returns whether the operation can be done in part.
     pub(crate) fn is_transfer(self) -> bool {
         matches!(self, Self::Read | Self::Write)
     }
 }
 
-/// Which of those that a rule is about.
+/// The selection among the operations that a rule is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     Always,
-    /// So many in a million, at random.
+    /// This many in a million, at random.
     Rate(u32),
     /// Only this one, counted from 1.
     Nth(u64),
-    /// Each that is a multiple of this.
+    /// Each multiple of this number.
     Every(u64),
 }
 
-/// A rule that cannot be understood. One sentence each.
+/// The error in a rule. Each is one sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRule {
-    /// No rules at all.
+    /// There are no rules.
     #[error("fault: needs rules, as in fault:eio@1%:DISK")]
     Empty,
-    /// No such fault.
+    /// The fault is unknown.
     #[error(
-        "{0:?} is no fault; there are eio, enospc, eagain, short, delay=TIME and reorder, and seed=NUMBER"
+        "{0:?} is not a fault; there are eio, enospc, eagain, short, delay=TIME and reorder, and seed=NUMBER"
     )]
     Fault(String),
-    /// No such condition.
+    /// The condition is unknown.
     #[error(
-        "{0:?} is no condition of a fault; there are read, write, flush, discard, zeroes, erase, FIRST-LAST (sectors), \
+        "{0:?} is not a condition of a fault; there are read, write, flush, discard, zeroes, erase, FIRST-LAST (sectors), \
          N%, nth=N and every=N"
     )]
     Condition(String),
-    /// Two of which one says what the other denies.
+    /// Two conditions contradict one another.
     #[error("{0:?} has more than one of the conditions N%, nth=N and every=N, or of sector ranges")]
     Twice(String),
-    /// A share of more than all, or none.
-    #[error("{0:?} is no share of the operations; write 0.0001% to 100%")]
+    /// The percentage is not above 0 and at most 100.
+    #[error("{0:?} is not a percentage of the operations; write 0.0001% to 100%")]
     Rate(String),
-    /// Zero, or no number.
+    /// The number is zero or missing.
     #[error("{0:?} has no number above 0 after its =")]
     Number(String),
-    /// Not two sectors in order.
-    #[error("{0:?} are no sectors; write FIRST-LAST")]
+    /// The sectors are not two numbers in order.
+    #[error("{0:?} is not a range of sectors; write FIRST-LAST")]
     Sectors(String),
-    /// Not three small numbers.
-    #[error("{0:?} is no lifetime; write SPARE/A/B, three numbers up to 65535")]
+    /// The lifetime is not three small numbers.
+    #[error("{0:?} is not a lifetime; write SPARE/A/B, three numbers up to 65535")]
     Lifetime(String),
-    /// No time.
-    #[error("{0:?} is no delay; write 500us, 2ms or 1ms-5ms, 60s at most")]
+    /// The delay is not a time.
+    #[error("{0:?} is not a delay; write 500us, 2ms or 1ms-5ms, at most 60s")]
     Delay(String),
 }
 
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rule() {
+    fn refuses_other_rules() {
         assert_eq!(rules(""), Err(BadRule::Empty));
         assert_eq!(rules("seed=3"), Err(BadRule::Empty));
         for (text, error) in [

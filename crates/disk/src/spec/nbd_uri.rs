@@ -1,4 +1,5 @@
-//! Where an NBD server is and which of its exports is meant, as the NBD URI specification writes it.
+//! The address of an NBD server and the name of its export, in the form of the NBD URI specification.
+//!
 //! Source: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>, on RFC 3986.
 
 use super::percent;
@@ -7,22 +8,22 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The port that IANA gave NBD.
+/// The port that IANA assigned to NBD.
 const PORT: u16 = 10809;
 
-/// Bytes of the name of an export at most (NBD protocol, "Values": strings).
+/// The largest name of an export in bytes (NBD protocol, "Values": strings).
 const EXPORT_BYTES_MAX: usize = 4096;
 
-/// How long the server may be away, unless something else is said.
+/// The default time to wait for a lost server.
 const RECONNECT_DELAY: Duration = Duration::from_secs(10);
 
-/// And at most: a day.
+/// The longest time to wait for a lost server: a day.
 const RECONNECT_DELAY_MAX: u64 = 86400;
 
 /// An export of an NBD server: `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`.
 ///
-/// `reconnect-delay=SECONDS` among the query's parameters is ours: how long requests wait for a server that has gone. Others
-/// are passed over, as the specification asks.
+/// The query parameter `reconnect-delay=SECONDS` is an extension: the time that requests wait for a lost
+/// server. Other parameters are ignored, as the specification requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
     pub(crate) server: Server,
@@ -31,35 +32,35 @@ pub struct NbdUri {
     text: String,
 }
 
-/// Where it listens.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Server {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
 }
 
-/// Why a text names no export.
+/// The reason why a text does not name an export.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadUri {
-    /// Another kind of address.
+    /// The scheme is another one.
     #[error("an NBD server is nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH")]
     Scheme,
-    /// Encryption.
+    /// The scheme requires encryption.
     #[error("TLS is not supported: use nbd:// through a tunnel, or nbd+unix://")]
     Tls,
-    /// A unix socket that is not named, or a host beside it.
+    /// The path of the unix socket is missing, or there is also a host.
     #[error("nbd+unix:// takes no host and needs ?socket=PATH")]
     Socket,
-    /// No host, or none that can be.
-    #[error("{0:?} is not a host with a port or without")]
+    /// The host is missing or invalid.
+    #[error("{0:?} is not a host with an optional port")]
     Host(String),
-    /// A percent sign that stands for nothing, or bytes that are no text.
-    #[error("{0:?} is not what RFC 3986 makes of a text")]
+    /// A percent sign is not followed by two digits, or the bytes are not UTF-8.
+    #[error("{0:?} is not percent-encoded text")]
     Encoding(String),
-    /// An export whose name no server can have.
+    /// No server can have an export of this name.
     #[error("the name of an export has 4096 bytes at most, and no byte 0")]
     Export,
-    /// A time that is none.
+    /// The time is invalid.
     #[error("reconnect-delay is a number of seconds from 0 to 86400")]
     ReconnectDelay,
 }
@@ -106,7 +107,7 @@ impl fmt::Display for NbdUri {
     }
 }
 
-/// A host and perhaps a port; an IPv6 address is in brackets.
+/// Parses a host with an optional port. An IPv6 address is in brackets.
 fn tcp(authority: &str) -> Result<Server, BadUri> {
     let bad = || BadUri::Host(authority.to_owned());
     let (host, port) = match authority.strip_prefix('[') {
@@ -121,7 +122,7 @@ fn tcp(authority: &str) -> Result<Server, BadUri> {
         },
     };
     let host = decode(host)?;
-    // A user's name would be for TLS.
+    // The name of a user would only be for TLS.
     if host.is_empty() || host.contains(['@', '/', '\0']) {
         return Err(bad());
     }
@@ -141,7 +142,7 @@ fn seconds(text: &str) -> Result<Duration, BadUri> {
     seconds.map(Duration::from_secs).ok_or(BadUri::ReconnectDelay)
 }
 
-/// Undoes percent-encoding.
+/// Decodes percent-encoding.
 fn decode(text: &str) -> Result<String, BadUri> {
     percent::decode(text).ok_or_else(|| BadUri::Encoding(text.to_owned()))
 }
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address() {
+    fn refuses_other_addresses() {
         for (text, error) in [
             ("nbd:host", BadUri::Scheme),
             ("http://host/", BadUri::Scheme),

@@ -1,6 +1,7 @@
 //! Percent-encoding (RFC 3986, section 2.1).
 
-/// Undoes it; `None` where a percent sign stands for nothing, or the bytes are no text.
+/// Decodes a text. Returns `None` if a percent sign is not followed by two digits, or the bytes are not
+/// UTF-8.
 pub(super) fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

@@ -1,4 +1,4 @@
-//! Which image of a Ceph cluster is meant, and which cluster. Here whether the program can use one or not.
+//! The names of a Ceph image and its cluster. Every build can parse them.
 
 use super::percent;
 use std::fmt;
@@ -6,17 +6,18 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// How long a stop waits for a cluster that does not answer, unless something else is said.
+/// The default time that a stop waits for a cluster that does not answer.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// And at most: guests and hypervisors lose patience long before.
+/// The longest such time. Guests and hypervisors give up long before.
 const STOP_TIMEOUT_SECS_MAX: u64 = 300;
 
 /// An image of a Ceph cluster: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?OPTION=VALUE[&...]]`.
 ///
-/// The options `conf` (a file, instead of the one that Ceph looks for), `id` (the client's name, without `client.`) and
-/// `stop-timeout` (seconds) are told apart; any other is a setting of Ceph's and overrides that of the file. Names and values are
-/// percent-encoded where they have a character that is used here.
+/// Three options have a meaning of their own: `conf` (a file, instead of Ceph's standard one), `id` (the
+/// client's name, without `client.`) and `stop-timeout` (seconds). Any other is a setting of Ceph and
+/// overrides that of the file. Names and values are percent-encoded if they contain a character of this
+/// syntax.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RbdName {
     pub(crate) pool: String,
@@ -26,36 +27,36 @@ pub struct RbdName {
     pub(crate) conf: Option<PathBuf>,
     pub(crate) id: Option<String>,
     pub(crate) stop_timeout: Duration,
-    /// In the order in which they are written.
+    /// The settings in the order in which they are written.
     pub(crate) settings: Vec<(String, String)>,
     text: String,
 }
 
-/// Why a text names no image.
+/// The reason why a text does not name an image.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRbdName {
-    /// Too few names, too many, or none where one has to be.
+    /// The number of names is wrong, or one is empty.
     #[error(
-        "an image of a Ceph cluster is rbd:POOL/IMAGE or rbd:POOL/NAMESPACE/IMAGE, and perhaps @SNAPSHOT"
+        "an image of a Ceph cluster is rbd:POOL/IMAGE or rbd:POOL/NAMESPACE/IMAGE, with an optional @SNAPSHOT"
     )]
     Form,
-    /// Options as QEMU writes them, or a name with a colon.
+    /// The options are in QEMU's form, or a name has a colon.
     #[error(
         "options come after a question mark, as in rbd:POOL/IMAGE?id=NAME&conf=PATH, and a colon in a name is %3A"
     )]
     Colon,
-    /// A percent sign that stands for nothing, bytes that are no text, or a byte 0.
+    /// A percent sign is not followed by two digits, the bytes are not UTF-8, or there is a byte 0.
     #[error("{0:?} is not percent-encoded text")]
     Encoding(String),
-    /// An option without a value, or without a name.
+    /// An option has no value or no name.
     #[error("{0:?} is not an option with a value")]
     Option(String),
-    /// A secret where every process can read it.
+    /// A key is given where every process can read it.
     #[error(
-        "a key does not belong on a command line: put it into a file, and give keyring=PATH or keyfile=PATH"
+        "a key on a command line is not secret: put it into a file, and use keyring=PATH or keyfile=PATH"
     )]
     Key,
-    /// A time that is none.
+    /// The time is invalid.
     #[error("stop-timeout is a number of seconds from 1 to 300")]
     StopTimeout,
 }
@@ -108,7 +109,7 @@ impl fmt::Display for RbdName {
     }
 }
 
-/// A name: not empty, and without what separates names, unless that is encoded.
+/// Parses a name. It is not empty, and contains a separator only in encoded form.
 fn name(text: &str) -> Result<String, BadRbdName> {
     if text.is_empty() || text.contains(['@', '/']) {
         return Err(BadRbdName::Form);
@@ -122,7 +123,7 @@ fn seconds(text: &str) -> Result<Duration, BadRbdName> {
     seconds.map(Duration::from_secs).ok_or(BadRbdName::StopTimeout)
 }
 
-/// Undoes percent-encoding. Ceph's names and values end at a byte 0.
+/// Decodes percent-encoding. Ceph's names and values end at a byte 0, so there must be none.
 fn decode(text: &str) -> Result<String, BadRbdName> {
     let decoded = percent::decode(text).filter(|decoded| !decoded.contains('\0'));
     decoded.ok_or_else(|| BadRbdName::Encoding(text.to_owned()))
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image() {
+    fn refuses_other_names() {
         for (text, error) in [
             ("rbd:", BadRbdName::Form),
             ("rbd:image", BadRbdName::Form),
@@ -209,7 +210,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
-        /// Whatever names there are, they can be written, and come back.
+        /// Any names can be encoded and parsed again.
         #[test]
         fn any_names_come_back(
             (pool, image) in ("[^\0]{1,20}", "[^\0]{1,20}"),
@@ -231,7 +232,7 @@ mod tests {
             prop_assert_eq!(found.to_string(), text);
         }
 
-        /// Whatever is written, it is an image's name without a byte 0, or there is a sentence.
+        /// Any text is a name without a byte 0, or an error.
         #[test]
         fn any_text(text in "(rbd:)?[a-z/@?&=%:0-9\0é]{0,40}") {
             if let Ok(name) = text.parse::<RbdName>() {

@@ -267,7 +267,7 @@ fn each_mistake_gets_one_sentence_that_names_the_option() {
         ("kickless blk --fd=3 --blk-file=fault:eio@often:a", "no condition"),
         ("kickless blk --fd=3 --blk-file=fault:eio:", "--blk-file"),
         ("kickless blk --fd=3 --blk-file=fault:eio:mem:0", "above 0"),
-        ("kickless blk --fd=3 --blk-file=fault:eio:fault:short:a", "one fault: is enough"),
+        ("kickless blk --fd=3 --blk-file=fault:eio:fault:short:a", "one fault: only"),
         ("kickless blk --fd=3 --blk-file=fault:eio:null:1G --incoming", "--incoming"),
         ("kickless blk --fd=3 --blk-file=a --num-queues=0", "--num-queues"),
         ("kickless blk --fd=3 --blk-file=a --num-queues=257", "--num-queues"),
