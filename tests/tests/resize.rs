@@ -69,10 +69,7 @@ fn a_driver_is_told_and_a_disk_does_not_shrink() {
     let size = disk.size().unwrap();
     resize(&image, 4 * MIB);
     daemon.signal(Signal::HUP).unwrap();
-    daemon
-        .log()
-        .wait_for("a refusal", LIMIT, |line| line.contains("cannot shrink").then_some(()))
-        .unwrap();
+    daemon.log().wait_for("a refusal", LIMIT, |line| line.contains("cannot shrink").then_some(())).unwrap();
     assert_eq!(disk.size().unwrap(), size);
     assert!(disk.read_at(&mut [0; 512], 8 * MIB).is_err());
     disk.read_at(&mut [0; 512], 0).unwrap();

@@ -6,7 +6,7 @@ use crate::device_state::DeviceState;
 use crate::failures::Failures;
 use crate::queue::Queue;
 use kickless_device::{ConfigError, Device, InvalidState, QueueTask, StartError, Vring};
-use kickless_disk::lock::{ImageLock, PATIENCE, is_held_here};
+use kickless_disk::lock::{ImageLock, LOCK_WAIT_MAX, is_held_here};
 use kickless_disk::{Disk, Resized};
 use kickless_io::Waker;
 use kickless_spec::blk::{self, BlkFeatures};
@@ -94,7 +94,7 @@ impl Blk {
         let failed = |what: String| StartError(what.into());
         let (disk, mut locks) = (&self.shared.disk, Vec::new());
         let lock = |file, read_only| {
-            ImageLock::acquire_within(file, read_only, PATIENCE).map_err(|error| {
+            ImageLock::acquire_within(file, read_only, LOCK_WAIT_MAX).map_err(|error| {
                 if error.is_held() && is_held_here(file, read_only) {
                     return failed(OWN_LOCK.into());
                 }
@@ -110,9 +110,9 @@ impl Blk {
         }
         // From here on no other writer exists. This loads what earlier writers, here or on another host, left
         // behind.
-        disk.take_over().map_err(|error| failed(format!("the image cannot be used: {error}")))?;
+        disk.reload().map_err(|error| failed(format!("the image cannot be used: {error}")))?;
         if self.options.lock {
-            let under = disk.files_under().map_err(|error| failed(error.to_string()))?;
+            let under = disk.backing_files().map_err(|error| failed(error.to_string()))?;
             for file in &under {
                 locks.push(lock(file, true)?);
             }
@@ -183,7 +183,7 @@ impl Device for Blk {
     ///
     /// A disk never shrinks, because the guest would lose data.
     fn refresh(&self) {
-        match self.shared.disk.look_at_size() {
+        match self.shared.disk.refresh_size() {
             Ok(Resized::Same) => {}
             Ok(Resized::Grown { from, to }) => {
                 info!(from, to, "the disk has grown");
@@ -216,7 +216,7 @@ impl Device for Blk {
     }
 
     fn close(&self) {
-        if let Err(error) = self.shared.disk.hand_over() {
+        if let Err(error) = self.shared.disk.write_back() {
             error!(%error, "some writes did not reach the image; a host that opens it next may read old data");
         }
         self.shared.disk.release_own_lock();
@@ -224,7 +224,7 @@ impl Device for Blk {
     }
 
     fn limit_remote_waits(&self) {
-        self.shared.disk.hurry();
+        self.shared.disk.limit_remote_waits();
     }
 
     fn save(&self) -> Vec<u8> {

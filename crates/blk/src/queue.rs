@@ -5,7 +5,7 @@ use crate::failures::is_caused_by_guest;
 use crate::request::{self, Bounds, Kind, RangeOp, Reject, Request, parse};
 use crate::slots::Slots;
 use kickless_device::{Context, Next, Polled, QueueTask, Vring};
-use kickless_disk::{self as disk, Lane, LostWritesSeen, Step};
+use kickless_disk::{self as disk, IoContext, LostWritesSeen, Step};
 use kickless_io::{Completion, Engine, FileId};
 use kickless_memory::{Iov, Marks, View};
 use kickless_spec::blk::{self, BlkFeatures};
@@ -175,7 +175,7 @@ impl Queue {
     /// Starts the request in a slot on the disk, if there is one.
     fn start_on_disk(&mut self, context: &mut Context<'_>, request: Option<(u32, disk::Request)>) {
         let Some((slot, wanted)) = request else { return };
-        let step = self.on_disk(context, slot, |disk, lane, io| disk.start(lane, io, wanted));
+        let step = self.on_disk(context, slot, |disk, io_context, io| disk.start(io_context, io, wanted));
         self.handle_step(slot, step);
     }
 
@@ -212,18 +212,18 @@ impl Queue {
         &mut self,
         context: &mut Context<'_>,
         slot: u32,
-        step: impl FnOnce(&disk::Disk, &mut Lane<'_>, &mut disk::Io) -> Step,
+        step: impl FnOnce(&disk::Disk, &mut IoContext<'_>, &mut disk::Io) -> Step,
     ) -> Step {
-        let mut lane = Lane {
+        let mut io_context = IoContext {
             engine: context.engine,
-            source: context.task,
+            task: context.task,
             slot,
             file: self.file,
             waker: context.waker,
             lost_writes: &mut self.lost_writes,
             marks: self.vring.memory().1,
         };
-        step(&self.shared.disk, &mut lane, &mut self.slots.get(slot).io)
+        step(&self.shared.disk, &mut io_context, &mut self.slots.get(slot).io)
     }
 
     /// Handles the result of a step: the request is answered, or waits.
@@ -317,7 +317,7 @@ impl Queue {
                 return;
             }
             let Some(slot) = self.waiting.pop_front() else { return };
-            let step = self.on_disk(context, slot, |disk, lane, io| disk.retry(lane, io));
+            let step = self.on_disk(context, slot, |disk, io_context, io| disk.retry(io_context, io));
             self.handle_step(slot, step);
         }
     }
@@ -367,7 +367,7 @@ impl Queue {
         }
         let Some(slot) = self.steps.pop_front() else { return false };
         self.stepped = true;
-        let step = self.on_disk(context, slot, |disk, lane, io| disk.retry(lane, io));
+        let step = self.on_disk(context, slot, |disk, io_context, io| disk.retry(io_context, io));
         self.handle_step(slot, step);
         true
     }
@@ -509,7 +509,8 @@ impl QueueTask for Queue {
     fn complete(&mut self, context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
         for completion in completions.drain(..) {
             let slot = completion.token.slot;
-            let step = self.on_disk(context, slot, |disk, lane, io| disk.resume(lane, io, completion));
+            let step =
+                self.on_disk(context, slot, |disk, io_context, io| disk.resume(io_context, io, completion));
             self.handle_step(slot, step);
         }
         self.vring.publish();
@@ -523,7 +524,7 @@ impl QueueTask for Queue {
     fn limit_remote_waits(&mut self) {
         self.waits_limited = true;
         if self.in_flight() > 0 {
-            self.shared.disk.hurry();
+            self.shared.disk.limit_remote_waits();
         }
     }
 

@@ -32,11 +32,11 @@ pub(crate) struct PoolLimits {
 #[derive(Debug)]
 pub(crate) struct BufferPool {
     limits: PoolLimits,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PoolState {
     kept: Vec<AlignedBuf>,
     in_use: usize,
     /// The waiting requests in order, by number. As many of the first as buffers are free have been
@@ -45,7 +45,7 @@ struct State {
     next: u64,
 }
 
-impl State {
+impl PoolState {
     /// Returns the place of this number in the queue. Numbers are in order.
     fn place(&self, number: u64) -> Option<usize> {
         self.queue.binary_search_by_key(&number, |&(number, _)| number).ok()
@@ -95,7 +95,7 @@ impl BufferPool {
         self.limits.bytes
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,10 +10,10 @@ use std::io;
 /// Serves the control path: a disk's identity, its size, its files, its locks, and its move to another host.
 ///
 /// Any thread may make any call, also while requests are in flight. A call may block, except
-/// [`DiskControl::hurry`] and [`DiskControl::identity`].
+/// [`DiskControl::limit_remote_waits`] and [`DiskControl::identity`].
 ///
-/// The implementer may rely on one session at a time: one thread at a time uses the locks, `hand_over` and
-/// `take_over`. No request starts between `hand_over` and the next `take_over`.
+/// The implementer may rely on one session at a time: one thread at a time uses the locks, `write_back` and
+/// `reload`. No request starts between `write_back` and the next `reload`.
 ///
 /// The defaults suit a disk that is neither in a file nor on another host, and keeps its size.
 /// [`Disk`](crate::Disk) has a method for each, which says what callers may expect.
@@ -25,7 +25,7 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
     ///
     /// # Errors
     /// The size cannot be read.
-    fn look_at_size(&self) -> io::Result<Resized> {
+    fn refresh_size(&self) -> io::Result<Resized> {
         Ok(Resized::Same)
     }
 
@@ -43,7 +43,7 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
     ///
     /// # Errors
     /// The process has no descriptors left.
-    fn files_under(&self) -> io::Result<Vec<File>> {
+    fn backing_files(&self) -> io::Result<Vec<File>> {
         Ok(Vec::new())
     }
 
@@ -71,7 +71,7 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
     ///
     /// # Errors
     /// Some data could not be written. Later flushes must fail as well.
-    fn hand_over(&self) -> io::Result<()> {
+    fn write_back(&self) -> io::Result<()> {
         Ok(())
     }
 
@@ -79,10 +79,10 @@ pub(crate) trait DiskControl: Debug + Send + Sync {
     ///
     /// # Errors
     /// The disk cannot be used any more.
-    fn take_over(&self) -> io::Result<()> {
+    fn reload(&self) -> io::Result<()> {
         Ok(())
     }
 
     /// Ends the requests in flight within a limited time, as failed if necessary.
-    fn hurry(&self) {}
+    fn limit_remote_waits(&self) {}
 }

@@ -7,7 +7,7 @@ use crate::fault::{Admission, FaultInjector, Target};
 use crate::io::{FaultyState, IoState};
 use crate::lock::LockError;
 use crate::{
-    DiskSpec, Error, FaultRules, FileDisk, Io, IoError, Lane, LibraryDisk, Limits, LostWritesSeen,
+    DiskSpec, Error, FaultRules, FileDisk, Io, IoContext, IoError, LibraryDisk, Limits, LostWritesSeen,
     MemoryDisk, NullDisk, Options, Request, Resized, Step,
 };
 use kickless_io::{Completion, Engine, FileId, Waker};
@@ -73,7 +73,7 @@ impl Disk {
 
     /// Returns the lost writes that a starting queue need not report.
     ///
-    /// The result goes into each [`Lane`] of that queue. No two running queues have the same number.
+    /// The result goes into each [`IoContext`] of that queue. No two running queues have the same number.
     pub fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
         match self {
             Self::Library(library) => library.offload().lost_writes_seen(queue),
@@ -120,8 +120,8 @@ impl Disk {
     ///
     /// # Errors
     /// The size cannot be read.
-    pub fn look_at_size(&self) -> io::Result<Resized> {
-        self.control().look_at_size()
+    pub fn refresh_size(&self) -> io::Result<Resized> {
+        self.control().refresh_size()
     }
 
     /// Returns a waker that is signalled when the size may have changed. `None`: this kind does not report
@@ -137,12 +137,12 @@ impl Disk {
 
     /// Returns the backing files, for locking them against writers.
     ///
-    /// They may differ after each [`Disk::take_over`].
+    /// They may differ after each [`Disk::reload`].
     ///
     /// # Errors
     /// The process has no descriptors left.
-    pub fn files_under(&self) -> io::Result<Vec<File>> {
-        self.control().files_under()
+    pub fn backing_files(&self) -> io::Result<Vec<File>> {
+        self.control().backing_files()
     }
 
     /// Checks that no other client has the disk's own lock, which a cluster keeps. Waits a moment for others
@@ -176,17 +176,17 @@ impl Disk {
     ///
     /// # Errors
     /// Some data could not be written. From then on, the guest's flushes fail as well.
-    pub fn hand_over(&self) -> io::Result<()> {
-        self.control().hand_over()
+    pub fn write_back(&self) -> io::Result<()> {
+        self.control().write_back()
     }
 
     /// Discards all cached data of the file, because another host may have written since. The counterpart of
-    /// [`Disk::hand_over`].
+    /// [`Disk::write_back`].
     ///
     /// # Errors
     /// The image cannot be used any more.
-    pub fn take_over(&self) -> io::Result<()> {
-        self.control().take_over()
+    pub fn reload(&self) -> io::Result<()> {
+        self.control().reload()
     }
 
     /// Ends requests in flight within a limited time, as failed if necessary, because a caller waits for
@@ -194,8 +194,8 @@ impl Disk {
     ///
     /// This matters for requests at a remote server that does not answer. It does not apply to later
     /// requests. A caller that submits more must call it again.
-    pub fn hurry(&self) {
-        self.control().hurry();
+    pub fn limit_remote_waits(&self) {
+        self.control().limit_remote_waits();
     }
 
     /// Returns a name that identifies this disk on the host: at most 20 printable ASCII characters. It is the
@@ -204,7 +204,7 @@ impl Disk {
         self.control().identity()
     }
 
-    /// Registers the disk with a worker's engine. The result goes into each [`Lane`] with that engine.
+    /// Registers the disk with a worker's engine. The result goes into each [`IoContext`] with that engine.
     ///
     /// # Errors
     /// The engine cannot use the file.
@@ -236,36 +236,36 @@ impl Disk {
 
     /// Starts a request on the buffers in `io`.
     #[inline]
-    pub fn start(&self, lane: &mut Lane<'_>, io: &mut Io, request: Request) -> Step {
+    pub fn start(&self, context: &mut IoContext<'_>, io: &mut Io, request: Request) -> Step {
         debug_assert!(!io.is_active(), "a request was started over another one");
-        self.start_with(lane, &mut io.buffers, &mut io.state, request)
+        self.start_with(context, &mut io.buffers, &mut io.state, request)
     }
 
     #[inline]
     fn start_with(
         &self,
-        lane: &mut Lane<'_>,
+        context: &mut IoContext<'_>,
         buffers: &mut IoBuffers,
         state: &mut IoState,
         request: Request,
     ) -> Step {
         match self {
-            Self::File(file) => file.start(lane, buffers, state.file(), request),
+            Self::File(file) => file.start(context, buffers, state.file(), request),
             Self::Null(null) => null.start(buffers, request),
-            Self::Memory(memory) => memory.start(lane, buffers, state.memory(), request),
-            Self::Library(library) => library.start(lane, buffers, state.offload(), request),
-            Self::Fault(fault) => fault.start(lane, buffers, state.faulty(), request),
+            Self::Memory(memory) => memory.start(context, buffers, state.memory(), request),
+            Self::Library(library) => library.start(context, buffers, state.offload(), request),
+            Self::Fault(fault) => fault.start(context, buffers, state.faulty(), request),
         }
     }
 
     /// Continues a request after the completion of an operation.
     #[inline]
-    pub fn resume(&self, lane: &mut Lane<'_>, io: &mut Io, completion: Completion) -> Step {
+    pub fn resume(&self, context: &mut IoContext<'_>, io: &mut Io, completion: Completion) -> Step {
         match self {
-            Self::File(file) => file.resume(lane, &mut io.buffers, io.state.file(), completion),
+            Self::File(file) => file.resume(context, &mut io.buffers, io.state.file(), completion),
             // These kinds have no operations in an engine.
             Self::Null(_) | Self::Memory(_) | Self::Library(_) => Step::Pending,
-            Self::Fault(fault) => fault.resume(lane, &mut io.buffers, io.state.faulty(), completion),
+            Self::Fault(fault) => fault.resume(context, &mut io.buffers, io.state.faulty(), completion),
         }
     }
 
@@ -281,19 +281,19 @@ impl Disk {
 
     /// Continues a request after [`Step::Busy`] or [`Step::More`]. Calling it too early does no harm.
     #[inline]
-    pub fn retry(&self, lane: &mut Lane<'_>, io: &mut Io) -> Step {
-        self.retry_with(lane, &mut io.buffers, &mut io.state)
+    pub fn retry(&self, context: &mut IoContext<'_>, io: &mut Io) -> Step {
+        self.retry_with(context, &mut io.buffers, &mut io.state)
     }
 
     #[inline]
-    fn retry_with(&self, lane: &mut Lane<'_>, buffers: &mut IoBuffers, state: &mut IoState) -> Step {
+    fn retry_with(&self, context: &mut IoContext<'_>, buffers: &mut IoBuffers, state: &mut IoState) -> Step {
         match self {
-            Self::File(file) => file.drive(lane, buffers, state.file()),
+            Self::File(file) => file.drive(context, buffers, state.file()),
             // A null disk is never busy.
             Self::Null(_) => Step::Busy,
-            Self::Memory(memory) => memory.step(lane, buffers, state.memory()),
-            Self::Library(library) => library.retry(lane, buffers, state.offload()),
-            Self::Fault(fault) => fault.retry(lane, buffers, state.faulty()),
+            Self::Memory(memory) => memory.step(context, buffers, state.memory()),
+            Self::Library(library) => library.retry(context, buffers, state.offload()),
+            Self::Fault(fault) => fault.retry(context, buffers, state.faulty()),
         }
     }
 }
@@ -317,7 +317,7 @@ impl FaultDisk {
 
     fn start(
         &self,
-        lane: &mut Lane<'_>,
+        context: &mut IoContext<'_>,
         buffers: &mut IoBuffers,
         state: &mut FaultyState,
         request: Request,
@@ -325,15 +325,15 @@ impl FaultDisk {
         let FaultyState { faults, under } = state;
         if let Disk::File(file) = &self.under {
             faults.begin(request);
-            return file.start(&mut self.faults.outlet(lane, faults), buffers, under.file(), request);
+            return file.start(&mut self.faults.sender(context, faults), buffers, under.file(), request);
         }
         self.faults.hold(faults, request);
-        self.retry(lane, buffers, state)
+        self.retry(context, buffers, state)
     }
 
     fn resume(
         &self,
-        lane: &mut Lane<'_>,
+        context: &mut IoContext<'_>,
         buffers: &mut IoBuffers,
         state: &mut FaultyState,
         completion: Completion,
@@ -341,18 +341,18 @@ impl FaultDisk {
         let FaultyState { faults, under } = state;
         // Only files have operations.
         let Disk::File(file) = &self.under else { return Step::Pending };
-        let completion = self.faults.completed(faults, completion, lane.marks);
-        file.resume(&mut self.faults.outlet(lane, faults), buffers, under.file(), completion)
+        let completion = self.faults.completed(faults, completion, context.marks);
+        file.resume(&mut self.faults.sender(context, faults), buffers, under.file(), completion)
     }
 
-    fn retry(&self, lane: &mut Lane<'_>, buffers: &mut IoBuffers, state: &mut FaultyState) -> Step {
+    fn retry(&self, context: &mut IoContext<'_>, buffers: &mut IoBuffers, state: &mut FaultyState) -> Step {
         let FaultyState { faults, under } = state;
         if let Disk::File(file) = &self.under {
-            return file.drive(&mut self.faults.outlet(lane, faults), buffers, under.file());
+            return file.drive(&mut self.faults.sender(context, faults), buffers, under.file());
         }
-        match self.faults.admit(faults, buffers, lane.waker) {
-            None => self.under.retry_with(lane, buffers, under),
-            Some(Admission::Start(request)) => self.under.start_with(lane, buffers, under, request),
+        match self.faults.admit(faults, buffers, context.waker) {
+            None => self.under.retry_with(context, buffers, under),
+            Some(Admission::Start(request)) => self.under.start_with(context, buffers, under, request),
             Some(Admission::Hold) => Step::Busy,
             Some(Admission::Fail(errno)) => {
                 buffers.drop_extents();

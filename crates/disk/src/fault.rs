@@ -4,17 +4,17 @@
 //! real errors, short transfers and EAGAIN. A disk without operations answers at once, so faults affect its
 //! requests.
 
-mod dice;
+mod selector;
 mod timer;
 
 use crate::FaultRules;
 use crate::buffers::IoBuffers;
-use crate::lane::Outlet;
+use crate::io_context::OpSender;
 use crate::spec::fault_rules::{Effect, OperationKind};
-use crate::{Error, Extent, IoError, Lane, Limits, Request, Step};
-use dice::{Dice, Subject};
+use crate::{Error, Extent, IoContext, IoError, Limits, Request, Step};
 use kickless_io::{AlignedBuf, Buffers, Completion, Errno, OpKind, Waker};
 use kickless_memory::{Iov, Marks};
+use selector::{FaultSelector, Subject};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use timer::Timer;
@@ -29,7 +29,7 @@ pub(crate) struct FaultInjector {
     limits: Limits,
     /// The parts of an operation are multiples of this many bytes.
     unit: u64,
-    state: Mutex<State>,
+    state: Mutex<InjectorState>,
     timer: Timer,
 }
 
@@ -55,8 +55,8 @@ pub(crate) enum Admission {
 
 /// The state that all workers share. Locked for each operation.
 #[derive(Debug)]
-struct State {
-    dice: Dice,
+struct InjectorState {
+    selector: FaultSelector,
     /// The number of operations that were not held up, or not any more.
     passed: u64,
 }
@@ -71,7 +71,7 @@ pub(crate) struct FaultState {
     /// The decision on the next operation, until that is sent.
     verdict: Option<Verdict>,
     /// The substitute that is in the engine.
-    stand_in: Option<StandIn>,
+    substitute: Option<Substitute>,
 }
 
 impl FaultState {
@@ -101,7 +101,7 @@ enum Verdict {
 
 /// The substitute for an operation.
 #[derive(Debug)]
-enum StandIn {
+enum Substitute {
     /// No operation at all, reported as this error.
     Failure(Errno, Buffers),
     /// A part of the operation, with a buffer of the injector.
@@ -121,7 +121,7 @@ impl FaultInjector {
         }
         // A request has no parts.
         let unit = if let Target::Operations { unit } = target { unit.max(1) } else { u64::MAX };
-        let state = Mutex::new(State { dice: Dice::new(rules), passed: 0 });
+        let state = Mutex::new(InjectorState { selector: FaultSelector::new(rules), passed: 0 });
         let limits = Limits { lifetime: rules.lifetime.or(under.lifetime), ..under.clone() };
         Ok(Self { limits, unit, state, timer: Timer::start().map_err(Error::Timer)? })
     }
@@ -130,7 +130,7 @@ impl FaultInjector {
         &self.limits
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, InjectorState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -168,12 +168,12 @@ impl FaultInjector {
     }
 
     /// Returns the sender of a request's operations, which injects the faults.
-    pub(crate) fn outlet<'a, 'l>(
+    pub(crate) fn sender<'a, 'l>(
         &'a self,
-        lane: &'a mut Lane<'l>,
+        context: &'a mut IoContext<'l>,
         faults: &'a mut FaultState,
-    ) -> FaultOutlet<'a, 'l> {
-        FaultOutlet { injector: self, lane, faults }
+    ) -> FaultSender<'a, 'l> {
+        FaultSender { injector: self, context, faults }
     }
 
     /// Converts the completion of a substitute into the completion of the original operation.
@@ -183,12 +183,12 @@ impl FaultInjector {
         mut completion: Completion,
         marks: &mut Marks,
     ) -> Completion {
-        match faults.stand_in.take() {
-            Some(StandIn::Failure(errno, buffers)) => {
+        match faults.substitute.take() {
+            Some(Substitute::Failure(errno, buffers)) => {
                 completion.result = Err(errno);
                 completion.buffers = buffers;
             }
-            Some(StandIn::Part(mut iov, kind)) => {
+            Some(Substitute::Part(mut iov, kind)) => {
                 if let (Buffers::Owned(part), Ok(bytes), OpKind::Read) =
                     (&completion.buffers, completion.result, kind)
                 {
@@ -205,7 +205,7 @@ impl FaultInjector {
     fn decide(&self, faults: &mut FaultState, subject: Subject<'_>, waker: &Waker) -> Verdict {
         let mut state = self.state();
         let verdict = match faults.verdict.take() {
-            None => self.rolled(&mut state, subject, waker),
+            None => self.decide_first(&mut state, subject, waker),
             Some(Verdict::Wait(due)) if Instant::now() >= due => Verdict::Pass,
             Some(Verdict::Overtaken(passed, due)) if state.passed > passed || Instant::now() >= due => {
                 Verdict::Pass
@@ -219,18 +219,18 @@ impl FaultInjector {
         verdict
     }
 
-    fn rolled(&self, state: &mut State, subject: Subject<'_>, waker: &Waker) -> Verdict {
+    fn decide_first(&self, state: &mut InjectorState, subject: Subject<'_>, waker: &Waker) -> Verdict {
         let later = |time: Duration| {
             let due = Instant::now() + time;
             self.timer.wake_at(due, waker);
             due
         };
-        match state.dice.roll(subject) {
+        match state.selector.select(subject) {
             None => Verdict::Pass,
             Some(Effect::Error(errno)) => Verdict::Fail(errno),
             Some(Effect::Delay(range)) => {
                 let span = (*range.end() - *range.start()).as_micros() as u64;
-                let more = Duration::from_micros(state.dice.random() % (span + 1));
+                let more = Duration::from_micros(state.selector.random() % (span + 1));
                 Verdict::Wait(later(*range.start() + more))
             }
             Some(Effect::Reorder) => Verdict::Overtaken(state.passed, later(OVERTAKEN_WITHIN)),
@@ -238,7 +238,7 @@ impl FaultInjector {
                 match subject.len().div_ceil(self.unit) {
                     // It has only one part.
                     0 | 1 => Verdict::Pass,
-                    units => Verdict::Short(self.unit * (1 + state.dice.random() % (units - 1))),
+                    units => Verdict::Short(self.unit * (1 + state.selector.random() % (units - 1))),
                 }
             }
         }
@@ -257,32 +257,32 @@ fn kind_of(request: Request) -> OperationKind {
 }
 
 /// Sends operations to an engine, with faults.
-pub(crate) struct FaultOutlet<'a, 'l> {
+pub(crate) struct FaultSender<'a, 'l> {
     injector: &'a FaultInjector,
-    lane: &'a mut Lane<'l>,
+    context: &'a mut IoContext<'l>,
     faults: &'a mut FaultState,
 }
 
-impl FaultOutlet<'_, '_> {
+impl FaultSender<'_, '_> {
     /// Sends a substitute, and keeps what is needed to report the original operation.
     fn send_instead(
         &mut self,
         kind: OpKind,
         offset: u64,
         buffers: Buffers,
-        stand_in: StandIn,
+        substitute: Substitute,
     ) -> Result<(), (Step, Buffers)> {
-        let sent = self.lane.send(kind, offset, buffers);
+        let sent = self.context.send(kind, offset, buffers);
         match sent {
             Ok(()) => {
-                self.faults.stand_in = Some(stand_in);
+                self.faults.substitute = Some(substitute);
                 Ok(())
             }
             Err((step, _)) => Err((
                 step,
-                match stand_in {
-                    StandIn::Failure(_, buffers) => buffers,
-                    StandIn::Part(iov, _) => Buffers::Guest(iov),
+                match substitute {
+                    Substitute::Failure(_, buffers) => buffers,
+                    Substitute::Part(iov, _) => Buffers::Guest(iov),
                 },
             )),
         }
@@ -296,11 +296,11 @@ impl FaultOutlet<'_, '_> {
         len: usize,
     ) -> Result<(), (Step, Buffers)> {
         match buffers {
-            Buffers::None => self.lane.send(kind, offset, buffers),
+            Buffers::None => self.context.send(kind, offset, buffers),
             Buffers::Owned(mut buffer) => {
                 let start = buffer.window().start;
                 buffer.set_window(start..start + len);
-                self.lane.send(kind, offset, Buffers::Owned(buffer))
+                self.context.send(kind, offset, Buffers::Owned(buffer))
             }
             Buffers::Guest(iov) => {
                 let Ok(mut part) = AlignedBuf::new(len, rustix::param::page_size()) else {
@@ -309,13 +309,13 @@ impl FaultOutlet<'_, '_> {
                 if kind != OpKind::Read {
                     iov.read(0, &mut part);
                 }
-                self.send_instead(kind, offset, Buffers::Owned(part), StandIn::Part(iov, kind))
+                self.send_instead(kind, offset, Buffers::Owned(part), Substitute::Part(iov, kind))
             }
         }
     }
 }
 
-impl Outlet for FaultOutlet<'_, '_> {
+impl OpSender for FaultSender<'_, '_> {
     fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
         let len = match (&buffers, kind) {
             (_, OpKind::Range { len, .. }) => len,
@@ -334,13 +334,13 @@ impl Outlet for FaultOutlet<'_, '_> {
             OpKind::Range { .. } => self.faults.kind.unwrap_or(OperationKind::Discard),
         };
         let subject = Subject { kind: kind_of, extents: &[Extent { offset, len, unmap: false }] };
-        let sent = match self.injector.decide(self.faults, subject, self.lane.waker) {
-            Verdict::Pass => self.lane.send(kind, offset, buffers),
+        let sent = match self.injector.decide(self.faults, subject, self.context.waker) {
+            Verdict::Pass => self.context.send(kind, offset, buffers),
             Verdict::Wait(_) | Verdict::Overtaken(..) => return Err((Step::Busy, buffers)),
             Verdict::Short(len) => self.send_part(kind, offset, buffers, len as usize),
             // An empty read fails instead, so that the error is reported like any other.
             Verdict::Fail(errno) => {
-                self.send_instead(OpKind::Read, 0, Buffers::None, StandIn::Failure(errno, buffers))
+                self.send_instead(OpKind::Read, 0, Buffers::None, Substitute::Failure(errno, buffers))
             }
         };
         if sent.is_ok() {
@@ -350,14 +350,14 @@ impl Outlet for FaultOutlet<'_, '_> {
     }
 
     fn waker(&self) -> &Waker {
-        self.lane.waker
+        self.context.waker
     }
 
     fn marks(&mut self) -> &mut Marks {
-        self.lane.marks
+        self.context.marks
     }
 
     fn stall(&mut self) {
-        self.lane.stall();
+        self.context.stall();
     }
 }

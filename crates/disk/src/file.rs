@@ -3,8 +3,8 @@
 mod control;
 mod disk;
 mod extents;
-mod lacks;
 mod magic;
+mod missing_calls;
 mod open;
 mod operation;
 mod piece;

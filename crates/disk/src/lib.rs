@@ -24,23 +24,23 @@
 //! split.
 //!
 //! ```
-//! use kickless_disk::{Disk, DiskSpec, Io, Lane, Options, Request, Step};
+//! use kickless_disk::{Disk, DiskSpec, Io, IoContext, Options, Request, Step};
 //! use kickless_io::{Engine, EngineKind, Waker};
 //! use kickless_memory::Marks;
 //!
 //! let disk = Disk::open(&DiskSpec::Null(1 << 30), &Options::default())?;
 //! let mut engine = Engine::open(EngineKind::Auto, 16)?;
 //! let (file, waker, mut marks) = (disk.attach(&mut engine)?, Waker::new()?, Marks::off());
-//! let mut lane = Lane {
+//! let mut context = IoContext {
 //!     engine: &mut engine,
-//!     source: 0,
+//!     task: 0,
 //!     slot: 0,
 //!     file,
 //!     waker: &waker,
 //!     lost_writes: &mut disk.lost_writes_seen(0),
 //!     marks: &mut marks,
 //! };
-//! let step = disk.start(&mut lane, &mut Io::default(), Request::Flush);
+//! let step = disk.start(&mut context, &mut Io::default(), Request::Flush);
 //! assert_eq!(step, Step::Done(Ok(())));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -62,7 +62,7 @@ mod fault;
 mod file;
 mod image_file;
 mod io;
-mod lane;
+mod io_context;
 #[cfg_attr(
     not(any(feature = "nbd", feature = "qcow2", feature = "rbd")),
     allow(dead_code, reason = "no library")
@@ -101,7 +101,7 @@ pub use disk::{Disk, FaultDisk};
 pub use error::{Error, IoError};
 pub use file::FileDisk;
 pub use io::Io;
-pub use lane::Lane;
+pub use io_context::IoContext;
 pub use library_disk::LibraryDisk;
 pub use limits::{Lifetime, Limits, RangeLimits, SECTOR};
 pub use lost_writes::LostWritesSeen;

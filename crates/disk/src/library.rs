@@ -17,7 +17,7 @@ pub(crate) trait Library: DiskControl {
     /// that it has acknowledged, it must set [`OffloadOp::lost_writes`] before the answer (see
     /// [`crate::lost_writes`]). A flush that succeeds covers every write that was answered before the flush
     /// was submitted. A durable operation covers itself. An answer may take any time until
-    /// [`DiskControl::hurry`] is called.
+    /// [`DiskControl::limit_remote_waits`] is called.
     ///
     /// The implementer may rely on this: a request has one operation at a time. Offset and length are
     /// multiples of 512 and within the size that the disk had when the request began. The operation of a read

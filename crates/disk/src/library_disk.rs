@@ -6,7 +6,7 @@
 use crate::buffers::IoBuffers;
 use crate::library::Library;
 use crate::offload::{Offload, OffloadOp, OffloadState};
-use crate::{DiskSpec, Error, Lane, Options, Request, Step};
+use crate::{DiskSpec, Error, IoContext, Options, Request, Step};
 use std::sync::Arc;
 
 #[cfg(feature = "nbd")]
@@ -100,21 +100,21 @@ impl LibraryDisk {
     /// Starts a request on these buffers.
     pub(crate) fn start(
         &self,
-        lane: &mut Lane<'_>,
+        context: &mut IoContext<'_>,
         buffers: &mut IoBuffers,
         state: &mut OffloadState,
         request: Request,
     ) -> Step {
-        self.offload.start(lane, buffers, state, request, |op| self.library.submit(op))
+        self.offload.start(context, buffers, state, request, |op| self.library.submit(op))
     }
 
     /// Continues a request, if its operation has been answered.
     pub(crate) fn retry(
         &self,
-        lane: &mut Lane<'_>,
+        context: &mut IoContext<'_>,
         buffers: &mut IoBuffers,
         state: &mut OffloadState,
     ) -> Step {
-        self.offload.drive(lane, buffers, state, |op| self.library.submit(op))
+        self.offload.drive(context, buffers, state, |op| self.library.submit(op))
     }
 }

@@ -29,30 +29,30 @@ const READS: i64 = 100;
 /// This process writes.
 const WRITES: i64 = 101;
 /// No other process may read.
-const ALONE_READING: i64 = 200;
+const DENIES_READING: i64 = 200;
 /// No other process may write.
-const ALONE_WRITING: i64 = 201;
+const DENIES_WRITING: i64 = 201;
 
 /// The best time to wait for another process. A killed process keeps its locks until the kernel has ended its
 /// I/O. A process whose virtual machine has moved here may release its locks a moment late.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+pub const LOCK_WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// The shortest pause between two attempts to take a lock. The longest is twice as long.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const RETRY_EVERY: Duration = Duration::from_millis(5);
 
 /// The lock bytes of a kind of user.
-struct Claim {
+struct LockBytes {
     /// The bytes to lock.
     holds: &'static [i64],
     /// The bytes that no other process may lock.
     refuses: &'static [i64],
 }
 
-const WRITER: Claim =
-    Claim { holds: &[READS, WRITES, ALONE_WRITING], refuses: &[ALONE_READING, ALONE_WRITING, WRITES] };
-const READER: Claim = Claim { holds: &[READS, ALONE_WRITING], refuses: &[ALONE_READING, WRITES] };
+const WRITER: LockBytes =
+    LockBytes { holds: &[READS, WRITES, DENIES_WRITING], refuses: &[DENIES_READING, DENIES_WRITING, WRITES] };
+const READER: LockBytes = LockBytes { holds: &[READS, DENIES_WRITING], refuses: &[DENIES_READING, WRITES] };
 
-const fn claim(read_only: bool) -> &'static Claim {
+const fn lock_bytes(read_only: bool) -> &'static LockBytes {
     if read_only { &READER } else { &WRITER }
 }
 
@@ -89,7 +89,7 @@ impl LockError {
     fn held(byte: i64) -> Self {
         match byte {
             WRITES => Self::Written,
-            ALONE_WRITING => Self::NotShared,
+            DENIES_WRITING => Self::NotShared,
             _ => Self::Exclusive,
         }
     }
@@ -130,7 +130,7 @@ fn image(file: &File) -> Option<Image> {
 /// Returns whether this process already has a conflicting lock on the image, by this or another open file
 /// description.
 pub fn is_held_here(file: &File, read_only: bool) -> bool {
-    let refuses = |holds: &[i64]| holds.iter().any(|byte| claim(read_only).refuses.contains(byte));
+    let refuses = |holds: &[i64]| holds.iter().any(|byte| lock_bytes(read_only).refuses.contains(byte));
     image(file).is_some_and(|of| held().iter().any(|(image, holds)| *image == of && refuses(holds)))
 }
 
@@ -140,11 +140,11 @@ impl ImageLock {
     /// # Errors
     /// Another process has a conflicting lock, or the file cannot be locked. Then nothing is locked.
     pub fn acquire(file: &File, read_only: bool) -> Result<Self, LockError> {
-        let claim = claim(read_only);
+        let bytes = lock_bytes(read_only);
         let file = file.try_clone().map_err(LockError::Unsupported)?;
         // An early return drops this, which unlocks the bytes that are locked so far.
-        let mut lock = Self { file, holds: claim.holds, entry: None };
-        for &byte in claim.holds {
+        let mut lock = Self { file, holds: bytes.holds, entry: None };
+        for &byte in bytes.holds {
             match fcntl(&lock.file, FcntlArg::F_OFD_SETLK(&range(byte, libc::F_RDLCK))) {
                 Ok(_) => {}
                 Err(Errno::EAGAIN | Errno::EACCES) => return Err(LockError::held(byte)),
@@ -157,26 +157,26 @@ impl ImageLock {
         Ok(lock)
     }
 
-    /// Locks the image as [`ImageLock::acquire`], but waits up to `patience` for others to unlock it.
+    /// Locks the image as [`ImageLock::acquire`], but waits up to `wait_max` for others to unlock it.
     ///
     /// # Errors
     /// The others keep their lock, or the file cannot be locked. Then nothing is locked.
-    pub fn acquire_within(file: &File, read_only: bool, patience: Duration) -> Result<Self, LockError> {
+    pub fn acquire_within(file: &File, read_only: bool, wait_max: Duration) -> Result<Self, LockError> {
         // Nothing is locked between attempts. Otherwise each of two waiting processes would find the other's
         // bytes.
         let attempt = || check(file, read_only).and_then(|()| Self::acquire(file, read_only));
-        within(patience, attempt, |error| tracing::info!(%error, "waiting for the image's lock"))
+        retry_within(wait_max, attempt, |error| tracing::info!(%error, "waiting for the image's lock"))
     }
 }
 
 /// Repeats an attempt until it succeeds, fails for good, or the time has passed. Calls `tell` before the
 /// first wait.
-fn within<T>(
-    patience: Duration,
+fn retry_within<T>(
+    wait_max: Duration,
     attempt: impl Fn() -> Result<T, LockError>,
     tell: impl Fn(&LockError),
 ) -> Result<T, LockError> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + wait_max;
     let mut waits = false;
     loop {
         match attempt() {
@@ -191,12 +191,12 @@ fn within<T>(
     }
 }
 
-/// Returns a random time from [`LOOK_EVERY`] to twice that. If two processes waited for the same time, each
+/// Returns a random time from [`RETRY_EVERY`] to twice that. If two processes waited for the same time, each
 /// would find the other's bytes for ever.
 fn pause() -> Duration {
     // The keys of `RandomState` are random for the first one of a process, and count up from there.
     let random = RandomState::new().hash_one(std::process::id());
-    LOOK_EVERY + Duration::from_micros(random % LOOK_EVERY.as_micros() as u64)
+    RETRY_EVERY + Duration::from_micros(random % RETRY_EVERY.as_micros() as u64)
 }
 
 impl Drop for ImageLock {
@@ -221,7 +221,7 @@ impl Drop for ImageLock {
 /// # Errors
 /// Another process has a conflicting lock, or the file cannot be locked.
 pub fn check(file: &File, read_only: bool) -> Result<(), LockError> {
-    for &byte in claim(read_only).refuses {
+    for &byte in lock_bytes(read_only).refuses {
         let mut found = range(byte, libc::F_WRLCK);
         fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))
             .map_err(|errno| LockError::Unsupported(errno.into()))?;
@@ -232,13 +232,13 @@ pub fn check(file: &File, read_only: bool) -> Result<(), LockError> {
     Ok(())
 }
 
-/// Checks as [`check`], but waits up to `patience` for others to unlock the image.
+/// Checks as [`check`], but waits up to `wait_max` for others to unlock the image.
 ///
 /// # Errors
 /// The others keep their lock, or the file cannot be locked.
-pub fn check_within(file: &File, read_only: bool, patience: Duration) -> Result<(), LockError> {
+pub fn check_within(file: &File, read_only: bool, wait_max: Duration) -> Result<(), LockError> {
     // At start-up, only the final error is reported.
-    within(patience, || check(file, read_only), |_| {})
+    retry_within(wait_max, || check(file, read_only), |_| {})
 }
 
 /// Returns the lock of one byte for `fcntl`.
@@ -319,8 +319,8 @@ mod tests {
         for (byte, writer, reader) in [
             (READS, "Ok(())", "Ok(())"),
             (WRITES, "Err(Written)", "Err(Written)"),
-            (ALONE_READING, "Err(Exclusive)", "Err(Exclusive)"),
-            (ALONE_WRITING, "Err(NotShared)", "Ok(())"),
+            (DENIES_READING, "Err(Exclusive)", "Err(Exclusive)"),
+            (DENIES_WRITING, "Err(NotShared)", "Ok(())"),
         ] {
             assert!(set(byte, libc::F_RDLCK));
             for (read_only, expected) in [(false, writer), (true, reader)] {
@@ -331,10 +331,10 @@ mod tests {
             assert!(set(byte, libc::F_UNLCK));
         }
         for (read_only, holds) in
-            [(false, &[READS, WRITES, ALONE_WRITING][..]), (true, &[READS, ALONE_WRITING])]
+            [(false, &[READS, WRITES, DENIES_WRITING][..]), (true, &[READS, DENIES_WRITING])]
         {
             let _lock = ImageLock::acquire(&a, read_only).unwrap();
-            for byte in [READS, WRITES, ALONE_READING, ALONE_WRITING] {
+            for byte in [READS, WRITES, DENIES_READING, DENIES_WRITING] {
                 let free = set(byte, libc::F_WRLCK);
                 assert_eq!(free, !holds.contains(&byte), "{byte}");
                 assert!(!free || set(byte, libc::F_UNLCK));
@@ -356,12 +356,12 @@ mod tests {
         let image = image();
         let (a, b) = (open(image.path(), false), open(image.path(), false));
         let held = ImageLock::acquire(&a, false).unwrap();
-        let (started, patience) = (Instant::now(), Duration::from_millis(20));
-        let refused = ImageLock::acquire_within(&b, false, patience);
-        assert!(matches!(refused, Err(LockError::NotShared)) && started.elapsed() >= patience);
+        let (started, wait_max) = (Instant::now(), Duration::from_millis(20));
+        let refused = ImageLock::acquire_within(&b, false, wait_max);
+        assert!(matches!(refused, Err(LockError::NotShared)) && started.elapsed() >= wait_max);
         let started = Instant::now();
-        let refused = check_within(&b, false, patience);
-        assert!(matches!(refused, Err(LockError::NotShared)) && started.elapsed() >= patience);
+        let refused = check_within(&b, false, wait_max);
+        assert!(matches!(refused, Err(LockError::NotShared)) && started.elapsed() >= wait_max);
         let waiting = thread::spawn(move || ImageLock::acquire_within(&b, false, Duration::from_secs(60)));
         drop(held);
         let _theirs = waiting.join().unwrap().unwrap();
@@ -370,13 +370,13 @@ mod tests {
 
     /// Runs attempts that succeed after `looks` failures. Returns whether they succeeded, the number of
     /// attempts, and the number of reports.
-    fn wait(patience: Duration, error: fn() -> LockError, looks: usize) -> (bool, usize, usize) {
+    fn wait(wait_max: Duration, error: fn() -> LockError, looks: usize) -> (bool, usize, usize) {
         let (looked, told) = (Cell::new(0), Cell::new(0));
         let attempt = || {
             looked.set(looked.get() + 1);
             if looked.get() > looks { Ok(()) } else { Err(error()) }
         };
-        let result = within(patience, attempt, |_| told.set(told.get() + 1));
+        let result = retry_within(wait_max, attempt, |_| told.set(told.get() + 1));
         (result.is_ok(), looked.get(), told.get())
     }
 
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn waiting_processes_use_different_pauses() {
         let waits: std::collections::BTreeSet<_> = (0..16).map(|_| pause()).collect();
-        assert!(waits.len() > 1 && waits.iter().all(|wait| (LOOK_EVERY..2 * LOOK_EVERY).contains(wait)));
+        assert!(waits.len() > 1 && waits.iter().all(|wait| (RETRY_EVERY..2 * RETRY_EVERY).contains(wait)));
     }
 
     #[test]

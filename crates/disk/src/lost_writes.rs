@@ -69,7 +69,7 @@ impl LostWritesSeen {
 
 /// The counts that the queues of a disk have reported. Locked when a queue starts and when a flush fails.
 #[derive(Debug, Default)]
-pub(crate) struct LostWritesTold(Mutex<Told>);
+pub(crate) struct LostWritesReported(Mutex<Told>);
 
 #[derive(Debug, Default)]
 struct Told {
@@ -79,7 +79,7 @@ struct Told {
     by_queue: BTreeMap<u16, u64>,
 }
 
-impl LostWritesTold {
+impl LostWritesReported {
     /// Returns the count that a starting queue need not report.
     pub(crate) fn seen(&self, queue: u16) -> LostWritesSeen {
         let count = self.with(|told| told.by_queue.get(&queue).copied().unwrap_or(told.before));
@@ -110,7 +110,7 @@ impl LostWritesTold {
 #[cfg(test)]
 mod tests {
     use crate::offload::{Offload, OffloadKind, OffloadOp, WakeBatch};
-    use crate::{Io, IoError, Lane, Limits, Request, Step};
+    use crate::{Io, IoContext, IoError, Limits, Request, Step};
     use kickless_io::{Engine, EngineKind, Errno, Waker};
     use kickless_memory::{Gpa, Marks};
     use kickless_testing::guest_memory;
@@ -129,9 +129,9 @@ mod tests {
             io.buffers_mut().push(&view, Gpa(0), 4096).unwrap();
         }
         let (waker, mut marks) = (Waker::new().unwrap(), Marks::off());
-        let mut lane = Lane {
+        let mut context = IoContext {
             engine: &mut engine,
-            source: 0,
+            task: 0,
             slot: 0,
             file: None,
             waker: &waker,
@@ -141,7 +141,7 @@ mod tests {
         let out: RefCell<Option<OffloadOp>> = RefCell::default();
         let submit = |op| assert!(out.replace(Some(op)).is_none());
         let (buffers, state) = (&mut io.buffers, io.state.offload());
-        let mut step = offload.start(&mut lane, buffers, state, request, submit);
+        let mut step = offload.start(&mut context, buffers, state, request, submit);
         let mut calls = Vec::new();
         for &count in counts {
             assert_eq!(step, Step::Busy);
@@ -149,7 +149,7 @@ mod tests {
             calls.push(op.kind);
             op.lost_writes = count;
             op.answer(Ok(()), &mut WakeBatch::default());
-            step = offload.drive(&mut lane, buffers, state, submit);
+            step = offload.drive(&mut context, buffers, state, submit);
         }
         assert_eq!(calls.last(), Some(&OffloadKind::Flush));
         step

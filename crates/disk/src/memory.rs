@@ -6,7 +6,7 @@
 
 use crate::buffers::IoBuffers;
 use crate::control::DiskControl;
-use crate::{Error, Extent, IoError, Lane, Limits, RangeLimits, Request, SECTOR, Step};
+use crate::{Error, Extent, IoContext, IoError, Limits, RangeLimits, Request, SECTOR, Step};
 use kickless_memory::Ram;
 
 /// The bytes to copy or zero in one step.
@@ -110,7 +110,7 @@ impl MemoryDisk {
     #[inline]
     pub(crate) fn start(
         &self,
-        lane: &mut Lane<'_>,
+        context: &mut IoContext<'_>,
         buffers: &mut IoBuffers,
         state: &mut MemoryState,
         request: Request,
@@ -121,13 +121,13 @@ impl MemoryDisk {
         };
         let len = buffers.guest.len();
         if len > STEP_BYTES {
-            return self.start_steps(lane, buffers, state, request, offset);
+            return self.start_steps(context, buffers, state, request, offset);
         }
         let copied = match request {
-            Request::Read { .. } => self.ram.copy_to(offset, &mut buffers.guest, lane.marks),
+            Request::Read { .. } => self.ram.copy_to(offset, &mut buffers.guest, context.marks),
             Request::Write { .. } => self.ram.copy_from(offset, &buffers.guest),
             Request::Flush => len,
-            _ => return self.start_steps(lane, buffers, state, request, offset),
+            _ => return self.start_steps(context, buffers, state, request, offset),
         };
         if buffers.guest.is_damaged() {
             return Step::Done(Err(IoError::Damaged));
@@ -138,7 +138,7 @@ impl MemoryDisk {
     #[cold]
     fn start_steps(
         &self,
-        lane: &mut Lane<'_>,
+        context: &mut IoContext<'_>,
         buffers: &mut IoBuffers,
         state: &mut MemoryState,
         request: Request,
@@ -153,15 +153,20 @@ impl MemoryDisk {
             Request::SecureErase => Steps::SecureErase,
         };
         (state.at, state.steps) = (offset, Some(steps));
-        self.step(lane, buffers, state)
+        self.step(context, buffers, state)
     }
 
     /// Does one step of a request.
-    pub(crate) fn step(&self, lane: &mut Lane<'_>, buffers: &mut IoBuffers, state: &mut MemoryState) -> Step {
+    pub(crate) fn step(
+        &self,
+        context: &mut IoContext<'_>,
+        buffers: &mut IoBuffers,
+        state: &mut MemoryState,
+    ) -> Step {
         let Some(steps) = state.steps else { return Step::Busy };
         let len = buffers.guest.len().min(STEP_BYTES);
         let copied = match steps {
-            Steps::Read => self.ram.copy_some_to(state.at, len, &mut buffers.guest, lane.marks),
+            Steps::Read => self.ram.copy_some_to(state.at, len, &mut buffers.guest, context.marks),
             Steps::Write => self.ram.copy_some_from(state.at, len, &buffers.guest),
             Steps::Discard | Steps::WriteZeroes | Steps::SecureErase => {
                 return self.step_on_extents(buffers, state, steps);
@@ -174,7 +179,7 @@ impl MemoryDisk {
             return state.finish(buffers, Err(IoError::Range));
         }
         state.at += len;
-        buffers.guest.advance(len, lane.marks);
+        buffers.guest.advance(len, context.marks);
         if buffers.guest.is_empty() { state.finish(buffers, Ok(())) } else { Step::More }
     }
 

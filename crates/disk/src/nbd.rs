@@ -85,13 +85,13 @@ impl DiskControl for Nbd {
     }
 
     /// Restarts the time to wait for a lost server, for the next user of the disk.
-    fn take_over(&self) -> io::Result<()> {
-        self.inbox.renew();
+    fn reload(&self) -> io::Result<()> {
+        self.inbox.restart_wait();
         Ok(())
     }
 
-    fn hurry(&self) {
-        self.inbox.hurry();
+    fn limit_remote_waits(&self) {
+        self.inbox.limit_remote_waits();
     }
 }
 

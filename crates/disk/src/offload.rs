@@ -10,8 +10,8 @@ mod op;
 
 use crate::buffer_pool::{BUFFER_BYTES, BufferPermit, BufferPool, BufferWait, PoolLimits};
 use crate::buffers::IoBuffers;
-use crate::lost_writes::{LostWritesSeen, LostWritesTold};
-use crate::{IoError, Lane, Limits, Request, Step};
+use crate::lost_writes::{LostWritesReported, LostWritesSeen};
+use crate::{IoContext, IoError, Limits, Request, Step};
 pub(crate) use flushes::Flushes;
 use kickless_io::Errno;
 pub(crate) use op::{AnswerSlot, OffloadKind, OffloadOp, WakeBatch};
@@ -55,7 +55,7 @@ pub(crate) struct Offload {
     durable: bool,
     short: Arc<BufferPool>,
     long: Arc<BufferPool>,
-    lost_writes_told: LostWritesTold,
+    lost_writes_reported: LostWritesReported,
 }
 
 impl OffloadState {
@@ -81,18 +81,18 @@ impl Offload {
         let short = PoolLimits { bytes: SHORT_BYTES, align, in_use_max: SHORT_MAX, kept_max: SHORT_MAX };
         let long = PoolLimits { bytes: BUFFER_BYTES, align, in_use_max: LONG_MAX, kept_max: LONG_MAX / 4 };
         let (short, long) = (Arc::new(BufferPool::of(short)), Arc::new(BufferPool::of(long)));
-        let lost_writes_told = LostWritesTold::default();
-        Arc::new(Self { limits, size: AtomicU64::new(size), durable, short, long, lost_writes_told })
+        let lost_writes_reported = LostWritesReported::default();
+        Arc::new(Self { limits, size: AtomicU64::new(size), durable, short, long, lost_writes_reported })
     }
 
     /// Returns the lost writes that a starting queue need not report.
     pub(crate) fn lost_writes_seen(&self, queue: u16) -> LostWritesSeen {
-        self.lost_writes_told.seen(queue)
+        self.lost_writes_reported.seen(queue)
     }
 
     /// Begins with a fresh driver, while no queue runs.
     pub(crate) fn new_driver(&self) {
-        self.lost_writes_told.new_driver();
+        self.lost_writes_reported.new_driver();
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -114,7 +114,7 @@ impl Offload {
     /// Starts a request. `submit` passes an operation to the library, and never waits.
     pub(crate) fn start(
         &self,
-        lane: &mut Lane<'_>,
+        context: &mut IoContext<'_>,
         buffers: &mut IoBuffers,
         state: &mut OffloadState,
         request: Request,
@@ -134,23 +134,23 @@ impl Offload {
         state.request = Some(request);
         // The answers to a durable request's own writes set the count.
         let is_flush = request == Request::Flush;
-        state.lost_writes = if is_flush { lane.lost_writes.count() } else { u64::MAX };
+        state.lost_writes = if is_flush { context.lost_writes.count() } else { u64::MAX };
         state.flush = (durable && !self.durable) || is_flush;
-        self.drive(lane, buffers, state, submit)
+        self.drive(context, buffers, state, submit)
     }
 
     /// Continues a request as far as possible.
     pub(crate) fn drive(
         &self,
-        lane: &mut Lane<'_>,
+        context: &mut IoContext<'_>,
         buffers: &mut IoBuffers,
         state: &mut OffloadState,
         submit: impl Fn(OffloadOp),
     ) -> Step {
         loop {
             let flow = self
-                .take_answer(lane, buffers, state)
-                .and_then(|()| self.submit_next(lane, buffers, state, &submit));
+                .take_answer(context, buffers, state)
+                .and_then(|()| self.submit_next(context, buffers, state, &submit));
             match flow {
                 Ok(()) => {}
                 Err(Step::Done(result)) => return state.finish(buffers, result),
@@ -160,7 +160,12 @@ impl Offload {
     }
 
     /// Handles the answer of the library.
-    fn take_answer(&self, lane: &mut Lane<'_>, buffers: &mut IoBuffers, state: &mut OffloadState) -> Flow {
+    fn take_answer(
+        &self,
+        context: &mut IoContext<'_>,
+        buffers: &mut IoBuffers,
+        state: &mut OffloadState,
+    ) -> Flow {
         let Some(kind) = state.out else { return Ok(()) };
         let answer = state.slot.take().ok_or(Step::Busy)?;
         state.out = None;
@@ -175,7 +180,7 @@ impl Offload {
             result => result,
         };
         if result.is_err() && state.request == Some(Request::Flush) {
-            self.lost_writes_told.tell(lane.lost_writes, lost_writes);
+            self.lost_writes_reported.tell(context.lost_writes, lost_writes);
         }
         result.map_err(|error| Step::Done(Err(error)))?;
         state.lost_writes = state.lost_writes.min(lost_writes);
@@ -185,10 +190,10 @@ impl Offload {
                 if let (OffloadKind::Read, Some(permit)) = (kind, &state.permit)
                     && let Some(bytes) = permit.buffer.as_ref().and_then(|b| b.get(..len as usize))
                 {
-                    buffers.guest.write(0, bytes, lane.marks);
+                    buffers.guest.write(0, bytes, context.marks);
                 }
                 state.at += len;
-                buffers.guest.advance(len, lane.marks);
+                buffers.guest.advance(len, context.marks);
                 // The next piece may need a buffer of the other kind, or none.
                 state.permit = None;
             }
@@ -203,7 +208,7 @@ impl Offload {
     /// Submits the next operation. Continues at once only after an empty extent.
     fn submit_next(
         &self,
-        lane: &mut Lane<'_>,
+        context: &mut IoContext<'_>,
         buffers: &mut IoBuffers,
         state: &mut OffloadState,
         submit: impl Fn(OffloadOp),
@@ -218,7 +223,7 @@ impl Offload {
             Some(request @ (Request::Discard { durable } | Request::WriteZeroes { durable })) => {
                 let durable = durable && self.durable;
                 let Some(&extent) = buffers.extents.last() else {
-                    return self.last(lane, state, submit);
+                    return self.last(context, state, submit);
                 };
                 if extent.len == 0 {
                     buffers.advance_extent(0);
@@ -230,13 +235,13 @@ impl Offload {
                 };
                 (kind, extent.offset, extent.len)
             }
-            _ => return self.last(lane, state, submit),
+            _ => return self.last(context, state, submit),
         };
         let op = match kind {
             OffloadKind::Read | OffloadKind::Write { .. } => {
                 let pool = if len <= SHORT_BYTES as u64 { &self.short } else { &self.long };
                 let len = len.min(pool.bytes() as u64);
-                let permit = match pool.take(&mut state.waiting, lane.waker) {
+                let permit = match pool.take(&mut state.waiting, context.waker) {
                     Ok(Some(permit)) => state.permit.insert(permit),
                     Ok(None) => return Err(Step::Busy),
                     Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
@@ -252,11 +257,11 @@ impl Offload {
                     }
                 }
                 state.len = len;
-                state.slot.op(kind, (at, len), buffer, lane.waker)
+                state.slot.op(kind, (at, len), buffer, context.waker)
             }
             _ => {
                 state.len = len;
-                state.slot.op(kind, (at, len), None, lane.waker)
+                state.slot.op(kind, (at, len), None, context.waker)
             }
         };
         state.out = Some(kind);
@@ -266,12 +271,12 @@ impl Offload {
     }
 
     /// Flushes if necessary, and ends the request.
-    fn last(&self, lane: &Lane<'_>, state: &mut OffloadState, submit: impl Fn(OffloadOp)) -> Flow {
+    fn last(&self, context: &IoContext<'_>, state: &mut OffloadState, submit: impl Fn(OffloadOp)) -> Flow {
         if !state.flush {
             return Err(Step::Done(Ok(())));
         }
         state.out = Some(OffloadKind::Flush);
-        submit(state.slot.op(OffloadKind::Flush, (0, 0), None, lane.waker));
+        submit(state.slot.op(OffloadKind::Flush, (0, 0), None, context.waker));
         Err(Step::Busy)
     }
 }

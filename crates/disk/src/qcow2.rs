@@ -116,13 +116,13 @@ impl DiskControl for Qcow2 {
     }
 
     /// Returns the files of the backing images, which nothing may write to.
-    fn files_under(&self) -> io::Result<Vec<File>> {
+    fn backing_files(&self) -> io::Result<Vec<File>> {
         let under = self.image.under.lock().unwrap_or_else(PoisonError::into_inner);
         under.iter().map(File::try_clone).collect()
     }
 
     /// Writes all tables to the file, and closes the image.
-    fn hand_over(&self) -> io::Result<()> {
+    fn write_back(&self) -> io::Result<()> {
         let mut access = self.image.access.write().unwrap_or_else(PoisonError::into_inner);
         match access.take() {
             Some(access) => self.image.flush(&access),
@@ -131,7 +131,7 @@ impl DiskControl for Qcow2 {
     }
 
     /// Reads the image's tables again, because another host may have written since.
-    fn take_over(&self) -> io::Result<()> {
+    fn reload(&self) -> io::Result<()> {
         let mut access = self.image.access.write().unwrap_or_else(PoisonError::into_inner);
         *access = None;
         *access = Some(self.image.open(!self.image.options.read_only)?);
@@ -190,8 +190,8 @@ impl Image {
     fn perform(&self, op: &mut OffloadOp) -> Result<(), IoError> {
         let (kind, at, len) = (op.kind, op.at, op.len);
         let result = match kind {
-            OffloadKind::Read => self.with(|access| access.read(op.bytes_mut(), at)),
-            OffloadKind::Write { .. } => self.with(|access| {
+            OffloadKind::Read => self.with_shared(|access| access.read(op.bytes_mut(), at)),
+            OffloadKind::Write { .. } => self.with_shared(|access| {
                 if is_allocated(access, at, len)? {
                     access.write(op.bytes(), at)?;
                     // The data may be in a cluster whose table another request has still to write.
@@ -203,12 +203,12 @@ impl Image {
                 self.unwritten.fetch_sub(1, Ordering::Release);
                 Ok(())
             }),
-            OffloadKind::Flush => self.with(|access| self.flush(access)),
-            OffloadKind::Discard { .. } => self.give_back(at, len, Access::discard_to_any),
-            OffloadKind::Zeroes { unmap: true, .. } => self.give_back(at, len, |access, at, len| {
+            OffloadKind::Flush => self.with_shared(|access| self.flush(access)),
+            OffloadKind::Discard { .. } => self.deallocate(at, len, Access::discard_to_any),
+            OffloadKind::Zeroes { unmap: true, .. } => self.deallocate(at, len, |access, at, len| {
                 zero(access, at, len, |access, at, len| access.discard_to_zero(at, len))
             }),
-            OffloadKind::Zeroes { unmap: false, .. } => self.alone(|access| {
+            OffloadKind::Zeroes { unmap: false, .. } => self.with_exclusive(|access| {
                 zero(access, at, len, |access, at, len| access.write_zeroes(at, len))?;
                 access.flush()
             }),
@@ -224,7 +224,7 @@ impl Image {
 
     /// Discards clusters with `discard`, and frees their space in the file. The library itself would keep
     /// that space for this image.
-    fn give_back(
+    fn deallocate(
         &self,
         mut at: u64,
         len: u64,
@@ -234,8 +234,8 @@ impl Image {
         while at < end {
             // The pieces do not split a cluster, because neither part would be discarded.
             let here = (end - at).min(PUNCHED_MAX - at % PUNCHED_MAX);
-            self.alone(|access| {
-                let holes = places(access, at, here)?;
+            self.with_exclusive(|access| {
+                let holes = cluster_ranges(access, at, here)?;
                 discard(access, at, here)?;
                 access.flush()?;
                 // Nothing in the image refers to these clusters any more. The lock keeps other requests from
@@ -253,19 +253,19 @@ impl Image {
     }
 
     /// Runs `work` together with other requests.
-    fn with(&self, mut work: impl FnMut(&Access) -> io::Result<()>) -> io::Result<()> {
+    fn with_shared(&self, mut work: impl FnMut(&Access) -> io::Result<()>) -> io::Result<()> {
         loop {
             let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
             if let Some(access) = &*access {
                 return work(access);
             }
             drop(access);
-            self.alone(|_| Ok(()))?;
+            self.with_exclusive(|_| Ok(()))?;
         }
     }
 
     /// Runs `work` while no other request runs.
-    fn alone(&self, work: impl FnOnce(&mut Access) -> io::Result<()>) -> io::Result<()> {
+    fn with_exclusive(&self, work: impl FnOnce(&mut Access) -> io::Result<()>) -> io::Result<()> {
         let mut access = self.access.write().unwrap_or_else(PoisonError::into_inner);
         let access = match &mut *access {
             Some(access) => access,
@@ -313,7 +313,7 @@ fn write_zeroes(access: &Access, range: Range<u64>) -> io::Result<()> {
 }
 
 /// Returns the places in the file of the whole clusters of a range, if only this range uses them.
-fn places(access: &Access, at: u64, len: u64) -> io::Result<Vec<Range<u64>>> {
+fn cluster_ranges(access: &Access, at: u64, len: u64) -> io::Result<Vec<Range<u64>>> {
     let mut places: Vec<Range<u64>> = Vec::new();
     let Some(cluster) = access.inner().zero_granularity() else { return Ok(places) };
     let (mut at, end) = (at.next_multiple_of(cluster), (at + len) / cluster * cluster);

@@ -94,8 +94,8 @@ impl Rbd {
         let size = shape.size - shape.size % SECTOR;
         let in_flight = Arc::new(InFlight::new(name.stop_timeout));
         let (theirs, span) = (in_flight.clone(), Span::current());
-        let keep_time = move || span.in_scope(|| theirs.keep_time());
-        let clock = Builder::new().name("rbd-clock".into()).spawn(keep_time);
+        let run_clock = move || span.in_scope(|| theirs.run_clock());
+        let clock = Builder::new().name("rbd-clock".into()).spawn(run_clock);
         let mut rbd = Self {
             image: Some(image),
             control,
@@ -131,11 +131,11 @@ impl Rbd {
     fn ask(&self, job: Job, within: Duration) -> Result<(), LockError> {
         match self.control.ask(job, within) {
             Some(outcome) => {
-                self.in_flight.renew();
+                self.in_flight.clear_silence();
                 outcome
             }
             None => {
-                self.in_flight.nothing_heard();
+                self.in_flight.mark_silent();
                 Err(LockError::Failed(io::Error::other("the cluster does not answer")))
             }
         }
@@ -148,7 +148,7 @@ impl DiskControl for Rbd {
     }
 
     /// Compares with the size that the cluster reported last.
-    fn look_at_size(&self) -> io::Result<Resized> {
+    fn refresh_size(&self) -> io::Result<Resized> {
         let bytes = self.control.size();
         let to = bytes - bytes % SECTOR;
         let from = self.offload.grow(to);
@@ -176,24 +176,24 @@ impl DiskControl for Rbd {
         if self.read_only || !self.has_lock {
             return;
         }
-        if let Err(error) = self.ask(Job::Release, self.in_flight.patience()) {
+        if let Err(error) = self.ask(Job::Release, self.in_flight.stop_wait()) {
             tracing::error!(image = %self.name, %error, "the lock of the image could not be released");
         }
     }
 
-    fn take_over(&self) -> io::Result<()> {
-        self.ask(Job::Forget, lock::ACQUIRE_WITHIN).map_err(io::Error::other)
+    fn reload(&self) -> io::Result<()> {
+        self.ask(Job::Invalidate, lock::ACQUIRE_WITHIN).map_err(io::Error::other)
     }
 
-    fn hand_over(&self) -> io::Result<()> {
+    fn write_back(&self) -> io::Result<()> {
         if self.read_only {
             return Ok(());
         }
-        self.ask(Job::Flush, self.in_flight.patience()).map_err(io::Error::other)
+        self.ask(Job::Flush, self.in_flight.stop_wait()).map_err(io::Error::other)
     }
 
-    fn hurry(&self) {
-        self.in_flight.hurry();
+    fn limit_remote_waits(&self) {
+        self.in_flight.limit_remote_waits();
     }
 }
 
@@ -219,7 +219,7 @@ impl Drop for Rbd {
     fn drop(&mut self) {
         // The thread has the last reference now.
         self.image = None;
-        if !self.control.end(self.in_flight.patience()) {
+        if !self.control.end(self.in_flight.stop_wait()) {
             tracing::error!(image = %self.name, "the Ceph cluster does not answer; the image stays open");
         }
         self.in_flight.end();
@@ -254,7 +254,7 @@ fn perform(image: &Image, header: &CStr, job: Job) -> Outcome {
         Job::Check => lock::check(image, header),
         Job::Acquire => lock::acquire(image, header),
         Job::Release => lock::release(image),
-        Job::Forget => image.invalidate_cache().map_err(lock::failed),
+        Job::Invalidate => image.invalidate_cache().map_err(lock::failed),
         Job::Flush => image.flush().map_err(lock::failed),
     }
 }

@@ -34,7 +34,7 @@ fn what_was_written_is_there_when_it_is_handed_over() {
             setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..before }).unwrap();
             assert!(File::open("/dev/null").is_err());
         }
-        let handed_over = disk.hand_over();
+        let handed_over = disk.write_back();
         setrlimit(Resource::Nofile, before).unwrap();
         handed_over.unwrap();
         let mut there = vec![0; LEN];

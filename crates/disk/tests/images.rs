@@ -362,7 +362,7 @@ fn what_is_cut_off_fails_until_the_file_is_as_long_again() {
             assert_eq!(worker.write(36 << 10, &[6; 4096], 0), Ok(()));
             assert_eq!(len(), 40 << 10, "the write makes it longer");
             let ((), log) = logged(|| match by_a_look {
-                true => assert!(matches!(disk.look_at_size(), Ok(Resized::Shrunk { .. }))),
+                true => assert!(matches!(disk.refresh_size(), Ok(Resized::Shrunk { .. }))),
                 false => assert_eq!(worker.read(60 << 10, 512).0, Err(IoError::Shrunk)),
             });
             assert_eq!(log.contains("become shorter"), !by_a_look, "{log}");
@@ -401,6 +401,6 @@ fn disks_can_be_told_from_one_another() {
 #[test]
 fn a_disk_can_be_handed_over_and_taken_over() {
     for (name, disk, _kept) in [false, true].into_iter().flat_map(|read_only| each_kind(65536, read_only)) {
-        assert!(disk.hand_over().is_ok() && disk.take_over().is_ok(), "{name}");
+        assert!(disk.write_back().is_ok() && disk.reload().is_ok(), "{name}");
     }
 }

@@ -118,14 +118,14 @@ fn a_stop_does_not_wait_for_a_server_that_stands_still() {
     let disk = open(&server.spec("reconnect-delay=1"));
     server.stop();
     let mut requests = InFlight::start(&disk, 3, 3);
-    disk.hurry();
+    disk.limit_remote_waits();
     assert_eq!(requests.finish(), [GONE; 6]);
     drop(requests);
     server.go_on();
     // Who comes next waits for it again, though only for a second each time.
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        disk.take_over().unwrap();
+        disk.reload().unwrap();
         match worker(&disk).read(0, 512) {
             (Ok(()), bytes) => break assert_eq!(bytes, [1; 512]),
             (error, _) => assert!(error == GONE && Instant::now() < deadline, "{error:?}"),
@@ -148,7 +148,7 @@ fn a_stop_with_more_requests_than_buffers() {
     }
     let mut over = Vec::new();
     while over.len() < slots {
-        disk.hurry();
+        disk.limit_remote_waits();
         over.extend(worker.turn());
     }
     assert!(over.iter().all(|(_, result)| *result == GONE));
@@ -161,7 +161,7 @@ fn a_stop_of_a_server_that_answers() {
     let server = Server::start(Kind::Nbdkit, &[1; LEN as usize], &[]);
     let disk = open(&server.spec("reconnect-delay=0"));
     let mut requests = InFlight::start(&disk, 64, 64);
-    disk.hurry();
+    disk.limit_remote_waits();
     assert!(requests.finish().iter().all(Result::is_ok));
 }
 

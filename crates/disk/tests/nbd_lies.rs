@@ -730,7 +730,7 @@ fn who_comes_next_waits_again() {
         greet(stream, &hello(false));
         oblige(stream, 6);
     });
-    disk.take_over().unwrap();
+    disk.reload().unwrap();
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![6; 512]));
 }
 

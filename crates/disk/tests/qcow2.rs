@@ -177,7 +177,7 @@ fn a_read_only_image_is_left_alone() {
     assert_eq!(worker.read(512, 512), (Ok(()), vec![3; 512]));
     assert_eq!(worker.flush(), Ok(()));
     drop(worker);
-    assert!(disk.hand_over().is_ok());
+    assert!(disk.write_back().is_ok());
     drop(disk);
     assert!(fs::read(image.path()).unwrap() == before);
 }
@@ -232,7 +232,7 @@ fn flushes_reach_the_device() {
         assert_eq!(worker.write(0, &[3; 4096], 0), Ok(()));
         let before = device.flushes();
         drop(worker);
-        disk.hand_over().unwrap();
+        disk.write_back().unwrap();
         assert!(device.flushes() > before, "{cache}: handed over");
     }
 }
@@ -249,7 +249,7 @@ fn who_takes_an_image_over_sees_what_was_written_elsewhere() {
     assert_eq!(worker(&there).read(0, 512), (Ok(()), vec![1; 512]));
     for round in 2..8 {
         for disk in [&here, &there] {
-            disk.take_over().unwrap();
+            disk.reload().unwrap();
             let mut worker = worker(disk);
             let at = u64::from(round) * 8192;
             assert_eq!(worker.read(0, 512), (Ok(()), vec![last; 512]));
@@ -258,7 +258,7 @@ fn who_takes_an_image_over_sees_what_was_written_elsewhere() {
             on_extent(&mut worker, Request::Discard { durable: false }, 0, 4096, false);
             assert_eq!(worker.write(0, &[round; 512], 0), Ok(()));
             drop(worker);
-            disk.hand_over().unwrap();
+            disk.write_back().unwrap();
         }
         let contents = image.contents();
         assert!(
@@ -273,12 +273,12 @@ fn an_image_that_has_become_none_cannot_be_taken_over() {
     let image = Image::of(&[1; 65536], &[]);
     let before = fs::read(image.path()).unwrap();
     let disk = open(&image.spec(), Cache::None).unwrap();
-    disk.take_over().unwrap();
+    disk.reload().unwrap();
     fs::write(image.path(), vec![0; before.len()]).unwrap();
-    disk.take_over().unwrap_err();
+    disk.reload().unwrap_err();
     assert!(worker(&disk).read(0, 512).0.is_err());
     fs::write(image.path(), before).unwrap();
-    disk.take_over().unwrap();
+    disk.reload().unwrap();
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![1; 512]));
 }
 
@@ -331,7 +331,7 @@ fn what_could_not_be_written_is_written_later() {
                 3
             }
             None => {
-                disk.hand_over().unwrap();
+                disk.write_back().unwrap();
                 2
             }
         };
@@ -353,9 +353,9 @@ fn the_image_can_be_locked() {
         !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("lock"),
         "{output:?}"
     );
-    disk.take_over().unwrap();
+    disk.reload().unwrap();
     assert_eq!(worker(&disk).write(0, &[2; 512], 0), Ok(()));
-    disk.hand_over().unwrap();
+    disk.write_back().unwrap();
     drop(lock);
     assert!(image.contents()[..512] == [2; 512]);
 }
@@ -375,13 +375,13 @@ fn disks_under_one_another() {
         assert!(bytes[..LEN as usize] == contents && bytes[LEN as usize..].iter().all(|&b| b == 0));
         // Those who lock it lock what it was read from.
         let inode = |file: &File| file.metadata().unwrap().ino();
-        let under: Vec<_> = disk.files_under().unwrap().iter().map(inode).collect();
+        let under: Vec<_> = disk.backing_files().unwrap().iter().map(inode).collect();
         let named = ["one", "raw"].map(|name| inode(&File::open(image.dir.path().join(name)).unwrap()));
         assert_eq!(under, named);
         // And they are read past the host's cache where the first one is, and only read.
         let flags = |file: &File| fcntl_getfl(file).unwrap();
         let first = flags(disk.file().unwrap()) & OFlags::DIRECT;
-        for file in disk.files_under().unwrap() {
+        for file in disk.backing_files().unwrap() {
             assert_eq!(flags(&file) & (OFlags::DIRECT | OFlags::ACCMODE), first | OFlags::RDONLY, "{cache}");
         }
     }

@@ -80,9 +80,9 @@ fn caches_of_two_that_take_turns() {
     let (mut first, mut second) = (worker(&one), worker(&other));
     assert_eq!(first.read(0, 512), (Ok(()), vec![1; 512]));
     assert_eq!(second.write(0, &[2; 512], 0), Ok(()));
-    other.hand_over().unwrap();
+    other.write_back().unwrap();
     assert!(image.contents()[..512] == [2; 512]);
-    one.take_over().unwrap();
+    one.reload().unwrap();
     assert_eq!(first.read(0, 512), (Ok(()), vec![2; 512]));
 }
 
@@ -202,11 +202,11 @@ fn an_image_is_used_by_one_at_a_time() {
     // Nor does it get the lock by writing.
     assert_eq!(worker(&other).write(0, &[2; 512], 0), Err(IoError::Os(Errno::ROFS)));
     assert_eq!(worker(&one).write(0, &[3; 512], 0), Ok(()));
-    one.hand_over().unwrap();
+    one.write_back().unwrap();
     one.release_own_lock();
     one.release_own_lock();
     other.acquire_own_lock().unwrap();
-    other.take_over().unwrap();
+    other.reload().unwrap();
     assert_eq!(worker(&other).read(0, 512), (Ok(()), vec![3; 512]));
     owned(one.check_own_lock());
     // Who ends gives it back.
@@ -266,17 +266,17 @@ fn an_image_grows_and_does_not_shrink() {
     let image = Image::of(&[1; LEN as usize]);
     let disk = open(&image.spec(""));
     disk.acquire_own_lock().unwrap();
-    assert_eq!(disk.look_at_size().unwrap(), Resized::Same);
+    assert_eq!(disk.refresh_size().unwrap(), Resized::Same);
     rbd(&["resize", "--no-progress", "--size=2M", &image.name]);
     told(&disk);
-    assert_eq!(disk.look_at_size().unwrap(), Resized::Grown { from: LEN, to: 2 * LEN });
-    assert_eq!((disk.look_at_size().unwrap(), disk.size()), (Resized::Same, 2 * LEN));
+    assert_eq!(disk.refresh_size().unwrap(), Resized::Grown { from: LEN, to: 2 * LEN });
+    assert_eq!((disk.refresh_size().unwrap(), disk.size()), (Resized::Same, 2 * LEN));
     let mut worker = worker(&disk);
     assert_eq!(worker.write(2 * LEN - 512, &[2; 512], 0), Ok(()));
     assert_eq!(worker.read(2 * LEN - 1024, 1024), (Ok(()), [[0; 512], [2; 512]].concat()));
     rbd(&["resize", "--no-progress", "--allow-shrink", "--size=1M", &image.name]);
     told(&disk);
-    assert_eq!(disk.look_at_size().unwrap(), Resized::Shrunk { from: 2 * LEN, to: LEN });
+    assert_eq!(disk.refresh_size().unwrap(), Resized::Shrunk { from: 2 * LEN, to: LEN });
     assert_eq!(disk.size(), 2 * LEN);
     assert_eq!(worker.read(LEN - 512, 512), (Ok(()), vec![1; 512]));
     assert_eq!(worker.read(LEN - 512, 1024).0, Err(IoError::Shrunk));
@@ -312,7 +312,7 @@ fn a_stop_does_not_wait_for_a_cluster_that_stands_still() {
     disk.acquire_own_lock().unwrap();
     let stopped = Osd::stop();
     let mut requests = InFlight::start(&disk, 3, 3);
-    disk.hurry();
+    disk.limit_remote_waits();
     assert_eq!(requests.finish(), [GONE; 6]);
     // Nor does what comes with it.
     let start = Instant::now();
@@ -323,7 +323,7 @@ fn a_stop_does_not_wait_for_a_cluster_that_stands_still() {
     drop(stopped);
     // Who comes next waits for it again, and comes after the lock has been given back.
     disk.acquire_own_lock().unwrap();
-    disk.take_over().unwrap();
+    disk.reload().unwrap();
     assert_eq!(worker(&disk).read(0, 512), (Ok(()), vec![1; 512]));
 }
 
@@ -333,7 +333,7 @@ fn a_stop_of_a_cluster_that_answers() {
     let image = Image::of(&[1; LEN as usize]);
     let disk = open(&image.spec("stop-timeout=60"));
     let mut requests = InFlight::start(&disk, 64, 64);
-    disk.hurry();
+    disk.limit_remote_waits();
     assert!(requests.finish().iter().all(Result::is_ok));
 }
 
@@ -353,7 +353,7 @@ fn an_image_is_left_open_where_nobody_closes_it() {
     // When it has answered, it is waited for again.
     disk.acquire_own_lock().unwrap();
     let mut requests = InFlight::start(&disk, 64, 0);
-    disk.hurry();
+    disk.limit_remote_waits();
     assert!(requests.finish().iter().all(Result::is_ok));
     drop(requests);
     let stopped = Osd::stop();

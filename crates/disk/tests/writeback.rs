@@ -91,10 +91,10 @@ fn every_queue_hears_of_it_until_the_disk_is_opened_anew() {
         assert_eq!([one.flush(), two.flush(), durable(&mut two)], [Ok(()); 3], "{kind:?}");
         fill(&mut one);
         assert!(is_lost(one.flush()) && is_lost(two.flush()) && is_lost(one.flush()), "{kind:?}");
-        assert!(is_lost(durable(&mut two)) && disk.hand_over().is_err(), "{kind:?}");
+        assert!(is_lost(durable(&mut two)) && disk.write_back().is_err(), "{kind:?}");
         // With room again the next writes arrive; those that were lost do not come back.
         thin.grow();
-        disk.take_over().unwrap();
+        disk.reload().unwrap();
         assert_eq!(one.write(0, &[1; 4096], 0), Ok(()));
         assert!(is_lost(two.flush()), "{kind:?}");
         drop((one, two));
@@ -102,7 +102,7 @@ fn every_queue_hears_of_it_until_the_disk_is_opened_anew() {
         let mut worker = Worker::new(&disk, kind, 8);
         fill(&mut worker);
         assert_eq!([worker.flush(), durable(&mut worker)], [Ok(()); 2], "{kind:?}");
-        assert!(disk.hand_over().is_ok());
+        assert!(disk.write_back().is_ok());
     }
 }
 
@@ -136,7 +136,7 @@ fn what_another_request_finds_is_not_hidden() {
             assert!(File::open(thin.device.as_ref().unwrap().path()).unwrap().sync_data().is_err());
             assert!(is_lost(durable(&mut one)));
         } else {
-            assert!(disk.hand_over().is_err());
+            assert!(disk.write_back().is_err());
         }
         assert!(is_lost(two.flush()), "by a durable write: {by_durable_write}");
     }
@@ -176,7 +176,7 @@ fn a_qcow2_image_has_the_same_latch() {
     let words = ["create", "-q", "-f", "qcow2", device.to_str().unwrap(), "6M"];
     assert!(Command::new("qemu-img").args(words).status().unwrap().success());
     let disk = Disk::open(&DiskSpec::Qcow2(device.into()), &options(Cache::Writeback, false)).unwrap();
-    disk.take_over().unwrap();
+    disk.reload().unwrap();
     let mut queues = [(); 3].map(|()| common::worker(&disk).with_slots(4));
     assert_eq!(queues[1].flush(), Ok(()));
     fill(&mut queues[0]);

@@ -130,7 +130,7 @@ fn disk(config: &BlkConfig, queue_size_max: u16) -> Result<Blk> {
     let disk = Disk::open(blk_file, &options).map_err(|error| hint(error.into(), blk_file))?;
     if lock && !config.incoming {
         if let (Some(file), Some(path)) = (disk.file(), blk_file.path()) {
-            lock::check_within(file, *read_only, lock::PATIENCE)
+            lock::check_within(file, *read_only, lock::LOCK_WAIT_MAX)
                 .with_context(|| format!("{} cannot be locked", path.display()))?;
         }
         disk.check_own_lock().with_context(|| format!("{blk_file} cannot be locked"))?;

@@ -10,12 +10,12 @@ use std::time::Instant;
 /// A thread that wakes workers. It is stopped when this is dropped.
 #[derive(Debug)]
 pub(super) struct Timer {
-    shared: Arc<Shared>,
+    shared: Arc<TimerShared>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct TimerShared {
     plan: Mutex<Plan>,
     changed: Condvar,
 }
@@ -28,7 +28,7 @@ struct Plan {
     stop: bool,
 }
 
-impl Shared {
+impl TimerShared {
     fn plan(&self) -> MutexGuard<'_, Plan> {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -55,7 +55,7 @@ impl Shared {
 
 impl Timer {
     pub(super) fn start() -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(TimerShared::default());
         let theirs = shared.clone();
         let thread = Builder::new().name("fault-timer".into()).spawn(move || theirs.run())?;
         Ok(Self { shared, thread: Some(thread) })

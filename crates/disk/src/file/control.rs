@@ -13,7 +13,7 @@ impl DiskControl for FileDisk {
         &self.identity
     }
 
-    fn look_at_size(&self) -> io::Result<Resized> {
+    fn refresh_size(&self) -> io::Result<Resized> {
         self.read_size()
     }
 
@@ -22,13 +22,13 @@ impl DiskControl for FileDisk {
     }
 
     /// Writes the host's cache of the file to the file.
-    fn hand_over(&self) -> io::Result<()> {
+    fn write_back(&self) -> io::Result<()> {
         let Some(writeback) = &self.writeback else { return Ok(()) };
         Ok(writeback.flushed(retry_on_intr(|| fdatasync(&self.file)))?)
     }
 
     /// Drops the host's cache of the file, because another host may have written since.
-    fn take_over(&self) -> io::Result<()> {
+    fn reload(&self) -> io::Result<()> {
         if self.writeback.is_some()
             && let Err(error) = fadvise(&self.file, 0, None, Advice::DontNeed)
         {

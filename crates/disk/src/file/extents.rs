@@ -5,13 +5,13 @@ use super::operation::{Flow, hold, queue};
 use super::piece::{Bounce, piece};
 use super::state::{FileState, Phase};
 use crate::buffers::IoBuffers;
-use crate::lane::Outlet;
+use crate::io_context::OpSender;
 use crate::{Extent, SECTOR, Step};
 use kickless_io::{Buffers, Errno, OpKind, RangeCall};
 
 /// The method for the first bytes of an extent, and their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Method {
     Call(RangeCall, u64),
     /// Write zeroes.
     Write(u64),
@@ -23,7 +23,7 @@ impl FileDisk {
     /// Continues with the next extent.
     pub(super) fn extent(
         &self,
-        outlet: &mut impl Outlet,
+        sender: &mut impl OpSender,
         buffers: &mut IoBuffers,
         state: &mut FileState,
     ) -> Flow {
@@ -35,23 +35,23 @@ impl FileDisk {
             }
             return Err(Step::Done(Ok(())));
         };
-        match self.way(extent, work.zeroes) {
+        match self.method(extent, work.zeroes) {
             _ if extent.len == 0 => buffers.advance_extent(0),
-            Way::Skip(bytes) => buffers.advance_extent(bytes),
-            Way::Write(bytes) => {
+            Method::Skip(bytes) => buffers.advance_extent(bytes),
+            Method::Write(bytes) => {
                 work.to_write = bytes;
                 state.at = extent.offset;
                 state.phase = Phase::Plan;
             }
-            Way::Call(call, len) => {
+            Method::Call(call, len) => {
                 work.range_call = Some((call, len));
                 if let (Some(ranges), Some(Direct { block, .. })) = (self.ranges(), &self.direct) {
                     let (start, end) = (extent.offset, extent.offset + len);
                     let blocks = start - start % block..end.next_multiple_of(*block);
                     let part = blocks != (start..end);
-                    hold(outlet, state, ranges, blocks, part)?;
+                    hold(sender, state, ranges, blocks, part)?;
                 }
-                return queue(outlet, OpKind::Range { call, len }, extent.offset, Buffers::None)
+                return queue(sender, OpKind::Range { call, len }, extent.offset, Buffers::None)
                     .map_err(|(step, _)| step);
             }
         }
@@ -59,7 +59,7 @@ impl FileDisk {
     }
 
     /// Returns the method for the beginning of an extent that is not empty.
-    fn way(&self, extent: Extent, zeroes: bool) -> Way {
+    fn method(&self, extent: Extent, zeroes: bool) -> Method {
         let Extent { offset, len, unmap } = extent;
         let calls: &[RangeCall] = match (self.device, zeroes, unmap) {
             (true, false, _) => &[RangeCall::DeviceDiscard],
@@ -69,21 +69,23 @@ impl FileDisk {
             (false, true, true) => &[RangeCall::PunchHole, RangeCall::ZeroRange],
             (false, true, false) => &[RangeCall::ZeroRange],
         };
-        let otherwise = |bytes| if zeroes { Way::Write(bytes) } else { Way::Skip(bytes) };
-        let Some(&call) = calls.iter().find(|&&call| self.lacks.has(call)) else { return otherwise(len) };
+        let otherwise = |bytes| if zeroes { Method::Write(bytes) } else { Method::Skip(bytes) };
+        let Some(&call) = calls.iter().find(|&&call| self.missing_calls.may_try(call)) else {
+            return otherwise(len);
+        };
         // A device accepts only whole blocks.
         let block = if self.device { u64::from(self.limits.block_size) } else { SECTOR };
         let first = offset.next_multiple_of(block);
         let end = offset + len;
         match end - end % block {
-            last if offset == first && first < last => Way::Call(call, last - first),
+            last if offset == first && first < last => Method::Call(call, last - first),
             last if first < last => otherwise(first - offset),
             _ => otherwise(len),
         }
     }
 
     /// Returns whether a failed call is unsupported here, so that another method is needed.
-    pub(super) fn goes_otherwise(&self, state: &mut FileState, errno: Errno) -> bool {
+    pub(super) fn falls_back(&self, state: &mut FileState, errno: Errno) -> bool {
         let lacking = matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY);
         let Some((call, _)) = state.work.as_mut().and_then(|work| work.range_call.take()) else {
             return false;
@@ -91,7 +93,7 @@ impl FileDisk {
         state.range = None;
         if lacking {
             tracing::debug!(?call, %errno, "the host lacks a call for discards or zeroes");
-            self.lacks.forget(call);
+            self.missing_calls.add(call);
         }
         lacking
     }

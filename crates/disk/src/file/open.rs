@@ -1,7 +1,7 @@
 //! Opens a file, and finds the requirements of direct I/O.
 
 use super::disk::{Direct, FileDisk};
-use super::lacks::Lacks;
+use super::missing_calls::MissingCalls;
 use super::topology;
 use crate::buffer_pool::{BUFFER_BYTES, BufferPool};
 use crate::image_file::{check_type, identity, open_file};
@@ -58,14 +58,14 @@ impl FileDisk {
             );
         }
         Self::warn_of_format(path, &file, size);
-        let direct = if direct { Some(demands(path, &file, &meta, size)?) } else { None };
+        let direct = if direct { Some(direct_requirements(path, &file, &meta, size)?) } else { None };
         let block = direct.as_ref().map(|direct| direct.block);
         let plain = Limits::plain(options.read_only);
         let device = meta.file_type().is_block_device();
         let limits = if device {
             topology::of_device(meta.rdev(), plain, size, block.or_else(|| logical_block(&file)))
         } else {
-            topology::of_image(meta.blksize(), !options.read_only && punches(&file, size), plain)
+            topology::of_image(meta.blksize(), !options.read_only && can_punch_holes(&file, size), plain)
         };
         // The kernel's alignment would suffice, but a transfer that crosses fewer pages is cheaper. So this
         // is at least a page.
@@ -83,7 +83,7 @@ impl FileDisk {
             merge: options.merge,
             direct,
             pool: Arc::new(BufferPool::new(address)),
-            lacks: Lacks::default(),
+            missing_calls: MissingCalls::default(),
             span: Span::current(),
         })
     }
@@ -94,13 +94,13 @@ fn logical_block(file: &File) -> Option<u64> {
 }
 
 /// Returns the requirements of direct I/O on `file`.
-fn demands(path: &Path, file: &File, meta: &Metadata, size: u64) -> Result<Direct, Error> {
+fn direct_requirements(path: &Path, file: &File, meta: &Metadata, size: u64) -> Result<Direct, Error> {
     let device = meta.file_type().is_block_device();
-    let found = match told(file) {
+    let found = match reported_alignment(file) {
         Some(Ok(alignment)) => Some(alignment),
         Some(Err(())) => None,
         None => {
-            let offset = if device { logical_block(file) } else { tried(file) };
+            let offset = if device { logical_block(file) } else { alignment_by_trial(file) };
             // The alignment of addresses is unknown then. That of offsets has always been enough for them.
             offset.map(|offset| Alignment { memory: offset, offset })
         }
@@ -121,14 +121,14 @@ fn demands(path: &Path, file: &File, meta: &Metadata, size: u64) -> Result<Direc
 
 /// Returns whether the file system can punch holes. The test is beyond the end, where there are no data to
 /// lose.
-fn punches(file: &File, size: u64) -> bool {
+fn can_punch_holes(file: &File, size: u64) -> bool {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(file, flags, size.next_multiple_of(1 << 20), 1 << 20).is_ok()
 }
 
 /// Returns the alignments that the kernel reports (from 6.1 on, on some file systems). `Err` means that
 /// direct I/O is impossible.
-fn told(file: &File) -> Option<Result<Alignment, ()>> {
+fn reported_alignment(file: &File) -> Option<Result<Alignment, ()>> {
     let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
         return None;
@@ -138,7 +138,7 @@ fn told(file: &File) -> Option<Result<Alignment, ()>> {
 }
 
 /// Returns the smallest length that a read accepts, by trial.
-fn tried(file: &File) -> Option<u64> {
+fn alignment_by_trial(file: &File) -> Option<u64> {
     let mut buffer = AlignedBuf::new(64 << 10, 64 << 10).ok()?;
     [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536].into_iter().find_map(|len| {
         loop {

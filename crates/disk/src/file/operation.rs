@@ -1,7 +1,7 @@
 //! The operations of a file's request, and what each needs first.
 
 use super::state::FileState;
-use crate::lane::Outlet;
+use crate::io_context::OpSender;
 use crate::range::Ranges;
 use crate::{IoError, Step};
 use kickless_io::{Buffers, OpKind};
@@ -13,23 +13,23 @@ pub(super) type Flow = Result<(), Step>;
 
 /// Takes the range of the current piece, or waits for it.
 pub(super) fn hold(
-    outlet: &impl Outlet,
+    sender: &impl OpSender,
     state: &mut FileState,
     ranges: &Arc<Ranges>,
     range: Range<u64>,
     exclusive: bool,
 ) -> Flow {
-    let claim = state.range.get_or_insert_with(|| ranges.ask(range, exclusive, outlet.waker()));
+    let claim = state.range.get_or_insert_with(|| ranges.ask(range, exclusive, sender.waker()));
     if claim.is_held() { Ok(()) } else { Err(Step::Busy) }
 }
 
 /// Transfers the rest of the bounce buffer.
-pub(super) fn bounce(outlet: &mut impl Outlet, state: &mut FileState, kind: OpKind) -> Flow {
+pub(super) fn bounce(sender: &mut impl OpSender, state: &mut FileState, kind: OpKind) -> Flow {
     let Some(bounce) = &mut state.bounce else { return Err(Step::Done(Err(IoError::Stuck))) };
     let Some(permit) = &mut bounce.permit else { return Err(Step::Done(Err(IoError::Stuck))) };
     let Some(mut buffer) = permit.buffer.take() else { return Err(Step::Done(Err(IoError::Stuck))) };
     buffer.set_window(bounce.done..bounce.total);
-    queue(outlet, kind, bounce.at + bounce.done as u64, Buffers::Owned(buffer)).map_err(|(step, back)| {
+    queue(sender, kind, bounce.at + bounce.done as u64, Buffers::Owned(buffer)).map_err(|(step, back)| {
         if let Buffers::Owned(back) = back {
             permit.buffer = Some(back);
         }
@@ -39,12 +39,12 @@ pub(super) fn bounce(outlet: &mut impl Outlet, state: &mut FileState, kind: OpKi
 
 /// Sends one operation to the engine. Never continues at once. If the engine is full, the buffers come back.
 pub(super) fn queue(
-    outlet: &mut impl Outlet,
+    sender: &mut impl OpSender,
     kind: OpKind,
     offset: u64,
     buffers: Buffers,
 ) -> Result<(), (Step, Buffers)> {
-    match outlet.send(kind, offset, buffers) {
+    match sender.send(kind, offset, buffers) {
         Ok(()) => Err((Step::Pending, Buffers::None)),
         Err(back) => Err(back),
     }

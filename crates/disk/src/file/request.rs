@@ -6,7 +6,7 @@ use super::operation::{Flow, bounce, hold, queue};
 use super::piece::piece;
 use super::state::{FileState, Phase};
 use crate::buffers::IoBuffers;
-use crate::lane::Outlet;
+use crate::io_context::OpSender;
 use crate::{IoError, Request, Step};
 use kickless_io::{Buffers, Completion, Errno, OpKind};
 
@@ -18,7 +18,7 @@ impl FileDisk {
     #[inline]
     pub(crate) fn start(
         &self,
-        outlet: &mut impl Outlet,
+        sender: &mut impl OpSender,
         buffers: &mut IoBuffers,
         state: &mut FileState,
         request: Request,
@@ -43,13 +43,13 @@ impl FileDisk {
             }
             Request::SecureErase => return state.finish(buffers, Err(IoError::Unsupported)),
         };
-        self.drive(outlet, buffers, state)
+        self.drive(sender, buffers, state)
     }
 
     /// Continues a request as far as possible.
     pub(crate) fn drive(
         &self,
-        outlet: &mut impl Outlet,
+        sender: &mut impl OpSender,
         buffers: &mut IoBuffers,
         state: &mut FileState,
     ) -> Step {
@@ -66,12 +66,12 @@ impl FileDisk {
             }
             let flow = match state.phase {
                 Phase::Plan => self.plan(buffers, state),
-                Phase::Direct => self.direct(outlet, buffers, state),
-                Phase::Prepare => self.prepare(outlet, buffers, state),
-                Phase::Load => bounce(outlet, state, OpKind::Read),
-                Phase::Store => bounce(outlet, state, OpKind::Write { durable: state.durable }),
-                Phase::Flush => queue(outlet, OpKind::Flush, 0, Buffers::None).map_err(|(step, _)| step),
-                Phase::Extent => self.extent(outlet, buffers, state),
+                Phase::Direct => self.direct(sender, buffers, state),
+                Phase::Prepare => self.prepare(sender, buffers, state),
+                Phase::Load => bounce(sender, state, OpKind::Read),
+                Phase::Store => bounce(sender, state, OpKind::Write { durable: state.durable }),
+                Phase::Flush => queue(sender, OpKind::Flush, 0, Buffers::None).map_err(|(step, _)| step),
+                Phase::Extent => self.extent(sender, buffers, state),
                 // No request was started.
                 Phase::Idle => return Step::Busy,
             };
@@ -111,16 +111,16 @@ impl FileDisk {
     }
 
     /// Transfers directly from or to the guest's buffers.
-    fn direct(&self, outlet: &mut impl Outlet, buffers: &mut IoBuffers, state: &mut FileState) -> Flow {
+    fn direct(&self, sender: &mut impl OpSender, buffers: &mut IoBuffers, state: &mut FileState) -> Flow {
         if state.write
             && let Some(ranges) = self.ranges()
         {
             let range = state.at..state.at + buffers.guest.len();
-            hold(outlet, state, ranges, range, false)?;
+            hold(sender, state, ranges, range, false)?;
         }
         let kind = if state.write { OpKind::Write { durable: state.durable } } else { OpKind::Read };
         let guest = Buffers::Guest(std::mem::take(&mut buffers.guest));
-        queue(outlet, kind, state.at, guest).map_err(|(step, back)| {
+        queue(sender, kind, state.at, guest).map_err(|(step, back)| {
             if let Buffers::Guest(back) = back {
                 buffers.guest = back;
             }
@@ -130,10 +130,10 @@ impl FileDisk {
 
     /// Gets a buffer, *then* the range. So a request that waits for a range has all that it needs to release
     /// its own.
-    fn prepare(&self, outlet: &mut impl Outlet, buffers: &mut IoBuffers, state: &mut FileState) -> Flow {
+    fn prepare(&self, sender: &mut impl OpSender, buffers: &mut IoBuffers, state: &mut FileState) -> Flow {
         let Some(bounce) = &mut state.bounce else { return Err(Step::Done(Err(IoError::Stuck))) };
         if bounce.permit.is_none() {
-            match self.pool.take(&mut bounce.waiting, outlet.waker()) {
+            match self.pool.take(&mut bounce.waiting, sender.waker()) {
                 Ok(Some(permit)) => bounce.permit = Some(permit),
                 Ok(None) => return Err(Step::Busy),
                 Err(_) => return Err(Step::Done(Err(IoError::Os(Errno::NOMEM)))),
@@ -145,7 +145,7 @@ impl FileDisk {
         }
         let (range, part) = (bounce.at..bounce.at + bounce.total as u64, bounce.is_part());
         if let Some(ranges) = self.ranges() {
-            hold(outlet, state, ranges, range, part)?;
+            hold(sender, state, ranges, range, part)?;
         }
         if part {
             state.phase = Phase::Load;
@@ -173,7 +173,7 @@ impl FileDisk {
     /// Continues a request after the completion of an operation.
     pub(crate) fn resume(
         &self,
-        outlet: &mut impl Outlet,
+        sender: &mut impl OpSender,
         buffers: &mut IoBuffers,
         state: &mut FileState,
         completion: Completion,
@@ -197,17 +197,17 @@ impl FileDisk {
             Ok(bytes) => bytes,
             Err(Errno::INTR) if state.retries < RETRIES_MAX => {
                 state.retries += 1;
-                return self.drive(outlet, buffers, state);
+                return self.drive(sender, buffers, state);
             }
             // The retry comes after another completion, or after a moment. This program cancels nothing
             // itself: io_uring cancels an operation if a cgroup's limit keeps it from starting a thread.
             Err(Errno::AGAIN | Errno::CANCELED) if state.retries < RETRIES_MAX => {
                 state.retries += 1;
-                outlet.stall();
+                sender.stall();
                 return Step::Busy;
             }
-            Err(errno) if state.phase == Phase::Extent && self.goes_otherwise(state, errno) => {
-                return self.drive(outlet, buffers, state);
+            Err(errno) if state.phase == Phase::Extent && self.falls_back(state, errno) => {
+                return self.drive(sender, buffers, state);
             }
             Err(Errno::AGAIN | Errno::CANCELED | Errno::INTR) => {
                 return state.finish(buffers, Err(IoError::Stuck));
@@ -232,16 +232,16 @@ impl FileDisk {
             }
             Phase::Direct => {
                 state.at += u64::from(bytes);
-                buffers.guest.advance(u64::from(bytes), outlet.marks());
+                buffers.guest.advance(u64::from(bytes), sender.marks());
                 if buffers.guest.is_empty() {
                     return state.finish(buffers, Ok(()));
                 }
                 state.phase = Phase::Plan;
             }
-            Phase::Load | Phase::Store => self.bounced(outlet, buffers, state, bytes as usize),
+            Phase::Load | Phase::Store => self.bounced(sender, buffers, state, bytes as usize),
             Phase::Idle | Phase::Plan | Phase::Prepare => return Step::Pending,
         }
-        self.drive(outlet, buffers, state)
+        self.drive(sender, buffers, state)
     }
 
     /// Returns the final result of an operation of a flush or a durable request, given its result in the
@@ -258,7 +258,7 @@ impl FileDisk {
     /// Records that `bytes` more have moved between the bounce buffer and the file.
     fn bounced(
         &self,
-        outlet: &mut impl Outlet,
+        sender: &mut impl OpSender,
         buffers: &mut IoBuffers,
         state: &mut FileState,
         bytes: usize,
@@ -275,7 +275,7 @@ impl FileDisk {
         if !state.write
             && let Some(buffer) = bounce.permit.as_ref().and_then(|p| p.buffer.as_ref())
         {
-            buffers.guest.write(0, &buffer[skip..skip + len], outlet.marks());
+            buffers.guest.write(0, &buffer[skip..skip + len], sender.marks());
         }
         state.at += len as u64;
         match &mut state.work {
@@ -283,7 +283,7 @@ impl FileDisk {
                 work.to_write = work.to_write.saturating_sub(len as u64);
                 buffers.advance_extent(len as u64);
             }
-            None => buffers.guest.advance(len as u64, outlet.marks()),
+            None => buffers.guest.advance(len as u64, sender.marks()),
         }
         state.phase = Phase::Plan;
     }

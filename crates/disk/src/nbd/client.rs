@@ -49,7 +49,7 @@ pub(super) struct Client {
     /// with it or by a failed flush.
     lost_writes: u64,
     /// Operations with smaller numbers must end by this time.
-    hurry: Option<(u64, Instant)>,
+    stop_deadline: Option<(u64, Instant)>,
     wakes: WakeBatch,
 }
 
@@ -67,16 +67,16 @@ impl Client {
             attempt_at: now,
             has_failed: false,
             lost_writes: 0,
-            hurry: None,
+            stop_deadline: None,
             wakes: WakeBatch::default(),
         }
     }
 
     pub(super) fn run(mut self) {
         while !self.collect() {
-            self.give_up_in_time();
+            self.enforce_stop_limit();
             let went_on = match self.connection.take() {
-                Some(connection) => self.converse(connection),
+                Some(connection) => self.exchange_or_lose(connection),
                 None => self.look_for_server(),
             };
             self.wakes.wake();
@@ -94,12 +94,12 @@ impl Client {
         let mut inbox = self.inbox.lock();
         inbox.asleep = false;
         self.queue.append(&mut inbox.ops);
-        if std::mem::take(&mut inbox.hurry) {
+        if std::mem::take(&mut inbox.limit_waits) {
             let (least, most) = STOP_WITHIN;
             let then = Instant::now() + self.uri.reconnect_delay.clamp(least, most);
-            self.hurry.get_or_insert((inbox.next, then));
+            self.stop_deadline.get_or_insert((inbox.next, then));
         }
-        if std::mem::take(&mut inbox.renew) {
+        if std::mem::take(&mut inbox.restart_wait) {
             self.attempt_at = Instant::now();
             self.fails_at = self.attempt_at + self.uri.reconnect_delay;
             self.has_failed = false;
@@ -108,14 +108,14 @@ impl Client {
     }
 
     /// Sends and receives as much as possible. Returns whether there was anything.
-    fn converse(&mut self, mut connection: Connection) -> bool {
+    fn exchange_or_lose(&mut self, mut connection: Connection) -> bool {
         match self.exchange(&mut connection) {
             Ok(went_on) => {
                 self.connection = Some(connection);
                 went_on
             }
             Err(problem) => {
-                self.lose(connection, &problem);
+                self.drop_connection(connection, &problem);
                 true
             }
         }
@@ -139,7 +139,7 @@ impl Client {
     }
 
     /// Gives up the connection. Keeps its requests for the next one.
-    fn lose(&mut self, mut connection: Connection, problem: &Problem) {
+    fn drop_connection(&mut self, mut connection: Connection, problem: &Problem) {
         let wait = self.uri.reconnect_delay;
         tracing::warn!(server = %self.uri, %problem, ?wait, "the connection to the NBD server is lost; requests wait for it");
         self.lost_writes = connection.in_flight.lost_writes() + u64::from(connection.in_flight.is_dirty());
@@ -194,20 +194,20 @@ impl Client {
     }
 
     /// Ends requests whose time is over because the disk stops.
-    fn give_up_in_time(&mut self) {
-        let Some((before, then)) = self.hurry else { return };
+    fn enforce_stop_limit(&mut self) {
+        let Some((before, then)) = self.stop_deadline else { return };
         let in_flight = self.connection.as_ref().is_some_and(|c| c.in_flight.any_before(before));
         if !in_flight && self.queue.iter().all(|queued| queued.number >= before) {
-            self.hurry = None;
+            self.stop_deadline = None;
             return;
         }
         if Instant::now() < then {
             return;
         }
-        self.hurry = None;
+        self.stop_deadline = None;
         tracing::error!(server = %self.uri, "the disk stops and the NBD server does not answer: its requests fail");
         if let Some(connection) = self.connection.take() {
-            self.lose(connection, &Problem::Slow);
+            self.drop_connection(connection, &Problem::Slow);
         }
         // All waiting requests fail now. Later requests of the stopping queues need not wait as long again,
         // nor for a new connection.
@@ -218,7 +218,7 @@ impl Client {
     /// Waits for the server, for new operations, or for the next deadline.
     fn sleep(&self) {
         let waker = PollFd::from_borrowed_fd(self.inbox.waker().as_fd(), PollFlags::IN);
-        let mut then = self.hurry.map(|(_, then)| then);
+        let mut then = self.stop_deadline.map(|(_, then)| then);
         let ready = match &self.connection {
             Some(connection) => {
                 let out = if connection.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
@@ -271,14 +271,14 @@ mod tests {
             let connection = Connection::new(UnixStream::pair().unwrap().0.into(), export, 0);
             let mut client = Client::new(Arc::new(Inbox::new().unwrap()), address, uri, connection);
             let before = Instant::now();
-            client.inbox.hurry();
+            client.inbox.limit_remote_waits();
             assert!(!client.collect());
-            let (_, then) = client.hurry.unwrap();
+            let (_, then) = client.stop_deadline.unwrap();
             assert!((before + within..=Instant::now() + within).contains(&then), "{delay}");
             // A second call does not change the deadline.
-            client.inbox.hurry();
+            client.inbox.limit_remote_waits();
             client.collect();
-            assert_eq!(client.hurry, Some((0, then)));
+            assert_eq!(client.stop_deadline, Some((0, then)));
         }
     }
 }

@@ -104,7 +104,7 @@ fn named(
 ) -> Result<Export, Problem> {
     stream.write_all(&option(OPT_EXPORT_NAME, export.as_bytes()))?;
     let size = u64_of(stream).map_err(|problem| match problem {
-        Problem::Closed => Problem::NoExport(Said::new(b"")),
+        Problem::Closed => Problem::NoExport(ServerText::new(b"")),
         problem => problem,
     })?;
     let flags = u16_of(stream)?;
@@ -117,7 +117,7 @@ fn named(
 /// The final answer to an option.
 enum Answer {
     Ack,
-    Refused(u32, Said),
+    Refused(u32, ServerText),
 }
 
 fn option(option: u32, data: &[u8]) -> Vec<u8> {
@@ -156,7 +156,7 @@ fn ask(
         match kind {
             REP_ACK => return Ok((Answer::Ack, export)),
             REP_INFO => export = info(&body)?.or(export),
-            _ if kind & REP_ERROR != 0 => return Ok((Answer::Refused(kind, Said::new(&body)), None)),
+            _ if kind & REP_ERROR != 0 => return Ok((Answer::Refused(kind, ServerText::new(&body)), None)),
             _ => {}
         }
     }

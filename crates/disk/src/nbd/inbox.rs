@@ -29,8 +29,8 @@ pub(super) struct InboxState {
     pub(super) next: u64,
     /// The thread waits, or is about to.
     pub(super) asleep: bool,
-    pub(super) hurry: bool,
-    pub(super) renew: bool,
+    pub(super) limit_waits: bool,
+    pub(super) restart_wait: bool,
     pub(super) stop: bool,
 }
 
@@ -64,14 +64,14 @@ impl Inbox {
     }
 
     /// Ends all submitted operations within a limited time.
-    pub(super) fn hurry(&self) {
-        self.lock().hurry = true;
+    pub(super) fn limit_remote_waits(&self) {
+        self.lock().limit_waits = true;
         self.waker.wake();
     }
 
     /// Restarts the time to wait for a lost server, because another front-end uses the disk.
-    pub(super) fn renew(&self) {
-        self.lock().renew = true;
+    pub(super) fn restart_wait(&self) {
+        self.lock().restart_wait = true;
         self.waker.wake();
     }
 

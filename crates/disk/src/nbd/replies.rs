@@ -14,7 +14,7 @@ const ERROR_BYTES_MAX: u32 = 4096 + 16;
 
 /// The position in the stream of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ParseState {
     /// Before a header.
     Header,
     /// Before the body of a chunk: `head` bytes to parse, then `rest` bytes.
@@ -29,7 +29,7 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Replies {
     structured: bool,
-    state: State,
+    state: ParseState,
     stage: Box<[u8]>,
     /// The part of the stage that is read and not parsed.
     start: usize,
@@ -55,7 +55,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 impl Replies {
     pub(super) fn new(structured: bool) -> Self {
         let stage = vec![0; STAGE_BYTES].into_boxed_slice();
-        Self { structured, state: State::Header, stage, start: 0, end: 0 }
+        Self { structured, state: ParseState::Header, stage, start: 0, end: 0 }
     }
 
     /// Returns the places for the next bytes of the stream: the buffer of a request, then the stage. They are
@@ -65,7 +65,7 @@ impl Replies {
         self.stage.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let data = match self.state {
-            State::Data { place, at, left, .. } => in_flight
+            ParseState::Data { place, at, left, .. } => in_flight
                 .get_mut(place)
                 .and_then(|request| request.op.bytes_mut().get_mut(at..at + left))
                 .unwrap_or_default(),
@@ -85,7 +85,7 @@ impl Replies {
         wakes: &mut WakeBatch,
     ) -> Result<(), Problem> {
         let direct = match self.state {
-            State::Data { left, .. } => left.min(bytes),
+            ParseState::Data { left, .. } => left.min(bytes),
             _ => 0,
         };
         self.took(direct, in_flight, wakes);
@@ -96,12 +96,12 @@ impl Replies {
 
     /// Records that `bytes` of data are in their place.
     fn took(&mut self, bytes: usize, in_flight: &mut InFlight, wakes: &mut WakeBatch) {
-        if let State::Data { place, at, left, done } = &mut self.state {
+        if let ParseState::Data { place, at, left, done } = &mut self.state {
             *at += bytes;
             *left -= bytes;
             let (place, done) = (*place, *done);
             if *left == 0 {
-                self.state = State::Header;
+                self.state = ParseState::Header;
                 if done {
                     in_flight.finish(place, wakes);
                 }
@@ -121,13 +121,13 @@ impl Replies {
     /// Parses one part of a reply. Returns whether there were enough bytes.
     fn step(&mut self, in_flight: &mut InFlight, wakes: &mut WakeBatch) -> Result<bool, Problem> {
         match self.state {
-            State::Header => self.header(in_flight, wakes),
-            State::Body { place, kind, done, head, rest } => {
+            ParseState::Header => self.header(in_flight, wakes),
+            ParseState::Body { place, kind, done, head, rest } => {
                 let Some(at) = self.take(head) else { return Ok(false) };
                 self.body(in_flight, wakes, (place, kind, done), at, rest)?;
                 Ok(true)
             }
-            State::Data { place, at, left, .. } => {
+            ParseState::Data { place, at, left, .. } => {
                 let here = left.min(self.end - self.start);
                 let staged = &self.stage[self.start..self.start + here];
                 if let Some(into) =
@@ -139,13 +139,13 @@ impl Replies {
                 self.took(here, in_flight, wakes);
                 Ok(here > 0)
             }
-            State::Skip { place, left, done } => {
+            ParseState::Skip { place, left, done } => {
                 let here = left.min((self.end - self.start) as u64);
                 self.start += here as usize;
                 if here == left {
                     self.ended(place, done, in_flight, wakes);
                 } else {
-                    self.state = State::Skip { place, left: left - here, done };
+                    self.state = ParseState::Skip { place, left: left - here, done };
                 }
                 Ok(here > 0 || left == 0)
             }
@@ -154,7 +154,7 @@ impl Replies {
 
     /// Ends a chunk, and the reply if this was its last chunk.
     fn ended(&mut self, place: u32, done: bool, in_flight: &mut InFlight, wakes: &mut WakeBatch) {
-        self.state = State::Header;
+        self.state = ParseState::Header;
         if done {
             in_flight.finish(place, wakes);
         }
@@ -199,7 +199,7 @@ impl Replies {
         } else if request.op.kind == OffloadKind::Read && request.op.len > 0 {
             request.got = request.op.len;
             let left = request.op.bytes().len();
-            self.state = State::Data { place, at: 0, left, done: true };
+            self.state = ParseState::Data { place, at: 0, left, done: true };
             return Ok(());
         }
         in_flight.finish(place, wakes);
@@ -223,7 +223,7 @@ impl Replies {
             _ => return Err(Problem::Protocol("an invalid chunk of a reply")),
         };
         let rest = u64::from(len) - head as u64;
-        self.state = State::Body { place, kind, done, head, rest };
+        self.state = ParseState::Body { place, kind, done, head, rest };
         Ok(())
     }
 
@@ -242,7 +242,7 @@ impl Replies {
             CHUNK_DATA => {
                 let to = request.place(u64_at(&self.stage, at), rest).ok_or(beside)?;
                 request.got += rest;
-                self.state = State::Data { place, at: to, left: rest as usize, done };
+                self.state = ParseState::Data { place, at: to, left: rest as usize, done };
             }
             CHUNK_HOLE => {
                 let len = u64::from(u32_at(&self.stage, at + 8));
@@ -258,7 +258,7 @@ impl Replies {
                 let error = u32_at(&self.stage, at);
                 // An error without a number is an error too.
                 request.error.get_or_insert(error);
-                self.state = State::Skip { place, left: rest, done };
+                self.state = ParseState::Skip { place, left: rest, done };
             }
         }
         Ok(())

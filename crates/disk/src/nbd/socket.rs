@@ -69,7 +69,7 @@ impl Address {
                 result?
             }
         };
-        let agreed = negotiate(&mut Timed { socket: &socket, deadline, inbox }, export)?;
+        let agreed = negotiate(&mut DeadlineStream { socket: &socket, deadline, inbox }, export)?;
         Ok((socket, agreed))
     }
 }
@@ -138,19 +138,19 @@ fn wait(socket: &OwnedFd, flags: PollFlags, deadline: Instant, inbox: &Inbox) ->
 }
 
 /// A connection with a deadline for each read and write.
-struct Timed<'a> {
+struct DeadlineStream<'a> {
     socket: &'a OwnedFd,
     deadline: Instant,
     inbox: &'a Inbox,
 }
 
-impl Timed<'_> {
+impl DeadlineStream<'_> {
     fn wait(&self, flags: PollFlags) -> io::Result<()> {
         wait(self.socket, flags, self.deadline, self.inbox)
     }
 }
 
-impl Read for Timed<'_> {
+impl Read for DeadlineStream<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
             // The check comes before each read, because a server that sends bytes all the time never makes
@@ -166,7 +166,7 @@ impl Read for Timed<'_> {
     }
 }
 
-impl Write for Timed<'_> {
+impl Write for DeadlineStream<'_> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         loop {
             match rustix::net::send(self.socket, from, SendFlags::NOSIGNAL) {
@@ -225,7 +225,9 @@ mod tests {
         theirs.write_all(b"more").unwrap();
         let (socket, inbox) = (OwnedFd::from(ours), Inbox::new().unwrap());
         let read = |deadline| {
-            Timed { socket: &socket, deadline, inbox: &inbox }.read(&mut [0]).map_err(|error| error.kind())
+            DeadlineStream { socket: &socket, deadline, inbox: &inbox }
+                .read(&mut [0])
+                .map_err(|error| error.kind())
         };
         assert_eq!(read(Instant::now() + Duration::from_secs(60)), Ok(1));
         assert_eq!(read(Instant::now()), Err(io::ErrorKind::TimedOut));

@@ -74,9 +74,9 @@ pub(crate) enum Problem {
     #[error("it requires TLS, which is not supported")]
     Tls,
     #[error("it has no such export{0}")]
-    NoExport(Said),
+    NoExport(ServerText),
     #[error("it refuses (error {0}){1}")]
-    Refused(u32, Said),
+    Refused(u32, ServerText),
     #[error("it requires requests of at least {0} bytes")]
     BlockSize(u32),
     #[error("its export has changed: {0}")]
@@ -93,15 +93,15 @@ pub(crate) enum Problem {
 
 /// A text of the server about the problem. It can be anything; only the beginning is shown.
 #[derive(Debug)]
-pub(crate) struct Said(String);
+pub(crate) struct ServerText(String);
 
-impl Said {
+impl ServerText {
     pub(super) fn new(bytes: &[u8]) -> Self {
         Self(String::from_utf8_lossy(bytes).chars().take(200).collect())
     }
 }
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for ServerText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The quotes escape characters that control a terminal.
         if self.0.is_empty() { Ok(()) } else { write!(f, ", and says {:?}", self.0) }

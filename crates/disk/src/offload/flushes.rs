@@ -50,13 +50,13 @@ impl<T> Flushes<T> {
 
     /// Records that a flush succeeded.
     pub(crate) fn succeed(&mut self, number: u64, flush: T) {
-        self.give_up(number);
+        self.forget(number);
         self.held.push((self.next, flush));
     }
 
     /// Records that a flush failed.
     pub(crate) fn fail(&mut self, number: u64) {
-        self.give_up(number);
+        self.forget(number);
         self.count_loss();
     }
 
@@ -66,7 +66,7 @@ impl<T> Flushes<T> {
     }
 
     /// Stops waiting for a flush.
-    pub(crate) fn give_up(&mut self, number: u64) {
+    pub(crate) fn forget(&mut self, number: u64) {
         self.out.retain(|out| *out != number);
     }
 
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(due(&mut flushes), "");
         flushes.fail(c);
         assert_eq!((flushes.lost_writes(), &due(&mut flushes)[..]), (4, "b"));
-        flushes.give_up(d);
+        flushes.forget(d);
         assert_eq!(due(&mut flushes), "a");
         let alone = flushes.begin();
         flushes.succeed(alone, 'e');

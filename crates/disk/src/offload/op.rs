@@ -53,7 +53,7 @@ impl OffloadOp {
     pub(crate) fn answer(mut self, result: Result<(), IoError>, wakes: &mut WakeBatch) {
         let buffer = self.buffer.take();
         if let Some((slot, waker)) = self.to.take() {
-            slot.settle(Answer { result, buffer, lost_writes: self.lost_writes });
+            slot.store(Answer { result, buffer, lost_writes: self.lost_writes });
             wakes.add(waker);
         }
     }
@@ -75,7 +75,7 @@ impl Drop for OffloadOp {
     fn drop(&mut self) {
         if let Some((slot, waker)) = self.to.take() {
             let (result, buffer) = (Err(IoError::Os(Errno::IO)), self.buffer.take());
-            slot.settle(Answer { result, buffer, lost_writes: self.lost_writes });
+            slot.store(Answer { result, buffer, lost_writes: self.lost_writes });
             waker.wake();
         }
     }
@@ -124,7 +124,7 @@ impl AnswerSlot {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn settle(&self, answer: Answer) {
+    fn store(&self, answer: Answer) {
         *self.lock() = Some(answer);
     }
 

@@ -23,12 +23,12 @@ const CRYPT_METHOD: u64 = 32;
 /// The error of a backing image.
 #[derive(Debug, thiserror::Error)]
 #[error("its backing image {name:?}: {error}")]
-struct Under {
+struct BackingError {
     name: String,
     error: io::Error,
 }
 
-impl Under {
+impl BackingError {
     /// Makes the error. Only the innermost image is named.
     fn said(name: &str, error: io::Error) -> io::Error {
         if error.get_ref().is_some_and(|inner| inner.is::<Self>()) {
@@ -82,7 +82,7 @@ impl Chain {
             None => None,
             Some(name) => {
                 let format = image.implicit_backing_format().map(String::as_str);
-                Some(self.backing(path, name, format).map_err(|error| Under::said(name, error))?)
+                Some(self.backing(path, name, format).map_err(|error| BackingError::said(name, error))?)
             }
         };
         image.set_backing(under);

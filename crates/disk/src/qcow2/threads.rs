@@ -16,7 +16,7 @@ const THREADS_MAX: usize = 16;
 
 /// Up to [`THREADS_MAX`] threads, started as needed. Dropping this stops them.
 pub(crate) struct Threads {
-    shared: Arc<Shared>,
+    shared: Arc<ThreadsShared>,
     name: &'static str,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -24,7 +24,7 @@ pub(crate) struct Threads {
 /// Runs an operation and waits for it.
 type Perform = dyn Fn(&mut OffloadOp) -> Result<(), IoError> + Send + Sync;
 
-struct Shared {
+struct ThreadsShared {
     perform: Box<Perform>,
     work: Mutex<Work>,
     more: Condvar,
@@ -55,7 +55,7 @@ impl Threads {
         name: &'static str,
         perform: impl Fn(&mut OffloadOp) -> Result<(), IoError> + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let shared = Shared {
+        let shared = ThreadsShared {
             perform: Box::new(perform),
             work: Mutex::default(),
             more: Condvar::new(),
@@ -103,7 +103,7 @@ impl Drop for Threads {
     }
 }
 
-impl Shared {
+impl ThreadsShared {
     fn lock(&self) -> MutexGuard<'_, Work> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -17,7 +17,7 @@ pub(super) enum Job {
     /// Releases the lock.
     Release,
     /// Discards all cached data.
-    Forget,
+    Invalidate,
     /// Writes everything to stable storage.
     Flush,
 }
@@ -54,7 +54,7 @@ struct ControlState {
 }
 
 /// The next action of the thread.
-enum Step {
+enum ControlStep {
     Do(Job, u64),
     Release,
     Look,
@@ -159,26 +159,26 @@ impl Control {
         loop {
             let (mut done, mut look) = (None, false);
             match self.next() {
-                Step::Do(job, number) => {
+                ControlStep::Do(job, number) => {
                     let outcome = perform(job);
                     if let Err(error) = &outcome {
                         tracing::debug!(?job, %error, "the Ceph cluster refuses");
                     }
                     done = Some((outcome, number));
                     // Another client may have changed the image before.
-                    look = matches!(job, Job::Acquire | Job::Forget);
+                    look = matches!(job, Job::Acquire | Job::Invalidate);
                 }
-                Step::Release => {
+                ControlStep::Release => {
                     if let Err(error) = perform(Job::Release) {
                         tracing::warn!(%error, "the lock of a Ceph image cannot be released");
                     }
                 }
-                Step::Look => match size() {
+                ControlStep::Look => match size() {
                     Ok(size) if self.size.swap(size, Ordering::Relaxed) != size => self.resized.wake(),
                     Ok(_) => {}
                     Err(error) => tracing::warn!(%error, "the size of a Ceph image cannot be read"),
                 },
-                Step::End => return,
+                ControlStep::End => return,
             }
             let mut state = self.lock();
             state.look |= look;
@@ -197,17 +197,17 @@ impl Control {
     }
 
     /// Waits for the next action.
-    fn next(&self) -> Step {
+    fn next(&self) -> ControlStep {
         let mut state = self.lock();
         loop {
             let step = if std::mem::take(&mut state.release) {
-                Some(Step::Release)
+                Some(ControlStep::Release)
             } else if let Some((job, number)) = state.asked.take() {
-                Some(Step::Do(job, number))
+                Some(ControlStep::Do(job, number))
             } else if state.end {
-                Some(Step::End)
+                Some(ControlStep::End)
             } else if std::mem::take(&mut state.look) {
-                Some(Step::Look)
+                Some(ControlStep::Look)
             } else {
                 None
             };
@@ -263,10 +263,10 @@ mod tests {
 
     /// Requests the job `held` until the thread has begun it and the caller has given up.
     fn begin(control: &Control, begun: &Receiver<Job>, held: Job) {
-        let mut patience = SHORT;
+        let mut wait = SHORT;
         while !begun.try_iter().any(|job| job == held) {
-            assert!(control.ask(held, patience).is_none());
-            patience *= 2;
+            assert!(control.ask(held, wait).is_none());
+            wait *= 2;
         }
     }
 
@@ -294,7 +294,7 @@ mod tests {
     /// Another client may have changed the image.
     #[test]
     fn the_size_is_read_after_acquire_and_invalidate() {
-        for job in [Job::Acquire, Job::Forget] {
+        for job in [Job::Acquire, Job::Invalidate] {
             with_thread(Job::Flush, |control, _, _| {
                 assert!(control.ask(job, LONG).unwrap().is_ok());
                 wait_for_size_512(control);

@@ -31,22 +31,22 @@ impl Submission {
 /// All requests in flight of an image. No other lock is taken under its lock.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    state: Mutex<State>,
-    /// Signalled for a new hurry, or when the clock thread must stop.
+    state: Mutex<InFlightState>,
+    /// Signalled for a new deadline, or when the clock thread must stop.
     changed: Condvar,
     stop_timeout: Duration,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    places: Vec<Place>,
+struct InFlightState {
+    places: Vec<Entry>,
     free: Vec<u32>,
     /// The number of the next request.
     next: u64,
     /// The number of requests that were answered without the library.
     lost: usize,
     /// Requests with smaller numbers must end by this time.
-    hurry: Option<(u64, Instant)>,
+    stop_deadline: Option<(u64, Instant)>,
     /// The flushes that the library has, and the successful ones whose answer is held, with their numbers.
     flushes: Flushes<(u64, OffloadOp)>,
     /// A wait has timed out, and the cluster has not answered since.
@@ -55,7 +55,7 @@ struct State {
 }
 
 #[derive(Debug)]
-enum Place {
+enum Entry {
     Free,
     /// `flush` is the number among the flushes, if it is one.
     Taken {
@@ -74,7 +74,7 @@ impl InFlight {
         Self { state: Mutex::default(), changed: Condvar::new(), stop_timeout }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InFlightState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -92,7 +92,7 @@ impl InFlight {
         let number = state.next;
         state.next += 1;
         let flush = (op.kind == OffloadKind::Flush).then(|| state.flushes.begin());
-        let taken = Place::Taken { number, op, flush };
+        let taken = Entry::Taken { number, op, flush };
         let place = match state.free.pop() {
             Some(place) => {
                 state.places[place as usize] = taken;
@@ -109,20 +109,20 @@ impl InFlight {
 
     fn complete(&self, place: u32, returned: isize, buffer: Option<AlignedBuf>) {
         let mut state = self.lock();
-        let was = std::mem::replace(&mut state.places[place as usize], Place::Free);
+        let was = std::mem::replace(&mut state.places[place as usize], Entry::Free);
         state.free.push(place);
         state.silent = false;
         // The answer comes after the lock is dropped.
         let mut answered = None;
         match was {
-            Place::Free => {}
-            Place::Lost { was_flush } => {
+            Entry::Free => {}
+            Entry::Lost { was_flush } => {
                 state.lost -= 1;
                 if was_flush && returned < 0 {
                     state.flushes.count_loss();
                 }
             }
-            Place::Taken { number, mut op, flush } => {
+            Entry::Taken { number, mut op, flush } => {
                 op.buffer = buffer;
                 let result = outcome(&op, returned);
                 match (flush, result) {
@@ -145,28 +145,28 @@ impl InFlight {
     }
 
     /// Ends all requests in flight within the stop timeout, or at once if the cluster is silent.
-    pub(super) fn hurry(&self) {
+    pub(super) fn limit_remote_waits(&self) {
         let mut state = self.lock();
-        if state.hurry.is_none() {
+        if state.stop_deadline.is_none() {
             let within = if state.silent { Duration::ZERO } else { self.stop_timeout };
-            state.hurry = Some((state.next, Instant::now() + within));
+            state.stop_deadline = Some((state.next, Instant::now() + within));
             self.changed.notify_one();
         }
     }
 
     /// Returns the time to wait for the cluster at a stop.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn stop_wait(&self) -> Duration {
         if self.lock().silent { Duration::ZERO } else { self.stop_timeout }
     }
 
     /// Records that another wait has timed out.
-    pub(super) fn nothing_heard(&self) {
+    pub(super) fn mark_silent(&self) {
         self.lock().silent = true;
     }
 
     /// Records that the cluster has answered, or that a new user begins, so that the next wait has its full
     /// time.
-    pub(super) fn renew(&self) {
+    pub(super) fn clear_silence(&self) {
         self.lock().silent = false;
     }
 
@@ -177,10 +177,10 @@ impl InFlight {
     }
 
     /// Runs the clock thread, which ends requests at their deadline.
-    pub(super) fn keep_time(&self) {
+    pub(super) fn run_clock(&self) {
         let mut state = self.lock();
         while !state.end {
-            let Some((before, then)) = state.hurry else {
+            let Some((before, then)) = state.stop_deadline else {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
@@ -190,7 +190,7 @@ impl InFlight {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
-            state.hurry = None;
+            state.stop_deadline = None;
             let (late, due, lost_writes) = state.take_before(before);
             for mut op in due {
                 op.lost_writes = lost_writes;
@@ -215,7 +215,7 @@ impl InFlight {
     }
 }
 
-impl State {
+impl InFlightState {
     /// Takes the flushes that can be answered as successful, and the count of lost writes for them.
     fn due(&mut self) -> (Vec<OffloadOp>, u64) {
         let due = std::iter::from_fn(|| self.flushes.due()).map(|(_, op)| op).collect();
@@ -223,18 +223,18 @@ impl State {
     }
 
     /// Takes the operations with smaller numbers; their buffers stay with the library. Also takes flushes
-    /// that waited for one of them, as [`State::due`].
+    /// that waited for one of them, as [`InFlightState::due`].
     fn take_before(&mut self, before: u64) -> (Vec<OffloadOp>, Vec<OffloadOp>, u64) {
         let mut late = Vec::new();
         for place in &mut self.places {
-            if !matches!(place, Place::Taken { number, .. } if *number < before) {
+            if !matches!(place, Entry::Taken { number, .. } if *number < before) {
                 continue;
             }
-            let lost = Place::Lost { was_flush: matches!(place, Place::Taken { flush: Some(_), .. }) };
-            if let Place::Taken { op, flush, .. } = std::mem::replace(place, lost) {
+            let lost = Entry::Lost { was_flush: matches!(place, Entry::Taken { flush: Some(_), .. }) };
+            if let Entry::Taken { op, flush, .. } = std::mem::replace(place, lost) {
                 // The library may never complete it.
                 if let Some(flush) = flush {
-                    self.flushes.give_up(flush);
+                    self.flushes.forget(flush);
                 }
                 late.push(op);
             }
@@ -305,7 +305,7 @@ mod tests {
     fn time(in_flight: &Arc<InFlight>, check: impl FnOnce(&Arc<InFlight>)) {
         thread::scope(|scope| {
             let _ends = Ends(in_flight);
-            scope.spawn(|| in_flight.keep_time());
+            scope.spawn(|| in_flight.run_clock());
             check(in_flight);
         });
     }
@@ -361,12 +361,12 @@ mod tests {
 
     /// A held flush does not wait for a flush that was given up.
     #[test]
-    fn a_hurry_ends_held_flushes() {
+    fn a_wait_limit_ends_held_flushes() {
         with_clock(Duration::from_millis(1), |in_flight| {
             let mut requests = [(); 3].map(|()| insert(in_flight, OffloadKind::Flush));
             requests[1].submission.take().unwrap().complete(0);
             assert_eq!(answer(&requests[1]), None);
-            in_flight.hurry();
+            in_flight.limit_remote_waits();
             assert_eq!([0, 2].map(|at| wait_for(&requests[at]).0), [GONE; 2]);
             assert_eq!(wait_for(&requests[1]).0, Ok(()));
             let mut after = insert(in_flight, OffloadKind::Flush);
@@ -379,10 +379,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hurry_ends_only_existing_requests() {
+    fn a_wait_limit_ends_only_existing_requests() {
         with_clock(Duration::from_millis(1), |in_flight| {
             let mut before = read(in_flight);
-            in_flight.hurry();
+            in_flight.limit_remote_waits();
             assert_eq!(wait_for(&before), (GONE, false));
             let mut after = read(in_flight);
             // The library completes it after its request has ended. Its buffer is freed then.
@@ -394,10 +394,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hurry_does_not_end_later_requests() {
+    fn a_wait_limit_does_not_end_later_requests() {
         let in_flight = Arc::new(InFlight::new(Duration::from_millis(1)));
         let before = read(&in_flight);
-        in_flight.hurry();
+        in_flight.limit_remote_waits();
         let mut after = read(&in_flight);
         time(&in_flight, |_| {
             assert_eq!(wait_for(&before), (GONE, false));
@@ -406,18 +406,18 @@ mod tests {
         });
     }
 
-    /// A second hurry does not restart the time.
+    /// A second call does not restart the time.
     #[test]
-    fn a_hurry_ends_at_once_if_the_cluster_is_silent() {
+    fn a_wait_limit_ends_at_once_if_the_cluster_is_silent() {
         with_clock(Duration::from_secs(3600), |in_flight| {
-            in_flight.hurry();
-            let hurry = in_flight.lock().hurry;
-            in_flight.hurry();
-            assert_eq!(in_flight.lock().hurry, hurry);
-            in_flight.lock().hurry = None;
-            in_flight.nothing_heard();
+            in_flight.limit_remote_waits();
+            let stop_deadline = in_flight.lock().stop_deadline;
+            in_flight.limit_remote_waits();
+            assert_eq!(in_flight.lock().stop_deadline, stop_deadline);
+            in_flight.lock().stop_deadline = None;
+            in_flight.mark_silent();
             let request = read(in_flight);
-            in_flight.hurry();
+            in_flight.limit_remote_waits();
             assert_eq!(wait_for(&request), (GONE, false));
             request.submission.unwrap().complete(0);
         });
@@ -427,15 +427,15 @@ mod tests {
     fn after_a_timeout_waits_are_zero_until_the_cluster_answers() {
         with_clock(Duration::from_millis(1), |in_flight| {
             let first = read(in_flight);
-            in_flight.hurry();
+            in_flight.limit_remote_waits();
             assert_eq!(wait_for(&first), (GONE, false));
-            assert_eq!(in_flight.patience(), Duration::ZERO);
+            assert_eq!(in_flight.stop_wait(), Duration::ZERO);
             first.submission.unwrap().complete(0);
-            assert_eq!(in_flight.patience(), Duration::from_millis(1));
-            in_flight.nothing_heard();
-            assert_eq!(in_flight.patience(), Duration::ZERO);
-            in_flight.renew();
-            assert_eq!(in_flight.patience(), Duration::from_millis(1));
+            assert_eq!(in_flight.stop_wait(), Duration::from_millis(1));
+            in_flight.mark_silent();
+            assert_eq!(in_flight.stop_wait(), Duration::ZERO);
+            in_flight.clear_silence();
+            assert_eq!(in_flight.stop_wait(), Duration::from_millis(1));
         });
     }
 
@@ -443,7 +443,7 @@ mod tests {
     fn too_many_lost_requests_stop_submissions() {
         with_clock(Duration::from_millis(1), |in_flight| {
             let lost: Vec<_> = (0..LOST_MAX).map(|_| read(in_flight)).collect();
-            in_flight.hurry();
+            in_flight.limit_remote_waits();
             lost.iter().for_each(|request| assert_eq!(wait_for(request), (GONE, false)));
             let refused = read(in_flight);
             assert!(refused.submission.is_none());

@@ -10,7 +10,7 @@
 
 use super::control::Outcome;
 use super::ffi::Image;
-use crate::lock::{LockError, PATIENCE};
+use crate::lock::{LOCK_WAIT_MAX, LockError};
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::io;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// The time to wait for an owner that may be dead.
 const DEAD_AFTER: Duration = Duration::from_secs(40);
 /// The pause between two checks of the owner.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const CHECK_EVERY: Duration = Duration::from_millis(250);
 /// The time in milliseconds in which a live client answers.
 const ANSWER_MS: u64 = 2000;
 
@@ -64,7 +64,7 @@ fn wait(image: &Image, header: &CStr, dead_after: Duration) -> Outcome {
         // remaining clients answer.
         answers_since = answers.then(|| answers_since.unwrap_or_else(Instant::now));
         let in_vain = match answers_since {
-            Some(since) => since.elapsed() >= PATIENCE,
+            Some(since) => since.elapsed() >= LOCK_WAIT_MAX,
             None => start.elapsed() >= dead_after,
         };
         if in_vain {
@@ -73,7 +73,7 @@ fn wait(image: &Image, header: &CStr, dead_after: Duration) -> Outcome {
         if !std::mem::replace(&mut told, true) {
             tracing::info!(owner, answers, "waiting for the lock of a Ceph image");
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(CHECK_EVERY);
     }
     Ok(())
 }

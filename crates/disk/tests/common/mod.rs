@@ -10,7 +10,7 @@ pub mod qcow2;
 pub mod server;
 
 use kickless_disk::{
-    Cache, Disk, DiskSpec, Extent, Io, IoError, Lane, LostWritesSeen, Options, Request, Step,
+    Cache, Disk, DiskSpec, Extent, Io, IoContext, IoError, LostWritesSeen, Options, Request, Step,
 };
 use kickless_io::{Completion, Engine, EngineKind, Errno, FileId, Waker};
 use kickless_memory::{Gpa, Marks, View};
@@ -142,25 +142,25 @@ impl<'a> Worker<'a> {
         &mut self.places[slot].io
     }
 
-    fn step(&mut self, slot: usize, step: impl FnOnce(&Disk, &mut Lane<'_>, &mut Io) -> Step) -> Step {
+    fn step(&mut self, slot: usize, step: impl FnOnce(&Disk, &mut IoContext<'_>, &mut Io) -> Step) -> Step {
         let place = &mut self.places[slot];
-        let mut lane = Lane {
+        let mut context = IoContext {
             engine: &mut self.engine,
-            source: 3,
+            task: 3,
             slot: slot as u32,
             file: self.file,
             waker: &self.waker,
             lost_writes: &mut self.lost_writes,
             marks: &mut self.marks,
         };
-        let step = step(self.disk, &mut lane, &mut place.io);
+        let step = step(self.disk, &mut context, &mut place.io);
         (place.busy, place.goes_on) = (step == Step::Busy, step == Step::More);
         assert_eq!(place.io.is_active(), !matches!(step, Step::Done(_)));
         step
     }
 
     pub fn start(&mut self, slot: usize, request: Request) -> Step {
-        self.step(slot, |disk, lane, io| disk.start(lane, io, request))
+        self.step(slot, |disk, context, io| disk.start(context, io, request))
     }
 
     /// Goes on with what can go on, or sleeps until something can; what is over.
@@ -179,7 +179,9 @@ impl<'a> Worker<'a> {
             assert_eq!(completion.token.source, 3);
             completion.result = self.failure.take().map_or(completion.result, Err);
             let slot = completion.token.slot as usize;
-            if let Step::Done(result) = self.step(slot, |disk, lane, io| disk.resume(lane, io, completion)) {
+            if let Step::Done(result) =
+                self.step(slot, |disk, context, io| disk.resume(context, io, completion))
+            {
                 over.push((slot, result));
             }
         }

@@ -7,11 +7,11 @@ use kickless_memory::Marks;
 
 /// The means by which a worker runs one request on a disk.
 #[derive(Debug)]
-pub struct Lane<'a> {
+pub struct IoContext<'a> {
     /// The worker's engine.
     pub engine: &'a mut Engine,
     /// The first half of the token that completions of this request carry.
-    pub source: u32,
+    pub task: u32,
     /// The second half.
     pub slot: u32,
     /// The result of [`crate::Disk::attach`] for this engine.
@@ -28,7 +28,7 @@ pub struct Lane<'a> {
 /// Sends a request's operations, either straight to an engine or through injected faults.
 ///
 /// The choice is made at compile time, so disks without faults pay nothing for them.
-pub(crate) trait Outlet {
+pub(crate) trait OpSender {
     /// Sends an operation.
     ///
     /// # Errors
@@ -45,13 +45,13 @@ pub(crate) trait Outlet {
     fn stall(&mut self);
 }
 
-impl Outlet for Lane<'_> {
+impl OpSender for IoContext<'_> {
     #[inline]
     fn send(&mut self, kind: OpKind, offset: u64, buffers: Buffers) -> Result<(), (Step, Buffers)> {
         let Some(file) = self.file else {
             return Err((Step::Done(Err(IoError::Os(kickless_io::Errno::BADF))), buffers));
         };
-        let token = Token { source: self.source, slot: self.slot };
+        let token = Token { source: self.task, slot: self.slot };
         self.engine.queue(Op { file, kind, offset, buffers }, token).map_err(|op| (Step::Busy, op.buffers))
     }
 

@@ -32,19 +32,19 @@ fn is_about(rule: &Rule, Subject { kind, extents }: Subject<'_>) -> bool {
 
 /// The rules, with their counters.
 #[derive(Debug)]
-pub(super) struct Dice {
+pub(super) struct FaultSelector {
     rules: Vec<(Rule, u64)>,
     state: u64,
 }
 
-impl Dice {
+impl FaultSelector {
     pub(super) fn new(rules: &FaultRules) -> Self {
         Self { rules: rules.rules.iter().map(|rule| (rule.clone(), 0)).collect(), state: rules.seed }
     }
 
     /// Returns the effect on this operation: that of the first rule that applies. Every rule counts all
     /// operations that it is about.
-    pub(super) fn roll(&mut self, subject: Subject<'_>) -> Option<Effect> {
+    pub(super) fn select(&mut self, subject: Subject<'_>) -> Option<Effect> {
         let mut effect = None;
         for place in 0..self.rules.len() {
             let random = self.random();
@@ -89,14 +89,14 @@ mod tests {
 
     /// Returns the affected ones of the first `count` operations of this kind, each on the next sector.
     fn hits(text: &str, kind: OperationKind, count: u64) -> Vec<u64> {
-        let mut dice = Dice::new(&rules(text).unwrap());
-        (0..count).filter(|i| roll(&mut dice, kind, &[(i * 512, 512)]).is_some()).collect()
+        let mut selector = FaultSelector::new(&rules(text).unwrap());
+        (0..count).filter(|i| roll(&mut selector, kind, &[(i * 512, 512)]).is_some()).collect()
     }
 
-    fn roll(dice: &mut Dice, kind: OperationKind, ranges: &[(u64, u64)]) -> Option<Effect> {
+    fn roll(selector: &mut FaultSelector, kind: OperationKind, ranges: &[(u64, u64)]) -> Option<Effect> {
         let extents: Vec<_> =
             ranges.iter().map(|&(offset, len)| Extent { offset, len, unmap: false }).collect();
-        dice.roll(Subject { kind, extents: &extents })
+        selector.select(Subject { kind, extents: &extents })
     }
 
     #[test]
@@ -111,15 +111,18 @@ mod tests {
         assert_eq!(hits("eio@write+read", OperationKind::Read, 2), [0, 1]);
         assert_eq!(hits("enospc@nth=2,eio@nth=5", OperationKind::Write, 9), [1, 4]);
         // An operation is affected if it touches the range. A flush has no place, and is never short.
-        let mut dice = Dice::new(&rules("eio@2-4,short").unwrap());
+        let mut selector = FaultSelector::new(&rules("eio@2-4,short").unwrap());
         let eio = Some(Effect::Error(Errno::IO));
-        assert_eq!(roll(&mut dice, OperationKind::Read, &[(0, 1025)]), eio);
-        assert_eq!(roll(&mut dice, OperationKind::Read, &[(0, 1024)]), Some(Effect::Short));
-        assert_eq!(roll(&mut dice, OperationKind::Read, &[(1536, 0)]), Some(Effect::Short));
-        assert_eq!(roll(&mut dice, OperationKind::Flush, &[]), None);
+        assert_eq!(roll(&mut selector, OperationKind::Read, &[(0, 1025)]), eio);
+        assert_eq!(roll(&mut selector, OperationKind::Read, &[(0, 1024)]), Some(Effect::Short));
+        assert_eq!(roll(&mut selector, OperationKind::Read, &[(1536, 0)]), Some(Effect::Short));
+        assert_eq!(roll(&mut selector, OperationKind::Flush, &[]), None);
         // A rule applies if it covers any of several ranges.
-        assert_eq!(roll(&mut dice, OperationKind::Discard, &[(0, 512), (4 * 512, 512), (9 * 512, 512)]), eio);
-        assert_eq!(roll(&mut dice, OperationKind::Discard, &[(0, 512), (9 * 512, 512)]), None);
+        assert_eq!(
+            roll(&mut selector, OperationKind::Discard, &[(0, 512), (4 * 512, 512), (9 * 512, 512)]),
+            eio
+        );
+        assert_eq!(roll(&mut selector, OperationKind::Discard, &[(0, 512), (9 * 512, 512)]), None);
     }
 
     #[test]
