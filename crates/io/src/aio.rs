@@ -155,10 +155,13 @@ impl Aio {
         }
     }
 
-    /// Returns whether what is staged is to be submitted before one more is.
+    /// Returns whether the staged operations are to be submitted before one more of an owner is, who has so many
+    /// unfinished ones without that.
     #[inline]
-    pub(crate) fn is_time(&self) -> bool {
-        self.early && self.submitter.is_none() && early_submit::is_time(self.own.staged.len(), self.in_flight)
+    pub(crate) fn is_time(&self, unfinished: usize) -> bool {
+        let staged = self.own.staged.len();
+        let given = unfinished.saturating_sub(staged).min(self.in_flight);
+        self.early && self.submitter.is_none() && early_submit::is_time(staged, given)
     }
 
     /// Returns whether operations wait that the kernel could not take.

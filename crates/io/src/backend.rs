@@ -62,13 +62,14 @@ impl Backend {
         }
     }
 
-    /// Submits what is queued before one more operation is, if it is time ([`crate::early_submit`]).
+    /// Submits what is queued before one more operation of an owner is, if it is time ([`crate::early_submit`]). The owner
+    /// has so many `unfinished` operations without that one.
     #[inline]
-    pub(crate) fn submit_early(&mut self, ops: &mut Operations) {
+    pub(crate) fn submit_early(&mut self, ops: &mut Operations, unfinished: usize) {
         match self {
             // Where the ring has failed the next call says so again.
-            Self::Uring(uring) if uring.is_time() => drop(uring.submit(ops)),
-            Self::Aio(aio) if aio.is_time() => aio.submit_own(ops),
+            Self::Uring(uring) if uring.is_time(unfinished) => drop(uring.submit(ops)),
+            Self::Aio(aio) if aio.is_time(unfinished) => aio.submit_own(ops),
             Self::Uring(_) | Self::Aio(_) | Self::Threads(_) => {}
         }
     }

@@ -3,7 +3,8 @@
 //! A batch costs one system call, and the device stands still until it has been prepared and made: with 32 reads at a time, each
 //! batch done before the next comes, that was a quarter of the throughput of a virtual disk. One call for each operation costs the processor
 //! what a batch is there to save. So before one more is staged, what is staged goes, if that is as much as the engine has been given
-//! and not done: pieces of 1, 1, 2, 4, 8 and so on. A device that has nothing to do begins with the first operation of a batch while
+//! and not done for the owner: pieces of 1, 1, 2, 4, 8 and so on. Operations of other owners do not count, because their devices can
+//! hang. A device that has nothing to do begins with the first operation of a batch while
 //! the others are being prepared, and for a busy one there is hardly a call more.
 //!
 //! A thread of an owner's share ([`crate::threads::pool`]) gets a whole batch, and gives it to the kernel in such pieces: that costs calls and no wake-ups.

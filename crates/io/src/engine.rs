@@ -255,7 +255,9 @@ impl Engine {
             }
         }
         if owner.is_none() {
-            backend.submit_early(ops);
+            // The new one holds its place by now. Merged ones count each, so there can be fewer in the kernel.
+            let unfinished = ops.files.in_flight_of(held) - 1;
+            backend.submit_early(ops, unfinished);
         }
         let place = ops.slots.insert(operation);
         backend.queue(place, owner);

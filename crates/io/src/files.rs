@@ -191,6 +191,12 @@ impl Files {
         self.entries[held.index as usize].merge
     }
 
+    /// Returns how many operations the owner of this one has in flight, this one included.
+    #[inline]
+    pub(crate) fn in_flight_of(&self, held: Held) -> usize {
+        self.shares.used_by(held.owner)
+    }
+
     /// Returns the way of an operation of so many bytes on the file that it holds.
     #[inline]
     pub(crate) fn route(&mut self, held: Held, kind: OpKind, bytes: u64) -> Route {

@@ -58,8 +58,9 @@ impl Shares {
         if (owner as usize) < self.owners { self.reserve } else { 0 }
     }
 
+    /// Returns the number of places that the owner uses.
     #[inline]
-    fn used_by(&self, owner: u32) -> usize {
+    pub(crate) fn used_by(&self, owner: u32) -> usize {
         self.used.get(owner as usize).copied().unwrap_or(0)
     }
 

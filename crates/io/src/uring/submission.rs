@@ -40,11 +40,13 @@ impl Uring {
         taken
     }
 
-    /// Returns whether what is staged is to be submitted before one more is.
+    /// Returns whether the staged operations are to be submitted before one more of an owner is, who has so many
+    /// unfinished ones without that.
     #[inline]
-    pub(crate) fn is_time(&self) -> bool {
-        self.submitter.is_none()
-            && early_submit::is_time(self.staged.len() - self.pushed, self.in_flight as usize)
+    pub(crate) fn is_time(&self, unfinished: usize) -> bool {
+        let staged = self.staged.len() - self.pushed;
+        let given = unfinished.saturating_sub(staged).min(self.in_flight as usize);
+        self.submitter.is_none() && early_submit::is_time(staged, given)
     }
 
     /// Submits what is staged.

@@ -472,3 +472,22 @@ fn dropped_with_what_threads_are_to_do_again() {
     });
     end.recv_timeout(std::time::Duration::from_secs(30)).expect("the engine waits for what never completes");
 }
+
+/// Operations of a device that hangs do not count as work that another device has.
+#[test]
+fn the_first_operations_of_an_idle_device_go_early_beside_one_that_hangs() {
+    let mut uring = Engine::open_with(options(DEPTH)).unwrap();
+    let (reader, _writer) = std::io::pipe().unwrap();
+    let hung = register(&mut uring, Arc::new(File::from(std::os::fd::OwnedFd::from(reader))));
+    let idle = register(&mut uring, Arc::new(File::open("/dev/zero").unwrap()));
+    let staged = |uring: &mut Engine| ring(uring).0.staged().len();
+    for number in 0..64 {
+        queue(&mut uring, hung, OpKind::Read, number, buffer(0));
+    }
+    uring.submit().unwrap();
+    assert_eq!(staged(&mut uring), 0);
+    queue(&mut uring, idle, OpKind::Read, 64, buffer(0));
+    assert_eq!(staged(&mut uring), 1);
+    queue(&mut uring, idle, OpKind::Read, 65, buffer(0));
+    assert_eq!(staged(&mut uring), 1, "the first has gone");
+}
