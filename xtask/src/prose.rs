@@ -19,8 +19,6 @@ const NOT_YET: &[&str] = &[
     "crates/disk",
     "crates/io",
     "crates/kickless",
-    "crates/net",
-    "crates/net-port",
     "crates/vhost",
     "crates/virtqueue",
     "crates/worker",

@@ -1,7 +1,8 @@
-//! Names what lies behind a network card, and makes the frames that come from there.
+//! The ports of network cards, and the test frames of the null port.
 //!
-//! The only [`Port`] is null, an instrument: it discards what is sent, and delivers test frames ([`TestFrame`]) at a steady
-//! rate. This crate knows nothing about rings; `net` moves the frames.
+//! A [`Port`] is the side of a card that the guest does not see, such as a network. The only one is the null
+//! port, for tests and measurements. It discards the guest's frames and delivers test frames ([`TestFrame`])
+//! at a steady rate. This crate knows nothing about rings; `net` moves the frames.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
@@ -9,4 +10,4 @@ mod port;
 mod test_frame;
 
 pub use port::{InvalidPort, NullPort, Port};
-pub use test_frame::{NotATestFrame, TestFrame};
+pub use test_frame::{InvalidTestFrame, TestFrame};

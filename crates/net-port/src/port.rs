@@ -1,30 +1,30 @@
-//! Where a card's frames go to and come from, as an operator writes it.
+//! The port of a card, as an operator writes it.
 
 use crate::TestFrame;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// The most test frames in a second.
+/// The highest rate of test frames, per second.
 const RATE_MAX: u32 = 1_000_000;
 
-/// Where a card's frames go to and come from.
+/// The source of the frames that a card delivers, and the destination of those that its driver sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Port {
-    /// Nowhere: `null`. It discards what is sent.
+    /// `null`: discards the frames of the driver and delivers test frames.
     Null(NullPort),
 }
 
-/// A port that discards what is sent, and delivers test frames: `null[,rate=N][,length=MIN-MAX]`.
+/// A port that discards the frames of the driver and delivers test frames: `null[,rate=N][,length=MIN-MAX]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NullPort {
-    /// Test frames in a second, to each pair of rings; 0: none.
+    /// Test frames per second for each pair of rings. 0 is for none.
     pub rate: u32,
-    /// Lengths of test frames in bytes. They grow from the least to the most, and begin anew.
+    /// Lengths of test frames in bytes. They grow to the longest and start again near the shortest.
     pub lengths: RangeInclusive<u32>,
 }
 
-/// Frames as long as Ethernet has them, and none of them.
+/// Returns a port without test frames, with the lengths of Ethernet frames.
 impl Default for NullPort {
     fn default() -> Self {
         Self { rate: 0, lengths: TestFrame::LEN_MIN..=1514 }
@@ -32,15 +32,16 @@ impl Default for NullPort {
 }
 
 impl NullPort {
-    /// Lengths grow by this from one frame to the next: a prime, so that frames end at all places of their buffers.
-    const STEP: u64 = 97;
+    /// Bytes by which a frame is longer than the previous one. A prime, so that frames end at all offsets of
+    /// their buffers.
+    const LENGTH_STEP: u64 = 97;
 
     /// Returns the length of the frame with this number.
     pub fn length(&self, number: u64) -> u32 {
         let (min, max) = (*self.lengths.start(), *self.lengths.end());
         let span = u64::from(max.saturating_sub(min)) + 1;
-        // Smaller than a u32, for the span is at most 2^32.
-        min + (number.wrapping_mul(Self::STEP) % span) as u32
+        // The remainder fits into a u32, because the span is at most 2^32.
+        min + (number.wrapping_mul(Self::LENGTH_STEP) % span) as u32
     }
 }
 
@@ -92,19 +93,19 @@ impl fmt::Display for Port {
     }
 }
 
-/// Why a text names no port.
+/// The error of a text that does not describe a port.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPort {
-    /// No such port.
+    /// There is no port of this name.
     #[error("the only port is null")]
     Unknown,
-    /// No such option.
+    /// The port has no such option.
     #[error("a null port has no option {0:?}: it has rate=N and length=MIN-MAX")]
     Option(String),
-    /// No number of frames.
+    /// The rate is not a number, or is too high.
     #[error("the rate of test frames is a number from 0 to {RATE_MAX} a second")]
     Rate,
-    /// No lengths of frames.
+    /// The lengths are not a range, or are outside of the lengths of test frames.
     #[error(
         "the length of test frames is MIN-MAX, from {} to {} bytes",
         TestFrame::LEN_MIN,
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_shown_as_they_are_read() {
+    fn a_port_is_displayed_as_it_was_written() {
         for text in ["null", "null,rate=7", "null,length=60-65550", "null,rate=1000000,length=100-100"] {
             assert_eq!(text.parse::<Port>().unwrap().to_string(), text);
         }
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_port_is_refused() {
+    fn a_text_that_is_not_a_port_is_refused() {
         for (text, error) in [
             ("", InvalidPort::Unknown),
             ("nul", InvalidPort::Unknown),

@@ -1,6 +1,7 @@
-//! The frames that a null port delivers.
+//! The test frames that a null port delivers.
 //!
-//! They are broadcast, of an EtherType for local experiments (IEEE 802, 0x88B5), so that no stack answers them:
+//! They are broadcast frames. Their EtherType is for local experiments (IEEE 802, 0x88B5), so that no network
+//! stack answers them:
 //! ```text
 //!   0  destination (6)   source (6)   EtherType (2)   magic (4)
 //!  18  pair (2)   number (8)   length (4)   checksum (4)
@@ -12,7 +13,7 @@ use kickless_spec::net::{FRAME_MAX, Header, MAC_LEN};
 
 const ETHER_TYPE: [u8; 2] = 0x88b5u16.to_be_bytes();
 const MAGIC: [u8; 4] = *b"kkl1";
-/// Source address where the card has none: one that is administered locally.
+/// The source address for a card without an address. Its second bit marks it as locally administered.
 const SOURCE: [u8; MAC_LEN] = [2, b'k', b'k', b'l', 0, 1];
 
 const PAIR: usize = 18;
@@ -21,19 +22,19 @@ const LENGTH: usize = 28;
 const CHECKSUM: usize = 32;
 const PATTERN: usize = 36;
 
-/// What a test frame says of itself.
+/// The contents of a test frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TestFrame {
-    /// The pair of rings that it is for.
+    /// The pair of rings that receives it.
     pub pair: u16,
     /// Its number among the frames of the pair, from 0.
     pub number: u64,
 }
 
-/// Bytes are no whole test frame.
+/// The error of bytes that are not one whole, unchanged test frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("these bytes are no whole test frame")]
-pub struct NotATestFrame;
+#[error("these bytes are not a whole test frame")]
+pub struct InvalidTestFrame;
 
 impl TestFrame {
     /// The shortest test frame: the shortest Ethernet frame, without its check sequence.
@@ -41,10 +42,10 @@ impl TestFrame {
     /// The longest test frame.
     pub const LEN_MAX: u32 = (FRAME_MAX - size_of::<Header>()) as u32;
 
-    /// Fills `frame`.
+    /// Writes the test frame into `frame`, whose length becomes the length of the test frame.
     ///
     /// # Panics
-    /// It is shorter than [`TestFrame::LEN_MIN`].
+    /// `frame` is shorter than [`TestFrame::LEN_MIN`].
     pub fn write(self, source: Option<[u8; MAC_LEN]>, frame: &mut [u8]) {
         let len = frame.len() as u32;
         let (head, pattern) = frame.split_at_mut(PATTERN);
@@ -62,24 +63,24 @@ impl TestFrame {
         head[CHECKSUM..].copy_from_slice(&checksum.to_le_bytes());
     }
 
-    /// Reads a frame of exactly these bytes.
+    /// Parses the test frame that `frame` consists of.
     ///
     /// # Errors
-    /// It is none, is not whole, or has been changed.
-    pub fn read(frame: &[u8]) -> Result<Self, NotATestFrame> {
-        let (head, pattern) = frame.split_at_checked(PATTERN).ok_or(NotATestFrame)?;
+    /// The bytes are not a test frame, only a part of one, or a changed one.
+    pub fn read(frame: &[u8]) -> Result<Self, InvalidTestFrame> {
+        let (head, pattern) = frame.split_at_checked(PATTERN).ok_or(InvalidTestFrame)?;
         let is_ours = head[12..14] == ETHER_TYPE && head[14..PAIR] == MAGIC;
         let len = (frame.len() as u32).to_le_bytes();
         let checksum = checksum(&head[..CHECKSUM], pattern).to_le_bytes();
         if !is_ours || head[LENGTH..CHECKSUM] != len || head[CHECKSUM..] != checksum {
-            return Err(NotATestFrame);
+            return Err(InvalidTestFrame);
         }
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|n| head[at + n]));
         Ok(Self { pair: u16::from_le_bytes([head[PAIR], head[PAIR + 1]]), number: number(NUMBER) })
     }
 }
 
-/// FNV-1a of both.
+/// Returns the FNV-1a hash of both parts.
 fn checksum(head: &[u8], pattern: &[u8]) -> u32 {
     let bytes = head.iter().chain(pattern);
     bytes.fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_read_as_they_were_written() {
+    fn a_written_frame_is_read_and_a_changed_one_refused() {
         let frame = TestFrame { pair: 3, number: 0x0102_0304_0506 };
         for len in [TestFrame::LEN_MIN as usize, 61, 1514, TestFrame::LEN_MAX as usize] {
             let mut bytes = vec![0; len];
@@ -98,13 +99,13 @@ mod tests {
             assert_eq!(TestFrame::read(&bytes), Ok(frame));
             for at in [0, 6, 12, 14, PAIR, NUMBER, LENGTH, CHECKSUM, PATTERN, len - 1] {
                 bytes[at] ^= 0x10;
-                assert_eq!(TestFrame::read(&bytes), Err(NotATestFrame), "{at}");
+                assert_eq!(TestFrame::read(&bytes), Err(InvalidTestFrame), "{at}");
                 bytes[at] ^= 0x10;
             }
-            assert_eq!(TestFrame::read(&bytes[..len - 1]), Err(NotATestFrame));
+            assert_eq!(TestFrame::read(&bytes[..len - 1]), Err(InvalidTestFrame));
             bytes.push(0);
-            assert_eq!(TestFrame::read(&bytes), Err(NotATestFrame));
+            assert_eq!(TestFrame::read(&bytes), Err(InvalidTestFrame));
         }
-        assert_eq!(TestFrame::read(&[]), Err(NotATestFrame));
+        assert_eq!(TestFrame::read(&[]), Err(InvalidTestFrame));
     }
 }

@@ -1,9 +1,9 @@
-//! Bytes in the buffers of a chain.
+//! Reads and writes the buffers of a chain.
 
 use kickless_memory::{Gpa, Marks, Unmapped, View};
 use kickless_virtqueue::Buffer;
 
-/// Reads the first bytes of these buffers. Returns how many there are, at most `into.len()`.
+/// Reads the first bytes of these buffers. Returns the number of bytes read, at most `into.len()`.
 ///
 /// # Errors
 /// A buffer is not in guest memory.
@@ -22,10 +22,10 @@ pub(crate) fn read(buffers: &[Buffer], view: &View, into: &mut [u8]) -> Result<u
     Ok(len - rest.len())
 }
 
-/// Writes as much of `from` as fits into these buffers. Returns how much that is.
+/// Writes as much of `from` as fits into these buffers. Returns the number of bytes written.
 ///
 /// # Errors
-/// A buffer is not in guest memory. The buffers before it have been written.
+/// A buffer is not in guest memory. The buffers before it are written.
 #[inline]
 pub(crate) fn write(
     buffers: &[Buffer],

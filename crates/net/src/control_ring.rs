@@ -1,10 +1,10 @@
-//! The control ring: answers commands.
+//! Answers the commands in the control ring.
 
 use crate::buffers;
-use crate::control::{Command, Refusal};
+use crate::card_state::CardState;
+use crate::control::{Command, CommandError};
 use crate::counters::RingCounters;
-use crate::requests::{self, Requests};
-use crate::shared::Shared;
+use crate::immediate_ring::{self, ImmediateRing};
 use kickless_device::{Context, Polled, QueueTask, Vring};
 use kickless_spec::net::{ERR, NetFeatures, OK};
 use kickless_virtqueue::Chain;
@@ -12,26 +12,27 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tracing::debug;
 
-/// A running control ring.
-pub(crate) struct ControlRing {
+/// The task of a control ring.
+pub(crate) struct ControlTask {
     vring: Vring,
-    shared: Arc<Shared>,
+    card: Arc<CardState>,
     features: NetFeatures,
     chain: Chain,
 }
 
-impl ControlRing {
-    pub(crate) fn new(vring: Vring, shared: Arc<Shared>, features: NetFeatures) -> Self {
-        Self { vring, shared, features, chain: Chain::default() }
+impl ControlTask {
+    pub(crate) fn new(vring: Vring, card: Arc<CardState>, features: NetFeatures) -> Self {
+        Self { vring, card, features, chain: Chain::default() }
     }
 
     fn counters(&self) -> &RingCounters {
-        &self.shared.counters[usize::from(self.vring.index())]
+        &self.card.counters[usize::from(self.vring.index())]
     }
 
-    /// Carries the command in the popped chain out, and answers it in its first writable byte.
+    /// Executes the command in the popped chain, and writes the answer into the first writable byte of the
+    /// chain.
     fn answer(&mut self) {
-        let answer = match self.carry_out() {
+        let answer = match self.execute() {
             Ok(()) => {
                 self.counters().commands.add(1);
                 OK
@@ -49,19 +50,19 @@ impl ControlRing {
         self.vring.push(self.chain.id, written.into());
     }
 
-    fn carry_out(&self) -> Result<(), Refusal> {
+    fn execute(&self) -> Result<(), CommandError> {
         let mut bytes = [0; Command::LEN_MAX];
         let len = buffers::read(self.chain.readable(), self.vring.view(), &mut bytes)
-            .map_err(|_| Refusal::Short)?;
-        match Command::parse(&bytes[..len], self.features, self.shared.pairs_max)? {
-            Command::SetPairs(pairs) => self.shared.pairs.store(pairs, Ordering::Relaxed),
+            .map_err(|_| CommandError::Short)?;
+        match Command::parse(&bytes[..len], self.features, self.card.pairs_max)? {
+            Command::SetPairs(pairs) => self.card.pairs.store(pairs, Ordering::Relaxed),
             Command::Announced => {}
         }
         Ok(())
     }
 }
 
-impl Requests for ControlRing {
+impl ImmediateRing for ControlTask {
     fn ring(&mut self) -> (&mut Vring, &mut Chain) {
         (&mut self.vring, &mut self.chain)
     }
@@ -72,13 +73,13 @@ impl Requests for ControlRing {
     }
 }
 
-impl QueueTask for ControlRing {
+impl QueueTask for ControlTask {
     fn vring(&mut self) -> &mut Vring {
         &mut self.vring
     }
 
     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
-        requests::poll(self, budget)
+        immediate_ring::poll(self, budget)
     }
 
     fn in_flight(&self) -> usize {

@@ -1,33 +1,35 @@
-//! What frames cost in the measure of [`QueueTask::poll`](kickless_device::QueueTask::poll).
+//! The cost of frames, in the unit of [`QueueTask::poll`](kickless_device::QueueTask::poll).
 
-/// So many bytes cost as much as a frame does.
-const COST_BYTES: u64 = 4096;
-/// So many descriptors cost as much as a frame does. One takes some 3 nanoseconds.
-pub(crate) const COST_DESCRIPTORS: u16 = 64;
-/// To pop a chain as credit and to complete it takes as long as to read so many descriptors.
+/// Bytes that cost as much as one frame.
+const BYTES_PER_COST: u64 = 4096;
+/// Descriptors that cost as much as one frame. Reading a descriptor takes about 3 nanoseconds.
+pub(crate) const DESCRIPTORS_PER_COST: u16 = 64;
+/// Popping a chain as credit and completing it takes as long as reading this many descriptors.
 const CHAIN_DESCRIPTORS: u32 = 8;
 
-/// Returns the cost of a frame of this length. A chain holds at most 2^32 bytes.
+/// Returns the cost of a frame of this length. The cast is lossless, because a chain holds at most 2^32
+/// bytes.
 pub(crate) fn of_frame(len: u64) -> u32 {
-    1 + (len / COST_BYTES) as u32
+    1 + (len / BYTES_PER_COST) as u32
 }
 
-/// The budget of a poll, and the part that is taken.
+/// The budget of a poll, and the cost of the poll so far.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     limit: u32,
     cost: u32,
-    /// Descriptors that are not in the cost yet. They count in later polls.
+    /// Descriptors that the cost does not contain yet, because they are fewer than [`DESCRIPTORS_PER_COST`].
+    /// Later polls charge them.
     descriptors: u32,
 }
 
 impl Budget {
-    /// Begins a poll with this budget.
+    /// Starts a poll with this budget.
     pub(crate) fn begin(&mut self, limit: u32) {
         (self.limit, self.cost) = (limit, 0);
     }
 
-    /// Returns what the poll has cost so far.
+    /// Returns the cost of the poll so far.
     pub(crate) fn cost(&self) -> u32 {
         self.cost
     }
@@ -43,8 +45,8 @@ impl Budget {
     /// Charges a chain that was popped as credit.
     pub(crate) fn charge_chain(&mut self, descriptors: u16) {
         self.descriptors += CHAIN_DESCRIPTORS + u32::from(descriptors);
-        self.charge(self.descriptors / u32::from(COST_DESCRIPTORS));
-        self.descriptors %= u32::from(COST_DESCRIPTORS);
+        self.charge(self.descriptors / u32::from(DESCRIPTORS_PER_COST));
+        self.descriptors %= u32::from(DESCRIPTORS_PER_COST);
     }
 }
 

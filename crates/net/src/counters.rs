@@ -1,12 +1,13 @@
-//! The card's own counters.
+//! The counters that only network cards have.
 
 use kickless_device::Count;
 use std::iter::zip;
 
-/// Makes the struct and, of the same list, what is shown.
+/// Defines the struct of the counters, and their names and values from the same list.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// The counters of one ring, written by the worker of its task. They go on from one start of the ring to the next.
+        /// The counters of one ring. Only the worker that runs the task of the ring writes them. They keep
+        /// their values when the ring stops and starts again.
         #[derive(Debug, Default)]
         pub(crate) struct RingCounters {
             $($(#[$doc])* pub(crate) $name: Count,)*
@@ -29,21 +30,21 @@ counters! {
     sent_bytes,
     /// Frames that the driver sent while the ring was disabled.
     sent_disabled,
-    /// Frames that the driver sent whose header or length makes no sense.
+    /// Frames that the driver sent with an invalid header or length.
     sent_invalid,
-    /// Frames that were delivered to the driver.
+    /// Frames that the card delivered to the driver.
     received_frames,
     /// Their bytes, without headers.
     received_bytes,
-    /// Frames that were dropped because they are longer than any that the driver has room for.
+    /// Frames that the card dropped because the driver can never have room for a frame of their length.
     dropped_long,
-    /// Frames that were dropped because the driver had no buffers for too long.
+    /// Frames that the card dropped because too many frames were waiting for buffers of the driver.
     dropped_late,
-    /// Frames that were dropped because the driver does not use their pair of rings.
+    /// Frames that the card dropped because the driver does not use their pair of rings.
     dropped_unused,
-    /// Commands that were carried out.
+    /// Commands that the card executed.
     commands,
-    /// Commands that were answered with an error.
+    /// Commands that the card answered with an error.
     commands_refused,
 }
 

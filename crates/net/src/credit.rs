@@ -1,29 +1,29 @@
-//! Receive buffers that were popped before there is a frame for them.
+//! Credit: receive chains that a task pops before a frame for them exists.
 
 use kickless_device::Vring;
 use kickless_virtqueue::Chain;
 use std::collections::VecDeque;
 
-/// Buffers for which the memory of a chain that is not used is kept. The longest frame takes 17 pages.
+/// Buffers that an unused [`Chain`] keeps memory for. The longest frame takes 17 pages.
 const BUFFERS_KEPT: usize = 32;
 
 /// The chains of a ring's credit ([`Vring::pop_credit`]), oldest first.
 pub(crate) struct Credit {
     chains: VecDeque<Chain>,
-    /// Chains to pop into, so that a pop allocates nothing.
+    /// Unused chains. A pop takes one of them and allocates nothing.
     spare: Vec<Chain>,
-    /// Writable bytes of all.
+    /// Writable bytes in all chains.
     bytes: u64,
-    /// Places of all in the ring.
+    /// Entries of the ring that all chains occupy.
     places: u32,
-    size: u16,
+    ring_size: u16,
 }
 
 impl Credit {
-    /// Makes the credit of a ring of this size.
-    pub(crate) fn new(size: u16) -> Self {
-        let spare = (0..size).map(|_| Chain::default()).collect();
-        Self { chains: VecDeque::with_capacity(size.into()), spare, bytes: 0, places: 0, size }
+    /// Makes an empty credit for a ring of this size.
+    pub(crate) fn new(ring_size: u16) -> Self {
+        let spare = (0..ring_size).map(|_| Chain::default()).collect();
+        Self { chains: VecDeque::with_capacity(ring_size.into()), spare, bytes: 0, places: 0, ring_size }
     }
 
     /// Returns the oldest chain.
@@ -44,15 +44,16 @@ impl Credit {
         self.chains.is_empty()
     }
 
-    /// Whether the driver's ring has no place for one more chain like the newest. Only the driver knows whether it
-    /// would offer a shorter one.
+    /// Returns whether the ring has no room for one more chain that is as long as the newest. The driver
+    /// could still have room for a shorter chain, but the card cannot know whether it will offer one.
     pub(crate) fn is_full(&self) -> bool {
         self.chains
             .back()
-            .is_some_and(|newest| self.places + u32::from(newest.places()) > u32::from(self.size))
+            .is_some_and(|newest| self.places + u32::from(newest.places()) > u32::from(self.ring_size))
     }
 
-    /// Pops one more chain. Returns its descriptors; `None`: the ring has no more now.
+    /// Pops one more chain. Returns the number of its descriptors, or `None` if the ring has no chain to pop
+    /// now.
     pub(crate) fn pop(&mut self, vring: &mut Vring) -> Option<u16> {
         let mut chain = self.spare.pop()?;
         if !vring.pop_credit(&mut chain) {
@@ -66,29 +67,29 @@ impl Credit {
         Some(descriptors)
     }
 
-    /// Forgets the oldest `count`, which have been used.
-    pub(crate) fn take_oldest(&mut self, count: usize) {
+    /// Removes the oldest `count` chains, which the task has used.
+    pub(crate) fn remove_oldest(&mut self, count: usize) {
         for _ in 0..count {
             let chain = self.chains.pop_front();
-            self.forget(chain);
+            self.recycle(chain);
         }
     }
 
-    /// Forgets the newest chains that the ring has taken back by itself.
-    pub(crate) fn keep_oldest(&mut self, count: usize) {
+    /// Removes all chains but the oldest `count`. The ring has unpopped the others already.
+    pub(crate) fn truncate(&mut self, count: usize) {
         while self.chains.len() > count {
             let chain = self.chains.pop_back();
-            self.forget(chain);
+            self.recycle(chain);
         }
     }
 
-    /// Returns all to the ring.
-    pub(crate) fn give_back(&mut self, vring: &mut Vring) {
+    /// Returns all chains to the ring.
+    pub(crate) fn unpop_all(&mut self, vring: &mut Vring) {
         vring.unpop(vring.credit());
-        self.keep_oldest(0);
+        self.truncate(0);
     }
 
-    fn forget(&mut self, chain: Option<Chain>) {
+    fn recycle(&mut self, chain: Option<Chain>) {
         if let Some(mut chain) = chain {
             self.bytes -= chain.writable_len();
             self.places -= u32::from(chain.places());
@@ -111,10 +112,11 @@ mod tests {
     const USED: u64 = 0x2000;
     const TABLE: u64 = 0x4000;
     const LEN: u64 = 0x1_0000;
-    /// Descriptors in the table.
-    const LONG: u16 = 1000;
+    /// Descriptors in the indirect table.
+    const TABLE_DESCRIPTORS: u16 = 1000;
 
-    /// A ring of 4 with a chain of one buffer, and one of many buffers in a table.
+    /// Returns a ring of size 4 with two chains: one of a single buffer, and one of many buffers in an
+    /// indirect table.
     fn ring() -> Vring {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, LEN).unwrap();
@@ -125,9 +127,9 @@ mod tests {
             map.write_obj(Gpa(at), &desc).unwrap();
         };
         desc(0, 0x8000, 16, DESC_F_WRITE, 0);
-        desc(16, TABLE, 16 * u32::from(LONG), DESC_F_INDIRECT, 0);
-        for nth in 0..LONG {
-            let next = if nth + 1 < LONG { DESC_F_NEXT } else { 0 };
+        desc(16, TABLE, 16 * u32::from(TABLE_DESCRIPTORS), DESC_F_INDIRECT, 0);
+        for nth in 0..TABLE_DESCRIPTORS {
+            let next = if nth + 1 < TABLE_DESCRIPTORS { DESC_F_NEXT } else { 0 };
             desc(TABLE + 16 * u64::from(nth), 0x8000, 1, DESC_F_WRITE | next, nth + 1);
         }
         map.write_obj(Gpa(AVAIL), &[0u16, 2, 0, 1].map(u16::to_le)).unwrap();
@@ -151,13 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn chains_that_are_forgotten_hold_no_memory() {
+    fn unused_chains_keep_little_memory() {
         let mut vring = ring();
         let mut credit = Credit::new(4);
-        for forget in [Credit::give_back, |credit: &mut Credit, _: &mut Vring| credit.take_oldest(2)] {
-            assert_eq!((credit.pop(&mut vring), credit.pop(&mut vring)), (Some(1), Some(LONG)));
+        for remove_all in [Credit::unpop_all, |credit: &mut Credit, _: &mut Vring| credit.remove_oldest(2)] {
+            let descriptors = (credit.pop(&mut vring), credit.pop(&mut vring));
+            assert_eq!(descriptors, (Some(1), Some(TABLE_DESCRIPTORS)));
             assert_eq!((credit.bytes(), credit.places, credit.is_full()), (1016, 2, false));
-            forget(&mut credit, &mut vring);
+            remove_all(&mut credit, &mut vring);
             assert_eq!((credit.bytes(), credit.places, credit.is_empty()), (0, 0, true));
             assert_eq!(credit.spare.len(), 4);
             assert!(credit.spare.iter().all(|chain| chain.capacity() <= BUFFERS_KEPT));

@@ -1,11 +1,11 @@
-//! The device, as a transport sees it.
+//! The virtio-net [`Device`].
 
-use crate::control_ring::ControlRing;
+use crate::card_state::CardState;
+use crate::control_ring::ControlTask;
 use crate::counters::{self, RingCounters};
-use crate::receive::{Layout, Receive};
+use crate::receive::{FrameFormat, ReceiveTask};
 use crate::rings::{Role, rings_max, role};
-use crate::shared::Shared;
-use crate::transmit::Transmit;
+use crate::transmit::TransmitTask;
 use crate::{config, features};
 use kickless_device::{
     ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
@@ -19,32 +19,33 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use tracing::warn;
 use zerocopy::IntoBytes;
 
-/// What a saved state begins with. The number of pairs that the driver uses follows, in two little-endian bytes.
+/// The first bytes of a saved state. The number of pairs that the driver uses follows, in two little-endian
+/// bytes.
 const STATE_TAG: [u8; 4] = *b"net1";
-/// Pairs that a driver uses, of which that is not known.
+/// Stands for an unknown number of pairs that the driver uses.
 const PAIRS_UNKNOWN: u16 = u16::MAX;
 
-/// How a card shows itself.
+/// The properties of a card.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Its Ethernet address; without one, the front-end or the driver chooses.
+    /// The Ethernet address. Without one, the front-end or the driver chooses it.
     pub mac: Option<[u8; MAC_LEN]>,
-    /// Its MTU; without one, that of Ethernet. The front-end can set another.
+    /// The MTU. The default is that of Ethernet. The front-end can set another.
     pub mtu: Option<u16>,
-    /// The most pairs of rings; 1 to 127.
+    /// The maximum number of pairs of rings, from 1 to 127.
     pub pairs_max: u16,
     /// The largest size of a ring.
     pub queue_size_max: u16,
-    /// Where its frames go to and come from.
+    /// The port that the card sends frames to and receives them from.
     pub port: Port,
 }
 
 /// A virtio-net device.
 #[derive(Debug)]
 pub struct Net {
-    shared: Arc<Shared>,
+    card: Arc<CardState>,
     queue_size_max: u16,
-    /// The MTU while no front-end has set another.
+    /// The MTU that a front-end finds when it connects.
     mtu: u16,
 }
 
@@ -52,7 +53,7 @@ impl Net {
     /// Makes a card.
     pub fn new(options: Options) -> Self {
         let (rings, mtu) = (rings_max(options.pairs_max), options.mtu.unwrap_or(MTU_DEFAULT));
-        let shared = Arc::new(Shared {
+        let card = Arc::new(CardState {
             mac: options.mac,
             port: options.port,
             pairs_max: options.pairs_max,
@@ -61,21 +62,21 @@ impl Net {
             announcements: AtomicU64::new(0),
             counters: (0..rings).map(|_| RingCounters::default()).collect(),
         });
-        Self { shared, queue_size_max: options.queue_size_max, mtu }
+        Self { card, queue_size_max: options.queue_size_max, mtu }
     }
 
     fn mtu(&self) -> u16 {
-        self.shared.mtu.load(Ordering::Relaxed)
+        self.card.mtu.load(Ordering::Relaxed)
     }
 
     fn set_pairs(&self, pairs: u16) {
-        self.shared.pairs.store(pairs, Ordering::Relaxed);
+        self.card.pairs.store(pairs, Ordering::Relaxed);
     }
 }
 
 impl Device for Net {
     fn features(&self) -> Features {
-        let own = features::offered(self.shared.mac.is_some(), self.shared.pairs_max);
+        let own = features::offered(self.card.mac.is_some(), self.card.pairs_max);
         Features::from_bits_retain(own.bits())
             | Features::VERSION_1
             | Features::EVENT_IDX
@@ -89,26 +90,26 @@ impl Device for Net {
     }
 
     fn withheld_protocol_features(&self) -> ProtocolFeatures {
-        // QEMU 7.2 sends ADD_MEM_REG and REM_MEM_REG once for each pair of rings, all over one connection. It sends
-        // SET_MEM_TABLE once.
+        // QEMU 7.2 sends ADD_MEM_REG and REM_MEM_REG again for each pair of rings over the same connection.
+        // It sends SET_MEM_TABLE only once.
         ProtocolFeatures::CONFIGURE_MEM_SLOTS
     }
 
     fn message(&self, message: DeviceMessage) -> Result<(), MessageError> {
         match message {
             DeviceMessage::SetMtu(mtu) => match u16::try_from(mtu) {
-                Ok(mtu) if mtu >= MTU_MIN => self.shared.mtu.store(mtu, Ordering::Relaxed),
+                Ok(mtu) if mtu >= MTU_MIN => self.card.mtu.store(mtu, Ordering::Relaxed),
                 _ => return Err(MessageError::Mtu { mtu, min: MTU_MIN.into(), max: MTU_MAX.into() }),
             },
             DeviceMessage::SendRarp(_) => {
-                self.shared.announcements.fetch_add(1, Ordering::Relaxed);
+                self.card.announcements.fetch_add(1, Ordering::Relaxed);
             }
         }
         Ok(())
     }
 
     fn queues_max(&self) -> u16 {
-        rings_max(self.shared.pairs_max)
+        rings_max(self.card.pairs_max)
     }
 
     fn queue_size_max(&self) -> u16 {
@@ -121,18 +122,18 @@ impl Device for Net {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let mut sums = counters::sums(&self.shared.counters);
-        sums.push(("announcements", self.shared.announcements.load(Ordering::Relaxed)));
+        let mut sums = counters::sums(&self.card.counters);
+        sums.push(("announcements", self.card.announcements.load(Ordering::Relaxed)));
         sums
     }
 
     fn reset(&self) {
-        // With MQ too, a driver begins with one pair (virtio 1.3, section 5.1.5).
+        // A driver starts with one pair, with and without MQ (virtio 1.3, section 5.1.5).
         self.set_pairs(1);
     }
 
     fn connected(&self) {
-        self.shared.mtu.store(self.mtu, Ordering::Relaxed);
+        self.card.mtu.store(self.mtu, Ordering::Relaxed);
     }
 
     fn restore_unknown(&self) {
@@ -140,7 +141,7 @@ impl Device for Net {
     }
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
-        let space = config::space(self.shared.mac, self.mtu(), self.shared.pairs_max);
+        let space = config::space(self.card.mac, self.mtu(), self.card.pairs_max);
         let from = space.as_bytes().get(offset..).unwrap_or_default();
         let len = from.len().min(into.len());
         into[..len].copy_from_slice(&from[..len]);
@@ -158,7 +159,7 @@ impl Device for Net {
     fn close(&self) {}
 
     fn save(&self) -> Vec<u8> {
-        let pairs = self.shared.pairs.load(Ordering::Relaxed);
+        let pairs = self.card.pairs.load(Ordering::Relaxed);
         [&STATE_TAG[..], &pairs.to_le_bytes()].concat()
     }
 
@@ -167,7 +168,7 @@ impl Device for Net {
             Some(&[low, high]) => u16::from_le_bytes([low, high]),
             _ => return Err(InvalidState { kind: "network" }),
         };
-        if pairs != PAIRS_UNKNOWN && !(1..=self.shared.pairs_max).contains(&pairs) {
+        if pairs != PAIRS_UNKNOWN && !(1..=self.card.pairs_max).contains(&pairs) {
             return Err(InvalidState { kind: "network" });
         }
         self.set_pairs(pairs);
@@ -178,26 +179,26 @@ impl Device for Net {
         if vring.goes_on_unrecorded() {
             warn!(
                 queue = vring.index(),
-                "a packed ring goes on where the front-end says, and there is no in-flight buffer: if an earlier back-end was \
-                 killed, frames that it had taken out are lost, and the ring may stand still"
+                "a packed ring continues from the front-end's index, and there is no in-flight buffer: if an earlier \
+                 back-end was killed, the frames that it had popped are lost, and the ring may stall"
             );
         }
         let (in_force, header_len) = (features::in_force(features), features::header_len(features));
-        let shared = self.shared.clone();
-        let none = || StartError("the card has no such ring with these features".into());
-        Ok(match role(vring.index(), self.shared.pairs_max, in_force).ok_or_else(none)? {
+        let card = self.card.clone();
+        let no_ring = || StartError("the card has no such ring with these features".into());
+        Ok(match role(vring.index(), self.card.pairs_max, in_force).ok_or_else(no_ring)? {
             Role::Receive { pair } => {
                 let len_max = features::receive_len_max(in_force, header_len, self.mtu());
-                let layout = Layout { features: in_force, header_len, len_max };
-                let Port::Null(port) = self.shared.port.clone();
-                let task = Receive::new(vring, shared, pair, layout, port);
-                Box::new(task.map_err(|error| StartError(format!("no timer can be made: {error}").into()))?)
+                let format = FrameFormat { features: in_force, header_len, len_max };
+                let Port::Null(port) = self.card.port.clone();
+                let task = ReceiveTask::new(vring, card, pair, format, port);
+                Box::new(task.map_err(|error| StartError(format!("cannot make a timer: {error}").into()))?)
             }
-            Role::Transmit { pair } => Box::new(Transmit::new(vring, shared, pair, in_force, header_len)),
+            Role::Transmit { pair } => Box::new(TransmitTask::new(vring, card, pair, in_force, header_len)),
             Role::Control if features.bits() & NetFeatures::CTRL_VQ.bits() != 0 => {
-                Box::new(ControlRing::new(vring, shared, in_force))
+                Box::new(ControlTask::new(vring, card, in_force))
             }
-            Role::Control => return Err(none()),
+            Role::Control => return Err(no_ring()),
         })
     }
 }

@@ -1,12 +1,13 @@
-//! Features, what they require of one another, and what follows from them.
+//! The features of a card: their requirements, and the lengths that follow from them.
 
 use kickless_spec::features::Features;
 use kickless_spec::net::{
     ETHERNET_HEADER_LEN, FRAME_MAX, Header, LEGACY_HEADER_LEN, NetFeatures, VLAN_TAG_LEN,
 };
 
-/// Features with the features of which each requires at least one (virtio 1.3, section 5.1.3.1), but for the control
-/// queue. What a line requires is settled by the lines before it.
+/// Pairs of a feature and a set of features. The feature requires at least one of the set (virtio 1.3,
+/// section 5.1.3.1). Requirements of the control queue are in [`ON_CONTROL_QUEUE`]. A feature stands before
+/// the features that require it, so that one pass checks all.
 const REQUIREMENTS: &[(NetFeatures, NetFeatures)] = &[
     (NetFeatures::GUEST_TSO4, NetFeatures::GUEST_CSUM),
     (NetFeatures::GUEST_TSO6, NetFeatures::GUEST_CSUM),
@@ -43,7 +44,8 @@ const LONG_RECEIVE: NetFeatures = NetFeatures::GUEST_TSO4
     .union(NetFeatures::GUEST_USO4)
     .union(NetFeatures::GUEST_USO6);
 
-/// Removes the features that lack what they require. A card offers a set that this leaves as it is.
+/// Removes the features whose requirements are not in the set. A set that a card offers is consistent: this
+/// function does not change it.
 pub fn consistent(features: NetFeatures) -> NetFeatures {
     let features = without_unmet(features);
     match features.contains(NetFeatures::CTRL_VQ) {
@@ -52,8 +54,9 @@ pub fn consistent(features: NetFeatures) -> NetFeatures {
     }
 }
 
-/// Returns the features that are in force where the driver accepted these. Those that require the control queue stay
-/// without it: QEMU serves that queue by itself, and does not pass its feature on.
+/// Returns the features that are in force after the driver accepted these. Features that require the control
+/// queue stay in force without it, because QEMU serves the control queue itself and does not pass its feature
+/// on.
 pub fn in_force(accepted: Features) -> NetFeatures {
     without_unmet(NetFeatures::from_bits_truncate(accepted.bits()))
 }
@@ -76,8 +79,8 @@ pub fn header_len(accepted: Features) -> usize {
     }
 }
 
-/// Returns the length of the longest frame, with its header, that a driver with these features in force has to have room
-/// for.
+/// Returns the length of the longest frame, header included, that a driver with these features in force must
+/// be able to receive.
 pub fn receive_len_max(features: NetFeatures, header_len: usize, mtu: u16) -> usize {
     match features.intersects(LONG_RECEIVE) {
         true => header_len + (FRAME_MAX - size_of::<Header>()),
@@ -85,8 +88,8 @@ pub fn receive_len_max(features: NetFeatures, header_len: usize, mtu: u16) -> us
     }
 }
 
-/// Returns what a card with a null port offers. It neither depends on checksums nor segments anything, so it takes all
-/// offloads in both directions.
+/// Returns the features that a card with a null port offers. The null port does not read checksums and does
+/// not segment frames, so the card offers all offloads in both directions.
 pub fn offered(has_mac: bool, pairs_max: u16) -> NetFeatures {
     let mut features = NetFeatures::CSUM
         | NetFeatures::GUEST_CSUM
@@ -111,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_offered_is_consistent() {
+    fn offered_features_are_consistent() {
         for features in [offered(false, 1), offered(true, 4)] {
             assert_eq!(consistent(features), features);
         }
@@ -119,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn features_need_others() {
+    fn features_without_their_requirements_are_removed() {
         let lonely = NetFeatures::GUEST_ECN | NetFeatures::HOST_ECN | NetFeatures::MQ | NetFeatures::RSC_EXT;
         assert_eq!(consistent(lonely), NetFeatures::empty());
-        // Without checksums there is no TSO, and then no ECN either.
+        // TSO requires checksums, and ECN requires TSO.
         let chain = NetFeatures::GUEST_ECN | NetFeatures::GUEST_TSO4;
         assert_eq!(consistent(chain), NetFeatures::empty());
         assert_eq!(consistent(chain | NetFeatures::GUEST_CSUM), chain | NetFeatures::GUEST_CSUM);
@@ -131,14 +134,14 @@ mod tests {
     }
 
     #[test]
-    fn requirements_are_settled_in_order() {
+    fn a_feature_stands_before_those_that_require_it() {
         for (n, &(_, requires)) in REQUIREMENTS.iter().enumerate() {
             assert!(REQUIREMENTS[n..].iter().all(|(feature, _)| !requires.intersects(*feature)));
         }
     }
 
     #[test]
-    fn queues_are_several_without_a_control_queue() {
+    fn multiqueue_stays_in_force_without_a_control_queue() {
         let accepted = Features::from_bits_retain((NetFeatures::MQ | NetFeatures::HOST_TSO4).bits());
         assert_eq!(in_force(accepted | Features::VERSION_1), NetFeatures::MQ);
     }

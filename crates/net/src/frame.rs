@@ -1,4 +1,4 @@
-//! The header of a transmitted frame, and its length. Pure: a header and a length in, what it asks for out.
+//! Parses the header of a transmitted frame. Has no state and no side effects.
 
 use kickless_spec::net::{
     ETHERNET_HEADER_LEN, FRAME_MAX, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4,
@@ -8,110 +8,111 @@ use kickless_spec::net::{
 /// Length of a checksum of TCP or UDP.
 const CHECKSUM_LEN: u32 = 2;
 
-/// A transmitted frame whose header makes sense.
+/// A transmitted frame with a valid header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Bytes of the frame, from its Ethernet header on.
+    /// Length of the frame, without the virtio-net header.
     pub len: u32,
-    /// The checksum that is still to be completed.
+    /// The checksum that the device must complete.
     pub checksum: Option<Checksum>,
-    /// How it is to be segmented.
+    /// The segmentation that the device must perform.
     pub segmentation: Option<Segmentation>,
 }
 
-/// A checksum to be completed. Its place lies within the frame.
+/// A checksum that the driver left incomplete. Its two bytes are within the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checksum {
-    /// The first byte of the frame that it covers. It goes to the end of the frame.
+    /// Offset in the frame of the first byte that it covers. It covers all bytes up to the end of the frame.
     pub start: u16,
-    /// Where its two bytes are, counted from `start`.
+    /// Offset of its two bytes from `start`.
     pub offset: u16,
 }
 
-/// How a frame is to be segmented.
+/// The segmentation that a frame requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segmentation {
-    /// The protocol whose packet it is.
+    /// The protocol of the packet.
     pub protocol: Protocol,
-    /// Bytes of payload in each segment; not zero.
+    /// Bytes of payload in each segment. Not zero.
     pub size: u16,
-    /// ECN is set.
+    /// Whether the packet has explicit congestion notification (ECN) set.
     pub ecn: bool,
 }
 
-/// The protocol of a packet that is to be segmented.
+/// The protocol of a packet that the device must segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// TCP over IPv4.
     TcpV4,
     /// TCP over IPv6.
     TcpV6,
-    /// UDP, to be cut into IP fragments.
+    /// UDP, segmented into IP fragments.
     UdpFragments,
-    /// UDP, to be cut into datagrams.
+    /// UDP, segmented into datagrams.
     Udp,
 }
 
-/// Why a transmitted frame is dropped.
+/// The reason to drop a transmitted frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
-    /// It has no whole header, or no whole Ethernet header.
+pub enum InvalidFrame {
+    /// The virtio-net header or the Ethernet header is incomplete.
     #[error("the frame is too short")]
     Short,
-    /// It is longer than any frame: see [`FRAME_MAX`].
+    /// The frame is longer than [`FRAME_MAX`] allows.
     #[error("the frame is too long")]
     Long,
-    /// It asks for a checksum outside of it, or without having negotiated that.
-    #[error("the checksum of the frame is not in it")]
+    /// The checksum is outside of the frame, or the driver did not negotiate checksums.
+    #[error("the checksum is outside of the frame, or not negotiated")]
     Checksum,
-    /// It asks for a segmentation that makes no sense, or was not negotiated.
-    #[error("the frame cannot be segmented like this")]
+    /// The segmentation is invalid, or the driver did not negotiate it.
+    #[error("the segmentation of the frame is invalid, or not negotiated")]
     Segmentation,
 }
 
 impl Frame {
-    /// Understands the header of a transmitted frame of `len` bytes, header included. `hdr_len` and `num_buffers` are
-    /// ignored: the first is a hint that may lie, and the second has no meaning here (virtio 1.3, section 5.1.6.2).
+    /// Parses the header of a transmitted frame of `len` bytes, header included. Ignores two fields (virtio
+    /// 1.3, section 5.1.6.2): `hdr_len` is a hint that may be wrong, and `num_buffers` has no meaning in
+    /// transmitted frames.
     ///
     /// # Errors
-    /// The frame is to be dropped.
+    /// The frame is invalid, and the device drops it.
     pub fn parse(
         header: &Header,
         header_len: usize,
         len: u64,
         features: NetFeatures,
-    ) -> Result<Self, Invalid> {
-        let len = len.checked_sub(header_len as u64).ok_or(Invalid::Short)?;
-        let len = u32::try_from(len).map_err(|_| Invalid::Long)?;
+    ) -> Result<Self, InvalidFrame> {
+        let len = len.checked_sub(header_len as u64).ok_or(InvalidFrame::Short)?;
+        let len = u32::try_from(len).map_err(|_| InvalidFrame::Long)?;
         if len < ETHERNET_HEADER_LEN as u32 {
-            return Err(Invalid::Short);
+            return Err(InvalidFrame::Short);
         }
         if len > (FRAME_MAX - size_of::<Header>()) as u32 {
-            return Err(Invalid::Long);
+            return Err(InvalidFrame::Long);
         }
         let checksum = checksum(header, len, features)?;
         let segmentation = segmentation(header, features)?;
-        // Each segment has a checksum of its own.
+        // Segments need their own checksums, so the driver must have asked for a checksum as well.
         if segmentation.is_some() && checksum.is_none() {
-            return Err(Invalid::Segmentation);
+            return Err(InvalidFrame::Segmentation);
         }
         Ok(Self { len, checksum, segmentation })
     }
 }
 
-fn checksum(header: &Header, len: u32, features: NetFeatures) -> Result<Option<Checksum>, Invalid> {
+fn checksum(header: &Header, len: u32, features: NetFeatures) -> Result<Option<Checksum>, InvalidFrame> {
     if header.flags & HDR_F_NEEDS_CSUM == 0 {
         return Ok(None);
     }
     let (start, offset) = (header.csum_start.get(), header.csum_offset.get());
     let end = u32::from(start) + u32::from(offset) + CHECKSUM_LEN;
     if !features.contains(NetFeatures::CSUM) || end > len {
-        return Err(Invalid::Checksum);
+        return Err(InvalidFrame::Checksum);
     }
     Ok(Some(Checksum { start, offset }))
 }
 
-fn segmentation(header: &Header, features: NetFeatures) -> Result<Option<Segmentation>, Invalid> {
+fn segmentation(header: &Header, features: NetFeatures) -> Result<Option<Segmentation>, InvalidFrame> {
     let ecn = header.gso_type & GSO_ECN != 0;
     let (protocol, needs) = match header.gso_type & !GSO_ECN {
         GSO_NONE if !ecn => return Ok(None),
@@ -119,13 +120,13 @@ fn segmentation(header: &Header, features: NetFeatures) -> Result<Option<Segment
         GSO_TCPV6 => (Protocol::TcpV6, NetFeatures::HOST_TSO6),
         GSO_UDP if !ecn => (Protocol::UdpFragments, NetFeatures::HOST_UFO),
         GSO_UDP_L4 if !ecn => (Protocol::Udp, NetFeatures::HOST_USO),
-        _ => return Err(Invalid::Segmentation),
+        _ => return Err(InvalidFrame::Segmentation),
     };
     let size = header.gso_size.get();
-    let is_taken = features.contains(needs) && (!ecn || features.contains(NetFeatures::HOST_ECN));
-    match is_taken && size > 0 {
+    let is_negotiated = features.contains(needs) && (!ecn || features.contains(NetFeatures::HOST_ECN));
+    match is_negotiated && size > 0 {
         true => Ok(Some(Segmentation { protocol, size, ecn })),
-        false => Err(Invalid::Segmentation),
+        false => Err(InvalidFrame::Segmentation),
     }
 }
 
@@ -144,25 +145,25 @@ mod tests {
         num_buffers: zerocopy::little_endian::U16::ZERO,
     };
 
-    fn parse(header: Header, len: u64, features: NetFeatures) -> Result<Frame, Invalid> {
+    fn parse(header: Header, len: u64, features: NetFeatures) -> Result<Frame, InvalidFrame> {
         Frame::parse(&header, size_of::<Header>(), len, features)
     }
 
     #[test]
     fn lengths() {
         let plain = |len| parse(PLAIN, len, NetFeatures::empty()).map(|frame| frame.len);
-        assert_eq!(plain(0), Err(Invalid::Short));
-        assert_eq!(plain(25), Err(Invalid::Short));
+        assert_eq!(plain(0), Err(InvalidFrame::Short));
+        assert_eq!(plain(25), Err(InvalidFrame::Short));
         assert_eq!(plain(26), Ok(14));
         assert_eq!(plain(65_562), Ok(65_550));
-        assert_eq!(plain(65_563), Err(Invalid::Long));
-        assert_eq!(plain(u64::from(u32::MAX) + 12), Err(Invalid::Long));
-        assert_eq!(plain(u64::MAX), Err(Invalid::Long));
+        assert_eq!(plain(65_563), Err(InvalidFrame::Long));
+        assert_eq!(plain(u64::from(u32::MAX) + 12), Err(InvalidFrame::Long));
+        assert_eq!(plain(u64::MAX), Err(InvalidFrame::Long));
         assert_eq!(Frame::parse(&PLAIN, 10, 24, ALL).map(|frame| frame.len), Ok(14));
     }
 
     #[test]
-    fn a_checksum_lies_within_the_frame() {
+    fn a_checksum_outside_of_the_frame_is_invalid() {
         let header = |start: u16, offset: u16| Header {
             flags: HDR_F_NEEDS_CSUM,
             csum_start: start.into(),
@@ -173,13 +174,13 @@ mod tests {
         let frame = parse(header(34, 16), len, NetFeatures::CSUM).unwrap();
         assert_eq!(frame.checksum, Some(Checksum { start: 34, offset: 16 }));
         assert!(parse(header(34, 18), len, NetFeatures::CSUM).is_ok());
-        assert_eq!(parse(header(34, 19), len, NetFeatures::CSUM), Err(Invalid::Checksum));
-        assert_eq!(parse(header(u16::MAX, u16::MAX), len, NetFeatures::CSUM), Err(Invalid::Checksum));
-        assert_eq!(parse(header(34, 16), len, ALL - NetFeatures::CSUM), Err(Invalid::Checksum));
+        assert_eq!(parse(header(34, 19), len, NetFeatures::CSUM), Err(InvalidFrame::Checksum));
+        assert_eq!(parse(header(u16::MAX, u16::MAX), len, NetFeatures::CSUM), Err(InvalidFrame::Checksum));
+        assert_eq!(parse(header(34, 16), len, ALL - NetFeatures::CSUM), Err(InvalidFrame::Checksum));
     }
 
     #[test]
-    fn only_what_was_negotiated_is_segmented() {
+    fn a_segmentation_that_is_not_negotiated_is_invalid() {
         let header = |gso_type, size: u16| Header {
             flags: HDR_F_NEEDS_CSUM,
             gso_type,
@@ -189,7 +190,7 @@ mod tests {
             ..PLAIN
         };
         let segmentation = |header, features| parse(header, 4000, features).map(|frame| frame.segmentation);
-        let wrong = Err(Invalid::Segmentation);
+        let wrong = Err(InvalidFrame::Segmentation);
         for (kind, protocol, feature) in [
             (GSO_TCPV4, Protocol::TcpV4, NetFeatures::HOST_TSO4),
             (GSO_TCPV6, Protocol::TcpV6, NetFeatures::HOST_TSO6),
@@ -200,9 +201,9 @@ mod tests {
             assert_eq!(segmentation(header(kind, 1448), NetFeatures::CSUM | feature), Ok(is));
             assert_eq!(segmentation(header(kind, 1448), ALL - feature), wrong);
             assert_eq!(segmentation(header(kind, 0), ALL), wrong);
-            // A lie that is only a hint.
-            let lies = Header { hdr_len: u16::MAX.into(), num_buffers: 7.into(), ..header(kind, 1448) };
-            assert_eq!(segmentation(lies, ALL), Ok(is));
+            // Ignored fields may have any value.
+            let ignored = Header { hdr_len: u16::MAX.into(), num_buffers: 7.into(), ..header(kind, 1448) };
+            assert_eq!(segmentation(ignored, ALL), Ok(is));
             let unchecked = Header { flags: 0, ..header(kind, 1448) };
             assert_eq!(segmentation(unchecked, ALL), wrong);
         }

@@ -1,17 +1,21 @@
 //! The virtio-net device (virtio 1.3, section 5.1).
 //!
-//! [`Net`] is the [`Device`](kickless_device::Device): features ([`features`]), configuration space ([`config`]), and a task for
-//! each ring that runs. There are three kinds ([`Role`]): `transmit.rs` takes frames ([`Frame`], pure), `receive.rs` delivers
-//! frames into chains that it pops ahead, and `control_ring.rs` answers commands ([`Command`], pure).
+//! [`Net`] is the [`Device`](kickless_device::Device). It has features ([`features`]), a configuration space
+//! ([`config`]), and a task for each running ring. There are three kinds of tasks, one for each [`Role`]:
+//! - `transmit.rs` takes frames from the driver and checks them ([`Frame`]);
+//! - `receive.rs` pops chains ahead, as credit, and delivers frames into them;
+//! - `control_ring.rs` executes commands of the driver ([`Command`]).
 //!
-//! What lies behind a card is its [`Port`](kickless_net_port::Port). The only one is null, an instrument: it discards what
-//! is sent, and delivers test frames from a timer.
+//! The other side of a card is its [`Port`](kickless_net_port::Port). The only one is the null port, for
+//! tests and measurements. It discards the frames of the driver and delivers test frames, paced by a timer.
 //!
-//! All rings complete in the order in which their chains were made available, so that a front-end without an in-flight
-//! buffer can tell from the used index where a ring goes on.
+//! Each ring completes chains in the order in which the driver made them available. A front-end without an
+//! in-flight buffer therefore learns from the used index where a ring continues after the back-end was
+//! killed.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod buffers;
+mod card_state;
 pub mod config;
 mod control;
 mod control_ring;
@@ -21,14 +25,13 @@ mod credit;
 mod device;
 pub mod features;
 mod frame;
+mod immediate_ring;
 mod receive;
-mod requests;
 mod rings;
-mod shared;
 mod timer;
 mod transmit;
 
-pub use control::{Command, Refusal};
+pub use control::{Command, CommandError};
 pub use device::{Net, Options};
-pub use frame::{Checksum, Frame, Invalid, Protocol, Segmentation};
+pub use frame::{Checksum, Frame, InvalidFrame, Protocol, Segmentation};
 pub use rings::{Role, rings_max, role};

@@ -1,19 +1,21 @@
-//! A receive ring of a null port: delivers test frames, a timer's expirations.
+//! Delivers the test frames of a null port to a receive ring. Each expiration of a timer makes one frame due.
 //!
-//! Chains are popped ahead, as *credit*, until they hold the longest frame that the driver has to take, or the driver has
-//! offered no more. While no frame is due, kicks stay off and the task waits for the timer ([`Next::Quiet`]), however
-//! little credit there is: the next frame may be a short one, and the driver may have offered more by then. While a frame is
-//! due that does not fit, the task waits for the driver alone ([`Next::Idle`]).
+//! The task pops chains ahead, as *credit*. It has enough credit when the chains hold the longest frame that
+//! the driver must be able to receive. It stops earlier if the driver has offered no more chains.
+//! - No frame is due: the task waits for the timer, and kicks stay off ([`Next::Quiet`]). It does so even
+//!   with too little credit, because the next frame may be short, and the driver may have offered more chains
+//!   by then.
+//! - A frame is due and does not fit: the task waits only for the driver ([`Next::Idle`]).
 //!
-//! Nothing waits for credit: the ring returns it before it stops and before memory, addresses or translations change, and
-//! the next poll finds that it is gone.
+//! Stops and updates do not wait for credit. The ring unpops it before it stops, and before its memory,
+//! addresses or translations change. The next poll removes these chains from [`Credit`].
 
 use crate::buffers;
+use crate::card_state::CardState;
 use crate::cost::{self, Budget};
 use crate::counters::RingCounters;
 use crate::credit::Credit;
-use crate::requests::{self, Requests};
-use crate::shared::Shared;
+use crate::immediate_ring::{self, ImmediateRing};
 use crate::timer::Timer;
 use kickless_device::{Context, Event, Interest, Next, Polled, QueueTask, ShowAfter, Vring};
 use kickless_io::Engine;
@@ -27,54 +29,57 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Test frames that wait for chains, at most. More are dropped.
+/// The most test frames that wait for chains. The task drops further ones.
 const DUE_MAX: u64 = 256;
-/// A worker that spins reads the timer so often. A read takes some 0.2 us, so that most looks are at rings.
+/// The interval at which a spinning worker reads the timer. A read takes about 0.2 us, so the worker spends
+/// most of its time on rings.
 const TIMER_INTERVAL: Duration = Duration::from_micros(2);
 
-/// How a driver takes frames.
+/// The format of the frames that a driver receives.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    /// What is in force.
+pub(crate) struct FrameFormat {
+    /// The features in force.
     pub(crate) features: NetFeatures,
-    /// Bytes of the header of each frame.
+    /// Length of the header of each frame.
     pub(crate) header_len: usize,
-    /// Bytes of the longest frame, header included.
+    /// Length of the longest frame, header included.
     pub(crate) len_max: usize,
 }
 
-/// A running receive ring.
-pub(crate) struct Receive {
+/// The task of a receive ring.
+pub(crate) struct ReceiveTask {
     vring: Vring,
-    shared: Arc<Shared>,
+    card: Arc<CardState>,
     pair: u16,
-    layout: Layout,
+    format: FrameFormat,
     port: NullPort,
     credit: Credit,
-    /// `None`: there are no test frames.
+    /// Makes frames due. `None` if the port delivers no test frames.
     timer: Option<Timer>,
-    /// Frames that are to be delivered now.
+    /// Frames that the task must deliver now.
     due: u64,
     /// The number of the next frame.
     number: u64,
-    /// A frame with its header. As long as the longest.
+    /// Space for one frame with its header. Has the length of the longest frame.
     frame: Vec<u8>,
-    /// Completions of one frame. As many as the ring is long.
+    /// Completions of the chains of one frame. Has capacity for all chains of the ring.
     group: Vec<(ChainId, u32)>,
-    /// Of the present poll.
+    /// The budget of the current poll.
     budget: Budget,
-    /// For chains that an earlier process had popped.
+    /// Space for a chain that an earlier process popped.
     chain: Chain,
 }
 
-impl Receive {
+impl ReceiveTask {
+    /// Makes the task.
+    ///
     /// # Errors
-    /// The process is out of descriptors.
+    /// The process has no free descriptor for the timer.
     pub(crate) fn new(
         mut vring: Vring,
-        shared: Arc<Shared>,
+        card: Arc<CardState>,
         pair: u16,
-        layout: Layout,
+        format: FrameFormat,
         port: NullPort,
     ) -> io::Result<Self> {
         vring.show_after(ShowAfter::EARLY);
@@ -82,15 +87,15 @@ impl Receive {
         let size = vring.size();
         Ok(Self {
             vring,
-            shared,
+            card,
             pair,
-            layout,
+            format,
             port,
             credit: Credit::new(size),
             timer,
             due: 0,
             number: 0,
-            frame: vec![0; layout.len_max],
+            frame: vec![0; format.len_max],
             group: Vec::with_capacity(size.into()),
             budget: Budget::default(),
             chain: Chain::default(),
@@ -98,27 +103,28 @@ impl Receive {
     }
 
     fn counters(&self) -> &RingCounters {
-        &self.shared.counters[usize::from(self.vring.index())]
+        &self.card.counters[usize::from(self.vring.index())]
     }
 
-    fn merges(&self) -> bool {
-        self.layout.features.contains(NetFeatures::MRG_RXBUF)
+    /// Returns whether one frame may span several chains.
+    fn merges_chains(&self) -> bool {
+        self.format.features.contains(NetFeatures::MRG_RXBUF)
     }
 
-    /// Whether any frame finds room, as far as the driver can have room for it.
-    fn has_enough(&self) -> bool {
-        match self.merges() {
-            true => self.credit.bytes() >= self.layout.len_max as u64 || self.credit.is_full(),
+    /// Returns whether there is room for the longest frame, or else the ring can hold no more chains.
+    fn has_enough_credit(&self) -> bool {
+        match self.merges_chains() {
+            true => self.credit.bytes() >= self.format.len_max as u64 || self.credit.is_full(),
             false => !self.credit.is_empty(),
         }
     }
 
-    /// Pops one more chain.
+    /// Pops one more chain as credit.
     ///
     /// # Errors
-    /// [`Next::Idle`]: the driver has offered no more. [`Next::More`]: the budget is used up, or the chain has been read in
-    /// part.
-    fn pop(&mut self) -> Result<(), Next> {
+    /// Returns [`Next::Idle`] if the driver has offered no more chains. Returns [`Next::More`] if the budget
+    /// is used up, or if the ring has read only a part of the next chain so far.
+    fn pop_credit(&mut self) -> Result<(), Next> {
         if self.budget.is_used_up() {
             return Err(Next::More);
         }
@@ -136,21 +142,23 @@ impl Receive {
         }
     }
 
-    /// Takes the timer's expirations.
-    fn count_due(&mut self) {
+    /// Makes one frame due for each expiration of the timer.
+    fn take_expirations(&mut self) {
         let Some(timer) = &self.timer else { return };
         let due = self.due + timer.take();
         self.due = due.min(DUE_MAX);
         self.counters().dropped_late.add(due - self.due);
-        let says_pairs = self.layout.features.contains(NetFeatures::CTRL_VQ | NetFeatures::MQ);
-        if says_pairs && self.pair >= self.shared.pairs.load(Ordering::Relaxed) {
+        // Only a driver with these features tells the card how many pairs it uses.
+        let pairs_known = self.format.features.contains(NetFeatures::CTRL_VQ | NetFeatures::MQ);
+        if pairs_known && self.pair >= self.card.pairs.load(Ordering::Relaxed) {
             let unused = std::mem::take(&mut self.due);
             self.counters().dropped_unused.add(unused);
         }
     }
 
-    /// Delivers the frames that are due, then pops credit ahead. Counts in `served` the frames that the driver has.
-    fn carry(&mut self, served: &mut u32) -> Next {
+    /// Delivers the frames that are due, then pops credit ahead. Adds the number of delivered frames to
+    /// `served`.
+    fn deliver_and_refill(&mut self, served: &mut u32) -> Next {
         while self.due > 0 {
             if self.budget.is_used_up() {
                 return Next::More;
@@ -161,24 +169,24 @@ impl Receive {
             }
             self.due -= 1;
         }
-        while !self.has_enough() {
-            match self.pop() {
+        while !self.has_enough_credit() {
+            match self.pop_credit() {
                 Ok(()) => {}
                 Err(Next::More) => return Next::More,
-                // The next frame may be a short one.
+                // The next frame may be short enough for the present credit.
                 Err(_) => break,
             }
         }
         Next::Quiet
     }
 
-    /// Delivers the next frame, or drops it. Returns whether the driver has it.
+    /// Delivers the next frame and returns `true`, or drops it and returns `false`.
     ///
     /// # Errors
-    /// As [`Receive::pop`]: the frame waits for chains.
+    /// The frame waits for chains, as in [`ReceiveTask::pop_credit`].
     fn deliver(&mut self) -> Result<bool, Next> {
-        let len = self.layout.header_len + self.port.length(self.number) as usize;
-        let chains = match len <= self.layout.len_max {
+        let len = self.format.header_len + self.port.length(self.number) as usize;
+        let chains = match len <= self.format.len_max {
             true => self.chains_for(len as u64)?,
             false => None,
         };
@@ -189,14 +197,14 @@ impl Receive {
             return Ok(false);
         };
         self.use_credit(chains)?;
-        self.compose(len, chains);
-        let whole = self.write(len, chains);
-        self.credit.take_oldest(chains);
+        self.build_frame(len, chains);
+        let is_written = self.write_frame(len, chains);
+        self.credit.remove_oldest(chains);
         self.vring.push_group(&self.group);
         self.number += 1;
-        let payload = (len - self.layout.header_len) as u64;
+        let payload = (len - self.format.header_len) as u64;
         self.budget.charge(cost::of_frame(payload));
-        if !whole {
+        if !is_written {
             self.vring.counters().errors.add(1);
             return Ok(false);
         }
@@ -205,9 +213,12 @@ impl Receive {
         Ok(true)
     }
 
-    /// Takes the oldest chains off the credit.
+    /// Tells the ring that the oldest chains of the credit are in use from now on.
+    ///
+    /// # Errors
+    /// The ring refuses it. Returns all credit and [`Next::Idle`] then.
     fn use_credit(&mut self, chains: usize) -> Result<(), Next> {
-        // The ring has at most 32768 entries.
+        // The cast is lossless, because a ring has at most 32768 entries.
         if self.vring.use_credit(chains as u16) {
             return Ok(());
         }
@@ -215,33 +226,34 @@ impl Receive {
         Err(Next::Idle)
     }
 
-    /// Sees to it that a frame can begin in the oldest chain: completes, empty, chains that cannot even hold a header.
-    fn find_first(&mut self) -> Result<(), Next> {
+    /// Makes the oldest chain one that can hold the header of a frame. Completes shorter chains without a
+    /// frame.
+    fn skip_chains_without_header_room(&mut self) -> Result<(), Next> {
         loop {
             let Some(oldest) = self.credit.oldest() else {
-                self.pop()?;
+                self.pop_credit()?;
                 continue;
             };
-            if oldest.writable_len() >= self.layout.header_len as u64 {
+            if oldest.writable_len() >= self.format.header_len as u64 {
                 return Ok(());
             }
             let id = oldest.id;
             self.use_credit(1)?;
-            self.credit.take_oldest(1);
+            self.credit.remove_oldest(1);
             self.vring.push(id, 0);
             self.vring.counters().errors.add(1);
         }
     }
 
-    /// Returns how many of the oldest chains hold so many bytes, and pops more if they do not; `None`: the driver never has
-    /// room for so many.
+    /// Returns the number of the oldest chains that together hold `len` bytes. Pops more chains if needed.
+    /// Returns `None` if the driver can never offer room for `len` bytes.
     fn chains_for(&mut self, len: u64) -> Result<Option<usize>, Next> {
-        self.find_first()?;
-        if !self.merges() {
+        self.skip_chains_without_header_room()?;
+        if !self.merges_chains() {
             return Ok(self.credit.oldest().filter(|chain| chain.writable_len() >= len).map(|_| 1));
         }
         while self.credit.bytes() < len {
-            match self.pop() {
+            match self.pop_credit() {
                 Ok(()) => {}
                 Err(Next::Idle) if self.credit.is_full() => return Ok(None),
                 Err(next) => return Err(next),
@@ -258,66 +270,70 @@ impl Receive {
         Ok(Some(chains))
     }
 
-    /// Makes the next frame, of `len` bytes with its header.
-    fn compose(&mut self, len: usize, chains: usize) {
+    /// Builds the next frame in `self.frame`. It has `len` bytes, header included.
+    fn build_frame(&mut self, len: usize, chains: usize) {
         let header = Header { num_buffers: (chains as u16).into(), ..Header::default() };
-        let (head, payload) = self.frame[..len].split_at_mut(self.layout.header_len);
+        let (head, payload) = self.frame[..len].split_at_mut(self.format.header_len);
         head.copy_from_slice(&header.as_bytes()[..head.len()]);
-        TestFrame { pair: self.pair, number: self.number }.write(self.shared.mac, payload);
+        TestFrame { pair: self.pair, number: self.number }.write(self.card.mac, payload);
     }
 
-    /// Writes the frame into the oldest chains, and notes the completion of each. Returns `false` if a buffer is not in
-    /// guest memory; nothing counts as written then.
-    fn write(&mut self, len: usize, chains: usize) -> bool {
+    /// Writes the frame into the oldest chains, and puts the completion of each into `self.group`. If a
+    /// buffer is not in guest memory, returns `false`, and the completions tell the driver that no bytes were
+    /// written.
+    fn write_frame(&mut self, len: usize, chains: usize) -> bool {
         self.group.clear();
         let (view, marks) = self.vring.memory();
         let mut rest = &self.frame[..len];
-        let mut whole = true;
+        let mut is_written = true;
         for chain in self.credit.chains().take(chains) {
             let here = rest.len().min(usize::try_from(chain.writable_len()).unwrap_or(usize::MAX));
             let (part, more) = rest.split_at(here);
-            whole &= buffers::write(chain.writable(), view, marks, part).is_ok();
+            is_written &= buffers::write(chain.writable(), view, marks, part).is_ok();
             rest = more;
             self.group.push((chain.id, part.len() as u32));
         }
-        if !whole {
+        if !is_written {
             self.group.iter_mut().for_each(|(_, written)| *written = 0);
         }
-        whole
+        is_written
     }
 }
 
-/// The chains that an earlier process had begun to use, as far as this one stops before it uses them.
-impl Requests for Receive {
+/// Completes the chains that an earlier process was using when it was killed, if the task stops before it
+/// uses them.
+impl ImmediateRing for ReceiveTask {
     fn ring(&mut self) -> (&mut Vring, &mut Chain) {
         (&mut self.vring, &mut self.chain)
     }
 
-    /// Completes the chain without a frame. Whether the earlier process wrote it is not known.
+    /// Completes the chain without a frame, because it is unknown whether the earlier process wrote the
+    /// frame.
     fn serve(&mut self) -> u32 {
         self.vring.push(self.chain.id, 0);
         0
     }
 }
 
-impl QueueTask for Receive {
+impl QueueTask for ReceiveTask {
     fn vring(&mut self) -> &mut Vring {
         &mut self.vring
     }
 
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled {
-        self.credit.keep_oldest(self.vring.credit().into());
+        self.credit.truncate(self.vring.credit().into());
         if budget == 0 {
-            // Chains of an earlier process are in flight, and some of the credit may be such chains.
+            // The task is stopping. Chains that an earlier process used are in flight, and may be among the
+            // credit.
             self.return_credit();
-            return requests::poll(self, 0);
+            return immediate_ring::poll(self, 0);
         }
         if context.far_side_due {
-            self.count_due();
+            self.take_expirations();
         }
         self.budget.begin(budget);
         let mut served = 0;
-        let next = self.carry(&mut served);
+        let next = self.deliver_and_refill(&mut served);
         self.vring.publish();
         Polled { served, cost: self.budget.cost(), next }
     }
@@ -328,7 +344,7 @@ impl QueueTask for Receive {
 
     fn event(&self) -> Option<Event<'_>> {
         let timer = self.timer.as_ref()?;
-        // Frames that are due wait for the driver, not for the timer.
+        // While frames are due, the task waits only for the driver.
         let interest = if self.due == 0 { Interest::Readable } else { Interest::None };
         Some(Event { fd: timer.as_fd(), interest })
     }
@@ -342,10 +358,10 @@ impl QueueTask for Receive {
     }
 
     fn return_credit(&mut self) {
-        self.credit.give_back(&mut self.vring);
+        self.credit.unpop_all(&mut self.vring);
     }
 
     fn memory_changed(&mut self, _engine: &mut Engine) {
-        self.credit.keep_oldest(self.vring.credit().into());
+        self.credit.truncate(self.vring.credit().into());
     }
 }

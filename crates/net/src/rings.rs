@@ -5,17 +5,17 @@ use kickless_spec::net::NetFeatures;
 /// The role of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Takes frames to the driver.
+    /// Carries frames to the driver.
     Receive {
-        /// The pair of rings that it belongs to, from 0.
+        /// The number of the pair that the ring belongs to, from 0.
         pair: u16,
     },
-    /// Takes frames from the driver.
+    /// Carries frames from the driver.
     Transmit {
-        /// The pair of rings that it belongs to, from 0.
+        /// The number of the pair that the ring belongs to, from 0.
         pair: u16,
     },
-    /// Takes commands.
+    /// Carries commands from the driver.
     Control,
 }
 
@@ -24,8 +24,9 @@ pub fn rings_max(pairs_max: u16) -> u16 {
     pairs_max.saturating_mul(2).saturating_add(1)
 }
 
-/// Returns the role of the ring with this number, where these features are in force (virtio 1.3, section 5.1.2); `None`:
-/// there is no such ring. The control ring follows the last pair that the card can have, or the first one without MQ.
+/// Returns the role of the ring with this number while these features are in force (virtio 1.3, section
+/// 5.1.2), or `None` if there is no such ring. With MQ, the control ring follows the last pair that the card
+/// can have. Without MQ, it follows the first pair.
 pub fn role(index: u16, pairs_max: u16, features: NetFeatures) -> Option<Role> {
     let pairs = if features.contains(NetFeatures::MQ) { pairs_max } else { 1 };
     match (index / 2, index % 2) {

@@ -1,4 +1,4 @@
-//! The clock of test frames.
+//! The timer that paces test frames.
 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -13,10 +13,11 @@ const NANOS_PER_SEC: u32 = 1_000_000_000;
 pub(crate) struct Timer(OwnedFd);
 
 impl Timer {
-    /// Makes a timer that expires `rate` times a second, from one period on. The rate is not zero.
+    /// Makes a timer that expires `rate` times per second, for the first time after one period. `rate` is not
+    /// zero.
     ///
     /// # Errors
-    /// The process is out of descriptors.
+    /// The process has no free descriptor.
     pub(crate) fn new(rate: u32) -> io::Result<Self> {
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
@@ -29,7 +30,7 @@ impl Timer {
         Ok(Self(timer))
     }
 
-    /// Takes the expirations since this was called last, and leaves the descriptor unready.
+    /// Returns the number of expirations since the last call. The descriptor is not readable afterwards.
     pub(crate) fn take(&self) -> u64 {
         let mut count = [0; 8];
         match rustix::io::read(&self.0, &mut count) {

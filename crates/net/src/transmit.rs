@@ -1,11 +1,11 @@
-//! A transmit ring of a null port: takes frames, checks and counts them.
+//! Takes the frames of a transmit ring for a null port: checks, counts and discards them.
 
 use crate::buffers;
+use crate::card_state::CardState;
 use crate::cost;
 use crate::counters::RingCounters;
-use crate::frame::{Frame, Invalid};
-use crate::requests::{self, Requests};
-use crate::shared::Shared;
+use crate::frame::{Frame, InvalidFrame};
+use crate::immediate_ring::{self, ImmediateRing};
 use kickless_device::{Context, Polled, QueueTask, ShowAfter, Vring};
 use kickless_spec::net::{Header, NetFeatures};
 use kickless_virtqueue::Chain;
@@ -13,10 +13,10 @@ use std::sync::Arc;
 use tracing::debug;
 use zerocopy::IntoBytes;
 
-/// A running transmit ring. It completes frames in the order in which it pops them, at once.
-pub(crate) struct Transmit {
+/// The task of a transmit ring.
+pub(crate) struct TransmitTask {
     vring: Vring,
-    shared: Arc<Shared>,
+    card: Arc<CardState>,
     pair: u16,
     features: NetFeatures,
     header_len: usize,
@@ -24,25 +24,27 @@ pub(crate) struct Transmit {
     chain: Chain,
 }
 
-impl Transmit {
+impl TransmitTask {
     pub(crate) fn new(
         mut vring: Vring,
-        shared: Arc<Shared>,
+        card: Arc<CardState>,
         pair: u16,
         features: NetFeatures,
         header_len: usize,
     ) -> Self {
-        // A driver takes sent frames back when it has to, not while it waits for them.
+        // A driver does not wait for sent frames. It collects their used elements when it needs room in the
+        // ring.
         vring.show_after(ShowAfter::PUBLISH);
-        Self { vring, shared, pair, features, header_len, enabled: true, chain: Chain::default() }
+        Self { vring, card, pair, features, header_len, enabled: true, chain: Chain::default() }
     }
 
     fn counters(&self) -> &RingCounters {
-        &self.shared.counters[usize::from(self.vring.index())]
+        &self.card.counters[usize::from(self.vring.index())]
     }
 
-    /// Takes the frame in the popped chain. Returns its cost.
-    fn take(&mut self) -> u32 {
+    /// Checks and counts the frame in the popped chain, and completes the chain. Returns the cost of the
+    /// frame.
+    fn take_frame(&mut self) -> u32 {
         let len = self.chain.readable_len();
         if !self.enabled {
             self.counters().sent_disabled.add(1);
@@ -63,7 +65,7 @@ impl Transmit {
         cost::of_frame(len)
     }
 
-    fn parse(&self) -> Result<Frame, Invalid> {
+    fn parse(&self) -> Result<Frame, InvalidFrame> {
         let mut header = Header::default();
         let bytes = &mut header.as_mut_bytes()[..self.header_len];
         let read = buffers::read(self.chain.readable(), self.vring.view(), bytes);
@@ -71,28 +73,28 @@ impl Transmit {
             Ok(len) if len == self.header_len => {
                 Frame::parse(&header, self.header_len, self.chain.readable_len(), self.features)
             }
-            _ => Err(Invalid::Short),
+            _ => Err(InvalidFrame::Short),
         }
     }
 }
 
-impl Requests for Transmit {
+impl ImmediateRing for TransmitTask {
     fn ring(&mut self) -> (&mut Vring, &mut Chain) {
         (&mut self.vring, &mut self.chain)
     }
 
     fn serve(&mut self) -> u32 {
-        self.take()
+        self.take_frame()
     }
 }
 
-impl QueueTask for Transmit {
+impl QueueTask for TransmitTask {
     fn vring(&mut self) -> &mut Vring {
         &mut self.vring
     }
 
     fn poll(&mut self, _context: &mut Context<'_>, budget: u32) -> Polled {
-        requests::poll(self, budget)
+        immediate_ring::poll(self, budget)
     }
 
     fn in_flight(&self) -> usize {

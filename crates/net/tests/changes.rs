@@ -1,5 +1,5 @@
-//! A receive ring full of credit whose memory, translations, log or device change: nothing waits, and no chain is lost or
-//! comes back twice.
+//! Changes memory, translations, the log or the process of a receive ring that is full of credit. No change
+//! waits for credit, and each chain completes exactly once.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod rig;
@@ -20,15 +20,16 @@ use std::sync::{Arc, Mutex};
 const PORT: NullPort = NullPort { rate: 20_000, lengths: 60..=4000 };
 
 fn run(card: &Arc<Net>, guest: Guest) -> Rig {
-    let vring = guest.vring(0, guest.first(), None);
-    Rig::run(card, guest, vring, card.features())
+    let vring = guest.vring(0, guest.first_avail(), None);
+    Rig::start_on(card, guest, vring, card.features())
 }
 
 fn fill(guest: &mut Guest) {
     while guest.offer(&[1530], true).is_some() {}
 }
 
-/// Receives this many frames at least. The first has the number `number`; returns that after the last.
+/// Receives at least `count` frames, of which the first has the number `number`. Returns the number of the
+/// next frame.
 fn receive(rig: &mut Rig, number: u64, count: u64) -> u64 {
     let mut next = number;
     while next < number + count {
@@ -43,12 +44,13 @@ fn receive(rig: &mut Rig, number: u64, count: u64) -> u64 {
     next
 }
 
-/// Has the ring full of credit and asleep, whatever is due. Returns the number of the next frame.
-fn rest(rig: &mut Rig, number: u64) -> u64 {
+/// Polls until no frame is due and the ring waits for the timer, full of credit. Returns the number of the
+/// next frame.
+fn fill_until_quiet(rig: &mut Rig, number: u64) -> u64 {
     let mut next = number;
     loop {
         fill(rig);
-        rig.poll_part(1000, false);
+        rig.poll_with(1000, false);
         let taken = next;
         while rig.receive(12).is_some() {
             next += 1;
@@ -73,12 +75,12 @@ fn an_invalidation_does_not_wait_for_credit() {
         rig.apply(Update::Look);
         let mut number = receive(&mut rig, 0, 20);
         for _ in 0..3 {
-            number = rest(&mut rig, number);
+            number = fill_until_quiet(&mut rig, number);
             let (update, done) = rig.invalidate_all();
             rig.apply(update);
-            assert_eq!(done.try_recv(), Err(TryRecvError::Disconnected), "{kind:?}: it waits");
+            assert_eq!(done.try_recv(), Err(TryRecvError::Disconnected), "{kind:?}: the invalidation waits");
             assert_eq!((rig.task.vring().credit(), rig.task.in_flight()), (0, 0));
-            // Frames wait for translations, and the ring for kicks.
+            // Without translations, frames stay due and the task waits only for the driver.
             rig.wait_readable();
             rig.poll();
             assert_eq!((rig.last, rig.interest()), (Next::Idle, Some(Interest::None)));
@@ -93,30 +95,30 @@ fn an_invalidation_does_not_wait_for_credit() {
 }
 
 #[test]
-fn a_chain_that_is_translated_in_part_is_not_left_behind() {
+fn a_stop_completes_a_chain_that_is_translated_in_part() {
     for packed in [false, true] {
         let card = card(1, PORT);
         let kind = Kind { packed, event_idx: true, in_order: false };
         let mut guest = Guest::prepare(kind, 16).behind_iommu().with_inflight();
         guest.translate_pages();
-        // More pages than one pop translates.
+        // One pop does not translate so many pages.
         guest
             .add(0, vec![Buffer { addr: rig::PAGES_AT, len: rig::PAGES as u32 * 4096, writable: true }])
             .unwrap();
-        let mut vring = guest.vring(0, guest.first(), None);
+        let mut vring = guest.vring(0, guest.first_avail(), None);
         let mut chain = Chain::default();
         while !vring.pop_credit(&mut chain) {
             assert!(vring.take_unfinished());
         }
         assert!(vring.use_credit(1));
         drop(vring);
-        // The next process stops before it has used the chain.
+        // The next process stops before it uses the chain.
         let mut rig = run(&card, guest);
-        assert_eq!(rig.poll_part(1, false).next, Next::More);
+        assert_eq!(rig.poll_with(1, false).next, Next::More);
         let polled = rig.poll_once(0);
         assert_eq!(polled.next, Next::More);
         assert!(polled.cost >= 1024 / 16, "{polled:?}");
-        let (_, mut guest) = rig.leave();
+        let (_, mut guest) = rig.stop_task();
         assert_eq!(guest.take().map(|(id, _, len)| (id, len)), Some((0, 0)));
     }
 }
@@ -129,7 +131,7 @@ fn new_memory_does_not_wait_for_credit() {
         let mut number = 0;
         for _ in 0..5 {
             number = receive(&mut rig, number, 10);
-            number = rest(&mut rig, number);
+            number = fill_until_quiet(&mut rig, number);
             let old = rig.change_memory();
             assert_eq!((Arc::strong_count(&old), rig.task.vring().credit()), (1, 0));
         }
@@ -149,15 +151,15 @@ fn received_pages_are_marked_in_the_log() {
         let log = Arc::new(Log::map(file, 0, len).unwrap());
         let map = Map::new(rig.view.map().slots().to_vec()).unwrap();
         let logged = Arc::new(View::new(map).with_log(Some(log.clone())).unwrap());
-        let number = rest(&mut rig, number);
+        let number = fill_until_quiet(&mut rig, number);
         rig.apply(Update::Memory(logged.clone()));
         rig.view = logged;
         let marked = |pages: &BTreeSet<u64>| -> BTreeSet<u64> {
             pages.iter().copied().filter(|page| log.is_marked(Gpa(page * 4096))).collect()
         };
-        rig.poll_part(1000, false);
+        rig.poll_with(1000, false);
         let offered = rig.pages_with_device();
-        assert!(marked(&offered).is_empty(), "credit is not written");
+        assert!(marked(&offered).is_empty(), "a page of credit is marked");
         rig.wait_readable();
         rig.poll();
         let mut written = BTreeSet::new();
@@ -172,13 +174,13 @@ fn received_pages_are_marked_in_the_log() {
     }
 }
 
-/// An earlier process was killed while it wrote frames into three chains.
-fn killed(kind: Kind, card: &Arc<Net>) -> Rig {
+/// Starts a ring after an earlier process was killed while it wrote frames into three chains.
+fn start_after_kill(kind: Kind, card: &Arc<Net>) -> Rig {
     let mut guest = Guest::prepare(kind, 16).with_inflight();
     for _ in 0..10 {
         guest.offer(&[1530], true).unwrap();
     }
-    let mut vring = guest.vring(0, guest.first(), None);
+    let mut vring = guest.vring(0, guest.first_avail(), None);
     let mut chain = Chain::default();
     for _ in 0..6 {
         assert!(vring.pop_credit(&mut chain));
@@ -187,8 +189,8 @@ fn killed(kind: Kind, card: &Arc<Net>) -> Rig {
     drop(vring);
     let mut rig = run(card, guest);
     assert_eq!(rig.task.in_flight(), 3);
-    rig.poll_part(1000, false);
-    assert_eq!(rig.task.vring().credit(), 10, "they come first");
+    rig.poll_with(1000, false);
+    assert_eq!(rig.task.vring().credit(), 10, "the three chains are credit again");
     rig
 }
 
@@ -196,13 +198,13 @@ fn killed(kind: Kind, card: &Arc<Net>) -> Rig {
 fn frames_go_to_the_chains_of_an_earlier_process_first() {
     for kind in kinds() {
         let card = card(1, NullPort { lengths: 60..=1000, ..PORT });
-        let mut rig = killed(kind, &card);
+        let mut rig = start_after_kill(kind, &card);
         for number in 0..10 {
             while counter(&card, "received_frames") <= number {
                 rig.wait_readable();
                 rig.poll();
             }
-            // The driver sees that they come in the order in which they were offered.
+            // `receive` checks that chains come back in the order in which they were offered.
             let (_, frame) = rig.receive(12).expect("a frame is lost");
             assert_eq!(TestFrame::read(&frame), Ok(TestFrame { pair: 0, number }));
         }
@@ -214,40 +216,40 @@ fn frames_go_to_the_chains_of_an_earlier_process_first() {
 fn a_stop_completes_the_chains_of_an_earlier_process() {
     for kind in kinds() {
         let card = card(1, NullPort { rate: 1, lengths: 60..=60 });
-        let rig = killed(kind, &card);
-        let (_, mut guest) = rig.leave();
+        let rig = start_after_kill(kind, &card);
+        let (_, mut guest) = rig.stop_task();
         for id in 0..3 {
             let taken = guest.take().map(|(_, _, len)| len);
-            assert_eq!(taken, Some(0), "{kind:?}: chain {id} is left to the next process");
+            assert_eq!(taken, Some(0), "{kind:?}: chain {id} is not completed");
         }
         assert!(guest.take().is_none());
-        // The others are for the next process, which asks the buffer.
+        // The next process reads in the in-flight buffer that the other chains are not in flight.
         let vring = guest.vring(0, 7, None);
         assert_eq!((vring.again(), guest.with_device()), (0, 7));
-        let mut rig = Rig::run(&card, guest, vring, card.features());
+        let mut rig = Rig::start_on(&card, guest, vring, card.features());
         rig.poll();
         assert_eq!(rig.task.vring().credit(), 7);
     }
 }
 
 #[test]
-fn a_process_is_killed_again_and_again() {
+fn credit_is_not_in_flight_after_a_kill() {
     for kind in kinds() {
         let card = card(1, PORT);
         let mut rig = run(&card, Guest::prepare(kind, SIZE_MAX).with_inflight());
         for _ in 0..10 {
             receive(&mut rig, 0, 10);
-            rest(&mut rig, 0);
+            fill_until_quiet(&mut rig, 0);
             let offered = rig.with_device();
             let guest = rig.kill();
             let vring = guest.vring(0, 1, None);
             assert_eq!((vring.again(), guest.with_device()), (0, offered), "credit is not in flight");
-            rig = Rig::run(&card, guest, vring, card.features());
+            rig = Rig::start_on(&card, guest, vring, card.features());
         }
     }
 }
 
-/// Returns what is logged while a ring starts there.
+/// Returns the log of a ring that starts at `next_avail`.
 fn log_of_start(card: &Net, guest: &Guest, next_avail: u16) -> String {
     let (mut read, write) = pipe().unwrap();
     let subscriber = tracing_subscriber::fmt().with_writer(Mutex::new(write)).finish();
@@ -260,14 +262,14 @@ fn log_of_start(card: &Net, guest: &Guest, next_avail: u16) -> String {
 }
 
 #[test]
-fn a_packed_ring_that_may_stand_still_is_logged() {
+fn a_packed_ring_that_may_stall_is_logged() {
     let card = card(1, PORT);
     for kind in kinds() {
         let (plain, recorded) = (Guest::prepare(kind, 16), Guest::prepare(kind, 16).with_inflight());
         for (guest, next_avail, warns) in [
-            (&plain, plain.first(), false),
-            (&plain, plain.first() + 1, kind.packed),
-            (&recorded, plain.first() + 1, false),
+            (&plain, plain.first_avail(), false),
+            (&plain, plain.first_avail() + 1, kind.packed),
+            (&recorded, plain.first_avail() + 1, false),
         ] {
             let log = log_of_start(&card, guest, next_avail);
             assert_eq!(log.contains("WARN") && log.contains("no in-flight buffer"), warns, "{log}");
@@ -275,18 +277,18 @@ fn a_packed_ring_that_may_stand_still_is_logged() {
     }
 }
 
-/// As after RESET_DEVICE: a new driver, with the same memory.
+/// RESET_DEVICE is followed by a new driver in the same memory.
 #[test]
-fn a_ring_begins_anew_after_a_stop_with_credit() {
+fn a_new_driver_starts_after_a_stop_with_credit() {
     for kind in kinds() {
         let card = card(1, PORT);
         let mut rig = run(&card, Guest::prepare(kind, SIZE_MAX));
         for _ in 0..4 {
             receive(&mut rig, 0, 10);
-            rest(&mut rig, 0);
-            let (_, guest) = rig.leave();
+            fill_until_quiet(&mut rig, 0);
+            let (_, guest) = rig.stop_task();
             card.reset();
-            rig = run(&card, guest.begin_anew());
+            rig = run(&card, guest.with_new_driver());
         }
     }
 }

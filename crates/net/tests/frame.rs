@@ -1,4 +1,4 @@
-//! Headers and lengths of transmitted frames, of any kind.
+//! Property tests of the parser of transmitted frames.
 
 use kickless_net::{Frame, features};
 use kickless_spec::features::Features;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 fn headers() -> impl Strategy<Value = Header> {
-    // Fields that make sense are rare among random ones.
+    // Valid values are rare among random ones.
     let small = prop_oneof![0..100u16, any::<u16>()];
     let kind = prop_oneof![0..6u8, 0x80..0x86u8, any::<u8>()];
     (prop_oneof![0..8u8, any::<u8>()], kind, any::<[u16; 3]>(), small.clone(), small).prop_map(
@@ -27,7 +27,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(5000))]
 
     #[test]
-    fn what_is_accepted_can_be_carried_out(
+    fn an_accepted_frame_is_consistent(
         header in headers(),
         len in prop_oneof![0..200u64, 65_500..65_600u64, any::<u64>()],
         accepted in any::<u64>(),
@@ -49,7 +49,7 @@ proptest! {
     }
 
     #[test]
-    fn without_offloads_only_the_length_counts(bytes in any::<[u8; 12]>(), len in 14..=65_550u64) {
+    fn a_frame_without_offloads_only_needs_a_valid_length(bytes in any::<[u8; 12]>(), len in 14..=65_550u64) {
         let header = Header::read_from_bytes(bytes.as_bytes()).map_err(|_| TestCaseError::fail("length"))?;
         let plain = Header { flags: header.flags & !HDR_F_NEEDS_CSUM, gso_type: 0, ..header };
         let frame = Frame::parse(&plain, 12, 12 + len, NetFeatures::empty());
@@ -57,7 +57,7 @@ proptest! {
     }
 
     #[test]
-    fn consistent_features_stay(bits in any::<u64>()) {
+    fn consistent_features_do_not_change(bits in any::<u64>()) {
         let features = features::consistent(NetFeatures::from_bits_truncate(bits));
         prop_assert_eq!(features::consistent(features), features);
         let accepted = Features::from_bits_retain(features.bits());

@@ -1,5 +1,5 @@
-//! What a driver, a timer and a worker do to a receive ring, in any order: frames arrive whole and in order, and as soon as
-//! they fit.
+//! Interleaves the actions of a driver, a timer and a worker on a receive ring. Frames arrive whole, in
+//! order, and as soon as they fit.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may")]
 
 mod rig;
@@ -18,18 +18,18 @@ const HEADER: u64 = 12;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The driver makes so many chains available, if there is room.
+    /// The driver makes this many chains available, as far as the ring has room.
     Offer(usize),
     /// The timer expires.
     Expire,
-    /// The worker polls with this budget, and looks at the timer or need not.
+    /// The worker polls with this budget, with or without the far side due.
     Poll(u32, bool),
     ReturnCredit,
     Memory,
     Addresses,
-    /// The ring stops, and another task goes on.
+    /// The ring stops, and another task continues.
     Restart,
-    /// The process is killed, and another goes on, if there is an in-flight buffer.
+    /// The process is killed, and another continues. Only with an in-flight buffer.
     Kill,
 }
 
@@ -56,9 +56,9 @@ struct Run {
     lens: Vec<u32>,
     /// The number of the next frame.
     number: u64,
-    /// The timer has expired, and the task has not looked there since.
+    /// The timer has expired since the task last read it.
     expired: bool,
-    /// The task has looked, and no frame has come since.
+    /// The task has read an expiration, and no frame has arrived since.
     due: bool,
 }
 
@@ -78,25 +78,25 @@ impl Run {
             Step::ReturnCredit => self.rig.task.return_credit(),
             Step::Memory => drop(self.rig.change_memory()),
             Step::Addresses => self.rig.apply(Update::Addresses(GuestRing::addresses())),
-            Step::Restart => self.go_on(|rig| rig.leave()),
-            // The buffer says where the ring goes on.
-            Step::Kill if self.inflight => self.go_on(|rig| (0x1234, rig.kill())),
+            Step::Restart => self.replace_task(|rig| rig.stop_task()),
+            // The ring continues from the in-flight buffer and ignores this index.
+            Step::Kill if self.inflight => self.replace_task(|rig| (0x1234, rig.kill())),
             Step::Kill => {}
         }
     }
 
-    fn go_on(&mut self, end: impl FnOnce(Rig) -> (u16, Guest)) {
+    fn replace_task(&mut self, end: impl FnOnce(Rig) -> (u16, Guest)) {
         let placeholder = Rig::start(&self.card, 1, Kind::default(), 2, self.features);
         let offered = self.rig.with_device();
         let (next_avail, guest) = end(std::mem::replace(&mut self.rig, placeholder));
         let vring = guest.vring(0, next_avail, None);
-        self.rig = Rig::run(&self.card, guest, vring, self.features);
+        self.rig = Rig::start_on(&self.card, guest, vring, self.features);
         assert_eq!((self.rig.with_device(), self.rig.task.in_flight()), (offered, 0));
         (self.number, self.expired, self.due) = (0, false, false);
     }
 
     fn poll(&mut self, budget: u32, far_side: bool) {
-        let polled = self.rig.poll_part(budget, far_side);
+        let polled = self.rig.poll_with(budget, far_side);
         if far_side {
             self.due |= std::mem::take(&mut self.expired);
         }
@@ -120,7 +120,7 @@ impl Run {
         }
     }
 
-    /// Whether the driver has room for the next frame.
+    /// Returns whether the driver has room for the next frame.
     fn fits(&self) -> bool {
         let len = HEADER + u64::from(self.port.length(self.number));
         match self.merges {
@@ -148,20 +148,20 @@ proptest! {
         let port = NullPort { rate: 20_000, lengths: min..=min + span };
         let (size, chain) = (1u16 << order, lens.iter().sum::<u32>());
         let room = if merges { u32::from(size) / lens.len() as u32 * chain } else { chain };
-        // Each frame finds room in the end, and its header in one chain.
+        // The ring can hold the longest frame, and each chain a header.
         prop_assume!(room >= HEADER as u32 + min + span && chain >= HEADER as u32);
         let card = card(1, port.clone());
         let features = if merges { card.features() } else { rig::without(&card, NetFeatures::MRG_RXBUF) };
         let guest = Guest::prepare(kind, size);
         let guest = if inflight { guest.with_inflight() } else { guest };
-        let vring = guest.vring(0, guest.first(), None);
-        let rig = Rig::run(&card, guest, vring, features);
+        let vring = guest.vring(0, guest.first_avail(), None);
+        let rig = Rig::start_on(&card, guest, vring, features);
         let (number, expired, due) = (0, false, false);
         let mut run = Run { rig, card, features, port, merges, inflight, lens, number, expired, due };
         for step in steps {
             run.step(step);
         }
-        // Whatever came before, the next frame comes.
+        // The next frame arrives after any steps.
         let number = run.number;
         run.step(Step::Expire);
         while run.number == number {

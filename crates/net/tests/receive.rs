@@ -1,10 +1,9 @@
-//! Test frames through real rings: they arrive whole and in order, and nothing waits for credit.
+//! Delivers test frames through real rings. They arrive whole and in order, and no change waits for credit.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod rig;
 
 use kickless_device::{Device, Interest, Next, Update};
-use kickless_net::Net;
 use kickless_net_port::{NullPort, TestFrame};
 use kickless_spec::features::Features;
 use kickless_spec::net::NetFeatures;
@@ -15,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const RATE: u32 = 20_000;
-/// Nothing takes so long, on any machine.
-const STUCK: Duration = Duration::from_secs(60);
+/// After this time, a test has failed. No machine is so slow.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn port(lengths: std::ops::RangeInclusive<u32>) -> NullPort {
     NullPort { rate: RATE, lengths }
@@ -24,13 +23,13 @@ fn port(lengths: std::ops::RangeInclusive<u32>) -> NullPort {
 
 const SPLIT: Kind = Kind { packed: false, event_idx: true, in_order: false };
 
-/// Receives this many frames, and gives each chain's place back at once. Checks that they are whole, as long as they
-/// should be, and follow one another.
+/// Receives at least `count` frames, and keeps the ring full. Checks that each frame is whole, has the right
+/// length and follows the one before.
 fn receive(rig: &mut Rig, port: &NullPort, from: u64, count: u64, lens: &[u32], header_len: usize) {
     let begun = Instant::now();
     let mut number = from;
     while number < from + count {
-        assert!(begun.elapsed() < STUCK, "frame {number} does not come: {:?}", rig.last);
+        assert!(begun.elapsed() < TIMEOUT, "frame {number} does not arrive: {:?}", rig.last);
         while rig.offer(lens, true).is_some() {}
         rig.poll();
         while let Some((header, frame)) = rig.receive(header_len) {
@@ -43,23 +42,19 @@ fn receive(rig: &mut Rig, port: &NullPort, from: u64, count: u64, lens: &[u32], 
 }
 
 #[test]
-fn frames_come_whole_and_in_order_in_several_buffers() {
+fn frames_arrive_whole_and_in_order_in_several_buffers() {
     for kind in kinds() {
         let port = port(60..=9000);
         let card = card(1, port.clone());
         let mut rig = Rig::start(&card, 0, kind, 64, card.features());
         receive(&mut rig, &port, 0, 300, &[700], 12);
-        receive(&mut rig, &port, rig_number(&card), 100, &[13, 5, 1500], 12);
+        receive(&mut rig, &port, counter(&card, "received_frames"), 100, &[13, 5, 1500], 12);
         assert!(counter(&card, "received_frames") >= 400, "{kind:?}");
     }
 }
 
-fn rig_number(card: &Net) -> u64 {
-    counter(card, "received_frames")
-}
-
 #[test]
-fn frames_come_in_one_chain_each_without_merging() {
+fn frames_arrive_in_one_chain_each_without_merging() {
     for kind in kinds() {
         let port = port(60..=1514);
         let card = card(1, port.clone());
@@ -82,7 +77,7 @@ fn a_legacy_driver_has_a_shorter_header() {
 }
 
 #[test]
-fn the_longest_frames_come() {
+fn the_longest_frames_arrive() {
     for packed in [false, true] {
         let port = port(TestFrame::LEN_MAX - 200..=TestFrame::LEN_MAX);
         let card = card(1, port.clone());
@@ -93,7 +88,7 @@ fn the_longest_frames_come() {
 
 #[test]
 fn frames_that_the_driver_never_has_room_for_are_dropped() {
-    // Alternately too long for a driver without segmentation, and not.
+    // Every other frame is too long for a driver without segmentation.
     let port = NullPort { rate: RATE, lengths: 1500..=1597 };
     let card = card(1, port.clone());
     let long = NetFeatures::GUEST_TSO4 | NetFeatures::GUEST_TSO6;
@@ -101,7 +96,7 @@ fn frames_that_the_driver_never_has_room_for_are_dropped() {
     let begun = Instant::now();
     let (mut last, mut count) = (0, 0);
     while count < 20 {
-        assert!(begun.elapsed() < STUCK);
+        assert!(begun.elapsed() < TIMEOUT);
         while rig.offer(&[400], true).is_some() {}
         rig.poll();
         while let Some((_, frame)) = rig.receive(12) {
@@ -112,12 +107,12 @@ fn frames_that_the_driver_never_has_room_for_are_dropped() {
     }
     assert!(counter(&card, "dropped_long") > 0);
 
-    // A chain that is too short without merging is kept for the next frame.
+    // Without merging, a chain that is too short for one frame stays for the next.
     let card = rig::card(1, NullPort { rate: RATE, lengths: 60..=157 });
     let mut rig = Rig::start(&card, 0, SPLIT, 32, rig::without(&card, NetFeatures::MRG_RXBUF));
     rig.offer(&[100], true).unwrap();
     while counter(&card, "received_frames") < 1 || counter(&card, "dropped_long") < 2 {
-        assert!(begun.elapsed() < STUCK);
+        assert!(begun.elapsed() < TIMEOUT);
         rig.poll();
         if counter(&card, "received_frames") > 0 && rig.with_device() > 0 {
             rig.take();
@@ -131,7 +126,7 @@ fn a_ring_with_enough_credit_is_quiet() {
     for kind in kinds() {
         let card = card(1, NullPort { rate: 1, lengths: 60..=60 });
         let mut rig = Rig::start(&card, 0, kind, SIZE_MAX, card.features());
-        // Less than the longest frame is enough to wait for the next one.
+        // The ring waits for the next frame even without credit for the longest.
         for _ in 0..10 {
             rig.offer(&[1530], true).unwrap();
         }
@@ -141,7 +136,7 @@ fn a_ring_with_enough_credit_is_quiet() {
         while rig.offer(&[1530], true).is_some() {}
         assert_eq!(rig.poll(), 0);
         assert_eq!((rig.last, rig.interest()), (Next::Quiet, Some(Interest::Readable)));
-        // 65 562 bytes.
+        // The longest frame has 65 562 bytes, which fit into 43 chains.
         assert_eq!(rig.task.vring().credit(), 43);
         assert_eq!(rig.task.in_flight(), 0);
     }
@@ -156,7 +151,8 @@ fn a_frame_that_does_not_fit_waits_for_the_driver() {
         rig.wait_readable();
         rig.poll();
         assert_eq!((rig.last, rig.interest()), (Next::Idle, Some(Interest::None)));
-        // Not before the frame fits, and then at once.
+        // The frame arrives as soon as it fits. Its 3000 bytes and the header need one byte more than these
+        // two chains.
         assert!(!rig.task.arm());
         rig.kick_wanted = false;
         rig.offer(&[1481], true).unwrap();
@@ -178,14 +174,14 @@ fn credit_costs_a_part_of_the_budget() {
         let card = card(1, NullPort { rate: RATE, lengths: 60..=60 });
         let mut rig = Rig::start(&card, 0, kind, SIZE_MAX, card.features());
         while rig.offer(&[20], true).is_some() {}
-        // A chain and its descriptor cost as much as nine descriptors.
+        // A chain and its descriptor cost as much as nine descriptors, of which 64 cost 1.
         let mut polls = 0;
-        while rig.poll_part(2, false).next == Next::More {
+        while rig.poll_with(2, false).next == Next::More {
             polls += 1;
             assert!(rig.task.vring().credit() <= 15 * polls, "{kind:?}");
         }
         assert_eq!((rig.last, rig.task.vring().credit(), polls), (Next::Quiet, SIZE_MAX, 8));
-        // A frame takes all that it needs in its turns too.
+        // With the smallest budget, a frame still collects the chains that it needs, in several polls.
         rig.task.return_credit();
         rig.wait_readable();
         while rig.poll_once(1).next == Next::More {}
@@ -194,11 +190,11 @@ fn credit_costs_a_part_of_the_budget() {
 }
 
 #[test]
-fn a_ring_of_indirect_tables_has_a_place_for_each() {
+fn an_indirect_table_occupies_one_ring_entry() {
     for packed in [false, true] {
         let card = card(1, NullPort { rate: RATE, lengths: 30_000..=30_000 });
         let mut rig = Rig::start(&card, 0, Kind { packed, ..SPLIT }, 64, card.features());
-        // As many descriptors as the ring has places.
+        // These tables have as many descriptors as the ring has entries.
         for _ in 0..16 {
             rig.offer_indirect(&[400; 4]).unwrap();
         }
@@ -214,7 +210,7 @@ fn a_ring_of_indirect_tables_has_a_place_for_each() {
 }
 
 #[test]
-fn a_ring_with_places_left_can_be_full() {
+fn a_ring_without_room_for_another_chain_is_full() {
     for packed in [false, true] {
         // Half of the lengths do not fit into five chains of three descriptors each.
         let port = NullPort { rate: RATE, lengths: 4350..=4447 };
@@ -222,7 +218,7 @@ fn a_ring_with_places_left_can_be_full() {
         let mut rig = Rig::start(&card, 0, Kind { packed, ..SPLIT }, 16, card.features());
         let begun = Instant::now();
         while counter(&card, "received_frames") < 5 || counter(&card, "dropped_long") < 5 {
-            assert!(begun.elapsed() < STUCK, "a frame waits that never fits");
+            assert!(begun.elapsed() < TIMEOUT, "a frame waits that never fits");
             while rig.offer(&[294, 294, 294], true).is_some() {}
             rig.poll();
             while rig.receive(12).is_some() {}
@@ -231,13 +227,13 @@ fn a_ring_with_places_left_can_be_full() {
 }
 
 #[test]
-fn only_some_looks_are_at_the_timer() {
+fn the_timer_is_read_only_when_the_far_side_is_due() {
     let card = card(1, port(60..=60));
     let mut rig = Rig::start(&card, 0, SPLIT, 64, card.features());
     while rig.offer(&[1530], true).is_some() {}
     rig.wait_readable();
-    assert_eq!(rig.poll_part(100, false).served, 0);
-    assert!(rig.poll_part(100, true).served > 0);
+    assert_eq!(rig.poll_with(100, false).served, 0);
+    assert!(rig.poll_with(100, true).served > 0);
     let interval = rig.task.far_side_interval();
     assert!((Duration::from_micros(1)..=Duration::from_micros(2)).contains(&interval));
 }
@@ -247,14 +243,14 @@ fn both_rings_of_a_pair_have_one_affinity() {
     let card = card(2, NullPort::default());
     let group = |index| {
         let rig = Rig::start(&card, index, SPLIT, 64, card.features());
-        assert!(rig.task.far_side_interval().is_zero(), "there is no far side");
+        assert!(rig.task.far_side_interval().is_zero(), "a ring without timer has a far side");
         rig.task.affinity()
     };
     assert_eq!((0..5).map(group).collect::<Vec<_>>(), [Some(0), Some(0), Some(1), Some(1), None]);
 }
 
 #[test]
-fn everything_that_a_small_ring_can_hold_is_enough() {
+fn a_full_small_ring_has_enough_credit() {
     let card = card(1, NullPort { rate: 1, lengths: 60..=60 });
     let mut rig = Rig::start(&card, 0, SPLIT, 16, card.features());
     while rig.offer(&[765, 765], true).is_some() {}
@@ -263,7 +259,7 @@ fn everything_that_a_small_ring_can_hold_is_enough() {
 }
 
 #[test]
-fn without_test_frames_there_is_nothing_to_wait_for() {
+fn a_ring_without_test_frames_watches_no_descriptor() {
     let card = card(1, NullPort::default());
     let mut rig = Rig::start(&card, 0, SPLIT, 64, card.features());
     while rig.offer(&[2048], true).is_some() {}
@@ -272,7 +268,7 @@ fn without_test_frames_there_is_nothing_to_wait_for() {
 }
 
 #[test]
-fn a_stop_leaves_the_credit_to_the_next() {
+fn a_stop_returns_the_credit() {
     for kind in kinds() {
         let port = port(60..=4000);
         let card = card(1, port.clone());
@@ -280,7 +276,7 @@ fn a_stop_leaves_the_credit_to_the_next() {
         receive(&mut rig, &port, 0, 70, &[1530], 12);
         let delivered = counter(&card, "received_frames");
         while rig.offer(&[1530], true).is_some() {}
-        // Whatever comes meanwhile is taken too.
+        // Frames may have arrived since. Take them as well.
         rig.task.return_credit();
         while rig.receive(12).is_some() {}
         let offered = rig.with_device();
@@ -290,7 +286,7 @@ fn a_stop_leaves_the_credit_to_the_next() {
 }
 
 #[test]
-fn changes_take_effect_at_once_in_a_quiet_ring() {
+fn changes_take_effect_immediately_in_a_quiet_ring() {
     for kind in kinds() {
         let port = port(60..=4000);
         let card = card(1, port.clone());
@@ -321,14 +317,14 @@ fn chains_without_room_for_a_header_come_back_empty() {
         let card = card(1, port.clone());
         let mut rig = Rig::start(&card, 0, Kind { packed, ..SPLIT }, 64, card.features());
         rig.offer(&[11], true).unwrap();
-        // Not for receiving at all.
+        // This chain has no writable buffer at all.
         rig.offer(&[2000], false).unwrap();
         for _ in 0..40 {
             rig.offer(&[2000], true).unwrap();
         }
         let begun = Instant::now();
         while counter(&card, "received_frames") == 0 {
-            assert!(begun.elapsed() < STUCK);
+            assert!(begun.elapsed() < TIMEOUT);
             rig.poll();
         }
         assert_eq!(rig.take().unwrap().2, 0);
@@ -347,7 +343,7 @@ fn chains_outside_of_memory_come_back_empty() {
     rig.offer(&[2000], true).unwrap();
     let begun = Instant::now();
     while counter(&card, "received_frames") == 0 {
-        assert!(begun.elapsed() < STUCK);
+        assert!(begun.elapsed() < TIMEOUT);
         rig.poll();
     }
     assert_eq!(rig.take().unwrap().2, 0);
@@ -361,7 +357,7 @@ fn pairs_that_the_driver_does_not_use_get_no_frames() {
     while rig.offer(&[2000], true).is_some() {}
     let begun = Instant::now();
     while counter(&card, "dropped_unused") == 0 {
-        assert!(begun.elapsed() < STUCK);
+        assert!(begun.elapsed() < TIMEOUT);
         rig.poll();
     }
     assert_eq!(counter(&card, "received_frames"), 0);
@@ -370,7 +366,7 @@ fn pairs_that_the_driver_does_not_use_get_no_frames() {
     control.poll();
     assert_eq!(control.answer(id), 0);
     while counter(&card, "received_frames") == 0 {
-        assert!(begun.elapsed() < STUCK);
+        assert!(begun.elapsed() < TIMEOUT);
         rig.poll();
     }
     let (_, frame) = rig.receive(12).unwrap();
@@ -380,9 +376,9 @@ fn pairs_that_the_driver_does_not_use_get_no_frames() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Any sizes of buffers by any lengths of frames, with changes in between.
+    /// Delivers frames of any lengths into buffers of any sizes, with changes in between.
     #[test]
-    fn any_buffers_by_any_frames(
+    fn frames_of_any_length_arrive_in_buffers_of_any_size(
         bits in 0..8u8,
         min in 60..3000u32,
         span in 0..5000u32,
@@ -394,7 +390,7 @@ proptest! {
         let port = NullPort { rate: RATE, lengths: min..=min + span };
         let size = 1u16 << order;
         let room = u32::from(size) / lens.len() as u32 * lens.iter().sum::<u32>();
-        // A frame that never finds room is another test's, and so is a chain without room for a header.
+        // Other tests have frames that never fit, and chains without room for a header.
         prop_assume!(room >= 12 + min + span && lens.iter().sum::<u32>() >= 12);
         let card = card(1, port.clone());
         let mut rig = Rig::start(&card, 0, kind, size, card.features());

@@ -1,4 +1,4 @@
-//! Frames that a driver sends, and commands in the control ring.
+//! Sends frames through transmit rings, and commands through the control ring.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod rig;
@@ -44,10 +44,11 @@ fn frames_are_taken_in_order() {
 }
 
 #[test]
-fn frames_that_make_no_sense_are_dropped_and_completed() {
+fn invalid_frames_are_dropped_and_completed() {
     let card = card(1, NullPort::default());
     let mut rig = Rig::start(&card, 1, SPLIT, 128, card.features());
-    // Not even a header; none of a frame; too long; a checksum outside; no frame at all.
+    // An incomplete header, an incomplete Ethernet header, a frame that is too long, a checksum outside of
+    // the frame, and a chain without readable bytes.
     rig.send(&[0; 11], 100).unwrap();
     rig.send(&frame(13), 100).unwrap();
     rig.send(&frame(65_551), 4096).unwrap();
@@ -66,7 +67,7 @@ fn frames_that_make_no_sense_are_dropped_and_completed() {
 }
 
 #[test]
-fn a_disabled_ring_is_drained_and_counted_apart() {
+fn a_disabled_ring_is_drained_and_counted_separately() {
     let card = card(1, NullPort::default());
     assert_eq!(
         [0, 1, 2].map(|n| card.disabled(n)),
@@ -114,7 +115,7 @@ fn commands_are_answered() {
             assert_eq!(rig.poll(), 1);
             assert_eq!((rig.take().unwrap().2, rig.answer(id)), (1, answer), "{bytes:?}");
         }
-        // No byte to answer in.
+        // This chain has no byte for the answer.
         rig.offer(&[4], false).unwrap();
         rig.poll();
         assert_eq!(rig.take().unwrap().2, 0);
@@ -150,8 +151,8 @@ fn config(card: &Net) -> Config {
 fn the_front_end_sets_the_mtu_and_announces() {
     let card = card(2, NullPort::default());
     assert_eq!(card.protocol_features(), ProtocolFeatures::MTU | ProtocolFeatures::RARP);
-    let said = config(&card);
-    assert_eq!((said.mac, said.mtu.get(), said.max_virtqueue_pairs.get()), ([2, 0, 0, 0, 0, 7], 1500, 2));
+    let space = config(&card);
+    assert_eq!((space.mac, space.mtu.get(), space.max_virtqueue_pairs.get()), ([2, 0, 0, 0, 0, 7], 1500, 2));
     for mtu in [68, 9000, 65_535] {
         card.message(DeviceMessage::SetMtu(mtu)).unwrap();
         assert_eq!(u64::from(config(&card).mtu.get()), mtu);
@@ -164,7 +165,7 @@ fn the_front_end_sets_the_mtu_and_announces() {
     card.reset_driver();
     assert_eq!(config(&card).mtu.get(), 65_535);
     card.connected();
-    assert_eq!(config(&card).mtu.get(), 1500, "it was of another front-end");
+    assert_eq!(config(&card).mtu.get(), 1500, "the MTU of an earlier front-end stays");
     card.message(DeviceMessage::SendRarp([2; 6])).unwrap();
     assert_eq!(counter(&card, "announcements"), 1);
     assert!(matches!(card.write_config(0, &[1]), Err(ConfigError::ReadOnly { offset: 0, end: 1 })));

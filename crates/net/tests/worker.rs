@@ -1,4 +1,5 @@
-//! A card on a real worker: it sleeps on its timer, and nothing waits for the credit of an idle receive ring.
+//! Runs a card on a real worker. The worker sleeps until the timer expires, and no change waits for the
+//! credit of an idle receive ring.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test may")]
 
 mod rig;
@@ -18,8 +19,8 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Nothing takes so long, on any machine.
-const STUCK: Duration = Duration::from_secs(60);
+/// After this time, a test has failed. No machine is so slow.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Ring {
     guest: Guest,
@@ -29,13 +30,13 @@ struct Ring {
 
 impl Ring {
     fn start(pool: &Arc<dyn Executor>, card: &Arc<Net>, index: u16, kind: rig::Kind) -> Self {
-        Self::run(pool, card, index, Guest::prepare(kind, SIZE_MAX))
+        Self::start_on(pool, card, index, Guest::prepare(kind, SIZE_MAX))
     }
 
-    fn run(pool: &Arc<dyn Executor>, card: &Arc<Net>, index: u16, guest: Guest) -> Self {
+    fn start_on(pool: &Arc<dyn Executor>, card: &Arc<Net>, index: u16, guest: Guest) -> Self {
         let kicks = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let kick = Kick::new(kicks.try_clone().unwrap()).unwrap();
-        let vring = guest.vring(index, guest.first(), Some(kick));
+        let vring = guest.vring(index, guest.first_avail(), Some(kick));
         let task = card.start_queue(vring, card.features()).unwrap();
         Self { guest, kicks, handle: pool.spawn(task).unwrap() }
     }
@@ -52,7 +53,7 @@ impl Ring {
     }
 
     fn update(&self, update: Update) {
-        self.handle.update(update).recv_timeout(STUCK).expect("a change waits for something");
+        self.handle.update(update).recv_timeout(TIMEOUT).expect("an update does not complete");
     }
 }
 
@@ -63,7 +64,7 @@ fn pool(poll: Poll) -> Arc<dyn Executor> {
 }
 
 #[test]
-fn frames_come_to_a_sleeping_worker() {
+fn a_sleeping_worker_delivers_frames() {
     for poll in [Poll::Never, Poll::Always] {
         let pool = pool(poll);
         for kind in kinds() {
@@ -73,7 +74,7 @@ fn frames_come_to_a_sleeping_worker() {
             let begun = Instant::now();
             let mut number = 0;
             while number < 100 {
-                assert!(begun.elapsed() < STUCK, "frame {number} does not come");
+                assert!(begun.elapsed() < TIMEOUT, "frame {number} does not arrive");
                 ring.fill();
                 while let Some((_, frame)) = ring.guest.receive(12) {
                     assert_eq!(TestFrame::read(&frame), Ok(TestFrame { pair: 0, number }));
@@ -82,24 +83,24 @@ fn frames_come_to_a_sleeping_worker() {
                 thread::sleep(Duration::from_micros(200));
             }
             assert_eq!(counter(&card, "dropped_long"), 0);
-            ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");
+            ring.handle.stop().recv_timeout(TIMEOUT).expect("a stop does not complete");
         }
     }
 }
 
-/// Half of the ring holds less than the longest frame.
+/// The longest frame does not fit into half of the ring.
 #[test]
-fn frames_come_to_a_driver_that_refills_at_half_of_its_ring() {
+fn a_driver_that_refills_at_half_of_its_ring_gets_frames() {
     for poll in [Poll::Never, Poll::Always] {
         let pool = pool(poll);
         for kind in kinds() {
             let card = card(1, NullPort { rate: 10_000, lengths: 60..=1514 });
-            let mut ring = Ring::run(&pool, &card, 0, Guest::prepare(kind, 64));
+            let mut ring = Ring::start_on(&pool, &card, 0, Guest::prepare(kind, 64));
             ring.fill();
             let begun = Instant::now();
             let mut number = 0;
             while number < 200 {
-                assert!(begun.elapsed() < STUCK, "{kind:?}: frame {number} does not come");
+                assert!(begun.elapsed() < TIMEOUT, "{kind:?}: frame {number} does not arrive");
                 while let Some((_, frame)) = ring.guest.receive(12) {
                     assert_eq!(TestFrame::read(&frame), Ok(TestFrame { pair: 0, number }));
                     number += 1;
@@ -109,7 +110,7 @@ fn frames_come_to_a_driver_that_refills_at_half_of_its_ring() {
                 }
                 thread::sleep(Duration::from_micros(200));
             }
-            ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");
+            ring.handle.stop().recv_timeout(TIMEOUT).expect("a stop does not complete");
         }
     }
 }
@@ -121,44 +122,48 @@ fn an_invalidation_does_not_wait_for_credit() {
         let card = card(1, NullPort { rate: 10_000, lengths: 60..=60 });
         let mut guest = Guest::prepare(kind, SIZE_MAX).behind_iommu();
         guest.translate_all();
-        let mut ring = Ring::run(&pool, &card, 0, guest);
+        let mut ring = Ring::start_on(&pool, &card, 0, guest);
         let begun = Instant::now();
         for round in 1..=5 {
             let target = counter(&card, "received_frames") + 10;
             while counter(&card, "received_frames") < target {
-                assert!(begun.elapsed() < STUCK, "{kind:?}: no frames come in round {round}");
+                assert!(begun.elapsed() < TIMEOUT, "{kind:?}: no frames arrive in round {round}");
                 ring.fill();
                 while ring.guest.receive(12).is_some() {}
                 thread::sleep(Duration::from_micros(200));
             }
             let (invalidate, done) = ring.guest.invalidate_all();
             ring.update(invalidate);
-            assert_eq!(done.recv_timeout(STUCK), Err(RecvTimeoutError::Disconnected), "it waits");
+            assert_eq!(
+                done.recv_timeout(TIMEOUT),
+                Err(RecvTimeoutError::Disconnected),
+                "the invalidation waits"
+            );
             ring.guest.translate_all();
             ring.update(Update::Look);
         }
-        ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");
+        ring.handle.stop().recv_timeout(TIMEOUT).expect("a stop does not complete");
     }
 }
 
 #[test]
-fn nothing_waits_for_credit() {
+fn updates_and_stops_do_not_wait_for_credit() {
     let pool = pool(Poll::Never);
     for kind in kinds() {
         let card = card(1, NullPort { rate: 1, lengths: 60..=60 });
         let mut ring = Ring::start(&pool, &card, 0, kind);
         ring.fill();
-        // It is asleep with all the credit that it wants.
+        // The worker sleeps now, and the task has enough credit.
         thread::sleep(Duration::from_millis(5));
         let view = |guest: &Guest| Arc::new(View::new(Map::new(guest.view.map().slots().to_vec()).unwrap()));
         let new = view(&ring.guest);
         let old = std::mem::replace(&mut ring.guest.view, new);
         ring.update(Update::Memory(ring.guest.view.clone()));
-        assert_eq!(Arc::strong_count(&old), 1, "the task keeps memory that was taken away");
+        assert_eq!(Arc::strong_count(&old), 1, "the task keeps the old memory");
         ring.update(Update::Addresses(GuestRing::addresses()));
         ring.update(Update::Look);
         let offered = ring.guest.with_device();
-        let stopped = ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");
+        let stopped = ring.handle.stop().recv_timeout(TIMEOUT).expect("a stop does not complete");
         while ring.guest.receive(12).is_some() {}
         let taken = offered - ring.guest.with_device();
         let next_avail = usize::from(stopped.next_avail & 0x7fff);
@@ -167,7 +172,7 @@ fn nothing_waits_for_credit() {
 }
 
 #[test]
-fn sent_frames_are_taken_by_a_sleeping_worker() {
+fn a_sleeping_worker_takes_sent_frames() {
     let pool = pool(Poll::Never);
     for kind in kinds() {
         let card = card(1, NullPort::default());
@@ -177,7 +182,7 @@ fn sent_frames_are_taken_by_a_sleeping_worker() {
             ring.guest.send(&[0; 72], 100).unwrap();
             ring.kick();
             while counter(&card, "sent_frames") < sent || ring.guest.take().is_none() {
-                assert!(begun.elapsed() < STUCK);
+                assert!(begun.elapsed() < TIMEOUT);
                 thread::yield_now();
             }
         }
@@ -185,9 +190,9 @@ fn sent_frames_are_taken_by_a_sleeping_worker() {
         ring.guest.send(&[0; 72], 100).unwrap();
         ring.kick();
         while ring.guest.take().is_none() {
-            assert!(begun.elapsed() < STUCK);
+            assert!(begun.elapsed() < TIMEOUT);
         }
         assert_eq!((counter(&card, "sent_frames"), counter(&card, "sent_disabled")), (200, 1));
-        ring.handle.stop().recv_timeout(STUCK).expect("a stop waits for something");
+        ring.handle.stop().recv_timeout(TIMEOUT).expect("a stop does not complete");
     }
 }

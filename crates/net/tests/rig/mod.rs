@@ -1,4 +1,4 @@
-//! A card on real rings, with a driver and a worker's turn, in one thread.
+//! A test rig: a card on real rings, with its driver and its worker in one thread.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
@@ -25,17 +25,18 @@ use std::sync::mpsc::{Receiver, channel};
 use zerocopy::FromBytes;
 
 const USER: u64 = GuestRing::USER;
-/// Memory of chains, so much for each.
-const PLACES: u64 = GuestRing::BUFFERS;
-const PLACE: u64 = 0x2_0000;
-/// So many pages, from there on: see [`Guest::translate_pages`].
+/// Start of the memory of chains.
+const CHAINS_AT: u64 = GuestRing::BUFFERS;
+/// Bytes of memory for each chain.
+const CHAIN_BYTES: u64 = 0x2_0000;
+/// Start and number of the pages that [`Guest::translate_pages`] translates.
 pub const PAGES_AT: u64 = 1 << 32;
 pub const PAGES: u64 = 3000;
 /// The longest ring.
 pub const SIZE_MAX: u16 = 128;
-pub const MEMORY: u64 = PLACES + SIZE_MAX as u64 * PLACE;
+pub const MEMORY: u64 = CHAINS_AT + SIZE_MAX as u64 * CHAIN_BYTES;
 
-/// A ring's kind.
+/// The features of a ring.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Kind {
     pub packed: bool,
@@ -43,7 +44,7 @@ pub struct Kind {
     pub in_order: bool,
 }
 
-/// Every kind of ring.
+/// Returns every kind of ring.
 pub fn kinds() -> impl Iterator<Item = Kind> {
     (0..8).map(|bits| Kind { packed: bits & 1 != 0, event_idx: bits & 2 != 0, in_order: bits & 4 != 0 })
 }
@@ -61,11 +62,6 @@ pub fn card(pairs_max: u16, port: NullPort) -> Arc<Net> {
     card
 }
 
-/// All that a card with these pairs offers.
-pub fn all(card: &Net) -> Features {
-    card.features()
-}
-
 pub fn without(card: &Net, features: NetFeatures) -> Features {
     card.features() - Features::from_bits_retain(features.bits())
 }
@@ -74,23 +70,23 @@ pub fn without(card: &Net, features: NetFeatures) -> Features {
 pub struct Guest {
     pub view: Arc<View>,
     options: device::Options,
-    /// The same memory as that of chains.
+    /// The memory of chains, for indirect tables.
     tables: Area,
-    /// What the front-end has told of a vIOMMU, and what it is asked.
+    /// The translations of a vIOMMU, and the misses that the device reports.
     iommu: Option<(Iotlb, Arc<Misses>)>,
     inflight: Option<Inflight>,
     pub counters: Arc<Counters>,
     submitter: Submitter,
     completer: Completer,
-    /// Chains that are with the device: their buffers.
+    /// The buffers of each chain that the driver has offered and not got back, by id.
     with_device: HashMap<u16, Vec<Buffer>>,
-    /// Their ids, in the order in which they were made available.
+    /// The ids of these chains, in the order in which the driver made them available.
     order: VecDeque<u16>,
-    /// The device wants a kick.
+    /// Whether the device wants a kick.
     pub kick_wanted: bool,
 }
 
-/// A task on a ring.
+/// The task of a ring, with its engine and its guest.
 pub struct Rig {
     guest: Guest,
     pub task: Box<dyn QueueTask>,
@@ -114,28 +110,28 @@ impl DerefMut for Rig {
 }
 
 impl Guest {
-    /// A ring with its driver, and its device's end.
+    /// Returns a ring with its driver, and the device's end of the ring.
     pub fn new(index: u16, kind: Kind, size: u16, kick: Option<Kick>) -> (Self, Vring) {
         let guest = Self::prepare(kind, size);
-        let vring = guest.vring(index, guest.first(), kick);
+        let vring = guest.vring(index, guest.first_avail(), kick);
         (guest, vring)
     }
 
-    /// A ring with its driver.
+    /// Returns a ring with its driver.
     pub fn prepare(kind: Kind, size: u16) -> Self {
         let make = if kind.packed { device::Options::packed } else { device::Options::new };
         let options = make(size, kind.event_idx, true).unwrap().with_in_order(kind.in_order);
-        Self::begin(guest_memory(MEMORY, USER), options)
+        Self::with_memory(guest_memory(MEMORY, USER), options)
     }
 
-    /// A new driver with a new ring in the same memory.
-    pub fn begin_anew(self) -> Self {
-        let zeroes = vec![0; PLACES as usize];
+    /// Returns a new driver with a new ring in the same memory.
+    pub fn with_new_driver(self) -> Self {
+        let zeroes = vec![0; CHAINS_AT as usize];
         self.view.write(Gpa(0), &zeroes, &mut Marks::off()).unwrap();
-        Self::begin(self.view, self.options)
+        Self::with_memory(self.view, self.options)
     }
 
-    fn begin(view: Arc<View>, options: device::Options) -> Self {
+    fn with_memory(view: Arc<View>, options: device::Options) -> Self {
         let ring = GuestRing::new(view, options);
         Self {
             tables: ring.buffers(),
@@ -152,31 +148,32 @@ impl Guest {
         }
     }
 
-    /// Puts the device behind a vIOMMU, which does not know any address yet.
+    /// Puts the device behind a vIOMMU, which has no translations yet.
     pub fn behind_iommu(mut self) -> Self {
         self.iommu = Some((Iotlb::default(), Arc::new(Misses::new(Waker::new().unwrap()))));
         self
     }
 
-    /// Lets the device behind a vIOMMU have all of memory, at its own addresses.
+    /// Translates all of memory for the device behind a vIOMMU, each address to itself.
     pub fn translate_all(&mut self) {
         let (iotlb, misses) = self.iommu.as_mut().unwrap();
         iotlb.update(Iova(0), MEMORY, UserAddr(USER), Access::BOTH).unwrap();
         misses.answered(IovaRange::new(Iova(0), MEMORY), Access::BOTH);
     }
 
-    /// Lets the device behind a vIOMMU have the ring, and pages from [`PAGES_AT`] on that do not follow one another in
-    /// memory.
+    /// Translates the ring for the device behind a vIOMMU, and the pages from [`PAGES_AT`] on. Neighbouring
+    /// pages are not neighbours in memory.
     pub fn translate_pages(&mut self) {
         let (iotlb, _) = self.iommu.as_mut().unwrap();
-        iotlb.update(Iova(0), PLACES, UserAddr(USER), Access::BOTH).unwrap();
+        iotlb.update(Iova(0), CHAINS_AT, UserAddr(USER), Access::BOTH).unwrap();
         for page in 0..PAGES {
-            let to = USER + PLACES + page % 2 * 2 * 4096;
+            let to = USER + CHAINS_AT + page % 2 * 2 * 4096;
             iotlb.update(Iova(PAGES_AT + page * 4096), 4096, UserAddr(to), Access::BOTH).unwrap();
         }
     }
 
-    /// Takes all translations back. The update for the ring's task, and the channel that closes when it is in force.
+    /// Removes all translations. Returns the update for the task of the ring, and the channel that closes
+    /// when the update is complete.
     pub fn invalidate_all(&mut self) -> (Update, Receiver<Infallible>) {
         let (iotlb, _) = self.iommu.as_mut().unwrap();
         iotlb.invalidate(IovaRange::new(Iova(0), MEMORY));
@@ -184,19 +181,19 @@ impl Guest {
         (Update::Invalidate(iotlb.take_stale().unwrap(), done), all_done)
     }
 
-    /// Gives the device an in-flight buffer, which outlives it.
+    /// Adds an in-flight buffer, which survives a kill of the device.
     pub fn with_inflight(mut self) -> Self {
         let len = inflight_region_len(self.options.is_packed(), self.options.size()) as u64;
         self.inflight = Some(Inflight::map(memfd(len), 0, len).unwrap());
         self
     }
 
-    /// Where a ring begins.
-    pub fn first(&self) -> u16 {
+    /// Returns the index at which a new ring starts.
+    pub fn first_avail(&self) -> u16 {
         if self.options.is_packed() { 1 << 15 } else { 0 }
     }
 
-    /// The device's end of the ring, which goes on from there.
+    /// Returns the device's end of the ring, which starts at `next_avail`.
     pub fn vring(&self, index: u16, next_avail: u16, kick: Option<Kick>) -> Vring {
         let (packed, size) = (self.options.is_packed(), self.options.size());
         let len = inflight_head_len(packed) + inflight_entry_len(packed) * usize::from(size);
@@ -223,31 +220,31 @@ impl Guest {
         .unwrap()
     }
 
-    /// Makes a chain available, with buffers of these lengths.
+    /// Makes a chain available that has buffers of these lengths.
     pub fn offer(&mut self, lens: &[u32], writable: bool) -> Option<u16> {
         let id = self.submitter.next_id()?;
-        let mut addr = PLACES + u64::from(id) * PLACE;
+        let mut addr = CHAINS_AT + u64::from(id) * CHAIN_BYTES;
         let mut buffers = Vec::new();
         for &len in lens {
             buffers.push(Buffer { addr, len, writable });
-            // A gap after each, so that no two become one.
+            // A gap keeps two buffers from being merged.
             addr += u64::from(len) + 64;
         }
-        assert!(addr <= PLACES + (u64::from(id) + 1) * PLACE);
+        assert!(addr <= CHAINS_AT + (u64::from(id) + 1) * CHAIN_BYTES);
         self.add(id, buffers)
     }
 
-    /// Makes a chain available that is written, in an indirect table.
+    /// Makes a writable chain in an indirect table available.
     pub fn offer_indirect(&mut self, lens: &[u32]) -> Option<u16> {
         let id = self.submitter.next_id()?;
-        // The table lies in the first page of the chain's memory.
-        let addr = PLACES + u64::from(id) * PLACE;
+        // The table is in the first page of the chain's memory.
+        let addr = CHAINS_AT + u64::from(id) * CHAIN_BYTES;
         let starts = lens.iter().scan(addr + 4096, |at, &len| {
             let addr = std::mem::replace(at, *at + u64::from(len) + 64);
             Some(Buffer { addr, len, writable: true })
         });
         let buffers: Vec<Buffer> = starts.collect();
-        let table = Table { area: &self.tables, offset: (addr - PLACES) as usize, addr };
+        let table = Table { area: &self.tables, offset: (addr - CHAINS_AT) as usize, addr };
         self.submitter.add(&buffers, Some(table)).ok()?;
         Some(self.added(id, buffers))
     }
@@ -265,17 +262,17 @@ impl Guest {
         id
     }
 
-    /// Makes a chain available that the device writes and that is nowhere in memory.
+    /// Makes a writable chain available whose buffer is outside of guest memory.
     pub fn offer_outside(&mut self, len: u32) {
         let id = self.submitter.next_id().unwrap();
         self.add(id, vec![Buffer { addr: MEMORY + 4096, len, writable: true }]).unwrap();
     }
 
-    /// Makes a frame available, cut into buffers of `cut` bytes.
+    /// Makes a frame available, in buffers of `cut` bytes each.
     pub fn send(&mut self, frame: &[u8], cut: usize) -> Option<u16> {
         let lens: Vec<u32> = frame.chunks(cut).map(|chunk| chunk.len() as u32).collect();
         let id = self.submitter.next_id()?;
-        let mut addr = PLACES + u64::from(id) * PLACE;
+        let mut addr = CHAINS_AT + u64::from(id) * CHAIN_BYTES;
         for chunk in frame.chunks(cut) {
             self.view.write(Gpa(addr), chunk, &mut Marks::off()).unwrap();
             addr += chunk.len() as u64 + 64;
@@ -286,7 +283,7 @@ impl Guest {
     /// Makes a command available. The byte for the answer is writable.
     pub fn command(&mut self, bytes: &[u8]) -> u16 {
         let id = self.submitter.next_id().unwrap();
-        let addr = PLACES + u64::from(id) * PLACE;
+        let addr = CHAINS_AT + u64::from(id) * CHAIN_BYTES;
         self.view.write(Gpa(addr), bytes, &mut Marks::off()).unwrap();
         self.view.write(Gpa(addr + 128), &[0xee], &mut Marks::off()).unwrap();
         let out = Buffer { addr, len: bytes.len() as u32, writable: false };
@@ -296,19 +293,14 @@ impl Guest {
 
     pub fn answer(&self, id: u16) -> u8 {
         let mut answer = [0];
-        self.view.read(Gpa(PLACES + u64::from(id) * PLACE + 128), &mut answer).unwrap();
+        self.view.read(Gpa(CHAINS_AT + u64::from(id) * CHAIN_BYTES + 128), &mut answer).unwrap();
         answer[0]
     }
 
-    /// Chains that the driver can still make available.
-    pub fn room(&mut self) -> usize {
-        self.submitter.room()
-    }
-
-    /// The next chain that the device has completed, its buffers and the bytes written. Chains come back in the order in
-    /// which they were made available.
+    /// Returns the next chain that the device has completed: its id, its buffers and the number of bytes
+    /// written. Checks that chains come back in the order in which they were made available.
     pub fn take(&mut self) -> Option<(u16, Vec<Buffer>, u32)> {
-        let done = self.completer.pop().expect("the device lies")?;
+        let done = self.completer.pop().expect("the device returns an invalid chain")?;
         assert_eq!(self.order.pop_front(), Some(done.id), "out of order");
         let buffers = self.with_device.remove(&done.id).expect("a chain that is not with the device");
         self.completer.give_back(done.id);
@@ -327,7 +319,8 @@ impl Guest {
         bytes
     }
 
-    /// The next frame that the device has delivered: its header and its bytes. All of it is there if any of it is.
+    /// Returns the next frame that the device has delivered: its header and its bytes. Checks that a frame in
+    /// several chains appears whole.
     pub fn receive(&mut self, header_len: usize) -> Option<(Header, Vec<u8>)> {
         let (_, buffers, len) = self.take()?;
         let mut frame = self.bytes(&buffers, len);
@@ -335,7 +328,7 @@ impl Guest {
         head[..header_len].copy_from_slice(&frame[..header_len]);
         let header = Header::read_from_bytes(&head).unwrap();
         for _ in 1..header.num_buffers.get() {
-            let (_, buffers, len) = self.take().expect("a frame of which a part is not there");
+            let (_, buffers, len) = self.take().expect("a part of a frame is missing");
             frame.extend(self.bytes(&buffers, len));
         }
         frame.drain(..header_len);
@@ -346,12 +339,12 @@ impl Guest {
         self.order.len()
     }
 
-    /// Bytes of the chains that the device has, oldest first.
+    /// Returns the bytes of each chain that the device has, oldest first.
     pub fn bytes_with_device(&self) -> impl Iterator<Item = u64> {
         self.order.iter().map(|id| self.with_device[id].iter().map(|buffer| u64::from(buffer.len)).sum())
     }
 
-    /// Pages of memory that the driver has offered.
+    /// Returns the pages of memory that the driver has offered.
     pub fn pages_with_device(&self) -> BTreeSet<u64> {
         let buffers = self.with_device.values().flatten();
         buffers.flat_map(|b| b.addr / 4096..=(b.addr + u64::from(b.len) - 1) / 4096).collect()
@@ -361,11 +354,11 @@ impl Guest {
 impl Rig {
     pub fn start(card: &Arc<Net>, index: u16, kind: Kind, size: u16, features: Features) -> Self {
         let (guest, vring) = Guest::new(index, kind, size, None);
-        Self::run(card, guest, vring, features)
+        Self::start_on(card, guest, vring, features)
     }
 
-    /// Starts a task on a ring.
-    pub fn run(card: &Arc<Net>, guest: Guest, vring: Vring, features: Features) -> Self {
+    /// Starts the task of an existing ring.
+    pub fn start_on(card: &Arc<Net>, guest: Guest, vring: Vring, features: Features) -> Self {
         let mut task = card.start_queue(vring, features).unwrap();
         let mut engine = Engine::open(EngineKind::Threads, 1).unwrap();
         task.attach(&mut engine).unwrap();
@@ -373,7 +366,8 @@ impl Rig {
         Self { guest, task, engine, waker: Waker::new().unwrap(), last: Next::Idle }
     }
 
-    /// One look of the worker at the ring, which then arms it as a worker does. Looks again where that finds work.
+    /// Polls until there is no more work, then arms the ring as a worker does. Polls again if arming finds
+    /// work.
     pub fn poll(&mut self) -> u32 {
         let mut served = 0;
         loop {
@@ -391,11 +385,11 @@ impl Rig {
     }
 
     pub fn poll_once(&mut self, budget: u32) -> Polled {
-        self.poll_part(budget, true)
+        self.poll_with(budget, true)
     }
 
-    /// A poll that looks at the far side, or need not.
-    pub fn poll_part(&mut self, budget: u32, far_side_due: bool) -> Polled {
+    /// Polls once, with or without the far side due.
+    pub fn poll_with(&mut self, budget: u32, far_side_due: bool) -> Polled {
         let mut context = Context { engine: &mut self.engine, task: 5, waker: &self.waker, far_side_due };
         let polled = self.task.poll(&mut context, budget);
         self.last = polled.next;
@@ -406,17 +400,18 @@ impl Rig {
         self.task.event().map(|event| event.interest)
     }
 
-    /// Stops the task as a worker does. Returns the index from which the next one goes on.
+    /// Stops the task as a worker does. Returns the index for the next task, and the number of chains not
+    /// completed.
     pub fn stop(self) -> (u16, usize) {
-        let (next_avail, guest) = self.leave();
+        let (next_avail, guest) = self.stop_task();
         (next_avail, guest.order.len())
     }
 
-    /// Stops the task as a worker does. Returns the ring, and the index from which the next task goes on.
-    pub fn leave(mut self) -> (u16, Guest) {
+    /// Stops the task as a worker does. Returns the index for the next task, and the guest.
+    pub fn stop_task(mut self) -> (u16, Guest) {
         while self.poll_once(0).next == Next::More {}
         assert_eq!(self.last, Next::Idle);
-        assert_eq!(self.task.in_flight(), 0, "a stop waits for something");
+        assert_eq!(self.task.in_flight(), 0, "a stop does not complete");
         self.task.return_credit();
         self.task.detach(&mut self.engine);
         let stopped = self.task.vring().stop();
@@ -424,7 +419,7 @@ impl Rig {
         (stopped.next_avail, self.guest)
     }
 
-    /// Ends the task as a process that is killed does.
+    /// Drops the task without stopping it, as when its process is killed.
     pub fn kill(self) -> Guest {
         self.guest
     }
@@ -433,8 +428,8 @@ impl Rig {
     pub fn wait_readable(&self) {
         let event = self.task.event().unwrap();
         let mut fds = [PollFd::new(&event.fd, PollFlags::IN)];
-        let patience = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut fds, Some(&patience)), Ok(1), "the timer stands still");
+        let timeout = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(1), "the timer does not expire");
     }
 
     /// Applies a change as a worker does.
@@ -449,7 +444,7 @@ impl Rig {
         }
     }
 
-    /// Another view of the same memory. Returns the one before.
+    /// Gives the task another view of the same memory. Returns the previous view.
     pub fn change_memory(&mut self) -> Arc<View> {
         let slots = self.view.map().slots().to_vec();
         let view = Arc::new(View::new(Map::new(slots).unwrap()));
