@@ -5,6 +5,7 @@ mod circles;
 mod dependencies;
 mod imports;
 mod licences;
+mod pages;
 mod prose;
 mod sources;
 mod spdx;
@@ -18,7 +19,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 
 const USAGE: &str =
-    "usage: cargo xtask check [fmt|clippy|doc|dependencies|circles|licences|sources|prose]...";
+    "usage: cargo xtask check [fmt|clippy|doc|dependencies|circles|licences|sources|prose|pages]...";
 
 /// A check and its name on the command line.
 struct Check {
@@ -26,10 +27,11 @@ struct Check {
     run: fn(&Path) -> Result<()>,
 }
 
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 9] = [
     Check { name: "fmt", run: fmt },
     Check { name: "sources", run: sources::check },
     Check { name: "prose", run: prose::check },
+    Check { name: "pages", run: pages::check },
     Check { name: "dependencies", run: dependencies::check },
     Check { name: "circles", run: circles::check },
     Check { name: "licences", run: licences::check },

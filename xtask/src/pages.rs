@@ -1,0 +1,187 @@
+//! Checks the pages of the repository: their tables and their links.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Result, ensure};
+
+use crate::tracked;
+
+/// Rows of a table, without its head. More of them are several tables, or belong to `docs/measurements/`.
+const ROWS_MAX: usize = 6;
+/// Columns of figures of a table. A wider table belongs to `docs/measurements/`.
+const FIGURES_MAX: usize = 3;
+/// The pages whose tables may be wide: they explain the figures of the others.
+const MEASUREMENTS: &str = "docs/measurements/";
+/// The page with a table of all crates.
+const CRATES: &str = "docs/architecture.md";
+
+/// Checks each Markdown file that git knows.
+pub(crate) fn check(root: &Path) -> Result<()> {
+    let mut pages = BTreeMap::new();
+    let mut files = BTreeSet::new();
+    for (name, text) in tracked::texts(root)? {
+        let path = PathBuf::from(&name);
+        files.extend(path.ancestors().map(Path::to_owned));
+        if name.ends_with(".md") {
+            pages.insert(path, text);
+        }
+    }
+    let mut wrong = Vec::new();
+    offences(&pages, &files, &mut wrong);
+    ensure!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    Ok(())
+}
+
+fn offences(pages: &BTreeMap<PathBuf, String>, files: &BTreeSet<PathBuf>, wrong: &mut Vec<String>) {
+    for (path, text) in pages {
+        if !path.starts_with(MEASUREMENTS) {
+            tables(path, text, wrong);
+        }
+        links(path, pages, files, wrong);
+    }
+}
+
+/// Returns the lines of a page with their numbers, without blocks of code.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut is_code = false;
+    (1..).zip(text.lines()).filter(move |(_, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+fn tables(path: &Path, text: &str, wrong: &mut Vec<String>) {
+    let mut rows: Vec<Vec<&str>> = Vec::new();
+    let mut first = 0;
+    // An empty line ends the last table.
+    for (number, line) in prose(text).chain([(0, "")]) {
+        if let Some(row) = line.strip_prefix('|') {
+            if rows.is_empty() {
+                first = number;
+            }
+            rows.push(row.trim_end().trim_end_matches('|').split(" | ").map(str::trim).collect());
+            continue;
+        }
+        // The first two lines are the head and the rule below it.
+        let body = rows.get(2..).unwrap_or_default();
+        if body.len() > ROWS_MAX && path != Path::new(CRATES) {
+            wrong.push(format!(
+                "{}:{first}: a table of {} rows, {ROWS_MAX} are the most",
+                path.display(),
+                body.len()
+            ));
+        }
+        let figures =
+            (1..body.first().map_or(0, Vec::len)).filter(|&column| is_of_figures(body, column)).count();
+        if figures > FIGURES_MAX {
+            wrong.push(format!(
+                "{}:{first}: a table with {figures} columns of figures, {FIGURES_MAX} are the most",
+                path.display()
+            ));
+        }
+        rows.clear();
+    }
+}
+
+/// Returns whether more than half of the cells of a column begin with a digit.
+fn is_of_figures(body: &[Vec<&str>], column: usize) -> bool {
+    let cells = body.iter().filter_map(|row| row.get(column)).filter(|cell| !cell.is_empty());
+    let (figures, others): (Vec<&str>, Vec<&str>) =
+        cells.partition(|cell| cell.trim_start_matches('*').starts_with(|c: char| c.is_ascii_digit()));
+    figures.len() > others.len()
+}
+
+/// Checks that each relative link leads to a file and, if it has one, to a heading.
+fn links(path: &Path, pages: &BTreeMap<PathBuf, String>, files: &BTreeSet<PathBuf>, wrong: &mut Vec<String>) {
+    for (number, line) in prose(&pages[path]) {
+        for rest in line.split("](").skip(1) {
+            let Some((link, _)) = rest.split_once(')') else { continue };
+            if link.contains("://") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.to_owned() } else { joined(path, file) };
+            if !files.contains(&target) {
+                wrong.push(format!("{}:{number}: there is no {}", path.display(), target.display()));
+            } else if !anchor.is_empty()
+                && !pages.get(&target).is_some_and(|text| headings(text).any(|heading| heading == anchor))
+            {
+                wrong.push(format!(
+                    "{}:{number}: no heading of {} is #{anchor}",
+                    path.display(),
+                    target.display()
+                ));
+            }
+        }
+    }
+}
+
+/// Returns the path of a file that is named relative to a page.
+fn joined(page: &Path, file: &str) -> PathBuf {
+    let mut path = page.parent().unwrap_or(Path::new("")).to_owned();
+    for part in Path::new(file).components() {
+        match part {
+            Component::ParentDir => drop(path.pop()),
+            Component::CurDir => {}
+            part => path.push(part),
+        }
+    }
+    path
+}
+
+/// Returns the anchors of a page's headings, as forges make them.
+fn headings(text: &str) -> impl Iterator<Item = String> {
+    prose(text).filter(|(_, line)| line.starts_with('#')).map(|(_, line)| {
+        let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+        let heading = line.trim_start_matches('#').trim().to_lowercase();
+        heading.chars().filter(kept).map(|c| if c == ' ' { '-' } else { c }).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(pages: &[(&str, &str)]) -> Vec<String> {
+        let pages: BTreeMap<PathBuf, String> =
+            pages.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect();
+        let files = pages.keys().flat_map(|path| path.ancestors().map(Path::to_owned)).collect();
+        let mut wrong = Vec::new();
+        offences(&pages, &files, &mut wrong);
+        wrong
+    }
+
+    #[test]
+    fn long_and_wide_tables_are_found() {
+        let table =
+            |row: &str, rows: usize| format!("| a |\n| - |\n{}\ntext\n", format!("{row}\n").repeat(rows));
+        assert_eq!(found(&[("README.md", &table("| a | 1 |", 6))]), [""; 0]);
+        assert_eq!(found(&[("README.md", &table("| a | 1 |", 7))]).len(), 1);
+        assert_eq!(found(&[("docs/measurements/a.md", &table("| a | 1 |", 7))]), [""; 0]);
+        assert_eq!(found(&[("docs/a.md", &table("| 1 | 1 | 2 (1 to 3) | **3** |", 1))]), [""; 0]);
+        let wide = table("| a | 1 | 2 (1 to 3) | **3** | 4 | a |", 1);
+        assert_eq!(found(&[("docs/a.md", &wide)]).len(), 1);
+        assert_eq!(found(&[("docs/measurements/a.md", &wide)]), [""; 0]);
+        // No text behind the table, and a table in a block of code.
+        assert_eq!(found(&[("docs/a.md", wide.trim_end_matches("\ntext\n"))]).len(), 1);
+        assert_eq!(found(&[("docs/a.md", &format!("```\n{wide}```\n"))]), [""; 0]);
+    }
+
+    #[test]
+    fn links_to_nothing_are_found() {
+        let b = "# B\n## `--sqpoll`, and *more*\n";
+        for (text, count) in [
+            ("[b](b.md) [b](./b.md#b) [up](../README.md) [docs](../docs)", 0),
+            ("[b](b.md#--sqpoll-and-more) [x](https://example.org/#x)", 0),
+            ("## Here\n[here](#here)", 0),
+            ("[b](c.md)", 1),
+            ("[b](b.md#c) [b](#b)", 2),
+            ("```\n[b](c.md)\n```", 0),
+        ] {
+            let wrong = found(&[("README.md", ""), ("docs/a.md", text), ("docs/b.md", b)]);
+            assert_eq!(wrong.len(), count, "{text}: {wrong:?}");
+        }
+    }
+}
