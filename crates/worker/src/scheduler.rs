@@ -121,11 +121,12 @@ impl Scheduler {
         self.tasks == 0
     }
 
-    /// Begins a round for the only task on the list. Returns the task, which stays on the list, and what it may take;
-    /// `None`: there are others, or none, or the task has to pay first.
+    /// Begins a round for the only task on the list. Returns the task, which is off the list until
+    /// [`Scheduler::end_lone_round`], and what it may take; `None`: there are others, or none, or the task has to
+    /// pay first.
     ///
-    /// A worker with one busy task spends most of its looks here. The result is that of [`Scheduler::begin_round`] and
-    /// [`Scheduler::next`], without moving the task from queue to queue.
+    /// A worker with one busy task spends most of its looks here. The result is that of
+    /// [`Scheduler::begin_round`] and [`Scheduler::next`], without a look at other devices.
     #[inline]
     pub(crate) fn begin_lone_round(&mut self) -> Option<(u32, u32)> {
         if self.tasks != 1 {
@@ -137,15 +138,18 @@ impl Scheduler {
         if budget <= 0 {
             return None;
         }
-        self.taken = false;
+        let task = share.tasks.pop_front()?;
         share.deficit = budget;
-        share.tasks.front().map(|task| (*task, u32::try_from(budget).unwrap_or(u32::MAX)))
+        (self.tasks, self.taken, self.begun) = (0, false, true);
+        Some((task, u32::try_from(budget).unwrap_or(u32::MAX)))
     }
 
-    /// The task that [`Scheduler::begin_lone_round`] gave was visited. Others may have come to the list meanwhile.
+    /// Ends the round of the task that [`Scheduler::begin_lone_round`] returned. Others may have come to the list
+    /// during the visit, and this one may have left its device and joined it again.
     #[inline]
-    pub(crate) fn end_lone_round(&mut self, visit: Visit, now: Nanos) {
-        // Those that came meanwhile are behind it.
+    pub(crate) fn end_lone_round(&mut self, task: u32, visit: Visit, now: Nanos) {
+        self.begun = false;
+        // The others are behind it.
         let Some(&index) = self.active.front() else { return };
         let share = &mut self.flows[index];
         share.deficit -= i64::from(visit.cost);
@@ -156,12 +160,11 @@ impl Scheduler {
                 share.light_until = now + LIGHT_NS;
             }
         }
-        if !visit.stays {
-            share.tasks.pop_front();
-            self.tasks -= 1;
-            if share.tasks.is_empty() {
-                self.active.pop_front();
-            }
+        if visit.stays {
+            share.tasks.push_back(task);
+            self.tasks += 1;
+        } else if share.tasks.is_empty() {
+            self.active.pop_front();
         }
     }
 
@@ -365,7 +368,7 @@ mod tests {
                 let visit = Visit { cost, more, stays: true };
                 let begun = short.begin_lone_round();
                 match begun {
-                    Some(_) => short.end_lone_round(visit, now),
+                    Some(_) => short.end_lone_round(0, visit, now),
                     // It has to pay first.
                     None => {
                         short.begin_round();
@@ -386,10 +389,28 @@ mod tests {
             let (budget, next) = (short.begin_lone_round(), short.join(2, 1));
             short.push(next, 1);
             assert!(budget.is_some());
-            short.end_lone_round(Visit { cost: 0, more: false, stays: false }, 100_000);
+            short.end_lone_round(0, Visit { cost: 0, more: false, stays: false }, 100_000);
             short.begin_round();
             assert_eq!(short.next(100_000).map(|next| next.0), Some(1));
         }
+    }
+
+    /// A task that cannot be handed over leaves its device, joins it again, and is on the list during its own visit.
+    #[test]
+    fn a_lone_task_that_comes_back_during_its_visit_stays_on_the_list() {
+        let mut scheduler = Scheduler::default();
+        let flow = scheduler.join(1, 1);
+        scheduler.push(flow, 0);
+        for now in 0..3 {
+            assert_eq!(scheduler.begin_lone_round().map(|next| next.0), Some(0));
+            scheduler.leave(flow);
+            assert_eq!(scheduler.join(1, 1), flow);
+            scheduler.push(flow, 0);
+            scheduler.end_lone_round(0, Visit { cost: 0, more: false, stays: false }, now);
+        }
+        assert_eq!(scheduler.begin_lone_round().map(|next| next.0), Some(0));
+        scheduler.end_lone_round(0, Visit { cost: 0, more: false, stays: false }, 3);
+        assert!(scheduler.is_empty() && scheduler.begin_lone_round().is_none());
     }
 
     #[test]

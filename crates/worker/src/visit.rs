@@ -16,7 +16,7 @@ impl EventLoop {
         if let Some((number, budget)) = self.scheduler.begin_lone_round() {
             let visit = self.visit(number, budget, now);
             self.count(visit);
-            self.scheduler.end_lone_round(visit, now);
+            self.scheduler.end_lone_round(number, visit, now);
             return;
         }
         self.scheduler.begin_round();

@@ -7,8 +7,8 @@
 //! - `io_submit` takes the same flag, for block devices, and for reads. Of a write to a regular file it waits while the file
 //!   system is frozen, whatever the flag says (`kiocb_start_write` of fs/aio.c). So a thread of ours makes that call, for a
 //!   batch: the transfers are asynchronous as before. The worker waits for a moment until the call is made ([`crate::threads::submit_wait`]). tmpfs cannot be frozen.
-//!   The worker makes the call itself where the engine has a lone owner ([`crate::EngineOptions::lone_owner`]): a frozen file system then holds up nothing but
-//!   what is on it.
+//!   The worker makes the call itself where the engine has a lone owner ([`crate::EngineOptions::lone_owner`]). A frozen file system
+//!   then holds up its own device only, but also what the front-end changes of it: new memory, the start of a migration, a stop.
 //! - A device whose driver lacks `RWF_NOWAIT` has `io_submit` called by such a thread as well, unless it keeps its bytes in RAM (zram, brd): then
 //!   there is nothing to wait for, and the worker calls.
 //! - A read through the host's cache goes to the ring without the flag, because with it the kernel would not wait for pages in its
