@@ -8,6 +8,13 @@ use std::collections::VecDeque;
 const BUFFERS_KEPT: usize = 32;
 
 /// The chains of a ring's credit ([`Vring::pop_credit`]), oldest first.
+///
+/// The credit keeps the writable buffers of a chain, and of those only as many as the longest frame can use.
+/// A guest therefore cannot make it keep more than 2 * `frame_len_max` buffers, in a ring of any size: the
+/// task pops only while the credit holds less than the longest frame, each buffer has at least one byte, and
+/// the chain that it pops then keeps at most as many buffers as that frame has bytes. With 65 562 bytes, 16
+/// bytes for a buffer and memory for at most twice the buffers of a chain, that is 4 MiB, and 64 bytes for
+/// each entry of the ring.
 pub(crate) struct Credit {
     chains: VecDeque<Chain>,
     /// Unused chains. A pop takes one of them and allocates nothing.
@@ -17,13 +24,16 @@ pub(crate) struct Credit {
     /// Entries of the ring that all chains occupy.
     places: u32,
     ring_size: u16,
+    frame_len_max: u64,
 }
 
 impl Credit {
-    /// Makes an empty credit for a ring of this size.
-    pub(crate) fn new(ring_size: u16) -> Self {
+    /// Makes an empty credit for a ring of this size. The longest frame has `frame_len_max` bytes, header
+    /// included.
+    pub(crate) fn new(ring_size: u16, frame_len_max: usize) -> Self {
         let spare = (0..ring_size).map(|_| Chain::default()).collect();
-        Self { chains: VecDeque::with_capacity(ring_size.into()), spare, bytes: 0, places: 0, ring_size }
+        let chains = VecDeque::with_capacity(ring_size.into());
+        Self { chains, spare, bytes: 0, places: 0, ring_size, frame_len_max: frame_len_max as u64 }
     }
 
     /// Returns the oldest chain.
@@ -61,6 +71,7 @@ impl Credit {
             return None;
         }
         let descriptors = chain.descriptors();
+        chain.keep_writable(self.frame_len_max);
         self.bytes += chain.writable_len();
         self.places += u32::from(chain.places());
         self.chains.push_back(chain);
@@ -116,8 +127,8 @@ mod tests {
     const TABLE_DESCRIPTORS: u16 = 1000;
 
     /// Returns a ring of size 4 with two chains: one of a single buffer, and one of many buffers in an
-    /// indirect table.
-    fn ring() -> Vring {
+    /// indirect table. The last `writable` buffers of the table are writable.
+    fn ring(writable: u16) -> Vring {
         let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, LEN).unwrap();
         let slot = Slot::map(&file, 0, Gpa(0), UserAddr(LEN), LEN).unwrap();
@@ -130,7 +141,8 @@ mod tests {
         desc(16, TABLE, 16 * u32::from(TABLE_DESCRIPTORS), DESC_F_INDIRECT, 0);
         for nth in 0..TABLE_DESCRIPTORS {
             let next = if nth + 1 < TABLE_DESCRIPTORS { DESC_F_NEXT } else { 0 };
-            desc(TABLE + 16 * u64::from(nth), 0x8000, 1, DESC_F_WRITE | next, nth + 1);
+            let write = if nth < TABLE_DESCRIPTORS - writable { 0 } else { DESC_F_WRITE };
+            desc(TABLE + 16 * u64::from(nth), 0x8000, 1, write | next, nth + 1);
         }
         map.write_obj(Gpa(AVAIL), &[0u16, 2, 0, 1].map(u16::to_le)).unwrap();
         let [desc, avail, used] = [0, AVAIL, USED].map(|at| UserAddr(LEN + at));
@@ -154,8 +166,8 @@ mod tests {
 
     #[test]
     fn unused_chains_keep_little_memory() {
-        let mut vring = ring();
-        let mut credit = Credit::new(4);
+        let mut vring = ring(TABLE_DESCRIPTORS);
+        let mut credit = Credit::new(4, 65_562);
         for remove_all in [Credit::unpop_all, |credit: &mut Credit, _: &mut Vring| credit.remove_oldest(2)] {
             let descriptors = (credit.pop(&mut vring), credit.pop(&mut vring));
             assert_eq!(descriptors, (Some(1), Some(TABLE_DESCRIPTORS)));
@@ -164,6 +176,23 @@ mod tests {
             assert_eq!((credit.bytes(), credit.places, credit.is_empty()), (0, 0, true));
             assert_eq!(credit.spare.len(), 4);
             assert!(credit.spare.iter().all(|chain| chain.capacity() <= BUFFERS_KEPT));
+        }
+    }
+
+    #[test]
+    fn credit_keeps_only_buffers_that_a_frame_can_use() {
+        // No buffer is writable, some are, and more are than the longest frame has bytes.
+        for (writable, kept) in [(0, 0), (70, 70), (TABLE_DESCRIPTORS, 100)] {
+            let mut vring = ring(writable);
+            let mut credit = Credit::new(4, 100);
+            let descriptors = (credit.pop(&mut vring), credit.pop(&mut vring));
+            assert_eq!(descriptors, (Some(1), Some(TABLE_DESCRIPTORS)));
+            let newest = credit.chains().last().unwrap();
+            assert_eq!((newest.readable().len(), newest.writable().len()), (0, kept));
+            assert_eq!((newest.writable_len(), credit.bytes()), (kept as u64, 16 + kept as u64));
+            assert!(newest.capacity() <= 2 * kept, "{} for {kept} buffers", newest.capacity());
+            credit.unpop_all(&mut vring);
+            assert_eq!((credit.bytes(), vring.credit()), (0, 0));
         }
     }
 }

@@ -91,7 +91,7 @@ impl ReceiveTask {
             pair,
             format,
             port,
-            credit: Credit::new(size),
+            credit: Credit::new(size, format.len_max),
             timer,
             due: 0,
             number: 0,

@@ -94,6 +94,34 @@ impl Chain {
         self.buffers.capacity()
     }
 
+    /// Keeps only the first writable buffers that together hold at least `bytes` bytes, or all if they hold fewer.
+    /// Drops the readable buffers and gives their memory back: the chain keeps memory for at most twice its
+    /// buffers, or for four.
+    #[inline]
+    pub fn keep_writable(&mut self, bytes: u64) {
+        if self.readable > 0 || self.writable_len > bytes {
+            self.drop_buffers_beyond(bytes);
+        }
+        // A vector grows to the next power of two, and to four at least: only memory of longer chains is given back.
+        if self.buffers.capacity() > 2 * self.buffers.len().max(2) {
+            self.buffers.shrink_to_fit();
+        }
+    }
+
+    fn drop_buffers_beyond(&mut self, bytes: u64) {
+        self.buffers.drain(..self.readable);
+        (self.readable, self.readable_len) = (0, 0);
+        let mut kept = 0;
+        let count = self.buffers.iter().take_while(|buffer| {
+            let is_needed = kept < bytes;
+            kept += if is_needed { u64::from(buffer.len) } else { 0 };
+            is_needed
+        });
+        let count = count.count();
+        self.buffers.truncate(count);
+        self.writable_len = kept;
+    }
+
     /// Forgets the buffers, and keeps memory for at most this many.
     pub fn clear(&mut self, kept: usize) {
         self.buffers.clear();
