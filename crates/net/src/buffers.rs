@@ -22,7 +22,7 @@ pub(crate) fn read(buffers: &[Buffer], view: &View, into: &mut [u8]) -> Result<u
     Ok(len - rest.len())
 }
 
-/// Writes as much of `from` as fits into these buffers. Returns the number of bytes written.
+/// Writes as much of `from` as fits into these buffers. Returns the number of buffers written to.
 ///
 /// # Errors
 /// A buffer is not in guest memory. The buffers before it are written.
@@ -34,15 +34,15 @@ pub(crate) fn write(
     from: &[u8],
 ) -> Result<usize, Unmapped> {
     let mut rest = from;
-    for buffer in buffers {
+    for (written, buffer) in buffers.iter().enumerate() {
         if rest.is_empty() {
-            break;
+            return Ok(written);
         }
         let (here, more) = rest.split_at(rest.len().min(buffer.len as usize));
         view.write(buffer.addr, here, marks)?;
         rest = more;
     }
-    Ok(from.len() - rest.len())
+    Ok(buffers.len())
 }
 
 /// Returns the address of the first byte of these buffers.

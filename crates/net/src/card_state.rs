@@ -3,7 +3,7 @@
 use crate::counters::RingCounters;
 use kickless_net_port::Port;
 use kickless_spec::net::MAC_LEN;
-use std::sync::atomic::{AtomicU16, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64};
 
 /// The state that all rings of a card share.
 ///
@@ -18,6 +18,9 @@ pub(crate) struct CardState {
     pub(crate) mtu: AtomicU16,
     /// Pairs of rings that the driver uses. Unknown unless the driver sets it through our control ring.
     pub(crate) pairs: AtomicU16,
+    /// Whether our control ring has run since the front-end connected. Otherwise the front-end may serve the
+    /// control ring itself.
+    pub(crate) has_control_ring: AtomicBool,
     /// Announcements that the front-end requested.
     pub(crate) announcements: AtomicU64,
     /// The counters of each ring.

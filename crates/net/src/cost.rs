@@ -44,7 +44,12 @@ impl Budget {
 
     /// Charges a chain that was popped as credit.
     pub(crate) fn charge_chain(&mut self, descriptors: u16) {
-        self.descriptors += CHAIN_DESCRIPTORS + u32::from(descriptors);
+        self.charge_descriptors(CHAIN_DESCRIPTORS + u32::from(descriptors));
+    }
+
+    /// Charges so many descriptors, or buffers that were written.
+    pub(crate) fn charge_descriptors(&mut self, descriptors: u32) {
+        self.descriptors += descriptors;
         self.charge(self.descriptors / u32::from(DESCRIPTORS_PER_COST));
         self.descriptors %= u32::from(DESCRIPTORS_PER_COST);
     }

@@ -15,7 +15,7 @@ use kickless_spec::features::Features;
 use kickless_spec::net::{MAC_LEN, MTU_DEFAULT, MTU_MAX, MTU_MIN, NetFeatures};
 use kickless_spec::vhost_user::ProtocolFeatures;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use tracing::warn;
 use zerocopy::IntoBytes;
 
@@ -59,6 +59,7 @@ impl Net {
             pairs_max: options.pairs_max,
             mtu: AtomicU16::new(mtu),
             pairs: AtomicU16::new(PAIRS_UNKNOWN),
+            has_control_ring: AtomicBool::new(false),
             announcements: AtomicU64::new(0),
             counters: (0..rings).map(|_| RingCounters::default()).collect(),
         });
@@ -134,6 +135,8 @@ impl Device for Net {
 
     fn connected(&self) {
         self.card.mtu.store(self.mtu, Ordering::Relaxed);
+        self.card.has_control_ring.store(false, Ordering::Relaxed);
+        self.set_pairs(PAIRS_UNKNOWN);
     }
 
     fn restore_unknown(&self) {
@@ -196,6 +199,7 @@ impl Device for Net {
             }
             Role::Transmit { pair } => Box::new(TransmitTask::new(vring, card, pair, in_force, header_len)),
             Role::Control if features.bits() & NetFeatures::CTRL_VQ.bits() != 0 => {
+                card.has_control_ring.store(true, Ordering::Relaxed);
                 Box::new(ControlTask::new(vring, card, in_force))
             }
             Role::Control => return Err(no_ring()),

@@ -148,8 +148,10 @@ impl ReceiveTask {
         let due = self.due + timer.take();
         self.due = due.min(DUE_MAX);
         self.counters().dropped_late.add(due - self.due);
-        // Only a driver with these features tells the card how many pairs it uses.
-        let pairs_known = self.format.features.contains(NetFeatures::CTRL_VQ | NetFeatures::MQ);
+        // Only a driver with these features tells the card how many pairs it uses. It tells a front-end that
+        // serves the control ring itself, and not the card.
+        let pairs_known = self.format.features.contains(NetFeatures::CTRL_VQ | NetFeatures::MQ)
+            && self.card.has_control_ring.load(Ordering::Relaxed);
         if pairs_known && self.pair >= self.card.pairs.load(Ordering::Relaxed) {
             let unused = std::mem::take(&mut self.due);
             self.counters().dropped_unused.add(unused);
@@ -228,6 +230,9 @@ impl ReceiveTask {
 
     /// Makes the oldest chain one that can hold the header of a frame. Completes shorter chains without a
     /// frame.
+    ///
+    /// # Errors
+    /// As [`ReceiveTask::pop_credit`].
     fn skip_chains_without_header_room(&mut self) -> Result<(), Next> {
         loop {
             let Some(oldest) = self.credit.oldest() else {
@@ -237,8 +242,12 @@ impl ReceiveTask {
             if oldest.writable_len() >= self.format.header_len as u64 {
                 return Ok(());
             }
+            if self.budget.is_used_up() {
+                return Err(Next::More);
+            }
             let id = oldest.id;
             self.use_credit(1)?;
+            self.budget.charge_chain(0);
             self.credit.remove_oldest(1);
             self.vring.push(id, 0);
             self.vring.counters().errors.add(1);
@@ -289,7 +298,11 @@ impl ReceiveTask {
         for chain in self.credit.chains().take(chains) {
             let here = rest.len().min(usize::try_from(chain.writable_len()).unwrap_or(usize::MAX));
             let (part, more) = rest.split_at(here);
-            is_written &= buffers::write(chain.writable(), view, marks, part).is_ok();
+            match buffers::write(chain.writable(), view, marks, part) {
+                // Lossless, because each buffer holds a byte of the frame.
+                Ok(buffers) => self.budget.charge_descriptors(buffers as u32),
+                Err(_) => is_written = false,
+            }
             rest = more;
             self.group.push((chain.id, part.len() as u32));
         }

@@ -354,6 +354,7 @@ fn chains_outside_of_memory_come_back_empty() {
 fn pairs_that_the_driver_does_not_use_get_no_frames() {
     let card = card(2, port(60..=60));
     let mut rig = Rig::start(&card, 2, SPLIT, 64, card.features());
+    let mut control = Rig::start(&card, 4, SPLIT, 64, card.features());
     while rig.offer(&[2000], true).is_some() {}
     let begun = Instant::now();
     while counter(&card, "dropped_unused") == 0 {
@@ -361,7 +362,6 @@ fn pairs_that_the_driver_does_not_use_get_no_frames() {
         rig.poll();
     }
     assert_eq!(counter(&card, "received_frames"), 0);
-    let mut control = Rig::start(&card, 4, SPLIT, 64, card.features());
     let id = control.command(&[4, 0, 2, 0]);
     control.poll();
     assert_eq!(control.answer(id), 0);
@@ -371,6 +371,53 @@ fn pairs_that_the_driver_does_not_use_get_no_frames() {
     }
     let (_, frame) = rig.receive(12).unwrap();
     assert_eq!(TestFrame::read(&frame).unwrap().pair, 1);
+}
+
+#[test]
+fn all_pairs_get_frames_where_the_front_end_serves_the_control_ring() {
+    let card = card(2, port(60..=60));
+    // The front-end before this one left the control ring to the card.
+    drop(Rig::start(&card, 4, SPLIT, 64, card.features()));
+    card.connected();
+    card.reset();
+    let mut rig = Rig::start(&card, 2, SPLIT, 64, card.features());
+    while rig.offer(&[2000], true).is_some() {}
+    rig.wait_readable();
+    rig.poll();
+    assert_eq!(counter(&card, "dropped_unused"), 0);
+    assert_eq!(TestFrame::read(&rig.receive(12).unwrap().1).unwrap().pair, 1);
+}
+
+#[test]
+fn the_buffers_of_a_frame_cost_a_part_of_the_budget() {
+    for packed in [false, true] {
+        let card = card(1, port(1000..=1000));
+        let mut rig = Rig::start(&card, 0, Kind { packed, ..SPLIT }, 64, card.features());
+        rig.offer_indirect(&[1; 1012]).unwrap();
+        rig.poll_with(1000, false);
+        rig.wait_readable();
+        // The frame itself, and 64 buffers at a time.
+        assert!(rig.poll_with(1, true).cost > 1012 / 64);
+        assert_eq!(rig.receive(12).unwrap().1.len(), 1000);
+    }
+}
+
+#[test]
+fn skipped_chains_cost_a_part_of_the_budget() {
+    for packed in [false, true] {
+        let card = card(1, port(60..=60));
+        let mut rig = Rig::start(&card, 0, Kind { packed, ..SPLIT }, SIZE_MAX, card.features());
+        while rig.offer(&[11], true).is_some() {}
+        rig.poll_with(1000, false);
+        rig.wait_readable();
+        let (mut polls, mut errors) = (0, 0);
+        while rig.poll_with(1, true).next == Next::More {
+            polls += 1;
+            errors = rig.task.vring().counters().errors.get();
+            assert!(errors <= 8 * polls, "{errors} chains in {polls} polls");
+        }
+        assert_eq!((rig.last, errors), (Next::Idle, SIZE_MAX.into()));
+    }
 }
 
 proptest! {

@@ -188,6 +188,17 @@ fn a_reset_returns_to_one_pair() {
 }
 
 #[test]
+fn the_pairs_of_an_earlier_front_end_are_forgotten() {
+    let card = card(2, NullPort::default());
+    let one_pair = card.save();
+    card.restore_unknown();
+    let unknown = card.save();
+    card.load(&one_pair).unwrap();
+    card.connected();
+    assert_eq!(card.save(), unknown);
+}
+
+#[test]
 fn a_state_is_loaded_as_it_was_saved() {
     let card = card(2, NullPort::default());
     let saved = card.save();
