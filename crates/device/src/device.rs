@@ -130,7 +130,8 @@ pub trait Device: Send + Sync {
 pub enum Disabled {
     /// Nothing: no task runs. The ring goes on where it was when it is enabled.
     LeftAlone,
-    /// A task runs, takes what the driver offers and discards it ([`QueueTask::set_enabled`]).
+    /// A task runs, takes what the driver offers and discards it ([`QueueTask::set_enabled`]). It uses the memory of the ring
+    /// until the front-end stops the ring or sets it up anew. The specification allows this.
     Drained,
 }
 

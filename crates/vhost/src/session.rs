@@ -349,11 +349,29 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
+    /// Returns a ring whose set-up is about to change. Stops it if it is drained while it is disabled: a front-end that resets
+    /// its device with SET_VRING_ENABLE alone takes it for stopped.
+    ///
+    /// # Errors
+    /// The ring runs and is enabled.
     fn while_stopped(&mut self, index: u16) -> Result<&mut rings::Ring, Refusal> {
         if self.rings.is_running(index) {
-            return Err(Refusal::Running(index));
+            if self.rings.get(index).setup.enabled {
+                return Err(Refusal::Running(index));
+            }
+            self.stop_ring(index)?;
         }
         Ok(self.rings.get(index))
+    }
+
+    /// Stops a ring. It starts again with the next kick descriptor.
+    fn stop_ring(&mut self, index: u16) -> Result<(), Ended> {
+        self.rings.stop(index)?;
+        self.flush_if_stopped();
+        let ring = self.rings.get(index);
+        ring.setup.started = false;
+        ring.kick = None;
+        Ok(())
     }
 
     fn set_vring_addr(&mut self, addr: &VringAddr) -> Result<(), Refusal> {
@@ -380,14 +398,9 @@ impl<'a> Session<'a> {
 
     fn get_vring_base(&mut self, index: u32) -> Result<Reply, Refusal> {
         let checked = self.rings.index(index)?;
-        self.rings.stop(checked)?;
-        self.flush_if_stopped();
+        self.stop_ring(checked)?;
         let packed = self.negotiated.packed();
-        let ring = self.rings.get(checked);
-        // It starts again with the next kick descriptor.
-        ring.setup.started = false;
-        ring.kick = None;
-        let num = ring.setup.base(packed);
+        let num = self.rings.get(checked).setup.base(packed);
         // Before the answer: once a virtual machine has stopped, another process may be given the disk.
         self.rings.close_if_unused();
         Ok(Reply::VringBase(VringState { index, num }))

@@ -263,3 +263,36 @@ fn a_ring_that_is_drained_runs_while_it_is_disabled() {
         assert_eq!(asked.take(), ["start 1", "begin 1 enabled: true"]);
     });
 }
+
+/// Cloud Hypervisor did so before it sent GET_VRING_BASE.
+#[test]
+fn rings_that_are_only_disabled_can_be_set_up_anew() {
+    with_card(|mut session, _, asked| {
+        session.negotiate(ProtocolFeatures::empty());
+        for ring in 0..2 {
+            session.start(ring);
+            session.enable(ring.into(), true);
+        }
+        for index in 0..2 {
+            let size = Message::SetVringNum(VringState { index, num: 128 });
+            assert_ne!(session.number(&size), 0, "the ring runs");
+            session.enable(index, false);
+        }
+        asked.take();
+        session.start(0);
+        assert!(asked.take().is_empty());
+        session.start(1);
+        assert_eq!(asked.take(), ["stop 1", "start 1", "begin 1 enabled: false"]);
+        for message in [
+            Message::SetVringBase(VringState { index: 1, num: 7 }),
+            Message::SetVringNum(VringState { index: 1, num: 128 }),
+        ] {
+            session.order(&message);
+        }
+        assert_eq!(asked.take(), ["stop 1"], "it waits for a kick descriptor");
+        session.enable(1, true);
+        assert!(asked.take().is_empty());
+        session.start(1);
+        assert_eq!(asked.take(), ["start 1", "begin 1 enabled: true"]);
+    });
+}
