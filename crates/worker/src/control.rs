@@ -110,6 +110,7 @@ impl EventLoop {
             policy,
             state: State::Polled,
             spin_until: None,
+            quiet: false,
             counted: now,
             far_side_interval,
             far_side_due: 0,

@@ -40,6 +40,9 @@ pub(crate) struct Entry {
     pub(crate) state: State,
     /// Polled, and found empty: its policy is asked again then.
     pub(crate) spin_until: Option<Nanos>,
+    /// Its last poll returned `Quiet`: the task waits for its far side alone, and a kick would not have woken it. What
+    /// is in its ring is room for frames, not work.
+    pub(crate) quiet: bool,
     /// Since when its time is not in the counters yet.
     pub(crate) counted: Nanos,
     /// How long it need not look at its far side after a look that found nothing, and until when.

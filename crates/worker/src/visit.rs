@@ -44,6 +44,7 @@ impl EventLoop {
             Context { engine: &mut self.engine, task: number, waker: self.mailbox.waker(), far_side_due };
         let polled = entry.task.poll(&mut context, if leaving { 0 } else { budget });
         let cost = polled.cost;
+        let was_quiet = std::mem::replace(&mut entry.quiet, polled.next == Next::Quiet);
         // Also of chains that are not popped yet.
         entry.cost += u64::from(cost);
         let vring = entry.task.vring();
@@ -53,7 +54,7 @@ impl EventLoop {
             self.worked = true;
             counters.requests.add(polled.served.into());
             counters.polls_with_work.add(1);
-            if entry.spin_until.take().is_some() {
+            if entry.spin_until.take().is_some() && !was_quiet {
                 counters.kicks_avoided.add(1);
             }
             entry.policy.found(now, polled.served);
@@ -245,7 +246,7 @@ impl EventLoop {
                 entry.policy.woken(self.clock.now(), &self.host_probe.host, 0);
             }
             State::Napping { .. } => {
-                let pending = entry.task.vring().pending();
+                let pending = if entry.quiet { 0 } else { entry.task.vring().pending() };
                 if pending > 0 {
                     entry.task.vring().counters().kicks_avoided.add(1);
                 }

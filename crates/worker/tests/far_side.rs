@@ -451,6 +451,29 @@ fn a_far_side_is_looked_at_now_and_then_while_the_ring_is_spun_on() {
 }
 
 #[test]
+fn a_look_at_a_far_side_avoids_no_kick() {
+    for rule in [Poll::Always, Poll::Auto { latency: Poll::LATENCY }] {
+        let pool = start(&options(1, rule));
+        let (mut fixture, task) = receiver_of(far_side(), Duration::ZERO, None);
+        fixture.driver.submit(SIZE);
+        let handle = pool.executor(1).spawn(task).unwrap();
+        // The load is one under which naps pay.
+        for frame in 1..=3000 {
+            fixture.send(1);
+            std::thread::sleep(Duration::from_micros(20));
+            if fixture.driver.avail.wrapping_sub(fixture.driver.used()) < SIZE {
+                fixture.driver.submit_and_kick_if_asked();
+            }
+            if frame % 100 == 0 {
+                fixture.wait_used(frame);
+            }
+        }
+        assert_eq!(fixture.driver.counters.kicks_avoided.get(), 0, "{rule:?}");
+        handle.stop().recv_timeout(DEADLINE).unwrap();
+    }
+}
+
+#[test]
 fn tasks_of_a_group_are_on_one_worker_and_move_together() {
     let pool = start(&options(3, Poll::Never));
     let executor = pool.executor(1);
