@@ -152,6 +152,7 @@ mod tests {
             areas: Areas::User(Addresses { desc, avail, used, log: None }),
             iommu: None,
             next_avail: 0,
+            is_unconfirmed: false,
             held: Vec::new(),
             inflight: None,
             view: Arc::new(View::new(map)),

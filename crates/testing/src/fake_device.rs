@@ -8,6 +8,11 @@ use kickless_spec::vhost_user::ProtocolFeatures;
 
 /// The calls of a [`Device`] in which fake devices differ. As they are by default, the device has no rings.
 pub trait Fake: Send + Sync {
+    /// Acts as [`Device::features`].
+    fn features(&self) -> Features {
+        Features::VERSION_1
+    }
+
     /// Acts as [`Device::protocol_features`].
     fn protocol_features(&self) -> ProtocolFeatures {
         ProtocolFeatures::empty()
@@ -64,7 +69,7 @@ pub struct FakeDevice<T>(pub T);
 
 impl<T: Fake> Device for FakeDevice<T> {
     fn features(&self) -> Features {
-        Features::VERSION_1
+        self.0.features()
     }
 
     fn protocol_features(&self) -> ProtocolFeatures {

@@ -183,6 +183,7 @@ impl Rings {
             areas,
             iommu,
             next_avail,
+            is_unconfirmed: ring.setup.is_unconfirmed(),
             held: ring.setup.held.clone(),
             inflight,
             view: view.clone(),

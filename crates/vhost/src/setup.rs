@@ -31,6 +31,8 @@ pub(crate) struct Setup {
     /// The first available entry to take: what SET_VRING_BASE said, or where it stopped. In a packed ring bit 15 is the wrap
     /// counter. `None`: nothing was said yet, and it begins where rings begin.
     pub(crate) next_avail: Option<u16>,
+    /// Where it stopped last: in this session, or elsewhere as a loaded state says. SET_VRING_BASE does not change this.
+    pub(crate) stopped_at: Option<u16>,
     /// Completions that it still owes its driver from when it ran last.
     pub(crate) held: Vec<Held>,
     /// These two come from a state that was loaded, of a ring of this shape. Until it has run, SET_VRING_BASE changes nothing:
@@ -56,7 +58,7 @@ pub(crate) fn areas(said: Addresses, features: Features) -> Areas {
 impl Setup {
     /// Goes on from where it stopped.
     pub(crate) fn resume(&mut self, Stopped { next_avail, held, .. }: Stopped) {
-        self.next_avail = Some(next_avail);
+        (self.next_avail, self.stopped_at) = (Some(next_avail), Some(next_avail));
         self.held = held;
     }
 
@@ -75,6 +77,11 @@ impl Setup {
     /// The first available entry to take. A packed ring begins at index 0 in a round with the wrap counter set.
     pub(crate) fn next_avail(&self, packed: bool) -> u16 {
         self.next_avail.unwrap_or(if packed { EVENT_WRAP } else { 0 })
+    }
+
+    /// Whether only SET_VRING_BASE says where it goes on: the ring did not stop there.
+    pub(crate) fn is_unconfirmed(&self) -> bool {
+        self.next_avail.is_some() && self.next_avail != self.stopped_at
     }
 
     /// Whether it goes on from where a driver had come to.
@@ -154,6 +161,25 @@ mod tests {
     }
 
     #[test]
+    fn a_base_is_confirmed_where_the_ring_stopped() {
+        let mut setup = Setup::default();
+        assert!(!setup.is_unconfirmed(), "it begins where rings begin");
+        setup.set_base(9);
+        assert!(setup.is_unconfirmed());
+        // It has run, and runs again without being told where, or with the same base.
+        setup.resume(Stopped { next_avail: 12, has_work: false, held: Vec::new() });
+        assert!(!setup.is_unconfirmed());
+        setup.set_base(12);
+        assert!(!setup.is_unconfirmed());
+        setup.set_base(11);
+        assert!(setup.is_unconfirmed());
+        let mut loaded = Setup::default();
+        loaded.load(RingState { index: 1, size: 16, next_avail: 9, held: Vec::new() }, true);
+        loaded.set_base(12);
+        assert!(!loaded.is_unconfirmed());
+    }
+
+    #[test]
     fn bases_of_both_formats() {
         let setup = Setup { next_avail: Some(0x8003), ..Setup::default() };
         assert_eq!((setup.base(false), setup.base(true)), (0x8003, 0x8003_8003));
@@ -172,6 +198,7 @@ mod tests {
             size: Some(256),
             addresses: Some(Addresses::default()),
             next_avail: Some(7),
+            stopped_at: None,
             held: Vec::new(),
             loaded: None,
             started: true,

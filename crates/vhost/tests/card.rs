@@ -41,6 +41,10 @@ impl Asked {
 struct Card(Asked);
 
 impl Fake for Card {
+    fn features(&self) -> Features {
+        Features::VERSION_1 | Features::RING_PACKED
+    }
+
     fn protocol_features(&self) -> ProtocolFeatures {
         ProtocolFeatures::MTU | ProtocolFeatures::RARP
     }
@@ -80,7 +84,8 @@ impl Fake for Card {
     }
 
     fn start_queue(&self, vring: Vring, _: Features) -> Result<Box<dyn QueueTask>, StartError> {
-        self.0.note(format!("start {}", vring.index()));
+        let warned = if vring.goes_on_unrecorded() { ", perhaps elsewhere" } else { "" };
+        self.0.note(format!("start {}{warned}", vring.index()));
         Ok(Box::new(Task { vring, asked: self.0.clone() }))
     }
 }
@@ -261,6 +266,26 @@ fn a_ring_that_is_drained_runs_while_it_is_disabled() {
         session.enable(1, true);
         session.start(1);
         assert_eq!(asked.take(), ["start 1", "begin 1 enabled: true"]);
+    });
+}
+
+#[test]
+fn only_a_base_that_the_ring_did_not_stop_at_is_doubtful() {
+    with_card(|mut session, _, asked| {
+        session.negotiate(ProtocolFeatures::empty());
+        let packed = Features::VERSION_1 | Features::PROTOCOL_FEATURES | Features::RING_PACKED;
+        session.order(&Message::SetFeatures(packed));
+        // Its base, 0, is not where a packed ring begins.
+        session.start(0);
+        session.enable(0, true);
+        assert_eq!(asked.take(), ["start 0, perhaps elsewhere"]);
+        // It stops there.
+        session.enable(0, false);
+        session.enable(0, true);
+        assert_eq!(asked.take(), ["stop 0", "start 0"]);
+        session.stop(0);
+        session.start(0);
+        assert_eq!(asked.take(), ["stop 0", "start 0"]);
     });
 }
 

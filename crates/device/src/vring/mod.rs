@@ -72,9 +72,10 @@ impl Vring {
     /// # Errors
     /// An area is not, or not in one piece, in guest memory, or is misaligned.
     pub fn new(parts: Parts) -> Result<Self, Unmapped> {
-        let Parts { index, options, areas, iommu, next_avail, held, inflight, .. } = parts;
+        let Parts { index, options, areas, iommu, next_avail, is_unconfirmed, held, inflight, .. } = parts;
         let Parts { view, kick, call, err, logged, counters, .. } = parts;
-        let goes_on_unrecorded = options.is_packed() && inflight.is_none() && next_avail != EVENT_WRAP;
+        let goes_on_unrecorded =
+            options.is_packed() && inflight.is_none() && is_unconfirmed && next_avail != EVENT_WRAP;
         let mut queue = Queue::unmapped(options, next_avail, &view);
         if let Some(records) = inflight {
             queue.track(records);
@@ -145,8 +146,8 @@ impl Vring {
         self.options.size()
     }
 
-    /// Returns whether it is a packed ring that goes on from another place than the first, as the front-end said, without an
-    /// in-flight buffer. The place is wrong if an earlier process was killed.
+    /// Returns whether it is a packed ring that goes on from another place than the first, as only the front-end said, without
+    /// an in-flight buffer. The place is wrong if an earlier process was killed.
     pub fn goes_on_unrecorded(&self) -> bool {
         self.goes_on_unrecorded
     }

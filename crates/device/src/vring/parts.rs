@@ -18,6 +18,8 @@ pub struct Parts {
     pub iommu: Option<Iommu>,
     /// Index of the first available ring entry to take.
     pub next_avail: u16,
+    /// Only the front-end says so: neither did the ring stop there in this process, nor does a loaded state say so.
+    pub is_unconfirmed: bool,
     /// Completions that this ring still owes its driver, from [`Stopped::held`](crate::Stopped::held).
     pub held: Vec<Held>,
     /// Where to write down what is in flight, with an entry for each descriptor. If a device before this one did so, that says where

@@ -212,6 +212,7 @@ impl Guest {
             iommu: iommu
                 .map(|(iotlb, misses)| Iommu { table: iotlb.table().clone(), misses: misses.clone() }),
             next_avail,
+            is_unconfirmed: true,
             inflight: self.inflight.as_ref().map(|buffer| buffer.records(0, len).unwrap()),
             kick,
             counters: self.counters.clone(),
