@@ -1,4 +1,4 @@
-//! Why something cannot be done, as types. A caller shows an error with [`sentence`](fn@crate::sentence).
+//! Errors of the daemon. A caller shows an error with [`sentence`](fn@crate::sentence).
 
 use std::error::Error;
 use std::fmt;
@@ -11,12 +11,12 @@ use kickless_vhost::Ended;
 
 use super::config::Mistake;
 
-/// Why the socket of a device cannot be made.
+/// The error of a socket of a device that cannot be made.
 #[derive(Debug)]
 pub struct SocketError {
     /// The option to change: `socket-path`, `socket-mode` or `socket-group`.
     pub option: &'static str,
-    /// The path of the socket, where the problem lies there.
+    /// The path of the socket, if the problem is about the path.
     pub(crate) path: Option<PathBuf>,
     pub(crate) problem: SocketProblem,
 }
@@ -39,41 +39,41 @@ impl Error for SocketError {
     }
 }
 
-/// A mistake about a socket.
+/// The reason why a socket cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketProblem {
-    /// More bytes than the address of a unix socket has.
+    /// The path is longer than the address of a unix socket allows.
     #[error("the path has {bytes} bytes and a socket's may have {SOCKET_PATH_BYTES_MAX}: use a shorter one")]
     TooLong {
         /// Bytes of the path.
         bytes: usize,
     },
-    /// No directory for the socket.
+    /// The directory of the socket does not exist.
     #[error("the directory does not exist: make it first or use another path")]
     NoDirectory,
-    /// A directory of this name.
+    /// The path is that of a directory.
     #[error("it is a directory: name a socket in it")]
     IsDirectory,
-    /// A file of this name.
+    /// The path is that of a file which is not a socket.
     #[error("there is a file that is not a socket: remove it or use another path")]
     IsFile,
-    /// A socket of this name that cannot be probed.
-    #[error("there is a socket that we may not use: use another path")]
+    /// The path is that of a socket, and this process has no permission to probe it.
+    #[error("there is a socket that this process has no permission to use: use another path")]
     NotAllowed,
-    /// A socket of this name that is in use.
+    /// Another process listens on a socket of this path.
     #[error("another process is listening there: stop it or use another path")]
     Listening,
-    /// A socket of this name that was made a moment ago.
-    #[error("another process has just taken it: use another path")]
+    /// Another process made a socket of this path at the same time.
+    #[error("another process has just made a socket there: use another path")]
     JustTaken,
-    /// An unknown group.
+    /// The group does not exist.
     #[error("there is no group {0}")]
     NoGroup(String),
-    /// An inherited socket of another kind.
+    /// The inherited descriptor is a socket of another kind.
     #[error("it is not a unix stream socket")]
     NotUnixStream,
-    /// A refusal of the kernel.
+    /// The kernel refused an operation.
     #[error("{what}")]
     Host {
         /// The operation that failed, as a sentence.
@@ -83,12 +83,13 @@ pub enum SocketProblem {
     },
 }
 
-/// Returns a function that adds the operation that failed to an error of the kernel.
+/// Returns a function that turns an error of the kernel into a [`SocketProblem`] with the failed operation.
 pub(crate) fn host<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> SocketProblem {
     move |error| SocketProblem::Host { what, source: error.into() }
 }
 
-/// Why a device cannot be made of its configuration. The factory of the devices returns it.
+/// The error of a configuration that no device can be made from. The program's
+/// [`MakeDevice`](crate::MakeDevice) returns it.
 #[derive(Debug)]
 pub struct MakeError {
     /// The option to change.
@@ -109,11 +110,11 @@ impl Error for MakeError {
     }
 }
 
-/// Why a device cannot be added. Nothing has changed then.
+/// The error of a device that cannot be added. The registry has not changed then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddError {
-    /// A device of this name with another configuration.
+    /// A device of this name exists with another configuration.
     #[error(
         "there is a device {name} already, with another configuration: remove it first or use another name"
     )]
@@ -121,7 +122,7 @@ pub enum AddError {
         /// The name of both.
         name: String,
     },
-    /// A device of this name that another caller is adding or removing.
+    /// Another caller is adding or removing a device of this name.
     #[error("the device {name} is being {doing}: try again when that is done")]
     Busy {
         /// The name of both.
@@ -129,7 +130,7 @@ pub enum AddError {
         /// `added` or `removed`.
         doing: &'static str,
     },
-    /// The socket of another device.
+    /// Another device uses this socket.
     #[error("the device {name} has {} already: use another one", path.display())]
     SocketTaken {
         /// The other device.
@@ -137,37 +138,37 @@ pub enum AddError {
         /// The path of the socket.
         path: PathBuf,
     },
-    /// No socket, neither by a path nor by a descriptor.
+    /// The device has no socket, neither by a path nor by a descriptor.
     #[error("the device needs a socket")]
     NoSocket,
-    /// As many devices as the pool has reserves for.
+    /// The registry has as many devices as the pool has reserves for.
     #[error("the pool has room for {max} devices: remove one first, or start another daemon")]
     Full {
         /// The most devices.
         max: usize,
     },
-    /// No pool yet: [`Registry::set_pool`](crate::Registry::set_pool).
+    /// The registry has no pool yet: see [`Registry::set_pool`](crate::Registry::set_pool).
     #[error("the workers have not been started")]
     NoPool,
     /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Stopping,
-    /// Options that do not go together.
+    /// Some options cannot be combined.
     #[error("{}", .0.why)]
     Mistake(Mistake),
-    /// A socket that cannot be made.
+    /// The socket cannot be made.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// A device that cannot be made.
+    /// The device cannot be made.
     #[error(transparent)]
     Make(#[from] MakeError),
-    /// No thread, or no descriptor to stop it with.
-    #[error("no threads can be started")]
+    /// The session thread, or the descriptor that stops it, cannot be made.
+    #[error("cannot start a thread")]
     Thread(#[source] io::Error),
 }
 
 impl AddError {
-    /// Returns the option that is to blame, if it is a single one.
+    /// Returns the option that the error is about, if it is a single one.
     pub fn option(&self) -> Option<&'static str> {
         match self {
             Self::Different { .. } | Self::Busy { .. } => Some("name"),
@@ -180,18 +181,19 @@ impl AddError {
     }
 }
 
-/// Why a device cannot be removed.
+/// The error of a device that cannot be removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoveError {
-    /// A front-end uses the device, which goes on. Only [`Removal::Refuse`](crate::Removal::Refuse) fails so.
+    /// A front-end uses the device. The registry continues to serve it. Only
+    /// [`Removal::Refuse`](crate::Removal::Refuse) fails like this.
     #[error("a front-end is connected to the device {name}: disconnect it first, or drain the device")]
     InUse {
         /// The device.
         name: String,
     },
-    /// Requests are still in flight. The device takes no new ones, and its name and socket stay in use until the last of
-    /// them ends; remove it again to wait for that.
+    /// Requests are still in flight at the deadline. The device takes no new ones. Its name and socket stay
+    /// in use until the last request ends. A caller can remove the device again to wait for that.
     #[error("requests of the device {name} are still in flight after {waited:?}; it takes no new ones")]
     Deadline {
         /// The device.
@@ -199,7 +201,7 @@ pub enum RemoveError {
         /// The time that was waited.
         waited: Duration,
     },
-    /// The device is not served yet.
+    /// Another caller is adding the device.
     #[error("the device {name} is being added: try again when that is done")]
     BeingAdded {
         /// The device.
@@ -207,17 +209,17 @@ pub enum RemoveError {
     },
 }
 
-/// Why a device is not served any longer.
+/// The error that ended the service of a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The listener fails, or a worker has ended.
-    #[error("no front-end can be served any more")]
+    /// The listener failed, or a worker has ended.
+    #[error("no more front-ends can be served")]
     Listener(#[source] io::Error),
-    /// The connection that was passed on cannot be used.
+    /// The inherited connection cannot be used.
     #[error("the connection of --fd cannot be used")]
     Connection(#[source] io::Error),
-    /// The connection that was passed on ended in an error.
+    /// The inherited connection ended with an error.
     #[error("the connection of --fd was dropped")]
     Dropped(#[source] Ended),
     /// The session thread panicked.

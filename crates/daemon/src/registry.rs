@@ -1,4 +1,4 @@
-//! The devices of a daemon, which come and go while it runs.
+//! The registry of a daemon. Adds and removes devices while the daemon runs.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::sync_channel;
@@ -18,30 +18,32 @@ use super::served::Served;
 use super::socket::{Address, Endpoint, TURN_WAIT, real_path};
 use super::table::{ClosedEntry, DeviceState, Entry, Phase, Reserved, Running, Table};
 
-/// How often a forced removal ends requests that wait for a remote server: a request in several parts may have begun another.
+/// The interval at which a forced removal calls [`Device::limit_remote_waits`] again, because a request may
+/// start further remote operations after a call.
 const FORCE_EVERY: Duration = Duration::from_secs(1);
 
-/// Makes a device of its configuration. Only the program knows the kinds of devices.
+/// Makes a device from its configuration. The program provides this function, because only it knows the kinds
+/// of devices.
 pub type MakeDevice = dyn Fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError> + Send + Sync;
 
 /// The result of [`Registry::add`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Added {
-    /// The device is served from now on.
+    /// The registry serves the new device.
     New,
-    /// A device of this name and this configuration was served already.
+    /// The registry already served a device of this name and configuration.
     Identical,
 }
 
-/// How a device that is in use is removed.
+/// The treatment of a device that is in use when it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// The device stays if a front-end is connected.
+    /// Does not remove the device while a front-end is connected.
     Refuse,
-    /// The device takes no new requests, and those in flight complete within this time.
+    /// Stops the device, and waits up to this time until its requests in flight have completed.
     Drain(Duration),
-    /// As [`Removal::Drain`], and requests that wait for a remote server fail early. A request that is with the kernel
-    /// cannot be taken back.
+    /// Drains the device, and ends requests early that wait for a remote server. Requests that the kernel
+    /// executes cannot be ended early.
     Force(Duration),
 }
 
@@ -52,87 +54,88 @@ pub struct Listed {
     pub config: DeviceConfig,
     /// The state.
     pub state: DeviceState,
-    /// The reason why it ended, as a sentence; `None`: it did not fail.
+    /// The error that ended the device, as a sentence. `None` if the device has not failed.
     pub error: Option<String>,
 }
 
 /// Owns the devices of a daemon and the pool that serves them.
 ///
-/// Each device has a session thread and a stop descriptor of its own. A change to one device does not touch the others.
-/// Every function may be called by any thread at any time. [`Registry::add`] and [`Registry::remove`] block their caller
-/// and no one else.
+/// Each device has its own session thread and stop descriptor. A change to one device does not affect the
+/// others. Any thread can call any function at any time. [`Registry::add`] and [`Registry::remove`] block
+/// only their caller.
 ///
 /// Dropping a registry stops all devices, and waits until their requests in flight have completed.
 pub struct Registry {
-    shared: Arc<Shared>,
+    state: Arc<RegistryState>,
 }
 
-struct Shared {
+struct RegistryState {
     pool: OnceLock<Arc<Pool>>,
     space: Arc<AddressSpace>,
     make: Box<MakeDevice>,
     devices_max: usize,
     table: Mutex<Table>,
-    /// Notified when a session thread has ended, and when a device is gone.
+    /// Notified when a session thread ends, and when the entry of a device is removed.
     ended: Condvar,
-    /// Signalled when a device has come, or one has ended.
+    /// Signalled when devices are served, and when one ends.
     changed: Waker,
 }
 
-/// A device that is open. It is served once it has its socket ([`Opened::bind`]) and [`Registry::serve`] gets it. Dropping it
-/// gives its name back.
+/// An open device that is not served yet. Pass it to [`Registry::serve`] after [`Opened::bind`]. Dropping it
+/// releases its name.
 pub struct Opened {
-    shared: Arc<Shared>,
+    registry: Arc<RegistryState>,
     id: u64,
     config: DeviceConfig,
     device: Option<Arc<dyn Device>>,
-    origin: Option<Origin>,
+    socket: Option<Socket>,
 }
 
-/// The source of front-ends.
-enum Origin {
-    /// A socket that is to be made.
-    Path(Address),
-    /// A socket that is there.
+/// The socket of an [`Opened`] device.
+enum Socket {
+    /// The address of a socket that is not made yet.
+    Address(Address),
+    /// A socket that exists.
     Endpoint(Endpoint),
 }
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // The name is in use until its socket and its device are gone.
-        self.origin = None;
+        // The name stays in use until the socket and the device are closed.
+        self.socket = None;
         self.device = None;
-        let was_opening = self.shared.lock().give_up(self.id);
+        let was_opening = self.registry.lock().cancel_opening(self.id);
         if was_opening {
-            self.shared.has_changed();
+            self.registry.notify_changed();
         }
     }
 }
 
-/// Tells the registry that a session thread has ended, whatever ended it.
-struct Report {
-    shared: Arc<Shared>,
+/// Reports the end of a session thread to the registry when it is dropped, also after a panic.
+struct SessionEndReport {
+    registry: Arc<RegistryState>,
     id: u64,
     outcome: Result<(), ServeError>,
 }
 
-impl Drop for Report {
+impl Drop for SessionEndReport {
     fn drop(&mut self) {
         let outcome = std::mem::replace(&mut self.outcome, Ok(()));
-        self.shared.has_ended(self.id, outcome);
+        self.registry.session_ended(self.id, outcome);
     }
 }
 
 impl Registry {
-    /// Makes a registry without devices. `make` makes those that are added; there can be `devices_max` at a time.
+    /// Makes an empty registry, which can have `devices_max` devices at a time. It calls `make` for each
+    /// added device.
     ///
     /// # Errors
-    /// The process is out of descriptors.
+    /// The process has no free descriptor.
     pub fn new(
         devices_max: usize,
         make: impl Fn(&DeviceConfig) -> Result<Arc<dyn Device>, MakeError> + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
-        let shared = Shared {
+        let state = RegistryState {
             pool: OnceLock::new(),
             space: Arc::new(AddressSpace::default()),
             make: Box::new(make),
@@ -141,30 +144,30 @@ impl Registry {
             ended: Condvar::new(),
             changed: Waker::new()?,
         };
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { state: Arc::new(state) })
     }
 
-    /// Gives the registry the pool that serves its devices. Devices can be opened before, so that a daemon starts no workers
-    /// if its disks cannot be opened. Another pool than the first is ignored.
+    /// Sets the pool that serves the devices. Ignores all pools but the first. Devices can be opened before
+    /// this call, so that a daemon starts no workers if its disks cannot be opened.
     pub fn set_pool(&self, pool: Pool) {
-        let _ = self.shared.pool.set(Arc::new(pool));
+        let _ = self.state.pool.set(Arc::new(pool));
     }
 
-    /// Returns the number of devices that there can be at a time. The engines of the pool have reserves for as many.
+    /// Returns the maximum number of devices. The engines of the pool must have reserves for as many.
     pub fn devices_max(&self) -> usize {
-        self.shared.devices_max
+        self.state.devices_max
     }
 
     /// Returns the pool that serves the devices.
     pub fn pool(&self) -> Option<&Arc<Pool>> {
-        self.shared.pool.get()
+        self.state.pool.get()
     }
 
-    /// Opens a device and serves it. It replaces a device of its name that is not served any longer.
+    /// Opens a device and serves it. Replaces a device of the same name that has ended.
     ///
     /// # Errors
-    /// It cannot be opened or served, or its name or its socket is in use. Nothing has changed then, but that a device that it
-    /// would have replaced is closed.
+    /// The device cannot be opened or served, or its name or its socket is in use. The registry has not
+    /// changed then, but the ended device that it would have replaced is closed.
     pub fn add(&self, config: DeviceConfig) -> Result<Added, AddError> {
         let Some(mut opened) = self.open(config, None)? else { return Ok(Added::Identical) };
         opened.bind(Instant::now() + TURN_WAIT)?;
@@ -172,28 +175,28 @@ impl Registry {
         Ok(Added::New)
     }
 
-    /// Opens a device, whose front-ends come from `endpoint` or else connect to the path of its configuration. `None`: the
-    /// same device is served already.
+    /// Opens a device. Its front-ends come from `endpoint`, or connect to the socket path in its
+    /// configuration. Returns `None` if an identical device is already served.
     ///
     /// # Errors
-    /// As [`Registry::add`].
+    /// The same as those of [`Registry::add`].
     pub fn open(&self, config: DeviceConfig, endpoint: Option<Endpoint>) -> Result<Option<Opened>, AddError> {
         config.check(Notation::Keys).map_err(AddError::Mistake)?;
-        let shared = self.shared.clone();
+        let registry = self.state.clone();
         let is_inherited = endpoint.is_some();
         let socket = config.serve.socket_path.as_deref().filter(|_| !is_inherited).map(real_path);
-        let reserved = shared.lock().reserve(&config, socket, is_inherited, shared.devices_max)?;
+        let reserved = registry.lock().reserve(&config, socket, is_inherited, registry.devices_max)?;
         let Some(Reserved { id, replaced }) = reserved else { return Ok(None) };
-        let mut opened = Opened { shared, id, config, device: None, origin: None };
-        // A device that is not served any longer makes room for its successor.
+        let mut opened = Opened { registry, id, config, device: None, socket: None };
+        // Close the ended device first, because the new one may need the same disk.
         if let Some(replaced) = replaced {
             replaced.close();
         }
-        opened.fill(endpoint)?;
+        opened.make_device(endpoint)?;
         Ok(Some(opened))
     }
 
-    /// Serves these devices, all or none.
+    /// Serves either all of these devices or, after an error, none.
     ///
     /// # Errors
     /// A thread cannot be started, a device has no socket yet, or the registry has no pool.
@@ -201,13 +204,13 @@ impl Registry {
         let pool = self.pool().ok_or(AddError::NoPool)?;
         let mut ready = Vec::with_capacity(opened.len());
         for mut opened in opened {
-            let (Some(device), Some(Origin::Endpoint(endpoint))) =
-                (opened.device.take(), opened.origin.take())
+            let (Some(device), Some(Socket::Endpoint(endpoint))) =
+                (opened.device.take(), opened.socket.take())
             else {
                 return Err(AddError::NoSocket);
             };
-            let served = Served::new(opened.config.clone(), device, pool, &self.shared.space);
-            // In this order they are dropped: the name is given back last.
+            let served = Served::new(opened.config.clone(), device, pool, &self.state.space);
+            // An error drops these in this order, so that the name is released last.
             ready.push((endpoint, Arc::new(served.map_err(AddError::Thread)?), opened));
         }
         for (_, served, _) in &ready {
@@ -220,34 +223,33 @@ impl Registry {
         }
         let mut started = Vec::with_capacity(ready.len());
         for (endpoint, served, opened) in ready {
-            if let Err(error) = self.shared.start(opened.id, served, endpoint) {
-                started
-                    .into_iter()
-                    .for_each(|id| drop(self.shared.remove(id, Removal::Drain(Duration::MAX))));
+            if let Err(error) = self.state.start(opened.id, served, endpoint) {
+                started.into_iter().for_each(|id| drop(self.state.remove(id, Removal::Drain(Duration::MAX))));
                 return Err(error);
             }
             started.push(opened.id);
         }
-        self.shared.changed.wake();
+        self.state.changed.wake();
         Ok(())
     }
 
-    /// Stops a device and forgets it. When this returns `true`, the name and the socket of the device are free; `false`:
-    /// there was no such device.
+    /// Stops and closes a device. Returns `true` when the name and the socket of the device are free, and
+    /// `false` if there was no such device.
     ///
     /// # Errors
-    /// The device is in use and `how` does not allow for that, or requests are still in flight at the deadline.
+    /// A front-end is connected and `how` is [`Removal::Refuse`], requests are still in flight at the
+    /// deadline, or another caller is adding the device.
     pub fn remove(&self, name: &str, how: Removal) -> Result<bool, RemoveError> {
-        let found = self.shared.lock().entries.iter().find(|entry| entry.name == name).map(|entry| entry.id);
+        let found = self.state.lock().entries.iter().find(|entry| entry.name == name).map(|entry| entry.id);
         match found {
-            Some(id) => self.shared.remove(id, how),
+            Some(id) => self.state.remove(id, how),
             None => Ok(false),
         }
     }
 
-    /// Returns the configuration and the state of each device, in the order in which they came.
+    /// Returns the configuration and the state of each device, in the order in which they were added.
     pub fn list(&self) -> Vec<Listed> {
-        let table = self.shared.lock();
+        let table = self.state.lock();
         table
             .entries
             .iter()
@@ -255,45 +257,48 @@ impl Registry {
             .collect()
     }
 
-    /// Returns the devices that are open, those included that are not served any longer.
+    /// Returns the open devices. Some of them may have ended.
     pub fn devices(&self) -> Vec<Arc<Served>> {
-        self.shared.lock().entries.iter().filter_map(|entry| entry.served().cloned()).collect()
+        self.state.lock().entries.iter().filter_map(|entry| entry.served().cloned()).collect()
     }
 
-    /// Returns the descriptor that is readable when devices have come or ended, until [`Registry::take_changed`].
+    /// Returns a descriptor that is readable when devices were added or have ended, until
+    /// [`Registry::take_changed`].
     pub fn changed(&self) -> BorrowedFd<'_> {
-        self.shared.changed.as_fd()
+        self.state.changed.as_fd()
     }
 
-    /// Returns whether devices have come or ended since the last call.
+    /// Returns whether devices were added or have ended since the last call.
     pub fn take_changed(&self) -> bool {
-        self.shared.changed.clear()
+        self.state.changed.clear()
     }
 
-    /// Returns whether no device is served, being closed, or being opened. After [`Registry::stop`] a device that is being
-    /// opened does not count: it is not served when it is open.
+    /// Returns whether no device is served, being opened or being closed. Ignores devices that are being
+    /// opened after [`Registry::stop`], because they will not be served.
     pub fn is_idle(&self) -> bool {
-        self.shared.lock().is_idle()
+        self.state.lock().is_idle()
     }
 
-    /// Stops all devices, and lets none come any more. Returns at once; [`Registry::is_idle`] tells when they have stopped.
+    /// Stops all devices and refuses new ones. Returns immediately; [`Registry::is_idle`] tells when all have
+    /// stopped.
     pub fn stop(&self) {
-        let mut table = self.shared.lock();
+        let mut table = self.state.lock();
         table.is_stopping = true;
         table.entries.iter().filter_map(Entry::served).for_each(|served| served.stop());
         drop(table);
-        self.shared.changed.wake();
+        self.state.changed.wake();
     }
 
-    /// Forgets the devices that are not served any longer; returns the error of each that failed, with its configuration.
+    /// Closes and removes the devices that have ended. Returns the configuration and the error of each that
+    /// failed.
     pub fn take_ended(&self) -> Vec<(DeviceConfig, ServeError)> {
-        let ended = self.shared.lock().close_ended();
+        let ended = self.state.lock().close_ended();
         let mut failed = Vec::new();
         for ClosedEntry { id, config, running, outcome } in ended {
             if let Some(running) = running {
                 running.close();
             }
-            self.shared.forget(id);
+            self.state.remove_entry(id);
             failed.extend(outcome.err().map(|error| (config, error)));
         }
         failed
@@ -303,9 +308,9 @@ impl Registry {
 impl Drop for Registry {
     fn drop(&mut self) {
         self.stop();
-        let mut table = self.shared.lock();
+        let mut table = self.state.lock();
         while !table.is_idle() {
-            table = self.shared.ended.wait(table).unwrap_or_else(PoisonError::into_inner);
+            table = self.state.ended.wait(table).unwrap_or_else(PoisonError::into_inner);
         }
         drop(table);
         self.take_ended();
@@ -313,14 +318,15 @@ impl Drop for Registry {
 }
 
 impl Opened {
-    /// Makes the socket of the device, on which front-ends can connect then. Waits until `turns_until` for other processes
-    /// that make sockets in the same directory, [`TURN_WAIT`] for all devices together.
+    /// Makes the socket of the device, so that front-ends can connect. Waits until `deadline` for other
+    /// processes that make sockets in the same directory. A caller that binds several devices waits
+    /// [`TURN_WAIT`] for all of them together.
     ///
     /// # Errors
     /// The socket cannot be made.
-    pub fn bind(&mut self, turns_until: Instant) -> Result<(), AddError> {
-        if let Some(Origin::Path(address)) = &self.origin {
-            self.origin = Some(Origin::Endpoint(address.bind(turns_until)?));
+    pub fn bind(&mut self, deadline: Instant) -> Result<(), AddError> {
+        if let Some(Socket::Address(address)) = &self.socket {
+            self.socket = Some(Socket::Endpoint(address.bind(deadline)?));
         }
         Ok(())
     }
@@ -330,80 +336,80 @@ impl Opened {
         &self.config
     }
 
-    /// Checks the socket and makes the device.
-    fn fill(&mut self, endpoint: Option<Endpoint>) -> Result<(), AddError> {
+    /// Checks the address of the socket, and makes the device.
+    fn make_device(&mut self, endpoint: Option<Endpoint>) -> Result<(), AddError> {
         let (config, serve) = (&self.config, &self.config.serve);
-        self.origin = Some(match (endpoint, &serve.socket_path) {
-            (Some(endpoint), _) => Origin::Endpoint(endpoint),
+        self.socket = Some(match (endpoint, &serve.socket_path) {
+            (Some(endpoint), _) => Socket::Endpoint(endpoint),
             (None, Some(path)) => {
-                Origin::Path(Address::new(path, serve.socket_mode, serve.socket_group.as_deref())?)
+                Socket::Address(Address::new(path, serve.socket_mode, serve.socket_group.as_deref())?)
             }
             (None, None) => return Err(AddError::NoSocket),
         });
-        self.device = Some(config.span().in_scope(|| (self.shared.make)(config))?);
+        self.device = Some(config.span().in_scope(|| (self.registry.make)(config))?);
         Ok(())
     }
 }
 
-impl Shared {
+impl RegistryState {
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells those who wait, and the daemon, that the table has changed.
-    fn has_changed(&self) {
+    /// Wakes the callers that wait for the end of a device, and the main thread of the daemon.
+    fn notify_changed(&self) {
         self.ended.notify_all();
         self.changed.wake();
     }
 
-    /// Gives the name of a device back that is closed.
-    fn forget(&self, id: u64) {
-        let entry = self.lock().take(id);
+    /// Removes the entry of a closed device, which releases its name.
+    fn remove_entry(&self, id: u64) {
+        let entry = self.lock().remove_entry(id);
         drop(entry);
-        self.has_changed();
+        self.notify_changed();
     }
 
     /// Starts the session thread of a device.
     fn start(self: &Arc<Self>, id: u64, served: Arc<Served>, endpoint: Endpoint) -> Result<(), AddError> {
         let name = served.config().name().unwrap_or("session").to_owned();
-        let (shared, of_thread) = (self.clone(), served.clone());
-        let (begin, begins) = sync_channel(1);
-        // A thread that cannot be started drops the socket, so this is not under the lock.
+        let (registry, thread_served) = (self.clone(), served.clone());
+        let (start, started) = sync_channel(1);
+        // Spawn without the lock: if the thread cannot be started, this drops the socket.
         let thread = thread::Builder::new().name(name).spawn(move || {
-            // It reports its end to the table, so it begins when it is in there.
-            if begins.recv().is_err() {
+            // The thread reports its end to its entry, so it waits until the entry has it.
+            if started.recv().is_err() {
                 return;
             }
-            let mut report = Report { shared, id, outcome: Err(ServeError::Panicked) };
-            report.outcome = of_thread.config().span().in_scope(|| of_thread.run(endpoint));
-            drop(of_thread);
+            let mut report = SessionEndReport { registry, id, outcome: Err(ServeError::Panicked) };
+            report.outcome = thread_served.config().span().in_scope(|| thread_served.run(endpoint));
+            drop(thread_served);
         });
         let running = Running { served, thread: thread.map_err(AddError::Thread)? };
-        let refused = self.lock().begin(id, running);
+        let refused = self.lock().set_running(id, running);
         match refused {
             None => {
-                // The thread waits for it.
-                let _ = begin.send(());
+                // The send succeeds, because the thread waits for it.
+                let _ = start.send(());
                 Ok(())
             }
             Some(running) => {
-                drop(begin);
+                drop(start);
                 running.close();
                 Err(AddError::Stopping)
             }
         }
     }
 
-    /// Takes note that a session thread, this one, has ended. Closes the device if it is to be removed and no caller waits
-    /// for that.
-    fn has_ended(&self, id: u64, outcome: Result<(), ServeError>) {
-        let closing = self.lock().end(id, outcome);
+    /// Records the end of the calling session thread. Closes the device if it is being removed and no caller
+    /// waits for its end.
+    fn session_ended(&self, id: u64, outcome: Result<(), ServeError>) {
+        let closing = self.lock().set_ended(id, outcome);
         match closing {
             Some(Running { served, thread: _ }) => {
                 drop(served);
-                self.forget(id);
+                self.remove_entry(id);
             }
-            None => self.has_changed(),
+            None => self.notify_changed(),
         }
     }
 
@@ -424,12 +430,12 @@ impl Shared {
         }
         entry.is_removing = true;
         entry.waiters += 1;
-        let patience = match how {
-            // No request is in flight.
+        let timeout = match how {
+            // Without a front-end, no request is in flight, so the wait is short.
             Removal::Refuse => Duration::MAX,
-            Removal::Drain(patience) | Removal::Force(patience) => patience,
+            Removal::Drain(timeout) | Removal::Force(timeout) => timeout,
         };
-        let mut table = self.wait_for_end(table, id, since, patience, matches!(how, Removal::Force(_)));
+        let mut table = self.wait_for_end(table, id, since, timeout, matches!(how, Removal::Force(_)));
         let Some(entry) = table.find(id) else { return Ok(true) };
         entry.waiters -= 1;
         let closing = entry.close();
@@ -441,23 +447,23 @@ impl Shared {
             running.close();
         }
         config.span().in_scope(|| info!("removed"));
-        self.forget(id);
+        self.remove_entry(id);
         Ok(true)
     }
 
-    /// Waits until the session thread of a device has ended or the device is gone, or the patience is over. Of several
-    /// callers the first closes the device, and the others wait until it is gone.
+    /// Waits until the session thread of a device has ended, its entry is removed, or `timeout` has passed.
+    /// The first of several callers then closes the device, and the others wait until its entry is removed.
     fn wait_for_end<'t>(
         &'t self,
         mut table: MutexGuard<'t, Table>,
         id: u64,
         since: Instant,
-        patience: Duration,
+        timeout: Duration,
         is_forced: bool,
     ) -> MutexGuard<'t, Table> {
         let mut force_at = is_forced.then_some(since);
         loop {
-            let left = patience.saturating_sub(since.elapsed());
+            let left = timeout.saturating_sub(since.elapsed());
             let served = match table.find(id).map(|entry| &entry.phase) {
                 None | Some(Phase::Ended(..)) => return table,
                 Some(_) if left.is_zero() => return table,
@@ -473,7 +479,7 @@ impl Shared {
             force_at = Some(Instant::now() + FORCE_EVERY);
             drop(table);
             served.device().limit_remote_waits();
-            // This can be the last reference, and to close a device takes long: not under the lock.
+            // Drop this without the lock: it can be the last reference, and closing a device can take long.
             drop(served);
             table = self.lock();
         }

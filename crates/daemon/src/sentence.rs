@@ -1,17 +1,17 @@
-//! An error as one sentence.
+//! Shows an error as one sentence.
 
 use std::error::Error;
 
-/// Writes `error` and its causes on one line. Leaves out a cause that the text before it already contains.
+/// Returns `error` and its causes on one line. Leaves out a cause that the text before it already contains.
 pub fn sentence(error: &(dyn Error + 'static)) -> String {
-    let mut said = error.to_string();
+    let mut sentence = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
         let text = cause.to_string();
-        if !said.contains(&text) {
-            said = format!("{said}: {text}");
+        if !sentence.contains(&text) {
+            sentence = format!("{sentence}: {text}");
         }
         next = cause.source();
     }
-    said.replace('\n', " ")
+    sentence.replace('\n', " ")
 }

@@ -1,4 +1,4 @@
-//! A device that front-ends can use.
+//! A device that the daemon serves to front-ends.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -25,7 +25,7 @@ pub struct Served {
     device: Arc<dyn Device>,
     server: Server,
     stop: Waker,
-    /// Requests for a refresh since no thread was refreshing.
+    /// Calls of [`Served::refresh`] that the refreshing thread has not finished; 0 if no such thread runs.
     refreshes: AtomicU64,
 }
 
@@ -56,8 +56,9 @@ impl Served {
         &self.device
     }
 
-    /// Has the device look again at what lies behind it ([`Device::refresh`]), and returns at once. A thread of its own does
-    /// it: the file system or the server of one device may never answer. Requests that come meanwhile are one.
+    /// Refreshes the device ([`Device::refresh`]) on a new thread, and returns immediately. The caller must
+    /// not wait for the file system or the server behind one device, which may never answer. Calls during a
+    /// refresh together cause one more refresh.
     pub fn refresh(self: &Arc<Self>) {
         if self.refreshes.fetch_add(1, Ordering::AcqRel) > 0 {
             return;
@@ -75,11 +76,11 @@ impl Served {
         };
         if let Err(error) = thread::Builder::new().name("refresh".into()).spawn(refresh) {
             self.refreshes.store(0, Ordering::Release);
-            self.config.span().in_scope(|| warn!(%error, "the device cannot be looked at just now"));
+            self.config.span().in_scope(|| warn!(%error, "cannot refresh the device now"));
         }
     }
 
-    /// Returns what the queues of the device have counted.
+    /// Returns the counters of the queues of the device.
     pub fn statistics(&self) -> &Arc<Statistics> {
         self.server.statistics()
     }
@@ -89,7 +90,7 @@ impl Served {
         self.server.is_connected()
     }
 
-    /// Stops the server if no front-end is connected; returns whether it did.
+    /// Stops the server if no front-end is connected. Returns whether it stopped the server.
     pub(crate) fn stop_if_free(&self) -> bool {
         let closed = self.server.close_if_free();
         if closed {
@@ -98,15 +99,17 @@ impl Served {
         closed
     }
 
-    /// Asks the session thread to end: rings stop, and what is in flight completes.
+    /// Tells the session thread to end. It stops the rings, and waits until all requests in flight have
+    /// completed.
     pub(crate) fn stop(&self) {
         self.stop.wake();
     }
 
-    /// Serves front-ends from `endpoint` until the device is stopped. Closes it then, so that new ones are refused.
+    /// Serves front-ends from `endpoint` until [`Served::stop`]. Then closes `endpoint`, so that new
+    /// front-ends are refused.
     ///
     /// # Errors
-    /// Front-ends cannot be served any more.
+    /// The listener or the connection failed.
     pub(crate) fn run(&self, endpoint: Endpoint) -> Result<(), ServeError> {
         let served = match &endpoint {
             Endpoint::Listening(listener) => {
@@ -122,7 +125,7 @@ impl Served {
         };
         drop(endpoint);
         if let (Err(error), Some(_)) = (&served, self.config.name()) {
-            error!(error = sentence(error), "served no longer; other devices are");
+            error!(error = sentence(error), "the device has ended; other devices continue");
         }
         served
     }
@@ -148,7 +151,7 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("socket");
         let endpoint = Address::new(&path, None, None).unwrap().bind(Instant::now()).unwrap();
-        // It cannot be listened on any more.
+        // The listener fails from now on.
         let Endpoint::Listening(listener) = &endpoint else { panic!("{endpoint:?}") };
         shutdown(&listener.socket, Shutdown::Both).unwrap();
         let pool = PoolConfig::default().worker_options(1, Notation::Keys).unwrap();
@@ -161,7 +164,7 @@ mod tests {
             Served::new(config, Arc::new(Blk::new(disk, blk)), &pool, &Arc::new(AddressSpace::default()))
                 .unwrap();
         let ended = served.run(endpoint).unwrap_err();
-        assert!(ended.to_string().contains("no front-end can be served any more"), "{ended:#}");
+        assert!(ended.to_string().contains("no more front-ends can be served"), "{ended:#}");
         assert!(!path.exists() && UnixStream::connect(&path).is_err());
     }
 }

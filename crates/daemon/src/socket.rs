@@ -21,55 +21,56 @@ use tracing::warn;
 
 use super::error::{SocketError, SocketProblem, host};
 
-/// The options that say the path, the permissions and the group of a socket.
+/// The options for the path, the permissions and the group of a socket.
 const PATH_OPTION: &str = "socket-path";
 const MODE_OPTION: &str = "socket-mode";
 const GROUP_OPTION: &str = "socket-group";
-/// Front-ends that wait for their turn; more are refused.
+/// Front-ends that can wait to be accepted. The kernel refuses further ones.
 const BACKLOG: i32 = 16;
-/// How long all sockets together wait for others that make sockets in the same directories. Each takes a moment.
+/// The time that all sockets together wait for locks on their directories. Each process holds such a lock
+/// only briefly.
 pub const TURN_WAIT: Duration = Duration::from_secs(5);
 
 /// The source of front-ends.
 #[derive(Debug)]
 pub enum Endpoint {
-    /// They connect, one after the other.
+    /// A socket that front-ends connect to, one after the other.
     Listening(Listener),
-    /// There is one, and it is connected.
+    /// The connection of the only front-end.
     Connected(UnixStream),
 }
 
-/// A listening socket, and its name in the file system if we gave it one.
+/// A listening socket, and its name in the file system if this process made the name.
 #[derive(Debug)]
 pub struct Listener {
-    /// Goes before the socket: as long as we listen, no other process replaces the name.
-    _name: Option<Name>,
+    /// Dropped before the socket. No other process replaces the name while the socket listens.
+    _name: Option<SocketName>,
     /// The socket.
     pub(crate) socket: UnixListener,
 }
 
-/// The name of a socket, removed when this is dropped.
+/// The name of a socket in the file system. Dropping it removes the name.
 #[derive(Debug)]
-struct Name {
+struct SocketName {
     path: PathBuf,
-    /// Device and inode: the path may be somebody else's by then.
+    /// Device and inode of the socket. Another process may have replaced it when the name is dropped.
     identity: (u64, u64),
 }
 
-impl Drop for Name {
+impl Drop for SocketName {
     fn drop(&mut self) {
         if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.identity) {
-            // Whoever starts next replaces a name that stays behind.
+            // If this fails, the next process that uses the path replaces the name.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
 impl Endpoint {
-    /// Takes a socket that another program made and passed on.
+    /// Uses a socket that this process inherited from another program.
     ///
     /// # Errors
-    /// It is no unix stream socket that listens or is connected.
+    /// `socket` is not a unix stream socket that listens or is connected.
     pub fn inherited(socket: OwnedFd) -> Result<Self, SocketProblem> {
         let family = sockopt::socket_domain(&socket).map_err(host("it is not a socket"))?;
         let kind = sockopt::socket_type(&socket).map_err(host("it is not a socket"))?;
@@ -85,7 +86,8 @@ impl Endpoint {
     }
 }
 
-/// A socket that can be made, as far as can be told without making it.
+/// The path, permissions and group of a socket that is not made yet. They have been checked as far as
+/// possible.
 #[derive(Debug)]
 pub(crate) struct Address {
     path: PathBuf,
@@ -94,10 +96,10 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// Checks the path, the permissions and the group of a socket; changes nothing.
+    /// Checks the path and the group of a socket. Changes nothing.
     ///
     /// # Errors
-    /// It could not be made.
+    /// Such a socket cannot be made.
     pub(crate) fn new(path: &Path, mode: Option<u32>, group: Option<&str>) -> Result<Self, SocketError> {
         let group = group.map(group_id).transpose();
         let group = group.map_err(|problem| SocketError { option: GROUP_OPTION, path: None, problem })?;
@@ -107,7 +109,7 @@ impl Address {
             return Err(SocketError { option: PATH_OPTION, path: None, problem });
         }
         let address = Self { path: path.to_owned(), mode, group };
-        look_at(path).map_err(|problem| address.error(PATH_OPTION, problem))?;
+        check_path(path).map_err(|problem| address.error(PATH_OPTION, problem))?;
         Ok(address)
     }
 
@@ -115,15 +117,16 @@ impl Address {
         SocketError { option, path: Some(self.path.clone()), problem }
     }
 
-    /// Makes the socket, and replaces one whose process has gone. From here on a front-end can connect, and waits until it is
-    /// served. Waits until `deadline` for others that make sockets in the same directory.
+    /// Makes the socket and listens. Replaces a stale socket, whose process has ended. Waits until `deadline`
+    /// for other processes that make sockets in the same directory. Front-ends that connect wait until they
+    /// are accepted.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The socket cannot be made.
     pub(crate) fn bind(&self, deadline: Instant) -> Result<Endpoint, SocketError> {
-        let _turn = take_turn(&self.path, deadline);
+        let _lock = lock_directory(&self.path, deadline);
         let (socket, name) = self.make().map_err(|problem| self.error(PATH_OPTION, problem))?;
-        // Permissions and group are set before anybody can connect.
+        // Front-ends can connect only after `listen`, when the permissions and the group are set.
         if let Some(group) = self.group {
             chown(&self.path, None, Some(group))
                 .map_err(|error| self.error(GROUP_OPTION, host("its group cannot be set")(error)))?;
@@ -132,15 +135,14 @@ impl Address {
             fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))
                 .map_err(|error| self.error(MODE_OPTION, host("its permissions cannot be set")(error)))?;
         }
-        listen(&socket, BACKLOG)
-            .map_err(|error| self.error(PATH_OPTION, host("nobody can connect to it")(error)))?;
+        listen(&socket, BACKLOG).map_err(|error| self.error(PATH_OPTION, host("it cannot listen")(error)))?;
         Ok(Endpoint::Listening(Listener { _name: Some(name), socket: socket.into() }))
     }
 
-    /// Makes a socket of this name that does not listen yet.
-    fn make(&self) -> Result<(OwnedFd, Name), SocketProblem> {
+    /// Makes a socket of this path that does not listen yet.
+    fn make(&self) -> Result<(OwnedFd, SocketName), SocketProblem> {
         let path = &self.path;
-        if look_at(path)? == Found::Stale {
+        if check_path(path)? == Obstacle::StaleSocket {
             fs::remove_file(path).map_err(host("an old socket is there and cannot be removed"))?;
         }
         let address = SocketAddrUnix::new(path).map_err(host("it cannot be the path of a socket"))?;
@@ -151,26 +153,30 @@ impl Address {
             Err(error) => return Err(host("the socket cannot be made there")(error)),
         }
         let made = fs::symlink_metadata(path).map_err(host("the socket has gone"))?;
-        Ok((socket, Name { path: path.to_owned(), identity: (made.dev(), made.ino()) }))
+        Ok((socket, SocketName { path: path.to_owned(), identity: (made.dev(), made.ino()) }))
     }
 }
 
-/// Locks the directory of `path` until the file that is returned is closed. `None`: it cannot be locked.
+/// Locks the directory of `path` until the returned file is closed. Returns `None` if the directory cannot be
+/// locked.
 ///
-/// Processes that start on one path at once take turns so. In its turn, each looks at what is there, removes what is stale,
-/// binds and listens. So none takes a socket that is bound and does not listen yet for a stale one, and none removes a name
-/// that another has just made: it either finds nothing, or a socket that answers, or one whose process has gone.
+/// The lock makes processes that start on the same path at the same time take turns. The process with the
+/// lock checks the path, removes a stale socket, binds and listens. Another process then finds no socket, a
+/// socket that answers, or a stale one. Without the lock, it could take a socket that is bound and does not
+/// listen yet for a stale one, and remove it.
 ///
-/// A directory that we may not read, or a file system without such locks, goes without. So does a directory that stays locked:
-/// each user who may read it can lock it, a hypervisor above all, and must not keep the disks of others from being served.
-fn take_turn(path: &Path, deadline: Instant) -> Option<fs::File> {
+/// The process continues without the lock if it has no permission to read the directory, if the file system
+/// has no such locks, or if the directory is still locked at the deadline. Each user who can read the
+/// directory can lock it, such as a hypervisor. That must not keep the daemon from serving the disks of
+/// others.
+fn lock_directory(path: &Path, deadline: Instant) -> Option<fs::File> {
     let directory = fs::File::open(directory_of(path)).ok()?;
     loop {
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Some(directory),
             Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
             Err(Errno::WOULDBLOCK) => {
-                warn!(socket = %path.display(), "another process keeps the socket's directory locked; it is used all the same");
+                warn!(socket = %path.display(), "another process keeps the socket's directory locked; the socket is made without the lock");
                 return None;
             }
             Err(Errno::INTR) => {}
@@ -183,25 +189,25 @@ fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// An obstacle to a new socket.
+/// An obstacle at the path of a new socket.
 #[derive(Debug, PartialEq, Eq)]
-enum Found {
-    Nothing,
-    /// A socket that refuses connections: whoever listened has gone.
-    Stale,
+enum Obstacle {
+    None,
+    /// A socket that refuses connections, because its process has ended.
+    StaleSocket,
 }
 
-/// Looks at what is at `path`. Whatever is not ours to remove is an error.
-fn look_at(path: &Path) -> Result<Found, SocketProblem> {
+/// Checks the file at `path`. Returns an error for a file that this process must not remove.
+fn check_path(path: &Path) -> Result<Obstacle, SocketProblem> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return if directory_of(path).is_dir() {
-                Ok(Found::Nothing)
+                Ok(Obstacle::None)
             } else {
                 Err(SocketProblem::NoDirectory)
             };
         }
-        Err(error) => return Err(host("it cannot be looked at")(error)),
+        Err(error) => return Err(host("its file status cannot be read")(error)),
         Ok(found) if found.is_dir() => return Err(SocketProblem::IsDirectory),
         Ok(found) if !found.file_type().is_socket() => return Err(SocketProblem::IsFile),
         Ok(_) => {}
@@ -209,10 +215,10 @@ fn look_at(path: &Path) -> Result<Found, SocketProblem> {
     let probe = new_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     let address = SocketAddrUnix::new(path).map_err(host("it cannot be the path of a socket"))?;
     match connect(&probe, &address) {
-        Err(Errno::CONNREFUSED) => Ok(Found::Stale),
-        Err(Errno::NOENT) => Ok(Found::Nothing),
+        Err(Errno::CONNREFUSED) => Ok(Obstacle::StaleSocket),
+        Err(Errno::NOENT) => Ok(Obstacle::None),
         Err(Errno::ACCESS | Errno::PERM) => Err(SocketProblem::NotAllowed),
-        // A full backlog, or a socket of another type, belongs to somebody as well.
+        // A socket with a full backlog, or of another type, is in use as well.
         Ok(()) | Err(_) => Err(SocketProblem::Listening),
     }
 }
@@ -221,7 +227,7 @@ fn new_socket(flags: SocketFlags) -> Result<OwnedFd, SocketProblem> {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(host("no socket can be made"))
 }
 
-/// Returns the number of a group given by name or number.
+/// Returns the number of the group with this name or number.
 fn group_id(group: &str) -> Result<u32, SocketProblem> {
     if let Ok(id) = group.parse() {
         return Ok(id);
@@ -233,7 +239,7 @@ fn group_id(group: &str) -> Result<u32, SocketProblem> {
     }
 }
 
-/// Returns `path` with its directory's real name, so that two ways to write a path are the same.
+/// Returns `path` with the canonical path of its directory. Different spellings of a path then compare equal.
 pub fn real_path(path: &Path) -> PathBuf {
     match (directory_of(path).canonicalize(), path.file_name()) {
         (Ok(directory), Some(name)) => directory.join(name),
@@ -282,21 +288,21 @@ mod tests {
     }
 
     #[test]
-    fn a_live_one_is_not() {
+    fn a_listening_socket_is_not_replaced() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("socket");
         let _first = bound(&path, None).unwrap();
         let refused = bound(&path, None).unwrap_err();
         assert!(refused.contains("another process is listening there"), "{refused}");
         assert!(connected(&path));
-        // Nor one whose backlog is full: each attempt leaves a connection that nobody accepts.
+        // The backlog fills up, because each attempt leaves a connection that is not accepted.
         for _ in 0..2 * BACKLOG {
             assert!(bound(&path, None).is_err());
         }
     }
 
     #[test]
-    fn nor_is_anything_that_is_no_socket_of_ours() {
+    fn other_files_are_not_replaced() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, b"precious").unwrap();
@@ -313,11 +319,11 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_name_is_left_alone() {
+    fn the_socket_of_another_process_is_not_removed() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("socket");
         let endpoint = bound(&path, None).unwrap();
-        // Kept open, so that its inode is not given out again.
+        // The old socket still exists under another name, so that the new one gets another inode.
         fs::rename(&path, dir.path().join("moved")).unwrap();
         let _other = UnixListener::bind(&path).unwrap();
         drop(endpoint);
@@ -325,11 +331,11 @@ mod tests {
     }
 
     #[test]
-    fn of_several_at_once_one_listens() {
+    fn one_of_several_concurrent_binds_succeeds() {
         let dir = TempDir::new().unwrap();
         let path = &dir.path().join("socket");
         for _ in 0..200 {
-            // Stale, so that each wants to replace it.
+            // Each thread tries to replace this stale socket.
             drop(UnixListener::bind(path).unwrap());
             let all_at_once = &std::sync::Barrier::new(3);
             let start = || {
@@ -353,16 +359,16 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_stays_locked() {
+    fn a_directory_that_stays_locked_is_used_without_the_lock() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("socket");
-        let _turn = take_turn(&path, Instant::now()).unwrap();
+        let _lock = lock_directory(&path, Instant::now()).unwrap();
         let _endpoint = bound(&path, None).unwrap();
         assert!(connected(&path));
     }
 
     #[test]
-    fn paths_that_cannot_be() {
+    fn invalid_paths_are_refused() {
         let dir = TempDir::new().unwrap();
         let missing = bound(&dir.path().join("nowhere/socket"), None).unwrap_err();
         assert!(missing.contains("--socket-path") && missing.contains("directory"), "{missing}");

@@ -1,8 +1,8 @@
 //! The table of the devices: their names, their sockets, and the phase of each.
 //!
-//! Nothing here waits, and nothing closes a device. A function that takes a device out of the table returns it, and the caller
-//! drops it without the lock of the table. The entry stays until then, so that the name and the socket are in use as long as
-//! the device has them.
+//! The functions of the table do not block and do not close devices. A function that takes a device out of
+//! its entry returns the device, and the caller drops it without the lock of the table. The entry stays until
+//! then, so that the name and the socket stay in use until the device is closed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,24 +16,24 @@ use super::served::Served;
 /// The state of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceState {
-    /// It is being opened.
+    /// The device is being opened.
     Opening,
-    /// It waits for a front-end.
+    /// The device waits for a front-end.
     Free,
     /// A front-end is connected.
     Connected,
-    /// It takes no new requests, and is removed when the last one in flight ends.
+    /// The device takes no new requests, and is removed when the last one in flight ends.
     Removing,
-    /// It is not served any longer: see [`Listed::error`](crate::Listed::error) and the log.
+    /// The device is no longer served. [`Listed::error`](crate::Listed::error) and the log tell the reason.
     Ended,
 }
 
 #[derive(Default)]
 pub(crate) struct Table {
-    /// In the order in which the devices came. A device that replaces one that has ended has its place.
+    /// Entries in the order in which devices were added. A device that replaces an ended one takes over its
+    /// entry.
     pub(crate) entries: Vec<Entry>,
-    /// The id of the next entry.
-    next: u64,
+    next_id: u64,
     pub(crate) is_stopping: bool,
 }
 
@@ -42,21 +42,22 @@ pub(crate) struct Entry {
     /// Empty for a device without a name.
     pub(crate) name: String,
     pub(crate) config: DeviceConfig,
-    /// The real path of its socket.
+    /// The path of its socket, as [`real_path`](crate::real_path) returns it.
     socket: Option<PathBuf>,
     pub(crate) phase: Phase,
     pub(crate) is_removing: bool,
-    /// Callers that wait for its end. One of them closes it.
+    /// The number of callers that wait for the end of the device. One of them closes it.
     pub(crate) waiters: usize,
 }
 
 pub(crate) enum Phase {
-    /// It is being opened, in place of a device that has ended.
+    /// The device is being opened. Contains the ended device that it replaces.
     Opening(Option<Box<Replaced>>),
     Running(Running),
-    /// Its session thread has ended. It is closed if a device was to replace it and could not be opened.
+    /// The session thread has ended. The device is `None` if it is closed: another device could not replace
+    /// it.
     Ended(Option<Running>, Outcome),
-    /// It is being closed without the lock, and then goes.
+    /// A thread closes the device without the lock, and then removes the entry.
     Closing,
 }
 
@@ -70,14 +71,15 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Waits for the session thread, which has nothing left to do but to end, and closes the device. Takes its time.
+    /// Waits for the session thread, which is about to end, and closes the device. Can take long.
     pub(crate) fn close(self) {
-        // A panic is its outcome.
+        // The outcome of the session already contains a panic.
         let _ = self.thread.join();
     }
 }
 
-/// An entry that comes back if its successor cannot be opened.
+/// The contents of an entry before a new device replaced them. They return to the entry if the new device
+/// cannot be opened.
 pub(crate) struct Replaced {
     id: u64,
     config: DeviceConfig,
@@ -85,14 +87,14 @@ pub(crate) struct Replaced {
     outcome: Outcome,
 }
 
-/// A name that is reserved for a device.
+/// A reservation of the name and the socket of a new device.
 pub(crate) struct Reserved {
     pub(crate) id: u64,
-    /// The device to close before.
+    /// The ended device, which the caller must close before it opens the new one.
     pub(crate) replaced: Option<Running>,
 }
 
-/// A device to close, whose entry is to be taken then.
+/// A device taken out of its entry. The caller closes it, and then removes the entry.
 pub(crate) struct ClosedEntry {
     pub(crate) id: u64,
     pub(crate) config: DeviceConfig,
@@ -126,7 +128,7 @@ impl Entry {
         }
     }
 
-    /// Takes the device out if its session thread has ended.
+    /// Takes the device out of the entry if its session thread has ended.
     pub(crate) fn close(&mut self) -> Option<ClosedEntry> {
         match std::mem::replace(&mut self.phase, Phase::Closing) {
             Phase::Ended(running, outcome) => {
@@ -139,7 +141,7 @@ impl Entry {
         }
     }
 
-    /// Makes the entry that of a successor. Only for one whose session thread has ended.
+    /// Gives the entry to a new device. Returns the ended device. Does nothing while the session thread runs.
     fn replace(&mut self, id: u64, config: DeviceConfig, socket: Option<PathBuf>) -> Option<Running> {
         let ClosedEntry { running, outcome, .. } = self.close()?;
         let replaced = Replaced {
@@ -158,12 +160,13 @@ impl Table {
         self.entries.iter_mut().find(|entry| entry.id == id)
     }
 
-    pub(crate) fn take(&mut self, id: u64) -> Option<Entry> {
+    pub(crate) fn remove_entry(&mut self, id: u64) -> Option<Entry> {
         let at = self.entries.iter().position(|entry| entry.id == id)?;
         Some(self.entries.remove(at))
     }
 
-    /// Returns whether no device is served or being closed, and none will be served.
+    /// Returns whether no device is served or being closed, and no device that is being opened will be
+    /// served.
     pub(crate) fn is_idle(&self) -> bool {
         self.entries.iter().all(|entry| match entry.phase {
             Phase::Opening(_) => self.is_stopping,
@@ -172,8 +175,8 @@ impl Table {
         })
     }
 
-    /// Reserves the name and the socket of a device. `None`: the same device is served already. The path of the socket is
-    /// resolved before, because that asks the file system, which may not answer.
+    /// Reserves the name and the socket of a device. Returns `None` if an identical device is already served.
+    /// The caller resolves the path of the socket without the lock, because the file system may not answer.
     pub(crate) fn reserve(
         &mut self,
         config: &DeviceConfig,
@@ -207,8 +210,8 @@ impl Table {
         if same.is_none() && self.entries.len() >= devices_max {
             return Err(AddError::Full { max: devices_max });
         }
-        let id = self.next;
-        self.next += 1;
+        let id = self.next_id;
+        self.next_id += 1;
         let config = config.clone();
         let replaced = match same {
             Some(at) => self.entries[at].replace(id, config, socket),
@@ -221,9 +224,9 @@ impl Table {
         Ok(Some(Reserved { id, replaced }))
     }
 
-    /// Gives the name of a device back that was being opened, to the device that it would have replaced if there is one.
-    /// Returns whether it was being opened.
-    pub(crate) fn give_up(&mut self, id: u64) -> bool {
+    /// Cancels the opening of a device. Removes its entry, or returns the entry to the device that it would
+    /// have replaced. Returns whether the device was being opened.
+    pub(crate) fn cancel_opening(&mut self, id: u64) -> bool {
         let Some(entry) = self.find(id) else { return false };
         let Phase::Opening(replaced) = &mut entry.phase else { return false };
         match replaced.take().map(|replaced| *replaced) {
@@ -231,13 +234,14 @@ impl Table {
                 (entry.id, entry.config, entry.socket) = (id, config, socket);
                 entry.phase = Phase::Ended(None, outcome);
             }
-            None => drop(self.take(id)),
+            None => drop(self.remove_entry(id)),
         }
         true
     }
 
-    /// Notes that a device that was being opened is served. Returns it if it is not to be, because the daemon is stopping.
-    pub(crate) fn begin(&mut self, id: u64, running: Running) -> Option<Running> {
+    /// Records that a device is served from now on. Returns the device if it must not be served, because the
+    /// daemon is stopping.
+    pub(crate) fn set_running(&mut self, id: u64, running: Running) -> Option<Running> {
         let is_stopping = self.is_stopping;
         match self.find(id) {
             Some(entry) if !is_stopping => {
@@ -248,8 +252,8 @@ impl Table {
         }
     }
 
-    /// Notes that a session thread has ended. Returns its device if the thread is to close that.
-    pub(crate) fn end(&mut self, id: u64, outcome: Outcome) -> Option<Running> {
+    /// Records that a session thread has ended. Returns the device if the thread must close it.
+    pub(crate) fn set_ended(&mut self, id: u64, outcome: Outcome) -> Option<Running> {
         let entry = self.find(id)?;
         match std::mem::replace(&mut entry.phase, Phase::Closing) {
             Phase::Running(running) if entry.is_removing && entry.waiters == 0 => return Some(running),
@@ -259,9 +263,9 @@ impl Table {
         None
     }
 
-    /// Takes out the devices that are not served any longer, but those that others wait for.
+    /// Takes the ended devices out of their entries. Leaves those whose end a caller waits for.
     pub(crate) fn close_ended(&mut self) -> Vec<ClosedEntry> {
-        let unwaited = self.entries.iter_mut().filter(|entry| entry.waiters == 0);
-        unwaited.filter_map(Entry::close).collect()
+        let without_waiters = self.entries.iter_mut().filter(|entry| entry.waiters == 0);
+        without_waiters.filter_map(Entry::close).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! Devices come and go hundreds of times while others are under load.
+//! Adds and removes devices hundreds of times while others are under load.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 mod common;
@@ -13,10 +13,10 @@ use kickless_daemon::{Added, Removal};
 
 /// Blocks of a device.
 const BLOCKS: u64 = 64;
-/// Threads that add and remove devices, each its own ones.
+/// Threads that add and remove devices. Each has its own devices.
 const CHURNERS: u64 = 3;
 
-/// Writes and reads each block again and again until it is over; returns how often.
+/// Writes and verifies all blocks again and again until `over` is set. Returns the number of rounds.
 fn verify(device: u64, disk: &Disk, over: &AtomicBool) -> u64 {
     let mut read = vec![0; BLOCK];
     let mut version = 0;
@@ -35,7 +35,7 @@ fn verify(device: u64, disk: &Disk, over: &AtomicBool) -> u64 {
 }
 
 /// Adds a device, uses it, and removes it under load.
-fn come_and_go(rig: &Rig, churner: u64, round: u64) {
+fn add_use_remove(rig: &Rig, churner: u64, round: u64) {
     let name = format!("churn-{churner}");
     let disk = match round % 3 {
         0 => "mem:256K".to_owned(),
@@ -44,7 +44,7 @@ fn come_and_go(rig: &Rig, churner: u64, round: u64) {
     };
     assert_eq!(rig.registry.add(rig.config(&name, &disk)).unwrap(), Added::New);
     if round % 5 == 4 {
-        // Nobody came.
+        // No front-end is connected.
         assert!(rig.registry.remove(&name, Removal::Refuse).unwrap());
     } else {
         let used = rig.connect(&name);
@@ -67,17 +67,17 @@ fn come_and_go(rig: &Rig, churner: u64, round: u64) {
     assert!(!rig.socket(&name).exists());
 }
 
-/// Has each churner go through so many rounds.
+/// Runs all churners for `rounds` rounds.
 fn churn(rig: &Rig, rounds: u64) {
     thread::scope(|scope| {
         for churner in 0..CHURNERS {
-            scope.spawn(move || (0..rounds).for_each(|round| come_and_go(rig, churner, round)));
+            scope.spawn(move || (0..rounds).for_each(|round| add_use_remove(rig, churner, round)));
         }
     });
 }
 
 #[test]
-fn devices_come_and_go_under_load() {
+fn devices_are_added_and_removed_under_load() {
     let rig = Rig::new(2, 16);
     for image in ["file", "churn-0", "churn-1", "churn-2"] {
         let file = File::create(rig.dir.path().join(format!("{image}.img"))).unwrap();
@@ -89,7 +89,7 @@ fn devices_come_and_go_under_load() {
     }
     let disks = ["memory", "file"].map(|name| rig.connect(name));
     let over = AtomicBool::new(false);
-    // Threads and heaps that are kept are there after a while.
+    // The first rounds start threads and heaps that the process keeps.
     churn(&rig, 20);
     let before = Resources::now();
     thread::scope(|scope| {
@@ -108,7 +108,8 @@ fn devices_come_and_go_under_load() {
             assert!(load.join().unwrap() > 1);
         }
     });
-    // What a thread leaves behind is gone in a moment; when `before` was taken as well, which may have counted one more.
+    // Resources of an ended thread disappear after a moment. `before` may have counted some of them, so less
+    // is fine too.
     let is_back = |after: &Resources| {
         after.descriptors <= before.descriptors
             && after.threads <= before.threads
@@ -123,7 +124,7 @@ fn devices_come_and_go_under_load() {
         after = Resources::now();
     }
     assert!(is_back(&after), "{before:?}, {after:?}");
-    // Heaps of threads come and go.
+    // The number of heaps of threads varies.
     assert!(after.mappings < before.mappings + 50, "{before:?}, {after:?}");
     let left: Vec<_> =
         rig.registry.list().into_iter().filter_map(|listed| listed.config.serve.name).collect();

@@ -1,4 +1,4 @@
-//! The configuration, as a caller other than the command line fills it.
+//! Fills the configuration through serde, as callers other than the command line do.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 use std::time::Duration;
@@ -8,7 +8,7 @@ use kickless_worker::Poll;
 use serde_json::{Value, from_value, json, to_value};
 
 #[test]
-fn a_device_and_back() {
+fn a_device_is_read_and_shown() {
     for config in [
         json!({ "name": "b", "socket-path": "/run/b.sock", "blk-file": "mem:64M" }),
         json!({
@@ -38,7 +38,7 @@ fn a_device_and_back() {
 }
 
 #[test]
-fn a_pool_and_back() {
+fn a_pool_is_read_and_shown() {
     let config = json!({
         "engine": "threads", "workers": 4, "cpu": "8,0-1", "poll": "rate", "poll-stop-idle": "1.5ms",
         "call-coalesce": "20us",

@@ -1,4 +1,5 @@
-//! Threads add, replace, fail and remove devices at random, against a model of the table.
+//! Adds, replaces, fails and removes devices at random on several threads, and compares the table with a
+//! model.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 mod common;
@@ -22,7 +23,7 @@ use kickless_device::Device;
 const THREADS: usize = 4;
 const STEPS: usize = 300;
 
-/// What a thread knows of its own name.
+/// The state of a name that only one thread uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Model {
     Absent,
@@ -48,7 +49,7 @@ fn random(seed: &mut u64) -> u64 {
     *seed >> 33
 }
 
-/// Serves a device that fails at once, and waits until it has.
+/// Serves a device that fails, and waits until it has failed.
 fn fail(rig: &Rig, name: &str) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let mut config = rig.config(name, "mem:1M");
@@ -76,7 +77,7 @@ fn removal(random: u64) -> Removal {
     }
 }
 
-/// Takes one step with a name of this thread's, which no other changes.
+/// Takes one step with the name that only this thread uses.
 fn own_step(rig: &Rig, name: &str, model: Model, seed: &mut u64) -> Model {
     let registry = &rig.registry;
     let (good, bad) = (rig.config(name, "mem:1M"), rig.config(name, "null:1M"));
@@ -121,7 +122,7 @@ fn shared_step(rig: &Rig, seed: &mut u64) {
 }
 
 #[test]
-fn the_table_is_what_a_model_says() {
+fn the_table_agrees_with_the_model() {
     let open = Arc::new(AtomicUsize::new(0));
     let counted = open.clone();
     let make = move |config: &DeviceConfig| -> Result<Arc<dyn Device>, MakeError> {
@@ -141,7 +142,7 @@ fn the_table_is_what_a_model_says() {
     let registry = &rig.registry;
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
-        // Anybody may look at any time, and there are never more devices than there may be.
+        // The registry can be listed at any time, and never has too many devices.
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 assert!(registry.list().len() <= THREADS + 1);
@@ -161,7 +162,7 @@ fn the_table_is_what_a_model_says() {
                         assert!(model != Model::Served || !rig.registry.is_idle(), "{name} is served");
                         shared_step(rig, &mut seed);
                     }
-                    // Those that are served go, and those that failed stay.
+                    // Served devices are removed, and failed ones stay.
                     if model == Model::Served {
                         assert!(rig.registry.remove(&name, Removal::Force(LIMIT)).unwrap());
                         model = Model::Absent;
@@ -171,14 +172,14 @@ fn the_table_is_what_a_model_says() {
             })
             .collect();
         let left: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-        // Also where one panicked: the scope waits for the thread that looks.
+        // Set it also after a panic, because the scope waits for the listing thread.
         is_over.store(true, Ordering::Relaxed);
         for (name, model) in left.into_iter().map(Result::unwrap) {
             assert_eq!(state(registry, &name), model, "{name}");
         }
     });
     registry.remove("shared", Removal::Force(LIMIT)).unwrap();
-    // The last is gone, none is being opened, and the main thread of a daemon was woken.
+    // No device is served or being opened, and the main thread of a daemon would have been woken.
     assert!(registry.is_idle() && registry.take_changed());
     registry.take_ended();
     assert_eq!((registry.list().len(), open.load(Ordering::SeqCst)), (0, 0));

@@ -1,4 +1,5 @@
-//! A name, its socket and its device are in use together, and the lock of the table is never held while a device is closed.
+//! Checks that a name is in use as long as its socket and its device, and that devices are closed without the
+//! lock of the table.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 mod common;
@@ -17,7 +18,8 @@ use kickless_daemon::{
 };
 use kickless_device::Device;
 
-/// The test waits this long for what does not come where the lock is held. It comes at once otherwise.
+/// The time after which the test assumes that the lock of the table is held. The table answers immediately
+/// otherwise.
 const HELD: Duration = Duration::from_secs(10);
 
 fn states(registry: &Registry) -> Vec<(String, DeviceState)> {
@@ -33,7 +35,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Adds a device that fails at once.
+/// Adds a device, and waits until it has failed.
 fn add_failed(rig: &Rig, name: &str) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let mut config = rig.config(name, "mem:1M");
@@ -45,7 +47,7 @@ fn add_failed(rig: &Rig, name: &str) {
     until("failed", || rig.registry.list().iter().any(|listed| listed.error.is_some()));
 }
 
-/// A successor that cannot be opened leaves the device that failed, and its error.
+/// If a successor cannot be opened, the failed device and its error stay listed.
 #[test]
 fn a_failed_device_is_listed_until_its_successor_is_served() {
     let rig = Rig::new(1, 1);
@@ -57,7 +59,8 @@ fn a_failed_device_is_listed_until_its_successor_is_served() {
         let now = registry.list().remove(0);
         (now.config, now.state, now.error) == (failed.config.clone(), failed.state, failed.error.clone())
     };
-    // Its disk cannot be opened, its socket cannot be made, or it is given up.
+    // The disk of a successor cannot be opened, its socket cannot be made, or it is dropped before it is
+    // served.
     assert!(registry.add(rig.config("a", "/nonexistent.img")).is_err() && is_same());
     let listener = UnixListener::bind(rig.socket("a")).unwrap();
     assert!(registry.add(rig.config("a", "mem:1M")).is_err() && is_same());
@@ -73,7 +76,7 @@ fn a_failed_device_is_listed_until_its_successor_is_served() {
     assert!(registry.list()[0].error.is_none() && registry.take_ended().is_empty());
     assert!(registry.remove("a", Removal::Refuse).unwrap());
 
-    // The error is there after a retry, for whoever takes or removes it.
+    // A failed retry keeps the error, and the device can still be taken or removed.
     for is_taken in [true, false] {
         add_failed(&rig, "a");
         assert!(registry.add(rig.config("a", "/nonexistent.img")).is_err());
@@ -87,7 +90,8 @@ fn a_failed_device_is_listed_until_its_successor_is_served() {
     }
 }
 
-/// Makes devices when the test says so; the test is told when one is to be made.
+/// Returns a function that makes devices when the test allows it. The receiver gets a message when the
+/// function is called; the sender tells it whether to succeed.
 fn on_demand() -> (impl Fn(&DeviceConfig) -> Made + Send + Sync + 'static, Receiver<()>, Sender<bool>) {
     let ((begun, has_begun), (say, said)) = (channel(), channel());
     let said = Mutex::new(said);
@@ -103,7 +107,7 @@ fn on_demand() -> (impl Fn(&DeviceConfig) -> Made + Send + Sync + 'static, Recei
 
 type Made = Result<Arc<dyn Device>, MakeError>;
 
-/// The daemon does not end while its only device is being opened, and ends when that fails.
+/// The daemon does not end while its only device is being opened. It ends when the opening fails.
 #[test]
 fn a_device_that_is_being_opened_keeps_the_daemon() {
     let (make, begun, say) = on_demand();
@@ -126,9 +130,9 @@ fn a_device_that_is_being_opened_keeps_the_daemon() {
     }
 }
 
-/// A disk that does not answer does not keep the daemon from stopping, and it is not served when it does answer.
+/// The daemon stops although a disk does not answer. The disk is not served when it answers later.
 #[test]
-fn a_daemon_that_stops_gives_up_what_is_being_opened() {
+fn a_stopping_daemon_cancels_devices_that_are_being_opened() {
     let (make, begun, say) = on_demand();
     let rig = Rig::with_devices(1, 1, make);
     let registry = &rig.registry;
@@ -145,8 +149,11 @@ fn a_daemon_that_stops_gives_up_what_is_being_opened() {
     assert!(registry.is_idle() && registry.list().is_empty() && !rig.socket("a").exists());
 }
 
-/// A registry whose devices look at it when they are closed, and what they see: whether its lock was free, and what is listed.
-fn looking(limit_remote_waits: Arc<dyn Fn() + Send + Sync>) -> (Arc<Rig>, Receiver<Option<Seen>>) {
+/// Returns a registry whose devices look at its table when they are closed. The receiver gets what each
+/// device saw, or `None` if the table was locked.
+fn registry_of_observers(
+    limit_remote_waits: Arc<dyn Fn() + Send + Sync>,
+) -> (Arc<Rig>, Receiver<Option<Seen>>) {
     let (see, seen) = channel();
     let rig: Arc<OnceLock<std::sync::Weak<Rig>>> = Arc::default();
     let of_device = rig.clone();
@@ -172,13 +179,14 @@ fn looking(limit_remote_waits: Arc<dyn Fn() + Send + Sync>) -> (Arc<Rig>, Receiv
     (made, seen)
 }
 
-/// The devices that are listed, whether the name `a` was in use, and whether its socket was there.
+/// The listed devices, whether the name `a` was in use, and whether its socket existed.
 type Seen = (Vec<(String, DeviceState)>, bool, bool);
 
-/// The name of a device is in use until the device is closed, however it goes, and the table can be used meanwhile.
+/// The name of a device stays in use until the device is closed, for each way to remove it. The table is not
+/// locked meanwhile.
 #[test]
-fn a_name_is_given_back_after_its_device() {
-    let (rig, seen) = looking(Arc::new(|| {}));
+fn a_name_is_released_after_its_device_is_closed() {
+    let (rig, seen) = registry_of_observers(Arc::new(|| {}));
     let registry = &rig.registry;
     let in_use = |state| Some((vec![("a".into(), state)], true, false));
     for how in [Removal::Refuse, Removal::Drain(LIMIT), Removal::Force(LIMIT)] {
@@ -187,7 +195,7 @@ fn a_name_is_given_back_after_its_device() {
         assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Removing), "{how:?}");
         assert!(registry.list().is_empty());
     }
-    // It is open and given up, before and after it has its socket.
+    // The device is open, and dropped before or after it has its socket.
     for is_bound in [false, true] {
         let mut opened = registry.open(rig.config("a", "mem:1M"), None).unwrap().unwrap();
         if is_bound {
@@ -196,7 +204,7 @@ fn a_name_is_given_back_after_its_device() {
         drop(opened);
         assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Opening));
     }
-    // Another device has no socket, so neither is served.
+    // Neither device is served, because the other one has no socket.
     let mut opened = registry.open(rig.config("a", "mem:1M"), None).unwrap().unwrap();
     opened.bind(Instant::now() + LIMIT).unwrap();
     let other = registry.open(rig.config("b", "mem:1M"), None).unwrap().unwrap();
@@ -204,7 +212,7 @@ fn a_name_is_given_back_after_its_device() {
     let (listed, is_busy, has_socket) = seen.recv().unwrap().unwrap();
     assert!(listed.contains(&("a".into(), DeviceState::Opening)) && is_busy && !has_socket);
     assert!(registry.list().is_empty());
-    // It has ended, and is taken out or replaced.
+    // The device has ended, and is taken out or replaced.
     add_failed(&rig, "a");
     assert_eq!(registry.take_ended().len(), 1);
     assert_eq!(seen.recv().unwrap(), in_use(DeviceState::Removing));
@@ -215,12 +223,13 @@ fn a_name_is_given_back_after_its_device() {
     until("idle", || registry.is_idle());
 }
 
-/// A caller that forces a removal has the last reference to the device, because another caller removes it meanwhile.
+/// A caller that forces a removal drops the last reference to the device, because another caller removes it
+/// meanwhile.
 #[test]
 fn a_forced_removal_closes_no_device_under_the_lock() {
     let ((ask, asked), (answer, may_answer)) = (channel(), channel::<()>());
     let (ask, may_answer) = (Mutex::new(ask), Mutex::new(may_answer));
-    let (rig, seen) = looking(Arc::new(move || {
+    let (rig, seen) = registry_of_observers(Arc::new(move || {
         let _ = ask.lock().unwrap().send(());
         let _ = may_answer.lock().unwrap().recv();
     }));
@@ -234,6 +243,6 @@ fn a_forced_removal_closes_no_device_under_the_lock() {
         assert!(seen.recv().unwrap().is_some(), "the table is locked while the device is closed");
         assert!(forced.join().unwrap().unwrap());
     });
-    // The device that looked at the table has added another one.
+    // The device that looked at the table also added another device.
     until("added", || !registry.list().is_empty());
 }

@@ -1,4 +1,4 @@
-//! Looking again at what lies behind a device, which may not answer.
+//! Refreshes devices whose disk or server may not answer.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 mod common;
@@ -26,9 +26,10 @@ impl Fake for Slow {
     }
 }
 
-/// The look at one device hangs: it is asked for once more meanwhile, another device is looked at, and both can be stopped.
+/// While the refresh of one device hangs, it is requested again, another device is refreshed, and both
+/// devices can be stopped.
 #[test]
-fn a_refresh_that_hangs_holds_up_nothing() {
+fn a_refresh_that_hangs_blocks_no_other_operation() {
     let (made, devices) = channel();
     let rig = Rig::with_devices(1, 2, move |_| {
         let ((begun, has_begun), (end, may_end)) = (channel(), channel());
@@ -49,14 +50,14 @@ fn a_refresh_that_hangs_holds_up_nothing() {
     for (has_begun, ..) in [&a, &b] {
         has_begun.recv_timeout(LIMIT).unwrap();
     }
-    // What was asked for meanwhile is done at once after it, and once.
+    // The requests during the refresh cause exactly one more refresh.
     b.1.send(()).unwrap();
     b.0.recv_timeout(LIMIT).unwrap();
     b.1.send(()).unwrap();
     registry.stop();
     eventually("the devices do not stop", || registry.is_idle());
     eventually("it was not looked at twice", || b.2.load(Ordering::SeqCst) >= 2);
-    assert!(b.0.try_recv().is_err(), "a third look");
+    assert!(b.0.try_recv().is_err(), "a third refresh");
     assert_eq!(a.2.load(Ordering::SeqCst), 0);
     assert!(registry.remove("a", Removal::Drain(LIMIT)).unwrap());
 }

@@ -1,4 +1,4 @@
-//! Adding and removing devices, one step after the other.
+//! Adds and removes devices, one step after the other.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may")]
 
 mod common;
@@ -15,7 +15,7 @@ use kickless_daemon::{
 };
 use kickless_testing::eventually;
 
-/// Changes what only disks have.
+/// Changes the options of a disk.
 fn with_disk(mut config: DeviceConfig, change: impl Fn(&mut BlkConfig)) -> DeviceConfig {
     let DeviceKind::Blk(disk) = &mut config.kind else { panic!("{config:?}") };
     change(disk);
@@ -28,12 +28,12 @@ fn states(registry: &Registry) -> Vec<(String, DeviceState)> {
 }
 
 #[test]
-fn a_device_comes_and_goes() {
+fn a_device_is_added_used_and_removed() {
     let rig = Rig::new(1, 4);
     let config = rig.config("a", "mem:1M");
     assert_eq!(rig.registry.add(config.clone()).unwrap(), Added::New);
     assert_eq!(states(&rig.registry), [("a".into(), DeviceState::Free)]);
-    // The same again is no change.
+    // Adding an identical device succeeds and changes nothing.
     assert_eq!(rig.registry.add(config.clone()).unwrap(), Added::Identical);
     let other = with_disk(config.clone(), |disk| disk.read_only = true);
     assert!(matches!(rig.registry.add(other), Err(AddError::Different { name }) if name == "a"));
@@ -50,14 +50,14 @@ fn a_device_comes_and_goes() {
     assert!(disk.read_at(&mut read, 0).is_err());
     assert!(!rig.socket("a").exists() && states(&rig.registry).is_empty());
     assert!(!rig.registry.remove("a", Removal::Refuse).unwrap(), "there is none");
-    // The name and the socket are free.
+    // The name and the socket are free again.
     assert_eq!(rig.registry.add(config).unwrap(), Added::New);
     assert!(rig.registry.remove("a", Removal::Refuse).unwrap());
     assert!(!rig.socket("a").exists());
 }
 
 #[test]
-fn a_device_that_cannot_come_leaves_nothing() {
+fn a_device_that_cannot_be_added_leaves_nothing_behind() {
     let rig = Rig::new(1, 2);
     let missing = rig.registry.add(rig.config("a", "/nonexistent.img")).unwrap_err();
     assert_eq!(missing.option(), Some("blk-file"));
@@ -85,7 +85,7 @@ fn a_device_that_cannot_come_leaves_nothing() {
 }
 
 #[test]
-fn of_several_that_add_one_device_one_does() {
+fn one_of_several_concurrent_adds_is_new() {
     let rig = Rig::new(1, 4);
     let registry = &rig.registry;
     for _ in 0..50 {
@@ -125,12 +125,12 @@ fn a_removal_waits_for_requests_in_flight() {
     let begin = Instant::now();
     thread::scope(|scope| {
         let written = scope.spawn(|| disk.write_at(&[1; BLOCK], 0));
-        // It is with the device.
+        // The device has popped the request.
         thread::sleep(Duration::from_millis(300));
         let early = rig.registry.remove("slow", Removal::Drain(Duration::from_millis(100))).unwrap_err();
         assert!(matches!(early, RemoveError::Deadline { .. }), "{early}");
         assert_eq!(rig.registry.list()[0].state, DeviceState::Removing);
-        // No success while the name is in use.
+        // The name stays in use until the request ends.
         assert!(matches!(rig.registry.add(slow.clone()), Err(AddError::Busy { doing: "removed", .. })));
         other.write_at(&[2; BLOCK], 0).unwrap();
         assert!(begin.elapsed() < Duration::from_millis(1500), "too slow a machine to tell");
@@ -138,7 +138,7 @@ fn a_removal_waits_for_requests_in_flight() {
         assert!(begin.elapsed() >= Duration::from_millis(1500));
         written.join().unwrap().unwrap();
     });
-    // Nobody waits for this one: it goes by itself.
+    // No caller waits for the end of this device, so its session thread closes it.
     rig.registry.add(slow.clone()).unwrap();
     let disk = rig.connect("slow");
     thread::scope(|scope| {
@@ -153,7 +153,7 @@ fn a_removal_waits_for_requests_in_flight() {
 }
 
 #[test]
-fn a_device_that_ends_by_itself_makes_room_for_its_successor() {
+fn an_ended_device_makes_room_for_its_successor() {
     let rig = Rig::new(1, 1);
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut config = rig.config("a", "mem:1M");

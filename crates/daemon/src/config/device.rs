@@ -1,4 +1,4 @@
-//! One device: what it serves, and where.
+//! The configuration of one device.
 
 use serde::Serialize;
 use tracing::{Span, error_span};
@@ -8,9 +8,9 @@ use super::net::NetConfig;
 use super::notation::{Mistake, Notation};
 use super::serve::ServeConfig;
 
-/// The name of the span that log lines about a device are in.
+/// The name of the span of log lines about a device.
 pub const DEVICE_SPAN: &str = "device";
-/// The log says the name in each line.
+/// Limits the length of names, because each log line about a device contains its name.
 const NAME_BYTES_MAX: usize = 64;
 
 /// A device and its socket.
@@ -35,10 +35,10 @@ pub enum DeviceKind {
 }
 
 impl DeviceConfig {
-    /// Checks what the types of the options cannot say.
+    /// Checks that the options can be combined.
     ///
     /// # Errors
-    /// Options do not go together. `notation` is how the sentence names them.
+    /// Some options cannot be combined. The error names them in `notation`.
     pub fn check(&self, notation: Notation) -> Result<(), Mistake> {
         match &self.kind {
             DeviceKind::Blk(disk) => disk.check(notation),
@@ -51,8 +51,8 @@ impl DeviceConfig {
         self.serve.name.as_deref()
     }
 
-    /// Returns the span that marks the log's lines about this device. Of the highest level, so that it is there whatever is
-    /// logged.
+    /// Returns the span for log lines about this device. It has the level `error`, so that every log filter
+    /// keeps it.
     pub fn span(&self) -> Span {
         match self.name() {
             Some(name) => error_span!(DEVICE_SPAN, %name),
@@ -60,7 +60,7 @@ impl DeviceConfig {
         }
     }
 
-    /// Returns how a sentence names an option of this device.
+    /// Returns the name of an option of this device, for a sentence.
     pub fn option(&self, notation: Notation, option: &str) -> String {
         match self.name() {
             Some(name) => format!("device {name}: {}", notation.option(option)),
@@ -72,7 +72,7 @@ impl DeviceConfig {
 /// Parses the name of a device.
 ///
 /// # Errors
-/// Says what a name may be, as the end of a sentence.
+/// The name is invalid. The error is the end of a sentence and tells which names are valid.
 pub fn parse_device_name(text: &str) -> Result<String, String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:@".contains(&byte);
     if text.is_empty() || text.len() > NAME_BYTES_MAX || !text.bytes().all(allowed) {

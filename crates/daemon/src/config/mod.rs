@@ -1,9 +1,10 @@
 //! The configuration of devices and of the pool that they share.
 //!
-//! [`DeviceConfig`] and [`PoolConfig`] exist once. The command line fills them through `clap`, configuration files and
-//! other callers through `serde`; an option has the same name, the same values and the same default everywhere. A device
-//! has the options of its kind ([`BlkConfig`], [`NetConfig`]) and those of all kinds ([`ServeConfig`]). A file or a call
-//! describes it as a [`DeviceTable`], in which the kind follows from the keys.
+//! The command line fills [`DeviceConfig`] and [`PoolConfig`] through `clap`; configuration files and other
+//! callers fill them through `serde`. An option therefore has the same name, values and default everywhere. A
+//! device has the options of its kind ([`BlkConfig`], [`NetConfig`]) and those of all kinds
+//! ([`ServeConfig`]). A file or a call describes a device as a [`DeviceTable`], whose keys determine the
+//! kind.
 
 mod blk;
 mod device;

@@ -12,26 +12,26 @@ use super::values::{NUM_QUEUE_PAIRS, parse_mtu, parse_num_queue_pairs};
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NetConfig {
-    /// What lies behind the card: null discards what guests send; with null,rate=N,length=MIN-MAX it also delivers N test
-    /// frames a second to each pair of queues, of these lengths in bytes
+    /// The port of the card: null discards the frames of guests; null,rate=N,length=MIN-MAX also delivers N
+    /// test frames per second to each pair of queues, with these lengths in bytes
     #[arg(long, value_name = "PORT", value_parser = str::parse::<Port>)]
     #[serde(serialize_with = "text::serialize")]
     pub port: Port,
-    /// The Ethernet address of the card, such as 52:54:00:12:34:56 [default: the front-end or the guest chooses]
+    /// Ethernet address of the card, such as 52:54:00:12:34:56 [default: the front-end or the guest chooses]
     #[arg(long, value_name = "MAC", value_parser = str::parse::<MacAddress>)]
     #[serde(serialize_with = "text::optional::serialize", skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddress>,
-    /// The largest packet that the card takes, in bytes [default: 1500, or what the front-end says]
+    /// Maximum size of a packet in bytes (MTU) [default: 1500; a front-end can set another]
     #[arg(long, value_name = "N", value_parser = parse_mtu)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// The most pairs of a receive and a transmit queue that a virtual machine may use
+    /// Maximum number of pairs of a receive and a transmit queue that a virtual machine can use
     #[arg(long, value_name = "N", default_value_t = NUM_QUEUE_PAIRS, value_parser = parse_num_queue_pairs)]
     pub num_queue_pairs: u16,
 }
 
 impl NetConfig {
-    /// Returns the options of a card of which nothing else is said.
+    /// Returns the default options of a card.
     pub(crate) fn new(port: Port) -> Self {
         Self { port, mac: None, mtu: None, num_queue_pairs: NUM_QUEUE_PAIRS }
     }

@@ -1,8 +1,8 @@
-//! How options are written, for sentences about them.
+//! The spelling of options in sentences about them.
 
 use std::fmt;
 
-/// The place where an operator writes options. It decides how a sentence names them.
+/// The place where an operator writes options. It determines how a sentence names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notation {
     /// On a command line: `--blk-file=a`.
@@ -29,12 +29,12 @@ impl Notation {
     }
 }
 
-/// Options that do not go together.
+/// The error of options that cannot be combined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The option to change.
     pub option: &'static str,
-    /// The mistake, as the end of a sentence.
+    /// The reason, as the end of a sentence.
     pub why: String,
 }
 

@@ -14,29 +14,31 @@ use super::notation::{Mistake, Notation};
 use super::text;
 use super::values::{parse_delay, parse_idle, parse_name, parse_rate, parse_workers, show_name};
 
-/// Operations that a worker can have in flight, beside the reserve of each device. Its queues may hold more requests; they wait
-/// their turn.
+/// Operations that a worker can have in flight, in addition to the reserve of each device. Further requests
+/// wait in their queues.
 const ENGINE_DEPTH: u32 = 1024;
 
 /// The configuration of the workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct PoolConfig {
-    /// How I/O is done: io_uring, threads, or auto, the best of them that works here
+    /// Engine for I/O: io_uring, aio, threads, or auto for the best one that works on this host
     #[arg(long, value_name = "ENGINE", default_value_t = EngineKind::Auto, value_parser = str::parse::<EngineKind>)]
     #[serde(with = "text")]
     pub engine: EngineKind,
-    /// Who submits to the kernel: worker, which completes in turn; thread, one beside each worker, which completes meanwhile
+    /// Submit I/O to the kernel from worker, which alternates between submissions and completions, or from
+    /// thread, a second thread beside each worker, so that the worker completes requests meanwhile
     #[arg(long, value_name = "BY", default_value_t = CompletionMode::Worker, value_parser = str::parse::<CompletionMode>)]
     #[serde(with = "text")]
     pub completion: CompletionMode,
-    /// Have a thread of the kernel look for what is submitted to io_uring
+    /// Have a kernel thread poll the submission queue of io_uring
     #[arg(long)]
     pub sqpoll: bool,
-    /// Register guest memory with io_uring, which pins it: not for machines with a balloon, free page reporting or post-copy
+    /// Register guest memory with io_uring. This pins the memory, so do not use it with a balloon, free page
+    /// reporting or post-copy migration
     #[arg(long)]
     pub fixed_buffers: bool,
-    /// How many threads do the work [default: one, or one for each CPU of --cpu]
+    /// Number of worker threads [default: one, or one for each CPU of --cpu]
     #[arg(long, value_name = "N", value_parser = parse_workers)]
     #[serde(deserialize_with = "workers", skip_serializing_if = "Option::is_none")]
     pub workers: Option<u16>,
@@ -44,26 +46,26 @@ pub struct PoolConfig {
     #[arg(long, value_name = "LIST", value_parser = str::parse::<CpuList>)]
     #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuList>,
-    /// When to look at rings without being kicked: auto, when it pays; always; never; rate, from a rate of kicks on
-    /// [default: auto]
+    /// When to poll rings instead of waiting for kicks: auto, when it saves more than it costs; always;
+    /// never; rate, above a rate of kicks [default: auto]
     #[arg(long, value_enum, value_name = "WHEN", hide_possible_values = true)]
     #[serde(with = "text::optional", skip_serializing_if = "Option::is_none")]
     pub poll: Option<PollMode>,
-    /// The delay that auto may add to a request to save processor time [default: 100us]
+    /// Delay that --poll=auto may add to a request to save CPU time [default: 100us]
     #[arg(long, value_name = "DURATION", value_parser = parse_delay)]
     #[serde(deserialize_with = "delay", serialize_with = "text::serialize_duration")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll_latency: Option<Duration>,
-    /// The rate from which on rate polls; 0 for never. Implies --poll=rate [default: 5000]
+    /// Rate of kicks above which --poll=rate polls; 0 for never. Implies --poll=rate [default: 5000]
     #[arg(long, value_name = "KICKS_PER_SEC", value_parser = parse_rate)]
     #[serde(deserialize_with = "rate", skip_serializing_if = "Option::is_none")]
     pub poll_start_rate: Option<u32>,
-    /// How long rate goes on polling a ring that yields nothing. Implies --poll=rate [default: 3s]
+    /// Idle time after which --poll=rate stops polling a ring. Implies --poll=rate [default: 3s]
     #[arg(long, value_name = "DURATION", value_parser = parse_idle)]
     #[serde(deserialize_with = "idle", serialize_with = "text::serialize_duration")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll_stop_idle: Option<Duration>,
-    /// Hold calls to the driver back for this long at most, to make one of several [default: not at all]
+    /// Delay calls to the driver by at most this time, to combine several into one [default: no delay]
     #[arg(long, value_name = "DURATION", value_parser = parse_delay)]
     #[serde(deserialize_with = "delay", serialize_with = "text::serialize_duration")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,16 +88,16 @@ fn idle<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error
     text::text(from, parse_idle).map(Some)
 }
 
-/// `poll`.
+/// The value of the option `poll`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PollMode {
-    /// When it pays.
+    /// Polls when it saves more than it costs.
     Auto,
-    /// As long as there are rings.
+    /// Polls all the time.
     Always,
-    /// Not at all.
+    /// Does not poll.
     Never,
-    /// From a rate of kicks on.
+    /// Polls above a rate of kicks.
     Rate,
 }
 
@@ -117,7 +119,7 @@ impl PoolConfig {
     /// Returns the options of a pool whose engines have reserves for `devices_max` devices.
     ///
     /// # Errors
-    /// Options do not go together. `notation` is how the sentence names them.
+    /// Some options cannot be combined. The error names them in `notation`.
     pub fn worker_options(
         &self,
         devices_max: u32,
@@ -151,7 +153,7 @@ impl PoolConfig {
         })
     }
 
-    /// Returns the CPUs that the workers run on; empty: any.
+    /// Returns the CPUs that the workers run on. An empty list stands for all CPUs.
     pub fn cpus(&self) -> &[usize] {
         self.cpu.as_ref().map_or(&[], |list| &list.0)
     }

@@ -1,4 +1,4 @@
-//! The options that devices of all kinds have.
+//! The options that devices of all kinds share.
 
 use std::path::PathBuf;
 
@@ -10,11 +10,11 @@ use serde::{Serialize, Serializer};
 use super::text;
 use super::values::{QUEUE_SIZE, parse_memory_max, parse_mode};
 
-/// How a device is served: its name, its socket, and its share of the host.
+/// The name of a device, its socket, and its share of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServeConfig {
-    /// The name of the device among others: in the log, and for who adds and removes devices
+    /// Identifies the device in the log, and for callers that add and remove devices
     #[arg(skip)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -22,30 +22,30 @@ pub struct ServeConfig {
     #[arg(long, value_name = "PATH")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket_path: Option<PathBuf>,
-    /// The most requests or frames that a queue may hold, a power of two
+    /// Maximum number of requests or frames that a queue can hold, a power of two
     #[arg(long, value_name = "N", default_value_t = QUEUE_SIZE, value_parser = parse_queue_size)]
     pub queue_size: u16,
-    /// The most guest memory and what belongs to it that may be mapped at a time
+    /// Maximum size of mapped guest memory, its dirty log and in-flight buffers included
     #[arg(long, value_name = "SIZE", default_value = "16T", value_parser = parse_memory_max)]
     #[serde(serialize_with = "text::serialize")]
     pub memory_max: u64,
-    /// Accept guest memory on file systems that may never answer, such as FUSE or NFS
+    /// Accept guest memory on file systems that can block for ever, such as FUSE or NFS
     #[arg(long)]
     pub allow_slow_memory: bool,
-    /// The permissions of the socket, such as 0660
+    /// Permissions of the socket, such as 0660
     #[arg(long, value_name = "OCTAL", value_parser = parse_mode)]
     #[serde(serialize_with = "serialize_mode", skip_serializing_if = "Option::is_none")]
     pub socket_mode: Option<u32>,
-    /// The group of the socket, by name or number
+    /// Group of the socket, by name or number
     #[arg(long, value_name = "GROUP")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket_group: Option<String>,
-    /// The share of the pool, beside those of other devices
+    /// The share of the pool, relative to the shares of other devices
     #[arg(skip = 1u32)]
     pub weight: u32,
 }
 
-/// Returns the options of a device of which nothing is said.
+/// Returns the default options of a device.
 impl Default for ServeConfig {
     fn default() -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! A device as a table of keys, as files and calls describe it.
+//! The description of a device in a file or a call: a table of keys.
 
 use std::fmt;
 use std::iter::zip;
@@ -22,8 +22,8 @@ use super::values::{
     parse_num_queues, parse_serial, parse_weight,
 };
 
-/// A device as a table. It has keys of all kinds of devices, each of which may be absent; [`DeviceConfig::try_from`] checks
-/// that those which are there go together.
+/// A device as a table. It has the keys of all kinds of devices, and each key may be absent.
+/// [`DeviceConfig::try_from`] checks that the present keys can be combined.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct DeviceTable {
@@ -71,7 +71,7 @@ pub struct DeviceTable {
     weight: Option<u32>,
 }
 
-/// `kind`.
+/// The value of the key `kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KindName {
     Blk,
@@ -106,7 +106,7 @@ impl DeviceTable {
     /// Keys that only network cards have, without `port`.
     pub const NET_KEYS: [&str; 3] = ["mac", "mtu", "num-queue-pairs"];
 
-    /// Returns the first of [`DeviceTable::BLK_KEYS`] that is there.
+    /// Returns the first of [`DeviceTable::BLK_KEYS`] that is present.
     fn blk_key(&self) -> Option<&'static str> {
         let is_there = [
             self.read_only.is_some(),
@@ -120,7 +120,7 @@ impl DeviceTable {
         zip(Self::BLK_KEYS, is_there).find_map(|(key, is_there)| is_there.then_some(key))
     }
 
-    /// Returns the first of [`DeviceTable::NET_KEYS`] that is there.
+    /// Returns the first of [`DeviceTable::NET_KEYS`] that is present.
     fn net_key(&self) -> Option<&'static str> {
         let is_there = [self.mac.is_some(), self.mtu.is_some(), self.num_queue_pairs.is_some()];
         zip(Self::NET_KEYS, is_there).find_map(|(key, is_there)| is_there.then_some(key))

@@ -1,4 +1,4 @@
-//! Values for serde, read by the parsers of the command line.
+//! Reads values through serde with the parsers of the command line.
 
 use std::fmt::{self, Display};
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::de::{Deserializer, Error, Visitor};
 use serde::ser::Serializer;
 
-/// Writes a value as the text that it is read from.
+/// Writes a value as the text that [`deserialize`] reads.
 pub(crate) fn serialize<S: Serializer, T: Display>(value: &T, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(value)
 }
@@ -20,11 +20,11 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
     text(from, |text| text.parse().map_err(|error: T::Err| error.to_string()))
 }
 
-/// The same for values that may be absent.
+/// Reads and writes values that may be absent.
 pub(crate) mod optional {
     use super::{Deserializer, Display, FromStr, Serializer};
 
-    /// Writes a value that is there as the text that it is read from.
+    /// Writes a value, if it is present, as the text that [`deserialize`] reads.
     pub(crate) fn serialize<S: Serializer, T: Display>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
         match value {
             Some(value) => to.collect_str(value),
@@ -40,7 +40,7 @@ pub(crate) mod optional {
     }
 }
 
-/// Reads a value that is written as text.
+/// Reads a value with `parse` from text.
 pub(crate) fn text<'de, D: Deserializer<'de>, T>(
     from: D,
     parse: impl FnOnce(&str) -> Result<T, String>,
@@ -48,7 +48,7 @@ pub(crate) fn text<'de, D: Deserializer<'de>, T>(
     from.deserialize_str(Parsed { parse, expected: "text", value: PhantomData })
 }
 
-/// Reads a value that is written as a whole number.
+/// Reads a value with `parse` from the digits of a whole number.
 pub(crate) fn number<'de, D: Deserializer<'de>, T>(
     from: D,
     parse: impl FnOnce(&str) -> Result<T, String>,
@@ -64,7 +64,7 @@ pub(crate) fn serialize_duration<S: Serializer>(value: &Option<Duration>, to: S)
     }
 }
 
-/// Hands text to a parser.
+/// Passes text to a parser.
 struct Parsed<P, T> {
     parse: P,
     expected: &'static str,
@@ -83,7 +83,7 @@ impl<T, P: FnOnce(&str) -> Result<T, String>> Visitor<'_> for Parsed<P, T> {
     }
 }
 
-/// Hands the digits of a number to a parser.
+/// Passes the digits of a number to a parser.
 struct Number<P, T>(Parsed<P, T>);
 
 impl<T, P: FnOnce(&str) -> Result<T, String>> Visitor<'_> for Number<P, T> {

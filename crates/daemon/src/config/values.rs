@@ -1,5 +1,5 @@
-//! Parsers of the values of options, for the command line and for configuration files alike. The error of a parser is the end
-//! of a sentence.
+//! Parsers for the values of options, on the command line and in configuration files. The error of a parser
+//! is the end of a sentence.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,25 +10,26 @@ use kickless_memory::quota;
 use kickless_spec::net::{MTU_MAX, MTU_MIN};
 use kickless_values::{parse_duration, parse_number, parse_size};
 
-/// The most queues unless something else is said.
+/// Default of `num-queues`.
 pub(crate) const NUM_QUEUES: u16 = 64;
-/// The most entries of a queue unless something else is said.
+/// Default of `queue-size`.
 pub(crate) const QUEUE_SIZE: u16 = 1024;
 /// VIRTIO_BLK_T_GET_ID answers with this many bytes (virtio 1.3, section 5.2.6).
 const SERIAL_BYTES_MAX: usize = 20;
 /// A vhost-user kick names its queue in eight bits.
 const NUM_QUEUES_MAX: u16 = 256;
-/// The most pairs of queues unless something else is said.
+/// Default of `num-queue-pairs`.
 pub(crate) const NUM_QUEUE_PAIRS: u16 = 64;
-/// A card's queues are two for each pair and one for commands, and a vhost-user kick names its queue in eight bits.
+/// A card has two queues for each pair and one for commands, and a vhost-user kick names its queue in eight
+/// bits.
 const NUM_QUEUE_PAIRS_MAX: u16 = (NUM_QUEUES_MAX - 1) / 2;
-/// Threads that one process could make sense of.
+/// Far more workers than a host needs. Limits the threads and engines of the process.
 const WORKERS_MAX: u16 = 256;
-/// No driver counts more kicks than this.
+/// One kick per nanosecond, which no driver reaches.
 const KICKS_PER_SEC_MAX: u32 = 1_000_000_000;
-/// A guest takes a disk that answers later than this for a broken one before long.
+/// A guest soon treats a disk with a longer delay as broken.
 const DELAY_MAX: Duration = Duration::from_secs(1);
-/// A ring that has been idle for longer is idle.
+/// Longer polling of an idle ring has no use.
 const IDLE_MAX: Duration = Duration::from_secs(3600);
 
 /// `on` or `off`.
@@ -59,7 +60,7 @@ pub(crate) fn show_name(value: impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fm
     value.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
 }
 
-/// One of the values of `T`, by name.
+/// Parses the name of one of the values of `T`.
 pub(crate) fn parse_name<T: ValueEnum>(text: &str) -> Result<T, String> {
     T::from_str(text, false).map_err(|_| {
         let values = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
@@ -94,12 +95,13 @@ pub(crate) fn parse_workers(text: &str) -> Result<u16, String> {
     parse_number(text, 1, WORKERS_MAX.into())
 }
 
-/// Address space that a device's front-end may take, up to what there is for all devices.
+/// Parses the address space that the front-end of a device may use. The maximum is that of all devices
+/// together.
 pub(crate) fn parse_memory_max(text: &str) -> Result<u64, String> {
     match parse_size(text)? {
         bytes if bytes < 1 << 20 => Err("it must be 1M at least".into()),
         bytes if bytes > quota::BYTES_MAX => Err(format!(
-            "it must be {}T at most, which is what all devices of a process have",
+            "it must be {}T at most, the address space of all devices of a process",
             quota::BYTES_MAX >> 40
         )),
         bytes => Ok(bytes),
@@ -113,12 +115,12 @@ pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Kicks a second; 0 is a rate that is never reached.
+/// Parses a rate of kicks per second. The rate 0 stands for a rate that is never reached.
 pub(crate) fn parse_rate(text: &str) -> Result<u32, String> {
     parse_number(text, 0, KICKS_PER_SEC_MAX)
 }
 
-/// A delay that a request or its completion may have; it can be none.
+/// Parses a delay of a request or its completion. Zero is valid.
 pub(crate) fn parse_delay(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         delay if delay <= DELAY_MAX => Ok(delay),
@@ -126,7 +128,7 @@ pub(crate) fn parse_delay(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// For how long a ring is looked at that yields nothing.
+/// Parses the time for which an idle ring is polled.
 pub(crate) fn parse_idle(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
         Duration::ZERO => Err("it must be above 0".into()),
@@ -135,7 +137,7 @@ pub(crate) fn parse_idle(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The largest share of the pool beside one of 1.
+/// The largest share of the pool. The smallest is 1.
 const WEIGHT_MAX: u32 = 1000;
 
 pub(crate) fn parse_weight(text: &str) -> Result<u32, String> {

@@ -1,4 +1,4 @@
-//! A device that does nothing, and tells of its end.
+//! A device without function, which calls hooks of a test.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use kickless_spec::features::Features;
 
 type Hook = Arc<dyn Fn() + Send + Sync>;
 
-/// What a test does when the device is asked for something.
+/// The hooks that the device calls.
 #[derive(Clone)]
 pub(crate) struct Hooks {
-    /// A removal is forced.
+    /// Called by `Device::limit_remote_waits`, in a forced removal.
     pub(crate) limit_remote_waits: Hook,
-    /// The device is closed.
+    /// Called when the device is closed.
     pub(crate) drop: Hook,
 }
 

@@ -16,7 +16,7 @@ use kickless_worker::Pool;
 use serde_json::json;
 use tempfile::TempDir;
 
-/// No step takes so long, however slow the machine.
+/// After this time, a test has failed. No machine is so slow.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const BLOCK: usize = 4096;
 
@@ -45,7 +45,7 @@ impl Rig {
         Self { registry, dir: tempfile::tempdir().unwrap() }
     }
 
-    /// Returns the configuration of a device of this name over this disk.
+    /// Returns the configuration of a device with this name and disk.
     pub(crate) fn config(&self, name: &str, disk: &str) -> DeviceConfig {
         let config =
             json!({ "name": name, "socket-path": self.socket(name), "blk-file": disk, "cache": "writeback" });
@@ -86,17 +86,17 @@ fn make(config: &DeviceConfig) -> Result<Arc<dyn Device>, MakeError> {
     Ok(Arc::new(Blk::new(disk, kickless_blk::Options { serial, queues_max, queue_size_max, lock })))
 }
 
-/// Returns what block `block` of a device has in this version.
+/// Returns the content of block `block` of a device in this version.
 pub(crate) fn content(device: u64, block: u64, version: u64) -> Vec<u8> {
     let seed = (device << 48 | block << 24 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..BLOCK as u64 / 8).flat_map(|at| (seed ^ at).to_le_bytes()).collect()
 }
 
-/// What a process has of the host.
+/// The host's resources that a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resources {
     pub(crate) descriptors: usize,
-    /// Without those of the engines, which start when they are needed first, up to a number that is fixed.
+    /// Threads, without those of the engines. The engines start threads on demand, up to a fixed number.
     pub(crate) threads: usize,
     /// Mappings of shared guest memory.
     pub(crate) shared: usize,
