@@ -17,7 +17,6 @@ const NOT_YET: &[&str] = &[
     "crates/device",
     "crates/disk",
     "crates/io",
-    "crates/kickless",
     "crates/vhost",
     "crates/virtqueue",
     "crates/worker",

@@ -1,4 +1,4 @@
-//! `--print-capabilities`: what a management tool asks a back-end before it starts one.
+//! Prints the answer of `--print-capabilities`. Management tools call it before they start a back-end.
 //!
 //! The format is QEMU's, `VHostUserBackendCapabilities` in its `docs/interop/vhost-user.json`.
 
@@ -9,7 +9,7 @@ pub(crate) fn blk() -> String {
     json!({ "type": "block", "features": ["read-only", "blk-file"] }).to_string()
 }
 
-/// Returns the capabilities of the network back-end. QEMU names no features of these.
+/// Returns the capabilities of the network back-end. QEMU defines no features for it.
 pub(crate) fn net() -> String {
     json!({ "type": "net" }).to_string()
 }

@@ -1,7 +1,7 @@
-//! The command line: what can be said, and what it means.
+//! Parses the command line.
 //!
-//! QEMU's conventions for vhost-user back-end programs hold (QEMU `docs/interop/vhost-user.rst`, "Backend program
-//! conventions"), so that tools which follow them can start us.
+//! It follows QEMU's conventions for vhost-user back-end programs (QEMU `docs/interop/vhost-user.rst`,
+//! "Backend program conventions"), so that tools which use these conventions can start the program.
 
 mod device;
 #[cfg(test)]
@@ -21,9 +21,9 @@ use crate::capabilities;
 use crate::service::Service;
 use device::DeviceOptions;
 
-/// The name under which the program is the block back-end without being told so.
+/// The name of the program that implies the command `blk`.
 const BLK_NAME: &str = "kickless-blk";
-/// The variable that gives `--log-level` where the command line does not.
+/// The environment variable that replaces an absent `--log-level`.
 const LOG_VARIABLE: &str = "KICKLESS_LOG";
 /// The default log filter.
 const LOG_LEVEL: &str = "info";
@@ -32,48 +32,49 @@ const LOG_LEVEL: &str = "info";
 #[derive(Debug, Parser)]
 #[command(name = "kickless", version, max_term_width = 100)]
 struct Cli {
-    /// What to do.
+    /// The command to execute.
     #[command(subcommand)]
     command: Command,
-    /// Which log lines to print on standard error: error, warn, info, debug, trace or off; or, for single parts, a
-    /// list such as info,kickless_vhost=debug
+    /// Level of log lines on standard error: error, warn, info, debug, trace or off; or a list with levels
+    /// for single parts, such as info,kickless_vhost=debug
     #[arg(long, global = true, value_name = "FILTER", env = LOG_VARIABLE, default_value = LOG_LEVEL)]
     log_level: String,
 }
 
-/// The parts of the program.
+/// The commands of the program.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve a disk to the virtual machines that connect, one after the other
     Blk(Box<DeviceOptions<BlkConfig>>),
     /// Serve a network card to the virtual machines that connect, one after the other
     Net(Box<DeviceOptions<NetConfig>>),
-    /// Serve many devices, which share the workers, as a file describes them
+    /// Serve the devices that a file describes. They share the workers
     Serve {
-        /// The file: TOML, with tables for the pool, for defaults and for each device
+        /// Configuration file in TOML, with tables for the pool, for defaults and for each device
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Put load on back-ends and measure them
+    /// Measure back-ends under load
     #[command(subcommand)]
     Bench(Bench),
 }
 
-/// What the command line amounts to.
+/// A parsed command line.
 #[derive(Debug)]
-pub(crate) enum Request {
-    /// Do something.
+pub(crate) enum Invocation {
+    /// Execute a command.
     Run {
-        /// Which log lines to print.
+        /// The lines to log.
         log_level: LogLevel,
-        /// What to do.
+        /// The command.
         work: Work,
     },
-    /// Print this text, which was asked for.
+    /// Print this text, such as the help.
     Print(String),
 }
 
-/// Which log lines to print. Shown as it was written, with the option or the variable that says so.
+/// A filter of log lines. Its `Display` shows the option or the variable, and the filter as the operator
+/// wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LogLevel {
     /// A level, or a list of levels for single parts.
@@ -84,7 +85,7 @@ pub(crate) struct LogLevel {
 impl LogLevel {
     fn new(filter: String, source: Option<ValueSource>) -> Self {
         let from_variable = source == Some(ValueSource::EnvVariable);
-        // An empty variable is how a unit file takes one back.
+        // A unit file resets a variable by making it empty.
         let unset = from_variable && filter.trim().is_empty();
         Self { filter: if unset { LOG_LEVEL.into() } else { filter }, from_variable }
     }
@@ -97,33 +98,33 @@ impl fmt::Display for LogLevel {
     }
 }
 
-/// What there is to do.
+/// The work of a command.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Serve this.
+    /// Serve devices.
     Serve(Service),
-    /// Serve what this file says.
+    /// Serve the devices of this configuration file.
     ServeFile(PathBuf),
-    /// Measure.
+    /// Measure back-ends.
     Bench(Box<Bench>),
 }
 
-/// Reads a command line, the program's own name first.
+/// Parses a command line, which begins with the name of the program.
 ///
 /// # Errors
-/// What is wrong with it: one sentence.
-pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Request, String> {
+/// The command line is wrong. The error is one sentence.
+pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Invocation, String> {
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     let called = arguments.first().map(PathBuf::from);
     if called.as_deref().and_then(Path::file_name).is_some_and(|name| name == BLK_NAME) {
         arguments.insert(1, "blk".into());
     }
-    // The convention: whatever else is said with this option is ignored.
+    // By QEMU's convention, this option makes the program ignore all others.
     let is_part = |part: &str| arguments.get(1).is_some_and(|word| word == part);
     if arguments.iter().any(|word| word == "--print-capabilities") {
         let printed = [("blk", capabilities::blk as fn() -> String), ("net", capabilities::net)];
         if let Some((_, print)) = printed.into_iter().find(|(part, _)| is_part(part)) {
-            return Ok(Request::Print(print() + "\n"));
+            return Ok(Invocation::Print(print() + "\n"));
         }
     }
     let part = ["bench", "serve", "net"].into_iter().find(|part| is_part(part)).unwrap_or("blk");
@@ -131,17 +132,17 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Req
     let source = matches.as_ref().ok().and_then(|matches| matches.value_source("log_level"));
     match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(Cli { command, log_level }) => {
-            Ok(Request::Run { log_level: LogLevel::new(log_level, source), work: command.work()? })
+            Ok(Invocation::Run { log_level: LogLevel::new(log_level, source), work: command.work()? })
         }
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
-            Ok(Request::Print(error.render().to_string()))
+            Ok(Invocation::Print(error.render().to_string()))
         }
         Err(error) => Err(sentence(&error, part)),
     }
 }
 
 impl Command {
-    /// What it amounts to.
+    /// Returns the work of the command.
     fn work(self) -> Result<Work, String> {
         match self {
             Command::Blk(options) => options.service(DeviceKind::Blk).map(Work::Serve).map_err(wrong_option),
@@ -152,12 +153,12 @@ impl Command {
     }
 }
 
-/// Returns the sentence about an option that does not go with others.
+/// Returns the sentence about options that cannot be combined.
 fn wrong_option(mistake: Mistake) -> String {
     format!("{}: {}", Notation::CommandLine.option(mistake.option), mistake.why)
 }
 
-/// What `error` says, without the usage that follows it.
+/// Returns the message of `error` as one sentence, without the usage that follows it.
 fn sentence(error: &clap::Error, part: &str) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let example =

@@ -1,8 +1,8 @@
-//! `kickless serve --config=FILE`: many devices on one pool.
+//! Reads the file of `kickless serve --config=FILE`, which describes many devices on one pool.
 //!
-//! The file is TOML: a table `[pool]` with the options of the workers, a table `[defaults]` with what holds for each device that
-//! says nothing else, and a `[[device]]` for each device. Keys are the command line's options without the dashes, and their
-//! values are read by the same parsers.
+//! The file is TOML. It has a table `[pool]` with the options of the workers, a table `[defaults]` with
+//! defaults for all devices, and a `[[device]]` for each device. Keys are the options of the command line
+//! without the dashes. The same parsers read their values.
 
 mod reader;
 mod section;
@@ -17,20 +17,21 @@ use kickless_daemon::{DeviceConfig, DeviceTable, Notation, PoolConfig, parse_dev
 use crate::service::Service;
 use section::{Section, Text};
 
-/// What says which device it is, and so cannot be said of all.
-const OWN: [&str; 6] = ["name", "socket-path", "blk-file", "port", "serial", "mac"];
+/// Keys that identify a device. `[defaults]` must not contain them.
+const IDENTITY_KEYS: [&str; 6] = ["name", "socket-path", "blk-file", "port", "serial", "mac"];
 
-/// Reads the file.
+/// Reads the configuration file.
 ///
 /// # Errors
-/// It cannot be read, or something in it is wrong: one sentence with its name, the line and the key.
+/// The file cannot be read, or its contents are wrong. The error is one sentence with the name of the file,
+/// the line and the key.
 pub(crate) fn read(path: &Path) -> Result<Service> {
     let text = fs::read(path).with_context(|| format!("--config={}", path.display()))?;
     let text = String::from_utf8(text).with_context(|| format!("--config={}", path.display()))?;
     parse(path, &text)
 }
 
-/// What `text` asks for; sentences name it by `path`.
+/// Parses the contents of the file. Sentences name the file by `path`.
 fn parse(path: &Path, text: &str) -> Result<Service> {
     let text = Text { path, text };
     let mut whole = Section::whole(&text)?;
@@ -49,7 +50,7 @@ fn parse(path: &Path, text: &str) -> Result<Service> {
     let (mut names, mut sockets) = (BTreeMap::new(), BTreeMap::new());
     for mut section in sections {
         if let Some(defaults) = &defaults {
-            // One of another kind of devices does not concern this one.
+            // Defaults for the other kind of devices do not apply to this device.
             let foreign =
                 if section.has("port") { &DeviceTable::BLK_KEYS[..] } else { &DeviceTable::NET_KEYS };
             section.add_absent(defaults, foreign);
@@ -84,10 +85,10 @@ fn pool_of(section: &mut Section<'_>) -> Result<PoolConfig> {
     Ok(pool)
 }
 
-/// Checks what holds for each device that says nothing else.
+/// Checks the table `[defaults]`.
 fn check_defaults(section: &Section<'_>) -> Result<()> {
-    section.check::<DeviceTable>(&OWN)?;
-    match OWN.into_iter().find(|key| section.has(key)) {
+    section.check::<DeviceTable>(&IDENTITY_KEYS)?;
+    match IDENTITY_KEYS.into_iter().find(|key| section.has(key)) {
         Some(key) => Err(section.wrong(key, "it is each device's own: say it in a [[device]]")),
         None => Ok(()),
     }

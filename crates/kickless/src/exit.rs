@@ -1,4 +1,4 @@
-//! Ends of the process that do not wait for its threads.
+//! Ends the process without waiting for its threads.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic;
@@ -8,22 +8,23 @@ use tracing::error;
 
 use crate::log;
 
-/// Everything that goes wrong but the command line.
+/// The exit status of all errors but a wrong command line.
 const EXIT_FAILURE: i32 = 1;
 
-/// Ends the process. What is left of the log is written, for a bounded time; nothing else is waited for.
-pub(crate) fn at_once(status: i32) -> ! {
+/// Ends the process. Waits only for the log, and for a bounded time.
+pub(crate) fn exit_now(status: i32) -> ! {
     log::end();
-    // Without the C library's exit handlers: those of librbd do not expect that its threads still run.
+    // Skip the exit handlers of the C library, because those of librbd fail while its threads still run.
     signal_hook::low_level::exit(status)
 }
 
-/// From now on a thread that panics takes the process with it, unless `is_caught` says that the panic is caught.
+/// Makes a panic of any thread end the process from now on, unless `is_caught` returns that the panic will be
+/// caught.
 ///
-/// A thread that is missing leaves guests without answers, front-ends without a listener, or requests for ever in flight.
-/// A supervisor can mend that only if the process ends. It ends within the hook: nothing is unwound, so no destructor of
-/// the thread waits for what is broken.
-pub(crate) fn when_a_thread_panics(is_caught: fn() -> bool) {
+/// Without its thread, guests get no answers, front-ends find no listener, or requests stay in flight for
+/// ever. A supervisor can repair this only if the process ends. The process ends within the panic hook,
+/// before the stack is unwound. No destructor of the thread can then wait for something that is broken.
+pub(crate) fn exit_on_panic(is_caught: fn() -> bool) {
     panic::set_hook(Box::new(move |panic| {
         let message = panic.payload_as_str().unwrap_or("no message");
         let at = panic.location().map_or_else(|| "an unknown place".into(), ToString::to_string);
@@ -33,13 +34,13 @@ pub(crate) fn when_a_thread_panics(is_caught: fn() -> bool) {
         let thread = thread::current();
         let name = thread.name().unwrap_or("without a name");
         let message = message.replace('\n', " ");
-        log::say(&format!("thread {name:?} panicked at {at}, and the program ends: {message}"));
-        // With RUST_BACKTRACE=1 only.
+        log::print_sentence(&format!("thread {name:?} panicked at {at}, and the program ends: {message}"));
+        // Captured only with RUST_BACKTRACE=1.
         let trace = Backtrace::capture();
         if trace.status() == BacktraceStatus::Captured {
-            log::say(&trace.to_string());
+            log::print_sentence(&trace.to_string());
         }
-        at_once(EXIT_FAILURE)
+        exit_now(EXIT_FAILURE)
     }));
 }
 
@@ -49,7 +50,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs the test of this name in a process of its own.
+    /// Runs the test of this name in a new process.
     fn run(test: &str) -> Output {
         let mut command = Command::new(std::env::current_exe().unwrap());
         let name = format!("exit::tests::{test}");
@@ -58,7 +59,7 @@ mod tests {
     }
 
     fn panic_on_a_thread(is_caught: fn() -> bool) {
-        when_a_thread_panics(is_caught);
+        exit_on_panic(is_caught);
         let thread = thread::Builder::new().name("worker 7".into());
         let _ = thread.spawn(|| panic!("at the wrong\nmoment")).unwrap().join();
     }

@@ -1,6 +1,6 @@
-//! The log: structured lines on standard error, which never hold up the thread that logs.
+//! Writes structured log lines to standard error. A thread that logs never waits for standard error.
 //!
-//! [`queue`] says why, [`limit`] how many lines a front-end can cause.
+//! [`queue`] explains why threads do not wait. [`limit`] bounds the lines that a front-end can cause.
 
 mod filter;
 mod format;
@@ -21,60 +21,62 @@ use tracing_subscriber::fmt::format::{Format, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use crate::cli::LogLevel;
-pub(crate) use format::in_full;
+pub(crate) use format::without_limits;
 use queue::Queue;
 
-/// How long the process waits at its end for the last lines to be written.
+/// The time that the process waits at its end until the last lines are written.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-/// The queue that the threads log to, once [`start`] has been called.
+/// The queue that the threads log to. Set by [`start`].
 static LOG: OnceLock<Arc<Queue>> = OnceLock::new();
 
-/// Starts logging what `level` lets through, or `but`, which goes before it, where `level` says nothing more exact.
+/// Starts the log. Prints the lines that `level` admits. The directives `base` apply where `level` is not
+/// more specific.
 ///
 /// # Errors
-/// `level` is no filter: one sentence that names the option or the variable. Or the thread that writes cannot be started.
-pub(crate) fn start(but: &str, level: &LogLevel) -> Result<()> {
-    let filter = filter::parse(but, &level.filter).map_err(|why| anyhow!("{level}: {why}"))?;
+/// `level` is not a valid filter, or the thread that writes cannot be started. The error is one sentence. It
+/// names the option or the variable of the filter.
+pub(crate) fn start(base: &str, level: &LogLevel) -> Result<()> {
+    let filter = filter::parse(base, &level.filter).map_err(|why| anyhow!("{level}: {why}"))?;
     let queue = Arc::new(Queue::default());
     let writers = queue.clone();
     thread::Builder::new()
         .name("log".into())
         .spawn(move || writers.write_to(Stderr, lost_lines))
-        .context("no threads can be started")?;
+        .context("cannot start a thread")?;
     let subscriber = subscriber(&queue, filter, stderr().is_terminal());
     tracing::subscriber::set_global_default(subscriber).context("logging cannot be started")?;
-    // The subscriber was the first, so this is.
+    // The subscriber above was the first one, so `LOG` is not set yet.
     let _ = LOG.set(queue);
     Ok(())
 }
 
-/// Returns the subscriber that hands lines to the queue.
+/// Returns the subscriber that passes lines to the queue.
 fn subscriber(queue: &Arc<Queue>, filter: EnvFilter, colours: bool) -> impl Subscriber + Send + Sync {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(queue.clone())
         .with_ansi(colours)
-        // It would print to standard error, and panic where that fails.
+        // The library would print these errors to standard error, and panic if that fails.
         .log_internal_errors(false)
         .event_format(format::Limited { queue: queue.clone(), format: Format::default() })
         .finish()
 }
 
-/// Says a sentence on standard error, after all that was logged.
-pub(crate) fn say(sentence: &str) {
+/// Prints a sentence on standard error, after all lines that were logged.
+pub(crate) fn print_sentence(sentence: &str) {
     let line = format!("kickless: {sentence}\n");
     match LOG.get() {
         Some(queue) => {
             queue.put_held();
             queue.put_last(line.as_bytes());
         }
-        // Nothing is served yet. If it cannot be said, the exit status still tells.
+        // No device is served yet. If standard error fails, the exit status still shows the error.
         None => drop(stderr().write_all(line.as_bytes())),
     }
 }
 
-/// Waits until everything is written, up to [`END_WAIT`]. To be called before the process ends.
+/// Waits up to [`END_WAIT`] until all lines are written. Called before the process ends.
 pub(crate) fn end() {
     if let Some(queue) = LOG.get() {
         queue.put_held();
@@ -82,24 +84,25 @@ pub(crate) fn end() {
     wait_until_written(Instant::now() + END_WAIT);
 }
 
-/// Waits until everything is written, up to `deadline`: so that a long report is not lost for want of room.
+/// Waits up to `deadline` until all lines are written. A long report calls it between its parts, so that the
+/// queue does not overflow.
 pub(crate) fn wait_until_written(deadline: Instant) {
     if let Some(queue) = LOG.get() {
         queue.wait_until_written(deadline);
     }
 }
 
-/// A line that says how many are missing before it.
+/// Returns a line with the number of lines that are lost before it.
 fn lost_lines(count: u64) -> String {
     let mut line = String::new();
-    // A time that cannot be formatted is left out.
+    // If the time cannot be formatted, leave it out.
     let _ = SystemTime.format_time(&mut Writer::new(&mut line));
     line + &format!(
         "  WARN kickless::log: lines lost, standard error could not be written to count={count}\n"
     )
 }
 
-/// Standard error without the lock that a `println!` of a library would wait for.
+/// Standard error. Writes hold no lock, so that a `println!` of a library does not wait for them.
 struct Stderr;
 
 impl Write for Stderr {
@@ -107,7 +110,7 @@ impl Write for Stderr {
         let stderr = stderr();
         loop {
             match rustix::io::write(stderr.as_fd(), bytes) {
-                // Another process has made it non-blocking: it shares the open file with us.
+                // Another process that shares the open file has made it non-blocking.
                 Err(rustix::io::Errno::AGAIN) => {
                     poll(&mut [PollFd::new(&stderr.as_fd(), PollFlags::OUT)], None)?;
                 }

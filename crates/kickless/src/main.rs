@@ -1,9 +1,9 @@
 //! kickless: virtual machine disks and network cards over vhost-user.
 //!
-//! This crate is the program and nothing else: the command line, the log, the socket, and the wiring of the parts, which
-//! know nothing of one another (`wire` alone names the kinds of devices).
+//! This crate contains only the program: the command line, the log, the inherited socket, and the wiring of
+//! the other crates, which do not depend on one another. Only `wire` names the kinds of devices.
 
-// Both block, and panic where they fail.
+// Printing blocks if standard output or error blocks, and panics if it fails.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod capabilities;
@@ -23,25 +23,25 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use cli::{Request, Work};
+use cli::{Invocation, Work};
 
-/// A wrong command line; everything else that goes wrong is 1.
+/// The exit status of a wrong command line. That of all other errors is 1.
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let request = match cli::parse(std::env::args_os()) {
-        Ok(request) => request,
+    let invocation = match cli::parse(std::env::args_os()) {
+        Ok(invocation) => invocation,
         Err(sentence) => {
-            log::say(&sentence);
+            log::print_sentence(&sentence);
             return ExitCode::from(EXIT_USAGE);
         }
     };
-    let outcome = match request {
-        Request::Print(text) => print(&text),
-        Request::Run { log_level, work } => run(&log_level, work),
+    let outcome = match invocation {
+        Invocation::Print(text) => print(&text),
+        Invocation::Run { log_level, work } => run(&log_level, work),
     };
     if let Err(error) = &outcome {
-        log::say(&kickless_daemon::sentence(&**error));
+        log::print_sentence(&kickless_daemon::sentence(&**error));
     }
     log::end();
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -53,9 +53,9 @@ fn print(text: &str) -> Result<()> {
 }
 
 fn run(log_level: &cli::LogLevel, work: Work) -> Result<()> {
-    // What the driver reports of a back-end is the benchmark's result: it is said once.
-    let but = if matches!(work, Work::Bench(_)) { "kickless_driver=off," } else { "" };
-    log::start(but, log_level)?;
+    // The benchmark reports errors of the driver in its result, so the log leaves them out.
+    let base = if matches!(work, Work::Bench(_)) { "kickless_driver=off," } else { "" };
+    log::start(base, log_level)?;
     match work {
         Work::Serve(service) => serve::serve(service),
         Work::ServeFile(path) => serve::serve(config::read(&path)?),

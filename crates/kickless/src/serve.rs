@@ -1,4 +1,4 @@
-//! Serving devices: from the first descriptor to the last request.
+//! Serves devices until the program ends.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -21,30 +21,34 @@ use crate::signals::Signals;
 use crate::uevents::Resizes;
 use crate::{exit, inherited, log, wire};
 
-/// How long counters of many devices wait for the log to have room.
+/// The longest time that a report of many devices waits for room in the log.
 const REPORT_WAIT: Duration = Duration::from_secs(1);
-/// How long the main thread does without news when the kernel has no memory for its wait.
+/// The time until the main thread tries again to wait for events, after the kernel had no memory for it.
 const POLL_RETRY: Duration = Duration::from_secs(1);
 
-/// Serves all devices until a signal comes, or until the only front-end has left where there is but one.
+/// Serves all devices until a signal arrives, or until all devices have ended. A device on an inherited
+/// connection ends when its front-end disconnects.
 ///
 /// # Errors
-/// They cannot be served, or one of them not any longer: one sentence.
+/// The devices cannot be served, or one of them failed. The error is one sentence.
 pub(crate) fn serve(service: Service) -> Result<()> {
-    exit::when_a_thread_panics(kickless_disk::catches_panic);
-    // Before anything is opened that stays open: a descriptor of ours must not be mistaken for one that was passed on to us.
+    exit::exit_on_panic(kickless_disk::catches_panic);
+    // Do this before the process opens other descriptors. Otherwise one of these could have the number of
+    // `--fd`.
     let inherited = service.fd.map(inherited::endpoint).transpose()?;
     let signals = Signals::catch()?;
-    fault::guard().context("the process cannot be kept from a front-end that takes its memory away")?;
+    fault::guard().context("cannot protect the process against front-ends that truncate their memory")?;
     raise_descriptor_limit();
     let notation = service.notation;
     let (registry, mut opened) = open(service, inherited, &signals)?;
-    // In a container there may be no such thing; then it takes a signal.
-    let resizes = Resizes::listen().inspect_err(|error| debug!(%error, "sizes of devices are not told")).ok();
-    // Last, and all of them before any is served: a socket that is there is one that is served.
-    let turns_until = Instant::now() + TURN_WAIT;
+    // A container may not have these events. Only a signal tells about new sizes then.
+    let resizes =
+        Resizes::listen().inspect_err(|error| debug!(%error, "no events about sizes of devices")).ok();
+    // Make all sockets after everything else, and before any device is served. A program that finds its
+    // socket then knows that the device is served.
+    let deadline = Instant::now() + TURN_WAIT;
     for opened in &mut opened {
-        opened.bind(turns_until).map_err(|error| named(opened.config(), notation, error))?;
+        opened.bind(deadline).map_err(|error| with_option(opened.config(), notation, error))?;
     }
     registry.serve(opened)?;
     let waited = serve_until_idle(&registry, &signals, resizes.as_ref());
@@ -56,8 +60,8 @@ pub(crate) fn serve(service: Service) -> Result<()> {
     failed.map(Err).chain([waited]).find(Result::is_err).unwrap_or(Ok(()))
 }
 
-/// Adds to an error the option of the device that is to blame.
-fn named(config: &DeviceConfig, notation: Notation, error: AddError) -> anyhow::Error {
+/// Adds the option of the device that caused it to an error.
+fn with_option(config: &DeviceConfig, notation: Notation, error: AddError) -> anyhow::Error {
     match error.option() {
         Some(option) => {
             let option = config.option(notation, option);
@@ -67,20 +71,20 @@ fn named(config: &DeviceConfig, notation: Notation, error: AddError) -> anyhow::
     }
 }
 
-/// Opens the disks and starts the workers, on a thread of its own: a disk that does not answer must not keep a signal from
-/// ending the process. Nothing is served yet, so the process ends at once then.
+/// Opens the disks and starts the workers on a new thread. A signal can then end the process while a disk
+/// does not answer. The process ends immediately in this case, because no device is served yet.
 ///
 /// # Errors
-/// Something that is asked for cannot be had: one sentence.
+/// A disk cannot be opened, or the workers cannot be started. The error is one sentence.
 fn open(service: Service, inherited: Option<Endpoint>, signals: &Signals) -> Result<(Registry, Vec<Opened>)> {
-    let (done, opening) = UnixStream::pair().context("no descriptors are left to wait with")?;
+    let (done, opening) = UnixStream::pair().context("no free descriptor to wait with")?;
     let (sender, opened) = channel();
     let opener = move || {
-        // Whoever waits ends with this process.
+        // The send fails only if the main thread has given up, and then the process ends.
         let _ = sender.send(open_all(service, inherited));
         drop(opening);
     };
-    thread::Builder::new().name("open".into()).spawn(opener).context("no threads can be started")?;
+    thread::Builder::new().name("open".into()).spawn(opener).context("cannot start a thread")?;
     loop {
         let mut fds =
             [PollFd::from_borrowed_fd(signals.stop(), PollFlags::IN), PollFd::new(&done, PollFlags::IN)];
@@ -90,7 +94,7 @@ fn open(service: Service, inherited: Option<Endpoint>, signals: &Signals) -> Res
         }
         if !fds[0].revents().is_empty() {
             info!("asked to stop before all disks were open");
-            exit::at_once(0);
+            exit::exit_now(0);
         }
         if !fds[1].revents().is_empty() {
             return opened.recv().context("the disks cannot be opened")?;
@@ -104,41 +108,41 @@ fn open_all(service: Service, mut inherited: Option<Endpoint>) -> Result<(Regist
     let mut all = Vec::with_capacity(service.devices.len());
     for config in service.devices {
         let opened = registry.open(config.clone(), inherited.take());
-        all.extend(opened.map_err(|error| named(&config, service.notation, error))?);
+        all.extend(opened.map_err(|error| with_option(&config, service.notation, error))?);
     }
     registry.set_pool(wire::pool(&service.pool, registry.devices_max(), service.notation)?);
     Ok((registry, all))
 }
 
-/// Serves until no device is served any longer: each has failed, or its only front-end has left, or a signal came. Logs
-/// counters when a signal asks for it. Looks at the sizes of disks when a signal asks for it, or what lies behind a disk has
-/// another size.
+/// Waits until no device is served: each has failed, its only front-end has disconnected, or a signal has
+/// stopped it. Logs counters when a signal requests it. Refreshes the sizes of disks when a signal requests
+/// it, or when an event or a device reports another size.
 ///
 /// # Errors
-/// A worker has ended, and all devices with it.
+/// A worker has ended, so that all devices were stopped.
 fn serve_until_idle(registry: &Registry, signals: &Signals, resizes: Option<&Resizes>) -> Result<()> {
     let pool = registry.pool().context("no workers")?;
     let mut outcome = Ok(());
     let mut is_stopping = false;
     while !registry.is_idle() {
-        // A device is not held while this waits: one that is removed is closed then.
+        // Hold no reference to a device during the wait. Otherwise a removed device would not be closed.
         let due: Vec<Waker> =
             registry.devices().iter().filter_map(|served| served.device().refresh_due().cloned()).collect();
-        // These stay readable.
+        // These two descriptors stay readable, so watch them only until they were readable once.
         let once = |is_over: bool| if is_over { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = vec![
             PollFd::from_borrowed_fd(registry.changed(), PollFlags::IN),
             PollFd::from_borrowed_fd(signals.stop(), once(is_stopping)),
             PollFd::from_borrowed_fd(pool.failed(), once(outcome.is_err())),
             PollFd::from_borrowed_fd(signals.report(), PollFlags::IN),
-            PollFd::from_borrowed_fd(signals.look(), PollFlags::IN),
+            PollFd::from_borrowed_fd(signals.refresh(), PollFlags::IN),
         ];
         fds.extend(resizes.map(|resizes| PollFd::from_borrowed_fd(resizes.as_fd(), PollFlags::IN)));
         fds.extend(due.iter().map(|waker| PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)));
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => {
-                warn!(%error, "signals cannot be waited for just now");
+                warn!(%error, "cannot wait for signals now");
                 thread::sleep(POLL_RETRY);
                 continue;
             }
@@ -157,7 +161,7 @@ fn serve_until_idle(registry: &Registry, signals: &Signals, resizes: Option<&Res
             log_counters(&registry.devices(), "counters");
         }
         let is_due = due.iter().fold(false, |is_due, waker| is_due | waker.clear());
-        if signals.take_look() | is_due | resizes.is_some_and(Resizes::take) {
+        if signals.take_refresh() | is_due | resizes.is_some_and(Resizes::take) {
             registry.devices().iter().for_each(Served::refresh);
         }
     }
@@ -167,15 +171,15 @@ fn serve_until_idle(registry: &Registry, signals: &Signals, resizes: Option<&Res
 fn log_counters(devices: &[Arc<Served>], occasion: &str) {
     let deadline = Instant::now() + REPORT_WAIT;
     for served in devices {
-        served.config().span().in_scope(|| log::in_full(|| served.statistics().log(occasion)));
+        served.config().span().in_scope(|| log::without_limits(|| served.statistics().log(occasion)));
         log::wait_until_written(deadline);
     }
 }
 
-/// Each queue and each piece of guest memory takes descriptors, and the limit on them is low for the sake of programs that
-/// use `select`.
+/// Raises the soft limit on descriptors to the hard limit. Each queue and each region of guest memory needs
+/// descriptors. The soft limit is low by default for programs that use `select`.
 fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // Where this is refused, the limit that there is may do.
+    // If this fails, the present limit may be sufficient.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }

@@ -1,16 +1,16 @@
-//! What is to be served: devices, and the workers that they share.
+//! The devices that the program serves, and the workers that they share.
 
 use kickless_daemon::{DeviceConfig, Notation, PoolConfig};
 
 /// A pool of workers, and the devices that share it.
 #[derive(Debug)]
 pub(crate) struct Service {
-    /// Where the operator wrote all this.
+    /// The notation of the options, for sentences about them.
     pub(crate) notation: Notation,
-    /// The workers.
+    /// The configuration of the workers.
     pub(crate) pool: PoolConfig,
-    /// At least one.
+    /// The devices, at least one.
     pub(crate) devices: Vec<DeviceConfig>,
-    /// The descriptor that the only device has instead of a path: its number.
+    /// The number of the inherited socket that the only device uses instead of a path.
     pub(crate) fd: Option<i32>,
 }

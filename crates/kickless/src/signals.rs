@@ -1,5 +1,5 @@
-//! Signals, as descriptors that become readable: SIGTERM and SIGINT end the program, SIGUSR1 asks it what it has counted,
-//! SIGHUP has it look whether disks have grown.
+//! Turns signals into readable descriptors. SIGTERM and SIGINT end the program, SIGUSR1 requests the
+//! counters, and SIGHUP requests a refresh of the sizes of disks.
 
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,21 +11,21 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::low_level::pipe;
 
-/// The signals that are waited for. None of them kills the process any more.
+/// The signals that the program handles. They no longer kill the process.
 #[derive(Debug)]
 pub(crate) struct Signals {
     stop: UnixStream,
     report: UnixStream,
-    look: UnixStream,
+    refresh: UnixStream,
 }
 
 impl Signals {
-    /// From now on signals are waited for.
+    /// Starts to catch the signals.
     ///
     /// # Errors
-    /// The process is out of descriptors.
+    /// The process has no free descriptor.
     pub(crate) fn catch() -> Result<Self> {
-        // A file that may not grow (RLIMIT_FSIZE), be it the log's or an image: the write fails, and the process goes on.
+        // A write beyond RLIMIT_FSIZE, to the log or an image, then fails and does not kill the process.
         flag::register(SIGXFSZ, Arc::default()).context("signals cannot be caught")?;
         let (stop, stopping) = pair()?;
         for signal in [SIGTERM, SIGINT] {
@@ -33,34 +33,35 @@ impl Signals {
         }
         let (report, reporting) = pair()?;
         watch(SIGUSR1, &reporting)?;
-        let (look, looking) = pair()?;
-        watch(SIGHUP, &looking)?;
-        Ok(Self { stop, report, look })
+        let (refresh, refreshing) = pair()?;
+        watch(SIGHUP, &refreshing)?;
+        Ok(Self { stop, report, refresh })
     }
 
-    /// Readable, and for good, once the program is to end.
+    /// Returns a descriptor that becomes readable when the program must end, and stays readable.
     pub(crate) fn stop(&self) -> BorrowedFd<'_> {
         self.stop.as_fd()
     }
 
-    /// Readable once somebody asks for the counters, until [`Signals::take_report`].
+    /// Returns a descriptor that is readable after a request for the counters, until
+    /// [`Signals::take_report`].
     pub(crate) fn report(&self) -> BorrowedFd<'_> {
         self.report.as_fd()
     }
 
-    /// Whether somebody has asked for the counters, once or more often.
+    /// Returns whether the counters were requested since the last call.
     pub(crate) fn take_report(&self) -> bool {
         take(&self.report)
     }
 
-    /// Readable once somebody says that disks may have changed, until [`Signals::take_look`].
-    pub(crate) fn look(&self) -> BorrowedFd<'_> {
-        self.look.as_fd()
+    /// Returns a descriptor that is readable after a request for a refresh, until [`Signals::take_refresh`].
+    pub(crate) fn refresh(&self) -> BorrowedFd<'_> {
+        self.refresh.as_fd()
     }
 
-    /// Whether somebody has said so, once or more often.
-    pub(crate) fn take_look(&self) -> bool {
-        take(&self.look)
+    /// Returns whether a refresh was requested since the last call.
+    pub(crate) fn take_refresh(&self) -> bool {
+        take(&self.refresh)
     }
 }
 
@@ -73,7 +74,7 @@ fn take(mut from: &UnixStream) -> bool {
 }
 
 fn pair() -> Result<(UnixStream, UnixStream)> {
-    let (ours, theirs) = UnixStream::pair().context("no descriptors are left to wait for signals with")?;
+    let (ours, theirs) = UnixStream::pair().context("no free descriptor to wait for signals with")?;
     for end in [&ours, &theirs] {
         end.set_nonblocking(true).context("signals cannot be waited for")?;
     }
@@ -81,7 +82,7 @@ fn pair() -> Result<(UnixStream, UnixStream)> {
 }
 
 fn watch(signal: i32, with: &UnixStream) -> Result<()> {
-    let with = with.try_clone().context("no descriptors are left to wait for signals with")?;
+    let with = with.try_clone().context("no free descriptor to wait for signals with")?;
     pipe::register(signal, with).context("signals cannot be waited for")?;
     Ok(())
 }
@@ -100,7 +101,7 @@ mod tests {
         poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
     }
 
-    // One test: the signals are the process's.
+    // This is one test, because signals go to the whole process.
     #[test]
     fn signals_make_them_readable() {
         let signals = Signals::catch().unwrap();
@@ -113,7 +114,7 @@ mod tests {
             assert!(signals.take_report());
         }
         kill_process(getpid(), Signal::HUP).unwrap();
-        assert!(readable(signals.look(), limit) && signals.take_look() && !signals.take_look());
+        assert!(readable(signals.refresh(), limit) && signals.take_refresh() && !signals.take_refresh());
         assert!(!readable(signals.stop(), Duration::ZERO) && !signals.take_report());
 
         kill_process(getpid(), Signal::TERM).unwrap();

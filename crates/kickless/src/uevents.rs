@@ -1,4 +1,4 @@
-//! What the kernel says of the host's devices: that one has another size.
+//! Receives the kernel's events about new sizes of the host's block devices.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,19 +6,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
-/// The kernel's own messages; udev's are another group's.
+/// The netlink group of the kernel's messages. Those of udev have another group.
 const FROM_KERNEL: u32 = 1;
-/// No message is longer.
+/// The length of the longest message.
 const MESSAGE_MAX: usize = 8192;
 
-/// A socket on which the kernel tells of devices.
+/// A socket on which the kernel reports changes of devices.
 pub(crate) struct Resizes(OwnedFd);
 
 impl Resizes {
-    /// Listens from now on.
+    /// Starts to receive events.
     ///
     /// # Errors
-    /// The host, or what this process is locked into, has no such socket.
+    /// The host or the container has no such socket.
     pub(crate) fn listen() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(KOBJECT_UEVENT))?;
@@ -26,7 +26,7 @@ impl Resizes {
         Ok(Self(socket))
     }
 
-    /// Takes all messages; whether one of them is of a size, or some were lost.
+    /// Takes all messages. Returns whether one of them reports a new size, or some were lost.
     pub(crate) fn take(&self) -> bool {
         let mut message = [0; MESSAGE_MAX];
         let mut resized = false;
@@ -34,7 +34,7 @@ impl Resizes {
             match recv(&self.0, &mut message[..], RecvFlags::DONTWAIT) {
                 Ok((len, _)) => resized |= message.get(..len).is_some_and(is_resize),
                 Err(rustix::io::Errno::INTR) => {}
-                // Messages were lost: what they said may have been that.
+                // Messages were lost. One of them may have reported a new size.
                 Err(rustix::io::Errno::NOBUFS) => resized = true,
                 Err(_) => return resized,
             }
@@ -48,7 +48,8 @@ impl AsFd for Resizes {
     }
 }
 
-/// A message is a heading and assignments, each with a zero after it.
+/// Returns whether a message reports a new size. A message is a heading and assignments, each followed by a
+/// zero byte.
 fn is_resize(message: &[u8]) -> bool {
     let has = |wanted: &[u8]| message.split(|&byte| byte == 0).any(|word| word == wanted);
     has(b"SUBSYSTEM=block") && has(b"RESIZE=1")

@@ -1,4 +1,4 @@
-//! The only file that knows which kinds of devices there are: it makes them of their configuration.
+//! Makes devices from their configuration. Only this file knows the kinds of devices.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -19,13 +19,13 @@ use tracing::{info, warn};
 
 use crate::service::Service;
 
-/// The file in which the kernel lists the CPUs that run, as in `--cpu`.
+/// The file in which the kernel lists the online CPUs, in the syntax of `--cpu`.
 const CPUS_ONLINE: &str = "/sys/devices/system/cpu/online";
 
 /// Makes a registry for the devices of a service.
 ///
 /// # Errors
-/// The process is out of descriptors.
+/// The process has no free descriptor.
 pub(crate) fn registry(service: &Service) -> Result<Registry> {
     let images = Images::default();
     let make = move |config: &DeviceConfig| match &config.kind {
@@ -38,13 +38,13 @@ pub(crate) fn registry(service: &Service) -> Result<Registry> {
         }
         DeviceKind::Net(net) => Ok(Arc::new(card(net, config.serve.queue_size)) as Arc<dyn Device>),
     };
-    Registry::new(service.devices.len(), make).context("no descriptors are left to wait with")
+    Registry::new(service.devices.len(), make).context("no free descriptor to wait with")
 }
 
 /// Starts the workers.
 ///
 /// # Errors
-/// The workers that are asked for cannot be had: one sentence.
+/// The workers cannot be started. The error is one sentence.
 pub(crate) fn pool(config: &PoolConfig, devices_max: usize, notation: Notation) -> Result<Pool> {
     let options = config.worker_options(u32::try_from(devices_max).unwrap_or(u32::MAX), notation);
     let options =
@@ -54,12 +54,12 @@ pub(crate) fn pool(config: &PoolConfig, devices_max: usize, notation: Notation) 
     Ok(pool)
 }
 
-/// Checks that this machine has the CPUs.
+/// Checks that this machine has these CPUs.
 ///
 /// # Errors
-/// It has not: one sentence.
+/// A CPU does not exist or is offline. The error is one sentence.
 pub(crate) fn check_cpus(cpus: &[usize], notation: Notation) -> Result<()> {
-    // Where the host does not say, the workers try.
+    // If the host does not list its CPUs, the workers find out when they start.
     let Ok(online) = fs::read_to_string(CPUS_ONLINE) else { return Ok(()) };
     let online = online.trim();
     let Ok(CpuList(here)) = online.parse() else { return Ok(()) };
@@ -75,7 +75,7 @@ pub(crate) fn check_cpus(cpus: &[usize], notation: Notation) -> Result<()> {
     }
 }
 
-/// The images of the devices that there are.
+/// The images of all open disks.
 #[derive(Default)]
 struct Images(Mutex<Vec<Image>>);
 
@@ -88,7 +88,8 @@ struct Image {
 }
 
 impl Images {
-    /// Warns if another device has the image of this one. They can be used in turns, so this is no error.
+    /// Warns if another device has the same image. This is not an error, because the devices can be used one
+    /// after the other.
     fn warn_of_shared(&self, name: Option<&str>, config: &BlkConfig, device: &Arc<Blk>) {
         let file = device.disk().file().filter(|_| config.lock == Switch::On && !config.incoming);
         let Some(found) = file.and_then(|file| file.metadata().ok()) else { return };
@@ -105,7 +106,7 @@ impl Images {
     }
 }
 
-/// Adds to a sentence about a file that is missing what its name was perhaps meant to be.
+/// Adds a hint about the probable mistake to an error about a missing file.
 fn hint(error: anyhow::Error, of: &DiskSpec) -> anyhow::Error {
     let DiskSpec::File(path) = of else { return error };
     if path.exists() {

@@ -1,4 +1,4 @@
-//! The program from outside: exit status, what it says, and the socket that it leaves behind or does not.
+//! Runs the program, and checks its exit status, its sentences and its socket.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use std::fs::{self, File, Permissions};
@@ -16,14 +16,14 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
-/// Far more than anything here takes.
+/// After this time, a test has failed. No machine is so slow.
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn kickless(arguments: &[&str]) -> Output {
     Command::new(PROGRAM).args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Runs `kickless blk` with a disk that cannot be served; what it says.
+/// Runs a program that must fail with status 1. Returns its sentence.
 fn refused(program: &mut Command) -> String {
     let output = program.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -32,7 +32,7 @@ fn refused(program: &mut Command) -> String {
     said
 }
 
-/// A directory with an image in it.
+/// A directory with an image.
 struct Scratch {
     dir: TempDir,
     image: PathBuf,
@@ -54,7 +54,7 @@ impl Scratch {
         let mut command = Command::new(PROGRAM);
         command
             .arg("blk")
-            // What file system the temporary directory is on is not the point here.
+            // The temporary directory may be on any file system.
             .arg("--cache=writeback")
             .arg(format!("--socket-path={}", self.socket().display()))
             .arg(format!("--blk-file={}", disk.display()));
@@ -62,7 +62,7 @@ impl Scratch {
     }
 }
 
-/// A daemon that has begun to serve; killed if the test gives up.
+/// A daemon that serves. Killed if the test fails.
 struct Daemon(Child);
 
 impl Daemon {
@@ -81,7 +81,7 @@ impl Daemon {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// The exit status, and what it said since it began to serve.
+    /// Waits for the end. Returns the exit status, and the log since the daemon serves.
     fn end(mut self) -> (Option<i32>, String) {
         let start = Instant::now();
         while self.0.try_wait().unwrap().is_none() {
@@ -110,7 +110,7 @@ fn capabilities_are_json_with_nothing_around_it() {
 }
 
 #[test]
-fn under_its_other_name_it_is_the_block_back_end() {
+fn the_name_kickless_blk_implies_the_command_blk() {
     let dir = TempDir::new().unwrap();
     let link = dir.path().join("kickless-blk");
     std::os::unix::fs::symlink(PROGRAM, &link).unwrap();
@@ -145,7 +145,7 @@ fn a_wrong_command_line_is_status_2_and_one_sentence() {
 }
 
 #[test]
-fn log_levels_that_are_none() {
+fn invalid_log_levels_are_refused() {
     let scratch = Scratch::new();
     let null = Path::new("null:1M");
     let typo = refused(scratch.blk(null).arg("--log-level=ifno"));
@@ -156,7 +156,7 @@ fn log_levels_that_are_none() {
     assert!(part.contains("no part \"kickless_vhots\"") && part.contains("kickless_vhost,"), "{part}");
     assert!(!scratch.socket().exists());
 
-    // An error is still said, and an empty variable is none.
+    // Errors are printed with any level, and an empty variable counts as absent.
     let missing = scratch.dir.path().join("missing");
     refused(scratch.blk(&missing).arg("--log-level=warning"));
     let daemon = Daemon::start(scratch.blk(null).env("KICKLESS_LOG", ""));
@@ -189,7 +189,7 @@ fn disks_that_cannot_be_served() {
     assert!(!scratch.socket().exists());
 }
 
-/// `command`, bound by the permissions of files even where the tests run as root.
+/// Returns `command` without the privileges of root, so that the permissions of files apply.
 fn without_privileges(command: &Command) -> Command {
     if !geteuid().is_root() {
         let mut same = Command::new(command.get_program());
@@ -203,7 +203,7 @@ fn without_privileges(command: &Command) -> Command {
 }
 
 #[test]
-fn disks_that_may_not_be_used() {
+fn disks_without_permission_are_refused() {
     let scratch = Scratch::new();
     fs::set_permissions(&scratch.image, Permissions::from_mode(0o444)).unwrap();
     let read_only = refused(&mut without_privileges(&scratch.blk(&scratch.image)));
@@ -224,7 +224,7 @@ fn a_locked_image() {
     let lock = ImageLock::acquire(&file, false).unwrap();
     let locked = refused(&mut scratch.blk(&scratch.image));
     assert!(locked.contains("disk.img") && locked.contains("another process"), "{locked}");
-    // Whoever migrates a machine in, or knows better, starts all the same.
+    // The program starts with --incoming or without --lock.
     for option in ["--incoming", "--lock=off"] {
         let daemon = Daemon::start(scratch.blk(&scratch.image).arg(option));
         daemon.signal(Signal::TERM);
@@ -232,14 +232,14 @@ fn a_locked_image() {
     }
     drop(lock);
     let daemon = Daemon::start(&mut scratch.blk(&scratch.image));
-    // No front-end, no ring, no lock.
+    // The program holds no lock while no ring runs.
     ImageLock::acquire(&file, false).unwrap();
     daemon.signal(Signal::INT);
     assert_eq!(daemon.end().0, Some(0));
 }
 
 #[test]
-fn sockets_that_cannot_be_had() {
+fn sockets_that_cannot_be_made_are_refused() {
     let scratch = Scratch::new();
     let null = Path::new("null:1M");
     fs::write(scratch.socket(), "a file").unwrap();
@@ -252,7 +252,7 @@ fn sockets_that_cannot_be_had() {
     assert!(taken.contains("--socket-path") && taken.contains("listening"), "{taken}");
     drop(listener);
 
-    // A name that nobody listens on any more is replaced, and taken away at the end.
+    // A stale socket is replaced, and the new one is removed at the end.
     let daemon = Daemon::start(&mut scratch.blk(null));
     UnixStream::connect(scratch.socket()).unwrap();
     daemon.signal(Signal::TERM);
@@ -279,7 +279,8 @@ fn modes_and_groups() {
     assert!(cpu.contains("--cpu: CPU 1023 does not exist"), "{cpu}");
 }
 
-/// `kickless blk --fd=3` with `socket` under that number. A shell puts it there: nothing safe in std does.
+/// Returns `kickless blk --fd=3` with `socket` under that number. A shell sets the number, because std has no
+/// safe function for it.
 fn with_descriptor(socket: OwnedFd) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "exec 3<&0 0</dev/null; exec \"$0\" blk --fd=3 --blk-file=null:1M", PROGRAM]);
@@ -295,7 +296,7 @@ fn inherited_sockets() {
     UnixStream::connect(scratch.socket()).unwrap();
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.end().0, Some(0));
-    // Whoever made the name takes it away.
+    // The process that made the name must remove it, so the daemon leaves it.
     assert!(scratch.socket().exists());
 
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -316,7 +317,7 @@ fn refused_descriptor(descriptor: OwnedFd) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// Runs `kickless serve` with this file; what it says.
+/// Runs `kickless serve` with this file, which it must refuse. Returns its sentence.
 fn refused_config(scratch: &Scratch, config: impl AsRef<[u8]>) -> String {
     let path = scratch.dir.path().join("disks.toml");
     fs::write(&path, config).unwrap();
@@ -346,7 +347,7 @@ fn a_wrong_file_is_one_sentence_with_its_line() {
     assert!(directory.contains("--config=/"), "{directory}");
 }
 
-/// A `[[device]]` that serves `disk` on a socket of this name in the directory.
+/// Returns a `[[device]]` that serves `disk` on a socket of this name in the directory.
 fn device(scratch: &Scratch, name: &str, disk: &str) -> String {
     let socket = scratch.dir.path().join(name);
     format!("[[device]]\nsocket-path = '{}'\nblk-file = '{disk}'\ncache = 'writeback'\n", socket.display())
@@ -405,7 +406,7 @@ fn devices_of_a_file() {
         assert!(said.contains("device{name=a}: ") && said.contains("device{name=b}: "), "{said}");
         assert!(!sockets[0].exists() && !sockets[1].exists());
     }
-    // Whose name stays behind is replaced.
+    // A killed daemon leaves its socket behind, and the next one replaces it.
     let mut daemon = serve();
     daemon.0.kill().unwrap();
     daemon.0.wait().unwrap();
@@ -442,7 +443,8 @@ fn a_signal_while_a_disk_is_being_opened() {
     let server = UnixListener::bind(scratch.dir.path().join("nbd")).unwrap();
     let uri = format!("nbd+unix:///?socket={}", scratch.dir.path().join("nbd").display());
     let mut child = scratch.blk(Path::new(&uri)).stderr(Stdio::piped()).spawn().unwrap();
-    // Connected, and never answered: the daemon would give up after ten seconds, with status 1.
+    // The server accepts and never answers. Without a signal, the daemon would fail with status 1 after ten
+    // seconds.
     let _connection = server.accept().unwrap();
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut said = String::new();

@@ -1,4 +1,4 @@
-//! The log, when standard error is not read: nothing that the program does waits for it.
+//! Checks the log while standard error is not read. The program does not wait for it.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use std::fs::{self, OpenOptions};
@@ -16,17 +16,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kickless");
-/// Far more than anything here takes.
+/// After this time, a test has failed. No machine is so slow.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A daemon that logs into a pipe; killed if the test gives up.
+/// A daemon that logs into a pipe. Killed if the test fails.
 struct Daemon {
     child: Child,
     dir: TempDir,
 }
 
 impl Daemon {
-    /// Starts it; what it logs after it has begun to serve.
+    /// Starts a daemon. Returns it with a reader of its log, from the moment when it serves.
     fn start() -> (Self, BufReader<ChildStderr>) {
         Self::start_with(&["--blk-file=mem:1M", "--log-level=debug"])
     }
@@ -53,7 +53,7 @@ impl Daemon {
         self.dir.path().join("socket")
     }
 
-    /// A front-end comes, uses the disk and goes: that logs some thousand bytes.
+    /// Connects a front-end, uses the disk, and disconnects. The daemon logs some thousand bytes.
     fn visit(&self) {
         let disk = Disk::connect(Options::new(self.socket())).unwrap();
         let (written, mut read) = ([7; 4096], [0; 4096]);
@@ -62,11 +62,11 @@ impl Daemon {
         assert_eq!(written, read);
     }
 
-    /// A front-end comes, reads 60 bytes of the configuration space so often, and goes. With each message the log has 60 numbers of
-    /// three digits.
+    /// Connects a front-end, which reads 60 bytes of the configuration space `times` times, and disconnects.
+    /// The log of each message has 60 numbers of three digits.
     fn read_config(&self, times: usize) {
         let mut front_end = UnixStream::connect(self.socket()).unwrap();
-        // GET_CONFIG, version 1, with 72 bytes: offset, size and flags, and what is read.
+        // GET_CONFIG, version 1, with 72 bytes: the offset, the size, the flags and 60 bytes of data.
         let numbers: [u32; 6] = [24, 1, 72, 0, 60, 0];
         let message: Vec<u8> = numbers.into_iter().flat_map(u32::to_le_bytes).chain([255; 60]).collect();
         let mut reply = vec![0; message.len()];
@@ -98,7 +98,7 @@ impl Drop for Daemon {
 }
 
 #[test]
-fn nobody_reads_any_more() {
+fn the_program_ends_after_the_reader_of_the_log_has_ended() {
     let (mut daemon, log) = Daemon::start();
     daemon.visit();
     drop(log);
@@ -109,16 +109,17 @@ fn nobody_reads_any_more() {
     assert!(!daemon.socket().exists());
 }
 
-/// Has the daemon log more than a pipe and its own buffers hold, which is 2 MiB and 64 KiB.
+/// Makes the daemon log more than a pipe and its own buffers hold, which is 2 MiB and 64 KiB.
 ///
-/// By messages of one front-end: each visit of the driver ends with `io_destroy`, which waits for a grace period of the kernel.
+/// Uses the messages of one front-end. Many connections of a driver would be slow, because each ends with
+/// `io_destroy`, which waits for a grace period of the kernel.
 fn flood(daemon: &Daemon) {
     daemon.read_config((3 << 20) / (5 * 60));
     daemon.visit();
 }
 
 #[test]
-fn the_reader_stands_still_and_goes_on() {
+fn a_reader_that_stops_and_continues_sees_the_number_of_lost_lines() {
     let (mut daemon, mut log) = Daemon::start();
     flood(&daemon);
     let mut line = String::new();
@@ -128,7 +129,7 @@ fn the_reader_stands_still_and_goes_on() {
     }
     let (_, count) = line.trim_end().rsplit_once("count=").unwrap();
     assert!(count.parse::<u64>().unwrap() > 0, "{line}");
-    // What comes now is not lost.
+    // Later lines are not lost.
     assert_eq!(daemon.stop().code(), Some(0));
     let mut rest = String::new();
     log.read_to_string(&mut rest).unwrap();
@@ -138,7 +139,7 @@ fn the_reader_stands_still_and_goes_on() {
 }
 
 #[test]
-fn the_reader_stands_still_to_the_end() {
+fn the_program_ends_although_the_reader_of_the_log_has_stopped() {
     let (mut daemon, _log) = Daemon::start();
     flood(&daemon);
     assert_eq!(daemon.stop().code(), Some(0));
@@ -150,7 +151,7 @@ fn the_log_is_a_file_that_may_not_grow() {
     let dir = TempDir::new().unwrap();
     let log = dir.path().join("log");
     fs::write(&log, vec![b'\n'; 4 << 20]).unwrap();
-    // At most 2 MiB, whatever the shell's unit is.
+    // The limit is at most 2 MiB, because the unit of `ulimit` depends on the shell.
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -f 2048 && exec \"$@\"", "sh", PROGRAM, "blk", "--blk-file=mem:64K"]);
     command.arg(format!("--socket-path={}", dir.path().join("socket").display()));
@@ -166,7 +167,7 @@ fn the_log_is_a_file_that_may_not_grow() {
     assert_eq!(daemon.stop().code(), Some(0));
 }
 
-/// The lines of `text` that have all these words.
+/// Returns the number of lines of `text` that contain all these words.
 fn having(text: &str, words: &[&str]) -> usize {
     text.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
 }
@@ -184,7 +185,7 @@ fn a_disk_that_fails_is_one_warning_of_each_kind() {
     let mut said = String::new();
     log.read_to_string(&mut said).unwrap();
     for operation in ["operation=\"read\"", "operation=\"write\""] {
-        // More only where this took more than ten seconds.
+        // There are more lines only if this took longer than ten seconds.
         let lines = having(&said, &[" WARN ", operation, "a request failed", "error=Input/output error"]);
         assert!((1..10).contains(&lines), "{said}");
         let rest = having(&said, &[" WARN ", operation, "more requests failed", "suppressed=1"]);
@@ -193,7 +194,7 @@ fn a_disk_that_fails_is_one_warning_of_each_kind() {
 }
 
 #[test]
-fn what_was_suppressed_is_told_at_the_end() {
+fn suppressed_lines_are_reported_at_the_end() {
     let (mut daemon, mut log) = Daemon::start_with(&["--blk-file=mem:1M"]);
     const VISITS: usize = 200;
     (0..VISITS).for_each(|_| daemon.read_config(1));
@@ -209,7 +210,7 @@ fn what_was_suppressed_is_told_at_the_end() {
 }
 
 #[test]
-fn a_second_front_end_is_told_of() {
+fn a_second_front_end_is_logged() {
     let (mut daemon, mut log) = Daemon::start_with(&["--blk-file=null:1M"]);
     let first = Disk::connect(Options::new(daemon.socket())).unwrap();
     let second = UnixStream::connect(daemon.socket()).unwrap();
@@ -230,14 +231,14 @@ fn a_second_front_end_is_told_of() {
     assert!(!rest.contains("another front-end"), "{rest}");
 }
 
-/// How `kickless` ends with these arguments, and nobody at the other end of standard error and output.
+/// Runs `kickless` with standard output and error closed at the other end. Returns its exit status.
 fn unheard(arguments: &[&str]) -> Option<i32> {
     let writer = || pipe_with(PipeFlags::CLOEXEC).unwrap().1;
     Command::new(PROGRAM).args(arguments).stderr(writer()).stdout(writer()).status().unwrap().code()
 }
 
 #[test]
-fn the_status_tells_where_no_sentence_can() {
+fn the_exit_status_shows_errors_that_cannot_be_printed() {
     assert_eq!(unheard(&["blk"]), Some(2));
     assert_eq!(unheard(&["blk", "--socket-path=a", "--blk-file=/nonexistent/disk.img"]), Some(1));
     assert_eq!(unheard(&["blk", "--socket-path=a", "--blk-file=null:1M", "--log-level=ifno"]), Some(1));

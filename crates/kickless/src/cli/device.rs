@@ -5,29 +5,30 @@ use kickless_daemon::{DeviceConfig, DeviceKind, Mistake, Notation, PoolConfig, S
 
 use crate::service::Service;
 
-/// A command that serves one device. `K` has the options of the device's kind.
+/// The options of a command that serves one device. `K` has the options of its kind.
 #[derive(Debug, Args)]
 pub(crate) struct DeviceOptions<K: Args> {
     #[command(flatten)]
     kind: K,
     #[command(flatten)]
     serve: ServeConfig,
-    /// Use this inherited socket, which listens or is connected; when a connected one is closed, the program ends
+    /// Use the inherited socket with this number, which listens or is connected. The program ends when a
+    /// connected socket is closed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(3..))]
     #[arg(conflicts_with_all = ["socket_path", "socket_mode", "socket_group"])]
     fd: Option<i32>,
     #[command(flatten)]
     pool: PoolConfig,
-    /// Say in JSON what this back-end can do, and do nothing else
+    /// Print the capabilities of this back-end as JSON and exit
     #[arg(long)]
     print_capabilities: bool,
 }
 
 impl<K: Args> DeviceOptions<K> {
-    /// Returns a service that has one device, of the kind that `kind` makes of its options.
+    /// Returns the service of this one device. `kind` wraps the options of its kind.
     ///
     /// # Errors
-    /// Options do not go together.
+    /// Some options cannot be combined.
     pub(crate) fn service(self, kind: fn(K) -> DeviceKind) -> Result<Service, Mistake> {
         let notation = Notation::CommandLine;
         let (pool, device) = (self.pool, DeviceConfig { kind: kind(self.kind), serve: self.serve });

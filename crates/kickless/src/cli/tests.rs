@@ -1,4 +1,4 @@
-//! Command lines, right and wrong.
+//! Parses correct and wrong command lines.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use kickless_worker::Poll;
 
 use super::*;
 
-fn parsed(line: &str) -> Result<Request, String> {
+fn parsed(line: &str) -> Result<Invocation, String> {
     parse(line.split_whitespace().map(OsString::from))
 }
 
 fn service(line: &str) -> Service {
     match parsed(line) {
-        Ok(Request::Run { work: Work::Serve(service), .. }) => service,
+        Ok(Invocation::Run { work: Work::Serve(service), .. }) => service,
         other => panic!("{line}: {other:?}"),
     }
 }
@@ -176,11 +176,11 @@ fn capabilities_whatever_else_is_said() {
         "kickless-blk --print-capabilities",
         "/opt/kickless-blk --no-such-option --fd=x --print-capabilities --fd=4",
     ] {
-        let Ok(Request::Print(text)) = parsed(line) else { panic!("{line}") };
+        let Ok(Invocation::Print(text)) = parsed(line) else { panic!("{line}") };
         assert!(text.contains("blk-file") && text.ends_with('\n'), "{line}: {text}");
     }
     let net = parsed("kickless net --port=wrong --print-capabilities");
-    assert!(matches!(net, Ok(Request::Print(text)) if text == "{\"type\":\"net\"}\n"));
+    assert!(matches!(net, Ok(Invocation::Print(text)) if text == "{\"type\":\"net\"}\n"));
     assert!(parsed("kickless --print-capabilities").is_err());
 }
 
@@ -231,7 +231,7 @@ fn images_of_a_ceph_cluster() {
 #[test]
 fn help_and_version_are_no_mistakes() {
     for line in ["kickless --help", "kickless --version", "kickless blk --help", "kickless-blk -h"] {
-        assert!(matches!(parsed(line), Ok(Request::Print(_))), "{line}");
+        assert!(matches!(parsed(line), Ok(Invocation::Print(_))), "{line}");
     }
 }
 

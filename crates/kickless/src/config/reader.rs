@@ -1,7 +1,7 @@
 //! Reads a table as a struct.
 //!
-//! The struct says what its fields are (`serde`). What is wrong with a value becomes one sentence with the file, the line, the
-//! key, and the value as it is written.
+//! The struct defines the keys and the types of their values (`serde`). An error is one sentence with the
+//! file, the line, the key, and the value as it is written.
 
 use std::fmt::{self, Display};
 use std::slice;
@@ -17,7 +17,7 @@ impl Section<'_> {
     /// Reads the whole table. Its keys are the fields of `T`, in that order.
     ///
     /// # Errors
-    /// A value is wrong or absent, or a key is unknown.
+    /// A value is wrong, a required key is absent, or a key is unknown.
     pub(super) fn read<T: for<'de> Deserialize<'de>>(&mut self) -> Result<T> {
         T::deserialize(Reader { section: self, own: &[] }).map_err(|refused| match refused {
             Refused::Missing(key) => self.needs(key),
@@ -26,8 +26,8 @@ impl Section<'_> {
         })
     }
 
-    /// Checks the values that are there as [`Section::read`] does; others may be absent. The keys `own` are not offered where
-    /// a key is unknown.
+    /// Checks the present values as [`Section::read`] does. Required keys may be absent. A sentence about an
+    /// unknown key does not suggest the keys in `own`.
     ///
     /// # Errors
     /// A value is wrong, or a key is unknown.
@@ -41,14 +41,14 @@ impl Section<'_> {
     }
 }
 
-/// Why a table cannot be read.
+/// The error of a table that cannot be read.
 #[derive(Debug)]
 enum Refused {
-    /// What is wrong, as the end of a sentence.
+    /// The reason, as the end of a sentence.
     Why(String),
-    /// A key that is absent.
+    /// This required key is absent.
     Missing(&'static str),
-    /// The whole sentence.
+    /// The whole sentence, with the file and the line.
     Located(Error),
 }
 
@@ -77,7 +77,7 @@ impl de::Error for Refused {
 /// Reads a section as a struct.
 struct Reader<'s, 't> {
     section: &'s mut Section<'t>,
-    /// Keys that are not offered where a key is unknown.
+    /// Keys that a sentence about an unknown key does not suggest.
     own: &'s [&'s str],
 }
 
@@ -103,7 +103,7 @@ impl<'de> Deserializer<'de> for Reader<'_, '_> {
     }
 }
 
-/// The keys of a section that are there, in the order of the fields of the struct.
+/// The present keys of a section, in the order of the fields of the struct.
 struct Keys<'s, 't> {
     reader: Reader<'s, 't>,
     all: &'static [&'static str],
@@ -128,7 +128,7 @@ impl<'de> MapAccess<'de> for Keys<'_, '_> {
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Refused> {
         let Some((key, entry)) = self.next.take() else {
-            return Err(Refused::Why("a key comes first".into()));
+            return Err(Refused::Why("a value was read before its key".into()));
         };
         let section = &self.reader.section;
         seed.deserialize(Value(&entry.value)).map_err(|refused| match refused {
@@ -138,7 +138,7 @@ impl<'de> MapAccess<'de> for Keys<'_, '_> {
     }
 }
 
-/// Reads a value as the kind that its field asks for.
+/// Reads a value as the type of its field.
 struct Value<'v, 't>(&'v DeValue<'t>);
 
 impl<'de> Deserializer<'de> for Value<'_, '_> {
@@ -155,7 +155,8 @@ impl<'de> Deserializer<'de> for Value<'_, '_> {
         match self.0 {
             DeValue::Integer(number) => {
                 let digits = i128::from_str_radix(number.as_str(), number.radix());
-                // One that is too large for this is too large for anything.
+                // No option accepts a number that does not fit into an i128, so the maximum is refused as
+                // well.
                 visitor.visit_i128(digits.unwrap_or(i128::MAX))
             }
             _ => Err(Refused::Why("it must be a whole number, without quotes".into())),

@@ -1,4 +1,5 @@
-//! A table of a configuration file, whose keys are taken one by one. What is left at the end is unknown.
+//! A table of a configuration file. A reader takes the keys one by one. Keys that are left at the end are
+//! unknown.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -10,20 +11,20 @@ use kickless_daemon::Mistake;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Values are shown as they are written, up to here.
+/// The length up to which a sentence shows a value.
 const SHOWN_CHARS_MAX: usize = 60;
 
-/// A file's text, and what sentences call it.
+/// The text of a file, and the name of the file for sentences.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Text<'t> {
     /// The file.
     pub(super) path: &'t Path,
-    /// What is in it.
+    /// The contents of the file.
     pub(super) text: &'t str,
 }
 
 impl Text<'_> {
-    /// A sentence about what begins at byte `start`, or about the whole.
+    /// Returns a sentence about the text at byte `start`, or about the whole file.
     pub(super) fn mistake(&self, start: Option<usize>, what: impl Display) -> Error {
         match start {
             Some(start) => self.at(self.line(start), what),
@@ -31,7 +32,7 @@ impl Text<'_> {
         }
     }
 
-    /// A sentence about a line.
+    /// Returns a sentence about a line.
     pub(super) fn at(&self, line: usize, what: impl Display) -> Error {
         anyhow!("{}:{line}: {what}", self.path.display())
     }
@@ -40,7 +41,7 @@ impl Text<'_> {
         1 + self.text.bytes().take(start).filter(|byte| *byte == b'\n').count()
     }
 
-    /// What stands there, on one line.
+    /// Returns the text of `span`, shortened to one line.
     fn shown(&self, span: Range<usize>) -> String {
         let written = self.text.get(span).unwrap_or_default();
         let mut shown: String =
@@ -52,7 +53,7 @@ impl Text<'_> {
     }
 }
 
-/// A key and its value, and where they are.
+/// A value, and the positions of its key and itself.
 #[derive(Clone, Debug)]
 pub(super) struct Entry<'t> {
     start: usize,
@@ -67,15 +68,15 @@ pub(super) struct Section<'t> {
     title: &'static str,
     start: Option<usize>,
     entries: BTreeMap<String, Entry<'t>>,
-    /// The keys that it can have and, of those that it has, where.
+    /// The keys that a reader has asked for, with the positions of those that are present.
     known: Vec<(&'static str, Option<usize>)>,
 }
 
 impl<'t> Section<'t> {
-    /// The whole file, as a table of its tables.
+    /// Returns the whole file as a table of its tables.
     ///
     /// # Errors
-    /// It is no TOML.
+    /// The file is not valid TOML.
     pub(super) fn whole(text: &'t Text<'t>) -> Result<Self> {
         let table = DeTable::parse(text.text).map_err(|error| {
             let what = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
@@ -84,7 +85,7 @@ impl<'t> Section<'t> {
         Ok(Self::of(text, "the file", None, table.into_inner()))
     }
 
-    /// A table that is not there.
+    /// Returns an empty table in place of an absent one.
     pub(super) fn absent(text: &'t Text<'t>, title: &'static str) -> Self {
         Self::of(text, title, None, DeTable::default())
     }
@@ -97,10 +98,10 @@ impl<'t> Section<'t> {
         Self { text, title, start, entries: entries.collect(), known: Vec::new() }
     }
 
-    /// The table `key`, which is written `title`.
+    /// Takes the table `key`. Sentences call it `title`.
     ///
     /// # Errors
-    /// It is no table.
+    /// The value is not a table.
     pub(super) fn table(&mut self, key: &'static str, title: &'static str) -> Result<Option<Self>> {
         match self.take(key) {
             None => Ok(None),
@@ -113,10 +114,10 @@ impl<'t> Section<'t> {
         }
     }
 
-    /// The tables `key`, each of which is written `title`, in the order of the file.
+    /// Takes the tables `key`, in the order of the file. Sentences call each of them `title`.
     ///
     /// # Errors
-    /// They are no tables.
+    /// The value is not an array of tables.
     pub(super) fn tables(&mut self, key: &'static str, title: &'static str) -> Result<Vec<Self>> {
         let Some(Entry { start, value, .. }) = self.take(key) else { return Ok(Vec::new()) };
         let wrong = |start| self.text.mistake(Some(start), format!("{key}: begin each with {title}"));
@@ -138,7 +139,7 @@ impl<'t> Section<'t> {
         entry
     }
 
-    /// Adds the keys of `defaults` that are absent here, but for those in `foreign`.
+    /// Adds the keys of `defaults` that are absent here, except those in `foreign`.
     pub(super) fn add_absent(&mut self, defaults: &Self, foreign: &[&str]) {
         let added = defaults.entries.iter().filter(|(key, _)| !foreign.contains(&key.as_str()));
         for (key, entry) in added {
@@ -157,27 +158,27 @@ impl<'t> Section<'t> {
         self.text.mistake(self.start, why)
     }
 
-    /// Returns the sentence about `key`, which is absent.
+    /// Returns the sentence about the absent key `key`.
     pub(super) fn needs(&self, key: &str) -> Error {
         self.text.mistake(self.start, format!("{key}: this {} needs one", self.title))
     }
 
-    /// Whether `key` is there and has not been taken.
+    /// Returns whether `key` is present and not taken yet.
     pub(super) fn has(&self, key: &str) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// What is wrong with `key`, at its line if it is there.
+    /// Returns a sentence about `key`, with its line if it is present.
     pub(super) fn wrong(&self, key: &str, why: impl Display) -> Error {
         self.text.mistake(self.start_of(key), format!("{key}: {why}"))
     }
 
-    /// What is wrong with keys that do not go together.
+    /// Returns the sentence about keys that cannot be combined.
     pub(super) fn mistake(&self, mistake: &Mistake) -> Error {
         self.wrong(mistake.option, &mistake.why)
     }
 
-    /// Where `key` is, or else the section.
+    /// Returns the line of `key`, or that of the section if `key` is absent.
     pub(super) fn line(&self, key: &str) -> usize {
         self.start_of(key).map_or(1, |start| self.text.line(start))
     }
@@ -187,19 +188,19 @@ impl<'t> Section<'t> {
         taken.or_else(|| self.entries.get(key).map(|entry| entry.start)).or(self.start)
     }
 
-    /// All keys must have been taken.
+    /// Checks that all keys are taken.
     ///
     /// # Errors
-    /// There are others.
+    /// A key is left.
     pub(super) fn end(&self) -> Result<()> {
         let known: Vec<&str> = self.known.iter().map(|(key, _)| *key).collect();
         self.end_of(&known)
     }
 
-    /// All keys must have been taken; a sentence offers the `known` ones.
+    /// Checks that all keys are taken. The sentence about a key that is left suggests the `known` ones.
     ///
     /// # Errors
-    /// There are others.
+    /// A key is left.
     pub(super) fn end_of(&self, known: &[&str]) -> Result<()> {
         let Some((key, entry)) = self.entries.iter().min_by_key(|(_, entry)| entry.start) else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Files, right and wrong.
+//! Parses correct and wrong configuration files.
 
 use std::time::Duration;
 
@@ -317,7 +317,7 @@ fn each_mistake_gets_one_sentence_with_its_line_and_key() {
     }
 }
 
-/// Something like a line of a file.
+/// Generates text that resembles a line of a file.
 fn line() -> impl Strategy<Value = String> {
     let key = "pool|defaults|device|port|mac|kind|workers|cpu|poll|poll-latency|name|socket-path|blk-file|weight|lock|[a-z.\"-]{0,6}";
     let value = "'[a-z0-9:./-]{0,8}'|[0-9]{1,40}|-?0x[0-9a-f]{1,9}|true|\\[[0-9,]{0,4}\\]|\\{[a-z=1]{0,5}\\}|\\PC{0,10}";

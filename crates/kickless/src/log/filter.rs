@@ -1,7 +1,7 @@
-//! `--log-level`: a level, or a list of levels for single parts.
+//! Parses `--log-level`: a level, or a list of levels for single parts.
 //!
-//! `EnvFilter` takes each word that is not a level for the name of a module. A misspelt level would then silence
-//! everything else. So levels and modules are checked here first.
+//! `EnvFilter` treats each word that is not a level as the name of a module. A misspelt level would then
+//! silence all other modules. This module therefore checks the levels and the names first.
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -22,11 +22,11 @@ const PARTS: [&str; 11] = [
     "imago",
 ];
 
-/// Parses `text`. `but` is a list of directives of ours that hold where `text` says nothing more exact.
+/// Parses `text`. The directives `base` apply where `text` is not more specific.
 ///
 /// # Errors
-/// The end of a sentence that begins with the option and `text`.
-pub(super) fn parse(but: &str, text: &str) -> Result<EnvFilter, String> {
+/// `text` is not a valid filter. The error is the end of a sentence that begins with the option and `text`.
+pub(super) fn parse(base: &str, text: &str) -> Result<EnvFilter, String> {
     let mut directives = Vec::new();
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
         directives.push(directive(word)?);
@@ -35,10 +35,10 @@ pub(super) fn parse(but: &str, text: &str) -> Result<EnvFilter, String> {
         return Err("it is empty: give a level, such as info, or leave it out".into());
     }
     let checked = directives.join(",");
-    EnvFilter::builder().parse(format!("{but}{checked}")).map_err(|error| error.to_string())
+    EnvFilter::builder().parse(format!("{base}{checked}")).map_err(|error| error.to_string())
 }
 
-/// Checks one directive and writes it as `EnvFilter` reads it.
+/// Checks one directive and returns it in the syntax of `EnvFilter`.
 fn directive(word: &str) -> Result<String, String> {
     if let Some(level) = level(word) {
         return Ok(level.to_string());
@@ -73,7 +73,7 @@ fn level(word: &str) -> Option<LevelFilter> {
     if word.eq_ignore_ascii_case("warning") {
         return Some(LevelFilter::WARN);
     }
-    // `LevelFilter` takes nothing at all for `error`.
+    // `LevelFilter` would parse empty text as `error`.
     if word.is_empty() { None } else { word.parse().ok() }
 }
 

@@ -1,4 +1,4 @@
-//! Log lines as text, except those that are suppressed.
+//! Formats log lines as text, and suppresses lines beyond the limits.
 
 use std::cell::Cell;
 use std::fmt;
@@ -15,18 +15,18 @@ use super::limit::{Admission, with_count};
 use super::queue::Queue;
 
 thread_local! {
-    static IN_FULL: Cell<bool> = const { Cell::new(false) };
+    static WITHOUT_LIMITS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does `report`, whose lines come in full: the operator has asked for them.
-pub(crate) fn in_full(report: impl FnOnce()) {
-    IN_FULL.set(true);
+/// Calls `report` and suppresses none of its lines, because the operator requested them.
+pub(crate) fn without_limits(report: impl FnOnce()) {
+    WITHOUT_LIMITS.set(true);
     report();
-    IN_FULL.set(false);
+    WITHOUT_LIMITS.set(false);
 }
 
-/// Formats lines of level `info` and above within their limits, and others, which only an operator who wants them all asks
-/// for, without.
+/// Formats lines. Limits lines of the levels `error`, `warn` and `info`. Does not limit `debug` and `trace`,
+/// because an operator who enables them wants all lines.
 pub(super) struct Limited {
     pub(super) queue: Arc<Queue>,
     pub(super) format: Format<Full>,
@@ -38,7 +38,7 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, of: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        if *event.metadata().level() > Level::INFO || IN_FULL.get() {
+        if *event.metadata().level() > Level::INFO || WITHOUT_LIMITS.get() {
             return self.format.format_event(of, to, event);
         }
         let place = event.metadata().callsite();
@@ -56,7 +56,7 @@ where
 }
 
 impl Limited {
-    /// The line, without colours.
+    /// Returns the line without colours.
     fn plain<S, N>(&self, of: &FmtContext<'_, S, N>, event: &Event<'_>) -> Result<String, fmt::Error>
     where
         S: Subscriber + for<'a> LookupSpan<'a>,
@@ -68,7 +68,8 @@ impl Limited {
     }
 }
 
-/// Calls `then` with the fields of the device's span that the event is in; with nothing, if it is in none.
+/// Calls `then` with the fields of the device span that contains the event, or with empty text if no such
+/// span does.
 fn with_device<S, N, T>(of: &FmtContext<'_, S, N>, then: impl FnOnce(&str) -> T) -> T
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -91,7 +92,7 @@ mod tests {
     use super::super::limit::BURST;
     use super::*;
 
-    /// What `log` logs.
+    /// Returns the lines that `log` logs.
     fn logged(log: impl FnOnce()) -> Vec<String> {
         #[derive(Clone, Default)]
         struct Text(Arc<Mutex<Vec<u8>>>);
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn floods_of_one_device_leave_the_others_alone() {
+    fn a_flood_of_one_device_does_not_suppress_lines_of_others() {
         let burst = BURST as usize;
         let told = |device: &str| {
             error_span!(DEVICE_SPAN, name = device).in_scope(|| info!("the same line"));
@@ -125,14 +126,14 @@ mod tests {
                 told("a");
             }
             told("b");
-            in_full(|| told("a"));
+            without_limits(|| told("a"));
         });
         let of = |name: &str| lines.iter().filter(|line| line.contains(name)).count();
         assert_eq!((of("name=\"a\""), of("name=\"b\"")), (burst + 1, 1), "{lines:#?}");
     }
 
     #[test]
-    fn what_is_asked_for_comes_in_full() {
+    fn debug_lines_are_not_limited() {
         let count = 10 * BURST as usize;
         let lines = logged(|| (0..count).for_each(|n| debug!(n, "a message")));
         assert_eq!(lines.len(), count);

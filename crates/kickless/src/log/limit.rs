@@ -1,48 +1,50 @@
-//! How many lines of one kind may come about one device.
+//! Limits the number of similar log lines about one device.
 //!
-//! A front-end or a guest can cause some lines as often as it likes: it connects and leaves, or sends messages that are
-//! refused. Each place in the program that logs has, for each device, a stock of [`BURST`] lines that fills up by one in
-//! [`REFILL`]. A line that finds it empty is suppressed and counted. The next one that comes says how many were; if none
-//! comes within [`REPORT`], the first of them does.
+//! A front-end or a guest can cause some lines without end: it connects and disconnects, or sends messages
+//! that are refused. Each place in the program that logs has a stock of [`BURST`] lines for each device. The
+//! stock grows by one line every [`REFILL`]. A line that finds the stock empty is suppressed and counted. The
+//! next line that passes shows the number of suppressed lines. If no line passes within [`REPORT`], the first
+//! suppressed line is printed with the number.
 //!
-//! The table is bounded by the places in the program times the devices that logged there lately: a device that comes drops the
-//! full stocks of others.
+//! A new device removes the full stocks of others. The size of the table is therefore at most the number of
+//! places in the program times the number of devices that logged there recently.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// More than a machine's life causes: it connects and leaves, and each of its queues may break.
+/// More lines than one virtual machine causes normally: it connects and disconnects, and each of its queues
+/// may break once.
 pub(super) const BURST: u32 = 64;
-/// In the long run 17000 lines a day: a log of some megabytes.
+/// Allows 17000 lines per day in the long run, which are a few megabytes.
 const REFILL: Duration = Duration::from_secs(5);
-/// How long it takes at most until it is told that lines are suppressed.
+/// The longest time until the log shows that lines are suppressed.
 pub(super) const REPORT: Duration = Duration::from_secs(10);
 
 /// The fate of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// It comes, after so many that were suppressed.
+    /// The line is printed, with the number of lines suppressed before it.
     Pass { suppressed: u64 },
-    /// It is the first that is suppressed: it is to be given to [`Limits::hold`].
+    /// The line is the first suppressed one. The caller must pass it to [`Limits::hold`].
     Hold,
-    /// It is suppressed.
+    /// The line is suppressed.
     Suppress,
 }
 
 /// The stocks, by place in the program and device.
 pub(super) struct Limits<K> {
     stocks: HashMap<K, HashMap<Box<str>, Stock>>,
-    /// When the lines that are held come, if there are any.
+    /// The time at which the held lines are printed. `None` if there are none.
     due: Option<Instant>,
 }
 
 struct Stock {
     left: u32,
-    /// Up to when it has been filled.
+    /// The time up to which `left` contains the refills.
     filled: Instant,
     suppressed: u64,
-    /// The first of these.
+    /// The first suppressed line.
     held: Option<String>,
 }
 
@@ -53,11 +55,11 @@ impl<K> Default for Limits<K> {
 }
 
 impl<K: Hash + Eq> Limits<K> {
-    /// Takes a line from the stock of `place` and `device`, if there is one.
+    /// Takes a line from the stock of `place` and `device`, and returns the fate of the caller's line.
     pub(super) fn admit(&mut self, place: K, device: &str, now: Instant) -> Admission {
         let devices = self.stocks.entry(place).or_default();
         if !devices.contains_key(device) {
-            // A stock that is full is as good as none: devices that have gone leave nothing behind.
+            // A full stock equals an absent one. Remove full stocks, so that removed devices take no memory.
             devices.retain(|_, stock| {
                 stock.fill(now);
                 stock.left < BURST || stock.suppressed > 0
@@ -76,10 +78,10 @@ impl<K: Hash + Eq> Limits<K> {
         Admission::Pass { suppressed: std::mem::take(&mut stock.suppressed) }
     }
 
-    /// Keeps the first line that is suppressed.
+    /// Keeps the first suppressed line.
     pub(super) fn hold(&mut self, place: K, device: &str, line: String, now: Instant) {
         let stock = self.stocks.get_mut(&place).and_then(|devices| devices.get_mut(device));
-        // It may have been told of already, by a line of another thread.
+        // A line of another thread may have shown the number in the meantime.
         if let Some(stock) = stock.filter(|stock| stock.suppressed > 0) {
             stock.held = Some(line);
             // A report may have come since the line was suppressed.
@@ -87,19 +89,19 @@ impl<K: Hash + Eq> Limits<K> {
         }
     }
 
-    /// When to call [`Limits::report`].
+    /// Returns the time at which to call [`Limits::report`].
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Once it is time, does as [`Limits::report_all`].
+    /// Calls [`Limits::report_all`] if the time has come.
     pub(super) fn report(&mut self, now: Instant, into: &mut Vec<u8>) {
         if self.due.is_some_and(|due| now >= due) {
             self.report_all(into);
         }
     }
 
-    /// Appends the lines that are held, each with the number of those suppressed after it.
+    /// Appends the held lines to `into`, each with the number of lines suppressed after it.
     pub(super) fn report_all(&mut self, into: &mut Vec<u8>) {
         self.due = None;
         for stock in self.stocks.values_mut().flat_map(HashMap::values_mut) {
@@ -124,7 +126,7 @@ impl Stock {
     }
 }
 
-/// `line`, with the number of its kind that were suppressed, if any were.
+/// Returns `line` with the number of suppressed lines, if it is not 0.
 pub(super) fn with_count(mut line: String, suppressed: u64) -> String {
     if suppressed > 0 {
         line.truncate(line.trim_end_matches('\n').len());
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn each_place_and_device_has_its_own() {
+    fn each_place_and_device_has_its_own_stock() {
         let (mut limits, now) = (Limits::default(), Instant::now());
         while limits.admit(1, "a", now) == pass(0) {}
         assert_eq!(limits.admit(1, "b", now), pass(0));
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_that_ends_is_told() {
+    fn a_flood_that_ends_is_reported() {
         let (mut limits, now) = (Limits::default(), Instant::now());
         assert_eq!(limits.due(), None);
         while limits.admit(1, "a", now) != Admission::Hold {}
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_held_after_a_report_comes_with_the_next() {
+    fn a_line_held_after_a_report_is_in_the_next_report() {
         let (mut limits, now) = (Limits::default(), Instant::now());
         while limits.admit(1, "a", now) != Admission::Hold {}
         assert_eq!(reported(&mut limits, now + REPORT), "");
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_one_comes_late_and_as_it_is() {
+    fn a_single_suppressed_line_is_printed_late_without_a_number() {
         let (mut limits, now) = (Limits::default(), Instant::now());
         while limits.admit(1, "a", now) != Admission::Hold {}
         limits.hold(1, "a", "line\n".into(), now);
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stock_fills_up_and_no_further() {
+    fn a_stock_grows_up_to_its_maximum() {
         let (mut limits, mut now) = (Limits::default(), Instant::now());
         while limits.admit(1, "a", now) == pass(0) {}
         now += 10_000 * REFILL;

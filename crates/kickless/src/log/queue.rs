@@ -2,21 +2,23 @@
 //!
 //! # Why the log cannot stop the data plane
 //!
-//! Standard error can block (a pipe whose reader has stopped, a terminal with ^S) or fail (a pipe whose reader has gone,
-//! a full file system), for any time and at any time.
+//! Standard error can block at any time and for any time: a pipe whose reader has stopped, a terminal with
+//! ^S. It can also fail: a pipe whose reader has ended, a full file system.
 //!
-//! - Only the writer's thread makes the system call, and it holds no lock meanwhile. A thread that logs appends its
-//!   line to [`State::text`] under a mutex that all its holders release after a bounded number of instructions.
-//! - The text is bounded: [`BYTES_MAX`] wait and, at most, as much again is being written. A line that does not fit is
-//!   lost and counted. While a loss is not told, the lines after it are lost too, so the notice stands where the lines
-//!   are missing.
-//! - A write that fails loses what it could not write. The writer counts these lines and tries again with the next
-//!   ones. Before the first write that works, it tells how many lines are missing.
-//! - Nothing here panics or prints: a thread that logs goes on in any case.
-//! - At the end of the process, [`Queue::wait_until_written`] waits for the writer, and for a bounded time only.
+//! - Only the writer's thread makes the system call, and it holds no lock meanwhile. A thread that logs
+//!   appends its line to [`QueueState::text`] under a mutex. Each holder releases the mutex after a bounded
+//!   number of instructions.
+//! - The text is bounded. At most [`BYTES_MAX`] bytes wait, and at most as many are being written. A line
+//!   that does not fit is lost and counted. The lines after it are lost too, until the writer takes the
+//!   count. The notice about lost lines therefore stands in the place of these lines.
+//! - A write that fails loses the text that it could not write. The writer counts these lines and continues
+//!   with the next ones. Before the first write that succeeds, it writes the number of lost lines.
+//! - The functions here neither panic nor print, so a thread that logs always continues.
+//! - At the end of the process, [`Queue::wait_until_written`] waits for the writer for a bounded time.
 //!
-//! `tracing-appender` has such a queue, but its guard prints with `println!` when the queue is full at the end of the
-//! process, which blocks or panics in just that case; it bounds lines and not bytes, and does not count failed writes.
+//! `tracing-appender` has such a queue. But when its queue is full at the end of the process, its guard calls
+//! `println!`, which blocks or panics in this case. It bounds lines and not bytes, and does not count failed
+//! writes.
 
 use std::io::{self, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,15 +28,16 @@ use tracing::callsite::Identifier;
 
 use super::limit::{Admission, Limits};
 
-/// Lines that wait to be written: some thousands.
+/// Bytes that can wait to be written: some thousands of lines.
 const BYTES_MAX: usize = 1 << 20;
-/// A buffer above this is given back once it is written: a burst does not keep memory.
+/// The largest buffer that is kept after it is written. A larger one is freed, so that a burst does not keep
+/// memory.
 const KEPT_BYTES_MAX: usize = 64 << 10;
 
 /// Text on its way to the writer's thread.
 #[derive(Default)]
 pub(super) struct Queue {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// Wakes the writer.
     filled: Condvar,
     /// Wakes threads that wait until all is written.
@@ -42,21 +45,21 @@ pub(super) struct Queue {
 }
 
 #[derive(Default)]
-struct State {
-    /// Whole lines.
+struct QueueState {
+    /// Whole lines that wait to be written.
     text: Vec<u8>,
-    /// Lines after these that did not fit.
+    /// The number of lines after `text` that did not fit.
     lost: u64,
     /// The writer sleeps.
     idle: bool,
     /// The writer has text that it has not written yet.
     writing: bool,
-    /// Which lines may come at all.
+    /// The limits of similar lines.
     limits: Limits<Identifier>,
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -70,34 +73,34 @@ impl Queue {
         }
     }
 
-    /// Appends the last words of the process, whether there is room or not.
+    /// Appends the last line of the process, even beyond [`BYTES_MAX`].
     pub(super) fn put_last(&self, line: &[u8]) {
         self.append(self.lock(), line);
     }
 
-    fn append(&self, mut state: MutexGuard<'_, State>, line: &[u8]) {
+    fn append(&self, mut state: MutexGuard<'_, QueueState>, line: &[u8]) {
         state.text.extend_from_slice(line);
         if std::mem::replace(&mut state.idle, false) {
             self.filled.notify_one();
         }
     }
 
-    /// Whether a line from `callsite` about `device` may come.
+    /// Decides whether to print a line from `callsite` about `device`.
     pub(super) fn admit(&self, callsite: Identifier, device: &str) -> Admission {
         self.lock().limits.admit(callsite, device, Instant::now())
     }
 
-    /// Keeps a line to which the answer was [`Admission::Hold`].
+    /// Keeps a line for which [`Queue::admit`] returned [`Admission::Hold`].
     pub(super) fn hold(&self, callsite: Identifier, device: &str, line: String) {
         let mut state = self.lock();
         state.limits.hold(callsite, device, line, Instant::now());
-        // The writer may sleep without a time at which to wake.
+        // Wake the writer, because it may sleep without a timeout.
         if std::mem::replace(&mut state.idle, false) {
             self.filled.notify_one();
         }
     }
 
-    /// Appends the lines that are held: there may be no later.
+    /// Appends the held lines now, because the process is about to end.
     pub(super) fn put_held(&self) {
         let mut state = self.lock();
         let mut lines = Vec::new();
@@ -105,7 +108,7 @@ impl Queue {
         self.append(state, &lines);
     }
 
-    /// Waits until everything is written, or until `deadline`. Returns whether it is.
+    /// Waits until all lines are written, or until `deadline`. Returns whether all lines are written.
     pub(super) fn wait_until_written(&self, deadline: Instant) -> bool {
         let mut state = self.lock();
         loop {
@@ -121,7 +124,7 @@ impl Queue {
         }
     }
 
-    /// Writes to `sink` whatever comes, for as long as the process lives.
+    /// Writes the lines of the queue to `sink`, until the process ends.
     pub(super) fn write_to(&self, sink: impl Write, notice: fn(u64) -> String) -> ! {
         let mut writer = Writer { sink, notice, unwritten: 0, torn: false };
         let mut text = Vec::new();
@@ -131,8 +134,8 @@ impl Queue {
         }
     }
 
-    /// Swaps `written` for the text that has come meanwhile, and waits for some. Returns how many lines are missing after
-    /// it.
+    /// Waits until text is queued, and swaps it with `written`. Returns the number of lines that are lost
+    /// after it.
     fn take(&self, written: &mut Vec<u8>) -> u64 {
         written.clear();
         written.shrink_to(KEPT_BYTES_MAX);
@@ -141,7 +144,7 @@ impl Queue {
         self.written.notify_all();
         loop {
             let now = Instant::now();
-            let State { text, limits, .. } = &mut *state;
+            let QueueState { text, limits, .. } = &mut *state;
             limits.report(now, text);
             if !state.text.is_empty() || state.lost > 0 {
                 break;
@@ -158,7 +161,7 @@ impl Queue {
     }
 }
 
-/// The end that `tracing-subscriber` writes to: one whole line a call.
+/// Lets `tracing-subscriber` write to the queue. Each call has one whole line.
 impl Write for &Queue {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.put(line);
@@ -170,26 +173,26 @@ impl Write for &Queue {
     }
 }
 
-/// The state of the sink, as the writer's thread knows it.
+/// The sink, and its state as far as the writer's thread knows it.
 struct Writer<W> {
     sink: W,
-    /// Makes the line that says how many are missing.
+    /// Returns a notice with the number of lost lines.
     notice: fn(u64) -> String,
-    /// Lines that are lost and not told yet.
+    /// The number of lost lines that no notice has reported yet.
     unwritten: u64,
-    /// A write failed within a line.
+    /// The last write failed within a line.
     torn: bool,
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes whole lines, after which `lost` are missing.
+    /// Writes whole lines, and then a notice if `lost` lines are missing after them.
     fn write(&mut self, text: &[u8], lost: u64) {
         let left = if self.tell() { self.write_bytes(text) } else { text };
         self.unwritten += lines(left) + lost;
         self.tell();
     }
 
-    /// Tells what is lost; whether nothing is, or that was written.
+    /// Writes a notice if lines are lost. Returns `false` if the notice cannot be written.
     fn tell(&mut self) -> bool {
         if self.unwritten == 0 {
             return true;
@@ -203,7 +206,7 @@ impl<W: Write> Writer<W> {
         told
     }
 
-    /// Writes what can be written; what is left.
+    /// Writes as much of the text as possible. Returns the rest.
     fn write_bytes<'t>(&mut self, mut text: &'t [u8]) -> &'t [u8] {
         while !text.is_empty() {
             match self.sink.write(text) {
@@ -240,7 +243,7 @@ mod tests {
         format!("lost {lost}\n")
     }
 
-    /// Fails or takes up to so many bytes, as the test says before each write.
+    /// A sink that fails, or takes a number of bytes, as the test tells it before each write.
     struct Told {
         orders: Receiver<io::Result<usize>>,
         wrote: SyncSender<String>,
@@ -279,7 +282,7 @@ mod tests {
             Self { queue, orders, written }
         }
 
-        /// Lets a write of up to so many bytes happen; what was written.
+        /// Allows one write of at most `bytes` bytes. Returns the written text.
         fn writes(&self, bytes: usize) -> String {
             self.orders.send(Ok(bytes)).unwrap();
             self.written.recv_timeout(LIMIT).unwrap()
@@ -296,7 +299,7 @@ mod tests {
         bench.queue.put(b"one\n");
         assert_eq!(bench.writes(1 << 20), "one\n");
         bench.queue.put(b"two\n");
-        // The writer is busy with the second line, or about to be.
+        // The writer has taken the second line, or is about to take it.
         assert_eq!(bench.writes(2), "tw");
         bench.queue.put(b"three\n");
         assert_eq!(bench.writes(1 << 20), "o\n");
@@ -305,10 +308,10 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_that_blocks_stops_nobody_and_what_is_lost_is_told() {
+    fn a_sink_that_blocks_stops_no_thread_and_lost_lines_are_counted() {
         let bench = Bench::new();
         let line = [b"x".repeat(1023), b"\n".into()].concat();
-        // Of these, the writer may hold some already, and no more than it took in one go.
+        // The writer may hold some of these already, but at most one full queue.
         let count = 4 * BYTES_MAX / line.len();
         for _ in 0..count {
             bench.queue.put(&line);
@@ -329,21 +332,21 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_that_fails_is_told_when_it_works_again() {
+    fn lines_lost_in_failed_writes_are_counted_when_the_sink_works_again() {
         let bench = Bench::new();
         bench.queue.put(b"one\n");
-        // The line, and the notice after it.
+        // The line fails, and so does the notice after it.
         bench.fails();
         bench.fails();
         assert!(bench.queue.wait_until_written(Instant::now() + LIMIT));
         bench.queue.put(b"two\n");
-        // The notice before it and the one after.
+        // The notice before the line fails, and so does the one after it.
         bench.fails();
         bench.fails();
         assert!(bench.queue.wait_until_written(Instant::now() + LIMIT));
         bench.queue.put(b"three\n");
         assert_eq!(bench.writes(usize::MAX), "lost 2\n");
-        // Torn: half a line, and then an error.
+        // Half of the line is written, and then the sink fails.
         assert_eq!(bench.writes(3), "thr");
         bench.fails();
         assert_eq!(bench.writes(usize::MAX), "\nlost 1\n");
@@ -351,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads() {
+    fn a_pipe_without_a_reader_stops_no_thread() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let queue = Arc::new(Queue::default());
         let writers = queue.clone();
@@ -361,7 +364,7 @@ mod tests {
             queue.put(&line);
         }
         assert!(!queue.wait_until_written(Instant::now() + Duration::from_millis(10)));
-        // Nobody will: the write ends with an error.
+        // Without a reader, the write ends with an error.
         drop(theirs);
         assert!(queue.wait_until_written(Instant::now() + LIMIT));
         queue.put(b"more\n");
