@@ -188,7 +188,7 @@ impl Registry {
         let reserved = registry.lock().reserve(&config, socket, is_inherited, registry.devices_max)?;
         let Some(Reserved { id, replaced }) = reserved else { return Ok(None) };
         let mut opened = Opened { registry, id, config, device: None, socket: None };
-        // Close the ended device first, because the new one may need the same disk.
+        // Close the ended device first, so that the new one can use its disk and its reserves.
         if let Some(replaced) = replaced {
             replaced.close();
         }

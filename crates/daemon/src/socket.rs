@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_goes_with_the_listener() {
+    fn dropping_a_listener_removes_its_name() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("socket");
         let endpoint = bound(&path, Some(0o640)).unwrap();

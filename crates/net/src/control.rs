@@ -41,7 +41,7 @@ pub enum CommandError {
 }
 
 impl Command {
-    /// The length of the longest valid command plus one byte. A caller that reads at most so many bytes of a
+    /// The length of the longest valid command plus one byte. A caller that reads up to this length of a
     /// command can tell that it is too long.
     pub const LEN_MAX: usize = size_of::<ControlHeader>() + size_of::<U16>() + 1;
 

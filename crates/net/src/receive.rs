@@ -1,14 +1,14 @@
 //! Delivers the test frames of a null port to a receive ring. Each expiration of a timer makes one frame due.
 //!
 //! The task pops chains ahead, as *credit*. It has enough credit when the chains hold the longest frame that
-//! the driver must be able to receive. It stops earlier if the driver has offered no more chains.
+//! the driver must be able to receive. It stops popping earlier if the driver has offered no more chains.
 //! - No frame is due: the task waits for the timer, and kicks stay off ([`Next::Quiet`]). It does so even
 //!   with too little credit, because the next frame may be short, and the driver may have offered more chains
 //!   by then.
 //! - A frame is due and does not fit: the task waits only for the driver ([`Next::Idle`]).
 //!
-//! Stops and updates do not wait for credit. The ring unpops it before it stops, and before its memory,
-//! addresses or translations change. The next poll removes these chains from [`Credit`].
+//! Stops and updates do not wait for credit. The ring unpops all credit before it stops, and before its
+//! memory, addresses or translations change. The next poll removes these chains from [`Credit`].
 
 use crate::buffers;
 use crate::card_state::CardState;

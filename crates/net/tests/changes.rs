@@ -101,7 +101,7 @@ fn a_stop_completes_a_chain_that_is_translated_in_part() {
         let kind = Kind { packed, event_idx: true, in_order: false };
         let mut guest = Guest::prepare(kind, 16).behind_iommu().with_inflight();
         guest.translate_pages();
-        // One pop does not translate so many pages.
+        // These are more pages than one pop translates.
         guest
             .add(0, vec![Buffer { addr: rig::PAGES_AT, len: rig::PAGES as u32 * 4096, writable: true }])
             .unwrap();

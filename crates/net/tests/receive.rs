@@ -311,7 +311,7 @@ fn changes_take_effect_immediately_in_a_quiet_ring() {
 }
 
 #[test]
-fn chains_without_room_for_a_header_come_back_empty() {
+fn chains_without_room_for_a_header_complete_empty() {
     for packed in [false, true] {
         let port = port(60..=1000);
         let card = card(1, port.clone());
@@ -336,7 +336,7 @@ fn chains_without_room_for_a_header_come_back_empty() {
 }
 
 #[test]
-fn chains_outside_of_memory_come_back_empty() {
+fn chains_outside_of_memory_complete_empty() {
     let card = card(1, port(60..=60));
     let mut rig = Rig::start(&card, 0, SPLIT, 64, rig::without(&card, NetFeatures::MRG_RXBUF));
     rig.offer_outside(2000);

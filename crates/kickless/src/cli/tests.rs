@@ -170,7 +170,7 @@ fn a_path_that_only_looks_like_a_keyword() {
 }
 
 #[test]
-fn capabilities_whatever_else_is_said() {
+fn capabilities_are_printed_with_any_other_options() {
     for line in [
         "kickless blk --print-capabilities",
         "kickless-blk --print-capabilities",

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_in_order() {
+    fn lines_are_written_in_order() {
         let bench = Bench::new();
         bench.queue.put(b"one\n");
         assert_eq!(bench.writes(1 << 20), "one\n");
