@@ -1,11 +1,12 @@
-//! What it costs that a front-end has a log of written pages: one back-end, whose log is switched on and off.
+//! Measures the cost of a front-end's log of written pages: one back-end, with the log on and off in turns.
 //!
-//! One queue of 256 with EVENT_IDX, random reads of 4 KiB, 32 in flight, a polling driver; while the log is on, all of it is taken
-//! out every 10 ms, more often than a migration does. The driver has the first CPU and the back-end the second.
+//! One queue of 256 with EVENT_IDX, random reads of 4 KiB, 32 in flight, a polling driver. While the log is
+//! on, the benchmark takes all marks every 10 ms, more often than a migration does. The driver has the
+//! first CPU and the back-end the second.
 //!
 //!     cargo bench -p kickless-tests --bench dirty_log [-- --quick] [-- --disk=PATH]
 //!
-//! The disks are `null:`, `mem:` and zram, or the one that is named, which is only read.
+//! The disks are `null:`, `mem:` and zram, or the disk of `--disk`. The benchmark only reads that one.
 
 mod common;
 
@@ -44,7 +45,7 @@ fn main() -> Result<()> {
     measure(&format!("mem:{size}"), size, 0.97, &plan, &cpus)?;
     match Zram::take(size) {
         Ok(_zram) => measure(DEVICE, size, 0.97, &plan, &cpus),
-        // Where there is none, nothing can be measured; where it is in use, the short form has nothing to try.
+        // Without zram, there is no measurement. If zram is in use, the short form has nothing to try.
         Err(error) if plan.quick || !Path::new(CONTROL).exists() => {
             println!("\n{DEVICE} left out: {error:#}");
             Ok(())
@@ -61,7 +62,7 @@ fn measure(disk: &str, size: u64, target: f64, plan: &Plan, cpus: &Cpus) -> Resu
     cpus.for_driver()?;
     let bitmap = Bitmap::covering(&contestant.machine().ram)?;
     contestant.machine().frontend.set_log(&bitmap)?;
-    // Pages of a RAM disk that nobody has looked at yet cost a fault each.
+    // The first access to a page of a RAM disk costs a fault, so this reads each page once.
     let mut next = 0;
     contestant.turn(DEPTH, plan.time, || {
         let sector = next;
@@ -70,7 +71,7 @@ fn measure(disk: &str, size: u64, target: f64, plan: &Plan, cpus: &Cpus) -> Resu
     })?;
     let mut turns: [Vec<Turn>; 2] = Default::default();
     for round in 0..plan.rounds {
-        // Who begins changes, so that nobody always comes after the same one.
+        // The order changes in each round, so that no contestant always comes second.
         for on in [round % 2 == 0, round % 2 != 0] {
             turns[usize::from(on)].push(turn(&mut contestant, &bitmap, size, on, plan)?);
         }

@@ -1,15 +1,19 @@
-//! Disks through `kickless blk`, against fio on the same target (bare) and against `qemu-storage-daemon` through the same driver.
+//! Compares disks through `kickless blk` with fio on the bare target, and with `qemu-storage-daemon`
+//! through the same driver.
 //!
-//! Random reads and writes of 4 KiB with 1, 8, 32 and 128 in flight, and sequential ones of 128 KiB with 8, O_DIRECT, one queue,
-//! turn by turn; if asked for, sequential ones of 4 KiB with 32 (`neighbours`). The driver polls, on the first CPU; back-ends are on the second; fio, and the threads of the kernel that it keeps busy,
-//! have both. The storage daemon has `aio=io_uring`, `cache.direct=on` and an iothread. fio runs with io_uring and with
-//! libaio, and the better one counts.
+//! The loads are random reads and writes of 4 KiB with 1, 8, 32 and 128 in flight, and sequential ones of
+//! 128 KiB with 8. `--load=neighbours` adds sequential ones of 4 KiB with 32. All use O_DIRECT and one
+//! queue, turn by turn. The driver polls on the first CPU; back-ends are on the second. fio, and the
+//! kernel's threads that work for it, have both. The storage daemon has `aio=io_uring`, `cache.direct=on`
+//! and an iothread. fio runs with io_uring and with libaio, and the better one counts.
 //!
-//!     cargo bench -p kickless-tests --bench disks -- --target=zram|tmpfs|file|null|mem|queues [--load=read|write|sequential|neighbours]
-//!         [--millis=200] [--ours="--merge=on --completion=thread"] [--quick]
+//!     cargo bench -p kickless-tests --bench disks -- --target=zram|tmpfs|file|null|mem|queues
+//!         [--load=read|write|sequential|neighbours] [--millis=200]
+//!         [--ours="--merge=on --completion=thread"] [--quick]
 //!
-//! `--ours` has a second kickless with these options take part. A target that is not there is left out. zram is /dev/zram0, which
-//! must be unused; tmpfs a file below /dev/shm; file one below `target`. Each has 1 GiB of data that compresses to half.
+//! `--ours` adds a second kickless with these options. A target that does not exist is left out. zram is
+//! /dev/zram0, which must be unused; tmpfs is a file below /dev/shm; file is one below `target`. Each has 1
+//! GiB of data that compresses to half.
 
 mod common;
 #[path = "disks/targets.rs"]
@@ -25,7 +29,7 @@ use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 use targets::Target;
 
-/// What the queues have room for: 128 requests of three descriptors.
+/// The queues have room for 128 requests of three descriptors.
 const SHAPE: Shape = Shape { size: 512, memory: 512 << 20, ..Shape::LINUX };
 const SEQUENTIAL: u32 = 128 << 10;
 const TARGETS: [&str; 6] = ["null", "mem", "queues", "zram", "tmpfs", "file"];
@@ -54,7 +58,7 @@ fn cells() -> Vec<Cell> {
 fn main() -> Result<()> {
     let mut plan = Plan::from_arguments();
     if !plan.quick && argument("--millis=").is_none() {
-        // There are ten cells, four contestants and seven turns of each.
+        // The default turn is short, because there are ten cells, four contestants and seven turns of each.
         plan.time = Duration::from_millis(200);
     }
     let asked = argument("--target=");
@@ -76,7 +80,7 @@ fn contestant(name: &str, config: &DaemonConfig) -> Result<Contestant> {
     Ok(Contestant::over(name, daemon, machine))
 }
 
-/// Who takes part: ours, with other options where that is asked for, and the storage daemon's, one after the other.
+/// Returns the contestants: ours, ours with other options if there are any, and the storage daemon.
 fn contestants(disk: &OsStr, program_too: bool) -> Result<Vec<Contestant>> {
     let base = DaemonConfig { program: Program::Kickless, queues: 1, ..DaemonConfig::new(disk) };
     let lock = "--lock=off".to_owned();
@@ -94,7 +98,7 @@ fn contestants(disk: &OsStr, program_too: bool) -> Result<Vec<Contestant>> {
     Ok(all)
 }
 
-/// Writes a disk from end to end: what has never been written is not read from memory.
+/// Writes a whole disk. Blocks that were never written would not be read from memory.
 fn fill(contestant: &mut Contestant, size: u64, plan: &Plan) -> Result<()> {
     let kind = Kind { depth: 8, block: SEQUENTIAL, write: true };
     let mut sectors = next_sectors(size, SEQUENTIAL);
@@ -105,7 +109,7 @@ fn fill(contestant: &mut Contestant, size: u64, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// All cells on one target.
+/// Measures all cells on one target.
 fn table(target: &Target, plan: &Plan) -> Result<()> {
     let cpus = Cpus::get()?;
     cpus.for_back_ends()?;
@@ -130,7 +134,7 @@ fn table(target: &Target, plan: &Plan) -> Result<()> {
         for round in 0..plan.rounds {
             cpus.for_driver()?;
             for at in 0..all.len() {
-                // Who begins changes, so that nobody always comes after the same one.
+                // The order changes in each round, so that no contestant always comes second.
                 let at = (at + round) % all.len();
                 let (size, block, device) = (target.size(), kind.block, &mut all[at]);
                 let turn = match is_sequential {
@@ -163,7 +167,7 @@ fn table(target: &Target, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// The ratios of the first to all others.
+/// Prints the ratios of the first contestant to all others.
 fn verdict(turns: &[Vec<Turn>], fio: &[Vec<Fio>; 2], kind: Kind, has_peer: bool) {
     let cpu = |turns: &[Turn]| Spread::of(turns.iter().map(Turn::cpu_ns_per_request)).median;
     let ours = &turns[0];
@@ -203,7 +207,8 @@ fn shown(of: Spread) -> String {
     format!("{:.2} ({:.2} .. {:.2})", of.median, of.min, of.max)
 }
 
-/// How many blocks can be copied in a second from random places of so much memory to 32 places of other memory, one after the other.
+/// Returns the copies of one block per second, from random places in `size` bytes of memory to 32 places of
+/// other memory.
 fn copies(size: u64, time: Duration) -> f64 {
     let from = vec![1u8; size as usize];
     let mut into = vec![0u8; 32 * BLOCK as usize];
@@ -220,7 +225,8 @@ fn copies(size: u64, time: Duration) -> f64 {
     count as f64 / start.elapsed().as_secs_f64()
 }
 
-/// Four queues of one device on one worker, against one queue of the same, with as much in flight.
+/// Compares four queues of one device on one worker with one queue of the same device, with the same number
+/// in flight.
 fn queues(plan: &Plan) -> Result<()> {
     let cpus = Cpus::get()?;
     cpus.for_back_ends()?;
@@ -239,7 +245,7 @@ fn queues(plan: &Plan) -> Result<()> {
         }
         row(&format!("4 queues, {depth} in flight each"), &turns[0]);
         row(&format!("1 queue, {} in flight", 4 * depth), &turns[1]);
-        println!("  => 4 queues/1 queue = {} (target: at least 0.97)", shown(ratios(&turns[0], &turns[1])));
+        println!("  => 4 queues/1 queue = {} (target: 0.97 or more)", shown(ratios(&turns[0], &turns[1])));
     }
     Ok(())
 }

@@ -1,9 +1,10 @@
-//! What a request costs at the driver's end, header, status and completion included: `Queue::submit` and `Queue::poll` of
-//! reads of 4 KiB, in batches of 32 and of 1, with the device, a disk that answers at once, in the same thread.
+//! Measures the cost of a request at the driver's end, including header, status and completion:
+//! `Queue::submit` and `Queue::poll` of reads of 4 KiB, in batches of 32 and of 1. The device, a disk that
+//! answers at once, runs in the same thread.
 //!
-//! Both ends are measured together and then the device's alone, which is subtracted: turn by turn, each the best of many
-//! short runs, for what others do on the machine does not count. Where there is valgrind, it counts the driver's
-//! instructions, which are the same each time.
+//! The benchmark measures both ends together, then the device's end alone, and subtracts. It does so turn
+//! by turn and takes the best of many short runs, which excludes the effect of other programs. If valgrind
+//! is installed, it also counts the driver's instructions, which are the same each time.
 //!
 //!     cargo bench -p kickless-tests --bench driver_path [-- --quick]
 
@@ -15,17 +16,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use common::{Plan, Spread};
 use kickless_driver::{Choice, Data, Options, Queue, Request};
-use kickless_tests::stage::{Pair, Stage};
+use kickless_tests::driver_and_device::{DeviceEnd, DriverAndDevice};
 
 const DISK_SIZE: u64 = 1 << 30;
 const BATCH_MAX: usize = 32;
-/// Requests in flight while the device is measured alone: no more than without tables.
+/// Requests in flight while the device is measured alone. This is the number that fits without indirect
+/// tables.
 const FILL: usize = 32;
 /// Requests of one short run.
 const REQUESTS: usize = 4096;
-/// Requests whose instructions are counted.
+/// Requests of the run that counts instructions.
 const COUNTED: usize = 16 * 1024;
-/// Nanoseconds for a request in a batch of 32, at most: submission and completion.
+/// Largest time of a request in a batch of 32, for submission and completion, in nanoseconds.
 const TARGET_NS: f64 = 30.0;
 
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +56,7 @@ impl Shape {
             event_idx: Choice::On,
             indirect: Choice::On,
             buffer_memory: 8 << 20,
-            // The thread that measures polls.
+            // The measuring thread polls.
             reactor: false,
             ..Options::new("")
         }
@@ -67,7 +69,7 @@ impl Shape {
     }
 }
 
-/// Submits and takes completions.
+/// Submits requests and takes completions.
 struct Driver {
     queue: Queue,
     data: Vec<Data>,
@@ -76,9 +78,9 @@ struct Driver {
 }
 
 impl Driver {
-    fn new(pair: &Pair) -> Result<Driver> {
-        let data = (0..FILL).map(|_| Ok(pair.disk.buffer(4096)?.into())).collect::<Result<_>>()?;
-        Ok(Driver { queue: pair.disk.queue(0), data, batch: Vec::with_capacity(BATCH_MAX), next: 0 })
+    fn new(ends: &DriverAndDevice) -> Result<Driver> {
+        let data = (0..FILL).map(|_| Ok(ends.disk.buffer(4096)?.into())).collect::<Result<_>>()?;
+        Ok(Driver { queue: ends.disk.queue(0), data, batch: Vec::with_capacity(BATCH_MAX), next: 0 })
     }
 
     #[inline(never)]
@@ -92,7 +94,7 @@ impl Driver {
         Ok(())
     }
 
-    /// How many were completed well.
+    /// Takes completions and returns the number of successful ones.
     #[inline(never)]
     fn counted_complete(&mut self) -> Result<usize> {
         let mut done = 0;
@@ -104,20 +106,20 @@ impl Driver {
     }
 }
 
-/// Runs about so many requests through both ends; nanoseconds for one.
-fn both(batch: usize, driver: &mut Driver, stage: &mut Stage, requests: usize) -> Result<f64> {
+/// Runs about `requests` requests through both ends. Returns nanoseconds per request.
+fn time_of_both(batch: usize, driver: &mut Driver, device: &mut DeviceEnd, requests: usize) -> Result<f64> {
     let rounds = requests / batch;
     let start = Instant::now();
     for _ in 0..rounds {
         driver.counted_submit(batch)?;
-        stage.poll(batch as u32);
+        device.poll(batch as u32);
         ensure!(driver.counted_complete()? == batch, "the device has not answered");
     }
     Ok(per_request(start.elapsed(), rounds * batch))
 }
 
-/// Runs about so many requests through the device's end; nanoseconds for one.
-fn device_alone(batch: usize, driver: &mut Driver, stage: &mut Stage, requests: usize) -> Result<f64> {
+/// Runs about `requests` requests through the device's end. Returns nanoseconds per request.
+fn time_of_device(batch: usize, driver: &mut Driver, device: &mut DeviceEnd, requests: usize) -> Result<f64> {
     let batches = FILL / batch;
     let clock = clock_cost();
     let (mut spent, mut done) = (Duration::ZERO, 0);
@@ -127,7 +129,7 @@ fn device_alone(batch: usize, driver: &mut Driver, stage: &mut Stage, requests: 
         }
         let start = Instant::now();
         for _ in 0..batches {
-            done += stage.poll(batch as u32) as usize;
+            done += device.poll(batch as u32) as usize;
         }
         spent += start.elapsed().saturating_sub(clock);
         ensure!(driver.counted_complete()? == batches * batch, "the device has not answered");
@@ -135,7 +137,7 @@ fn device_alone(batch: usize, driver: &mut Driver, stage: &mut Stage, requests: 
     Ok(per_request(spent, done))
 }
 
-/// What it takes to look at the clock.
+/// Returns the time of a look at the clock.
 fn clock_cost() -> Duration {
     (0..64).map(|_| Instant::now().elapsed()).min().unwrap_or_default()
 }
@@ -144,7 +146,7 @@ fn per_request(spent: Duration, requests: usize) -> f64 {
     spent.as_nanos() as f64 / requests as f64
 }
 
-/// Instructions of the driver for a request, if there is something to count them.
+/// Returns the driver's instructions per request, if valgrind can count them.
 fn instructions(index: usize) -> Option<f64> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--collect-atstart=no"])
@@ -160,15 +162,16 @@ fn instructions(index: usize) -> Option<f64> {
 }
 
 fn row(index: usize, shape: Shape, plan: &Plan) -> Result<()> {
-    let mut pair = Pair::start(DISK_SIZE, shape.options())?;
-    let mut driver = Driver::new(&pair)?;
+    let mut ends = DriverAndDevice::start(DISK_SIZE, shape.options())?;
+    let mut driver = Driver::new(&ends)?;
     let runs = if plan.quick { 2 } else { 100 };
     let (mut boths, mut devices) = (Vec::new(), Vec::new());
     for _ in 0..plan.rounds {
         let (mut least_both, mut least_device) = (f64::MAX, f64::MAX);
         for _ in 0..runs {
-            least_both = least_both.min(both(shape.batch, &mut driver, &mut pair.stage, REQUESTS)?);
-            let device = device_alone(shape.batch, &mut driver, &mut pair.stage, REQUESTS)?;
+            least_both =
+                least_both.min(time_of_both(shape.batch, &mut driver, &mut ends.device_end, REQUESTS)?);
+            let device = time_of_device(shape.batch, &mut driver, &mut ends.device_end, REQUESTS)?;
             least_device = least_device.min(device);
         }
         boths.push(least_both);
@@ -190,11 +193,11 @@ fn row(index: usize, shape: Shape, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// The child whose instructions are counted.
+/// Runs as the child process whose instructions valgrind counts.
 fn counted(shape: Shape) -> Result<()> {
-    let mut pair = Pair::start(DISK_SIZE, shape.options())?;
-    let mut driver = Driver::new(&pair)?;
-    both(shape.batch, &mut driver, &mut pair.stage, COUNTED).map(drop)
+    let mut ends = DriverAndDevice::start(DISK_SIZE, shape.options())?;
+    let mut driver = Driver::new(&ends)?;
+    time_of_both(shape.batch, &mut driver, &mut ends.device_end, COUNTED).map(drop)
 }
 
 fn main() -> Result<()> {

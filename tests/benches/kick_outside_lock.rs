@@ -1,8 +1,9 @@
-//! What it brings that the driver kicks after it has dropped the lock, against a driver that kicks under it: threads share one
-//! queue, each with one read of 4 KiB in flight, and a back-end that sleeps between requests (QEMU's storage daemon on null-co,
-//! told not to poll), so that nearly each request draws a kick.
+//! Measures the gain of kicking after the driver has released its lock, compared with kicking under the
+//! lock. Threads share one queue, each with one read of 4 KiB in flight. The back-end, QEMU's storage
+//! daemon on null-co without polling, sleeps between requests, so that nearly each request needs a kick.
 //!
-//! The two take turns; the driver under the lock is the same one with a switch that only this benchmark's build has.
+//! The two take turns. The driver that kicks under the lock is ours with a switch that only this
+//! benchmark's build has.
 //!
 //!     cargo bench -p kickless-tests --bench kick_outside_lock [-- --quick]
 
@@ -59,7 +60,7 @@ fn main() -> Result<()> {
         let mut turns: [Vec<Turn>; 2] = Default::default();
         for round in 0..plan.rounds {
             for at in 0..2 {
-                // Who begins changes.
+                // The order changes in each round.
                 let under = (at + round) % 2;
                 let turn = turn(&daemon, threads, under == 1, &plan)?;
                 turns[under].push(turn);
@@ -125,7 +126,7 @@ fn turn(daemon: &Daemon, threads: usize, locked_kick: bool, plan: &Plan) -> Resu
     })
 }
 
-/// One thread: one read after the other.
+/// Runs one thread, which reads one block after the other. Returns the latencies.
 fn submit(disk: &Disk, measures: &AtomicBool, over: &AtomicBool) -> Result<Histogram<u64>> {
     let mut latencies = Histogram::<u64>::new(3)?;
     let mut data = disk.buffer(BLOCK)?.into();

@@ -1,8 +1,9 @@
-//! How much memory a back-end takes, without its guest's: one device with 4 queues of 256, before and after load on all of
-//! them; and what each queue of 256 adds to that, from what one device with 65 of them takes and with one.
+//! Measures the memory of a back-end without its guest's memory: one device with 4 queues of 256, before
+//! and after load on all of them. Also computes the memory that each queue of 256 adds, from a device with
+//! 65 queues and one with a single queue.
 //!
-//! From /proc/PID/smaps: the resident pages (Rss) of every mapping but those of the guest's memory, which are known by
-//! the name of its memfd. Pages of libraries that others share count in full.
+//! The figure is the sum of the resident pages (Rss) in /proc/PID/smaps of all mappings except the guest's
+//! memory, which the name of its memfd identifies. Pages of shared libraries count in full.
 //!
 //!     cargo bench -p kickless-tests --bench memory [-- --quick]
 
@@ -16,7 +17,7 @@ use common::Plan;
 use kickless_spec::blk;
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver::memory::MEMFD_NAME;
-use kickless_tests::driver::request::{Layout, Place, Request};
+use kickless_tests::driver::request::{Layout, Request, RequestMemory};
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::guest::image_dir;
@@ -26,9 +27,9 @@ const IMAGE_SIZE: u64 = 256 << 20;
 /// Bytes of a request under load.
 const BLOCK: usize = 64 << 10;
 const TARGET_KIB: u64 = 16 << 10;
-/// What a queue may add.
+/// Largest memory that a queue may add.
 const TARGET_QUEUE_KIB: u64 = 64;
-/// One queue, and so many more.
+/// Queues of the large device besides the first one.
 const MORE: u16 = 64;
 
 fn main() -> Result<()> {
@@ -66,7 +67,7 @@ fn main() -> Result<()> {
         let of = |queues| {
             let config =
                 DaemonConfig { program: Program::Kickless, queues: 1 + MORE, ..DaemonConfig::new(disk) };
-            // Short requests: what counts is how many there are.
+            // Requests are short, because only their number matters.
             measure(&config, &Shape { queues, ..SHAPE }, 4096).map(|(_, loaded)| loaded)
         };
         let each = of(1 + MORE)?.saturating_sub(of(1)?) as f64 / f64::from(MORE);
@@ -78,7 +79,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Before and after load.
+/// Returns the memory before and after load.
 fn measure(config: &DaemonConfig, shape: &Shape, block: usize) -> Result<(u64, u64)> {
     let daemon = Daemon::start(config)?;
     let mut machine = Machine::start(daemon.socket(), shape)?;
@@ -87,13 +88,14 @@ fn measure(config: &DaemonConfig, shape: &Shape, block: usize) -> Result<(u64, u
     Ok((started, resident_kib(daemon.pid())?))
 }
 
-/// Fills every queue with reads and writes, as many as there are descriptors, twice.
+/// Fills every queue twice, with reads and with writes, up to its number of descriptors.
 fn load(machine: &mut Machine, shape: &Shape, block: usize) -> Result<()> {
     let all = usize::from(shape.queues) * usize::from(shape.size);
-    let places = (0..all).map(|_| Place::new(&mut machine.ram, block)).collect::<Result<Vec<_>>>()?;
+    let request_memory =
+        (0..all).map(|_| RequestMemory::new(&mut machine.ram, block)).collect::<Result<Vec<_>>>()?;
     let data = vec![0x5a; block];
     for request in [Request::write(0, &data), Request::read(0, block)] {
-        for (i, place) in places.iter().enumerate() {
+        for (i, place) in request_memory.iter().enumerate() {
             let sector = (i * block) as u64 / blk::SECTOR_SIZE;
             let request = Request { sector, ..request.clone() };
             let buffers = place.lay_out(&machine.ram, &request, Layout::Usual)?;
@@ -106,7 +108,7 @@ fn load(machine: &mut Machine, shape: &Shape, block: usize) -> Result<()> {
                 queue.wait_used(Instant::now() + LIMIT)?;
             }
         }
-        for place in &places {
+        for place in &request_memory {
             let status = place.outcome(&machine.ram, &request, 0)?.status;
             ensure!(status == blk::S_OK, "status {status}");
         }
@@ -114,14 +116,15 @@ fn load(machine: &mut Machine, shape: &Shape, block: usize) -> Result<()> {
     Ok(())
 }
 
-/// Resident pages of all mappings but the guest's memory.
+/// Returns the resident pages of all mappings except the guest's memory.
 fn resident_kib(pid: u32) -> Result<u64> {
     let smaps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let (mut total, mut guest) = (0, false);
     for line in smaps.lines() {
         let mut words = line.split_ascii_whitespace();
         let first = words.next().unwrap_or_default();
-        // A mapping's first line begins with its addresses, each of its fields with a name and a colon.
+        // The first line of a mapping begins with its addresses. Each further line begins with a name and a
+        // colon.
         if !first.ends_with(':') {
             guest = line.contains(MEMFD_NAME);
         } else if first == "Rss:" && !guest {

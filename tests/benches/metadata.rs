@@ -1,9 +1,10 @@
-//! What it gives to have the ring's areas translated once: `kickless blk --blk-file=null:1G` with a ring that is in one piece,
-//! against the same program with a ring that crosses from one region of memory to the next, each access to which is translated.
+//! Measures the gain of translating the ring areas once. Compares `kickless blk --blk-file=null:1G` with a
+//! ring inside one memory region, and the same program with a ring that crosses two regions, where each
+//! access is translated.
 //!
-//! Both front-ends share one file as two regions; only where the second begins is different: in the middle of the descriptor
-//! table, or behind the ring. One queue of 256 with EVENT_IDX, reads of 4 KiB, of which nothing is copied; the same polling
-//! driver, turn by turn. The driver has the first CPU and the back-ends the second.
+//! Both front-ends share one file as two regions. The second region begins in the middle of the descriptor
+//! table, or behind the ring. One queue of 256 with EVENT_IDX, reads of 4 KiB without a copy, the same
+//! polling driver, turn by turn. The driver has the first CPU and the back-ends the second.
 //!
 //!     cargo bench -p kickless-tests --bench metadata [-- --quick]
 
@@ -21,8 +22,8 @@ const DISK_SIZE: u64 = 1 << 30;
 const TARGET: f64 = 1.22;
 const DEPTHS: [u16; 3] = [1, 32, 85];
 
-/// The second region begins so many bytes into the memory. The ring is at its start, the descriptor table first, which has
-/// 4 KiB; what comes after the ring is aligned to a page.
+/// Offset of the second region in the memory. The ring is at the start of the memory, first the descriptor
+/// table of 4 KiB. The area after the ring is aligned to a page.
 const IN_THE_TABLE: u64 = 96 * 16;
 const BEHIND_THE_RING: u64 = 16 << 10;
 

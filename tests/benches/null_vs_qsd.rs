@@ -1,8 +1,9 @@
-//! `kickless blk --blk-file=null:1G` against `qemu-storage-daemon` exporting null-co: nothing but rings.
+//! Compares `kickless blk --blk-file=null:1G` with `qemu-storage-daemon` on null-co. Only the rings matter.
 //!
-//! One queue of 256 with EVENT_IDX, reads of 4 KiB, the same polling driver, turn by turn. The storage daemon runs with and
-//! without an iothread; its better one counts. The driver has the first CPU and all back-ends the second. With one in flight, two
-//! threads that only pass one another the lines of a request say what the machine allows.
+//! One queue of 256 with EVENT_IDX, reads of 4 KiB, the same polling driver, turn by turn. The storage
+//! daemon runs with and without an iothread; its better result counts. The driver has the first CPU and all
+//! back-ends the second. With one in flight, two threads that only exchange the cache lines of a request
+//! show the limit of the machine.
 //!
 //!     cargo bench -p kickless-tests --bench null_vs_qsd [-- --quick]
 
@@ -40,12 +41,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The ratio to the better of the others; and to the bare lines, for one in flight.
+/// Returns the ratio to the better of the other contestants, and with one in flight also to the bare cache
+/// lines.
 fn compare(all: &mut [Contestant; 3], depth: u16, plan: &Plan, bare: Option<&Cpus>) -> Result<String> {
     let mut turns: [Vec<Turn>; 3] = Default::default();
     let mut bare_rates = Vec::new();
     for round in 0..plan.rounds {
-        // Who begins changes, so that nobody always comes after the same one.
+        // The order changes in each round, so that no contestant always comes second.
         for at in 0..all.len() {
             let at = (at + round) % all.len();
             turns[at].push(all[at].turn(depth, plan.time, random_sectors(DISK_SIZE, common::BLOCK))?);

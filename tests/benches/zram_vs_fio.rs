@@ -1,9 +1,9 @@
-//! Random reads of 4 KiB from /dev/zram0, O_DIRECT, 32 in flight: through `kickless blk`, with a polling driver, against fio
-//! with io_uring on the same device, turn by turn. The driver has the first CPU and the back-end the second; fio, and the
-//! kernel's threads that it keeps busy, have all.
+//! Compares random reads of 4 KiB from /dev/zram0 through `kickless blk` with fio on the same device, turn
+//! by turn. Both use O_DIRECT with 32 in flight; our driver polls and fio uses io_uring. The driver has the
+//! first CPU and the back-end the second. fio, and the kernel's threads that work for it, have all.
 //!
-//! The device is sized and filled with data that compresses to half, and left as it was found: unused. It takes root, and is
-//! not touched if somebody uses it.
+//! The benchmark sizes the device, fills it with data that compresses to half, and leaves it unused as
+//! before. It needs root. It does not touch a device that is in use.
 //!
 //!     cargo bench -p kickless-tests --bench zram_vs_fio [-- --quick]
 
@@ -25,7 +25,7 @@ fn main() -> Result<()> {
     let size = if plan.quick { 16 << 20 } else { 1 << 30 };
     let _zram = match Zram::take(size) {
         Ok(zram) => zram,
-        // Where there is none, nothing can be measured; where it is in use, the short form has nothing to try.
+        // Without zram, there is no measurement. If zram is in use, the short form has nothing to try.
         Err(error) if plan.quick || !Path::new(CONTROL).exists() => {
             println!("left out: {error:#}");
             return Ok(());

@@ -1,4 +1,4 @@
-//! A counting allocator: `#[global_allocator] static COUNTING: Counting = Counting;`.
+//! Provides a counting allocator: `#[global_allocator] static COUNTING: Counting = Counting;`.
 
 #![expect(unsafe_code, reason = "island: an allocator")]
 
@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator, whose allocations, of all threads, are counted.
+/// Forwards to the system's allocator and counts the allocations of all threads.
 #[derive(Debug)]
 pub struct Counting;
 
 impl Counting {
-    /// Blocks that were allocated or moved so far.
+    /// Returns the number of blocks that were allocated or moved so far.
     pub fn count() -> u64 {
         ALLOCATIONS.load(Ordering::Relaxed)
     }
 }
 
-// SAFETY: all of it is done by the system's allocator, with what the caller has promised.
+// SAFETY: the system's allocator does all the work. Each method passes on the promises of its caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A runtime for one future: the thread that awaits it sleeps until it is woken.
+//! Runs one future on the calling thread, which sleeps until the future's waker wakes it.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ impl Wake for Unpark {
     }
 }
 
-/// Unparks the calling thread.
+/// Returns a waker that unparks the calling thread.
 pub fn unpark_me() -> Waker {
     Waker::from(Arc::new(Unpark(thread::current())))
 }
 
-/// Runs a future to its end in the calling thread.
+/// Runs a future to completion on the calling thread.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = unpark_me();

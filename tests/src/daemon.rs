@@ -1,4 +1,4 @@
-//! A vhost-user-blk back-end as a child process: `kickless`, or QEMU's storage daemon to compare with.
+//! Runs a vhost-user back-end as a child process: `kickless`, or QEMU's storage daemon for comparison.
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,23 +13,24 @@ use tempfile::TempDir;
 
 use crate::transcript::Transcript;
 
-/// Safety net for everything that takes a daemon a moment.
+/// Time limit for steps that take a daemon a moment.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a daemon has to end by itself after a test has failed.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+/// Time that a daemon gets to end by itself after a test has failed.
+const EXIT_LIMIT: Duration = Duration::from_secs(3);
 
-/// Which back-end serves the disk.
+/// The program that serves the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// Ours.
+    /// `kickless`, the program under test.
     Kickless,
-    /// `qemu-storage-daemon`: tells whether a failure is ours or the test's.
+    /// `qemu-storage-daemon`. A test that fails with it too is wrong itself.
     StorageDaemon,
 }
 
 impl Program {
-    /// Ours, unless `KICKLESS_TEST_PROGRAM=qemu-storage-daemon` asks for the other.
+    /// Returns the program that `KICKLESS_TEST_PROGRAM` selects: `qemu-storage-daemon`, otherwise
+    /// `kickless`.
     pub fn from_environment() -> Program {
         match std::env::var("KICKLESS_TEST_PROGRAM").as_deref() {
             Ok("qemu-storage-daemon") => Program::StorageDaemon,
@@ -38,32 +39,32 @@ impl Program {
     }
 }
 
-/// What a daemon is started with.
+/// Options of a daemon that serves one disk.
 #[derive(Clone, Debug)]
 pub struct DaemonConfig {
     /// The back-end.
     pub program: Program,
-    /// The disk: an image file or `null:SIZE` (which the storage daemon takes in bytes only), or for kickless also
-    /// `mem:SIZE`.
+    /// The disk: an image file or `null:SIZE`; with kickless also `mem:SIZE`. The storage daemon takes SIZE
+    /// in bytes only.
     pub disk: OsString,
-    /// The most queues a front-end may ask for.
+    /// Largest number of queues that a front-end may use.
     pub queues: u16,
     /// `--engine`, for kickless only.
     pub engine: Option<String>,
-    /// A program that is given the daemon's command line to run.
+    /// A program that runs the daemon; its arguments are the daemon's command line.
     pub wrapper: Option<PathBuf>,
     /// Further arguments, for kickless only.
     pub arguments: Vec<String>,
-    /// A thread of its own for the disk, for the storage daemon only.
+    /// Gives the disk an I/O thread. For the storage daemon only.
     pub iothread: bool,
-    /// That thread polls before it sleeps, as it does by default.
+    /// Lets that thread poll before it sleeps, which is its default.
     pub polls: bool,
-    /// It does its I/O by io_uring, and not by threads as it does by default, for the storage daemon only.
+    /// Uses io_uring for the I/O instead of the default, threads. For the storage daemon only.
     pub by_uring: bool,
 }
 
 impl DaemonConfig {
-    /// The program that the environment selects, four queues, and everything else as it is by default.
+    /// Returns defaults: the program that the environment selects, four queues, no options.
     pub fn new(disk: impl Into<OsString>) -> DaemonConfig {
         DaemonConfig {
             program: Program::from_environment(),
@@ -131,7 +132,7 @@ impl DaemonConfig {
     }
 }
 
-/// A network card that `kickless net` serves.
+/// Options of a daemon that serves one network card.
 #[derive(Clone, Debug)]
 pub struct CardConfig {
     /// `--port`.
@@ -141,12 +142,12 @@ pub struct CardConfig {
 }
 
 impl CardConfig {
-    /// A card with this port, and everything else as it is by default.
+    /// Returns the options of a card with this port and defaults otherwise.
     pub fn new(port: &str) -> CardConfig {
         CardConfig { port: port.to_owned(), arguments: Vec::new() }
     }
 
-    /// The same with these arguments.
+    /// Sets further arguments.
     pub fn with(self, arguments: &[&str]) -> CardConfig {
         CardConfig { arguments: arguments.iter().map(ToString::to_string).collect(), ..self }
     }
@@ -161,7 +162,7 @@ impl CardConfig {
     }
 }
 
-/// Returns a counter in the summary that a network card leaves in the log.
+/// Returns a counter from the summary that a network card prints when it ends.
 ///
 /// # Errors
 /// There is no such counter.
@@ -173,7 +174,7 @@ pub fn card_counter(log: &[String], name: &str) -> Result<u64> {
     Ok(value.with_context(|| format!("no {name} in {summary}"))?.parse()?)
 }
 
-/// A daemon that listens on its socket; killed when dropped.
+/// A daemon that listens on its socket. Dropping it kills the process.
 pub struct Daemon {
     child: Child,
     socket: PathBuf,
@@ -185,7 +186,7 @@ impl Daemon {
     /// Starts a daemon and waits until it listens.
     ///
     /// # Errors
-    /// It could not be started, ended at once, or did not listen in time. What it printed is in the message.
+    /// The daemon does not start, ends at once, or does not listen in time. The message has its output.
     pub fn start(config: &DaemonConfig) -> Result<Daemon> {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
         let socket = dir.path().join("blk.sock");
@@ -193,8 +194,8 @@ impl Daemon {
         Daemon::launch(&words, dir, socket, config.program == Program::Kickless)
     }
 
-    /// Starts `kickless serve` with a pool and devices, and waits until it serves them. `pool` has the lines of `[pool]`; a
-    /// device has a name and further lines.
+    /// Starts `kickless serve` with a pool and devices, and waits until it serves them. `pool` has the
+    /// lines of `[pool]`. Each device has a name and further lines of its `[[device]]`.
     ///
     /// # Errors
     /// As for [`Daemon::start`].
@@ -225,38 +226,38 @@ impl Daemon {
         Daemon::launch(&config.command(&socket)?, dir, socket, true)
     }
 
-    fn launch(words: &[OsString], dir: TempDir, socket: PathBuf, says_so: bool) -> Result<Daemon> {
+    fn launch(words: &[OsString], dir: TempDir, socket: PathBuf, logs_serving: bool) -> Result<Daemon> {
         let (child, log) = spawn(words)?;
         let mut daemon = Daemon { child, socket, log, dir };
-        daemon.wait_until_it_serves(words, says_so)?;
+        daemon.wait_until_serving(words, logs_serving)?;
         Ok(daemon)
     }
 
-    fn wait_until_it_serves(&mut self, words: &[OsString], says_so: bool) -> Result<()> {
+    fn wait_until_serving(&mut self, words: &[OsString], logs_serving: bool) -> Result<()> {
         let deadline = Instant::now() + LIMIT;
         while !listens(&self.socket)? {
             if let Some(status) = self.child.try_wait()? {
-                let lines = self.log.whole(LIMIT)?.join("\n");
+                let lines = self.log.wait_for_end(LIMIT)?.join("\n");
                 bail!("{words:?} ended, {status}: {lines}");
             }
             ensure!(Instant::now() < deadline, "{words:?} does not listen");
             thread::sleep(Duration::from_millis(5));
         }
-        if says_so {
-            // It listens before all else, and opens descriptors until it says that it serves.
+        if logs_serving {
+            // The daemon listens first. It opens more descriptors until it logs that it serves.
             let serves = |line: &str| line.contains(" serving ").then_some(());
-            self.log.wait_for("saying that it serves", LIMIT, serves)?;
+            self.log.wait_for("the line that it serves", LIMIT, serves)?;
         }
         Ok(())
     }
 
-    /// Where the front-ends of one device of several connect.
+    /// Returns the socket of one device of several.
     pub fn socket_of(&self, device: &str) -> PathBuf {
         socket_of(self.dir.path(), device)
     }
 
-    /// Kills it (SIGKILL), whatever it is about to do, and starts another one on the same socket as soon as it is gone. The log is that
-    /// of the new one; returns that of the old one.
+    /// Kills the daemon with SIGKILL and starts another one on the same socket when it has ended.
+    /// [`Daemon::log`] is then the log of the new daemon. Returns the log of the old one.
     ///
     /// # Errors
     /// As for [`Daemon::start`].
@@ -265,7 +266,7 @@ impl Daemon {
         self.replace(&words, config.program == Program::Kickless)
     }
 
-    /// As [`Daemon::kill_and_restart`], for a network card.
+    /// Does the same as [`Daemon::kill_and_restart`] for a network card.
     ///
     /// # Errors
     /// As for [`Daemon::start`].
@@ -274,40 +275,41 @@ impl Daemon {
         self.replace(&words, true)
     }
 
-    fn replace(&mut self, words: &[OsString], says_so: bool) -> Result<Vec<String>> {
+    fn replace(&mut self, words: &[OsString], logs_serving: bool) -> Result<Vec<String>> {
         self.child.kill()?;
         self.child.wait()?;
-        let before = self.log.whole(LIMIT)?;
-        // It is in the directory of this one.
+        let before = self.log.wait_for_end(LIMIT)?;
+        // The socket is in the directory of this daemon.
         let (child, log) = spawn(words)?;
         (self.child, self.log) = (child, log);
-        self.wait_until_it_serves(words, says_so)?;
+        self.wait_until_serving(words, logs_serving)?;
         Ok(before)
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     ///
     /// # Errors
-    /// It has ended.
+    /// The process has ended.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
         Ok(kill_process(pid, signal)?)
     }
 
-    /// Where front-ends connect.
+    /// Returns the socket that front-ends connect to.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// What it logs.
+    /// Returns the log.
     pub fn log(&self) -> &Transcript {
         &self.log
     }
 
-    /// Waits until it has taken so many requests out of a queue since it started. For a daemon with one device.
+    /// Waits until the daemon has taken `requests` requests out of a queue since it started. For one device
+    /// only.
     ///
     /// # Errors
-    /// It has not.
+    /// The daemon takes fewer requests in time.
     pub fn wait_until_taken(&self, queue: u16, requests: u64) -> Result<()> {
         let deadline = Instant::now() + LIMIT;
         let of = format!(" counters queue={queue} ");
@@ -318,47 +320,48 @@ impl Daemon {
         loop {
             let seen = self.log.len();
             self.signal(Signal::USR1)?;
-            // There is no line of a queue that was not used yet.
+            // The log has no line for a queue that was never used.
             let taken = self.log.wait_from(seen, "counters", Duration::from_millis(200), taken).unwrap_or(0);
             if taken >= requests {
                 return Ok(());
             }
             ensure!(
                 Instant::now() < deadline,
-                "{taken} requests of queue {queue} were taken, not {requests}"
+                "the daemon took {taken} requests of queue {queue}, not {requests}"
             );
         }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it still runs.
+    /// Whether the process runs.
     ///
     /// # Errors
-    /// The process cannot be asked for.
+    /// The status of the process cannot be read.
     pub fn is_running(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// How many descriptors it has open, and how many mappings: what grows when something of a guest that left stays behind.
+    /// Returns the number of open descriptors and of mapped memfds. They grow if the daemon keeps a
+    /// resource of a guest that has left.
     ///
     /// # Errors
-    /// It has ended.
+    /// The process has ended.
     pub fn holdings(&self) -> Result<(usize, usize)> {
         let process = PathBuf::from(format!("/proc/{}", self.child.id()));
         let descriptors = fs::read_dir(process.join("fd"))?.count();
         let maps = fs::read_to_string(process.join("maps"))?;
-        // Guest memory is what it maps of others' memfds; its own heap and stacks may grow as they like.
+        // Guest memory is in memfds of the test. The daemon's own heap and stacks may grow.
         Ok((descriptors, maps.lines().filter(|line| line.contains("memfd:")).count()))
     }
 
-    /// Waits until it holds no more than `before`.
+    /// Waits until the daemon holds at most `before`, which [`Daemon::holdings`] returned.
     ///
     /// # Errors
-    /// It goes on holding more.
+    /// The daemon keeps more.
     pub fn returns_to(&self, before: (usize, usize)) -> Result<()> {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -371,23 +374,23 @@ impl Daemon {
         }
     }
 
-    /// Asks it to end (SIGTERM) and gives its status and everything that it logged.
+    /// Ends the daemon with SIGTERM. Returns its status and its whole log.
     ///
     /// # Errors
-    /// It does not end in time.
+    /// The daemon does not end in time.
     pub fn stop(mut self) -> Result<(ExitStatus, Vec<String>)> {
         self.signal(Signal::TERM)?;
-        let status = wait_for_exit(&mut self.child, LIMIT).context("the daemon goes on after SIGTERM")?;
-        let lines = self.log.whole(LIMIT)?;
+        let status = wait_for_exit(&mut self.child, LIMIT).context("the daemon still runs after SIGTERM")?;
+        let lines = self.log.wait_for_end(LIMIT)?;
         Ok((status, lines))
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended already; there is nobody to tell. After a failure, its own summary may say why.
+        // Errors are ignored: the process may have ended. After a failure, its summary may show the reason.
         if thread::panicking() && self.signal(Signal::TERM).is_ok() {
-            let _ = wait_for_exit(&mut self.child, LAST_WORDS);
+            let _ = wait_for_exit(&mut self.child, EXIT_LIMIT);
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -397,9 +400,9 @@ impl Drop for Daemon {
     }
 }
 
-/// Starts a daemon; it, and what it logs.
+/// Starts a process. Returns it with its log.
 fn spawn(words: &[OsString]) -> Result<(Child, Transcript)> {
-    let mut child = dying_with_us(&words[0])
+    let mut child = child_command(&words[0])
         .args(&words[1..])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -410,17 +413,17 @@ fn spawn(words: &[OsString]) -> Result<(Child, Transcript)> {
     Ok((child, Transcript::of("daemon", stderr)))
 }
 
-/// A command whose process gets SIGKILL when the thread that starts it ends: nothing survives a test that is aborted.
-pub fn dying_with_us(program: impl AsRef<std::ffi::OsStr>) -> Command {
+/// Returns a command whose process gets SIGKILL when the calling thread ends, also when a test is aborted.
+pub fn child_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command
 }
 
-/// Waits for a child's end.
+/// Waits until a child process ends, and returns its status.
 ///
 /// # Errors
-/// It does not end in time.
+/// The child does not end in time.
 pub fn wait_for_exit(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
     let deadline = Instant::now() + limit;
     loop {
@@ -436,20 +439,22 @@ fn socket_of(dir: &Path, device: &str) -> PathBuf {
     dir.join(format!("{device}.sock"))
 }
 
-/// Whether somebody listens on a unix socket; found out without connecting, which a back-end would take for a front-end.
+/// Whether a process listens on a unix socket. Does not connect, because a back-end would serve the
+/// connection.
 fn listens(socket: &Path) -> Result<bool> {
     const ACCEPTS_CONNECTIONS: &str = "00010000";
-    let path = socket.to_str().context("socket path is no text")?;
+    let path = socket.to_str().context("the socket path is not UTF-8")?;
     Ok(fs::read_to_string("/proc/net/unix")?.lines().any(|line| {
         let mut fields = line.split_ascii_whitespace();
         fields.nth(3) == Some(ACCEPTS_CONNECTIONS) && fields.last() == Some(path)
     }))
 }
 
-/// The daemon to test: `KICKLESS_BIN`, or the release build in the target directory that this program is from.
+/// Returns the path of `kickless`: `KICKLESS_BIN`, or the release build in the target directory of this
+/// test.
 ///
 /// # Errors
-/// It is not there.
+/// The file does not exist.
 pub fn kickless_binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("KICKLESS_BIN") {
         return Ok(path.into());
@@ -462,7 +467,7 @@ pub fn kickless_binary() -> Result<PathBuf> {
         .context("kickless is not built: run `cargo build --release -p kickless`")
 }
 
-/// The root of the source tree.
+/// Returns the root of the source tree.
 pub fn repository() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_owned()

@@ -1,12 +1,13 @@
-//! What the end-to-end tests and the benchmarks share.
+//! Contains the code that the end-to-end tests and the benchmarks share.
 
 pub mod allocations;
 pub mod block_on;
 pub mod daemon;
 pub mod driver;
+pub mod driver_and_device;
 pub mod frontend;
 pub mod guest;
 pub mod hostile_backend;
 pub mod remote_disks;
-pub mod stage;
+
 pub mod transcript;

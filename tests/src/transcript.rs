@@ -1,4 +1,4 @@
-//! What a child process prints, line by line, gathered while it runs so that a test can wait for a line.
+//! Collects the output of a child process line by line while it runs, so that a test can wait for a line.
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// Lines read so far from one stream. Clones share them.
+/// The lines of a stream so far. Clones share them.
 #[derive(Clone)]
 pub struct Transcript {
     name: String,
@@ -23,7 +23,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     lines: Vec<String>,
-    /// When the last of them came.
+    /// Time of the last line.
     last: Option<Instant>,
     ended: bool,
 }
@@ -35,14 +35,14 @@ impl Shared {
 }
 
 impl Transcript {
-    /// Reads `stream` to its end on a thread of its own. `name` stands in error messages.
+    /// Reads `stream` to its end on a thread. `name` is its name in error messages.
     pub fn of(name: &str, stream: impl Read + Send + 'static) -> Transcript {
         let transcript = Transcript { name: name.to_owned(), shared: Arc::default() };
         let shared = Arc::clone(&transcript.shared);
         thread::spawn(move || {
             let mut reader = BufReader::new(stream);
             let mut line = Vec::new();
-            // A broken stream has ended as well: whoever waits is told so.
+            // A stream with an error has ended too, and the threads that wait for a line are told.
             while matches!(reader.read_until(b'\n', &mut line), Ok(length) if length > 0) {
                 let text = String::from_utf8_lossy(&line).trim_end().to_owned();
                 line.clear();
@@ -58,7 +58,7 @@ impl Transcript {
         transcript
     }
 
-    /// The line with this index from 0, waited for; none if the stream ended before it.
+    /// Waits for the line with this index, counted from 0. Returns `None` if the stream ends before it.
     ///
     /// # Errors
     /// The deadline has passed.
@@ -86,10 +86,10 @@ impl Transcript {
         }
     }
 
-    /// Waits for the first line, from `start` on, for which `pick` has an answer.
+    /// Waits for the first line from index `start` on for which `pick` returns a value.
     ///
     /// # Errors
-    /// The stream ended or the time is over without such a line; `what` says what was waited for.
+    /// The stream ends or `limit` passes without such a line. The message names `what`.
     pub fn wait_from<T>(
         &self,
         start: usize,
@@ -110,19 +110,19 @@ impl Transcript {
         bail!("{}: ended without {what}", self.name)
     }
 
-    /// As [`Transcript::wait_from`], from the first line on.
+    /// Waits for a line as [`Transcript::wait_from`] does, from the first line on.
     ///
     /// # Errors
-    /// As there.
+    /// The same as those of [`Transcript::wait_from`].
     pub fn wait_for<T>(&self, what: &str, limit: Duration, pick: impl FnMut(&str) -> Option<T>) -> Result<T> {
         self.wait_from(0, what, limit, pick)
     }
 
-    /// Waits until the stream has ended and gives all its lines.
+    /// Waits until the stream has ended and returns all its lines.
     ///
     /// # Errors
-    /// The time is over before.
-    pub fn whole(&self, limit: Duration) -> Result<Vec<String>> {
+    /// The limit passes first.
+    pub fn wait_for_end(&self, limit: Duration) -> Result<Vec<String>> {
         let deadline = Instant::now() + limit;
         let mut index = self.len();
         while self.line(index, deadline)?.is_some() {
@@ -131,27 +131,27 @@ impl Transcript {
         Ok(self.lines())
     }
 
-    /// The lines so far.
+    /// Returns the lines so far.
     pub fn lines(&self) -> Vec<String> {
         self.shared.lock().lines.clone()
     }
 
-    /// How many lines there are so far.
+    /// Returns the number of lines so far.
     pub fn len(&self) -> usize {
         self.shared.lock().lines.len()
     }
 
-    /// Whether nothing has been printed yet.
+    /// Whether there is no line yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The lines that contain `text`.
+    /// Returns the lines that contain `text`.
     pub fn grep(&self, text: &str) -> Vec<String> {
         self.lines().into_iter().filter(|line| line.contains(text)).collect()
     }
 
-    /// Prints the lines under a heading: what a failed test leaves for its reader.
+    /// Prints the lines under a heading, for the reader of a failed test.
     pub fn dump(&self) {
         eprintln!("---- {}", self.name);
         for line in self.lines() {

@@ -1,4 +1,4 @@
-//! A queue goes to another worker under load, and nothing of that is lost.
+//! Moves a queue to another worker under load and checks that no request or data is lost.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -12,26 +12,26 @@ use kickless_driver::{Buffer, Choice, Completion, Disk, Options, Queue, Request}
 use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::driver::request::pattern;
 use kickless_tests::guest::image_dir;
-use kickless_tests::hostile_backend::ends;
+use kickless_tests::hostile_backend::returns_in_time;
 
-/// Shorter than what [`ends`] allows for the whole.
+/// Shorter than the limit of [`returns_in_time`] for the whole test.
 const LIMIT: Duration = Duration::from_secs(45);
-/// A request is so long that copying it is nearly all that there is to do.
+/// Bytes of a request. With such long requests, copying is nearly all the work.
 const CHUNK: usize = 256 << 10;
-/// Requests in flight in a queue, each in a chunk of its own.
+/// Number of requests in flight per queue. Each request has a chunk of its own.
 const DEPTH: u64 = 16;
 const QUEUES: u16 = 4;
-/// With two workers, these are on the same.
+/// Queues that are on the same worker when there are two workers.
 const BUSY: [usize; 2] = [0, 2];
-/// Each version of a chunk is read so often. One of these reads is compared to the last byte; of the others only the blocks' first
-/// bytes are, for the driver is to have less to do than the worker.
+/// Number of reads per version of a chunk. The test compares all bytes of one read, and only the first
+/// bytes of each block of the others. So the driver has less work than the worker.
 const READS: u64 = 8;
 const BLOCK: usize = 32 << 10;
 const DISK_LEN: u64 = BUSY.len() as u64 * DEPTH * CHUNK as u64;
-/// Requests that a queue must have completed, beyond those that were in flight, when it has moved.
+/// Number of requests that a queue completes after the move, besides those in flight during the move.
 const AFTERWARDS: u64 = 50 * DEPTH;
 
-/// What every version of every chunk has, but for its stamps.
+/// The bytes of every version of every chunk, without the stamps.
 struct Content(Vec<u8>);
 
 impl Content {
@@ -39,7 +39,7 @@ impl Content {
         Content(pattern(1, CHUNK))
     }
 
-    /// Which block of which chunk in which version this is.
+    /// Returns the stamp of a block: its chunk, version and number.
     fn stamp(chunk: u64, version: u64, block: usize) -> [u8; 8] {
         (version << 32 | chunk << 16 | block as u64).to_le_bytes()
     }
@@ -68,10 +68,10 @@ impl Content {
     }
 }
 
-/// One request after the other for the same chunk: written once, read [`READS`] times, written again.
+/// A chain of requests for one chunk: a write, [`READS`] reads, the next write.
 struct Slot {
     chunk: u64,
-    /// What was written last, or is being written.
+    /// The last version written, or the one that a write in flight writes.
     version: u64,
     reads: u64,
 }
@@ -87,7 +87,7 @@ impl Slot {
         Request::write(self.offset(), buffer).token(token)
     }
 
-    /// Judges what came back; `None` when there is to be no next request.
+    /// Checks a completion and returns the next request, or `None` if the test stops.
     fn next(&mut self, content: &Content, completion: Completion, goes_on: bool) -> Option<Request> {
         completion.result.unwrap();
         let buffer = completion.data.into_buffer().unwrap();
@@ -107,7 +107,8 @@ impl Slot {
     }
 }
 
-/// Keeps a queue busy until so many requests have completed; how many they were in the end, and the version of each chunk.
+/// Keeps a queue busy until `until` requests have completed. Returns their final number and the version of
+/// each chunk.
 fn drive(queue: &Queue, first: u64, until: &AtomicU64, completed: &AtomicU64) -> (u64, Vec<u64>) {
     let content = Content::new();
     let mut slots: Vec<Slot> =
@@ -135,7 +136,7 @@ fn drive(queue: &Queue, first: u64, until: &AtomicU64, completed: &AtomicU64) ->
     }
 }
 
-/// Puts load on two queues of one worker until one of them has gone to the other, and then looks at everything again.
+/// Puts load on two queues of one worker until one of them moves, then compares all data.
 fn check_move(disk: &Path, arguments: &[&str], packed: Choice) {
     let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
     let daemon =
@@ -153,14 +154,14 @@ fn check_move(disk: &Path, arguments: &[&str], packed: Choice) {
         let moved = daemon.log().wait_for("moving a queue", LIMIT, |line| {
             line.contains("queue moved to another worker").then(|| line.to_owned())
         });
-        // Whoever is ahead now, both go on for a while.
+        // Both queues go on for a while, counted from the one with more requests.
         let most = completed.iter().map(|completed| completed.load(Ordering::Relaxed)).max().unwrap();
         until.store(most + AFTERWARDS, Ordering::Relaxed);
         (moved, drivers.map(|driver| driver.join().unwrap()))
     });
     println!("{} and {} requests: {}", driven[0].0, driven[1].0, moved.unwrap());
 
-    // Through every queue, the one that has moved and those that have not.
+    // Reads through every queue, moved or not.
     let content = Content::new();
     let versions = driven.iter().flat_map(|(_, versions)| versions);
     for (chunk, version) in (0..).zip(versions) {
@@ -195,20 +196,20 @@ fn check_move(disk: &Path, arguments: &[&str], packed: Choice) {
 #[test]
 fn a_queue_of_a_disk_in_memory_moves() {
     if Program::from_environment() != Program::Kickless {
-        println!("about our own workers only");
+        println!("SKIPPED: only kickless has such workers");
         return;
     }
-    ends(|| check_move(format!("mem:{DISK_LEN}").as_ref(), &["--workers=2"], Choice::Off));
+    returns_in_time(|| check_move(format!("mem:{DISK_LEN}").as_ref(), &["--workers=2"], Choice::Off));
 }
 
-/// What is in flight in the engine is waited for.
+/// The move waits until the engine has completed the requests in flight.
 #[test]
 fn a_packed_queue_of_a_file_moves() {
     if Program::from_environment() != Program::Kickless {
-        println!("about our own workers only");
+        println!("SKIPPED: only kickless has such workers");
         return;
     }
-    ends(|| {
+    returns_in_time(|| {
         let dir = image_dir().unwrap();
         let image = dir.path().join("disk.img");
         File::create_new(&image).unwrap().set_len(DISK_LEN).unwrap();

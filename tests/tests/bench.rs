@@ -1,4 +1,4 @@
-//! `kickless bench` against real back-ends.
+//! Runs `kickless bench` against real back-ends.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -7,11 +7,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us, kickless_binary, repository};
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program, child_command, kickless_binary, repository};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// As the storage daemon takes it: in bytes.
+/// The size is in bytes, as the storage daemon requires.
 const NULL: &str = "null:67108864";
 
 fn serve(program: Program, disk: &str) -> Daemon {
@@ -29,11 +29,11 @@ fn on(daemon: &Daemon, arguments: &str) -> Output {
     bench(&words.into_iter().chain(time).chain(arguments.split_whitespace()).collect::<Vec<_>>())
 }
 
-/// Starts `kickless bench blk` with these arguments; it is connected when this returns.
+/// Starts `kickless bench blk` with these arguments and waits until it has connected.
 fn start(daemon: &Daemon, arguments: &str) -> Child {
     let socket = format!("--socket-path={}", daemon.socket().display());
     let seen = daemon.log().len();
-    let child = dying_with_us(kickless_binary().unwrap())
+    let child = child_command(kickless_binary().unwrap())
         .args(["bench", "blk", &socket])
         .args(arguments.split_whitespace())
         .stdout(Stdio::piped())
@@ -49,13 +49,13 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Its results, which have to be those of a success.
+/// Returns the results of a run, which must succeed.
 fn results(output: &Output) -> Value {
     assert!(output.status.success(), "{}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The one sentence on standard error, of something that must fail.
+/// Returns the one sentence on standard error of a run, which must fail.
 fn sentence(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
     let said = text(&output.stderr);
@@ -64,7 +64,7 @@ fn sentence(output: &Output) -> String {
 }
 
 #[test]
-fn every_load_on_either_back_end() {
+fn all_loads_run_on_both_back_ends() {
     for program in [Program::Kickless, Program::StorageDaemon] {
         let daemon = serve(program, NULL);
         let pid = format!("--pid={}", daemon.pid());
@@ -76,7 +76,7 @@ fn every_load_on_either_back_end() {
         let mut measured = 0;
         for load in loads {
             let target = &load["targets"][0];
-            // On a busy machine a moment can pass in which none of the threads runs.
+            // On a busy machine, none of the threads may run for a moment.
             let any = target["iops"]["median"].as_f64().unwrap() > 0.0;
             measured += usize::from(any);
             assert!(!any || target["latency"]["p50"].as_u64().unwrap() > 0, "{load}");
@@ -91,7 +91,7 @@ fn every_load_on_either_back_end() {
 }
 
 #[test]
-fn threads_share_queues_and_data_are_right() {
+fn threads_share_queues_and_verify_data() {
     for program in [Program::Kickless, Program::StorageDaemon] {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("disk.img");
@@ -105,7 +105,7 @@ fn threads_share_queues_and_data_are_right() {
 }
 
 #[test]
-fn nothing_is_written_that_may_not_be() {
+fn nothing_is_written_without_permission() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("disk.img");
     fs::write(&image, vec![0xa5; 1 << 20]).unwrap();
@@ -123,7 +123,7 @@ fn nothing_is_written_that_may_not_be() {
         assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
         assert!(said.contains("--destroy"), "{said}");
     }
-    // Without the option, reads only.
+    // Without the option, the load only reads.
     results(&on(&daemon, "--json"));
     let connected = |line: &str| line.contains("front-end connected").then_some(());
     daemon.log().wait_from(seen, "the reader", Duration::from_secs(30), connected).unwrap();
@@ -132,20 +132,20 @@ fn nothing_is_written_that_may_not_be() {
 }
 
 #[test]
-fn data_that_are_wrong_are_found() {
+fn wrong_data_are_found() {
     let daemon = serve(Program::Kickless, "null:1M");
     let said = sentence(&on(&daemon, "--verify --read=50 --destroy"));
     assert!(said.contains("verification failed: byte "), "{said}");
 }
 
 #[test]
-fn requests_that_fail_are_told() {
+fn failed_requests_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("disk.img");
     let file = fs::File::create_new(&image).unwrap();
     file.set_len(1 << 20).unwrap();
     let daemon = serve(Program::Kickless, image.to_str().unwrap());
-    // Reads past the end of a file that was cut off under the daemon.
+    // These reads are past the end of a file that is truncated under the daemon.
     file.set_len(0).unwrap();
     let output = on(&daemon, "--depth=4");
     let said = sentence(&output);
@@ -154,7 +154,7 @@ fn requests_that_fail_are_told() {
 }
 
 #[test]
-fn what_cannot_be_had() {
+fn impossible_options_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let nobody = format!("--socket-path={}", dir.path().join("nobody.sock").display());
     assert!(sentence(&bench(&["blk", &nobody])).contains("nobody.sock"));
@@ -173,14 +173,14 @@ fn what_cannot_be_had() {
 }
 
 #[test]
-fn a_rate_is_kept_and_what_is_late_is_counted() {
+fn a_rate_is_kept_and_late_requests_count() {
     let daemon = serve(Program::Kickless, NULL);
     let results = results(&on(&daemon, "--rate=2000 --time=500ms --json"));
     let target = &results["loads"][0]["targets"][0];
-    // 1000 requests are due, and ten before that may be late.
+    // 1000 requests are due; up to ten may be late.
     let iops = target["iops"]["median"].as_f64().unwrap();
     assert!(iops <= 2030.0, "{iops}");
-    // A back-end that stands still for a time: everything that was due meanwhile has waited for it, not just what was in
+    // The back-end stops for a time. All requests that become due in this time wait, not only those in
     // flight.
     let child = start(&daemon, "--rate=1000 --depth=1 --time=4s --warm-up=0s --json");
     thread::sleep(Duration::from_millis(500));
@@ -190,18 +190,18 @@ fn a_rate_is_kept_and_what_is_late_is_counted() {
     kill_process(pid, Signal::CONT).unwrap();
     let results: Value = serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap();
     let latency = &results["loads"][0]["targets"][0]["latency"];
-    // With one in flight, a closed loop would have seen one slow request in some hundreds.
+    // A closed loop with one request in flight would have one slow request in some hundreds.
     assert!(latency["p90"].as_u64().unwrap() > 100_000_000, "{latency}");
 }
 
-/// What stands still until the time is over has not been quick.
+/// A request that is still in flight at the end counts as slow.
 #[test]
-fn a_back_end_that_stops_before_the_end() {
+fn a_stopped_back_end_counts_as_slow() {
     let daemon = serve(Program::Kickless, NULL);
     let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
     for depth in ["1", "1024"] {
         let child = start(&daemon, &format!("--rate=200 --depth={depth} --time=1s --warm-up=0s --json"));
-        // Past what is said before the first request, and then past the end.
+        // The back-end stops after the first request and continues after the end.
         thread::sleep(Duration::from_millis(500));
         kill_process(pid, Signal::STOP).unwrap();
         thread::sleep(Duration::from_millis(1500));
@@ -214,7 +214,7 @@ fn a_back_end_that_stops_before_the_end() {
 }
 
 #[test]
-fn interrupted_while_the_back_end_stands_still() {
+fn an_interrupt_ends_a_run_on_a_stopped_back_end() {
     let daemon = serve(Program::Kickless, NULL);
     let pid = Pid::from_raw(daemon.pid() as i32).unwrap();
     let child = start(&daemon, "--time=2s");
@@ -250,7 +250,7 @@ fn targets_are_compared() {
     }
     let page = fs::read_to_string(report).unwrap();
     assert!(page.starts_with("<!DOCTYPE html>") && page.matches("<svg").count() == 5, "{page}");
-    // Nothing in it is somewhere else.
+    // The page refers to no other file.
     assert!(!page.contains("src=") && !page.contains("href="), "{page}");
     assert!(fs::read_to_string(plot).unwrap().starts_with("<svg"));
 
@@ -261,7 +261,7 @@ fn targets_are_compared() {
 }
 
 #[test]
-fn parts_alone() {
+fn parts_run_alone() {
     for (part, operations) in [("ring", 8), ("memory", 12)] {
         let output = bench(&[part, "--rounds=3", "--time=10ms", "--json"]);
         assert!(output.status.success(), "{}", text(&output.stderr));
@@ -276,14 +276,14 @@ fn parts_alone() {
 }
 
 #[test]
-fn a_target_that_does_not_start() {
+fn a_target_that_does_not_start_is_an_error() {
     let said = sentence(&bench(&["compare", "a=false {socket}", "/b.sock"]));
     assert!(said.contains("exit status: 1"), "{said}");
 }
 
-/// `make bench` makes its report with this.
+/// `make bench` makes its report with this command.
 #[test]
-fn the_side_by_side() {
+fn the_comparison_makes_a_report() {
     let dir = tempfile::tempdir().unwrap();
     let output = Command::new(repository().join("tools/bench"))
         .env("KICKLESS_BENCH_QUICK", "1")
@@ -295,9 +295,9 @@ fn the_side_by_side() {
     assert!(dir.path().join("report.html").exists() && dir.path().join("plot.svg").exists());
 }
 
-/// The pictures of the documents are made with this.
+/// The pictures of the documents come from this command.
 #[test]
-fn the_pictures_of_polling() {
+fn the_polling_comparison_draws_its_pictures() {
     let dir = tempfile::tempdir().unwrap();
     let output = Command::new(repository().join("tools/bench-poll"))
         .args(["--pictures", "--quick"])
@@ -318,7 +318,7 @@ fn the_pictures_of_polling() {
 }
 
 #[test]
-fn a_load_that_comes_and_goes() {
+fn a_load_pauses_periodically() {
     let daemon = serve(Program::Kickless, NULL);
     let pid = format!("--pid={}", daemon.pid());
     for wait in ["sleep", "poll"] {
@@ -328,7 +328,7 @@ fn a_load_that_comes_and_goes() {
         assert_eq!(loads.len(), 2);
         for (load, rate) in loads.iter().zip([2000.0, 20000.0]) {
             let target = &load["targets"][0];
-            // Two fifths of the time.
+            // The load runs for two fifths of the time.
             let iops = target["iops"]["median"].as_f64().unwrap();
             assert!(iops > 0.0 && iops <= rate * 0.42, "{iops} of {rate}");
             assert!(target["turns"][0]["back_end_cores"].is_number(), "{target}");
@@ -337,13 +337,13 @@ fn a_load_that_comes_and_goes() {
 }
 
 #[test]
-fn interrupted_and_left_alone() {
+fn a_run_ends_at_an_interrupt_or_without_its_back_end() {
     let daemon = serve(Program::Kickless, NULL);
     let child = start(&daemon, "--time=1000s");
     kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(sentence(&output).contains("interrupted"));
-    // The back-end goes away under load.
+    // The back-end ends under load.
     let child = start(&daemon, "--time=1000s");
     drop(daemon);
     let said = sentence(&child.wait_with_output().unwrap());

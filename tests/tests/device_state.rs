@@ -1,4 +1,4 @@
-//! A device's state goes from one process to another, and what else may come in its place.
+//! Moves a device's state from one process to another, and sends other bytes in its place.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use kickless_spec::blk;
 use kickless_spec::vhost_user::TransferDirection;
-use kickless_tests::driver::request::{Layout, Place, Request, pattern};
+use kickless_tests::driver::request::{Layout, Request, RequestMemory, pattern};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, LIMIT};
@@ -18,20 +18,20 @@ use kickless_tests::with_each_engine;
 use kickless_vhost_user::FrontendMessage as Message;
 
 with_each_engine! {
-    what_was_not_fetched_is_done_once
+    requests_not_taken_at_the_source_run_once
 }
 
-/// Where the version of a state stands.
+/// Offset of the version in a state.
 const VERSION_AT: usize = 8;
 
-fn says(served: &Served, seen: usize, words: &str) {
+fn wait_for_line(served: &Served, seen: usize, words: &str) {
     let said = |line: &str| line.contains(words).then_some(());
     served.daemon.log().wait_from(seen, words, LIMIT, said).unwrap();
 }
 
-/// The front-end says at the destination how far the driver is, not how far the device was, as one does that has never heard of
-/// the device's index; the state knows better.
-fn what_was_not_fetched_is_done_once(engine: &str) {
+/// At the destination, the front-end sends the driver's index instead of the device's, as a front-end does
+/// that does not know the latter. The state has the right index.
+fn requests_not_taken_at_the_source_run_once(engine: &str) {
     const LEFT: u16 = 3;
     for packed in [false, true] {
         let source = Served::start(engine, &[]).unwrap();
@@ -41,10 +41,11 @@ fn what_was_not_fetched_is_done_once(engine: &str) {
         machine.write(0, 8, &pattern(1, 4096)).unwrap();
         let base = machine.frontend.stop(&mut machine.queues[0]).unwrap();
 
-        let places: Vec<Place> = (0..LEFT).map(|_| Place::new(&mut machine.ram, 4096).unwrap()).collect();
+        let request_memory: Vec<RequestMemory> =
+            (0..LEFT).map(|_| RequestMemory::new(&mut machine.ram, 4096).unwrap()).collect();
         let requests: Vec<Request> =
             (0..u64::from(LEFT)).map(|n| Request::write(64 + 8 * n, &pattern(2 + n, 4096))).collect();
-        for (place, request) in places.iter().zip(&requests) {
+        for (place, request) in request_memory.iter().zip(&requests) {
             let buffers = place.lay_out(&machine.ram, request, Layout::Usual).unwrap();
             machine.queues[0].submit(&machine.ram, &buffers, None).unwrap();
         }
@@ -54,14 +55,14 @@ fn what_was_not_fetched_is_done_once(engine: &str) {
         assert_eq!(machine.frontend.load_state(&state).unwrap(), Answer::Done);
         assert_eq!(machine.frontend.config().unwrap().writeback, 0);
 
-        // Two descriptors for each request.
+        // Each request has two descriptors.
         let ahead = u32::from(if packed { base + 2 * LEFT } else { base + LEFT });
         machine.queues[0].set_base(if packed { ahead << 16 | ahead } else { ahead });
         machine.resume().unwrap();
         for _ in 0..LEFT {
             machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
         }
-        for ((place, request), n) in places.iter().zip(&requests).zip(0..) {
+        for ((place, request), n) in request_memory.iter().zip(&requests).zip(0..) {
             assert_eq!(place.outcome(&machine.ram, request, 1).unwrap().status, blk::S_OK);
             assert_eq!(source.on_disk(64 + 8 * n, 4096).unwrap(), pattern(2 + n, 4096));
         }
@@ -73,14 +74,14 @@ fn what_was_not_fetched_is_done_once(engine: &str) {
         let served =
             |line: &&String| line.contains("summary") && line.contains("requests=4 resubmitted=0 errors=0");
         assert_eq!(log.iter().filter(served).count(), 1, "{log:#?}");
-        // What the driver chose is known, and nobody has to be warned.
+        // The state has the driver's choice, so no warning is needed.
         assert!(!log.iter().any(|line| line.contains(" WARN ")), "{log:#?}");
-        source.end_untroubled().unwrap();
+        source.end_without_warnings().unwrap();
     }
 }
 
 #[test]
-fn through_a_socket_and_back_into_the_same_process() {
+fn a_state_travels_through_a_socket_into_the_same_process() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape { queues: 4, ..Shape::default() }).unwrap();
     machine.write(2, 8, &pattern(1, 4096)).unwrap();
@@ -96,11 +97,11 @@ fn through_a_socket_and_back_into_the_same_process() {
     machine.resume().unwrap();
     assert_eq!(machine.read(2, 8, 4096).unwrap(), pattern(1, 4096));
     machine.stop().unwrap();
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 #[test]
-fn other_bytes_than_a_state() {
+fn invalid_states_are_refused() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
     machine.write(0, 8, &pattern(1, 4096)).unwrap();
@@ -121,10 +122,10 @@ fn other_bytes_than_a_state() {
     for (bytes, words) in cases {
         let seen = served.daemon.log().len();
         assert_eq!(machine.frontend.load_state(bytes).unwrap(), Answer::Refused, "{words}");
-        says(&served, seen, words);
+        wait_for_line(&served, seen, words);
     }
 
-    // There is no end of it.
+    // The input has no end.
     let seen = served.daemon.log().len();
     let (from, mut to) = std::io::pipe().unwrap();
     let answer = machine.frontend.transfer(TransferDirection::Load, from.into()).unwrap();
@@ -132,67 +133,67 @@ fn other_bytes_than_a_state() {
     let writer = thread::spawn(move || while to.write_all(&[0; 4096]).is_ok() {});
     assert_eq!(machine.frontend.attempt(&Message::CheckDeviceState).unwrap(), Answer::Refused);
     writer.join().unwrap();
-    says(&served, seen, "there is no end of it");
+    wait_for_line(&served, seen, "there is no end of it");
 
-    // It is asked for twice, and once where there was none.
+    // Checks the state twice, the second time without a transfer.
     let seen = served.daemon.log().len();
     assert_eq!(machine.frontend.attempt(&Message::CheckDeviceState).unwrap(), Answer::Refused);
-    says(&served, seen, "no state has been transferred");
+    wait_for_line(&served, seen, "no state has been transferred");
 
-    // Nothing of all that has changed anything.
+    // None of this changed anything.
     machine.resume().unwrap();
     assert_eq!(machine.read(0, 8, 4096).unwrap(), pattern(1, 4096));
     drop(machine);
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     served.end().unwrap();
 }
 
 #[test]
-fn at_the_wrong_time_or_by_the_wrong_way() {
+fn transfers_at_the_wrong_time_or_descriptor_are_refused() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
     for direction in [TransferDirection::Save, TransferDirection::Load] {
         let seen = served.daemon.log().len();
         let (_, to) = std::io::pipe().unwrap();
         assert_eq!(machine.frontend.transfer(direction, to.into()).unwrap(), Answer::Refused);
-        says(&served, seen, "ring 0 is running");
+        wait_for_line(&served, seen, "ring 0 is running");
     }
     machine.stop().unwrap();
     let seen = served.daemon.log().len();
     let file = File::open(served.image()).unwrap();
     let answer = machine.frontend.transfer(TransferDirection::Load, file.into()).unwrap();
     assert_eq!(answer, Answer::Refused);
-    says(&served, seen, "neither a pipe nor a socket");
+    wait_for_line(&served, seen, "neither a pipe nor a socket");
 
-    // Nobody reads it: the pipe is full before it is through, or its other end is gone.
+    // No process reads the pipe: it is full before the state is through, or its other end is closed.
     let (from, to) = std::io::pipe().unwrap();
     drop(from);
     let seen = served.daemon.log().len();
     let answer = machine.frontend.transfer(TransferDirection::Save, to.into()).unwrap();
     assert_eq!(answer, Answer::Done);
     assert_eq!(machine.frontend.attempt(&Message::CheckDeviceState).unwrap(), Answer::Refused);
-    says(&served, seen, "cannot be saved");
+    wait_for_line(&served, seen, "cannot be saved");
 
-    // A ring of another shape than the state's.
+    // The ring has another format or size than the state's.
     let state = machine.frontend.save_state().unwrap();
     drop(machine);
     let mut other = Machine::prepare(served.socket(), &Shape { size: 64, ..Shape::default() }).unwrap();
     assert_eq!(other.frontend.load_state(&state).unwrap(), Answer::Done);
     let seen = served.daemon.log().len();
     assert!(other.resume().is_err());
-    says(
+    wait_for_line(
         &served,
         seen,
         "ring 0 is split of 64 entries, but the state that was loaded is of one that is split of 256",
     );
     drop(other);
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     served.end().unwrap();
 }
 
-/// A state that never comes holds up its own session for a while, and SIGTERM not at all.
+/// A state that never comes delays its own session for a while. It does not delay SIGTERM.
 #[test]
-fn a_state_that_never_comes() {
+fn a_missing_state_times_out() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::prepare(served.socket(), &Shape::default()).unwrap();
     let (from, to) = std::io::pipe().unwrap();
@@ -200,7 +201,7 @@ fn a_state_that_never_comes() {
     assert_eq!(answer, Answer::Done);
     let seen = served.daemon.log().len();
     assert_eq!(machine.frontend.attempt(&Message::CheckDeviceState).unwrap(), Answer::Refused);
-    says(&served, seen.saturating_sub(1), "it is not through after");
+    wait_for_line(&served, seen.saturating_sub(1), "it is not through after");
     drop(to);
     let (from, _to) = std::io::pipe().unwrap();
     let answer = machine.frontend.transfer(TransferDirection::Load, from.into()).unwrap();

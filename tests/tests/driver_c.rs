@@ -1,4 +1,5 @@
-//! The driver's C interface: what `make install-driver` installs, and programs that are built with it.
+//! Tests the driver's C interface: the files that `make install-driver` installs, and programs built with
+//! them.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -12,16 +13,16 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
-use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us, repository, wait_for_exit};
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program, child_command, repository, wait_for_exit};
 use kickless_tests::hostile_backend::lies::{RingLie, Rules};
-use kickless_tests::hostile_backend::{HostileBackend, ends};
+use kickless_tests::hostile_backend::{HostileBackend, returns_in_time};
 use rustix::fs::{OFlags, fcntl_setfl};
 use tempfile::TempDir;
 
-/// For a program of ours, under valgrind too.
+/// Time limit for one of our programs, also under valgrind.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Where the driver is installed, once for all tests; it is part of what was built.
+/// Returns the directory with the installed driver. Installs it once for all tests.
 fn installed() -> &'static Path {
     static PLACE: OnceLock<PathBuf> = OnceLock::new();
     PLACE.get_or_init(|| {
@@ -32,7 +33,7 @@ fn installed() -> &'static Path {
     })
 }
 
-/// Runs it to its end, which has to be a good one. What it printed.
+/// Runs a command, which must succeed, and returns its output.
 fn succeed(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -41,7 +42,7 @@ fn succeed(command: &mut Command) -> String {
     said
 }
 
-/// What pkg-config says of the driver.
+/// Returns the output of pkg-config for the driver.
 fn pkg_config(arguments: &[&str]) -> Vec<String> {
     let mut command = Command::new("pkg-config");
     command.args(arguments).arg("kickless-driver");
@@ -59,11 +60,11 @@ fn build(dir: &Path, source: &str, further: &[String]) -> PathBuf {
     program
 }
 
-/// Runs a program with the installed library. It is killed if it does not end.
+/// Runs a program with the installed library. Kills it if it does not end.
 fn run<A: AsRef<OsStr>>(program: impl AsRef<OsStr>, arguments: impl IntoIterator<Item = A>) -> String {
     let dir = tempfile::tempdir().unwrap();
     let place = |name| File::create(dir.path().join(name)).unwrap();
-    let mut child = dying_with_us(program)
+    let mut child = child_command(program)
         .args(arguments)
         .env("LD_LIBRARY_PATH", installed().join("lib"))
         .stdin(Stdio::null())
@@ -78,7 +79,7 @@ fn run<A: AsRef<OsStr>>(program: impl AsRef<OsStr>, arguments: impl IntoIterator
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    let status = status.unwrap_or_else(|_| panic!("it does not end: {said}{complained}"));
+    let status = status.unwrap_or_else(|_| panic!("the program does not end: {said}{complained}"));
     assert!(status.success(), "{status}\n{said}{complained}");
     said
 }
@@ -89,7 +90,7 @@ fn under_valgrind(program: &Path, socket: &Path) -> String {
     run("valgrind", arguments)
 }
 
-/// A back-end with an image of zeroes.
+/// Starts a back-end with an image of zeroes.
 fn serve(program: Program, dir: &TempDir) -> Daemon {
     let image = dir.path().join("disk.img");
     File::create_new(&image).unwrap().set_len(16 << 20).unwrap();
@@ -97,7 +98,7 @@ fn serve(program: Program, dir: &TempDir) -> Daemon {
 }
 
 #[test]
-fn the_example() {
+fn the_example_runs() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = serve(Program::Kickless, &dir);
     let example = build(dir.path(), "examples/read_write.c", &pkg_config(&["--libs"]));
@@ -106,7 +107,7 @@ fn the_example() {
 }
 
 #[test]
-fn the_example_linked_statically() {
+fn the_example_runs_linked_statically() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = serve(Program::Kickless, &dir);
     let mut libraries = pkg_config(&["--libs", "--static"]);
@@ -136,22 +137,23 @@ fn every_function_with_the_storage_daemon() {
 }
 
 #[test]
-fn no_allocation_for_a_request() {
+fn requests_do_not_allocate() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = serve(Program::Kickless, &dir);
     let test = build(dir.path(), "tests/c/allocations.c", &pkg_config(&["--libs"]));
     assert!(run(&test, [daemon.socket()]).contains("no allocations"));
 }
 
-/// A back-end that fills the counter of kicks, and has writes to it wait, holds up no program that submits.
+/// A hostile back-end fills the counter of kicks and clears O_NONBLOCK. A program that submits must not
+/// wait.
 #[test]
-fn a_kick_that_is_made_to_wait_does_not() {
+fn a_full_kick_counter_does_not_block() {
     let dir = tempfile::tempdir().unwrap();
     let test = build(dir.path(), "tests/c/kicks.c", &pkg_config(&["--libs"]));
-    ends(move || {
+    returns_in_time(move || {
         let backend =
             HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
-        let mut child = dying_with_us(test)
+        let mut child = child_command(test)
             .arg(backend.socket())
             .env("LD_LIBRARY_PATH", installed().join("lib"))
             .stdin(Stdio::piped())
@@ -159,10 +161,10 @@ fn a_kick_that_is_made_to_wait_does_not() {
             .spawn()
             .unwrap();
         while backend.requests() == 0 {
-            assert!(child.try_wait().unwrap().is_none(), "it has ended");
+            assert!(child.try_wait().unwrap().is_none(), "the program has ended");
             thread::yield_now();
         }
-        let kick = &backend.handed().unwrap()[3];
+        let kick = &backend.received_fds().unwrap()[3];
         rustix::io::write(kick, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         fcntl_setfl(kick, OFlags::empty()).unwrap();
         child.stdin.take().unwrap().write_all(b"go\n").unwrap();
@@ -172,9 +174,9 @@ fn a_kick_that_is_made_to_wait_does_not() {
     });
 }
 
-/// The header by itself, in the languages that can use it.
+/// The header compiles alone in each language that can use it.
 #[test]
-fn the_header() {
+fn the_header_compiles_alone() {
     let header = installed().join("include/kickless_driver.h");
     for (compiler, language) in
         [("cc", ["-std=c99", "-xc"]), ("cc", ["-std=c11", "-xc"]), ("c++", ["-std=c++11", "-xc++"])]

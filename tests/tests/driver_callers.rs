@@ -1,4 +1,5 @@
-//! Our driver and its callers: handlers that panic or wait, times without end, ranges that cannot be.
+//! Tests how our driver handles its callers: handlers that panic or block, endless timeouts, impossible
+//! ranges.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -13,15 +14,15 @@ use kickless_spec::blk::BlkFeatures;
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::FrontendRequest as Code;
 use kickless_tests::hostile_backend::lies::{AnswerLie, DISK_LEN, RingLie, Rules};
-use kickless_tests::hostile_backend::{HostileBackend, LIMIT, ends};
+use kickless_tests::hostile_backend::{HostileBackend, LIMIT, returns_in_time};
 
 fn options(backend: &HostileBackend) -> Options {
     Options { queues: 1, queue_size: 8, buffer_memory: 2 << 20, ..Options::new(backend.socket()) }
 }
 
 #[test]
-fn times_without_end() {
-    ends(|| {
+fn endless_timeouts_work() {
+    returns_in_time(|| {
         let backend = HostileBackend::start(Rules::default()).unwrap();
         let disk = Disk::connect(Options {
             reconnect_limit: Duration::MAX,
@@ -39,8 +40,8 @@ fn times_without_end() {
 }
 
 #[test]
-fn the_time_to_come_back_counts_for_a_back_end_that_is_silent() {
-    ends(|| {
+fn a_silent_back_end_uses_up_the_reconnect_time() {
+    returns_in_time(|| {
         let backend = HostileBackend::start(Rules::default()).unwrap();
         let disk = Disk::connect(Options {
             reconnect_limit: Duration::from_millis(50),
@@ -56,10 +57,10 @@ fn the_time_to_come_back_counts_for_a_back_end_that_is_silent() {
 }
 
 #[test]
-fn a_handler_that_panics() {
-    ends(|| {
+fn a_panic_in_a_handler_reaches_only_its_thread() {
+    returns_in_time(|| {
         let backend = HostileBackend::start(Rules::default()).unwrap();
-        // By the disk's own thread, and by whoever waits.
+        // The disk's own thread runs the handler, or the thread that waits does.
         for reactor in [true, false] {
             let disk = Disk::connect(Options { reactor, ..options(&backend) }).unwrap();
             let (told, heard) = channel();
@@ -73,7 +74,7 @@ fn a_handler_that_panics() {
                 disk.read_at(&mut [0; 512], 0).unwrap();
                 assert_eq!(heard.recv_timeout(LIMIT), Ok(token));
             }
-            // Counted when a round of completions is over.
+            // The counter moves when a round of completions has ended.
             while disk.queue(0).in_flight() > 0 {
                 thread::yield_now();
             }
@@ -82,8 +83,8 @@ fn a_handler_that_panics() {
 }
 
 #[test]
-fn a_poller_that_panics() {
-    ends(|| {
+fn a_panic_in_a_poller_leaves_the_disk_usable() {
+    returns_in_time(|| {
         let backend = HostileBackend::start(Rules::default()).unwrap();
         let disk = Disk::connect(options(&backend)).unwrap();
         let queue = disk.queue(0);
@@ -99,14 +100,14 @@ fn a_poller_that_panics() {
             assert!(taken.is_err());
         }
         assert_eq!(queue.in_flight(), 0);
-        // The thread counts as inside a handler no more.
+        // The thread does not count as inside a handler any more.
         disk.read_at(&mut [0; 512], 0).unwrap();
     });
 }
 
 #[test]
-fn a_listener_that_waits() {
-    ends(|| {
+fn a_listener_may_block() {
+    returns_in_time(|| {
         let backend = HostileBackend::start(Rules::default()).unwrap();
         let disk = Disk::connect(options(&backend)).unwrap();
         let (told, heard) = channel();
@@ -121,9 +122,9 @@ fn a_listener_that_waits() {
         };
         disk.on_config_change(listener).unwrap();
         backend.rules().config.capacity = 8.into();
-        // A change of the configuration space, by the back-end's message 2 of version 1.
+        // Announces a change of the configuration space: the back-end's message 2, version 1.
         let message: Vec<u8> = [2u32, 1, 0].into_iter().flat_map(u32::to_le_bytes).collect();
-        while backend.say(&message).is_err() {
+        while backend.send_on_channel(&message).is_err() {
             thread::yield_now();
         }
         let (size, waits) = heard.recv_timeout(LIMIT).unwrap();
@@ -138,8 +139,8 @@ fn a_listener_that_waits() {
 }
 
 #[test]
-fn a_range_that_is_wrong_changes_nothing() {
-    ends(|| {
+fn a_wrong_range_changes_nothing() {
+    returns_in_time(|| {
         let rules = Rules::default();
         let blk = BlkFeatures::DISCARD | BlkFeatures::WRITE_ZEROES;
         let features = rules.features | Features::from_bits_retain(blk.bits());
@@ -162,9 +163,9 @@ fn a_range_that_is_wrong_changes_nothing() {
 }
 
 #[test]
-fn what_could_not_be_submitted_stays_in_the_batch() {
-    ends(|| {
-        // Nothing is ever done, so that the ring stays full.
+fn requests_without_room_stay_in_the_batch() {
+    returns_in_time(|| {
+        // The back-end completes no request, so that the ring stays full.
         let backend =
             HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
         let disk = Disk::connect(Options { indirect: Choice::On, ..options(&backend) }).unwrap();
@@ -186,13 +187,13 @@ fn what_could_not_be_submitted_stays_in_the_batch() {
 }
 
 #[test]
-fn completions_that_nobody_polls_for_keep_nobody_awake() {
-    ends(|| {
+fn kept_completions_do_not_wake_sleepers() {
+    returns_in_time(|| {
         let backend = HostileBackend::start(Rules::default()).unwrap();
         let disk = Disk::connect(options(&backend)).unwrap();
         let read = Request::read(0, disk.buffer(512).unwrap());
         disk.queue(0).submit_one(read.token(1)).unwrap();
-        // Finds the other's completion too, which is kept from now on.
+        // The blocking read also finds the other completion. The queue keeps it from now on.
         disk.read_at(&mut [0; 512], 0).unwrap();
         backend.rules().ring = Some((2, RingLie::Silence));
         thread::scope(|scope| {
@@ -200,7 +201,7 @@ fn completions_that_nobody_polls_for_keep_nobody_awake() {
             while backend.requests() < 3 {
                 thread::yield_now();
             }
-            // Who waits has to see that, or nobody does.
+            // The thread that waits has to notice the next completion itself.
             backend.rules().ring = None;
             backend.drop_connection();
             reader.join().unwrap().unwrap();

@@ -1,5 +1,5 @@
-//! Our driver against a back-end that answers at random: whatever it says, each request ends once, every call returns, and
-//! nothing but the driver's own memory is touched.
+//! Runs our driver against a back-end that answers at random. Each request must end once, every call must
+//! return, and the device must touch only the driver's own memory.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -14,10 +14,10 @@ use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_tests::block_on::block_on;
 use kickless_tests::driver::request::pattern;
 use kickless_tests::hostile_backend::lies::Rules;
-use kickless_tests::hostile_backend::{HostileBackend, ends};
+use kickless_tests::hostile_backend::{HostileBackend, returns_in_time};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-/// Requests by each face.
+/// Number of requests through each interface.
 const REQUESTS: u64 = 60;
 
 fn options(backend: &HostileBackend, seed: u64) -> Options {
@@ -60,10 +60,10 @@ fn futures(disk: &Disk, seed: u64) {
     for round in 0..REQUESTS {
         let Ok(buffer) = disk.buffer(512) else { continue };
         let finished = block_on(disk.start(Request::read((seed + round) % 100 * 512, buffer)));
-        // Its memory comes back in any case.
+        // The request returns its memory in any case.
         assert_eq!(finished.data.len(), 512);
         if let Ok(buffer) = disk.buffer(512) {
-            // Nobody waits for this one.
+            // Drops the future of a request in flight.
             let mut dropped = Box::pin(disk.start(Request::write(0, buffer)));
             let _ = dropped.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         }
@@ -96,7 +96,7 @@ fn polling(queue: &Queue, disk: &Disk) {
             }
             next += 1;
         } else {
-            // All are done, or the disk is dead and has nothing left.
+            // Either all requests have completed, or the disk is dead and has none left.
             match queue.wait(4, Some(Duration::from_millis(20)), &mut each) {
                 Ok(count) => counted += count,
                 Err(_) => break,
@@ -106,7 +106,7 @@ fn polling(queue: &Queue, disk: &Disk) {
             }
         }
     }
-    assert_eq!(counted, handed, "what was counted is what was handed out");
+    assert_eq!(counted, handed, "the count differs from the completions handed out");
     for (token, (ends, submitted)) in ends.iter().zip(submitted).enumerate() {
         assert_eq!(*ends, u32::from(submitted), "request {token}");
     }
@@ -135,14 +135,14 @@ fn handlers(queue: &Queue, disk: &Disk) {
     assert!(ends.iter().all(|ends| ends.load(Ordering::Relaxed) <= 1), "completed twice");
 }
 
-/// Memory that no request has: whoever writes to it is the driver.
+/// Fills memory that no request uses. A change there is a mistake of the driver.
 fn canary(buffer: &mut Buffer) -> Vec<u8> {
     let bytes = pattern(99, buffer.len());
     buffer.write(0, &bytes);
     bytes
 }
 
-/// One disk from connecting to closing; whether it connected.
+/// Uses one disk from connecting to closing. Returns whether it connected.
 fn life(seed: u64) -> bool {
     let mut rules = Rules { chaos: Some(seed), ..Rules::default() };
     if seed.is_multiple_of(7) {
@@ -162,23 +162,23 @@ fn life(seed: u64) -> bool {
         scope.spawn(|| polling(&disk.queue(0), &disk));
         scope.spawn(|| handlers(&disk.queue(1), &disk));
     });
-    assert!(before.to_vec() == first && after.to_vec() == second, "memory of no request was written to");
+    assert!(before.to_vec() == first && after.to_vec() == second, "the driver wrote to memory of no request");
     let mut bytes = vec![1; 1 << 16];
     assert_eq!(rustix::io::pread(&file, &mut bytes, 0), Ok(1 << 16));
-    assert!(bytes.iter().all(|byte| *byte == 0), "memory of no request was written to");
+    assert!(bytes.iter().all(|byte| *byte == 0), "the driver wrote to memory of no request");
     drop(registered);
     true
 }
 
-/// So many seeds, from this one on; `KICKLESS_CHAOS_SEED` and `KICKLESS_CHAOS_RUNS` choose others.
+/// Runs consecutive seeds. `KICKLESS_CHAOS_SEED` and `KICKLESS_CHAOS_RUNS` select others.
 #[test]
-fn whatever_it_answers() {
+fn random_answers_end_each_request_once() {
     let number = |name: &str, default| std::env::var(name).map_or(default, |value| value.parse().unwrap());
     let (seed, runs) = (number("KICKLESS_CHAOS_SEED", 1), number("KICKLESS_CHAOS_RUNS", 100));
     let mut connected = 0;
     for seed in seed..seed + runs {
         println!("seed {seed}");
-        connected += u64::from(ends(move || life(seed)));
+        connected += u64::from(returns_in_time(move || life(seed)));
     }
     assert!(runs < 10 || connected > runs / 2, "only {connected} of {runs} got past the handshake");
 }

@@ -1,4 +1,4 @@
-//! Our driver against real back-ends: every request, every face, every shape of queue.
+//! Tests our driver with real back-ends: all requests, interfaces and queue options.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -35,7 +35,7 @@ fn serve(program: Program) -> Served {
     let dir = tempfile::tempdir().unwrap();
     let image: PathBuf = dir.path().join("disk.img");
     File::create_new(&image).unwrap().set_len(SIZE as u64).unwrap();
-    // The storage daemon asks for O_DIRECT, which not every file system has.
+    // The storage daemon uses O_DIRECT, which some file systems lack.
     let daemon = Daemon::start(&DaemonConfig { program, ..DaemonConfig::new(&image) }).unwrap();
     Served { daemon, _dir: dir }
 }
@@ -50,7 +50,7 @@ impl Served {
     }
 }
 
-/// Makes a test of each function for each back-end.
+/// Defines one test per back-end for each function.
 macro_rules! with_each_back_end {
     ($($name:ident)*) => {
         mod kickless {
@@ -63,22 +63,22 @@ macro_rules! with_each_back_end {
 }
 
 with_each_back_end! {
-    every_shape_and_request
+    all_ring_options_and_requests
     threads_share_a_queue
-    all_faces_at_once
-    pieces_of_memory
-    parts_of_a_buffer
-    memory_of_the_callers_own
-    what_is_dropped_is_done_all_the_same
-    a_ring_that_is_full
+    all_interfaces_at_once
+    requests_of_several_buffers
+    parts_of_a_shared_buffer
+    memory_of_the_caller
+    dropped_futures_complete
+    a_full_ring_refuses_requests
     unplugged_under_load
     closed_under_load
-    what_was_in_flight_when_it_was_closed
-    sleeping_outside
+    closing_ends_requests_in_flight
+    sleeping_on_the_descriptor
     spinning
 }
 
-/// Writes at random places and keeps a model of what must be there.
+/// Writes at random offsets and compares reads with a model.
 fn verify(disk: &Disk, seed: u64, rounds: u64) {
     let mut model = vec![0u8; SIZE];
     let mut random = seed | 1;
@@ -105,7 +105,7 @@ fn verify(disk: &Disk, seed: u64, rounds: u64) {
     disk.write_at(&vec![0; SIZE], 0).unwrap();
 }
 
-fn every_shape_and_request(program: Program) {
+fn all_ring_options_and_requests(program: Program) {
     let served = serve(program);
     let offered = served.connect().features();
     let both = [Choice::Off, Choice::Auto];
@@ -202,7 +202,7 @@ fn threads_share_a_queue(program: Program) {
     }
 }
 
-/// Reads and writes 4 KiB blocks by batches, and looks at each.
+/// Reads and writes blocks of 4 KiB in batches and checks each.
 fn batches(disk: &Disk, queue: &Queue, first: u64, rounds: u64) {
     let mut buffers: Vec<_> = (0..16).map(|_| disk.buffer(4096).unwrap()).collect();
     for round in 0..rounds {
@@ -224,7 +224,8 @@ fn batches(disk: &Disk, queue: &Queue, first: u64, rounds: u64) {
             let mut done = 0;
             while done < 16 {
                 let limit = Some(LIMIT);
-                // Tokens of others on the same queue have other numbers, and other loops would wait for them.
+                // Other threads use other numbers for their tokens on this queue, and wait for theirs in
+                // loops of their own.
                 let count = queue.wait(16 - done, limit, |completion| {
                     completion.result.unwrap();
                     let buffer = completion.data.into_buffer().unwrap();
@@ -234,14 +235,14 @@ fn batches(disk: &Disk, queue: &Queue, first: u64, rounds: u64) {
                     buffers.push(buffer);
                 });
                 let count = count.unwrap();
-                assert!(count > 0, "nothing is done");
+                assert!(count > 0, "no request completed");
                 done += count;
             }
         }
     }
 }
 
-fn all_faces_at_once(program: Program) {
+fn all_interfaces_at_once(program: Program) {
     let served = serve(program);
     let disk = Disk::connect(Options { queues: 1, queue_size: 32, ..served.options() }).unwrap();
     let handled = Arc::new(AtomicU64::new(0));
@@ -288,7 +289,7 @@ fn all_faces_at_once(program: Program) {
     }
 }
 
-fn pieces_of_memory(program: Program) {
+fn requests_of_several_buffers(program: Program) {
     let served = serve(program);
     for indirect in [Choice::Off, Choice::Auto] {
         let disk = Disk::connect(Options { indirect, queue_size: 64, ..served.options() }).unwrap();
@@ -322,7 +323,7 @@ fn pieces_of_memory(program: Program) {
     }
 }
 
-fn parts_of_a_buffer(program: Program) {
+fn parts_of_a_shared_buffer(program: Program) {
     let served = serve(program);
     let disk = Disk::connect(Options { buffer_memory: 2 << 20, ..served.options() }).unwrap();
     let queue = disk.queue(0);
@@ -349,7 +350,7 @@ fn parts_of_a_buffer(program: Program) {
             done += count.unwrap();
         }
     }
-    // It comes back with the last part.
+    // The buffer is free again with its last part.
     let part = shared.buffer(4096, 4096).unwrap();
     drop(shared);
     let all = || disk.buffer(2 << 20);
@@ -360,7 +361,7 @@ fn parts_of_a_buffer(program: Program) {
     drop(all().unwrap());
 }
 
-fn memory_of_the_callers_own(program: Program) {
+fn memory_of_the_caller(program: Program) {
     let served = serve(program);
     let disk = served.connect();
     let file: OwnedFd = memfd_create("mine", MemfdFlags::CLOEXEC).unwrap();
@@ -402,7 +403,7 @@ fn memory_of_the_callers_own(program: Program) {
     });
 }
 
-fn what_is_dropped_is_done_all_the_same(program: Program) {
+fn dropped_futures_complete(program: Program) {
     let served = serve(program);
     let disk = Disk::connect(Options { buffer_memory: 2 << 20, ..served.options() }).unwrap();
     let fits = 2 << 20 >> 12;
@@ -412,7 +413,7 @@ fn what_is_dropped_is_done_all_the_same(program: Program) {
             let mut buffer = disk.buffer(4096).unwrap();
             buffer.write(0, &pattern(round * 1000 + number, 4096));
             let mut future = Box::pin(disk.start(Request::write(number * 4096, buffer)));
-            // Those for which there is no room are dropped before they are submitted.
+            // Without room, a request is dropped before its submission.
             let before = disk.counters().submitted;
             let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             started += u64::from(disk.counters().submitted > before && number == started);
@@ -423,9 +424,9 @@ fn what_is_dropped_is_done_all_the_same(program: Program) {
             assert!(Instant::now() < deadline);
             thread::sleep(Duration::from_millis(1));
         }
-        // All of the memory has come back.
+        // All memory is free again.
         drop(disk.buffer(2 << 20).unwrap());
-        assert!(started >= 16, "{started} were submitted in their order");
+        assert!(started >= 16, "only {started} requests were submitted");
         for number in 0..started {
             let mut read = vec![0; 4096];
             disk.read_at(&mut read, number * 4096).unwrap();
@@ -434,7 +435,7 @@ fn what_is_dropped_is_done_all_the_same(program: Program) {
     }
 }
 
-fn a_ring_that_is_full(program: Program) {
+fn a_full_ring_refuses_requests(program: Program) {
     let served = serve(program);
     let options = Options { queues: 1, queue_size: 16, indirect: Choice::Off, ..served.options() };
     let disk = Disk::connect(options).unwrap();
@@ -443,7 +444,7 @@ fn a_ring_that_is_full(program: Program) {
         (0..count).map(|n| Request::read(n * 512, disk.buffer(512).unwrap()).token(n)).collect()
     };
     let mut batch = reads(20);
-    // Nobody completes, so only the descriptors count: three for each.
+    // No thread takes completions, so only the number of descriptors counts: three per request.
     assert_eq!(queue.submit(&mut batch).unwrap(), 5);
     assert!(matches!(queue.submit(&mut batch), Err(Error::Full)));
     assert_eq!(batch.len(), 15);
@@ -458,7 +459,7 @@ fn a_ring_that_is_full(program: Program) {
     tokens.sort_unstable();
     assert_eq!(tokens, (0..20).collect::<Vec<_>>());
     assert_eq!(queue.wait(1, Some(Duration::from_millis(10)), |_| panic!("nothing")).unwrap(), 0);
-    // One that is wrong stays, with those after it.
+    // An invalid request stays in the batch, with those after it.
     let mut batch = reads(2);
     batch.insert(1, Request::discard(1, 1));
     assert!(matches!(queue.submit(&mut batch), Err(Error::Invalid(_))));
@@ -470,7 +471,8 @@ fn a_ring_that_is_full(program: Program) {
 
 fn under_load(program: Program, end: impl Fn(&Disk)) {
     for _ in 0..10 {
-        // QEMU's ends, in 7.2, when somebody connects while it waits for what the last one left in flight.
+        // The storage daemon of QEMU 7.2 ends if a front-end connects while it waits for the requests in
+        // flight of the last one.
         let served = serve(program);
         let disk = Disk::connect(Options { queues: 2, queue_size: 16, ..served.options() }).unwrap();
         let done = AtomicU64::new(0);
@@ -527,7 +529,7 @@ fn closed_under_load(program: Program) {
     under_load(program, Disk::close);
 }
 
-fn what_was_in_flight_when_it_was_closed(program: Program) {
+fn closing_ends_requests_in_flight(program: Program) {
     let served = serve(program);
     let disk = Disk::connect(Options { queues: 1, ..served.options() }).unwrap();
     let queue = disk.queue(0);
@@ -543,13 +545,13 @@ fn what_was_in_flight_when_it_was_closed(program: Program) {
     assert_eq!(done, [Ok(()); 60]);
 }
 
-fn sleeping_outside(program: Program) {
+fn sleeping_on_the_descriptor(program: Program) {
     let served = serve(program);
     let disk = Disk::connect(Options { queues: 1, ..served.options() }).unwrap();
     let queue = disk.queue(0);
     let events = queue.events().unwrap();
     thread::scope(|scope| {
-        // Somebody else finds what is ours now and then.
+        // Another thread finds some of our completions.
         scope.spawn(|| (0..200).for_each(|_| disk.flush().unwrap()));
         for round in 0..200u64 {
             let mut batch: Vec<_> = (0..4)
@@ -580,7 +582,7 @@ fn spinning(program: Program) {
 }
 
 #[test]
-fn who_polls_is_not_called() {
+fn a_polling_driver_gets_no_calls() {
     let served = serve(Program::Kickless);
     for packed in [Choice::Off, Choice::On] {
         for event_idx in [Choice::Off, Choice::On] {
@@ -593,7 +595,7 @@ fn who_polls_is_not_called() {
                     queue.poll(1, |completion| buffer = completion.data.into_buffer()).unwrap();
                 }
             }
-            // One comes with the ring's start, and another where an event index has gone round.
+            // One call comes with the start of the ring, and one when an event index wraps.
             let calls = disk.counters().calls;
             assert!(calls <= 4, "{packed:?} {event_idx:?}: {calls} calls");
         }
@@ -602,7 +604,7 @@ fn who_polls_is_not_called() {
 
 /// A handler runs under a lock of its queue.
 #[test]
-fn what_a_handler_may_do() {
+fn a_handler_may_submit_but_not_wait() {
     let served = serve(Program::Kickless);
     let disk = served.connect();
     let (told, heard) = mpsc::channel();
@@ -628,7 +630,7 @@ fn what_a_handler_may_do() {
 }
 
 #[test]
-fn the_example() {
+fn the_example_runs() {
     let served = serve(Program::Kickless);
     let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
     let arguments = ["run", "--quiet", "--offline", "-p", "kickless-driver", "--example", "read_write", "--"];

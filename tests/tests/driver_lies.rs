@@ -1,4 +1,5 @@
-//! Our driver against a back-end that lies: each lie by its name, and what it comes to.
+//! Tests our driver with a back-end that lies in its rings or its features. Names each lie and the driver's
+//! reaction.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -11,9 +12,9 @@ use kickless_spec::blk::{BlkFeatures, Config};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 use kickless_tests::hostile_backend::lies::{RingLie, Rules};
-use kickless_tests::hostile_backend::{HostileBackend, LIMIT, ends, whole};
+use kickless_tests::hostile_backend::{HostileBackend, LIMIT, returns_in_time, with_causes};
 
-/// The shape of a ring.
+/// The ring format and order.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     packed: bool,
@@ -38,93 +39,93 @@ fn options(backend: &HostileBackend, shape: Shape) -> Options {
     }
 }
 
-/// A disk whose second request meets with a lie.
-fn lied_to(shape: Shape, lie: RingLie) -> (HostileBackend, Disk) {
+/// Connects a disk. The back-end lies about its second request.
+fn disk_with_lie(shape: Shape, lie: RingLie) -> (HostileBackend, Disk) {
     let backend = HostileBackend::start(Rules { ring: Some((1, lie)), ..Rules::default() }).unwrap();
     let disk = Disk::connect(options(&backend, shape)).unwrap();
     disk.write_at(&[7; 4096], 0).unwrap();
     (backend, disk)
 }
 
-/// What the driver says to a lie about its second request; nothing goes on after it.
-fn verdict(shape: Shape, lie: RingLie) -> Lie {
-    ends(move || {
-        let (backend, disk) = lied_to(shape, lie);
-        // What was done before the lie was told may still be done.
+/// Returns the driver's error for a lie about its second request. Checks that the queue stops.
+fn error_of(shape: Shape, lie: RingLie) -> Lie {
+    returns_in_time(move || {
+        let (backend, disk) = disk_with_lie(shape, lie);
+        // Requests that completed before the lie may still succeed.
         let error = (0..3).find_map(|_| disk.read_at(&mut [0; 4096], 0).err()).unwrap();
         assert!(matches!(error, Error::Dead(_)), "{error:?}");
-        let verdict = match &*disk.failure().unwrap() {
+        let error_of = match &*disk.failure().unwrap() {
             Error::Lie { queue: 0, source } => *source,
             other => panic!("{shape:?} {lie:?}: {other:?}"),
         };
-        assert!(whole(&error).contains(&verdict.to_string()), "{}", whole(&error));
+        assert!(with_causes(&error).contains(&error_of.to_string()), "{}", with_causes(&error));
         assert!(matches!(disk.flush(), Err(Error::Dead(_))));
         assert!(disk.queue(0).poll(1, drop).is_err());
         let counters = disk.counters();
         assert_eq!(counters.submitted, counters.completed, "each request ended");
         drop(disk);
         assert_eq!(backend.faults(), [""; 0]);
-        verdict
+        error_of
     })
 }
 
 #[test]
-fn an_id_out_of_range() {
+fn an_id_out_of_range_is_found() {
     for shape in ALL {
-        assert_eq!(verdict(shape, RingLie::IdOutOfRange), Lie::Id { id: 8 }, "{shape:?}");
+        assert_eq!(error_of(shape, RingLie::IdOutOfRange), Lie::Id { id: 8 }, "{shape:?}");
     }
 }
 
 #[test]
-fn an_id_that_is_not_in_flight() {
+fn an_id_not_in_flight_is_found() {
     for shape in ALL {
-        assert!(matches!(verdict(shape, RingLie::IdNotInFlight), Lie::Id { id: 0..8 }), "{shape:?}");
+        assert!(matches!(error_of(shape, RingLie::IdNotInFlight), Lie::Id { id: 0..8 }), "{shape:?}");
     }
 }
 
 #[test]
-fn an_id_completed_twice() {
+fn an_id_completed_twice_is_found() {
     for shape in ALL {
-        assert!(matches!(verdict(shape, RingLie::Twice), Lie::Id { id: 0..8 }), "{shape:?}");
+        assert!(matches!(error_of(shape, RingLie::Twice), Lie::Id { id: 0..8 }), "{shape:?}");
     }
 }
 
 #[test]
-fn more_bytes_than_there_is_room_for() {
+fn a_length_beyond_the_buffers_is_found() {
     for shape in ALL {
-        let verdict = verdict(shape, RingLie::TooLong);
-        assert!(matches!(verdict, Lie::Length { len: 4098, room: 4097, .. }), "{shape:?}: {verdict:?}");
+        let error_of = error_of(shape, RingLie::TooLong);
+        assert!(matches!(error_of, Lie::Length { len: 4098, room: 4097, .. }), "{shape:?}: {error_of:?}");
     }
 }
 
 #[test]
-fn a_used_index_that_jumps() {
+fn a_jump_of_the_used_index_is_found() {
     for shape in ALL.into_iter().filter(|shape| !shape.packed) {
-        assert_eq!(verdict(shape, RingLie::IndexJump), Lie::Index { from: 1, to: 10, size: 8 });
-        assert_eq!(verdict(shape, RingLie::IndexBack), Lie::Index { from: 1, to: 0, size: 8 });
+        assert_eq!(error_of(shape, RingLie::IndexJump), Lie::Index { from: 1, to: 10, size: 8 });
+        assert_eq!(error_of(shape, RingLie::IndexBack), Lie::Index { from: 1, to: 0, size: 8 });
     }
 }
 
 #[test]
-fn a_request_that_is_done_before_an_older_one() {
-    ends(|| {
-        // In a split ring there is no element for the older one.
-        let (_backend, disk) = lied_to(Shape { in_order: true, ..SPLIT }, RingLie::OutOfOrder);
+fn a_completion_out_of_order_is_found() {
+    returns_in_time(|| {
+        // A split ring has no used element for the older request.
+        let (_backend, disk) = disk_with_lie(Shape { in_order: true, ..SPLIT }, RingLie::OutOfOrder);
         assert_eq!(results(&disk, 2), [Err(Failure::Dead), Err(Failure::Dead)]);
         assert!(matches!(&*disk.failure().unwrap(), Error::Lie { source: Lie::Id { .. }, .. }));
-        // In a packed one it is what says that both are done; but nobody has written the older one's status.
-        let (_backend, disk) = lied_to(Shape { in_order: true, ..PACKED }, RingLie::OutOfOrder);
+        // In a packed ring, this used descriptor completes both requests, but the older one has no status.
+        let (_backend, disk) = disk_with_lie(Shape { in_order: true, ..PACKED }, RingLie::OutOfOrder);
         assert_eq!(results(&disk, 2), [Err(Failure::NoStatus), Err(Failure::NoStatus)]);
-        // Where it is no lie, the younger one just is done first.
+        // Without IN_ORDER this is no lie: the younger request completes first.
         for shape in [SPLIT, PACKED] {
-            let (backend, disk) = lied_to(shape, RingLie::OutOfOrder);
+            let (backend, disk) = disk_with_lie(shape, RingLie::OutOfOrder);
             let queue = disk.queue(0);
             let mut batch = reads(&disk, 2);
             queue.submit(&mut batch).unwrap();
             let mut done = Vec::new();
             queue.wait(2, Some(LIMIT), |completion| done.push(completion.token)).unwrap();
             assert_eq!(done, [1]);
-            // While there is a back-end, a disk that is dropped waits for the older one.
+            // Dropping a disk waits for the older request as long as the back-end runs.
             drop(backend);
         }
     });
@@ -134,7 +135,7 @@ fn reads(disk: &Disk, count: u64) -> Vec<Request> {
     (0..count).map(|token| Request::read(0, disk.buffer(512).unwrap()).token(token)).collect()
 }
 
-/// What came of so many reads in one batch.
+/// Returns the results of `count` reads in one batch.
 fn results(disk: &Disk, count: usize) -> Vec<Result<(), Failure>> {
     let queue = disk.queue(0);
     let mut batch = reads(disk, count as u64);
@@ -153,9 +154,9 @@ fn results(disk: &Disk, count: usize) -> Vec<Result<(), Failure>> {
 }
 
 #[test]
-fn flags_of_another_round() {
-    ends(|| {
-        let (backend, disk) = lied_to(PACKED, RingLie::WrongWrap);
+fn a_wrong_wrap_flag_completes_nothing() {
+    returns_in_time(|| {
+        let (backend, disk) = disk_with_lie(PACKED, RingLie::WrongWrap);
         let queue = disk.queue(0);
         let mut first = reads(&disk, 1);
         queue.submit(&mut first).unwrap();
@@ -163,9 +164,9 @@ fn flags_of_another_round() {
             thread::yield_now();
         }
         let events = queue.events().unwrap();
-        assert!(events.arm(), "there is something to poll");
-        assert_eq!(queue.poll(1, drop).unwrap(), 0, "it was taken for done");
-        // The next one brings the truth about both.
+        assert!(events.arm(), "a completion is ready");
+        assert_eq!(queue.poll(1, drop).unwrap(), 0, "the request completed too early");
+        // The next request completes both correctly.
         let mut second = vec![Request::read(0, disk.buffer(512).unwrap()).token(1)];
         queue.submit(&mut second).unwrap();
         let mut done = Vec::new();
@@ -179,8 +180,8 @@ fn flags_of_another_round() {
 }
 
 #[test]
-fn no_status_and_none_that_there_is() {
-    ends(|| {
+fn a_missing_or_unknown_status_fails_its_request() {
+    returns_in_time(|| {
         for shape in ALL {
             for (lie, failure) in [
                 (RingLie::NoStatus, Failure::NoStatus),
@@ -190,10 +191,10 @@ fn no_status_and_none_that_there_is() {
                 (RingLie::Status(1), Failure::Io),
                 (RingLie::Status(2), Failure::Unsupported),
             ] {
-                let (_backend, disk) = lied_to(shape, lie);
+                let (_backend, disk) = disk_with_lie(shape, lie);
                 let error = disk.read_at(&mut [0; 4096], 0).unwrap_err();
                 assert!(matches!(error, Error::Failed(named) if named == failure), "{error:?}");
-                // It is that request's fault alone, and the next one's status is not the last one's.
+                // Only this request fails. The next one has its own status.
                 let mut read = [0; 4096];
                 disk.read_at(&mut read, 0).unwrap();
                 assert_eq!(read, [7; 4096]);
@@ -203,23 +204,23 @@ fn no_status_and_none_that_there_is() {
 }
 
 #[test]
-fn a_ring_that_cannot_be_read() {
-    ends(|| {
-        let (_backend, disk) = lied_to(SPLIT, RingLie::RingError);
+fn a_ring_error_is_reported() {
+    returns_in_time(|| {
+        let (_backend, disk) = disk_with_lie(SPLIT, RingLie::RingError);
         disk.read_at(&mut [0; 512], 0).unwrap_err();
         assert!(matches!(&*disk.failure().unwrap(), Error::RingError));
     });
 }
 
 #[test]
-fn a_connection_that_closes_mid_request() {
-    ends(|| {
+fn a_connection_closed_during_a_request_is_reported() {
+    returns_in_time(|| {
         for shape in ALL {
-            let (_backend, disk) = lied_to(shape, RingLie::Closed);
+            let (_backend, disk) = disk_with_lie(shape, RingLie::Closed);
             disk.read_at(&mut [0; 512], 0).unwrap_err();
             assert!(matches!(&*disk.failure().unwrap(), Error::Closed));
         }
-        // With time to come back in, nobody notices.
+        // With time to reconnect, the callers notice nothing.
         let backend =
             HostileBackend::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() }).unwrap();
         let disk = Disk::connect(Options { reconnect_limit: LIMIT, ..options(&backend, PACKED) }).unwrap();
@@ -230,12 +231,12 @@ fn a_connection_that_closes_mid_request() {
     });
 }
 
-/// Whoever waits for a request by whichever face hears of it, once, and what was counted is what was handed out.
+/// Each interface reports the lie to its caller once. The counters agree with the completions handed out.
 #[test]
-fn every_face_hears_of_a_lie() {
-    ends(|| {
+fn every_interface_reports_a_lie() {
+    returns_in_time(|| {
         for shape in ALL {
-            let (_backend, disk) = lied_to(shape, RingLie::Twice);
+            let (_backend, disk) = disk_with_lie(shape, RingLie::Twice);
             let heard = Arc::new(Mutex::new(Vec::new()));
             let theirs = heard.clone();
             let handler =
@@ -263,9 +264,9 @@ fn every_face_hears_of_a_lie() {
     });
 }
 
-/// The error of connecting to such a back-end.
+/// Returns the error of connecting to a back-end with these rules.
 fn refusal(rules: Rules) -> Error {
-    ends(move || {
+    returns_in_time(move || {
         let backend = HostileBackend::start(rules).unwrap();
         let refused = Disk::connect(options(&backend, SPLIT)).map(drop).unwrap_err();
         assert_eq!(backend.faults(), [""; 0]);
@@ -274,7 +275,7 @@ fn refusal(rules: Rules) -> Error {
 }
 
 #[test]
-fn too_few_features() {
+fn missing_features_are_refused() {
     for (lacking, name) in [
         (Features::VERSION_1, "VIRTIO_F_VERSION_1"),
         (Features::PROTOCOL_FEATURES, "VHOST_USER_F_PROTOCOL_FEATURES"),
@@ -288,10 +289,11 @@ fn too_few_features() {
     assert!(matches!(refused, Error::NotOffered { what } if what.contains("configuration")), "{refused:?}");
 }
 
-/// Of whatever is offered, only what the driver knows is taken; the back-end checks that it was offered.
+/// The driver acknowledges only features that it knows and that the back-end offers; the back-end checks
+/// the latter.
 #[test]
-fn every_feature_there_is_and_none_but_the_needed() {
-    ends(|| {
+fn the_driver_takes_only_offered_features() {
+    returns_in_time(|| {
         let all = Rules { features: Features::all(), protocol: ProtocolFeatures::all(), ..Rules::default() };
         let needed = Rules {
             features: Features::VERSION_1 | Features::PROTOCOL_FEATURES,
@@ -317,7 +319,7 @@ fn every_feature_there_is_and_none_but_the_needed() {
 }
 
 #[test]
-fn configuration_that_cannot_be() {
+fn invalid_configurations_are_refused() {
     let wrong = |change: fn(&mut Config)| {
         let mut rules = Rules::default();
         change(&mut rules.config);
@@ -340,10 +342,10 @@ fn configuration_that_cannot_be() {
     assert_eq!(wrong(|config| config.size_max = 511.into()), ("size_max", 511));
 }
 
-/// What is odd but can be served.
+/// These configurations are unusual but valid.
 #[test]
-fn configuration_that_is_odd() {
-    ends(|| {
+fn unusual_configurations_work() {
+    returns_in_time(|| {
         for change in [
             |config: &mut Config| config.seg_max = 0.into(),
             |config: &mut Config| config.num_queues = 0.into(),
@@ -361,7 +363,7 @@ fn configuration_that_is_odd() {
             assert_eq!((disk.queues(), read), (1, [9; 8192]));
             assert_eq!(backend.faults(), [""; 0]);
         }
-        // A disk of no bytes has none to read.
+        // A disk of zero bytes has no byte to read.
         let mut rules = Rules::default();
         rules.config.capacity = 0.into();
         let backend = HostileBackend::start(rules).unwrap();
@@ -376,7 +378,7 @@ fn configuration_that_is_odd() {
             let backend = HostileBackend::start(rules).unwrap();
             let disk = Disk::connect(options(&backend, SPLIT)).unwrap();
             let refused = disk.run(Request::discard(0, 1024)).unwrap_err();
-            let said = whole(&refused);
+            let said = with_causes(&refused);
             assert_eq!(
                 said.contains("the request has 1024 bytes, at most 512 are possible"),
                 limited,
@@ -388,7 +390,7 @@ fn configuration_that_is_odd() {
 }
 
 #[test]
-fn a_back_end_without_queues() {
+fn a_back_end_without_queues_is_refused() {
     let refused = refusal(Rules { queues: 0, ..Rules::default() });
     assert!(matches!(refused, Error::NotOffered { what: "a queue" }), "{refused:?}");
 }

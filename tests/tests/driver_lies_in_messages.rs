@@ -1,4 +1,5 @@
-//! Our driver against a back-end that lies in its messages, or says nothing, or tampers with what it was handed.
+//! Tests our driver with a back-end that lies in messages, does not answer, or changes the descriptors it
+//! received.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -14,11 +15,11 @@ use kickless_spec::vhost_user::{
     BackendRequest, FLAG_NEED_REPLY, FLAG_REPLY, FrontendRequest as Code, ProtocolFeatures,
 };
 use kickless_tests::hostile_backend::lies::{AnswerLie, RingLie, Rules};
-use kickless_tests::hostile_backend::{HostileBackend, LIMIT, ends, whole};
+use kickless_tests::hostile_backend::{HostileBackend, LIMIT, returns_in_time, with_causes};
 use kickless_vhost_user::Header;
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, ftruncate, memfd_create};
 
-/// The messages of the handshake that are answered.
+/// Messages of the handshake that have an answer.
 const HANDSHAKE: [Code; 16] = [
     Code::GetFeatures,
     Code::GetProtocolFeatures,
@@ -56,15 +57,15 @@ fn backend(answers: &[(Code, AnswerLie)]) -> HostileBackend {
     HostileBackend::start(rules).unwrap()
 }
 
-/// What connecting comes to if the answer to such a message is a lie.
+/// Returns the error of connecting if the answer to `code` is a lie.
 fn refusal(code: Code, lie: AnswerLie) -> Error {
     let backend = backend(&[(code, lie)]);
     Disk::connect(options(&backend)).map(drop).unwrap_err()
 }
 
 #[test]
-fn an_answer_that_is_none() {
-    ends(|| {
+fn invalid_answers_are_reported() {
+    returns_in_time(|| {
         for code in HANDSHAKE.into_iter().chain([Code::SetMemTable]) {
             for lie in AnswerLie::ANY {
                 let error = refusal(code, lie);
@@ -72,7 +73,7 @@ fn an_answer_that_is_none() {
                 let named = named
                     || (lie == AnswerLie::Long
                         && matches!(error, Error::WrongAnswer { request } if request == code.name()));
-                assert!(named, "{code} {lie:?}: {}", whole(&error));
+                assert!(named, "{code} {lie:?}: {}", with_causes(&error));
                 let words = match lie {
                     AnswerLie::Closed => "closed the connection",
                     AnswerLie::Half => "closed the connection after 6 bytes",
@@ -84,15 +85,15 @@ fn an_answer_that_is_none() {
                     AnswerLie::Fds => "more than 8 file descriptors",
                     _ => code.name(),
                 };
-                assert!(whole(&error).contains(words), "{code} {lie:?}: {}", whole(&error));
+                assert!(with_causes(&error).contains(words), "{code} {lie:?}: {}", with_causes(&error));
             }
         }
     });
 }
 
 #[test]
-fn an_answer_that_says_no() {
-    ends(|| {
+fn refusals_are_reported() {
+    returns_in_time(|| {
         let questions =
             [Code::GetFeatures, Code::GetProtocolFeatures, Code::GetQueueNum, Code::GetMaxMemSlots];
         let orders = HANDSHAKE.into_iter().filter(|code| !questions.contains(code));
@@ -104,8 +105,8 @@ fn an_answer_that_says_no() {
 }
 
 #[test]
-fn configuration_of_another_length() {
-    ends(|| {
+fn a_configuration_of_another_length_is_refused() {
+    returns_in_time(|| {
         let error = refusal(Code::GetConfig, AnswerLie::Less);
         assert!(matches!(error, Error::ConfigTooShort { len: 20, needs: 60 }), "{error:?}");
         for lie in [AnswerLie::More, AnswerLie::Long, AnswerLie::Offset] {
@@ -116,8 +117,8 @@ fn configuration_of_another_length() {
 }
 
 #[test]
-fn no_answer_at_all() {
-    ends(|| {
+fn a_missing_answer_times_out() {
+    returns_in_time(|| {
         thread::scope(|scope| {
             for code in HANDSHAKE {
                 scope.spawn(move || {
@@ -132,7 +133,7 @@ fn no_answer_at_all() {
                 });
             }
         });
-        // Nor is anybody let in.
+        // No process accepts the connection.
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("full.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -158,13 +159,14 @@ fn no_answer_at_all() {
     });
 }
 
-/// What sends a message.
+/// A method that sends a message.
 type Call = fn(&Disk, &OwnedFd) -> Result<(), Error>;
 
-/// Messages after the handshake. A no is passed on, and the disk lives; a lie kills it.
+/// Changes the answers to messages after the handshake. A refusal is returned and the disk lives on. A lie
+/// kills the disk.
 #[test]
-fn answers_to_a_disk_in_use() {
-    ends(|| {
+fn wrong_answers_to_a_disk_in_use() {
+    returns_in_time(|| {
         let file = memfd_create("mine", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 1 << 20).unwrap();
         let calls: [(Code, Call); 3] = [
@@ -183,13 +185,13 @@ fn answers_to_a_disk_in_use() {
             backend.rules().answers = vec![(code, AnswerLie::OfAnother)];
             let error = call(&disk, &file).unwrap_err();
             assert!(
-                matches!(error, Error::Dead(_)) && whole(&error).contains(code.name()),
+                matches!(error, Error::Dead(_)) && with_causes(&error).contains(code.name()),
                 "{}",
-                whole(&error)
+                with_causes(&error)
             );
             assert!(matches!(disk.write_at(&[1; 512], 0), Err(Error::Dead(_))));
         }
-        // A disk that is closed cares for no answer, but does not wait for ever.
+        // Closing a disk ignores the answer, and does not wait for it forever.
         for lie in AnswerLie::ANY.into_iter().chain([AnswerLie::Silence, AnswerLie::Refused]) {
             let backend = backend(&[(Code::GetVringBase, lie)]);
             let options = Options { reply_timeout: Duration::from_secs(1), ..options(&backend) };
@@ -200,10 +202,11 @@ fn answers_to_a_disk_in_use() {
     });
 }
 
-/// The back-end comes back, and goes again at one message of the handshake, until it does not.
+/// The back-end closes the connection at one message of the handshake after the other, until it completes
+/// one.
 #[test]
-fn a_connection_that_closes_at_each_message() {
-    ends(|| {
+fn connecting_survives_a_close_at_each_message() {
+    returns_in_time(|| {
         for code in HANDSHAKE.into_iter().chain([Code::SetProtocolFeatures]) {
             for lie in [AnswerLie::Closed, AnswerLie::Half] {
                 let backend =
@@ -228,7 +231,7 @@ fn a_connection_that_closes_at_each_message() {
                 assert_eq!(backend.faults(), [""; 0]);
             }
         }
-        // For as long as there is time.
+        // The driver tries again until its time is over.
         let backend =
             HostileBackend::start(Rules { ring: Some((1, RingLie::Closed)), ..Rules::default() }).unwrap();
         let limit = Duration::from_millis(200);
@@ -236,20 +239,20 @@ fn a_connection_that_closes_at_each_message() {
         disk.write_at(&[3; 512], 0).unwrap();
         backend.rules().answers = vec![(Code::SetVringAddr, AnswerLie::Closed)];
         let error = disk.read_at(&mut [0; 512], 0).unwrap_err();
-        assert!(whole(&error).contains("SET_VRING_ADDR"), "{}", whole(&error));
+        assert!(with_causes(&error).contains("SET_VRING_ADDR"), "{}", with_causes(&error));
         assert!(matches!(&*disk.failure().unwrap(), Error::Gone { .. }));
     });
 }
 
-/// A message on the back-end's own channel.
+/// Encodes a message for the back-end's own channel.
 fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     let header = Header { request, flags: 1 | flags, size: payload.len() as u32 };
     [&header.to_bytes(), payload].concat()
 }
 
 #[test]
-fn rubbish_on_the_back_ends_channel() {
-    ends(|| {
+fn invalid_messages_of_the_back_end_are_harmless() {
+    returns_in_time(|| {
         let change = BackendRequest::ConfigChangeMsg.raw();
         let cases: Vec<Vec<u8>> = vec![
             message(99, 0, &[]),
@@ -265,15 +268,15 @@ fn rubbish_on_the_back_ends_channel() {
             Header { request: change, flags: 1, size: 4097 }.to_bytes().to_vec(),
             vec![0xff; 5000],
             message(change, 0, &[])[..5].to_vec(),
-            // More than is read of it, or answered, at once.
+            // This is more than the driver reads or answers at once.
             message(99, FLAG_NEED_REPLY, &[7; 64]).repeat(20_000),
         ];
         for (number, rubbish) in cases.into_iter().enumerate() {
             let backend = Arc::new(backend(&[]));
             let disk = Disk::connect(options(&backend)).unwrap();
             let theirs = backend.clone();
-            // It may be closed under it.
-            let speaker = thread::spawn(move || drop(theirs.say(&rubbish)));
+            // The channel may close meanwhile.
+            let speaker = thread::spawn(move || drop(theirs.send_on_channel(&rubbish)));
             for round in 0..20u8 {
                 disk.write_at(&[round; 512], 0).unwrap();
                 let mut read = [0; 512];
@@ -284,7 +287,7 @@ fn rubbish_on_the_back_ends_channel() {
                 disk.queue(0).wait(1, Some(Duration::from_millis(1)), drop).unwrap();
             }
             speaker.join().unwrap();
-            backend.hang_up();
+            backend.close_channel();
             disk.write_at(&[1; 512], 0).unwrap();
             assert!(disk.failure().is_none(), "case {number}");
             assert_eq!(disk.config_changes(), 0, "case {number}");
@@ -292,41 +295,43 @@ fn rubbish_on_the_back_ends_channel() {
     });
 }
 
-/// Tells of a change of the configuration space until the driver has heard.
+/// Announces changes of the configuration space until the driver notices one.
 fn change(backend: &HostileBackend, disk: &Disk) {
     let before = disk.config_changes();
-    backend.say(&message(BackendRequest::ConfigChangeMsg.raw(), 0, &[])).unwrap();
+    backend.send_on_channel(&message(BackendRequest::ConfigChangeMsg.raw(), 0, &[])).unwrap();
     let deadline = Instant::now() + LIMIT;
     while disk.config_changes() == before {
-        assert!(Instant::now() < deadline, "it does not hear");
+        assert!(Instant::now() < deadline, "the driver does not notice the change");
         disk.queue(0).wait(1, Some(Duration::from_millis(1)), drop).unwrap();
     }
 }
 
 #[test]
-fn a_change_to_what_cannot_be() {
-    ends(|| {
+fn a_change_to_an_invalid_configuration_kills_the_disk() {
+    returns_in_time(|| {
         let backend = backend(&[]);
         let disk = Disk::connect(options(&backend)).unwrap();
         backend.rules().config.capacity = 16.into();
         change(&backend, &disk);
         assert_eq!(disk.size().unwrap(), 8192);
         assert!(matches!(disk.read_at(&mut [0; 512], 8192), Err(Error::Invalid(_))));
-        // Many at once are no more than one.
-        backend.say(&message(BackendRequest::ConfigChangeMsg.raw(), 0, &[]).repeat(1000)).unwrap();
+        // Many messages have the same effect as one.
+        backend
+            .send_on_channel(&message(BackendRequest::ConfigChangeMsg.raw(), 0, &[]).repeat(1000))
+            .unwrap();
         disk.write_at(&[1; 512], 0).unwrap();
         backend.rules().config.blk_size = 3.into();
         change(&backend, &disk);
         let error = disk.size().unwrap_err();
-        assert!(whole(&error).contains("blk_size is 3"), "{}", whole(&error));
+        assert!(with_causes(&error).contains("blk_size is 3"), "{}", with_causes(&error));
         assert!(matches!(&*disk.failure().unwrap(), Error::ConfigField { field: "blk_size", value: 3 }));
     });
 }
 
-/// A request that was sent when more was allowed is not sent to one that allows less.
+/// The driver does not send a request again to a back-end with smaller limits.
 #[test]
-fn limits_that_shrink_between_connections() {
-    ends(|| {
+fn limits_may_shrink_between_connections() {
+    returns_in_time(|| {
         let backend =
             HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
         let disk =
@@ -340,7 +345,7 @@ fn limits_that_shrink_between_connections() {
         backend.rules().config.seg_max = 1.into();
         change(&backend, &disk);
         assert_eq!(disk.len_max().unwrap(), 512);
-        // It goes, and comes back, without doing what it had not done.
+        // The back-end closes the connection and serves the next one; the request has not completed.
         backend.drop_connection();
         let mut results = Vec::new();
         while results.len() < 2 {
@@ -353,25 +358,25 @@ fn limits_that_shrink_between_connections() {
 }
 
 #[test]
-fn memory_that_is_cut_short() {
-    ends(|| {
+fn the_back_end_cannot_truncate_memory() {
+    returns_in_time(|| {
         let backend = backend(&[]);
         let disk = Disk::connect(options(&backend)).unwrap();
         disk.write_at(&[1; 512], 0).unwrap();
-        let memory = &backend.handed().unwrap()[0];
-        // If it could, the next access would kill this test.
+        let memory = &backend.received_fds().unwrap()[0];
+        // If this worked, the next access would kill the test.
         assert_eq!(ftruncate(memory, 0), Err(rustix::io::Errno::PERM));
         assert_eq!(ftruncate(memory, 1 << 40), Err(rustix::io::Errno::PERM));
         disk.write_at(&[2; 512], 0).unwrap();
     });
 }
 
-/// A thread that submits does not wait for a back-end that has filled the counter of kicks, gone on filling it, and made
-/// writes wait: as long as that lives, not only until it goes.
+/// A thread that submits must not wait for a back-end that keeps the counter of kicks full and clears
+/// O_NONBLOCK, while the back-end runs or after it.
 #[test]
-fn a_kick_that_is_made_to_wait_does_not() {
+fn a_full_kick_counter_does_not_block() {
     for packed in [Choice::Off, Choice::On] {
-        ends(move || {
+        returns_in_time(move || {
             let backend =
                 HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() })
                     .unwrap();
@@ -382,7 +387,7 @@ fn a_kick_that_is_made_to_wait_does_not() {
             while backend.requests() == 0 {
                 thread::yield_now();
             }
-            let handed = backend.handed().unwrap();
+            let handed = backend.received_fds().unwrap();
             let kick = &handed[3];
             let over = AtomicBool::new(false);
             let fill = || {
@@ -416,23 +421,23 @@ fn a_kick_that_is_made_to_wait_does_not() {
 }
 
 #[test]
-fn descriptors_that_are_made_to_wait() {
-    ends(|| {
+fn blocking_descriptors_do_not_block_the_driver() {
+    returns_in_time(|| {
         let backend = backend(&[]);
         let disk = Disk::connect(options(&backend)).unwrap();
-        for fd in &backend.handed().unwrap()[1..] {
+        for fd in &backend.received_fds().unwrap()[1..] {
             fcntl_setfl(fd, OFlags::empty()).unwrap();
         }
-        let call = &backend.handed().unwrap()[1];
+        let call = &backend.received_fds().unwrap()[1];
         for round in 0..50u8 {
             disk.write_at(&[round; 512], 0).unwrap();
             disk.queue(0).wait(1, Some(Duration::from_millis(1)), drop).unwrap();
-            // More calls than can be counted.
+            // Adds more calls than the counter can hold.
             rustix::io::write(call, &(u64::MAX / 2).to_ne_bytes()).unwrap();
             let _ = disk.counters();
         }
         drop(disk);
-        // Nothing waits for a back-end that goes with the counter full.
+        // A back-end that ends with a full counter delays no thread.
         let backend =
             HostileBackend::start(Rules { ring: Some((0, RingLie::Silence)), ..Rules::default() }).unwrap();
         let disk = Disk::connect(options(&backend)).unwrap();
@@ -441,7 +446,7 @@ fn descriptors_that_are_made_to_wait() {
         while backend.requests() == 0 {
             thread::yield_now();
         }
-        let kick = &backend.handed().unwrap()[3];
+        let kick = &backend.received_fds().unwrap()[3];
         fcntl_setfl(kick, OFlags::NONBLOCK).unwrap();
         rustix::io::write(kick, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         fcntl_setfl(kick, OFlags::empty()).unwrap();

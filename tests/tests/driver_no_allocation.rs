@@ -1,4 +1,5 @@
-//! The driver allocates nothing for a request, by whichever face it comes. One test: the counter is the whole program's.
+//! Checks that the driver allocates no memory for a request through any interface. One test only, because
+//! the counter is one for the whole program.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -13,7 +14,7 @@ use kickless_driver::{Choice, Completion, Data, Disk, InFlight, OnComplete, Opti
 use kickless_tests::allocations::Counting;
 use kickless_tests::block_on::unpark_me;
 use kickless_tests::daemon::{Daemon, DaemonConfig};
-use kickless_tests::hostile_backend::ends;
+use kickless_tests::hostile_backend::returns_in_time;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -21,16 +22,16 @@ static COUNTING: Counting = Counting;
 const DISK_SIZE: u64 = 16 << 20;
 const BLOCK: usize = 4096;
 const REQUESTS: u64 = 10_000;
-/// Enough that everything that is kept is there.
+/// Number of requests after which the driver has all the memory that it keeps.
 const WARM_UP: u64 = 1000;
-/// In flight at once, where a face can have several.
+/// Requests in flight, where the interface allows several.
 const DEPTH: u64 = 32;
 
 fn offset(number: u64) -> u64 {
     number * BLOCK as u64 % DISK_SIZE
 }
 
-/// One thread that waits, with and without copies.
+/// Blocking calls from one thread, with and without copies.
 fn blocking(disk: &Disk, requests: u64) {
     let mut bytes = [0; BLOCK];
     for number in 0..requests / 4 {
@@ -42,7 +43,7 @@ fn blocking(disk: &Disk, requests: u64) {
     }
 }
 
-/// More than one request for each call.
+/// Blocking calls that need more than one request each.
 fn long(disk: &Disk, bytes: &mut [u8]) {
     for _ in 0..16 {
         disk.write_at(bytes, 0).unwrap();
@@ -54,7 +55,7 @@ fn buffers(disk: &Disk) -> Vec<Data> {
     (0..DEPTH).map(|_| disk.buffer(BLOCK).unwrap().into()).collect()
 }
 
-/// Batches with tokens; `wait` or `poll`.
+/// Batches with tokens, completed by `wait` or `poll`.
 fn polling(disk: &Disk, requests: u64, data: &mut Vec<Data>, batch: &mut Vec<Request>, sleep: bool) {
     let queue = disk.queue_of_thread();
     let (mut sent, mut done) = (0, 0);
@@ -78,7 +79,7 @@ fn polling(disk: &Disk, requests: u64, data: &mut Vec<Data>, batch: &mut Vec<Req
     }
 }
 
-/// Submits the next request from the completion of the last.
+/// Submits the next request from the completion of the last one.
 struct Chain {
     disk: Mutex<Option<Disk>>,
     me: Mutex<Option<Arc<dyn OnComplete>>>,
@@ -91,7 +92,7 @@ impl OnComplete for Chain {
         completion.result.unwrap();
         let left = self.left.fetch_sub(1, Ordering::Relaxed) - 1;
         if left < DEPTH {
-            // The last of its chain.
+            // The last request of the chain has completed.
             if left == 0 {
                 self.waiter.unpark();
             }
@@ -104,7 +105,7 @@ impl OnComplete for Chain {
     }
 }
 
-/// Callbacks, on the disk's own thread.
+/// Callbacks on the disk's own thread.
 fn callbacks(chain: &Arc<Chain>, requests: u64, data: &mut Vec<Data>) {
     let disk = chain.disk.lock().unwrap().clone().unwrap();
     chain.left.store(requests, Ordering::Relaxed);
@@ -117,7 +118,7 @@ fn callbacks(chain: &Arc<Chain>, requests: u64, data: &mut Vec<Data>) {
     }
 }
 
-/// Futures: one after the other, and several at once.
+/// Futures, one at a time and several at once.
 fn futures(disk: &Disk, requests: u64, all: &mut Vec<InFlight>, waker: &Waker) {
     let mut context = Context::from_waker(waker);
     for number in 0..requests / 2 {
@@ -146,17 +147,18 @@ fn futures(disk: &Disk, requests: u64, all: &mut Vec<InFlight>, waker: &Waker) {
     }
 }
 
-/// Runs it to warm up, and then so that it counts.
+/// Runs `run` to warm up, and then counts the allocations of another run.
 fn counted(what: &str, mut run: impl FnMut(u64)) {
     run(WARM_UP);
     let before = Counting::count();
     run(REQUESTS);
     let count = Counting::count() - before;
-    // What other parts of the program do (a queue of seats that grows for the first time) is not for each request.
+    // Other allocations are allowed if they are rare, such as a queue of waiters that grows for the first
+    // time.
     assert!(count < REQUESTS / 100, "{what}: {count} allocations for {REQUESTS} requests");
 }
 
-fn every_face(daemon: &Daemon, packed: Choice) {
+fn every_interface(daemon: &Daemon, packed: Choice) {
     let disk = Disk::connect(Options { packed, queues: 1, ..Options::new(daemon.socket()) }).unwrap();
     counted("blocking", |requests| blocking(&disk, requests));
     let mut bytes = vec![0; 8 << 20];
@@ -185,12 +187,12 @@ fn every_face(daemon: &Daemon, packed: Choice) {
 }
 
 #[test]
-fn nothing_is_allocated_for_a_request() {
-    ends(|| {
+fn requests_do_not_allocate() {
+    returns_in_time(|| {
         let config = DaemonConfig { queues: 1, ..DaemonConfig::new(format!("null:{DISK_SIZE}")) };
         let daemon = Daemon::start(&config).unwrap();
         for packed in [Choice::Off, Choice::On] {
-            every_face(&daemon, packed);
+            every_interface(&daemon, packed);
         }
     });
 }

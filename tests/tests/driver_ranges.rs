@@ -1,4 +1,5 @@
-//! Our driver and the daemon: discards and zeroes on every engine and disk, and disks that fail, refuse and answer late.
+//! Tests discards and writes of zeroes with our driver, on every engine and disk, and disks that fail,
+//! refuse or answer late.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -59,7 +60,7 @@ fn discards_and_zeroes() {
             let mut expected = full;
             expected[512..512 + MIB].fill(0);
             expected[2 * MIB..2 * MIB + 3 * 512].fill(0);
-            // What was discarded may hold anything.
+            // Discarded bytes may have any value.
             expected[4 * MIB..6 * MIB].copy_from_slice(&read[4 * MIB..6 * MIB]);
             assert!(read == expected, "{spec} {engine}");
             end(daemon, &disk);
@@ -69,9 +70,9 @@ fn discards_and_zeroes() {
     }
 }
 
-/// What passes is not noticed, but for the time it takes.
+/// Temporary faults only take time; the driver gets no error.
 #[test]
-fn faults_that_pass() {
+fn temporary_faults_are_retried() {
     let dir = image_dir().unwrap();
     for (number, engine) in ENGINES.into_iter().enumerate() {
         let path = dir.path().join(number.to_string());
@@ -91,9 +92,10 @@ fn faults_that_pass() {
     }
 }
 
-/// A kernel that refuses the only request there is: nothing completes that would have the queue looked at again.
+/// The kernel refuses the only request. No completion follows that would make the worker look at the queue
+/// again.
 #[test]
-fn a_lonely_request_that_is_refused_is_tried_again() {
+fn a_refused_request_is_retried_without_others_in_flight() {
     let dir = image_dir().unwrap();
     for (number, engine) in ENGINES.into_iter().enumerate() {
         let path = dir.path().join(number.to_string());
@@ -109,9 +111,9 @@ fn a_lonely_request_that_is_refused_is_tried_again() {
     }
 }
 
-/// Errors reach the driver, and the daemon goes on.
+/// Permanent faults reach the driver as errors, and the daemon goes on.
 #[test]
-fn faults_that_do_not_pass() {
+fn permanent_faults_reach_the_driver() {
     let dir = image_dir().unwrap();
     let path = dir.path().join("disk");
     image(&path);

@@ -1,4 +1,4 @@
-//! Our driver and a back-end that goes away: killed under verified load, again and again, and not coming back at all.
+//! Tests our driver with a back-end that ends: killed repeatedly under verified load, or gone for good.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -10,22 +10,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kickless_driver::{Choice, Disk, Error, Options, Request, Waiting};
-use kickless_tests::daemon::{dying_with_us, kickless_binary};
+use kickless_tests::daemon::{child_command, kickless_binary};
 use kickless_tests::driver::request::pattern;
 use tempfile::TempDir;
 
 const SIZE: u64 = 16 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A back-end that is killed and started again, always on the same socket and image.
-struct Mortal {
+/// A back-end that is killed and restarted on the same socket and image.
+struct KilledBackend {
     child: Child,
     dir: TempDir,
 }
 
 fn start(dir: &Path) -> Child {
     let argument = |name: &str, file: &str| format!("--{name}={}", dir.join(file).display());
-    dying_with_us(kickless_binary().unwrap())
+    child_command(kickless_binary().unwrap())
         .arg("blk")
         .args([argument("socket-path", "blk.sock"), argument("blk-file", "disk.img")])
         .args(["--num-queues=4", "--serial=mortal"])
@@ -36,11 +36,11 @@ fn start(dir: &Path) -> Child {
         .unwrap()
 }
 
-impl Mortal {
-    fn new() -> Mortal {
+impl KilledBackend {
+    fn new() -> KilledBackend {
         let dir = tempfile::tempdir().unwrap();
         File::create_new(dir.path().join("disk.img")).unwrap().set_len(SIZE).unwrap();
-        Mortal { child: start(dir.path()), dir }
+        KilledBackend { child: start(dir.path()), dir }
     }
 
     fn options(&self) -> Options {
@@ -48,34 +48,34 @@ impl Mortal {
         Options { connect_timeout: LIMIT, reconnect_limit: LIMIT, ..Options::new(socket) }
     }
 
-    /// SIGKILL.
+    /// Kills the back-end with SIGKILL.
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    fn revive(&mut self) {
+    fn restart(&mut self) {
         self.child = start(self.dir.path());
     }
 
-    /// What a supervisor does. The kernel holds the dead one's lock of the image for as long as it has I/O of it in flight, and
-    /// so long the next one refuses to start.
-    fn supervise(&mut self) {
+    /// Restarts the back-end as a supervisor does. The kernel keeps the dead process's lock of the image
+    /// while it has I/O of that process in flight. The next process refuses to start until then.
+    fn restart_until_it_serves(&mut self) {
         if self.child.try_wait().unwrap().is_some() {
-            self.revive();
+            self.restart();
         }
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-impl Drop for Mortal {
+impl Drop for KilledBackend {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What one thread does with its part of the disk until it is told to stop: write, and read what it wrote before.
+/// Writes to one part of the disk until `stop` is set, and checks the earlier writes.
 fn load(disk: &Disk, part: u64, stop: &AtomicBool, done: &AtomicU64) {
     const BLOCKS: u64 = 64;
     let first = part * BLOCKS * 4096;
@@ -103,7 +103,7 @@ fn load(disk: &Disk, part: u64, stop: &AtomicBool, done: &AtomicU64) {
     }
 }
 
-/// The same by batches, polling.
+/// Does the same as [`load`] with batches, by polling.
 fn polling_load(disk: &Disk, part: u64, stop: &AtomicBool, done: &AtomicU64) {
     let queue = disk.queue(part as usize);
     let first = part * 64 * 4096;
@@ -141,7 +141,7 @@ fn polling_load(disk: &Disk, part: u64, stop: &AtomicBool, done: &AtomicU64) {
 }
 
 fn killed(times: u64, change: impl Fn(Options) -> Options) {
-    let mut mortal = Mortal::new();
+    let mut mortal = KilledBackend::new();
     let disk = Disk::connect(change(mortal.options())).unwrap();
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -149,7 +149,7 @@ fn killed(times: u64, change: impl Fn(Options) -> Options) {
             let (disk, stop, done) = (&disk, &stop, &done);
             let load = if part == 0 { polling_load } else { load };
             scope.spawn(move || {
-                // Whoever fails ends the test, not just itself.
+                // A failure of one thread ends the whole test.
                 let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                     load(disk, part, stop, done);
                 }));
@@ -163,23 +163,23 @@ fn killed(times: u64, change: impl Fn(Options) -> Options) {
             while done.load(Ordering::Relaxed) < before + 100 && !stop.load(Ordering::Relaxed) {
                 assert!(
                     Instant::now() < deadline,
-                    "nothing goes on after death {time}: {:?}",
+                    "no request completed after kill {time}: {:?}",
                     disk.failure()
                 );
-                mortal.supervise();
+                mortal.restart_until_it_serves();
             }
             mortal.kill();
-            // Now and then the socket is left to nobody for a while.
+            // From time to time, no process has the socket for a while.
             if time % 10 == 0 {
                 thread::sleep(Duration::from_millis(50));
             }
-            mortal.revive();
+            mortal.restart();
         }
         let before = done.load(Ordering::Relaxed);
         let deadline = Instant::now() + LIMIT;
         while done.load(Ordering::Relaxed) < before + 100 && !stop.load(Ordering::Relaxed) {
-            assert!(Instant::now() < deadline, "nothing goes on at last");
-            mortal.supervise();
+            assert!(Instant::now() < deadline, "no request completed at the end");
+            mortal.restart_until_it_serves();
         }
         stop.store(true, Ordering::Relaxed);
     });
@@ -203,7 +203,7 @@ fn killed_with_other_queues() {
 
 #[test]
 fn killed_with_memory_of_the_callers_own() {
-    let mut mortal = Mortal::new();
+    let mut mortal = KilledBackend::new();
     let disk = Disk::connect(mortal.options()).unwrap();
     disk.set_writeback(false).unwrap();
     let file = rustix::fs::memfd_create("mine", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -222,9 +222,9 @@ fn killed_with_memory_of_the_callers_own() {
                 read
             });
             thread::sleep(Duration::from_millis(round));
-            mortal.revive();
+            mortal.restart();
             while !reader.is_finished() {
-                mortal.supervise();
+                mortal.restart_until_it_serves();
             }
             assert!(reader.join().unwrap() == data);
         });
@@ -232,14 +232,14 @@ fn killed_with_memory_of_the_callers_own() {
         disk.unregister(other).unwrap();
     }
     assert_eq!(disk.config().unwrap().writeback, 0);
-    // The back-end knows of it, too: it was told again each time.
+    // The back-end knows this setting too, because the driver sends it again after each start.
     disk.set_writeback(true).unwrap();
 }
 
 #[test]
-fn gone_for_good() {
+fn a_back_end_gone_for_good_ends_the_disk() {
     for limit in [Duration::ZERO, Duration::from_millis(300)] {
-        let mut mortal = Mortal::new();
+        let mut mortal = KilledBackend::new();
         let disk = Disk::connect(Options { reconnect_limit: limit, ..mortal.options() }).unwrap();
         disk.write_at(&[1; 4096], 0).unwrap();
         mortal.kill();
@@ -264,7 +264,8 @@ fn gone_for_good() {
         assert!(start.elapsed() >= limit && start.elapsed() < limit + Duration::from_secs(10));
         match &*disk.failure().unwrap() {
             Error::Closed => assert!(limit.is_zero()),
-            // A back-end says when it starts that its configuration may have changed, and the driver may just have asked.
+            // A back-end announces a possible change of its configuration when it starts. The driver may
+            // just have asked for it.
             Error::Protocol { request: "GET_CONFIG", .. } => assert!(limit.is_zero()),
             Error::Gone { limit: named, .. } => assert_eq!(*named, limit),
             other => panic!("{other:?}"),
@@ -273,16 +274,16 @@ fn gone_for_good() {
 }
 
 #[test]
-fn another_disk_comes_back() {
-    let mut mortal = Mortal::new();
+fn another_disk_after_a_reconnection_is_refused() {
+    let mut mortal = KilledBackend::new();
     let disk = Disk::connect(mortal.options()).unwrap();
     mortal.kill();
     File::options().write(true).open(mortal.dir.path().join("disk.img")).unwrap().set_len(SIZE / 2).unwrap();
-    mortal.revive();
+    mortal.restart();
     thread::scope(|scope| {
         let reader = scope.spawn(|| disk.read_at(&mut [0; 4096], 0).unwrap_err());
         while !reader.is_finished() {
-            mortal.supervise();
+            mortal.restart_until_it_serves();
         }
     });
     assert!(matches!(*disk.failure().unwrap(), Error::Incompatible { .. }));

@@ -1,4 +1,5 @@
-//! Several threads at one queue of our driver: some sleep on `Events`, some wait, block, await or poll, and no wake-up is lost.
+//! Tests one queue of our driver with several threads. Some sleep on `Events`; others wait, block, await or
+//! poll. No wake-up may be lost.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -10,14 +11,14 @@ use std::time::Duration;
 use kickless_driver::{Choice, Disk, Events, Options, Queue, Request};
 use kickless_tests::block_on::block_on;
 use kickless_tests::daemon::{Daemon, DaemonConfig};
-use kickless_tests::hostile_backend::ends;
+use kickless_tests::hostile_backend::returns_in_time;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 fn serve(disk: &str) -> Daemon {
     Daemon::start(&DaemonConfig::new(disk)).unwrap()
 }
 
-/// Each kind of ring and of suppression.
+/// Returns each combination of ring format and EVENT_IDX.
 fn shapes() -> impl Iterator<Item = (Choice, Choice)> {
     [Choice::Off, Choice::On]
         .into_iter()
@@ -27,12 +28,12 @@ fn shapes() -> impl Iterator<Item = (Choice, Choice)> {
 fn connect(daemon: &Daemon, (packed, event_idx): (Choice, Choice)) -> Disk {
     let options = Options { queues: 1, packed, event_idx, ..Options::new(daemon.socket()) };
     let disk = Disk::connect(options).unwrap();
-    // The back-end calls once when a ring starts, whatever is in it.
+    // The back-end calls once when a ring starts.
     disk.flush().unwrap();
     disk
 }
 
-/// Sleeps on the descriptor; whether it became readable.
+/// Sleeps on the descriptor. Returns whether it became readable.
 fn sleep(events: &Events, limit: Duration) -> bool {
     let limit = Timespec::try_from(limit).unwrap();
     poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&limit)).unwrap() == 1
@@ -45,16 +46,16 @@ fn read(disk: &Disk, token: u64) -> Request {
 const LONG: Duration = Duration::from_secs(30);
 const AT_ONCE: Duration = Duration::ZERO;
 
-/// Sleeps until it gets one completion.
+/// Sleeps until it has taken one completion.
 fn take_one(queue: &Queue, events: &Events) {
     while queue.poll(1, drop).unwrap() == 0 {
         assert!(!events.arm() || sleep(events, LONG), "lost");
     }
 }
 
-/// Runs `other` at a queue with one request in flight and one sleeper, which has to wake all the same.
+/// Runs `other` on a queue with one request in flight and one sleeper. The sleeper must wake.
 fn while_one_sleeps(other: impl Fn(&Disk, &Queue) + Send + 'static) {
-    ends(move || {
+    returns_in_time(move || {
         let daemon = serve("fault:delay=100ms@read:mem:1M");
         for shape in shapes() {
             let disk = connect(&daemon, shape);
@@ -69,9 +70,9 @@ fn while_one_sleeps(other: impl Fn(&Disk, &Queue) + Send + 'static) {
     });
 }
 
-/// Another thread polls in vain, and does not come back.
+/// Another thread polls without success and does not poll again.
 #[test]
-fn a_poll_in_vain_takes_no_wake_up_away() {
+fn an_empty_poll_does_not_lose_a_wake_up() {
     while_one_sleeps(|_, queue| {
         thread::scope(|scope| {
             scope.spawn(|| assert_eq!(queue.poll(8, drop).unwrap(), 0));
@@ -79,19 +80,20 @@ fn a_poll_in_vain_takes_no_wake_up_away() {
     });
 }
 
-/// Another thread waits for a completion, gets it, and does not come back.
+/// Another thread waits for a completion, takes it, and does not come back.
 #[test]
-fn a_wait_takes_no_wake_up_away() {
+fn a_wait_does_not_lose_a_wake_up() {
     while_one_sleeps(|disk, queue| {
         assert_eq!(queue.wait(1, Some(LONG), drop).unwrap(), 1);
         queue.submit_one(read(disk, 2)).unwrap();
     });
 }
 
-/// Two completions come together. One sleeper takes one of them, arms its descriptor, and does not come back: the other wakes.
+/// Two completions come together. One sleeper takes one, arms its descriptor, and does not come back. The
+/// other sleeper must wake.
 #[test]
-fn what_one_sleeper_leaves_wakes_the_other() {
-    ends(|| {
+fn a_completion_left_by_one_sleeper_wakes_another() {
+    returns_in_time(|| {
         let daemon = serve("mem:1M");
         for shape in shapes() {
             let disk = connect(&daemon, shape);
@@ -103,7 +105,7 @@ fn what_one_sleeper_leaves_wakes_the_other() {
                 assert!(sleep(&first, LONG), "{shape:?}: lost");
                 take_one(&queue, &first);
                 if first.arm() {
-                    // Then the second completion had not come yet.
+                    // In this case the second completion had not come yet.
                     assert!(sleep(&second, LONG), "{shape:?}: lost");
                 } else {
                     assert!(sleep(&second, AT_ONCE), "{shape:?}: taken away");
@@ -114,10 +116,10 @@ fn what_one_sleeper_leaves_wakes_the_other() {
     });
 }
 
-/// What becomes of the disk wakes all.
+/// The end of the disk wakes all sleepers.
 #[test]
 fn the_end_wakes_all_sleepers() {
-    ends(|| {
+    returns_in_time(|| {
         let daemon = serve("fault:delay=60s@read:mem:1M");
         let disk = connect(&daemon, (Choice::Off, Choice::On));
         let queue = disk.queue(0);
@@ -130,8 +132,8 @@ fn the_end_wakes_all_sleepers() {
     });
 }
 
-/// In each round, three sleepers and a thread that waits take one completion each. Beside them a thread polls and submits again
-/// what it gets. One can block, and one await futures.
+/// In each round, three sleepers and a waiting thread take one completion each. Another thread polls and
+/// submits again what it takes. Optionally, one thread blocks and one awaits futures.
 fn rounds(disk: &Disk, (blocking, futures): (bool, bool)) {
     const SLEEPERS: usize = 3;
     let queue = disk.queue(0);
@@ -183,12 +185,12 @@ fn rounds(disk: &Disk, (blocking, futures): (bool, bool)) {
 }
 
 #[test]
-fn many_of_each_kind() {
-    ends(|| {
+fn sleepers_waiters_and_pollers_share_a_queue() {
+    returns_in_time(|| {
         let daemon = serve("mem:1M");
         for shape in shapes() {
             let disk = connect(&daemon, shape);
-            // From the first future on, a thread of the disk's hands everything out.
+            // From the first future on, a thread of the disk hands out all completions.
             for others in [(false, false), (true, false), (true, true)] {
                 rounds(&disk, others);
             }

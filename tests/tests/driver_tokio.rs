@@ -1,4 +1,5 @@
-//! The driver's futures and its descriptor under tokio: many tasks on a few threads, and a queue that only a task polls.
+//! Runs the driver's futures and its descriptor under tokio: many tasks on a few threads, and a queue that
+//! one task polls.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -24,7 +25,7 @@ fn serve(program: Program) -> (Daemon, TempDir) {
     (Daemon::start(&DaemonConfig { program, ..DaemonConfig::new(&image) }).unwrap(), dir)
 }
 
-/// Each task has blocks of its own: writes them, reads them back, and gives a read up halfway now and then.
+/// Writes and reads back the blocks of one task. Drops some reads while they are in flight.
 async fn task(disk: Disk, nth: u64) {
     for round in 0..20 {
         let offset = (nth * 20 + round) * BLOCK as u64;
@@ -51,14 +52,14 @@ fn many_tasks(program: Program) {
     });
 }
 
-/// No thread of the driver's: the task sleeps on the queue's descriptor and polls.
+/// Uses no thread of the driver: the task sleeps on the queue's descriptor and polls.
 fn a_descriptor(program: Program) {
     let (daemon, _dir) = serve(program);
     let disk = Disk::connect(Options { reactor: false, ..Options::new(daemon.socket()) }).unwrap();
     let queue = disk.queue(0);
     let runtime = Builder::new_current_thread().enable_io().enable_time().build().unwrap();
     let polled = async {
-        #[expect(deprecated, reason = "what takes its place is unsafe, whatever the descriptor")]
+        #[expect(deprecated, reason = "its replacement is unsafe for every descriptor")]
         let events = AsyncFd::new(queue.events().unwrap()).unwrap();
         let (mut submitted, mut done) = (0, 0);
         while done < 500 {

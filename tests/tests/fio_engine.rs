@@ -1,4 +1,4 @@
-//! fio's engine on the driver, with data verified: against kickless and against QEMU's storage daemon.
+//! Runs fio's engine on the driver with verified data, against kickless and QEMU's storage daemon.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -9,16 +9,16 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us, repository, wait_for_exit};
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program, child_command, repository, wait_for_exit};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What one run of fio writes and reads in each job.
+/// Bytes that each job of a run writes and reads.
 const SIZE: u64 = 4 << 20;
-/// For one run.
+/// Time limit of one run.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The engine, built once for all tests.
+/// Returns the engine. Builds it once for all tests.
 fn engine() -> &'static OsString {
     static ENGINE: OnceLock<OsString> = OnceLock::new();
     ENGINE.get_or_init(|| {
@@ -45,7 +45,7 @@ fn serve(program: Program) -> Served {
     Served { daemon, dir }
 }
 
-/// How a run ended, its report, and what it complained of.
+/// The status, the report and the error output of a run.
 struct Run {
     status: ExitStatus,
     report: Value,
@@ -53,7 +53,7 @@ struct Run {
 }
 
 impl Run {
-    /// The first job's, which is the sum of all where they report as a group.
+    /// Returns the first job. If the jobs report as a group, it has their sum.
     fn job(&self) -> &Value {
         let job = &self.report["jobs"][0];
         assert!(self.status.success() && job["error"] == 0, "{}: {}", self.status, self.complaints);
@@ -66,7 +66,7 @@ impl Served {
         let path = |name| self.dir.path().join(name);
         let mut socket = OsString::from("--socket=");
         socket.push(self.daemon.socket());
-        let mut child = dying_with_us("fio")
+        let mut child = child_command("fio")
             .arg("--name=job")
             .arg(engine())
             .arg(socket)
@@ -86,13 +86,13 @@ impl Served {
         }
         let status = ended.unwrap_or_else(|_| panic!("fio does not end: {complaints}"));
         let report = fs::read_to_string(path("report")).unwrap_or_default();
-        // Complaints that it makes while it reports come first.
+        // fio prints errors that occur during the report in front of it.
         let (said, json) = report.split_at(report.find('{').unwrap_or(report.len()));
         let report = serde_json::from_str(json).unwrap_or_default();
         Run { status, report, complaints: complaints + said }
     }
 
-    /// How much was read and written by a run that did well.
+    /// Returns the bytes that a successful run read and wrote.
     fn bytes(&self, options: &[&str]) -> [u64; 2] {
         let run = self.fio(options);
         ["read", "write"].map(|direction| run.job()[direction]["io_bytes"].as_u64().unwrap())
@@ -132,8 +132,8 @@ fn verified_with_the_storage_daemon() {
     verified(Program::StorageDaemon);
 }
 
-/// Sizes of all kinds, flushes between them, and a ring that is too small for all that fio has queued.
-fn every_shape(program: Program) {
+/// Uses blocks of many sizes with flushes between them, and a ring that is smaller than fio's queue.
+fn all_block_sizes(program: Program) {
     let served = serve(program);
     let size = size();
     let common = ["--rw=randrw", "--bsrange=512-256k", "--fsync=8", "--end_fsync=1", "--thread"];
@@ -148,17 +148,17 @@ fn every_shape(program: Program) {
 }
 
 #[test]
-fn every_shape_with_kickless() {
-    every_shape(Program::Kickless);
+fn all_block_sizes_with_kickless() {
+    all_block_sizes(Program::Kickless);
 }
 
 #[test]
-fn every_shape_with_the_storage_daemon() {
-    every_shape(Program::StorageDaemon);
+fn all_block_sizes_with_the_storage_daemon() {
+    all_block_sizes(Program::StorageDaemon);
 }
 
 #[test]
-fn jobs_that_are_processes() {
+fn jobs_may_be_processes() {
     let served = serve(Program::Kickless);
     let bytes = served.bytes(&[
         "--rw=randwrite",
@@ -173,14 +173,14 @@ fn jobs_that_are_processes() {
 }
 
 #[test]
-fn trims() {
+fn trims_reach_the_disk() {
     let served = serve(Program::StorageDaemon);
     let run = served.fio(&["--rw=randtrim", "--bs=64k", "--iodepth=8", "--thread", &size()]);
     assert_eq!(run.job()["trim"]["io_bytes"], SIZE);
 }
 
 #[test]
-fn packed_rings() {
+fn packed_rings_work() {
     let served = serve(Program::Kickless);
     let bytes = served.bytes(&[
         "--rw=randwrite",
@@ -194,7 +194,7 @@ fn packed_rings() {
 }
 
 #[test]
-fn what_goes_wrong_is_said() {
+fn errors_are_reported() {
     let served = serve(Program::Kickless);
     for (options, sentence) in [
         (&["--rw=read", "--socket=/nowhere/to/be/found"][..], "cannot connect to /nowhere/to/be/found"),
@@ -202,7 +202,7 @@ fn what_goes_wrong_is_said() {
         (&["--rw=read", "--bs=100", "--size=1000"], "no multiple of 512"),
         (&["--rw=read", "--thread", "--numjobs=5"], "all 4 are taken"),
         (&["--rw=read", "--packed=maybe"], "maybe"),
-        // Nobody has written there, so what is read must be found to be wrong.
+        // These blocks were never written, so that verification must fail.
         (&["--rw=write", "--verify=crc32c", "--verify_only", "--verify_fatal=1"], "verify: bad"),
     ] {
         let run = served.fio(options);
@@ -211,9 +211,9 @@ fn what_goes_wrong_is_said() {
     }
 }
 
-/// Its report says when requests were issued, and how many at once.
+/// fio's report has the submission times and the number of requests in flight.
 #[test]
-fn what_was_issued_is_reported() {
+fn submissions_are_reported() {
     let served = serve(Program::Kickless);
     let run =
         served.fio(&["--rw=read", "--bs=4k", "--iodepth=32", "--iodepth_batch=16", "--thread", &size()]);

@@ -1,5 +1,5 @@
-//! Guests that write rubbish: into a ring, which is stopped while the others go on; into a request, which is answered with
-//! the status that it deserves.
+//! Tests guests that write invalid data. An invalid ring stops while the other rings go on. An invalid
+//! request gets the right error status.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -9,7 +9,7 @@ use kickless_memory::Gpa;
 use kickless_spec::blk;
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 use kickless_tests::driver::memory::Ram;
-use kickless_tests::driver::request::{Layout, Place, Request, UNANSWERED};
+use kickless_tests::driver::request::{Layout, Request, RequestMemory, UNANSWERED};
 use kickless_tests::driver::{Buffer, Queue, desc};
 use kickless_tests::frontend::LIMIT;
 use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
@@ -18,30 +18,30 @@ use kickless_tests::with_each_engine;
 use zerocopy::IntoBytes;
 
 with_each_engine! {
-    broken_rings
+    invalid_rings_break_alone
     a_ring_broken_with_requests_in_flight
-    malformed_requests
-    requests_outside_memory
+    malformed_requests_fail
+    requests_outside_memory_fail
 }
 
 const SIZE: u16 = 256;
-/// Where there is no memory.
-const NOWHERE: Gpa = Gpa(0x100);
+/// An address outside guest memory.
+const OUTSIDE_MEMORY: Gpa = Gpa(0x100);
 const BOTH: Shape = Shape { queues: 2, size: SIZE, indirect: true, ..Shape::LINUX };
 const DIRECT: Shape = Shape { indirect: false, ..BOTH };
 
-/// What a guest writes into queue 0, and the words in the log.
-type Case = (Shape, fn(&Ram, &mut Queue, &Place), &'static [&'static str]);
+/// The machine, the action of its guest on queue 0, and the words in the log.
+type Case = (Shape, fn(&Ram, &mut Queue, &RequestMemory), &'static [&'static str]);
 
-/// Offers one descriptor as a chain.
+/// Makes one descriptor available as a chain.
 fn offer(queue: &mut Queue, first: Desc) {
     queue.write_desc(0, &first);
     queue.offer(0);
     queue.flush();
 }
 
-/// Offers an indirect table.
-fn table(ram: &Ram, queue: &mut Queue, place: &Place, entries: &[Desc]) {
+/// Makes an indirect table available.
+fn table(ram: &Ram, queue: &mut Queue, place: &RequestMemory, entries: &[Desc]) {
     ram.map().write(place.table(), entries.as_bytes()).unwrap();
     let len = size_of_val(entries) as u32;
     offer(queue, desc(place.table(), len, DESC_F_INDIRECT, 0));
@@ -98,7 +98,11 @@ const CASES: &[Case] = &[
     ),
     (BOTH, |_, queue, place| offer(queue, desc(place.table(), 0, DESC_F_INDIRECT, 0)), &["of 0 bytes"]),
     (BOTH, |_, queue, place| offer(queue, desc(place.table(), 24, DESC_F_INDIRECT, 0)), &["of 24 bytes"]),
-    (BOTH, |_, queue, _| offer(queue, desc(NOWHERE, 64, DESC_F_INDIRECT, 0)), &["not all in guest memory"]),
+    (
+        BOTH,
+        |_, queue, _| offer(queue, desc(OUTSIDE_MEMORY, 64, DESC_F_INDIRECT, 0)),
+        &["not all in guest memory"],
+    ),
     (
         BOTH,
         |_, queue, _| offer(queue, desc(Gpa(u64::MAX - 8), 64, DESC_F_INDIRECT, 0)),
@@ -122,27 +126,28 @@ const CASES: &[Case] = &[
     (BOTH, |_, queue, _| offer(queue, desc(Gpa(RAM_BASE), 0xffff_fff0, DESC_F_INDIRECT, 0)), &["chain 0"]),
 ];
 
-fn broken_rings(engine: &str) {
+fn invalid_rings_break_alone(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for (shape, rubbish, words) in CASES {
         let mut machine = Machine::start(served.socket(), shape).unwrap();
         machine.write(0, 4, &[4; 512]).unwrap();
         let seen = served.daemon.log().len();
-        rubbish(&machine.ram, &mut machine.queues[0], &machine.places[0]);
-        served.breaks_and_mends(&mut machine, seen, words).unwrap();
+        rubbish(&machine.ram, &mut machine.queues[0], &machine.request_memory[0]);
+        served.check_broken_queue(&mut machine, seen, words).unwrap();
         drop(machine);
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
     }
     served.end().unwrap();
 }
 
-/// What was taken before the ring broke ends as if nothing had happened.
+/// Requests taken before the ring broke complete as usual.
 fn a_ring_broken_with_requests_in_flight(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for _ in 0..10 {
         let mut machine = Machine::start(served.socket(), &DIRECT).unwrap();
-        let places: Vec<Place> = (0..60).map(|_| Place::new(&mut machine.ram, 65536).unwrap()).collect();
-        for (i, place) in (0..).zip(&places) {
+        let request_memory: Vec<RequestMemory> =
+            (0..60).map(|_| RequestMemory::new(&mut machine.ram, 65536).unwrap()).collect();
+        for (i, place) in (0..).zip(&request_memory) {
             let request = Request::write(i * 128, &[6; 65536]);
             let buffers = place.lay_out(&machine.ram, &request, Layout::Usual).unwrap();
             machine.queues[0].submit(&machine.ram, &buffers, None).unwrap();
@@ -150,26 +155,27 @@ fn a_ring_broken_with_requests_in_flight(engine: &str) {
         let seen = served.daemon.log().len();
         machine.queues[0].offer(SIZE);
         machine.queues[0].flush();
-        for _ in &places {
+        for _ in &request_memory {
             machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
         }
-        let status =
-            |place: &Place| place.outcome(&machine.ram, &Request::write(0, &[6; 65536]), 0).unwrap().status;
-        assert!(places.iter().all(|place| status(place) == blk::S_OK));
-        served.breaks_and_mends(&mut machine, seen, &["head 256"]).unwrap();
+        let status = |place: &RequestMemory| {
+            place.outcome(&machine.ram, &Request::write(0, &[6; 65536]), 0).unwrap().status
+        };
+        assert!(request_memory.iter().all(|place| status(place) == blk::S_OK));
+        served.check_broken_queue(&mut machine, seen, &["head 256"]).unwrap();
         drop(machine);
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
     }
     served.end().unwrap();
 }
 
-/// A request of this type and sector with `out` bytes for the device and `into` bytes from it, and its status.
+/// Performs a request with `out` bytes for the device and `into` bytes from it. Returns its status.
 fn status(machine: &mut Machine, kind: u32, sector: u64, out: usize, into: usize) -> u8 {
     let request = Request { kind, sector, write: vec![1; out], read_len: into };
     machine.perform(0, &request, Layout::Usual).unwrap().status
 }
 
-fn malformed_requests(engine: &str) {
+fn malformed_requests_fail(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let sectors = IMAGE_SIZE / blk::SECTOR_SIZE;
     for shape in [DIRECT, BOTH] {
@@ -178,29 +184,29 @@ fn malformed_requests(engine: &str) {
         assert_eq!(status(m, blk::T_IN, sectors - 1, 0, 512), blk::S_OK);
         assert_eq!(status(m, blk::T_OUT, sectors - 1, 512, 0), blk::S_OK);
         assert_eq!(status(m, blk::T_IN, sectors, 0, 0), blk::S_OK);
-        // Past the end, by one sector or by far.
+        // Sectors past the end of the disk.
         for sector in [sectors, sectors - 1, u64::MAX, u64::MAX / 512, 1 << 55] {
             assert_eq!(status(m, blk::T_IN, sector, 0, 1024), blk::S_IOERR, "{sector}");
             assert_eq!(status(m, blk::T_OUT, sector, 1024, 0), blk::S_IOERR, "{sector}");
         }
-        // No whole sectors.
+        // Lengths that are no multiple of a sector.
         for len in [1, 511, 513, 4095] {
             assert_eq!(status(m, blk::T_IN, 0, 0, len), blk::S_IOERR, "{len}");
             assert_eq!(status(m, blk::T_OUT, 0, len, 0), blk::S_IOERR, "{len}");
         }
-        // Types that there are not, or that were not offered.
+        // Types that do not exist or that the device does not offer.
         for kind in [2, 3, 5, 7, 9, blk::T_GET_LIFETIME, blk::T_DISCARD, blk::T_WRITE_ZEROES, 99, u32::MAX] {
             assert_eq!(status(m, kind, 0, 512, 0), blk::S_UNSUPP, "{kind}");
             assert_eq!(status(m, kind, 0, 0, 512), blk::S_UNSUPP, "{kind}");
         }
-        // An identity for which there is more room than it takes, or less.
+        // Buffers for the identity that are larger or smaller than it.
         for len in [0, 1, 19, 21, 4096] {
             assert_eq!(status(m, blk::T_GET_ID, 0, 0, len), blk::S_OK, "{len}");
         }
         assert_eq!(status(m, blk::T_FLUSH, u64::MAX, 512, 512), blk::S_OK);
 
-        // Chains that lack something are given back, with a status where there is room for one.
-        let place = m.places[0];
+        // A chain without a needed buffer completes, with a status if it has room for one.
+        let place = m.request_memory[0];
         let whole = |writable| Buffer { addr: place.data(), len: 512, writable };
         let short = |len, writable| Buffer { len, ..whole(writable) };
         for (buffers, answered) in [
@@ -220,23 +226,23 @@ fn malformed_requests(engine: &str) {
         }
         m.write(0, 8, &[8; 512]).unwrap();
         drop(machine);
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-fn requests_outside_memory(engine: &str) {
+fn requests_outside_memory_fail(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for shape in [DIRECT, BOTH] {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
-        let (place, end) = (machine.places[0], machine.ram.end());
+        let (place, end) = (machine.request_memory[0], machine.ram.end());
         for (kind, writable) in [(blk::T_IN, true), (blk::T_OUT, false)] {
-            for addr in [NOWHERE, Gpa(RAM_BASE - 512), Gpa(end - 512), Gpa(end), Gpa(u64::MAX - 100)] {
+            for addr in [OUTSIDE_MEMORY, Gpa(RAM_BASE - 512), Gpa(end - 512), Gpa(end), Gpa(u64::MAX - 100)] {
                 let request = Request { kind, ..Request::read(0, 0) };
                 let usual = place.lay_out(&machine.ram, &request, Layout::Usual).unwrap();
                 let outside = Buffer { addr, len: 1024, writable };
                 let [header, status] = usual[..] else { panic!("header and status") };
-                // The data, the header or the status.
+                // Moves the data, the header or the status.
                 for (buffers, answer) in [
                     (vec![header, outside, status], blk::S_IOERR),
                     (vec![Buffer { writable: false, ..outside }, status], blk::S_IOERR),
@@ -248,7 +254,7 @@ fn requests_outside_memory(engine: &str) {
                     machine.queues[0].flush();
                     let used = machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
                     let outcome = place.outcome(&machine.ram, &request, used.len).unwrap();
-                    // A header at the end of memory that fits is a header: of zeroes, a read of nothing.
+                    // A header of zeroes that just fits at the end of memory is valid: a read of nothing.
                     let fits = addr == Gpa(end - 512)
                         && buffers.len() == 2
                         && !buffers[0].writable
@@ -259,7 +265,7 @@ fn requests_outside_memory(engine: &str) {
         }
         machine.write(0, 8, &[8; 512]).unwrap();
         drop(machine);
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }

@@ -1,5 +1,5 @@
-//! Front-ends that send what they must not: each is told so or loses its connection, a line in the log says which message and
-//! what is wrong with it, and the next front-end is served.
+//! Tests front-ends that send invalid messages. The daemon refuses the message or closes the connection,
+//! logs the message with the reason, and serves the next front-end.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -21,7 +21,7 @@ use kickless_vhost_user::{
     VringFd, VringState,
 };
 
-/// Two queues, of which the second does not run.
+/// Returns a machine with two queues. The second one is stopped.
 fn machine(served: &Served) -> Machine {
     let machine = Machine::prepare(served.socket(), &Shape { queues: 2, ..Shape::default() });
     let mut machine = machine.unwrap();
@@ -30,11 +30,12 @@ fn machine(served: &Served) -> Machine {
     machine
 }
 
-/// A message, and the words with which it is refused.
+/// A message, and the words in the log when the daemon refuses it.
 type Case = (fn(&Machine) -> Message, &'static [&'static str]);
 
-/// Each message is tried in a session of its own, with and without asking for an acknowledgement, in the middle of work.
-fn refused(cases: &[Case]) {
+/// Sends each message in a session of its own during I/O, with and without a request for an
+/// acknowledgement. Each must be refused.
+fn check_refused(cases: &[Case]) {
     let served = Served::start("io_uring", &[]).unwrap();
     for (message, words) in cases {
         for acknowledged in [true, false] {
@@ -50,20 +51,20 @@ fn refused(cases: &[Case]) {
             let has_reply = matches!(message, Message::GetVringBase { .. });
             let expected = if acknowledged && !has_reply { Answer::Refused } else { Answer::Dropped };
             assert_eq!(answer, expected, "{message:?}, acknowledged: {acknowledged}");
-            says(&served, seen, words);
+            wait_for_warning(&served, seen, words);
             if answer == Answer::Refused {
-                // Nothing else has changed.
+                // Nothing else changed.
                 assert_eq!(machine.read(0, 1, 512).unwrap(), [1; 512], "{message:?}");
             }
             drop(machine);
-            served.serves_the_next().unwrap();
+            served.check_next_frontend().unwrap();
         }
     }
     served.end().unwrap();
 }
 
-/// Since line `seen`, a warning with all these words was logged.
-fn says(served: &Served, seen: usize, words: &[&str]) {
+/// Waits for a warning with all these words after log line `seen`.
+fn wait_for_warning(served: &Served, seen: usize, words: &[&str]) {
     let said =
         |line: &str| (line.contains(" WARN ") && words.iter().all(|word| line.contains(word))).then_some(());
     served.daemon.log().wait_from(seen, &format!("saying {words:?}"), LIMIT, said).unwrap();
@@ -78,8 +79,8 @@ fn eventfd() -> Option<OwnedFd> {
 }
 
 #[test]
-fn ring_indices_out_of_range() {
-    refused(&[
+fn ring_indices_out_of_range_are_refused() {
+    check_refused(&[
         (|_| Message::SetVringNum(state(4, 256)), &["SET_VRING_NUM", "ring index 4", "4 rings"]),
         (|_| Message::SetVringNum(state(u32::MAX, 256)), &["SET_VRING_NUM", "ring index 4294967295"]),
         (|_| Message::SetVringBase(state(4, 0)), &["SET_VRING_BASE", "ring index 4"]),
@@ -100,8 +101,8 @@ fn ring_indices_out_of_range() {
 }
 
 #[test]
-fn rings_that_cannot_be() {
-    refused(&[
+fn invalid_ring_settings_are_refused() {
+    check_refused(&[
         (|_| Message::SetVringNum(state(1, 0)), &["SET_VRING_NUM", "queue size 0"]),
         (|_| Message::SetVringNum(state(1, 3)), &["SET_VRING_NUM", "queue size 3"]),
         (|_| Message::SetVringNum(state(1, 2048)), &["SET_VRING_NUM", "ring size 2048", "at most 1024"]),
@@ -114,7 +115,7 @@ fn rings_that_cannot_be() {
             &["SET_VRING_KICK", "no file descriptor"],
         ),
         (
-            // Of a regular file nobody ever hears.
+            // A regular file never signals a kick.
             |m| {
                 Message::SetVringKick(VringFd {
                     index: 1,
@@ -126,7 +127,7 @@ fn rings_that_cannot_be() {
     ]);
 }
 
-/// The addresses of queue 0, which runs, so that what it needs is known.
+/// Changes the addresses of queue 0. It runs, so the addresses that it needs are known.
 fn addr(machine: &Machine, change: impl FnOnce(&mut VringAddr)) -> Message {
     let mut addr = addresses(&machine.queues[0]);
     change(&mut addr);
@@ -134,13 +135,13 @@ fn addr(machine: &Machine, change: impl FnOnce(&mut VringAddr)) -> Message {
 }
 
 #[test]
-fn ring_addresses_outside_memory() {
+fn ring_addresses_outside_memory_are_refused() {
     const WORDS: &[&str] = &["SET_VRING_ADDR", "ring 0", "not in guest memory"];
-    refused(&[
+    check_refused(&[
         (|m| addr(m, |a| a.desc_addr = 0), WORDS),
         (|m| addr(m, |a| a.avail_addr = u64::MAX - 1), WORDS),
         (|m| addr(m, |a| a.used_addr = RAM_BASE), WORDS),
-        // The last byte of each does not fit.
+        // The last byte of each area is outside memory.
         (|m| addr(m, |a| a.desc_addr = m.ram.region().user_addr + m.ram.region().size - 4080), WORDS),
         (|m| addr(m, |a| a.avail_addr = m.ram.region().user_addr + m.ram.region().size - 516), WORDS),
         (|m| addr(m, |a| a.used_addr = m.ram.region().user_addr + m.ram.region().size - 2052), WORDS),
@@ -152,7 +153,7 @@ fn ring_addresses_outside_memory() {
     ]);
 }
 
-/// The machine's own memory and one region more, which `change` spoils.
+/// Sends the machine's memory and one region more, which `change` makes invalid.
 fn table(machine: &Machine, change: impl FnOnce(&mut MemoryRegion)) -> Message {
     let more = Ram::new(1 << 40, 1 << 20).unwrap();
     let (mut region, file) = more.region_and_file().unwrap();
@@ -167,11 +168,11 @@ fn added(change: impl FnOnce(&mut MemoryRegion)) -> Message {
 }
 
 #[test]
-fn memory_that_cannot_be() {
+fn invalid_memory_is_refused() {
     const WRAPS: &[&str] = &["wraps"];
     const SHORT: &[&str] = &["bytes of its file, which has"];
     const OVERLAPS: &[&str] = &["overlaps the region"];
-    refused(&[
+    check_refused(&[
         (|m| table(m, |r| r.guest_addr = u64::MAX - 4096), &["SET_MEM_TABLE", "guest address", "wraps"]),
         (|m| table(m, |r| r.user_addr = u64::MAX - 4096), &["SET_MEM_TABLE", "user address", "wraps"]),
         (|m| table(m, |r| r.mmap_offset = u64::MAX - 4096), &["SET_MEM_TABLE", "mmap offset", "wraps"]),
@@ -207,8 +208,8 @@ fn memory_that_cannot_be() {
 }
 
 #[test]
-fn what_was_not_offered() {
-    refused(&[
+fn features_not_offered_are_refused() {
+    check_refused(&[
         (
             |_| Message::SetFeatures(Features::from_bits_retain(1 << 36) | Features::PROTOCOL_FEATURES),
             &["SET_FEATURES", "0x1000000000"],
@@ -248,9 +249,9 @@ fn what_was_not_offered() {
     ]);
 }
 
-/// Requests that have a reply of their own are refused with it, or cannot be.
+/// These requests have a reply of their own, which carries the refusal if it can.
 #[test]
-fn what_was_not_offered_and_has_a_reply() {
+fn requests_not_offered_get_a_refusal() {
     let cases = [
         (Message::GetInflightFd(Inflight::default()), Answer::Refused, "number of queues 0"),
         (Message::PostcopyAdvise, Answer::Refused, "not offered"),
@@ -261,16 +262,16 @@ fn what_was_not_offered_and_has_a_reply() {
         let mut machine = machine(&served);
         let seen = served.daemon.log().len();
         assert_eq!(machine.frontend.attempt(&message).unwrap(), expected, "{message:?}");
-        says(&served, seen, &[words]);
+        wait_for_warning(&served, seen, &[words]);
         drop(machine);
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
     }
     served.end().unwrap();
 }
 
-/// Of a front-end that could have had it.
+/// The front-end could have negotiated these features.
 #[test]
-fn what_was_not_negotiated() {
+fn requests_not_negotiated_are_refused() {
     let file = || eventfd().unwrap();
     let inflight = Inflight { mmap_size: 4096, num_queues: 1, queue_size: 8, ..Inflight::default() };
     let log = || LogBase::Shared { mmap_size: 4096, mmap_offset: 0, fd: Some(file()) };
@@ -293,16 +294,16 @@ fn what_was_not_negotiated() {
         machine.frontend.order(&Message::SetProtocolFeatures(ProtocolFeatures::REPLY_ACK)).unwrap();
         let seen = served.daemon.log().len();
         assert_eq!(machine.frontend.attempt(&message).unwrap(), expected, "{message:?}");
-        says(&served, seen, &[feature, "was not negotiated"]);
+        wait_for_warning(&served, seen, &[feature, "was not negotiated"]);
         drop(machine);
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
     }
     served.end().unwrap();
 }
 
-/// Reading behind the configuration space gives zeroes.
+/// Reads beyond the configuration space return zeroes.
 #[test]
-fn configuration_behind_its_end() {
+fn the_configuration_reads_as_zeroes_beyond_its_end() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = machine(&served);
     for (offset, len) in [(0, 256), (60, 100), (256, 256), (u32::MAX, 256)] {
@@ -316,14 +317,14 @@ fn configuration_behind_its_end() {
         assert!(reply.data.iter().skip(72usize.saturating_sub(offset as usize)).all(|byte| *byte == 0));
     }
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// Bytes as they are sent.
+/// The bytes of a message.
 struct Raw {
     request: u32,
     flags: u32,
-    /// What the head says, if not the truth.
+    /// A wrong size in the header.
     size: Option<u32>,
     payload: Vec<u8>,
     fds: usize,
@@ -343,11 +344,11 @@ fn wrong_bytes() -> Vec<Raw> {
     let unknown = |request, words| Raw { request, ..raw(Code::SetOwner, &[1, 2, 3], 0, Refused, words) };
     let regions = |count: u32, len: usize| [&count.to_le_bytes()[..], &vec![0; 4 + len]].concat();
     vec![
-        // No such request.
+        // Requests that do not exist.
         unknown(0, &["unknown request 0"]),
         unknown(999, &["unknown request 999"]),
         unanswered(unknown(45, &["unknown request 45"])),
-        // Heads.
+        // Headers.
         with_flags(0, &["version 0"]),
         with_flags(2, &["version 2"]),
         with_flags(VERSION | FLAG_REPLY, &["GET_FEATURES", "expected a request"]),
@@ -356,7 +357,7 @@ fn wrong_bytes() -> Vec<Raw> {
             size: Some(u32::MAX),
             ..raw(Code::SetMemTable, &[], 0, Dropped, &["payload of 4294967295 bytes"])
         },
-        // Short and long ones.
+        // Payloads that are too short or too long.
         raw(Code::SetVringNum, &[0; 4], 0, Refused, &["SET_VRING_NUM", "payload is 4 bytes, expected 8"]),
         unanswered(raw(Code::SetVringNum, &[0; 4], 0, Refused, &["SET_VRING_NUM", "payload is 4 bytes"])),
         raw(Code::SetVringNum, &[0; 12], 0, Refused, &["SET_VRING_NUM", "payload is 12 bytes"]),
@@ -438,7 +439,7 @@ fn wrong_bytes() -> Vec<Raw> {
 }
 
 #[test]
-fn bytes_that_are_no_message() {
+fn invalid_bytes_are_refused() {
     let served = Served::start("io_uring", &[]).unwrap();
     for Raw { request, flags, size, payload, fds, answer, words } in wrong_bytes() {
         let mut machine = machine(&served);
@@ -448,18 +449,18 @@ fn bytes_that_are_no_message() {
         let fds = vec![sent.as_fd(); fds];
         machine.frontend.send_raw(&Header { request, flags, size }, &payload, &fds).unwrap();
         assert_eq!(machine.frontend.answer_to_raw().unwrap(), answer, "{words:?}");
-        says(&served, seen, words);
+        wait_for_warning(&served, seen, words);
         if answer == Answer::Refused {
             assert_eq!(machine.read(0, 1, 512).unwrap(), [1; 512], "{words:?}");
         }
         drop(machine);
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
     }
     served.end().unwrap();
 }
 
 #[test]
-fn front_ends_that_stop_in_the_middle_of_a_message() {
+fn a_connection_closed_within_a_message_is_reported() {
     let served = Served::start("io_uring", &[]).unwrap();
     let header = Header { request: Code::SetVringNum.raw(), flags: VERSION, size: 8 };
     let message = [&header.to_bytes()[..], &[0; 8]].concat();
@@ -468,15 +469,15 @@ fn front_ends_that_stop_in_the_middle_of_a_message() {
         let seen = served.daemon.log().len();
         machine.frontend.send_bytes(&message[..len]).unwrap();
         drop(machine);
-        says(&served, seen, &["closed the connection after", &format!("{len} bytes")]);
+        wait_for_warning(&served, seen, &["closed the connection after", &format!("{len} bytes")]);
     }
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     served.end().unwrap();
 }
 
-/// One byte at a time is slow, and nothing else.
+/// A slow message, one byte at a time, is valid.
 #[test]
-fn a_message_in_pieces() {
+fn a_message_may_come_in_pieces() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = machine(&served);
     let flags = VERSION | FLAG_NEED_REPLY;
@@ -486,12 +487,12 @@ fn a_message_in_pieces() {
     }
     assert_eq!(machine.frontend.answer_to_raw().unwrap(), Answer::Done);
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// A ring that was only half set up is not started, its kicks are ignored, and those by message are counted.
+/// A ring with half of its set-up does not start. Its kicks are ignored; kicks by message count.
 #[test]
-fn kicks_for_rings_that_are_not_set_up() {
+fn kicks_for_incomplete_rings_are_ignored() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = machine(&served);
     for _ in 0..3 {
@@ -504,14 +505,14 @@ fn kicks_for_rings_that_are_not_set_up() {
     machine.queues[1].kick();
     machine.frontend.order(&Message::VringKick { index: 1 }).unwrap();
     assert_eq!(machine.read(0, 1, 512).unwrap(), [1; 512]);
-    // Once the rest is there, it runs.
+    // The ring runs after the rest of its set-up.
     machine.frontend.order(&Message::SetVringNum(state(1, 256))).unwrap();
     let addr = addresses(&machine.queues[1]);
     machine.frontend.order(&Message::SetVringAddr(addr)).unwrap();
     machine.frontend.set_call(&machine.queues[1]).unwrap();
     assert_eq!(machine.read(1, 1, 512).unwrap(), [1; 512]);
     drop(machine);
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     let log = served.end().unwrap();
     assert!(log.iter().any(|line| line.contains("kicks_ignored=4")), "{log:#?}");
     assert!(!log.iter().any(|line| line.contains(" WARN ")), "{log:#?}");

@@ -1,4 +1,4 @@
-//! Front-ends that share more memory than a device needs, or memory that may never come.
+//! Tests front-ends that share more memory than a device needs, or memory whose pages may never come.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use kickless_memory::SLOTS_MAX;
 use kickless_spec::features::Features;
-use kickless_tests::daemon::{Daemon, dying_with_us};
+use kickless_tests::daemon::{Daemon, child_command};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::frontend::{Answer, Frontend, LIMIT};
 use kickless_vhost_user::{FrontendMessage as Message, Inflight, LogBase, MemoryRegion};
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 const TIB: u64 = 1 << 40;
 
-/// A file without pages, so that its length costs nothing.
+/// Creates a file without pages, so that its length costs nothing.
 fn sparse(len: u64) -> OwnedFd {
     let file = memfd_create("sparse", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, len).unwrap();
@@ -33,7 +33,7 @@ fn connect(daemon: &Daemon, device: &str) -> Frontend {
     frontend
 }
 
-/// The region with this number, of `len` bytes of the file.
+/// Describes region `number` with `len` bytes of the file.
 fn region(number: u64, len: u64, file: impl AsFd) -> Message {
     let start = number * len;
     let region = MemoryRegion { guest_addr: start, size: len, user_addr: start, mmap_offset: 0, xen: None };
@@ -50,12 +50,12 @@ fn inflight(len: u64, file: impl AsFd) -> Message {
     Message::SetInflightFd(described, file.as_fd().try_clone_to_owned().unwrap())
 }
 
-fn says(daemon: &Daemon, words: &[&str]) {
+fn wait_for_line(daemon: &Daemon, words: &[&str]) {
     let telling = |line: &str| words.iter().all(|word| line.contains(word)).then_some(());
     daemon.log().wait_for(&words.join(", "), LIMIT, telling).unwrap();
 }
 
-/// How many of these regions are accepted before one is refused.
+/// Returns the number of these regions that the back-end accepts before it refuses one.
 fn accepted(frontend: &mut Frontend, len: u64, file: &OwnedFd) -> u64 {
     (0..SLOTS_MAX as u64)
         .find(|number| match frontend.attempt(&region(*number, len, file)).unwrap() {
@@ -67,15 +67,15 @@ fn accepted(frontend: &mut Frontend, len: u64, file: &OwnedFd) -> u64 {
 }
 
 #[test]
-fn one_that_takes_all_it_can_keeps_none_from_another() {
+fn a_greedy_device_leaves_memory_to_others() {
     let disk = "blk-file = 'null:16M'";
     let daemon = Daemon::serve("workers = 1", &[("first", disk), ("second", disk)]).unwrap();
     let (file, mut greedy) = (sparse(2 * TIB), connect(&daemon, "first"));
     assert!(accepted(&mut greedy, 3 * TIB / 2, &file) < 90);
-    says(&daemon, &["ADD_MEM_REG", "memory-max"]);
+    wait_for_line(&daemon, &["ADD_MEM_REG", "memory-max"]);
     let mut machine = Machine::start(&daemon.socket_of("second"), &Shape::default()).unwrap();
     machine.read(0, 8, 4096).unwrap();
-    // Up to what all devices may have at the least.
+    // The second device gets at least the memory that every device may have.
     let mut second = machine;
     second.stop().unwrap();
     drop(second);
@@ -97,7 +97,7 @@ fn every_kind_of_memory_is_bounded() {
     ] {
         let mut frontend = connect(&daemon, "disk");
         assert_ne!(frontend.attempt(&message).unwrap(), Answer::Done, "{name}");
-        says(&daemon, &[name, "memory-max"]);
+        wait_for_line(&daemon, &[name, "memory-max"]);
     }
     let mut frontend = connect(&daemon, "disk");
     frontend.order(&region(0, 1 << 29, &file)).unwrap();
@@ -106,7 +106,7 @@ fn every_kind_of_memory_is_bounded() {
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 
-/// A file on FUSE. Unmounted when dropped.
+/// A file on FUSE. Dropping it unmounts the file system.
 struct Fuse {
     child: Child,
     path: PathBuf,
@@ -114,7 +114,7 @@ struct Fuse {
 }
 
 impl Fuse {
-    /// `None`: there is none to be had here.
+    /// Mounts the file. Returns `None` if this machine cannot mount FUSE.
     fn mount(len: u64) -> Option<Fuse> {
         let help = Command::new("qemu-storage-daemon").arg("--help").output().ok()?;
         if !getuid().is_root()
@@ -128,7 +128,7 @@ impl Fuse {
         File::create_new(&image).unwrap().set_len(len).unwrap();
         File::create_new(&path).unwrap();
         let export = format!("type=fuse,id=export,node-name=file,mountpoint={},writable=on", path.display());
-        let child = dying_with_us("qemu-storage-daemon")
+        let child = child_command("qemu-storage-daemon")
             .args(["--blockdev", &format!("driver=file,node-name=file,filename={}", image.display())])
             .args(["--export", &export])
             .stdin(Stdio::null())
@@ -157,13 +157,13 @@ impl Drop for Fuse {
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.child.wait();
-        // It unmounts what it has mounted; if it could not, it is not to stay behind.
+        // The server unmounts the file. This call only matters if the server could not.
         let _ = Command::new("umount").args(["--lazy", "--quiet"]).arg(&self.path).status();
     }
 }
 
 #[test]
-fn memory_on_fuse_is_refused_unless_it_is_allowed() {
+fn memory_on_fuse_is_refused_by_default() {
     let len = 1 << 20;
     let Some(fuse) = Fuse::mount(len) else {
         eprintln!(
@@ -185,7 +185,7 @@ fn memory_on_fuse_is_refused_unless_it_is_allowed() {
     for (message, name) in messages() {
         let mut frontend = connect(&daemon, "strict");
         assert_ne!(frontend.attempt(&message).unwrap(), Answer::Done, "{name}");
-        says(&daemon, &[name, "FUSE", "allow-slow-memory"]);
+        wait_for_line(&daemon, &[name, "FUSE", "allow-slow-memory"]);
     }
     for (message, name) in messages() {
         let mut frontend = connect(&daemon, "lenient");

@@ -1,5 +1,5 @@
-//! Back-ends that are killed with requests in flight, and those that come after them, by the buffer that the
-//! front-end keeps.
+//! Tests back-ends that are killed with requests in flight, and their successors, which use the in-flight
+//! buffer of the front-end.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -13,9 +13,9 @@ use kickless_spec::blk;
 use kickless_spec::vhost_user::{ProtocolFeatures, inflight_region_len};
 use kickless_tests::daemon::{Daemon, DaemonConfig};
 use kickless_tests::driver::Queue;
-use kickless_tests::driver::request::{Layout, Place, Request, pattern};
-use kickless_tests::frontend::inflight::Kept;
-use kickless_tests::frontend::iommu::{DISTANCE, Iommu, seen, start};
+use kickless_tests::driver::request::{Layout, Request, RequestMemory, pattern};
+use kickless_tests::frontend::inflight::InflightBuffer;
+use kickless_tests::frontend::iommu::{DISTANCE, Iommu, at_iova, start};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use kickless_tests::frontend::served::{IMAGE_SIZE, Served};
 use kickless_tests::frontend::{Answer, Frontend, LIMIT};
@@ -25,27 +25,27 @@ use kickless_vhost_user::{FrontendMessage as Message, Inflight};
 use tempfile::TempDir;
 
 with_each_engine! {
-    each_request_is_done_again_once
-    a_stop_does_what_was_in_flight
-    behind_a_viommu
-    stops_and_goes_on
+    each_request_in_flight_runs_again_once
+    a_stop_completes_requests_in_flight
+    requests_run_again_behind_a_viommu
+    a_buffer_serves_many_runs_of_a_ring
 }
 
-/// Requests to sectors from here on are held for longer than any test takes, if the disk is slow.
+/// The slow disk holds requests from this sector on for longer than any test takes.
 const SLOW: u64 = IMAGE_SIZE / 512 / 2;
 const LEN: usize = 4096;
 const SECTORS: u64 = (LEN / 512) as u64;
-/// Requests on each queue, every other one of them slow.
+/// Requests per queue. Every second one is slow.
 const COUNT: u64 = 12;
 
-/// So long a device that has nothing to ask is listened to.
-const MOMENT: Duration = Duration::from_millis(100);
+/// Time to wait for a message of a device that must send none.
+const QUIET_TIME: Duration = Duration::from_millis(100);
 
 const SHAPE: Shape = Shape { queues: 2, size: 32, returns: true, ..Shape::LINUX };
 
 fn shapes() -> impl Iterator<Item = Shape> {
     [(false, false), (false, true), (true, false), (true, true)].into_iter().map(|(packed, indirect)| {
-        // The odd size has chains go over the end of the ring.
+        // With an odd size, chains cross the end of the ring.
         Shape { packed, indirect, event_idx: indirect, size: if packed { 39 } else { 64 }, ..SHAPE }
     })
 }
@@ -84,7 +84,7 @@ impl Image {
     }
 }
 
-/// Where a request of a queue goes.
+/// Returns the sector of a request of a queue.
 fn sector(queue: u16, nth: u64) -> u64 {
     let slow = if nth.is_multiple_of(2) { SLOW } else { 0 };
     slow + (u64::from(queue) * 1000 + nth) * SECTORS
@@ -94,7 +94,7 @@ fn data(queue: u16, nth: u64) -> Vec<u8> {
     pattern(u64::from(queue) << 32 | nth, LEN)
 }
 
-fn submit(machine: &mut Machine, queue: u16, place: &Place, request: &Request) {
+fn submit(machine: &mut Machine, queue: u16, place: &RequestMemory, request: &Request) {
     let buffers = place.lay_out(&machine.ram, request, Layout::Usual).unwrap();
     let table = machine.shape().indirect.then(|| place.table());
     machine.queues[usize::from(queue)].submit(&machine.ram, &buffers, table).unwrap();
@@ -107,37 +107,37 @@ fn wait(machine: &mut Machine, queue: u16, count: u64) {
     }
 }
 
-fn places(machine: &mut Machine) -> Vec<Place> {
-    (0..COUNT).map(|_| Place::new(&mut machine.ram, LEN).unwrap()).collect()
+fn places(machine: &mut Machine) -> Vec<RequestMemory> {
+    (0..COUNT).map(|_| RequestMemory::new(&mut machine.ram, LEN).unwrap()).collect()
 }
 
-/// A machine whose back-end has half of what it was asked on each queue in flight, and has done the other
-/// half.
-fn half_done(daemon: &Daemon, shape: &Shape) -> (Machine, Kept, Vec<Vec<Place>>) {
+/// Starts a machine. On each queue, half of the requests are in flight at its back-end, and the other half
+/// has completed.
+fn start_half_done(daemon: &Daemon, shape: &Shape) -> (Machine, InflightBuffer, Vec<Vec<RequestMemory>>) {
     let mut machine = Machine::prepare(daemon.socket(), shape).unwrap();
-    let kept = machine.keep().unwrap();
+    let kept = machine.get_and_set_inflight().unwrap();
     machine.resume().unwrap();
-    let places: Vec<Vec<Place>> = (0..shape.queues).map(|_| places(&mut machine)).collect();
-    for (queue, places) in (0..).zip(&places) {
-        for (nth, place) in (0..).zip(places) {
+    let request_memory: Vec<Vec<RequestMemory>> = (0..shape.queues).map(|_| places(&mut machine)).collect();
+    for (queue, request_memory) in (0..).zip(&request_memory) {
+        for (nth, place) in (0..).zip(request_memory) {
             submit(&mut machine, queue, place, &Request::write(sector(queue, nth), &data(queue, nth)));
         }
         machine.queues[usize::from(queue)].flush();
     }
     (0..shape.queues).for_each(|queue| wait(&mut machine, queue, COUNT / 2));
-    (machine, kept, places)
+    (machine, kept, request_memory)
 }
 
-fn says_again(log: &[String]) -> Vec<&String> {
+fn repeat_lines(log: &[String]) -> Vec<&String> {
     log.iter().filter(|line| line.contains("is done again")).collect()
 }
 
-fn each_request_is_done_again_once(engine: &str) {
+fn each_request_in_flight_runs_again_once(engine: &str) {
     for shape in shapes() {
         let image = Image::new(engine);
         let mut daemon = Daemon::start(&image.config(true)).unwrap();
-        let (mut machine, kept, places) = half_done(&daemon, &shape);
-        // What was done is not done again: it would be found here.
+        let (mut machine, kept, request_memory) = start_half_done(&daemon, &shape);
+        // A completed request that runs again would write other bytes than these.
         let other = pattern(99, LEN);
         for queue in 0..shape.queues {
             for nth in (1..COUNT).step_by(2) {
@@ -145,13 +145,13 @@ fn each_request_is_done_again_once(engine: &str) {
                 image.file().write_all_at(&other, sector(queue, nth) * 512).unwrap();
             }
         }
-        // The next one is killed as well, with requests of its own done beside.
+        // The successor is killed as well, after it has completed requests of its own.
         for generation in 0..2 {
             daemon.kill_and_restart(&image.config(true)).unwrap();
-            machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+            machine.reconnect(daemon.socket(), Some(&kept)).unwrap();
             machine.resume().unwrap();
             for queue in 0..shape.queues {
-                let place = Place::new(&mut machine.ram, LEN).unwrap();
+                let place = RequestMemory::new(&mut machine.ram, LEN).unwrap();
                 let request = Request::write(200_000 / 8 + u64::from(queue) * SECTORS, &data(7, generation));
                 submit(&mut machine, queue, &place, &request);
                 machine.queues[usize::from(queue)].flush();
@@ -159,15 +159,15 @@ fn each_request_is_done_again_once(engine: &str) {
             }
         }
         let log = daemon.kill_and_restart(&image.config(false)).unwrap();
-        let again = says_again(&log);
+        let again = repeat_lines(&log);
         assert_eq!(again.len(), 2, "{log:#?}");
         assert!(again.iter().all(|line| line.contains("requests=6")), "{again:#?}");
-        machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+        machine.reconnect(daemon.socket(), Some(&kept)).unwrap();
         machine.resume().unwrap();
-        for (queue, places) in (0..).zip(&places) {
+        for (queue, request_memory) in (0..).zip(&request_memory) {
             wait(&mut machine, queue, COUNT / 2);
             assert_eq!(machine.queues[usize::from(queue)].in_flight(), 0);
-            for nth in 0..places.len() as u64 {
+            for nth in 0..request_memory.len() as u64 {
                 let expected = if nth % 2 == 0 { data(queue, nth) } else { other.clone() };
                 assert!(image.read(sector(queue, nth)) == expected, "{shape:?}: {queue} {nth}");
             }
@@ -183,14 +183,14 @@ fn each_request_is_done_again_once(engine: &str) {
     }
 }
 
-/// Also a ring that stops before it has had a turn answers what was in flight.
-fn a_stop_does_what_was_in_flight(engine: &str) {
+/// A ring that stops before its first turn also completes the requests in flight.
+fn a_stop_completes_requests_in_flight(engine: &str) {
     for shape in shapes() {
         let image = Image::new(engine);
         let mut daemon = Daemon::start(&image.config(true)).unwrap();
-        let (mut machine, kept, _places) = half_done(&daemon, &shape);
+        let (mut machine, kept, _places) = start_half_done(&daemon, &shape);
         daemon.kill_and_restart(&image.config(false)).unwrap();
-        machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+        machine.reconnect(daemon.socket(), Some(&kept)).unwrap();
         for index in 0..usize::from(shape.queues) {
             machine.frontend.start(&machine.queues[index]).unwrap();
             machine.frontend.stop(&mut machine.queues[index]).unwrap();
@@ -210,40 +210,42 @@ fn a_stop_does_what_was_in_flight(engine: &str) {
     }
 }
 
-/// The ring, and buffers of what is to be done again, are asked for as ever; a queue that waits for that
-/// stops all the same, and what it has not done stays in the buffer, for the next queue of this process or of
-/// another.
-fn behind_a_viommu(engine: &str) {
+/// Behind a vIOMMU, the device asks for translations of the ring and of the buffers of repeated requests,
+/// as usual. A queue that waits for one can stop. Requests that it has not done stay in the buffer, for the
+/// next queue of this process or another.
+fn requests_run_again_behind_a_viommu(engine: &str) {
     for (packed, killed) in [(false, false), (false, true), (true, false), (true, true)] {
         let shape = Shape { queues: 1, packed, ..SHAPE };
         let image = Image::new(engine);
         let mut daemon = Daemon::start(&image.config(true)).unwrap();
         let mut machine = Machine::prepare(daemon.socket(), &shape).unwrap();
-        let kept = machine.keep().unwrap();
+        let kept = machine.get_and_set_inflight().unwrap();
         let mut iommu = Iommu::connect(&mut machine.frontend).unwrap();
         iommu.map_all(&machine.ram);
         start(&mut machine.frontend, &machine.ram, &machine.queues[0]).unwrap();
-        let places = places(&mut machine);
+        let request_memory = places(&mut machine);
         let slow: Vec<Request> =
             (0..4).map(|nth| Request::write(sector(0, 2 * nth), &data(0, 2 * nth))).collect();
-        for (place, request) in places.iter().zip(&slow).chain([(&places[4], &Request::read(0, 512))]) {
+        for (place, request) in
+            request_memory.iter().zip(&slow).chain([(&request_memory[4], &Request::read(0, 512))])
+        {
             let buffers = place.lay_out(&machine.ram, request, Layout::Usual).unwrap();
-            machine.queues[0].submit(&machine.ram, &seen(&buffers), None).unwrap();
+            machine.queues[0].submit(&machine.ram, &at_iova(&buffers), None).unwrap();
         }
         machine.queues[0].flush();
-        // The last one is back: all were taken.
+        // The last request has completed, so all were taken.
         iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();
 
         daemon.kill_and_restart(&image.config(false)).unwrap();
-        machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+        machine.reconnect(daemon.socket(), Some(&kept)).unwrap();
         let mut iommu = Iommu::connect(&mut machine.frontend).unwrap();
         iommu.map_all(&machine.ram);
-        let held_back = places[1].data().0 + DISTANCE;
+        let held_back = request_memory[1].data().0 + DISTANCE;
         start(&mut machine.frontend, &machine.ram, &machine.queues[0]).unwrap();
-        // All but one page: what needs it waits, and what comes after it.
+        // One page has no translation. The request that needs it waits, and those after it.
         let mut late = Vec::new();
-        while let Some(miss) = iommu.miss(if late.is_empty() { LIMIT } else { MOMENT }).unwrap() {
-            // Answers have an order.
+        while let Some(miss) = iommu.miss(if late.is_empty() { LIMIT } else { QUIET_TIME }).unwrap() {
+            // The device shows completions in order.
             if miss.iova == held_back || !late.is_empty() {
                 late.push(miss);
             } else {
@@ -252,13 +254,13 @@ fn behind_a_viommu(engine: &str) {
         }
         machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
         assert_eq!(machine.queues[0].take_used().unwrap(), None);
-        // It is in the buffer still when the ring stops, and the answer comes late.
+        // The request is still in the buffer when the ring stops. The answer comes late.
         machine.frontend.ask(&Message::GetVringBase { index: 0 }).unwrap();
-        // What has been shown is not: nobody does it again.
+        // Completed requests are not in the buffer, so they do not run again.
         image.file().write_all_at(&[0; LEN], sector(0, 0) * 512).unwrap();
         if killed {
             daemon.kill_and_restart(&image.config(false)).unwrap();
-            machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+            machine.reconnect(daemon.socket(), Some(&kept)).unwrap();
             iommu = Iommu::connect(&mut machine.frontend).unwrap();
             iommu.map_all(&machine.ram);
         } else {
@@ -271,33 +273,33 @@ fn behind_a_viommu(engine: &str) {
             iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();
         }
         assert_eq!(machine.queues[0].in_flight(), 0);
-        // What comes after that has its turn.
+        // Now the requests after it run.
         let read = Request::read(sector(0, 2), LEN);
-        let buffers = places[5].lay_out(&machine.ram, &read, Layout::Usual).unwrap();
-        machine.queues[0].submit(&machine.ram, &seen(&buffers), None).unwrap();
+        let buffers = request_memory[5].lay_out(&machine.ram, &read, Layout::Usual).unwrap();
+        machine.queues[0].submit(&machine.ram, &at_iova(&buffers), None).unwrap();
         machine.queues[0].flush();
         iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();
         machine.frontend.ask(&Message::GetVringBase { index: 0 }).unwrap();
-        assert!(image.read(sector(0, 0)) == [0; LEN], "it was done again");
+        assert!(image.read(sector(0, 0)) == [0; LEN], "a completed request ran again");
         for nth in [2, 4, 6] {
             assert!(image.read(sector(0, nth)) == data(0, nth), "{nth}");
         }
         drop(machine);
         let (_, log) = daemon.stop().unwrap();
-        let left: Vec<_> = says_again(&log).into_iter().map(|line| line.contains("requests=3")).collect();
-        // Of this process: the one before had four.
+        let left: Vec<_> = repeat_lines(&log).into_iter().map(|line| line.contains("requests=3")).collect();
+        // The last buffer is of this process: the process before had four queues.
         assert_eq!(left.last(), Some(&true), "{log:#?}");
         assert_eq!(left.len(), if killed { 1 } else { 2 }, "{log:#?}");
     }
 }
 
-/// The same buffer goes with a ring through many lives, each of which ends well.
-fn stops_and_goes_on(engine: &str) {
+/// Uses one buffer for many runs of a ring. Each run ends without requests in flight.
+fn a_buffer_serves_many_runs_of_a_ring(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for shape in shapes() {
         let mut machine =
             Machine::prepare(served.socket(), &Shape { size: shape.size / 4, ..shape }).unwrap();
-        let kept = machine.keep().unwrap();
+        let kept = machine.get_and_set_inflight().unwrap();
         machine.resume().unwrap();
         for round in 0..40u64 {
             machine.write(0, round, &pattern(round, 1024)).unwrap();
@@ -306,7 +308,7 @@ fn stops_and_goes_on(engine: &str) {
                 machine.frontend.set_inflight(&kept).unwrap();
             }
             if round % 5 == 0 {
-                machine.come_back(served.socket(), Some(&kept)).unwrap();
+                machine.reconnect(served.socket(), Some(&kept)).unwrap();
             }
             machine.resume().unwrap();
             assert_eq!(machine.read(0, round, 1024).unwrap(), pattern(round, 1024));
@@ -314,20 +316,20 @@ fn stops_and_goes_on(engine: &str) {
         machine.stop().unwrap();
     }
     let log = served.end().unwrap();
-    assert!(says_again(&log).is_empty(), "{log:#?}");
+    assert!(repeat_lines(&log).is_empty(), "{log:#?}");
 }
 
-/// Rings that begin anew after a reset are not those of which the buffer tells.
+/// The rings start anew after a reset. The buffer does not describe them.
 #[test]
 fn a_reset_forgets_the_buffer() {
     let served = Served::start("io_uring", &[]).unwrap();
     for shape in shapes() {
         let mut machine = Machine::prepare(served.socket(), &shape).unwrap();
         for round in 0..3u64 {
-            machine.keep().unwrap();
+            machine.get_and_set_inflight().unwrap();
             machine.resume().unwrap();
             for index in 0..shape.queues {
-                // Rings that stand at different places.
+                // The rings have different positions.
                 for nth in 0..round + u64::from(index) {
                     machine.write(index, nth, &pattern(nth, 512)).unwrap();
                 }
@@ -345,41 +347,47 @@ fn a_reset_forgets_the_buffer() {
         }
     }
     let log = served.end().unwrap();
-    assert!(!log.iter().any(|line| line.contains(" ERROR ")) && says_again(&log).is_empty(), "{log:#?}");
+    assert!(!log.iter().any(|line| line.contains(" ERROR ")) && repeat_lines(&log).is_empty(), "{log:#?}");
 }
 
-/// A packed ring, whose base nobody knows, cannot go on without a buffer, and can with one.
+/// Without its base, a packed ring can only continue with a buffer.
 #[test]
-fn a_packed_ring_goes_on_from_the_buffer_alone() {
+fn a_packed_ring_continues_only_with_a_buffer() {
     let image = Image::new("io_uring");
     let shape = Shape { packed: true, size: 8, queues: 1, ..SHAPE };
     for keeps in [false, true] {
         let mut daemon = Daemon::start(&image.config(false)).unwrap();
         let mut machine = Machine::prepare(daemon.socket(), &shape).unwrap();
-        let kept = keeps.then(|| machine.keep().unwrap());
+        let kept = keeps.then(|| machine.get_and_set_inflight().unwrap());
         machine.resume().unwrap();
         machine.write(0, 8, &pattern(1, LEN)).unwrap();
         daemon.kill_and_restart(&image.config(false)).unwrap();
-        machine.come_back(daemon.socket(), kept.as_ref()).unwrap();
+        machine.reconnect(daemon.socket(), kept.as_ref()).unwrap();
         machine.resume().unwrap();
         if keeps {
             assert_eq!(machine.read(0, 8, LEN).unwrap(), pattern(1, LEN));
             machine.stop().unwrap();
         } else {
-            assert!(machine.queues[0].err().wait(Instant::now() + LIMIT).unwrap(), "it is not told");
+            assert!(
+                machine.queues[0].err().wait(Instant::now() + LIMIT).unwrap(),
+                "the daemon signalled no error"
+            );
         }
     }
 }
 
-fn broken(machine: &mut Machine, daemon: &Daemon, words: &str) {
-    assert!(machine.queues[0].err().wait(Instant::now() + LIMIT).unwrap(), "{words}: no error was signalled");
+fn wait_until_broken(machine: &mut Machine, daemon: &Daemon, words: &str) {
+    assert!(
+        machine.queues[0].err().wait(Instant::now() + LIMIT).unwrap(),
+        "{words}: the daemon signalled no error"
+    );
     let says = |line: &str| (line.contains(" ERROR ") && line.contains(words)).then_some(());
     daemon.log().wait_for(words, LIMIT, says).unwrap();
 }
 
-/// What a ring cannot make sense of breaks it, and nothing else.
+/// A buffer that a ring does not understand breaks this ring only.
 #[test]
-fn rubbish_breaks_its_ring_alone() {
+fn an_invalid_buffer_breaks_only_its_ring() {
     for packed in [false, true] {
         let shape = Shape { packed, ..SHAPE };
         for (offset, bytes, words) in [
@@ -389,31 +397,31 @@ fn rubbish_breaks_its_ring_alone() {
         ] {
             let served = Served::start("io_uring", &[]).unwrap();
             let mut machine = Machine::prepare(served.socket(), &shape).unwrap();
-            let kept = machine.keep().unwrap();
+            let kept = machine.get_and_set_inflight().unwrap();
             let bytes = bytes.map(u16::to_le_bytes).concat();
             kept.file().unwrap().write_all_at(&bytes, offset).unwrap();
             machine.resume().unwrap();
-            broken(&mut machine, &served.daemon, words);
+            wait_until_broken(&mut machine, &served.daemon, words);
             machine.write(1, 8, &pattern(1, LEN)).unwrap();
-            // It is as it was, for somebody who understands it.
+            // The buffer is unchanged, for a process that understands it.
             let mut found = [0; 4];
             kept.file().unwrap().read_exact_at(&mut found, offset).unwrap();
             assert_eq!(found[..], bytes[..]);
             drop(machine);
-            served.serves_the_next().unwrap();
+            served.check_next_frontend().unwrap();
             served.end().unwrap();
         }
     }
 }
 
-/// A buffer that is written to while it is in use changes nothing for those who use it.
+/// Writes to a buffer in use have no effect on its users.
 #[test]
-fn scribbling_changes_nothing_while_it_runs() {
+fn writes_to_a_buffer_in_use_have_no_effect() {
     for packed in [false, true] {
         let served = Served::start("io_uring", &[]).unwrap();
         let shape = Shape { packed, returns: false, ..SHAPE };
         let mut machine = Machine::prepare(served.socket(), &shape).unwrap();
-        let kept = machine.keep().unwrap();
+        let kept = machine.get_and_set_inflight().unwrap();
         machine.resume().unwrap();
         for round in 0..100 {
             let rubbish = pattern(round, kept.described.mmap_size as usize);
@@ -422,57 +430,57 @@ fn scribbling_changes_nothing_while_it_runs() {
             assert_eq!(machine.read(1, round, LEN).unwrap(), pattern(round, LEN));
         }
         machine.stop().unwrap();
-        served.end_untroubled().unwrap();
+        served.end_without_warnings().unwrap();
     }
 }
 
-/// The front-end's own file, which it cuts short. The buffer that we make cannot be.
+/// The front-end can truncate a file of its own. It cannot truncate the daemon's buffer.
 #[test]
-fn a_buffer_that_is_cut_short() {
+fn a_truncated_buffer_breaks_its_rings() {
     for packed in [false, true] {
         let served = Served::start("io_uring", &[]).unwrap();
         let shape = Shape { packed, ..SHAPE };
         let mut machine = Machine::prepare(served.socket(), &shape).unwrap();
-        let ours = machine.keep().unwrap();
+        let ours = machine.get_and_set_inflight().unwrap();
         assert!(ours.file().unwrap().set_len(0).is_err());
-        let kept = Kept::new(Inflight { mmap_offset: 4096, ..ours.described }).unwrap();
+        let kept = InflightBuffer::new(Inflight { mmap_offset: 4096, ..ours.described }).unwrap();
         machine.frontend.set_inflight(&kept).unwrap();
         machine.resume().unwrap();
         machine.write(0, 8, &pattern(1, LEN)).unwrap();
         machine.write(1, 8, &pattern(1, LEN)).unwrap();
         kept.file().unwrap().set_len(0).unwrap();
         let request = Request::read(8, LEN);
-        let place = machine.places[0];
+        let place = machine.request_memory[0];
         submit(&mut machine, 0, &place, &request);
         machine.queues[0].flush();
-        broken(&mut machine, &served.daemon, "the in-flight buffer (");
+        wait_until_broken(&mut machine, &served.daemon, "the in-flight buffer (");
         drop(machine);
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
         served.end().unwrap();
     }
 }
 
-/// A front-end that has not said yet which format its rings have.
+/// The front-end has not chosen the ring format yet.
 #[test]
-fn a_buffer_for_either_format() {
+fn a_buffer_fits_both_ring_formats() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut frontend = Frontend::connect(served.socket()).unwrap();
     frontend.send(&Message::SetProtocolFeatures(ProtocolFeatures::INFLIGHT_SHMFD)).unwrap();
     let kept = frontend.get_inflight(2, 32).unwrap().unwrap();
     assert_eq!(kept.described.mmap_size, 2 * inflight_region_len(true, 32) as u64);
     drop(frontend);
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     served.end().unwrap();
 }
 
 #[test]
-fn buffers_that_cannot_be() {
+fn invalid_buffers_are_refused() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::prepare(served.socket(), &SHAPE).unwrap();
     for (queues, size) in [(0, 32), (5, 32), (2, 0), (2, 1025), (u16::MAX, u16::MAX)] {
         assert!(machine.frontend.get_inflight(queues, size).unwrap().is_none(), "{queues} {size}");
     }
-    let kept = machine.keep().unwrap();
+    let kept = machine.get_and_set_inflight().unwrap();
     let region = inflight_region_len(false, SHAPE.size) as u64;
     assert_eq!(kept.described.mmap_size, 2 * region);
     for wrong in [
@@ -488,41 +496,41 @@ fn buffers_that_cannot_be() {
         assert_eq!(machine.frontend.attempt(&wrong).unwrap(), Answer::Refused, "{wrong:?}");
     }
     machine.resume().unwrap();
-    // Not while rings run.
+    // Rings are running.
     assert_eq!(machine.frontend.attempt(&kept.message().unwrap()).unwrap(), Answer::Refused);
     machine.write(0, 8, &pattern(1, LEN)).unwrap();
     machine.stop().unwrap();
     drop(machine);
-    // A ring that it has no room for does not start.
+    // A ring that has no room in the buffer does not start.
     for (queues, size) in [(1, 32), (2, 16)] {
         let mut machine = Machine::prepare(served.socket(), &SHAPE).unwrap();
         let kept = machine.frontend.get_inflight(queues, size).unwrap().unwrap();
         machine.frontend.set_inflight(&kept).unwrap();
         assert!(machine.resume().is_err(), "{queues} {size}");
     }
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     served.end().unwrap();
 }
 
-/// A status byte that was never written stays as it was.
+/// A status byte that the device never wrote keeps its value.
 #[test]
-fn answers_of_requests_that_are_done_again() {
+fn requests_that_run_again_get_a_status() {
     let image = Image::new("threads");
     let mut daemon = Daemon::start(&image.config(true)).unwrap();
     let shape = Shape { queues: 1, size: 64, ..SHAPE };
-    let (mut machine, kept, places) = half_done(&daemon, &shape);
-    let status = |machine: &Machine, place: &Place, nth| {
+    let (mut machine, kept, request_memory) = start_half_done(&daemon, &shape);
+    let status = |machine: &Machine, place: &RequestMemory, nth| {
         place.outcome(&machine.ram, &Request::write(sector(0, nth), &data(0, nth)), 1).unwrap().status
     };
     for nth in 0..COUNT {
-        let answered = status(&machine, &places[0][nth as usize], nth) == blk::S_OK;
+        let answered = status(&machine, &request_memory[0][nth as usize], nth) == blk::S_OK;
         assert_eq!(answered, nth % 2 == 1, "{nth}");
     }
     daemon.kill_and_restart(&image.config(false)).unwrap();
-    machine.come_back(daemon.socket(), Some(&kept)).unwrap();
+    machine.reconnect(daemon.socket(), Some(&kept)).unwrap();
     machine.resume().unwrap();
     wait(&mut machine, 0, COUNT / 2);
     for nth in 0..COUNT {
-        assert_eq!(status(&machine, &places[0][nth as usize], nth), blk::S_OK, "{nth}");
+        assert_eq!(status(&machine, &request_memory[0][nth as usize], nth), blk::S_OK, "{nth}");
     }
 }

@@ -1,4 +1,4 @@
-//! A front-end's life, step by step over a real socket: what the daemon does while all goes well.
+//! Tests the daemon with valid front-ends, step by step over a real socket.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -10,25 +10,25 @@ use std::time::{Duration, Instant};
 use kickless_spec::blk::{self, BlkFeatures};
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::FrontendRequest;
-use kickless_tests::driver::request::{LAYOUTS, Layout, Place, Request, UNANSWERED, pattern};
+use kickless_tests::driver::request::{LAYOUTS, Layout, Request, RequestMemory, UNANSWERED, pattern};
 use kickless_tests::driver::{Eventfd, Queue};
-use kickless_tests::frontend::machine::{Machine, Shape, hammer};
+use kickless_tests::frontend::machine::{Machine, Shape, write_and_verify};
 use kickless_tests::frontend::served::{IMAGE_SIZE, Served};
 use kickless_tests::frontend::{Frontend, LIMIT, addresses};
 use kickless_tests::with_each_engine;
 use kickless_vhost_user::{FrontendMessage as Message, VringAddr, VringFd};
 
 with_each_engine! {
-    every_layout
+    every_layout_works
     queues_of_every_size
-    indices_wrap
+    ring_indices_wrap
     four_queues_at_once
     set_up_anew_under_io
     disabled_and_enabled_under_io
-    stopping_drains_and_starting_goes_on
+    a_stop_drains_and_a_start_continues
     reset_under_io
     sigterm_under_io
-    a_front_end_that_leaves_under_io
+    a_front_end_may_leave_under_io
     write_through
 }
 
@@ -38,7 +38,7 @@ fn shapes() -> impl Iterator<Item = Shape> {
         .map(|(event_idx, indirect)| Shape { event_idx, indirect, ..Shape::default() })
 }
 
-/// The same, and packed.
+/// Returns the shape with split rings and with packed rings.
 fn both_formats() -> impl Iterator<Item = Shape> {
     shapes().flat_map(|shape| [false, true].map(|packed| Shape { packed, ..shape }))
 }
@@ -67,21 +67,21 @@ fn features_config_and_identity() {
     let flush = machine.perform(0, &Request::flush(), Layout::Usual).unwrap();
     assert_eq!((flush.status, flush.used_len), (blk::S_OK, 1));
     drop(machine);
-    // The same front-end after a reconnection, with a driver that has said so once.
+    // The same front-end reconnects. Its driver has acknowledged the features before.
     let returning = Shape { returns: true, ..Shape::default() };
     let mut machine = Machine::start(served.socket(), &returning).unwrap();
     assert_eq!(machine.frontend.config().unwrap().writeback, 0);
     drop(machine);
-    // Another machine, with a driver that has yet to choose.
+    // Another machine connects, with a driver that has not negotiated yet.
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
     assert_eq!(machine.frontend.config().unwrap().writeback, 1);
     machine.frontend.set_writeback(false).unwrap();
     machine.frontend.set_writeback(true).unwrap();
     assert_eq!(machine.frontend.config().unwrap().writeback, 1);
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 
-    // A back-end that was started under a running driver does not know what that chose.
+    // A back-end that starts under a running driver does not know the driver's choice.
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &returning).unwrap();
     assert_eq!(machine.frontend.config().unwrap().writeback, 0);
@@ -90,7 +90,7 @@ fn features_config_and_identity() {
     assert_eq!(log.iter().filter(|line| line.contains("every write is made durable")).count(), 1, "{log:#?}");
 }
 
-fn every_layout(engine: &str) {
+fn every_layout_works(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for (number, shape) in (0u64..).zip(both_formats()) {
         let shape = Shape { size: 1024, ..shape };
@@ -112,15 +112,16 @@ fn every_layout(engine: &str) {
         }
         machine.stop().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// Fills a queue with requests, as many as there are places and descriptors for, twice: writes, then reads of the same.
+/// Fills a queue twice with `count` requests: writes, then reads of the same sectors.
 fn fill(machine: &mut Machine, count: usize) {
     let indirect = machine.shape().indirect;
     let per_request = if indirect { 1 } else { 2 };
     let count = count.min(usize::from(machine.shape().size) / per_request);
-    let places: Vec<Place> = (0..count).map(|_| Place::new(&mut machine.ram, 512).unwrap()).collect();
+    let request_memory: Vec<RequestMemory> =
+        (0..count).map(|_| RequestMemory::new(&mut machine.ram, 512).unwrap()).collect();
     let (ram, queue) = (&machine.ram, &mut machine.queues[0]);
     let datas: Vec<Vec<u8>> = (0..count).map(|i| pattern(i as u64, 512)).collect();
     for write in [true, false] {
@@ -133,7 +134,7 @@ fn fill(machine: &mut Machine, count: usize) {
             )
             .collect();
         let mut heads = vec![usize::MAX; queue.size().into()];
-        for (i, (place, request)) in places.iter().zip(&requests).enumerate() {
+        for (i, (place, request)) in request_memory.iter().zip(&requests).enumerate() {
             let buffers = place.lay_out(ram, request, Layout::Joined).unwrap();
             let head = queue.submit(ram, &buffers, indirect.then(|| place.table())).unwrap();
             heads[usize::from(head)] = i;
@@ -142,9 +143,9 @@ fn fill(machine: &mut Machine, count: usize) {
         for _ in 0..count {
             let used = queue.wait_used(Instant::now() + LIMIT).unwrap();
             let i = heads[usize::from(used.head)];
-            let outcome = places[i].outcome(ram, &requests[i], used.len).unwrap();
+            let outcome = request_memory[i].outcome(ram, &requests[i], used.len).unwrap();
             assert_eq!(outcome.status, blk::S_OK);
-            assert!(write || outcome.data == datas[i], "request {i} read something else");
+            assert!(write || outcome.data == datas[i], "request {i} read other bytes than it wrote");
         }
         assert_eq!(queue.in_flight(), 0);
     }
@@ -158,16 +159,16 @@ fn queues_of_every_size(engine: &str) {
         if size == 1 && !shape.indirect {
             continue;
         }
-        // More than an engine's depth, so that some of them wait.
+        // More requests than an engine has slots, so that some of them wait.
         let shape = Shape { size, memory: 1 << 30, ..shape };
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
         fill(&mut machine, 3000);
         machine.stop().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-fn indices_wrap(engine: &str) {
+fn ring_indices_wrap(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for shape in shapes() {
         let shape = Shape { size: 16, ..shape };
@@ -182,12 +183,12 @@ fn indices_wrap(engine: &str) {
 }
 
 #[test]
-fn a_driver_that_polls_is_not_called() {
+fn a_polling_driver_gets_no_calls() {
     let served = Served::start("io_uring", &[]).unwrap();
     for shape in both_formats() {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
-        let (ram, queue, place) = (&machine.ram, &mut machine.queues[0], &machine.places[0]);
-        // A ring that starts calls once.
+        let (ram, queue, place) = (&machine.ram, &mut machine.queues[0], &machine.request_memory[0]);
+        // A ring calls once when it starts.
         assert!(queue.call().wait(Instant::now() + LIMIT).unwrap());
         queue.call().take();
         queue.disable_calls();
@@ -198,11 +199,12 @@ fn a_driver_that_polls_is_not_called() {
             queue.poll_used(Instant::now() + LIMIT).unwrap();
         }
         machine.stop().unwrap();
-        // With EVENT_IDX a device that begins does not know what was said to the one before it, and calls once.
+        // With EVENT_IDX, a device that starts does not know which index the driver named to its
+        // predecessor, so it calls once.
         let calls = machine.queues[0].call().take();
         assert!(calls <= u64::from(shape.event_idx), "{calls} calls");
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 fn four_queues_at_once(engine: &str) {
@@ -210,46 +212,49 @@ fn four_queues_at_once(engine: &str) {
         let served = Served::start(engine, arguments).unwrap();
         for shape in both_formats() {
             let mut machine = Machine::start(served.socket(), &Shape { queues: 4, ..shape }).unwrap();
-            let Machine { ram, queues, places, .. } = &mut machine;
+            let Machine { ram, queues, request_memory, .. } = &mut machine;
             let ram = &*ram;
             thread::scope(|scope| {
                 let hammers: Vec<_> = queues
                     .iter_mut()
-                    .zip(&*places)
+                    .zip(&*request_memory)
                     .map(|(queue, place)| {
                         let sector = 1000 * u64::from(queue.index());
                         let indirect = shape.indirect;
-                        scope.spawn(move || hammer(ram, queue, place, indirect, sector, |n| n == 50).unwrap())
+                        scope.spawn(move || {
+                            write_and_verify(ram, queue, place, indirect, sector, |n| n == 50).unwrap()
+                        })
                     })
                     .collect();
-                hammers.into_iter().for_each(|hammer| hammer.join().unwrap());
+                hammers.into_iter().for_each(|write_and_verify| write_and_verify.join().unwrap());
             });
             machine.stop().unwrap();
         }
-        served.end_untroubled().unwrap();
+        served.end_without_warnings().unwrap();
     }
 }
 
-/// Runs `change` again and again while queue 0 of two is under verified I/O; queue 1 is idle.
+/// Repeats `change` while queue 0 of two is under verified I/O. Queue 1 is idle.
 fn under_io(machine: &mut Machine, times: u32, mut change: impl FnMut(&mut Frontend, &mut Queue, &Queues)) {
     let stop = AtomicBool::new(false);
     let indirect = machine.shape().indirect;
-    let Machine { frontend, ram, queues, places, .. } = machine;
+    let Machine { frontend, ram, queues, request_memory, .. } = machine;
     let [busy, idle] = &mut queues[..] else { panic!("two queues") };
     let others = Queues { addresses: addresses(busy), kick: busy.kick_fd().try_clone().unwrap() };
-    let (ram, place, stop) = (&*ram, &places[0], &stop);
+    let (ram, place, stop) = (&*ram, &request_memory[0], &stop);
     thread::scope(|scope| {
         let enough = |_| stop.load(Ordering::Relaxed);
-        let hammer = scope.spawn(move || hammer(ram, busy, place, indirect, 0, enough).unwrap());
+        let write_and_verify =
+            scope.spawn(move || write_and_verify(ram, busy, place, indirect, 0, enough).unwrap());
         for _ in 0..times {
             change(frontend, idle, &others);
         }
         stop.store(true, Ordering::Relaxed);
-        hammer.join().unwrap();
+        write_and_verify.join().unwrap();
     });
 }
 
-/// What is known of the queue under I/O.
+/// The state of the queue under I/O.
 struct Queues {
     addresses: VringAddr,
     kick: Eventfd,
@@ -266,13 +271,13 @@ fn set_up_anew_under_io(engine: &str) {
             let fd = Some(busy.kick.as_fd().try_clone_to_owned().unwrap());
             let kick = VringFd { index: 0, fd };
             frontend.order(&Message::SetVringKick(kick)).unwrap();
-            // The other one comes and goes meanwhile.
+            // The other queue stops and starts meanwhile.
             frontend.stop(idle).unwrap();
             frontend.start(idle).unwrap();
         });
         machine.stop().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 fn disabled_and_enabled_under_io(engine: &str) {
@@ -286,25 +291,25 @@ fn disabled_and_enabled_under_io(engine: &str) {
         });
         machine.stop().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 #[test]
-fn a_disabled_queue_rests_and_needs_no_kick_afterwards() {
+fn a_disabled_queue_pauses_and_needs_no_kick_afterwards() {
     let served = Served::start("io_uring", &[]).unwrap();
     for shape in both_formats() {
-        // So small that it wraps.
+        // The ring is so small that its indices wrap.
         let mut machine = Machine::start(served.socket(), &Shape { size: 8, ..shape }).unwrap();
         for _ in 0..10 {
             machine.frontend.enable(&machine.queues[0], false).unwrap();
-            // Of a type that there is none of, so that it is answered as soon as it is taken.
+            // The type does not exist, so that the device answers as soon as it takes the request.
             let request = Request { kind: 99, ..Request::flush() };
-            let buffers = machine.places[0].lay_out(&machine.ram, &request, Layout::Usual).unwrap();
-            let table = shape.indirect.then(|| machine.places[0].table());
+            let buffers = machine.request_memory[0].lay_out(&machine.ram, &request, Layout::Usual).unwrap();
+            let table = shape.indirect.then(|| machine.request_memory[0].table());
             machine.queues[0].submit(&machine.ram, &buffers, table).unwrap();
             let _ = machine.queues[0].publish();
             machine.queues[0].kick();
-            // A ring that runs has been looked at when the second of these is answered.
+            // The device has looked at a running ring when it answers the second of these.
             for _ in 0..2 {
                 machine.frontend.order(&Message::VringKick { index: 0 }).unwrap();
             }
@@ -315,15 +320,16 @@ fn a_disabled_queue_rests_and_needs_no_kick_afterwards() {
         }
         machine.stop().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 #[test]
-fn kicks_by_message() {
+fn kicks_may_come_by_message() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
     for _ in 0..20 {
-        let buffers = machine.places[0].lay_out(&machine.ram, &Request::flush(), Layout::Usual).unwrap();
+        let buffers =
+            machine.request_memory[0].lay_out(&machine.ram, &Request::flush(), Layout::Usual).unwrap();
         machine.queues[0].submit(&machine.ram, &buffers, None).unwrap();
         let _ = machine.queues[0].publish();
         machine.frontend.order(&Message::VringKick { index: 0 }).unwrap();
@@ -331,18 +337,18 @@ fn kicks_by_message() {
     }
     assert_eq!(machine.queues[0].kicks(), 0);
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 #[test]
-fn other_eventfds_on_a_live_queue() {
+fn eventfds_of_a_running_queue_can_be_replaced() {
     let served = Served::start("io_uring", &[]).unwrap();
     for shape in both_formats() {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
         for round in 0..20 {
             let old_call = machine.queues[0].replace_call(Eventfd::new().unwrap());
             machine.frontend.set_call(&machine.queues[0]).unwrap();
-            // The last call may have gone to the old one when nobody looked there any more.
+            // The last call may have gone to the old eventfd after the last look at it.
             assert!(machine.queues[0].call().wait(Instant::now() + LIMIT).unwrap());
             old_call.take();
             let old_kick = machine.queues[0].replace_kick(Eventfd::new().unwrap());
@@ -355,11 +361,11 @@ fn other_eventfds_on_a_live_queue() {
         }
         machine.stop().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 #[test]
-fn a_ring_that_moves() {
+fn a_ring_may_move() {
     let served = Served::start("io_uring", &[]).unwrap();
     for shape in both_formats() {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
@@ -372,14 +378,14 @@ fn a_ring_that_moves() {
             assert_eq!(machine.read(0, 9, 1024).unwrap(), data);
         }
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// Submits writes to as many sectors as there are places, and does not wait.
-fn submit_writes(machine: &mut Machine, places: &[Place], len: usize) {
+/// Submits one write per `request_memory`, without waiting.
+fn submit_writes(machine: &mut Machine, request_memory: &[RequestMemory], len: usize) {
     let indirect = machine.shape().indirect;
     let (ram, queue) = (&machine.ram, &mut machine.queues[0]);
-    for (i, place) in (0u64..).zip(places) {
+    for (i, place) in (0u64..).zip(request_memory) {
         let request = Request::write(i * (len / 512) as u64, &pattern(i, len));
         let buffers = place.lay_out(ram, &request, Layout::Usual).unwrap();
         queue.submit(ram, &buffers, indirect.then(|| place.table())).unwrap();
@@ -387,46 +393,48 @@ fn submit_writes(machine: &mut Machine, places: &[Place], len: usize) {
     queue.flush();
 }
 
-fn stopping_drains_and_starting_goes_on(engine: &str) {
+fn a_stop_drains_and_a_start_continues(engine: &str) {
     const LEN: usize = 64 << 10;
     let served = Served::start(engine, &[]).unwrap();
     for shape in shapes() {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
-        let places: Vec<Place> = (0..80).map(|_| Place::new(&mut machine.ram, LEN).unwrap()).collect();
+        let request_memory: Vec<RequestMemory> =
+            (0..80).map(|_| RequestMemory::new(&mut machine.ram, LEN).unwrap()).collect();
         for round in 0..5 {
             let begin = machine.queues[0].next_used();
-            submit_writes(&mut machine, &places, LEN);
+            submit_writes(&mut machine, &request_memory, LEN);
             let base = machine.frontend.stop(&mut machine.queues[0]).unwrap();
-            // Everything taken was given back before the answer, and nothing else.
+            // Every request taken has completed before the answer, and no other.
             assert_eq!(machine.queues[0].used_idx(), base, "round {round}");
-            let answered = places.iter().take(base.wrapping_sub(begin).into()).all(|place| {
+            let answered = request_memory.iter().take(base.wrapping_sub(begin).into()).all(|place| {
                 place.outcome(&machine.ram, &Request::write(0, &[0; LEN]), 0).unwrap().status == blk::S_OK
             });
             assert!(answered, "round {round}");
-            assert_eq!(machine.queues[0].kick_fd().take(), 0, "a kick that was served is left");
+            assert_eq!(machine.queues[0].kick_fd().take(), 0, "a served kick is still counted");
             machine.frontend.number(&Message::GetFeatures).unwrap();
-            assert_eq!(machine.queues[0].used_idx(), base, "a stopped ring moves");
-            // Looked at without a kick.
+            assert_eq!(machine.queues[0].used_idx(), base, "a stopped ring moved");
+            // The device looks at a ring that starts, without a kick.
             machine.frontend.start(&machine.queues[0]).unwrap();
-            for _ in &places {
+            for _ in &request_memory {
                 machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
             }
             assert_eq!(machine.queues[0].in_flight(), 0);
         }
-        for i in 0..places.len() as u64 {
+        for i in 0..request_memory.len() as u64 {
             assert_eq!(served.on_disk(i * (LEN / 512) as u64, LEN).unwrap(), pattern(i, LEN), "write {i}");
         }
         machine.stop().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 fn reset_under_io(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
-    let places: Vec<Place> = (0..80).map(|_| Place::new(&mut machine.ram, 65536).unwrap()).collect();
+    let request_memory: Vec<RequestMemory> =
+        (0..80).map(|_| RequestMemory::new(&mut machine.ram, 65536).unwrap()).collect();
     for _ in 0..5 {
-        submit_writes(&mut machine, &places, 65536);
+        submit_writes(&mut machine, &request_memory, 65536);
         machine.frontend.order(&Message::ResetDevice).unwrap();
         let still = machine.queues[0].used_idx();
         machine.queues[0] = Queue::new(&mut machine.ram, 0, 256, machine.frontend.features()).unwrap();
@@ -435,53 +443,55 @@ fn reset_under_io(engine: &str) {
     }
     machine.stop().unwrap();
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 fn sigterm_under_io(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
-    let places: Vec<Place> = (0..80).map(|_| Place::new(&mut machine.ram, 65536).unwrap()).collect();
-    submit_writes(&mut machine, &places, 65536);
+    let request_memory: Vec<RequestMemory> =
+        (0..80).map(|_| RequestMemory::new(&mut machine.ram, 65536).unwrap()).collect();
+    submit_writes(&mut machine, &request_memory, 65536);
     let log = served.end().unwrap();
     let (used, statuses): (u16, Vec<u8>) = (
         machine.queues[0].used_idx(),
-        places
+        request_memory
             .iter()
             .map(|p| p.outcome(&machine.ram, &Request::write(0, &[0; 65536]), 0).unwrap().status)
             .collect(),
     );
-    // What was begun has ended, and was told to the driver.
+    // Every started request has completed, and the driver has its used element.
     assert_eq!(statuses.iter().filter(|status| **status == blk::S_OK).count(), usize::from(used));
     assert_eq!(statuses.iter().filter(|status| **status == UNANSWERED).count(), 80 - usize::from(used));
     assert!(log.iter().any(|line| line.contains("errors=0")) || used == 0, "{log:#?}");
 }
 
-fn a_front_end_that_leaves_under_io(engine: &str) {
+fn a_front_end_may_leave_under_io(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for _ in 0..10 {
         let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
-        let places: Vec<Place> = (0..80).map(|_| Place::new(&mut machine.ram, 65536).unwrap()).collect();
-        submit_writes(&mut machine, &places, 65536);
+        let request_memory: Vec<RequestMemory> =
+            (0..80).map(|_| RequestMemory::new(&mut machine.ram, 65536).unwrap()).collect();
+        submit_writes(&mut machine, &request_memory, 65536);
         drop(machine);
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// Not a test by itself: the process that [`a_front_end_that_is_killed`] kills.
+/// No test by itself: [`a_killed_front_end_leaves_nothing`] kills this process.
 #[test]
 #[ignore = "the victim of another test"]
 fn victim() {
     let socket = std::env::var_os("KICKLESS_TEST_SOCKET").unwrap();
     let mut machine = Machine::start(socket.as_ref(), &Shape::default()).unwrap();
-    let (ram, queue, place) = (&machine.ram, &mut machine.queues[0], &machine.places[0]);
+    let (ram, queue, place) = (&machine.ram, &mut machine.queues[0], &machine.request_memory[0]);
     println!("\nhammering");
-    hammer(ram, queue, place, false, 0, |_| false).unwrap();
+    write_and_verify(ram, queue, place, false, 0, |_| false).unwrap();
 }
 
 #[test]
-fn a_front_end_that_is_killed() {
+fn a_killed_front_end_leaves_nothing() {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
@@ -497,9 +507,9 @@ fn a_front_end_that_is_killed() {
         assert!(lines.map_while(Result::ok).any(|line| line == "hammering"));
         victim.kill().unwrap();
         victim.wait().unwrap();
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 #[test]
@@ -514,7 +524,7 @@ fn a_second_front_end_waits() {
     drop(first);
     assert!(second.replies_within(FrontendRequest::GetFeatures, LIMIT).unwrap());
     drop(second);
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     let warnings: Vec<String> =
         served.end().unwrap().into_iter().filter(|line| line.contains(" WARN ")).collect();
     assert_eq!(warnings.len(), 1, "{warnings:#?}");
@@ -525,12 +535,12 @@ fn a_second_front_end_waits() {
 fn front_ends_come_and_go() {
     let served = Served::start("io_uring", &[]).unwrap();
     for _ in 0..30 {
-        served.serves_the_next().unwrap();
-        // One that says nothing, and one that says little.
+        served.check_next_frontend().unwrap();
+        // One front-end sends nothing, one sends little.
         drop(Frontend::connect(served.socket()).unwrap());
         Frontend::connect(served.socket()).unwrap().negotiate(Features::VERSION_1).unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 #[test]
@@ -545,10 +555,11 @@ fn a_read_only_disk() {
     let flush = machine.perform(0, &Request::flush(), Layout::Usual).unwrap();
     assert_eq!(flush.status, blk::S_OK);
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// Without FLUSH, and with writeback 0, writes go another way; that they are durable cannot be seen from here.
+/// Without FLUSH or with writeback 0, writes take another path. The test cannot see whether they are
+/// durable.
 fn write_through(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
@@ -568,5 +579,5 @@ fn write_through(engine: &str) {
     machine.write(0, 11, &pattern(3, 4096)).unwrap();
     assert_eq!(served.on_disk(11, 4096).unwrap(), pattern(3, 4096));
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }

@@ -1,5 +1,5 @@
-//! The log of a front-end that migrates its guest: a copy of memory that is kept by it alone ends as memory does, and no page
-//! is marked that nobody wrote.
+//! Tests the log of a front-end that migrates its guest. A copy of memory that only the log updates must
+//! end equal to memory. No page may have a mark if the device did not write it.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -25,34 +25,34 @@ use kickless_vhost_user::{FrontendMessage as Message, LogBase, VringAddr};
 use zerocopy::IntoBytes;
 
 with_each_engine! {
-    split_rings
-    split_rings_without_event_index
-    packed_rings
-    faults
+    split_rings_are_logged
+    split_rings_without_event_index_are_logged
+    packed_rings_are_logged
+    faulty_disks_are_logged
 }
 
 /// Requests in flight.
 const DEPTH: usize = 16;
-/// Bytes of data for one.
+/// Bytes of data of one request.
 const AREA: u64 = 64 << 10;
-/// The queue's size: all its descriptors are in use now and then.
+/// Size of the queue. At times all its descriptors are in use.
 const SIZE: u16 = 64;
 
-/// Guest memory for one request. What the device writes and what it reads are on different pages.
-struct Place {
+/// Guest memory for one request. The device's writes and reads are on different pages.
+struct RequestPages {
     header: Gpa,
     table: Gpa,
-    /// For writes; and for reads that fail before they touch anything.
+    /// Data of writes, and of reads that fail before they write.
     untouched: Gpa,
-    /// For reads, between pages that nobody touches.
+    /// Data of reads, between pages that the device does not use.
     data: Gpa,
     status: Gpa,
 }
 
-impl Place {
-    fn new(ram: &mut Ram) -> Place {
+impl RequestPages {
+    fn new(ram: &mut Ram) -> RequestPages {
         let mut take = |len| ram.take(len as usize, PAGE).unwrap();
-        Place {
+        RequestPages {
             header: take(PAGE),
             table: take(PAGE),
             untouched: take(AREA),
@@ -62,18 +62,18 @@ impl Place {
     }
 }
 
-/// What the driver asks for, at random.
+/// Random requests.
 struct Requests {
     random: fastrand::Rng,
     disk_size: u64,
 }
 
 impl Requests {
-    /// Writes a request's header and makes its buffers.
-    fn next(&mut self, ram: &Ram, place: &Place) -> Vec<Buffer> {
+    /// Writes a request's header and returns its buffers.
+    fn next(&mut self, ram: &Ram, place: &RequestPages) -> Vec<Buffer> {
         let random = &mut self.random;
         let len = 512 * random.u64(1..=(AREA - PAGE) / 512 / 4);
-        // Askew, so that direct I/O takes bounce buffers, or not.
+        // Some buffers are unaligned, so that direct I/O needs bounce buffers.
         let skip = if random.bool() { random.u64(..PAGE) } else { 512 * random.u64(..8) };
         let sector = random.u64(..(self.disk_size - len) / 512);
         let (kind, sector, data, len, writable) = match random.u8(..10) {
@@ -99,16 +99,22 @@ impl Requests {
     }
 }
 
-/// Keeps the queue full until it is told to stop, and then until it is empty.
-fn drive(ram: &Ram, queue: &mut Queue, places: &[Place], mut requests: Requests, stop: &AtomicBool) -> u64 {
-    let mut free: Vec<usize> = (0..places.len()).collect();
+/// Keeps the queue full until `stop` is set, then waits until it is empty. Returns the number of requests.
+fn drive(
+    ram: &Ram,
+    queue: &mut Queue,
+    request_memory: &[RequestPages],
+    mut requests: Requests,
+    stop: &AtomicBool,
+) -> u64 {
+    let mut free: Vec<usize> = (0..request_memory.len()).collect();
     let mut taken = BTreeMap::new();
     let mut done = 0;
     loop {
         while !stop.load(Ordering::Relaxed) && !free.is_empty() {
             let place = free.pop().unwrap();
-            let buffers = requests.next(ram, &places[place]);
-            let head = queue.submit(ram, &buffers, Some(places[place].table)).unwrap();
+            let buffers = requests.next(ram, &request_memory[place]);
+            let head = queue.submit(ram, &buffers, Some(request_memory[place].table)).unwrap();
             assert!(taken.insert(head, place).is_none());
         }
         queue.flush();
@@ -119,7 +125,7 @@ fn drive(ram: &Ram, queue: &mut Queue, places: &[Place], mut requests: Requests,
         while let Some(one) = used {
             let place = taken.remove(&one.head).unwrap();
             let mut status = [0];
-            ram.map().read(places[place].status, &mut status).unwrap();
+            ram.map().read(request_memory[place].status, &mut status).unwrap();
             assert_ne!(status[0], UNANSWERED);
             free.push(place);
             done += 1;
@@ -128,17 +134,17 @@ fn drive(ram: &Ram, queue: &mut Queue, places: &[Place], mut requests: Requests,
     }
 }
 
-/// A migration while its guest works: several rounds, with another log now and then, and without one for a while.
-fn migrate(daemon: &Daemon, disk_size: u64, shape: &Shape) {
+/// Migrates a working guest in several rounds. At times it sets another log, or logs nothing for a while.
+fn migrate_under_load(daemon: &Daemon, disk_size: u64, shape: &Shape) {
     let mut machine = Machine::prepare(daemon.socket(), shape).unwrap();
     machine.frontend.set_features(machine.frontend.features() | Features::LOG_ALL).unwrap();
     let Machine { frontend, ram, queues, .. } = &mut machine;
-    let places: Vec<Place> = (0..DEPTH).map(|_| Place::new(ram)).collect();
+    let request_memory: Vec<RequestPages> = (0..DEPTH).map(|_| RequestPages::new(ram)).collect();
     let queue = &mut queues[0];
-    // As QEMU's, the ring starts before there is a log.
+    // As with QEMU, the ring starts before the log exists.
     frontend.start(queue).unwrap();
     let mut replica = Replica::new(ram);
-    for place in &places {
+    for place in &request_memory {
         replica.allow(place.data, AREA);
         replica.allow(place.status, 1);
     }
@@ -150,15 +156,15 @@ fn migrate(daemon: &Daemon, disk_size: u64, shape: &Shape) {
     let mut bitmap = Bitmap::covering(ram).unwrap();
     thread::scope(|scope| {
         let requests = Requests { random: fastrand::Rng::with_seed(disk_size ^ u64::from(SIZE)), disk_size };
-        // The ring is the driver's thread's; what the front-end has to know of it, it knows.
+        // The driver's thread owns the ring. The front-end only needs its addresses.
         let addresses = kickless_tests::frontend::addresses(queue);
-        let driver = scope.spawn(|| drive(ram, queue, &places, requests, &stop));
+        let driver = scope.spawn(|| drive(ram, queue, &request_memory, requests, &stop));
         let ring = |frontend: &mut Frontend, log| {
             let log_guest_addr = ram.map().gpa_of(kickless_memory::UserAddr(addresses.used_addr)).unwrap().0;
             frontend.order(&Message::SetVringAddr(VringAddr { log, log_guest_addr, ..addresses })).unwrap();
         };
         for round in 0..6u64 {
-            // Logging was on without a log, or off: what was written is not known, and all of it has to be copied.
+            // Logging was off, or on without a log. Writes are unknown, so all memory must be copied.
             frontend.set_log(&bitmap).unwrap();
             frontend.set_logging(true).unwrap();
             ring(frontend, true);
@@ -171,7 +177,10 @@ fn migrate(daemon: &Daemon, disk_size: u64, shape: &Shape) {
                     frontend.set_log(&larger).unwrap();
                     replica.take(ram, &bitmap).unwrap();
                     thread::sleep(Duration::from_millis(1));
-                    assert!(bitmap.harvest().is_empty(), "a log is written that was taken back");
+                    assert!(
+                        bitmap.harvest().is_empty(),
+                        "the device wrote to a log that it must not use any more"
+                    );
                     bitmap = larger;
                 }
             }
@@ -180,7 +189,7 @@ fn migrate(daemon: &Daemon, disk_size: u64, shape: &Shape) {
                 ring(frontend, false);
                 replica.take(ram, &bitmap).unwrap();
                 thread::sleep(Duration::from_millis(2));
-                assert!(bitmap.harvest().is_empty(), "a log is written that is off");
+                assert!(bitmap.harvest().is_empty(), "the device wrote to the log while logging was off");
             }
         }
         stop.store(true, Ordering::Relaxed);
@@ -189,7 +198,7 @@ fn migrate(daemon: &Daemon, disk_size: u64, shape: &Shape) {
     frontend.stop(queue).unwrap();
     replica.take(ram, &bitmap).unwrap();
     assert!(replica.copied > 0);
-    for place in &places {
+    for place in &request_memory {
         replica.compare(ram, Gpa(place.data.0 - PAGE), (AREA + 2 * PAGE) as usize).unwrap();
         replica.compare(ram, place.status, 1).unwrap();
     }
@@ -198,7 +207,7 @@ fn migrate(daemon: &Daemon, disk_size: u64, shape: &Shape) {
     }
 }
 
-/// What the device writes of a ring, all of whose chains are indirect ones.
+/// Returns the parts of a ring that the device writes. All chains of the ring are indirect.
 fn written_ring_areas(ram: &Ram, queue: &Queue, shape: &Shape) -> Vec<(Gpa, usize)> {
     let [desc, _, used] =
         queue.user_addresses().map(|user| ram.map().gpa_of(kickless_memory::UserAddr(user)).unwrap());
@@ -212,31 +221,31 @@ const SHAPE: Shape = Shape { size: SIZE, indirect: true, ..Shape::LINUX };
 
 fn over_all_disks(engine: &str, shape: &Shape) {
     let served = Served::start(engine, &[]).unwrap();
-    migrate(&served.daemon, IMAGE_SIZE, shape);
-    served.serves_the_next().unwrap();
-    served.end_untroubled().unwrap();
+    migrate_under_load(&served.daemon, IMAGE_SIZE, shape);
+    served.check_next_frontend().unwrap();
+    served.end_without_warnings().unwrap();
     for disk in ["mem:64M", "null:64M"] {
         let config = DaemonConfig { engine: Some(engine.to_owned()), ..DaemonConfig::new(disk) };
         let daemon = Daemon::start(&config).unwrap();
-        migrate(&daemon, 64 << 20, shape);
+        migrate_under_load(&daemon, 64 << 20, shape);
         assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
     }
 }
 
-fn split_rings(engine: &str) {
+fn split_rings_are_logged(engine: &str) {
     over_all_disks(engine, &SHAPE);
 }
 
-fn split_rings_without_event_index(engine: &str) {
+fn split_rings_without_event_index_are_logged(engine: &str) {
     over_all_disks(engine, &Shape { event_idx: false, ..SHAPE });
 }
 
-fn packed_rings(engine: &str) {
+fn packed_rings_are_logged(engine: &str) {
     over_all_disks(engine, &Shape { packed: true, ..SHAPE });
 }
 
-/// Short transfers, errors half-way, "again", and completions out of order.
-fn faults(engine: &str) {
+/// The disk has short transfers, errors after a part, EAGAIN, and completions out of order.
+fn faulty_disks_are_logged(engine: &str) {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("disk.img");
     std::fs::File::create_new(&image).unwrap().set_len(IMAGE_SIZE).unwrap();
@@ -246,13 +255,13 @@ fn faults(engine: &str) {
         ..DaemonConfig::new(format!("{rules}:{}", image.display()))
     };
     let daemon = Daemon::start(&config).unwrap();
-    migrate(&daemon, IMAGE_SIZE, &SHAPE);
+    migrate_under_load(&daemon, IMAGE_SIZE, &SHAPE);
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 
-/// A disk of nothing leaves the buffers of reads as they are, so they are not marked.
+/// A null disk does not write the buffers of reads, so it does not mark them.
 #[test]
-fn what_is_not_written_is_not_marked() {
+fn pages_not_written_are_not_marked() {
     let daemon = Daemon::start(&DaemonConfig::new("null:64M")).unwrap();
     let mut machine = Machine::start(daemon.socket(), &Shape::LINUX).unwrap();
     let bitmap = Bitmap::covering(&machine.ram).unwrap();
@@ -261,14 +270,14 @@ fn what_is_not_written_is_not_marked() {
     machine.read(0, 0, 64 << 10).unwrap();
     machine.write(0, 0, &[1; 4096]).unwrap();
     machine.stop().unwrap();
-    // The status bytes, on a page each; the ring was not to be logged.
+    // The two status bytes are on a page each. Logging of the ring is off.
     assert_eq!(bitmap.harvest().len(), 2);
     let (status, log) = daemon.stop().unwrap();
     assert_eq!((status.code(), log.iter().any(|line| line.contains(" WARN "))), (Some(0), false));
 }
 
 #[test]
-fn the_log_descriptor_tells_of_news() {
+fn the_log_descriptor_signals_new_marks() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
     let (bitmap, news) = (Bitmap::covering(&machine.ram).unwrap(), Eventfd::new().unwrap());
@@ -281,7 +290,7 @@ fn the_log_descriptor_tells_of_news() {
     machine.frontend.set_logging(true).unwrap();
     for _ in 0..2 {
         machine.read(0, 0, 4096).unwrap();
-        assert!(news.wait(Instant::now() + LIMIT).unwrap(), "nothing was signalled");
+        assert!(news.wait(Instant::now() + LIMIT).unwrap(), "the device signalled no news");
         machine.stop().unwrap();
         news.take();
         assert!(!bitmap.harvest().is_empty());
@@ -290,17 +299,17 @@ fn the_log_descriptor_tells_of_news() {
     machine.read(0, 0, 4096).unwrap();
     assert!(news.wait(Instant::now() + LIMIT).unwrap());
     news.take();
-    // It is all marked already, but for the ring, which is not to be logged.
+    // All pages are marked already, except the ring, whose logging is off.
     machine.read(0, 0, 4096).unwrap();
     machine.stop().unwrap();
     assert_eq!(news.take(), 0);
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// Each of these is refused, in words, and the log before it stays in force.
+/// Each of these logs is refused with a reason, and the old log stays in use.
 #[test]
-fn logs_that_cannot_be() {
+fn invalid_logs_are_refused() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
     let Machine { frontend, ram, .. } = &mut machine;
@@ -336,15 +345,16 @@ fn logs_that_cannot_be() {
         served.daemon.log().wait_from(seen, &format!("saying {words:?}"), LIMIT, said).unwrap();
     }
     machine.read(0, 0, 4096).unwrap();
-    assert!(!good.harvest().is_empty(), "the log before is not in force any more");
+    assert!(!good.harvest().is_empty(), "the old log is not in use any more");
     drop(machine);
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     served.end().unwrap();
 }
 
-/// Memory that a log has no bits for is refused while it is in force; with a larger log, or none, it comes.
+/// Memory beyond the log is refused while the log is in use. It is accepted with a larger log or without
+/// one.
 #[test]
-fn memory_grows_under_a_log() {
+fn memory_beyond_the_log_is_refused() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
     let Machine { frontend, ram, .. } = &mut machine;
@@ -357,8 +367,8 @@ fn memory_grows_under_a_log() {
     let larger = Bitmap::covering(&more).unwrap();
     frontend.set_log(&larger).unwrap();
     frontend.add(&more).unwrap();
-    // A read into it is marked.
-    let (data, place) = (Gpa(more.region().guest_addr + PAGE), &machine.places[0]);
+    // A read into the new memory is marked.
+    let (data, place) = (Gpa(more.region().guest_addr + PAGE), &machine.request_memory[0]);
     let request = kickless_tests::driver::request::Request::read(0, 0);
     let layout = kickless_tests::driver::request::Layout::Usual;
     let mut buffers = place.lay_out(&machine.ram, &request, layout).unwrap();
@@ -369,7 +379,7 @@ fn memory_grows_under_a_log() {
     let frontend = &mut machine.frontend;
     frontend.stop(&mut machine.queues[0]).unwrap();
     assert!(larger.harvest().contains(&(data.0 / PAGE)));
-    // No ring runs: a log that does not cover memory any more is let go.
+    // No ring runs, so the device drops a log that does not cover memory any more.
     frontend.remove(more.region()).unwrap();
     frontend.set_log(&bitmap).unwrap();
     frontend.add(&more).unwrap();
@@ -379,28 +389,30 @@ fn memory_grows_under_a_log() {
     machine.stop().unwrap();
     assert!(bitmap.harvest().is_empty());
     drop(machine);
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     served.end().unwrap();
 }
 
-/// Who cuts its log short would never hear of pages that are written: its rings break, until they are set up anew.
+/// A front-end that truncates its log would not learn of written pages. Its rings break until they are set
+/// up again.
 #[test]
-fn a_log_that_is_cut_short() {
+fn a_truncated_log_breaks_the_rings() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
     let (cut, whole) = (Bitmap::covering(&machine.ram).unwrap(), Bitmap::covering(&machine.ram).unwrap());
     machine.write(0, 0, &[7; 4096]).unwrap();
     machine.frontend.set_log(&cut).unwrap();
     machine.frontend.set_logging(true).unwrap();
-    cut.cut_short().unwrap();
+    cut.truncate().unwrap();
     let seen = served.daemon.log().len();
-    let buffers = machine.places[0].lay_out(&machine.ram, &Request::read(0, 4096), Layout::Usual).unwrap();
+    let buffers =
+        machine.request_memory[0].lay_out(&machine.ram, &Request::read(0, 4096), Layout::Usual).unwrap();
     machine.queues[0].submit(&machine.ram, &buffers, None).unwrap();
     machine.queues[0].flush();
     assert!(machine.queues[0].err().wait(Instant::now() + LIMIT).unwrap());
     let said = |line: &str| line.contains("the log of written pages").then_some(());
     served.daemon.log().wait_from(seen, "a damaged log", LIMIT, said).unwrap();
-    // With another log.
+    // The machine has another log now.
     machine.frontend.set_log(&whole).unwrap();
     for index in 0..machine.queues.len() {
         machine.frontend.stop(&mut machine.queues[index]).unwrap();
@@ -412,13 +424,13 @@ fn a_log_that_is_cut_short() {
     machine.stop().unwrap();
     assert!(!whole.harvest().is_empty());
     drop(machine);
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     served.end().unwrap();
 }
 
-/// Where a ring's marks are to go has to be guest memory.
+/// The log address of a ring must be in guest memory.
 #[test]
-fn rings_whose_log_address_cannot_be() {
+fn invalid_log_addresses_are_refused() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
     let addresses = kickless_tests::frontend::addresses(&machine.queues[0]);
@@ -428,6 +440,6 @@ fn rings_whose_log_address_cannot_be() {
     }
     machine.read(0, 0, 4096).unwrap();
     drop(machine);
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     served.end().unwrap();
 }

@@ -1,4 +1,5 @@
-//! A front-end's log while its memory changes under requests in flight: what they write is marked where it lies when they are done.
+//! Changes memory while requests are in flight and logged. The log must mark the pages at their address
+//! when the request completes.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -21,15 +22,15 @@ use kickless_tests::with_each_engine;
 use kickless_vhost_user::{FrontendMessage as Message, MemoryRegion};
 
 with_each_engine! {
-    memory_that_moves_under_a_read
-    memory_that_is_removed_under_a_read
+    memory_may_move_under_a_read
+    removing_memory_waits_for_a_read
 }
 
-/// Where memory beside the machine's own is, and where it goes.
+/// Address of further memory, before and after its move.
 const FIRST: u64 = RAM_BASE + (1 << 30);
 const MOVED: u64 = RAM_BASE + (2 << 30);
 const LEN: u64 = 64 << 10;
-/// Where in it a request has its status and its data.
+/// Offsets of a request's status and data in this memory.
 const STATUS: u64 = PAGE;
 const DATA: u64 = 4 * PAGE;
 
@@ -42,7 +43,7 @@ struct Slow {
 }
 
 impl Slow {
-    /// A disk that takes its time, a machine with more memory, and a log.
+    /// Starts a slow disk, a machine with further memory, and a log.
     fn start(engine: &str) -> Slow {
         let dir = image_dir().unwrap();
         let image = dir.path().join("disk.img");
@@ -60,7 +61,7 @@ impl Slow {
         Slow { daemon, machine, more, bitmap, _dir: dir }
     }
 
-    /// SET_MEM_TABLE: the machine's own memory, and the other one here.
+    /// Sends SET_MEM_TABLE with the machine's memory and the further memory at `gpa`.
     fn share(&mut self, gpa: u64) {
         let (region, file) = self.more.region_and_file().unwrap();
         let more = MemoryRegion { guest_addr: gpa, ..region };
@@ -68,18 +69,18 @@ impl Slow {
         self.machine.frontend.order(&Message::SetMemTable(table)).unwrap();
     }
 
-    /// Offers a read to this place in the other memory.
+    /// Submits a read into the further memory.
     fn submit(&mut self, data: u64) {
-        let Machine { ram, queues, places, .. } = &mut self.machine;
+        let Machine { ram, queues, request_memory, .. } = &mut self.machine;
         let request = Request::read(0, 0);
-        let mut buffers = places[0].lay_out(ram, &request, Layout::Usual).unwrap();
+        let mut buffers = request_memory[0].lay_out(ram, &request, Layout::Usual).unwrap();
         buffers.truncate(1);
         let into = |offset, len| Buffer { addr: Gpa(FIRST + offset), len, writable: true };
         buffers.extend([into(data, 4096), into(STATUS, 1)]);
         self.more.map().write(Gpa(FIRST + STATUS), &[UNANSWERED]).unwrap();
         queues[0].submit(ram, &buffers, None).unwrap();
         queues[0].flush();
-        // What its worker is asked after the kick, it answers between two looks at what it was kicked for.
+        // The worker answers these requests between two looks at the kicked ring.
         for _ in 0..2 {
             self.machine.frontend.set_call(&self.machine.queues[0]).unwrap();
         }
@@ -96,16 +97,16 @@ impl Slow {
     }
 }
 
-/// The pages that the read writes, when the memory lies at `gpa`.
+/// Returns the pages that the read writes if the memory is at `gpa`.
 fn pages(gpa: u64, data: u64) -> BTreeSet<u64> {
     let last = data + 4095;
     [STATUS, data, last].into_iter().map(|offset| (gpa + offset) / PAGE).collect()
 }
 
-/// Whole blocks, that the kernel writes; and what we copy.
+/// Offsets of whole blocks, which the kernel writes, and of parts, which we copy.
 const PLACES: [u64; 2] = [DATA, DATA + 7];
 
-fn memory_that_moves_under_a_read(engine: &str) {
+fn memory_may_move_under_a_read(engine: &str) {
     let mut slow = Slow::start(engine);
     for data in PLACES {
         let deadline = Instant::now() + LIMIT;
@@ -117,7 +118,7 @@ fn memory_that_moves_under_a_read(engine: &str) {
             slow.share(MOVED);
             let in_flight = slow.machine.queues[0].used_idx() == taken;
             slow.machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
-            // All that was in flight is marked when the ring has stopped.
+            // When the ring has stopped, all pages of requests in flight are marked.
             slow.machine.stop().unwrap();
             let marked = slow.bitmap.harvest();
             slow.machine.resume().unwrap();
@@ -131,8 +132,9 @@ fn memory_that_moves_under_a_read(engine: &str) {
     slow.end();
 }
 
-/// When the removal is answered, nobody writes to the memory any more, and what was written is marked.
-fn memory_that_is_removed_under_a_read(engine: &str) {
+/// When the removal is answered, the device does not write to the memory any more, and all its writes are
+/// marked.
+fn removing_memory_waits_for_a_read(engine: &str) {
     let mut slow = Slow::start(engine);
     for data in PLACES {
         let deadline = Instant::now() + LIMIT;

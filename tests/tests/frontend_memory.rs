@@ -1,4 +1,4 @@
-//! Guest memory that comes and goes while queues work.
+//! Adds and removes guest memory while queues work.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -9,57 +9,58 @@ use std::time::Instant;
 use kickless_memory::Gpa;
 use kickless_spec::blk;
 use kickless_tests::driver::memory::Ram;
-use kickless_tests::driver::request::{Layout, Place, Request, pattern};
+use kickless_tests::driver::request::{Layout, Request, RequestMemory, pattern};
 use kickless_tests::driver::{Buffer, Queue};
-use kickless_tests::frontend::machine::{Machine, Shape, hammer};
+use kickless_tests::frontend::machine::{Machine, Shape, write_and_verify};
 use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, Frontend, LIMIT};
 use kickless_tests::{with_each_engine, with_each_way};
 use kickless_vhost_user::FrontendMessage as Message;
 
 with_each_engine! {
-    as_many_regions_as_there_can_be
-    another_table_under_io
+    the_largest_number_of_regions_works
+    the_table_may_change_under_io
     regions_removed_under_io
-    a_ring_whose_memory_goes_and_comes_back
-    buffers_across_regions
+    a_ring_waits_for_its_removed_memory
+    buffers_may_cross_regions
 }
 
 with_each_way! {
-    another_table_under_io
+    the_table_may_change_under_io
     regions_removed_under_io
-    a_ring_whose_memory_goes_and_comes_back
+    a_ring_waits_for_its_removed_memory
 }
 
-/// The most regions.
+/// Largest number of regions.
 const REGIONS_MAX: usize = 509;
-/// Where regions beside the machine's own begin.
+/// Address of the first region besides the machine's own.
 const MORE: u64 = 0x10_0000_0000;
-/// The size of one.
+/// Bytes of each further region.
 const LEN: u64 = 64 << 10;
 
 fn region(number: usize) -> Ram {
-    // A gap after each, or the kernel would join them.
+    // Each region has a gap after it. Otherwise the kernel would join their mappings.
     Ram::new(MORE + 2 * LEN * number as u64, LEN).unwrap()
 }
 
-/// Runs `change` while queue 0 of two is under verified I/O; the rest is for `change` to use.
-fn under_io(machine: &mut Machine, change: impl FnOnce(&mut Frontend, &Ram, &mut Queue, &Place)) {
+/// Runs `change` while queue 0 of two is under verified I/O. `change` may use all else.
+fn under_io(machine: &mut Machine, change: impl FnOnce(&mut Frontend, &Ram, &mut Queue, &RequestMemory)) {
     let stop = AtomicBool::new(false);
-    let Machine { frontend, ram, queues, places, .. } = machine;
+    let Machine { frontend, ram, queues, request_memory, .. } = machine;
     let [busy, idle] = &mut queues[..] else { panic!("two queues") };
-    let (ram, place, stop) = (&*ram, &places[0], &stop);
+    let (ram, place, stop) = (&*ram, &request_memory[0], &stop);
     thread::scope(|scope| {
         let enough = |_| stop.load(Ordering::Relaxed);
-        let hammer = scope.spawn(move || hammer(ram, busy, place, false, 0, enough).unwrap());
-        change(frontend, ram, idle, &places[1]);
+        let write_and_verify =
+            scope.spawn(move || write_and_verify(ram, busy, place, false, 0, enough).unwrap());
+        change(frontend, ram, idle, &request_memory[1]);
         stop.store(true, Ordering::Relaxed);
-        hammer.join().unwrap();
+        write_and_verify.join().unwrap();
     });
 }
 
-/// A write of 4096 bytes at sector 1000 from `data`; its status.
-fn write_from(ram: &Ram, queue: &mut Queue, place: &Place, data: Gpa) -> u8 {
+/// Writes 4096 bytes from `data` to sector 1000. Returns the status.
+fn write_from(ram: &Ram, queue: &mut Queue, place: &RequestMemory, data: Gpa) -> u8 {
     let request = Request::write(1000, &[]);
     let mut buffers = place.lay_out(ram, &request, Layout::Usual).unwrap();
     buffers.insert(1, Buffer { addr: data, len: 4096, writable: false });
@@ -69,7 +70,7 @@ fn write_from(ram: &Ram, queue: &mut Queue, place: &Place, data: Gpa) -> u8 {
     place.outcome(ram, &request, used.len).unwrap().status
 }
 
-fn as_many_regions_as_there_can_be(engine: &str) {
+fn the_largest_number_of_regions_works(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape { queues: 2, ..Shape::default() }).unwrap();
     under_io(&mut machine, |frontend, ram, queue, place| {
@@ -96,13 +97,13 @@ fn as_many_regions_as_there_can_be(engine: &str) {
         }
     });
     drop(machine);
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     let log = served.end().unwrap();
     let refusals: Vec<_> = log.iter().filter(|line| line.contains(" WARN ")).collect();
     assert!(refusals.len() == 1 && refusals[0].contains("510 regions, at most 509"), "{refusals:#?}");
 }
 
-fn another_table_under_io(engine: &str) {
+fn the_table_may_change_under_io(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape { queues: 2, ..Shape::default() }).unwrap();
     let own = machine.ram.region_and_file().unwrap();
@@ -118,17 +119,17 @@ fn another_table_under_io(engine: &str) {
             more.map().write(at, &data).unwrap();
             assert_eq!(write_from(ram, queue, place, at), blk::S_OK);
             assert_eq!(served.on_disk(1000, 4096).unwrap(), data);
-            // The last one is gone with the next table.
+            // The next table does not have this region.
             let gone = Gpa(region(round + 1).region().guest_addr);
             assert_eq!(write_from(ram, queue, place, gone), blk::S_IOERR);
         }
     });
     drop(machine);
-    served.serves_the_next().unwrap();
-    served.end_untroubled().unwrap();
+    served.check_next_frontend().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// Removing memory that requests in flight read from or write to waits for them.
+/// Removing memory waits for the requests in flight that use it.
 fn regions_removed_under_io(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape { queues: 2, ..Shape::default() }).unwrap();
@@ -146,7 +147,7 @@ fn regions_removed_under_io(engine: &str) {
             }
             queue.flush();
             frontend.remove(more.region()).unwrap();
-            // Its mapping has gone, with every request that used it.
+            // The mapping is gone, and so are all requests that used it.
             assert_eq!(served.daemon.holdings().unwrap().1, before.1);
             for _ in 0..16 {
                 queue.wait_used(Instant::now() + LIMIT).unwrap();
@@ -154,11 +155,11 @@ fn regions_removed_under_io(engine: &str) {
         }
     });
     drop(machine);
-    served.serves_the_next().unwrap();
-    served.end_untroubled().unwrap();
+    served.check_next_frontend().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-fn a_ring_whose_memory_goes_and_comes_back(engine: &str) {
+fn a_ring_waits_for_its_removed_memory(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for event_idx in [false, true] {
         let shape = Shape { queues: 2, event_idx, ..Shape::default() };
@@ -174,7 +175,7 @@ fn a_ring_whose_memory_goes_and_comes_back(engine: &str) {
                 let buffers = place.lay_out(ram, &request, Layout::Usual).unwrap();
                 queue.submit(ram, &buffers, None).unwrap();
                 queue.flush();
-                // It may have been begun by now, or not.
+                // The device may have started the request or not.
                 frontend.remove(elsewhere.region()).unwrap();
                 frontend.number(&Message::GetFeatures).unwrap();
                 frontend.add(&elsewhere).unwrap();
@@ -185,14 +186,14 @@ fn a_ring_whose_memory_goes_and_comes_back(engine: &str) {
         });
         machine.stop().unwrap();
         drop(machine);
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
     }
     let log = served.end().unwrap();
     let rested = log.iter().filter(|line| line.contains("not in guest memory any more")).count();
     assert_eq!(rested, 40, "{log:#?}");
 }
 
-fn buffers_across_regions(engine: &str) {
+fn buffers_may_cross_regions(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for indirect in [false, true] {
         let mut machine = Machine::start(served.socket(), &Shape { indirect, ..Shape::default() }).unwrap();
@@ -202,7 +203,7 @@ fn buffers_across_regions(engine: &str) {
         let data = pattern(7, 8192);
         low.map().write(Gpa(MORE + LEN - 4096), &data[..4096]).unwrap();
         high.map().write(Gpa(MORE + LEN), &data[4096..]).unwrap();
-        let place = machine.places[0];
+        let place = machine.request_memory[0];
         for (kind, writable) in [(blk::T_OUT, false), (blk::T_IN, true)] {
             let request = Request { kind, ..Request::read(2000, 0) };
             let mut buffers = place.lay_out(&machine.ram, &request, Layout::Usual).unwrap();
@@ -223,6 +224,6 @@ fn buffers_across_regions(engine: &str) {
         high.map().read(Gpa(MORE + LEN), &mut read[4096..]).unwrap();
         assert_eq!(read, data);
     }
-    served.serves_the_next().unwrap();
-    served.end_untroubled().unwrap();
+    served.check_next_frontend().unwrap();
+    served.end_without_warnings().unwrap();
 }

@@ -1,4 +1,4 @@
-//! What a front-end does to the descriptors that it shares, and when it is called.
+//! Tests front-ends that change the eventfds that they share, and the calls of rings that start or stop.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -15,7 +15,7 @@ use kickless_tests::frontend::{LIMIT, addresses, descriptor};
 use kickless_vhost_user::{FrontendMessage as Message, VringFd, VringState};
 use rustix::fs::{OFlags, fcntl_setfl};
 
-/// The counter is full, and who writes to it waits.
+/// Returns an eventfd with a full counter. Writes to it block.
 fn full() -> Eventfd {
     let full = Eventfd::new().unwrap();
     rustix::io::write(full.as_fd(), &(u64::MAX - 1).to_ne_bytes()).unwrap();
@@ -24,7 +24,7 @@ fn full() -> Eventfd {
 }
 
 #[test]
-fn a_call_that_cannot_be_counted_holds_nobody_up() {
+fn a_full_call_counter_does_not_block() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine =
         Machine::start(served.socket(), &Shape { queues: 2, event_idx: false, ..Shape::default() }).unwrap();
@@ -33,9 +33,9 @@ fn a_call_that_cannot_be_counted_holds_nobody_up() {
         .frontend
         .order(&Message::SetVringCall(descriptor(&machine.queues[0], full.as_fd()).unwrap()))
         .unwrap();
-    // The back-end may have said again that it does not want to wait.
+    // The back-end may have set O_NONBLOCK again.
     fcntl_setfl(full.as_fd(), OFlags::empty()).unwrap();
-    let (queue, place) = (&mut machine.queues[0], &machine.places[0]);
+    let (queue, place) = (&mut machine.queues[0], &machine.request_memory[0]);
     for sector in 0..100 {
         let buffers =
             place.lay_out(&machine.ram, &Request::write(sector, &pattern(sector, 512)), Layout::Usual);
@@ -47,16 +47,16 @@ fn a_call_that_cannot_be_counted_holds_nobody_up() {
             std::thread::yield_now();
         }
     }
-    // The other queue, of the same worker.
+    // The same worker serves the other queue.
     machine.write(1, 200, &pattern(200, 512)).unwrap();
     machine.stop().unwrap();
     drop(machine);
-    served.serves_the_next().unwrap();
-    served.end_untroubled().unwrap();
+    served.check_next_frontend().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 #[test]
-fn a_kick_that_was_taken_back_holds_nobody_up() {
+fn a_drained_kick_counter_does_not_block() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
     for round in 0..20 {
@@ -68,8 +68,8 @@ fn a_kick_that_was_taken_back_holds_nobody_up() {
         machine.frontend.start(&machine.queues[0]).unwrap();
     }
     drop(machine);
-    served.serves_the_next().unwrap();
-    served.end_untroubled().unwrap();
+    served.check_next_frontend().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
 #[test]
@@ -90,11 +90,11 @@ fn only_eventfds_are_taken() {
     }
     machine.write(0, 1, &pattern(1, 512)).unwrap();
     drop(machine);
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
     assert!(served.end().unwrap().iter().any(|line| line.contains("no eventfd")));
 }
 
-/// A call of its last run may have gone where nobody looked.
+/// The last call of the earlier run may have gone to an eventfd that the driver did not read.
 #[test]
 fn a_ring_that_starts_calls_once() {
     let served = Served::start("io_uring", &[]).unwrap();
@@ -107,10 +107,10 @@ fn a_ring_that_starts_calls_once() {
         machine.frontend.start(&machine.queues[0]).unwrap();
     }
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// The next to run the ring may be one that never touches the flag.
+/// The next device may never write the flag.
 #[test]
 fn a_ring_that_stops_asks_for_kicks() {
     let served = Served::start("io_uring", &[]).unwrap();
@@ -123,12 +123,12 @@ fn a_ring_that_stops_asks_for_kicks() {
         machine.frontend.start(&machine.queues[0]).unwrap();
     }
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// RESET_DEVICE takes the set-up of the rings, but where calls go was said once for all.
+/// RESET_DEVICE drops the set-up of the rings, but not their call eventfds.
 #[test]
-fn calls_outlive_a_reset() {
+fn call_eventfds_survive_a_reset() {
     let served = Served::start("io_uring", &[]).unwrap();
     let mut machine = Machine::start(served.socket(), &Shape::default()).unwrap();
     machine.write(0, 1, &pattern(1, 512)).unwrap();
@@ -142,10 +142,10 @@ fn calls_outlive_a_reset() {
     machine.frontend.enable(queue, true).unwrap();
     assert_eq!(machine.read(0, 1, 512).unwrap(), pattern(1, 512));
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// A front-end that takes back vhost-user's own feature bit has no SET_VRING_ENABLE any more.
+/// A front-end that clears vhost-user's own feature bit has no SET_VRING_ENABLE any more.
 #[test]
 fn without_protocol_features_rings_are_enabled() {
     let served = Served::start("io_uring", &[]).unwrap();
@@ -156,5 +156,5 @@ fn without_protocol_features_rings_are_enabled() {
     machine.frontend.set_features(without).unwrap();
     assert_eq!(machine.read(0, 1, 512).unwrap(), pattern(1, 512));
     drop(machine);
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }

@@ -1,4 +1,5 @@
-//! Packed rings over a real socket: where they stop and go on, memory that moves under them, and guests that write rubbish.
+//! Tests packed rings over a real socket: stops and starts, moving memory, and guests that write invalid
+//! data.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -11,7 +12,7 @@ use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, PackedDesc
 use kickless_tests::driver::Queue;
 use kickless_tests::driver::memory::Ram;
 use kickless_tests::driver::packed::entry;
-use kickless_tests::driver::request::{Layout, Place as Memory, Request, pattern};
+use kickless_tests::driver::request::{Layout, Request, RequestMemory, pattern};
 use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
 use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, LIMIT, addresses};
@@ -21,12 +22,12 @@ use kickless_virtqueue::packed::Place;
 use zerocopy::IntoBytes;
 
 with_each_engine! {
-    stops_and_goes_on_in_mid_ring
-    stopping_drains
-    broken_rings
+    a_ring_continues_where_it_stopped
+    a_stop_drains
+    invalid_rings_break_alone
 }
 
-/// No power of two, and odd, so that chains go over the end of the ring and rounds differ.
+/// Odd and no power of two, so that chains cross the end of the ring at other positions in each round.
 const SIZE: u16 = 13;
 const PACKED: Shape = Shape { queues: 2, size: SIZE, packed: true, ..Shape::LINUX };
 
@@ -36,14 +37,14 @@ fn shapes() -> impl Iterator<Item = Shape> {
         .map(|(event_idx, indirect)| Shape { event_idx, indirect, ..PACKED })
 }
 
-/// Where the driver thinks that the device stands.
+/// Returns the device's position as the driver computes it.
 fn next(queue: &Queue) -> Place {
     let (next, used) = queue.places().unwrap();
     assert_eq!(next, used, "nothing is in flight");
     next
 }
 
-fn stops_and_goes_on_in_mid_ring(engine: &str) {
+fn a_ring_continues_where_it_stopped(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for shape in shapes() {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
@@ -55,13 +56,13 @@ fn stops_and_goes_on_in_mid_ring(engine: &str) {
             let expected = next(&machine.queues[0]);
             assert_eq!(Place::from_bits(stopped), expected, "{shape:?}");
             wraps[usize::from(expected.wrap)] = true;
-            // Both halves say so; the upper one need not be said again.
+            // Both halves of the value have the position. The upper half may be 0.
             let base = machine.queues[0].base();
             assert_eq!(base, u32::from(stopped) << 16 | u32::from(stopped));
             if round % 2 == 0 {
                 machine.queues[0].set_base(u32::from(stopped));
             }
-            // Another index for what was used is nothing that can be gone on from.
+            // The ring cannot start with another used index.
             let other = (base ^ 1 << 16, base ^ 1 << 31);
             for num in [other.0, other.1].into_iter().filter(|num| num >> 16 != 0) {
                 let told = Message::SetVringBase(VringState { index: 0, num });
@@ -70,15 +71,15 @@ fn stops_and_goes_on_in_mid_ring(engine: &str) {
             machine.frontend.start(&machine.queues[0]).unwrap();
             assert_eq!(machine.read(0, round, 1024).unwrap(), data);
         }
-        assert_eq!(wraps, [true; 2], "it went round");
+        assert_eq!(wraps, [true; 2], "the ring did not wrap");
         drop(machine);
     }
     served.end().unwrap();
 }
 
-/// A device that takes over a ring where another left it.
+/// A device continues a ring at the position where another device left it.
 #[test]
-fn begins_anywhere() {
+fn a_ring_starts_at_any_position() {
     let served = Served::start("io_uring", &[]).unwrap();
     for index in [0, 1, SIZE - 1] {
         for wrap in [false, true] {
@@ -94,35 +95,37 @@ fn begins_anywhere() {
             assert_eq!(Place::from_bits(stopped), next(&machine.queues[0]));
         }
     }
-    // One that goes on elsewhere than at the beginning has begun with another process.
+    // A ring that starts elsewhere than at 0 was started by another process.
     let log = served.end().unwrap();
     let trouble = |line: &&String| line.contains(" WARN ") || line.contains(" ERROR ");
     assert!(log.iter().filter(trouble).all(|line| line.contains("every write is made durable")), "{log:#?}");
 }
 
-fn stopping_drains(engine: &str) {
+fn a_stop_drains(engine: &str) {
     const LEN: usize = 64 << 10;
     let served = Served::start(engine, &[]).unwrap();
     for shape in shapes() {
         let mut machine = Machine::start(served.socket(), &Shape { size: 100, ..shape }).unwrap();
-        let places: Vec<Memory> = (0..30).map(|_| Memory::new(&mut machine.ram, LEN).unwrap()).collect();
+        let request_memory: Vec<RequestMemory> =
+            (0..30).map(|_| RequestMemory::new(&mut machine.ram, LEN).unwrap()).collect();
         for round in 0..8u64 {
             let requests: Vec<Request> =
                 (0..30).map(|i| Request::write(i * 128, &pattern(round << 8 | i, LEN))).collect();
             let (ram, queue) = (&machine.ram, &mut machine.queues[0]);
-            for (place, request) in places.iter().zip(&requests) {
+            for (place, request) in request_memory.iter().zip(&requests) {
                 let buffers = place.lay_out(ram, request, Layout::Usual).unwrap();
                 queue.submit(ram, &buffers, shape.indirect.then(|| place.table())).unwrap();
             }
             queue.flush();
             let stopped = machine.frontend.stop(queue).unwrap();
-            // Everything taken was given back before the answer: taking it leads to where the ring stopped, and no further.
+            // Every request taken has completed before the answer. The used descriptors end where the ring
+            // stopped.
             while queue.take_used().unwrap().is_some() {}
             let (_, used) = queue.places().unwrap();
             assert_eq!(Place::from_bits(stopped), used, "round {round}");
             machine.frontend.number(&Message::GetFeatures).unwrap();
-            assert_eq!(machine.queues[0].take_used().unwrap(), None, "a stopped ring moves");
-            // Looked at without a kick.
+            assert_eq!(machine.queues[0].take_used().unwrap(), None, "a stopped ring moved");
+            // The device looks at a ring that starts, without a kick.
             machine.queues[0].kick_fd().take();
             machine.frontend.start(&machine.queues[0]).unwrap();
             while machine.queues[0].in_flight() > 0 {
@@ -134,12 +137,12 @@ fn stopping_drains(engine: &str) {
         }
         machine.stop().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// The ring moves to other memory, whose table of regions comes anew, and where it was goes away.
+/// The ring moves to other memory with a new table of regions. The old memory is removed.
 #[test]
-fn memory_replaced() {
+fn memory_may_be_replaced() {
     let served = Served::start("io_uring", &[]).unwrap();
     for shape in shapes() {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
@@ -156,10 +159,11 @@ fn memory_replaced() {
             let data = pattern(round, 1024);
             machine.write(0, 9, &data).unwrap();
             assert_eq!(machine.read(0, 9, 1024).unwrap(), data);
-            // The memory goes while a request is there, and comes back.
-            let buffers =
-                machine.places[0].lay_out(&machine.ram, &Request::write(7, &data), Layout::Usual).unwrap();
-            let indirect = shape.indirect.then(|| machine.places[0].table());
+            // The memory is removed while a request is in the ring, and then added again.
+            let buffers = machine.request_memory[0]
+                .lay_out(&machine.ram, &Request::write(7, &data), Layout::Usual)
+                .unwrap();
+            let indirect = shape.indirect.then(|| machine.request_memory[0].table());
             machine.queues[0].submit(&machine.ram, &buffers, indirect).unwrap();
             machine.queues[0].flush();
             machine.frontend.remove(elsewhere.region()).unwrap();
@@ -173,8 +177,8 @@ fn memory_replaced() {
     served.end().unwrap();
 }
 
-/// What a guest writes into ring 0, and the words in the log.
-type Case = (bool, fn(&Ram, &mut Queue, &Memory), &'static [&'static str]);
+/// Whether indirect tables are negotiated, the action of the guest on ring 0, and the words in the log.
+type Case = (bool, fn(&Ram, &mut Queue, &RequestMemory), &'static [&'static str]);
 
 /// Makes one descriptor available.
 fn offer(queue: &mut Queue, descriptor: PackedDesc) {
@@ -182,11 +186,11 @@ fn offer(queue: &mut Queue, descriptor: PackedDesc) {
     queue.flush();
 }
 
-/// Where there is no memory.
-const NOWHERE: u64 = 0x100;
+/// An address outside guest memory.
+const OUTSIDE_MEMORY: u64 = 0x100;
 
 const CASES: &[Case] = &[
-    // A chain all round the ring, and on.
+    // A chain longer than the ring.
     (
         false,
         |_, queue, at| {
@@ -219,7 +223,11 @@ const CASES: &[Case] = &[
     ),
     (true, |_, queue, at| offer(queue, entry(at.table().0, 0, DESC_F_INDIRECT)), &["of 0 bytes"]),
     (true, |_, queue, at| offer(queue, entry(at.table().0, 24, DESC_F_INDIRECT)), &["of 24 bytes"]),
-    (true, |_, queue, _| offer(queue, entry(NOWHERE, 64, DESC_F_INDIRECT)), &["not all in guest memory"]),
+    (
+        true,
+        |_, queue, _| offer(queue, entry(OUTSIDE_MEMORY, 64, DESC_F_INDIRECT)),
+        &["not all in guest memory"],
+    ),
     (
         true,
         |_, queue, _| offer(queue, entry(u64::MAX - 8, 64, DESC_F_INDIRECT)),
@@ -235,7 +243,7 @@ const CASES: &[Case] = &[
         },
         &["within an indirect table"],
     ),
-    // The same id again while the device has it: two in one batch.
+    // One id twice in a batch, while the device has it.
     (
         true,
         |ram, queue, at| {
@@ -254,33 +262,33 @@ const CASES: &[Case] = &[
 
 const TWICE: [&str; 1] = ["id 5 is in flight twice"];
 
-fn broken_rings(engine: &str) {
+fn invalid_rings_break_alone(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for (indirect, rubbish, words) in CASES {
         let shape = Shape { indirect: *indirect, ..PACKED };
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
-        // Not at the beginning of the ring, nor of a round.
+        // Starts in the middle of the ring and of a round.
         (0..6).for_each(|sector| machine.write(0, sector, &[4; 512]).unwrap());
         let seen = served.daemon.log().len();
-        rubbish(&machine.ram, &mut machine.queues[0], &machine.places[0]);
+        rubbish(&machine.ram, &mut machine.queues[0], &machine.request_memory[0]);
         if *words == TWICE {
-            // The first of the two was taken before the ring broke, and is still answered.
+            // The device took the first of the two before the ring broke, so it still answers it.
             let deadline = Instant::now() + LIMIT;
             while machine.queues[0].used_ready() == 0 {
-                assert!(Instant::now() < deadline, "a request that was taken is not answered");
+                assert!(Instant::now() < deadline, "the device did not answer a request that it took");
                 std::thread::yield_now();
             }
         }
-        served.breaks_and_mends(&mut machine, seen, words).unwrap();
+        served.check_broken_queue(&mut machine, seen, words).unwrap();
         drop(machine);
-        served.serves_the_next().unwrap();
+        served.check_next_frontend().unwrap();
     }
     served.end().unwrap();
 }
 
-/// Lengths and addresses that are the request's fault alone.
+/// Wrong lengths and addresses fail only their own request.
 #[test]
-fn malformed_requests() {
+fn malformed_requests_fail() {
     let served = Served::start("io_uring", &[]).unwrap();
     for shape in shapes() {
         let mut machine = Machine::start(served.socket(), &shape).unwrap();
@@ -289,19 +297,20 @@ fn malformed_requests() {
             assert_eq!(outcome.status, blk::S_IOERR, "{len}");
         }
         let request = Request::read(0, 0);
-        for addr in [NOWHERE, RAM_BASE - 512, machine.ram.end(), u64::MAX - 100] {
-            let mut buffers = machine.places[0].lay_out(&machine.ram, &request, Layout::Usual).unwrap();
+        for addr in [OUTSIDE_MEMORY, RAM_BASE - 512, machine.ram.end(), u64::MAX - 100] {
+            let mut buffers =
+                machine.request_memory[0].lay_out(&machine.ram, &request, Layout::Usual).unwrap();
             let outside = kickless_tests::driver::Buffer { addr: Gpa(addr), len: 1024, writable: true };
             buffers.insert(1, outside);
-            let indirect = shape.indirect.then(|| machine.places[0].table());
+            let indirect = shape.indirect.then(|| machine.request_memory[0].table());
             machine.queues[0].submit(&machine.ram, &buffers, indirect).unwrap();
             machine.queues[0].flush();
             let used = machine.queues[0].wait_used(Instant::now() + LIMIT).unwrap();
-            let outcome = machine.places[0].outcome(&machine.ram, &request, used.len).unwrap();
+            let outcome = machine.request_memory[0].outcome(&machine.ram, &request, used.len).unwrap();
             assert_eq!(outcome.status, blk::S_IOERR, "{addr:#x}");
         }
         machine.write(0, 8, &[8; 512]).unwrap();
         machine.stop().unwrap();
     }
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }

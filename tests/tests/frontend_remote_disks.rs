@@ -1,4 +1,4 @@
-//! Servers and images that leave a session in the lurch.
+//! Tests sessions whose disk's server stops, dies or comes back, and images in use by several processes.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -24,7 +24,7 @@ fn serve(disk: &str) -> Daemon {
     Daemon::start(&DaemonConfig { program: Program::Kickless, ..DaemonConfig::new(disk) }).unwrap()
 }
 
-/// A daemon over a server of an empty image, which requests wait a second for.
+/// Starts a server with an empty image and a daemon. Requests wait one second for the server.
 fn served(kind: Kind) -> (TempDir, NbdServer, Daemon) {
     let dir = image_dir().unwrap();
     let image = dir.path().join("disk.img");
@@ -39,7 +39,7 @@ fn shapes() -> [Shape; 2] {
 }
 
 #[test]
-fn a_server_that_stands_still_holds_requests_but_no_stop() {
+fn a_stopped_server_delays_requests_but_no_stop() {
     for (kind, shape) in [Kind::Nbdkit, Kind::Qemu].into_iter().zip(shapes()) {
         let (_dir, server, daemon) = served(kind);
         let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
@@ -49,13 +49,13 @@ fn a_server_that_stands_still_holds_requests_but_no_stop() {
 
         server.stop().unwrap();
         machine.submit(0, &read).unwrap();
-        server.go_on().unwrap();
+        server.resume().unwrap();
         assert_eq!(machine.status(0, &read).unwrap(), blk::S_OK, "{kind:?}");
 
         server.stop().unwrap();
         machine.submit(0, &read).unwrap();
         machine.submit(1, &Request::write(64, &data)).unwrap();
-        // A stop leaves in the rings what was not taken.
+        // A stop leaves the requests that were not taken in the rings.
         daemon.wait_until_taken(0, 3).unwrap();
         daemon.wait_until_taken(1, 1).unwrap();
         machine.stop().unwrap();
@@ -63,25 +63,25 @@ fn a_server_that_stands_still_holds_requests_but_no_stop() {
         assert_eq!(machine.status(1, &Request::write(64, &data)).unwrap(), blk::S_IOERR, "{kind:?}");
         drop(machine);
 
-        // Nor does it hold up the end of the process.
+        // The end of the process does not wait either.
         let mut next = Machine::start(daemon.socket(), &shape).unwrap();
         next.submit(0, &read).unwrap();
         let (ended, _) = daemon.stop().unwrap();
         assert_eq!(ended.code(), Some(0), "{kind:?}");
-        server.go_on().unwrap();
+        server.resume().unwrap();
     }
 }
 
-/// A request holds the memory that it reads into, and its server does not answer.
+/// A request holds the memory that it reads into while its server does not answer.
 #[test]
-fn a_server_that_stands_still_does_not_keep_memory() {
+fn a_stopped_server_does_not_keep_memory() {
     for (kind, shape) in [Kind::Nbdkit, Kind::Qemu].into_iter().zip(shapes()) {
         let (_dir, server, daemon) = served(kind);
         let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
         let read = Request::read(8, 4096);
         assert_eq!(machine.perform(0, &read, Layout::Usual).unwrap().status, blk::S_OK, "{kind:?}");
 
-        // The front-end waits for the answer to each of these.
+        // The front-end waits for the answer to each message.
         let more = Ram::new(0x10_0000_0000, 1 << 20).unwrap();
         server.stop().unwrap();
         machine.submit(0, &read).unwrap();
@@ -89,12 +89,13 @@ fn a_server_that_stands_still_does_not_keep_memory() {
         let Machine { frontend, ram, .. } = &mut machine;
         frontend.share(&[&more]).unwrap();
         frontend.share(&[ram, &more]).unwrap();
-        server.go_on().unwrap();
+        server.resume().unwrap();
         assert_eq!(machine.status(0, &read).unwrap(), blk::S_IOERR, "{kind:?}");
         drop(machine);
         server.stop().unwrap();
 
-        // Nor is the end of the process held up by a session that waits for that, or that of a session whose front-end is gone.
+        // The end of the process does not wait for such a session either, nor does the end of a session
+        // whose front-end has left.
         for ends in [false, true] {
             let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
             machine.submit(0, &read).unwrap();
@@ -105,20 +106,21 @@ fn a_server_that_stands_still_does_not_keep_memory() {
                 break;
             }
         }
-        server.go_on().unwrap();
+        server.resume().unwrap();
     }
 }
 
-/// The same of a translation that the request uses.
+/// A request holds its translation while its server does not answer.
 #[test]
-fn a_server_that_stands_still_does_not_keep_a_translation() {
+fn a_stopped_server_does_not_keep_a_translation() {
     let (_dir, server, daemon) = served(Kind::Nbdkit);
     let mut machine = Machine::prepare(daemon.socket(), &Shape::default()).unwrap();
     let mut iommu = Iommu::connect(&mut machine.frontend).unwrap();
     iommu.map_all(&machine.ram);
     iommu::start(&mut machine.frontend, &machine.ram, &machine.queues[0]).unwrap();
-    let buffers = machine.places[0].lay_out(&machine.ram, &Request::read(8, 4096), Layout::Usual).unwrap();
-    let seen = iommu::seen(&buffers);
+    let buffers =
+        machine.request_memory[0].lay_out(&machine.ram, &Request::read(8, 4096), Layout::Usual).unwrap();
+    let seen = iommu::at_iova(&buffers);
     let submit = |machine: &mut Machine| {
         machine.queues[0].submit(&machine.ram, &seen, None).unwrap();
         machine.queues[0].flush();
@@ -132,14 +134,14 @@ fn a_server_that_stands_still_does_not_keep_a_translation() {
         let page = buffer.addr.0 & !(PAGE - 1);
         machine.frontend.order(&iommu::invalidate(page, PAGE)).unwrap();
     }
-    server.go_on().unwrap();
+    server.resume().unwrap();
     iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();
     machine.stop().unwrap();
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 
 #[test]
-fn a_server_that_is_killed_and_comes_back() {
+fn requests_wait_for_a_killed_server() {
     for (kind, shape) in [Kind::Nbdkit, Kind::Qemu].into_iter().zip(shapes()) {
         let (_dir, mut server, mut daemon) = served(kind);
         let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
@@ -158,7 +160,7 @@ fn a_server_that_is_killed_and_comes_back() {
             }
         };
         assert_eq!(again, data, "{kind:?}");
-        // The write was acknowledged, and by a server that has gone.
+        // The lost server had acknowledged this write.
         let flush =
             |machine: &mut Machine| machine.perform(0, &Request::flush(), Layout::Usual).unwrap().status;
         assert_eq!([flush(&mut machine), flush(&mut machine)], [blk::S_IOERR, blk::S_OK], "{kind:?}");
@@ -171,9 +173,9 @@ fn a_server_that_is_killed_and_comes_back() {
     }
 }
 
-/// Nobody writes to an image while another one that lies over it is in use.
+/// No process can write to an image while an image above it is in use.
 #[test]
-fn the_images_under_one_another_are_locked() {
+fn backing_images_are_locked() {
     let dir = image_dir().unwrap();
     let (base, top) = (dir.path().join("base"), dir.path().join("top"));
     File::create_new(&base).unwrap().set_len(SIZE).unwrap();
@@ -186,7 +188,7 @@ fn the_images_under_one_another_are_locked() {
         output.status.success()
     };
     assert!(!write(), "the image under one that is in use can be written");
-    // Another one over the same does not write to it either.
+    // Another image above the same one does not write to it either.
     let second = dir.path().join("second");
     qemu_img(&["create", "-q", "-f", "qcow2", "-b", "base", "-F", "raw"], &[&second]).unwrap();
     let beside = serve(&format!("qcow2:{}", second.display()));
@@ -198,9 +200,9 @@ fn the_images_under_one_another_are_locked() {
     assert!(write());
 }
 
-/// What a guest has been told is done is in the image, however the process ends.
+/// Acknowledged writes are in the image, however the process ends.
 #[test]
-fn a_killed_process_has_lost_nothing_of_an_image() {
+fn a_killed_process_loses_no_acknowledged_write() {
     let dir = image_dir().unwrap();
     let image = dir.path().join("disk.qcow2");
     let words = ["create", "-q", "-f", "qcow2", image.to_str().unwrap(), "16M"];
@@ -209,12 +211,12 @@ fn a_killed_process_has_lost_nothing_of_an_image() {
     for (round, shape) in shapes().into_iter().enumerate() {
         let daemon = serve(&disk);
         let mut machine = Machine::start(daemon.socket(), &shape).unwrap();
-        // While it is used, QEMU keeps away from it.
+        // QEMU refuses the image while it is in use.
         assert!(qemu_img(&["convert", "-O", "raw"], &[&image, &dir.path().join("out")]).is_err());
         for sector in (0..SIZE / 512).step_by(997) {
             machine.write(0, sector, &pattern(sector + round as u64, 512)).unwrap();
         }
-        // Killed, and not asked to end.
+        // Kills the daemon instead of asking it to end.
         drop(daemon);
         qemu_img(&["check", "-q"], &[&image]).unwrap();
         let daemon = serve(&disk);

@@ -1,5 +1,5 @@
-//! Front-ends that cut the file of their memory short while the device uses it. Nobody but their own device
-//! suffers from that.
+//! Tests front-ends that truncate the file of their memory while the device uses it. Only their own device
+//! may fail.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -12,42 +12,42 @@ use kickless_memory::{Gpa, fault};
 use kickless_tests::daemon::Daemon;
 use kickless_tests::driver::Queue;
 use kickless_tests::driver::memory::Ram;
-use kickless_tests::driver::request::{Layout, Place, Request};
+use kickless_tests::driver::request::{Layout, Request, RequestMemory};
 use kickless_tests::frontend::LIMIT;
-use kickless_tests::frontend::machine::{DATA_LEN_MAX, Machine, RAM_BASE, Shape, hammer};
+use kickless_tests::frontend::machine::{DATA_LEN_MAX, Machine, RAM_BASE, Shape, write_and_verify};
 use kickless_tests::guest::image_dir;
 use kickless_tests::with_each_engine;
 
 with_each_engine! {
-    memory_that_goes_away
+    truncated_memory_breaks_only_its_device
 }
 
 const SHAPE: Shape = Shape { queues: 2, ..Shape::LINUX };
 const PACKED: Shape = Shape { packed: true, ..SHAPE };
 
-/// Where the memory ends from now on.
-type Cut = fn(&Machine) -> Gpa;
+/// Returns the new end of the memory.
+type NewEnd = fn(&Machine) -> Gpa;
 
-/// All of it goes; all but a page of the rings; what requests have, but not the rings.
-const CUTS: [Cut; 3] = [
+/// Removes all memory; all but a page of the rings; only the memory of requests.
+const NEW_ENDS: [NewEnd; 3] = [
     |_| Gpa(RAM_BASE),
     |_| Gpa(RAM_BASE + 4096),
-    |machine| Gpa(machine.places[0].data().0.min(machine.places[1].data().0) - 4096),
+    |machine| Gpa(machine.request_memory[0].data().0.min(machine.request_memory[1].data().0) - 4096),
 ];
 
-/// Submits requests to both queues and takes what comes back, until there have been `enough`, or the device
-/// gives up.
+/// Submits requests to both queues until `enough` of them have completed or the device signals an error.
+/// Returns the number of completions.
 fn load(machine: &mut Machine, enough: u64) -> u64 {
     let mut done = 0;
     let deadline = Instant::now() + LIMIT;
     while done < enough && !machine.queues.iter().any(|queue| queue.err().take() > 0) {
-        assert!(Instant::now() < deadline, "neither answers nor an error after {done} requests");
-        for (queue, place) in machine.queues.iter_mut().zip(&machine.places) {
+        assert!(Instant::now() < deadline, "no answer and no error after {done} requests");
+        for (queue, place) in machine.queues.iter_mut().zip(&machine.request_memory) {
             let request = match done % 2 {
                 0 => Request::write(8, &[7; 8192]),
                 _ => Request::read(8, 8192),
             };
-            // Once its memory is gone, this queue makes no sense to us either.
+            // Without its memory, the driver cannot use this queue either.
             if queue.in_flight() < 8
                 && let Ok(buffers) = place.lay_out(&machine.ram, &request, Layout::Usual)
             {
@@ -64,7 +64,7 @@ fn load(machine: &mut Machine, enough: u64) -> u64 {
     done
 }
 
-fn memory_that_goes_away(engine: &str) {
+fn truncated_memory_breaks_only_its_device(engine: &str) {
     fault::guard().unwrap();
     let dir = image_dir().unwrap();
     let image = dir.path().join("disk.img");
@@ -72,7 +72,7 @@ fn memory_that_goes_away(engine: &str) {
     let file = format!("blk-file = '{}'\nnum-queues = 2\nlock = 'off'", image.display());
     let devices = [("file", file.as_str()), ("memory", "blk-file = 'mem:16M'\nnum-queues = 2")];
     for cut_device in ["file", "memory"] {
-        // One worker: what goes on does so on the very thread that had the fault.
+        // With one worker, the other device runs on the thread that had the fault.
         let mut daemon = Daemon::serve(&format!("workers = 1\nengine = '{engine}'"), &devices).unwrap();
         let holdings = daemon.holdings().unwrap();
         let spared = if cut_device == "file" { "memory" } else { "file" };
@@ -81,18 +81,18 @@ fn memory_that_goes_away(engine: &str) {
         thread::scope(|scope| {
             let other = scope.spawn(|| {
                 let machine = &mut Machine::start(&socket, &SHAPE).unwrap();
-                let (queue, place) = (&mut machine.queues[0], &machine.places[0]);
+                let (queue, place) = (&mut machine.queues[0], &machine.request_memory[0]);
                 let enough = |done| {
                     rounds.store(done, Ordering::Relaxed);
                     over.load(Ordering::Relaxed)
                 };
-                hammer(&machine.ram, queue, place, false, 64, enough).unwrap();
+                write_and_verify(&machine.ram, queue, place, false, 64, enough).unwrap();
             });
-            let _ends = Ends(&over);
+            let _ends = SetOnDrop(&over);
             for shape in [SHAPE, PACKED] {
-                for cut in CUTS {
-                    cut_short(&daemon, cut_device, &shape, cut);
-                    // The other goes on.
+                for cut in NEW_ENDS {
+                    truncate_and_restart(&daemon, cut_device, &shape, cut);
+                    // The other device goes on.
                     let (before, deadline) = (rounds.load(Ordering::Relaxed), Instant::now() + LIMIT);
                     while rounds.load(Ordering::Relaxed) < before + 2 {
                         assert!(!other.is_finished() && Instant::now() < deadline, "{spared} stands still");
@@ -110,23 +110,23 @@ fn memory_that_goes_away(engine: &str) {
             line.contains("is damaged: its file was truncated")
                 && line.contains(&format!("name={cut_device}"))
         };
-        assert_eq!(said.iter().filter(ours).count(), 2 * CUTS.len(), "one line each time: {said:#?}");
-        assert_eq!(said.len(), 2 * CUTS.len(), "{said:#?}");
+        assert_eq!(said.iter().filter(ours).count(), 2 * NEW_ENDS.len(), "one line each time: {said:#?}");
+        assert_eq!(said.len(), 2 * NEW_ENDS.len(), "{said:#?}");
     }
 }
 
-/// Says that it is over when dropped, also where a test fails.
-struct Ends<'a>(&'a AtomicBool);
+/// Sets the flag when dropped, also if a test fails.
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// A machine has its memory cut short, starts again in new memory on the same connection, and once more on
-/// another one.
-fn cut_short(daemon: &Daemon, device: &str, shape: &Shape, cut: Cut) {
+/// Truncates the memory of a machine, then starts the machine in new memory, first on the same connection
+/// and then on another one.
+fn truncate_and_restart(daemon: &Daemon, device: &str, shape: &Shape, cut: NewEnd) {
     let socket = daemon.socket_of(device);
     let mut machine = Machine::start(&socket, shape).unwrap();
     assert!(load(&mut machine, 200) >= 200);
@@ -142,7 +142,7 @@ fn cut_short(daemon: &Daemon, device: &str, shape: &Shape, cut: Cut) {
         let queue = Queue::new(&mut ram, index, shape.size, machine.frontend.features()).unwrap();
         machine.frontend.start(&queue).unwrap();
         machine.queues[usize::from(index)] = queue;
-        machine.places[usize::from(index)] = Place::new(&mut ram, DATA_LEN_MAX).unwrap();
+        machine.request_memory[usize::from(index)] = RequestMemory::new(&mut ram, DATA_LEN_MAX).unwrap();
     }
     machine.ram = ram;
     serves(&mut machine);

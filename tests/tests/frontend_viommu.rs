@@ -1,4 +1,4 @@
-//! A device behind a vIOMMU whose front-end answers late, wrongly, too often or not at all.
+//! Tests a device behind a vIOMMU whose front-end answers late, wrongly, too often or not at all.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -11,7 +11,7 @@ use kickless_tests::driver::memory::Ram;
 use kickless_tests::driver::request::{LAYOUTS, Layout, Request, pattern};
 use kickless_tests::frontend::Frontend;
 use kickless_tests::frontend::iommu::{
-    DISTANCE, Iommu, PAGE, addresses, invalidate, refused, seen, start, update,
+    DISTANCE, Iommu, PAGE, addresses, at_iova, expect_refused, invalidate, start, update,
 };
 use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
 use kickless_tests::frontend::served::Served;
@@ -19,20 +19,20 @@ use kickless_tests::with_each_engine;
 use kickless_vhost_user::{FrontendMessage as Message, Iotlb, VringAddr};
 
 with_each_engine! {
-    offered_only_where_misses_can_be_told
-    every_layout_through_translations
-    a_queue_that_waits_can_stop_and_go_on
-    what_cannot_be_translated_fails_and_nothing_else_does
+    a_viommu_needs_the_channel_for_misses
+    every_layout_works_with_translations
+    a_waiting_queue_can_stop_and_continue
+    only_requests_without_translation_fail
     bad_updates_are_refused
-    a_flood_that_nobody_asked_for
-    a_front_end_that_dies_while_it_is_asked
-    memory_comes_and_goes_under_translations
+    unrequested_translations_are_bounded
+    a_front_end_may_leave_with_a_miss_open
+    memory_may_change_under_translations
 }
 
-const MOMENT: Duration = Duration::from_millis(100);
+const QUIET_TIME: Duration = Duration::from_millis(100);
 const RW: IotlbAccess = IotlbAccess::READ.union(IotlbAccess::WRITE);
 
-/// A machine with one queue behind a vIOMMU, which is told of all its memory when it asks.
+/// Returns a machine with one queue behind a vIOMMU. The vIOMMU has translations for all memory.
 fn machine(served: &Served, shape: &Shape) -> (Machine, Iommu) {
     let mut machine = Machine::prepare(served.socket(), shape).unwrap();
     let mut iommu = Iommu::connect(&mut machine.frontend).unwrap();
@@ -41,14 +41,14 @@ fn machine(served: &Served, shape: &Shape) -> (Machine, Iommu) {
     (machine, iommu)
 }
 
-/// Offers a request, without waiting.
+/// Submits a request without waiting.
 fn submit(machine: &mut Machine, request: &Request, layout: Layout) {
-    let buffers = machine.places[0].lay_out(&machine.ram, request, layout).unwrap();
-    machine.queues[0].submit(&machine.ram, &seen(&buffers), None).unwrap();
+    let buffers = machine.request_memory[0].lay_out(&machine.ram, request, layout).unwrap();
+    machine.queues[0].submit(&machine.ram, &at_iova(&buffers), None).unwrap();
     machine.queues[0].flush();
 }
 
-/// Performs a request; its status and what was read.
+/// Performs a request. Returns its status and the data read.
 fn perform(machine: &mut Machine, iommu: &mut Iommu, request: &Request, layout: Layout) -> (u8, Vec<u8>) {
     submit(machine, request, layout);
     finish(machine, iommu, request)
@@ -56,17 +56,17 @@ fn perform(machine: &mut Machine, iommu: &mut Iommu, request: &Request, layout: 
 
 fn finish(machine: &mut Machine, iommu: &mut Iommu, request: &Request) -> (u8, Vec<u8>) {
     let len = iommu.wait_used(&mut machine.frontend, &mut machine.queues[0]).unwrap();
-    let outcome = machine.places[0].outcome(&machine.ram, request, len).unwrap();
+    let outcome = machine.request_memory[0].outcome(&machine.ram, request, len).unwrap();
     (outcome.status, outcome.data)
 }
 
-fn hammer(machine: &mut Machine, iommu: &mut Iommu, seed: u64) {
+fn write_and_verify(machine: &mut Machine, iommu: &mut Iommu, seed: u64) {
     let data = pattern(seed, 4096);
     assert_eq!(perform(machine, iommu, &Request::write(8, &data), Layout::Usual).0, blk::S_OK);
     assert_eq!(perform(machine, iommu, &Request::read(8, 4096), Layout::Usual), (blk::S_OK, data));
 }
 
-fn offered_only_where_misses_can_be_told(engine: &str) {
+fn a_viommu_needs_the_channel_for_misses(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let mut frontend = Frontend::connect(served.socket()).unwrap();
     let offered = |frontend: &mut Frontend| {
@@ -84,7 +84,7 @@ fn offered_only_where_misses_can_be_told(engine: &str) {
     }
 }
 
-fn every_layout_through_translations(engine: &str) {
+fn every_layout_works_with_translations(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for packed in [false, true] {
         let (mut machine, mut iommu) = machine(&served, &Shape { packed, ..Shape::default() });
@@ -99,14 +99,14 @@ fn every_layout_through_translations(engine: &str) {
         }
         let known = iommu.misses;
         assert!(known >= 3 + 17, "{known} misses");
-        hammer(&mut machine, &mut iommu, 1);
-        assert_eq!(iommu.misses, known, "what was told is known");
-        // All is taken back, the rings too, and asked for again.
+        write_and_verify(&mut machine, &mut iommu, 1);
+        assert_eq!(iommu.misses, known, "the device asked for a known translation");
+        // Invalidates all translations, also those of the rings. The device asks again.
         machine.frontend.order(&invalidate(0, 0)).unwrap();
-        hammer(&mut machine, &mut iommu, 2);
+        write_and_verify(&mut machine, &mut iommu, 2);
         assert!(iommu.misses >= known + 5, "{} misses", iommu.misses);
-        // A page of data that is elsewhere now.
-        let data = machine.places[0].data();
+        // Moves one page of data to another address.
+        let data = machine.request_memory[0].data();
         let elsewhere = machine.ram.take(PAGE as usize, PAGE).unwrap();
         iommu.map(data.0 + DISTANCE, machine.ram.user(elsewhere));
         machine.frontend.order(&invalidate(data.0 + DISTANCE, PAGE)).unwrap();
@@ -118,66 +118,66 @@ fn every_layout_through_translations(engine: &str) {
         let read = Request::read(8, 4096);
         assert_eq!(perform(&mut machine, &mut iommu, &read, Layout::Usual), (blk::S_OK, vec![7; 4096]));
     }
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
 }
 
-fn a_queue_that_waits_can_stop_and_go_on(engine: &str) {
+fn a_waiting_queue_can_stop_and_continue(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let (mut machine, mut iommu) = machine(&served, &Shape::default());
-    hammer(&mut machine, &mut iommu, 3);
+    write_and_verify(&mut machine, &mut iommu, 3);
     let used = machine.queues[0].used_idx();
-    machine.frontend.order(&invalidate(machine.places[0].data().0 + DISTANCE, PAGE)).unwrap();
+    machine.frontend.order(&invalidate(machine.request_memory[0].data().0 + DISTANCE, PAGE)).unwrap();
     let read = Request::read(8, 4096);
     submit(&mut machine, &read, Layout::Usual);
     let asked = iommu.miss(Duration::from_secs(30)).unwrap().unwrap();
-    assert_eq!(asked.iova, machine.places[0].data().0 + DISTANCE);
+    assert_eq!(asked.iova, machine.request_memory[0].data().0 + DISTANCE);
     assert_eq!(asked.access, IotlbAccess::WRITE);
-    // More requests change nothing, and ask nothing twice.
+    // More requests cause no further misses.
     machine.queues[0].kick();
-    assert!(iommu.miss(MOMENT).unwrap().is_none());
+    assert!(iommu.miss(QUIET_TIME).unwrap().is_none());
     assert_eq!(machine.queues[0].used_idx(), used);
-    // The head that waits is the one that it goes on with.
+    // The queue continues with the head that waits.
     let base = machine.frontend.stop(&mut machine.queues[0]).unwrap();
     assert_eq!(base, used);
     // The answer comes late.
     iommu.answer(&mut machine.frontend, &asked).unwrap();
     start(&mut machine.frontend, &machine.ram, &machine.queues[0]).unwrap();
     assert_eq!(finish(&mut machine, &mut iommu, &read), (blk::S_OK, pattern(3, 4096)));
-    // With the answer in the table before anybody asks, nobody does.
+    // A translation that is known in advance causes no miss.
     let known = iommu.misses;
-    hammer(&mut machine, &mut iommu, 4);
+    write_and_verify(&mut machine, &mut iommu, 4);
     assert_eq!(iommu.misses, known);
     drop((machine, iommu));
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
 }
 
-fn what_cannot_be_translated_fails_and_nothing_else_does(engine: &str) {
+fn only_requests_without_translation_fail(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let (mut machine, mut iommu) = machine(&served, &Shape::default());
-    hammer(&mut machine, &mut iommu, 5);
-    let data = machine.places[0].data().0 + DISTANCE;
+    write_and_verify(&mut machine, &mut iommu, 5);
+    let data = machine.request_memory[0].data().0 + DISTANCE;
     iommu.unmap(data);
     machine.frontend.order(&invalidate(data, PAGE)).unwrap();
     let status = perform(&mut machine, &mut iommu, &Request::read(8, 4096), Layout::Usual).0;
     assert_eq!(status, blk::S_IOERR);
-    // A page that may only be read is no place to read into.
-    let user = machine.ram.user(machine.places[0].data());
+    // The device must not read into a page that is read-only.
+    let user = machine.ram.user(machine.request_memory[0].data());
     machine.frontend.order(&update(data, PAGE, user, IotlbAccess::READ)).unwrap();
     let status = perform(&mut machine, &mut iommu, &Request::read(8, 4096), Layout::Usual).0;
     assert_eq!(status, blk::S_IOERR);
     let write = Request::write(8, &pattern(6, 4096));
     assert_eq!(perform(&mut machine, &mut iommu, &write, Layout::Usual).0, blk::S_OK);
     iommu.map(data, user);
-    hammer(&mut machine, &mut iommu, 7);
+    write_and_verify(&mut machine, &mut iommu, 7);
     drop((machine, iommu));
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
 }
 
 fn bad_updates_are_refused(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let mut plain = Machine::start(served.socket(), &Shape::default()).unwrap();
     let user = plain.ram.region().user_addr;
-    refused(&mut plain.frontend, &update(0, PAGE, user, RW)).unwrap();
+    expect_refused(&mut plain.frontend, &update(0, PAGE, user, RW)).unwrap();
     plain.stop().unwrap();
     drop(plain);
     let (mut machine, mut iommu) = machine(&served, &Shape::default());
@@ -195,85 +195,85 @@ fn bad_updates_are_refused(engine: &str) {
         (0, PAGE, user + 8, RW),
         (0, PAGE + 512, user, RW),
     ] {
-        refused(&mut machine.frontend, &update(iova, size, user, access)).unwrap();
+        expect_refused(&mut machine.frontend, &update(iova, size, user, access)).unwrap();
     }
     for kind in [IotlbKind::Miss, IotlbKind::AccessFail] {
         let message = Iotlb { kind, iova: 0, size: PAGE, user_addr: user, access: RW };
-        refused(&mut machine.frontend, &Message::IotlbMsg(message)).unwrap();
+        expect_refused(&mut machine.frontend, &Message::IotlbMsg(message)).unwrap();
     }
-    // A ring that is not aligned where the device sees it.
+    // The ring is not aligned at the device's address.
     let addr = addresses(&machine.ram, &machine.queues[0]);
     let askew = VringAddr { desc_addr: addr.desc_addr + 8, ..addr };
-    refused(&mut machine.frontend, &Message::SetVringAddr(askew)).unwrap();
-    hammer(&mut machine, &mut iommu, 8);
+    expect_refused(&mut machine.frontend, &Message::SetVringAddr(askew)).unwrap();
+    write_and_verify(&mut machine, &mut iommu, 8);
     drop((machine, iommu));
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
 }
 
-fn a_flood_that_nobody_asked_for(engine: &str) {
+fn unrequested_translations_are_bounded(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let (mut machine, mut iommu) = machine(&served, &Shape::default());
-    hammer(&mut machine, &mut iommu, 9);
+    write_and_verify(&mut machine, &mut iommu, 9);
     let user = machine.ram.region().user_addr;
-    // Each needs a node of its own, and there are not so many.
+    // Each translation needs a node, and the number of nodes is limited.
     for i in 0..10_000u64 {
         machine.frontend.order(&update(i << 21, PAGE, user, RW)).unwrap();
     }
-    hammer(&mut machine, &mut iommu, 10);
+    write_and_verify(&mut machine, &mut iommu, 10);
     let status = std::fs::read_to_string(format!("/proc/{}/status", served.daemon.pid())).unwrap();
     let resident = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
     let kib: u64 = resident.split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!(kib < 128 << 10, "{resident}");
     drop((machine, iommu));
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
 }
 
-fn a_front_end_that_dies_while_it_is_asked(engine: &str) {
+fn a_front_end_may_leave_with_a_miss_open(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     for answered in [false, true] {
         let (mut machine, mut iommu) = machine(&served, &Shape::default());
         submit(&mut machine, &Request::read(8, 512), Layout::Usual);
         let asked = iommu.miss(Duration::from_secs(30)).unwrap().unwrap();
         if answered {
-            // And leaves in the middle of the answer.
+            // The front-end leaves in the middle of the answer.
             let user = machine.ram.region().user_addr;
             machine.frontend.send(&update(asked.iova, PAGE, user, RW)).unwrap();
         }
         drop((machine, iommu));
     }
     let (mut machine, mut iommu) = machine(&served, &Shape::default());
-    hammer(&mut machine, &mut iommu, 11);
-    // One whose channel goes, and who goes on answering: a new one takes its place.
+    write_and_verify(&mut machine, &mut iommu, 11);
+    // The front-end closes its channel, opens another one and goes on answering.
     drop(iommu);
     machine.frontend.order(&invalidate(0, 0)).unwrap();
     let read = Request::read(8, 4096);
     submit(&mut machine, &read, Layout::Usual);
-    assert!(!machine.frontend.replies_within(Code::GetFeatures, MOMENT).unwrap());
+    assert!(!machine.frontend.replies_within(Code::GetFeatures, QUIET_TIME).unwrap());
     let mut iommu = Iommu::connect(&mut machine.frontend).unwrap();
     iommu.map_all(&machine.ram);
     assert_eq!(finish(&mut machine, &mut iommu, &read), (blk::S_OK, pattern(11, 4096)));
     drop((machine, iommu));
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
 }
 
-fn memory_comes_and_goes_under_translations(engine: &str) {
+fn memory_may_change_under_translations(engine: &str) {
     let served = Served::start(engine, &[]).unwrap();
     let (mut machine, mut iommu) = machine(&served, &Shape::default());
-    hammer(&mut machine, &mut iommu, 12);
+    write_and_verify(&mut machine, &mut iommu, 12);
     let known = iommu.misses;
     let more = Ram::new(RAM_BASE + (1 << 30), 64 << 10).unwrap();
     machine.frontend.add(&more).unwrap();
-    hammer(&mut machine, &mut iommu, 13);
-    assert_eq!(iommu.misses, known, "translations are as they were");
-    // Data in the new memory, and then that memory goes.
-    let data = machine.places[0].data().0 + DISTANCE;
+    write_and_verify(&mut machine, &mut iommu, 13);
+    assert_eq!(iommu.misses, known, "the device asked for a known translation");
+    // Puts data into the new memory, then removes that memory.
+    let data = machine.request_memory[0].data().0 + DISTANCE;
     machine.frontend.order(&update(data, PAGE, more.region().user_addr, RW)).unwrap();
     let write = Request::write(8, &pattern(14, 4096));
     assert_eq!(perform(&mut machine, &mut iommu, &write, Layout::Usual).0, blk::S_OK);
     machine.frontend.remove(more.region()).unwrap();
     assert_eq!(perform(&mut machine, &mut iommu, &write, Layout::Usual).0, blk::S_IOERR);
     machine.frontend.order(&invalidate(data, PAGE)).unwrap();
-    hammer(&mut machine, &mut iommu, 15);
+    write_and_verify(&mut machine, &mut iommu, 15);
     drop((machine, iommu));
-    served.serves_the_next().unwrap();
+    served.check_next_frontend().unwrap();
 }

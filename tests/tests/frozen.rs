@@ -1,4 +1,4 @@
-//! A disk that hangs, and its neighbours on the same worker.
+//! Tests a disk that hangs, and other disks on the same worker.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -21,18 +21,18 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 with_each_engine! {
-    neighbours_of_hung_disks_go_on
-    the_end_lets_neighbours_go
+    other_disks_work_while_one_hangs
+    sigterm_stops_other_disks_while_one_hangs
 }
 
 const BYTES: u64 = 16 << 20;
-/// Writes that each queue of a hung disk has in flight, on two queues: more than an engine has slots.
+/// Writes in flight on two queues of a hung disk. They are more than an engine has slots.
 const HUNG: u16 = 600;
-/// The neighbours, with what they are opened with.
+/// The other disks, with their options.
 const NEIGHBOURS: [(&str, &str, &str); 3] =
     [("direct", "", ""), ("cached", "", "cache = 'writeback'"), ("qcow2", "qcow2:", "")];
 
-/// An image with all of its space allocated, as that of a disk that has been in use.
+/// Creates an image with all its space allocated, like a disk in use.
 fn image(path: &Path) {
     let file = File::create(path).unwrap();
     (0..BYTES >> 20).for_each(|mib| file.write_all_at(&[1; 1 << 20], mib << 20).unwrap());
@@ -45,7 +45,7 @@ struct Rig {
     file_system: FileSystem,
 }
 
-/// One worker that serves three disks in a file system that can be frozen, and three neighbours.
+/// Starts one worker with three disks in a file system that can be frozen, and three other disks.
 fn start(engine: &str) -> Result<Rig, String> {
     let file_system = FileSystem::mount()?;
     let images = image_dir().unwrap();
@@ -71,8 +71,8 @@ fn start(engine: &str) -> Result<Rig, String> {
     Ok(Rig { daemon, _images: images, file_system })
 }
 
-/// A machine whose queues are full of writes.
-fn overwhelm(daemon: &Daemon, name: &str) -> Machine {
+/// Connects a machine and fills its queues with writes.
+fn fill_queues(daemon: &Daemon, name: &str) -> Machine {
     let shape = Shape { queues: 2, size: 1024, indirect: true, ..Shape::default() };
     let mut machine = Machine::start(&daemon.socket_of(name), &shape).unwrap();
     let request = Request::write(0, &pattern(7, 4096));
@@ -82,8 +82,8 @@ fn overwhelm(daemon: &Daemon, name: &str) -> Machine {
     machine
 }
 
-/// Writes, reads, flushes and discards again and again, and stops the queue.
-fn works(daemon: &Daemon, name: &str) {
+/// Writes, reads, flushes and discards several times, and stops the queue.
+fn check_disk(daemon: &Daemon, name: &str) {
     let mut machine =
         Machine::start(&daemon.socket_of(name), &Shape { discard: true, ..Shape::default() }).unwrap();
     let discards =
@@ -92,7 +92,10 @@ fn works(daemon: &Daemon, name: &str) {
     for round in 0..20 {
         let (sector, data) = (round * 64, pattern(round, 8192));
         machine.write(0, sector, &data).unwrap();
-        assert!(machine.read(0, sector, data.len()).unwrap() == data, "{name}: reads what was not written");
+        assert!(
+            machine.read(0, sector, data.len()).unwrap() == data,
+            "{name}: read other bytes than it wrote"
+        );
         let segment = [&(sector + 8).to_le_bytes()[..], &8u32.to_le_bytes(), &[0; 4]].concat();
         let discard = Request { kind: blk::T_DISCARD, sector: 0, write: segment, read_len: 0 };
         for request in [Request::flush(), discard, Request::flush()] {
@@ -103,18 +106,18 @@ fn works(daemon: &Daemon, name: &str) {
     machine.stop().unwrap();
 }
 
-fn neighbours_of_hung_disks_go_on(engine: &str) {
+fn other_disks_work_while_one_hangs(engine: &str) {
     let Rig { daemon, _images, file_system } = match start(engine) {
         Ok(rig) => rig,
-        Err(why) => return println!("SKIPPED: no file system that can be frozen: {why}"),
+        Err(why) => return println!("SKIPPED: no file system can be frozen here: {why}"),
     };
-    NEIGHBOURS.iter().for_each(|(name, ..)| works(&daemon, name));
+    NEIGHBOURS.iter().for_each(|(name, ..)| check_disk(&daemon, name));
     let frozen = file_system.freeze().unwrap();
     let mut hung = Vec::new();
-    // One after the other.
+    // The disks hang one after the other.
     for name in ["hung1", "hung2", "hung3"] {
-        hung.push(overwhelm(&daemon, name));
-        NEIGHBOURS.iter().for_each(|(name, ..)| works(&daemon, name));
+        hung.push(fill_queues(&daemon, name));
+        NEIGHBOURS.iter().for_each(|(name, ..)| check_disk(&daemon, name));
     }
     drop(frozen);
     for machine in &mut hung {
@@ -130,19 +133,19 @@ fn neighbours_of_hung_disks_go_on(engine: &str) {
     assert_eq!(status.code(), Some(0), "{log:#?}");
 }
 
-/// SIGTERM stops the neighbours of a disk that hangs, and the process ends when that disk does not hang any more.
-fn the_end_lets_neighbours_go(engine: &str) {
+/// SIGTERM stops the other disks while one hangs. The process ends when that disk continues.
+fn sigterm_stops_other_disks_while_one_hangs(engine: &str) {
     let Rig { daemon, _images, file_system } = match start(engine) {
         Ok(rig) => rig,
-        Err(why) => return println!("SKIPPED: no file system that can be frozen: {why}"),
+        Err(why) => return println!("SKIPPED: no file system can be frozen here: {why}"),
     };
     let frozen = file_system.freeze().unwrap();
-    let hung = overwhelm(&daemon, "hung1");
+    let hung = fill_queues(&daemon, "hung1");
     let mut near =
         Machine::start(&daemon.socket_of("direct"), &Shape { discard: true, ..Shape::default() }).unwrap();
     near.write(0, 0, &pattern(1, 4096)).unwrap();
     daemon.signal(Signal::TERM).unwrap();
-    // A session that hangs does not answer, which is an error.
+    // The session of a hung disk does not answer, which is an error.
     assert_eq!(near.frontend.answer_to_raw().unwrap(), Answer::Dropped);
     drop(frozen);
     let (status, log) = daemon.stop().unwrap();

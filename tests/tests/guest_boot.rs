@@ -1,5 +1,5 @@
-//! Stock Linux guests and both firmwares read and write disks that the daemon serves, in every ring format it offers, and
-//! whether it polls when it pays (`--poll=auto`) or always.
+//! Runs stock Linux guests and both firmwares on disks of the daemon, with every ring format and with
+//! `--poll=auto` and `--poll=always`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -14,19 +14,20 @@ use kickless_tests::guest::scratch::{Scratch, numbers};
 use kickless_tests::guest::{Assets, image_dir, make_image, sha256};
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// The arguments that make a daemon poll always. One CPU is enough for all who spin; the emulated guest needs another.
+/// Returns the arguments of a daemon that always polls. All such daemons share one CPU, because the
+/// emulated guest needs another.
 fn always() -> Vec<String> {
     let all = sched_getaffinity(None).unwrap();
     let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap();
     vec!["--poll=always".to_owned(), format!("--cpu={first}")]
 }
 
-/// With either rule of polling, for a test that boots a guest for each.
+/// Returns the arguments of both polling rules, for a test that boots a guest with each.
 fn rules() -> [Vec<String>; 2] {
     [Vec::new(), always()]
 }
 
-/// One disk of the guest: what it is served by and how its rings are to look.
+/// One disk of the guest: its daemon and the expected rings.
 struct Case {
     engine: &'static str,
     always: bool,
@@ -35,8 +36,9 @@ struct Case {
     packed: bool,
 }
 
-/// Every engine with every ring feature. One case of each engine is always polled, for those who spin get in each other's way: which
-/// one depends on the ring format and on `many` queues, so that any two of the choices meet in every way somewhere.
+/// Returns the cases: every engine with every ring feature. Daemons that always poll disturb one another,
+/// so only one case per engine does. The ring format and `many` decide which, so that all pairs of choices
+/// occur.
 fn cases(packed: bool, many: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     for engine in ["io_uring", "threads"] {
@@ -54,7 +56,7 @@ fn switch(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// Boots one guest that has a disk, with a daemon of its own, for each case; compares the data from both ends.
+/// Boots one guest with a disk and a daemon per case. Compares the data on both ends.
 fn check_all_cases(cpus: u32, queues: u16, packed: bool) {
     let mut served = Vec::new();
     let mut disks = Vec::new();
@@ -100,7 +102,7 @@ fn check_all_cases(cpus: u32, queues: u16, packed: bool) {
         println!(
             "{disk}: {queues} queues, {}, polled {}, event_idx {}, indirect {}, packed {}: verified, interrupts by queue {interrupts:?}",
             case.engine,
-            if case.always { "always" } else { "when it pays" },
+            if case.always { "always" } else { "adaptively" },
             switch(case.event_idx),
             switch(case.indirect),
             switch(case.packed)
@@ -153,7 +155,7 @@ fn seabios_boots_from_the_disk() {
     println!("SeaBIOS read the boot sector and the boot sector read the next one");
 }
 
-/// Makes a FAT filesystem without a partition table, which is what OVMF looks for its boot program on.
+/// Creates a FAT filesystem without a partition table, in which OVMF looks for its boot program.
 fn make_efi_disk(path: &std::path::Path, files: &[(PathBuf, &str)]) {
     make_image(path, 64, 0).unwrap();
     let run = |program: &str, arguments: &[&std::ffi::OsStr]| {
@@ -167,13 +169,13 @@ fn make_efi_disk(path: &std::path::Path, files: &[(PathBuf, &str)]) {
     }
 }
 
-/// OVMF boots Linux from a disk with these device properties, and Linux finds the disk intact.
+/// Boots Linux through OVMF from a disk with these properties. Linux compares the disk's content.
 fn boot_through_ovmf(properties: &str) {
     let assets = Assets::get().unwrap();
     let dir = image_dir().unwrap();
     let path = dir.path().join("efi.img");
-    // The shell that OVMF carries runs this script from the disk; the kernel is an EFI program and reads its initramfs,
-    // from the disk too, through the firmware.
+    // OVMF's shell runs this script from the disk. The kernel is an EFI program and reads its initramfs
+    // from the disk through the firmware.
     let script = dir.path().join("startup.nsh");
     fs::write(
         &script,
@@ -194,7 +196,7 @@ fn boot_through_ovmf(properties: &str) {
             Guest::start(&GuestConfig { boot: Boot::Efi, ..GuestConfig::new("", vec![disk]) }).unwrap();
         let results = guest.finish().unwrap();
         assert_eq!(results["firmware"], "efi");
-        assert_eq!(results["vda.content"], before, "the guest that OVMF booted reads something else");
+        assert_eq!(results["vda.content"], before, "the guest that OVMF booted read other bytes");
     }
     println!(
         "OVMF loaded the kernel and the initramfs ({} MiB disk) and Linux found all of it intact",
@@ -207,18 +209,18 @@ fn ovmf_boots_from_the_disk() {
     boot_through_ovmf("num-queues=1,disable-legacy=on");
 }
 
-/// A device on QEMU's root bus is transitional, and OVMF drives it by the legacy interface: a queue size and features
-/// that are not negotiated as of version 1.
+/// OVMF drives a device on QEMU's root bus, which is transitional, through the legacy interface: its queue
+/// size and features are not negotiated as in version 1.
 #[test]
 fn ovmf_boots_through_the_legacy_interface() {
     if Program::from_environment() != Program::Kickless {
-        println!("QEMU's daemon knows no legacy devices");
+        println!("SKIPPED: QEMU's daemon has no legacy devices");
         return;
     }
     boot_through_ovmf("num-queues=1,disable-legacy=off");
 }
 
-/// Boots one guest that has a disk from each daemon.
+/// Boots one guest with a disk of each daemon.
 fn check_each(daemons: &[Daemon; 2], scratches: &[Scratch; 2], cpus: u32) {
     let disks = daemons.iter().map(|daemon| DiskConfig::new(daemon.socket(), "")).collect();
     let guest = Guest::start(&GuestConfig::new("kl.task=check kl.size=16", disks).cpus(cpus)).unwrap();
@@ -231,7 +233,7 @@ fn check_each(daemons: &[Daemon; 2], scratches: &[Scratch; 2], cpus: u32) {
 #[test]
 fn without_io_uring_auto_falls_back_and_says_so_once() {
     if Program::from_environment() != Program::Kickless {
-        println!("about our own engines only");
+        println!("SKIPPED: only kickless has these engines");
         return;
     }
     let scratches = [Scratch::new().unwrap(), Scratch::new().unwrap()];
@@ -253,7 +255,7 @@ fn without_io_uring_auto_falls_back_and_says_so_once() {
         println!("fell back: {}", told[0]);
     }
 
-    // Asked for by name, it must not fall back behind the user's back.
+    // With --engine=io_uring, the daemon must not use another engine.
     let [forbidden, _] = configs;
     let Err(refused) = Daemon::start(&DaemonConfig { engine: Some("io_uring".to_owned()), ..forbidden })
     else {
@@ -264,11 +266,11 @@ fn without_io_uring_auto_falls_back_and_says_so_once() {
 }
 
 #[test]
-fn the_image_is_as_long_as_the_guest_thinks() {
+fn the_guest_sees_the_size_of_the_image() {
     for arguments in rules() {
         let scratch = Scratch::new().unwrap();
         let daemon = Daemon::start(&DaemonConfig { arguments, ..DaemonConfig::new(scratch.path()) }).unwrap();
-        // The last sector is written and read by the reset counter.
+        // The reset counter writes and reads the last sector.
         let disk = DiskConfig::new(daemon.socket(), "");
         let guest = Guest::start(&GuestConfig::new("kl.task=resets kl.rounds=0", vec![disk])).unwrap();
         assert_eq!(guest.finish().unwrap()["boots"], "1");

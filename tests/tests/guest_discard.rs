@@ -1,4 +1,5 @@
-//! What a guest gives back, the image gives back: `blkdiscard` of a disk, `fstrim` of a file system.
+//! Checks that space which a guest discards is free in the image: by `blkdiscard` of a disk and `fstrim` of
+//! a file system.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -15,7 +16,7 @@ const MIB: u64 = 1 << 20;
 #[test]
 fn blkdiscard_and_fstrim_give_space_back() {
     if Program::from_environment() != Program::Kickless {
-        println!("about our own disks only");
+        println!("SKIPPED: only kickless has these disks");
         return;
     }
     let dir = image_dir().unwrap();
@@ -38,7 +39,8 @@ fn blkdiscard_and_fstrim_give_space_back() {
             );
         }
     }
-    // Random bytes of 32 MiB less 16; a file system without a file of 32 MiB.
+    // vda has 32 MiB of random bytes, of which 16 MiB are discarded. vdb has a file system whose file of 32
+    // MiB is deleted.
     assert!((15 * MIB..18 * MIB).contains(&space(0)), "vda takes {}", space(0));
     assert!(space(1) < 16 * MIB, "vdb takes {}", space(1));
     assert_eq!(results["vda.head"], sha256(&images[0], 0, 8 * MIB).unwrap());

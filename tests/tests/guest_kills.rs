@@ -1,4 +1,4 @@
-//! A daemon that is killed under a guest's verified I/O, again and again. `KICKLESS_KILLS` says how often.
+//! Kills a daemon repeatedly under a guest's verified I/O. `KICKLESS_KILLS` is the number of kills.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -21,8 +21,8 @@ fn packed() {
     killed("threads", "packed=on");
 }
 
-/// Moments between 0 and 400 ms, the same in each run.
-fn moments() -> impl Iterator<Item = Duration> {
+/// Returns delays between 0 and 400 ms, the same in each run.
+fn delays() -> impl Iterator<Item = Duration> {
     std::iter::successors(Some(1u64), |seed| Some(seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1)))
         .map(|seed| Duration::from_millis((seed >> 33) % 400))
 }
@@ -33,7 +33,7 @@ fn killed(engine: &str, properties: &str) {
     }
     let kills = std::env::var("KICKLESS_KILLS").map_or(10, |kills| kills.parse().unwrap());
     let scratch = Scratch::new().unwrap();
-    // Some requests take their time, so that what is in flight is not what came last.
+    // Some requests are slow, so that the requests in flight are not only the newest ones.
     let disk = format!("fault:delay=1ms-30ms@20%:{}", scratch.path().display());
     let config = DaemonConfig {
         engine: Some(engine.to_owned()),
@@ -47,10 +47,10 @@ fn killed(engine: &str, properties: &str) {
     guest.wait_for("kills=ready").unwrap();
     guest.wait_for("progress.verified=1").unwrap();
     let (mut in_flight, mut again) = (0, 0u64);
-    for moment in moments().take(kills) {
+    for moment in delays().take(kills) {
         thread::sleep(moment);
         daemon.kill_and_restart(&config).unwrap();
-        // All rings run: QEMU is done with what it does when it connects.
+        // When all rings run, QEMU has completed its connection.
         let mut rings = 0;
         let runs = |line: &str| {
             rings += usize::from(line.contains("ring runs"));
@@ -72,7 +72,7 @@ fn killed(engine: &str, properties: &str) {
         "{kills} kills, {in_flight} of them with requests in flight, {again} done again; verified {} times",
         results["kills.verified"]
     );
-    assert!(in_flight > 0, "nothing was ever in flight");
+    assert!(in_flight > 0, "no request was in flight at any kill");
     let (status, log) = daemon.stop().unwrap();
     assert_eq!(status.code(), Some(0));
     assert!(!log.iter().any(|line| line.contains(" ERROR ")), "{log:#?}");

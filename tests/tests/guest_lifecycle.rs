@@ -1,4 +1,4 @@
-//! What happens to virtual machines while they work: they end, crash, are reset, lose and gain disks and memory.
+//! Tests virtual machines that work while they end, crash, are reset, or lose and gain disks and memory.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -20,7 +20,7 @@ fn serve(scratch: &Scratch, engine: &str) -> Daemon {
     Daemon::start(&DaemonConfig { engine, ..DaemonConfig::new(scratch.path()) }).unwrap()
 }
 
-/// Ends a daemon that nothing must have troubled, and that must hold nothing of its guests any more.
+/// Ends a daemon. Its log must have no warning, and it must hold no resource of its guests.
 fn end(daemon: Daemon, before: (usize, usize)) {
     daemon.returns_to(before).unwrap();
     let (status, log) = daemon.stop().unwrap();
@@ -83,7 +83,7 @@ fn reset_under_io(engine: &str) {
     let mut guest = start(&task, 4, &daemon);
     for boot in 1..=RESETS {
         guest.wait_for(&format!("boots={boot}")).unwrap();
-        // Each boot reports its own flow; the one that belongs to this boot stands after its count.
+        // Each boot reports its own progress after its number.
         let flows =
             guest.results().wait_for("writes", kickless_tests::guest::qemu::LIMIT, flowing_after(boot));
         flows.unwrap();
@@ -142,7 +142,7 @@ fn memory_plugged_under_verified_io(engine: &str) {
     let results = guest.finish().unwrap();
     let added = numbers(&results, "memory.added").unwrap()[0];
     assert!(added > 0);
-    // The buffers of the verified run alone are 16 MiB for each of the two CPUs.
+    // The buffers of the verified run take 16 MiB for each of the two CPUs.
     let pages = numbers(&results, "memory.movable_pages_used").unwrap()[0];
     assert!(pages > 4096, "the new memory was hardly used: {pages} pages");
     scratch.compare(&results, "vda").unwrap();

@@ -1,4 +1,4 @@
-//! What polling saves a guest: its notifications, counted in the guest itself.
+//! Counts in the guest the notifications that polling avoids.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -8,11 +8,11 @@ use kickless_tests::guest::scratch::numbers;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 const READS: u64 = 500;
-/// A ring that is polled draws no notification. When polling begins, one may be on its way.
-const STRAY: u64 = 2;
+/// A polled ring causes no notification. One may be on its way when polling begins.
+const STRAY_NOTIFICATIONS: u64 = 2;
 
 fn serve(poll: &str) -> Daemon {
-    // One CPU is enough for all who spin; the emulated guest needs another.
+    // All daemons that poll share one CPU, because the emulated guest needs another.
     let arguments = vec![format!("--poll={poll}"), format!("--cpu={}", first_cpu())];
     Daemon::start(&DaemonConfig { arguments, ..DaemonConfig::new("mem:64M") }).unwrap()
 }
@@ -23,9 +23,9 @@ fn first_cpu() -> usize {
 }
 
 #[test]
-fn a_guest_notifies_who_does_not_look() {
+fn a_guest_notifies_only_a_daemon_that_does_not_poll() {
     if Program::from_environment() != Program::Kickless {
-        println!("about our own polling only");
+        println!("SKIPPED: only kickless has these ways of polling");
         return;
     }
     let daemons = ["always", "always", "never", "never"].map(serve);
@@ -40,9 +40,12 @@ fn a_guest_notifies_who_does_not_look() {
         println!("{disk}, {ring}: {reads} reads, {notified} notifications");
         assert!(reads >= READS, "{disk}: {reads} reads");
         if disk <= "vdb" {
-            assert!(notified <= STRAY, "{disk} is always polled and drew {notified} notifications");
+            assert!(
+                notified <= STRAY_NOTIFICATIONS,
+                "{disk} is always polled, but its guest sent {notified} notifications"
+            );
         } else {
-            assert!(notified > 0, "{disk} is never polled and drew no notification");
+            assert!(notified > 0, "{disk} is never polled, but its guest sent no notification");
         }
     }
     for daemon in daemons {

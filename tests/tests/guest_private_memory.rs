@@ -1,22 +1,22 @@
-//! Virtual machines whose memory is not shared with the daemon: the log says what to do.
+//! Tests virtual machines that do not share their memory with the daemon. The log gives advice.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 use std::process::{Child, Stdio};
 
-use kickless_tests::daemon::{Daemon, DaemonConfig, Program, dying_with_us};
+use kickless_tests::daemon::{Daemon, DaemonConfig, Program, child_command};
 use kickless_tests::guest::qemu::LIMIT;
 
-/// What the log has to say.
+/// Texts that the log must contain.
 const ADVICE: [&str; 3] = ["share=on", "<access mode='shared'/>", "shared=on"];
 
 fn serve() -> Daemon {
     Daemon::start(&DaemonConfig { program: Program::Kickless, ..DaemonConfig::new("mem:16M") }).unwrap()
 }
 
-/// A machine with this memory, whose firmware looks at the disk. It needs no kernel.
+/// Starts a machine with this memory. Its firmware reads the disk; it has no kernel.
 fn start(daemon: &Daemon, memory: &[&str]) -> Child {
-    dying_with_us("qemu-system-x86_64")
+    child_command("qemu-system-x86_64")
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-m", "256M"])
         .args(memory)
         .args(["-chardev", &format!("socket,id=disk,path={}", daemon.socket().display())])
@@ -33,7 +33,7 @@ fn end(mut machine: Child) {
     machine.wait().unwrap();
 }
 
-/// The line that says what to do.
+/// Waits for the line with the advice.
 fn advice(daemon: &Daemon) -> String {
     let telling = |line: &str| ADVICE.iter().all(|word| line.contains(word)).then(|| line.to_owned());
     daemon.log().wait_for("advice about shared memory", LIMIT, telling).unwrap()
@@ -49,7 +49,7 @@ fn memory_without_a_file() {
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 
-/// QEMU sends the file of such memory, and then its guest's writes go elsewhere.
+/// QEMU sends the file of such memory, but the guest writes to private pages.
 #[test]
 fn memory_whose_file_is_mapped_privately() {
     let daemon = serve();
@@ -59,11 +59,11 @@ fn memory_whose_file_is_mapped_privately() {
         .log()
         .wait_for("a front-end", LIMIT, |line| line.contains("front-end connected").then_some(()))
         .unwrap();
-    // The firmware kicks, and waits.
+    // The firmware has kicked, and waits.
     let kicked = |line: &str| line.contains("kicks=") && !line.contains(" kicks=0 ");
     let deadline = std::time::Instant::now() + LIMIT;
     while !daemon.log().lines().iter().any(|line| kicked(line)) {
-        assert!(std::time::Instant::now() < deadline, "the firmware kicks nothing");
+        assert!(std::time::Instant::now() < deadline, "the firmware does not kick");
         daemon.signal(rustix::process::Signal::USR1).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(50));
     }

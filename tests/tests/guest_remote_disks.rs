@@ -1,4 +1,4 @@
-//! Guests on qcow2 images and on exports of NBD servers.
+//! Runs guests on qcow2 images and on exports of NBD servers.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -18,11 +18,11 @@ fn serve(disk: &str) -> Daemon {
     Daemon::start(&DaemonConfig::new(disk)).unwrap()
 }
 
-/// Verified by fio in the guest, and by what the image holds afterwards, in both ring formats.
+/// fio verifies data in the guest, and the test compares the image afterwards, in both ring formats.
 #[test]
 fn verified_from_both_ends() {
     if Program::from_environment() != Program::Kickless {
-        println!("about our own disks only");
+        println!("SKIPPED: only kickless has these disks");
         return;
     }
     let scratches = [(); 4].map(|()| Scratch::new().unwrap());
@@ -61,11 +61,11 @@ fn verified_from_both_ends() {
     );
 }
 
-/// What a guest gives back, the file gives back, whatever lies between.
+/// Space that a guest discards is free in the file, through each kind of server and image.
 #[test]
 fn blkdiscard_and_fstrim_give_space_back() {
     if Program::from_environment() != Program::Kickless {
-        println!("about our own disks only");
+        println!("SKIPPED: only kickless has these disks");
         return;
     }
     let space = |path: &Path| fs::metadata(path).unwrap().blocks() * 512;

@@ -1,5 +1,5 @@
-//! A Linux guest behind a vIOMMU reads and writes disks that the daemon serves: rings and buffers are where the IOMMU says, and
-//! it takes back what it said after each request.
+//! Runs a Linux guest behind a vIOMMU on disks of the daemon. The IOMMU maps rings and buffers, and
+//! invalidates the mapping of a buffer after each request.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -7,17 +7,17 @@ use kickless_tests::daemon::{Daemon, DaemonConfig, Program};
 use kickless_tests::guest::qemu::{DiskConfig, Guest, GuestConfig};
 use kickless_tests::guest::scratch::Scratch;
 
-/// A number in the line that a session logs about its translations.
+/// Returns a number from the line that a session logs about its translations.
 fn count(lines: &[String], what: &str) -> u64 {
     let line = lines.iter().find(|line| line.contains("translations of a vIOMMU")).unwrap();
     let (_, rest) = line.split_once(&format!("{what}=")).unwrap_or_else(|| panic!("{what} in {line}"));
     rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 
-/// Boots a guest with a disk for each of these ring properties; all of them are written, read and compared.
+/// Boots a guest with a disk per entry of `rings`. It writes, reads and compares each disk.
 fn check(cpus: u32, rings: &[&str]) {
     if Program::from_environment() != Program::Kickless {
-        println!("QEMU's daemon offers no vIOMMU");
+        println!("SKIPPED: QEMU's daemon offers no vIOMMU");
         return;
     }
     let mut served = Vec::new();
@@ -65,6 +65,6 @@ fn split_and_packed_rings_of_one_queue() {
 
 #[test]
 fn split_and_packed_rings_of_two_queues() {
-    // Rings of several pages, which Linux puts together from what memory it has.
+    // Each ring has several pages, which need not be contiguous in guest memory.
     check(2, &["packed=off,queue-size=1024", "packed=on,queue-size=1024"]);
 }

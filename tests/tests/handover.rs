@@ -1,4 +1,5 @@
-//! An image goes from one process to another, as when a virtual machine is migrated: never do both write.
+//! Hands an image from one process to another, as a migration does. Two processes must never write at a
+//! time.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -22,13 +23,13 @@ fn open(image: &Path) -> File {
     File::options().read(true).write(true).open(image).unwrap()
 }
 
-fn says(daemon: &Daemon, words: &[&str]) -> usize {
+fn count_lines(daemon: &Daemon, words: &[&str]) -> usize {
     let lines = daemon.log().lines();
     lines.iter().filter(|line| words.iter().all(|word| line.contains(word))).count()
 }
 
-/// The answer to the last message that makes the only queue, which is enabled, run.
-fn starts(machine: &mut Machine) -> Answer {
+/// Sends the last message that starts the only queue, which is enabled. Returns the answer.
+fn start_ring(machine: &mut Machine) -> Answer {
     let kick = descriptor(&machine.queues[0], machine.queues[0].kick_fd().as_fd()).unwrap();
     machine.frontend.attempt(&Message::SetVringKick(kick)).unwrap()
 }
@@ -42,9 +43,9 @@ fn the_destination_starts_while_the_source_works_and_takes_the_image_when_it_sto
         let destination = source.beside("threads", INCOMING).unwrap();
         let data = pattern(1, 8192);
         machine.write(0, 8, &data).unwrap();
-        assert_eq!(says(&destination, &["still"]), 0);
+        assert_eq!(count_lines(&destination, &["still"]), 0);
 
-        // Nobody has it once the last queue's base has been told.
+        // The image is free after the base of the last queue was read.
         machine.stop().unwrap();
         drop(ImageLock::acquire(&open(source.image()), false).unwrap());
         let mut left = machine.move_to(destination.socket()).unwrap();
@@ -52,19 +53,19 @@ fn the_destination_starts_while_the_source_works_and_takes_the_image_when_it_sto
         assert!(ImageLock::acquire(&open(source.image()), false).is_err());
         assert_eq!(machine.read(0, 8, data.len()).unwrap(), data);
         machine.write(0, 64, &data).unwrap();
-        assert_eq!(says(&destination, &["every write is made durable"]), 1);
+        assert_eq!(count_lines(&destination, &["every write is made durable"]), 1);
 
-        // The source, asked to go on all the same, cannot.
+        // The source cannot start again now.
         let seen = source.daemon.log().len();
         std::mem::swap(&mut machine.frontend, &mut left);
-        assert_eq!(starts(&mut machine), Answer::Refused);
+        assert_eq!(start_ring(&mut machine), Answer::Refused);
         let said = |line: &str| line.contains("the image cannot be locked: another process").then_some(());
         source.daemon.log().wait_from(seen, "saying why", LIMIT, said).unwrap();
         machine.frontend.ask(&Message::GetVringBase { index: 0 }).unwrap();
         std::mem::swap(&mut machine.frontend, &mut left);
         assert_eq!(machine.read(0, 64, data.len()).unwrap(), data);
 
-        // Cancelled: it goes on where it was.
+        // The migration is cancelled: the source continues.
         machine.stop().unwrap();
         machine.frontend = left;
         machine.resume().unwrap();
@@ -78,7 +79,7 @@ fn the_destination_starts_while_the_source_works_and_takes_the_image_when_it_sto
 }
 
 #[test]
-fn a_source_that_is_late_is_waited_for() {
+fn a_destination_waits_for_a_late_source() {
     let source = Served::start("io_uring", &[]).unwrap();
     let destination = source.beside("io_uring", INCOMING).unwrap();
     let file = open(source.image());
@@ -93,26 +94,26 @@ fn a_source_that_is_late_is_waited_for() {
     });
     machine.write(0, 8, &pattern(3, 4096)).unwrap();
     machine.stop().unwrap();
-    source.end_untroubled().unwrap();
+    source.end_without_warnings().unwrap();
 }
 
-/// A process that was killed keeps its lock until the kernel has ended its I/O, and its successor may be there before that.
+/// A killed process keeps its lock until the kernel has ended its I/O. Its successor may start before that.
 #[test]
-fn a_start_waits_for_a_lock_that_is_let_go_late() {
+fn a_start_waits_for_a_lock_released_late() {
     let served = Served::start("io_uring", &[]).unwrap();
     let file = open(served.image());
     let late = ImageLock::acquire(&file, false).unwrap();
     thread::scope(|scope| {
         let started = scope.spawn(|| served.beside("io_uring", &[]));
-        // Time to find it locked; it starts all the same if it has not looked yet.
+        // This gives the second process time to find the lock taken. If it is slower, the test passes too.
         thread::sleep(Duration::from_millis(200));
         drop(late);
         started.join().unwrap().unwrap();
     });
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// Who only reads need not wait for others who do, and nobody writes meanwhile.
+/// Readers share an image. No process can write meanwhile.
 #[test]
 fn readers_share_an_image() {
     let served = Served::start("io_uring", &["--read-only"]).unwrap();
@@ -128,12 +129,12 @@ fn readers_share_an_image() {
     }
     drop((machine, other));
     assert_eq!(reader.stop().unwrap().0.code(), Some(0));
-    served.end_untroubled().unwrap();
+    served.end_without_warnings().unwrap();
 }
 
-/// The destination is killed while it works; the kernel unlocks the image then, and the source can have it.
+/// The destination is killed while it works. The kernel then unlocks the image for the source.
 #[test]
-fn the_source_goes_on_after_the_destination_has_died() {
+fn the_source_continues_after_the_destination_has_died() {
     let source = Served::start("threads", &[]).unwrap();
     let mut machine = Machine::start(source.socket(), &Shape::default()).unwrap();
     let destination = source.beside("io_uring", INCOMING).unwrap();
@@ -142,7 +143,7 @@ fn the_source_goes_on_after_the_destination_has_died() {
     machine.resume().unwrap();
     machine.write(0, 8, &pattern(4, 4096)).unwrap();
     drop(destination);
-    // Nobody could ask it where it stopped: at what it has used.
+    // The dead destination cannot report where it stopped, so the used index is the base.
     for queue in &mut machine.queues {
         queue.set_base(queue.next_used().into());
     }
@@ -151,5 +152,5 @@ fn the_source_goes_on_after_the_destination_has_died() {
     machine.resume().unwrap();
     assert_eq!(machine.read(0, 8, 4096).unwrap(), pattern(4, 4096));
     machine.stop().unwrap();
-    source.end_untroubled().unwrap();
+    source.end_without_warnings().unwrap();
 }

@@ -1,4 +1,5 @@
-//! Guests move from one QEMU to another while they read, write and verify, each QEMU with a daemon of its own on the same image.
+//! Moves guests from one QEMU to another while they read, write and verify. Each QEMU has a daemon of its
+//! own; both serve the same image.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -12,10 +13,10 @@ use kickless_tests::guest::scratch::{Scratch, numbers};
 use rustix::process::Signal;
 use serde_json::json;
 
-/// Bytes a second: so slow that a guest does not arrive meanwhile.
+/// Bytes per second. So slow that a guest does not arrive during the test.
 const SLOW: u64 = 10 << 20;
 
-/// How a machine and its daemons are made.
+/// Options of a machine and its daemons.
 #[derive(Clone, Copy)]
 struct Shape {
     engines: [&'static str; 2],
@@ -26,22 +27,22 @@ struct Shape {
 
 const PLAIN: Shape = Shape { engines: ["io_uring", "io_uring"], properties: "", poll: "auto", cpus: 1 };
 
-/// A disk that two daemons can serve, and the machine that uses it.
-struct World {
+/// A disk that two daemons can serve, and the options of the machine that uses it.
+struct Migration {
     shape: Shape,
     scratch: Scratch,
     daemons: [Option<Daemon>; 2],
 }
 
-impl World {
-    fn new(shape: &Shape) -> World {
+impl Migration {
+    fn new(shape: &Shape) -> Migration {
         let scratch = Scratch::new().unwrap();
-        let mut world = World { shape: *shape, scratch, daemons: [None, None] };
+        let mut world = Migration { shape: *shape, scratch, daemons: [None, None] };
         (0..2).for_each(|number| world.serve(number));
         world
     }
 
-    /// Starts this daemon, anew if it has been there.
+    /// Starts this daemon, or restarts it.
     fn serve(&mut self, number: usize) {
         self.daemons[number] = None;
         let arguments = vec!["--incoming".to_owned(), format!("--poll={}", self.shape.poll)];
@@ -54,27 +55,27 @@ impl World {
         self.daemons[number].as_ref().unwrap()
     }
 
-    /// The machine on the disk of this daemon.
+    /// Returns the options of the machine with the disk of this daemon.
     fn machine(&self, daemon: usize) -> GuestConfig {
         let disk = DiskConfig::new(self.daemon(daemon).socket(), self.shape.properties);
         GuestConfig::new(migration::TASK, vec![disk]).cpus(self.shape.cpus)
     }
 
-    /// Boots it, and returns once it is at work.
+    /// Boots the machine and waits until it works.
     fn boot(&self) -> Guest {
         let guest = Guest::start(&self.machine(0)).unwrap();
         guest.wait_for("migrate=ready").unwrap();
-        migration::works_on(&guest, 0).unwrap();
+        migration::wait_for_work(&guest, 0).unwrap();
         guest
     }
 
-    /// Moves the guest to this daemon, and returns once it has worked there.
-    fn arrive(&self, mut guest: Guest, daemon: usize) -> Guest {
+    /// Moves the guest to this daemon and waits until it has worked there.
+    fn move_to(&self, mut guest: Guest, daemon: usize) -> Guest {
         let destination = Destination::start(&self.machine(daemon)).unwrap();
         let (moved, finished) = destination.receive(&mut guest, |_| {}).unwrap();
-        // What is left of the source dies like this.
+        // Kills the source's QEMU, which has no guest any more.
         guest.kill().unwrap();
-        migration::works_on(&moved, 0).unwrap();
+        migration::wait_for_work(&moved, 0).unwrap();
         println!(
             "moved in {:?}, {} rounds, {} MB; stood for {:?}",
             finished.total,
@@ -85,14 +86,14 @@ impl World {
         moved
     }
 
-    /// Whether the image could be had by somebody else.
+    /// Whether another process could lock the image.
     fn is_free(&self) -> bool {
         let file = File::options().read(true).write(true).open(self.scratch.path()).unwrap();
         ImageLock::acquire(&file, false).is_ok()
     }
 
-    /// Ends the machine's work, and compares what it found with the image. The daemons have said nothing of trouble but what
-    /// `expected` lets pass.
+    /// Ends the machine's work and compares its results with the image. The daemons' logs must have no
+    /// warning except those in `expected`.
     fn end(self, mut guest: Guest, expected: &[&str]) -> Results {
         guest.tell("stop").unwrap();
         let results = guest.finish().unwrap();
@@ -120,24 +121,24 @@ impl World {
     }
 }
 
-/// `KICKLESS_MIGRATIONS` says how often; as many are enough for the first to return.
+/// `KICKLESS_MIGRATIONS` is the number of moves. By default, the guest returns to its first daemon.
 #[test]
-fn a_guest_moves_to_and_fro() {
+fn a_guest_moves_there_and_back() {
     let times = std::env::var("KICKLESS_MIGRATIONS").map_or(4, |times| times.parse().unwrap());
-    let world = World::new(&PLAIN);
+    let world = Migration::new(&PLAIN);
     let mut guest = world.boot();
     for round in 1..=times {
-        guest = world.arrive(guest, round % 2);
+        guest = world.move_to(guest, round % 2);
     }
     world.end(guest, &[]);
 }
 
-/// Packed rings, several of them, and daemons with different engines. The source's daemon is killed when the guest has arrived at
-/// the other, then the other way round.
+/// Moves several packed rings between daemons with different engines. Kills the source's daemon after each
+/// move, in both directions.
 #[test]
-fn packed_rings_move_and_the_sources_die() {
+fn packed_rings_move_and_the_source_is_killed() {
     let engines = ["io_uring", "threads"];
-    let mut world = World::new(&Shape { engines, properties: "packed=on", cpus: 2, ..PLAIN });
+    let mut world = Migration::new(&Shape { engines, properties: "packed=on", cpus: 2, ..PLAIN });
     let mut guest = world.boot();
     for round in 1..=2 {
         let (from, to) = ((round + 1) % 2, round % 2);
@@ -146,7 +147,7 @@ fn packed_rings_move_and_the_sources_die() {
         world.daemon(from).signal(Signal::KILL).unwrap();
         guest.kill().unwrap();
         guest = moved;
-        migration::works_on(&guest, 0).unwrap();
+        migration::wait_for_work(&guest, 0).unwrap();
         world.serve(from);
     }
     let results = world.end(guest, &[]);
@@ -156,32 +157,32 @@ fn packed_rings_move_and_the_sources_die() {
 
 #[test]
 fn rings_that_are_always_polled_move() {
-    let world = World::new(&Shape { engines: ["threads", "io_uring"], poll: "always", ..PLAIN });
+    let world = Migration::new(&Shape { engines: ["threads", "io_uring"], poll: "always", ..PLAIN });
     let guest = world.boot();
-    let guest = world.arrive(guest, 1);
-    let guest = world.arrive(guest, 0);
+    let guest = world.move_to(guest, 1);
+    let guest = world.move_to(guest, 0);
     world.end(guest, &[]);
 }
 
-/// Migrations that come to nothing, one after the other, then one that is done. The guest works on each time.
+/// Starts migrations that fail, then one that succeeds. The guest works on after each.
 #[test]
-fn given_up_half_way_and_then_done() {
-    let mut world = World::new(&PLAIN);
+fn a_migration_succeeds_after_failed_ones() {
+    let mut world = Migration::new(&PLAIN);
     let mut guest = world.boot();
-    let goes_on = |guest: &Guest, why: &str| {
-        migration::works_on(guest, guest.results().len()).unwrap();
-        println!("went on after {why}");
+    let check_guest_works = |guest: &Guest, why: &str| {
+        migration::wait_for_work(guest, guest.results().len()).unwrap();
+        println!("the guest continued after this failure: {why}");
     };
 
-    // Nobody is there.
+    // No QEMU listens there.
     let _ = guest.qmp().execute("migrate", json!({ "uri": "unix:/nowhere/at/all" }));
-    migration::comes_to_nothing(&mut guest).unwrap();
-    goes_on(&guest, "nobody was there to receive it");
+    migration::wait_for_failure(&mut guest).unwrap();
+    check_guest_works(&guest, "no QEMU received it");
 
-    let begin = |world: &World, guest: &mut Guest| {
+    let begin = |world: &Migration, guest: &mut Guest| {
         let destination = Destination::start(&world.machine(1)).unwrap();
         destination.begin(guest, SLOW).unwrap();
-        migration::wait_for(guest, "some pages have gone", |progress| {
+        migration::wait_for(guest, "QEMU has sent some pages", |progress| {
             progress.rounds > 0 && progress.pages_left < progress.pages * 9 / 10
         })
         .unwrap();
@@ -189,18 +190,18 @@ fn given_up_half_way_and_then_done() {
     };
     let destination = begin(&world, &mut guest);
     destination.guest.kill().unwrap();
-    migration::comes_to_nothing(&mut guest).unwrap();
-    goes_on(&guest, "the destination's QEMU was killed");
+    migration::wait_for_failure(&mut guest).unwrap();
+    check_guest_works(&guest, "the destination's QEMU was killed");
 
     let destination = begin(&world, &mut guest);
     world.daemon(1).signal(Signal::KILL).unwrap();
     guest.qmp().execute("migrate_cancel", json!({})).unwrap();
-    migration::comes_to_nothing(&mut guest).unwrap();
+    migration::wait_for_failure(&mut guest).unwrap();
     drop(destination);
     world.serve(1);
-    goes_on(&guest, "the destination's daemon was killed, and the migration cancelled");
+    check_guest_works(&guest, "the destination's daemon was killed, and the migration cancelled");
 
-    // At the last moment: the machine stands, its rings have stopped and the image is anybody's.
+    // At the last moment: the machine is paused, its rings have stopped and the image is unlocked.
     let capability = json!({ "capability": "pause-before-switchover", "state": true });
     guest.qmp().execute("migrate-set-capabilities", json!({ "capabilities": [capability] })).unwrap();
     let destination = Destination::start(&world.machine(1)).unwrap();
@@ -209,14 +210,14 @@ fn given_up_half_way_and_then_done() {
     migration::wait_for_status(&mut guest, "pre-switchover").unwrap();
     assert!(world.is_free());
     guest.qmp().execute("migrate_cancel", json!({})).unwrap();
-    migration::comes_to_nothing(&mut guest).unwrap();
+    migration::wait_for_failure(&mut guest).unwrap();
     drop(destination);
-    goes_on(&guest, "it was cancelled when it stood");
+    check_guest_works(&guest, "the migration was cancelled while the machine was paused");
     assert!(!world.is_free());
     let capability = json!({ "capability": "pause-before-switchover", "state": false });
     guest.qmp().execute("migrate-set-capabilities", json!({ "capabilities": [capability] })).unwrap();
 
-    let guest = world.arrive(guest, 1);
+    let guest = world.move_to(guest, 1);
     assert_eq!(world.daemon(1).log().grep("every write is made durable").len(), 1);
     world.end(guest, &["connection dropped"]);
 }

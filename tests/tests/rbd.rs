@@ -1,5 +1,6 @@
-//! Images of a Ceph cluster under a session, a driver and a guest: clusters that stand still, daemons that want the same image, images
-//! that grow. `make test-rbd` sets the cluster up and runs these, one after the other.
+//! Runs sessions, a driver and a guest on images of a Ceph cluster: with a stopped cluster, with two
+//! daemons for one image, and with images that grow. `make test-rbd` sets the cluster up and runs these
+//! tests one after the other.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -35,7 +36,7 @@ fn shapes() -> [Shape; 2] {
 
 #[test]
 #[ignore = "needs a Ceph cluster: make test-rbd"]
-fn a_cluster_that_stands_still_or_goes_holds_requests_but_no_stop() {
+fn a_stopped_cluster_delays_requests_but_no_stop() {
     for shape in shapes() {
         let image = CephImage::create(16).unwrap();
         let daemon = serve(&image, &[]);
@@ -63,7 +64,7 @@ fn a_cluster_that_stands_still_or_goes_holds_requests_but_no_stop() {
         assert_eq!(machine.status(0, &read).unwrap(), blk::S_IOERR);
         assert_eq!(machine.status(1, &Request::write(64, &data)).unwrap(), blk::S_IOERR);
         drop(machine);
-        // Nor does it hold up the end of the process.
+        // The cluster does not delay the end of the process either.
         let (ended, log) = daemon.stop().unwrap();
         assert_eq!(ended.code(), Some(0), "{log:#?}");
         drop(stopped);
@@ -86,7 +87,7 @@ fn two_daemons_take_turns() {
         );
         let other = serve(&image, &["--incoming"]);
         assert!(Machine::start(other.socket(), &shape).is_err());
-        // The virtual machine moves, and the daemon where it was goes on.
+        // The virtual machine moves. The daemon at its old host keeps running.
         machine.write(1, 16, &data).unwrap();
         machine.stop().unwrap();
         let before = machine.move_to(other.socket()).unwrap();
@@ -98,16 +99,16 @@ fn two_daemons_take_turns() {
         for daemon in [one, other] {
             let (ended, log) = daemon.stop().unwrap();
             assert_eq!(ended.code(), Some(0));
-            // The one that was refused has nothing to give back.
+            // The refused daemon has no lock to release.
             assert!(!log.iter().any(|line| line.contains("could not be released")), "{log:#?}");
         }
     }
 }
 
-/// The lock of a process that was killed is taken from it, once it is certain that it has ended.
+/// The next daemon takes the lock of a killed process as soon as it is certain that the process has ended.
 #[test]
 #[ignore = "needs a Ceph cluster: make test-rbd"]
-fn a_daemon_that_was_killed_is_followed_by_another() {
+fn a_killed_daemon_has_a_successor() {
     let image = CephImage::create(16).unwrap();
     let mut daemon = serve(&image, &[]);
     for (round, shape) in shapes().into_iter().enumerate() {
@@ -137,7 +138,7 @@ fn an_image_grows_under_a_driver() {
     .unwrap();
     assert_eq!(disk.size().unwrap(), 8 * MIB);
     image.resize(16).unwrap();
-    // Nobody sends a signal: the cluster tells.
+    // No signal is needed: the cluster reports the new size.
     while disk.size().unwrap() != 16 * MIB {
         changes.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("the size stays {}", disk.size().unwrap()));
     }
@@ -149,7 +150,7 @@ fn an_image_grows_under_a_driver() {
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 
-/// A Linux guest sees it too.
+/// A Linux guest sees the new size too.
 #[test]
 #[ignore = "needs a Ceph cluster: make test-rbd"]
 fn an_image_grows_under_a_guest() {
@@ -163,7 +164,7 @@ fn an_image_grows_under_a_guest() {
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 
-/// All that a configuration says can be said with the name of the image.
+/// The image's name can contain all settings of the configuration.
 #[test]
 #[ignore = "needs a Ceph cluster: make test-rbd"]
 fn no_configuration_is_needed() {
@@ -185,13 +186,14 @@ fn no_configuration_is_needed() {
     drop(machine);
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
     if Path::new("/etc/ceph/ceph.conf").exists() {
-        return println!("SKIPPED: this machine has a configuration");
+        return println!("SKIPPED: this machine has a configuration of Ceph");
     }
     let refused = alone(false).err().unwrap().to_string();
     assert!(refused.contains("no configuration of Ceph's is found"), "{refused}");
 }
 
-/// Verified by fio in the guest, and by what the image holds afterwards, in both ring formats, with librbd's cache and without.
+/// fio verifies data in the guest, and the test compares the image afterwards, in both ring formats, with
+/// and without librbd's cache.
 #[test]
 #[ignore = "needs a Ceph cluster: make test-rbd"]
 fn verified_from_both_ends() {

@@ -1,4 +1,4 @@
-//! Disks that grow under a driver, and under a Linux guest, which is told.
+//! Tests disks that grow under a driver or a Linux guest, which is told.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -30,7 +30,7 @@ fn resize(image: &Path, bytes: u64) {
     File::options().write(true).open(image).unwrap().set_len(bytes).unwrap();
 }
 
-/// A connection, and a receiver of news.
+/// Returns a connection, and a receiver of its changes.
 fn connect(daemon: &Daemon) -> (Disk, mpsc::Receiver<()>) {
     let disk = Disk::connect(Options { connect_timeout: LIMIT, ..Options::new(daemon.socket()) }).unwrap();
     let (news, changes) = mpsc::channel();
@@ -41,8 +41,8 @@ fn connect(daemon: &Daemon) -> (Disk, mpsc::Receiver<()>) {
     (disk, changes)
 }
 
-/// Waits until the driver has heard of a size.
-fn hears_of(disk: &Disk, changes: &mpsc::Receiver<()>, bytes: u64) {
+/// Waits until the driver has this size.
+fn wait_for_size(disk: &Disk, changes: &mpsc::Receiver<()>, bytes: u64) {
     while disk.size().unwrap() != bytes {
         changes.recv_timeout(LIMIT).unwrap_or_else(|_| panic!("the size stays {}", disk.size().unwrap()));
     }
@@ -59,13 +59,13 @@ fn a_driver_is_told_and_a_disk_does_not_shrink() {
     for grown in [16 * MIB, 24 * MIB + 4096] {
         resize(&image, grown);
         daemon.signal(Signal::HUP).unwrap();
-        hears_of(&disk, &changes, grown);
+        wait_for_size(&disk, &changes, grown);
         disk.write_at(&[7; 512], grown - 512).unwrap();
         let mut last = [0; 512];
         disk.read_at(&mut last, grown - 512).unwrap();
         assert_eq!(last, [7; 512]);
     }
-    // Direct I/O may leave a part of a block out.
+    // Direct I/O may ignore a partial block at the end.
     let size = disk.size().unwrap();
     resize(&image, 4 * MIB);
     daemon.signal(Signal::HUP).unwrap();
@@ -77,7 +77,7 @@ fn a_driver_is_told_and_a_disk_does_not_shrink() {
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 
-/// While nobody is connected as well: who comes next sees what there is.
+/// A disk also grows without a connection. The next driver sees the new size.
 #[test]
 fn a_disk_grows_between_two_drivers() {
     let dir = image_dir().unwrap();
@@ -89,13 +89,13 @@ fn a_disk_grows_between_two_drivers() {
     daemon.signal(Signal::HUP).unwrap();
     daemon.log().wait_for("growth", LIMIT, |line| line.contains("has grown").then_some(())).unwrap();
     let (disk, changes) = connect(&daemon);
-    hears_of(&disk, &changes, 16 * MIB);
+    wait_for_size(&disk, &changes, 16 * MIB);
     disk.close();
 }
 
-/// Another host may have made it larger, and no signal comes from there.
+/// Another host may have made the disk larger, and then no signal comes.
 #[test]
-fn a_disk_that_has_grown_meanwhile_is_larger_when_it_starts() {
+fn a_start_reads_the_size_again() {
     let dir = image_dir().unwrap();
     let image = dir.path().join("disk");
     make_image(&image, 8, 0).unwrap();
@@ -103,12 +103,13 @@ fn a_disk_that_has_grown_meanwhile_is_larger_when_it_starts() {
     for grown in [16 * MIB, 24 * MIB] {
         resize(&image, grown);
         let (disk, changes) = connect(&daemon);
-        hears_of(&disk, &changes, grown);
+        wait_for_size(&disk, &changes, grown);
         disk.close();
     }
 }
 
-/// A front-end is told each time that its device starts, for it may have looked before, and not earlier: QEMU listens to nothing then.
+/// A front-end is told at each start of its device, because it may have read the size before. It is not
+/// told earlier, because QEMU does not listen then.
 #[test]
 fn a_front_end_is_told_at_each_start() {
     const SOON: Duration = Duration::from_millis(100);
@@ -135,7 +136,7 @@ fn a_front_end_is_told_at_each_start() {
     for _ in 0..2 {
         machine.resume().unwrap();
         assert!(told(LIMIT));
-        assert!(!told(SOON), "more than once");
+        assert!(!told(SOON), "the device was told more than once");
         assert_eq!(machine.frontend.config().unwrap().capacity.get(), 16 * MIB / 512);
         machine.stop().unwrap();
     }
@@ -149,9 +150,9 @@ fn a_front_end_is_told_at_each_start() {
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }
 
-/// Of a block device the kernel tells, and nobody has to send a signal.
+/// For a block device, the kernel reports the new size. No signal is needed.
 #[test]
-fn a_device_tells_by_itself() {
+fn a_block_device_grows_without_a_signal() {
     let dir = image_dir().unwrap();
     let image = dir.path().join("disk");
     make_image(&image, 8, 0).unwrap();
@@ -162,14 +163,14 @@ fn a_device_tells_by_itself() {
     };
     let device = device.trim();
     let daemon = serve(Path::new(device));
-    // It goes with the daemon.
+    // The loop device goes with the daemon.
     let detach = || assert!(losetup(&["--detach", device]).unwrap().status.success());
     let (disk, changes) = connect(&daemon);
     resize(&image, 16 * MIB);
     let resized = losetup(&["--set-capacity", device]).unwrap().status.success();
     detach();
     assert!(resized);
-    hears_of(&disk, &changes, 16 * MIB);
+    wait_for_size(&disk, &changes, 16 * MIB);
     disk.close();
     assert_eq!(daemon.stop().unwrap().0.code(), Some(0));
 }

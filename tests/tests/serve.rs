@@ -1,4 +1,4 @@
-//! One process, many devices: `kickless serve`.
+//! Tests `kickless serve`: one process with many devices.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 use kickless_driver::{Disk, Options};
 use kickless_tests::daemon::Daemon;
 use kickless_tests::driver::request::pattern;
-use kickless_tests::hostile_backend::ends;
+use kickless_tests::hostile_backend::returns_in_time;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -22,25 +22,25 @@ const LIMIT: Duration = Duration::from_secs(30);
 const BLOCK: usize = 4096;
 /// Blocks of a disk.
 const BLOCKS: u64 = 256;
-/// Threads that drive a disk, each in blocks of its own.
+/// Threads that drive a disk. Each uses blocks of its own.
 const THREADS: u64 = 3;
 
-/// A driver waits for ever for a request that is lost.
-macro_rules! that_end {
+/// Defines tests that fail if they hang, because a driver waits forever for a lost request.
+macro_rules! tests_with_limit {
     ($($name:ident)*) => {
         mod serve {
-            $(#[test] fn $name() { super::ends(super::$name); })*
+            $(#[test] fn $name() { super::returns_in_time(super::$name); })*
         }
     };
 }
 
-that_end! {
+tests_with_limit! {
     many_devices_at_once
-    the_end_under_load
+    a_stop_under_load_loses_nothing
     a_front_end_that_sends_rubbish_harms_its_own_device_only
 }
 
-/// Three devices that share two workers: one of each kind, the last an image in this directory.
+/// Starts three devices on two workers, one of each kind. The last one is an image in `dir`.
 fn start(dir: &Path) -> Daemon {
     let image = dir.join("disk.img");
     File::create_new(&image).unwrap().set_len(BLOCKS * BLOCK as u64).unwrap();
@@ -64,13 +64,13 @@ fn connect(daemon: &Daemon, device: &str) -> Disk {
     Disk::connect(options).unwrap()
 }
 
-/// What a block has in its n-th version; before the first, it is empty.
+/// Returns the content of a block in version `version`. Version 0 is empty.
 fn content(block: u64, version: u64) -> Vec<u8> {
     if version == 0 { vec![0; BLOCK] } else { pattern(version << 32 | block, BLOCK) }
 }
 
-/// Writes `rounds` versions of each block of this disk on several threads, and reads each again. Where nothing is stored, only the
-/// answers count.
+/// Writes `rounds` versions of each block of this disk on several threads, and reads each back. If the disk
+/// stores no data, only checks the statuses.
 fn drive(disk: &Disk, rounds: u64, stores: bool) {
     thread::scope(|scope| {
         for first in 0..THREADS {
@@ -90,7 +90,7 @@ fn drive(disk: &Disk, rounds: u64, stores: bool) {
     });
 }
 
-/// The sum of a counter of this device in lines of this kind.
+/// Returns the sum of a counter of this device over all lines of this kind.
 fn counted(lines: &[String], kind: &str, device: &str, key: &str) -> u64 {
     let (kind, device, key) = (format!(" {kind} "), format!("device{{name={device}}}"), format!("{key}="));
     let ours = lines.iter().filter(|line| line.contains(&kind) && line.contains(&device));
@@ -108,7 +108,7 @@ fn many_devices_at_once() {
         for (name, disk) in names.into_iter().zip(&disks) {
             scope.spawn(move || drive(disk, ROUNDS, name != "null"));
         }
-        // Whoever asks for counters disturbs nobody.
+        // A request for the counters disturbs no device.
         let seen = daemon.log().len();
         daemon.signal(Signal::USR1).unwrap();
         for name in names {
@@ -120,7 +120,7 @@ fn many_devices_at_once() {
     let requests = 2 * ROUNDS * BLOCKS + THREADS;
     let seen = daemon.log().len();
     daemon.signal(Signal::USR1).unwrap();
-    // The file's queues are the last that are told of.
+    // The lines of the file's queues come last.
     let mut sum = 0;
     let last = |line: &str| {
         sum += counted(&[line.to_owned()], "counters", "file", "requests");
@@ -146,7 +146,7 @@ fn many_devices_at_once() {
     }
 }
 
-/// What each thread has written and been told of: the version of each of its blocks.
+/// Writes until the disk is gone. Each thread stores the acknowledged version of each of its blocks.
 fn write_until_gone(disk: &Disk, acknowledged: &[AtomicU64], started: &AtomicU64) {
     thread::scope(|scope| {
         for first in 0..THREADS {
@@ -165,7 +165,7 @@ fn write_until_gone(disk: &Disk, acknowledged: &[AtomicU64], started: &AtomicU64
     });
 }
 
-fn the_end_under_load() {
+fn a_stop_under_load_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = start(dir.path());
     let names = ["null", "memory", "file"];
@@ -177,7 +177,7 @@ fn the_end_under_load() {
         for ((disk, acknowledged), rounds) in disks.iter().zip(&acknowledged).zip(&rounds) {
             scope.spawn(move || write_until_gone(disk, acknowledged, rounds));
         }
-        // Every disk is well under way.
+        // Waits until every disk has done several rounds.
         while rounds.iter().any(|rounds| rounds.load(Ordering::Relaxed) < 2 * THREADS) {
             thread::sleep(Duration::from_millis(1));
         }
@@ -188,7 +188,7 @@ fn the_end_under_load() {
     assert_eq!(log.iter().find(trouble), None);
     for (name, acknowledged) in names.iter().zip(&acknowledged) {
         let writes: u64 = acknowledged.iter().map(|version| version.load(Ordering::Relaxed)).sum();
-        // Of each thread, one more may have been done, and nobody told of it any more.
+        // Per thread, one more request may have completed without the thread's knowledge.
         let requests = counted(&log, "summary", name, "requests");
         assert!((writes..=writes + THREADS).contains(&requests), "{name}: {writes}, {requests}");
         assert_eq!(counted(&log, "summary", name, "errors"), 0);
@@ -219,9 +219,9 @@ fn a_front_end_that_sends_rubbish_harms_its_own_device_only() {
             let seen = daemon.log().len();
             let mut connection = UnixStream::connect(daemon.socket_of("null")).unwrap();
             connection.set_read_timeout(Some(LIMIT)).unwrap();
-            // The daemon may hang up before it has all.
+            // The daemon may close the connection before it has read all bytes.
             let _ = connection.write_all(&pattern(seed, 100 + seed as usize % 5000));
-            // Not until then has the device another front-end.
+            // Only after this, the device serves another front-end.
             let mut rest = Vec::new();
             let _ = connection.read_to_end(&mut rest);
             let told = |line: &str| {
@@ -233,7 +233,7 @@ fn a_front_end_that_sends_rubbish_harms_its_own_device_only() {
             }
         }
     });
-    // And the device itself is there for the next.
+    // The device itself serves the next front-end.
     drive(&connect(&daemon, "null"), 1, false);
     let (status, log) = daemon.stop().unwrap();
     assert_eq!(status.code(), Some(0));

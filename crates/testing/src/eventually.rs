@@ -3,13 +3,13 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Safety net for a wait that ends soon on any machine.
+/// Time limit of a wait that ends soon on any machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Waits until `holds` returns true. It is asked every 50 us at first and every millisecond later.
 ///
 /// # Panics
-/// It does not hold within [`LIMIT`]; `otherwise` says what that means.
+/// `holds` does not return true within [`LIMIT`]. `otherwise` is the message.
 pub fn eventually(otherwise: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     let mut pause = Duration::from_micros(50);

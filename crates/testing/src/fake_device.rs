@@ -1,4 +1,4 @@
-//! Devices that do nothing but what a test is about.
+//! Provides devices that implement only the calls that a test needs.
 
 use kickless_device::{
     ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
@@ -6,7 +6,7 @@ use kickless_device::{
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
 
-/// The calls of a [`Device`] in which fake devices differ. As they are by default, the device has no rings.
+/// The calls of a [`Device`] in which fake devices differ. By default, the device has no rings.
 pub trait Fake: Send + Sync {
     /// Acts as [`Device::features`].
     fn features(&self) -> Features {

@@ -1,4 +1,4 @@
-//! A file system that can be frozen.
+//! Provides a file system that can be frozen.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,20 +10,20 @@ use tempfile::TempDir;
 /// Bytes of the file system.
 const SIZE: u64 = 256 << 20;
 
-/// An ext4 file system in an image, mounted until this is dropped.
+/// An ext4 file system in an image. Dropping it unmounts the file system.
 pub struct FileSystem {
     _dir: TempDir,
     mounted: PathBuf,
 }
 
-/// A file system that is frozen until this is dropped, or the process ends.
+/// A frozen file system. It thaws when this is dropped or the process ends.
 pub struct Frozen(Child);
 
 impl FileSystem {
     /// Mounts a new file system.
     ///
     /// # Errors
-    /// Returns why there is none: no right to mount, no loop device, no such program.
+    /// Returns the reason why it cannot be mounted: no right to mount, no loop device, no such program.
     pub fn mount() -> Result<Self, String> {
         let dir = TempDir::with_prefix("kickless-fs-").map_err(|error| error.to_string())?;
         let (image, mounted) = (dir.path().join("image"), dir.path().join("mounted"));
@@ -39,14 +39,14 @@ impl FileSystem {
         &self.mounted
     }
 
-    /// Freezes the file system: whatever would change it waits.
+    /// Freezes the file system: operations that would change it wait.
     ///
-    /// A process beside this one freezes it, and thaws it also when this one is killed. Threads that wait for
-    /// the file system keep a killed process, and with it the pipe; so the end of the thread that calls this
-    /// counts as well.
+    /// A child process freezes it, and thaws it when this process is killed. Threads that wait for the file
+    /// system keep a killed process alive, and with it the pipe to the child. So the child also thaws it
+    /// when the calling thread ends.
     ///
     /// # Errors
-    /// Returns why it cannot be frozen.
+    /// Returns the reason why it cannot be frozen.
     pub fn freeze(&self) -> Result<Frozen, String> {
         let script = "trap '' TERM INT HUP; trap 'exec fsfreeze --unfreeze \"$0\"' USR1
             fsfreeze --freeze \"$0\" || exit; echo; read line; exec fsfreeze --unfreeze \"$0\"";
@@ -61,7 +61,7 @@ impl FileSystem {
 
 impl Drop for FileSystem {
     fn drop(&mut self) {
-        // What still has a file open only puts this off.
+        // If a file is still open, the kernel unmounts when it is closed.
         let _ = Command::new("umount").arg("--lazy").arg(&self.mounted).status();
     }
 }

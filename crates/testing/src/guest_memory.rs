@@ -1,4 +1,4 @@
-//! Memory of a guest.
+//! Creates guest memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -6,15 +6,15 @@ use std::sync::Arc;
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-/// Makes a file of `len` zeros in memory.
+/// Creates a memfd of `len` zero bytes.
 pub fn memfd(len: u64) -> OwnedFd {
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, len).unwrap();
     file
 }
 
-/// Makes guest memory of `len` zeros in one slot, from guest-physical address 0 and front-end address `user`
-/// on.
+/// Creates guest memory of `len` zero bytes in one slot, at guest-physical address 0 and front-end address
+/// `user`.
 pub fn guest_memory(len: u64, user: u64) -> Arc<View> {
     let slot = Slot::map(memfd(len), 0, Gpa(0), UserAddr(user), len).unwrap();
     Arc::new(View::new(Map::new(vec![slot]).unwrap()))

@@ -1,4 +1,4 @@
-//! A virtqueue in a guest's memory, with both of its ends.
+//! Provides a virtqueue in guest memory, with both of its ends.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ impl GuestRing {
     /// The virtqueue ends before this guest-physical address; the memory behind it is free for buffers.
     pub const BUFFERS: u64 = 0x1_0000;
 
-    /// Makes a virtqueue in guest memory that begins at [`GuestRing::USER`] and is zero up to
+    /// Creates a virtqueue in guest memory that begins at [`GuestRing::USER`] and is zero up to
     /// [`GuestRing::BUFFERS`].
     pub fn new(view: Arc<View>, options: Options) -> Self {
         let areas = driver::Areas {

@@ -1,5 +1,5 @@
-//! Runs an NBD server that sends what a test has it send.
-//! Source of the numbers: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
+//! Runs an NBD server that sends the bytes that a test chooses. The numbers are from
+//! <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 use tempfile::TempDir;
 
-/// `NBDMAGIC`, `IHAVEOPT`, and that it knows options and sends no zeroes.
+/// `NBDMAGIC`, `IHAVEOPT`, and the flags for fixed newstyle options and no zeroes.
 pub const GREETING: &[u8] = b"NBDMAGICIHAVEOPT\x00\x03";
-/// The flags of the export: there are flags, and it can be asked to flush.
+/// The flags of the export: flags are present, and it supports flushes.
 pub const EXPORT_FLAGS: u16 = 1 | 1 << 2;
 /// Bytes of the export.
 pub const SIZE: u64 = 65536;
@@ -21,7 +21,7 @@ pub struct HostileNbd {
 }
 
 impl HostileNbd {
-    /// Starts a server that takes this number of connections, one after the other, and closes. `talk` gets
+    /// Starts a server that accepts `connections` connections, one after the other, and closes. `talk` gets
     /// the number of the connection, from 0.
     pub fn start(connections: usize, talk: impl FnMut(usize, &mut UnixStream) + Send + 'static) -> Self {
         let mut server = Self { dir: tempfile::tempdir().unwrap(), thread: None };
@@ -29,7 +29,7 @@ impl HostileNbd {
         server
     }
 
-    /// Starts another at the same address, after the first has closed.
+    /// Starts another server at the same address after the first has closed.
     pub fn start_again(
         &mut self,
         connections: usize,
@@ -71,7 +71,7 @@ impl HostileNbd {
 
 impl Drop for HostileNbd {
     fn drop(&mut self) {
-        // Where the test has failed it may wait for a connection that will not come.
+        // After a failure of the test, the server may wait for a connection that never comes.
         if !thread::panicking() {
             self.end();
         }
@@ -89,7 +89,7 @@ pub fn export_info(size: u64, flags: u16) -> Vec<u8> {
     [&[0, 0][..], &size.to_be_bytes(), &flags.to_be_bytes()].concat()
 }
 
-/// Returns the handshake of a well-behaved server, until requests come.
+/// Returns the handshake of an honest server up to the first request.
 pub fn hello(structured: bool) -> Vec<u8> {
     hello_of(structured, SIZE, EXPORT_FLAGS)
 }
@@ -100,19 +100,19 @@ pub fn hello_of(structured: bool, size: u64, flags: u16) -> Vec<u8> {
     [GREETING, &first, &answer(7, 3, &export_info(size, flags)), &answer(7, 1, &[])].concat()
 }
 
-/// Reads the client's part of the handshake, until it asks for an export.
+/// Reads the client's part of the handshake, up to its choice of an export.
 pub fn hear_handshake(stream: &mut UnixStream) {
-    // Flags, one option without data, one with: an empty name and no questions.
+    // The client sends flags, one option without data, and one option with an empty name and no questions.
     stream.read_exact(&mut [0; 4 + 16 + 16 + 6]).unwrap();
 }
 
-/// Sends a handshake and reads the client's.
+/// Sends a handshake and reads the client's part.
 pub fn greet(stream: &mut UnixStream, hello: &[u8]) {
     stream.write_all(hello).unwrap();
     hear_handshake(stream);
 }
 
-/// Returns a part of a structured reply.
+/// Returns a chunk of a structured reply.
 pub fn chunk(flags: u16, kind: u16, cookie: u64, body: &[u8]) -> Vec<u8> {
     let magic = 0x668e_33ef_u32.to_be_bytes();
     let (flags, kind, len) = (flags.to_be_bytes(), kind.to_be_bytes(), (body.len() as u32).to_be_bytes());
@@ -124,14 +124,14 @@ pub fn simple(error: u32, cookie: u64, data: &[u8]) -> Vec<u8> {
     [&0x6744_6698_u32.to_be_bytes()[..], &error.to_be_bytes(), &cookie.to_be_bytes(), data].concat()
 }
 
-/// A request, without the data of a write.
+/// A received request, without the data of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// Command flags.
     pub flags: u16,
-    /// [`READ`] and the like.
+    /// Command, such as [`READ`].
     pub command: u16,
-    /// Tells requests apart.
+    /// Identifies the request.
     pub cookie: u64,
     /// Offset in bytes.
     pub at: u64,
@@ -152,7 +152,7 @@ pub const TRIM: u16 = 4;
 /// NBD_CMD_WRITE_ZEROES.
 pub const ZEROES: u16 = 6;
 
-/// Reads the next request; `None` when the client has gone.
+/// Reads the next request. Returns `None` when the client has closed the connection.
 pub fn hear(stream: &mut UnixStream) -> Option<Asked> {
     let mut bytes = [0; 28];
     stream.read_exact(&mut bytes).ok()?;
@@ -170,13 +170,13 @@ pub fn hear(stream: &mut UnixStream) -> Option<Asked> {
     Some(asked)
 }
 
-/// Answers all requests with simple replies and data of this byte. Returns the requests.
+/// Answers all requests with simple replies, whose data repeats `byte`. Returns the requests.
 pub fn oblige(stream: &mut UnixStream, byte: u8) -> Vec<Asked> {
     let mut all = Vec::new();
     while let Some(asked) = hear(stream) {
         all.push(asked);
         let len = if asked.command == READ { asked.len as usize } else { 0 };
-        // Who takes leave hears nothing any more.
+        // A client that disconnects does not read the reply.
         let _ = stream.write_all(&simple(0, asked.cookie, &vec![byte; len]));
     }
     all

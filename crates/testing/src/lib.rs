@@ -1,10 +1,10 @@
-//! Helpers that the tests of several crates share.
+//! Provides helpers that the tests of several crates share.
 //!
-//! Only tests depend on this crate, and crates that it depends on use it as well. The unit tests of such a
-//! crate are compiled with a second copy of the crate's own types, so they use what names none of these; its
-//! integration tests use all.
+//! Only tests depend on this crate, including those of crates that it depends on itself. In the unit tests
+//! of such a crate, this crate uses a second copy of that crate, with types of its own. So these unit tests
+//! use only helpers without types of their crate. Integration tests use all helpers.
 //!
-//! Each helper panics where a test would: the test that calls it fails.
+//! Each helper panics on an error, so that the calling test fails.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Loop devices.
+//! Provides loop devices.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,17 @@ use std::process::Command;
 
 use tempfile::NamedTempFile;
 
-/// A loop device, detached when this is dropped.
+/// A loop device. Dropping it detaches the device.
 pub struct LoopDevice {
     path: PathBuf,
     image: NamedTempFile,
 }
 
 impl LoopDevice {
-    /// Makes a device over an image; `arguments` are losetup's.
+    /// Creates a device for an image. `arguments` are further arguments of losetup.
     ///
     /// # Errors
-    /// Returns why there is none: no right to make one, no such device, no such program.
+    /// Returns the reason why there is none: no right to create one, no such device, no such program.
     pub fn new(image: NamedTempFile, arguments: &[&str]) -> Result<Self, String> {
         let output = Command::new("losetup")
             .args(["--find", "--show"])
@@ -35,15 +35,15 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Makes the device and its image `bytes` long.
+    /// Sets the size of the device and its image.
     pub fn resize(&self, bytes: u64) {
         self.image.as_file().set_len(bytes).unwrap();
         let status = Command::new("losetup").arg("--set-capacity").arg(&self.path).status().unwrap();
         assert!(status.success());
     }
 
-    /// Returns how often the kernel has flushed the device. Its Documentation/block/stat.rst has the numbers
-    /// of `stat`.
+    /// Returns the number of flushes of the device. The kernel's Documentation/block/stat.rst describes
+    /// `stat`.
     pub fn flushes(&self) -> u64 {
         let stat = Path::new("/sys/block").join(self.path.file_name().unwrap()).join("stat");
         fs::read_to_string(stat).unwrap().split_whitespace().nth(15).unwrap().parse().unwrap()
@@ -52,7 +52,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        // A disk that still has it open only puts this off.
+        // If a disk still has the device open, the kernel detaches it when the disk closes it.
         let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
     }
 }

@@ -1,8 +1,8 @@
-//! Random numbers that each run repeats.
+//! Generates random numbers that are the same in each run.
 
 use std::ops::Range;
 
-/// A generator of random numbers (SplitMix64) with its seed.
+/// A SplitMix64 generator with its seed.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
@@ -22,7 +22,7 @@ impl Random {
         self.next() % limit
     }
 
-    /// Returns a number of a range that is not empty.
+    /// Returns a number in a range that is not empty.
     pub fn from(&mut self, range: Range<u64>) -> u64 {
         range.start + self.below(range.end - range.start)
     }
@@ -32,7 +32,7 @@ impl Random {
         self.below(n) == 0
     }
 
-    /// Returns `len` bytes.
+    /// Returns `len` random bytes.
     pub fn bytes(&mut self, len: u64) -> Vec<u8> {
         let words = (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes());
         words.take(len as usize).collect()

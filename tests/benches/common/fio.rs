@@ -1,4 +1,4 @@
-//! fio on the bare target.
+//! Runs fio on the bare target.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use kickless_tests::driver::load::Kind;
 
 use super::{Spread, cpu_ns_per_request, cpu_seconds_of_ended_children};
 
-/// One turn; its processor time is with starting and ending.
+/// One turn. Its processor time includes fio's start and end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fio {
     pub(crate) rate: f64,
@@ -17,6 +17,8 @@ pub(crate) struct Fio {
 }
 
 impl Fio {
+    /// Runs one turn.
+    ///
     /// # Errors
     /// fio cannot be run, or fails.
     pub(crate) fn turn(
@@ -36,7 +38,7 @@ impl Fio {
         let before = cpu_seconds_of_ended_children()?;
         let output = Command::new("fio")
             .args(["--name=turn", "--direct=1", "--time_based", "--output-format=json", "--norandommap"])
-            // What it writes compresses to half, and is the same all the time.
+            // The data compresses to half and is the same for each write.
             .args(["--buffer_compress_percentage=50", "--refill_buffers=0", "--scramble_buffers=0"])
             .arg(format!("--filename={}", path.display()))
             .args([format!("--ioengine={engine}"), format!("--rw={what}")])
@@ -51,18 +53,18 @@ impl Fio {
         let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
         let rate = report["jobs"][0][if write { "write" } else { "read" }]["iops"].as_f64();
         let rate = rate.context("fio's report is not as expected")?;
-        // Not what fio reports: that leaves out the kernel's threads, which do the I/O.
+        // fio's own figure omits the kernel's threads, which do the I/O.
         let cpu = (cpu_seconds_of_ended_children()? - before) / time.as_secs_f64();
         Ok(Fio { rate, cpu })
     }
 }
 
-/// The median.
+/// Returns the median rate.
 pub(crate) fn rate(turns: &[Fio]) -> f64 {
     Spread::of(turns.iter().map(|turn| turn.rate)).median
 }
 
-/// Prints its turns as the others' are.
+/// Prints the turns in the format of the other contestants.
 pub(crate) fn row(name: &str, turns: &[Fio]) {
     let rate = Spread::of(turns.iter().map(|turn| turn.rate));
     println!(

@@ -1,4 +1,4 @@
-//! What the benchmarks share: turns, processor time, tables.
+//! Provides the parts that benchmarks share: turns, processor time, tables.
 #![allow(dead_code, reason = "each benchmark uses a part of it")]
 
 pub(crate) mod fio;
@@ -13,20 +13,21 @@ use kickless_tests::driver::load::{self, Kind, Load, Run};
 use kickless_tests::frontend::machine::{Machine, Shape};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// How long to measure.
+/// The extent of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// Turns of each contestant.
     pub(crate) rounds: usize,
-    /// The length of one.
+    /// Length of a turn.
     pub(crate) time: Duration,
-    /// Only to see that it works: the figures mean nothing.
+    /// The short form, which only shows that the benchmark works. Its figures mean nothing.
     pub(crate) quick: bool,
 }
 
 impl Plan {
-    /// The short form unless `cargo bench` runs it, without `--quick` and without `KICKLESS_BENCH_QUICK=1`. `--millis=N` says how
-    /// long a turn is, where the machine cannot be had for long.
+    /// Returns the short form unless `cargo bench` runs the benchmark without `--quick` and
+    /// `KICKLESS_BENCH_QUICK=1`. `--millis=N` sets the length of a turn, for machines that are free only
+    /// for a short time.
     pub(crate) fn from_arguments() -> Plan {
         let asked = |word: &str| std::env::args().any(|argument| argument == word);
         let short = std::env::var_os("KICKLESS_BENCH_QUICK").is_some_and(|value| value == "1");
@@ -38,19 +39,19 @@ impl Plan {
         }
     }
 
-    /// What to print with the figures.
+    /// Returns the remark to print with the figures.
     pub(crate) fn remark(&self) -> &'static str {
         if self.quick { "  (short form: not a measurement)" } else { "" }
     }
 }
 
-/// What follows `name` among the arguments.
+/// Returns the value after `name` in the arguments.
 pub(crate) fn argument(name: &str) -> Option<String> {
     std::env::args().find_map(|argument| argument.strip_prefix(name).map(str::to_owned))
 }
 
-/// The driver has one CPU and all back-ends have another: where the scheduler puts a back-end onto the spinning driver's CPU,
-/// the scheduler is measured.
+/// CPUs of the contestants: one for the driver and another one for all back-ends. If the scheduler put a
+/// back-end onto the CPU of the polling driver, the benchmark would measure the scheduler.
 pub(crate) struct Cpus {
     all: CpuSet,
     driver: CpuSet,
@@ -58,7 +59,7 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    /// The first two that this process may use; all of them for everybody where it has but one.
+    /// Returns the first two CPUs that this process may use. With only one CPU, all share it.
     pub(crate) fn get() -> Result<Cpus> {
         let all = sched_getaffinity(None)?;
         let mut each = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).map(|cpu| {
@@ -70,17 +71,17 @@ impl Cpus {
         Ok(Cpus { all, driver, back_ends })
     }
 
-    /// This thread is a driver from now on.
+    /// Moves this thread to the driver's CPU.
     pub(crate) fn for_driver(&self) -> Result<()> {
         Ok(sched_setaffinity(None, &self.driver)?)
     }
 
-    /// What this thread starts from now on is a back-end.
+    /// Moves this thread to the back-ends' CPU, for back-ends that it starts.
     pub(crate) fn for_back_ends(&self) -> Result<()> {
         Ok(sched_setaffinity(None, &self.back_ends)?)
     }
 
-    /// What this thread starts from now on is neither.
+    /// Moves this thread to all CPUs, for other programs that it starts.
     pub(crate) fn for_others(&self) -> Result<()> {
         Ok(sched_setaffinity(None, &self.all)?)
     }
@@ -88,7 +89,7 @@ impl Cpus {
 
 /// A back-end under load.
 pub(crate) struct Contestant {
-    /// What to call it.
+    /// Its name in the tables.
     pub(crate) name: String,
     daemon: Daemon,
     machine: Machine,
@@ -97,20 +98,20 @@ pub(crate) struct Contestant {
 /// One turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Turn {
-    /// What the driver saw.
+    /// The driver's results.
     pub(crate) run: Run,
-    /// Processor seconds of the back-end for each second.
+    /// Processor seconds that the back-end used per second.
     pub(crate) cpu: f64,
 }
 
 impl Turn {
-    /// Processor nanoseconds of the back-end for each request.
+    /// Returns the back-end's processor nanoseconds per request.
     pub(crate) fn cpu_ns_per_request(&self) -> f64 {
         cpu_ns_per_request(self.cpu, self.run.rate())
     }
 }
 
-/// Processor nanoseconds for each request, of so many processors at so many requests a second.
+/// Returns the processor nanoseconds per request for `cpu` busy processors and `rate` requests per second.
 pub(crate) fn cpu_ns_per_request(cpu: f64, rate: f64) -> f64 {
     cpu / rate * 1e9
 }
@@ -119,34 +120,34 @@ impl Contestant {
     /// Connects to a daemon.
     ///
     /// # Errors
-    /// It does not serve.
+    /// The daemon does not serve.
     pub(crate) fn new(name: impl Into<String>, daemon: Daemon) -> Result<Contestant> {
         let machine = Machine::start(daemon.socket(), &Shape::LINUX)?;
         Ok(Contestant::over(name, daemon, machine))
     }
 
-    /// With a machine that is connected.
+    /// Returns a contestant with a connected machine.
     pub(crate) fn over(name: impl Into<String>, daemon: Daemon, machine: Machine) -> Contestant {
         Contestant { name: name.into(), daemon, machine }
     }
 
-    /// The virtual machine that loads it.
+    /// Returns the virtual machine that sends the load.
     pub(crate) fn machine(&mut self) -> &mut Machine {
         &mut self.machine
     }
 
-    /// Loads it for a turn with reads of 4 KiB, `depth` in flight. Each turn begins with an empty queue.
+    /// Sends reads of 4 KiB for a turn, `depth` in flight. Each turn begins with an empty queue.
     ///
     /// # Errors
-    /// It fails requests, or does not answer them.
+    /// A request fails or is not answered.
     pub(crate) fn turn(&mut self, depth: u16, time: Duration, sector: impl FnMut() -> u64) -> Result<Turn> {
         self.turn_on(1, Kind { depth, block: BLOCK, write: false }, time, sector)
     }
 
-    /// Loads so many of its queues for a turn.
+    /// Loads several queues for a turn.
     ///
     /// # Errors
-    /// It fails requests, or does not answer them.
+    /// A request fails or is not answered.
     pub(crate) fn turn_on(
         &mut self,
         queues: usize,
@@ -164,7 +165,7 @@ impl Contestant {
         Ok(Turn { run, cpu })
     }
 
-    /// The process of the back-end.
+    /// Returns the process id of the back-end.
     pub(crate) fn pid(&self) -> u32 {
         self.daemon.pid()
     }
@@ -173,27 +174,27 @@ impl Contestant {
 /// Bytes of a read.
 pub(crate) const BLOCK: u32 = 4096;
 
-/// Processor time that a process has used, all its threads together, those that the kernel gave it for its I/O too.
+/// Returns the processor time of all threads of a process, including the kernel's threads for its I/O.
 ///
 /// # Errors
-/// There is no such process.
+/// The process does not exist.
 pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
     // utime and stime of proc_pid_stat(5).
     stat_seconds(pid, [14, 15])
 }
 
-/// The same of all children of this process that have been waited for.
+/// Returns the processor time of all ended children of this process.
 ///
 /// # Errors
-/// There is no /proc.
+/// /proc does not exist.
 pub(crate) fn cpu_seconds_of_ended_children() -> Result<f64> {
-    // cutime and cstime.
+    // cutime and cstime of proc_pid_stat(5).
     stat_seconds(std::process::id(), [16, 17])
 }
 
 fn stat_seconds(pid: u32, numbers: [usize; 2]) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The program's name, in parentheses, may hold spaces.
+    // The name of the program, in parentheses, may have spaces.
     let (_, rest) = stat.rsplit_once(')').context("/proc/PID/stat without a name")?;
     let field = |number: usize| -> Result<f64> {
         let text = rest.split_ascii_whitespace().nth(number - 3).context("/proc/PID/stat is short")?;
@@ -205,7 +206,7 @@ fn stat_seconds(pid: u32, numbers: [usize; 2]) -> Result<f64> {
 /// Median and extremes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spread {
-    /// The middle one, or the mean of the two in the middle.
+    /// The middle value, or the mean of the two middle values.
     pub(crate) median: f64,
     /// The smallest.
     pub(crate) min: f64,
@@ -214,7 +215,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of some values; NaN of none.
+    /// Computes the spread of some values. It is NaN without values.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Spread {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -224,7 +225,7 @@ impl Spread {
     }
 }
 
-/// Prints a contestant's turns: rate, kicks, processors busy and processor time for each request.
+/// Prints the turns of a contestant: rate, kicks, busy processors, and processor time per request.
 pub(crate) fn row(name: &str, turns: &[Turn]) {
     let rate = Spread::of(turns.iter().map(|turn| turn.run.rate()));
     println!(
@@ -246,7 +247,7 @@ pub(crate) fn head() {
     );
 }
 
-/// Our rate by the other's, turn by turn.
+/// Returns the ratio of our rate to the other's, turn by turn.
 pub(crate) fn ratios(ours: &[Turn], theirs: &[Turn]) -> Spread {
     Spread::of(ours.iter().zip(theirs).map(|(ours, theirs)| ours.run.rate() / theirs.run.rate()))
 }

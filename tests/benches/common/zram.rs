@@ -1,4 +1,4 @@
-//! A RAM disk of the kernel's that compresses: a fast block device that every machine can have.
+//! Uses the kernel's compressing RAM disk, a fast block device that exists on every machine.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -15,17 +15,17 @@ use super::BLOCK;
 
 /// The device.
 pub(crate) const DEVICE: &str = "/dev/zram0";
-/// Where the kernel has its files about it.
+/// Directory of the kernel's files for the device.
 pub(crate) const CONTROL: &str = "/sys/block/zram0";
 
-/// The device, ours for a while.
+/// The device, in use by this benchmark until this is dropped.
 pub(crate) struct Zram;
 
 impl Zram {
-    /// Sizes and fills it.
+    /// Sizes and fills the device.
     ///
     /// # Errors
-    /// There is none, or it cannot be had.
+    /// The device does not exist, or is in use.
     pub(crate) fn take(size: u64) -> Result<Zram> {
         let _ = Command::new("modprobe").arg("zram").stderr(Stdio::null()).status();
         let control = Path::new(CONTROL);
@@ -33,7 +33,7 @@ impl Zram {
         let in_use: u64 = fs::read_to_string(control.join("disksize"))?.trim().parse()?;
         ensure!(
             in_use == 0,
-            "{DEVICE} has a size, so somebody uses it: `echo 1 > {CONTROL}/reset` if nobody does"
+            "{DEVICE} has a size, so a program uses it; if none does: `echo 1 > {CONTROL}/reset`"
         );
         fs::write(control.join("disksize"), size.to_string())
             .with_context(|| format!("{DEVICE} cannot be sized"))?;
@@ -56,7 +56,7 @@ impl Drop for Zram {
     }
 }
 
-/// Each block half random and half zeroes.
+/// Fills each block with random bytes in one half and zeroes in the other.
 fn fill(size: u64) -> Result<()> {
     let mut device = File::options().write(true).open(DEVICE)?;
     let mut chunk = vec![0; 1 << 20];

@@ -1,4 +1,4 @@
-//! What is measured.
+//! Creates the targets of the measurement.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -12,12 +12,12 @@ use tempfile::TempDir;
 
 use crate::common::zram::{DEVICE, Zram};
 
-/// Bytes of each.
+/// Bytes of each target.
 const SIZE: u64 = 1 << 30;
-/// The same in the short form.
+/// Bytes of each target in the short form.
 const SIZE_QUICK: u64 = 16 << 20;
 
-/// A target, there while this lives.
+/// A target. Dropping it removes the target.
 pub(crate) struct Target {
     name: &'static str,
     disk: OsString,
@@ -33,10 +33,10 @@ enum Held {
 }
 
 impl Target {
-    /// Makes it.
+    /// Creates a target.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// The target does not exist on this machine.
     pub(crate) fn take(name: &'static str, quick: bool) -> Result<Target> {
         let size = if quick { SIZE_QUICK } else { SIZE };
         let (disk, held) = match name {
@@ -62,29 +62,29 @@ impl Target {
         self.size
     }
 
-    /// What fio can use.
+    /// Returns the path for fio, if fio can use this target.
     pub(crate) fn path(&self) -> Option<&Path> {
         matches!(self.held, Held::Zram { .. } | Held::File { .. }).then_some(Path::new(&self.disk))
     }
 
-    /// Whether the storage daemon has such a thing.
+    /// Whether the storage daemon can serve such a target.
     pub(crate) fn has_peer(&self) -> bool {
         !matches!(self.held, Held::Memory)
     }
 
-    /// Whether it has nothing in it that takes memory.
+    /// Whether the target is empty and must be filled first.
     pub(crate) fn is_to_be_filled(&self) -> bool {
         matches!(self.held, Held::Memory)
     }
 }
 
-/// A file full of data.
+/// Creates a file full of data.
 fn filled(dir: TempDir, size: u64) -> Result<(OsString, Held)> {
     let path: PathBuf = dir.path().join("disk.img");
     let mut file = File::create_new(&path)?;
     let chunk = half_random(1 << 20);
     for _ in 0..size / chunk.len() as u64 {
-        file.write_all(&chunk).context("it cannot be filled")?;
+        file.write_all(&chunk).context("the file cannot be filled")?;
     }
     file.sync_all()?;
     Ok((path.into(), Held::File { _dir: dir }))

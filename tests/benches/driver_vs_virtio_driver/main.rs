@@ -1,14 +1,18 @@
-//! Our driver against the `virtio-driver` crate, of the libblkio project, on the same back-ends: `kickless blk
-//! --blk-file=null:1G` and `qemu-storage-daemon` exporting null-co.
+//! Compares our driver with the `virtio-driver` crate of the libblkio project, on the same back-ends:
+//! `kickless blk --blk-file=null:1G` and `qemu-storage-daemon` with null-co.
 //!
-//! One queue of 256 with EVENT_IDX, one thread, reads of 4 KiB, 1 and 32 in flight; polling the ring, and sleeping on the
-//! eventfd, ours as it does by default: after a look at the ring, as long as that pays (`--at-once`: without it). Turn by turn, each contestant with a daemon of its own of each kind. The driver has the first CPU and all
-//! back-ends the second. The rings are split: over vhost-user, the crate (0.6.1) says of a packed ring that it begins at 0,
-//! which stands for wrap counters of 0, while its own begin at 1, so that no request is ever found.
+//! One queue of 256 with EVENT_IDX, one thread, reads of 4 KiB, 1 and 32 in flight. The drivers poll the
+//! ring or sleep on the eventfd. By default, our driver looks at the ring before it sleeps, as long as that
+//! pays; `--at-once` turns this off. Contestants take turns, each with a daemon of its own of each kind.
+//! The driver has the first CPU and all back-ends the second.
 //!
-//!     cargo bench -p kickless-tests --bench driver_vs_virtio_driver [-- --quick | --millis=N] [--only=TEXT] [--at-once]
+//! The rings are split. Over vhost-user, the crate (0.6.1) gives 0 as the base of a packed ring, which
+//! means wrap counters of 0. Its own counters begin at 1, so the device never finds a request.
 //!
-//! `--only`: those comparisons in whose headings the text is.
+//!     cargo bench -p kickless-tests --bench driver_vs_virtio_driver
+//!         [-- --quick | --millis=N] [--only=TEXT] [--at-once]
+//!
+//! `--only` selects the comparisons whose heading contains TEXT.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -28,24 +32,24 @@ use crate::peer::Peer;
 const DISK_SIZE: u64 = 1 << 30;
 const QUEUE_SIZE: u16 = 256;
 
-/// What to run.
+/// The load.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     depth: u16,
-    /// Sleep when there is nothing, instead of looking again.
+    /// Sleeps when the ring is empty, instead of polling.
     sleep: bool,
     time: Duration,
 }
 
-/// What came of it.
+/// The results of a load.
 #[derive(Clone, Copy, Debug, Default)]
-struct Ran {
+struct Results {
     requests: u64,
     kicks: u64,
     time: Duration,
 }
 
-/// Where to read: anywhere, the same for both.
+/// Random offsets, the same for both contestants.
 #[derive(Debug)]
 struct Offsets(u64);
 
@@ -65,7 +69,7 @@ impl Offsets {
     }
 }
 
-/// A queue of ours, with memory for its requests.
+/// A queue of our driver, with memory for its requests.
 struct Ours {
     disk: Disk,
     queue: Queue,
@@ -84,14 +88,14 @@ impl Ours {
         Ok(Ours { disk, queue, data: Vec::new(), batch: Vec::new() })
     }
 
-    fn run(&mut self, load: &Load) -> Result<Ran> {
+    fn run(&mut self, load: &Load) -> Result<Results> {
         let depth = usize::from(load.depth);
         let Ours { disk, queue, data: idle, batch } = self;
         while idle.len() < depth {
             idle.push(disk.buffer(BLOCK as usize)?.into());
         }
         idle.truncate(depth);
-        let mut ran = Ran::default();
+        let mut ran = Results::default();
         let mut offsets = Offsets::default();
         let kicks = queue.counters().kicks;
         let mut failed = 0;
@@ -124,16 +128,16 @@ impl Ours {
     }
 }
 
-/// A back-end for each of the two.
-struct Stand {
+/// The back-ends of the two contestants.
+struct BackEnds {
     name: &'static str,
     daemons: [Daemon; 2],
     ours: Ours,
     theirs: Peer,
 }
 
-impl Stand {
-    fn new(name: &'static str, program: Program) -> Result<Stand> {
+impl BackEnds {
+    fn new(name: &'static str, program: Program) -> Result<BackEnds> {
         let daemon = || {
             let disk = format!("null:{DISK_SIZE}");
             Daemon::start(&DaemonConfig { program, queues: 1, ..DaemonConfig::new(disk) })
@@ -141,7 +145,7 @@ impl Stand {
         let daemons = [daemon()?, daemon()?];
         let ours = Ours::connect(daemons[0].socket())?;
         let theirs = Peer::connect(daemons[1].socket())?;
-        Ok(Stand { name, daemons, ours, theirs })
+        Ok(BackEnds { name, daemons, ours, theirs })
     }
 
     fn turn(&mut self, which: usize, load: &Load) -> Result<Turn> {
@@ -161,34 +165,34 @@ impl Stand {
 /// One turn of one contestant.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// Requests a second.
+    /// Requests per second.
     rate: f64,
-    /// Kicks for each request.
+    /// Kicks per request.
     kicks: f64,
-    /// Processor nanoseconds of the driver for each request.
+    /// Processor nanoseconds of the driver per request.
     driver: f64,
-    /// The same of the back-end.
+    /// Processor nanoseconds of the back-end per request.
     back_end: f64,
 }
 
-/// Processor seconds of this thread.
+/// Returns the processor seconds of this thread.
 fn thread_cpu() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-fn compare(stand: &mut Stand, plan: &Plan, depth: u16, sleep: bool) -> Result<()> {
+fn compare(back_ends: &mut BackEnds, plan: &Plan, depth: u16, sleep: bool) -> Result<()> {
     let load = Load { depth, sleep, time: plan.time };
     let how = if sleep { "sleeping" } else { "polling" };
-    let heading = format!("{}, {depth} in flight, {how}", stand.name);
+    let heading = format!("{}, {depth} in flight, {how}", back_ends.name);
     if argument("--only=").is_some_and(|only| !heading.contains(&only)) {
         return Ok(());
     }
     let mut turns: [Vec<Turn>; 2] = Default::default();
     for round in 0..plan.rounds {
-        // Who begins changes.
+        // The order changes in each round.
         for which in [round % 2, 1 - round % 2] {
-            turns[which].push(stand.turn(which, &load)?);
+            turns[which].push(back_ends.turn(which, &load)?);
         }
     }
     println!("\n{heading}");
@@ -229,14 +233,14 @@ fn main() -> Result<()> {
     let cpus = Cpus::get()?;
     cpus.for_back_ends()?;
     let mut stands = [
-        Stand::new("kickless null:1G", Program::Kickless)?,
-        Stand::new("qemu-storage-daemon null-co", Program::StorageDaemon)?,
+        BackEnds::new("kickless null:1G", Program::Kickless)?,
+        BackEnds::new("qemu-storage-daemon null-co", Program::StorageDaemon)?,
     ];
     cpus.for_driver()?;
     println!("reads of 4 KiB from nothing, {} turns of {:?} each{}", plan.rounds, plan.time, plan.remark());
-    for stand in &mut stands {
+    for back_ends in &mut stands {
         for (depth, sleep) in [(1, false), (32, false), (1, true), (32, true)] {
-            compare(stand, &plan, depth, sleep)?;
+            compare(back_ends, &plan, depth, sleep)?;
         }
     }
     Ok(())

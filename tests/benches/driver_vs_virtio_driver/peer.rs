@@ -1,4 +1,4 @@
-//! The `virtio-driver` crate under the same load.
+//! Runs the `virtio-driver` crate under the same load.
 
 #![expect(unsafe_code, reason = "island: the crate takes buffers as pointers")]
 
@@ -15,20 +15,21 @@ use virtio_driver::{
     EventFd, QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags,
 };
 
-use crate::{Load, Offsets, QUEUE_SIZE, Ran};
+use crate::{Load, Offsets, QUEUE_SIZE, Results};
 
 const BLOCK: usize = crate::BLOCK as usize;
 
-/// A queue of the crate's, with memory for its requests.
+/// A queue of the crate, with memory for its requests.
 pub(crate) struct Peer {
     queue: VirtioBlkQueue<'static, usize>,
     kick: Box<dyn QueueNotifier>,
     call: Arc<EventFd>,
-    /// Where the memory begins.
+    /// Start of the memory.
     memory: *mut u8,
     /// Keeps it mapped.
     _map: Map,
-    /// Keeps the ring's memory mapped, and the connection open. Last.
+    /// Keeps the ring's memory mapped and the connection open. It is the last field, so that it is dropped
+    /// last.
     _transport: Box<VirtioBlkTransport>,
 }
 
@@ -52,9 +53,9 @@ impl Peer {
         Ok(Peer { queue, kick, call, memory, _map: map, _transport: transport })
     }
 
-    /// Reads until the time is over, and takes back what is in flight.
-    pub(crate) fn run(&mut self, load: &Load) -> Result<Ran> {
-        let mut ran = Ran::default();
+    /// Reads until the time is over, then takes the requests in flight back.
+    pub(crate) fn run(&mut self, load: &Load) -> Result<Results> {
+        let mut ran = Results::default();
         let mut offsets = Offsets::default();
         let mut idle: Vec<usize> = (0..usize::from(load.depth)).collect();
         self.queue.set_used_notif_enabled(false);
@@ -63,8 +64,8 @@ impl Peer {
         loop {
             if !over && !idle.is_empty() {
                 for slot in idle.drain(..) {
-                    // SAFETY: each slot is a block of its own in the memory, which stays mapped as long as the queue, and
-                    // one request at a time has it.
+                    // SAFETY: each slot is a block of its own in the memory and has one request at a time.
+                    // The memory stays mapped as long as the queue exists.
                     unsafe {
                         self.queue.read_raw(offsets.next(), self.memory.add(slot * BLOCK), BLOCK, slot)?;
                     }
@@ -90,7 +91,8 @@ impl Peer {
         }
     }
 
-    /// Nothing was there. Calls are asked for before a sleep only, which is the least that this crate can do with.
+    /// Waits after an empty look at the ring. Enables calls only before a sleep, which is the least that
+    /// this crate needs.
     fn pause(&mut self, sleep: bool) -> Result<()> {
         if !sleep {
             std::hint::spin_loop();
@@ -98,7 +100,7 @@ impl Peer {
         }
         self.queue.set_used_notif_enabled(true);
         if !self.queue.completions().has_next() {
-            // Not by the read: a back-end may have made that one not wait, for both of them.
+            // Uses poll, because a back-end may have set O_NONBLOCK on the eventfd for both ends.
             poll(&mut [PollFd::new(&*self.call, PollFlags::IN)], None)?;
             self.call.read()?;
         }

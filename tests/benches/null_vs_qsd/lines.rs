@@ -1,7 +1,9 @@
-//! Two threads that pass one another the cache lines of a request, one request at a time, and do nothing else.
+//! Exchanges the cache lines of a request between two threads, one request at a time, without any other
+//! work.
 //!
-//! The bound of whatever serves a split ring with one request in flight: the lines are those that the format has both ends write and
-//! read (virtio 1.3, section 2.7), each in a place that is known when the one before has been read.
+//! This is the limit for every device of a split ring with one request in flight. The format makes both
+//! ends write and read these lines (virtio 1.3, section 2.7). The address of each line is known only after
+//! the line before has been read.
 
 use crate::common::Cpus;
 use anyhow::{Result, anyhow};
@@ -10,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A cache line, and its neighbour too: lines are fetched in pairs.
+/// A cache line with its neighbour, because CPUs fetch lines in pairs.
 #[repr(align(128))]
 #[derive(Default)]
 struct Line(AtomicU64);
@@ -29,7 +31,7 @@ enum Name {
 struct Lines {
     lines: [Line; 7],
     over: AtomicBool,
-    /// Zero, which the compiler does not know.
+    /// Zero, as a value that the compiler cannot know.
     zero: u64,
 }
 
@@ -38,7 +40,7 @@ impl Lines {
         Self { lines: Default::default(), over: AtomicBool::new(false), zero: black_box(0) }
     }
 
-    /// Reads a line whose place depends on what has been read before.
+    /// Reads a line whose address depends on an earlier read.
     fn read(&self, name: Name, before: u64) -> u64 {
         let place = name as usize + (before & self.zero) as usize;
         self.lines.get(place).map_or(0, |line| line.0.load(Ordering::Acquire))
@@ -48,7 +50,7 @@ impl Lines {
         self.lines[name as usize].0.store(value, Ordering::Release);
     }
 
-    /// The device's end.
+    /// Plays the device.
     fn answer(&self) {
         let mut next = 1;
         loop {
@@ -70,7 +72,7 @@ impl Lines {
         }
     }
 
-    /// The driver's: how many it has had answered.
+    /// Plays the driver. Returns the number of answers.
     fn ask(&self, time: Duration) -> u64 {
         let end = Instant::now() + time;
         let mut number = 0;
@@ -92,7 +94,7 @@ impl Lines {
     }
 }
 
-/// Requests a second, the driver on its CPU and the other end on that of the back-ends.
+/// Returns the requests per second, with the driver and the other end on their CPUs.
 pub(crate) fn turn(cpus: &Cpus, time: Duration) -> Result<f64> {
     let lines = Lines::new();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! `kickless bench compare` as a function.
+//! Runs `kickless bench compare`.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -11,18 +11,18 @@ use serde_json::Value;
 
 use crate::common::Plan;
 
-/// How everything is measured.
+/// Settings of all measurements.
 pub(crate) struct Settings {
-    /// Only to see that it works: the figures mean nothing.
+    /// The short form, which only shows that the benchmark works. Its figures mean nothing.
     pub(crate) quick: bool,
-    /// Turns of each.
+    /// Turns of each contestant.
     pub(crate) rounds: usize,
     pub(crate) kickless: PathBuf,
-    /// Of the driver, and of the back-ends.
+    /// The driver's CPU and the back-ends' CPU.
     pub(crate) cpus: Option<[usize; 2]>,
 }
 
-/// What a back-end serves.
+/// A disk that the back-ends serve.
 #[derive(Clone, Copy)]
 pub(crate) struct Disk {
     pub(crate) name: &'static str,
@@ -30,23 +30,23 @@ pub(crate) struct Disk {
     pub(crate) file: &'static str,
 }
 
-/// What one turn came to.
+/// The results of one turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figures {
-    /// Requests a second.
+    /// Requests per second.
     pub(crate) iops: f64,
-    /// Nanoseconds, from when a request was due.
+    /// Latency in nanoseconds, from the time when a request was due.
     pub(crate) p50: f64,
     pub(crate) p99: f64,
-    /// For each request.
+    /// Kicks per request.
     pub(crate) kicks: f64,
-    /// Nanoseconds of the back-end's processor time for each request.
+    /// Processor nanoseconds of the back-end per request.
     pub(crate) cpu_each: f64,
-    /// Processors that the back-end kept busy.
+    /// Number of processors that the back-end kept busy.
     pub(crate) cores: f64,
 }
 
-/// A way to poll: its name, and the options for it.
+/// A way to poll: its name and its options.
 pub(crate) type Way = (&'static str, &'static str);
 
 pub(crate) const AUTO: Way = ("auto", "--poll=auto");
@@ -54,12 +54,12 @@ pub(crate) const ALWAYS: Way = ("always", "--poll=always");
 pub(crate) const NEVER: Way = ("never", "--poll=never");
 pub(crate) const RATE: Way = ("rate-3s", "--poll=rate --poll-stop-idle=3s");
 
-/// Before each turn is measured.
+/// Time before the measurement of each turn.
 const WARM_UP: Duration = Duration::from_millis(600);
 
 impl Settings {
-    /// The short form unless `cargo bench` runs it, without `--quick`. `--rounds=N` for more turns than 5, where the machine's own
-    /// speed changes from turn to turn.
+    /// Returns the short form unless `cargo bench` runs the benchmark without `--quick`. `--rounds=N` sets
+    /// another number of turns than 5, for machines whose speed changes.
     pub(crate) fn from_arguments() -> Result<Settings> {
         let quick = Plan::from_arguments().quick;
         let all = sched_getaffinity(None)?;
@@ -71,7 +71,7 @@ impl Settings {
         Ok(Settings { quick, rounds: rounds.unwrap_or(if quick { 1 } else { 5 }), kickless, cpus })
     }
 
-    /// What to print above the figures.
+    /// Returns the line to print above the figures.
     pub(crate) fn about(&self) -> String {
         let remark = if self.quick { "  (short form: not a measurement)" } else { "" };
         let cpus = match self.cpus {
@@ -81,15 +81,15 @@ impl Settings {
         format!("random reads of 4 KiB, one queue, {} rounds, {cpus}{remark}", self.rounds)
     }
 
-    /// So long, or next to nothing in the short form.
+    /// Returns `time`, or almost none in the short form.
     pub(crate) fn time(&self, time: Duration) -> Duration {
         if self.quick { time.min(Duration::from_millis(50)) } else { time }
     }
 
-    /// Puts the same load on a back-end for each of `ways`, turn by turn: the turns of each.
+    /// Puts the same load on a back-end for each of `ways`, turn by turn. Returns the turns of each.
     ///
     /// # Errors
-    /// It cannot be run, or requests failed.
+    /// The benchmark cannot run, or a request failed.
     pub(crate) fn compare(
         &self,
         disk: Disk,
@@ -104,7 +104,7 @@ impl Settings {
                 disk.file
             )
         };
-        // What a load is like is found out in that time.
+        // The polling policy learns the load in this time.
         let warm_up = self.time(WARM_UP) / if self.quick { 10 } else { 1 };
         let mut command = Command::new(&self.kickless);
         command.args(["bench", "compare", "--json"]).args(ways.iter().map(back_end)).args(load);
@@ -120,20 +120,20 @@ impl Settings {
     }
 }
 
-/// What a command of `kickless bench` has to say.
+/// Returns the output of a `kickless bench` command.
 ///
 /// # Errors
-/// It failed, or its output is no JSON.
+/// The command failed, or its output is not JSON.
 pub(crate) fn output(mut command: Command) -> Result<Value> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("kickless bench")?;
     ensure!(output.status.success(), "{command:?} failed, {}", output.status);
     serde_json::from_slice(&output.stdout).context("kickless bench's output")
 }
 
-/// The turns of one target in its results.
+/// Returns the turns of one target from its results.
 ///
 /// # Errors
-/// Something is missing.
+/// The results are incomplete.
 pub(crate) fn turns(target: &Value) -> Result<Vec<Figures>> {
     ensure!(target["failed"] == 0, "{} requests failed: {}", target["failed"], target["failure"]);
     let turns = target["turns"].as_array().context("no turns in the results")?;

@@ -1,4 +1,4 @@
-//! A driver that stays connected and sends nothing any more.
+//! Measures a driver that stays connected and stops sending requests.
 
 use std::fs;
 use std::thread;
@@ -12,29 +12,29 @@ use crate::common::{BLOCK, Cpus, Spread};
 use crate::compare::{AUTO, Disk, NEVER, Settings};
 use crate::report::{Report, Target};
 
-/// How long the load lasts, and from when to when after its end what is looked at.
+/// Length of the load, and two windows after its end in which the use is measured.
 const LOAD: Duration = Duration::from_millis(300);
 const SOON: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(1100)];
 const LATE: [Duration; 2] = [Duration::from_secs(4), Duration::from_secs(6)];
 
-/// What a process has used of the processors so far.
+/// Processor time and sleeps of a process so far.
 #[derive(Clone, Copy, Default)]
 struct Usage {
     nanoseconds: u64,
-    /// How often a thread of it went to sleep.
+    /// Number of times that a thread of the process went to sleep.
     sleeps: u64,
 }
 
 /// One round.
 #[derive(Default)]
 struct Idle {
-    /// Share of a core in the first second.
+    /// Share of a core in the first window.
     soon: f64,
-    /// What was used in all the later window.
+    /// Use in the second window.
     late: Usage,
 }
 
-/// After a load that was worth polling for.
+/// Measures after a load that was worth polling for.
 pub(crate) fn idle(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     let Some(disk) = disks.first() else { return Ok(()) };
     let ways = [AUTO, NEVER];
@@ -60,13 +60,13 @@ pub(crate) fn idle(settings: &Settings, disks: &[Disk], report: &mut Report) -> 
     }
     let auto = &rounds[0];
     report.check("cores after 100 ms, auto", auto.iter().map(|idle| idle.soon), Target::AtMost(0.005));
-    // Who makes a system call uses the processor.
+    // A system call would use processor time.
     let used = auto.iter().map(|idle| idle.late.nanoseconds as f64);
     report.check("CPU ns (0: no system call) from 4 s to 6 s, auto", used, Target::AtMost(0.0));
     Ok(())
 }
 
-/// All of them at once, since an idle one is in nobody's way.
+/// Runs all ways at once, because idle back-ends do not disturb one another.
 fn round(settings: &Settings, disk: Disk, ways: &[&str]) -> Result<Vec<Idle>> {
     let cpus = Cpus::get()?;
     let mut served = Vec::new();
@@ -102,7 +102,7 @@ fn round(settings: &Settings, disk: Disk, ways: &[&str]) -> Result<Vec<Idle>> {
     Ok(idle.collect())
 }
 
-/// Of all threads together; exact for those that sleep.
+/// Returns the sum over all threads. It is exact for sleeping threads.
 fn usage(pid: u32) -> Result<Usage> {
     let mut usage = Usage::default();
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {

@@ -1,4 +1,4 @@
-//! One device under one load, one way to poll against another.
+//! Compares the ways to poll, with one device under one load.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,12 +13,12 @@ use crate::report::{Report, Target, ratios};
 
 const TURN: Duration = Duration::from_millis(500);
 const WAITS: [(&str, &str); 2] = [("sleeping", "--wait=sleep"), ("polling", "--wait=poll")];
-/// The delay that `auto` may add, in nanoseconds: the default of `--poll-latency`.
+/// Delay that `auto` may add, in nanoseconds: the default of `--poll-latency`.
 const POLL_LATENCY: f64 = 100e3;
-/// Room for an open loop: requests in flight, and in the ring.
+/// Room for an open loop: requests in flight, and ring size.
 const OPEN: [&str; 2] = ["--depth=256", "--queue-size=512"];
 
-/// As fast as it goes.
+/// Sends requests as fast as possible.
 pub(crate) fn steady(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     for disk in disks {
         for depth in [1, 32] {
@@ -41,7 +41,7 @@ pub(crate) fn steady(settings: &Settings, disks: &[Disk], report: &mut Report) -
     Ok(())
 }
 
-/// At a share of the most that `always` does.
+/// Sends requests at a share of the peak rate of `always`.
 pub(crate) fn open(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     for disk in disks {
         for (driver, wait) in WAITS {
@@ -72,7 +72,7 @@ pub(crate) fn open(settings: &Settings, disks: &[Disk], report: &mut Report) -> 
     Ok(())
 }
 
-/// Now and then a request.
+/// Sends few requests.
 pub(crate) fn trickle(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     for disk in disks {
         let ways = [AUTO, NEVER];
@@ -86,7 +86,7 @@ pub(crate) fn trickle(settings: &Settings, disks: &[Disk], report: &mut Report) 
     Ok(())
 }
 
-/// On for a tenth of the time.
+/// Sends requests in a tenth of the time.
 pub(crate) fn on_off(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     let Some(disk) = disks.first() else { return Ok(()) };
     let (cycle, time) = match settings.quick {
@@ -94,7 +94,7 @@ pub(crate) fn on_off(settings: &Settings, disks: &[Disk], report: &mut Report) -
         false => ("--on-off=100ms,900ms", Duration::from_secs(3)),
     };
     for (depth, (driver, wait)) in [1, 32].into_iter().zip(WAITS) {
-        // What no policy can do better than: the machine is slower after a pause whoever polls.
+        // `always` is the limit of every policy: the machine is slower after a pause for all of them.
         let ways = [AUTO, RATE, ALWAYS];
         let turns = settings.compare(*disk, &ways, time, &[&format!("--depth={depth}"), wait, cycle])?;
         let load = format!("{}, 100 ms on and 900 ms off, {depth} in flight, {driver} driver", disk.name);
@@ -111,7 +111,7 @@ pub(crate) fn on_off(settings: &Settings, disks: &[Disk], report: &mut Report) -
     Ok(())
 }
 
-/// Beside a thread that never leaves the back-end's CPU of itself.
+/// Runs beside a thread that never gives up the back-end's CPU by itself.
 pub(crate) fn contended(settings: &Settings, disks: &[Disk], report: &mut Report) -> Result<()> {
     let Some(disk) = disks.first() else { return Ok(()) };
     for depth in [1, 32] {
@@ -142,7 +142,7 @@ fn beside_a_spinner(
             if let Some([_, back_ends]) = settings.cpus {
                 let mut set = CpuSet::new();
                 set.set(back_ends);
-                // Where that is refused, it spins elsewhere, and the figures show it.
+                // If this fails, the thread spins on another CPU, and the figures show it.
                 let _ = sched_setaffinity(None, &set);
             }
             while !stop.load(Ordering::Relaxed) {

@@ -1,8 +1,8 @@
-//! The ways to poll against one another, with `kickless bench`: throughput, latency, kicks and the back-end's processor time,
-//! under loads that polling is good for and under those that it is bad for.
+//! Compares the ways to poll with `kickless bench`: throughput, latency, kicks and the back-end's processor
+//! time, under loads for which polling is good and others for which it is bad.
 //!
-//! Those that are compared take turns at each load, the driver on the first CPU and all back-ends on the second. Each load says
-//! what has to come of it, and whether it does; a figure that falls short fails nothing.
+//! The contestants take turns at each load. The driver has the first CPU and all back-ends the second. Each
+//! load prints its targets and whether they are met. A missed target is not a failure of the program.
 //!
 //!     cargo bench -p kickless-tests --bench poll [-- [--quick] [--rounds=N] [SECTION...]]
 
@@ -21,7 +21,7 @@ use common::zram::{self, Zram};
 use compare::{Disk, Settings};
 use report::Report;
 
-/// A part of the list.
+/// A section of the report.
 type Section = fn(&Settings, &[Disk], &mut Report) -> Result<()>;
 
 const SECTIONS: [(&str, Section); 8] = [
@@ -40,10 +40,10 @@ fn main() -> Result<()> {
     let named: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let chosen = |name: &str| named.is_empty() || named.iter().any(|word| word == name);
     println!("{}", settings.about());
-    // Dropped at the end, when no back-end has it open any more.
+    // Dropped last, when no back-end has the device open any more.
     let (zram, disks) = disks(&settings);
     let mut report = Report::new(settings.quick);
-    let others = others::Clock::start()?;
+    let others = others::OthersClock::start()?;
     for (name, section) in SECTIONS {
         if chosen(name) {
             println!("\n=== {name}");
@@ -56,7 +56,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What the back-ends serve: nothing, and a block device if there is one to be had.
+/// Returns the disks that the back-ends serve: a null disk, and a block device if there is a free one.
 fn disks(settings: &Settings) -> (Option<Zram>, Vec<Disk>) {
     let size = if settings.quick { 16 << 20 } else { 512 << 20 };
     let mut disks = vec![Disk { name: "null:", file: "null:1G" }];

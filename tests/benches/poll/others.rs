@@ -1,4 +1,4 @@
-//! What else this machine does, which is what spoils figures.
+//! Measures the processor time of other programs, which makes figures unreliable.
 
 use std::fs;
 use std::time::Instant;
@@ -7,25 +7,26 @@ use anyhow::{Context, Result};
 
 use crate::common::{cpu_seconds, cpu_seconds_of_ended_children};
 
-/// Processor time that is not ours.
-pub(crate) struct Clock {
+/// Counts the processor time of other programs.
+pub(crate) struct OthersClock {
     started: Instant,
     before: f64,
 }
 
-impl Clock {
-    /// Counts from now on.
+impl OthersClock {
+    /// Starts to count.
     ///
     /// # Errors
-    /// There is no /proc.
-    pub(crate) fn start() -> Result<Clock> {
-        Ok(Clock { started: Instant::now(), before: others_seconds()? })
+    /// /proc does not exist.
+    pub(crate) fn start() -> Result<OthersClock> {
+        Ok(OthersClock { started: Instant::now(), before: others_seconds()? })
     }
 
-    /// Processors that others have kept busy since then; what children use counts once they have ended.
+    /// Returns the number of processors that other programs kept busy since the start. Time of child
+    /// processes counts when they have ended.
     ///
     /// # Errors
-    /// There is no /proc.
+    /// /proc does not exist.
     pub(crate) fn cores(&self) -> Result<f64> {
         Ok((others_seconds()? - self.before).max(0.0) / self.started.elapsed().as_secs_f64())
     }
@@ -34,7 +35,8 @@ impl Clock {
 fn others_seconds() -> Result<f64> {
     let stat = fs::read_to_string("/proc/stat")?;
     let all = stat.lines().next().context("/proc/stat is empty")?;
-    // user, nice, system, idle, iowait, irq, softirq and steal of proc_stat(5); all that is neither idle nor iowait.
+    // user, nice, system, idle, iowait, irq, softirq and steal of proc_stat(5). All but idle and iowait
+    // count as busy.
     let ticks: Vec<f64> =
         all.split_whitespace().skip(1).take(8).filter_map(|word| word.parse().ok()).collect();
     let busy: f64 =

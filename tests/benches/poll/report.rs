@@ -1,18 +1,18 @@
-//! Tables, and what has to come of them.
+//! Prints tables and targets.
 
 use crate::common::Spread;
 use crate::compare::{Figures, Way};
 
-/// What a figure must not go beyond.
+/// The limit of a figure.
 #[derive(Clone, Copy)]
 pub(crate) enum Target {
     AtLeast(f64),
     AtMost(f64),
 }
 
-/// All targets so far.
+/// The report with all targets so far.
 pub(crate) struct Report {
-    /// The figures mean nothing.
+    /// Whether the figures mean nothing.
     quick: bool,
     load: String,
     held: usize,
@@ -20,12 +20,12 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// None yet.
+    /// Creates a report without targets.
     pub(crate) fn new(quick: bool) -> Report {
         Report { quick, load: String::new(), held: 0, missed: Vec::new() }
     }
 
-    /// Prints a load, and what each way to poll came to.
+    /// Prints a load and the results of each way to poll.
     pub(crate) fn table(&mut self, load: &str, ways: &[Way], turns: &[Vec<Figures>]) {
         self.begin(load);
         println!(
@@ -49,13 +49,13 @@ impl Report {
         }
     }
 
-    /// Prints a load; what is checked from now on is of this one.
+    /// Prints a load. The checks that follow are about it.
     pub(crate) fn begin(&mut self, load: &str) {
         println!("\n{load}");
         self.load = load.into();
     }
 
-    /// Prints a figure of each round beside its target. What counts is the median.
+    /// Prints a figure of each round beside its target. The median counts.
     pub(crate) fn check(&mut self, what: &str, each: impl IntoIterator<Item = f64>, target: Target) {
         let Spread { median, min, max } = Spread::of(each);
         let (words, bound, holds) = match target {
@@ -76,7 +76,7 @@ impl Report {
         }
     }
 
-    /// Prints how many targets were held, and which were not.
+    /// Prints the number of met targets, and the missed ones.
     pub(crate) fn close(self) {
         if self.quick {
             return println!("\nall loads run; the short form measures nothing");
@@ -88,7 +88,7 @@ impl Report {
     }
 }
 
-/// `figure` of one by that of the other, round by round; nothing by nothing is nothing.
+/// Returns the ratio of `figure` of two contestants, round by round. It is 0 if both are 0.
 pub(crate) fn ratios<'a>(
     ours: &'a [Figures],
     theirs: &'a [Figures],

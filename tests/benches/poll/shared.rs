@@ -1,4 +1,4 @@
-//! Several devices on one worker.
+//! Measures several devices on one worker.
 
 use std::fmt::Write;
 use std::fs;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use kickless_driver::{Completion, Data, Disk as Driver, Options, Queue, Request, Waiting};
-use kickless_tests::daemon::{dying_with_us, wait_for_exit};
+use kickless_tests::daemon::{child_command, wait_for_exit};
 use kickless_tests::frontend::LIMIT;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -20,21 +20,21 @@ use crate::compare::{Disk, Figures, Settings, output, turns};
 use crate::report::{Report, Target, ratios};
 
 const TURN: Duration = Duration::from_millis(800);
-/// Devices of which one is busy.
+/// Number of devices, of which one is busy.
 const MANY: usize = 64;
-/// Requests that the unequal two have in flight, and how many of them are taken out of a ring at once.
+/// Requests in flight of two unequal devices, and the number that the driver takes from a ring at once.
 const DEPTHS: [u64; 2] = [128, 1];
 const BATCH: usize = 16;
 
-/// `kickless serve` with devices that store nothing, on one worker.
-struct Served {
+/// `kickless serve` with null disks on one worker.
+struct Serve {
     child: Child,
     sockets: Vec<PathBuf>,
     _dir: TempDir,
 }
 
-impl Served {
-    fn start(settings: &Settings, cpus: &Cpus, devices: usize) -> Result<Served> {
+impl Serve {
+    fn start(settings: &Settings, cpus: &Cpus, devices: usize) -> Result<Serve> {
         let dir = tempfile::tempdir()?;
         let sockets: Vec<PathBuf> = (0..devices).map(|at| dir.path().join(format!("{at}.sock"))).collect();
         let mut config = "[pool]\nworkers = 1\npoll = \"auto\"\n".to_owned();
@@ -48,7 +48,7 @@ impl Served {
         let file = dir.path().join("devices.toml");
         fs::write(&file, config)?;
         cpus.for_back_ends()?;
-        let mut child = dying_with_us(&settings.kickless)
+        let mut child = child_command(&settings.kickless)
             .arg("serve")
             .arg(format!("--config={}", file.display()))
             .arg("--log-level=warn")
@@ -61,17 +61,17 @@ impl Served {
             ensure!(ended.is_none() && Instant::now() < deadline, "kickless serve has not made its sockets");
             thread::sleep(Duration::from_millis(5));
         }
-        Ok(Served { child, sockets, _dir: dir })
+        Ok(Serve { child, sockets, _dir: dir })
     }
 
-    /// Connects to a device; without a load it sleeps.
+    /// Connects to a device. Without load, the connection sleeps.
     fn connect(&self, device: usize, waiting: Waiting) -> Result<Driver> {
         let options = Options { queues: 1, waiting, reactor: false, ..Options::new(&self.sockets[device]) };
         Ok(Driver::connect(Options { connect_timeout: LIMIT, ..options })?)
     }
 }
 
-impl Drop for Served {
+impl Drop for Serve {
     fn drop(&mut self) {
         if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
             let _ = kill_process(pid, Signal::TERM);
@@ -83,16 +83,17 @@ impl Drop for Served {
     }
 }
 
-/// One busy device beside many that are connected and idle, against the same device alone.
+/// Compares one busy device among many connected, idle ones with the same device alone.
 pub(crate) fn many(settings: &Settings, _: &[Disk], report: &mut Report) -> Result<()> {
     let cpus = Cpus::get()?;
-    let (alone, many) = (Served::start(settings, &cpus, 1)?, Served::start(settings, &cpus, MANY)?);
-    // Each has been used, and may be used again at any time.
+    let (alone, many) = (Serve::start(settings, &cpus, 1)?, Serve::start(settings, &cpus, MANY)?);
+    // Each idle device has been used and may be used again.
     let idle: Vec<Driver> = (1..MANY).map(|at| many.connect(at, Waiting::Sleep)).collect::<Result<_>>()?;
     for driver in &idle {
         driver.read_at(&mut [0; BLOCK as usize], 0)?;
     }
-    // Not a driver that sleeps: whether it has to is decided by a hair with one request in flight, and its rate with it.
+    // The driver polls. A sleeping one with one request in flight alternates between sleeping and not, and
+    // its rate varies with that.
     for depth in [1, 32] {
         let mut figures: [Vec<Figures>; 2] = Default::default();
         for round in 0..settings.rounds {
@@ -113,8 +114,8 @@ pub(crate) fn many(settings: &Settings, _: &[Disk], report: &mut Report) -> Resu
     Ok(())
 }
 
-/// A turn of load on the first device.
-fn busy(settings: &Settings, served: &Served, depth: u16) -> Result<Vec<Figures>> {
+/// Runs a turn of load on the first device.
+fn busy(settings: &Settings, served: &Serve, depth: u16) -> Result<Vec<Figures>> {
     let mut command = Command::new(&settings.kickless);
     command.args(["bench", "blk", "--json"]);
     command.arg(format!("--socket-path={}", served.sockets[0].display()));
@@ -127,11 +128,11 @@ fn busy(settings: &Settings, served: &Served, depth: u16) -> Result<Vec<Figures>
     turns(&output(command)?["loads"][0]["targets"][0])
 }
 
-/// A device with one request in flight beside one with many, against itself alone. One thread drives both and never sleeps, so
-/// that they do not take a CPU from one another.
+/// Compares a device with one request in flight beside one with many, and alone. One thread drives both and
+/// never sleeps, so that they do not compete for a CPU.
 pub(crate) fn unequal(settings: &Settings, _: &[Disk], report: &mut Report) -> Result<()> {
     let cpus = Cpus::get()?;
-    let served = Served::start(settings, &cpus, 2)?;
+    let served = Serve::start(settings, &cpus, 2)?;
     cpus.for_driver()?;
     let drivers = [0, 1].map(|at| served.connect(at, Waiting::Spin(Duration::MAX)));
     let [many, one] = drivers;
@@ -160,7 +161,7 @@ pub(crate) fn unequal(settings: &Settings, _: &[Disk], report: &mut Report) -> R
     Ok(())
 }
 
-/// One device of the two.
+/// One of the two devices.
 struct Side {
     queue: Queue,
     idle: Vec<(u64, Data)>,
@@ -192,7 +193,7 @@ impl Side {
         Ok(())
     }
 
-    /// Takes what is done, and tells how long it took.
+    /// Takes completions and calls `each` with their latencies.
     fn reap(&mut self, mut each: impl FnMut(Duration)) -> Result<u64> {
         let reaped = &mut self.reaped;
         self.queue.poll(BATCH, |completion| reaped.push(completion))?;
@@ -207,7 +208,8 @@ impl Side {
     }
 }
 
-/// Keeps one in flight, and the other's many if they are to be `beside` it: the other's requests, and the latencies of the one.
+/// Keeps one request in flight, and many on the other device if `beside` is set. Returns the other's number
+/// of requests and the latencies of the one.
 fn run(many: &mut Side, one: &mut Side, beside: bool, time: Duration) -> Result<(u64, Histogram<u64>)> {
     let mut latencies = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
     let mut others = 0;

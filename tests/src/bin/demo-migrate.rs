@@ -1,5 +1,5 @@
-//! The demonstration of live migration: a Linux guest moves between two QEMUs, each with a kickless of its own on the same image,
-//! while it reads, writes and verifies. `guest/demo-migrate` runs it.
+//! Demonstrates live migration. A Linux guest moves between two QEMUs while it reads, writes and verifies.
+//! Each QEMU has a kickless of its own; both serve the same image. `guest/demo-migrate` runs this program.
 
 use std::io::{IsTerminal, Write, stdout};
 use std::process::ExitCode;
@@ -14,9 +14,9 @@ use kickless_tests::guest::{Accel, Assets};
 
 const CPUS: u32 = 2;
 const NAMES: [&str; 2] = ["A", "B"];
-/// How often the guest moves if nothing else is said: there, back, and there.
+/// Number of moves without an argument: there, back, and there again.
 const TIMES: usize = 3;
-/// Between two lines of progress where each is a line of its own.
+/// Time between two lines of progress, where the output is no terminal.
 const LINE_EVERY: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         None => TIMES,
         Some(Ok(times)) => times,
         Some(Err(_)) => {
-            eprintln!("demo-migrate: say how often the guest is to move, or nothing");
+            eprintln!("usage: demo-migrate [MOVES]");
             return ExitCode::from(2);
         }
     };
@@ -48,7 +48,7 @@ fn demonstrate(times: usize) -> Result<()> {
     say(&format!("guests run under {accel}"));
     if Assets::get()?.accel() == Accel::Tcg {
         say(
-            "so it stands before the end of the first round: QEMU before 9.0 loses what an emulated CPU writes later",
+            "each move pauses the guest in the first round: QEMU before 9.0 loses later writes of an emulated CPU",
         );
     }
     let scratch = Scratch::new()?;
@@ -67,7 +67,7 @@ fn demonstrate(times: usize) -> Result<()> {
     say("Linux boots in QEMU on the disk of A");
     guest.wait_for("migrate=ready")?;
     say("the guest writes and verifies, reads through its page cache and compares, and changes its memory");
-    migration::works_on(&guest, 0)?;
+    migration::wait_for_work(&guest, 0)?;
 
     let mut moves = Vec::new();
     for number in 1..=times {
@@ -81,18 +81,18 @@ fn demonstrate(times: usize) -> Result<()> {
         guest.kill()?;
         guest = moved;
         say(&format!(
-            "arrived after {:.1} s, {} rounds and {} MB; the guest stood for {} ms",
+            "arrived after {:.1} s, {} rounds and {} MB; the guest was paused for {} ms",
             finished.total.as_secs_f64(),
             finished.rounds,
             finished.bytes / 1_000_000,
             finished.downtime.as_millis()
         ));
         moves.push(finished);
-        migration::works_on(&guest, 0)?;
-        say(&format!("the guest has worked on with {to}"));
+        migration::wait_for_work(&guest, 0)?;
+        say(&format!("the guest continues its work on {to}"));
     }
 
-    say("the guest ends what it does, and checks the disk once more");
+    say("the guest stops its load and checks the disk a last time");
     guest.tell("stop")?;
     let outcome = guest.finish();
     let logs = daemons.into_iter().map(|daemon| Ok(daemon.stop()?.1)).collect::<Result<Vec<_>>>()?;
@@ -103,7 +103,7 @@ fn demonstrate(times: usize) -> Result<()> {
     same
 }
 
-/// Where a migration is, in place on a terminal.
+/// Shows the progress of a migration. On a terminal, each line replaces the one before.
 #[derive(Default)]
 struct Line {
     shown: Option<Instant>,
@@ -122,7 +122,7 @@ impl Line {
         );
         if stdout().is_terminal() {
             print!("\r{text}\x1b[K");
-            // A line that is not seen is no harm.
+            // An error here only loses a line of progress.
             let _ = stdout().flush();
         } else if self.shown.is_none_or(|shown| shown.elapsed() >= LINE_EVERY) {
             println!("{text}");
@@ -147,7 +147,7 @@ fn table(results: &Results, moves: &[Finished], logs: &[Vec<String>]) -> Result<
     let mut rows = vec![
         ("moves", moves.len().to_string()),
         (
-            "guest stood for",
+            "guest was paused for",
             format!("{} ms median, {} ms at most", median.unwrap_or(&0), longest.unwrap_or(&0)),
         ),
         ("fio runs, each verified", text("migrate.verified")?.to_owned()),
@@ -165,7 +165,7 @@ fn table(results: &Results, moves: &[Finished], logs: &[Vec<String>]) -> Result<
     Ok(lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// Adds up a field of the daemon's closing summary, which has a line for each queue.
+/// Adds up a field of the daemon's closing summary, which has one line per queue.
 fn sum_of(log: &[String], key: &str) -> u64 {
     log.iter()
         .filter(|line| line.contains("summary"))

@@ -1,5 +1,5 @@
-//! The demonstration: a scratch disk, served by kickless, goes through a filesystem's life in a stock Linux guest and is
-//! then measured there. `guest/demo` runs it.
+//! Demonstrates a disk in a stock Linux guest. kickless serves a scratch disk; the guest makes a filesystem
+//! on it, uses it and measures the disk. `guest/demo` runs this program.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,11 +15,11 @@ const CPUS: u32 = 4;
 const DISK_MIB: u64 = 256;
 /// How long each fio run lasts.
 const FIO_SECONDS: u32 = 8;
-/// Further disks, by the way they are polled, and how often each is read to count the guest's notifications.
+/// Values of `--poll` for further disks. The guest reads each of these disks to count its notifications.
 const POLLED: [&str; 2] = ["never", "auto"];
 const READS: u32 = 60000;
 const DEPTH: u32 = 32;
-/// The guest never needs as long, even on an emulated CPU.
+/// Limit for a guest. A guest needs less, even on an emulated CPU.
 const LIMIT: Duration = Duration::from_secs(170);
 
 fn main() -> ExitCode {
@@ -66,8 +66,10 @@ fn demonstrate() -> Result<()> {
     Ok(())
 }
 
-/// What a guest reads from disks in memory that are polled in different ways: its notifications, counted in the guest, and what
-/// the daemons counted. It has one CPU, so that one is left to poll on where there are but two.
+/// Reads disks in memory that are polled in different ways, and returns a table. It shows the notifications
+/// that the guest counted and the kicks that each daemon counted.
+///
+/// The guest has one CPU, so that a host with two CPUs has one left for polling.
 fn notifications(say: impl Fn(&str)) -> Result<String> {
     let serve = |poll: &&str| {
         let arguments = vec![format!("--poll={poll}")];
@@ -81,7 +83,7 @@ fn notifications(say: impl Fn(&str)) -> Result<String> {
     let results = follow(&guest, say).and_then(|()| guest.finish())?;
     let mut text = format!(
         "\n{:<14}  {:>7}  {:>22}  {:>14}\n",
-        "notifications", "reads", "by the guest, for each", "daemon's kicks"
+        "notifications", "reads", "by the guest, per read", "daemon's kicks"
     );
     for ((poll, daemon), disk) in POLLED.iter().zip(daemons).zip(["vda", "vdb"]) {
         let (_, log) = daemon.stop()?;
@@ -95,7 +97,7 @@ fn notifications(say: impl Fn(&str)) -> Result<String> {
     Ok(text)
 }
 
-/// Tells what the guest is about to do as it says so, until it has ended.
+/// Prints each step that the guest reports, until the guest ends.
 fn follow(guest: &Guest, say: impl Fn(&str)) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     let mut index = 0;
@@ -110,7 +112,7 @@ fn follow(guest: &Guest, say: impl Fn(&str)) -> Result<()> {
     Ok(())
 }
 
-/// What the closing table shows.
+/// The rows of the closing table.
 struct Table {
     rows: Vec<(String, String)>,
     errors: u64,
@@ -168,7 +170,7 @@ impl Table {
     }
 }
 
-/// Adds up a `key=value` field of the daemon's closing summary, which has a line for each queue.
+/// Adds up a `key=value` field of the daemon's closing summary, which has one line per queue.
 fn sum_of(log: &[String], key: &str) -> Result<u64> {
     let summary: Vec<&String> = log.iter().filter(|line| line.contains("summary")).collect();
     ensure!(!summary.is_empty(), "the daemon printed no summary");

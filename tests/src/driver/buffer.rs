@@ -1,11 +1,11 @@
-//! Buffers that the driver hands to the device and gets back.
+//! Describes the buffers that the driver gives to the device and takes back.
 
 use kickless_memory::Gpa;
 
 /// One buffer of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// Where it is.
+    /// Its address.
     pub addr: Gpa,
     /// Its length in bytes.
     pub len: u32,
@@ -13,11 +13,11 @@ pub struct Buffer {
     pub writable: bool,
 }
 
-/// What the device gave back.
+/// A used element: a chain that the device has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// Head of the chain.
     pub head: u16,
-    /// Bytes that the device says it wrote.
+    /// Number of bytes that the device reports as written.
     pub len: u32,
 }

@@ -1,4 +1,4 @@
-//! The descriptors of kicks, calls and errors.
+//! Wraps the eventfds for kicks, calls and errors.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -6,12 +6,12 @@ use std::time::Instant;
 use anyhow::Result;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-/// An eventfd; clones share the counter.
+/// An eventfd. Clones share the counter.
 #[derive(Debug)]
 pub struct Eventfd(OwnedFd);
 
 impl Eventfd {
-    /// A counter at 0.
+    /// Creates an eventfd with the count 0.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -19,7 +19,7 @@ impl Eventfd {
         Ok(Eventfd(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// The same counter again.
+    /// Returns another descriptor of the same counter.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -27,13 +27,13 @@ impl Eventfd {
         Ok(Eventfd(self.0.try_clone()?))
     }
 
-    /// Counts one more.
+    /// Adds one to the counter.
     pub fn signal(&self) {
-        // Only a full counter refuses, and that one has been signalled.
+        // Only a full counter refuses, and a full counter is signalled already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Takes the count.
+    /// Resets the counter and returns its value.
     pub fn take(&self) -> u64 {
         let mut count = [0; 8];
         match rustix::io::read(&self.0, &mut count) {
@@ -42,10 +42,10 @@ impl Eventfd {
         }
     }
 
-    /// Waits until it has been signalled; whether that was before the deadline.
+    /// Waits until the counter is above 0. Returns `false` if the deadline passes first.
     ///
     /// # Errors
-    /// It cannot be waited for.
+    /// The descriptor cannot be polled.
     pub fn wait(&self, deadline: Instant) -> Result<bool> {
         loop {
             let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))?;

@@ -1,7 +1,7 @@
-//! Load for benchmarks: a driver that polls and costs next to nothing.
+//! Generates load for benchmarks: a driver that polls and uses little CPU time.
 //!
-//! Descriptors are written once. A request costs the sector in its header, an entry of the avail ring, and a share of the
-//! publication, which is one for all that came back at a look.
+//! It writes the descriptors once. For a request it then writes the sector in the header and an entry of
+//! the avail ring. One publication covers all requests that came back at one look at the ring.
 
 use std::time::{Duration, Instant};
 
@@ -18,12 +18,12 @@ use crate::frontend::LIMIT;
 
 /// Descriptors of a request: header, data, status.
 const DESCRIPTORS: u16 = 3;
-/// Looks in vain between looks at the clock.
+/// Looks at an empty ring between two looks at the clock.
 const SPINS: u32 = 256;
-/// Requests between looks at the clock.
+/// Requests between two looks at the clock.
 const REQUESTS: u32 = 256;
 
-/// Requests of one kind and size, so many in flight on one queue.
+/// Keeps requests of one kind and size in flight on one queue.
 pub struct Load<'q> {
     queue: &'q mut Queue,
     headers: Area,
@@ -32,44 +32,45 @@ pub struct Load<'q> {
     in_flight: u16,
 }
 
-/// What a load is like.
+/// The kind of requests of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
     /// Requests in flight.
     pub depth: u16,
-    /// Bytes of each.
+    /// Bytes of one request.
     pub block: u32,
-    /// They write; bytes that compress to half, the same ones again and again.
+    /// Whether the requests write. The data compresses to half its size and is the same in each request.
     pub write: bool,
 }
 
-/// What a run came to.
+/// Counts the requests of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Run {
-    /// Requests that came back.
+    /// Requests that completed.
     pub requests: u64,
-    /// Of those, not with success.
+    /// Completed requests with another status than success.
     pub failed: u64,
-    /// Kicks that were sent.
+    /// Kicks that the driver sent.
     pub kicks: u64,
     /// From the first submission to the last completion.
     pub time: Duration,
 }
 
 impl Run {
-    /// Requests a second.
+    /// Returns the completed requests per second.
     pub fn rate(&self) -> f64 {
         self.requests as f64 / self.time.as_secs_f64()
     }
 
-    /// Kicks for each request.
+    /// Returns the number of kicks per completed request.
     pub fn kicks_per_request(&self) -> f64 {
         self.kicks as f64 / self.requests.max(1) as f64
     }
 }
 
 impl<'q> Load<'q> {
-    /// Writes the descriptors of the requests. The queue must be idle, and is not to be used otherwise afterwards.
+    /// Writes the descriptors of the requests. The queue must be idle, and must not be used otherwise
+    /// afterwards.
     ///
     /// # Errors
     /// The queue or the memory is too small.
@@ -113,15 +114,16 @@ impl<'q> Load<'q> {
         Ok(Load { queue, headers, statuses, depth, in_flight: 0 })
     }
 
-    /// Keeps all requests in flight for `time`, each at a sector that `sector` gives, and waits for the last of them.
+    /// Keeps all requests in flight for `time`, then waits until they complete. `sector` gives the sector
+    /// of each.
     ///
     /// # Errors
-    /// Nothing comes back any more.
+    /// Requests stop completing.
     pub fn run(&mut self, time: Duration, sector: impl FnMut() -> u64) -> Result<Run> {
         run(std::slice::from_mut(self), time, sector)
     }
 
-    /// One look at the ring: how many requests came back. New ones take their places while `running`.
+    /// Looks at the ring once and returns how many requests completed. Submits new ones while `running`.
     #[inline]
     fn look(&mut self, run: &mut Run, running: bool, sector: &mut impl FnMut() -> u64) -> Result<u32> {
         let ready = self.queue.used_ready();
@@ -157,10 +159,10 @@ impl<'q> Load<'q> {
     }
 }
 
-/// Runs several loads, one queue each, from this one thread, which looks at all of them in turn.
+/// Runs several loads with one queue each on this thread, which looks at each queue in turn.
 ///
 /// # Errors
-/// Nothing comes back any more.
+/// Requests stop completing.
 pub fn run(loads: &mut [Load<'_>], time: Duration, mut sector: impl FnMut() -> u64) -> Result<Run> {
     let mut run = Run::default();
     let kicks = |loads: &[Load<'_>]| loads.iter().map(|load| load.queue.kicks()).sum::<u64>();
@@ -183,7 +185,7 @@ pub fn run(loads: &mut [Load<'_>], time: Duration, mut sector: impl FnMut() -> u
             std::hint::spin_loop();
             spins += 1;
             if spins & (SPINS - 1) == 0 {
-                ensure!(last.elapsed() < LIMIT, "requests do not come back");
+                ensure!(last.elapsed() < LIMIT, "no request completes");
                 running &= start.elapsed() < time;
             }
             continue;
@@ -201,7 +203,8 @@ pub fn run(loads: &mut [Load<'_>], time: Duration, mut sector: impl FnMut() -> u
     Ok(run)
 }
 
-/// So many bytes that compress to half: of each block of 4 KiB, the first half is random and the other zeroes.
+/// Returns `len` bytes that compress to half: in each block of 4 KiB, one half is random and the other
+/// zero.
 pub fn half_random(len: u32) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     for (number, block) in (0..).zip(bytes.chunks_mut(4096)) {
@@ -211,7 +214,8 @@ pub fn half_random(len: u32) -> Vec<u8> {
     bytes
 }
 
-/// Sectors of a disk of `size` bytes one after the other, multiples of `block` bytes, over and over.
+/// Returns the sectors of a disk of `size` bytes in order, in steps of `block` bytes, and starts again at
+/// the end.
 pub fn next_sectors(size: u64, block: u32) -> impl FnMut() -> u64 {
     let (blocks, sectors) = (size / u64::from(block), u64::from(block) / blk::SECTOR_SIZE);
     let mut number = 0;
@@ -221,7 +225,7 @@ pub fn next_sectors(size: u64, block: u32) -> impl FnMut() -> u64 {
     }
 }
 
-/// Sectors of a disk of `size` bytes at random, multiples of `block` bytes.
+/// Returns random sectors of a disk of `size` bytes, which are multiples of `block` bytes.
 pub fn random_sectors(size: u64, block: u32) -> impl FnMut() -> u64 {
     let (blocks, sectors) = (size / u64::from(block), u64::from(block) / blk::SECTOR_SIZE);
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
@@ -229,7 +233,7 @@ pub fn random_sectors(size: u64, block: u32) -> impl FnMut() -> u64 {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        // The high half times the count, for a remainder would cost a division.
+        // Scales by multiplication, because a remainder would cost a division.
         ((u128::from(state) * u128::from(blocks)) >> 64) as u64 * sectors
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of a guest that there is none of: memfds that the back-end maps, and that are mapped here too.
+//! Provides guest memory without a guest: memfds that both the test and the back-end map.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -8,15 +8,15 @@ use kickless_memory::{Area, Gpa, Map, Slot, UserAddr};
 use kickless_vhost_user::MemoryRegion;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-/// The memfds' name, by which a back-end's mappings of them can be told from its own memory.
+/// Name of the memfds. It tells a back-end's mappings of them from its own memory.
 pub const MEMFD_NAME: &str = "kickless-test-guest";
 
-/// The memory's bytes do not begin where its file does: who forgets the offset is found out.
+/// Offset of the memory in its file. It is not 0, so that a back-end that ignores the offset fails.
 const FILE_OFFSET: u64 = 0x3000;
-/// What separates front-end addresses from guest-physical ones: who takes one for the other is found out too.
+/// Distance of front-end addresses from guest-physical ones, so that a back-end that confuses them fails.
 const USER_BASE: u64 = 0x7e00_0000_0000;
 
-/// One region of guest memory, given out from its start.
+/// One region of guest memory. [`Ram::take`] allocates from its start.
 pub struct Ram {
     file: OwnedFd,
     region: MemoryRegion,
@@ -25,7 +25,7 @@ pub struct Ram {
 }
 
 impl Ram {
-    /// `len` bytes at `gpa`.
+    /// Creates `len` bytes of guest memory at `gpa`.
     ///
     /// # Errors
     /// The kernel has no memory, or the range wraps.
@@ -39,10 +39,10 @@ impl Ram {
         Ok(Ram { file, region, map: Arc::new(Map::new(vec![slot])?), taken: 0 })
     }
 
-    /// Takes `len` bytes of it, aligned to `align`.
+    /// Allocates `len` bytes, aligned to `align`.
     ///
     /// # Errors
-    /// There is not that much left.
+    /// The region has not enough bytes left.
     pub fn take(&mut self, len: usize, align: u64) -> Result<Gpa> {
         let start = self.taken.next_multiple_of(align);
         let end = start + len as u64;
@@ -51,25 +51,25 @@ impl Ram {
         Ok(Gpa(self.region.guest_addr + start))
     }
 
-    /// Direct access to `len` bytes at `gpa`, which must be aligned to `align`.
+    /// Returns direct access to `len` bytes at `gpa`, which must be aligned to `align`.
     ///
     /// # Errors
-    /// They are not all in this memory.
+    /// The range is not in this memory.
     pub fn area(&self, gpa: Gpa, len: usize, align: usize) -> Result<Area> {
         self.map.area(UserAddr(self.user(gpa)), len, align).context("not in this memory")
     }
 
-    /// The front-end's address of `gpa`.
+    /// Returns the front-end's address of `gpa`.
     pub fn user(&self, gpa: Gpa) -> u64 {
         USER_BASE + gpa.0
     }
 
-    /// For reading and writing it.
+    /// Returns the map, which reads and writes the memory.
     pub fn map(&self) -> &Arc<Map> {
         &self.map
     }
 
-    /// As messages tell of it in two regions, of which the second begins at `gpa`.
+    /// Describes the memory for a message as two regions. The second one begins at `gpa`.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -89,7 +89,8 @@ impl Ram {
         Ok(vec![part(0, first)?, part(first, size - first)?])
     }
 
-    /// Cuts the file off at `gpa`: what comes from there on is no memory any more, on either side.
+    /// Truncates the file at `gpa`. The range from there on stops being memory for the test and the
+    /// back-end.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -97,17 +98,17 @@ impl Ram {
         Ok(ftruncate(&self.file, FILE_OFFSET + (gpa.0 - self.region.guest_addr))?)
     }
 
-    /// As messages tell of it.
+    /// Describes the memory for a message.
     pub fn region(&self) -> MemoryRegion {
         self.region
     }
 
-    /// The first address after it.
+    /// Returns the first address after the memory.
     pub fn end(&self) -> u64 {
         self.region.guest_addr + self.region.size
     }
 
-    /// As messages tell of it, with its file.
+    /// Describes the memory for a message, with its file.
     ///
     /// # Errors
     /// The process is out of descriptors.

@@ -1,4 +1,4 @@
-//! What of the driver's end differs in a packed virtqueue (virtio 1.3, section 2.8).
+//! Implements the parts of the driver's end that differ in a packed virtqueue (virtio 1.3, section 2.8).
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -12,26 +12,26 @@ use kickless_virtqueue::packed::Place;
 
 use crate::driver::{Buffer, Used};
 
-/// Where the driver stands in a packed ring. The areas are the queue's.
+/// The driver's positions in a packed ring. The queue owns the areas.
 pub(crate) struct Packed {
     size: u16,
     event_idx: bool,
-    /// Where the next descriptor goes.
+    /// Position of the next descriptor to write.
     next: Place,
-    /// Where the next used one comes.
+    /// Position of the next used descriptor.
     used: Place,
-    /// The first descriptor of what is not published yet, and its flags; and how many there are.
+    /// Position and flags of the first descriptor that is not published yet.
     first: Option<(Place, u16)>,
     unpublished: u16,
-    /// Places that no chain has.
+    /// Number of free positions.
     room: u16,
     free: Vec<u16>,
-    /// Descriptors of the chain with this id; 0: the device does not have it.
+    /// Number of descriptors of each chain by its id; 0 if the device does not have it.
     lengths: Vec<u16>,
 }
 
 impl Packed {
-    /// A ring that begins at this place.
+    /// Creates the state of a ring that begins at `start`.
     pub(crate) fn new(size: u16, event_idx: bool, start: Place) -> Packed {
         Packed {
             size,
@@ -46,7 +46,7 @@ impl Packed {
         }
     }
 
-    /// Where the next descriptor goes, and where the next used one comes.
+    /// Returns the positions of the next descriptor to write and of the next used one.
     pub(crate) fn places(&self) -> (Place, Place) {
         (self.next, self.used)
     }
@@ -55,12 +55,12 @@ impl Packed {
         usize::from(self.size) - self.free.len()
     }
 
-    /// Makes a chain available; its id.
+    /// Adds a chain and returns its id.
     pub(crate) fn submit(&mut self, desc: &Area, buffers: &[Buffer]) -> Result<u16> {
         self.append_chain(desc, &descriptors(buffers))
     }
 
-    /// The same by a table that was written to memory.
+    /// Adds a chain with an indirect table that is in memory already, and returns its id.
     pub(crate) fn submit_table(&mut self, desc: &Area, addr: u64, len: u32) -> Result<u16> {
         self.append_chain(desc, &[entry(addr, len, DESC_F_INDIRECT)])
     }
@@ -76,11 +76,11 @@ impl Packed {
         Ok(id)
     }
 
-    /// Fills the next place, whatever with. The device sees it after [`Packed::publish`].
+    /// Writes any descriptor at the next position. The device sees it after [`Packed::publish`].
     pub(crate) fn append(&mut self, desc: &Area, descriptor: PackedDesc) {
         let at = self.next;
         let flags = descriptor.flags.get() | at.available();
-        // Of the first one, with the flags that it had: nobody looks past it.
+        // The first descriptor keeps its old flags, at which the device stops.
         let shown =
             if self.first.is_none() { desc.load_u16(at.flags_at(), Ordering::Relaxed) } else { flags };
         desc.write(at.at(), &PackedDesc { flags: shown.into(), ..descriptor });
@@ -89,7 +89,7 @@ impl Packed {
         self.unpublished += 1;
     }
 
-    /// Shows the device everything. Whether it wants a kick.
+    /// Shows all appended descriptors to the device. Returns whether it wants a kick.
     pub(crate) fn publish(&mut self, desc: &Area, theirs: &Area) -> bool {
         let Some((first, flags)) = self.first.take() else { return false };
         // Release: the rest of the batch comes before these flags; its partner is the device's acquire.
@@ -107,24 +107,24 @@ impl Packed {
         }
     }
 
-    /// Whether there is something to take.
+    /// Whether the next used descriptor is there.
     pub(crate) fn is_ready(&self, desc: &Area) -> bool {
         self.used.is_used(desc.load_u16(self.used.flags_at(), Ordering::Acquire))
     }
 
-    /// Takes what there is to take.
+    /// Takes the next used descriptor.
     pub(crate) fn take(&mut self, desc: &Area) -> Result<Used> {
         let used: PackedDesc = desc.read(self.used.at());
         let id = used.id.get();
         let count = self.lengths.get_mut(usize::from(id)).map_or(0, std::mem::take);
-        ensure!(count > 0, "the device gives back chain {id}, which it does not have");
+        ensure!(count > 0, "the device returns chain {id}, which it does not have");
         self.used = self.used.after(count, self.size);
         self.room += count;
         self.free.push(id);
         Ok(Used { head: id, len: used.len.get() })
     }
 
-    /// Asks for a call for the next used descriptor.
+    /// Requests a call for the next used descriptor.
     pub(crate) fn enable_calls(&self, ours: &Area) {
         if self.event_idx {
             ours.store_u16(EVENT_OFF_WRAP, self.used.bits(), Ordering::Relaxed);
@@ -134,23 +134,24 @@ impl Packed {
         }
     }
 
-    /// Asks for no calls.
+    /// Requests no calls.
     pub(crate) fn disable_calls(&self, ours: &Area) {
         ours.store_u16(EVENT_FLAGS, EVENT_F_DISABLE, Ordering::Relaxed);
     }
 }
 
-/// What SET_VRING_BASE says of a ring whose device takes and uses the descriptor at this place next.
+/// Returns the argument of SET_VRING_BASE for a ring whose device takes and uses descriptors from this
+/// position.
 pub(crate) fn base(place: Place) -> u32 {
     u32::from(place.bits()) << 16 | u32::from(place.bits())
 }
 
-/// A descriptor of no chain yet.
+/// Returns a descriptor without a chain's id.
 pub fn entry(addr: u64, len: u32, flags: u16) -> PackedDesc {
     PackedDesc { addr: addr.into(), len: len.into(), id: 0.into(), flags: flags.into() }
 }
 
-/// The descriptors of a chain, for the ring.
+/// Returns the ring descriptors of a chain.
 fn descriptors(buffers: &[Buffer]) -> Vec<PackedDesc> {
     let last = buffers.len().saturating_sub(1);
     let flags = |(i, descriptor): (usize, PackedDesc)| {
@@ -160,7 +161,7 @@ fn descriptors(buffers: &[Buffer]) -> Vec<PackedDesc> {
     table(buffers).into_iter().enumerate().map(flags).collect()
 }
 
-/// The descriptors of a chain, for an indirect table.
+/// Returns the indirect table of a chain.
 pub fn table(buffers: &[Buffer]) -> Vec<PackedDesc> {
     let write = |writable| if writable { DESC_F_WRITE } else { 0 };
     buffers.iter().map(|buffer| entry(buffer.addr.0, buffer.len, write(buffer.writable))).collect()

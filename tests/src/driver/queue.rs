@@ -1,5 +1,5 @@
-//! The driver's end of a virtqueue (virtio 1.3, section 2.7), split unless it says otherwise. One thread, and no allocation
-//! once a split one is made.
+//! The driver's end of a virtqueue (virtio 1.3, section 2.7), split unless a doc says otherwise. One thread
+//! uses it. A split queue does not allocate after its creation.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
@@ -20,10 +20,12 @@ use crate::driver::eventfd::Eventfd;
 use crate::driver::memory::Ram;
 use crate::driver::packed::{self, Packed};
 
-/// So far behind is the event index of a driver that polls: a device that has not looked at it for a while must not take it
-/// for one that it has just passed.
+/// Distance of the event index behind the used index while the driver polls. The device looks at the event
+/// index now and then. This distance keeps it from finding that its used index has just passed the event
+/// index.
 const EVENT_LAG: u16 = 1 << 14;
-/// So far behind it may be before it is moved on: the device's index must not come round to it.
+/// Largest distance before the driver moves the event index on, so that the wrapping used index does not
+/// reach it.
 const EVENT_LAG_MAX: u16 = 3 << 14;
 
 /// One virtqueue.
@@ -39,26 +41,26 @@ pub struct Queue {
     kick: Eventfd,
     call: Eventfd,
     err: Eventfd,
-    /// Where the device begins, as SET_VRING_BASE says it.
+    /// Start index of the device, in the form of SET_VRING_BASE.
     base: u32,
-    /// `avail.idx`, counting what is not published yet.
+    /// `avail.idx` with the entries that are not published yet.
     next_avail: u16,
-    /// `avail.idx` when it was decided last whether to kick.
+    /// `avail.idx` at the last decision whether to kick.
     decided: u16,
     next_used: u16,
     used_event: u16,
     kicks: u64,
     free: Vec<u16>,
-    /// The shadow of each descriptor's `next`: the device cannot write here.
+    /// A copy of each descriptor's `next`, which the device cannot write.
     next: Vec<u16>,
-    /// Descriptors of the chain with this head; 0: the device does not have it.
+    /// Number of descriptors of the chain with this head; 0 if the device does not have it.
     lengths: Vec<u16>,
-    /// With RING_PACKED, and then most of the above is not used.
+    /// The state of a packed ring. It replaces most of the fields above.
     packed: Option<Packed>,
 }
 
 impl Queue {
-    /// An empty queue in `ram`, with the ring features of `features`.
+    /// Creates an empty queue in `ram`, with the ring features of `features`.
     ///
     /// # Errors
     /// The memory is too small.
@@ -100,35 +102,35 @@ impl Queue {
         })
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn index(&self) -> u16 {
         self.index
     }
 
-    /// Its size.
+    /// Returns its size.
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// Front-end addresses of descriptor table, avail ring and used ring.
+    /// Returns the front-end addresses of the descriptor table, the avail ring and the used ring.
     pub fn user_addresses(&self) -> [u64; 3] {
         self.user
     }
 
-    /// Where the device begins, as SET_VRING_BASE says it.
+    /// Returns the start index of the device, in the form of SET_VRING_BASE.
     pub fn base(&self) -> u32 {
         self.base
     }
 
-    /// Sets where the device begins.
+    /// Sets the start index of the device.
     pub fn set_base(&mut self, base: u32) {
         self.base = base;
     }
 
-    /// Begins at this index of both rings, which must be empty.
+    /// Starts both rings at `index`. They must be empty.
     ///
     /// # Errors
-    /// They are not.
+    /// The device has chains.
     pub fn begin_at(&mut self, index: u16) -> Result<()> {
         ensure!(self.free.len() == usize::from(self.size), "the device has chains");
         self.base = index.into();
@@ -139,16 +141,16 @@ impl Queue {
         Ok(())
     }
 
-    /// Begins at this place of a packed ring, which must be empty.
+    /// Starts a packed ring at `place`. It must be empty.
     ///
     /// # Errors
-    /// It is not, or is no packed one.
+    /// The device has chains, or the ring is a split one.
     pub fn begin_at_place(&mut self, place: Place) -> Result<()> {
         ensure!(
             self.packed.is_some() && self.in_flight() == 0,
             "the device has chains, or it is a split ring"
         );
-        // What is left of the round before is nobody's.
+        // Clears the descriptors of the round before.
         let size = self.size;
         for index in 0..size {
             let here = Place { index, wrap: place.wrap == (index < place.index) };
@@ -159,39 +161,39 @@ impl Queue {
         Ok(())
     }
 
-    /// Where the next descriptor goes in a packed ring, and where the next used one comes.
+    /// Returns the positions of the next descriptor and of the next used one in a packed ring.
     pub fn places(&self) -> Option<(Place, Place)> {
         self.packed.as_ref().map(Packed::places)
     }
 
-    /// Fills the next place of a packed ring, whatever with.
+    /// Writes any descriptor at the next position of a packed ring.
     pub fn append(&mut self, descriptor: PackedDesc) {
         if let Some(packed) = &mut self.packed {
             packed.append(&self.desc, descriptor);
         }
     }
 
-    /// `avail.idx`, counting what is not published yet.
+    /// Returns `avail.idx` with the entries that are not published yet.
     pub fn next_avail(&self) -> u16 {
         self.next_avail
     }
 
-    /// The index of the next used element to take.
+    /// Returns the index of the next used element to take.
     pub fn next_used(&self) -> u16 {
         self.next_used
     }
 
-    /// `used.idx` as the device has it now.
+    /// Returns `used.idx` as it is in memory.
     pub fn used_idx(&self) -> u16 {
         self.used.load_u16(RING_IDX, Ordering::Acquire)
     }
 
-    /// Kicks sent so far.
+    /// Returns the number of kicks sent so far.
     pub fn kicks(&self) -> u64 {
         self.kicks
     }
 
-    /// Chains that the device has.
+    /// Returns the number of chains that the device has.
     pub fn in_flight(&self) -> usize {
         match &self.packed {
             Some(packed) => packed.in_flight(),
@@ -199,32 +201,32 @@ impl Queue {
         }
     }
 
-    /// Where kicks go.
+    /// Returns the eventfd for kicks.
     pub fn kick_fd(&self) -> &Eventfd {
         &self.kick
     }
 
-    /// Where calls come from.
+    /// Returns the eventfd for calls.
     pub fn call(&self) -> &Eventfd {
         &self.call
     }
 
-    /// Where errors come from.
+    /// Returns the eventfd for errors.
     pub fn err(&self) -> &Eventfd {
         &self.err
     }
 
-    /// Kicks go elsewhere from now on.
+    /// Replaces the eventfd for kicks and returns the old one.
     pub fn replace_kick(&mut self, kick: Eventfd) -> Eventfd {
         std::mem::replace(&mut self.kick, kick)
     }
 
-    /// Calls come from elsewhere from now on.
+    /// Replaces the eventfd for calls and returns the old one.
     pub fn replace_call(&mut self, call: Eventfd) -> Eventfd {
         std::mem::replace(&mut self.call, call)
     }
 
-    /// Moves the areas to other memory, as they are.
+    /// Copies the ring areas to other memory, which the queue uses from then on.
     ///
     /// # Errors
     /// The memory is too small.
@@ -247,8 +249,8 @@ impl Queue {
         features
     }
 
-    /// Makes a chain of these buffers available, by an indirect table at `table` if one is given. Returns its head. The
-    /// device sees it after [`Queue::publish`].
+    /// Adds a chain of these buffers and returns its head. Writes an indirect table at `table` if it is
+    /// given. The device sees the chain after [`Queue::publish`].
     ///
     /// # Errors
     /// Not enough descriptors are free, or there is no buffer.
@@ -281,7 +283,7 @@ impl Queue {
         Ok(head)
     }
 
-    /// Takes `count` descriptors and links them in the shadow; the first of them.
+    /// Takes `count` descriptors, links them in the copy, and returns the first of them.
     fn allocate(&mut self, count: usize) -> Result<u16> {
         ensure!(count <= self.free.len(), "{count} descriptors wanted, {} are free", self.free.len());
         let taken = self.free.split_off(self.free.len() - count);
@@ -293,12 +295,12 @@ impl Queue {
         Ok(head)
     }
 
-    /// Writes an entry of the descriptor table, whatever it says.
+    /// Writes an entry of the descriptor table. It may be invalid.
     pub fn write_desc(&self, index: u16, desc: &Desc) {
         self.desc.write(size_of::<Desc>() * usize::from(index), desc);
     }
 
-    /// Puts a head, whatever it is, at the end of the avail ring. [`Queue::publish`] shows it to the device.
+    /// Adds a head to the avail ring. It may be invalid. [`Queue::publish`] shows it to the device.
     #[inline]
     pub fn offer(&mut self, head: u16) {
         let at = RING_ENTRIES + 2 * usize::from(self.next_avail & (self.size - 1));
@@ -306,13 +308,13 @@ impl Queue {
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
-    /// Sets `avail.idx`, whatever it is, and kicks.
+    /// Sets `avail.idx` to any value and kicks.
     pub fn set_avail_idx(&mut self, index: u16) {
         self.avail.store_u16(RING_IDX, index, Ordering::Release);
         self.kick();
     }
 
-    /// Shows the device everything offered. Whether it wants a kick.
+    /// Shows all added chains to the device. Returns whether it wants a kick.
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
@@ -332,14 +334,14 @@ impl Queue {
         }
     }
 
-    /// Kicks, wanted or not.
+    /// Kicks, whether the device wants it or not.
     #[inline]
     pub fn kick(&mut self) {
         self.kicks += 1;
         self.kick.signal();
     }
 
-    /// Shows the device everything offered, and kicks if it wants that.
+    /// Shows all added chains to the device, and kicks if the device wants it.
     #[inline]
     pub fn flush(&mut self) {
         if self.publish() {
@@ -347,7 +349,7 @@ impl Queue {
         }
     }
 
-    /// How many used elements there are to take, or in a packed ring whether there is one.
+    /// Returns the number of used elements to take. For a packed ring, returns at most 1.
     #[inline]
     pub fn used_ready(&self) -> u16 {
         if let Some(packed) = &self.packed {
@@ -356,7 +358,7 @@ impl Queue {
         self.used_idx().wrapping_sub(self.next_used)
     }
 
-    /// Takes the next used element, which [`Queue::used_ready`] has seen.
+    /// Takes the next used element. [`Queue::used_ready`] must have seen it.
     #[inline]
     pub(crate) fn used_elem(&mut self) -> UsedElem {
         let at = RING_ENTRIES + size_of::<UsedElem>() * usize::from(self.next_used & (self.size - 1));
@@ -364,10 +366,10 @@ impl Queue {
         self.used.read(at)
     }
 
-    /// Takes the next chain that the device gave back, if there is one, and frees its descriptors.
+    /// Takes the next used chain, if there is one, and frees its descriptors.
     ///
     /// # Errors
-    /// The device gave back what it did not have.
+    /// The device returned a chain that it did not have.
     pub fn take_used(&mut self) -> Result<Option<Used>> {
         if self.used_ready() == 0 {
             return Ok(None);
@@ -378,7 +380,7 @@ impl Queue {
         let elem = self.used_elem();
         let id = elem.id.get();
         let length = self.lengths.get(id as usize).copied().unwrap_or(0);
-        ensure!(length > 0, "the device gives back chain {id}, which it does not have");
+        ensure!(length > 0, "the device returns chain {id}, which it does not have");
         let head = id as u16;
         self.lengths[usize::from(head)] = 0;
         let mut at = head;
@@ -389,10 +391,10 @@ impl Queue {
         Ok(Some(Used { head, len: elem.len.get() }))
     }
 
-    /// Takes the next chain that the device gives back, sleeping until it calls.
+    /// Takes the next used chain. Sleeps until the device calls.
     ///
     /// # Errors
-    /// Nothing comes before the deadline, or the device gave back what it did not have.
+    /// No chain comes before the deadline, or the device returned a chain that it did not have.
     pub fn wait_used(&mut self, deadline: Instant) -> Result<Used> {
         loop {
             if let Some(used) = self.take_used()? {
@@ -406,10 +408,10 @@ impl Queue {
         }
     }
 
-    /// Takes the next chain that the device gives back, without sleeping and without calls.
+    /// Takes the next used chain. Polls without sleeping and without calls.
     ///
     /// # Errors
-    /// As [`Queue::wait_used`].
+    /// The same as those of [`Queue::wait_used`].
     pub fn poll_used(&mut self, deadline: Instant) -> Result<Used> {
         self.disable_calls();
         loop {
@@ -426,12 +428,12 @@ impl Queue {
         }
     }
 
-    /// Without EVENT_IDX: whether the device wants kicks.
+    /// Whether the device wants kicks. For a queue without EVENT_IDX.
     pub fn is_asked_for_kicks(&self) -> bool {
         self.used.load_u16(RING_FLAGS, Ordering::Acquire) & USED_F_NO_NOTIFY == 0
     }
 
-    /// Asks for a call for the next used element.
+    /// Requests a call for the next used element.
     pub fn enable_calls(&mut self) {
         if let Some(packed) = &self.packed {
             packed.enable_calls(&self.avail);
@@ -444,7 +446,7 @@ impl Queue {
         fence(Ordering::SeqCst);
     }
 
-    /// Asks for no calls.
+    /// Requests no calls.
     pub fn disable_calls(&mut self) {
         if let Some(packed) = &self.packed {
             packed.disable_calls(&self.avail);
@@ -455,7 +457,7 @@ impl Queue {
         }
     }
 
-    /// For a driver with calls disabled that goes on for long: keeps them so when indices wrap.
+    /// Keeps calls disabled when indices wrap. A driver that polls for long calls it from time to time.
     #[inline]
     pub(crate) fn keep_calls_disabled(&mut self) {
         if self.event_idx && self.next_used.wrapping_sub(self.used_event) > EVENT_LAG_MAX {
@@ -472,12 +474,12 @@ impl Queue {
     }
 }
 
-/// A descriptor.
+/// Returns a descriptor.
 pub fn desc(addr: Gpa, len: u32, flags: u16, next: u16) -> Desc {
     Desc { addr: addr.0.into(), len: len.into(), flags: flags.into(), next: next.into() }
 }
 
-/// The descriptors of a chain; `nexts` are where each goes on, should it.
+/// Returns the descriptors of a chain. `nexts` gives for each descriptor the index of the one after it.
 pub fn chain<'a>(
     buffers: &'a [Buffer],
     nexts: impl Iterator<Item = Option<u16>> + 'a,

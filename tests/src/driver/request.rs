@@ -1,4 +1,5 @@
-//! virtio-blk requests (virtio 1.3, section 5.2.6), cut into buffers in every way that the standard allows.
+//! Builds virtio-blk requests (virtio 1.3, section 5.2.6) and divides them into buffers in many ways that
+//! the standard allows.
 
 use std::fmt;
 
@@ -11,23 +12,23 @@ use crate::driver::Buffer;
 use crate::driver::memory::Ram;
 
 const HEADER_LEN: u64 = size_of::<Header>() as u64;
-/// What a status byte is before the device writes it.
+/// Value of a status byte before the device writes it.
 pub const UNANSWERED: u8 = 0xff;
-/// Data buffers are aligned to this, their header lies before it.
+/// Alignment of the data buffer. The header is in front of it.
 const PAGE: u64 = 4096;
-/// The most buffers of a request by an indirect table.
+/// Largest number of buffers of a request with an indirect table.
 const TABLE_ENTRIES: usize = 2048;
 
-/// What is asked of the disk.
+/// A request for the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// `T_*` of [`blk`].
     pub kind: u32,
     /// First sector.
     pub sector: u64,
-    /// Data for the device.
+    /// Data that the device reads.
     pub write: Vec<u8>,
-    /// Bytes of data from the device.
+    /// Number of bytes that the device writes.
     pub read_len: usize,
 }
 
@@ -39,41 +40,41 @@ impl fmt::Display for Request {
 }
 
 impl Request {
-    /// Reads `len` bytes.
+    /// Creates a request that reads `len` bytes.
     pub fn read(sector: u64, len: usize) -> Request {
         Request { kind: blk::T_IN, sector, write: Vec::new(), read_len: len }
     }
 
-    /// Writes bytes.
+    /// Creates a request that writes `data`.
     pub fn write(sector: u64, data: &[u8]) -> Request {
         Request { kind: blk::T_OUT, sector, write: data.to_vec(), read_len: 0 }
     }
 
-    /// Flushes.
+    /// Creates a flush.
     pub fn flush() -> Request {
         Request { kind: blk::T_FLUSH, sector: 0, write: Vec::new(), read_len: 0 }
     }
 
-    /// Asks for the identity string.
+    /// Creates a request for the identity string.
     pub fn get_id() -> Request {
         Request { kind: blk::T_GET_ID, sector: 0, write: Vec::new(), read_len: blk::ID_LEN }
     }
 }
 
-/// How a request is cut into buffers.
+/// The way to divide a request into buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Header, data and status each in one.
+    /// One buffer each for header, data and status.
     Usual,
-    /// As few as possible: header and data to write in one, data to read and status in one.
+    /// As few buffers as possible: one with header and data to write, one with data to read and status.
     Joined,
-    /// The header in three.
+    /// Three buffers for the header.
     HeaderSplit,
-    /// Everything in pieces of so many bytes, whatever is in them.
+    /// Buffers of this many bytes, whatever they contain.
     Pieces(usize),
 }
 
-/// All layouts that a test goes through.
+/// The layouts that tests use.
 pub const LAYOUTS: [Layout; 6] = [
     Layout::Usual,
     Layout::Joined,
@@ -83,50 +84,50 @@ pub const LAYOUTS: [Layout; 6] = [
     Layout::Pieces(7),
 ];
 
-/// Guest memory for one request at a time: header, data and status, one after the other, the data at the start of a page.
+/// Guest memory for one request at a time: header, data and status in this order. The data starts a page.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct RequestMemory {
     data: Gpa,
     data_len_max: usize,
     table: Gpa,
 }
 
-/// What came of a request.
+/// The device's answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// `S_*` of [`blk`], or [`UNANSWERED`].
     pub status: u8,
-    /// What was read.
+    /// The data that the device wrote.
     pub data: Vec<u8>,
-    /// Bytes that the device says it wrote.
+    /// Number of bytes that the device reports as written.
     pub used_len: u32,
 }
 
-impl Place {
-    /// A place for requests of at most `data_len_max` bytes of data.
+impl RequestMemory {
+    /// Allocates memory for requests of at most `data_len_max` bytes of data.
     ///
     /// # Errors
     /// The memory is too small.
-    pub fn new(ram: &mut Ram, data_len_max: usize) -> Result<Place> {
+    pub fn new(ram: &mut Ram, data_len_max: usize) -> Result<RequestMemory> {
         let start = ram.take(PAGE as usize + data_len_max + 1, PAGE)?;
         let table = ram.take(TABLE_ENTRIES * size_of::<kickless_spec::ring::Desc>(), 16)?;
-        Ok(Place { data: Gpa(start.0 + PAGE), data_len_max, table })
+        Ok(RequestMemory { data: Gpa(start.0 + PAGE), data_len_max, table })
     }
 
-    /// Where an indirect table may be.
+    /// Returns the address for an indirect table.
     pub fn table(&self) -> Gpa {
         self.table
     }
 
-    /// Where the data is.
+    /// Returns the address of the data.
     pub fn data(&self) -> Gpa {
         self.data
     }
 
-    /// Writes a request to memory and cuts it into buffers.
+    /// Writes a request to memory and divides it into buffers.
     ///
     /// # Errors
-    /// It is larger than this place, or has too many pieces.
+    /// The request is too large for this memory, or has too many pieces.
     pub fn lay_out(&self, ram: &Ram, request: &Request, layout: Layout) -> Result<Vec<Buffer>> {
         let (write_len, read_len) = (request.write.len(), request.read_len);
         ensure!(write_len + read_len <= self.data_len_max, "{} bytes of data at most", self.data_len_max);
@@ -157,10 +158,10 @@ impl Place {
         Ok(buffers)
     }
 
-    /// What came of a request that the device gave back.
+    /// Returns the device's answer to a request that it has completed.
     ///
     /// # Errors
-    /// The memory is gone.
+    /// The memory is not there any more.
     pub fn outcome(&self, ram: &Ram, request: &Request, used_len: u32) -> Result<Outcome, Unmapped> {
         let mut data = vec![0; request.read_len];
         ram.map().read(self.data, &mut data)?;
@@ -173,7 +174,7 @@ fn pieces(len: usize, piece: usize) -> Vec<usize> {
     (0..len).step_by(piece).map(|at| piece.min(len - at)).collect()
 }
 
-/// Bytes that differ from seed to seed and from sector to sector.
+/// Returns bytes that differ from seed to seed and from sector to sector.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)

@@ -1,4 +1,4 @@
-//! A front-end that keeps what its back-ends write down of their requests in flight, and comes back to the next one with it.
+//! Keeps a back-end's in-flight buffer in the front-end, and gives it to the next back-end.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -10,27 +10,27 @@ use kickless_vhost_user::{FrontendMessage as Message, Inflight, Reply};
 use crate::frontend::machine::Machine;
 use crate::frontend::{Answer, Frontend};
 
-/// The buffer, as the front-end keeps it.
+/// An in-flight buffer, as the front-end keeps it.
 #[derive(Debug)]
-pub struct Kept {
-    /// What it is like.
+pub struct InflightBuffer {
+    /// Its description in messages.
     pub described: Inflight,
     /// Its memory.
     pub file: OwnedFd,
 }
 
-impl Kept {
-    /// A buffer of zeroes that nobody has asked a back-end for, in a file that can be made shorter.
+impl InflightBuffer {
+    /// Creates a buffer of zeroes without a back-end, in a file that can be truncated.
     ///
     /// # Errors
-    /// There is no memory.
-    pub fn new(described: Inflight) -> Result<Kept> {
+    /// The kernel has no memory.
+    pub fn new(described: Inflight) -> Result<InflightBuffer> {
         let file = rustix::fs::memfd_create("inflight", rustix::fs::MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, described.mmap_offset + described.mmap_size)?;
-        Ok(Kept { described, file })
+        Ok(InflightBuffer { described, file })
     }
 
-    /// The buffer as a file to read and write.
+    /// Returns the buffer as a file to read and write.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -38,7 +38,7 @@ impl Kept {
         Ok(self.file.try_clone()?.into())
     }
 
-    /// SET_INFLIGHT_FD with it.
+    /// Returns a SET_INFLIGHT_FD message with this buffer.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -48,28 +48,28 @@ impl Kept {
 }
 
 impl Frontend {
-    /// GET_INFLIGHT_FD; `None` if it is refused.
+    /// Sends GET_INFLIGHT_FD. Returns `None` if the back-end refuses it.
     ///
     /// # Errors
-    /// It is answered otherwise.
-    pub fn get_inflight(&mut self, num_queues: u16, queue_size: u16) -> Result<Option<Kept>> {
+    /// The back-end sends another answer.
+    pub fn get_inflight(&mut self, num_queues: u16, queue_size: u16) -> Result<Option<InflightBuffer>> {
         let wanted = Inflight { num_queues, queue_size, ..Inflight::default() };
         match self.ask(&Message::GetInflightFd(wanted))? {
             Reply::Inflight(described, Some(file)) => {
                 let same = described.num_queues == num_queues && described.queue_size == queue_size;
                 ensure!(same && described.mmap_size > 0, "{described:?} for {wanted:?}");
-                Ok(Some(Kept { described, file }))
+                Ok(Some(InflightBuffer { described, file }))
             }
             Reply::Inflight(_, None) => Ok(None),
             other => bail!("GET_INFLIGHT_FD is answered by {other:?}"),
         }
     }
 
-    /// SET_INFLIGHT_FD.
+    /// Sends SET_INFLIGHT_FD.
     ///
     /// # Errors
-    /// It is refused.
-    pub fn set_inflight(&mut self, kept: &Kept) -> Result<()> {
+    /// The back-end refuses it.
+    pub fn set_inflight(&mut self, kept: &InflightBuffer) -> Result<()> {
         match self.attempt(&kept.message()?)? {
             Answer::Done => Ok(()),
             answer => bail!("SET_INFLIGHT_FD: {answer:?}"),
@@ -78,11 +78,11 @@ impl Frontend {
 }
 
 impl Machine {
-    /// Has the back-end make a buffer and use it, before rings start.
+    /// Asks the back-end for a buffer and sets it. No ring may have started.
     ///
     /// # Errors
-    /// It refuses.
-    pub fn keep(&mut self) -> Result<Kept> {
+    /// The back-end refuses one of the messages.
+    pub fn get_and_set_inflight(&mut self) -> Result<InflightBuffer> {
         let shape = *self.shape();
         let Some(kept) = self.frontend.get_inflight(shape.queues, shape.size)? else {
             bail!("GET_INFLIGHT_FD is refused")
@@ -91,13 +91,15 @@ impl Machine {
         Ok(kept)
     }
 
-    /// Connects to the back-end after the one that has died, as QEMU does: it reads no configuration space, and can only say of a ring
-    /// where it last heard that it stands. Its rings have yet to start.
+    /// Connects to the successor of a back-end that has died, as QEMU does: it does not read the
+    /// configuration space, and the used index is all that it knows of a stopped ring. The rings are not
+    /// started.
     ///
     /// # Errors
-    /// The back-end refuses something that it must not.
-    pub fn come_back(&mut self, socket: &Path, kept: Option<&Kept>) -> Result<()> {
-        // The connection before it is dropped before anything is said: one that lives is served first.
+    /// The back-end refuses a message that it must accept.
+    pub fn reconnect(&mut self, socket: &Path, kept: Option<&InflightBuffer>) -> Result<()> {
+        // Drops the old connection first, because a back-end that still runs serves one front-end at a
+        // time.
         self.frontend = Frontend::connect(socket)?;
         self.frontend.negotiate(self.shape().features())?;
         if let Some(kept) = kept {
@@ -105,7 +107,7 @@ impl Machine {
         }
         self.frontend.share(&[&self.ram])?;
         for queue in &mut self.queues {
-            // A split ring says how far it is used, and a packed one does not.
+            // The used index is in the memory of a split ring, but not of a packed one.
             if queue.places().is_none() {
                 queue.set_base(queue.used_idx().into());
             }

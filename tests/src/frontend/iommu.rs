@@ -1,4 +1,5 @@
-//! The front-end's part of a vIOMMU: it is asked for translations, and answers when the test says so.
+//! The front-end's part of a vIOMMU. The back-end asks it for translations; the test decides when it
+//! answers.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -17,34 +18,34 @@ use crate::driver::memory::Ram;
 use crate::driver::{Buffer, Queue};
 use crate::frontend::{Answer, Frontend, LIMIT, descriptor};
 
-/// A page.
+/// Bytes of a page.
 pub const PAGE: u64 = 4096;
-/// What lies between what the device sees and what the guest has: who takes one for the other is found out.
+/// Distance of the device's addresses from the guest's, so that a back-end that confuses them fails.
 pub const DISTANCE: u64 = 0x70_0000_0000;
 
-/// What a device asks for.
+/// A translation that the device asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Miss {
-    /// Where.
+    /// The address.
     pub iova: u64,
-    /// What it wants to do there.
+    /// The access that the device wants.
     pub access: IotlbAccess,
     header: Header,
 }
 
-/// The front-end's end of the channel for misses, and the pages that it would tell of.
+/// The front-end's end of the channel for misses, and the pages that it can translate.
 pub struct Iommu {
     channel: FrontendResponder,
     pages: BTreeMap<u64, u64>,
-    /// Misses so far.
+    /// Number of misses so far.
     pub misses: u64,
 }
 
 impl Iommu {
-    /// Opens the channel, and negotiates a vIOMMU over all that was negotiated before.
+    /// Opens the channel and adds a vIOMMU to the negotiated features.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn connect(frontend: &mut Frontend) -> Result<Iommu> {
         let (ours, theirs) = UnixStream::pair()?;
         frontend.order(&Message::SetBackendReqFd(OwnedFd::from(theirs)))?;
@@ -52,7 +53,7 @@ impl Iommu {
         Ok(Iommu { channel: FrontendResponder::new(ours), pages: BTreeMap::new(), misses: 0 })
     }
 
-    /// The device may see all of this memory, page by page, at [`DISTANCE`].
+    /// Lets the device use all of this memory, page by page, at [`DISTANCE`].
     pub fn map_all(&mut self, ram: &Ram) {
         let region = ram.region();
         for page in 0..region.size / PAGE {
@@ -60,20 +61,20 @@ impl Iommu {
         }
     }
 
-    /// The device may see a page of the front-end's.
+    /// Lets the device use one page of the front-end.
     pub fn map(&mut self, iova: u64, user: u64) {
         self.pages.insert(iova, user);
     }
 
-    /// It may not see that any more. Nothing is said to it yet.
+    /// Removes a page. Does not tell the device.
     pub fn unmap(&mut self, iova: u64) {
         self.pages.remove(&iova);
     }
 
-    /// The next miss, if there is one in time.
+    /// Returns the next miss, or `None` if none comes in time.
     ///
     /// # Errors
-    /// The channel is gone, or something else comes on it.
+    /// The channel is closed, or another message comes on it.
     pub fn miss(&mut self, time: Duration) -> Result<Option<Miss>> {
         loop {
             let received = match self.channel.recv(&Wait::FOREVER.at_most(time)) {
@@ -87,19 +88,20 @@ impl Iommu {
                     self.misses += 1;
                     return Ok(Some(Miss { iova, access, header: received.header }));
                 }
-                // Told to who has just come.
+                // The back-end sends this message to a front-end that has just connected.
                 BackendMessage::ConfigChange => {
                     self.channel.ack(&received.header, true, &Wait::FOREVER.at_most(LIMIT))?;
                 }
-                other => bail!("{other:?} comes on the channel for misses"),
+                other => bail!("{other:?} came on the channel for misses"),
             }
         }
     }
 
-    /// Answers a miss as QEMU does: an update first, if there is such a page, and then whether there was.
+    /// Answers a miss as QEMU does: first an update, if there is such a page, then a reply that says
+    /// whether there is one.
     ///
     /// # Errors
-    /// The update is refused, or a connection is gone.
+    /// The back-end refuses the update, or a connection is closed.
     pub fn answer(&mut self, frontend: &mut Frontend, miss: &Miss) -> Result<()> {
         let user = self.pages.get(&miss.iova).copied();
         if let Some(user) = user {
@@ -111,16 +113,16 @@ impl Iommu {
     /// Replies to a miss.
     ///
     /// # Errors
-    /// The channel is gone.
+    /// The channel is closed.
     pub fn reply(&mut self, miss: &Miss, done: bool) -> Result<()> {
         let reply = FrontendReply::Ack(u64::from(!done));
         Ok(self.channel.reply(&miss.header, &reply, &Wait::FOREVER.at_most(LIMIT))?)
     }
 
-    /// Answers misses until the queue has something used; the length of that.
+    /// Answers misses until the queue has a used element, and returns its length.
     ///
     /// # Errors
-    /// It has nothing in time.
+    /// No used element comes in time.
     pub fn wait_used(&mut self, frontend: &mut Frontend, queue: &mut Queue) -> Result<u32> {
         let deadline = Instant::now() + LIMIT;
         while Instant::now() < deadline {
@@ -131,25 +133,25 @@ impl Iommu {
                 return Ok(used.len);
             }
         }
-        bail!("the request does not come back")
+        bail!("the request did not complete")
     }
 }
 
-/// An update.
+/// Returns an IOTLB update.
 pub fn update(iova: u64, size: u64, user_addr: u64, access: IotlbAccess) -> Message {
     Message::IotlbMsg(Iotlb { kind: IotlbKind::Update, iova, size, user_addr, access })
 }
 
-/// An invalidation.
+/// Returns an IOTLB invalidation.
 pub fn invalidate(iova: u64, size: u64) -> Message {
     let access = IotlbAccess::empty();
     Message::IotlbMsg(Iotlb { kind: IotlbKind::Invalidate, iova, size, user_addr: 0, access })
 }
 
-/// Tells everything about a queue, whose areas are at [`DISTANCE`], and starts it.
+/// Sets up a queue with its areas at [`DISTANCE`], and starts it.
 ///
 /// # Errors
-/// Something is refused.
+/// The back-end refuses a message.
 pub fn start(frontend: &mut Frontend, ram: &Ram, queue: &Queue) -> Result<()> {
     let index = queue.index().into();
     frontend.order(&Message::SetVringNum(VringState { index, num: queue.size().into() }))?;
@@ -162,24 +164,24 @@ pub fn start(frontend: &mut Frontend, ram: &Ram, queue: &Queue) -> Result<()> {
     frontend.enable(queue, true)
 }
 
-/// SET_VRING_ADDR of a queue whose areas are at [`DISTANCE`].
+/// Returns the SET_VRING_ADDR argument of a queue with its areas at [`DISTANCE`].
 pub fn addresses(ram: &Ram, queue: &Queue) -> VringAddr {
     let [desc_addr, avail_addr, used_addr] =
         queue.user_addresses().map(|user| user - ram.region().user_addr + ram.region().guest_addr + DISTANCE);
     VringAddr { index: queue.index().into(), desc_addr, avail_addr, used_addr, ..VringAddr::default() }
 }
 
-/// The buffers where the device sees them.
-pub fn seen(buffers: &[Buffer]) -> Vec<Buffer> {
+/// Returns the buffers at the addresses that the device uses.
+pub fn at_iova(buffers: &[Buffer]) -> Vec<Buffer> {
     let shift = |b: &Buffer| Buffer { addr: kickless_memory::Gpa(b.addr.0 + DISTANCE), ..*b };
     buffers.iter().map(shift).collect()
 }
 
-/// A message that must be refused, on a connection that goes on.
+/// Sends a message that the back-end must refuse without closing the connection.
 ///
 /// # Errors
-/// It is carried out, or the connection is dropped.
-pub fn refused(frontend: &mut Frontend, message: &Message) -> Result<()> {
+/// The back-end accepts it, or closes the connection.
+pub fn expect_refused(frontend: &mut Frontend, message: &Message) -> Result<()> {
     match frontend.attempt(message)? {
         Answer::Refused => Ok(()),
         answer => Err(anyhow::anyhow!("{answer:?}")).with_context(|| format!("{message:?}")),

@@ -1,4 +1,5 @@
-//! A front-end's log of written pages, and a copy of guest memory that is kept by it, as a migration would.
+//! Provides a front-end's log of written pages, and a copy of guest memory that the log updates, as in a
+//! migration.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,19 +16,19 @@ use crate::frontend::{Frontend, addresses};
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
-/// The memfds' name, by which a back-end's mappings of them can be told from its other memory.
+/// Name of the memfds. It tells a back-end's mappings of them from its other memory.
 pub const MEMFD_NAME: &str = "kickless-test-log";
-/// The log does not begin where its file does: who forgets the offset is found out.
+/// Offset of the log in its file. It is not 0, so that a back-end that ignores the offset fails.
 const FILE_OFFSET: u64 = 8 * 21;
 
-/// A log that a back-end is given.
+/// A dirty log that the front-end shares with a back-end.
 pub struct Bitmap {
     file: OwnedFd,
     log: Log,
 }
 
 impl Bitmap {
-    /// A log of `len` bytes, all clear.
+    /// Creates a log of `len` zero bytes.
     ///
     /// # Errors
     /// The kernel has no memory.
@@ -38,7 +39,7 @@ impl Bitmap {
         Ok(Bitmap { file, log })
     }
 
-    /// One that is just large enough for `ram`.
+    /// Creates a log that is just large enough for `ram`.
     ///
     /// # Errors
     /// The kernel has no memory.
@@ -46,7 +47,7 @@ impl Bitmap {
         Bitmap::new((ram.end() - 1) / PAGE / 8 + 1)
     }
 
-    /// SET_LOG_BASE.
+    /// Returns a SET_LOG_BASE message with this log.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -55,15 +56,15 @@ impl Bitmap {
         Ok(Message::SetLogBase(LogBase::Shared { mmap_size: self.log.len(), mmap_offset: FILE_OFFSET, fd }))
     }
 
-    /// Leaves no byte of its file. It is not to be looked at afterwards.
+    /// Truncates the file to no bytes. The log must not be read afterwards.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn cut_short(&self) -> Result<()> {
+    pub fn truncate(&self) -> Result<()> {
         Ok(ftruncate(&self.file, 0)?)
     }
 
-    /// Takes all marks: page numbers.
+    /// Takes all marks and returns their page numbers.
     pub fn harvest(&self) -> BTreeSet<u64> {
         let mut pages = BTreeSet::new();
         self.log.harvest(|page| {
@@ -74,28 +75,28 @@ impl Bitmap {
 }
 
 impl Frontend {
-    /// SET_LOG_BASE.
+    /// Sends SET_LOG_BASE.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn set_log(&mut self, bitmap: &Bitmap) -> Result<()> {
         self.order(&bitmap.message()?)
     }
 
-    /// Switches VHOST_F_LOG_ALL.
+    /// Sets or clears VHOST_F_LOG_ALL.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn set_logging(&mut self, on: bool) -> Result<()> {
         let mut features = self.features();
         features.set(Features::LOG_ALL, on);
         self.set_features(features)
     }
 
-    /// Switches VHOST_VRING_F_LOG of a queue.
+    /// Sets or clears VHOST_VRING_F_LOG of a queue.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn set_ring_logging(&mut self, ram: &Ram, queue: &Queue, on: bool) -> Result<()> {
         let addresses = addresses(queue);
         let used = ram.map().gpa_of(UserAddr(addresses.used_addr)).context("no such ring")?;
@@ -103,44 +104,47 @@ impl Frontend {
     }
 }
 
-/// What the other side of a migration has: all of guest memory as it was once, and each page again that the log named.
+/// The destination's copy of guest memory: all of it once, then each page again that the log names.
 pub struct Replica {
     start: u64,
     bytes: Vec<u8>,
     /// Pages that the device may write.
     allowed: BTreeSet<u64>,
-    /// Pages that came.
+    /// Number of pages copied.
     pub copied: u64,
 }
 
 impl Replica {
-    /// Of this memory, without a byte of it yet.
+    /// Creates a copy of this memory without any content yet.
     pub fn new(ram: &Ram) -> Replica {
         let start = ram.region().guest_addr;
         let bytes = vec![0; (ram.end() - start) as usize];
         Replica { start, bytes, allowed: BTreeSet::new(), copied: 0 }
     }
 
-    /// The device may write these bytes.
+    /// Allows the device to write these bytes.
     pub fn allow(&mut self, gpa: Gpa, len: u64) {
         self.allowed.extend(gpa.0 / PAGE..=(gpa.0 + len - 1) / PAGE);
     }
 
-    /// Copies everything: what is marked later was written later.
+    /// Copies all memory. The device writes later whatever it marks later.
     ///
     /// # Errors
-    /// The memory is gone.
+    /// The memory is not there any more.
     pub fn copy_all(&mut self, ram: &Ram) -> Result<()> {
         Ok(ram.map().read(Gpa(self.start), &mut self.bytes)?)
     }
 
-    /// Copies what the log names.
+    /// Copies the pages that the log names.
     ///
     /// # Errors
-    /// It names a page that the device had no reason to write.
+    /// The log names a page that the device must not write.
     pub fn take(&mut self, ram: &Ram, bitmap: &Bitmap) -> Result<()> {
         for page in bitmap.harvest() {
-            ensure!(self.allowed.contains(&page), "page {page:#x} is marked, which nobody wrote");
+            ensure!(
+                self.allowed.contains(&page),
+                "page {page:#x} is marked, but the device must not write it"
+            );
             let (gpa, at) = (page * PAGE, (page * PAGE - self.start) as usize);
             ram.map().read(Gpa(gpa), &mut self.bytes[at..at + PAGE as usize])?;
             self.copied += 1;
@@ -148,7 +152,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Compares bytes, which nobody writes any more.
+    /// Compares bytes that the device does not write any more.
     ///
     /// # Errors
     /// The copy is out of date.
@@ -160,7 +164,7 @@ impl Replica {
         match differs {
             None => Ok(()),
             Some(offset) => anyhow::bail!(
-                "byte {offset} of {len} at {gpa} was written after its page was marked last: {:#x}, copied {:#x}",
+                "byte {offset} of {len} at {gpa} was written after the last mark of its page: {:#x}, copied {:#x}",
                 now[offset],
                 self.bytes[at + offset]
             ),

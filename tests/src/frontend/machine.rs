@@ -1,4 +1,4 @@
-//! A machine without a guest: a front-end, its memory and the driver's ends of its queues.
+//! A machine without a guest: a front-end, guest memory and the driver's ends of the queues.
 
 use std::path::Path;
 use std::time::Instant;
@@ -9,33 +9,33 @@ use kickless_spec::features::Features;
 
 use crate::driver::Queue;
 use crate::driver::memory::Ram;
-use crate::driver::request::{LAYOUTS, Layout, Outcome, Place, Request, pattern};
+use crate::driver::request::{LAYOUTS, Layout, Outcome, Request, RequestMemory, pattern};
 use crate::frontend::{Frontend, LIMIT};
 
-/// Where its memory begins, as the guest would see it.
+/// Guest-physical address of the memory.
 pub const RAM_BASE: u64 = 0x4000_0000;
-/// The largest request that [`Machine::perform`] has room for.
+/// Largest number of data bytes in a request for [`Machine::perform`].
 pub const DATA_LEN_MAX: usize = 256 << 10;
 
-/// How a machine is made.
+/// Options of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// How many queues.
+    /// Number of queues.
     pub queues: u16,
-    /// The size of each.
+    /// Size of each queue.
     pub size: u16,
-    /// EVENT_IDX is negotiated.
+    /// Negotiates EVENT_IDX.
     pub event_idx: bool,
-    /// INDIRECT_DESC is negotiated, and requests are made so.
+    /// Negotiates INDIRECT_DESC and uses indirect tables.
     pub indirect: bool,
-    /// RING_PACKED is negotiated.
+    /// Negotiates RING_PACKED.
     pub packed: bool,
-    /// DISCARD is negotiated.
+    /// Negotiates DISCARD.
     pub discard: bool,
     /// Bytes of memory.
     pub memory: u64,
-    /// Its driver has been using the device already, and the front-end comes back to it: as QEMU, it does not read the
-    /// configuration space then.
+    /// The driver has initialised the device already, and its front-end reconnects. As QEMU, it does not
+    /// read the configuration space again.
     pub returns: bool,
 }
 
@@ -46,7 +46,7 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// What a Linux guest negotiates, but for indirect descriptors; one queue.
+    /// The features that a Linux guest negotiates, without indirect descriptors; one queue.
     pub const LINUX: Shape = Shape {
         queues: 1,
         size: 256,
@@ -58,7 +58,7 @@ impl Shape {
         returns: false,
     };
 
-    /// The features that such a machine wants.
+    /// Returns the features that such a machine wants.
     pub fn features(&self) -> Features {
         let mut features = Features::VERSION_1
             | Features::from_bits_retain(
@@ -72,24 +72,24 @@ impl Shape {
     }
 }
 
-/// A machine.
+/// A front-end with memory and queues.
 pub struct Machine {
     /// The connection.
     pub frontend: Frontend,
-    /// The memory, where the rings and requests are.
+    /// The memory, with the rings and the requests.
     pub ram: Ram,
     /// The queues.
     pub queues: Vec<Queue>,
-    /// Memory for one request on each queue.
-    pub places: Vec<Place>,
+    /// Memory for one request per queue.
+    pub request_memory: Vec<RequestMemory>,
     shape: Shape,
 }
 
 impl Machine {
-    /// Connects, and starts all queues.
+    /// Connects and starts all queues.
     ///
     /// # Errors
-    /// The back-end refuses something that it must not.
+    /// The back-end refuses a message that it must accept.
     pub fn start(socket: &Path, shape: &Shape) -> Result<Machine> {
         let mut machine = Machine::prepare(socket, shape)?;
         for queue in &machine.queues {
@@ -98,10 +98,10 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Connects, negotiates and shares memory, and makes queues that the back-end does not know of yet.
+    /// Connects, negotiates, shares memory and creates queues. The back-end does not know the queues yet.
     ///
     /// # Errors
-    /// The back-end refuses something that it must not.
+    /// The back-end refuses a message that it must accept.
     pub fn prepare(socket: &Path, shape: &Shape) -> Result<Machine> {
         let mut frontend = Frontend::connect(socket)?;
         frontend.negotiate(shape.features())?;
@@ -113,15 +113,16 @@ impl Machine {
         frontend.share(&[&ram])?;
         let queues = (0..shape.queues).map(|index| Queue::new(&mut ram, index, shape.size, features));
         let queues = queues.collect::<Result<Vec<_>>>()?;
-        let places = queues.iter().map(|_| Place::new(&mut ram, DATA_LEN_MAX)).collect::<Result<_>>()?;
-        Ok(Machine { frontend, ram, queues, places, shape: *shape })
+        let request_memory =
+            queues.iter().map(|_| RequestMemory::new(&mut ram, DATA_LEN_MAX)).collect::<Result<_>>()?;
+        Ok(Machine { frontend, ram, queues, request_memory, shape: *shape })
     }
 
-    /// Moves to another back-end, as a virtual machine that is migrated there: the same memory and rings, and a front-end that
-    /// has yet to start them. Returns the one that it had.
+    /// Connects to another back-end with the same memory and rings, as a migrated virtual machine does.
+    /// Does not start the rings. Returns the old front-end.
     ///
     /// # Errors
-    /// The back-end refuses something that it must not.
+    /// The back-end refuses a message that it must accept.
     pub fn move_to(&mut self, socket: &Path) -> Result<Frontend> {
         let mut frontend = Frontend::connect(socket)?;
         frontend.negotiate(self.shape.features())?;
@@ -133,53 +134,54 @@ impl Machine {
     /// Starts all queues where they stopped.
     ///
     /// # Errors
-    /// The back-end refuses.
+    /// The back-end refuses it.
     pub fn resume(&mut self) -> Result<()> {
         self.queues.iter().try_for_each(|queue| self.frontend.start(queue))
     }
 
-    /// How it was made.
+    /// Returns the options of this machine.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Performs one request on a queue, in a layout, sleeping until the device calls.
+    /// Performs one request in this layout. Sleeps until the device calls.
     ///
     /// # Errors
-    /// It does not come back.
+    /// The request does not complete.
     pub fn perform(&mut self, queue: u16, request: &Request, layout: Layout) -> Result<Outcome> {
         let (ram, indirect) = (&self.ram, self.shape.indirect);
-        let place = &self.places[usize::from(queue)];
+        let place = &self.request_memory[usize::from(queue)];
         perform(ram, &mut self.queues[usize::from(queue)], place, indirect, request, layout)
     }
 
-    /// Puts a request into a queue, in the usual layout, and does not wait for it.
+    /// Submits a request in the usual layout, without waiting for it.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// The queue has no room.
     pub fn submit(&mut self, queue: u16, request: &Request) -> Result<()> {
         let index = usize::from(queue);
-        let place = &self.places[index];
+        let place = &self.request_memory[index];
         let buffers = place.lay_out(&self.ram, request, Layout::Usual)?;
         self.queues[index].submit(&self.ram, &buffers, self.shape.indirect.then(|| place.table()))?;
         self.queues[index].flush();
         Ok(())
     }
 
-    /// Waits for the one request of a queue, sleeping until the device calls; its status.
+    /// Waits for the one request in flight on a queue and returns its status. Sleeps until the device
+    /// calls.
     ///
     /// # Errors
-    /// It does not come back.
+    /// The request does not complete.
     pub fn status(&mut self, queue: u16, request: &Request) -> Result<u8> {
         let index = usize::from(queue);
         let used = self.queues[index].wait_used(Instant::now() + LIMIT)?;
-        Ok(self.places[index].outcome(&self.ram, request, used.len)?.status)
+        Ok(self.request_memory[index].outcome(&self.ram, request, used.len)?.status)
     }
 
-    /// Writes to the disk.
+    /// Writes `data` to the disk.
     ///
     /// # Errors
-    /// It fails.
+    /// The write fails.
     pub fn write(&mut self, queue: u16, sector: u64, data: &[u8]) -> Result<()> {
         let outcome = self.perform(queue, &Request::write(sector, data), Layout::Usual)?;
         ensure!(outcome.status == blk::S_OK, "write of sector {sector}: status {}", outcome.status);
@@ -189,7 +191,7 @@ impl Machine {
     /// Reads from the disk.
     ///
     /// # Errors
-    /// It fails.
+    /// The read fails.
     pub fn read(&mut self, queue: u16, sector: u64, len: usize) -> Result<Vec<u8>> {
         let outcome = self.perform(queue, &Request::read(sector, len), Layout::Usual)?;
         ensure!(outcome.status == blk::S_OK, "read of sector {sector}: status {}", outcome.status);
@@ -199,7 +201,7 @@ impl Machine {
     /// Stops all queues.
     ///
     /// # Errors
-    /// The back-end refuses.
+    /// The back-end refuses it.
     pub fn stop(&mut self) -> Result<()> {
         for queue in &mut self.queues {
             self.frontend.stop(queue)?;
@@ -208,14 +210,14 @@ impl Machine {
     }
 }
 
-/// Performs one request on a queue, which has nothing else in flight, sleeping until the device calls.
+/// Performs one request on a queue with nothing else in flight. Sleeps until the device calls.
 ///
 /// # Errors
-/// It does not come back.
+/// The request does not complete.
 pub fn perform(
     ram: &Ram,
     queue: &mut Queue,
-    place: &Place,
+    place: &RequestMemory,
     indirect: bool,
     request: &Request,
     layout: Layout,
@@ -228,21 +230,21 @@ pub fn perform(
     Ok(place.outcome(ram, request, used.len)?)
 }
 
-/// Writes to the sectors from `sector` on, reads back and compares, again and again until `enough`, which is told how often
-/// that was.
+/// Writes to the sectors from `sector` on, reads them back and compares. Repeats this until `enough`
+/// returns true for the number of rounds.
 ///
 /// # Errors
 /// A request fails, or what is read is not what was written.
-pub fn hammer(
+pub fn write_and_verify(
     ram: &Ram,
     queue: &mut Queue,
-    place: &Place,
+    place: &RequestMemory,
     indirect: bool,
     sector: u64,
     enough: impl Fn(u64) -> bool,
 ) -> Result<()> {
     let mut rounds = 0;
-    // Most layouts of LAYOUTS take more descriptors than a small ring has.
+    // Most other layouts need more descriptors than a small ring has.
     let layouts = LAYOUTS.iter().filter(|layout| indirect || !matches!(layout, Layout::Pieces(_)));
     for layout in layouts.cycle() {
         let data = pattern(sector << 32 | rounds, 4096);
@@ -250,7 +252,7 @@ pub fn hammer(
         ensure!(wrote.status == blk::S_OK, "write {rounds}: status {}", wrote.status);
         let read = perform(ram, queue, place, indirect, &Request::read(sector, data.len()), *layout)?;
         ensure!(read.status == blk::S_OK, "read {rounds}: status {}", read.status);
-        ensure!(read.data == data, "round {rounds}: what is read is not what was written");
+        ensure!(read.data == data, "round {rounds}: read other bytes than it wrote");
         rounds += 1;
         if enough(rounds) {
             break;

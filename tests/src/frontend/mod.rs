@@ -1,4 +1,5 @@
-//! A vhost-user-blk front-end: the messages, each a step of its own, and bytes that the protocol forbids.
+//! A vhost-user-blk front-end with one method per message. It can also send bytes that the protocol
+//! forbids.
 
 pub mod inflight;
 pub mod iommu;
@@ -29,10 +30,10 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::driver::Queue;
 use crate::driver::memory::Ram;
 
-/// Safety net for everything that a back-end does in a moment.
+/// Time limit for steps that take a back-end a moment.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// The protocol features that this front-end uses where they are offered.
+/// Protocol features that this front-end uses if the back-end offers them.
 const PROTOCOL: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::CONFIG)
     .union(ProtocolFeatures::LOG_SHMFD)
@@ -43,21 +44,21 @@ const PROTOCOL: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
     .union(ProtocolFeatures::DEVICE_STATE);
 
-/// How a back-end took a message.
+/// The back-end's answer to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It said yes.
+    /// The back-end accepted it.
     Done,
-    /// It said no.
+    /// The back-end refused it.
     Refused,
-    /// It dropped the connection.
+    /// The back-end closed the connection.
     Dropped,
 }
 
 /// A connection to a back-end.
 pub struct Frontend {
     requester: kickless_vhost_user::Frontend,
-    /// The same socket, for what the requester would not send or receive.
+    /// The same socket, for messages that the requester does not send or receive.
     socket: UnixStream,
     channel: Channel,
     offered: Features,
@@ -66,10 +67,10 @@ pub struct Frontend {
 }
 
 impl Frontend {
-    /// Connects, once somebody listens there.
+    /// Connects as soon as a back-end listens.
     ///
     /// # Errors
-    /// Nobody does in time.
+    /// No back-end listens in time.
     pub fn connect(path: &Path) -> Result<Frontend> {
         let deadline = Instant::now() + LIMIT;
         let socket = loop {
@@ -94,13 +95,17 @@ impl Frontend {
         })
     }
 
-    /// Negotiates: of `wanted`, what is offered, and the protocol features that this front-end uses.
+    /// Acknowledges the features of `wanted` that the back-end offers, and the protocol features that this
+    /// front-end uses.
     ///
     /// # Errors
-    /// The back-end does not answer, or refuses what it offered.
+    /// The back-end does not answer, or refuses a feature that it offered.
     pub fn negotiate(&mut self, wanted: Features) -> Result<()> {
         self.offered = Features::from_bits_retain(self.number(&Message::GetFeatures)?);
-        ensure!(self.offered.contains(Features::PROTOCOL_FEATURES), "no protocol features are offered");
+        ensure!(
+            self.offered.contains(Features::PROTOCOL_FEATURES),
+            "the back-end offers no protocol features"
+        );
         let offered = ProtocolFeatures::from_bits_retain(self.number(&Message::GetProtocolFeatures)?);
         self.send(&Message::SetProtocolFeatures(offered & PROTOCOL))?;
         self.protocol = offered & PROTOCOL;
@@ -108,17 +113,17 @@ impl Frontend {
         self.set_features((wanted | Features::PROTOCOL_FEATURES) & self.offered)
     }
 
-    /// The features that were offered.
+    /// Returns the features that the back-end offered.
     pub fn offered(&self) -> Features {
         self.offered
     }
 
-    /// The features that were taken.
+    /// Returns the features that this front-end acknowledged.
     pub fn features(&self) -> Features {
         self.features
     }
 
-    /// SET_FEATURES with exactly these.
+    /// Sends SET_FEATURES with exactly these features.
     ///
     /// # Errors
     /// They are refused.
@@ -128,10 +133,10 @@ impl Frontend {
         Ok(())
     }
 
-    /// Sends a message without asking for an acknowledgement.
+    /// Sends a message without a request for an acknowledgement.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// The connection is closed.
     pub fn send(&mut self, message: &Message) -> Result<()> {
         self.requester.send(message, false, &limit())?;
         Ok(())
@@ -140,27 +145,27 @@ impl Frontend {
     /// Sends a message and returns its reply.
     ///
     /// # Errors
-    /// The message has none, or the connection is gone.
+    /// The message has no reply, or the connection is closed.
     pub fn ask(&mut self, message: &Message) -> Result<Reply> {
         let reply = self.requester.call(message, self.acknowledges(), &limit());
         reply.with_context(|| format!("{message:?}"))?.with_context(|| format!("{message:?} has no reply"))
     }
 
-    /// The number with which a message is answered.
+    /// Sends a message and returns the number in its reply.
     ///
     /// # Errors
-    /// It is answered otherwise, or not at all.
+    /// The back-end sends another answer, or none.
     pub fn number(&mut self, message: &Message) -> Result<u64> {
         match self.ask(message)? {
             Reply::U64(number) => Ok(number),
-            other => bail!("{message:?} is answered by {other:?}"),
+            other => bail!("the answer to {message:?} is {other:?}"),
         }
     }
 
-    /// Sends a message that must be carried out.
+    /// Sends a message that the back-end must accept.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn order(&mut self, message: &Message) -> Result<()> {
         match self.attempt(message)? {
             Answer::Done => Ok(()),
@@ -168,8 +173,8 @@ impl Frontend {
         }
     }
 
-    /// Sends a message and tells how the back-end takes it. Without REPLY_ACK, one that has no reply of its own counts as
-    /// carried out.
+    /// Sends a message and returns the back-end's answer. Without REPLY_ACK, a message without a reply of
+    /// its own counts as accepted.
     ///
     /// # Errors
     /// There is no answer.
@@ -193,10 +198,10 @@ impl Frontend {
         self.protocol.contains(ProtocolFeatures::REPLY_ACK)
     }
 
-    /// Whether the reply to `code`, which was asked for with [`Frontend::send`], comes within `time`.
+    /// Whether the reply to `code` comes within `time`. [`Frontend::send`] has sent the request.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// The connection is closed.
     pub fn replies_within(&mut self, code: Code, time: Duration) -> Result<bool> {
         match self.requester.recv_reply(code, &Wait::FOREVER.at_most(time)) {
             Ok(_) => Ok(true),
@@ -205,10 +210,10 @@ impl Frontend {
         }
     }
 
-    /// Sends a head, whatever it says, and bytes and descriptors with it, whatever their number.
+    /// Sends any header with any bytes and any number of descriptors.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// The connection is closed.
     pub fn send_raw(&mut self, header: &Header, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let bytes = [&header.to_bytes(), payload].concat();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
@@ -222,12 +227,12 @@ impl Frontend {
     /// Sends bytes.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// The connection is closed.
     pub fn send_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         Ok(self.socket.write_all(bytes)?)
     }
 
-    /// How the back-end took what was sent raw: the number in its reply, or the end of the connection.
+    /// Returns the back-end's answer to raw bytes: the number in its reply, or the end of the connection.
     ///
     /// # Errors
     /// There is no answer.
@@ -240,12 +245,13 @@ impl Frontend {
         }
     }
 
-    /// The configuration space.
+    /// Reads the configuration space.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// The back-end refuses it.
     pub fn config(&mut self) -> Result<blk::Config> {
-        // The part that every virtio-blk device has had for long: what old back-ends refuse lies behind it.
+        // Only the part that every virtio-blk device has had for long. Old back-ends refuse to read beyond
+        // it.
         let data = vec![0; std::mem::offset_of!(blk::Config, max_secure_erase_sectors)];
         match self.ask(&Message::GetConfig(Config { data, ..Config::default() }))? {
             Reply::Config(Some(config)) => {
@@ -258,45 +264,45 @@ impl Frontend {
         }
     }
 
-    /// Switches `writeback` in the configuration space.
+    /// Sets `writeback` in the configuration space.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn set_writeback(&mut self, writeback: bool) -> Result<()> {
         let (offset, data) = (blk::CONFIG_WRITEBACK as u32, vec![writeback.into()]);
         self.order(&Message::SetConfig(Config { offset, data, ..Config::default() }))
     }
 
-    /// SET_MEM_TABLE: shares these, and nothing else.
+    /// Sends SET_MEM_TABLE with exactly these regions.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn share(&mut self, memory: &[&Ram]) -> Result<()> {
         let regions = memory.iter().map(|ram| ram.region_and_file());
         self.order(&Message::SetMemTable(regions.collect::<Result<_>>()?))
     }
 
-    /// ADD_MEM_REG.
+    /// Sends ADD_MEM_REG.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn add(&mut self, ram: &Ram) -> Result<()> {
         let (region, file) = ram.region_and_file()?;
         self.order(&Message::AddMemReg(region, file))
     }
 
-    /// REM_MEM_REG.
+    /// Sends REM_MEM_REG.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn remove(&mut self, region: MemoryRegion) -> Result<()> {
         self.order(&Message::RemMemReg(region))
     }
 
-    /// Tells everything about a queue, and starts and enables it.
+    /// Sends all messages that set up a queue, start it and enable it.
     ///
     /// # Errors
-    /// Something is refused.
+    /// The back-end refuses a message.
     pub fn start(&mut self, queue: &Queue) -> Result<()> {
         let index = queue.index().into();
         self.order(&Message::SetVringNum(VringState { index, num: queue.size().into() }))?;
@@ -308,35 +314,36 @@ impl Frontend {
         self.enable(queue, true)
     }
 
-    /// SET_VRING_CALL with the queue's.
+    /// Sends SET_VRING_CALL with the queue's eventfd.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn set_call(&mut self, queue: &Queue) -> Result<()> {
         self.order(&Message::SetVringCall(descriptor(queue, queue.call().as_fd())?))
     }
 
-    /// SET_VRING_KICK with the queue's.
+    /// Sends SET_VRING_KICK with the queue's eventfd.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn set_kick(&mut self, queue: &Queue) -> Result<()> {
         self.order(&Message::SetVringKick(descriptor(queue, queue.kick_fd().as_fd())?))
     }
 
-    /// SET_VRING_ENABLE.
+    /// Sends SET_VRING_ENABLE.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn enable(&mut self, queue: &Queue, enable: bool) -> Result<()> {
         self.order(&Message::SetVringEnable { index: queue.index().into(), enable })
     }
 
-    /// GET_VRING_BASE: stops a queue, and returns the index of the first available entry that was not taken; of a packed ring,
-    /// its place. Starting the queue again goes on from there.
+    /// Sends GET_VRING_BASE, which stops a queue. Returns the index of the first available entry that the
+    /// device has not taken, or for a packed ring its position. The queue continues there when it starts
+    /// again.
     ///
     /// # Errors
-    /// It is refused.
+    /// The back-end refuses it.
     pub fn stop(&mut self, queue: &mut Queue) -> Result<u16> {
         match self.ask(&Message::GetVringBase { index: queue.index().into() })? {
             Reply::VringBase(VringState { index, num }) if index == u32::from(queue.index()) => {
@@ -345,10 +352,10 @@ impl Frontend {
                     return Ok(u16::try_from(num)?);
                 }
                 let (taken, used) = (num as u16, (num >> 16) as u16);
-                ensure!(taken == used, "it stops with {taken:#x} taken and {used:#x} used");
+                ensure!(taken == used, "the ring stopped with {taken:#x} taken and {used:#x} used");
                 Ok(taken)
             }
-            other => bail!("GET_VRING_BASE is answered by {other:?}"),
+            other => bail!("the answer to GET_VRING_BASE is {other:?}"),
         }
     }
 }
@@ -357,13 +364,13 @@ fn limit() -> Wait<'static> {
     Wait::FOREVER.at_most(LIMIT)
 }
 
-/// SET_VRING_ADDR of a queue.
+/// Returns the SET_VRING_ADDR argument of a queue.
 pub fn addresses(queue: &Queue) -> VringAddr {
     let [desc_addr, avail_addr, used_addr] = queue.user_addresses();
     VringAddr { index: queue.index().into(), desc_addr, avail_addr, used_addr, ..VringAddr::default() }
 }
 
-/// A descriptor of a queue, as messages carry it.
+/// Returns a descriptor of a queue in the form of messages.
 ///
 /// # Errors
 /// The process is out of descriptors, or the queue's index does not fit.

@@ -1,4 +1,4 @@
-//! A daemon with a scratch image, and what must hold of it after each test.
+//! Runs a daemon with a scratch image, and checks its state after each test.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,7 +18,7 @@ use crate::guest::image_dir;
 /// Bytes of the image.
 pub const IMAGE_SIZE: u64 = 64 << 20;
 
-/// Makes a test of each function, which takes the name of an engine, for each engine.
+/// Defines one test per engine for each function. The function takes the name of the engine.
 #[macro_export]
 macro_rules! with_each_engine {
     ($($name:ident)*) => {
@@ -34,7 +34,7 @@ macro_rules! with_each_engine {
     };
 }
 
-/// The same for each way in which engines can work that is out of the ordinary.
+/// Defines one test per unusual way of working of an engine for each function.
 #[macro_export]
 macro_rules! with_each_way {
     ($($name:ident)*) => {
@@ -56,7 +56,7 @@ macro_rules! with_each_way {
     };
 }
 
-/// A running daemon.
+/// A running daemon with a scratch image.
 pub struct Served {
     /// The daemon.
     pub daemon: Daemon,
@@ -66,7 +66,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Starts a daemon with an image of zeroes. Further options may follow the name of the engine.
+    /// Starts a daemon with an image of zeroes. Options may follow the name of the engine.
     ///
     /// # Errors
     /// It does not start.
@@ -85,7 +85,7 @@ impl Served {
         Ok(Served { daemon, image, holdings, _dir: dir })
     }
 
-    /// Another daemon on the same image.
+    /// Starts another daemon on the same image.
     ///
     /// # Errors
     /// It does not start.
@@ -97,49 +97,54 @@ impl Served {
         })
     }
 
-    /// The image.
+    /// Returns the path of the image.
     pub fn image(&self) -> &Path {
         &self.image
     }
 
-    /// Where front-ends connect.
+    /// Returns the socket that front-ends connect to.
     pub fn socket(&self) -> &Path {
         self.daemon.socket()
     }
 
-    /// Bytes of the image.
+    /// Reads bytes of the image from the file.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn on_disk(&self, sector: u64, len: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len];
         File::open(&self.image)?.read_exact_at(&mut bytes, sector * 512)?;
         Ok(bytes)
     }
 
-    /// The next front-end is served, and nothing is left of the ones before it.
+    /// Checks that the daemon serves the next front-end and keeps nothing of the earlier ones.
     ///
     /// # Errors
-    /// It is not.
-    pub fn serves_the_next(&self) -> Result<()> {
-        let mut machine = Machine::start(self.socket(), &Shape::default()).context("the next front-end")?;
+    /// One of the two does not hold.
+    pub fn check_next_frontend(&self) -> Result<()> {
+        let mut machine =
+            Machine::start(self.socket(), &Shape::default()).context("the next front-end cannot connect")?;
         let data = pattern(self.daemon.log().len() as u64, 4096);
         machine.write(0, 64, &data)?;
-        ensure!(machine.read(0, 64, data.len())? == data, "the next front-end reads what it did not write");
+        ensure!(
+            machine.read(0, 64, data.len())? == data,
+            "the next front-end read other bytes than it wrote"
+        );
         machine.stop()?;
         drop(machine);
         self.daemon.returns_to(self.holdings)
     }
 
-    /// A guest has broken queue 0 of two, when the log had `seen` lines. The daemon says so, to the front-end and in the log
-    /// with these words; the queue stays as it is while the other one works, and can be set up anew.
+    /// Checks the daemon after a guest has broken queue 0 of two. `seen` is the number of log lines before.
+    /// The daemon signals the front-end's error eventfd once and logs `words`. The broken queue does not
+    /// move, the other queue works, and a new set-up repairs the broken one.
     ///
     /// # Errors
-    /// It is otherwise.
-    pub fn breaks_and_mends(&self, machine: &mut Machine, seen: usize, words: &[&str]) -> Result<()> {
+    /// One of these does not hold.
+    pub fn check_broken_queue(&self, machine: &mut Machine, seen: usize, words: &[&str]) -> Result<()> {
         let err = machine.queues[0].err();
-        ensure!(err.wait(Instant::now() + LIMIT)?, "{words:?}: no error was signalled");
-        ensure!(err.take() == 1, "{words:?}: the error was signalled more than once");
+        ensure!(err.wait(Instant::now() + LIMIT)?, "{words:?}: the daemon signalled no error");
+        ensure!(err.take() == 1, "{words:?}: the daemon signalled the error more than once");
         let said = |line: &str| {
             (line.contains(" ERROR ") && line.contains("queue=0") && words.iter().all(|w| line.contains(w)))
                 .then_some(())
@@ -151,22 +156,26 @@ impl Served {
         machine.queues[0].kick();
         ensure!(
             machine.read(1, 5, 512)? == [5; 512],
-            "{words:?}: the other queue reads what was not written"
+            "{words:?}: the other queue read other bytes than it wrote"
         );
-        ensure!(machine.queues[0].used_ready() == used, "{words:?}: a broken queue moves");
+        ensure!(machine.queues[0].used_ready() == used, "{words:?}: the broken queue moved");
 
         machine.frontend.stop(&mut machine.queues[0])?;
         let size = machine.shape().size;
         machine.queues[0] = Queue::new(&mut machine.ram, 0, size, machine.frontend.features())?;
         machine.frontend.start(&machine.queues[0])?;
-        ensure!(machine.read(0, 5, 512)? == [5; 512], "{words:?}: the new queue reads what was not written");
+        ensure!(
+            machine.read(0, 5, 512)? == [5; 512],
+            "{words:?}: the new queue read other bytes than it wrote"
+        );
         Ok(())
     }
 
-    /// Ends the daemon with SIGTERM; its log. It must have gone on until now and end with status 0.
+    /// Ends the daemon with SIGTERM and returns its log. The daemon must have run until now and end with
+    /// status 0.
     ///
     /// # Errors
-    /// It does not.
+    /// The daemon ended before or with another status.
     pub fn end(self) -> Result<Vec<String>> {
         let (status, log) = self.daemon.stop()?;
         ensure!(status.code() == Some(0), "after SIGTERM: {status}");
@@ -175,13 +184,13 @@ impl Served {
         Ok(log)
     }
 
-    /// As [`Served::end`], but nothing must have troubled the daemon either.
+    /// Ends the daemon as [`Served::end`] does, and checks that its log has no warning.
     ///
     /// # Errors
-    /// Something has.
-    pub fn end_untroubled(self) -> Result<()> {
+    /// [`Served::end`] fails, or the log has a warning.
+    pub fn end_without_warnings(self) -> Result<()> {
         let log = self.end()?;
-        // A wait of more than a second is a busy machine's.
+        // A busy machine can delay a step by more than a second; these warnings do not count.
         let is_trouble = |line: &&String| {
             (line.contains(" WARN ") && !line.contains("still waiting")) || line.contains(" ERROR ")
         };

@@ -1,4 +1,4 @@
-//! A front-end that moves a device's state.
+//! Saves and loads a device's state through a front-end.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -10,19 +10,19 @@ use kickless_vhost_user::{DeviceState, FrontendMessage as Message};
 use crate::frontend::{Answer, Frontend};
 
 impl Frontend {
-    /// SET_DEVICE_STATE_FD.
+    /// Sends SET_DEVICE_STATE_FD.
     ///
     /// # Errors
-    /// There is no answer.
+    /// The back-end does not answer.
     pub fn transfer(&mut self, direction: TransferDirection, fd: OwnedFd) -> Result<Answer> {
         let state = DeviceState { direction, phase: TransferPhase::Stopped };
         self.attempt(&Message::SetDeviceStateFd(state, fd))
     }
 
-    /// The device's state, through a pipe.
+    /// Saves the device's state through a pipe.
     ///
     /// # Errors
-    /// It is not to be had.
+    /// The back-end does not send its state.
     pub fn save_state(&mut self) -> Result<Vec<u8>> {
         let (mut from, to) = std::io::pipe()?;
         ensure!(self.transfer(TransferDirection::Save, to.into())? == Answer::Done, "SET_DEVICE_STATE_FD");
@@ -32,10 +32,11 @@ impl Frontend {
         Ok(bytes)
     }
 
-    /// Gives the device a state, through a pipe, and tells how it takes that. What it does not read is no error.
+    /// Loads a state into the device through a pipe and returns the back-end's answer. The device may leave
+    /// bytes unread.
     ///
     /// # Errors
-    /// It has no answer.
+    /// The back-end does not answer.
     pub fn load_state(&mut self, bytes: &[u8]) -> Result<Answer> {
         let (from, mut to) = std::io::pipe()?;
         ensure!(self.transfer(TransferDirection::Load, from.into())? == Answer::Done, "SET_DEVICE_STATE_FD");

@@ -1,11 +1,15 @@
-//! Live migration of a guest from one QEMU to another on this machine, watched from outside.
+//! Migrates a guest live from one QEMU to another on this machine, and watches the migration from outside.
 //!
 //! # On an emulated CPU
-//! QEMU before 9.0 loses writes of an emulated CPU when a machine moves: taking the log of dirty pages leaves the CPU's cached
-//! translations as they are, so that until they are flushed it writes to pages that count as clean. Every tenth or twentieth move
-//! so breaks a guest, on a `virtio-blk` that QEMU itself serves too. So there the log is not taken a second time while the machine runs: it
-//! works through all but the end of the first round, in which everything is sent once, and stands from before its end. What the
-//! disk wrote and marked meanwhile is in the log then as it would be otherwise.
+//!
+//! QEMU before 9.0 loses writes of an emulated CPU during a migration. When it takes the log of dirty
+//! pages, it keeps the CPU's cached translations. Until QEMU flushes them, the CPU writes to pages that
+//! count as clean. About one move in 10 to 20 breaks the guest, also with a `virtio-blk` that QEMU itself
+//! serves.
+//!
+//! So with an emulated CPU, QEMU must not take the log a second time while the machine runs. The first
+//! round sends each page once. The test stops the machine shortly before the end of this round. The log
+//! then has the pages that the disk wrote and marked meanwhile, as in any other migration.
 
 use std::path::PathBuf;
 use std::thread;
@@ -18,42 +22,42 @@ use tempfile::TempDir;
 use crate::guest::qemu::{Guest, GuestConfig, LIMIT};
 use crate::guest::{Accel, Assets};
 
-/// How often QEMU is asked how far it is.
+/// Time between two queries of a migration's progress.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
-/// A migration under way, as QEMU tells of it.
+/// The progress of a running migration, as QEMU reports it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
-    /// Pages that are still to be sent, as far as is known.
+    /// Pages that QEMU still has to send, as far as it knows.
     pub pages_left: u64,
-    /// Pages that the machine has.
+    /// Pages of the machine.
     pub pages: u64,
-    /// Pages that were written to since they were sent, a second.
+    /// Pages that the guest changed per second after QEMU had sent them.
     pub dirty_rate: u64,
-    /// How often the log of dirty pages has been taken.
+    /// Number of times that QEMU has taken the log of dirty pages.
     pub rounds: u64,
-    /// Mbit/s.
+    /// Bandwidth in Mbit/s.
     pub mbps: f64,
-    /// How long the guest would stand if it were moved now.
+    /// Expected pause of the guest if QEMU moved it now.
     pub downtime: Duration,
 }
 
-/// A migration that is over.
+/// The result of a completed migration.
 #[derive(Clone, Copy, Debug)]
 pub struct Finished {
-    /// From its beginning to its end.
+    /// Time of the whole migration.
     pub total: Duration,
-    /// As long as the guest did not run.
+    /// Time in which the guest did not run.
     pub downtime: Duration,
-    /// How often the log of dirty pages was taken.
+    /// Number of times that QEMU took the log of dirty pages.
     pub rounds: u64,
-    /// What went over the wire.
+    /// Bytes that QEMU sent.
     pub bytes: u64,
 }
 
-/// A QEMU that waits for a machine.
+/// A QEMU that waits for a migrating machine.
 pub struct Destination {
-    /// The machine, once it has come.
+    /// The guest. It runs after the migration.
     pub guest: Guest,
     config: GuestConfig,
     uri: String,
@@ -61,10 +65,10 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Starts QEMU with the same machine, on these disks.
+    /// Starts QEMU with the same machine on these disks.
     ///
     /// # Errors
-    /// It does not start.
+    /// QEMU does not start.
     pub fn start(config: &GuestConfig) -> Result<Destination> {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
         let socket: PathBuf = dir.path().join("migration");
@@ -73,7 +77,8 @@ impl Destination {
         Ok(Destination { guest, config: config.clone(), uri, _dir: dir })
     }
 
-    /// Takes the guest over from `source`, whose QEMU is left with nothing to run; `each` is told how far it is.
+    /// Receives the guest from `source`, whose QEMU then has nothing to run. Calls `each` with the
+    /// progress.
     ///
     /// # Errors
     /// The migration fails, or does not end in time.
@@ -88,7 +93,7 @@ impl Destination {
             if !emulated {
                 break None;
             }
-            if let Some(since) = stands_in_first_round(source, &mut each)? {
+            if let Some(since) = stop_in_first_round(source, &mut each)? {
                 break Some(since);
             }
             self = Destination::start(&self.config)?;
@@ -96,18 +101,18 @@ impl Destination {
         let finished = follow(source, each)
             .with_context(|| format!("the destination said:\n{}", self.guest.last_words()))?;
         let mut guest = self.guest;
-        arrived(&mut guest, if emulated { "paused" } else { "running" })?;
+        wait_for_arrival(&mut guest, if emulated { "paused" } else { "running" })?;
         let Some(since) = stood else { return Ok((guest, finished)) };
         guest.qmp().execute("cont", json!({}))?;
         Ok((guest, Finished { downtime: since.elapsed(), ..finished }))
     }
 
-    /// Where a source sends its guest.
+    /// Returns the address to which a source sends its guest.
     pub fn uri(&self) -> &str {
         &self.uri
     }
 
-    /// Begins to receive the guest, at so many bytes a second at most.
+    /// Starts the migration to this destination with at most `bandwidth` bytes per second.
     ///
     /// # Errors
     /// QEMU refuses.
@@ -119,9 +124,10 @@ impl Destination {
     }
 }
 
-/// Has a machine stand, that is on its way, before the log of dirty pages is taken a second time, and sends the rest as fast as can
-/// be; since when it stands. `None`: that was too late, and it has gone on where it was.
-fn stands_in_first_round(source: &mut Guest, mut each: impl FnMut(&Progress)) -> Result<Option<Instant>> {
+/// Stops a migrating machine before QEMU takes the log of dirty pages a second time, and removes the limit
+/// of the bandwidth. Returns the time of the stop, or `None` if it came too late and the guest runs at the
+/// source again.
+fn stop_in_first_round(source: &mut Guest, mut each: impl FnMut(&Progress)) -> Result<Option<Instant>> {
     let deadline = Instant::now() + LIMIT;
     let mut since = None;
     loop {
@@ -133,7 +139,7 @@ fn stands_in_first_round(source: &mut Guest, mut each: impl FnMut(&Progress)) ->
             (State::Active(progress), None) if progress.rounds <= 1 => {
                 each(&progress);
                 let Progress { pages, pages_left, rounds, .. } = progress;
-                if rounds == 1 && pages_left < pages / LEFT_WHEN_IT_STANDS {
+                if rounds == 1 && pages_left < pages / LEFT_AT_STOP {
                     since = Some(Instant::now());
                     source.qmp().execute("stop", json!({}))?;
                     continue;
@@ -141,71 +147,74 @@ fn stands_in_first_round(source: &mut Guest, mut each: impl FnMut(&Progress)) ->
             }
             (State::Over(how), _) => bail!("the migration {how}: {}", source.last_words()),
             (State::Active(_) | State::Completed(_), _) => {
-                // The source has all that its guest wrote.
+                // The memory of the source has all that the guest wrote.
                 let _ = source.qmp().execute("migrate_cancel", json!({}));
                 source.qmp().execute("cont", json!({}))?;
                 return Ok(None);
             }
         }
-        ensure!(Instant::now() < deadline, "the migration does not go on");
+        ensure!(Instant::now() < deadline, "the migration does not progress");
         thread::sleep(ASK_EVERY);
     }
 }
 
-/// Waits until QEMU calls the state of a machine so that has come.
-fn arrived(guest: &mut Guest, wanted: &str) -> Result<()> {
+/// Waits until QEMU reports this state for a machine that has arrived.
+fn wait_for_arrival(guest: &mut Guest, wanted: &str) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
         let status = guest.qmp().execute("query-status", json!({}))?;
         match status["status"].as_str() {
             Some(status) if status == wanted => return Ok(()),
             Some("inmigrate") if Instant::now() < deadline => thread::sleep(ASK_EVERY),
-            _ => bail!("the guest has come, and stands: {status}"),
+            _ => bail!("the guest has arrived, but its state is {status}"),
         }
     }
 }
 
-/// Bytes a second: a guest has some seconds in which it works while it moves.
+/// Bytes per second. The guest works for some seconds while it moves.
 pub const BANDWIDTH: u64 = 60 << 20;
-/// The share of its pages that an emulated machine has yet to send when it is made to stand. What the disk writes there before they are sent
-/// moves without marks: the less, the better, and yet the round must not have ended.
-const LEFT_WHEN_IT_STANDS: u64 = 16;
-/// Bytes a second: as many as can be.
+/// A machine with an emulated CPU stops when one part in this many of its pages is left to send. The disk's
+/// writes to these pages move without marks, so few pages must be left. But the stop must come before the
+/// end of the round.
+const LEFT_AT_STOP: u64 = 16;
+/// Bytes per second without a limit in practice.
 const UNBOUNDED: u64 = 16 << 30;
-/// The guest may stand for so long.
+/// Longest pause of the guest.
 const DOWNTIME_MS: u64 = 300;
 
-/// What a guest that is to be moved has on its kernel's command line: its task, and that memory is not cleared when it is taken. For where
-/// the kernel writes a page just before the disk does, nobody finds out that the disk's writing was not marked.
+/// Kernel parameters of a guest that migrates: its task, and no clearing of allocated memory. If the kernel
+/// cleared a page just before the disk writes to it, the kernel's mark would hide a missing mark of the
+/// disk.
 pub const TASK: &str = "kl.task=migrate,check kl.size=8 init_on_alloc=0";
 
-/// Waits until a guest at [`Destination::receive`]'s end, or anywhere, has gone once more through each kind of quick work that it does
-/// over and over, since its results had `seen` lines.
+/// Waits until the guest has completed each kind of its short, repeated work once more. `seen` is the
+/// number of lines of its results before. The guest may be anywhere, also at the end of
+/// [`Destination::receive`].
 ///
 /// # Errors
-/// It fails, or does not get there in time.
-pub fn works_on(guest: &Guest, seen: usize) -> Result<()> {
+/// The guest reports a failure, or does not complete the work in time.
+pub fn wait_for_work(guest: &Guest, seen: usize) -> Result<()> {
     guest.results().wait_from(seen, "the guest to work on", LIMIT, |line| match line {
         "KL: end=failed" => Some(Err(anyhow!("the guest failed: {}", guest.last_words()))),
         _ => line.starts_with("KL: progress.cached=").then_some(Ok(())),
     })?
 }
 
-/// Where a migration stands.
+/// The state of a migration.
 #[derive(Clone, Copy, Debug)]
 pub enum State {
-    /// It goes on.
+    /// It is running.
     Active(Progress),
-    /// It is done.
+    /// It has completed.
     Completed(Finished),
-    /// It was given up, because it was asked for or something failed; the source can go on.
+    /// It was cancelled or has failed. The guest can continue at the source.
     Over(&'static str),
 }
 
-/// Asks a source how far it is.
+/// Queries the state of a migration from its source.
 ///
 /// # Errors
-/// It does not answer.
+/// QEMU does not answer.
 pub fn state(source: &mut Guest) -> Result<State> {
     let info = source.qmp().execute("query-migrate", json!({}))?;
     let ram = &info["ram"];
@@ -235,10 +244,10 @@ pub fn state(source: &mut Guest) -> Result<State> {
     })
 }
 
-/// Waits until a migration is done.
+/// Waits until a migration has completed.
 ///
 /// # Errors
-/// It fails, or does not end in time.
+/// The migration fails, or does not complete in time.
 pub fn follow(source: &mut Guest, mut each: impl FnMut(&Progress)) -> Result<Finished> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -252,10 +261,10 @@ pub fn follow(source: &mut Guest, mut each: impl FnMut(&Progress)) -> Result<Fin
     }
 }
 
-/// Waits until a migration under way is as far as `enough` says.
+/// Waits until `enough` returns true for the progress of a running migration.
 ///
 /// # Errors
-/// It is over before, or does not get there in time.
+/// The migration ends before, or `enough` does not return true in time.
 pub fn wait_for(source: &mut Guest, what: &str, enough: impl Fn(&Progress) -> bool) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -269,10 +278,10 @@ pub fn wait_for(source: &mut Guest, what: &str, enough: impl Fn(&Progress) -> bo
     }
 }
 
-/// Waits until QEMU calls the state of a migration so.
+/// Waits until QEMU reports this status of a migration.
 ///
 /// # Errors
-/// It does not in time.
+/// QEMU does not report it in time.
 pub fn wait_for_status(source: &mut Guest, status: &str) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -285,11 +294,11 @@ pub fn wait_for_status(source: &mut Guest, status: &str) -> Result<()> {
     }
 }
 
-/// Waits until a migration that is not to succeed is over, and the guest runs again where it was.
+/// Waits until a migration has failed or been cancelled and the guest runs at the source again.
 ///
 /// # Errors
-/// It succeeds, or does not end in time.
-pub fn comes_to_nothing(source: &mut Guest) -> Result<()> {
+/// The migration succeeds, or does not end in time.
+pub fn wait_for_failure(source: &mut Guest) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
         let over = match state(source)? {
@@ -301,7 +310,7 @@ pub fn comes_to_nothing(source: &mut Guest) -> Result<()> {
         if over && status["status"] == "running" {
             return Ok(());
         }
-        ensure!(Instant::now() < deadline, "the guest does not go on: {status}");
+        ensure!(Instant::now() < deadline, "the guest does not run again: {status}");
         thread::sleep(ASK_EVERY);
     }
 }

@@ -1,4 +1,4 @@
-//! What guests are made of: the kernel and initramfs that `guest/prepare` makes, and what accelerates them.
+//! Prepares guests: finds the kernel and initramfs that `guest/prepare` makes, and an accelerator.
 
 pub mod migration;
 pub mod qemu;
@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use tempfile::TempDir;
 
-use crate::daemon::{dying_with_us, repository, wait_for_exit};
+use crate::daemon::{child_command, repository, wait_for_exit};
 
-/// How QEMU runs the guest's instructions.
+/// The CPU that runs the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
     /// The host's CPU.
@@ -28,7 +28,7 @@ pub enum Accel {
 }
 
 impl Accel {
-    /// As QEMU names it.
+    /// Returns QEMU's name of the accelerator.
     pub fn name(self) -> &'static str {
         match self {
             Accel::Kvm => "kvm",
@@ -37,7 +37,7 @@ impl Accel {
     }
 }
 
-/// The files that guests boot from.
+/// The files from which guests boot.
 #[derive(Debug)]
 pub struct Assets {
     dir: PathBuf,
@@ -45,10 +45,10 @@ pub struct Assets {
 }
 
 impl Assets {
-    /// Runs `guest/prepare` and finds out how guests can be run here; once in a process.
+    /// Runs `guest/prepare` and finds the accelerator, once per process.
     ///
     /// # Errors
-    /// Set-up failed; what it printed is on standard error.
+    /// `guest/prepare` failed; its messages are on standard error.
     pub fn get() -> Result<&'static Assets> {
         static ASSETS: OnceLock<Result<Assets, String>> = OnceLock::new();
         ASSETS
@@ -57,43 +57,43 @@ impl Assets {
             .map_err(|e| anyhow!("{e}"))
     }
 
-    /// The kernel image.
+    /// Returns the path of the kernel image.
     pub fn kernel(&self) -> PathBuf {
         self.dir.join("vmlinuz")
     }
 
-    /// The initramfs with fio.
+    /// Returns the path of the initramfs with fio.
     pub fn tools(&self) -> PathBuf {
         self.dir.join("tools.img")
     }
 
-    /// The small initramfs, without fio.
+    /// Returns the path of the small initramfs, without fio.
     pub fn base(&self) -> PathBuf {
         self.dir.join("base.img")
     }
 
-    /// The boot sector: 512 bytes.
+    /// Returns the path of the boot sector: 512 bytes.
     pub fn boot_sector(&self) -> PathBuf {
         self.dir.join("boot-sector.bin")
     }
 
-    /// What guests are run with.
+    /// Returns the accelerator.
     pub fn accel(&self) -> Accel {
         self.accel
     }
 }
 
-/// A directory for disk images. They lie below `target`, not in `/tmp`, which may be a filesystem without O_DIRECT.
+/// Creates a directory for disk images below `target`, because `/tmp` may be a filesystem without O_DIRECT.
 ///
 /// # Errors
-/// It cannot be made.
+/// The directory cannot be created.
 pub fn image_dir() -> Result<TempDir> {
     let target = repository().join("target/guest");
     fs::create_dir_all(&target)?;
     Ok(tempfile::Builder::new().prefix("images-").tempdir_in(target)?)
 }
 
-/// Makes an image of `mib` MiB; the first `random_mib` of them hold random bytes, the rest is a hole.
+/// Creates an image of `mib` MiB. The first `random_mib` MiB are random bytes, the rest is a hole.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -104,7 +104,7 @@ pub fn make_image(path: &Path, mib: u64, random_mib: u64) -> Result<()> {
     Ok(())
 }
 
-/// The SHA-256 of some bytes of a file, in hexadecimal.
+/// Returns the SHA-256 of a range of a file, in hexadecimal.
 ///
 /// # Errors
 /// The file cannot be read, or there is no `sha256sum`.
@@ -131,15 +131,16 @@ fn prepare() -> Result<Assets> {
     Ok(Assets { dir, accel })
 }
 
-/// KVM if this kernel boots under it. Where virtualisation is nested or emulated, /dev/kvm can be opened and the guest
-/// then hangs early, so the only test that tells is a boot. Its result is kept until the host boots again.
+/// Returns KVM if this kernel boots under it. With nested or emulated virtualisation, /dev/kvm may open and
+/// the guest then hangs early, so this test boots the kernel. It keeps the result until the host boots
+/// again.
 fn accelerator(dir: &Path) -> Result<Accel> {
     match std::env::var("KICKLESS_ACCEL").as_deref() {
         Ok("kvm") => return Ok(Accel::Kvm),
         Ok("tcg") => return Ok(Accel::Tcg),
         _ => {}
     }
-    // Two test programs must not both spend the probe's seconds.
+    // The lock keeps two test programs from probing at the same time.
     let lock = File::create(dir.join(".accel.lock"))?;
     lock.lock()?;
     let cache = dir.join("accel");
@@ -157,14 +158,14 @@ fn accelerator(dir: &Path) -> Result<Accel> {
     Ok(accel)
 }
 
-/// Boots the kernel under KVM with a few seconds' limit.
+/// Boots the kernel under KVM within a limit of a few seconds. Returns whether it booted.
 fn kvm_boots(dir: &Path) -> Result<bool> {
     const LIMIT: Duration = Duration::from_secs(6);
     if File::options().read(true).write(true).open("/dev/kvm").is_err() {
         return Ok(false);
     }
     let started = Instant::now();
-    let mut child = dying_with_us("qemu-system-x86_64")
+    let mut child = child_command("qemu-system-x86_64")
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .args([
             "-machine",
@@ -195,5 +196,5 @@ fn kvm_boots(dir: &Path) -> Result<bool> {
         child.kill()?;
         child.wait()?;
     }
-    Ok(ended && !results.whole(LIMIT)?.iter().all(|line| line != "KL: end=ok"))
+    Ok(ended && !results.wait_for_end(LIMIT)?.iter().all(|line| line != "KL: end=ok"))
 }

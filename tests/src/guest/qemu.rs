@@ -1,4 +1,5 @@
-//! Guests in QEMU as child processes: started, watched over two serial ports, commanded over QMP, killed when dropped.
+//! Runs guests in QEMU as child processes. Two serial ports carry their output, QMP their commands.
+//! Dropping a guest kills it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,18 +15,18 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::daemon::{dying_with_us, wait_for_exit};
+use crate::daemon::{child_command, wait_for_exit};
 use crate::guest::qmp::Qmp;
 use crate::guest::{Accel, Assets};
 use crate::transcript::Transcript;
 
-/// Safety net for a whole task on an emulated CPU that shares its host.
+/// Time limit for a task on an emulated CPU of a busy host.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
-/// What the guest boots.
+/// The program that the guest boots.
 #[derive(Clone, Debug)]
 pub enum Boot {
-    /// The test kernel straight from QEMU; the text is added to its command line.
+    /// The test kernel, which QEMU loads itself, with further parameters.
     Kernel(String),
     /// SeaBIOS, which boots from the first disk.
     Bios,
@@ -36,21 +37,22 @@ pub enum Boot {
 /// A `vhost-user-blk-pci` device.
 #[derive(Clone, Debug)]
 pub struct DiskConfig {
-    /// Where its back-end listens.
+    /// The socket of its back-end.
     pub socket: PathBuf,
     /// Further properties as QEMU writes them, such as `num-queues=1,event_idx=off`; may be empty.
     pub properties: String,
-    /// QEMU connects again, a second after its back-end has gone.
+    /// QEMU connects again one second after its back-end has ended.
     pub reconnects: bool,
 }
 
 impl DiskConfig {
-    /// A disk behind this socket; QEMU asks for one queue for each CPU unless the properties say otherwise.
+    /// Returns a disk behind this socket. QEMU asks for one queue per CPU unless the properties say
+    /// otherwise.
     pub fn new(socket: &Path, properties: &str) -> DiskConfig {
         DiskConfig { socket: socket.to_owned(), properties: properties.to_owned(), reconnects: false }
     }
 
-    /// The same of which QEMU minds no end of its back-end.
+    /// Lets QEMU connect again after its back-end has ended.
     pub fn reconnecting(self) -> DiskConfig {
         DiskConfig { reconnects: true, ..self }
     }
@@ -61,29 +63,30 @@ impl DiskConfig {
 pub struct NicConfig {
     /// The socket of its back-end.
     pub socket: PathBuf,
-    /// Pairs of queues; the driver uses several if there are as many CPUs.
+    /// Number of queue pairs. The driver uses as many as the guest has CPUs.
     pub pairs: u16,
     /// Further properties as QEMU writes them, such as `packed=on,host_mtu=9000`; may be empty.
     pub properties: String,
-    /// QEMU connects again, a second after its back-end has gone.
+    /// QEMU connects again one second after its back-end has ended.
     pub reconnects: bool,
 }
 
 impl NicConfig {
-    /// A card behind this socket.
+    /// Returns a card behind this socket.
     pub fn new(socket: &Path, pairs: u16, properties: &str) -> NicConfig {
         NicConfig { socket: socket.to_owned(), pairs, properties: properties.to_owned(), reconnects: false }
     }
 
-    /// The same of which QEMU minds no end of its back-end.
+    /// Lets QEMU connect again after its back-end has ended.
     pub fn reconnecting(self) -> NicConfig {
         NicConfig { reconnects: true, ..self }
     }
 
-    /// The properties of the device, with those that several queues need. Without the option ROM, from which no test boots.
+    /// Returns the properties of the device, with those that several queues need. Disables the option ROM,
+    /// because no test boots from a card.
     fn device(&self, accel: Accel) -> String {
         let vectors = match accel {
-            // An interrupt for each queue, one for commands, and one for changes of the configuration.
+            // One vector per queue, one for commands, and one for changes of the configuration.
             Accel::Kvm => 2 * self.pairs + 2,
             // QEMU before 8.0 crashes when a guest without KVM unmasks an MSI-X vector of a vhost-user card.
             Accel::Tcg => 0,
@@ -94,12 +97,12 @@ impl NicConfig {
     }
 }
 
-/// A virtual machine.
+/// Options of a virtual machine.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
-    /// What it boots.
+    /// The program that it boots.
     pub boot: Boot,
-    /// CPUs.
+    /// Number of CPUs.
     pub cpus: u32,
     /// Memory at start in MiB.
     pub memory_mib: u32,
@@ -107,17 +110,17 @@ pub struct GuestConfig {
     pub disks: Vec<DiskConfig>,
     /// Its network cards; the first is `eth0`.
     pub nics: Vec<NicConfig>,
-    /// Whether a reset starts the guest anew; it ends QEMU otherwise.
+    /// Whether a reset boots the guest again. Otherwise a reset ends QEMU.
     pub resets: bool,
-    /// Whether it has a vIOMMU (Intel's), which the kernel uses strictly: each mapping is invalidated when its buffer is given
-    /// back.
+    /// Adds an Intel vIOMMU, which the kernel uses strictly: it invalidates each mapping when its buffer is
+    /// free again.
     pub viommu: bool,
-    /// Where a running machine is received instead of booting one: a socket that QEMU makes.
+    /// The socket on which QEMU receives a running machine instead of booting one. QEMU creates it.
     pub incoming: Option<PathBuf>,
 }
 
 impl GuestConfig {
-    /// A guest that boots the test kernel with these parameters and has one CPU.
+    /// Returns a guest with one CPU that boots the test kernel with these parameters.
     pub fn new(parameters: &str, disks: Vec<DiskConfig>) -> GuestConfig {
         GuestConfig {
             boot: Boot::Kernel(parameters.to_owned()),
@@ -131,7 +134,7 @@ impl GuestConfig {
         }
     }
 
-    /// The same with this many CPUs.
+    /// Sets the number of CPUs.
     pub fn cpus(self, cpus: u32) -> GuestConfig {
         GuestConfig { cpus, ..self }
     }
@@ -143,11 +146,12 @@ impl GuestConfig {
         add(&["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,memory-backend=mem0"]);
         add(match assets.accel() {
             Accel::Kvm => &["-accel", "kvm", "-cpu", "host"],
-            // A thread for each CPU, and a second CPU that there could be: where all CPUs are in one thread, or there can only be
-            // one, QEMU translates guest code as if nobody ran beside it. Then an mfence is left out (up to QEMU 8.0), and a
-            // locked instruction, which is Linux's full barrier on x86, becomes a load and a store (later versions too). So a
-            // driver loses kicks and calls: nothing is between its store of an event index and its look at the ring. What
-            // several threads do to a booting kernel now and then is seen to below.
+            // One thread per CPU, and room for a second CPU. With one thread for all CPUs, or room for one
+            // CPU only, QEMU translates guest code without barriers. QEMU up to 8.0 then leaves out an
+            // mfence. All versions turn a locked instruction, which is Linux's full barrier on x86, into a
+            // load and a store. Then nothing orders the driver's store of an event index before its look at
+            // the ring, and the driver loses kicks and calls. With several threads, a booting kernel hangs
+            // now and then; `Guest::start` handles that.
             Accel::Tcg => &["-accel", "tcg,thread=multi"],
         });
         if !self.resets {
@@ -156,7 +160,7 @@ impl GuestConfig {
         add(&["-smp", &format!("{},maxcpus={}", self.cpus, self.cpus.max(2))]);
         add(&["-m", &format!("{memory}M,slots=4,maxmem={}M", memory + 4096)]);
         add(&["-object", &format!("memory-backend-memfd,id=mem0,size={memory}M,share=on")]);
-        // The first port is the console, the second takes the results.
+        // The first port is the console, the second carries the results.
         add(&["-serial", "stdio"]);
         let path = |name: &str| dir.join(name).display().to_string();
         add(&["-chardev", &format!("socket,id=results,path={}", path("results"))]);
@@ -168,13 +172,14 @@ impl GuestConfig {
             "chardev=qmp,mode=control",
         ]);
         if self.viommu {
-            // Before the devices behind it.
+            // The vIOMMU must come before the devices behind it.
             add(&["-device", "intel-iommu,device-iotlb=on"]);
         }
         add(&["-device", "pcie-root-port,id=port0,chassis=1,slot=1"]);
         match &self.boot {
             Boot::Kernel(parameters) => {
-                // Where the host is busy, ticks of an emulated timer come so late that Linux takes it for broken, and gives up.
+                // On a busy host, the ticks of an emulated timer come so late that Linux takes the timer
+                // for broken and panics.
                 let viommu = if self.viommu { "intel_iommu=on iommu.strict=1" } else { "" };
                 let parameters =
                     format!("console=ttyS0 quiet loglevel=5 panic=-1 no_timer_check {viommu} {parameters}");
@@ -219,15 +224,15 @@ impl GuestConfig {
     }
 }
 
-/// What a guest reported: the `KEY=VALUE` lines of its second serial port.
+/// The `KEY=VALUE` lines that a guest reported on its second serial port.
 pub type Results = BTreeMap<String, String>;
 
-/// A running guest; killed when dropped.
+/// A running guest. Dropping it kills QEMU.
 pub struct Guest {
     child: Child,
     console: Transcript,
     results: Transcript,
-    /// The other direction of the second serial port.
+    /// The host's end of the second serial port, for writing.
     to_guest: UnixStream,
     messages: Transcript,
     qmp: Qmp,
@@ -235,14 +240,15 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts QEMU, and waits until a test kernel has booted; firmware boots while this returns, and a machine that is to be received
-    /// has yet to come.
+    /// Starts QEMU. Waits until a test kernel has booted. Does not wait for firmware or for a machine that
+    /// QEMU receives.
     ///
-    /// On an emulated machine of several CPUs that kernel has been seen to hang, in one boot of a thousand or so, with a CPU
-    /// stuck before it had a driver for any disk. Such a machine is started anew, and says so.
+    /// In about one boot of a thousand, the kernel hangs on an emulated machine with several CPUs: a CPU is
+    /// stuck before the kernel has a driver for any disk. This method then starts the machine again and
+    /// prints a message.
     ///
     /// # Errors
-    /// QEMU does not start; what it says about it is in the message.
+    /// QEMU does not start; the message has its output.
     pub fn start(config: &GuestConfig) -> Result<Guest> {
         const ATTEMPTS: u32 = 3;
         for _ in 1..ATTEMPTS {
@@ -250,13 +256,16 @@ impl Guest {
             if config.incoming.is_some() || !matches!(config.boot, Boot::Kernel(_)) || guest.boots() {
                 return Ok(guest);
             }
-            eprintln!("the kernel hung before it had a disk; started anew\n{}", guest.last_words());
+            eprintln!(
+                "the kernel hung before it had a disk; starting the guest again\n{}",
+                guest.last_words()
+            );
         }
         Guest::launch(config)
     }
 
-    /// Whether the guest comes to its first task; `false`: its kernel says that a CPU is stuck. Whatever else happens is for those
-    /// to find who wait for its results.
+    /// Waits for the guest's first task. Returns `false` if the kernel reports that a CPU is stuck. Callers
+    /// notice all other failures when they wait for the guest's results.
     fn boots(&self) -> bool {
         let deadline = Instant::now() + LIMIT;
         let mut line = 0;
@@ -281,7 +290,7 @@ impl Guest {
         let results = UnixListener::bind(dir.path().join("results"))?;
         let qmp = UnixListener::bind(dir.path().join("qmp"))?;
         let words = config.arguments(assets, dir.path())?;
-        let mut child = dying_with_us("qemu-system-x86_64")
+        let mut child = child_command("qemu-system-x86_64")
             .args(&words)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -302,18 +311,18 @@ impl Guest {
             Err(error) => {
                 child.kill()?;
                 child.wait()?;
-                let lines = messages.whole(LIMIT)?.join("\n");
+                let lines = messages.wait_for_end(LIMIT)?.join("\n");
                 Err(error.context(format!("QEMU does not start: {lines}")))
             }
         }
     }
 
-    /// What the kernel and the firmware print.
+    /// Returns the output of the kernel and the firmware.
     pub fn console(&self) -> &Transcript {
         &self.console
     }
 
-    /// The lines of the second serial port, as they come.
+    /// Returns the lines of the second serial port.
     pub fn results(&self) -> &Transcript {
         &self.results
     }
@@ -326,23 +335,23 @@ impl Guest {
         Ok(self.to_guest.write_all(format!("{line}\n").as_bytes())?)
     }
 
-    /// Whether QEMU runs still.
+    /// Whether QEMU still runs.
     ///
     /// # Errors
-    /// The process cannot be asked for.
+    /// The status of the process cannot be read.
     pub fn is_running(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// QEMU's monitor.
+    /// Returns QEMU's monitor.
     pub fn qmp(&mut self) -> &mut Qmp {
         &mut self.qmp
     }
 
-    /// Waits until the guest has reported exactly this, such as `writes=flowing`.
+    /// Waits until the guest has reported exactly `report`, such as `writes=flowing`.
     ///
     /// # Errors
-    /// It fails or ends before, or does not get there in time.
+    /// The guest fails, ends, or does not report it in time.
     pub fn wait_for(&self, report: &str) -> Result<()> {
         self.results.wait_for(report, LIMIT, |line| {
             let found = line.strip_prefix("KL: ")?;
@@ -353,10 +362,10 @@ impl Guest {
         })?
     }
 
-    /// Waits until the guest has done its tasks and powered off, and gives its results.
+    /// Waits until the guest has completed its tasks and powered off. Returns its results.
     ///
     /// # Errors
-    /// A task failed, or the guest ended otherwise or not in time.
+    /// A task failed, the guest ended in another way, or it did not end in time.
     pub fn finish(mut self) -> Result<Results> {
         let ended = self
             .results
@@ -371,7 +380,7 @@ impl Guest {
         match ended.as_deref() {
             Ok("ok") => {}
             Ok(_) => {
-                // The kernel's last words follow on the console, until QEMU ends.
+                // The last messages of the kernel follow on the console until QEMU ends.
                 let _ = wait_for_exit(&mut self.child, LIMIT);
                 let reason = results.get("fail").map_or("no reason given", String::as_str);
                 bail!("the guest failed: {reason}\n{}", self.last_words());
@@ -383,7 +392,7 @@ impl Guest {
         Ok(results)
     }
 
-    /// Where each CPU is: for a guest that hangs.
+    /// Returns the registers of each CPU, for the report of a guest that hangs.
     fn cpus_state(&mut self) -> String {
         let registers = json!({ "command-line": "info registers -a" });
         let text = self.qmp.execute("human-monitor-command", registers);
@@ -392,17 +401,17 @@ impl Guest {
         text.lines().filter(telling).map(|line| format!("{line}\n")).collect()
     }
 
-    /// Kills QEMU as a crash would, with no warning to anybody.
+    /// Kills QEMU with SIGKILL, like a crash.
     ///
     /// # Errors
-    /// It cannot be killed.
+    /// QEMU cannot be killed.
     pub fn kill(mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// Resets the machine, as its reset button would.
+    /// Resets the machine like its reset button.
     ///
     /// # Errors
     /// QEMU refuses.
@@ -411,7 +420,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Plugs a disk into the root port that every guest has free.
+    /// Plugs a disk into the root port that is free in every guest.
     ///
     /// # Errors
     /// QEMU refuses.
@@ -425,17 +434,17 @@ impl Guest {
         Ok(())
     }
 
-    /// Unplugs such a disk: asks the guest for it and waits until it has let go.
+    /// Unplugs such a disk: asks the guest and waits until the guest has released it.
     ///
     /// # Errors
-    /// QEMU refuses, or the guest does not let go in time.
+    /// QEMU refuses, or the guest does not release it in time.
     pub fn remove_disk(&mut self, id: &str) -> Result<()> {
         self.unplug(id)?;
         self.qmp.execute("chardev-remove", json!({ "id": format!("chr-{id}") }))?;
         Ok(())
     }
 
-    /// Plugs a network card into the root port that every guest has free.
+    /// Plugs a network card into the root port that is free in every guest.
     ///
     /// # Errors
     /// QEMU refuses.
@@ -452,13 +461,13 @@ impl Guest {
         Ok(())
     }
 
-    /// Unplugs such a card: asks the guest for it and waits until it has let go.
+    /// Unplugs such a card: asks the guest and waits until the guest has released it.
     ///
     /// # Errors
-    /// QEMU refuses, or the guest does not let go in time.
+    /// QEMU refuses, or the guest does not release it in time.
     pub fn remove_nic(&mut self, id: &str) -> Result<()> {
         self.unplug(id)?;
-        // The socket goes with it.
+        // Removing the netdev closes its socket.
         self.qmp.execute("netdev_del", json!({ "id": format!("net-{id}") }))?;
         Ok(())
     }
@@ -470,7 +479,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Plugs a DIMM of this size in MiB.
+    /// Plugs a DIMM of `mib` MiB.
     ///
     /// # Errors
     /// QEMU refuses.
@@ -484,7 +493,8 @@ impl Guest {
         Ok(())
     }
 
-    /// What QEMU, the guest's tasks and its console printed last: what a failure leaves for its reader.
+    /// Returns the last lines from QEMU, the guest's tasks and its console, for the message of a failed
+    /// test.
     pub fn last_words(&self) -> String {
         const SHOWN: usize = 60;
         let mut text = String::new();
@@ -499,7 +509,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // It may have ended already; there is nobody to tell.
+        // An error means that QEMU has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {
@@ -508,10 +518,10 @@ impl Drop for Guest {
     }
 }
 
-/// Adds properties, as QEMU writes them, to a device in JSON.
+/// Adds properties in QEMU's notation to a device in JSON.
 fn set_properties(device: &mut serde_json::Value, properties: &str) {
     for (key, value) in properties.split(',').filter_map(|text| text.split_once('=')) {
-        // Numbers must come as numbers, and switches as such.
+        // QMP expects numbers and switches as such, not as strings.
         device[key] = match (value, value.parse::<u64>()) {
             ("on" | "off", _) => json!(value == "on"),
             (_, Ok(number)) => json!(number),
@@ -520,7 +530,7 @@ fn set_properties(device: &mut serde_json::Value, properties: &str) {
     }
 }
 
-/// Waits for QEMU's connection as long as QEMU lives.
+/// Accepts QEMU's connection. Fails as soon as QEMU has ended.
 fn accept(listener: &UnixListener, child: &mut Child) -> Result<UnixStream> {
     const LIMIT: Duration = Duration::from_secs(60);
     let deadline = Instant::now() + LIMIT;
@@ -537,7 +547,7 @@ fn accept(listener: &UnixListener, child: &mut Child) -> Result<UnixStream> {
         if let Some(status) = child.try_wait()? {
             bail!("it ended, {status}");
         }
-        ensure!(Instant::now() < deadline, "it does not connect");
+        ensure!(Instant::now() < deadline, "QEMU does not connect");
         thread::sleep(Duration::from_millis(5));
     }
 }

@@ -1,4 +1,4 @@
-//! The QEMU machine protocol: commands to a running QEMU and events from it.
+//! Speaks QMP, the QEMU machine protocol: sends commands to a running QEMU and receives its events.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::transcript::Transcript;
 
-/// Safety net for an answer.
+/// Time limit for an answer.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// One QMP connection.
@@ -20,10 +20,10 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Takes a connection over and leaves capability negotiation behind.
+    /// Wraps a connection and completes the negotiation of capabilities.
     ///
     /// # Errors
-    /// QEMU does not answer as it should.
+    /// QEMU does not answer as expected.
     pub fn new(stream: UnixStream) -> Result<Qmp> {
         let messages = Transcript::of("QMP", stream.try_clone()?);
         let mut qmp = Qmp { stream, messages, next_id: 0 };
@@ -31,10 +31,10 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs a command and gives what it returns.
+    /// Runs a command and returns its result.
     ///
     /// # Errors
-    /// QEMU refuses it, or is gone.
+    /// QEMU refuses the command, or has ended.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         self.next_id += 1;
         let id = self.next_id;
@@ -51,15 +51,15 @@ impl Qmp {
         Ok(answer["return"].take())
     }
 
-    /// Where the next event will stand; to be asked for before what causes the event.
+    /// Returns the position of the next event. Call it before the action that causes the event.
     pub fn mark(&self) -> usize {
         self.messages.len()
     }
 
-    /// Waits for an event after `mark`, whose data `wanted` accepts, and gives its data.
+    /// Waits for an event after `mark` whose data `wanted` accepts. Returns the data.
     ///
     /// # Errors
-    /// It does not come in time, or QEMU is gone.
+    /// The event does not come in time, or QEMU has ended.
     pub fn event(&self, mark: usize, name: &str, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
         self.messages.wait_from(mark, &format!("event {name}"), LIMIT, |line| {
             let mut message = serde_json::from_str::<Value>(line).ok()?;

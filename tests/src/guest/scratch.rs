@@ -1,4 +1,4 @@
-//! Scratch disks whose content is compared from both ends: what the host put there, and what the guest did.
+//! Provides scratch disks, and compares their content on the host with the guest's results.
 
 use std::path::{Path, PathBuf};
 
@@ -8,19 +8,20 @@ use tempfile::TempDir;
 use crate::guest::qemu::Results;
 use crate::guest::{image_dir, make_image, sha256};
 
-/// Size of the image in MiB: the guest's verified writes end well below.
+/// Size of the image in MiB. It is larger than the range of the guest's verified writes.
 const SIZE_MIB: u64 = 96;
-/// How much of its start the host fills, in MiB, and how much after that the guest fills; `guest/init` knows it too.
+/// MiB that the host fills from the start of the image. The guest fills the same amount after it.
+/// `guest/init` has the same constant.
 const PART_MIB: u64 = 8;
 
-/// An image file; removed when dropped.
+/// An image file. Dropping it removes the file.
 pub struct Scratch {
     path: PathBuf,
     _dir: TempDir,
 }
 
 impl Scratch {
-    /// Makes an image that starts with random bytes for the guest to read.
+    /// Creates an image that starts with random bytes for the guest to read.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -31,15 +32,15 @@ impl Scratch {
         Ok(Scratch { path, _dir: dir })
     }
 
-    /// The image file.
+    /// Returns the path of the image.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Compares what the guest's check of this disk (named as the guest names it) found with the image.
+    /// Compares the image with the results of the guest's check. `disk` is the guest's name of this disk.
     ///
     /// # Errors
-    /// They differ, or the guest did not check the disk to the end.
+    /// They differ, or the guest did not complete the check.
     pub fn compare(&self, results: &Results, disk: &str) -> Result<()> {
         let result = |key: &str| {
             results
@@ -57,10 +58,10 @@ impl Scratch {
     }
 }
 
-/// Numbers in a result that holds several, such as interrupts by queue.
+/// Returns the numbers of a result that has several, such as interrupts by queue.
 ///
 /// # Errors
-/// There is no such result, or it is not made of numbers.
+/// The result does not exist, or is not made of numbers.
 pub fn numbers(results: &Results, key: &str) -> Result<Vec<u64>> {
     let text = results.get(key).with_context(|| format!("the guest reported no {key}"))?;
     text.split_whitespace().map(|word| word.parse().with_context(|| format!("{key}={text}"))).collect()

@@ -1,4 +1,4 @@
-//! A back-end that answers at random.
+//! Makes a back-end answer at random.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +9,7 @@ use crate::hostile_backend::lies::{AnswerLie, RingLie};
 use crate::hostile_backend::ring::Ring;
 use crate::hostile_backend::shared::Shared;
 
-/// What may be said of a request; the rest of the time it is the truth.
+/// Lies about requests. All other answers are true.
 const LIES: [RingLie; 12] = [
     RingLie::IdOutOfRange,
     RingLie::IdNotInFlight,
@@ -25,12 +25,13 @@ const LIES: [RingLie; 12] = [
     RingLie::Silence,
 ];
 
-/// Random numbers, and how wild they are.
+/// A random generator and the rates of lies.
 pub(crate) struct Chaos {
     state: u64,
-    /// One of so many answers, requests and looks is a lie.
+    /// Among this many answers, requests and looks at the ring, one is a lie.
     rarity: [u64; 3],
-    /// Memory was scribbled on: what chains say now is not the driver's doing.
+    /// Whether it has overwritten memory with random words. The driver is then not responsible for the
+    /// content of chains.
     scribbled: bool,
 }
 
@@ -43,7 +44,7 @@ impl Chaos {
         };
         chaos.next();
         let rarity = [chaos.below(6), chaos.below(7), chaos.below(7)];
-        // The first handshake is honest in most runs, or there would be no rings to lie in.
+        // The first handshake is honest in most runs. Otherwise there would be few rings to lie in.
         let messages = if connection == 1 && rarity[0] > 0 { u64::MAX } else { 8 << rarity[0] };
         chaos.rarity = [messages, 2 << rarity[1], 2 << rarity[2]];
         chaos
@@ -68,12 +69,12 @@ impl Chaos {
         what[self.below(what.len() as u64) as usize]
     }
 
-    /// What comes instead of the next answer, if it is a lie.
+    /// Returns a lie for the next answer, or `None` for the truth.
     pub(crate) fn answer(&mut self) -> Option<AnswerLie> {
         self.one_in(self.rarity[0]).then(|| self.one_of(&AnswerLie::ANY))
     }
 
-    /// Looks at a ring, and answers what is in it one way or other.
+    /// Looks at a ring, and answers its requests truly or with a lie.
     pub(crate) fn look(&mut self, ring: &mut Ring, shared: &Shared) -> Result<()> {
         if self.one_in(self.rarity[2]) {
             self.scribbled = true;
@@ -83,7 +84,7 @@ impl Chaos {
             ring.call();
         }
         if self.scribbled {
-            ensure!(!self.one_in(4), "enough of it");
+            ensure!(!self.one_in(4), "the ring has random content");
             return Ok(());
         }
         if self.one_in(self.rarity[1]) {
@@ -94,12 +95,12 @@ impl Chaos {
         ring.look(shared)
     }
 
-    /// Two bytes of the ring are something else; what a device writes, more often than the rest.
+    /// Overwrites two bytes of the ring, more often in the part that the device writes.
     fn scribble(&mut self, ring: &Ring) {
         let areas = ring.areas();
         let area: &Area = areas[self.one_of(&[0, 0, 1, 2, 2, 2])];
         let words = (area.len() / 2) as u64;
-        // Indices, and the first entries, are where it hurts.
+        // Indices and the first entries have the most effect.
         let word = if self.one_in(2) { self.below(words.min(16)) } else { self.below(words) };
         let at = word as usize * 2;
         let value = match self.below(3) {

@@ -1,4 +1,4 @@
-//! What a back-end can say that is not so.
+//! Lists the lies of a hostile back-end.
 
 use kickless_spec::blk::{BlkFeatures, Config};
 use kickless_spec::features::Features;
@@ -7,24 +7,24 @@ use kickless_spec::vhost_user::{FrontendRequest as Code, ProtocolFeatures};
 /// Bytes of an honest back-end's disk.
 pub const DISK_LEN: usize = 1 << 20;
 
-/// What a back-end offers and how it behaves. As it is by default, everything is true.
+/// The features and the behaviour of the back-end. The default is an honest one.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// What GET_FEATURES answers.
+    /// The answer to GET_FEATURES.
     pub features: Features,
-    /// What GET_PROTOCOL_FEATURES answers.
+    /// The answer to GET_PROTOCOL_FEATURES.
     pub protocol: ProtocolFeatures,
-    /// What GET_QUEUE_NUM answers.
+    /// The answer to GET_QUEUE_NUM.
     pub queues: u64,
-    /// What GET_MAX_MEM_SLOTS answers.
+    /// The answer to GET_MAX_MEM_SLOTS.
     pub slots: u64,
     /// The configuration space.
     pub config: Config,
-    /// Lies in answers to messages, each time that such a message comes.
+    /// Lies in the answers to these messages, each time that the message comes.
     pub answers: Vec<(Code, AnswerLie)>,
-    /// A lie in a ring, told of the request with this number among all that ever came, from 0.
+    /// A lie in a ring about the request with this number. The numbers count all requests, from 0.
     pub ring: Option<(u64, RingLie)>,
-    /// Everything is answered at random, from this seed on.
+    /// A seed. With it, the back-end answers at random.
     pub chaos: Option<u64>,
 }
 
@@ -68,18 +68,18 @@ impl Default for Rules {
     }
 }
 
-/// What comes instead of the answer to a message, or with it.
+/// A lie that replaces or extends the answer to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerLie {
-    /// No.
+    /// A refusal.
     Refused,
-    /// The connection closes.
+    /// The end of the connection.
     Closed,
-    /// The connection closes after half of the answer.
+    /// Half of the answer and the end of the connection.
     Half,
-    /// Nothing, ever.
+    /// No answer.
     Silence,
-    /// An answer to another request.
+    /// The answer to another request.
     OfAnother,
     /// The answer without its last byte.
     Short,
@@ -87,24 +87,24 @@ pub enum AnswerLie {
     Long,
     /// Another protocol version.
     Version,
-    /// More bytes announced than any message has.
+    /// A header with a larger size than any message may have.
     Huge,
-    /// The answer, not marked as one.
+    /// The answer without the flag that marks an answer.
     Request,
-    /// The answer with a descriptor that it does not have.
+    /// The answer with a descriptor, which it must not have.
     Fd,
     /// The answer with more descriptors than any message has.
     Fds,
-    /// The configuration space from elsewhere on.
+    /// The configuration space at another offset.
     Offset,
-    /// Less of the configuration space than was asked for.
+    /// Fewer bytes of the configuration space than the driver asked for.
     Less,
-    /// More of the configuration space than was asked for.
+    /// More bytes of the configuration space than the driver asked for.
     More,
 }
 
 impl AnswerLie {
-    /// Those that any answer can be replaced by, but for silence, which takes time.
+    /// The lies that fit every answer. `Silence` is not among them, because it takes time.
     pub const ANY: [AnswerLie; 10] = [
         AnswerLie::Closed,
         AnswerLie::Half,
@@ -119,33 +119,34 @@ impl AnswerLie {
     ];
 }
 
-/// What is said of a request in the ring.
+/// A lie about a request in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingLie {
-    /// It has an id that no ring of this size has.
+    /// An id that is out of range for the ring.
     IdOutOfRange,
-    /// It has another id, which is not in flight.
+    /// The id of a request that is not in flight.
     IdNotInFlight,
-    /// It is done, and once more.
+    /// Completes the request twice.
     Twice,
-    /// More bytes were written than it has room for.
+    /// Reports more written bytes than the request has room for.
     TooLong,
-    /// The used index goes on by more than the ring has entries.
+    /// Moves the used index forward by more than the ring's size.
     IndexJump,
-    /// The used index goes back.
+    /// Moves the used index back.
     IndexBack,
-    /// A packed ring: it is done, with the flags of the other round. The truth follows with the next request.
+    /// Completes the request in a packed ring with the wrong wrap flag. Completes it correctly with the
+    /// next request.
     WrongWrap,
-    /// It is done, without a status.
+    /// Completes the request without a status.
     NoStatus,
-    /// It is done, with this status.
+    /// Completes the request with this status.
     Status(u8),
-    /// The request after it is done, alone.
+    /// Completes only the request after it.
     OutOfOrder,
-    /// The ring cannot be read.
+    /// Signals an error of the ring.
     RingError,
-    /// The connection closes instead.
+    /// Closes the connection.
     Closed,
-    /// It is never done, nor any other.
+    /// Completes neither this request nor any later one.
     Silence,
 }

@@ -1,4 +1,5 @@
-//! Serves a disk in memory to our driver as a vhost-user-blk back-end, and lies about it as a test's rules say.
+//! Serves a disk in memory to our driver as a vhost-user-blk back-end, with the lies that a test's rules
+//! name.
 
 mod chaos;
 pub mod lies;
@@ -26,15 +27,15 @@ use crate::hostile_backend::lies::Rules;
 use crate::hostile_backend::session::Session;
 use crate::hostile_backend::shared::Shared;
 
-/// Safety net for everything that takes a moment.
+/// Time limit for steps that take a moment.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// What `run` returns. A test that hangs fails.
+/// Runs `run` on a thread and returns its result. Turns a hang into a failure.
 ///
 /// # Panics
-/// It hangs, or panics itself.
+/// `run` panics or does not return in time.
 #[allow(clippy::panic, reason = "a test fails by panicking")]
-pub fn ends<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
+pub fn returns_in_time<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = channel();
     let runner = thread::spawn(move || sender.send(run()));
     match receiver.recv_timeout(LIMIT) {
@@ -47,8 +48,8 @@ pub fn ends<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
     }
 }
 
-/// An error with all that it is caused by, as a program would print it.
-pub fn whole(error: &Error) -> String {
+/// Returns an error and its causes as one line, as a program prints it.
+pub fn with_causes(error: &Error) -> String {
     let mut text = error.to_string();
     let mut next = std::error::Error::source(error);
     while let Some(error) = next {
@@ -58,7 +59,7 @@ pub fn whole(error: &Error) -> String {
     text
 }
 
-/// A back-end on a thread, which ends when this is dropped.
+/// A back-end on a thread. Dropping it ends the thread.
 pub struct HostileBackend {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -70,7 +71,7 @@ impl HostileBackend {
     /// Listens, and serves one connection after the other.
     ///
     /// # Errors
-    /// It cannot listen.
+    /// The socket cannot be created.
     pub fn start(rules: Rules) -> Result<HostileBackend> {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
         let socket = dir.path().join("backend.sock");
@@ -82,54 +83,54 @@ impl HostileBackend {
         Ok(HostileBackend { shared, thread: Some(thread), socket, _dir: dir })
     }
 
-    /// Where it listens.
+    /// Returns its socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// What it goes by; can be changed at any time.
+    /// Returns the rules. A test can change them at any time.
     pub fn rules(&self) -> MutexGuard<'_, Rules> {
         self.shared.rules()
     }
 
-    /// The bytes of its disk.
+    /// Returns the bytes of the disk.
     pub fn disk(&self) -> MutexGuard<'_, Vec<u8>> {
         self.shared.disk()
     }
 
-    /// The features that the driver acknowledged last.
+    /// Returns the features that the driver acknowledged last.
     pub fn acked(&self) -> Features {
         Features::from_bits_retain(self.shared.acked.load(Ordering::Acquire))
     }
 
-    /// Connections that were taken so far.
+    /// Returns the number of connections so far.
     pub fn connections(&self) -> u64 {
         self.shared.connections.load(Ordering::Acquire)
     }
 
-    /// Requests that came out of the rings so far.
+    /// Returns the number of requests that it has taken out of the rings so far.
     pub fn requests(&self) -> u64 {
         self.shared.requests.load(Ordering::Acquire)
     }
 
-    /// What the driver did that an honest one does not.
+    /// Returns the mistakes of the driver that it has noticed.
     pub fn faults(&self) -> Vec<String> {
         self.shared.faults().clone()
     }
 
-    /// Descriptors of memory, kicks, calls and errors that the driver handed over, in this order.
+    /// Returns the driver's descriptors of memory, kicks, calls and errors in this order.
     ///
     /// # Errors
     /// The process is out of descriptors.
-    pub fn handed(&self) -> Result<Vec<OwnedFd>> {
-        self.shared.handed().iter().map(|fd| Ok(fd.try_clone()?)).collect()
+    pub fn received_fds(&self) -> Result<Vec<OwnedFd>> {
+        self.shared.received_fds().iter().map(|fd| Ok(fd.try_clone()?)).collect()
     }
 
-    /// Sends bytes on the channel for its own requests.
+    /// Sends bytes on the channel for the back-end's own requests.
     ///
     /// # Errors
-    /// There is none, or the driver has closed it.
-    pub fn say(&self, bytes: &[u8]) -> Result<()> {
+    /// The channel does not exist, or the driver has closed it.
+    pub fn send_on_channel(&self, bytes: &[u8]) -> Result<()> {
         let channel = self.shared.channel();
         let channel = channel.as_ref().context("no channel")?;
         let mut sent = 0;
@@ -139,13 +140,13 @@ impl HostileBackend {
         Ok(())
     }
 
-    /// Closes the connection, wherever it is. The next one is taken.
+    /// Closes the connection in any state. The back-end then accepts the next one.
     pub fn drop_connection(&self) {
         self.shared.leave.signal();
     }
 
-    /// Closes the channel for its own requests.
-    pub fn hang_up(&self) {
+    /// Closes the channel for the back-end's own requests.
+    pub fn close_channel(&self) {
         *self.shared.channel() = None;
     }
 }
@@ -162,9 +163,9 @@ fn serve(shared: &Shared, listener: &UnixListener) {
     while ready(listener, shared) {
         let Ok((socket, _)) = listener.accept() else { continue };
         shared.connections.fetch_add(1, Ordering::Release);
-        // It ends as it is told to, or because the driver leaves.
+        // An error is normal: a lie ends the connection, or the driver leaves.
         if let Err(end) = serve_one(shared, socket) {
-            tracing(&end);
+            print_end(&end);
         }
         *shared.channel() = None;
     }
@@ -174,12 +175,12 @@ fn serve_one(shared: &Shared, socket: UnixStream) -> Result<()> {
     Session::new(shared, socket)?.run()
 }
 
-/// Shown by the test harness if the test fails.
-fn tracing(end: &anyhow::Error) {
+/// Prints the end of a connection. The test harness shows it if the test fails.
+fn print_end(end: &anyhow::Error) {
     eprintln!("the back-end ends a connection: {end:#}");
 }
 
-/// Waits for a connection; `false`: it is to end.
+/// Waits for a connection. Returns `false` if the back-end is to stop.
 fn ready(listener: &UnixListener, shared: &Shared) -> bool {
     loop {
         let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&shared.stop, PollFlags::IN)];

@@ -1,4 +1,4 @@
-//! The rings of the hostile back-end.
+//! Serves the rings of the hostile back-end.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use zerocopy::FromBytes;
 use crate::hostile_backend::lies::RingLie;
 use crate::hostile_backend::shared::Shared;
 
-/// What happens to the ring's notifications.
+/// The eventfds of a ring.
 pub(crate) struct Events {
     pub(crate) kick: OwnedFd,
     pub(crate) call: Option<OwnedFd>,
     pub(crate) err: Option<OwnedFd>,
 }
 
-/// A ring that runs.
+/// A started ring.
 pub(crate) struct Ring {
     view: Arc<View>,
     queue: Queue,
@@ -33,21 +33,23 @@ pub(crate) struct Ring {
     desc: Area,
     avail: Area,
     used: Area,
-    /// A packed ring: where the next used descriptor goes.
+    /// Position of the next used descriptor in a packed ring.
     place: Place,
-    /// A request that was not answered truly when it came: id, length, descriptors.
-    owed: Option<(ChainId, u32, u16)>,
-    /// A lie was told, which the truth about other requests would write over. Kicks are left where they are.
-    pub(crate) rests: bool,
+    /// A request that was answered with a lie and is not completed yet: its id, length and number of
+    /// descriptors.
+    unanswered: Option<(ChainId, u32, u16)>,
+    /// Whether the ring has stopped after a lie that later true answers would overwrite. It then ignores
+    /// kicks.
+    pub(crate) halted: bool,
     pub(crate) events: Events,
 }
 
-/// A chain and what came of it.
-struct Served {
+/// A chain with the result of its request.
+struct ServedChain {
     id: ChainId,
-    /// Bytes written.
+    /// Number of written bytes.
     len: u32,
-    /// Bytes that could have been written.
+    /// Number of bytes that the chain has room for.
     room: u32,
     descriptors: u16,
 }
@@ -79,26 +81,26 @@ impl Ring {
             avail,
             used,
             place,
-            owed: None,
-            rests: false,
+            unanswered: None,
+            halted: false,
             events,
         })
     }
 
-    /// Its descriptors, the driver's area and the device's.
+    /// Returns the areas: descriptors, driver and device.
     pub(crate) fn areas(&self) -> [&Area; 3] {
         [&self.desc, &self.avail, &self.used]
     }
 
-    /// Takes what there is, and answers it.
+    /// Takes all available chains and answers them.
     ///
     /// # Errors
-    /// The connection is to end.
+    /// The connection must end.
     pub(crate) fn look(&mut self, shared: &Shared) -> Result<()> {
         take(&self.events.kick);
         let mut chain = Chain::default();
-        while !self.rests {
-            while !self.rests {
+        while !self.halted {
+            while !self.halted {
                 match self.queue.pop(&self.view, &mut chain) {
                     Ok(true) => self.serve(&chain, shared)?,
                     Ok(false) => break,
@@ -132,7 +134,7 @@ impl Ring {
             self.view.map().write(at, &[status])?;
         }
         let buffers = chain.readable().len() + chain.writable().len();
-        let served = Served {
+        let served = ServedChain {
             id: chain.id,
             len: data_len + 1,
             room: u32::try_from(chain.writable_len())?,
@@ -141,7 +143,7 @@ impl Ring {
         match lie {
             Some(lie) => self.lie(lie, &served, shared),
             None => {
-                if let Some((id, len, descriptors)) = self.owed.take() {
+                if let Some((id, len, descriptors)) = self.unanswered.take() {
                     self.push(id, len, descriptors);
                 }
                 self.push(served.id, served.len, served.descriptors);
@@ -150,9 +152,9 @@ impl Ring {
         }
     }
 
-    /// Of a packed ring: whether the request that is served has a table.
+    /// Whether the current request of a packed ring has an indirect table.
     fn is_indirect(&self) -> bool {
-        let ahead = self.owed.map_or(0, |(_, _, descriptors)| descriptors);
+        let ahead = self.unanswered.map_or(0, |(_, _, descriptors)| descriptors);
         let at = self.place.after(ahead, self.options.size()).flags_at();
         self.options.is_packed() && self.desc.load_u16(at, Ordering::Relaxed) & DESC_F_INDIRECT != 0
     }
@@ -162,33 +164,33 @@ impl Ring {
         self.place = self.place.after(descriptors, self.options.size());
     }
 
-    fn lie(&mut self, lie: RingLie, of: &Served, shared: &Shared) -> Result<()> {
+    fn lie(&mut self, lie: RingLie, of: &ServedChain, shared: &Shared) -> Result<()> {
         let size = self.options.size();
-        self.rests = !matches!(lie, RingLie::NoStatus | RingLie::Status(_) | RingLie::WrongWrap);
+        self.halted = !matches!(lie, RingLie::NoStatus | RingLie::Status(_) | RingLie::WrongWrap);
         match lie {
-            RingLie::IdOutOfRange => self.say(size.into(), of.len),
-            RingLie::IdNotInFlight => self.say(u32::from((of.id.head + 1) % size), of.len),
-            RingLie::TooLong => self.say(of.id.head.into(), of.room + 1),
+            RingLie::IdOutOfRange => self.push_used(size.into(), of.len),
+            RingLie::IdNotInFlight => self.push_used(u32::from((of.id.head + 1) % size), of.len),
+            RingLie::TooLong => self.push_used(of.id.head.into(), of.room + 1),
             RingLie::Twice => {
                 self.push(of.id, of.len, of.descriptors);
                 let _ = self.queue.publish();
-                self.say(of.id.head.into(), of.len);
+                self.push_used(of.id.head.into(), of.len);
             }
             RingLie::IndexJump => self.move_index(size + 1),
             RingLie::IndexBack => self.move_index(u16::MAX),
             RingLie::WrongWrap => {
-                self.owed = Some((of.id, of.len, of.descriptors));
+                self.unanswered = Some((of.id, of.len, of.descriptors));
                 self.place.wrap = !self.place.wrap;
-                self.say(of.id.head.into(), of.len);
+                self.push_used(of.id.head.into(), of.len);
                 self.place.wrap = !self.place.wrap;
             }
             RingLie::NoStatus | RingLie::Status(_) => self.push(of.id, of.len, of.descriptors),
             RingLie::OutOfOrder => {
-                // The one after it.
+                // The request after this one.
                 let mut chain = Chain::default();
                 if self.queue.pop(&self.view, &mut chain)? {
                     shared.requests.fetch_add(1, Ordering::Release);
-                    self.say(chain.id.head.into(), 1);
+                    self.push_used(chain.id.head.into(), 1);
                 }
             }
             RingLie::RingError => {
@@ -196,14 +198,14 @@ impl Ring {
                     signal(err);
                 }
             }
-            RingLie::Closed => bail!("told to close"),
+            RingLie::Closed => bail!("a lie closes the connection"),
             RingLie::Silence => {}
         }
         Ok(())
     }
 
-    /// Writes a used element at the next place, and calls.
-    fn say(&mut self, id: u32, len: u32) {
+    /// Writes a used element at the next position, and calls.
+    fn push_used(&mut self, id: u32, len: u32) {
         if self.options.is_packed() {
             self.desc.write(self.place.at() + 8, &len.to_le());
             self.desc.write(self.place.at() + 12, &(id as u16).to_le());
@@ -231,14 +233,14 @@ impl Ring {
         }
     }
 
-    /// Where it stands.
+    /// Returns its position in the form of GET_VRING_BASE.
     pub(crate) fn base(&self) -> u32 {
         let next = u32::from(self.queue.next_avail());
         if self.options.is_packed() { next << 16 | next } else { next }
     }
 }
 
-/// Does what a chain asks for; bytes of data written, and the status.
+/// Performs the request of a chain. Returns the number of data bytes written, and the status.
 fn carry_out(view: &View, chain: &Chain, shared: &Shared) -> Result<(u32, u8)> {
     let mut readable = Vec::new();
     for Buffer { addr, len } in chain.readable() {
@@ -271,7 +273,7 @@ fn carry_out(view: &View, chain: &Chain, shared: &Shared) -> Result<(u32, u8)> {
 }
 
 fn signal(fd: &OwnedFd) {
-    // Only a full counter refuses, and that one has been signalled.
+    // Only a full counter refuses, and a full counter is signalled already.
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! One connection of a back-end that lies: the messages.
+//! Serves the messages of one connection of the hostile back-end.
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -26,9 +26,9 @@ use crate::hostile_backend::lies::AnswerLie;
 use crate::hostile_backend::ring::{Events, Ring};
 use crate::hostile_backend::shared::Shared;
 
-/// What was said of a ring.
+/// The driver's set-up of a ring.
 #[derive(Default)]
-struct Told {
+struct RingSetup {
     size: u16,
     base: u16,
     addresses: Addresses,
@@ -47,7 +47,7 @@ pub(crate) struct Session<'a> {
     view: Arc<View>,
     features: Features,
     protocol: ProtocolFeatures,
-    told: BTreeMap<u32, Told>,
+    ring_setups: BTreeMap<u32, RingSetup>,
     rings: BTreeMap<u32, Ring>,
     chaos: Option<Chaos>,
 }
@@ -64,13 +64,13 @@ impl<'a> Session<'a> {
             view: Arc::default(),
             features: Features::empty(),
             protocol: ProtocolFeatures::empty(),
-            told: BTreeMap::new(),
+            ring_setups: BTreeMap::new(),
             rings: BTreeMap::new(),
             chaos,
         })
     }
 
-    /// Serves until the driver leaves.
+    /// Serves until the driver closes the connection.
     pub(crate) fn run(&mut self) -> Result<()> {
         loop {
             let (message, kicked) = self.wait()?;
@@ -91,22 +91,22 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Whether there is a message, and which rings were kicked.
+    /// Waits. Returns whether there is a message, and the rings that have a kick.
     fn wait(&mut self) -> Result<(bool, Vec<u32>)> {
-        // Who answers at random may have forgotten an answer that is waited for.
-        let patience = self.chaos.as_ref().map(|_| Timespec { tv_sec: 0, tv_nsec: 30_000_000 });
+        // A random answer may be missing and the driver may wait for it. The limit ends such a connection.
+        let limit = self.chaos.as_ref().map(|_| Timespec { tv_sec: 0, tv_nsec: 30_000_000 });
         let watched = [self.socket.as_fd(), self.shared.stop.as_fd(), self.shared.leave.as_fd()];
         let mut fds = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).to_vec();
-        let rings = || self.rings.iter().filter(|(_, ring)| !ring.rests);
+        let rings = || self.rings.iter().filter(|(_, ring)| !ring.halted);
         fds.extend(rings().map(|(_, ring)| PollFd::new(&ring.events.kick, PollFlags::IN)));
-        match poll(&mut fds, patience.as_ref()) {
+        match poll(&mut fds, limit.as_ref()) {
             Ok(0) => bail!("nothing happens"),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         ensure!(!ready[1], "the test is over");
-        ensure!(self.shared.leave.take() == 0, "told to leave");
+        ensure!(self.shared.leave.take() == 0, "the test closes the connection");
         let kicked = rings().zip(&ready[3..]).filter(|(_, ready)| **ready);
         Ok((ready[0], kicked.map(|((index, _), _)| *index).collect()))
     }
@@ -119,7 +119,7 @@ impl<'a> Session<'a> {
         let lie = self.shared.rules().answers.iter().find(|(of, _)| *of == code).map(|(_, lie)| *lie);
         let lie = lie.or_else(|| self.chaos.as_mut()?.answer());
         let Some(reply) = honest else {
-            ensure!(lie != Some(AnswerLie::Closed), "told to close");
+            ensure!(lie != Some(AnswerLie::Closed), "a lie closes the connection");
             return Ok(());
         };
         match lie {
@@ -167,11 +167,11 @@ impl<'a> Session<'a> {
         }
         let file = std::fs::File::open("/dev/null")?;
         send_with(&self.socket, &bytes, &vec![file.as_fd(); fds])?;
-        ensure!(!matches!(lie, AnswerLie::Closed | AnswerLie::Half), "told to close");
+        ensure!(!matches!(lie, AnswerLie::Closed | AnswerLie::Half), "a lie closes the connection");
         Ok(())
     }
 
-    /// Does what an honest back-end does; its reply, if the message has one of its own.
+    /// Performs a message as an honest back-end does. Returns its reply if the message has one of its own.
     fn carry_out(&mut self, message: Message) -> Result<Option<Reply>> {
         let number = |value| Ok(Some(Reply::U64(value)));
         let rules = self.shared.rules().clone();
@@ -216,7 +216,7 @@ impl<'a> Session<'a> {
     }
 
     fn share(&mut self, region: &MemoryRegion, file: &OwnedFd) -> Result<()> {
-        self.shared.hand(file)?;
+        self.shared.keep_fd(file)?;
         let (gpa, user) = (Gpa(region.guest_addr), UserAddr(region.user_addr));
         self.slots.push(Slot::map(file, region.mmap_offset, gpa, user, region.size)?);
         Ok(())
@@ -230,10 +230,12 @@ impl<'a> Session<'a> {
 
     fn carry_out_for_ring(&mut self, message: Message) -> Result<Option<Reply>> {
         match message {
-            Message::SetVringNum(VringState { index, num }) => self.told(index).size = u16::try_from(num)?,
-            Message::SetVringBase(VringState { index, num }) => self.told(index).base = num as u16,
+            Message::SetVringNum(VringState { index, num }) => {
+                self.ring_setup(index).size = u16::try_from(num)?
+            }
+            Message::SetVringBase(VringState { index, num }) => self.ring_setup(index).base = num as u16,
             Message::SetVringAddr(addr) => {
-                self.told(addr.index).addresses = Addresses {
+                self.ring_setup(addr.index).addresses = Addresses {
                     desc: UserAddr(addr.desc_addr),
                     avail: UserAddr(addr.avail_addr),
                     used: UserAddr(addr.used_addr),
@@ -241,37 +243,37 @@ impl<'a> Session<'a> {
                 };
             }
             Message::SetVringCall(vring) => {
-                vring.fd.iter().try_for_each(|fd| self.shared.hand(fd))?;
-                self.told(vring.index.into()).call = vring.fd;
+                vring.fd.iter().try_for_each(|fd| self.shared.keep_fd(fd))?;
+                self.ring_setup(vring.index.into()).call = vring.fd;
             }
             Message::SetVringErr(vring) => {
-                vring.fd.iter().try_for_each(|fd| self.shared.hand(fd))?;
-                self.told(vring.index.into()).err = vring.fd;
+                vring.fd.iter().try_for_each(|fd| self.shared.keep_fd(fd))?;
+                self.ring_setup(vring.index.into()).err = vring.fd;
             }
             Message::SetVringKick(vring) => {
-                vring.fd.iter().try_for_each(|fd| self.shared.hand(fd))?;
-                self.told(vring.index.into()).kick = vring.fd;
+                vring.fd.iter().try_for_each(|fd| self.shared.keep_fd(fd))?;
+                self.ring_setup(vring.index.into()).kick = vring.fd;
             }
             Message::SetVringEnable { index, enable } => {
-                self.told(index).enabled = enable;
+                self.ring_setup(index).enabled = enable;
                 self.start(index)?;
             }
             Message::GetVringBase { index } => {
                 let num = self.rings.remove(&index).map_or(0, |ring| ring.base());
                 return Ok(Some(Reply::VringBase(VringState { index, num })));
             }
-            other => bail!("{other:?} is not what this driver says"),
+            other => bail!("the driver must not send {other:?}"),
         }
         Ok(None)
     }
 
-    fn told(&mut self, index: u32) -> &mut Told {
-        self.told.entry(index).or_default()
+    fn ring_setup(&mut self, index: u32) -> &mut RingSetup {
+        self.ring_setups.entry(index).or_default()
     }
 
     fn start(&mut self, index: u32) -> Result<()> {
         let features = self.features;
-        let Told { size, base, addresses, kick, call, err, enabled } = self.told(index);
+        let RingSetup { size, base, addresses, kick, call, err, enabled } = self.ring_setup(index);
         let (size, base, addresses) = (*size, *base, *addresses);
         let has = |feature| features.contains(feature);
         let (event_idx, indirect) = (has(Features::EVENT_IDX), has(Features::INDIRECT_DESC));
@@ -284,7 +286,7 @@ impl<'a> Session<'a> {
         let kick = kick.take().context("no kick")?;
         let events = Events { kick, call: call.take(), err: err.take() };
         let mut ring = Ring::new(&self.view, &addresses, options, base, events)?;
-        // A device looks at a ring that starts without waiting for a kick.
+        // A device looks at a ring when it starts, without a kick.
         match &mut self.chaos {
             Some(chaos) => chaos.look(&mut ring, self.shared)?,
             None => ring.look(self.shared)?,
@@ -295,7 +297,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Sends bytes, and descriptors with the first of them, as many as there are.
+/// Sends bytes. The descriptors go with the first byte.
 fn send_with(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
     let mut control = SendAncillaryBuffer::new(&mut space);

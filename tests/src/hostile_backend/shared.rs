@@ -1,4 +1,4 @@
-//! Holds what the hostile back-end's thread and the test both use.
+//! Holds the state that the hostile back-end's thread and the test share.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
@@ -10,22 +10,22 @@ use kickless_vhost_user::Wait;
 use crate::driver::Eventfd;
 use crate::hostile_backend::lies::{DISK_LEN, Rules};
 
-/// State of the back-end that its thread and the test both use.
+/// State that the back-end's thread and the test share.
 pub(crate) struct Shared {
     rules: Mutex<Rules>,
     disk: Mutex<Vec<u8>>,
-    /// The channel for the back-end's own requests, once the driver has sent it.
+    /// The channel for the back-end's own requests, after the driver has sent it.
     channel: Mutex<Option<OwnedFd>>,
-    /// Each thing that an honest driver does not do.
+    /// Mistakes of the driver that the back-end has noticed.
     faults: Mutex<Vec<String>>,
-    /// Descriptors and memory that the driver handed over.
-    handed: Mutex<Vec<OwnedFd>>,
+    /// The driver's descriptors.
+    received_fds: Mutex<Vec<OwnedFd>>,
     pub(crate) acked: AtomicU64,
     pub(crate) connections: AtomicU64,
     pub(crate) requests: AtomicU64,
-    /// Ends the back-end.
+    /// Signals the end of the back-end.
     pub(crate) stop: Eventfd,
-    /// Ends the connection.
+    /// Signals the end of the connection.
     pub(crate) leave: Eventfd,
 }
 
@@ -40,7 +40,7 @@ impl Shared {
             disk: Mutex::new(vec![0; DISK_LEN]),
             channel: Mutex::new(None),
             faults: Mutex::new(Vec::new()),
-            handed: Mutex::new(Vec::new()),
+            received_fds: Mutex::new(Vec::new()),
             acked: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             requests: AtomicU64::new(0),
@@ -65,17 +65,17 @@ impl Shared {
         lock(&self.faults)
     }
 
-    pub(crate) fn handed(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
-        lock(&self.handed)
+    pub(crate) fn received_fds(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+        lock(&self.received_fds)
     }
 
-    /// Keeps a descriptor that the driver handed over.
-    pub(crate) fn hand(&self, fd: impl AsFd) -> Result<()> {
-        self.handed().push(fd.as_fd().try_clone_to_owned()?);
+    /// Keeps a descriptor of the driver.
+    pub(crate) fn keep_fd(&self, fd: impl AsFd) -> Result<()> {
+        self.received_fds().push(fd.as_fd().try_clone_to_owned()?);
         Ok(())
     }
 
-    /// Waits until the test stops the back-end.
+    /// Returns a wait that ends when the test stops the back-end.
     pub(crate) fn until_stopped(&self) -> Wait<'_> {
         Wait::until(self.stop.as_fd())
     }

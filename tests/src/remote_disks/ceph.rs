@@ -1,4 +1,4 @@
-//! Images of the Ceph cluster that `tools/ceph` sets up, and its one OSD.
+//! Creates images in the Ceph cluster that `tools/ceph` sets up, and stops the one OSD of the cluster.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::remote_disks::nbd::stands_still;
+use crate::remote_disks::nbd::all_threads_stopped;
 
-/// Nothing takes the cluster so long.
+/// Time limit for the cluster.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where the cluster keeps its things.
+/// Returns the cluster's directory.
 fn dir() -> Result<PathBuf> {
     let dir = std::env::var_os("KICKLESS_TEST_CEPH");
-    Ok(dir.context("there is no cluster: `make test-rbd` sets one up and runs these tests")?.into())
+    Ok(dir.context("there is no cluster: run `make test-rbd`, which starts one and runs these tests")?.into())
 }
 
 fn conf() -> Result<PathBuf> {
@@ -27,7 +27,7 @@ fn conf() -> Result<PathBuf> {
 /// Runs `rbd`.
 ///
 /// # Errors
-/// It fails.
+/// `rbd` fails.
 pub fn rbd(words: &[&str]) -> Result<()> {
     let mut command = Command::new("rbd");
     let output = command.env("CEPH_CONF", conf()?).args(words).output().context("cannot run rbd")?;
@@ -35,7 +35,7 @@ pub fn rbd(words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// An image, removed when this is dropped.
+/// An image. Dropping it removes the image.
 pub struct CephImage {
     name: String,
 }
@@ -47,37 +47,37 @@ impl CephImage {
         CephImage { name: format!("rbd/end-{}-{number}", std::process::id()) }
     }
 
-    /// An empty one of so many MiB.
+    /// Creates an empty image of `mib` MiB.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The image cannot be created.
     pub fn create(mib: u64) -> Result<CephImage> {
         let image = CephImage::named();
         rbd(&["create", &format!("--size={mib}M"), &image.name])?;
         Ok(image)
     }
 
-    /// One with what a file holds.
+    /// Creates an image with the content of a file.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The image cannot be created.
     pub fn import(path: &Path) -> Result<CephImage> {
         let image = CephImage::named();
         rbd(&["import", "--no-progress", path.to_str().context("path")?, &image.name])?;
         Ok(image)
     }
 
-    /// Puts what it holds into a file that is there.
+    /// Writes the content of the image to an existing file.
     ///
     /// # Errors
-    /// It cannot be read, or the file cannot be written.
+    /// The image cannot be read, or the file cannot be written.
     pub fn export(&self, path: &Path) -> Result<()> {
-        // `rbd export` makes files, and puts nothing into one that is there.
+        // `rbd export` only creates files.
         std::fs::remove_file(path)?;
         rbd(&["export", "--no-progress", &self.name, path.to_str().context("path")?])
     }
 
-    /// Makes it so many MiB large.
+    /// Changes the size of the image.
     ///
     /// # Errors
     /// The cluster refuses.
@@ -85,7 +85,7 @@ impl CephImage {
         rbd(&["resize", "--no-progress", &format!("--size={mib}M"), &self.name])
     }
 
-    /// How it is written; a stop waits a second for the cluster.
+    /// Returns the disk specification. With it, a stop waits one second for the cluster.
     ///
     /// # Errors
     /// There is no cluster.
@@ -93,7 +93,8 @@ impl CephImage {
         Ok(format!("rbd:{}?conf={}&stop-timeout=1", self.name, conf()?.display()))
     }
 
-    /// How it is written where there is no configuration: with all that is needed of it, or without.
+    /// Returns a disk specification for a process without Ceph's configuration file. It has the needed
+    /// `settings`, or not.
     ///
     /// # Errors
     /// There is no cluster.
@@ -111,7 +112,7 @@ impl CephImage {
 
 impl Drop for CephImage {
     fn drop(&mut self) {
-        // It may be open still; it goes with the cluster.
+        // The image may still be open; it then ends with the cluster.
         let mut remove = Command::new("timeout");
         remove.args(["10", "rbd", "remove", "--no-progress", &self.name]).stderr(Stdio::null());
         if let Ok(conf) = conf() {
@@ -120,30 +121,30 @@ impl Drop for CephImage {
     }
 }
 
-/// The one OSD, stopped where it is; it goes on when this is dropped.
+/// The cluster's one OSD, stopped by a signal. Dropping this continues it.
 pub struct StoppedOsd(Pid);
 
 impl StoppedOsd {
-    /// Stops it; all of its threads stand still when this returns.
+    /// Stops the OSD. All its threads have stopped when this returns.
     ///
     /// # Errors
-    /// It does not run.
+    /// The OSD does not run.
     pub fn stop() -> Result<StoppedOsd> {
         let pid = std::fs::read_to_string(dir()?.join("run/osd.0.pid"))?.trim().parse()?;
         let stopped = StoppedOsd(Pid::from_raw(pid).context("no process id")?);
         kill_process(stopped.0, Signal::STOP)?;
         let deadline = Instant::now() + LIMIT;
-        while !stands_still(u32::try_from(pid)?)? {
+        while !all_threads_stopped(u32::try_from(pid)?)? {
             ensure!(Instant::now() < deadline, "the OSD does not stop");
             thread::sleep(Duration::from_millis(1));
         }
         Ok(stopped)
     }
 
-    /// Kills it instead. `tools/ceph` starts another.
+    /// Kills the OSD. `tools/ceph` starts another one.
     ///
     /// # Errors
-    /// It has ended.
+    /// The OSD has ended.
     pub fn kill(self) -> Result<()> {
         Ok(kill_process(self.0, Signal::KILL)?)
     }

@@ -1,4 +1,4 @@
-//! Disks that are not raw images: images in QEMU's format, and NBD servers.
+//! Creates disks that are not raw images: images in QEMU's format, and NBD servers.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,22 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::daemon::dying_with_us;
+use crate::daemon::child_command;
 
-/// No server takes so long to start.
+/// Time limit for the start of a server.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs `qemu-img`.
 ///
 /// # Errors
-/// It fails.
+/// `qemu-img` fails.
 pub fn qemu_img(words: &[&str], paths: &[&Path]) -> Result<()> {
     let output = Command::new("qemu-img").args(words).args(paths).output().context("cannot run qemu-img")?;
     ensure!(output.status.success(), "qemu-img {words:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 
-/// Which server.
+/// The program that serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// nbdkit, on a unix socket.
@@ -34,7 +34,7 @@ pub enum Kind {
     Qemu,
 }
 
-/// A running server of a raw image; killed when dropped.
+/// A running server of a raw image. Dropping it kills the server.
 pub struct NbdServer {
     kind: Kind,
     image: PathBuf,
@@ -44,16 +44,16 @@ pub struct NbdServer {
 }
 
 impl NbdServer {
-    /// Starts one.
+    /// Starts a server.
     ///
     /// # Errors
-    /// It does not start.
+    /// The server does not start.
     pub fn start(kind: Kind, image: &Path) -> Result<NbdServer> {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
         for _ in 0..10 {
             let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
             let mut child = spawn(kind, image, dir.path(), port)?;
-            // Somebody else may have taken the port meanwhile.
+            // A server that ends at once may have lost its port to another process.
             if starts(dir.path(), &mut child)? {
                 return Ok(NbdServer { kind, image: image.to_owned(), child, port, dir });
             }
@@ -61,7 +61,7 @@ impl NbdServer {
         bail!("{kind:?} does not start")
     }
 
-    /// Its address; requests wait for so many seconds when it has gone.
+    /// Returns its address. Requests wait `seconds` seconds for a server that has gone.
     pub fn uri(&self, seconds: u32) -> String {
         match self.kind {
             Kind::Qemu => format!("nbd://127.0.0.1:{}/disk?reconnect-delay={seconds}", self.port),
@@ -72,42 +72,42 @@ impl NbdServer {
         }
     }
 
-    /// Stops it where it is; all of its threads stand still when this returns.
+    /// Stops the server by a signal. All its threads have stopped when this returns.
     ///
     /// # Errors
-    /// It has ended.
+    /// The server has ended.
     pub fn stop(&self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::STOP)?;
         let deadline = Instant::now() + LIMIT;
-        while !stands_still(self.child.id())? {
+        while !all_threads_stopped(self.child.id())? {
             ensure!(Instant::now() < deadline, "the NBD server does not stop");
             thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
 
-    /// Lets it go on.
+    /// Continues the stopped server.
     ///
     /// # Errors
-    /// It has ended.
-    pub fn go_on(&self) -> Result<()> {
+    /// The server has ended.
+    pub fn resume(&self) -> Result<()> {
         Ok(kill_process(Pid::from_child(&self.child), Signal::CONT)?)
     }
 
-    /// Ends it.
+    /// Kills the server.
     ///
     /// # Errors
-    /// It cannot be waited for.
+    /// The server cannot be waited for.
     pub fn kill(&mut self) -> Result<()> {
         let _ = self.child.kill();
         self.child.wait()?;
         Ok(())
     }
 
-    /// Ends it, and starts it again with the same image at the same address.
+    /// Kills the server and starts it again with the same image at the same address.
     ///
     /// # Errors
-    /// It does not start.
+    /// The server does not start.
     pub fn restart(&mut self) -> Result<()> {
         self.kill()?;
         for name in ["sock", "there"] {
@@ -126,7 +126,7 @@ impl Drop for NbdServer {
 }
 
 /// Whether all threads of a process are stopped.
-pub(crate) fn stands_still(process: u32) -> Result<bool> {
+pub(crate) fn all_threads_stopped(process: u32) -> Result<bool> {
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = std::fs::read_to_string(thread?.path().join("stat"))?;
         if !stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')) {
@@ -139,12 +139,12 @@ pub(crate) fn stands_still(process: u32) -> Result<bool> {
 fn spawn(kind: Kind, image: &Path, dir: &Path, port: u16) -> Result<Child> {
     let mut command = match kind {
         Kind::Nbdkit => {
-            let mut command = dying_with_us("nbdkit");
+            let mut command = child_command("nbdkit");
             command.args(["--foreground", "--unix=sock", "--pidfile=there", "file"]).arg(image);
             command
         }
         Kind::Qemu => {
-            let mut command = dying_with_us("qemu-nbd");
+            let mut command = child_command("qemu-nbd");
             command.args(["--persistent", "--shared=8", "--format=raw", "--export-name=disk"]);
             command.args(["--discard=unmap", "--pid-file=there", "--bind=127.0.0.1"]);
             command.arg(format!("--port={port}")).arg(image);
@@ -155,7 +155,8 @@ fn spawn(kind: Kind, image: &Path, dir: &Path, port: u16) -> Result<Child> {
     command.spawn().with_context(|| format!("cannot run {kind:?}"))
 }
 
-/// Whether it listens before it ends: it writes its process id then.
+/// Waits until the server has written its process id, because it listens then. Returns `false` if it ends
+/// first.
 fn starts(dir: &Path, child: &mut Child) -> Result<bool> {
     let deadline = Instant::now() + LIMIT;
     while std::fs::metadata(dir.join("there")).map_or(0, |file| file.len()) == 0 {

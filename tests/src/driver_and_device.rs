@@ -1,5 +1,5 @@
-//! A disk and the device behind it in one program, without threads of the device's: whoever measures the driver runs the
-//! device itself.
+//! Connects a driver to a device in the same process. The device has no threads: a benchmark of the driver
+//! polls the device itself.
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -18,21 +18,21 @@ use tempfile::TempDir;
 
 use crate::driver::Eventfd;
 
-/// The queues of a device, as they come from its front-end.
-struct Wings(Mutex<Sender<Box<dyn QueueTask>>>);
+/// An executor that sends the tasks to the benchmark.
+struct TaskSender(Mutex<Sender<Box<dyn QueueTask>>>);
 
-impl Executor for Wings {
+impl Executor for TaskSender {
     fn spawn(&self, task: Box<dyn QueueTask>) -> io::Result<Box<dyn TaskHandle>> {
-        let stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        stage.send(task).map_err(|_| io::Error::other("nobody measures any more"))?;
-        Ok(Box::new(Gone))
+        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sender.send(task).map_err(|_| io::Error::other("the benchmark has ended"))?;
+        Ok(Box::new(DetachedHandle))
     }
 }
 
-/// A queue that is out of its front-end's reach.
-struct Gone;
+/// The handle of a task that the front-end cannot reach any more.
+struct DetachedHandle;
 
-impl TaskHandle for Gone {
+impl TaskHandle for DetachedHandle {
     fn update(&self, _: Update) -> Receiver<()> {
         let (done, receiver) = channel();
         let _ = done.send(());
@@ -46,42 +46,42 @@ impl TaskHandle for Gone {
     }
 }
 
-/// The device's end of the one queue of a disk that answers at once, as `null:SIZE` does.
-pub struct Stage {
+/// The device's end of the only queue. The disk answers at once, as `null:SIZE` does.
+pub struct DeviceEnd {
     task: Box<dyn QueueTask>,
     engine: Engine,
     waker: Waker,
 }
 
-/// Serves until it is dropped.
-struct Serving {
+/// The thread of the vhost-user server. Dropping it stops the thread.
+struct ServerThread {
     stop: Arc<Eventfd>,
     thread: Option<JoinHandle<()>>,
     _dir: TempDir,
 }
 
-impl Drop for Serving {
+impl Drop for ServerThread {
     fn drop(&mut self) {
         self.stop.signal();
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// A disk and its device.
-pub struct Pair {
-    /// The driver's end. First, so that it leaves first.
+/// A driver and its device.
+pub struct DriverAndDevice {
+    /// The driver's end. It is the first field, so that it is dropped first.
     pub disk: Disk,
-    /// The device's.
-    pub stage: Stage,
-    _serving: Serving,
+    /// The device's end.
+    pub device_end: DeviceEnd,
+    _serving: ServerThread,
 }
 
-impl Pair {
-    /// A disk of `size` bytes; `options` says how to drive it, but for the socket.
+impl DriverAndDevice {
+    /// Connects a driver to a disk of `size` bytes. `options` are the driver's; the socket is set here.
     ///
     /// # Errors
-    /// One of the two does not work.
-    pub fn start(size: u64, options: Options) -> Result<Pair> {
+    /// The driver or the device cannot start.
+    pub fn start(size: u64, options: Options) -> Result<DriverAndDevice> {
         let dir = tempfile::Builder::new().prefix("kickless-").tempdir()?;
         let socket = dir.path().join("blk.sock");
         let listener = UnixListener::bind(&socket)?;
@@ -89,34 +89,38 @@ impl Pair {
         let device = Blk::new(
             backing,
             kickless_blk::Options {
-                serial: "stage".into(),
+                serial: "benchmark".into(),
                 queues_max: 1,
                 queue_size_max: 1024,
                 lock: false,
             },
         );
         let (sender, receiver) = channel();
-        let server = Server::new(Arc::new(device), Arc::new(Wings(Mutex::new(sender))));
+        let server = Server::new(Arc::new(device), Arc::new(TaskSender(Mutex::new(sender))));
         let stop = Arc::new(Eventfd::new()?);
-        let theirs = stop.clone();
-        let thread = thread::Builder::new().name("stage".into()).spawn(move || {
-            // Whatever it ends by, the driver sees the connection close.
-            let _ = server.serve(&listener, std::os::fd::AsFd::as_fd(&*theirs));
+        let stop_signal = stop.clone();
+        let thread = thread::Builder::new().name("vhost-user".into()).spawn(move || {
+            // An error needs no report, because it closes the driver's connection.
+            let _ = server.serve(&listener, std::os::fd::AsFd::as_fd(&*stop_signal));
         })?;
-        let serving = Serving { stop, thread: Some(thread), _dir: dir };
+        let serving = ServerThread { stop, thread: Some(thread), _dir: dir };
         let disk = Disk::connect(Options { socket, queues: 1, ..options })?;
         let mut task = receiver.recv().context("no queue was started")?;
         let mut engine = Engine::open(EngineKind::Threads, 64)?;
         task.attach(&mut engine)?;
         task.vring().disarm();
-        Ok(Pair { disk, stage: Stage { task, engine, waker: Waker::new()? }, _serving: serving })
+        Ok(DriverAndDevice {
+            disk,
+            device_end: DeviceEnd { task, engine, waker: Waker::new()? },
+            _serving: serving,
+        })
     }
 }
 
-impl Stage {
-    /// Serves reads of 4 KiB, up to so many. How many.
+impl DeviceEnd {
+    /// Serves reads of 4 KiB, at most `reads` of them. Returns their number.
     pub fn poll(&mut self, reads: u32) -> u32 {
-        // What a device may spend on a poll is counted in requests and blocks of data, and such a read is one of each.
+        // The budget of a poll counts requests and blocks of data. Such a read counts as one of each.
         let budget = reads.saturating_mul(2);
         let mut context =
             Context { engine: &mut self.engine, task: 0, waker: &self.waker, far_side_due: true };
