@@ -25,13 +25,13 @@ use std::{env, thread};
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const PAGE: u64 = 4096;
-/// Largest number of bytes that are sent at once.
+/// Largest number of bytes of one send.
 const CHUNK: u64 = 256 << 10;
 /// Bytes of a message's head: the address and the length of the data, 8 bytes each.
 const HEAD: usize = 16;
 /// Time within which the rest must be sent after the writers have stopped.
 const DOWNTIME_MAX: Duration = Duration::from_millis(20);
-/// Rounds after which the writers are stopped in any case.
+/// Number of rounds after which the writers stop in any case.
 const ROUNDS_MAX: u32 = 30;
 
 fn main() -> Result<()> {
@@ -72,7 +72,7 @@ fn checksum(map: &Map, len: u64) -> Result<u64> {
     Ok(sum)
 }
 
-/// Writes until `stop` is set: most often to a few pages, whose choice changes slowly, at times to any page.
+/// Writes until `stop` is set: most often to a few pages, which change slowly, and at times to any page.
 fn keep_writing(
     mut writer: Writer,
     seed: u64,

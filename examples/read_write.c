@@ -19,14 +19,14 @@ int main(int argc, char **argv)
     kl_disk *disk;
     int failed = kl_disk_open(&options, &disk) < 0 || kl_disk_get_id(disk, id, sizeof id) < 0
         || kl_disk_write(disk, written, sizeof written, 8192) < 0 || kl_disk_flush(disk) < 0
-        /* The same bytes without a copy. */
+        /* Reads the same bytes without a copy. */
         || kl_buffer_alloc(disk, sizeof written, &read.buffer) < 0 || kl_disk_run(disk, &read) < 0;
     int same = !failed && memcmp(kl_buffer_data(read.buffer), written, sizeof written) == 0;
     if (failed) {
         fprintf(stderr, "read_write: %s\n", kl_last_error());
     } else {
         printf("%s: %lld bytes in %d queues\n", id, (long long)kl_disk_size(disk), kl_disk_queues(disk));
-        puts(same ? "written and read back" : "the disk has something else");
+        puts(same ? "written and read back" : "the disk has other bytes");
     }
     kl_buffer_free(read.buffer);
     kl_disk_close(disk);

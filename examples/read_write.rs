@@ -18,10 +18,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     disk.write_at(&[7; 4096], 8192)?;
     disk.flush()?;
 
-    // The same bytes without a copy, the kernel's or ours.
+    // Reads the same bytes without a copy by the kernel or the driver.
     let read = disk.run(Request::read(8192, disk.buffer(4096)?))?;
     if read.into_buffer().is_none_or(|buffer| buffer.to_vec() != [7; 4096]) {
-        return Err("the disk has something else".into());
+        return Err("the disk has other bytes".into());
     }
     println!("written and read back");
     Ok(())

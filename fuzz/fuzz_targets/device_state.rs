@@ -1,4 +1,5 @@
-//! Bytes for a device's state. Whatever is taken for one must be one: within its bounds, and the same bytes when it is saved again.
+//! Loads arbitrary bytes as a device's state. An accepted state must be within its bounds, and saving it
+//! must give the same bytes.
 #![no_main]
 
 use kickless_vhost::state::{Bounds, State};

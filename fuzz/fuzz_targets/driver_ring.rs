@@ -1,8 +1,9 @@
-//! The driver's end of a ring, whose device is the input: it scribbles over everything that it can reach between the
-//! driver's own operations.
+//! Runs the driver's end of a ring. The input is the device: between the driver's operations, it overwrites
+//! any memory that it can reach.
 //!
-//! Whatever it writes, an id that is popped was in flight, each once; with IN_ORDER in the order of submission; with no more
-//! bytes than could be written. A lie is for good. The driver writes nowhere but into its own part of the memory.
+//! Whatever the device writes, a popped id was in flight and is popped once. With IN_ORDER, ids come in the
+//! order of submission. The reported length never exceeds the writable bytes. An error stays for good. The
+//! driver writes only to its own part of the memory.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -14,14 +15,14 @@ use kickless_virtqueue::driver::{Areas, Buffer, Completer, Lie, Options, Submitt
 use kickless_virtqueue::packed::Place;
 use libfuzzer_sys::fuzz_target;
 
-/// Room for 256 descriptors, the rings, and a table of four entries for each id.
+/// Offsets: room for 256 descriptors, the rings, and a table of four entries per id.
 const DESC: u64 = 0;
 const DRIVER: u64 = 0x1000;
 const DEVICE: u64 = 0x1800;
 const TABLES: u64 = 0x2800;
 const TABLE_LEN: u64 = 64;
 const END: u64 = 0x6800;
-/// Nobody's.
+/// Memory after the end, which neither side uses.
 const BEYOND: u64 = 0x7000;
 const BUFFERS_MAX: usize = 4;
 
@@ -44,7 +45,7 @@ fuzz_target!(|data: &[u8]| {
     Driver::new(options.with_in_order(flags & 8 != 0)).run(ops);
 });
 
-/// A chain that was added and has not been popped.
+/// A chain that was added and not popped.
 #[derive(Clone, Copy)]
 struct Chain {
     id: u16,
@@ -57,15 +58,15 @@ struct Driver {
     submitter: Submitter,
     completer: Completer,
     tables: Area,
-    /// Oldest first.
+    /// Chains in flight, oldest first.
     in_flight: VecDeque<Chain>,
-    /// Popped and not given back.
+    /// Ids that were popped and not given back.
     popped: Vec<u16>,
     lie: Option<Lie>,
-    /// Where an honest device would go on.
+    /// The index with which an honest device would continue.
     used_idx: u16,
     used_place: Place,
-    /// What only the device writes, as it left it.
+    /// The memory that only the device writes, with its last content.
     theirs: Vec<u8>,
 }
 
@@ -73,7 +74,7 @@ fn area(at: u64, len: usize) -> Area {
     MEMORY.map().area(UserAddr(at), len, 16).expect("inside and aligned")
 }
 
-/// The device's own words.
+/// Returns the memory that only the device writes.
 fn theirs(options: &Options) -> Vec<u8> {
     let len = if options.is_packed() { EVENT_LEN } else { used_len(options.size(), options.event_idx()) };
     let mut bytes = vec![0; len];
@@ -88,7 +89,7 @@ impl Driver {
             true => (EVENT_LEN, EVENT_LEN),
             false => (avail_len(size, options.event_idx()), used_len(size, options.event_idx())),
         };
-        // As long as they have to be and no longer.
+        // The areas have the smallest valid length.
         let areas = Areas {
             desc: area(DESC, desc_len(size)),
             driver: area(DRIVER, lens.0),
@@ -123,10 +124,10 @@ impl Driver {
                 9 => self.look_for_room(),
                 10..14 => self.use_one(detail),
                 14 => self.move_index(detail),
-                _ => scribble(&mut ops),
+                _ => write_anywhere(&mut ops),
             }
             if op % 16 < 10 {
-                assert_eq!(self.theirs, theirs(&self.options), "the driver wrote what is the device's");
+                assert_eq!(self.theirs, theirs(&self.options), "the driver wrote to the device's memory");
             } else {
                 self.theirs = theirs(&self.options);
             }
@@ -167,20 +168,20 @@ impl Driver {
         for _ in 0..=detail {
             match self.completer.pop() {
                 Ok(Some(done)) => {
-                    assert_eq!(self.lie, None, "a lie is for good");
+                    assert_eq!(self.lie, None, "an error must stay");
                     let at = self.in_flight.iter().position(|chain| chain.id == done.id);
-                    let at = at.expect("it was in flight");
+                    let at = at.expect("a popped id was not in flight");
                     assert!(at == 0 || !self.options.in_order(), "out of order");
                     let chain = self.in_flight.remove(at).expect("found");
-                    assert!(done.len <= chain.writable, "longer than there is room for");
+                    assert!(done.len <= chain.writable, "the length exceeds the buffers");
                     self.popped.push(done.id);
                 }
                 Ok(None) => {
-                    assert_eq!(self.lie, None, "a lie is for good");
+                    assert_eq!(self.lie, None, "an error must stay");
                     return;
                 }
                 Err(lie) => {
-                    assert_eq!(*self.lie.get_or_insert(lie), lie, "a lie is for good");
+                    assert_eq!(*self.lie.get_or_insert(lie), lie, "an error must stay");
                     return;
                 }
             }
@@ -195,7 +196,7 @@ impl Driver {
 
     fn enable_calls(&mut self) {
         let come = self.completer.enable_calls();
-        assert!(come || self.lie.is_none(), "a queue that was lied to has nothing to sleep for");
+        assert!(come || self.lie.is_none(), "a queue with an error must not sleep");
     }
 
     fn look_for_room(&mut self) {
@@ -205,7 +206,7 @@ impl Driver {
         assert_eq!(self.submitter.next_id().is_some(), room > 0);
     }
 
-    /// An honest device uses a chain, or one that is nearly honest.
+    /// The device uses a chain, correctly or with small errors.
     fn use_one(&mut self, detail: u8) {
         let Some(at) = usize::from(detail / 4).checked_rem(self.in_flight.len()) else { return };
         let at = if self.options.in_order() && detail % 4 != 0 { 0 } else { at };
@@ -229,7 +230,7 @@ impl Driver {
         }
     }
 
-    /// The device's index goes on, whatever is before it.
+    /// The device moves its index on, also past elements that it did not write.
     fn move_index(&mut self, by: u8) {
         if !self.options.is_packed() {
             self.used_idx = self.used_idx.wrapping_add(by.into());
@@ -239,8 +240,8 @@ impl Driver {
     }
 }
 
-/// The device writes eight bytes anywhere.
-fn scribble(ops: &mut &[u8]) {
+/// The device writes eight bytes at any address.
+fn write_anywhere(ops: &mut &[u8]) {
     let [low, high, a, b, c, d, e, f, g, h, rest @ ..] = ops else { return };
     let at = u64::from(u16::from_le_bytes([*low, *high])) % (END - 8);
     MEMORY.map().write(Gpa(at), &[*a, *b, *c, *d, *e, *f, *g, *h]).expect("inside");

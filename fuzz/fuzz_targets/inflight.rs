@@ -1,8 +1,9 @@
-//! A device that goes on after another one, by what stands in the front-end's buffer: anything.
+//! Continues a queue of another device with any content in the front-end's in-flight buffer.
 //!
-//! The input is the shape of the queue, an image of the ring and one of the region, and then a sequence of operations: the device's,
-//! writes by the guest and the front-end between them, and the end of the device, after which the next one goes on. Nothing in it may
-//! panic, take long, or hand out more than the ring has.
+//! The input has the queue's shape, an image of the ring, an image of the region, and a sequence of
+//! operations: those of the device, writes by the guest and the front-end, and the end of the device, after
+//! which the next device continues. No input may cause a panic, a long run, or more chains than the ring
+//! has.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -45,7 +46,7 @@ fuzz_target!(|data: &[u8]| {
         false => Options::new(1 << (size % 5), shape & 2 != 0, shape & 4 != 0),
     };
     let options = options.expect("a size").with_in_order(shape & 8 != 0);
-    // Some have fewer entries than the ring.
+    // Some regions have fewer entries than the ring.
     let entries = usize::from(entries % (SIZE_MAX as u8 + 3));
     let len = inflight_head_len(packed) + inflight_entry_len(packed) * entries;
 
@@ -57,7 +58,7 @@ fuzz_target!(|data: &[u8]| {
     let whole = BUFFER.records(0, REGION_MAX).expect("inside");
     let mut words = [0; REGION_MAX];
     words[..image.len()].copy_from_slice(image);
-    // Mostly as if somebody had begun.
+    // Most inputs look as if a device had used the region before.
     if shape & 16 == 0 && len >= 12 {
         words[8..10].copy_from_slice(&1u16.to_le_bytes());
         words[10..12].copy_from_slice(&(entries as u16).to_le_bytes());
@@ -89,7 +90,7 @@ fn run(options: &Options, len: usize, mut ops: &[u8]) {
         match op % 16 {
             0..6 => {
                 let (again, broken) = (queue.again(), queue.broken());
-                // A queue with credit pops nothing else.
+                // A queue with credit only pops credit.
                 let as_credit = detail >= 8 || !credit.is_empty();
                 let popped = match as_credit {
                     true => queue.pop_credit(&MEMORY, &mut chain),

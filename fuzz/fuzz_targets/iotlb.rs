@@ -1,5 +1,5 @@
-//! Translations of a vIOMMU from a front-end that says anything: messages as they come from the wire, and lookups through a queue's
-//! cache, which must never say more than is true.
+//! Translates with a vIOMMU whose front-end sends any messages, in their form on the wire. Lookups go
+//! through a queue's cache and must never return more than the valid translations.
 #![no_main]
 
 use kickless_memory::{
@@ -15,9 +15,9 @@ const PAGE: u64 = 4096;
 const LEN: u64 = 1 << 30;
 const USER: u64 = 0x10_0000_0000;
 const GPA: u64 = 0x8000_0000;
-/// Few, so that they run out.
+/// Few nodes, so that inputs use them all.
 const NODES: u32 = 24;
-/// An update of more pages than this is not kept in the model.
+/// The model ignores updates of more pages.
 const PAGES_MAX: u64 = 2048;
 
 static MAP: LazyLock<Map> = LazyLock::new(|| {
@@ -26,7 +26,7 @@ static MAP: LazyLock<Map> = LazyLock::new(|| {
     Map::new(vec![Slot::map(&file, 0, Gpa(GPA), UserAddr(USER), LEN).expect("a mapping")]).expect("one slot")
 });
 
-/// What is true of each page: where it leads, and what may be done there.
+/// The valid translation of each page and its access.
 type Truth = BTreeMap<u64, (u64, Access)>;
 
 fuzz_target!(|data: &[u8]| {
@@ -38,11 +38,11 @@ fuzz_target!(|data: &[u8]| {
         match op[31] % 4 {
             3 => look(&mut tlb, &truth, op, &mut kept),
             2 => {
-                // Near what is there: addresses that meet.
+                // Most addresses are in a small range, so that they overlap.
                 let small = |at: usize| u64::from(u16::from_le_bytes([op[at], op[at + 1]]) % 1536) * PAGE;
                 let access = IotlbAccess::from_bits_truncate(op[24]);
                 let kind = if op[25] % 3 == 0 { IotlbKind::Invalidate } else { IotlbKind::Update };
-                tell(&mut iotlb, &mut tlb, &mut truth, kind, [small(0), small(8), USER + small(16)], access);
+                apply(&mut iotlb, &mut tlb, &mut truth, kind, [small(0), small(8), USER + small(16)], access);
             }
             _ => {
                 let number = FrontendRequest::IotlbMsg.raw();
@@ -51,10 +51,10 @@ fuzz_target!(|data: &[u8]| {
                     continue;
                 };
                 let addresses = [msg.iova, msg.size, msg.user_addr];
-                tell(&mut iotlb, &mut tlb, &mut truth, msg.kind, addresses, msg.access);
+                apply(&mut iotlb, &mut tlb, &mut truth, msg.kind, addresses, msg.access);
             }
         }
-        // What a queue keeps from one look to the next is true until the epoch changes.
+        // A translation that a queue keeps is valid until the epoch changes.
         if let Some((epoch, page, gpa)) = kept.filter(|(epoch, ..)| *epoch == tlb.epoch()) {
             let (user, _) = truth.get(&page).unwrap_or_else(|| panic!("page {page:#x} in epoch {epoch}"));
             assert_eq!(user - USER + GPA, gpa);
@@ -71,8 +71,8 @@ fn access_of(access: IotlbAccess) -> Access {
     }
 }
 
-/// What a session does with a message.
-fn tell(
+/// Applies a message as a session does.
+fn apply(
     iotlb: &mut Iotlb,
     tlb: &mut Tlb,
     truth: &mut Truth,
@@ -89,9 +89,9 @@ fn tell(
                     Err(UpdateError::Full { .. }) => {
                         assert!(
                             iotlb.has_nodes_in_limbo() || iotlb.evict(|_| false),
-                            "nothing pinned, and no room"
+                            "nothing is pinned, but no node is free"
                         );
-                        settle(iotlb, tlb);
+                        apply_pending(iotlb, tlb);
                     }
                     Err(_) => return,
                 }
@@ -107,10 +107,10 @@ fn tell(
         }
         _ => {}
     }
-    settle(iotlb, tlb);
+    apply_pending(iotlb, tlb);
 }
 
-fn settle(iotlb: &mut Iotlb, tlb: &mut Tlb) {
+fn apply_pending(iotlb: &mut Iotlb, tlb: &mut Tlb) {
     if let Some(range) = iotlb.take_stale() {
         tlb.drop_range(range);
     }
@@ -118,10 +118,10 @@ fn settle(iotlb: &mut Iotlb, tlb: &mut Tlb) {
     assert!(iotlb.bytes() <= (NODES as usize + 1) * (4096 + 64));
 }
 
-/// An epoch, a page, and where it led then.
+/// An epoch, a page, and its address in that epoch.
 type Kept = Option<(u64, u64, u64)>;
 
-/// A buffer of a chain, anywhere, of up to 64 KiB.
+/// Looks up a buffer of up to 64 KiB at any address.
 fn look(tlb: &mut Tlb, truth: &Truth, op: &[u8], kept: &mut Kept) {
     let word = u64::from_le_bytes([op[0], op[1], op[2], op[3], op[4], op[5], op[6], op[7]]);
     let iova = if op[8] & 1 == 0 { word } else { word % (1600 * PAGE) };
@@ -133,7 +133,8 @@ fn look(tlb: &mut Tlb, truth: &Truth, op: &[u8], kept: &mut Kept) {
         if let Translated::To(gpa) = to {
             for offset in (0..piece).step_by(256).chain([piece - 1]) {
                 let here = at + offset;
-                let (user, allowed) = truth.get(&(here / PAGE)).expect("nobody said so");
+                let (user, allowed) =
+                    truth.get(&(here / PAGE)).expect("a lookup found a page without a translation");
                 assert!(allowed.allows(access));
                 assert_eq!(gpa.0 + offset, user - USER + GPA + here % PAGE);
             }

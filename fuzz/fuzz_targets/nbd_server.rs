@@ -1,10 +1,10 @@
-//! An NBD server that says anything: while an export is agreed on, and in reply to requests.
+//! Talks to an NBD server that sends any bytes, in the handshake and in replies.
 #![no_main]
 
 use kickless_disk::nbd_fuzzing::{handshake, replies};
 use libfuzzer_sys::fuzz_target;
 
-/// What a server begins with that goes on with options.
+/// The greeting of a server that supports options.
 const BEGINNING: &[u8] = b"NBDMAGICIHAVEOPT";
 
 fuzz_target!(|input: &[u8]| {
@@ -14,7 +14,7 @@ fuzz_target!(|input: &[u8]| {
             handshake(&[BEGINNING, said].concat());
         }
         [how, script @ ..] => {
-            // The pieces that a stream comes in change nothing of what it says.
+            // The result must not depend on the division of the stream into pieces.
             let whole = replies(how & 1 != 0, usize::MAX / 2, script);
             assert_eq!(replies(how & 1 != 0, usize::from(how >> 1), script), whole);
         }

@@ -1,4 +1,4 @@
-//! Headers and lengths of frames that a guest sends, and commands in its control queue, under any features.
+//! Parses headers and lengths of a guest's frames and commands of its control queue, with any features.
 #![no_main]
 
 use kickless_net::{Command, Frame, features};

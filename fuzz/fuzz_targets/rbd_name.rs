@@ -1,4 +1,4 @@
-//! Names of images of a Ceph cluster, as an operator or a program that writes configurations can write them.
+//! Parses names of Ceph images as an operator or a program may write them.
 #![no_main]
 
 use kickless_disk::RbdName;
@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|input: &str| {
     for text in [input.to_owned(), format!("rbd:{input}"), format!("rbd:p/i?{input}")] {
         match text.parse::<RbdName>() {
-            // It is shown as it was written.
+            // The name is displayed as it was written.
             Ok(name) => assert_eq!(name.to_string(), text),
             Err(error) => assert!(!error.to_string().is_empty()),
         }

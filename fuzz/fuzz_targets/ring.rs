@@ -1,8 +1,9 @@
-//! The device end of a split or packed ring, with and without IN_ORDER, in one piece or in several, in hostile memory.
+//! Runs the device's end of a split or packed ring, with and without IN_ORDER, in one piece or several, in
+//! hostile memory.
 //!
-//! The input is the shape of the queue, how its areas lie, an image of what is in memory to begin with, and then a sequence of
-//! operations: the device's, and writes by the driver between them. Nothing in it may panic, take long, or
-//! hand out what breaks the promises of `pop`.
+//! The input has the queue's shape, the layout of its areas, the first content of the memory, and a
+//! sequence of operations: those of the device, and writes by the driver. No input may cause a panic, a
+//! long run, or a chain that breaks the promises of `pop`.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -15,8 +16,8 @@ use kickless_virtqueue::packed::Place;
 use kickless_virtqueue::{Chain, ChainId, INDIRECT_CHAIN_MAX};
 use libfuzzer_sys::fuzz_target;
 
-/// Two slots with a seam between them; the descriptor table of 256 entries is the first page, then come the
-/// rings and what indirect tables may lie in.
+/// Two slots meet here. The first page is the descriptor table of 256 entries. The rings and the memory for
+/// indirect tables follow.
 const SEAM: u64 = 0x3000;
 const END: u64 = 0x4000;
 const DESC: u64 = 0;
@@ -25,8 +26,8 @@ const USED: u64 = 0x1800;
 const ADDRESSES: Addresses =
     Addresses { desc: UserAddr(DESC), avail: UserAddr(AVAIL), used: UserAddr(USED), log: None };
 
-/// The second part of an area in two pieces lies so far behind where it would be otherwise: askew, and some of it in
-/// another slot.
+/// Distance of the second part of a divided area from its usual address. It makes the part unaligned and
+/// crosses into another slot.
 const ELSEWHERE: u64 = 0x1c02;
 
 static FILE: LazyLock<OwnedFd> = LazyLock::new(|| {
@@ -35,7 +36,7 @@ static FILE: LazyLock<OwnedFd> = LazyLock::new(|| {
     file
 });
 
-/// The memory, in slots that begin at these addresses.
+/// Maps the memory in slots that begin at these addresses.
 fn view(starts: &[u64]) -> Arc<View> {
     let ends = starts.iter().skip(1).chain([&END]);
     let slot = |(start, end): (&u64, &u64)| {
@@ -45,18 +46,19 @@ fn view(starts: &[u64]) -> Arc<View> {
 }
 
 static MEMORY: LazyLock<Arc<View>> = LazyLock::new(|| view(&[0, SEAM]));
-/// The same with seams in each area: in a descriptor and between two; in avail and used rings, or right behind their indices.
+/// The same memory with slots that meet in each area: inside a descriptor, between two descriptors, inside
+/// the avail and used rings, and behind their indices.
 static IN_SLOTS: LazyLock<Arc<View>> =
     LazyLock::new(|| view(&[0, 0x18, 0x82, 0x1000, 0x1002, 0x1004, 0x1108, 0x1802, 0x1806, 0x1908, SEAM]));
 
-/// How the areas lie.
+/// The layout of the areas.
 #[derive(Clone, Copy, Debug)]
 enum Layout {
-    /// Each in one slot.
+    /// Each area is in one slot.
     Whole,
-    /// Across slots.
+    /// Areas cross slots.
     InSlots,
-    /// Each in two pieces, as a vIOMMU may have it; the first has so many 64ths of it.
+    /// Each area is in two parts, as behind a vIOMMU. The first part is this number of 64ths of it.
     InPieces(u8),
 }
 
@@ -76,7 +78,7 @@ impl Layout {
         }
     }
 
-    /// Where the second piece of an area of this length begins in it.
+    /// Returns the offset of the second part in an area of this length.
     fn cut(self, len: usize) -> usize {
         match self {
             Self::InPieces(part) => len * usize::from(part) / 64 & !1,
@@ -93,14 +95,14 @@ impl Layout {
             let cut = self.cut(len);
             let second = (UserAddr(start + cut as u64 + ELSEWHERE), len - cut);
             let all = [(UserAddr(start), cut), second];
-            // The first is where the area begins, and so is aligned as that has to be.
+            // The first part starts at the area's address, so it has the needed alignment.
             if cut == 0 { vec![(UserAddr(start), len)] } else { all.to_vec() }
         };
         let areas = [pieces(DESC, lens[0]), pieces(AVAIL, lens[1]), pieces(USED, lens[2])];
         Metadata::map_pieces(self.view(), &areas, None, options).expect("inside and aligned")
     }
 
-    /// The driver writes two bytes of an area that begins at `start`.
+    /// Writes two bytes of an area that begins at `start`, as the driver.
     fn write(self, start: u64, len: usize, offset: usize, value: u16) {
         let cut = self.cut(len);
         let apart = if (1..=offset).contains(&cut) { ELSEWHERE } else { 0 };
@@ -126,15 +128,15 @@ fuzz_target!(|data: &[u8]| {
     Device::new(options.with_in_order(flags & 8 != 0), Layout::new(*layout), start).run(ops);
 });
 
-/// A device that does what it may, and what it knows of its queue.
+/// A device that uses its queue correctly, and its record of the queue.
 struct Device {
     queue: Queue,
     options: Options,
     layout: Layout,
     chain: Chain,
-    /// Chains that the queue counts, oldest first, and whether the device is done with them.
+    /// Chains that the queue counts as taken, oldest first, and whether the device has completed them.
     taken: VecDeque<(ChainId, bool)>,
-    /// Chains that were popped after those, as credit.
+    /// Chains popped after those, as credit.
     credit: VecDeque<ChainId>,
 }
 
@@ -150,7 +152,7 @@ impl Device {
             ops = rest;
             let detail = op >> 4;
             match op % 16 {
-                // A queue with credit pops nothing else.
+                // A queue with credit only pops credit.
                 0..4 => self.pop(!self.credit.is_empty()),
                 4 if detail < 8 => self.use_credit(),
                 4 => (0..=detail / 2 % 4).for_each(|_| self.unpop()),
@@ -165,7 +167,7 @@ impl Device {
                 12 if detail % 4 == 3 => self.replace(),
                 12 => self.queue.unmap(),
                 13 => {
-                    // Now and then they lie otherwise from here on.
+                    // At times, the layout changes.
                     if detail >= 8 {
                         self.layout = Layout::new(detail.wrapping_mul(0x1d));
                     }
@@ -206,9 +208,12 @@ impl Device {
                 if self.options.is_packed() {
                     assert!(Place::from_bits(queue.next_avail()).index < queue.size());
                     let taken = self.taken.iter().filter(|(_, done)| !done).map(|(id, _)| id);
-                    assert!(taken.chain(&self.credit).all(|id| id.head != chain.id.head), "in flight twice");
+                    assert!(
+                        taken.chain(&self.credit).all(|id| id.head != chain.id.head),
+                        "a head is in flight twice"
+                    );
                 } else {
-                    // The heads are as the driver says, twice the same among them.
+                    // The driver chooses the heads, and may use one twice.
                     assert_eq!(queue.next_avail(), next.wrapping_add(1));
                 }
                 match credit {
@@ -218,7 +223,7 @@ impl Device {
             }
             Ok(false) => assert!(broken.is_none() && queue.next_avail() == next),
             Err(error) => {
-                assert!(broken.is_none_or(|broken| broken == error), "an error is for good");
+                assert!(broken.is_none_or(|broken| broken == error), "an error must stay");
                 assert_eq!(queue.broken(), Some(error));
                 assert_eq!(queue.next_avail(), next);
             }
@@ -233,7 +238,7 @@ impl Device {
         }
     }
 
-    /// The newest chain of the credit goes back, which moves the index by as much as its pop did.
+    /// Returns the newest chain of the credit. The index moves back by as much as its pop moved it.
     fn unpop(&mut self) {
         let (next, size) = (self.queue.next_avail(), self.options.size());
         let newest = self.credit.pop_back();
@@ -250,7 +255,7 @@ impl Device {
         assert!(self.queue.broken().is_some() || newest.is_none() || self.queue.credit() < size);
     }
 
-    /// Chains that follow one another are pushed together.
+    /// Pushes consecutive chains together.
     fn push_group(&mut self, detail: u8) {
         let Some(at) = self.taken.iter().position(|(_, done)| !done) else { return };
         let open = self.taken.iter().skip(at).take_while(|(_, done)| !done).take(usize::from(detail % 8));
@@ -260,7 +265,7 @@ impl Device {
         self.forget_done();
     }
 
-    /// Forgets chains that went back to the driver.
+    /// Forgets chains that the device has completed.
     fn forget_done(&mut self) {
         if !self.options.in_order() {
             self.taken.retain(|(_, done)| !done);
@@ -270,7 +275,7 @@ impl Device {
         }
     }
 
-    /// What the driver writes is nearly right.
+    /// The driver makes a chain available, correctly or with small errors.
     fn offer(&mut self, detail: u8) {
         let next = self.queue.next_avail();
         if self.options.is_packed() {
@@ -294,7 +299,7 @@ impl Device {
         self.forget_done();
     }
 
-    /// Another queue goes on where this one stopped.
+    /// Continues with another queue where this one stopped.
     fn replace(&mut self) {
         while self.queue.credit() > 0 {
             self.unpop();
@@ -307,7 +312,7 @@ impl Device {
     }
 }
 
-/// The driver writes eight bytes anywhere.
+/// The driver writes eight bytes at any address.
 fn write(ops: &mut &[u8]) {
     let [low, high, a, b, c, d, e, f, g, h, rest @ ..] = ops else { return };
     let at = u64::from(u16::from_le_bytes([*low, *high])) % (END - 8);

@@ -1,7 +1,7 @@
-//! A stream of bytes and descriptors into each of the four ends of the vhost-user protocol.
+//! Sends a stream of bytes and descriptors to each of the four ends of the vhost-user protocol.
 //!
-//! The input chooses the end, how the stream is cut into pieces, and what is in it. Nothing may panic or wait, and an
-//! error that is not fatal must leave the stream in step.
+//! The input chooses the end, the pieces of the stream and its content. No input may cause a panic or a
+//! wait. After an error that is not fatal, the reader must be at the start of the next message.
 #![no_main]
 
 use kickless_vhost_user::{
@@ -16,7 +16,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-/// What a socket's buffer takes without waiting, with room to spare.
+/// Bytes that fit into the buffer of a socket without waiting.
 const STREAM_MAX: usize = 8 << 10;
 
 fuzz_target!(|data: &[u8]| {
@@ -26,7 +26,7 @@ fuzz_target!(|data: &[u8]| {
         (0..fds % 10).map(|_| eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")).collect();
     let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     let stream = &stream[..stream.len().min(STREAM_MAX)];
-    // Descriptors come with one piece, which the input chooses too.
+    // One piece, which the input chooses, carries the descriptors.
     for (n, piece) in stream.chunks(usize::from(*cut).max(24)).enumerate() {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         let mut control = SendAncillaryBuffer::new(&mut space);

@@ -1,4 +1,4 @@
-/* Counts what the driver allocates while it does nothing but requests: allocations SOCKET. */
+/* Counts the allocations of the driver while it only performs requests: allocations SOCKET. */
 #include <errno.h>
 #include <kickless_driver.h>
 #include <stdatomic.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* glibc's own, behind those that this program has in their place. */
+/* The allocator of glibc. This program replaces its functions and calls it. */
 extern void *__libc_malloc(size_t);
 extern void *__libc_calloc(size_t, size_t);
 extern void *__libc_realloc(void *, size_t);
@@ -85,7 +85,7 @@ int main(int argc, char **argv)
         }
     }
     for (int waits = 0; waits < 2; waits++) {
-        /* Once for what is kept from then on. */
+        /* The first round allocates the memory that the driver keeps. */
         int failed = rounds(queue, requests, waits);
         long before = allocations;
         if (failed || rounds(queue, requests, waits)) {

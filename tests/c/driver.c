@@ -1,4 +1,4 @@
-/* The C interface of the driver, every function of it: driver SOCKET, whose disk has 16 MiB and two queues or more. */
+/* Tests every function of the C interface of the driver: driver SOCKET. The disk must have 16 MiB and two queues or more. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <kickless_driver.h>
@@ -13,7 +13,7 @@
 #define BLOCK 4096
 #define SECOND 1000000000LL
 
-/* What must hold; says what does not. */
+/* Checks a condition. Prints it if it does not hold. */
 #define CHECK(holds)                                                                              \
     do {                                                                                          \
         if (!(holds)) {                                                                           \
@@ -21,7 +21,7 @@
             exit(1);                                                                              \
         }                                                                                         \
     } while (0)
-/* A call that must fail in this way and say why. */
+/* Checks that a call fails with this error and a reason. */
 #define REFUSED(errno_value, sentence, call)                                                      \
     do {                                                                                          \
         long long result_ = (call);                                                               \
@@ -145,7 +145,7 @@ static void blocking(const char *socket)
     kl_disk_close(disk);
 }
 
-/* Takes all completions of what was submitted, and looks that each cookie comes once. */
+/* Takes all completions and checks that each cookie comes once. */
 static void reap(kl_queue *queue, int count, int result)
 {
     kl_completion done[8];
@@ -203,7 +203,7 @@ static void batches(const char *socket)
     for (unsigned n = 0; n < COUNT; n++)
         CHECK(has(bytes + n * BLOCK, BLOCK, n));
 
-    /* Full, and said so. */
+    /* The queue is full and reports it. */
     int room = 0;
     while (room < COUNT && kl_queue_submit(queue, requests + room, 1) == 1)
         room++;
@@ -211,7 +211,7 @@ static void batches(const char *socket)
     REFUSED(EAGAIN, "full", kl_queue_submit(queue, requests + room, 1));
     reap(queue, room, 0);
 
-    /* Those before a wrong one are submitted. */
+    /* The requests before an invalid one are submitted. */
     requests[2].offset = 1;
     CHECK(kl_queue_submit(queue, requests, 4) == 2);
     REFUSED(EINVAL, "multiple of 512", kl_queue_submit(queue, requests + 2, 2));
@@ -223,7 +223,7 @@ static void batches(const char *socket)
     REFUSED(EINVAL, "min is more", kl_queue_wait(queue, done, 2, 1, 0));
     REFUSED(EINVAL, "negative", kl_queue_wait(queue, done, 1, 1, -2));
 
-    /* Handles may go in any order, with requests in flight too. */
+    /* Handles may be closed in any order, also with requests in flight. */
     CHECK(kl_queue_submit(queue, requests + 3, 4) == 4);
     kl_buffer_free(buffer);
     reap(queue, 4, 0);
@@ -346,7 +346,7 @@ struct sharer {
     unsigned number;
 };
 
-/* One of several threads at each queue: whoever polls gets what the others submitted too, so all they can do is count. */
+/* Runs one of several threads per queue. A thread also takes completions of others, so it only counts them. */
 static void *share(void *argument)
 {
     const struct sharer *me = argument;

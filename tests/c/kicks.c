@@ -1,4 +1,4 @@
-/* Submits one request, waits for a line on standard input, and submits twenty more: kicks SOCKET. It waits for none of them. */
+/* Submits one request, waits for a line on standard input, and submits twenty more: kicks SOCKET. Does not wait for completions. */
 #include <kickless_driver.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +29,6 @@ int main(int argc, char **argv)
     }
     printf("%d submitted\n", submitted);
     fflush(stdout);
-    /* Closing the disk would wait for a back-end that answers nothing. */
+    /* The disk stays open, because closing it would wait for a back-end that does not answer. */
     _exit(0);
 }

@@ -1,4 +1,4 @@
-//! Files of a crate that import one another in a circle.
+//! Finds files of a crate that import one another in a circle.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ fn reachable(imports: &Imports, from: &Path) -> BTreeSet<PathBuf> {
     reached
 }
 
-/// Says each import within the circle.
+/// Returns a line for each import within the circle.
 fn describe(circle: &BTreeSet<PathBuf>, imports: &Imports, root: &Path) -> String {
     let short = |file: &Path| file.strip_prefix(root).unwrap_or(file).display().to_string();
     let mut lines = vec![format!("{} files:", circle.len())];
@@ -87,7 +87,7 @@ mod tests {
         circles(&imports).iter().map(|circle| circle.iter().map(name).collect()).collect()
     }
 
-    /// Two files, `a.rs` and `b.rs`.
+    /// Returns the number of circles between two files, `a.rs` and `b.rs`.
     fn two(a: &str, b: &str) -> usize {
         found(&[("lib.rs", "mod a; mod b; pub use a::A; pub use b::B;"), ("a.rs", a), ("b.rs", b)]).len()
     }

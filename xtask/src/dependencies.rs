@@ -32,7 +32,7 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("daemon", &["worker", "vhost", "disk", "net-port", "values"]),
     ("kickless", &["daemon", "blk", "net", "bench"]),
 ];
-/// Packages that only test and check. They may name every crate, and no crate may name them.
+/// Packages that only test and check. They may name every crate, and no other crate may name them.
 const OUTSIDE: [&str; 3] = ["kickless-testing", "kickless-tests", "xtask"];
 const PREFIX: &str = "kickless-";
 
@@ -69,7 +69,7 @@ fn offences(metadata: &Value) -> Result<Vec<String>> {
             continue;
         }
         let Some(allowed) = reachable(name.strip_prefix(PREFIX).unwrap_or(name)) else {
-            wrong.push(format!("{name}: say in xtask/src/dependencies.rs what it may name"));
+            wrong.push(format!("{name}: list the crates that it may name in xtask/src/dependencies.rs"));
             continue;
         };
         for dependency in dependencies {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_found() {
+    fn forbidden_edges_are_found() {
         let wrong = |name, dependency, kind| offences(&workspace(name, dependency, kind)).unwrap().len();
         assert_eq!(wrong("kickless-blk", "kickless-disk", None), 0);
         assert_eq!(wrong("kickless-blk", "kickless-worker", None), 1);

@@ -14,13 +14,13 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, Macro, UseTree, Visibility};
 
-/// Files by what they import: each file of a crate with the files that it names.
+/// Each file of a crate with the files that it names.
 pub(crate) type Imports = BTreeMap<PathBuf, BTreeSet<PathBuf>>;
 
 /// Reads the imports of the crate whose root is the file `root`.
 ///
 /// # Errors
-/// A file cannot be read, or is no Rust.
+/// A file cannot be read or is not valid Rust.
 pub(crate) fn read(root: &Path) -> Result<Imports> {
     let mut krate = Crate::default();
     krate.read_file(root, Vec::new(), true)?;
@@ -60,7 +60,8 @@ impl Crate {
     /// Reads the file of module `at`. The children of `mod.rs`, `lib.rs` and `main.rs` lie beside the file.
     fn read_file(&mut self, file: &Path, at: ModulePath, is_root: bool) -> Result<()> {
         let text = fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;
-        let syntax = syn::parse_file(&text).with_context(|| format!("{} is no Rust", file.display()))?;
+        let syntax =
+            syn::parse_file(&text).with_context(|| format!("{} is not valid Rust", file.display()))?;
         let dir = file.parent().unwrap_or(file);
         let has_own_folder = is_root || file.file_name().is_some_and(|name| name == "mod.rs");
         let children =
@@ -95,7 +96,7 @@ impl Crate {
         let candidates = [children.join(format!("{name}.rs")), children.join(&name).join("mod.rs")];
         match candidates.iter().find(|path| path.exists()) {
             Some(path) => self.read_file(path, below, false),
-            None => bail!("{}: the file of module {name} is not where it belongs", file.display()),
+            None => bail!("{}: the file of module {name} is not in its place", file.display()),
         }
     }
 
@@ -116,7 +117,7 @@ impl Crate {
 
     /// Returns the file that defines the item `path` of module `at`, or `None` if it is of another crate.
     fn file_of(&self, at: &[String], path: &[String], depth: usize) -> Option<&PathBuf> {
-        /// Aliases that lead to one another in a circle end here.
+        /// Ends a circle of aliases.
         const DEPTH_MAX: usize = 16;
         let module = self.modules.get(at)?;
         let (first, rest) = path.split_first().filter(|_| depth < DEPTH_MAX)?;
@@ -154,7 +155,7 @@ impl Module {
                 path.push(ident.to_string());
             }
             let name = if ident == "self" { path.last().cloned() } else { Some(alias.to_string()) };
-            // A trait may be imported for its methods alone, and is not named again.
+            // A trait may be imported only for its methods. The code then does not name it again.
             if is_private {
                 self.named.insert(path.clone());
             }
@@ -205,7 +206,7 @@ impl<'ast> Visit<'ast> for Names<'_> {
             Item::Struct(item) => &item.attrs,
             Item::Enum(item) => &item.attrs,
             Item::Const(item) => &item.attrs,
-            // A module has its own entry, and `use` is read apart.
+            // A module has its own entry. `read_use` handles `use`.
             Item::Mod(_) | Item::Use(_) => return,
             _ => return visit::visit_item(self, item),
         };
@@ -234,7 +235,7 @@ impl<'ast> Visit<'ast> for Names<'_> {
 }
 
 impl Names<'_> {
-    /// Adds a path, but no single lower-case name: that may be a variable with the name of a module.
+    /// Adds a path. Ignores a single lower-case name, which may be a variable with the name of a module.
     fn add(&mut self, path: Vec<String>) {
         let is_variable = path.len() == 1 && path[0].starts_with(|c: char| c.is_lowercase());
         if !is_variable {

@@ -1,4 +1,5 @@
-//! Checks that `deny.toml` allows the licence of each dependency, for every crate or for this one.
+//! Checks that `deny.toml` allows the licence of each dependency, for all crates or for the one that has
+//! it.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,7 @@ use serde_json::Value;
 
 use crate::{cargo, spdx};
 
-/// Checks every package that the workspace, or the fuzz targets, use on Linux.
+/// Checks the packages that the workspace and the fuzz targets use on Linux.
 pub(crate) fn check(root: &Path) -> Result<()> {
     let config = fs::read_to_string(root.join("deny.toml")).context("deny.toml")?;
     let rules = Rules { allowed: allowed(&config)?, exceptions: exceptions(&config)? };
@@ -28,7 +29,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
 /// Licences that packages may have.
 struct Rules {
     allowed: Vec<String>,
-    /// Names of crates, each with a licence that is allowed for this crate only.
+    /// Names of crates, each with a licence that only this crate may have.
     exceptions: Vec<(String, String)>,
 }
 
@@ -58,7 +59,7 @@ fn exceptions(config: &str) -> Result<Vec<(String, String)>> {
 fn offences(metadata: &Value, rules: &Rules) -> Result<Vec<String>> {
     let used: Vec<&str> = metadata["resolve"]["nodes"]
         .as_array()
-        .context("cargo metadata resolved nothing")?
+        .context("the output of cargo metadata has no dependencies")?
         .iter()
         .filter_map(|node| node["id"].as_str())
         .collect();

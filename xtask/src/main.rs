@@ -1,4 +1,4 @@
-//! The project's own checks: `cargo xtask check` is what CI checks before it runs any test.
+//! Runs the project's own checks: CI runs `cargo xtask check` before any test.
 
 mod cargo;
 mod circles;
@@ -80,7 +80,7 @@ fn clippy(root: &Path) -> Result<()> {
         root,
         &["clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"],
     )?;
-    // Checks the code that is off by default. Nothing is linked, so librbd need not be installed.
+    // Checks the code behind features. This links nothing, so librbd need not be installed.
     let features = "kickless/rbd,kickless-blk/rbd";
     let with = ["clippy", "--quiet", "--locked", "--all-targets", "--features", features];
     cargo::run(

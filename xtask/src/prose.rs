@@ -12,7 +12,7 @@ use crate::tracked;
 const COLUMNS_MAX: usize = 110;
 /// Words with which no doc begins. Its first sentence is a verb and its object, or names the thing.
 const OPENINGS: [&str; 6] = ["What", "Who", "Whoever", "Where", "That", "One that"];
-/// Directories that do not pass yet.
+/// Directories and files that do not pass yet.
 const NOT_YET: &[&str] = &[
     "crates/device",
     "crates/disk",
@@ -20,8 +20,7 @@ const NOT_YET: &[&str] = &[
     "crates/vhost",
     "crates/virtqueue",
     "crates/worker",
-    "fuzz",
-    "tests",
+    "tests/tests/guest_net.rs",
 ];
 
 /// Checks the comments of each Rust file that git knows.
@@ -43,7 +42,7 @@ fn offences(name: &str, text: &str, wrong: &mut Vec<String>) {
         let columns = line.chars().count();
         if columns > COLUMNS_MAX && has_prose(line) {
             wrong
-                .push(format!("{name}:{number}: a comment of {columns} columns, {COLUMNS_MAX} are the most"));
+                .push(format!("{name}:{number}: a comment of {columns} columns; the limit is {COLUMNS_MAX}"));
         }
         let marker = doc_marker(line);
         if let Some(marker) = marker
@@ -56,7 +55,7 @@ fn offences(name: &str, text: &str, wrong: &mut Vec<String>) {
     }
 }
 
-/// Whether `line` has a comment that can be broken: no row of a table, no address alone.
+/// Whether `line` has a comment that can be broken: neither a row of a table nor only an address.
 fn has_prose(line: &str) -> bool {
     // A comment after code follows an even number of quotes. Otherwise `//` is within a string.
     let start = line.match_indices("//").find(|(at, _)| {

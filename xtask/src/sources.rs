@@ -1,4 +1,4 @@
-//! Checks the text of the sources: the length of files, where `unsafe` is allowed, paths of one machine.
+//! Checks the text of the sources: the length of files, the use of `unsafe`, and paths of one machine.
 
 use std::path::Path;
 
@@ -6,9 +6,9 @@ use anyhow::{Result, ensure};
 
 use crate::tracked;
 
-/// Lines that a source file may have, tests included.
+/// Largest number of lines of a source file, tests included.
 const LINES_MAX: usize = 800;
-/// Files and directories whose files may lift the lint against unsafe code, each for itself.
+/// Files and directories whose files may each allow unsafe code.
 const ISLANDS: &[&str] = &[
     "crates/memory/",
     "crates/dirty-log/",
@@ -23,7 +23,7 @@ const ISLANDS: &[&str] = &[
 ];
 /// Beginnings of paths that exist on one machine only.
 const PRIVATE_PATHS: [&str; 3] = ["/root/", "/home/", "/work/"];
-/// Files that need such text: hashes and addresses of the registry, and this list.
+/// Files that may have such text: lock files with hashes and addresses of the registry, and this list.
 const EXEMPT: [&str; 3] = ["Cargo.lock", "fuzz/Cargo.lock", "xtask/src/sources.rs"];
 
 /// Checks every file that git knows.
@@ -47,20 +47,20 @@ fn offences(name: &str, text: &str, wrong: &mut Vec<String>) {
     if name.ends_with(".rs") {
         let lines = text.lines().count();
         if lines > LINES_MAX {
-            wrong.push(format!("{name}: {lines} lines, {LINES_MAX} are the most"));
+            wrong.push(format!("{name}: {lines} lines; the limit is {LINES_MAX}"));
         }
         let lifted = ["allow(unsafe_code", "expect(unsafe_code"].iter().any(|lift| text.contains(lift));
         if lifted && !ISLANDS.iter().any(|island| name.starts_with(island)) {
-            wrong.push(format!("{name}: unsafe code has no place here"));
+            wrong.push(format!("{name}: unsafe code is not allowed here"));
         }
     }
     let ours = (name.starts_with("crates/") || name.starts_with("tests/")) && name.ends_with("/Cargo.toml");
     if ours && !text.contains("[lints]\nworkspace = true") {
-        wrong.push(format!("{name}: the lints of the workspace are not in force"));
+        wrong.push(format!("{name}: the lints of the workspace are off"));
     }
 }
 
-/// Whether a path in `line` begins with `path`, rather than containing it further on.
+/// Whether a path that begins with `path` is in `line`.
 fn begins_in(line: &str, path: &str) -> bool {
     line.match_indices(path).any(|(at, _)| {
         let before = line[..at].chars().next_back();
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_found() {
+    fn violations_are_found() {
         assert_eq!(found("crates/blk/src/a.rs", &"//\n".repeat(LINES_MAX)), 0);
         assert_eq!(found("crates/blk/src/a.rs", &"//\n".repeat(LINES_MAX + 1)), 1);
         assert_eq!(found("docs/a.md", &"line\n".repeat(LINES_MAX + 1)), 0);

@@ -1,17 +1,17 @@
-//! SPDX licence expressions: `MIT OR (Apache-2.0 AND ISC)`.
+//! Evaluates SPDX licence expressions_are_evaluated: `MIT OR (Apache-2.0 AND ISC)`.
 
 /// Whether licences that `allowed` accepts satisfy `expression`. Returns false if `expression` cannot be
 /// read.
 pub(crate) fn satisfied(expression: &str, allowed: impl Fn(&str) -> bool) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ");
-    // Cargo's own notation, from before it knew SPDX.
+    // Older packages use Cargo's own notation.
     let spaced = spaced.replace('/', " OR ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
     let mut reader = Reader { words: &words, allowed: &allowed };
     reader.any() == Some(true) && reader.words.is_empty()
 }
 
-/// Reads words from the front. Its functions return `None` if the words are not an expression.
+/// Reads words from the front of an expression. Its methods return `None` for an invalid expression.
 struct Reader<'a> {
     words: &'a [&'a str],
     allowed: &'a dyn Fn(&str) -> bool,
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expressions() {
+    fn expressions_are_evaluated() {
         let allowed = |name: &str| ["MIT", "ISC", "Apache-2.0 WITH LLVM-exception"].contains(&name);
         for good in [
             "MIT",
