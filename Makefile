@@ -1,11 +1,11 @@
-# What can be done here. Each target sets up what it needs on a Debian 12 with Rust.
+# The project's commands. Each target installs what it needs on a Debian 12 with Rust.
 
 .DEFAULT_GOAL := build
 .PHONY: build setup test test-rbd check demo demo-migrate fuzz bench bench-poll fio install install-driver
 
 # For `make install`; packagers set DESTDIR.
 PREFIX ?= /usr/local
-# For `make fuzz`: runs of each target.
+# For `make fuzz`: number of runs of each target.
 FUZZ_RUNS ?= 2000000
 
 build:
@@ -15,24 +15,25 @@ build:
 setup:
 	tools/setup
 
-# Everything: formatting, lints, unit, property and model tests, end-to-end tests with guests, fuzz targets.
+# Runs all tests: formatting, lints, unit, property and model tests, end-to-end tests with guests, fuzz
+# targets.
 test:
 	tools/test
 
-# Disks of a Ceph cluster, on one that is set up for it and taken down again. Installs Ceph (about 200 MB).
+# Tests disks of a Ceph cluster, which it sets up and removes again. Installs Ceph (about 200 MB).
 test-rbd:
 	tools/setup
 	tools/ceph
 
-# What needs no test run: formatting, lints, docs, dependencies, licences.
+# Checks formatting, lints, docs, dependencies and licences. Runs no test.
 check:
 	cargo --locked xtask check
 
-# A guest in QEMU uses a disk that we serve.
+# Runs a guest in QEMU that uses a disk of kickless.
 demo:
 	guest/demo
 
-# A guest in QEMU moves between two that we serve, while it works. MOVES=20 moves it so often.
+# Moves a working guest between two QEMUs, each with a kickless. MOVES=20 moves it 20 times.
 demo-migrate:
 	guest/demo-migrate $(MOVES)
 
@@ -40,32 +41,32 @@ fuzz:
 	tools/setup
 	tools/fuzz $(FUZZ_RUNS)
 
-# The ratios of speed, side by side with others, as one report and, part by part, as text, and the memory figure. With
-# TARGETS="NAME=SOCKET ...", the report compares those too.
+# Compares speed and memory with other programs: one report, and text for each part. With TARGETS="NAME=SOCKET
+# ...", the report includes those back-ends.
 bench: build
 	tools/setup
 	tools/bench $(TARGETS)
 	cargo bench --locked -p kickless-tests
 	cargo bench --locked -p kickless-dirty-log --bench dirty_log
 
-# What polling gains and costs, as tables; `tools/bench-poll --pictures` draws the pictures.
+# Prints the gain and the cost of polling as tables. `tools/bench-poll --pictures` draws the pictures.
 bench-poll: build
 	tools/setup
 	tools/bench-poll
 
-# target/fio/kickless.so: fio's engine for any vhost-user-blk back-end.
+# Builds target/fio/kickless.so, fio's engine for any vhost-user-blk back-end.
 fio:
 	tools/setup
 	fio/prepare
 
-# The program, and the driver for programs in C.
+# Installs the program and the driver for programs in C.
 install: build install-driver
 	install -D -m 755 $${CARGO_TARGET_DIR:-target}/release/kickless $(DESTDIR)$(PREFIX)/bin/kickless
 	install -d $(DESTDIR)$(PREFIX)/libexec $(DESTDIR)$(PREFIX)/share/qemu/vhost-user
 	ln -sf ../bin/kickless $(DESTDIR)$(PREFIX)/libexec/kickless-blk
 	sed 's|"/usr/|"$(PREFIX)/|' dist/50-kickless-blk.json >$(DESTDIR)$(PREFIX)/share/qemu/vhost-user/50-kickless-blk.json
 
-# Just the driver: library, header and pkg-config file.
+# Installs only the driver: library, header and pkg-config file.
 DRIVER_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 install-driver:
 	tools/setup build

@@ -1,10 +1,10 @@
-# Debian packages, for scripts that source this: `. tools/packages.sh` in the repository's root. The script defines `say`.
+# Installs Debian packages. Scripts source this file in the root of the repository and define `say`.
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then
         "$@"
     elif command -v sudo >/dev/null; then
-        # It may ask for a password only on a terminal.
+        # sudo may ask for a password only on a terminal.
         if [ -t 0 ]; then sudo "$@"; else sudo -n "$@"; fi
     else
         say "needs root or sudo for: $*"
@@ -12,8 +12,8 @@ as_root() {
     fi
 }
 
-# Runs an apt command as root. Its output appears only if it fails. The package lists can be missing, or name files that the
-# mirror has replaced, so a first failure fetches them and tries again.
+# Runs an apt command as root. Its output appears only if it fails. The package lists can be missing, or name
+# files that the mirror has replaced, so a first failure fetches them and tries again.
 run_apt() {
     local log status=0
     log=$(mktemp)
@@ -35,8 +35,8 @@ install_packages() {
     run_apt apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
 }
 
-# Installs the packages that are missing. Each argument is PROBE:PACKAGES. A probe that begins with a slash is a file, any
-# other one a command. The packages count as missing if their probe does not exist.
+# Installs the packages that are missing. Each argument is PROBE:PACKAGES. A probe that begins with a slash is
+# a file, any other probe is a command. The packages count as missing if their probe does not exist.
 install_missing() {
     local need probe missing=()
     for need in "$@"; do
