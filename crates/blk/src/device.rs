@@ -5,7 +5,7 @@ use crate::config;
 use crate::device_state::DeviceState;
 use crate::failures::Failures;
 use crate::queue::Queue;
-use kickless_device::{ConfigError, Device, InvalidState, QueueTask, StartError, Vring};
+use kickless_device::{ConfigError, Device, InvalidState, QueueTask, StartError, Vring, Words};
 use kickless_disk::lock::{ImageLock, LOCK_WAIT_MAX, is_held_here};
 use kickless_disk::{Disk, Resized};
 use kickless_io::Waker;
@@ -122,6 +122,10 @@ impl Blk {
 }
 
 impl Device for Blk {
+    fn words(&self) -> Words {
+        Words { name: "disk", rings_option: "QEMU: num-queues=" }
+    }
+
     fn features(&self) -> Features {
         Features::from_bits_retain(config::features(self.shared.disk.limits()).bits())
             | Features::VERSION_1

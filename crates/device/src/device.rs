@@ -10,6 +10,9 @@ use kickless_spec::vhost_user::ProtocolFeatures;
 /// An implementer may rely on this: `open` comes before the first `start_queue` and `close` after the last queue has
 /// stopped; features are a subset of what it offered. It must not assume that the driver or the front-end behaves.
 pub trait Device: Send + Sync {
+    /// Returns the words with which the log tells operators of this kind of device.
+    fn words(&self) -> Words;
+
     /// Returns all feature bits that it supports, those of the ring included.
     fn features(&self) -> Features;
 
@@ -123,6 +126,15 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// The device has no such queue, or what it needs cannot be had.
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError>;
+}
+
+/// The words of one kind of device, for sentences that a transport logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// Its name, such as "disk".
+    pub name: &'static str,
+    /// The option of a front-end that sets the number of rings, such as "QEMU: num-queues=".
+    pub rings_option: &'static str,
 }
 
 /// The treatment of a ring that is started but disabled (vhost-user specification, "Ring states").

@@ -34,7 +34,9 @@ mod vring;
 
 pub use areas::{Areas, IovaAddresses};
 pub use counters::{Count, Counters};
-pub use device::{ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, StartError};
+pub use device::{
+    ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, StartError, Words,
+};
 pub use event::{Event, Interest};
 pub use executor::Executor;
 pub use kickless_io::Waker;

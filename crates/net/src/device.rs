@@ -9,6 +9,7 @@ use crate::transmit::TransmitTask;
 use crate::{config, features};
 use kickless_device::{
     ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
+    Words,
 };
 use kickless_net_port::Port;
 use kickless_spec::features::Features;
@@ -19,6 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use tracing::warn;
 use zerocopy::IntoBytes;
 
+/// The option of a front-end that sets the number of pairs.
+const RINGS_OPTION: &str = "QEMU: queues=";
 /// The first bytes of a saved state. The number of pairs that the driver uses follows, in two little-endian
 /// bytes.
 const STATE_TAG: [u8; 4] = *b"net1";
@@ -76,6 +79,10 @@ impl Net {
 }
 
 impl Device for Net {
+    fn words(&self) -> Words {
+        Words { name: "network card", rings_option: RINGS_OPTION }
+    }
+
     fn features(&self) -> Features {
         let own = features::offered(self.card.mac.is_some(), self.card.pairs_max);
         Features::from_bits_retain(own.bits())
@@ -188,7 +195,14 @@ impl Device for Net {
         }
         let (in_force, header_len) = (features::in_force(features), features::header_len(features));
         let card = self.card.clone();
-        let no_ring = || StartError("the card has no such ring with these features".into());
+        let no_ring = || {
+            let pairs = self.card.pairs_max;
+            let why = format!(
+                "the card has {pairs} pairs of rings and no such ring with these features: the front-end may want more \
+                 pairs than the card has ({RINGS_OPTION})"
+            );
+            StartError(why.into())
+        };
         Ok(match role(vring.index(), self.card.pairs_max, in_force).ok_or_else(no_ring)? {
             Role::Receive { pair } => {
                 let len_max = features::receive_len_max(in_force, header_len, self.mtu());

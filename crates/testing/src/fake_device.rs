@@ -2,6 +2,7 @@
 
 use kickless_device::{
     ConfigError, Device, DeviceMessage, Disabled, InvalidState, MessageError, QueueTask, StartError, Vring,
+    Words,
 };
 use kickless_spec::features::Features;
 use kickless_spec::vhost_user::ProtocolFeatures;
@@ -68,6 +69,10 @@ pub trait Fake: Send + Sync {
 pub struct FakeDevice<T>(pub T);
 
 impl<T: Fake> Device for FakeDevice<T> {
+    fn words(&self) -> Words {
+        Words { name: "fake", rings_option: "a test: rings=" }
+    }
+
     fn features(&self) -> Features {
         self.0.features()
     }

@@ -26,9 +26,9 @@ pub(crate) enum Refusal {
     #[error("protocol feature bits {:#x} were not offered", .0.bits())]
     ProtocolFeatures(ProtocolFeatures),
     #[error(
-        "ring index {index}, but there are {count} rings: the front-end wants more than this back-end has (QEMU: queues=)"
+        "ring index {index}, but there are {count} rings: the front-end wants more than this back-end has ({option})"
     )]
-    Index { index: u32, count: usize },
+    Index { index: u32, count: usize, option: &'static str },
     #[error(transparent)]
     InvalidSize(#[from] InvalidSize),
     #[error("ring size {size}, but at most {max} is possible")]

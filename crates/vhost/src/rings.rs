@@ -79,7 +79,11 @@ impl Rings {
     pub(crate) fn index(&self, index: u32) -> Result<u16, Refusal> {
         match u16::try_from(index) {
             Ok(checked) if usize::from(checked) < self.rings.len() => Ok(checked),
-            _ => Err(Refusal::Index { index, count: self.rings.len() }),
+            _ => Err(Refusal::Index {
+                index,
+                count: self.rings.len(),
+                option: self.device.words().rings_option,
+            }),
         }
     }
 

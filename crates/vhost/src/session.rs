@@ -101,8 +101,9 @@ impl<'a> Session<'a> {
         let ((kicks, requests), before) = (self.statistics.totals(), self.totals_before);
         let only_kicked = kicks > before.0 && requests == before.1;
         if only_kicked && self.rings.none_moved(self.negotiated.packed()) {
+            let name = self.device.words().name;
             warn!(
-                "the guest kicked and no request was in its rings; if it waits for its disk, {HOW_TO_SHARE}"
+                "the guest kicked and no request was in its rings; if it waits for its {name}, {HOW_TO_SHARE}"
             );
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kickless_device::{ConfigError, Device, InvalidState, QueueTask, StartError, Vring};
+use kickless_device::{ConfigError, Device, InvalidState, QueueTask, StartError, Vring, Words};
 use kickless_spec::features::Features;
 
 type Hook = Arc<dyn Fn() + Send + Sync>;
@@ -31,6 +31,9 @@ impl Drop for Hooked {
 }
 
 impl Device for Hooked {
+    fn words(&self) -> Words {
+        Words { name: "fake", rings_option: "a test: rings=" }
+    }
     fn features(&self) -> Features {
         Features::VERSION_1
     }
