@@ -140,7 +140,8 @@ mod tests {
     fn each_part_that_logs_is_known() {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         for each in fs::read_dir(crates).unwrap() {
-            let manifest = fs::read_to_string(each.unwrap().path().join("Cargo.toml")).unwrap();
+            // As for cargo, a directory without one is no crate: an older commit may have left it.
+            let Ok(manifest) = fs::read_to_string(each.unwrap().path().join("Cargo.toml")) else { continue };
             let name = manifest.lines().find_map(|line| line.strip_prefix("name = ")).unwrap();
             let name = name.trim_matches('"').replace('-', "_");
             // Only tests use the testing crate, which catches what the others log.

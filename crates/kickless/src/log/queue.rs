@@ -282,6 +282,19 @@ mod tests {
             Self { queue, orders, written }
         }
 
+        /// Waits until the writer has taken all text and is in a write.
+        fn waits_in_write(&self) {
+            let deadline = Instant::now() + LIMIT;
+            let is_taken = || {
+                let state = self.queue.lock();
+                state.writing && state.text.is_empty()
+            };
+            while !is_taken() {
+                assert!(Instant::now() < deadline, "the writer takes nothing");
+                thread::yield_now();
+            }
+        }
+
         /// Allows one write of at most `bytes` bytes. Returns the written text.
         fn writes(&self, bytes: usize) -> String {
             self.orders.send(Ok(bytes)).unwrap();
@@ -311,21 +324,29 @@ mod tests {
     fn a_sink_that_blocks_stops_no_thread_and_lost_lines_are_counted() {
         let bench = Bench::new();
         let line = [b"x".repeat(1023), b"\n".into()].concat();
-        // The writer may hold some of these already, but at most one full queue.
-        let count = 4 * BYTES_MAX / line.len();
-        for _ in 0..count {
-            bench.queue.put(&line);
-        }
-        assert!(bench.queue.lock().text.len() <= BYTES_MAX);
+        let fits = BYTES_MAX / line.len();
+        let flood = || {
+            for _ in 0..2 * fits {
+                bench.queue.put(&line);
+            }
+            assert_eq!(bench.queue.lock().text.len(), BYTES_MAX);
+        };
+        // The writer holds a line when the flood begins, and the first flood when the second one does.
+        bench.queue.put(&line);
+        bench.waits_in_write();
+        flood();
+        assert_eq!(bench.writes(usize::MAX).len(), line.len());
+        bench.waits_in_write();
+        flood();
         assert!(!bench.queue.wait_until_written(Instant::now() + Duration::from_millis(1)));
         bench.queue.put_last(b"last words\n");
-        let mut said = String::new();
-        while !said.contains("last words\n") || !said.contains("lost ") {
-            said += &bench.writes(usize::MAX);
-        }
-        let seen = said.lines().filter(|line| line.starts_with('x')).count();
-        let lost = said.lines().find_map(|line| line.strip_prefix("lost ")).unwrap();
-        assert_eq!(seen + lost.parse::<usize>().unwrap(), count);
+        let lost = format!("lost {fits}\n");
+        assert_eq!(bench.writes(usize::MAX).len(), BYTES_MAX);
+        assert_eq!(bench.writes(usize::MAX), lost);
+        let rest = bench.writes(usize::MAX);
+        assert_eq!(rest.len(), BYTES_MAX + "last words\n".len());
+        assert!(rest.ends_with("x\nlast words\n"));
+        assert_eq!(bench.writes(usize::MAX), lost);
         assert!(bench.queue.wait_until_written(Instant::now() + LIMIT));
         bench.queue.put(b"again\n");
         assert_eq!(bench.writes(usize::MAX), "again\n");
