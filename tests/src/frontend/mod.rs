@@ -1,6 +1,7 @@
 //! A vhost-user-blk front-end with one method per message. It can also send bytes that the protocol
 //! forbids.
 
+pub mod card;
 pub mod inflight;
 pub mod iommu;
 pub mod log;
@@ -39,6 +40,7 @@ const PROTOCOL: ProtocolFeatures = ProtocolFeatures::MQ
     .union(ProtocolFeatures::LOG_SHMFD)
     .union(ProtocolFeatures::REPLY_ACK)
     .union(ProtocolFeatures::BACKEND_REQ)
+    .union(ProtocolFeatures::MTU)
     .union(ProtocolFeatures::INFLIGHT_SHMFD)
     .union(ProtocolFeatures::RESET_DEVICE)
     .union(ProtocolFeatures::CONFIGURE_MEM_SLOTS)
@@ -304,14 +306,22 @@ impl Frontend {
     /// # Errors
     /// The back-end refuses a message.
     pub fn start(&mut self, queue: &Queue) -> Result<()> {
+        self.start_disabled(queue)?;
+        self.enable(queue, true)
+    }
+
+    /// Tells everything about a queue, and starts it. A queue that is new stays disabled.
+    ///
+    /// # Errors
+    /// Something is refused.
+    pub fn start_disabled(&mut self, queue: &Queue) -> Result<()> {
         let index = queue.index().into();
         self.order(&Message::SetVringNum(VringState { index, num: queue.size().into() }))?;
         self.order(&Message::SetVringBase(VringState { index, num: queue.base() }))?;
         self.order(&Message::SetVringAddr(addresses(queue)))?;
         self.set_call(queue)?;
         self.order(&Message::SetVringErr(descriptor(queue, queue.err().as_fd())?))?;
-        self.set_kick(queue)?;
-        self.enable(queue, true)
+        self.set_kick(queue)
     }
 
     /// Sends SET_VRING_CALL with the queue's eventfd.

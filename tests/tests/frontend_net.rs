@@ -1,0 +1,357 @@
+//! A network card and a front-end without a guest: messages that only cards know, rings that are drained, and stops, resets
+//! and new memory while a receive ring is idle and full of credit.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its own functions too")]
+
+use std::time::Instant;
+
+use kickless_spec::features::Features;
+use kickless_tests::daemon::{CardConfig, Daemon, DaemonConfig, card_counter};
+use kickless_tests::driver::Queue;
+use kickless_tests::driver::memory::Ram;
+use kickless_tests::frontend::card::{Card, CardShape};
+use kickless_tests::frontend::machine::{Machine, RAM_BASE, Shape};
+use kickless_tests::frontend::{Answer, Frontend, LIMIT};
+use kickless_vhost_user::{FrontendMessage as Message, VringState};
+use kickless_virtqueue::packed::Place;
+use rustix::process::Signal;
+
+const PAIR: CardShape = CardShape { pairs: 1, packed: false };
+const RECEIVE: usize = 0;
+const TRANSMIT: usize = 1;
+/// The warning about a packed ring that begins elsewhere than at its first place, without an in-flight buffer.
+const GOES_ON: &str = "a packed ring continues from the front-end's index";
+
+fn idle() -> Daemon {
+    Daemon::start_card(&CardConfig::new("null")).unwrap()
+}
+
+fn flowing() -> Daemon {
+    Daemon::start_card(&CardConfig::new("null,rate=500")).unwrap()
+}
+
+/// Ends a daemon. Returns its log, which must have no warning and no error but lines with `expected` words.
+fn end(daemon: Daemon, expected: &str) -> Vec<String> {
+    let (status, log) = daemon.stop().unwrap();
+    assert_eq!(status.code(), Some(0));
+    // A busy machine can make a wait long.
+    let is_trouble = |line: &&String| {
+        (line.contains(" WARN ") && !line.contains("still waiting")) || line.contains(" ERROR ")
+    };
+    let trouble = log.iter().filter(is_trouble);
+    let trouble: Vec<_> = trouble.filter(|line| expected.is_empty() || !line.contains(expected)).collect();
+    assert!(trouble.is_empty(), "{trouble:#?}");
+    log
+}
+
+fn says(daemon: &Daemon, from: usize, words: &[&str]) {
+    let has_all = |line: &str| words.iter().all(|word| line.contains(word)).then_some(());
+    daemon.log().wait_from(from, &format!("saying {words:?}"), LIMIT, has_all).unwrap();
+}
+
+/// A card that has just started has all its receive buffers as credit. Frames that it takes afterwards come behind that.
+fn full_of_credit(daemon: &Daemon, shape: CardShape) -> Card {
+    let mut card = Card::prepare(daemon.socket(), shape).unwrap();
+    card.fill(RECEIVE).unwrap();
+    for ring in [RECEIVE, TRANSMIT] {
+        card.resume(ring).unwrap();
+    }
+    // The worker looks at both rings in each pass.
+    for _ in 0..3 {
+        card.send(TRANSMIT).unwrap();
+    }
+    card
+}
+
+#[test]
+fn rings_are_counted_and_limited() {
+    for (pairs, count) in [(1, 3), (2, 5), (64, 129), (127, 255)] {
+        let option = format!("--num-queue-pairs={pairs}");
+        let daemon = Daemon::start_card(&CardConfig::new("null").with(&[&option])).unwrap();
+        let mut card = Card::prepare(daemon.socket(), PAIR).unwrap();
+        assert_eq!(card.frontend.number(&Message::GetQueueNum).unwrap(), count, "{pairs} pairs");
+        let mut says_size =
+            |index: u32| card.frontend.attempt(&Message::SetVringNum(VringState { index, num: 64 })).unwrap();
+        let count = count as u32;
+        assert_eq!([says_size(0), says_size(count - 1)], [Answer::Done; 2]);
+        for index in [count, count + 1, u32::from(u16::MAX), 1 << 16, u32::MAX] {
+            let seen = daemon.log().len();
+            assert_eq!(says_size(index), Answer::Refused, "ring {index}");
+            let words = [&format!("ring index {index}, "), &format!("{count} rings"), "QEMU: queues="];
+            says(&daemon, seen, &words.map(|word| word as &str));
+        }
+        drop(card);
+        end(daemon, "SET_VRING_NUM");
+    }
+}
+
+/// With two pairs, the third pair of a front-end that wants more begins at the number of the control ring.
+#[test]
+fn a_pair_too_many_is_refused_with_advice() {
+    let daemon = Daemon::start_card(&CardConfig::new("null").with(&["--num-queue-pairs=2"])).unwrap();
+    let mut card = Card::prepare(daemon.socket(), CardShape { pairs: 3, packed: false }).unwrap();
+    for ring in 0..4 {
+        card.resume(ring).unwrap();
+    }
+    assert!(card.resume(4).is_err());
+    says(&daemon, 0, &[" WARN ", "ring 4 cannot start", "QEMU: queues="]);
+    assert!(card.resume(5).is_err());
+    says(&daemon, 0, &[" WARN ", "ring index 5", "QEMU: queues="]);
+    // The others go on.
+    card.send(1).unwrap();
+    card.send(3).unwrap();
+    drop(card);
+    end(daemon, "message refused");
+}
+
+#[test]
+fn the_advice_for_a_disk_is_that_of_disks() {
+    let config = DaemonConfig { queues: 2, ..DaemonConfig::new("null:1M") };
+    let daemon = Daemon::start(&config).unwrap();
+    let mut frontend = Frontend::connect(daemon.socket()).unwrap();
+    frontend.negotiate(Features::VERSION_1).unwrap();
+    let size = Message::SetVringNum(VringState { index: 2, num: 64 });
+    assert_eq!(frontend.attempt(&size).unwrap(), Answer::Refused);
+    says(&daemon, 0, &["ring index 2, but there are 2 rings", "QEMU: num-queues="]);
+}
+
+/// Kicks a ring until the daemon has counted a kick, with nothing in the ring.
+fn kick_in_vain(daemon: &Daemon, queue: &mut Queue) {
+    let deadline = Instant::now() + LIMIT;
+    let counters = |line: &str| line.contains(" counters queue").then(|| line.contains(" kicks="));
+    loop {
+        assert!(Instant::now() < deadline, "no kick is counted");
+        let seen = daemon.log().len();
+        queue.kick();
+        daemon.signal(Signal::USR1).unwrap();
+        // Only queues that were used have a line with kicks.
+        if daemon.log().wait_from(seen, "counters", LIMIT, counters).unwrap() {
+            break;
+        }
+    }
+}
+
+/// A guest whose memory is not shared kicks, and its rings stay empty.
+#[test]
+fn the_advice_about_private_memory_names_the_device() {
+    const ADVICE: &str = "no request was in its rings; if it waits for its";
+    let daemon = idle();
+    let mut card = Card::start(daemon.socket(), PAIR).unwrap();
+    kick_in_vain(&daemon, &mut card.rings[TRANSMIT].queue);
+    drop(card);
+    says(&daemon, 0, &[" WARN ", ADVICE, "its network card, start"]);
+    end(daemon, ADVICE);
+
+    let daemon = Daemon::start(&DaemonConfig::new("null:1M")).unwrap();
+    let mut machine = Machine::start(daemon.socket(), &Shape::default()).unwrap();
+    kick_in_vain(&daemon, &mut machine.queues[0]);
+    drop(machine);
+    says(&daemon, 0, &[" WARN ", ADVICE, "its disk, start"]);
+    end(daemon, ADVICE);
+}
+
+/// The advice is not for a guest that has receive buffers in its ring and has not sent anything yet.
+#[test]
+fn a_guest_that_has_nothing_to_send_is_not_advised() {
+    let daemon = idle();
+    let mut card = Card::start(daemon.socket(), PAIR).unwrap();
+    card.fill(RECEIVE).unwrap();
+    kick_in_vain(&daemon, &mut card.rings[RECEIVE].queue);
+    drop(card);
+    end(daemon, "");
+}
+
+#[test]
+fn an_mtu_is_one_front_ends() {
+    let daemon = Daemon::start_card(&CardConfig::new("null").with(&["--mtu=1400"])).unwrap();
+    for _ in 0..2 {
+        let mut card = Card::start(daemon.socket(), PAIR).unwrap();
+        assert_eq!(card.mtu().unwrap(), 1400, "what an earlier front-end said is over");
+        for mtu in [68, 1500, 65_535] {
+            card.frontend.order(&Message::NetSetMtu(mtu)).unwrap();
+            assert_eq!(u64::from(card.mtu().unwrap()), mtu);
+        }
+        card.frontend.order(&Message::NetSetMtu(9000)).unwrap();
+        for mtu in [0, 67, 65_536, 65_536 + 1500, u64::MAX] {
+            let seen = daemon.log().len();
+            assert_eq!(card.frontend.attempt(&Message::NetSetMtu(mtu)).unwrap(), Answer::Refused, "{mtu}");
+            assert_eq!(card.mtu().unwrap(), 9000, "after {mtu}");
+            says(&daemon, seen, &["NET_SET_MTU", &format!("an MTU of {mtu} bytes"), "68", "65535"]);
+        }
+        card.send(TRANSMIT).unwrap();
+    }
+    end(daemon, "NET_SET_MTU");
+}
+
+/// A transmit ring that is started and disabled is drained (vhost-user specification, "Ring states").
+#[test]
+fn frames_in_a_disabled_ring_are_discarded() {
+    const ROUNDS: u64 = 100;
+    for shape in CardShape::BOTH {
+        let daemon = idle();
+        let mut card = Card::prepare(daemon.socket(), shape).unwrap();
+        card.frontend.start_disabled(&card.rings[TRANSMIT].queue).unwrap();
+        card.send(TRANSMIT).unwrap();
+        for _ in 0..ROUNDS {
+            // Each is in force when it is answered.
+            card.frontend.enable(&card.rings[TRANSMIT].queue, true).unwrap();
+            card.send(TRANSMIT).unwrap();
+            card.frontend.enable(&card.rings[TRANSMIT].queue, false).unwrap();
+            card.send(TRANSMIT).unwrap();
+        }
+        card.stop(TRANSMIT).unwrap();
+        drop(card);
+        let log = end(daemon, "");
+        let counted = ["sent_disabled", "sent_frames", "sent_invalid"].map(|name| card_counter(&log, name));
+        assert_eq!(counted.map(Result::unwrap), [ROUNDS + 1, ROUNDS, 0], "{shape:?}");
+    }
+}
+
+/// Nothing is delivered once ENABLE(0) is answered.
+#[test]
+fn a_disabled_receive_ring_is_left_alone() {
+    for shape in CardShape::BOTH {
+        let daemon = Daemon::start_card(&CardConfig::new("null,rate=100000")).unwrap();
+        let mut card = full_of_credit(&daemon, shape);
+        for _ in 0..20 {
+            // Each start of a ring begins with frame 0.
+            assert_eq!(card.receive(RECEIVE).unwrap(), 0);
+            card.fill(RECEIVE).unwrap();
+            card.frontend.enable(&card.rings[RECEIVE].queue, false).unwrap();
+            while card.rings[RECEIVE].take(&card.ram).unwrap().is_some() {}
+            card.fill(RECEIVE).unwrap();
+            for _ in 0..3 {
+                card.send(TRANSMIT).unwrap();
+            }
+            assert_eq!(card.rings[RECEIVE].queue.used_ready(), 0, "{shape:?}");
+            card.frontend.enable(&card.rings[RECEIVE].queue, true).unwrap();
+        }
+        drop(card);
+        end(daemon, if shape.packed { GOES_ON } else { "" });
+    }
+}
+
+#[test]
+fn a_stop_returns_credit() {
+    for shape in CardShape::BOTH {
+        for (daemon, frames) in [(idle(), false), (flowing(), true)] {
+            let mut card = full_of_credit(&daemon, shape);
+            let mut next = 0;
+            for _ in 0..3 {
+                if frames {
+                    for _ in 0..5 {
+                        // Each start of a ring begins with frame 0.
+                        assert_eq!(card.receive(RECEIVE).unwrap(), next);
+                        next += 1;
+                    }
+                }
+                card.stop(RECEIVE).unwrap();
+                card.stop(TRANSMIT).unwrap();
+                next = 0;
+                card.fill(RECEIVE).unwrap();
+                card.resume(RECEIVE).unwrap();
+                card.resume(TRANSMIT).unwrap();
+                card.send(TRANSMIT).unwrap();
+            }
+            drop(card);
+            let log = end(daemon, if shape.packed { GOES_ON } else { "" });
+            assert_eq!(card_counter(&log, "received_frames").unwrap() > 0, frames);
+            assert_eq!(card_counter(&log, "sent_frames").unwrap(), 6);
+        }
+    }
+}
+
+#[test]
+fn new_memory_does_not_wait_for_credit() {
+    for shape in CardShape::BOTH {
+        let daemon = idle();
+        let mut card = full_of_credit(&daemon, shape);
+        let one = daemon.holdings().unwrap().1;
+        for round in 1..4 {
+            let more = Ram::new(RAM_BASE + (round << 32), 1 << 20).unwrap();
+            card.frontend.share(&[&card.ram, &more]).unwrap();
+            assert_eq!(daemon.holdings().unwrap().1, one + 1);
+            // A pass with the new memory: the credit is popped again.
+            for _ in 0..3 {
+                card.send(TRANSMIT).unwrap();
+            }
+            // What was taken away is not mapped any more when that is answered.
+            card.frontend.share(&[&card.ram]).unwrap();
+            assert_eq!(daemon.holdings().unwrap().1, one, "{shape:?}: credit keeps memory");
+            card.send(TRANSMIT).unwrap();
+        }
+        card.stop(RECEIVE).unwrap();
+        drop(card);
+        end(daemon, "");
+    }
+}
+
+#[test]
+fn frames_go_on_in_new_memory() {
+    for shape in CardShape::BOTH {
+        let daemon = flowing();
+        let mut card = full_of_credit(&daemon, shape);
+        let mut next = 0;
+        for round in 1..5 {
+            let more = Ram::new(RAM_BASE + (round << 32), 1 << 20).unwrap();
+            card.frontend.share(&[&card.ram, &more]).unwrap();
+            for _ in 0..10 {
+                assert_eq!(card.receive(RECEIVE).unwrap(), next);
+                next += 1;
+                card.fill(RECEIVE).unwrap();
+            }
+        }
+        drop(card);
+        end(daemon, "");
+    }
+}
+
+#[test]
+fn a_reset_returns_credit() {
+    for shape in CardShape::BOTH {
+        for (daemon, frames) in [(idle(), false), (flowing(), true)] {
+            let mut card = full_of_credit(&daemon, shape);
+            for _ in 0..3 {
+                card.frontend.order(&Message::ResetDevice).unwrap();
+                let mut old = card.replace(RECEIVE).unwrap();
+                while old.take(&card.ram).unwrap().is_some() {}
+                card.replace(TRANSMIT).unwrap();
+                card.fill(RECEIVE).unwrap();
+                card.resume(RECEIVE).unwrap();
+                card.resume(TRANSMIT).unwrap();
+                card.send(TRANSMIT).unwrap();
+                if frames {
+                    assert_eq!(card.receive(RECEIVE).unwrap(), 0);
+                }
+                assert_eq!(old.queue.used_ready(), 0, "the ring from before the reset moves");
+            }
+            card.stop(RECEIVE).unwrap();
+            card.stop(TRANSMIT).unwrap();
+            drop(card);
+            let log = end(daemon, "");
+            assert_eq!(card_counter(&log, "sent_frames").unwrap(), 6);
+        }
+    }
+}
+
+/// Without an in-flight buffer the card cannot know whether it is the right place.
+#[test]
+fn a_packed_ring_that_goes_on_is_a_warning() {
+    let daemon = idle();
+    let mut card = Card::prepare(daemon.socket(), CardShape { pairs: 1, packed: true }).unwrap();
+    card.rings[TRANSMIT].queue.begin_at_place(Place { index: 5, wrap: false }).unwrap();
+    card.resume(RECEIVE).unwrap();
+    card.resume(TRANSMIT).unwrap();
+    card.send(TRANSMIT).unwrap();
+    drop(card);
+    // A split ring has its index in memory.
+    let mut card = Card::prepare(daemon.socket(), PAIR).unwrap();
+    card.rings[TRANSMIT].queue.begin_at(5).unwrap();
+    card.resume(TRANSMIT).unwrap();
+    card.send(TRANSMIT).unwrap();
+    drop(card);
+    let log = end(daemon, GOES_ON);
+    let warnings: Vec<_> = log.iter().filter(|line| line.contains(GOES_ON)).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    assert!(warnings[0].contains(" WARN ") && warnings[0].contains("queue=1"), "{warnings:?}");
+}
