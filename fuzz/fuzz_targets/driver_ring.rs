@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock};
 use kickless_memory::{Area, Gpa, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_WRITE, EVENT_LEN, RING_ENTRIES, RING_IDX, avail_len, desc_len, used_len};
 use kickless_virtqueue::driver::{Areas, Buffer, Completer, Lie, Options, Submitter, Table, queue};
-use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::packed::RingPosition;
 use libfuzzer_sys::fuzz_target;
 
 /// Offsets: room for 256 descriptors, the rings, and a table of four entries per id.
@@ -65,7 +65,7 @@ struct Driver {
     lie: Option<Lie>,
     /// The index with which an honest device would continue.
     used_idx: u16,
-    used_place: Place,
+    used_place: RingPosition,
     /// The memory that only the device writes, with its last content.
     theirs: Vec<u8>,
 }
@@ -104,7 +104,7 @@ impl Driver {
             popped: Vec::new(),
             lie: None,
             used_idx: 0,
-            used_place: Place::FIRST,
+            used_place: RingPosition::FIRST,
             theirs: theirs(&options),
             options,
         }

@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock};
 
 use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
-use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::packed::RingPosition;
 use kickless_virtqueue::{Chain, ChainId, INDIRECT_CHAIN_MAX};
 use libfuzzer_sys::fuzz_target;
 
@@ -206,7 +206,7 @@ impl Device {
                 assert_eq!(chain.writable_len(), len(chain.writable()));
                 assert!(chain.readable_len() + chain.writable_len() <= 1 << 32);
                 if self.options.is_packed() {
-                    assert!(Place::from_bits(queue.next_avail()).index < queue.size());
+                    assert!(RingPosition::from_bits(queue.next_avail()).index < queue.size());
                     let taken = self.taken.iter().filter(|(_, done)| !done).map(|(id, _)| id);
                     assert!(
                         taken.chain(&self.credit).all(|id| id.head != chain.id.head),
@@ -247,8 +247,9 @@ impl Device {
         if newest.is_none() {
             assert_eq!(now, next);
         } else if self.options.is_packed() {
-            let count = (1..=size).find(|count| Place::from_bits(now).after(*count, size).bits() == next);
-            assert!(count.is_some() && Place::from_bits(now).index < size);
+            let count =
+                (1..=size).find(|count| RingPosition::from_bits(now).after(*count, size).bits() == next);
+            assert!(count.is_some() && RingPosition::from_bits(now).index < size);
         } else {
             assert_eq!(now, next.wrapping_sub(1));
         }
@@ -279,7 +280,7 @@ impl Device {
     fn offer(&mut self, detail: u8) {
         let next = self.queue.next_avail();
         if self.options.is_packed() {
-            let place = Place::from_bits(next)
+            let place = RingPosition::from_bits(next)
                 .after(u16::from(detail % 4) % self.options.size(), self.options.size());
             let (id, at) = (u16::from(detail % 8) << (detail / 8 * 13), place.at());
             self.layout.write(DESC, self.options.area_lens()[0], at + 12, id);

@@ -18,7 +18,7 @@ use kickless_tests::frontend::served::Served;
 use kickless_tests::frontend::{Answer, LIMIT, addresses};
 use kickless_tests::with_each_engine;
 use kickless_vhost_user::{FrontendMessage as Message, VringState};
-use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::packed::RingPosition;
 use zerocopy::IntoBytes;
 
 with_each_engine! {
@@ -38,7 +38,7 @@ fn shapes() -> impl Iterator<Item = Shape> {
 }
 
 /// Returns the device's position as the driver computes it.
-fn next(queue: &Queue) -> Place {
+fn next(queue: &Queue) -> RingPosition {
     let (next, used) = queue.places().unwrap();
     assert_eq!(next, used, "nothing is in flight");
     next
@@ -54,7 +54,7 @@ fn a_ring_continues_where_it_stopped(engine: &str) {
             machine.write(0, round, &data).unwrap();
             let stopped = machine.frontend.stop(&mut machine.queues[0]).unwrap();
             let expected = next(&machine.queues[0]);
-            assert_eq!(Place::from_bits(stopped), expected, "{shape:?}");
+            assert_eq!(RingPosition::from_bits(stopped), expected, "{shape:?}");
             wraps[usize::from(expected.wrap)] = true;
             // Both halves of the value have the position. The upper half may be 0.
             let base = machine.queues[0].base();
@@ -84,7 +84,7 @@ fn a_ring_starts_at_any_position() {
     for index in [0, 1, SIZE - 1] {
         for wrap in [false, true] {
             let mut machine = Machine::prepare(served.socket(), &PACKED).unwrap();
-            machine.queues[0].begin_at_place(Place { index, wrap }).unwrap();
+            machine.queues[0].begin_at_place(RingPosition { index, wrap }).unwrap();
             machine.frontend.start(&machine.queues[0]).unwrap();
             for round in 0..20u64 {
                 let data = pattern(round, 512);
@@ -92,7 +92,7 @@ fn a_ring_starts_at_any_position() {
                 assert_eq!(machine.read(0, round, 512).unwrap(), data);
             }
             let stopped = machine.frontend.stop(&mut machine.queues[0]).unwrap();
-            assert_eq!(Place::from_bits(stopped), next(&machine.queues[0]));
+            assert_eq!(RingPosition::from_bits(stopped), next(&machine.queues[0]));
         }
     }
     // A ring that starts elsewhere than at 0 was started by another process.
@@ -122,7 +122,7 @@ fn a_stop_drains(engine: &str) {
             // stopped.
             while queue.take_used().unwrap().is_some() {}
             let (_, used) = queue.places().unwrap();
-            assert_eq!(Place::from_bits(stopped), used, "round {round}");
+            assert_eq!(RingPosition::from_bits(stopped), used, "round {round}");
             machine.frontend.number(&Message::GetFeatures).unwrap();
             assert_eq!(machine.queues[0].take_used().unwrap(), None, "a stopped ring moved");
             // The device looks at a ring that starts, without a kick.

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kickless_virtqueue::device::suppress::{self as device, Cells, Word};
+use kickless_virtqueue::device::suppress::{self as device, NotificationWords, Word};
 use kickless_virtqueue::driver::suppress as driver;
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicBool, AtomicU16, fence};
@@ -163,7 +163,7 @@ impl Ring {
     }
 }
 
-impl Cells for Ring {
+impl NotificationWords for Ring {
     fn load(&self, word: Word, order: Ordering) -> u16 {
         self.0[word as usize].load(order)
     }

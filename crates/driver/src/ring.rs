@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kickless_spec::blk::{S_IOERR, S_OK, S_UNSUPP};
-use kickless_virtqueue::driver::{Completer, Glimpse, NoRoom, Submitter, Table};
+use kickless_virtqueue::driver::{Completer, CompletionHint, NoRoom, Submitter, Table};
 
 use crate::block::{Blocks, Chain};
 use crate::buffer::{Data, OwnMemory};
@@ -71,7 +71,7 @@ pub(crate) struct Ring {
     submission: Mutex<Submission>,
     completion: Mutex<CompletionSide>,
     /// Shows pollers whether taking that lock makes sense.
-    glimpse: Glimpse,
+    hint: CompletionHint,
     pub(crate) short_spin: ShortSpin,
     blocks: Blocks,
     own_memory: Arc<OwnMemory>,
@@ -194,8 +194,8 @@ impl Ring {
         let size = usize::from(layout.size());
         let (filler, taker) = slots(size);
         let indirect = layout.indirect();
-        let glimpse = completer.glimpse();
-        glimpse.set(completer.position());
+        let hint = completer.hint();
+        hint.set(completer.position());
         let completing =
             CompletionSide { end: CompletionEnd { completer, taker }, sleepers: Sleepers::default() };
         let submission = Submission {
@@ -212,7 +212,7 @@ impl Ring {
             index,
             submission: Mutex::new(submission),
             completion: Mutex::new(completing),
-            glimpse,
+            hint,
             short_spin: ShortSpin::default(),
             blocks,
             own_memory,
@@ -473,7 +473,7 @@ impl Ring {
             }
         }
         drop(delivery);
-        self.glimpse.set(end.completer.position());
+        self.hint.set(end.completer.position());
         (for_poller, ended)
     }
 
@@ -488,7 +488,7 @@ impl Ring {
             each(completion);
             count += 1;
         }
-        if count == max || !self.glimpse.sees() || is_delivering() {
+        if count == max || !self.hint.may_have_completions() || is_delivering() {
             return (count, Ok(()));
         }
         let Some(mut completion) = self.try_completion() else { return (count, Ok(())) };
@@ -559,7 +559,7 @@ impl Ring {
     /// Returns whether there is a completion in the ring. Completions kept for pollers do not count: they do
     /// not end a wait for another request.
     pub(crate) fn is_due_in_ring(&self) -> bool {
-        self.glimpse.sees()
+        self.hint.may_have_completions()
             && self.try_completion().is_some_and(|completion| completion.end.completer.is_due())
     }
 
@@ -707,7 +707,7 @@ impl Ring {
         drop(submission);
         self.fail(refused.into_iter());
         let CompletionSide { end, sleepers } = &mut *completion;
-        self.glimpse.set(end.completer.position());
+        self.hint.set(end.completer.position());
         // Sleeping threads stay asleep; owners of an Events poll again. Only a hostile device can have
         // completed a request already. The next poll finds that out.
         sleepers.wake_all();

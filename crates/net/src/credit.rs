@@ -59,7 +59,7 @@ impl Credit {
     pub(crate) fn is_full(&self) -> bool {
         self.chains
             .back()
-            .is_some_and(|newest| self.places + u32::from(newest.places()) > u32::from(self.ring_size))
+            .is_some_and(|newest| self.places + u32::from(newest.ring_descriptors()) > u32::from(self.ring_size))
     }
 
     /// Pops one more chain. Returns the number of its descriptors, or `None` if the ring has no chain to pop
@@ -73,7 +73,7 @@ impl Credit {
         let descriptors = chain.descriptors();
         chain.keep_writable(self.frame_len_max);
         self.bytes += chain.writable_len();
-        self.places += u32::from(chain.places());
+        self.places += u32::from(chain.ring_descriptors());
         self.chains.push_back(chain);
         Some(descriptors)
     }
@@ -103,7 +103,7 @@ impl Credit {
     fn recycle(&mut self, chain: Option<Chain>) {
         if let Some(mut chain) = chain {
             self.bytes -= chain.writable_len();
-            self.places -= u32::from(chain.places());
+            self.places -= u32::from(chain.ring_descriptors());
             chain.clear(BUFFERS_KEPT);
             self.spare.push(chain);
         }

@@ -1,9 +1,10 @@
-//! What a request costs at the driver's end of a ring: add and publish, pop and give back of a chain of three descriptors (a
-//! header, a page, a status byte), in batches of 32 and of 1, in one thread and with warm caches.
+//! Measures the cost of a request at the driver's end of a ring: add and publish, pop and give back of a
+//! chain of three descriptors (a header, a page, a status byte). Batches have 32 requests or 1, in one thread
+//! and with warm caches.
 //!
-//! Both ends are measured together and then the device's alone, over rings filled beforehand, which is subtracted: turn by
-//! turn, each the best of many short runs, for what others do on the machine does not count. Where there is valgrind, it
-//! counts the driver's instructions, which are the same each time.
+//! Both ends are measured together, and then the device's end alone on prepared rings, whose cost is
+//! subtracted. They take turns. The best of many short runs counts, because other programs disturb the
+//! others. If valgrind is installed, it counts the driver's instructions, which are the same each time.
 //!
 //!     cargo bench -p kickless-virtqueue --bench driver [-- --quick]
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
@@ -22,11 +23,11 @@ use std::time::{Duration, Instant};
 
 const SIZE: u16 = 256;
 const BATCH_MAX: usize = 32;
-/// Nanoseconds for a request in a batch of 32, at most.
+/// Largest cost in nanoseconds of a request in a batch of 32.
 const TARGET_NS: f64 = 30.0;
 /// Bytes from one indirect table to the next.
 const TABLE_STRIDE: usize = 64;
-/// Requests that are run where instructions are counted.
+/// Requests of a run whose instructions are counted.
 const COUNTED: usize = 32 * 1024;
 
 #[derive(Clone, Copy, Debug)]
@@ -55,13 +56,13 @@ impl Shape {
         options.unwrap().with_in_order(self.in_order)
     }
 
-    /// Where a device begins.
+    /// The index at which a device begins.
     fn base(self) -> u16 {
         if self.packed { 1 << 15 } else { 0 }
     }
 }
 
-/// The driver's end, and room for its tables.
+/// The driver's end, and memory for its tables.
 struct Driver {
     submitter: Submitter,
     completer: Completer,
@@ -70,12 +71,12 @@ struct Driver {
 }
 
 impl Driver {
-    /// Adds so many requests and shows them. How many there was room for.
+    /// Adds this many requests and shows them. Returns how many there was room for.
     #[inline(never)]
     fn counted_submit(&mut self, count: usize) -> usize {
         for done in 0..count {
             let Some(id) = self.submitter.next_id() else { return done };
-            // What a request's memory is, by its id.
+            // The memory of a request, by its id.
             let addr = 0x1000 * u64::from(id);
             let buffers = [
                 Buffer { addr, len: 16, writable: false },
@@ -92,7 +93,7 @@ impl Driver {
         count
     }
 
-    /// Takes back what is done. How many.
+    /// Takes used chains back. Returns their number.
     #[inline(never)]
     fn counted_complete(&mut self) -> usize {
         let mut count = 0;
@@ -113,7 +114,7 @@ struct Device {
 }
 
 impl Device {
-    /// Pops and pushes up to so many requests, and shows them. How many.
+    /// Pops and pushes up to this many requests, and shows them. Returns their number.
     #[inline(never)]
     fn round(&mut self, count: usize) -> usize {
         self.ids.clear();
@@ -147,7 +148,7 @@ fn pair(shape: Shape) -> (Driver, Device) {
     (driver, Device { queue, view, chain: Chain::default(), ids: Vec::with_capacity(BATCH_MAX) })
 }
 
-/// Runs about so many requests through both ends; nanoseconds for one.
+/// Runs about this many requests through both ends. Returns nanoseconds for each.
 fn both(shape: Shape, (driver, device): &mut (Driver, Device), requests: usize) -> f64 {
     let rounds = requests / shape.batch;
     let start = Instant::now();
@@ -159,7 +160,7 @@ fn both(shape: Shape, (driver, device): &mut (Driver, Device), requests: usize) 
     per_request(start.elapsed(), rounds * shape.batch)
 }
 
-/// Runs about so many requests through the device's end; nanoseconds for one.
+/// Runs about this many requests through the device's end. Returns nanoseconds for each.
 fn device_alone(shape: Shape, (driver, device): &mut (Driver, Device), requests: usize) -> f64 {
     // Three descriptors each, or one.
     let chains = usize::from(SIZE) / if shape.indirect { 1 } else { 3 };
@@ -184,7 +185,7 @@ fn per_request(spent: Duration, requests: usize) -> f64 {
     spent.as_nanos() as f64 / requests as f64
 }
 
-/// Instructions of the driver for a request, if there is something to count them.
+/// Returns the driver's instructions for a request, if valgrind can count them.
 fn instructions(index: usize) -> Option<f64> {
     let program = std::env::current_exe().ok()?;
     let output = Command::new("valgrind")
@@ -200,7 +201,7 @@ fn instructions(index: usize) -> Option<f64> {
     (output.status.success() && count > 0.0).then_some(count / COUNTED as f64)
 }
 
-/// The child whose instructions are counted.
+/// Runs the child process whose instructions are counted.
 fn counted(index: usize) {
     let shape = Shape::all().nth(index).unwrap();
     both(shape, &mut pair(shape), COUNTED);

@@ -1,6 +1,9 @@
-//! What it costs a request that the queue writes down what is in flight: pop, push and publish of a chain of three descriptors, in
-//! batches of 32, with and without, turn by turn. `cargo bench -p kickless-virtqueue --bench inflight`; with `--one FORMAT WITH ROUNDS`
-//! (`split` or `packed`, `0` or `1`) only that, for callgrind.
+//! Measures the cost of the in-flight buffer for a request: pop, push and publish of a chain of three
+//! descriptors, in batches of 32, with and without the buffer in turns.
+//!
+//!     cargo bench -p kickless-virtqueue --bench inflight
+//!
+//! With `--one FORMAT WITH ROUNDS` (`split` or `packed`, `0` or `1`), it runs only that, for callgrind.
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../tests/model/mod.rs"]
@@ -10,7 +13,7 @@ use kickless_memory::{Area, Gpa, Inflight, UserAddr, View};
 use kickless_spec::ring::{DESC_F_NEXT, PackedDesc};
 use kickless_spec::vhost_user::{inflight_entry_len, inflight_head_len};
 use kickless_virtqueue::device::{Metadata, Options, Queue};
-use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::packed::RingPosition;
 use kickless_virtqueue::{Chain, ChainId};
 use model::{ADDRESSES, Buf, Driver, USER};
 use std::hint::black_box;
@@ -45,7 +48,7 @@ fn main() {
     }
 }
 
-/// A device and the driver beside it.
+/// A device and its driver.
 struct Bench {
     queue: Queue,
     driver: Offers,
@@ -56,9 +59,9 @@ struct Bench {
 }
 
 enum Offers {
-    /// Laid out once, and offered again and again.
+    /// A ring that is laid out once, and offered again and again.
     Split(Box<Driver>, Vec<u16>),
-    Packed(Area, Place),
+    Packed(Area, RingPosition),
 }
 
 impl Bench {
@@ -71,7 +74,7 @@ impl Bench {
         let (view, driver) = if packed {
             let view = model::memory();
             let ring = view.map().area(UserAddr(USER), 16 * usize::from(SIZE), 16).unwrap();
-            (view, Offers::Packed(ring, Place::FIRST))
+            (view, Offers::Packed(ring, RingPosition::FIRST))
         } else {
             let mut driver = Driver::new(options, 0);
             let bufs: Vec<Buf> =
@@ -99,7 +102,7 @@ impl Bench {
         bench
     }
 
-    /// The driver offers a batch; how long the device takes to serve it.
+    /// The driver offers a batch. Returns the time that the device takes to serve it.
     fn round(&mut self) -> Duration {
         match &mut self.driver {
             Offers::Split(driver, heads) => {

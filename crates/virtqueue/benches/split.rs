@@ -1,5 +1,5 @@
-//! What a request costs in the ring alone: pop, push and publish of a chain of three descriptors (a header, a
-//! page, a status byte), in batches of 32. `cargo bench -p kickless-virtqueue`.
+//! Measures the cost of a request in the ring alone: pop, push and publish of a chain of three descriptors (a
+//! header, a page, a status byte), in batches of 32. `cargo bench -p kickless-virtqueue`.
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../tests/model/mod.rs"]
@@ -35,14 +35,15 @@ fn round(queue: &mut Queue, driver: &Driver, chain: &mut Chain, ids: &mut Vec<Ch
     black_box(queue.publish());
 }
 
-/// Nanoseconds a request, the best of many short runs: what others do on the machine does not count.
+/// Returns nanoseconds for a request. The best of many short runs counts, because other programs disturb the
+/// others.
 fn run(indirect: bool, event_idx: bool, rounds: u32, runs: u32) -> f64 {
     let options = Options::new(256, event_idx, indirect).unwrap();
     let mut driver = Driver::new(options, 0);
     let mut queue = driver.device();
     queue.disarm();
     let (mut chain, mut ids) = (Chain::default(), Vec::new());
-    // The chains are laid out once and offered again and again: the ring is what is measured, not the driver.
+    // The chains are laid out once and offered again and again, so that the driver is not measured.
     let direct = if indirect { 0 } else { 3 };
     let offered: Vec<u16> = (0..BATCH).map(|_| driver.add(&bufs(), direct).unwrap()).collect();
     driver.publish();

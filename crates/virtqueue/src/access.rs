@@ -1,4 +1,4 @@
-//! What the device's end does to the memory of its three areas, in one piece or not.
+//! Accesses of the device's end to its three areas, contiguous or not.
 #![expect(unsafe_code, reason = "island: accesses whose bounds were checked before")]
 
 use crate::device::Region;
@@ -7,9 +7,9 @@ use kickless_memory::{Area, Gpa, Marks, Records, Scattered};
 use std::sync::atomic::{Ordering, fence};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Access to an area: mapped once ([`Area`]), or translated each time ([`Scattered`]).
+/// Access to an area: translated once ([`Area`]), or at each access ([`Scattered`]).
 pub(crate) trait Access: Words {
-    /// What goes with it: where a queue writes down what it has in flight.
+    /// The in-flight region of a queue with this access.
     type Region: Region;
 
     /// Reads one value at `offset`, once.
@@ -94,7 +94,7 @@ impl Words for Scattered {
     }
 }
 
-/// Nothing is left out here: each access finds its slot.
+/// No check is left out here, because each access has to find its slot.
 impl Access for Scattered {
     type Region = Records;
 

@@ -4,58 +4,58 @@ mod walk;
 
 use kickless_memory::Gpa;
 
-/// The most descriptors in a chain with an indirect table, where the queue itself is smaller.
+/// The most descriptors in a chain with an indirect table, if the queue itself is smaller.
 ///
-/// The standard allows no chain longer than the queue size (virtio 1.3, section 2.7.5.3.1), but Linux' driver
-/// heeds only what the device's config space says (`seg_max` of a disk), which the device must fix before it
-/// learns the queue size. So, like QEMU, we take what the largest queue of that age would have allowed.
+/// The standard allows no chain longer than the queue size (virtio 1.3, section 2.7.5.3.1). But Linux' driver
+/// only obeys the device's config space (`seg_max` of a disk), which the device must fix before it learns the
+/// queue size. So, like QEMU, we accept the size of the largest queue of older devices.
 pub const INDIRECT_CHAIN_MAX: u16 = 1024;
 
-/// Spare capacity that is kept for the next chain; after a longer one it is given back.
+/// Buffers whose memory is kept for the next chain. After a longer chain the rest is given back.
 pub(crate) const BUFFERS_KEPT: usize = 256;
 
-/// One buffer of a chain, as the driver described it, or, behind a vIOMMU, a piece of one: nothing says yet that there is
-/// memory.
+/// One buffer of a chain as the driver described it, or a piece of one behind a vIOMMU. It need not be in
+/// guest memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Buffer {
-    /// Its guest-physical address.
+    /// Guest-physical address.
     pub addr: Gpa,
-    /// Its length in bytes; never zero.
+    /// Length in bytes; never zero.
     pub len: u32,
 }
 
-/// Names a chain in flight: what completes it ([`Queue::push`](crate::device::Queue::push)).
+/// The name of a chain in flight, which completes it ([`Queue::push`](crate::device::Queue::push)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 // Aligned, so that it moves as one word.
 #[repr(align(4))]
 pub struct ChainId {
     /// The index of the first descriptor; in a packed ring, the buffer id.
     pub head: u16,
-    /// With IN_ORDER, the chain's place among those that were popped; otherwise it means nothing.
+    /// With IN_ORDER, the chain's place in the order of pops. Meaningless otherwise.
     pub(crate) position: u16,
 }
 
-/// One popped chain. Made once and used again for each pop, so that popping allocates nothing.
+/// A popped chain. Reuse it for each pop, so that pops do not allocate.
 ///
 /// Buffers of zero bytes are legal and left out.
 #[derive(Debug, Default)]
 pub struct Chain {
-    /// Completes it.
+    /// The name of the chain.
     pub id: ChainId,
-    /// First the readable ones, then the writable ones.
+    /// The readable buffers, then the writable ones.
     buffers: Vec<Buffer>,
     readable: usize,
     readable_len: u64,
     writable_len: u64,
     descriptors: u16,
-    places: u16,
+    ring_descriptors: u16,
 }
 
 impl Chain {
     /// The buffers that the device reads, in order.
     #[inline]
     pub fn readable(&self) -> &[Buffer] {
-        // `readable` never exceeds the length; the form without a panic costs the same.
+        // `readable` never exceeds the length. This form has no panic and costs the same.
         self.buffers.split_at_checked(self.readable).map_or(&[], |(readable, _)| readable)
     }
 
@@ -71,16 +71,16 @@ impl Chain {
         self.readable_len
     }
 
-    /// Descriptors that were read, those of buffers without bytes among them.
+    /// Number of descriptors that were read, including those of empty buffers.
     #[inline]
     pub fn descriptors(&self) -> u16 {
         self.descriptors
     }
 
-    /// Returns the number of descriptors that it takes in the ring, those in an indirect table left out.
+    /// Number of descriptors that the chain takes in the ring, without those of an indirect table.
     #[inline]
-    pub fn places(&self) -> u16 {
-        self.places
+    pub fn ring_descriptors(&self) -> u16 {
+        self.ring_descriptors
     }
 
     /// Bytes in the writable buffers.
@@ -89,20 +89,21 @@ impl Chain {
         self.writable_len
     }
 
-    /// Returns the number of buffers that it has memory for.
+    /// Number of buffers that the chain has memory for.
     pub fn capacity(&self) -> usize {
         self.buffers.capacity()
     }
 
-    /// Keeps only the first writable buffers that together hold at least `bytes` bytes, or all if they hold fewer.
-    /// Drops the readable buffers and gives their memory back: the chain keeps memory for at most twice its
-    /// buffers, or for four.
+    /// Keeps only the first writable buffers that together hold at least `bytes` bytes, or all if they hold
+    /// fewer. Drops the readable buffers and gives their memory back: the chain keeps memory for at most
+    /// twice its buffers, or for four.
     #[inline]
     pub fn keep_writable(&mut self, bytes: u64) {
         if self.readable > 0 || self.writable_len > bytes {
             self.drop_buffers_beyond(bytes);
         }
-        // A vector grows to the next power of two, and to four at least: only memory of longer chains is given back.
+        // A vector grows to the next power of two, and to four at least: only memory of longer chains is
+        // given back.
         if self.buffers.capacity() > 2 * self.buffers.len().max(2) {
             self.buffers.shrink_to_fit();
         }
@@ -122,7 +123,7 @@ impl Chain {
         self.writable_len = kept;
     }
 
-    /// Forgets the buffers, and keeps memory for at most this many.
+    /// Drops the buffers, and keeps memory for at most this many.
     pub fn clear(&mut self, kept: usize) {
         self.buffers.clear();
         self.buffers.shrink_to(kept);

@@ -13,7 +13,8 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    /// From its two words, in our byte order: `addr`, then `len`, `flags` and `next` from the lowest bit on.
+    /// Makes a descriptor of its two words, in our byte order: `addr`, then `len`, `flags` and `next` from
+    /// the lowest bit on.
     #[inline]
     pub(crate) fn new([addr, rest]: [u64; 2]) -> Self {
         Self { addr: Iova(addr), len: rest as u32, flags: (rest >> 32) as u16, next: (rest >> 48) as u16 }
@@ -23,21 +24,21 @@ impl Descriptor {
         Self::new(words.map(u64::from_le))
     }
 
-    /// A descriptor of the packed format, which has an id where the other has flags, and flags where that has `next`.
+    /// Makes a descriptor of the packed format. It has an id instead of `flags`, and flags instead of `next`.
     #[inline]
     pub(crate) fn from_packed_le(words: [u64; 2]) -> Self {
         Self::from_packed(words.map(u64::from_le))
     }
 
-    /// The same of words in our byte order.
+    /// Does the same with words in our byte order.
     #[inline]
     pub(crate) fn from_packed(words: [u64; 2]) -> Self {
         let desc = Self::new(words);
         Self { flags: desc.next, next: desc.flags, ..desc }
     }
 
-    /// Entry `index` of an indirect table with `entries`. In the packed format they follow one another, and neither NEXT nor
-    /// the id mean anything (virtio 1.3, section 2.8.7).
+    /// Makes entry `index` of an indirect table with `entries`. In the packed format, entries are
+    /// consecutive, and NEXT and the id have no meaning (virtio 1.3, section 2.8.7).
     #[inline]
     pub(crate) fn in_table(words: [u64; 2], packed: bool, index: u16, entries: u32) -> Self {
         if !packed {

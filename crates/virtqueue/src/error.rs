@@ -1,21 +1,21 @@
-//! What a driver can do to its ring that ends the ring.
+//! Errors of a driver that end its ring.
 
-/// The driver broke the rules of the ring. The queue hands out no more chains; what it handed out can still
-/// be pushed and published.
+/// A violation of the ring's rules by the driver. The queue returns no more chains. Chains that it returned
+/// before can still be pushed and published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// The avail index is further on than there are free descriptors.
+    /// The avail index is further ahead than the number of free descriptors.
     #[error("avail index {idx} is more than {room} past {next}")]
     AvailIndex {
         /// The index in the ring.
         idx: u16,
-        /// The first entry that was not popped yet.
+        /// The first entry that is not popped.
         next: u16,
-        /// How many entries there can be: the queue size, less the chains that the device holds or has not given back yet
-        /// as far as the driver can see.
+        /// The largest valid distance: the queue size, less the chains that the device has popped and not yet
+        /// published.
         room: u16,
     },
-    /// An entry of the avail ring is no descriptor.
+    /// An entry of the avail ring is not the index of a descriptor.
     #[error("head {head} in a table of {size} descriptors")]
     Head {
         /// The entry.
@@ -23,45 +23,43 @@ pub enum RingError {
         /// The queue size.
         size: u16,
     },
-    /// A packed ring: something is available where the device holds all there is.
+    /// A packed ring: a descriptor is available although the device holds all of them.
     #[error("more descriptors are available than the ring has")]
     Full,
-    /// A packed ring that an earlier device has served beyond where this one is to begin.
+    /// A packed ring: an earlier device has served it beyond the base at which this one begins.
     #[error(
-        "the ring was served beyond {base:#x} already: the front-end does not know how far a device had come that was lost, \
-         and a packed ring does not say it"
+        "the ring was served beyond {base:#x} already: the front-end does not know how far the previous device had come, \
+ and a packed ring does not show it"
     )]
     Base {
-        /// Where to begin: an index, with the wrap counter in bit 15.
+        /// The base: an index, with the wrap counter in bit 15.
         base: u16,
     },
-    /// What an earlier device wrote down of its requests in flight cannot be followed.
-    #[error(
-        "what was in flight before cannot be found out: the {field} is {value} in the front-end's buffer"
-    )]
+    /// The in-flight buffer of an earlier device is inconsistent.
+    #[error("the in-flight buffer is inconsistent: the {field} is {value}")]
     Inflight {
-        /// What is wrong there.
+        /// The inconsistent field.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         value: u16,
     },
-    /// A packed ring: an id under which a chain is in flight already.
+    /// A packed ring: a second chain has the id of a chain in flight.
     #[error("id {id} is in flight twice")]
-    Twice {
+    DuplicateId {
         /// The id.
         id: u16,
     },
-    /// `next` leaves its table.
+    /// `next` is outside of its table.
     #[error("chain {head} goes on at {next} in a table of {entries} descriptors")]
     Next {
         /// The chain.
         head: u16,
-        /// The index it goes on at.
+        /// The index at which the chain goes on.
         next: u16,
         /// Descriptors in that table.
         entries: u32,
     },
-    /// More descriptors than a chain can have: a loop, most likely.
+    /// More descriptors than a chain can have. Most likely there is a loop.
     #[error("chain {head} is longer than {max} descriptors")]
     TooLong {
         /// The chain.
@@ -74,7 +72,7 @@ pub enum RingError {
     TooManyBytes {
         /// The chain.
         head: u16,
-        /// Its bytes.
+        /// The number of bytes.
         len: u64,
     },
     /// A buffer that the device reads follows one that it writes (virtio 1.3, section 2.7.4.2).
@@ -100,7 +98,7 @@ pub enum RingError {
     IndirectNext {
         /// The chain.
         head: u16,
-        /// The index it goes on at.
+        /// The index at which the chain goes on.
         next: u16,
     },
     /// The length of an indirect table is zero or no multiple of 16.
@@ -116,9 +114,9 @@ pub enum RingError {
     IndirectUnmapped {
         /// The chain.
         head: u16,
-        /// Where the table is.
+        /// Address of the table.
         addr: u64,
-        /// Its length.
+        /// Length of the table.
         len: u32,
     },
 }

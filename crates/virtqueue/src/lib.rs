@@ -1,16 +1,16 @@
-//! Virtqueues: the device end, and the driver's.
+//! Virtqueues: the device's end and the driver's.
 //!
-//! The device end hands out the chains that the driver made available ([`device::Queue::pop`]), takes back what the
-//! device has used ([`device::Queue::push`], [`device::Queue::publish`]) and settles who has to notify whom.
-//! It does no I/O and owns no thread; one worker at a time has it.
+//! The device's end returns the chains that the driver made available ([`device::Queue::pop`]), takes back
+//! the chains that the device has used ([`device::Queue::push`], [`device::Queue::publish`]), and decides
+//! about notifications. It does no I/O and owns no thread. One worker at a time has it.
 //!
-//! The ring areas are translated once ([`device::Metadata`]) and then read and written directly. What a
-//! chain's buffers point at is *not* translated here: an address outside guest memory is the fault of one
-//! request, to be answered with that request's status, whereas a malformed chain is the fault of the ring,
-//! which stops ([`RingError`]).
+//! The ring areas are translated once ([`device::Metadata`]), and then read and written directly. The buffers
+//! of a chain are *not* translated here. A buffer outside of guest memory is an error of one request, which
+//! the device answers with the request's status. A malformed chain is an error of the ring, which stops
+//! ([`RingError`]).
 //!
-//! Everything in the rings is hostile. Each field is read once, checked, and the copy used; no content of
-//! them makes this crate panic, allocate more than a chain's worth, or run longer than a chain may be.
+//! All contents of the rings are hostile. Each field is read once and checked, and the copy is used. No
+//! content makes this crate panic, allocate more than one chain needs, or run longer than one chain takes.
 //!
 //! ```
 //! use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
@@ -22,7 +22,7 @@
 //! let slot = Slot::map(&file, 0, Gpa(0), UserAddr(0x10_0000), 1 << 20)?;
 //! let view = Arc::new(View::new(Map::new(vec![slot])?));
 //!
-//! // What the driver would do: descriptor 3 is one 512-byte buffer, and it is the first entry of the avail ring.
+//! // Acts as the driver: descriptor 3 is one 512-byte buffer, and it is the first entry of the avail ring.
 //! view.map().write_obj(Gpa(48), &0x8000u64)?;
 //! view.map().write_obj(Gpa(56), &512u32)?;
 //! view.map().write_obj(Gpa(0x1004), &3u16)?;
@@ -49,6 +49,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod access;
+mod address_space;
 mod chain;
 mod descriptor;
 pub mod device;
@@ -56,7 +57,6 @@ pub mod driver;
 mod error;
 pub mod packed;
 mod progress;
-mod space;
 
 pub use chain::{Buffer, Chain, ChainId, INDIRECT_CHAIN_MAX};
 pub use error::RingError;

@@ -1,16 +1,18 @@
-//! What both ends of a packed ring know (virtio 1.3, section 2.8).
+//! The rules of a packed ring, for both ends (virtio 1.3, section 2.8).
 //!
-//! One ring of descriptors that both sides write: the driver makes the next places available, the device overwrites places
-//! with what it has used. Each side counts its rounds by a wrap counter of one bit, and the flags of a place say whose it
-//! is: available if AVAIL is the driver's counter and USED is not, used if both are the device's.
+//! Both sides write one ring of descriptors. The driver makes the next descriptors available, and the device
+//! overwrites descriptors with used ones. Each side has a wrap counter of one bit, which it inverts after
+//! each round. The flags of a descriptor show its state: it is available if AVAIL is equal to the driver's
+//! counter and USED is not. It is used if both are equal to the device's counter.
 //!
-//! A batch is shown by the flags of its first descriptor, stored last and with release: the other side reads places in their
-//! order, and stops at the first that is not for it.
+//! A batch becomes visible by the flags of its first descriptor, which are stored last and with release. The
+//! other side reads descriptors in ring order, and stops at the first one that is not for it.
 //!
-//! Notifications are asked for by two structures of four bytes, one of each side. The argument of
-//! [`crate::device::suppress`] holds with "idx" replaced by the flags of the descriptors: who tells stores flags, passes a
-//! full fence and loads the other side's structure ([`publish`]); who listens stores its structure, passes a full fence and
-//! loads flags ([`arm`]). `tests/loom.rs` runs these functions in every order the memory model allows.
+//! Each side has a structure of four bytes with which it asks for notifications. The argument of
+//! [`crate::device::suppress`] holds with "idx" replaced by the flags of the descriptors. The teller stores
+//! flags, passes a full fence and loads the other side's structure ([`publish`]). The listener stores its
+//! structure, passes a full fence and loads flags ([`arm`]). `tests/loom.rs` runs these functions in every
+//! order the memory model allows.
 
 use kickless_memory::Area;
 use kickless_spec::ring::{
@@ -25,7 +27,7 @@ pub trait Words {
     fn load(&self, at: usize, order: Ordering) -> u16;
     /// Stores the word at an offset in bytes.
     fn store(&self, at: usize, value: u16, order: Ordering);
-    /// A sequentially consistent fence.
+    /// Executes a sequentially consistent fence.
     fn fence(&self);
 }
 
@@ -46,32 +48,33 @@ impl Words for Area {
     }
 }
 
-/// A place in the ring, and the round that it is in.
+/// A descriptor of the ring, and its round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Which descriptor, from 0 to the size of the ring - 1.
+pub struct RingPosition {
+    /// Index of the descriptor, from 0 to the size of the ring - 1.
     pub index: u16,
     /// The wrap counter.
     pub wrap: bool,
 }
 
-impl Place {
-    /// Where both sides begin.
+impl RingPosition {
+    /// The first position of both sides.
     pub const FIRST: Self = Self { index: 0, wrap: true };
 
-    /// From an index in the low 15 bits and the wrap counter above them, as event structures and vhost-user carry it.
+    /// Decodes an index in the low 15 bits and the wrap counter above them, as in event structures and in
+    /// vhost-user.
     #[inline]
     pub fn from_bits(bits: u16) -> Self {
         Self { index: bits & !EVENT_WRAP, wrap: bits & EVENT_WRAP != 0 }
     }
 
-    /// What [`Place::from_bits`] takes.
+    /// Encodes the position for [`RingPosition::from_bits`].
     #[inline]
     pub fn bits(self) -> u16 {
         self.index | if self.wrap { EVENT_WRAP } else { 0 }
     }
 
-    /// `count` places on; no more than a round.
+    /// Returns the position `count` descriptors later; at most one round.
     #[inline]
     pub fn after(self, count: u16, size: u16) -> Self {
         let index = u32::from(self.index) + u32::from(count);
@@ -82,7 +85,7 @@ impl Place {
         }
     }
 
-    /// `count` places back; no more than a round.
+    /// Returns the position `count` descriptors earlier; at most one round.
     #[inline]
     pub fn before(self, count: u16, size: u16) -> Self {
         match self.index.checked_sub(count) {
@@ -91,113 +94,120 @@ impl Place {
         }
     }
 
-    /// What the driver writes into the flags of an available descriptor here.
+    /// Returns the flags of an available descriptor here.
     #[inline]
     pub fn available(self) -> u16 {
         if self.wrap { PACKED_F_AVAIL } else { PACKED_F_USED }
     }
 
-    /// What the device writes into the flags of a used descriptor here.
+    /// Returns the flags of a used descriptor here.
     #[inline]
     pub fn used(self) -> u16 {
         if self.wrap { PACKED_F_AVAIL | PACKED_F_USED } else { 0 }
     }
 
-    /// Whether flags say that the driver has made this place available in this round.
+    /// Whether the flags say that the driver has made this descriptor available in this round.
     #[inline]
     pub fn is_available(self, flags: u16) -> bool {
         flags & (PACKED_F_AVAIL | PACKED_F_USED) == self.available()
     }
 
-    /// Whether flags say that the device has used this place in this round.
+    /// Whether the flags say that the device has used this descriptor in this round.
     #[inline]
     pub fn is_used(self, flags: u16) -> bool {
         flags & (PACKED_F_AVAIL | PACKED_F_USED) == self.used()
     }
 
-    /// Where its descriptor begins.
+    /// Returns the offset of the descriptor.
     #[inline]
     pub fn at(self) -> usize {
         usize::from(self.index) * size_of::<PackedDesc>()
     }
 
-    /// Where the flags of its descriptor are.
+    /// Returns the offset of the descriptor's flags.
     #[inline]
     pub fn flags_at(self) -> usize {
         self.at() + PACKED_FLAGS
     }
 }
 
-/// Asks to be notified of what comes at `place`. Whether that has come already, by `come` ([`Place::is_available`] or
-/// [`Place::is_used`]): then the notification of it may never come.
+/// Asks for a notification of the descriptor at `position`. Returns whether the descriptor has come already,
+/// as `has_come` tells ([`RingPosition::is_available`] or [`RingPosition::is_used`]). In that case its
+/// notification may never come.
 #[inline]
 #[must_use]
 pub fn arm<W: Words>(
     ring: &W,
     ours: &W,
     event_idx: bool,
-    place: Place,
-    come: impl FnOnce(Place, u16) -> bool,
+    position: RingPosition,
+    has_come: impl FnOnce(RingPosition, u16) -> bool,
 ) -> bool {
-    ask(ours, event_idx, place);
-    // L2, whose partner is the other side's fence between flags of descriptors and its look at our structure.
+    ask(ours, event_idx, position);
+    // L2. Its partner is the other side's fence between its store of flags and its load of our structure.
     ours.fence();
-    // Relaxed: only whether it came. Who takes it loads it again, with acquire.
-    come(place, ring.load(place.flags_at(), Ordering::Relaxed))
+    // Relaxed: this only asks whether it has come. The thread that takes it loads the flags again, with
+    // acquire.
+    has_come(position, ring.load(position.flags_at(), Ordering::Relaxed))
 }
 
-/// Says that a notification is wanted for what comes at `place`. The fence that belongs behind it (L2) is the caller's.
+/// Asks for a notification of the descriptor at `position`. The caller must execute the fence L2 after it.
 #[inline]
-pub fn ask<W: Words>(ours: &W, event_idx: bool, place: Place) {
+pub fn ask<W: Words>(ours: &W, event_idx: bool, position: RingPosition) {
     if event_idx {
-        ours.store(EVENT_OFF_WRAP, place.bits(), Ordering::Relaxed);
-        // Release: who reads these flags reads that place.
+        ours.store(EVENT_OFF_WRAP, position.bits(), Ordering::Relaxed);
+        // Release: a side that reads these flags also reads this position.
         ours.store(EVENT_FLAGS, EVENT_F_DESC, Ordering::Release);
     } else {
         ours.store(EVENT_FLAGS, EVENT_F_ENABLE, Ordering::Relaxed);
     }
 }
 
-/// Says that no notification is wanted. Only a hint: who has looked before notifies all the same.
+/// Asks for no notifications. This is only a hint: the other side may have checked before, and still notify.
 #[inline]
 pub fn quiet<W: Words>(ours: &W) {
     ours.store(EVENT_FLAGS, EVENT_F_DISABLE, Ordering::Relaxed);
 }
 
-/// Shows the other side a batch by the flags of its first descriptor, unless it has seen all of it. Whether it wants to be
-/// notified of the `count` places up to `next`, at most a round; `None`: how many there were since the last decision is not known, and if in doubt it is notified.
+/// Shows a batch to the other side by the flags of its first descriptor. `first` is `None` if all of it is
+/// visible already.
+///
+/// Returns whether the other side wants a notification of the `count` descriptors before `next`, at most one
+/// round. `count` is `None` if the number since the last decision is unknown. The other side is notified if
+/// in doubt.
 #[inline]
 #[must_use]
 pub fn publish<W: Words>(
     ring: &W,
     theirs: &W,
     event_idx: bool,
-    first: Option<(Place, u16)>,
-    next: Place,
+    first: Option<(RingPosition, u16)>,
+    next: RingPosition,
     count: Option<u16>,
     size: u16,
 ) -> bool {
-    // T1. Release: everything else of the batch comes before it.
+    // T1. Release: the rest of the batch is stored before.
     if let Some((first, flags)) = first {
         ring.store(first.flags_at(), flags, Ordering::Release);
     }
-    // T2, whose partner is the other side's fence between its event structure and its look at the flags.
+    // T2. Its partner is the other side's fence between its store of the event structure and its load of
+    // flags.
     ring.fence();
-    // Acquire, whose partner is the release in `ask`.
+    // Acquire: the partner is the release in `ask`.
     match theirs.load(EVENT_FLAGS, Ordering::Acquire) {
         EVENT_F_DISABLE => false,
         EVENT_F_DESC if event_idx => {
             let event = theirs.load(EVENT_OFF_WRAP, Ordering::Relaxed);
-            count.is_none_or(|count| passed(Place::from_bits(event), next, count, size))
+            count.is_none_or(|count| passed(RingPosition::from_bits(event), next, count, size))
         }
         _ => true,
     }
 }
 
-/// Whether going `count` places on to `next` passed `event`.
+/// Whether an advance by `count` descriptors to `next` passed `event`.
 #[inline]
-fn passed(event: Place, next: Place, count: u16, size: u16) -> bool {
-    // In another round than `next`, it is behind.
+fn passed(event: RingPosition, next: RingPosition, count: u16, size: u16) -> bool {
+    // An event in another round than `next` is in the round before.
     let at = if event.wrap == next.wrap { event.index } else { event.index.wrapping_sub(size) };
     event_passed(at, next.index, next.index.wrapping_sub(count))
 }
@@ -209,12 +219,12 @@ mod tests {
     #[test]
     fn there_and_back() {
         for size in [1, 2, 3, 7, 32768] {
-            let mut place = Place::FIRST;
+            let mut position = RingPosition::FIRST;
             for count in [0, 1, 1, size / 2, size, size - 1, 1] {
-                let after = place.after(count, size);
-                assert_eq!(after.before(count, size), place);
-                assert_eq!(Place::from_bits(after.bits()), after);
-                place = after;
+                let after = position.after(count, size);
+                assert_eq!(after.before(count, size), position);
+                assert_eq!(RingPosition::from_bits(after.bits()), after);
+                position = after;
             }
         }
     }
@@ -222,7 +232,7 @@ mod tests {
     #[test]
     fn a_place_is_one_sides() {
         for wrap in [false, true] {
-            let (now, last) = (Place { index: 0, wrap }, Place { index: 0, wrap: !wrap });
+            let (now, last) = (RingPosition { index: 0, wrap }, RingPosition { index: 0, wrap: !wrap });
             assert!(now.is_available(now.available()) && !now.is_used(now.available()));
             assert!(now.is_used(now.used()) && !now.is_available(now.used()));
             // What is left of the round before is neither's.
@@ -233,7 +243,7 @@ mod tests {
     #[test]
     fn events_in_every_window() {
         for size in [1u16, 2, 5, 8] {
-            let mut next = Place::FIRST;
+            let mut next = RingPosition::FIRST;
             for _ in 0..3 * size {
                 for count in 0..=size {
                     let old = next.before(count, size);

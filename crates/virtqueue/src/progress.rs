@@ -1,40 +1,44 @@
-//! The translation of a chain behind a vIOMMU, over several pops if need be.
+//! Translates a chain behind a vIOMMU, in several pops if necessary.
 //!
-//! A driver can describe 4 GiB in a few descriptors, and each page of them can take a look at the table of translations. So:
+//! A driver can describe 4 GiB in a few descriptors, and each page of them can need a lookup in the table of
+//! translations. So:
 //!
-//! * A chain is read to its end before any of its buffers is translated. One that is longer than a request can be
-//!   ([`REQUEST_BYTES_MAX`]) is refused there: all of it leads nowhere but the last writable byte, where a device puts its
-//!   status.
-//! * One pop translates at most [`LOOKUPS_MAX`] pages or large leaves. Then it says that the chain is unfinished, and the
-//!   next pop goes on. In between, the worker can serve others.
-//! * An indirect table is translated once for each pop, whatever the order in which its descriptors are read: at most 257 pages,
-//!   for an index reaches 1 MiB of it. Those are beside [`LOOKUPS_MAX`].
-//! * Where translations are missing, the pop goes on to look for more that are missing, so that they are asked for together.
-//!   When they have come, the next pop goes on at the first of them. So a page is looked for at most twice for each time
-//!   that translations are asked for after it was passed, and a chain of n pages takes a number of looks proportional to n,
-//!   however its misses are spread.
+//! * A chain is read to its end before any of its buffers is translated. A chain that is longer than
+//!   [`REQUEST_BYTES_MAX`] is refused then. All of it becomes unmapped, except for the last writable byte,
+//!   which the device needs for its status.
+//! * One pop translates at most [`LOOKUPS_MAX`] pages or large leaves. Then it reports the chain as
+//!   unfinished, and the next pop continues. In between, the worker can serve other queues.
+//! * An indirect table is translated once for each pop, whatever the order in which its descriptors are read.
+//!   It has at most 257 pages, because an index reaches 1 MiB of it. They do not count for [`LOOKUPS_MAX`].
+//! * If translations are missing, the pop lookups for further missing ones, so that they are requested
+//!   together. After they have come, the next pop continues at the first of them. So each request for
+//!   translations causes at most two lookups of a page. The number of lookups for a chain of n pages is
+//!   proportional to n, however its misses are spread.
 //!
-//! # What is kept from one pop to the next
-//! The descriptors as they were read, and the pieces that came of the first of them. Neither is trusted blindly:
-//! * The driver can change the descriptors in the ring in between. Each pop reads them again, and the first that reads
-//!   all of them begins anew unless they are the same.
-//! * An invalidation, or another view of guest memory, can make a piece untrue. Both change [`Tlb::epoch`] before they are
-//!   answered ([`Tlb::watch`]), and the next pop begins anew. Until a chain is popped, nothing uses its pieces, so no invalidation waits for it.
-//! * A driver that has its chain begin anew again and again pays for each look: see [`Tlb::take_lookups`].
+//! # State between two pops
+//! The descriptors as they were read, and the translated pieces of the first of them. Both are checked again:
+//! * The driver can change the descriptors in the ring. Each pop reads them again. The first pop that reads
+//!   all of them starts again unless they are unchanged.
+//! * An invalidation or a new view of guest memory can make a piece invalid. Both change [`Tlb::epoch`]
+//!   before they are answered ([`Tlb::watch`]), and the next pop starts again. Nothing uses the pieces of a
+//!   chain that is not popped, so invalidations do not wait for it.
+//! * A driver may make its chain start again and again. It pays for each lookup: see [`Tlb::take_lookups`].
 
 use crate::Buffer;
 use crate::chain::BUFFERS_KEPT;
 use kickless_memory::{Access, Gpa, Iova, Map, Tlb, Translated, View};
 
-/// Pieces of a chain that are told apart: 256 MiB, if no two pages follow one another in guest memory. What comes after them leads
-/// nowhere, so that the request fails; each buffer is one piece more then.
+/// Largest number of pieces of a chain: 256 MiB, if no two pages are contiguous in guest memory. The rest of
+/// a longer chain becomes unmapped, one piece for each buffer, so that the request fails.
 const PIECES_MAX: usize = 1 << 16;
 
-/// Bytes of a request, at most: a transfer of 1 GiB, the most that EDK2's driver makes of one (others keep to the disk's `seg_max` and
-/// `size_max`, which come to 126 MiB), and a page for all that is not data.
+/// Largest number of bytes of a request. 1 GiB is the longest transfer of EDK2's driver (others obey the
+/// disk's `seg_max` and `size_max`, which allow 126 MiB). The additional page is for everything that is not
+/// data.
 const REQUEST_BYTES_MAX: u64 = (1 << 30) + 4096;
 
-/// Translations that one pop looks for: some 25 microseconds, and enough for 4 MiB in pages of 4 KiB.
+/// Largest number of lookups of one pop. They take about 25 microseconds, and are enough for 4 MiB in pages
+/// of 4 KiB.
 const LOOKUPS_MAX: u32 = 1024;
 
 /// A buffer as a descriptor describes it.
@@ -51,38 +55,38 @@ impl Described {
     }
 }
 
-/// A piece of an indirect table: what its pages that follow one another lead to.
+/// A piece of an indirect table: pages that are contiguous in guest memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TablePiece {
     pub(crate) len: u64,
-    /// Its end, from the beginning of the table.
+    /// Offset of its end from the beginning of the table.
     pub(crate) end: u64,
-    /// `None`: it leads nowhere, or its translation is missing.
+    /// The guest-physical address, or `None` if it is unmapped or its translation is missing.
     pub(crate) to: Option<Gpa>,
 }
 
-/// How far the translation of a chain has come.
+/// The progress of the translation of one chain.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// Where the indirect table of this pop begins, and its pieces in order.
+    /// The address of this pop's indirect table, and its pieces in order.
     table: (Iova, Vec<TablePiece>),
     described: Vec<Described>,
-    /// The descriptors that the pieces came of, whatever pops have read since.
+    /// The descriptors to which `pieces` belong. Later pops may have read others.
     translated: Vec<Described>,
-    /// When the pieces were true. `None`: there are none.
+    /// The epoch in which the pieces are valid. `None` if there are no pieces.
     epoch: Option<u64>,
-    /// What the descriptors before `place` have come to, and the first bytes of that one.
+    /// The pieces of all bytes before `position`.
     pieces: Vec<Buffer>,
-    /// How many of them are readable.
+    /// Number of readable pieces.
     readable: usize,
-    place: Place,
-    /// There is more to translate than one pop does.
+    position: ChainByte,
+    /// Whether there is more to translate than one pop may.
     unfinished: bool,
 }
 
-/// A byte of a chain: of which descriptor, and which of its bytes.
+/// A byte of a chain: a descriptor, and an offset in its buffer.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct ChainByte {
     at: usize,
     done: u32,
 }
@@ -95,7 +99,7 @@ impl Progress {
         self.unfinished = false;
     }
 
-    /// Begins an indirect table. Its pieces are to be added.
+    /// Begins an indirect table. Returns the list for its pieces.
     #[inline]
     pub(crate) fn table_pieces(&mut self, addr: Iova) -> &mut Vec<TablePiece> {
         self.table.0 = addr;
@@ -111,7 +115,7 @@ impl Progress {
         while done < into.len() {
             let piece = pieces.get(pieces.partition_point(|piece| piece.end <= at));
             let Some(&TablePiece { len, end, to: Some(to) }) = piece else { return false };
-            // No more than the rest of 16 bytes.
+            // At most the rest of 16 bytes.
             let here = (end - at).min((into.len() - done) as u64) as usize;
             let from = to.checked_add(at - (end - len));
             if from.is_none_or(|from| view.read(from, &mut into[done..done + here]).is_err()) {
@@ -123,18 +127,19 @@ impl Progress {
         true
     }
 
-    /// Takes in the next buffer of the chain.
+    /// Adds the next buffer of the chain.
     #[inline]
     pub(crate) fn describe(&mut self, described: Described) {
         self.described.push(described);
     }
 
-    /// Whether the next pop is to go on with the same chain, though nothing is missing.
+    /// Whether the next pop has to continue with the same chain, although nothing is missing.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.unfinished
     }
 
-    /// Translates the chain, of `len` bytes, into `buffers`, and counts the readable pieces; or as much of it as one pop may.
+    /// Translates the chain, of `len` bytes, into `buffers`, and counts the readable pieces. Stops early at
+    /// the limit of one pop.
     pub(crate) fn translate(
         &mut self,
         map: &Map,
@@ -145,15 +150,15 @@ impl Progress {
         if self.epoch != Some(tlb.epoch()) || self.described != self.translated {
             self.pieces.clear();
             self.pieces.shrink_to(BUFFERS_KEPT);
-            (self.readable, self.place) = (0, Place::default());
+            (self.readable, self.position) = (0, ChainByte::default());
         }
         self.epoch = None;
         if len > REQUEST_BYTES_MAX {
             self.refuse(map, tlb);
-        } else if !self.go_on(map, tlb) {
+        } else if !self.resume(map, tlb) {
             tlb.watch();
             self.epoch = Some(tlb.epoch());
-            // What is kept belongs to these. A pop that does not come this far changes none of it.
+            // The pieces belong to these descriptors. A pop that does not come this far changes neither.
             std::mem::swap(&mut self.described, &mut self.translated);
             self.unfinished = !tlb.is_missing();
             return;
@@ -162,47 +167,52 @@ impl Progress {
         std::mem::swap(buffers, &mut self.pieces);
     }
 
-    /// Goes on with the translation. Whether it came to the end of the chain with nothing missing.
-    fn go_on(&mut self, map: &Map, tlb: &mut Tlb) -> bool {
-        self.described.iter().take(self.place.at).for_each(|passed| tlb.note(passed.addr, passed.len.into()));
-        let nowhere = map.unmapped_address();
-        let mut place = self.place;
-        let mut looks = 0;
-        while let Some(&described) = self.described.get(place.at) {
+    /// Continues the translation. Returns whether it reached the end of the chain and nothing is missing.
+    fn resume(&mut self, map: &Map, tlb: &mut Tlb) -> bool {
+        self.described
+            .iter()
+            .take(self.position.at)
+            .for_each(|passed| tlb.note(passed.addr, passed.len.into()));
+        let unmapped = map.unmapped_address();
+        let mut position = self.position;
+        let mut lookups = 0;
+        while let Some(&described) = self.described.get(position.at) {
             let (addr, len) = (described.addr, described.len);
             tlb.note(addr, len.into());
-            while place.done < len {
-                let rest = len - place.done;
+            while position.done < len {
+                let rest = len - position.done;
                 let (to, bytes) = if self.pieces.len() >= PIECES_MAX {
                     (Translated::Unmapped, rest)
-                } else if tlb.is_miss_list_full() || looks == LOOKUPS_MAX {
+                } else if tlb.is_miss_list_full() || lookups == LOOKUPS_MAX {
                     return false;
-                } else if let Some(next) = addr.checked_add(place.done.into()) {
-                    looks += 1;
+                } else if let Some(next) = addr.checked_add(position.done.into()) {
+                    lookups += 1;
                     let (to, bytes) = tlb.piece(map, next, described.access());
-                    // A piece is no longer than the buffer.
+                    // A piece is at most as long as the buffer.
                     (to, bytes.min(rest.into()) as u32)
                 } else {
                     (Translated::Unmapped, rest)
                 };
-                // After one that is missing, only others that are missing are of interest.
+                // After a missing piece, only further missing ones are of interest.
                 if !tlb.is_missing() {
-                    let to = if let Translated::To(gpa) = to { gpa } else { nowhere };
-                    self.add(described, place.done > 0, Buffer { addr: to, len: bytes }, nowhere);
-                    self.place = Place { at: place.at, done: place.done + bytes };
+                    let to = if let Translated::To(gpa) = to { gpa } else { unmapped };
+                    self.add(described, position.done > 0, Buffer { addr: to, len: bytes }, unmapped);
+                    self.position = ChainByte { at: position.at, done: position.done + bytes };
                 }
-                place.done += bytes;
+                position.done += bytes;
             }
-            place = Place { at: place.at + 1, done: 0 };
+            position = ChainByte { at: position.at + 1, done: 0 };
         }
         !tlb.is_missing()
     }
 
-    /// Adds a piece, to the last one if it `continues` its buffer and follows it in guest memory.
-    fn add(&mut self, described: Described, continues: bool, piece: Buffer, nowhere: Gpa) {
+    /// Adds a piece. Joins it to the last one if it `continues` that one's buffer and follows it in guest
+    /// memory.
+    fn add(&mut self, described: Described, continues: bool, piece: Buffer, unmapped: Gpa) {
         if let Some(last) = self.pieces.last_mut().filter(|_| continues) {
             let follows = last.addr.checked_add(last.len.into()) == Some(piece.addr);
-            if if last.addr == nowhere { piece.addr == nowhere } else { follows && piece.addr != nowhere } {
+            if if last.addr == unmapped { piece.addr == unmapped } else { follows && piece.addr != unmapped }
+            {
                 last.len += piece.len;
                 return;
             }
@@ -211,23 +221,23 @@ impl Progress {
         self.readable += usize::from(!described.writable);
     }
 
-    /// Has the chain lead nowhere but for its last writable byte.
+    /// Makes the chain unmapped, except for its last writable byte.
     fn refuse(&mut self, map: &Map, tlb: &mut Tlb) {
-        let nowhere = map.unmapped_address();
+        let unmapped = map.unmapped_address();
         self.pieces.clear();
         self.readable = 0;
         for at in 0..self.described.len() {
             let Described { addr, len, writable } = self.described[at];
             let is_last = writable && at + 1 == self.described.len();
-            let body = Buffer { addr: nowhere, len: len - u32::from(is_last) };
+            let body = Buffer { addr: unmapped, len: len - u32::from(is_last) };
             if body.len > 0 {
-                self.add(self.described[at], false, body, nowhere);
+                self.add(self.described[at], false, body, unmapped);
             }
             if let Some(last) = addr.checked_add(u64::from(len) - 1).filter(|_| is_last) {
                 tlb.note(last, 1);
                 let (to, _) = tlb.piece(map, last, Access::WRITE);
-                let addr = if let Translated::To(gpa) = to { gpa } else { nowhere };
-                self.add(self.described[at], false, Buffer { addr, len: 1 }, nowhere);
+                let addr = if let Translated::To(gpa) = to { gpa } else { unmapped };
+                self.add(self.described[at], false, Buffer { addr, len: 1 }, unmapped);
             }
         }
     }

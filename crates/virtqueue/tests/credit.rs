@@ -1,6 +1,8 @@
-//! Our driver end against our device end as a network card's receive queue uses it: chains are popped ahead as credit, go back
-//! into the ring, or are used for frames in several buffers, which the driver has to see whole. Every feature, indices that wrap,
-//! memory that goes away, devices that stop, and devices that are killed and leave an in-flight buffer.
+//! Tests our driver's end against our device's end in the way of a network card's receive queue.
+//!
+//! Chains are popped ahead as credit. They go back into the ring, or are used for frames in several buffers,
+//! which the driver must see whole. The tests cover every feature, indices that wrap, memory that goes away,
+//! devices that stop, and devices that are killed and leave an in-flight buffer.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod model;
@@ -10,16 +12,16 @@ use kickless_spec::ring::{DESC_F_WRITE, PackedDesc, RING_ENTRIES};
 use kickless_spec::vhost_user::{inflight_entry_len, inflight_head_len};
 use kickless_testing::Random;
 use kickless_virtqueue::driver::{self, Areas, Buffer, Completer, Submitter, Table};
-use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::packed::RingPosition;
 use kickless_virtqueue::{Chain, ChainId, device};
 use model::{ADDRESSES, AVAIL, DESC, SEAM, TABLES, USED, USER, desc, memory_twice};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Buffers of one chain at most.
+/// Largest number of buffers of a chain.
 const CHAIN: usize = 3;
-/// Chains of one frame at most.
+/// Largest number of chains of a frame.
 const FRAME: u64 = 5;
 
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +31,7 @@ struct Shape {
     indirect: bool,
     packed: bool,
     in_order: bool,
-    /// With an in-flight buffer.
+    /// Whether there is an in-flight buffer.
     tracked: bool,
 }
 
@@ -43,7 +45,7 @@ impl Shape {
         options.unwrap().with_in_order(self.in_order)
     }
 
-    /// Where a device begins.
+    /// The index at which a device begins.
     fn base(self) -> u16 {
         if self.packed { 1 << 15 } else { 0 }
     }
@@ -52,13 +54,13 @@ impl Shape {
 /// A chain as the driver knows it.
 type Known = (u16, Vec<Buffer>);
 
-/// A chain of a frame that the device has pushed: id and length, and whether the frame ends with it.
+/// A pushed chain of a frame: its id and length, and whether it ends the frame.
 type Done = (u16, u32, bool);
 
-/// Both ends of one ring, and what there should be in it.
+/// Both ends of one ring, and its expected contents.
 struct Pair {
     view: Arc<View>,
-    /// The same memory with seams in the ring.
+    /// The same memory, with other slots, so that the ring is not contiguous.
     pieces: Arc<View>,
     submitter: Submitter,
     completer: Completer,
@@ -66,22 +68,22 @@ struct Pair {
     shape: Shape,
     tables: kickless_memory::Area,
     inflight: Option<Inflight>,
-    /// Published and not popped, oldest first.
+    /// Chains published and not popped, oldest first.
     available: VecDeque<Known>,
-    /// Popped and not shown, oldest first.
+    /// Chains popped and not shown, oldest first.
     popped: VecDeque<Known>,
-    /// The newest of them, which are credit.
+    /// Number of the newest of them, which are credit.
     credit: VecDeque<(ChainId, u16)>,
     /// Frames that are not pushed, with the number of their first chain.
     frames: Vec<(u64, Vec<(ChainId, u16)>)>,
-    /// With IN_ORDER, frames that wait for older ones: the number of the first chain.
+    /// With IN_ORDER, frames that wait for older ones, by the number of their first chain.
     waiting: Vec<(u64, Vec<Done>)>,
-    /// Chains ever used, and, with IN_ORDER, chains that went to the ring.
+    /// Number of chains ever used and, with IN_ORDER, of chains that went to the ring.
     numbers: (u64, u64),
-    /// Pushed to the ring and not shown, and shown.
+    /// Chains pushed to the ring and not shown, and chains shown.
     pushed: VecDeque<Done>,
     used: VecDeque<Done>,
-    /// The driver sleeps until it is called; the device, until it is kicked.
+    /// Whether the driver sleeps until it is called, and the device until it is kicked.
     asleep: (bool, bool),
 }
 
@@ -96,7 +98,7 @@ fn areas(view: &View) -> Areas {
 
 impl Pair {
     fn new(shape: Shape) -> Self {
-        // The second seam is in the middle of a descriptor, or of a used element.
+        // The second boundary is in the middle of a descriptor, or of a used element.
         let (view, pieces) = memory_twice(&[DESC + 8, USED + 8]);
         let (submitter, completer) = driver::queue(shape.options(), areas(&view));
         let inflight = shape.tracked.then(|| {
@@ -131,7 +133,7 @@ impl Pair {
         pair
     }
 
-    /// A device begins.
+    /// Starts a device.
     fn start(&mut self, base: u16, held: &[device::Held], random: &mut Random) {
         self.device = device::Queue::unmapped(self.shape.options(), base, &self.view);
         if let Some(inflight) = &self.inflight {
@@ -205,12 +207,12 @@ impl Pair {
             assert_eq!(self.device.unpop(), Some(id.head));
             self.available.extend(self.popped.pop_back());
             self.available.rotate_right(1);
-            // It has to look.
+            // The device must look at the ring.
             self.asleep.1 = false;
         }
     }
 
-    /// A frame comes, for which the oldest chains are used.
+    /// A frame arrives and uses the oldest chains.
     fn receive(&mut self, random: &mut Random) {
         let count = (1 + random.below(FRAME)) as usize;
         if count > self.credit.len() {
@@ -224,7 +226,7 @@ impl Pair {
                 assert!(!self.device.is_mapped());
                 break;
             }
-            // What an earlier process had in flight is counted all the time.
+            // Chains that an earlier process had in flight are counted all the time.
             assert!((before..=before + 1).contains(&self.device.in_flight()));
             chains.extend(self.credit.pop_front());
             self.numbers.0 += 1;
@@ -234,7 +236,7 @@ impl Pair {
         }
     }
 
-    /// The device pushes some frames, in any order, and maybe shows them.
+    /// The device pushes some frames, in any order, and may show them.
     fn push(&mut self, random: &mut Random, count: usize) {
         let mut shown = false;
         for _ in 0..count.min(self.frames.len()) {
@@ -263,7 +265,7 @@ impl Pair {
                 }
             }
         }
-        // What was shown has to be followed by a decision.
+        // A decision must follow the chains that were shown.
         if shown || random.one_in(2) {
             self.publish();
         }
@@ -280,7 +282,7 @@ impl Pair {
         );
     }
 
-    /// A frame was pushed; which ones the ring has now.
+    /// Records a pushed frame. Computes which frames the ring has now.
     fn went(&mut self, first: u64, done: Vec<Done>) {
         if !self.shape.in_order {
             return self.pushed.extend(done);
@@ -303,7 +305,7 @@ impl Pair {
         }
     }
 
-    /// The driver takes up to `count` chains; if it takes all that it sees, these are whole frames.
+    /// The driver takes up to `count` chains. If it takes all that it sees, they are whole frames.
     fn complete(&mut self, count: usize) {
         let mut whole = true;
         for _ in 0..count {
@@ -325,7 +327,7 @@ impl Pair {
                 self.completer.disable_calls();
                 self.asleep.0 = false;
             }
-            // Who rests while the ring is away looks when it is back.
+            // A device that slept while the ring was away looks when it is back.
             2 => self.asleep.1 = !self.device.arm() && self.device.is_mapped(),
             _ => {
                 self.device.disarm();
@@ -336,7 +338,8 @@ impl Pair {
         assert!(!self.asleep.1 || self.available.is_empty());
     }
 
-    /// The device stops: it waits for what is in flight and for no credit, which the next one finds in the ring.
+    /// The device stops. It waits for chains in flight and not for credit, which the next device finds in the
+    /// ring.
     fn stop(&mut self, random: &mut Random) {
         if random.one_in(2) {
             self.device.unmap();
@@ -351,14 +354,14 @@ impl Pair {
             assert_eq!(self.device.in_flight(), self.device.again());
         }
         if self.shape.tracked {
-            // Where the next one goes on is in the buffer.
+            // The buffer says where the next device begins.
             return self.begin_again(random);
         }
         let (base, held) = (self.device.next_avail(), self.device.take_held());
         self.start(base, &held, random);
     }
 
-    /// The device is killed. What the driver has not seen comes again, in its order.
+    /// The device is killed. The chains that the driver has not seen come again, in their order.
     fn kill(&mut self, random: &mut Random) {
         if self.shape.tracked {
             self.begin_again(random);
@@ -439,7 +442,8 @@ proptest! {
     }
 }
 
-/// Every combination of features, in rings so small that each group and each return crosses the wrap sooner or later.
+/// Every combination of features. The rings are so small that each group and each return crosses the wrap at
+/// some time.
 #[test]
 fn small_rings() {
     for bits in 0..32u16 {
@@ -452,7 +456,8 @@ fn small_rings() {
     }
 }
 
-/// A device that polls hears nothing, and one that goes back and forth still hears of what it sleeps on, however far the indices go.
+/// A device that polls gets no kick. A device that arms and disarms still gets the kicks it sleeps for,
+/// however far the indices go.
 #[test]
 fn indices_wrap() {
     for packed in [false, true] {
@@ -480,7 +485,8 @@ fn indices_wrap() {
     }
 }
 
-/// Disabling kicks after a return leaves the event index where the driver has passed it, also in the largest ring.
+/// Disabling kicks after a return leaves the event index where the driver has passed it, also in the largest
+/// ring.
 #[test]
 fn no_kicks_after_a_return() {
     for packed in [false, true] {
@@ -494,7 +500,7 @@ fn no_kicks_after_a_return() {
             while pair.submitter.add(&buffers, None).is_ok() {
                 added += 1;
                 if added % 64 == 0 {
-                    // The first time a device may not have said yet that it wants none.
+                    // At first the device may not have disabled kicks yet.
                     assert!(!pair.submitter.publish(), "a kick in round {round}");
                 }
             }
@@ -517,7 +523,7 @@ fn no_kicks_after_a_return() {
     }
 }
 
-/// The driver makes something else of a chain while that is credit: what is popped after its return is the new one.
+/// The driver changes a chain while it is credit. The pop after its return reads the new one.
 #[test]
 fn another_chain_comes_back() {
     for packed in [false, true] {
@@ -528,7 +534,7 @@ fn another_chain_comes_back() {
         let map = pair.view.map();
         let offer = |index: u16, id: u16, addr: u64| {
             if packed {
-                let place = Place { index, wrap: true };
+                let place = RingPosition { index, wrap: true };
                 let flags = place.available() | DESC_F_WRITE;
                 let (addr, len) = (addr.into(), 9.into());
                 let desc = PackedDesc { addr, len, id: id.into(), flags: flags.into() };
@@ -549,7 +555,7 @@ fn another_chain_comes_back() {
         };
         let first: Vec<_> = (0..3).map(|_| pop(&mut pair.device)).collect();
         assert!(pair.device.use_credit());
-        // The ids change places, and one of them is another.
+        // The ids are exchanged, and one of them is replaced.
         offer(1, 2, 201);
         offer(2, 3, 202);
         assert_eq!([pair.device.unpop(), pair.device.unpop(), pair.device.unpop()], [Some(2), Some(1), None]);
@@ -560,7 +566,7 @@ fn another_chain_comes_back() {
         );
         assert!(pair.device.use_credit() && pair.device.use_credit() && !pair.device.use_credit());
         assert_eq!(pair.device.in_flight(), 3);
-        // A group out of the middle waits for the first.
+        // A group from the middle waits for the first.
         pair.device.push_group(&[(second[0].0, 1), (second[1].0, 2)]);
         assert_eq!(pair.device.in_flight(), 3);
         pair.device.push(first[0].0, 0);

@@ -1,5 +1,5 @@
-//! Our driver end against our device end, in one thread: every feature, sizes from 1 to 32768, batches of any length, indices
-//! that wrap, and a device that lies.
+//! Tests our driver's end against our device's end, in one thread: every feature, sizes from 1 to 32768,
+//! batches of any length, indices that wrap, and a device that makes false statements.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod model;
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Buffers of one chain at most.
+/// Largest number of buffers of a chain.
 const CHAIN: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,7 @@ impl Shape {
         options.unwrap().with_in_order(self.in_order)
     }
 
-    /// Where a device begins.
+    /// The index at which a device begins.
     fn base(self) -> u16 {
         if self.packed { 1 << 15 } else { 0 }
     }
@@ -68,25 +68,25 @@ fn areas(view: &View) -> Areas {
     }
 }
 
-/// Both ends of one ring, and what there should be in it.
+/// Both ends of one ring, and its expected contents.
 struct Pair {
     view: Arc<View>,
-    /// The same memory with seams in the ring.
+    /// The same memory, with other slots, so that the ring is not contiguous.
     pieces: Arc<View>,
     submitter: Submitter,
     completer: Completer,
     device: device::Queue,
     shape: Shape,
     tables: kickless_memory::Area,
-    /// Published and not popped by the device: ids and buffers, oldest first.
+    /// Chains published and not popped by the device: ids and buffers, oldest first.
     available: VecDeque<(u16, Vec<Buffer>)>,
-    /// Popped by the device: head, id as the driver knows it, writable bytes.
+    /// Chains popped by the device: head, the driver's id, writable bytes.
     held: Vec<(ChainId, u16, u32)>,
-    /// With IN_ORDER: popped by the device, oldest first, and the length once it is pushed.
+    /// With IN_ORDER: chains popped by the device, oldest first, and the length once it is pushed.
     order: VecDeque<(u16, Option<u32>)>,
-    /// Pushed by the device: id and length, oldest first.
+    /// Chains pushed by the device: id and length, oldest first.
     used: VecDeque<(u16, u32)>,
-    /// The driver sleeps until it is called; the device, until it is kicked.
+    /// Whether the driver sleeps until it is called, and the device until it is kicked.
     asleep: (bool, bool),
 }
 
@@ -95,7 +95,8 @@ impl Pair {
         Self::over(shape, &[])
     }
 
-    /// The device's ring has these seams to begin with, and now and then; the driver's has none.
+    /// Makes a rig. The device's ring crosses slots at these offsets at first and from time to time. The
+    /// driver's ring is contiguous.
     fn over(shape: Shape, seams: &[u64]) -> Self {
         let (view, pieces) = memory_twice(seams);
         let (submitter, completer) = driver::queue(shape.driver(), areas(&view));
@@ -120,7 +121,7 @@ impl Pair {
         }
     }
 
-    /// Adds up to `count` chains, and publishes them; how many there was room for.
+    /// Adds up to `count` chains, and publishes them. Returns how many there was room for.
     fn submit(&mut self, random: &mut Random, count: usize) -> usize {
         let mut added = 0;
         while added < count {
@@ -134,7 +135,7 @@ impl Pair {
                     writable: at >= readable,
                 })
                 .collect();
-            // Tables for the first ids only: the memory of this test is small.
+            // Tables for the first ids only, because the memory of this test is small.
             let place = usize::from(id) * CHAIN * 16;
             let table =
                 (self.shape.indirect && place + CHAIN * 16 <= self.tables.len() && random.below(3) > 0)
@@ -177,7 +178,7 @@ impl Pair {
         }
     }
 
-    /// The device pushes `count` of what it holds, in any order, and publishes.
+    /// The device pushes `count` of its chains, in any order, and publishes.
     fn push(&mut self, random: &mut Random, count: usize) {
         for _ in 0..count.min(self.held.len()) {
             let at = random.below(self.held.len() as u64) as usize;
@@ -204,7 +205,7 @@ impl Pair {
         );
     }
 
-    /// What the driver sees of it, and when.
+    /// Records what the driver sees of a pushed chain, and when.
     fn pushed(&mut self, id: u16, len: u32) {
         if !self.shape.in_order {
             return self.used.push_back((id, len));
@@ -217,7 +218,7 @@ impl Pair {
         }
     }
 
-    /// The memory goes away and comes back, with whatever is in it.
+    /// The memory goes away and comes back. Its contents stay.
     fn remap(&mut self, random: &mut Random) {
         if random.one_in(2) {
             self.device.unmap();
@@ -229,13 +230,13 @@ impl Pair {
         self.device.disarm();
     }
 
-    /// The ring, in one piece or in several.
+    /// Returns the ring, contiguous or not.
     fn metadata(&self, random: &mut Random) -> device::Metadata {
         let view = if random.one_in(2) { &self.view } else { &self.pieces };
         device::Metadata::map(view, &ADDRESSES, &self.shape.device()).unwrap()
     }
 
-    /// Another device goes on where this one stopped, with what that owed while its memory was away.
+    /// Another device continues, with the chains that were held while the memory was away.
     fn replace_device(&mut self, random: &mut Random) {
         self.pop(usize::MAX);
         self.push(random, 3);
@@ -258,7 +259,7 @@ impl Pair {
         self.asleep = (false, false);
     }
 
-    /// The driver takes up to `count` back.
+    /// The driver takes up to `count` chains back.
     fn complete(&mut self, count: usize) {
         for _ in 0..count {
             match self.completer.pop().unwrap() {
@@ -274,7 +275,7 @@ impl Pair {
         }
     }
 
-    /// Either end goes to sleep, or says that it will look by itself.
+    /// Either end goes to sleep, or begins to poll.
     fn rest(&mut self, random: &mut Random) {
         match random.below(4) {
             0 => self.asleep.0 = !self.completer.enable_calls(),
@@ -343,8 +344,8 @@ proptest! {
     }
 }
 
-/// Rings that cross from one slot to the next: at each place where they can be cut, and at all of these at once. Where a 16-bit
-/// field would be cut, there is no such ring.
+/// Rings that cross from one slot to the next: at each offset where they can be split, and at all of these at
+/// once. A ring whose 16-bit field would be split is refused.
 #[test]
 fn rings_in_pieces() {
     const SIZE: u16 = 4;
@@ -360,7 +361,7 @@ fn rings_in_pieces() {
             for seam in (area..area + len as u64).filter(|seam| *seam > DESC) {
                 if seam % 2 == 0 {
                     all.push(seam);
-                    // At an area's first byte none of them is cut.
+                    // At the first byte of an area, no field is split.
                     if seam != area {
                         run_pair(Pair::over(shape, &[seam]), seam, 60);
                     }
@@ -386,7 +387,7 @@ fn every_size() {
     }
 }
 
-/// Both indices go round more than once, in steps that have nothing to do with the size.
+/// Both indices wrap more than once, in steps that are unrelated to the size.
 #[test]
 fn indices_wrap() {
     let shapes = [false, true]
@@ -405,7 +406,8 @@ fn indices_wrap() {
     }
 }
 
-/// A driver that never asks for calls, and a device that never asks for kicks, hear nothing for as long as they go on.
+/// A driver that never asks for calls gets none, and a device that never asks for kicks gets none, for any
+/// time.
 #[test]
 fn silence() {
     let shapes = [false, true]
@@ -413,7 +415,7 @@ fn silence() {
     for shape in shapes.into_iter().flatten() {
         let (mut pair, mut random) = (Pair::new(shape), Random(3));
         pair.completer.disable_calls();
-        // The first publication of a device that does not know what was said before may call.
+        // The first publication of a device may call, because it does not know earlier requests.
         pair.submit(&mut random, 1);
         pair.drain(&mut random);
         for round in 0..3000 {
@@ -464,12 +466,12 @@ fn no_room(shape: Shape) {
     assert!(!pair.device.pop(&pair.view, &mut chain).unwrap());
 }
 
-/// Writes to the used ring as a device that lies would, in a queue of 8 with two chains in flight.
+/// Writes false statements to the used ring, in a queue of 8 with two chains in flight.
 fn lie(index: u16, elements: &[(u32, u32)]) -> (Pair, Result<Vec<u16>, Lie>) {
     say(false, 2, index, elements)
 }
 
-/// What comes of this used ring.
+/// Returns the result of this used ring.
 fn say(in_order: bool, chains: u16, index: u16, elements: &[(u32, u32)]) -> (Pair, Result<Vec<u16>, Lie>) {
     let shape = Shape::split(8, false, false);
     let mut pair = Pair::new(shape);
@@ -493,7 +495,7 @@ fn say(in_order: bool, chains: u16, index: u16, elements: &[(u32, u32)]) -> (Pai
             }
             Ok(None) => break Ok(ids),
             Err(lie) => {
-                // Latched.
+                // The error is latched.
                 assert_eq!(pair.completer.pop(), Err(lie));
                 break Err(lie);
             }
@@ -515,7 +517,7 @@ fn lies_are_named() {
 
 #[test]
 fn one_element_stands_for_a_batch() {
-    // Ids are given out from 0 on.
+    // Ids are used from 0 on.
     assert_eq!(say(true, 5, 3, &[(2, 0)]).1, Ok(vec![0, 1, 2]));
     assert_eq!(say(true, 5, 5, &[(2, 0), (9, 9), (9, 9), (3, 0), (4, 0)]).1, Ok(vec![0, 1, 2, 3, 4]));
     // The batch is longer, or shorter, than the index says.
@@ -525,7 +527,7 @@ fn one_element_stands_for_a_batch() {
 }
 
 proptest! {
-    /// Whatever the device writes, each id comes back at most once, and it ends.
+    /// Whatever the device writes, each id comes back at most once, and the loop ends.
     #[test]
     fn no_lie_does_harm(index: u16, elements in proptest::collection::vec((0u32..10, 0u32..12), 8)) {
         let (mut pair, said) = lie(index, &elements);

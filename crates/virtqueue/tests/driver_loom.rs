@@ -1,5 +1,5 @@
-//! The driver's two halves in every order that the memory model allows: what they tell each other (`driver::shared`). Who has
-//! to notify whom is in `tests/loom.rs`.
+//! Models of the driver's two halves and their shared tables (`driver::shared`), in every order that the
+//! memory model allows. `tests/loom.rs` has the models of notifications.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-virtqueue --release --test driver_loom`
 #![cfg(loom)]
@@ -12,20 +12,20 @@ use loom::sync::atomic::AtomicU16;
 use loom::thread;
 use std::sync::atomic::Ordering;
 
-/// Descriptors, and ids.
+/// Number of descriptors, and of ids.
 const SIZE: u16 = 2;
-/// Chains that go through: some ids are used twice.
+/// Number of chains. Some ids are used twice.
 const CHAINS: u32 = 3;
 
-/// The two tables, and memory that goes with each id (a status byte, the owner of a buffer).
+/// The two tables, and memory that belongs to each id (a status byte, the owner of a buffer).
 struct Halves {
     shared: Shared,
     memory: [UnsafeCell<u32>; SIZE as usize],
-    /// How many chains the device is done with, if it says so.
+    /// Number of chains that the device has used, if it tells.
     used: AtomicU16,
 }
 
-// SAFETY: the memory is handed over with its id; loom checks each access to it.
+// SAFETY: the memory is handed over with its id. loom checks each access to it.
 unsafe impl Sync for Halves {}
 
 impl Halves {
@@ -38,7 +38,7 @@ impl Halves {
     }
 
     fn write(&self, id: u16, value: u32) {
-        // SAFETY: loom checks that nobody else has it: that is what is tested.
+        // SAFETY: loom checks that no other thread accesses it. That is the property under test.
         self.memory[usize::from(id)].with_mut(|memory| unsafe { *memory = value });
     }
 
@@ -47,7 +47,7 @@ impl Halves {
         self.memory[usize::from(id)].with(|memory| unsafe { *memory })
     }
 
-    /// Adds all chains, each as soon as there is an id. `show` is what the device gets to know of it.
+    /// Adds all chains, each as soon as there is an id. `show` tells the device about each.
     fn submit(&self, show: impl Fn(&Self, u32)) {
         let mut free: Vec<u16> = (0..SIZE).rev().collect();
         let mut taken = 0;
@@ -68,7 +68,7 @@ impl Halves {
         }
     }
 
-    /// The device says that it is done with `id`, and it may be.
+    /// The device says that it has used `id`, which may be true.
     fn complete(&self, id: u16, record: Record) {
         assert_eq!(self.read(id), record.writable, "another chain's");
         self.shared.take(id);
@@ -78,8 +78,7 @@ impl Halves {
     }
 }
 
-/// A device that says of every id, all the time, that it is done with it, whether it was told of it or not: nothing but the
-/// tables keeps the halves apart.
+/// A device that says of every id, all the time, that it has used it. Only the tables keep the halves apart.
 #[test]
 fn a_lying_device() {
     loom::model(|| {
@@ -106,7 +105,7 @@ fn a_lying_device() {
     });
 }
 
-/// A device that uses chains in their order, and says only how many; what it tells has passed through it alone.
+/// A device that uses chains in their order, and tells only how many. The data passes through it alone.
 #[test]
 fn in_order() {
     loom::model(|| {
@@ -132,7 +131,7 @@ fn in_order() {
     });
 }
 
-/// As [`in_order`], but the device names the last chain of a batch, which it was never told of.
+/// As [`in_order`], but the device names the last chain of a batch, of which it was never told.
 #[test]
 fn a_lie_about_a_batch() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! What a driver can do wrong, each by name, and rubbish in bulk.
+//! Tests of hostile drivers: each error by name, and random contents.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod model;
@@ -14,7 +14,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// A ring of 8 whose entry 0 is the head 0, with these descriptors from 0 on.
+/// Returns a ring of 8 whose entry 0 is head 0, with these descriptors from 0 on.
 fn ring(indirect: bool, descs: &[(u64, u32, u16, u16)]) -> (Driver, Queue) {
     let mut driver = Driver::new(Options::new(8, false, indirect).unwrap(), 0);
     for (i, &(addr, len, flags, next)) in descs.iter().enumerate() {
@@ -26,7 +26,7 @@ fn ring(indirect: bool, descs: &[(u64, u32, u16, u16)]) -> (Driver, Queue) {
     (driver, queue)
 }
 
-/// The error of the first pop, which must be the error of every later one.
+/// Returns the error of the first pop, which must be the error of every later one.
 fn error(driver: &Driver, queue: &mut Queue) -> RingError {
     let mut chain = Chain::default();
     let next = queue.next_avail();
@@ -44,7 +44,7 @@ fn direct(descs: &[(u64, u32, u16, u16)]) -> RingError {
     error(&driver, &mut queue)
 }
 
-/// Descriptor 0 is an indirect table at `addr` of `len` bytes, with `table` at 0x10_0000.
+/// Makes descriptor 0 an indirect table at `addr` of `len` bytes, with `table` at 0x10_0000.
 fn indirect(addr: u64, len: u32, table: &[(u64, u32, u16, u16)]) -> RingError {
     let (driver, mut queue) = ring(true, &[(addr, len, INDIRECT, 0)]);
     for (i, &(addr, len, flags, next)) in table.iter().enumerate() {
@@ -68,8 +68,8 @@ fn avail_index_behind() {
     assert_eq!(error(&driver, &mut queue), RingError::AvailIndex { idx: 65_535, next: 0, room: 8 });
 }
 
-/// More chains at once than there are descriptors. What the device holds counts, and so does what it has pushed and not
-/// published: otherwise it would be written over in the used ring.
+/// More chains at once than descriptors. Chains that the device holds count, and so do pushed ones that are
+/// not published. Otherwise they would be overwritten in the used ring.
 #[test]
 fn more_in_flight_than_descriptors() {
     for (published, pushed) in [(0, 0), (0, 3), (0, 8), (1, 0), (3, 2), (8, 0)] {
@@ -95,7 +95,7 @@ fn more_in_flight_than_descriptors() {
             if ends {
                 assert_eq!(queue.take_held().len(), usize::from(pushed));
             } else {
-                // What it has can still be given back.
+                // The popped chains can still be given back.
                 ids.for_each(|id| queue.push(id, 0));
                 let _ = queue.publish();
                 assert_eq!(driver.view.read_obj::<[u8; 2]>(Gpa(model::USED + 2)).unwrap(), [8, 0]);
@@ -186,7 +186,7 @@ fn indirect_table_outside_memory() {
     for (addr, len) in [(model::MEMORY, 16), (u64::MAX - 15, 16), (u64::MAX, 16), (model::MEMORY - 8, 16)] {
         assert_eq!(indirect(addr, len, &[]), RingError::IndirectUnmapped { head: 0, addr, len });
     }
-    // The first descriptor is memory, the second is not, or lies past the end of all addresses.
+    // The first descriptor is in memory. The second is not, or lies past the end of all addresses.
     let (driver, mut queue) = ring(true, &[(model::MEMORY - 16, 32, INDIRECT, 0)]);
     let at = Gpa(model::MEMORY - 16);
     driver.view.map().write_obj(at, &model::desc(0, 1, NEXT, 1)).unwrap();
@@ -194,7 +194,7 @@ fn indirect_table_outside_memory() {
     assert_eq!(error(&driver, &mut queue), unmapped);
 }
 
-/// The device ignores WRITE on the descriptor of a table; a table may follow direct descriptors; empty
+/// The device ignores WRITE on the descriptor of a table. A table may follow direct descriptors. Empty
 /// buffers are left out.
 #[test]
 fn unusual_but_legal() {
@@ -209,7 +209,7 @@ fn unusual_but_legal() {
     assert_eq!((lens(chain.readable()), lens(chain.writable())), (vec![16, 512], vec![1]));
 }
 
-/// Rubbish in memory, as much of it as can be: half of it random, half of it almost right.
+/// Fills memory with bytes, half of them random, half of them almost valid.
 fn scribble(random: &mut Random, driver: &Driver) {
     let size = u64::from(driver.options.size());
     for _ in 0..random.below(64) {
@@ -232,7 +232,7 @@ fn scribble(random: &mut Random, driver: &Driver) {
     }
 }
 
-/// With IN_ORDER, chains with one head go back in the order in which they were popped, each with its own length.
+/// With IN_ORDER, chains with one head go back in the order of their pops, each with its own length.
 #[test]
 fn the_same_head_twice_in_order() {
     let options = Options::new(4, false, false).unwrap().with_in_order(true);
@@ -302,7 +302,7 @@ proptest! {
     }
 }
 
-/// A packed ring of four with these descriptors from 0 on: ids and flags.
+/// Returns a packed ring of four with these descriptors from 0 on: ids and flags.
 fn packed(descs: &[(u16, u16)], base: u16) -> (std::sync::Arc<View>, Queue) {
     packed_of(4, descs, base)
 }
@@ -328,7 +328,7 @@ fn set_packed(view: &View, at: u64, id: u16, flags: u16) {
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
 
-/// Counting what is pending takes no longer in a large ring.
+/// Counting the pending chains takes no longer in a large ring.
 #[test]
 fn what_is_pending_in_a_packed_ring() {
     assert_eq!(packed_of(1024, &[], 0x8000).1.pending(), 0);
@@ -336,11 +336,11 @@ fn what_is_pending_in_a_packed_ring() {
     assert_eq!(packed_of(1024, &descs, 0x8000).1.pending(), 2);
     assert_eq!(packed(&[(0, AVAIL); 4], 0x8000).1.pending(), 4);
     assert_eq!(packed_of(1024, &[(0, AVAIL); 1024], 0x8000).1.pending(), 256);
-    // One chain, whose end is far.
+    // One chain, whose end is far away.
     assert_eq!(packed_of(1024, &[(0, AVAIL | NEXT); 1000], 0x8000).1.pending(), 1);
 }
 
-/// Otherwise it would look as if there was always something to pop, and never be popped.
+/// Otherwise there would always seem to be something to pop that is never popped.
 #[test]
 fn more_than_a_packed_ring_has() {
     let descs = [(0, AVAIL | 1), (0, AVAIL | 1), (0, AVAIL | 1), (0, AVAIL)];
@@ -352,7 +352,7 @@ fn more_than_a_packed_ring_has() {
     set_packed(&view, 0, 1, USED);
     assert_eq!(queue.pop(&view, &mut chain), Err(RingError::Full));
     assert!(!queue.arm() && !queue.has_work());
-    // What it holds is still owed.
+    // The held chains must still go back.
     queue.push(id, 0);
     let _ = queue.publish();
     assert_eq!(queue.in_flight(), 0);
@@ -366,7 +366,7 @@ fn ids_of_a_packed_ring_are_the_drivers() {
         assert_eq!(queue.pop(&view, &mut chain), Ok(true));
         assert_eq!(chain.id.head, id);
     }
-    assert_eq!(queue.pop(&view, &mut chain), Err(RingError::Twice { id: 4 }));
+    assert_eq!(queue.pop(&view, &mut chain), Err(RingError::DuplicateId { id: 4 }));
 }
 
 #[test]
@@ -384,7 +384,7 @@ fn a_packed_ring_that_was_served_beyond_its_base() {
     for (descs, base) in [
         (vec![], 0x8000),
         (vec![(0, AVAIL), (1, AVAIL)], 0x8000),
-        // Used in the round before, and left over inside a chain of it.
+        // Used in the previous round, inside a chain of that round.
         (vec![(0, AVAIL | USED), (1, 0), (2, USED), (3, 0)], 0x8001),
         (vec![(0, 0), (1, AVAIL | USED)], 1),
     ] {

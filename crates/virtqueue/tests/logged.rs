@@ -1,4 +1,5 @@
-//! What the device writes of a ring is marked in the log: each page, after its last write, and no other.
+//! Tests that the device's writes to a ring are marked in the log: each page, after its last write, and no
+//! other page.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod model;
@@ -7,7 +8,7 @@ use kickless_memory::{Gpa, Log, Map, Slot, UserAddr, View};
 use kickless_spec::ring::{DESC_F_WRITE, PackedDesc, RING_ENTRIES, RING_IDX, used_len};
 use kickless_testing::Random;
 use kickless_virtqueue::device::{Addresses, LoggedAt, Metadata, Options, Queue};
-use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::packed::RingPosition;
 use kickless_virtqueue::{Chain, ChainId};
 use model::{AVAIL, DESC, USED, USER, desc};
 use std::collections::BTreeSet;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 const PAGE: u64 = 4096;
 const LEN: u64 = 0x10_0000;
-/// A split ring's used ring is to be marked here.
+/// The address for marks of a split ring's used ring.
 const LOGGED_AT: u64 = 0xc_0000;
 
 fn memory() -> (Arc<View>, Arc<Log>) {
@@ -36,14 +37,14 @@ struct Rig {
     log: Arc<Log>,
     options: Options,
     queue: Queue,
-    /// How far it has offered, and how many the device has.
-    next: Place,
+    /// Number of chains that it has offered, and that the device has.
+    next: RingPosition,
     avail: u16,
     offered: u16,
     popped: Vec<ChainId>,
-    /// What the device says it wrote.
+    /// The length that the device reports.
     len: u32,
-    /// What the device has written and that has not been found yet.
+    /// Pages that the device has written and that no harvest has found yet.
     owed: BTreeSet<u64>,
     written: BTreeSet<u64>,
 }
@@ -60,10 +61,10 @@ impl Rig {
             }
         }
         let metadata = Self::metadata(&view, &options);
-        let next_avail = if options.is_packed() { Place::FIRST.bits() } else { 0 };
+        let next_avail = if options.is_packed() { RingPosition::FIRST.bits() } else { 0 };
         let queue = Queue::logged(options, metadata, next_avail, &view);
         let (owed, written) = (BTreeSet::new(), BTreeSet::new());
-        let next = Place::FIRST;
+        let next = RingPosition::FIRST;
         Self {
             view,
             log,
@@ -84,7 +85,8 @@ impl Rig {
         Metadata::map(view, &Addresses { desc, avail, used, log: Some(Gpa(LOGGED_AT)) }, options).unwrap()
     }
 
-    /// All that the device may write: the descriptors of a packed ring, and the used ring or what a packed one has instead.
+    /// All bytes that the device may write: the descriptors of a packed ring, and the used ring or the
+    /// corresponding area of a packed ring.
     fn bytes(&self) -> [(u64, Vec<u8>); 2] {
         [DESC, USED].map(|gpa| {
             let mut bytes = vec![0; 16 * usize::from(self.options.size())];
@@ -93,7 +95,7 @@ impl Rig {
         })
     }
 
-    /// Runs the device, and notes what it has written.
+    /// Runs the device, and records what it has written.
     fn device<T>(&mut self, run: impl FnOnce(&mut Queue) -> T) -> T {
         let before = self.bytes();
         let result = run(&mut self.queue);
@@ -110,14 +112,14 @@ impl Rig {
         result
     }
 
-    /// What has been written is marked by now.
+    /// Checks that the written pages are marked.
     fn harvest(&mut self) {
         let mut found = BTreeSet::new();
         self.log.harvest(|page| {
             found.insert(page);
         });
         assert!(self.owed.is_subset(&found), "found {:x?}, owed {:x?}", found, self.owed);
-        // Flags and event indices may be written that were there already.
+        // Flags and event indices may be written with the same value.
         let mut near = std::mem::take(&mut self.written);
         near.insert(if self.options.is_packed() { USED } else { LOGGED_AT } / PAGE);
         near.insert((LOGGED_AT + used_len(self.options.size(), true) as u64 - 1) / PAGE);
@@ -148,7 +150,7 @@ impl Rig {
 
     fn run(&mut self, random: &mut Random) {
         let (view, mut chain) = (self.view.clone(), Chain::default());
-        // No element is written that is there already.
+        // No element is written with the same value.
         self.len += 1;
         let len = self.len;
         match random.below(9) {
@@ -163,7 +165,7 @@ impl Rig {
             }
             3..=4 => {
                 let count = random.below(self.popped.len() as u64 + 1) as usize;
-                // A split ring gives its entries out in order, as the driver offers them again.
+                // A split ring uses its entries in order, because the driver offers them again in order.
                 let pushed: Vec<ChainId> = self.popped.drain(..count).collect();
                 self.offered -= count as u16;
                 self.device(|queue| {
@@ -191,7 +193,7 @@ impl Rig {
                 self.harvest();
             }
             _ => {
-                // Away, with completions that come meanwhile, and back.
+                // The areas go away, chains complete meanwhile, and the areas come back.
                 let (metadata, popped) = (Self::metadata(&view, &self.options), self.popped.split_off(0));
                 self.offered -= popped.len() as u16;
                 self.device(|queue| {
@@ -230,7 +232,8 @@ fn packed() {
     }
 }
 
-/// As a vIOMMU may have it: the used ring's second page lies before its first, which ends within the last element.
+/// A layout that a vIOMMU can make: the used ring's second page lies before its first page, which ends within
+/// the last element.
 #[test]
 fn pages_of_a_used_ring_are_marked_where_they_lie() {
     let options = Options::new(512, true, false).unwrap();

@@ -1,15 +1,15 @@
-//! The suppression of kicks and calls in every order that the memory model allows.
+//! Models of the suppression of kicks and calls, in every order that the memory model allows.
 //!
-//! The functions under test are those that the rings use (`device::suppress` and `driver::suppress`), over words that loom watches.
-//! Nobody polls here: who sleeps wakes only when told, so that a notification which is lost is a deadlock,
-//! and loom finds it.
+//! They test the functions of the rings (`device::suppress` and `driver::suppress`), on words that loom
+//! watches. No thread polls here. A sleeping thread wakes only when it is notified, so a lost notification is
+//! a deadlock, which loom finds.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-virtqueue --release --test loom`
 #![cfg(loom)]
 #![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_spec::ring::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY};
-use kickless_virtqueue::device::suppress::{self as device, Cells, Word};
+use kickless_virtqueue::device::suppress::{self as device, NotificationWords, Word};
 use kickless_virtqueue::driver::suppress as driver;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU16, fence};
@@ -17,12 +17,12 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use std::sync::atomic::Ordering;
 
-/// How many elements go through.
+/// Number of elements.
 const COUNT: u16 = 2;
-/// The indices wrap in the middle.
+/// First index. The indices wrap in the middle.
 const START: u16 = u16::MAX;
 const END: u16 = START.wrapping_add(COUNT);
-/// An event index that has been passed.
+/// An event index that was passed.
 const PASSED: u16 = START.wrapping_sub(8);
 
 /// The words of a ring, one element for each round, and an eventfd.
@@ -33,11 +33,11 @@ struct Ring {
     told: Condvar,
 }
 
-// SAFETY: the elements are handed over by the indices; loom checks each access to them.
+// SAFETY: the elements are handed over by the indices. loom checks each access to them.
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// Nobody wants to be told anything to begin with.
+    /// Makes a ring in which neither side wants a notification.
     fn new() -> Self {
         let words = [AVAIL_F_NO_INTERRUPT, START, PASSED, USED_F_NO_NOTIFY, START, PASSED];
         Self {
@@ -49,7 +49,7 @@ impl Ring {
     }
 
     fn write(&self, idx: u16) {
-        // SAFETY: loom checks that nobody else has it: that is a part of what is tested.
+        // SAFETY: loom checks that no other thread accesses it. That is part of the property under test.
         self.elements[usize::from(idx.wrapping_sub(START))].with_mut(|e| unsafe { *e = idx });
     }
 
@@ -73,7 +73,7 @@ impl Ring {
     }
 }
 
-impl Cells for Ring {
+impl NotificationWords for Ring {
     fn load(&self, word: Word, order: Ordering) -> u16 {
         self.words[word as usize].load(order)
     }
@@ -87,7 +87,7 @@ impl Cells for Ring {
     }
 }
 
-/// The listener's half: it takes the elements up to the index in `word`, and sleeps when there are none.
+/// Runs a listener. It takes the elements up to the index in `word`, and sleeps when there are none.
 fn listen(ring: &Ring, word: Word, arm: impl Fn(u16) -> bool, quiet: impl Fn()) {
     let mut next = START;
     loop {
@@ -106,14 +106,14 @@ fn listen(ring: &Ring, word: Word, arm: impl Fn(u16) -> bool, quiet: impl Fn()) 
     }
 }
 
-/// The driver makes elements available; the device takes them, and sleeps when there are none.
+/// The driver makes elements available. The device takes them, and sleeps when there are none.
 fn kicks(event_idx: bool) {
     loom::model(move || {
         let ring = Arc::new(Ring::new());
         let device = thread::spawn({
             let ring = ring.clone();
             move || {
-                // An event index needs no silencing.
+                // An event index needs no suppression.
                 let quiet = || {
                     if !event_idx {
                         device::quiet(&*ring, false, PASSED)
@@ -133,8 +133,9 @@ fn kicks(event_idx: bool) {
     });
 }
 
-/// The device uses elements; the driver takes them, and sleeps when there are none. Each is shown on its own, and a decision
-/// follows with each, or one with the last for all: that publication only decides, for there is nothing left to show.
+/// The device uses elements. The driver takes them, and sleeps when there are none. Each element is shown on
+/// its own. A decision follows each, or one decision follows the last: that publication only decides, because
+/// there is nothing left to show.
 fn calls(event_idx: bool, decide_once: bool) {
     loom::model(move || {
         let ring = Arc::new(Ring::new());
@@ -189,16 +190,16 @@ fn no_call_is_lost_with_flags() {
     calls(false, true);
 }
 
-// The same race once, without sleeping, so that it can be shown that the fences are what decides it: loom
-// cannot unwind out of a deadlock.
+// The same race once, without sleeping, to show that the fences decide it: loom cannot unwind out of a
+// deadlock.
 
-/// The ring as an end sees it that may lack its fence.
+/// The ring of an end that may lack its fence.
 struct End<'a> {
     ring: &'a Ring,
     fenced: bool,
 }
 
-impl Cells for End<'_> {
+impl NotificationWords for End<'_> {
     fn load(&self, word: Word, order: Ordering) -> u16 {
         self.ring.load(word, order)
     }
@@ -214,7 +215,7 @@ impl Cells for End<'_> {
     }
 }
 
-/// Who has a fence.
+/// The ends that have a fence.
 #[derive(Clone, Copy)]
 struct Fences {
     teller: bool,
@@ -223,7 +224,7 @@ struct Fences {
 
 const BOTH: Fences = Fences { teller: true, listener: true };
 
-/// One publication against one look: the listener finds it, or is told.
+/// One publication against one check: the listener finds the element, or is notified.
 fn once(fences: Fences, tell: fn(&End<'_>) -> bool, listen: fn(&End<'_>) -> bool) {
     loom::model(move || {
         let ring = Arc::new(Ring::new());
@@ -263,7 +264,7 @@ fn call_with_flags(fences: Fences) {
     once(fences, tell, |end| driver::arm(end, false, START));
 }
 
-/// Each is won with both fences, and lost without either.
+/// Each race is won with both fences, and lost without either.
 macro_rules! races {
     ($($race:ident)*) => {
         $(mod $race {

@@ -1,15 +1,16 @@
-//! The suppression of kicks and calls in a packed ring, in every order that the memory model allows.
+//! Models of the suppression of kicks and calls in a packed ring, in every order that the memory model
+//! allows.
 //!
-//! The functions under test are those that both ends use (`packed`), over words that loom watches. Both directions are tried:
-//! the driver tells and the device listens, and the other way round; they differ in the flags alone. As in `tests/loom.rs`,
-//! who sleeps wakes only when told.
+//! They test the functions of both ends (`packed`), on words that loom watches. They run both directions,
+//! which differ in the flags only: the driver notifies the device, and the device notifies the driver. As in
+//! `tests/loom.rs`, a sleeping thread wakes only when it is notified.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-virtqueue --release --test packed_loom`
 #![cfg(loom)]
 #![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_spec::ring::{EVENT_F_DISABLE, EVENT_F_ENABLE, PACKED_F_AVAIL, PACKED_F_USED};
-use kickless_virtqueue::packed::{self, Place, Words};
+use kickless_virtqueue::packed::{self, RingPosition, Words};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU16, fence};
 use loom::sync::{Arc, Condvar, Mutex};
@@ -17,16 +18,16 @@ use loom::thread;
 use std::sync::atomic::Ordering;
 
 const SIZE: u16 = 2;
-/// The ring wraps in the middle.
-const START: Place = Place { index: 1, wrap: true };
+/// Size of the ring, which wraps in the middle.
+const START: RingPosition = RingPosition { index: 1, wrap: true };
 
-/// Words that lie so many bytes apart.
-struct Cells {
+/// Words at a distance of this many bytes.
+struct NotificationWords {
     words: [AtomicU16; 2],
     apart: usize,
 }
 
-impl Words for Cells {
+impl Words for NotificationWords {
     fn load(&self, at: usize, order: Ordering) -> u16 {
         self.words[at / self.apart].load(order)
     }
@@ -40,8 +41,8 @@ impl Words for Cells {
     }
 }
 
-/// The same words, but without the fence.
-struct Unfenced<'a>(&'a Cells);
+/// The same words without the fence.
+struct Unfenced<'a>(&'a NotificationWords);
 
 impl Words for Unfenced<'_> {
     fn load(&self, at: usize, order: Ordering) -> u16 {
@@ -55,49 +56,52 @@ impl Words for Unfenced<'_> {
     fn fence(&self) {}
 }
 
-/// Who tells whom.
+/// The direction of notifications.
 #[derive(Clone, Copy)]
 struct Direction {
-    /// The flags of the descriptors to begin with.
+    /// The first flags of the descriptors.
     before: [u16; 2],
-    /// What the teller writes.
-    mark: fn(Place) -> u16,
-    come: fn(Place, u16) -> bool,
+    /// The flags that the teller writes.
+    mark: fn(RingPosition) -> u16,
+    come: fn(RingPosition, u16) -> bool,
 }
 
-/// The driver tells. In this round the first place has been used, the second has not been made available.
+/// The driver notifies. In this round the first descriptor is used, and the second is not available.
 const KICKS: Direction = Direction {
     before: [PACKED_F_AVAIL | PACKED_F_USED, 0],
-    mark: Place::available,
-    come: Place::is_available,
+    mark: RingPosition::available,
+    come: RingPosition::is_available,
 };
 
-/// The device tells. The second place is available, and so is the first, in the next round.
-const CALLS: Direction =
-    Direction { before: [PACKED_F_USED, PACKED_F_AVAIL], mark: Place::used, come: Place::is_used };
+/// The device notifies. The second descriptor is available, and the first is available in the next round.
+const CALLS: Direction = Direction {
+    before: [PACKED_F_USED, PACKED_F_AVAIL],
+    mark: RingPosition::used,
+    come: RingPosition::is_used,
+};
 
-/// The descriptors' flags, the listener's event structure, what each descriptor hands over, and an eventfd.
+/// The descriptors' flags, the listener's event structure, the data of each descriptor, and an eventfd.
 struct Ring {
-    flags: Cells,
-    event: Cells,
+    flags: NotificationWords,
+    event: NotificationWords,
     elements: [UnsafeCell<u16>; 2],
     told: (Mutex<bool>, Condvar),
     direction: Direction,
     event_idx: bool,
 }
 
-// SAFETY: the elements are handed over by the flags; loom checks each access to them.
+// SAFETY: the elements are handed over by the flags. loom checks each access to them.
 unsafe impl Sync for Ring {}
 // SAFETY: as above.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// The listener does not want to be told anything to begin with; where it was told last is long past.
+    /// Makes a ring whose listener wants no notification. Its last event position was passed long ago.
     fn new(direction: Direction, event_idx: bool) -> Self {
-        let passed = Place { index: 0, wrap: true }.bits();
+        let passed = RingPosition { index: 0, wrap: true }.bits();
         Self {
-            flags: Cells { words: direction.before.map(AtomicU16::new), apart: 16 },
-            event: Cells { words: [passed, EVENT_F_DISABLE].map(AtomicU16::new), apart: 2 },
+            flags: NotificationWords { words: direction.before.map(AtomicU16::new), apart: 16 },
+            event: NotificationWords { words: [passed, EVENT_F_DISABLE].map(AtomicU16::new), apart: 2 },
             elements: [UnsafeCell::new(0), UnsafeCell::new(0)],
             told: (Mutex::new(false), Condvar::new()),
             direction,
@@ -105,12 +109,12 @@ impl Ring {
         }
     }
 
-    fn write(&self, place: Place) {
-        // SAFETY: loom checks that nobody else has it: that is a part of what is tested.
+    fn write(&self, place: RingPosition) {
+        // SAFETY: loom checks that no other thread accesses it. That is part of the property under test.
         self.elements[usize::from(place.index)].with_mut(|e| unsafe { *e = place.bits() });
     }
 
-    fn read(&self, place: Place) {
+    fn read(&self, place: RingPosition) {
         // SAFETY: as above.
         let element = self.elements[usize::from(place.index)].with(|e| unsafe { *e });
         assert_eq!(element, place.bits());
@@ -129,8 +133,8 @@ impl Ring {
         *told = false;
     }
 
-    /// Publishes `count` places from `first` on; whether the listener is to be told.
-    fn publish(&self, first: Place, count: u16) -> bool {
+    /// Publishes `count` descriptors from `first` on. Returns whether to notify the listener.
+    fn publish(&self, first: RingPosition, count: u16) -> bool {
         for nth in 0..count {
             let place = first.after(nth, SIZE);
             self.write(place);
@@ -151,7 +155,7 @@ impl Ring {
         )
     }
 
-    /// Shows two places one by one, and decides about both then.
+    /// Shows two descriptors one by one, and then decides about both.
     fn show_and_publish(&self) -> bool {
         for place in [START, START.after(1, SIZE)] {
             self.write(place);
@@ -182,7 +186,7 @@ impl Ring {
     }
 }
 
-/// Two elements go through, in batches of this many.
+/// Two elements pass, in batches of this size.
 fn run(direction: Direction, event_idx: bool, batch: u16) {
     loom::model(move || {
         let ring = Arc::new(Ring::new(direction, event_idx));
@@ -215,7 +219,7 @@ fn no_call_is_lost() {
     }
 }
 
-/// What was shown before the decision is a part of it.
+/// A decision includes everything that was shown before.
 #[test]
 fn no_call_is_lost_for_what_was_shown_before() {
     for event_idx in [false, true] {
@@ -233,8 +237,8 @@ fn no_call_is_lost_for_what_was_shown_before() {
     }
 }
 
-/// One publication against one look, without sleeping, since loom cannot unwind out of a deadlock: the listener finds it, or
-/// is told. `fenced`: teller and listener.
+/// One publication against one check, without sleeping, because loom cannot unwind out of a deadlock: the
+/// listener finds the element, or is notified. `fenced`: teller and listener.
 fn once(direction: Direction, event_idx: bool, fenced: (bool, bool)) {
     loom::model(move || {
         let ring = Arc::new(Ring::new(direction, event_idx));
@@ -294,14 +298,14 @@ fn the_listener_needs_its_fence_with_flags() {
     once(KICKS, false, (true, false));
 }
 
-/// Where the listener asks again without having said in between that it wants nothing, its place and its flags are two stores:
-/// an old place with new flags, or the other way round, loses nothing.
+/// A listener asks again without saying in between that it wants nothing. Its position and its flags are two
+/// stores. An old position with new flags, or the other way round, loses nothing.
 #[test]
 fn asking_again_is_two_stores() {
     for direction in [KICKS, CALLS] {
         loom::model(move || {
             let ring = Arc::new(Ring::new(direction, true));
-            // All that comes before is published and taken; the listener has asked for it, or for everything.
+            // Everything before is published and taken. The listener has asked for it, or for everything.
             ring.event.store(2, EVENT_F_ENABLE, Ordering::Relaxed);
             let listener = thread::spawn({
                 let ring = ring.clone();
@@ -310,7 +314,7 @@ fn asking_again_is_two_stores() {
                         &ring.flags,
                         &ring.event,
                         true,
-                        Place { index: 0, wrap: true },
+                        RingPosition { index: 0, wrap: true },
                         |_, _| true,
                     );
                     packed::arm(&ring.flags, &ring.event, true, START, ring.direction.come)

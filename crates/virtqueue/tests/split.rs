@@ -1,5 +1,5 @@
-//! The device end against a driver in miniature: each chain once, as it was written, whatever the sizes and
-//! orders.
+//! Tests the device's end against a small driver: each chain arrives once, as it was written, in any size and
+//! order.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod model;
@@ -12,7 +12,8 @@ use model::{ADDRESSES, Buf, Driver, memory};
 use proptest::prelude::*;
 use std::collections::{HashMap, VecDeque};
 
-/// A chain of up to `max` buffers, readable ones first, some of them empty, anywhere in the address space.
+/// Generates a chain of up to `max` buffers anywhere in the address space. Readable ones come first, and some
+/// are empty.
 fn random_bufs(random: &mut Random, max: u64) -> Vec<Buf> {
     let n = 1 + random.below(max);
     let readable = random.below(n + 1);
@@ -37,17 +38,17 @@ struct Rig {
     driver: Driver,
     queue: Queue,
     chain: Chain,
-    /// Published by the driver, not popped.
+    /// Chains that are published and not popped.
     waiting: VecDeque<(u16, Vec<Buf>)>,
-    /// Added, not published.
+    /// Chains that are added and not published.
     unpublished: Vec<(u16, Vec<Buf>)>,
-    /// Popped, not pushed.
+    /// Chains that are popped and not pushed.
     held: Vec<ChainId>,
-    /// Pushed, not taken back by the driver, with lengths.
+    /// Chains that are pushed and not taken back by the driver, with lengths.
     pushed: HashMap<u16, u32>,
-    /// The device sleeps until it is kicked.
+    /// Whether the device sleeps until it is kicked.
     asleep: bool,
-    /// The driver has asked for a call, and has not got it.
+    /// Whether the driver has asked for a call and not got it.
     wants_call: bool,
 }
 
@@ -113,7 +114,7 @@ impl Rig {
 
     fn publish_used(&mut self) {
         self.take();
-        // What is left the driver cannot see yet.
+        // The driver cannot see the others yet.
         let new = !self.pushed.is_empty();
         let call = self.queue.publish();
         if self.wants_call && new && self.queue.is_mapped() {
@@ -234,16 +235,16 @@ fn alignment_and_bounds_of_areas() {
     assert!(!at(8, 0, 0));
     assert!(!at(0, 1, 0));
     assert!(!at(0, 0, 2));
-    // Over a seam it is read and written in pieces.
+    // A table that crosses from slot to slot is accessed in pieces.
     assert!(at(model::SEAM - 16, 0, 0));
     assert!(!at(model::SEAM - 8, 0, 0));
-    // Past the end, and past the end of all addresses.
+    // Past the end of memory, and past the end of all addresses.
     assert!(!at(model::MEMORY - 16, 0, 0));
     assert!(!at(model::MEMORY, 0, 0));
     assert!(!at(u64::MAX - model::USER - 15, 0, 0));
 }
 
-/// Each size, from a start just before the indices wrap: the ring goes round more than once.
+/// Each size, from a start just before the indices wrap. The ring wraps more than once.
 #[test]
 fn indices_wrap() {
     for log_size in 0..16 {
@@ -278,8 +279,8 @@ fn indices_wrap() {
     }
 }
 
-/// A device that polls draws no kick, however long, with either style; one that arms once more gets exactly
-/// one.
+/// A device that polls gets no kick, for any time, with either kind of suppression. When it arms once more,
+/// it gets exactly one.
 #[test]
 fn polling_draws_no_kick() {
     for (log_size, event_idx) in [(0, true), (0, false), (8, true), (8, false), (14, true), (15, true)] {
@@ -340,7 +341,7 @@ fn calls_are_decided_over_all_that_was_published() {
         };
         assert!(round(&mut driver, &mut queue, &mut chain, 1), "the first time in doubt");
         driver.take().unwrap();
-        // used_event is so many past the index 65535.
+        // used_event is this far past index 65535.
         let event = 65_535u16.wrapping_add(asked_at);
         driver.view.map().write_obj(Gpa(model::AVAIL + 4 + 16), &event).unwrap();
         let calls: Vec<bool> = [2, 2, 1].map(|n| round(&mut driver, &mut queue, &mut chain, n)).into();
@@ -375,7 +376,7 @@ fn what_is_pushed_while_unmapped_comes_later() {
     assert_eq!(driver.take(), None, "neither what was pushed before the areas went, nor after");
     assert!(!driver.ask());
     queue.unmap();
-    // The places where they go were scribbled over in the meantime.
+    // Their descriptors were overwritten in the meantime.
     driver.view.map().write_obj(Gpa(model::USED + 4), &[0xffu8; 8]).unwrap();
     queue.remap(driver.metadata());
     queue.push(ids[3], 13);
@@ -399,10 +400,10 @@ fn indirect_chains_longer_than_the_queue() {
     assert!(queue.pop(&driver.view, &mut chain).unwrap());
     assert_eq!((chain.readable().len(), chain.writable().len()), (500, 524));
     assert_eq!(chain.writable()[0], Buffer { addr: Gpa(500), len: 501 });
-    assert_eq!((chain.descriptors(), chain.places()), (INDIRECT_CHAIN_MAX, 1));
+    assert_eq!((chain.descriptors(), chain.ring_descriptors()), (INDIRECT_CHAIN_MAX, 1));
     chain.clear(32);
     assert!(chain.writable().is_empty() && chain.readable().is_empty() && chain.capacity() <= 32);
-    assert_eq!((chain.readable_len(), chain.writable_len(), chain.places()), (0, 0, 0));
+    assert_eq!((chain.readable_len(), chain.writable_len(), chain.ring_descriptors()), (0, 0, 0));
 }
 
 #[test]
@@ -410,7 +411,7 @@ fn table_over_the_seam_of_two_slots() {
     let options = Options::new(2, false, true).unwrap();
     let mut driver = Driver::new(options, 0);
     let (mut queue, mut chain) = (driver.device(), Chain::default());
-    // The second descriptor itself is cut in two.
+    // The second descriptor itself crosses from slot to slot.
     let table = model::SEAM - 24;
     for i in 0..3u16 {
         let flags = if i < 2 { 1 } else { 2 };
@@ -425,7 +426,8 @@ fn table_over_the_seam_of_two_slots() {
     assert_eq!(chain.writable(), [Buffer { addr: Gpa(2), len: 10 }]);
 }
 
-/// What was shown is not stored once more, for the driver may be looking at it: publishing it only decides about the call.
+/// An index that was shown is not stored again, because the driver may be polling it. Publishing then only
+/// decides about the call.
 #[test]
 fn what_was_shown_is_not_stored_again() {
     const USED_IDX: Gpa = Gpa(model::USED + 2);

@@ -1,5 +1,5 @@
-//! A driver and a device on two threads, each asleep whenever the ring lets it: a lost kick or call would
-//! leave both asleep.
+//! Runs a driver and a device on two threads. Each sleeps whenever the ring allows it, so a lost kick or call
+//! would leave both asleep.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod model;
@@ -11,17 +11,17 @@ use model::{Buf, Driver};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
-/// Long enough for any machine: only a lost notification takes that long.
+/// A timeout that is long enough for any machine. Only a lost notification takes that long.
 const LOST: Duration = Duration::from_secs(20);
 
-/// Signals once more, as an eventfd: what is signalled already stays so.
+/// Signals as an eventfd does: a signal that is already set stays set.
 fn signal(to: &SyncSender<()>) {
     match to.try_send(()) {
         Ok(()) | Err(TrySendError::Full(()) | TrySendError::Disconnected(())) => {}
     }
 }
 
-/// Waits for a signal; whether the other end is still there.
+/// Waits for a signal. Returns whether the other end still exists.
 fn wait(from: &Receiver<()>, what: &str) -> bool {
     match from.recv_timeout(LOST) {
         Ok(()) => true,

@@ -8,7 +8,7 @@ use kickless_spec::ring::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE, EVENT_FLAGS,
     EVENT_OFF_WRAP, PackedDesc,
 };
-use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::packed::RingPosition;
 
 use crate::driver::{Buffer, Used};
 
@@ -17,11 +17,11 @@ pub(crate) struct Packed {
     size: u16,
     event_idx: bool,
     /// Position of the next descriptor to write.
-    next: Place,
+    next: RingPosition,
     /// Position of the next used descriptor.
-    used: Place,
+    used: RingPosition,
     /// Position and flags of the first descriptor that is not published yet.
-    first: Option<(Place, u16)>,
+    first: Option<(RingPosition, u16)>,
     unpublished: u16,
     /// Number of free positions.
     room: u16,
@@ -32,7 +32,7 @@ pub(crate) struct Packed {
 
 impl Packed {
     /// Creates the state of a ring that begins at `start`.
-    pub(crate) fn new(size: u16, event_idx: bool, start: Place) -> Packed {
+    pub(crate) fn new(size: u16, event_idx: bool, start: RingPosition) -> Packed {
         Packed {
             size,
             event_idx,
@@ -47,7 +47,7 @@ impl Packed {
     }
 
     /// Returns the positions of the next descriptor to write and of the next used one.
-    pub(crate) fn places(&self) -> (Place, Place) {
+    pub(crate) fn places(&self) -> (RingPosition, RingPosition) {
         (self.next, self.used)
     }
 
@@ -100,7 +100,7 @@ impl Packed {
         match theirs.load_u16(EVENT_FLAGS, Ordering::Acquire) {
             EVENT_F_DISABLE => false,
             EVENT_F_DESC if self.event_idx => {
-                let event = Place::from_bits(theirs.load_u16(EVENT_OFF_WRAP, Ordering::Relaxed));
+                let event = RingPosition::from_bits(theirs.load_u16(EVENT_OFF_WRAP, Ordering::Relaxed));
                 (0..count).any(|n| first.after(n, self.size) == event)
             }
             _ => true,
@@ -142,7 +142,7 @@ impl Packed {
 
 /// Returns the argument of SET_VRING_BASE for a ring whose device takes and uses descriptors from this
 /// position.
-pub(crate) fn base(place: Place) -> u32 {
+pub(crate) fn base(place: RingPosition) -> u32 {
     u32::from(place.bits()) << 16 | u32::from(place.bits())
 }
 

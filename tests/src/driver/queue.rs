@@ -12,7 +12,7 @@ use kickless_spec::ring::{
     RING_ENTRIES, RING_FLAGS, RING_IDX, USED_F_NO_NOTIFY, UsedElem, avail_len, desc_len, event_passed,
     used_len,
 };
-use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::packed::RingPosition;
 use zerocopy::IntoBytes;
 
 use crate::driver::buffer::{Buffer, Used};
@@ -89,7 +89,7 @@ impl Queue {
             kick: Eventfd::new()?,
             call: Eventfd::new()?,
             err: Eventfd::new()?,
-            base: if packed { packed::base(Place::FIRST) } else { 0 },
+            base: if packed { packed::base(RingPosition::FIRST) } else { 0 },
             next_avail: 0,
             decided: 0,
             next_used: 0,
@@ -98,7 +98,7 @@ impl Queue {
             free: (0..size).rev().collect(),
             next: vec![0; size.into()],
             lengths: vec![0; size.into()],
-            packed: packed.then(|| Packed::new(size, event_idx, Place::FIRST)),
+            packed: packed.then(|| Packed::new(size, event_idx, RingPosition::FIRST)),
         })
     }
 
@@ -145,7 +145,7 @@ impl Queue {
     ///
     /// # Errors
     /// The device has chains, or the ring is a split one.
-    pub fn begin_at_place(&mut self, place: Place) -> Result<()> {
+    pub fn begin_at_place(&mut self, place: RingPosition) -> Result<()> {
         ensure!(
             self.packed.is_some() && self.in_flight() == 0,
             "the device has chains, or it is a split ring"
@@ -153,7 +153,7 @@ impl Queue {
         // Clears the descriptors of the round before.
         let size = self.size;
         for index in 0..size {
-            let here = Place { index, wrap: place.wrap == (index < place.index) };
+            let here = RingPosition { index, wrap: place.wrap == (index < place.index) };
             self.desc.store_u16(here.flags_at(), here.used(), Ordering::Relaxed);
         }
         self.packed = Some(Packed::new(size, self.event_idx, place));
@@ -162,7 +162,7 @@ impl Queue {
     }
 
     /// Returns the positions of the next descriptor and of the next used one in a packed ring.
-    pub fn places(&self) -> Option<(Place, Place)> {
+    pub fn places(&self) -> Option<(RingPosition, RingPosition)> {
         self.packed.as_ref().map(Packed::places)
     }
 

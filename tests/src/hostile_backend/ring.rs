@@ -11,7 +11,7 @@ use kickless_spec::ring::{
     DESC_F_INDIRECT, DESC_F_WRITE, EVENT_LEN, RING_ENTRIES, RING_IDX, UsedElem, avail_len, desc_len, used_len,
 };
 use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
-use kickless_virtqueue::packed::Place;
+use kickless_virtqueue::packed::RingPosition;
 use kickless_virtqueue::{Buffer, Chain, ChainId};
 use zerocopy::FromBytes;
 
@@ -34,7 +34,7 @@ pub(crate) struct Ring {
     avail: Area,
     used: Area,
     /// Position of the next used descriptor in a packed ring.
-    place: Place,
+    place: RingPosition,
     /// A request that was answered with a lie and is not completed yet: its id, length and number of
     /// descriptors.
     unanswered: Option<(ChainId, u32, u16)>,
@@ -72,7 +72,7 @@ impl Ring {
         let used = area(addresses.used, used)?;
         let metadata = Metadata::map(view, addresses, &options)?;
         let queue = Queue::new(options, metadata, base);
-        let place = Place::from_bits(base);
+        let place = RingPosition::from_bits(base);
         Ok(Ring {
             view: view.clone(),
             queue,

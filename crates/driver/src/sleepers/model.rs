@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kickless_virtqueue::device::suppress::{self as device, Cells, Word};
+use kickless_virtqueue::device::suppress::{self as device, NotificationWords, Word};
 use kickless_virtqueue::driver::suppress as driver;
 use loom::sync::atomic::{AtomicU16, fence};
 use loom::sync::{Condvar, Mutex};
@@ -35,7 +35,7 @@ fn check(model: impl Fn(bool) + Send + Sync + 'static) {
 /// The words of a split ring.
 struct Ring([AtomicU16; 6]);
 
-impl Cells for Ring {
+impl NotificationWords for Ring {
     fn load(&self, word: Word, order: Ordering) -> u16 {
         self.0[word as usize].load(order)
     }

@@ -1,24 +1,24 @@
-//! The walk along a chain's descriptors, in the table, a packed ring, copies of it, or an indirect table.
+//! Walks along a chain's descriptors: in the table, a packed ring, copies of it, or an indirect table.
 
 use super::{BUFFERS_KEPT, Buffer, Chain, INDIRECT_CHAIN_MAX};
 use crate::RingError;
 use crate::access::Access;
+use crate::address_space::AddressSpace;
 use crate::descriptor::Descriptor;
 use crate::device::{Areas, Options};
-use crate::packed::Place;
-use crate::space::Space;
+use crate::packed::RingPosition;
 use kickless_memory::Iova;
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 use zerocopy::IntoBytes;
 
-/// Bytes in a chain, at most (virtio 1.3, section 2.7.5.2).
+/// Largest number of bytes in a chain (virtio 1.3, section 2.7.5.2).
 const CHAIN_BYTES_MAX: u64 = 1 << 32;
 
 impl Chain {
-    /// Takes the chain that starts at descriptor `head`. Each descriptor is read once. After an error only
-    /// the head means anything, and no more does where `space` lacks something.
+    /// Reads the chain that starts at descriptor `head`. Each descriptor is read once. After an error, or if
+    /// `space` misses something, only the head is valid.
     #[inline]
-    pub(crate) fn walk<'v, S: Space<'v>, A: Access>(
+    pub(crate) fn walk<'v, S: AddressSpace<'v>, A: Access>(
         &mut self,
         space: &mut S,
         ring: &Areas<A>,
@@ -32,44 +32,44 @@ impl Chain {
         let walk = Walk::new(head, size);
         let (mut walk, table) = walk
             .table(&mut self.buffers, space, head, u32::from(size), |_, index| Ok(ring.descriptor(index)))?;
-        self.places = walk.taken();
+        self.ring_descriptors = walk.count();
         if let Some(table) = table {
             walk = walk.indirect(&mut self.buffers, space, &table, ring.options())?;
         }
         self.end(space, walk)
     }
 
-    /// Takes the chain that starts at `place` of a packed ring, in which `room` descriptors can be available. How many it
-    /// has. Errors name the place where others name the head.
+    /// Reads the chain that starts at `position` of a packed ring, in which at most `room` descriptors can be
+    /// available. Returns their number. Errors name the index instead of the head.
     #[inline]
-    pub(crate) fn walk_packed<'v, S: Space<'v>, A: Access>(
+    pub(crate) fn walk_packed<'v, S: AddressSpace<'v>, A: Access>(
         &mut self,
         space: &mut S,
         ring: &Areas<A>,
-        place: Place,
+        position: RingPosition,
         room: u16,
     ) -> Result<u16, RingError> {
         let size = ring.options().size();
-        self.walk_places(space, ring.options(), place.index, room, |nth| {
-            ring.packed_descriptor(place.after(nth, size))
+        self.walk_ring(space, ring.options(), position.index, room, |nth| {
+            ring.packed_descriptor(position.after(nth, size))
         })
     }
 
-    /// Takes the chain with these descriptors, which were in a packed ring once: the last one of them ends it.
-    pub(crate) fn walk_copies<'v, S: Space<'v>>(
+    /// Reads a chain from copies of its descriptors in a packed ring. The last one of them ends the chain.
+    pub(crate) fn walk_copies<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         options: &Options,
         copies: &[[u64; 2]],
     ) -> Result<u16, RingError> {
-        self.walk_places(space, options, 0, options.size(), |nth| {
+        self.walk_ring(space, options, 0, options.size(), |nth| {
             let words = copies.get(usize::from(nth)).copied().unwrap_or_default();
             Descriptor::from_packed(words)
         })
     }
 
     #[inline(always)]
-    fn walk_places<'v, S: Space<'v>>(
+    fn walk_ring<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         options: &Options,
@@ -86,7 +86,7 @@ impl Chain {
             (count, id) = (nth + 1, desc.next);
             Ok(Descriptor { next: nth + 1, ..desc })
         })?;
-        self.places = walk.taken();
+        self.ring_descriptors = walk.count();
         if let Some(table) = table {
             walk = walk.indirect(&mut self.buffers, space, &table, options)?;
         }
@@ -105,14 +105,14 @@ impl Chain {
     }
 
     #[inline]
-    fn end<'v, S: Space<'v>>(&mut self, space: &mut S, mut walk: Walk) -> Result<(), RingError> {
-        // At most 2^16 descriptors of less than 2^32 bytes: no sum overflows.
+    fn end<'v, S: AddressSpace<'v>>(&mut self, space: &mut S, mut walk: Walk) -> Result<(), RingError> {
+        // At most 2^16 descriptors of less than 2^32 bytes each, so no sum overflows.
         let len = walk.readable_len + walk.writable_len;
         if len > CHAIN_BYTES_MAX {
             return Err(RingError::TooManyBytes { head: walk.head, len });
         }
         space.finish(&mut self.buffers, &mut walk.readable, len);
-        self.descriptors = walk.taken();
+        self.descriptors = walk.count();
         self.readable = walk.readable;
         self.readable_len = walk.readable_len;
         self.writable_len = walk.writable_len;
@@ -120,16 +120,16 @@ impl Chain {
     }
 }
 
-/// A walk under way. It goes from hand to hand by value, so that it stays in registers.
+/// A walk in progress. It is passed by value, so that it stays in registers.
 struct Walk {
     head: u16,
     /// Descriptors that may still come.
     left: u16,
-    /// What `left` started from.
+    /// The first value of `left`.
     max: u16,
     /// Whether a writable buffer was seen.
     writable: bool,
-    /// How many readable buffers there are.
+    /// Number of readable buffers.
     readable: usize,
     readable_len: u64,
     writable_len: u64,
@@ -141,16 +141,16 @@ impl Walk {
         Self { head, left: max, max, writable: false, readable: 0, readable_len: 0, writable_len: 0 }
     }
 
-    /// Returns how many descriptors have come.
+    /// Number of descriptors that have come.
     #[inline]
-    fn taken(&self) -> u16 {
+    fn count(&self) -> u16 {
         self.max - self.left
     }
 
-    /// Follows the chain from `index` in a table of `entries` descriptors. Ends with the descriptor of an
-    /// indirect table, or with none at the end of the chain.
+    /// Follows the chain from `index` in a table of `entries` descriptors. Returns the descriptor of an
+    /// indirect table, or `None` at the end of the chain.
     #[inline(always)]
-    fn table<'v, S: Space<'v>>(
+    fn table<'v, S: AddressSpace<'v>>(
         mut self,
         buffers: &mut Vec<Buffer>,
         space: &mut S,
@@ -160,7 +160,7 @@ impl Walk {
     ) -> Result<(Self, Option<Descriptor>), RingError> {
         let head = self.head;
         loop {
-            // A loop has no end, but the count has.
+            // A loop does not end, but the count does.
             self.left = self.left.checked_sub(1).ok_or(RingError::TooLong { head, max: self.max })?;
             let desc = read(space, index)?;
             if desc.flags & DESC_F_INDIRECT != 0 {
@@ -178,7 +178,7 @@ impl Walk {
                 self.readable_len += len;
             }
             if len != 0 {
-                let pieces = space.place(buffers, desc.addr, desc.len, writable);
+                let pieces = space.add_buffer(buffers, desc.addr, desc.len, writable);
                 self.readable += usize::from(!writable) * pieces;
             }
             if desc.flags & DESC_F_NEXT == 0 {
@@ -191,10 +191,10 @@ impl Walk {
         }
     }
 
-    /// Goes on in the indirect table that `desc` describes, which ends the chain. Whether it says WRITE means
-    /// nothing (virtio 1.3, section 2.7.5.3.2).
+    /// Continues in the indirect table that `desc` describes, which ends the chain. Its WRITE flag has no
+    /// meaning (virtio 1.3, section 2.7.5.3.2).
     #[inline(never)]
-    fn indirect<'v, S: Space<'v>>(
+    fn indirect<'v, S: AddressSpace<'v>>(
         mut self,
         buffers: &mut Vec<Buffer>,
         space: &mut S,
@@ -213,14 +213,14 @@ impl Walk {
         if len == 0 || !len.is_multiple_of(DESC) {
             return Err(RingError::IndirectLen { head, len });
         }
-        // The descriptor of the table itself is no part of the sum.
+        // The descriptor of the table itself does not count.
         self.left += 1;
         if self.max < INDIRECT_CHAIN_MAX {
             self.left += INDIRECT_CHAIN_MAX - self.max;
             self.max = INDIRECT_CHAIN_MAX;
         }
         let entries = len / DESC;
-        // As much as an index reaches; a table can say that it is longer.
+        // The bytes that an index can reach. A table may claim to be longer.
         let reach = len.min(DESC << 16);
         let (walk, nested) = match space.table(addr, reach) {
             Some(span) => self.table(buffers, space, 0, entries, |_, index| {
@@ -235,9 +235,9 @@ impl Walk {
         }
     }
 
-    /// The table goes over the seam of two slots, or partly outside them.
+    /// Walks an indirect table that crosses from one slot to another, or is partly outside of them.
     #[cold]
-    fn scattered<'v, S: Space<'v>>(
+    fn scattered<'v, S: AddressSpace<'v>>(
         self,
         buffers: &mut Vec<Buffer>,
         space: &mut S,

@@ -1,25 +1,25 @@
-//! What a ring of either format yields, and what it holds for later.
+//! Results of a pop, and chains that are held back.
 
 /// A chain that was pushed while the areas were away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// What was pushed.
+    /// The head, or the id in a packed ring.
     pub id: u16,
     /// Bytes written.
     pub len: u32,
-    /// Descriptors that it takes in a packed ring; 0 in a split one.
+    /// Descriptors of the chain in a packed ring; 0 in a split one.
     pub descriptors: u16,
 }
 
-/// What a pop found.
+/// The result of a pop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Popped {
-    /// Nothing.
+    /// There is nothing to pop.
     Empty,
     /// A chain.
     Chain,
-    /// A chain that cannot be taken before its translations are there.
+    /// A chain that cannot be popped before its translations are known.
     Missing,
-    /// A chain with more to translate than one pop does: pop again.
+    /// A chain with more to translate than one pop does. Pop again.
     Unfinished,
 }

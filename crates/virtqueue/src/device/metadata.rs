@@ -1,13 +1,13 @@
 //! A queue's shape, and its areas mapped once.
 #![expect(
     unsafe_code,
-    reason = "island: ring entries at masked indices, without a second look at the bounds"
+    reason = "island: ring entries at masked indices, without another check of the bounds"
 )]
 
-use super::suppress::{Cells, Word};
+use super::suppress::{NotificationWords, Word};
 use crate::access::Access;
 use crate::descriptor::Descriptor;
-use crate::packed::Place;
+use crate::packed::RingPosition;
 use kickless_memory::{Area, Gpa, Marks, Scattered, Unmapped, UserAddr, View};
 use kickless_spec::ring::{
     Desc, EVENT_LEN, QUEUE_SIZE_MAX, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem, avail_len, desc_len,
@@ -16,13 +16,13 @@ use kickless_spec::ring::{
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// A queue size that cannot be.
+/// An error for an invalid queue size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("queue size {size} is not {} from 1 to 32768", if *packed { "a number" } else { "a power of two" })]
 pub struct InvalidSize {
     /// The size.
     pub size: u32,
-    /// Of a packed ring.
+    /// Whether it is for a packed ring.
     pub packed: bool,
 }
 
@@ -37,7 +37,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// A split queue of `size` descriptors, with VIRTIO_F_EVENT_IDX and VIRTIO_F_INDIRECT_DESC as negotiated.
+    /// Makes the options of a split queue of `size` descriptors, with VIRTIO_F_EVENT_IDX and
+    /// VIRTIO_F_INDIRECT_DESC as negotiated.
     ///
     /// # Errors
     /// `size` is not a power of two from 1 to 32768 (virtio 1.3, section 2.7).
@@ -48,7 +49,8 @@ impl Options {
         Ok(Self { size, event_idx, indirect, packed: false, in_order: false })
     }
 
-    /// A packed queue (VIRTIO_F_RING_PACKED) of `size` descriptors, with the others as negotiated.
+    /// Makes the options of a packed queue (VIRTIO_F_RING_PACKED) of `size` descriptors, with the others as
+    /// negotiated.
     ///
     /// # Errors
     /// `size` is not a number from 1 to 32768 (virtio 1.3, section 2.8.10.1).
@@ -59,13 +61,13 @@ impl Options {
         Ok(Self { size, event_idx, indirect, packed: true, in_order: false })
     }
 
-    /// The same with VIRTIO_F_IN_ORDER as negotiated.
+    /// Sets VIRTIO_F_IN_ORDER as negotiated.
     #[must_use]
     pub fn with_in_order(self, in_order: bool) -> Self {
         Self { in_order, ..self }
     }
 
-    /// Descriptors in the table, and entries in each ring.
+    /// Number of descriptors in the table, and of entries in each ring.
     #[inline]
     pub fn size(&self) -> u16 {
         self.size
@@ -95,8 +97,8 @@ impl Options {
         self.in_order
     }
 
-    /// How long the areas are: the descriptor table, the available and the used ring, or what a packed ring has in their
-    /// places.
+    /// Lengths of the areas: the descriptor table, the available and the used ring, or the corresponding
+    /// areas of a packed ring.
     pub fn area_lens(&self) -> [usize; 3] {
         let desc = desc_len(self.size);
         match self.packed {
@@ -105,13 +107,13 @@ impl Options {
         }
     }
 
-    /// How they are aligned (virtio 1.3, sections 2.7 and 2.8.10.1).
+    /// Alignments of the areas (virtio 1.3, sections 2.7 and 2.8.10.1).
     pub fn area_aligns(&self) -> [usize; 3] {
         if self.packed { [16, 4, 4] } else { [16, 2, 4] }
     }
 }
 
-/// Where the front-end says a queue's areas are.
+/// The front-end's addresses of a queue's areas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
     /// The descriptor table, or the packed ring.
@@ -120,25 +122,25 @@ pub struct Addresses {
     pub avail: UserAddr,
     /// The used ring, or the packed ring's device event suppression.
     pub used: UserAddr,
-    /// What is written to the ring is marked in the log of its view (VHOST_VRING_F_LOG): of a split ring, as if its used ring
-    /// began here. A packed ring is written in other places than the front-ends that exist name here; its marks go to where it
-    /// lies.
+    /// If set, writes to the ring are marked in the log of its view (VHOST_VRING_F_LOG). The marks of a split
+    /// ring are made as if its used ring began here. A packed ring is written in places that existing
+    /// front-ends do not name here, so its marks go to its own addresses.
     pub log: Option<Gpa>,
 }
 
-/// What to mark in the log for what is written to a ring.
+/// The addresses for marks of writes to a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoggedAt {
     /// See [`Addresses::log`].
     Gpa(Gpa),
-    /// Where it lies, piece by piece.
+    /// The addresses of the ring itself, piece by piece.
     InPlace,
 }
 
-/// Where the parts of a ring that the device writes are in the log.
+/// The addresses of the device's parts of a ring in the log.
 #[derive(Clone, Copy, Debug)]
 struct Logged {
-    /// They are where they lie; the addresses are those of their first bytes.
+    /// Whether these are the addresses of the ring itself. They are then those of the first bytes.
     in_place: bool,
     /// The descriptors of a packed ring.
     desc: Gpa,
@@ -146,16 +148,16 @@ struct Logged {
     used: Gpa,
 }
 
-/// A queue's areas, where they are now.
+/// A queue's areas at their present addresses.
 #[derive(Debug)]
 pub struct Metadata(pub(super) Kind);
 
-/// How they are reached.
+/// The kind of access to the areas.
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// Translated once, and read and written directly until the memory behind them changes.
+    /// Translated once. Accesses are direct until the memory behind them changes.
     Mapped(Areas<Area>),
-    /// One of them is not in one piece: all are translated at each access.
+    /// An area is not contiguous. Accesses to all of them are translated.
     Scattered(Areas<Scattered>),
 }
 
@@ -172,10 +174,9 @@ pub(crate) struct Areas<A> {
 impl Metadata {
     /// Translates `addresses` for a queue of this shape.
     ///
-    /// # Errors
-    /// An area that is not in guest memory, or not aligned as virtio 1.3, sections 2.7 and 2.8.10.1 ask (16, 2 and 4
-    /// bytes, or 16, 4 and 4), or one that crosses from one slot to the next within a 16-bit field; a place for the log that is
-    /// not guest memory.
+    /// An area that is not in guest memory, or not aligned as virtio 1.3, sections 2.7 and 2.8.10.1 ask (16,
+    /// 2 and 4 bytes, or 16, 4 and 4), or one that crosses from one slot to the next within a 16-bit field;
+    /// or addresses for the log that are not guest memory.
     pub fn map(view: &Arc<View>, addresses: &Addresses, options: &Options) -> Result<Self, Unmapped> {
         Self::map_logged(view, addresses, addresses.log.map(LoggedAt::Gpa), options)
     }
@@ -196,7 +197,7 @@ impl Metadata {
             Ok(areas) => return Ok(Self(Kind::Mapped(areas))),
             Err(why) => why,
         };
-        // What else may be wrong with an area in one piece is wrong with it in pieces too.
+        // Other errors of an area come up again if it is mapped in pieces.
         let scattered = Areas::make(view, addresses, log, options, |user, len, align| {
             match user.0.is_multiple_of(align as u64) {
                 true => Ok((Scattered::new(view, user, len)?, map.gpa_of(user))),
@@ -206,8 +207,9 @@ impl Metadata {
         Ok(Self(Kind::Scattered(scattered?)))
     }
 
-    /// As [`Metadata::map`], but each area is in pieces of the front-end's memory, one after the other: what a vIOMMU makes of
-    /// an area that is in one piece for the device. If one is in several pieces, all is marked in the log where it lies.
+    /// Does the same as [`Metadata::map`] for areas that consist of consecutive pieces of the front-end's
+    /// memory. That is the form in which a vIOMMU translates areas. If an area has several pieces, all marks
+    /// go to the addresses of the ring itself.
     ///
     /// # Errors
     /// As [`Metadata::map`].
@@ -223,7 +225,7 @@ impl Metadata {
         if areas.iter().all(|area| area.len() == 1) {
             return Self::map_logged(view, &addresses, log, options);
         }
-        // No two areas that differ begin at the same address.
+        // Different areas never begin at the same address.
         let pieces_of = |user| areas.iter().find(|area| first(area) == user);
         let log = log.map(|_| LoggedAt::InPlace);
         let scattered = Areas::make(view, &addresses, log, options, |user, len, align| {
@@ -236,21 +238,22 @@ impl Metadata {
         Ok(Self(Kind::Scattered(scattered?)))
     }
 
-    /// Whether accesses go straight to the areas, for each is in one piece.
+    /// Whether accesses are direct, because each area is contiguous.
     pub fn is_mapped(&self) -> bool {
         matches!(self.0, Kind::Mapped(_))
     }
 }
 
 impl<A> Areas<A> {
-    /// Areas that a test has made, in which writes are marked.
+    /// Returns areas that a test has made, in which writes are marked.
     #[cfg(test)]
     pub(super) fn of([desc, avail, used]: [A; 3], options: Options) -> Self {
         let logged = Some(Logged { in_place: true, desc: Gpa(0), used: Gpa(0) });
         Self { desc, avail, used, options, logged }
     }
 
-    /// Has each area made, by its address, length and alignment; with it comes where it begins in guest memory.
+    /// Makes each area by `make`, from its address, length and alignment. `make` also returns the area's
+    /// guest-physical address.
     fn make(
         view: &View,
         addresses: &Addresses,
@@ -276,13 +279,13 @@ impl<A> Areas<A> {
 }
 
 impl<A: Access> Areas<A> {
-    /// The shape that the areas are long enough for.
+    /// The options for which the areas are long enough.
     #[inline]
     pub(crate) fn options(&self) -> &Options {
         &self.options
     }
 
-    /// Descriptor `index`, modulo the size, read once.
+    /// Reads descriptor `index`, modulo the size, once.
     #[inline]
     pub(crate) fn descriptor(&self, index: u16) -> Descriptor {
         let at = size_of::<Desc>() * usize::from(index & self.mask());
@@ -292,23 +295,23 @@ impl<A: Access> Areas<A> {
         Descriptor::new(unsafe { self.desc.load_words_unchecked(at) })
     }
 
-    /// The entry of the avail ring at `index`, modulo the size.
+    /// Loads the entry of the avail ring at `index`, modulo the size.
     #[inline]
     pub(super) fn avail_entry(&self, index: u16) -> u16 {
         let at = RING_ENTRIES + 2 * usize::from(index & self.mask());
-        // Relaxed: the acquiring load of avail.idx has put it in order.
+        // Relaxed: the load of avail.idx with acquire orders it.
         // SAFETY:
         // - `avail` was made at least `avail_len(size)` long, and a masked index is smaller than the size;
         // - it starts at an even address, and so does each entry.
         unsafe { self.avail.load_unchecked(at) }
     }
 
-    /// The used element at `index`, modulo the size.
+    /// Reads the used element at `index`, modulo the size.
     pub(super) fn used_elem(&self, index: u16) -> UsedElem {
         self.used.read(RING_ENTRIES + size_of::<UsedElem>() * usize::from(index & self.mask()))
     }
 
-    /// Fills the used element at `index`, modulo the size.
+    /// Writes the used element at `index`, modulo the size.
     #[inline]
     pub(super) fn set_used_elem(&self, index: u16, elem: &UsedElem) {
         let at = RING_ENTRIES + size_of::<UsedElem>() * usize::from(index & self.mask());
@@ -344,14 +347,14 @@ impl<A: Access> Areas<A> {
     /// Marks a word of the used ring.
     #[inline]
     pub(super) fn mark_word(&self, word: Word, marks: &mut Marks) {
-        self.mark_used(self.place(word).1, size_of::<u16>(), marks);
+        self.mark_used(self.locate(word).1, size_of::<u16>(), marks);
     }
 
-    /// Marks the descriptor at a place of a packed ring.
+    /// Marks the descriptor at a position of a packed ring.
     #[inline]
-    pub(super) fn mark_descriptor(&self, place: Place, marks: &mut Marks) {
+    pub(super) fn mark_descriptor(&self, position: RingPosition, marks: &mut Marks) {
         let Some(Logged { desc, .. }) = self.logged else { return };
-        self.desc.mark(desc, place.at(), size_of::<Desc>(), marks);
+        self.desc.mark(desc, position.at(), size_of::<Desc>(), marks);
     }
 
     /// Marks the packed ring's device event suppression.
@@ -373,16 +376,16 @@ impl<A: Access> Areas<A> {
         (&self.avail, &self.used)
     }
 
-    /// The descriptor at a place of a packed ring, read once; its `next` is the chain's id.
+    /// Reads the descriptor at a position of a packed ring once. Its `next` is the chain's id.
     #[inline]
-    pub(crate) fn packed_descriptor(&self, place: Place) -> Descriptor {
-        Descriptor::from_packed_le(self.desc.read(place.at()))
+    pub(crate) fn packed_descriptor(&self, position: RingPosition) -> Descriptor {
+        Descriptor::from_packed_le(self.desc.read(position.at()))
     }
 
-    /// The two words of the descriptor at a place of a packed ring, read once.
+    /// Reads the two words of the descriptor at a position of a packed ring, each once.
     #[inline]
-    pub(super) fn packed_words(&self, place: Place) -> [u64; 2] {
-        self.desc.read::<[u64; 2]>(place.at()).map(u64::from_le)
+    pub(super) fn packed_words(&self, position: RingPosition) -> [u64; 2] {
+        self.desc.read::<[u64; 2]>(position.at()).map(u64::from_le)
     }
 
     #[inline]
@@ -390,9 +393,9 @@ impl<A: Access> Areas<A> {
         self.options.size - 1
     }
 
-    /// The area that holds a word, and where.
+    /// Returns the area that holds a word, and the word's offset.
     #[inline(always)]
-    fn place(&self, word: Word) -> (&A, usize) {
+    fn locate(&self, word: Word) -> (&A, usize) {
         match word {
             Word::AvailFlags => (&self.avail, RING_FLAGS),
             Word::AvailIdx => (&self.avail, RING_IDX),
@@ -405,16 +408,16 @@ impl<A: Access> Areas<A> {
 }
 
 /// The event words exist only with EVENT_IDX.
-impl<A: Access> Cells for Areas<A> {
+impl<A: Access> NotificationWords for Areas<A> {
     #[inline(always)]
     fn load(&self, word: Word, order: Ordering) -> u16 {
-        let (area, offset) = self.place(word);
+        let (area, offset) = self.locate(word);
         area.load(offset, order)
     }
 
     #[inline(always)]
     fn store(&self, word: Word, value: u16, order: Ordering) {
-        let (area, offset) = self.place(word);
+        let (area, offset) = self.locate(word);
         area.store(offset, value, order);
     }
 

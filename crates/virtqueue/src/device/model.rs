@@ -1,5 +1,6 @@
-//! Groups of used elements in every order that the memory model allows: the real queues of both formats show two groups, over
-//! memory that loom watches, and a driver that looks at any time sees each group whole or not at all.
+//! Model of groups of used elements, in every order that the memory model allows. The real queues of both
+//! formats show two groups in memory that loom watches. A driver that looks at any time sees each group whole
+//! or not at all.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p kickless-virtqueue --release --lib model::`
 #![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests; a trait has unsafe functions")]
@@ -10,7 +11,7 @@ use super::metadata::{Areas, Options};
 use super::{Popped, packed, split};
 use crate::Chain;
 use crate::access::Access;
-use crate::packed::{Place, Words};
+use crate::packed::{RingPosition, Words};
 use kickless_memory::{Gpa, Marks, View};
 use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, RING_ENTRIES, RING_IDX};
 use loom::sync::Arc;
@@ -23,7 +24,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 #[derive(Clone, Debug)]
 struct Memory {
     words: Arc<Vec<AtomicU16>>,
-    /// What shows a group is stored with release.
+    /// Whether groups are shown with release.
     releases: bool,
 }
 
@@ -102,20 +103,20 @@ impl Region for Nothing {
     fn store(&self, _: usize, _: u64) {}
 }
 
-/// The chains of two groups, by the number of their descriptors; the first ends after two.
+/// The chains of two groups, by the number of their descriptors. The first group has two chains.
 const CHAINS: [u16; 4] = [1, 2, 1, 1];
 const GROUP: usize = 2;
 
-/// The id of a chain, and the length that it comes back with.
+/// Returns the id of a chain, and its length.
 fn of(nth: usize) -> (u16, u32) {
     (nth as u16 + 3, 0x1_0001 * (nth as u32 + 1))
 }
 
-/// How often the driver looks.
+/// Number of looks of the driver.
 const LOOKS: usize = 2;
 
-/// Runs a device, which is given the chains' ids, beside a driver that looks for the next chains. `look` returns the chain that
-/// is there after so many others.
+/// Runs a device, which gets the chains' ids, beside a driver that looks for the next chains. `look` returns
+/// the chain that follows a number of others.
 fn run(device: impl FnOnce() + Send + 'static, look: impl Fn(usize) -> Option<(u16, u32)>) {
     let device = thread::spawn(device);
     let mut taken = 0;
@@ -130,8 +131,8 @@ fn run(device: impl FnOnce() + Send + 'static, look: impl Fn(usize) -> Option<(u
     device.join().unwrap();
 }
 
-/// Pushes both groups, by the methods that `Queue::push_group`, `show` and `publish` forward to. The first is shown after so many
-/// chains.
+/// Pushes both groups, with the methods to which `Queue::push_group`, `show` and `publish` forward. The first
+/// chains are shown early.
 macro_rules! serve {
     ($queue:ident, $credit:ident, $shown_after:expr) => {
         move || {
@@ -194,7 +195,7 @@ fn split_ring(shown_after: usize, releases: bool) {
 fn packed_ring(shown_after: usize, releases: bool) {
     loom::model(move || {
         const SIZE: u16 = 5;
-        const START: Place = Place { index: SIZE - 1, wrap: true };
+        const START: RingPosition = RingPosition { index: SIZE - 1, wrap: true };
         let options = Options::packed(SIZE, false, false).unwrap();
         let [desc, driver, device] = options.area_lens().map(|len| Memory::new(len, releases));
         let place_of = |nth: usize| START.after(CHAINS[..nth].iter().sum(), SIZE);

@@ -1,41 +1,42 @@
-//! VIRTIO_F_IN_ORDER: chains go back in the order in which they were popped, whatever the order in which the device completes
-//! them (virtio 1.3, sections 2.7.9 and 2.8.9).
+//! VIRTIO_F_IN_ORDER: chains go back in the order of their pops, whatever the order of their completions
+//! (virtio 1.3, sections 2.7.9 and 2.8.9).
 //!
 //! # Positions
-//! Each pop hands out a *position*: a count of all pops, modulo 2^16. It travels with the chain ([`ChainId`]) and comes
-//! back when the chain is pushed. The chains in flight have consecutive positions, and the deque holds them in that order.
-//! So the place of a chain in the deque is its position less the position of the oldest, and completing a chain takes
-//! constant time, whatever the order. A queue has at most 2^15 chains in flight, so no two of them share a position.
+//! Each pop assigns a *position*: the count of all pops, modulo 2^16. The chain carries it ([`ChainId`]), and
+//! it comes back when the chain is pushed. The chains in flight have consecutive positions, and the deque
+//! holds them in that order. So the index of a chain in the deque is its position less the position of the
+//! oldest, and completing a chain takes constant time in any order. A queue has at most 2^15 chains in
+//! flight, so no two of them share a position.
 //!
-//! A head cannot take the part of the position: a driver can make the same head available twice, and both chains are in
-//! flight then (split ring).
+//! A head cannot replace the position: a driver can make the same head available twice, and both chains are
+//! in flight then (split ring).
 //!
-//! A position that is not in flight, or was pushed already, changes nothing. A caller that pushes a chain twice harms only
-//! its own ring.
+//! A position that is not in flight, or was pushed already, changes nothing. A caller that pushes a chain
+//! twice harms only its own ring.
 
 use crate::ChainId;
 use std::collections::VecDeque;
 
-/// The chains that were popped and have not gone back, oldest first. At most as many as the queue has entries.
+/// The popped chains that have not gone back, oldest first. They are at most the entries of the queue.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     chains: VecDeque<Entry>,
     /// Position of the oldest.
     first: u16,
-    /// Entries looked at: what the tests bound.
+    /// Number of lookups, for tests.
     #[cfg(test)]
-    looks: u64,
+    lookups: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     head: u16,
-    /// Bytes written, once the device has completed the chain.
+    /// The bytes written, after the device has completed the chain.
     done: Option<u32>,
 }
 
 impl Order {
-    /// Takes in a popped chain and returns its position.
+    /// Adds a popped chain and returns its position.
     #[inline]
     pub(super) fn popped(&mut self, head: u16) -> u16 {
         // Fewer than 2^16 are in flight.
@@ -51,11 +52,11 @@ impl Order {
         debug_assert!(newest.is_some_and(|entry| entry.done.is_none()), "a completed chain goes back");
     }
 
-    /// Records that the device has completed a chain. [`Order::next`] says which chains go back now.
+    /// Records that the device has completed a chain. Then [`Order::next`] returns the chains that go back.
     #[inline]
     pub(super) fn pushed(&mut self, id: ChainId, len: u32) {
-        let place = usize::from(id.position.wrapping_sub(self.first));
-        if let Some(Entry { done: done @ None, .. }) = self.entry(place) {
+        let index = usize::from(id.position.wrapping_sub(self.first));
+        if let Some(Entry { done: done @ None, .. }) = self.entry(index) {
             *done = Some(len);
         }
     }
@@ -70,12 +71,12 @@ impl Order {
     }
 
     #[inline]
-    fn entry(&mut self, place: usize) -> Option<&mut Entry> {
+    fn entry(&mut self, index: usize) -> Option<&mut Entry> {
         #[cfg(test)]
         {
-            self.looks += 1;
+            self.lookups += 1;
         }
-        self.chains.get_mut(place)
+        self.chains.get_mut(index)
     }
 }
 

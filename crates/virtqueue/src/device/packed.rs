@@ -1,59 +1,61 @@
-//! The device end of a packed virtqueue; what both ends know is in `crate::packed`.
+//! The device's end of a packed virtqueue. `crate::packed` has the rules for both ends.
 
 use super::credit::{self, Credit};
 use super::elements::{Held, Popped};
 use super::inflight::Packed;
 use super::metadata::{Areas, Options};
 use crate::access::Access;
-use crate::packed::{self, Place};
-use crate::space::Space;
+use crate::address_space::AddressSpace;
+use crate::packed::{self, RingPosition};
 use crate::{Chain, RingError};
 use kickless_memory::Marks;
 use kickless_spec::ring::{DESC_F_NEXT, DESC_F_WRITE, PackedDesc};
 use std::sync::atomic::Ordering;
 
-/// An id is whatever the driver likes (virtio 1.3, section 2.8.5). Zeroes that are not used take no memory.
+/// Number of ids. The driver may choose any (virtio 1.3, section 2.8.5). Unused zeroes take no memory.
 const IDS: usize = 1 << 16;
 
-/// So many descriptors are looked at to count what is pending. The driver can fill a ring of 32768, and have it counted again and
-/// again.
-const PENDING_LOOKS: u16 = 256;
+/// Number of descriptors that are checked to count the pending chains. Without the limit, a driver could fill
+/// a ring of 32768 and have it counted again and again.
+const PENDING_DESCRIPTORS_MAX: u16 = 256;
 
-/// See [`super::Queue`], which has the same methods.
+/// A packed ring's [`super::Queue`], with the same methods.
 #[derive(Debug)]
 pub(super) struct Queue<A: Access> {
-    /// The next place to pop.
-    next: Place,
-    /// The place where the first of `pushed` goes.
-    used: Place,
+    /// The next position to pop.
+    next: RingPosition,
+    /// The position of the first of `pushed`.
+    used: RingPosition,
     options: Options,
-    /// Pushed and not published; not in the ring yet.
+    /// Chains that are pushed and not published. They are not in the ring yet.
     pushed: Vec<Held>,
-    /// Descriptors of the chain in flight under each id; 0: there is none.
+    /// For each id, the descriptors of the chain in flight; 0 if there is none.
     lengths: Box<[u16]>,
-    /// Chains popped and not pushed, credit included, and the descriptors that these and `pushed` have.
+    /// Number of chains popped and not pushed, credit included. `taken` has the descriptors of these and of
+    /// `pushed`.
     in_flight: u16,
     taken: u16,
-    /// Places used since the last decision about calls; `None`: there was none, or they are more than a round.
+    /// Descriptors used since the last decision about calls. `None`: there was no decision, or they are more
+    /// than a round.
     undecided: Option<u16>,
-    /// There are some.
+    /// Whether a decision about calls is due.
     owes_decision: bool,
-    /// Whether kicks were enabled last; `None`: nothing was said yet.
+    /// Whether kicks were enabled last. `None`: neither enabled nor disabled yet.
     kicks: Option<bool>,
     metadata: Option<Areas<A>>,
-    /// The ring has been seen.
+    /// Whether the ring was seen.
     begun: bool,
     broken: Option<RingError>,
-    /// Where what is in flight is written down.
+    /// The record of the chains in flight.
     tracker: Option<Box<Packed<A::Region>>>,
 }
 
 impl<A: Access> Queue<A> {
     pub(super) fn new(options: Options, next_avail: u16) -> Self {
         let size = options.size();
-        // The front-end's index; one that is past the ring would be read there.
-        let next = Place::from_bits(next_avail);
-        let next = Place { index: next.index % size, ..next };
+        // The front-end's index can be beyond the ring.
+        let next = RingPosition::from_bits(next_avail);
+        let next = RingPosition { index: next.index % size, ..next };
         Self {
             next,
             used: next,
@@ -82,7 +84,7 @@ impl<A: Access> Queue<A> {
 
     pub(super) fn push_held(&mut self, held: &[Held]) {
         let count = held.iter().fold(0u16, |sum, held| sum.saturating_add(held.descriptors));
-        // More than fit is nothing that a queue of this size has left.
+        // More than fits cannot come from a queue of this size.
         if count > self.options.size() - self.taken {
             return;
         }
@@ -105,7 +107,7 @@ impl<A: Access> Queue<A> {
         if begins && !goes_on {
             self.begin_region(marks);
         }
-        // What the driver was told last is said again where it looks now.
+        // Repeats the last state of kicks in the new areas.
         match self.kicks.take() {
             None => {}
             Some(true) => {
@@ -115,31 +117,32 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// The ring is seen for the first time. Whether it goes on with what another device had in flight.
+    /// Begins with a ring that is seen for the first time. Returns whether it continues with chains that
+    /// another device had in flight.
     fn begin(&mut self, metadata: &Areas<A>, marks: &mut Marks) -> bool {
         let (ring, size) = (metadata.ring(), self.options.size());
-        let flags = |place: Place| ring.load(place.flags_at(), Ordering::Relaxed);
+        let flags = |position: RingPosition| ring.load(position.flags_at(), Ordering::Relaxed);
         let resumed = self.tracker.as_mut().map(|tracker| tracker.resume(size, flags));
         match resumed {
             None | Some(Ok(None)) => {
                 if is_stale(metadata, self.next) {
                     self.broken = Some(RingError::Base { base: self.next.bits() });
-                    // Somebody may have to find that nobody knows what is in flight.
+                    // The record stays as it is, for a later device.
                     self.tracker = None;
                 }
                 false
             }
             Some(Ok(Some(resumed))) => {
-                for place in (0..resumed.descriptors).map(|nth| resumed.used.after(nth, size)) {
-                    if place.is_used(flags(place)) {
-                        ring.store(place.flags_at(), place.available(), Ordering::Relaxed);
-                        metadata.mark_descriptor(place, marks);
+                for position in (0..resumed.descriptors).map(|nth| resumed.used.after(nth, size)) {
+                    if position.is_used(flags(position)) {
+                        ring.store(position.flags_at(), position.available(), Ordering::Relaxed);
+                        metadata.mark_descriptor(position, marks);
                     }
                 }
                 self.used = resumed.used;
                 self.next = resumed.used.after(resumed.descriptors, size);
                 self.taken = resumed.descriptors;
-                // What is still owed to the driver is among them.
+                // Held chains are among them.
                 self.pushed = Vec::new();
                 for chain in self.tracker.iter().flat_map(|tracker| tracker.chains_again()) {
                     self.lengths[usize::from(chain.id)] = chain.descs.len() as u16;
@@ -149,14 +152,15 @@ impl<A: Access> Queue<A> {
             }
             Some(Err(error)) => {
                 self.latch(error);
-                // Nothing is written there that somebody else may have to find.
+                // The record stays as it is, for a later device.
                 self.tracker = None;
                 false
             }
         }
     }
 
-    /// Begins the region that nobody has begun. What is owed to the driver from before is not in it, and is shown before that.
+    /// Begins a region that was never used. Chains that are still held from before are not in it, so they are
+    /// shown first.
     fn begin_region(&mut self, marks: &mut Marks) {
         if let Some(mut tracker) = self.tracker.take() {
             self.show(marks);
@@ -165,7 +169,7 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// The same queue, to be mapped otherwise.
+    /// Returns the same queue for another kind of access.
     pub(super) fn moved<B: Access<Region = A::Region>>(&mut self, marks: &mut Marks) -> Queue<B> {
         self.unmap(marks);
         Queue {
@@ -186,7 +190,7 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// Nothing is in the ring that was not shown, so nothing is to be marked.
+    /// Drops the areas. The ring has nothing that was not shown, so there is nothing to mark.
     pub(super) fn unmap(&mut self, _: &mut Marks) {
         self.metadata = None;
     }
@@ -197,7 +201,7 @@ impl<A: Access> Queue<A> {
     }
 
     #[inline]
-    pub(super) fn pop<'v, S: Space<'v>>(
+    pub(super) fn pop<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
@@ -228,12 +232,13 @@ impl<A: Access> Queue<A> {
         };
         let Some(length) = self.lengths.get_mut(usize::from(chain.id.head)).filter(|length| **length == 0)
         else {
-            return Err(self.latch(RingError::Twice { id: chain.id.head }));
+            return Err(self.latch(RingError::DuplicateId { id: chain.id.head }));
         };
         *length = count;
         if let Some(tracker) = &mut self.tracker {
             let (next, size) = (self.next, self.options.size());
-            // Read again, by whoever does the chain again: what it does not like then is the ring's error.
+            // Read a second time, for the device that resumes the chain. If they changed, that device reports
+            // an error of the ring.
             let words = (0..count).map(|nth| metadata.packed_words(next.after(nth, size)));
             tracker.popped(chain.id.head, words);
         }
@@ -243,9 +248,13 @@ impl<A: Access> Queue<A> {
         Ok(Popped::Chain)
     }
 
-    /// Pops a chain that another device has popped before. It is in flight already.
+    /// Pops a chain that another device has popped before. It is already in flight.
     #[cold]
-    fn pop_again<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
+    fn pop_again<'v, S: AddressSpace<'v>>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+    ) -> Result<Popped, RingError> {
         let popped = self.walk_again(space, chain);
         if let (Some(tracker), Ok(Popped::Chain)) = (&mut self.tracker, popped) {
             tracker.took_again();
@@ -254,7 +263,7 @@ impl<A: Access> Queue<A> {
     }
 
     /// Walks the next chain that another device has popped before.
-    fn walk_again<'v, S: Space<'v>>(
+    fn walk_again<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
@@ -268,8 +277,8 @@ impl<A: Access> Queue<A> {
         walked.map_err(|error| self.latch(error)).map(|_| Popped::Chain)
     }
 
-    /// See [`super::Queue::pop_credit`].
-    pub(super) fn pop_credit<'v, S: Space<'v>>(
+    /// Pops a chain as credit: see [`super::Queue::pop_credit`].
+    pub(super) fn pop_credit<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
@@ -283,7 +292,7 @@ impl<A: Access> Queue<A> {
             }
             return popped;
         }
-        // What is credit is not written down.
+        // Credit is not recorded.
         let tracker = self.tracker.take();
         let popped = self.pop(space, chain, marks);
         self.tracker = tracker;
@@ -291,38 +300,38 @@ impl<A: Access> Queue<A> {
             let id = chain.id.head;
             credit.popped(credit::Chain {
                 id,
-                places: self.lengths.get(usize::from(id)).copied().unwrap_or(0),
+                ring_descriptors: self.lengths.get(usize::from(id)).copied().unwrap_or(0),
             });
         }
         popped
     }
 
-    /// See [`super::Queue::use_credit`].
+    /// Uses credit: see [`super::Queue::use_credit`].
     pub(super) fn use_credit(&mut self, credit: &mut Credit) -> bool {
-        // These are the oldest.
+        // Resumed chains are the oldest.
         if self.tracker.as_mut().is_some_and(|tracker| tracker.use_credit()) {
             return true;
         }
         let (Some(metadata), Some(chain)) = (&self.metadata, credit.oldest()) else { return false };
         let size = self.options.size();
         if let Some(tracker) = &mut self.tracker {
-            let first = self.next.before(credit.places(), size);
-            tracker.popped(chain.id, words_of(metadata, first, chain.places, size));
+            let first = self.next.before(credit.ring_descriptors(), size);
+            tracker.popped(chain.id, words_of(metadata, first, chain.ring_descriptors, size));
         }
         credit.used();
         true
     }
 
-    /// See [`super::Queue::unpop`].
+    /// Returns credit: see [`super::Queue::unpop`].
     pub(super) fn unpop(&mut self, credit: &mut Credit) -> Option<u16> {
         let Some(chain) = credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
         self.forget(chain.id);
-        self.next = self.next.before(chain.places, self.options.size());
-        self.taken -= chain.places;
+        self.next = self.next.before(chain.ring_descriptors, self.options.size());
+        self.taken -= chain.ring_descriptors;
         Some(chain.id)
     }
 
-    /// Returns how many chains of the credit an earlier process had in flight.
+    /// Number of chains in the credit that an earlier process had in flight.
     pub(super) fn credit_again(&self) -> u16 {
         self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
     }
@@ -333,7 +342,7 @@ impl<A: Access> Queue<A> {
         error
     }
 
-    /// A chain is in flight no more; how many descriptors it has.
+    /// Ends the flight of a chain. Returns its number of descriptors.
     #[inline]
     fn forget(&mut self, id: u16) -> Option<u16> {
         let length = self.lengths.get_mut(usize::from(id))?;
@@ -347,7 +356,7 @@ impl<A: Access> Queue<A> {
 
     #[inline]
     pub(super) fn push(&mut self, id: u16, len: u32) {
-        // Not in flight: nothing of ours, so there is no place for it.
+        // An id that is not in flight is ignored: there is no room for it in the ring.
         let Some(descriptors) = self.forget(id) else { return };
         self.pushed.push(Held { id, len, descriptors });
         if let Some(tracker) = &mut self.tracker {
@@ -360,9 +369,9 @@ impl<A: Access> Queue<A> {
         if let Some((first, flags)) = self.write(marks)
             && let Some(metadata) = &self.metadata
         {
-            // Release: everything else of the batch comes before it.
+            // Release: the rest of the batch is written before.
             metadata.ring().store(first.flags_at(), flags, Ordering::Release);
-            // To be committed after the store: by the decision that has to follow.
+            // Committed after the store, by the decision that must follow.
             metadata.mark_descriptor(first, marks);
             if let Some(tracker) = &mut self.tracker {
                 tracker.shown();
@@ -389,35 +398,36 @@ impl<A: Access> Queue<A> {
         wanted
     }
 
-    /// Writes all that was pushed, but for the flags of the first: these are returned with their place, and make the driver
-    /// see all of it. What was written is marked, and what comes with it.
+    /// Writes all pushed chains, except for the flags of the first descriptor. Returns these flags and their
+    /// position: storing them shows everything to the driver. Marks the written descriptors, and commits the
+    /// marks.
     #[inline]
-    fn write(&mut self, marks: &mut Marks) -> Option<(Place, u16)> {
+    fn write(&mut self, marks: &mut Marks) -> Option<(RingPosition, u16)> {
         let (Some(metadata), [first, rest @ ..]) = (&self.metadata, self.pushed.as_slice()) else {
             return None;
         };
         let (ring, size) = (metadata.ring(), self.options.size());
-        let write = |place: Place, held: &Held| -> u16 {
+        let write = |position: RingPosition, held: &Held| -> u16 {
             let written = if held.len > 0 { DESC_F_WRITE } else { 0 };
-            ring.write(place.at() + 8, &held.len.to_le());
-            ring.write(place.at() + 12, &held.id.to_le());
-            place.used() | written
+            ring.write(position.at() + 8, &held.len.to_le());
+            ring.write(position.at() + 12, &held.id.to_le());
+            position.used() | written
         };
         let first_flags = (self.used, write(self.used, first));
-        let mut place = self.used.after(first.descriptors, size);
+        let mut position = self.used.after(first.descriptors, size);
         let mut count = first.descriptors;
         for held in rest {
-            // Invisible yet, for the first is.
-            let flags = write(place, held);
-            ring.store(place.flags_at(), flags, Ordering::Relaxed);
-            metadata.mark_descriptor(place, marks);
-            place = place.after(held.descriptors, size);
+            // Invisible yet, because the first descriptor is.
+            let flags = write(position, held);
+            ring.store(position.flags_at(), flags, Ordering::Relaxed);
+            metadata.mark_descriptor(position, marks);
+            position = position.after(held.descriptors, size);
             count += held.descriptors;
         }
         marks.commit();
-        self.used = place;
+        self.used = position;
         if let Some(tracker) = &mut self.tracker {
-            tracker.showing(place);
+            tracker.showing(position);
         }
         self.taken -= count;
         self.pushed.clear();
@@ -434,7 +444,8 @@ impl<A: Access> Queue<A> {
             Some(metadata) if self.broken.is_none() => {
                 let (_, ours) = metadata.events();
                 let event_idx = self.options.event_idx();
-                let come = packed::arm(metadata.ring(), ours, event_idx, self.next, Place::is_available);
+                let come =
+                    packed::arm(metadata.ring(), ours, event_idx, self.next, RingPosition::is_available);
                 metadata.mark_event(marks);
                 marks.commit_fenced();
                 come || self.again() > 0
@@ -454,23 +465,24 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// Counts the last descriptors of chains, among so many descriptors as are no work to look at.
+    /// Counts the last descriptors of chains, up to [`PENDING_DESCRIPTORS_MAX`] descriptors.
     pub(super) fn pending(&self) -> u16 {
         let Some(metadata) = &self.metadata else { return 0 };
         if self.broken.is_some() {
             return 0;
         }
-        let places =
-            (0..self.options.size().min(PENDING_LOOKS)).map(|n| self.next.after(n, self.options.size()));
-        let flags = places.map(|place| (place, metadata.ring().load(place.flags_at(), Ordering::Relaxed)));
-        let there = flags.take_while(|(place, flags)| place.is_available(*flags));
+        let positions = (0..self.options.size().min(PENDING_DESCRIPTORS_MAX))
+            .map(|n| self.next.after(n, self.options.size()));
+        let flags = positions
+            .map(|position| (position, metadata.ring().load(position.flags_at(), Ordering::Relaxed)));
+        let there = flags.take_while(|(position, flags)| position.is_available(*flags));
         let ends = there.filter(|(_, flags)| flags & DESC_F_NEXT == 0).count() as u16;
         // A chain can be longer than that.
         let any = is_available(metadata, self.next, Ordering::Relaxed);
         ends.max(any.into()).saturating_add(self.again()).min(self.options.size())
     }
 
-    /// A chain that cannot be popped now is none.
+    /// Number of chains to resume. A chain that cannot be popped now does not count.
     #[inline]
     pub(super) fn again(&self) -> u16 {
         match &self.tracker {
@@ -510,21 +522,24 @@ impl<A: Access> Queue<A> {
     }
 }
 
-/// Whether a device has been past `next` already. A front-end that lost the last device does not know how far that was, for
-/// nothing in a packed ring says so (in a split ring `used.idx` does), and names the base that it heard of last.
+/// Whether a device has already served the ring beyond `next`.
 ///
-/// In a round with the wrap counter set, what is used has both flags set, which nothing that comes later than `next` can
-/// have: in the round before they were different, or both clear. With the counter clear, memory that is all zeroes looks the same.
-fn is_stale<A: Access>(metadata: &Areas<A>, next: Place) -> bool {
-    let flags = |index| metadata.ring().load(Place { index, ..next }.flags_at(), Ordering::Relaxed);
+/// A front-end that has lost its last device does not know how far that device had come, and names the last
+/// base that it knows. A packed ring does not tell it (in a split ring `used.idx` does).
+///
+/// In a round with the wrap counter set, a used descriptor has both flags set. No descriptor after `next` can
+/// look like this: in the round before, the flags were different or both clear. With the counter clear,
+/// memory that is all zeroes looks the same.
+fn is_stale<A: Access>(metadata: &Areas<A>, next: RingPosition) -> bool {
+    let flags = |index| metadata.ring().load(RingPosition { index, ..next }.flags_at(), Ordering::Relaxed);
     next.wrap && (next.index..metadata.options().size()).any(|index| next.is_used(flags(index)))
 }
 
-/// The words of so many descriptors, each read once.
+/// Reads the words of `count` descriptors, each once.
 #[inline]
 fn words_of<A: Access>(
     metadata: &Areas<A>,
-    first: Place,
+    first: RingPosition,
     count: u16,
     size: u16,
 ) -> impl Iterator<Item = [u64; 2]> {
@@ -532,8 +547,8 @@ fn words_of<A: Access>(
 }
 
 #[inline]
-fn is_available<A: Access>(metadata: &Areas<A>, place: Place, order: Ordering) -> bool {
-    place.is_available(metadata.ring().load(place.flags_at(), order))
+fn is_available<A: Access>(metadata: &Areas<A>, position: RingPosition, order: Ordering) -> bool {
+    position.is_available(metadata.ring().load(position.flags_at(), order))
 }
 
 const _: () = assert!(size_of::<PackedDesc>() == 16);

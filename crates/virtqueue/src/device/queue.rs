@@ -5,13 +5,13 @@ use super::elements::{Held, Popped};
 use super::metadata::{Kind, Metadata, Options};
 use super::order::Order;
 use super::{packed, split};
+use crate::address_space::{AddressSpace, Translating};
 use crate::progress::Progress;
-use crate::space::{Space, Translating};
 use crate::{Chain, ChainId, RingError};
 use kickless_memory::fault::Damaged;
 use kickless_memory::{Area, Marks, Records, Scattered, Tlb, View};
 
-/// The device end of one virtqueue, of either ring format.
+/// The device's end of one virtqueue, of either ring format.
 #[derive(Debug)]
 pub struct Queue {
     ring: Ring,
@@ -20,7 +20,7 @@ pub struct Queue {
     order: Option<Box<Order>>,
     /// Behind a vIOMMU only: the chain that is popped next.
     progress: Option<Box<Progress>>,
-    /// Of a queue that has had credit only: the chains of it that came out of the ring.
+    /// The credit that came from the ring. Only in a queue that has had credit.
     credit: Option<Box<Credit>>,
 }
 
@@ -28,19 +28,19 @@ pub struct Queue {
 enum Ring {
     Split(split::Queue<Area>),
     Packed(packed::Queue<Area>),
-    // Apart, so that the usual ones need not ask at each access how their areas are reached.
+    // Separate variants, so that the usual ones need not check at each access how to reach their areas.
     SplitScattered(Box<split::Queue<Scattered>>),
     PackedScattered(Box<packed::Queue<Scattered>>),
 }
 
-/// Keeps code that hardly ever runs out of the way of what does all the time.
+/// Keeps rarely executed code out of the frequent code.
 #[cold]
 #[inline(never)]
 fn apart<R>(code: impl FnOnce() -> R) -> R {
     code()
 }
 
-/// Runs a method of whichever ring it is.
+/// Calls a method of the ring's format.
 macro_rules! forward {
     ($queue:expr, $method:ident $(, $arg:expr)*) => {
         match &$queue.ring {
@@ -61,19 +61,20 @@ macro_rules! forward {
 }
 
 impl Queue {
-    /// A queue that goes on at entry `next_avail` of its avail ring, or at the place with this index and, in bit 15, this wrap
-    /// counter of a packed one. A split ring says itself how far it is used; a packed one is used up to the same place.
+    /// Makes a queue that begins at entry `next_avail` of its avail ring. In a packed ring, that is a
+    /// position: an index, and in bit 15 a wrap counter. The used index of a split ring is read from the
+    /// ring. A packed ring is used up to the same position.
     ///
-    /// Kicks are neither enabled nor disabled yet: begin with [`Queue::arm`] or [`Queue::disarm`], and look
+    /// Kicks are neither enabled nor disabled yet. Begin with [`Queue::arm`] or [`Queue::disarm`], and look
     /// at the ring without waiting for a kick.
     ///
     /// # Panics
-    /// `metadata` was mapped for other options.
+    /// Panics if `metadata` was mapped for other options.
     pub fn new(options: Options, metadata: Metadata, next_avail: u16) -> Self {
         Self::logged(options, metadata, next_avail, &View::default())
     }
 
-    /// [`Queue::new`] of a queue that is logged from the beginning, if this view has a log.
+    /// Makes a queue as [`Queue::new`] does, which is logged from the beginning if this view has a log.
     ///
     /// # Panics
     /// As [`Queue::new`].
@@ -83,7 +84,7 @@ impl Queue {
         queue
     }
 
-    /// As [`Queue::logged`], but where its areas are comes later, with [`Queue::remap`].
+    /// Makes a queue as [`Queue::logged`] does, without areas. [`Queue::remap`] adds them later.
     pub fn unmapped(options: Options, next_avail: u16, view: &View) -> Self {
         let mut marks = Marks::off();
         marks.set_view(view);
@@ -94,40 +95,43 @@ impl Queue {
         Self { ring, marks, order: options.in_order().then(Box::default), progress: None, credit: None }
     }
 
-    /// From the beginning: what is in flight is written down there, and if a device before this one did so too, what it left
-    /// comes out of [`Queue::pop`] again before anything else does (vhost-user, *Inflight I/O tracking*). Then that, and not what the
-    /// queue was made with, says where it goes on. The region is as long as it has entries, which are no fewer than the queue's
-    /// descriptors. Its argument is in the source, `device/inflight`.
+    /// Records the chains in flight in `records` from now on (vhost-user, *Inflight I/O tracking*).
     ///
-    /// To be called once, before the queue first has areas.
+    /// If an earlier device did so too, [`Queue::pop`] first returns the chains that it left in flight. The
+    /// buffer then decides where the queue begins, and not the index of [`Queue::new`]. The region must have
+    /// at least as many entries as the queue has descriptors. The argument is in the source,
+    /// `device/inflight`.
+    ///
+    /// Call it once, before the queue first has areas.
     pub fn track(&mut self, records: Records) {
         forward!(mut self, track, records);
     }
 
-    /// Chains that an earlier device popped and that can be popped again now; until they are, the queue counts them as in
-    /// flight.
+    /// Number of chains that an earlier device popped and that can be popped again now. Until then the queue
+    /// counts them as in flight.
     #[inline]
     pub fn again(&self) -> u16 {
         forward!(self, again)
     }
 
-    /// Whether the memory that [`Queue::track`] was given has lost pages.
+    /// Returns the damage if the memory of [`Queue::track`] has lost pages.
     pub fn damaged(&self) -> Option<Damaged> {
         forward!(self, region)?.damaged()
     }
 
-    /// The marks of all that is written for this queue: what its owner writes into buffers goes here, what it writes into the
-    /// ring is there already. They are in the log before the driver is shown what they belong to.
+    /// The marks of everything that is written for this queue. Its owner adds its writes to buffers; the
+    /// writes to the ring are added by the queue. They are in the log before the driver is shown the
+    /// completion.
     #[inline]
     pub fn marks(&mut self) -> &mut Marks {
         &mut self.marks
     }
 
-    /// Takes the areas where they are now; the indices stay. The queue is to be looked at as if kicked, and
-    /// published.
+    /// Sets the areas. The indices stay. Afterwards the owner must look at the queue as if kicked, and
+    /// publish.
     ///
     /// # Panics
-    /// `metadata` was mapped for other options.
+    /// Panics if `metadata` was mapped for other options.
     pub fn remap(&mut self, metadata: Metadata) {
         let marks = &mut self.marks;
         match (&mut self.ring, metadata.0) {
@@ -159,44 +163,47 @@ impl Queue {
         self.marks.commit();
     }
 
-    /// Lets go of the areas; the indices stay, and what is pushed meanwhile is held until [`Queue::remap`].
+    /// Drops the areas. The indices stay, and chains that are pushed are held until [`Queue::remap`].
     pub fn unmap(&mut self) {
         forward!(mut self, unmap, &mut self.marks);
         self.marks.commit();
     }
 
-    /// Unmaps the queue for good. What was pushed and never published: nothing unless its areas were away, for the
-    /// owner has published everything else.
+    /// Unmaps the queue for the last time. Returns the chains that were pushed and never published. There are
+    /// none unless the areas were away, because the owner has published everything else.
     pub fn take_held(&mut self) -> Vec<Held> {
         let held = forward!(mut self, take_held, &mut self.marks);
         self.marks.commit();
         held
     }
 
-    /// Pushes what an earlier queue over the same ring held. To be published.
+    /// Pushes the chains that an earlier queue of the same ring held. The caller must publish them.
     pub fn push_held(&mut self, held: &[Held]) {
         forward!(mut self, push_held, held);
     }
 
-    /// Whether it has areas.
+    /// Whether the queue has areas.
     #[inline]
     pub fn is_mapped(&self) -> bool {
         forward!(self, is_mapped)
     }
 
-    /// Takes the next chain, if there is one.
+    /// Pops the next chain, if there is one.
     ///
     /// # Errors
-    /// The driver broke the ring. No chain was taken, and every later call gives the same error.
+    /// The driver broke the ring's rules. No chain was popped, and every later call returns the same error.
     #[inline]
     pub fn pop(&mut self, view: &View, chain: &mut Chain) -> Result<bool, RingError> {
-        // Nothing is ever missing there.
+        // A view without a vIOMMU misses nothing.
         Ok(self.pop_in(&mut { view }, chain)? == Popped::Chain)
     }
 
-    /// Takes the next chain of a driver behind a vIOMMU, if there is one, all of whose translations are there: of its buffers,
-    /// and of its indirect table. What is missing is in the cache to be read ([`Tlb::missing`]), and so is what the chain uses
-    /// ([`Tlb::ranges`]); the chain stays in the ring then. Buffers that lead nowhere are no guest memory.
+    /// Pops the next chain of a driver behind a vIOMMU, if there is one and all translations of its buffers
+    /// and its indirect table are known.
+    ///
+    /// Otherwise the chain stays in the ring, and the cache has the missing translations ([`Tlb::missing`]).
+    /// The cache also has the ranges that the chain uses ([`Tlb::ranges`]). Unmapped buffers get an address
+    /// outside of guest memory.
     ///
     /// # Errors
     /// As [`Queue::pop`].
@@ -210,7 +217,7 @@ impl Queue {
         self.translating(view, tlb, |queue, space| queue.pop_in(space, chain))
     }
 
-    /// Pops a chain while its addresses are translated.
+    /// Pops a chain and translates its addresses.
     #[inline(always)]
     fn translating(
         &mut self,
@@ -231,7 +238,11 @@ impl Queue {
     }
 
     #[inline(always)]
-    fn pop_in<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
+    fn pop_in<'v, S: AddressSpace<'v>>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+    ) -> Result<Popped, RingError> {
         debug_assert_eq!(self.credit(), 0, "a queue with credit pops nothing else");
         let popped = forward!(mut self, pop, space, chain, &mut self.marks);
         if let (Some(order), Ok(Popped::Chain)) = (&mut self.order, popped) {
@@ -240,9 +251,10 @@ impl Queue {
         popped
     }
 
-    /// Takes the next chain, if there is one, as credit: it is not in flight, and may go back by [`Queue::unpop`].
+    /// Pops the next chain, if there is one, as credit. It is not in flight, and may go back by
+    /// [`Queue::unpop`].
     ///
-    /// A queue that has credit pops nothing else. The argument of all three is in the source, `device/credit.rs`.
+    /// A queue that has credit pops nothing else. The argument is in the source, `device/credit.rs`.
     ///
     /// # Errors
     /// As [`Queue::pop`].
@@ -251,7 +263,8 @@ impl Queue {
         Ok(self.pop_credit_in(&mut { view }, chain)? == Popped::Chain)
     }
 
-    /// [`Queue::pop_credit`] of a driver behind a vIOMMU, as [`Queue::pop_translated`].
+    /// Pops credit as [`Queue::pop_credit`] does, for a driver behind a vIOMMU as in
+    /// [`Queue::pop_translated`].
     ///
     /// # Errors
     /// As [`Queue::pop`].
@@ -266,7 +279,7 @@ impl Queue {
     }
 
     #[inline(always)]
-    fn pop_credit_in<'v, S: Space<'v>>(
+    fn pop_credit_in<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
@@ -279,21 +292,23 @@ impl Queue {
         popped
     }
 
-    /// Moves the oldest chain of the credit to those in flight, which the device has to push. Records it in the in-flight
-    /// buffer, if the queue has one. The device calls this before it writes to the chain's buffers.
+    /// Moves the oldest chain of the credit to those in flight, which the device has to push. Records it in
+    /// the in-flight buffer, if the queue has one. The device calls this before it writes to the chain's
+    /// buffers.
     ///
-    /// Returns `false`, and changes nothing, if the queue has no credit or its areas are away. A device that keeps a list of
-    /// its credit then empties the list, and calls [`Queue::unpop`] until the queue has no credit either.
+    /// Returns `false`, and changes nothing, if the queue has no credit or its areas are away. A device that
+    /// keeps a list of its credit then empties the list, and calls [`Queue::unpop`] until the queue has no
+    /// credit either.
     #[must_use]
     pub fn use_credit(&mut self) -> bool {
         let Some(credit) = self.credit.as_deref_mut() else { return false };
         forward!(mut self, use_credit, credit)
     }
 
-    /// Returns the newest chain of the credit to the ring, and tells its head or id. The next pop yields it again, as the driver has it in its
-    /// ring then. `None`: there is no credit.
+    /// Returns the newest chain of the credit to the ring. Returns its head or id, or `None` if there is no
+    /// credit. The next pop reads the chain again from the driver's ring.
     ///
-    /// Its [`ChainId`] means nothing from now on. The ring has something to pop, for which no kick comes.
+    /// Its [`ChainId`] is invalid from now on. The ring has something to pop, for which no kick comes.
     pub fn unpop(&mut self) -> Option<u16> {
         let credit = self.credit.as_deref_mut()?;
         let head = forward!(mut self, unpop, credit)?;
@@ -303,12 +318,12 @@ impl Queue {
         Some(head)
     }
 
-    /// Returns the number of chains in the credit.
+    /// Number of chains in the credit.
     pub fn credit(&self) -> u16 {
         self.credit.as_ref().map_or(0, |credit| credit.len() + forward!(self, credit_again))
     }
 
-    /// Gives a popped chain back to the driver, `len` bytes of whose writable part were written. The driver
+    /// Gives a popped chain back to the driver. `len` bytes of its writable part were written. The driver
     /// does not see it before [`Queue::publish`].
     #[inline]
     pub fn push(&mut self, id: ChainId, len: u32) {
@@ -319,10 +334,11 @@ impl Queue {
         }
     }
 
-    /// Gives chains back to the driver that it has to see together, each with the bytes written to it: a frame in several buffers.
-    /// The driver sees none of them before all (see the [module](super)).
+    /// Gives chains back to the driver that it must see together, such as a frame in several buffers. Each
+    /// has the number of bytes written to it. The driver sees none of them before all (see the
+    /// [module](super)).
     ///
-    /// They follow one another in the order of their pops.
+    /// They must be consecutive in the order of pops.
     #[inline]
     pub fn push_group(&mut self, group: &[(ChainId, u32)]) {
         debug_assert!(
@@ -335,43 +351,43 @@ impl Queue {
         }
     }
 
-    /// Shows a driver that is looking what was pushed; one that sleeps is not called. [`Queue::publish`] has to follow, which
-    /// decides about that too.
+    /// Shows the pushed chains to a driver that polls. A driver that sleeps is not called. [`Queue::publish`]
+    /// must follow, which decides about that too.
     #[inline]
     pub fn show(&mut self) {
         forward!(mut self, show, &mut self.marks);
     }
 
-    /// Shows the driver what was pushed. Whether it wants to be called for it; a call that this asks for must
-    /// be made.
+    /// Shows the pushed chains to the driver. Returns whether the driver wants a call. The caller must make
+    /// that call.
     ///
-    /// Once a batch: it costs a full fence. The first time the driver is called if in doubt, since what the
-    /// last device told it is not known.
+    /// Call it once a batch, because it costs a full fence. The first time, the driver is called if in doubt,
+    /// because the last device's decision is unknown.
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
         let wanted = forward!(mut self, publish, &mut self.marks);
-        // Of a ring that shows nothing now, because it is not in memory, the buffers are all the same.
+        // A ring that is not in memory shows nothing, but its buffers were written.
         self.marks.commit();
         wanted
     }
 
-    /// Enables kicks. Whether there is something to pop already: its kick may never come, so it must be
-    /// popped now.
+    /// Enables kicks. Returns whether there is something to pop already. It must be popped now, because its
+    /// kick may never come.
     #[inline]
     #[must_use]
     pub fn arm(&mut self) -> bool {
         forward!(mut self, arm, &mut self.marks)
     }
 
-    /// Disables kicks. One that is under way can still come.
+    /// Disables kicks. A kick may still be on its way.
     #[inline]
     pub fn disarm(&mut self) {
         forward!(mut self, disarm, &mut self.marks);
     }
 
-    /// How many chains there are to pop, as far as the driver says; at most the size. In a packed ring
-    /// these are counted by their descriptors, of which the first 256 are looked at.
+    /// Number of chains to pop, according to the driver; at most the size. In a packed ring, only the first
+    /// 256 descriptors are counted.
     pub fn pending(&self) -> u16 {
         forward!(self, pending)
     }
@@ -382,13 +398,13 @@ impl Queue {
         forward!(self, has_work)
     }
 
-    /// The first entry of the avail ring that was not popped: where a later queue goes on.
+    /// The first entry of the avail ring that is not popped, where a later queue begins.
     #[inline]
     pub fn next_avail(&self) -> u16 {
         forward!(self, next_avail)
     }
 
-    /// Descriptors in the table.
+    /// Number of descriptors in the table.
     #[inline]
     pub fn size(&self) -> u16 {
         self.options().size()
@@ -400,14 +416,14 @@ impl Queue {
         forward!(self, options)
     }
 
-    /// Chains that were popped and not yet pushed, without the credit.
+    /// Number of chains that were popped and not yet pushed, without the credit.
     #[inline]
     pub fn in_flight(&self) -> u16 {
         let popped = forward!(self, in_flight);
         self.credit.as_ref().map_or(popped, |credit| popped.saturating_sub(credit.len()))
     }
 
-    /// What the driver did to the ring, if it did.
+    /// Returns the error with which the driver broke the ring, if it did.
     #[inline]
     pub fn broken(&self) -> Option<RingError> {
         forward!(self, broken)

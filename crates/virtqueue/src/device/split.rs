@@ -1,44 +1,45 @@
-//! The device end of a split virtqueue (virtio 1.3, section 2.7).
+//! The device's end of a split virtqueue (virtio 1.3, section 2.7).
 
 use super::credit::{self, Credit};
 use super::elements::{Held, Popped};
 use super::inflight::Split;
 use super::metadata::{Areas, Options};
-use super::suppress::{self, Cells, Word};
+use super::suppress::{self, NotificationWords, Word};
 use crate::access::Access;
-use crate::space::Space;
+use crate::address_space::AddressSpace;
 use crate::{Chain, RingError};
 use kickless_memory::Marks;
 use kickless_spec::ring::UsedElem;
 use std::sync::atomic::Ordering;
 
-/// How far the driver may run ahead of a stale `avail_event` before we move it on: half of the way round.
+/// Distance by which the driver may pass a stale `avail_event` before we move it on: half of the index's
+/// range.
 const EVENT_LAG_MAX: u16 = 1 << 15;
 
-/// What the driver was told about kicks.
+/// The last request to the driver about kicks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kicks {
-    /// Nothing by us yet.
+    /// None by us yet.
     Unknown,
     On,
     Off,
 }
 
-/// See [`super::Queue`], which has the same methods.
+/// A split ring's [`super::Queue`], with the same methods.
 #[derive(Debug)]
 pub(super) struct Queue<A: Access> {
-    /// Next entry of the avail ring to pop.
+    /// The next entry of the avail ring to pop.
     next_avail: u16,
-    /// `avail.idx` when it was read last, checked: entries before it may be popped. Equal to `next_avail`
-    /// while unmapped or broken, so that the quick way of a pop needs no other question.
+    /// `avail.idx` when it was last read and checked: entries before it may be popped. Equal to `next_avail`
+    /// while unmapped or broken, so that the fast path of a pop needs no other check.
     avail_seen: u16,
-    /// Next element of the used ring to fill; those in `held` are counted.
+    /// The next element of the used ring to fill. Those in `held` count.
     next_used: u16,
     /// `used.idx` as the driver sees it.
     published: u16,
-    /// The ring has been seen, and with it where the used index stands: until then it is taken for 0.
+    /// Whether the ring, and with it the used index, was seen. Until then the used index is taken for 0.
     begun: bool,
-    /// Chains popped and not pushed, credit included.
+    /// Number of chains popped and not pushed, credit included.
     in_flight: u16,
     options: Options,
     /// `used.idx` at the last decision about calls, and whether there was one.
@@ -49,9 +50,9 @@ pub(super) struct Queue<A: Access> {
     kick_event: u16,
     metadata: Option<Areas<A>>,
     broken: Option<RingError>,
-    /// Elements that wait for a place to be written to; empty while mapped.
+    /// Elements that wait for areas. Empty while mapped.
     held: Vec<UsedElem>,
-    /// Where what is in flight is written down.
+    /// The record of the chains in flight.
     tracker: Option<Box<Split<A::Region>>>,
 }
 
@@ -96,7 +97,7 @@ impl<A: Access> Queue<A> {
         metadata.mark_used_elems(first, self.held.len() as u16, marks);
         self.held = Vec::new();
         if self.options.event_idx() {
-            // The flags mean nothing then, and are zero (virtio 1.3, section 2.7.10.2).
+            // The flags have no meaning then, and are zero (virtio 1.3, section 2.7.10.2).
             metadata.store(Word::UsedFlags, 0, Ordering::Relaxed);
             metadata.mark_word(Word::UsedFlags, marks);
         }
@@ -104,9 +105,8 @@ impl<A: Access> Queue<A> {
         if begins && !goes_on {
             self.begin_region(marks);
         }
-        // What the driver was told last is said again where it looks now. Whether there is work already need
-        // not be known here: the owner looks after this, whose fence has come before (see
-        // `super::Queue::remap`).
+        // Repeats the last state of kicks in the new areas. The result is not needed: the owner looks at the
+        // ring afterwards, and the fence has come before (see `super::Queue::remap`).
         match std::mem::replace(&mut self.kicks, Kicks::Unknown) {
             Kicks::Unknown => {}
             Kicks::On => {
@@ -116,14 +116,15 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// The ring is seen for the first time, with its used index. Whether it goes on with what another device had in flight.
+    /// Begins with a ring that is seen for the first time, with its used index. Returns whether it continues
+    /// with chains that another device had in flight.
     fn begin(&mut self, used: u16) -> bool {
         self.next_used = self.next_used.wrapping_add(used);
         (self.published, self.decided_at) = (used, used);
         let Some(tracker) = &mut self.tracker else { return false };
         match tracker.resume(used, self.options.size()) {
             Ok(Some(in_flight)) => {
-                // What is still owed to the driver is among them.
+                // Held chains are among them.
                 self.held = Vec::new();
                 self.next_used = used;
                 self.next_avail = used.wrapping_add(in_flight);
@@ -134,14 +135,15 @@ impl<A: Access> Queue<A> {
             Ok(None) => false,
             Err(error) => {
                 self.latch(error);
-                // Nothing is written there that somebody else may have to find.
+                // The record stays as it is, for a later device.
                 self.tracker = None;
                 false
             }
         }
     }
 
-    /// Begins the region that nobody has begun. What is owed to the driver from before is not in it, and is shown before that.
+    /// Begins a region that was never used. Chains that are still held from before are not in it, so they are
+    /// shown first.
     fn begin_region(&mut self, marks: &mut Marks) {
         if let Some(mut tracker) = self.tracker.take() {
             self.show(marks);
@@ -150,7 +152,7 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// The same queue, to be mapped otherwise.
+    /// Returns the same queue for another kind of access.
     pub(super) fn moved<B: Access<Region = A::Region>>(&mut self, marks: &mut Marks) -> Queue<B> {
         self.unmap(marks);
         Queue {
@@ -176,7 +178,7 @@ impl<A: Access> Queue<A> {
         self.avail_seen = self.next_avail;
         let Some(metadata) = self.metadata.take() else { return };
         metadata.mark_used_elems(self.published, self.next_used.wrapping_sub(self.published), marks);
-        // Read back from the ring: what the driver scribbled there in the meantime harms itself alone.
+        // Read back from the ring. A driver that has changed them harms only itself.
         let mut at = self.published;
         while at != self.next_used {
             self.held.push(metadata.used_elem(at));
@@ -204,7 +206,7 @@ impl<A: Access> Queue<A> {
     }
 
     #[inline]
-    pub(super) fn pop<'v, S: Space<'v>>(
+    pub(super) fn pop<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
@@ -220,7 +222,7 @@ impl<A: Access> Queue<A> {
         let head = metadata.avail_entry(self.next_avail);
         let walked = chain.walk(space, metadata, head);
         if space.is_missing() {
-            // Also what is wrong is found again.
+            // An error in the chain comes up again too.
             return Ok(Popped::Missing);
         }
         if let Err(error) = walked {
@@ -234,9 +236,13 @@ impl<A: Access> Queue<A> {
         Ok(Popped::Chain)
     }
 
-    /// Pops a chain that another device has popped before. It is in flight already.
+    /// Pops a chain that another device has popped before. It is already in flight.
     #[cold]
-    fn pop_again<'v, S: Space<'v>>(&mut self, space: &mut S, chain: &mut Chain) -> Result<Popped, RingError> {
+    fn pop_again<'v, S: AddressSpace<'v>>(
+        &mut self,
+        space: &mut S,
+        chain: &mut Chain,
+    ) -> Result<Popped, RingError> {
         let popped = self.walk_again(space, chain);
         if let (Some(tracker), Ok(Popped::Chain)) = (&mut self.tracker, popped) {
             tracker.took_again();
@@ -245,7 +251,7 @@ impl<A: Access> Queue<A> {
     }
 
     /// Walks the next chain that another device has popped before.
-    fn walk_again<'v, S: Space<'v>>(
+    fn walk_again<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
@@ -261,8 +267,8 @@ impl<A: Access> Queue<A> {
         walked.map_err(|error| self.latch(error)).map(|()| Popped::Chain)
     }
 
-    /// See [`super::Queue::pop_credit`].
-    pub(super) fn pop_credit<'v, S: Space<'v>>(
+    /// Pops a chain as credit: see [`super::Queue::pop_credit`].
+    pub(super) fn pop_credit<'v, S: AddressSpace<'v>>(
         &mut self,
         space: &mut S,
         chain: &mut Chain,
@@ -276,20 +282,20 @@ impl<A: Access> Queue<A> {
             }
             return popped;
         }
-        // What is credit is not written down.
+        // Credit is not recorded.
         let tracker = self.tracker.take();
         let popped = self.pop(space, chain, marks);
         self.tracker = tracker;
         if popped == Ok(Popped::Chain) {
             let id = chain.id.head;
-            credit.popped(credit::Chain { id, places: 1 });
+            credit.popped(credit::Chain { id, ring_descriptors: 1 });
         }
         popped
     }
 
-    /// See [`super::Queue::use_credit`].
+    /// Uses credit: see [`super::Queue::use_credit`].
     pub(super) fn use_credit(&mut self, credit: &mut Credit) -> bool {
-        // These are the oldest.
+        // Resumed chains are the oldest.
         if self.tracker.as_mut().is_some_and(|tracker| tracker.use_credit()) {
             return true;
         }
@@ -301,10 +307,10 @@ impl<A: Access> Queue<A> {
         true
     }
 
-    /// See [`super::Queue::unpop`].
+    /// Returns credit: see [`super::Queue::unpop`].
     pub(super) fn unpop(&mut self, credit: &mut Credit) -> Option<u16> {
         let Some(chain) = credit.unpopped() else { return self.tracker.as_mut()?.unpop() };
-        self.next_avail = self.next_avail.wrapping_sub(chain.places);
+        self.next_avail = self.next_avail.wrapping_sub(chain.ring_descriptors);
         if self.metadata.is_none() || self.broken.is_some() {
             self.avail_seen = self.next_avail;
         }
@@ -312,21 +318,21 @@ impl<A: Access> Queue<A> {
         Some(chain.id)
     }
 
-    /// Returns how many chains of the credit an earlier process had in flight.
+    /// Number of chains in the credit that an earlier process had in flight.
     pub(super) fn credit_again(&self) -> u16 {
         self.tracker.as_ref().map_or(0, |tracker| tracker.credit())
     }
 
-    /// Looks how far the driver is. Whether there is something to pop.
+    /// Reads the driver's avail index. Returns whether there is something to pop.
     fn refresh(&mut self, marks: &mut Marks) -> Result<bool, RingError> {
         if let Some(error) = self.broken {
             return Err(error);
         }
         let Some(metadata) = &self.metadata else { return Ok(false) };
-        // Acquire: entries and descriptors before this index are read after it; its partner is the driver's
+        // Acquire: entries and descriptors before this index are read after it. Its partner is the driver's
         // release.
         let idx = metadata.load(Word::AvailIdx, Ordering::Acquire);
-        // What was pushed and is not published yet is not the driver's to use again either.
+        // Chains that are pushed and not published are not free for the driver either.
         let taken = self.in_flight.saturating_add(self.next_used.wrapping_sub(self.published));
         let room = self.options.size().saturating_sub(taken);
         if idx.wrapping_sub(self.next_avail) > room {
@@ -345,8 +351,8 @@ impl<A: Access> Queue<A> {
         Ok(idx != self.next_avail)
     }
 
-    /// An event index that a driver which has published `idx` has passed, even if its last batch is as long
-    /// as the ring (or 16384, in a larger ring) and it has not looked yet.
+    /// Returns an event index that the driver has passed, even if its batch after `idx` is as long as the
+    /// ring (or 16384, in a larger ring) and it has not looked yet.
     fn passed(&self, idx: u16) -> u16 {
         idx.wrapping_sub(self.options.size().min(EVENT_LAG_MAX / 2)).wrapping_sub(1)
     }
@@ -379,7 +385,7 @@ impl<A: Access> Queue<A> {
 
     #[inline]
     pub(super) fn show(&mut self, marks: &mut Marks) {
-        // A store of what is there already would still take the cache line from a driver that looks at it.
+        // An unnecessary store would take the cache line away from a driver that polls it.
         if self.published != self.next_used
             && let Some(metadata) = &self.metadata
         {
@@ -396,7 +402,7 @@ impl<A: Access> Queue<A> {
             if let Some(tracker) = &mut self.tracker {
                 tracker.shown(self.published);
             }
-            // To be committed after the store: by the decision that has to follow.
+            // Committed after the store, by the decision that must follow.
             metadata.mark_word(Word::UsedIdx, marks);
         }
     }
@@ -434,13 +440,13 @@ impl<A: Access> Queue<A> {
 
     #[inline]
     pub(super) fn disarm(&mut self, marks: &mut Marks) {
-        // With EVENT_IDX, the event index of the last time it was armed has been passed, or is about to be.
+        // With EVENT_IDX, the driver has passed the last event index, or is about to.
         if self.kicks == Kicks::Off || (self.options.event_idx() && self.kicks == Kicks::On) {
             self.kicks = Kicks::Off;
             return;
         }
         self.kicks = Kicks::Off;
-        // The index that the driver is known to have published, which `next_avail` may have gone back from.
+        // From the last seen index, because `next_avail` may have gone back since.
         self.kick_event = self.passed(self.avail_seen);
         if let Some(metadata) = &self.metadata {
             let event_idx = self.options.event_idx();
@@ -461,7 +467,7 @@ impl<A: Access> Queue<A> {
         }
     }
 
-    /// A chain that cannot be popped now is none.
+    /// Number of chains to resume. A chain that cannot be popped now does not count.
     #[inline]
     pub(super) fn again(&self) -> u16 {
         match &self.tracker {

@@ -1,36 +1,36 @@
-//! Who has to notify whom, and the four fences that it takes.
+//! Suppression of notifications, and the four fences that it needs.
 //!
-//! Either end can say that it wants no notifications for now, and so each decision to sleep and each decision
-//! not to notify race with each other. Both directions are the same problem: a *teller* publishes an index
-//! and then looks whether the *listener* wants to be told; the listener says that it wants to be told and
-//! then looks at the index.
+//! Each end can say that it wants no notifications for now. So a decision to sleep at one end races with a
+//! decision not to notify at the other. Both directions are the same problem. The *teller* publishes an
+//! index, and then checks whether the *listener* wants a notification. The listener says that it wants one,
+//! and then checks the index.
 //!
 //! ```text
 //!   teller                                  listener
 //!   T1  store idx                           L1  store "tell me" (event index or flag)
 //!   T2  full fence                          L2  full fence
 //!   T3  load "tell me"                      L3  load idx
-//!   tells if it was asked to                sleeps if idx has not moved
+//!   notifies if asked to                    sleeps if idx has not moved
 //! ```
 //!
-//! T2 and L2 are partners. One of them comes first in the single order of all full fences. If it is T2, L3
-//! sees what T1 stored, and the listener does not sleep. If it is L2, T3 sees what L1 stored, and the teller
-//! tells. So they never both miss each other; without either fence, the store can still be in its core's
-//! buffer when the load is done, and they can.
+//! T2 and L2 are partners. One of them comes first in the single order of all full fences. If T2 is first, L3
+//! sees the store of T1, and the listener does not sleep. If L2 is first, T3 sees the store of L1, and the
+//! teller notifies. So one of them always sees the other. Without either fence, a store can still be in its
+//! core's buffer when the following load is done, and both can miss.
 //!
-//! | direction | teller | publishes | listener | says it with |
+//! | direction | teller | publishes | listener | asks by |
 //! |---|---|---|---|---|
 //! | kick | driver | `avail.idx` | device ([`arm`]) | `avail_event`, or `used.flags` without NO_NOTIFY |
 //! | call | device ([`show`], [`decide`]) | `used.idx` | driver | `used_event`, or `avail.flags` without NO_INTERRUPT |
 //!
-//! With EVENT_IDX the listener names the index whose passing it wants to hear of, and the teller compares
-//! that with the window from the index of its *last decision* to the new one: each publication is followed by a decision, its own
-//! or one for several, or an event in the gap is lost. A listener that does not sleep does not touch
-//! its event index, which the teller's index has passed and does not pass again before it has gone round
-//! ([`quiet`]).
+//! With EVENT_IDX, the listener names the index whose passing it wants to hear of. The teller compares that
+//! with the window from the index of its *last decision* to the new one. So a decision must follow each
+//! publication, or several of them together; otherwise an event in the gap is lost. A listener that does not
+//! sleep does not change its event index. The teller's index has passed it, and does not pass it again before
+//! a full round ([`quiet`]).
 //!
-//! The data go with the index, apart from all that: T1 is a release store, and whoever looks at the index to
-//! use what it publishes loads it with acquire.
+//! The data is published with the index, independently of this: T1 is a release store, and a side that uses
+//! the published data loads the index with acquire.
 
 use kickless_spec::ring::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY, event_passed};
 use std::sync::atomic::Ordering;
@@ -52,71 +52,72 @@ pub enum Word {
     AvailEvent,
 }
 
-/// Access to those words: a ring's memory, or a model checker's atomics.
-pub trait Cells {
+/// Access to these words: a ring's memory, or a model checker's atomics.
+pub trait NotificationWords {
     /// Loads a word.
     fn load(&self, word: Word, order: Ordering) -> u16;
     /// Stores a word.
     fn store(&self, word: Word, value: u16, order: Ordering);
-    /// A sequentially consistent fence.
+    /// Executes a sequentially consistent fence.
     fn fence(&self);
 }
 
-/// Asks for kicks from `next_avail` on, the first entry that was not popped. Whether there is something to
-/// pop already: then the kick for it may never come.
+/// Asks for kicks from `next_avail` on, the first entry that is not popped. Returns whether there is
+/// something to pop already. In that case its kick may never come.
 #[inline]
 #[must_use]
-pub fn arm<C: Cells>(cells: &C, event_idx: bool, next_avail: u16) -> bool {
-    ask(cells, event_idx, next_avail);
-    // L2, whose partner is the driver's fence between avail.idx and its look at avail_event or used.flags.
-    cells.fence();
-    // Relaxed: only whether it moved. Who pops loads it again, with acquire.
-    cells.load(Word::AvailIdx, Ordering::Relaxed) != next_avail
+pub fn arm<W: NotificationWords>(words: &W, event_idx: bool, next_avail: u16) -> bool {
+    ask(words, event_idx, next_avail);
+    // L2. Its partner is the driver's fence between its store of avail.idx and its load of avail_event or
+    // used.flags.
+    words.fence();
+    // Relaxed: this only asks whether it has moved. The thread that pops loads it again, with acquire.
+    words.load(Word::AvailIdx, Ordering::Relaxed) != next_avail
 }
 
-/// L1 of [`arm`]: says that kicks are wanted, and no more.
+/// L1 of [`arm`]: asks for kicks.
 #[inline]
-pub fn ask<C: Cells>(cells: &C, event_idx: bool, next_avail: u16) {
+pub fn ask<W: NotificationWords>(words: &W, event_idx: bool, next_avail: u16) {
     if event_idx {
-        cells.store(Word::AvailEvent, next_avail, Ordering::Relaxed);
+        words.store(Word::AvailEvent, next_avail, Ordering::Relaxed);
     } else {
-        cells.store(Word::UsedFlags, 0, Ordering::Relaxed);
+        words.store(Word::UsedFlags, 0, Ordering::Relaxed);
     }
 }
 
-/// Says that no kicks are wanted. With EVENT_IDX that is an event index that the driver's has passed:
-/// `passed`.
+/// Asks for no kicks. With EVENT_IDX, that needs an event index that the driver's index has `passed`.
 ///
-/// Only a hint: a driver that has looked before kicks all the same.
+/// This is only a hint: the driver may have checked before, and still kick.
 #[inline]
-pub fn quiet<C: Cells>(cells: &C, event_idx: bool, passed: u16) {
+pub fn quiet<W: NotificationWords>(words: &W, event_idx: bool, passed: u16) {
     if event_idx {
-        cells.store(Word::AvailEvent, passed, Ordering::Relaxed);
+        words.store(Word::AvailEvent, passed, Ordering::Relaxed);
     } else {
-        cells.store(Word::UsedFlags, USED_F_NO_NOTIFY, Ordering::Relaxed);
+        words.store(Word::UsedFlags, USED_F_NO_NOTIFY, Ordering::Relaxed);
     }
 }
 
-/// Shows a driver that is looking the used elements up to `new`: T1. [`decide`] has to follow.
+/// Shows the driver the used elements up to `new`: T1. A call of [`decide`] must follow.
 #[inline]
-pub fn show<C: Cells>(cells: &C, new: u16) {
-    // Release: the elements, and what was written into the buffers, come before it.
-    cells.store(Word::UsedIdx, new, Ordering::Release);
+pub fn show<W: NotificationWords>(words: &W, new: u16) {
+    // Release: the elements, and the bytes in the buffers, are written before.
+    words.store(Word::UsedIdx, new, Ordering::Release);
 }
 
-/// Whether the driver wants a call for what it was shown, up to `new`.
+/// Returns whether the driver wants a call for the elements up to `new` that it was shown.
 ///
-/// `old` is the index at the last decision; `None` if that is not known, and then the driver is called if in
+/// `old` is the index at the last decision, or `None` if that is unknown. The driver is then called if in
 /// doubt.
 #[inline]
 #[must_use]
-pub fn decide<C: Cells>(cells: &C, event_idx: bool, old: Option<u16>, new: u16) -> bool {
-    // T2, whose partner is the driver's fence between used_event or avail.flags and its look at used.idx.
-    cells.fence();
+pub fn decide<W: NotificationWords>(words: &W, event_idx: bool, old: Option<u16>, new: u16) -> bool {
+    // T2. Its partner is the driver's fence between its store of used_event or avail.flags and its load of
+    // used.idx.
+    words.fence();
     if event_idx {
-        let event = cells.load(Word::UsedEvent, Ordering::Relaxed);
+        let event = words.load(Word::UsedEvent, Ordering::Relaxed);
         old.is_none_or(|old| event_passed(event, new, old))
     } else {
-        cells.load(Word::AvailFlags, Ordering::Relaxed) & AVAIL_F_NO_INTERRUPT == 0
+        words.load(Word::AvailFlags, Ordering::Relaxed) & AVAIL_F_NO_INTERRUPT == 0
     }
 }

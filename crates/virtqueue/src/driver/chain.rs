@@ -1,45 +1,46 @@
-//! A chain as the driver gives it to the device, and gets it back.
+//! Chains as the driver submits them and gets them back.
 
 use kickless_memory::Area;
 
 /// One buffer of a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Buffer {
-    /// Where it is, as the device addresses memory.
+    /// Address, as the device addresses memory.
     pub addr: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// Whether the device writes it, instead of reading it. These come last in a chain.
+    /// Whether the device writes it, instead of reading it. Writable buffers come last in a chain.
     pub writable: bool,
 }
 
-/// Room for an indirect table, which nobody else uses while its chain is in flight.
+/// Memory for an indirect table. Only its chain uses it while the chain is in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Table<'a> {
-    /// The memory that it is in.
+    /// The area that contains the memory.
     pub area: &'a Area,
-    /// Where in there it begins; it is as long as the chain has buffers, 16 bytes for each.
+    /// Offset in the area. The table has 16 bytes for each buffer of the chain.
     pub offset: usize,
-    /// The same place as the device addresses memory.
+    /// Address, as the device addresses memory.
     pub addr: u64,
 }
 
-/// A chain that the device is done with.
+/// A chain that the device has used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completed {
-    /// Which. It stays taken until [`Completer::give_back`](super::Completer::give_back).
+    /// The id of the chain. It is not free before [`Completer::give_back`](super::Completer::give_back).
     pub id: u16,
-    /// How many bytes the device says it wrote into its writable buffers. With IN_ORDER it says so of the last chain of
-    /// a batch only; of the others this is what it may have written.
+    /// Bytes that the device claims to have written into the writable buffers. With IN_ORDER, the device
+    /// tells this only for the last chain of a batch. For the others, this is the number of bytes that it may
+    /// have written.
     pub len: u32,
 }
 
-/// There are not enough descriptors, or ids, for a chain.
+/// There are not enough free descriptors or ids for a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the queue is full")]
 pub struct NoRoom;
 
-/// How many buffers a chain has; it must have some.
+/// Returns the number of buffers of a chain; there must be some.
 #[inline]
 pub(super) fn chain_len(buffers: &[Buffer]) -> Result<u16, NoRoom> {
     debug_assert!(buffers.is_sorted_by_key(|buffer| buffer.writable), "writable buffers come last");
@@ -49,7 +50,7 @@ pub(super) fn chain_len(buffers: &[Buffer]) -> Result<u16, NoRoom> {
     }
 }
 
-/// How many bytes the device may write.
+/// Returns the number of bytes that the device may write.
 #[inline]
 pub(super) fn writable(buffers: &[Buffer]) -> u32 {
     buffers

@@ -1,26 +1,28 @@
-//! Which descriptors of a split ring's table no chain has: the submitter's own account, where the device cannot write.
+//! The free descriptors of a split ring's table. The submitter keeps this list in its own memory, where the
+//! device cannot write.
 //!
-//! A linked list, from whose front descriptors are taken, so that a chain's are linked in the order in which they were. A
-//! chain goes back with all of them at once, to the front: what was used last is used again first, while it is in the cache,
-//! and descriptors that lie side by side stay in one chain, on a cache line or two, as long as chains are of one length. Where
-//! the next id is known already and has to stay what it is, the chain goes behind the first descriptor.
+//! It is a linked list. Descriptors are taken from its front, so the descriptors of a chain are linked in
+//! list order. A chain goes back as a whole, to the front. So the descriptors that were used last are used
+//! again first, while they are in the cache. As long as all chains have the same length, adjacent descriptors
+//! stay in one chain, on one or two cache lines. If the next id is already known and must not change, the
+//! chain goes behind the first descriptor.
 //!
-//! With IN_ORDER a chain's descriptors have to lie one after another, chain by chain, round and round the table (virtio
-//! 1.3, section 2.7.5). There the links never change, and a chain that goes back before an older one waits for it.
+//! With IN_ORDER, the descriptors of the chains must follow one another round the table (virtio 1.3, section
+//! 2.7.5). The links never change then. A chain that goes back before an older one waits for it.
 
 /// A chain, known by its head.
 #[derive(Clone, Copy, Debug, Default)]
 struct Chain {
     last: u16,
     len: u16,
-    /// With IN_ORDER: it has come back and waits for an older one.
+    /// With IN_ORDER: the chain has come back and waits for an older one.
     waits: bool,
 }
 
-/// The account.
+/// The list of free descriptors.
 #[derive(Debug)]
-pub(super) struct Free {
-    /// Of each descriptor, the one behind it, in the list or in a chain.
+pub(super) struct FreeDescriptors {
+    /// For each descriptor, the next one in the list or in its chain.
     links: Box<[u16]>,
     chains: Box<[Chain]>,
     first: u16,
@@ -29,8 +31,8 @@ pub(super) struct Free {
     oldest: Option<u16>,
 }
 
-impl Free {
-    /// All of `size` descriptors.
+impl FreeDescriptors {
+    /// Makes a list of all `size` descriptors.
     pub(super) fn new(size: u16, in_order: bool) -> Self {
         Self {
             links: (1..size).chain([0]).collect(),
@@ -46,13 +48,14 @@ impl Free {
         self.count
     }
 
-    /// The one that is taken next.
+    /// Returns the descriptor that is taken next.
     #[inline]
     pub(super) fn first(&self) -> Option<u16> {
         (self.count > 0).then_some(self.first)
     }
 
-    /// Takes a chain of `len`, of which there are as many; `each` is told every one, and the one behind it. Its head.
+    /// Takes a chain of `len` descriptors, which must be free. Calls `each` with each descriptor and the next
+    /// one. Returns the head.
     #[inline]
     pub(super) fn take(&mut self, len: u16, mut each: impl FnMut(u16, u16)) -> u16 {
         debug_assert!(0 < len && len <= self.count);
@@ -68,7 +71,7 @@ impl Free {
         head
     }
 
-    /// A chain goes back; without IN_ORDER its head is the next id.
+    /// Gives a chain back. Without IN_ORDER its head becomes the next id.
     #[inline]
     pub(super) fn give(&mut self, head: u16) {
         if self.oldest.is_some() {
@@ -80,7 +83,7 @@ impl Free {
         self.count += len;
     }
 
-    /// A chain goes back; the next id stays what it was, if there was one.
+    /// Gives a chain back. The next id does not change, if there was one.
     #[cold]
     pub(super) fn give_behind(&mut self, head: u16) {
         if self.oldest.is_some() {
@@ -113,7 +116,7 @@ impl Free {
 mod tests {
     use super::*;
 
-    fn take(free: &mut Free, len: u16) -> Vec<u16> {
+    fn take(free: &mut FreeDescriptors, len: u16) -> Vec<u16> {
         let mut taken = Vec::new();
         let head = free.take(len, |here, _| taken.push(here));
         assert_eq!(head, taken[0]);
@@ -122,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_was_used_last_is_used_next() {
-        let mut free = Free::new(8, false);
+        let mut free = FreeDescriptors::new(8, false);
         assert_eq!([take(&mut free, 3), take(&mut free, 2)], [vec![0, 1, 2], vec![3, 4]]);
         free.give(0);
         assert_eq!((free.first(), free.count()), (Some(0), 6));
@@ -135,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_next_stays_the_next() {
-        let mut free = Free::new(8, false);
+        let mut free = FreeDescriptors::new(8, false);
         assert_eq!([take(&mut free, 3), take(&mut free, 2)], [vec![0, 1, 2], vec![3, 4]]);
         free.give_behind(0);
         assert_eq!((free.first(), free.count()), (Some(5), 6));
@@ -149,7 +152,7 @@ mod tests {
 
     #[test]
     fn round_and_round_in_order() {
-        let mut free = Free::new(4, true);
+        let mut free = FreeDescriptors::new(4, true);
         assert_eq!([take(&mut free, 2), take(&mut free, 1)], [vec![0, 1], vec![2]]);
         // It waits for the older one.
         free.give(2);
@@ -165,7 +168,7 @@ mod tests {
     #[test]
     fn one() {
         for in_order in [false, true] {
-            let mut free = Free::new(1, in_order);
+            let mut free = FreeDescriptors::new(1, in_order);
             for _ in 0..3 {
                 assert_eq!(take(&mut free, 1), [0]);
                 assert_eq!(free.first(), None);

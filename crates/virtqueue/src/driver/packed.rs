@@ -1,12 +1,12 @@
-//! The driver's end of a packed virtqueue; what both ends know is in `crate::packed`.
+//! The driver's end of a packed virtqueue. `crate::packed` has the rules for both ends.
 
 use super::areas::Areas;
 use super::chain::{Buffer, Completed, NoRoom, Table, chain_len, writable};
-use super::glimpse::Position;
+use super::hint::Position;
 use super::lie::{Lie, check};
 use super::shared::{Record, Shared};
 use crate::device::Options;
-use crate::packed::{self, Place};
+use crate::packed::{self, RingPosition};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_LEN, PackedDesc, desc_len};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -19,27 +19,27 @@ fn checked(options: Options, areas: Arc<Areas>) -> Arc<Areas> {
     areas
 }
 
-/// See [`super::Submitter`].
+/// A packed ring's [`super::Submitter`].
 #[derive(Debug)]
 pub struct Submitter {
     areas: Arc<Areas>,
     shared: Arc<Shared>,
     size: u16,
     event_idx: bool,
-    /// Ids that no chain has; the last is the next one's.
+    /// Free ids. The last one is the next chain's.
     free: Vec<u16>,
-    /// Of each id, how many descriptors its chain takes.
+    /// For each id, the number of its chain's descriptors.
     lengths: Box<[u16]>,
-    /// Places that no chain has.
-    places: u16,
-    next: Place,
-    /// The first descriptor of what is not published yet, and its flags.
-    first: Option<(Place, u16)>,
-    /// Places made available since the last decision about a kick.
+    /// Number of free descriptors.
+    descriptors_left: u16,
+    next: RingPosition,
+    /// The first unpublished descriptor, and its flags.
+    first: Option<(RingPosition, u16)>,
+    /// Descriptors made available since the last decision about a kick.
     undecided: u16,
-    /// Chains ever added.
+    /// Number of chains ever added.
     added: u32,
-    /// Ids ever taken back.
+    /// Number of ids ever taken back.
     taken: u32,
 }
 
@@ -53,8 +53,8 @@ impl Submitter {
             event_idx: options.event_idx(),
             free: (0..size).rev().collect(),
             lengths: vec![0; size.into()].into(),
-            places: size,
-            next: Place::FIRST,
+            descriptors_left: size,
+            next: RingPosition::FIRST,
             first: None,
             undecided: 0,
             added: 0,
@@ -62,12 +62,12 @@ impl Submitter {
         }
     }
 
-    /// Takes ids and their places back. The next id stays what it was.
+    /// Takes ids and their descriptors back. The next id does not change.
     fn reclaim(&mut self) {
         let head = self.free.len().checked_sub(1);
         while let Some(id) = self.shared.returned(self.taken) {
             self.taken = self.taken.wrapping_add(1);
-            self.places += self.lengths[usize::from(id)];
+            self.descriptors_left += self.lengths[usize::from(id)];
             self.free.push(id);
         }
         if let (Some(head), Some(last)) = (head, self.free.len().checked_sub(1)) {
@@ -78,33 +78,33 @@ impl Submitter {
     #[inline]
     pub(super) fn room(&mut self) -> usize {
         self.reclaim();
-        usize::from(self.places).min(self.free.len())
+        usize::from(self.descriptors_left).min(self.free.len())
     }
 
     #[inline]
     pub(super) fn next_id(&mut self) -> Option<u16> {
-        if self.free.is_empty() || self.places == 0 {
+        if self.free.is_empty() || self.descriptors_left == 0 {
             self.reclaim();
         }
-        self.free.last().copied().filter(|_| self.places > 0)
+        self.free.last().copied().filter(|_| self.descriptors_left > 0)
     }
 
     #[inline(always)]
     pub(super) fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
         let len = chain_len(buffers)?;
-        // One buffer needs no table.
+        // A single buffer needs no table.
         let table = table.filter(|_| len > 1);
         let count = if table.is_some() { 1 } else { len };
-        if self.places < count || self.free.is_empty() {
+        if self.descriptors_left < count || self.free.is_empty() {
             self.reclaim();
-            if self.places < count {
+            if self.descriptors_left < count {
                 return Err(NoRoom);
             }
         }
         let Some(id) = self.free.pop() else { return Err(NoRoom) };
         match table {
             Some(Table { area, offset, addr }) => {
-                // In a table only WRITE counts: its length says where it ends.
+                // In a table only WRITE counts. The table's length says where it ends.
                 let entries = buffers.iter().map(|buffer| desc(buffer.addr, buffer.len, 0, write(buffer)));
                 area.write_each(offset, len.into(), entries);
                 self.append(addr, u32::from(len) * size_of::<PackedDesc>() as u32, id, DESC_F_INDIRECT);
@@ -117,7 +117,7 @@ impl Submitter {
                 }
             }
         }
-        self.places -= count;
+        self.descriptors_left -= count;
         self.undecided = self.undecided.saturating_add(count);
         self.lengths[usize::from(id)] = count;
         self.shared.add(id, self.added, Record { descriptors: count, writable: writable(buffers) });
@@ -125,16 +125,16 @@ impl Submitter {
         Ok(id)
     }
 
-    /// Fills the next place.
+    /// Fills the next descriptor.
     #[inline(always)]
     fn append(&mut self, addr: u64, len: u32, id: u16, flags: u16) {
         let (at, flags) = (self.next, flags | self.next.available());
         let entry = desc(addr, len, id, flags);
         if self.first.is_some() {
-            // Invisible yet, for what comes before it is.
+            // Invisible yet, because the first descriptor is.
             self.areas.desc.write(at.at(), &entry);
         } else {
-            // The flags come last, when the batch is published.
+            // The flags are written last, when the batch is published.
             self.areas.desc.write(at.at(), &(addr.to_le()));
             self.areas.desc.write(at.at() + 8, &len.to_le());
             self.areas.desc.write(at.at() + 12, &id.to_le());
@@ -162,7 +162,7 @@ fn desc(addr: u64, len: u32, id: u16, flags: u16) -> PackedDesc {
     PackedDesc { addr: addr.into(), len: len.into(), id: id.into(), flags: flags.into() }
 }
 
-/// See [`super::Completer`].
+/// A packed ring's [`super::Completer`].
 #[derive(Debug)]
 pub struct Completer {
     areas: Arc<Areas>,
@@ -170,10 +170,10 @@ pub struct Completer {
     size: u16,
     event_idx: bool,
     in_order: bool,
-    next: Place,
-    /// Chains ever taken back.
+    next: RingPosition,
+    /// Number of chains ever popped.
     popped: u32,
-    /// With IN_ORDER: the last chain of the batch that is being taken, and what was said of it.
+    /// With IN_ORDER: the last chain of the current batch, as the device described it.
     batch: Option<Completed>,
     lie: Option<Lie>,
 }
@@ -186,7 +186,7 @@ impl Completer {
             size: options.size(),
             event_idx: options.event_idx(),
             in_order: options.in_order(),
-            next: Place::FIRST,
+            next: RingPosition::FIRST,
             popped: 0,
             batch: None,
             lie: None,
@@ -205,7 +205,7 @@ impl Completer {
         }
         let popped = match self.batch {
             Some(last) => self.next_of_batch(last),
-            // Acquire: the rest of the descriptor, and what the device wrote into buffers, are read after it.
+            // Acquire: the rest of the descriptor, and the device's writes to buffers, are read after it.
             None if !self.is_used(Ordering::Acquire) => return Ok(None),
             None => self
                 .element()
@@ -220,13 +220,14 @@ impl Completer {
         }
     }
 
-    /// The used descriptor at the next place, checked.
+    /// Reads and checks the used descriptor at the next position.
     #[inline]
     fn element(&self) -> Result<Completed, Lie> {
         let used: PackedDesc = self.areas.desc.read(self.next.at());
         let (id, len) = (used.id.get().into(), used.len.get());
         match check(&self.shared, id, len) {
-            // Without WRITE the length means nothing (virtio 1.3, section 2.8.4), although some devices tell it there.
+            // Without WRITE the length has no meaning (virtio 1.3, section 2.8.4), although some devices set
+            // it.
             Err(Lie::Length { id, .. }) if used.flags.get() & DESC_F_WRITE == 0 => {
                 Ok(Completed { id, len: 0 })
             }
@@ -234,7 +235,7 @@ impl Completer {
         }
     }
 
-    /// One used descriptor stands for all chains up to its own.
+    /// Returns the next chain of a batch. One used descriptor stands for all chains up to its own.
     fn next_of_batch(&mut self, last: Completed) -> Result<Completed, Lie> {
         let next = self.shared.ordered(self.popped);
         if next == last.id {
@@ -246,7 +247,7 @@ impl Completer {
         Ok(Completed { id, len: record.writable })
     }
 
-    /// Goes past the places of a chain.
+    /// Advances past the descriptors of a chain.
     #[inline]
     fn pass(&mut self, id: u16) -> Result<(), Lie> {
         let (id, record) = self.shared.in_flight(id.into()).ok_or(Lie::Id { id: id.into() })?;
@@ -265,7 +266,7 @@ impl Completer {
         &self.areas
     }
 
-    /// There is no word that could be looked at from outside.
+    /// A packed ring has no word for a hint.
     #[inline]
     pub(super) fn position(&self) -> Position {
         Position::DUE
@@ -279,7 +280,7 @@ impl Completer {
     #[inline]
     pub(super) fn enable_calls(&mut self) -> bool {
         packed::ask(&self.areas.driver, self.event_idx, self.next);
-        // L2, whose partner is the device's fence between the flags of what it used and its look at this structure.
+        // L2. Its partner is the device's fence between its store of flags and its load of this structure.
         fence(Ordering::SeqCst);
         self.is_due()
     }

@@ -2,17 +2,17 @@
 
 use super::areas::Areas;
 use super::chain::{Buffer, Completed, NoRoom, Table};
-use super::glimpse::{Glimpse, Position};
+use super::hint::{CompletionHint, Position};
 use super::lie::Lie;
 use super::shared::Shared;
 use super::{packed, split};
 use crate::device::Options;
 use std::sync::Arc;
 
-/// The two ends of a queue, both in their first state.
+/// Makes the two ends of a new queue.
 ///
 /// # Panics
-/// An area is too small or misaligned.
+/// Panics if an area is too small or misaligned.
 pub fn queue(options: Options, areas: Areas) -> (Submitter, Completer) {
     let shared = Arc::new(Shared::new(options.size(), options.in_order()));
     let areas = Arc::new(areas);
@@ -25,7 +25,7 @@ pub fn queue(options: Options, areas: Areas) -> (Submitter, Completer) {
     }
 }
 
-/// Makes chains available.
+/// The half that makes chains available.
 #[derive(Debug)]
 pub enum Submitter {
     /// Of a split ring.
@@ -34,7 +34,7 @@ pub enum Submitter {
     Packed(packed::Submitter),
 }
 
-/// Takes chains back.
+/// The half that takes chains back.
 #[derive(Debug)]
 pub enum Completer {
     /// Of a split ring.
@@ -43,7 +43,7 @@ pub enum Completer {
     Packed(packed::Completer),
 }
 
-/// Runs a method of whichever ring it is.
+/// Calls a method of the ring's format.
 macro_rules! forward {
     ($half:expr, $kind:ident, $method:ident $(, $arg:expr)*) => {
         match $half {
@@ -54,33 +54,35 @@ macro_rules! forward {
 }
 
 impl Submitter {
-    /// How many chains of one descriptor can be added now. Takes ids back, so that the next one can be another than before.
+    /// Returns how many chains of one descriptor can be added now. Takes ids back, so the next id can change.
     #[inline]
     pub fn room(&mut self) -> usize {
         forward!(self, Submitter, room)
     }
 
-    /// The id that the next chain will have; `None` if there is no room for any.
+    /// Returns the id of the next chain, or `None` if there is no room for one.
     #[inline]
     pub fn next_id(&mut self) -> Option<u16> {
         forward!(self, Submitter, next_id)
     }
 
-    /// Makes a chain of these buffers available under [`Submitter::next_id`]; the device does not see it before
-    /// [`Submitter::publish`]. With a table, for which INDIRECT_DESC has to have been negotiated, it takes one descriptor;
-    /// otherwise one for each buffer.
+    /// Adds a chain of these buffers under the id [`Submitter::next_id`]. The device does not see it before
+    /// [`Submitter::publish`].
+    ///
+    /// With a table, which needs INDIRECT_DESC, the chain takes one descriptor. Otherwise it takes one for
+    /// each buffer.
     ///
     /// # Errors
-    /// There is no room; nothing has changed. Also for a chain without buffers, or with more than the queue has
-    /// descriptors.
-    // Always: whoever knows how many buffers there are has no loops then.
+    /// There is no room, or the chain has no buffers, or more than the queue has descriptors. Nothing has
+    /// changed then.
+    // Always, because a caller with a constant number of buffers has no loops then.
     #[inline(always)]
     pub fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
         forward!(self, Submitter, add, buffers, table)
     }
 
-    /// Shows the device everything that was added. Whether it wants a kick for it; a kick that this asks for must be made,
-    /// and may be made later and by anybody.
+    /// Shows all added chains to the device. Returns whether the device wants a kick. The caller must make
+    /// that kick; it may do so later and in another thread.
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
@@ -89,47 +91,48 @@ impl Submitter {
 }
 
 impl Completer {
-    /// Takes the next chain that the device is done with.
+    /// Pops the next chain that the device has used.
     ///
     /// # Errors
-    /// The device lied; it says the same from then on.
+    /// A false statement of the device. Later calls return the same error.
     #[inline]
     pub fn pop(&mut self) -> Result<Option<Completed>, Lie> {
         forward!(self, Completer, pop)
     }
 
-    /// Whether there is something to pop: a chain, or a lie.
+    /// Whether there is something to pop: a chain or an error.
     #[inline]
     pub fn is_due(&self) -> bool {
         forward!(self, Completer, is_due)
     }
 
-    /// Looks at the ring from outside, from the first [`Glimpse::set`] on.
-    pub fn glimpse(&self) -> Glimpse {
-        Glimpse::new(forward!(self, Completer, areas).clone())
+    /// Returns a hint for threads without the completer's lock. It is valid from its first
+    /// [`CompletionHint::set`] on.
+    pub fn hint(&self) -> CompletionHint {
+        CompletionHint::new(forward!(self, Completer, areas).clone())
     }
 
-    /// For [`Glimpse::set`].
+    /// Returns the position for [`CompletionHint::set`].
     #[inline]
     pub fn position(&self) -> Position {
         forward!(self, Completer, position)
     }
 
-    /// Lets an id that was popped be used again: nothing of its memory is needed any more. Once for each.
+    /// Makes a popped id free again. Its memory must not be needed any more. Call it once for each id.
     #[inline]
     pub fn give_back(&mut self, id: u16) {
         forward!(self, Completer, give_back, id);
     }
 
-    /// Asks the device to call when it is done with the next chain. Whether it is done with one already: then the call for it
-    /// may never come.
+    /// Asks the device for a call when it uses the next chain. Returns whether it has used one already. In
+    /// that case the call may never come.
     #[inline]
     #[must_use]
     pub fn enable_calls(&mut self) -> bool {
         forward!(self, Completer, enable_calls)
     }
 
-    /// Asks the device not to call. One that is under way can still come.
+    /// Asks the device for no calls. A call may still be on its way.
     #[inline]
     pub fn disable_calls(&mut self) {
         forward!(self, Completer, disable_calls);

@@ -2,13 +2,13 @@
 
 use super::areas::Areas;
 use super::chain::{Buffer, Completed, NoRoom, Table, chain_len, writable};
-use super::free::Free;
-use super::glimpse::Position;
+use super::free::FreeDescriptors;
+use super::hint::Position;
 use super::lie::{Lie, check};
 use super::shared::{Record, Shared};
 use super::suppress;
 use crate::device::Options;
-use crate::device::suppress::{Cells, Word};
+use crate::device::suppress::{NotificationWords, Word};
 use kickless_spec::ring::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, RING_ENTRIES, RING_FLAGS, RING_IDX, UsedElem,
     avail_len, desc_len, used_len,
@@ -16,10 +16,11 @@ use kickless_spec::ring::{
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// How far the device may run ahead of an event index that asks for nothing before that is moved on: half of the way round.
+/// Distance by which the device may pass an event index that asks for no calls, before we move it on: half of
+/// the index's range.
 const EVENT_LAG_MAX: u16 = 1 << 15;
 
-/// A queue's memory with its shape.
+/// A queue's memory and its size.
 #[derive(Debug)]
 struct Ring {
     areas: Arc<Areas>,
@@ -42,7 +43,7 @@ impl Ring {
     }
 }
 
-impl Cells for Ring {
+impl NotificationWords for Ring {
     #[inline(always)]
     fn load(&self, word: Word, order: Ordering) -> u16 {
         match word {
@@ -71,19 +72,19 @@ impl Cells for Ring {
     }
 }
 
-/// See [`super::Submitter`].
+/// A split ring's [`super::Submitter`].
 #[derive(Debug)]
 pub struct Submitter {
     ring: Ring,
     shared: Arc<Shared>,
     event_idx: bool,
-    /// A chain's id is the number of its first descriptor.
-    free: Free,
-    /// Chains ever added; the low bits are the avail index.
+    /// The free descriptors. A chain's id is the index of its first descriptor.
+    free: FreeDescriptors,
+    /// Number of chains ever added. The low bits are the avail index.
     added: u32,
     /// The avail index as the device sees it.
     published: u16,
-    /// Ids ever taken back.
+    /// Number of ids ever taken back.
     taken: u32,
 }
 
@@ -93,7 +94,7 @@ impl Submitter {
             ring: Ring::new(options, areas),
             shared,
             event_idx: options.event_idx(),
-            free: Free::new(options.size(), options.in_order()),
+            free: FreeDescriptors::new(options.size(), options.in_order()),
             added: 0,
             published: 0,
             taken: 0,
@@ -102,32 +103,33 @@ impl Submitter {
 
     /// Takes descriptors back.
     #[inline]
-    fn reclaim(&mut self, give: impl Fn(&mut Free, u16)) {
+    fn reclaim(&mut self, give: impl Fn(&mut FreeDescriptors, u16)) {
         while let Some(id) = self.shared.returned(self.taken) {
             self.taken = self.taken.wrapping_add(1);
             give(&mut self.free, id);
         }
     }
 
-    /// As many descriptors as are needed, taking some back if there are too few; the next id stays what it was, if there was one.
+    /// Whether there are `count` free descriptors. Takes some back if necessary. The next id does not change,
+    /// if there was one.
     #[inline]
     fn has_room(&mut self, count: u16) -> bool {
         if self.free.count() < count {
-            self.reclaim(Free::give_behind);
+            self.reclaim(FreeDescriptors::give_behind);
         }
         self.free.count() >= count
     }
 
     #[inline]
     pub(super) fn room(&mut self) -> usize {
-        self.reclaim(Free::give);
+        self.reclaim(FreeDescriptors::give);
         self.free.count().into()
     }
 
     #[inline]
     pub(super) fn next_id(&mut self) -> Option<u16> {
         if self.free.count() == 0 {
-            self.reclaim(Free::give);
+            self.reclaim(FreeDescriptors::give);
         }
         self.free.first()
     }
@@ -135,7 +137,7 @@ impl Submitter {
     #[inline(always)]
     pub(super) fn add(&mut self, buffers: &[Buffer], table: Option<Table<'_>>) -> Result<u16, NoRoom> {
         let len = chain_len(buffers)?;
-        // One buffer needs no table.
+        // A single buffer needs no table.
         let table = table.filter(|_| len > 1);
         let count = if table.is_some() { 1 } else { len };
         if !self.has_room(count) {
@@ -174,7 +176,7 @@ impl Submitter {
     pub(super) fn publish(&mut self) -> bool {
         let new = self.added as u16;
         let old = std::mem::replace(&mut self.published, new);
-        // No more than the size are in flight at once, so equal means none.
+        // At most `size` chains are in flight at once, so equal indices mean none.
         new != old && suppress::publish(&self.ring, self.event_idx, old, new)
     }
 }
@@ -191,20 +193,20 @@ fn desc(buffer: &Buffer, next: Option<u16>) -> Desc {
     }
 }
 
-/// See [`super::Completer`].
+/// A split ring's [`super::Completer`].
 #[derive(Debug)]
 pub struct Completer {
     ring: Ring,
     shared: Arc<Shared>,
     event_idx: bool,
     in_order: bool,
-    /// Chains ever taken back; the low bits are the used index.
+    /// Number of chains ever popped. The low bits are the used index.
     popped: u32,
-    /// The used index when it was read last, checked.
+    /// The used index when it was last read and checked.
     seen: u16,
-    /// With IN_ORDER: the last chain of the batch that is being taken, and what was said of it.
+    /// With IN_ORDER: the last chain of the current batch, as the device described it.
     batch: Option<Completed>,
-    /// `used_event`, while it asks for nothing.
+    /// `used_event` while it asks for no calls.
     quiet_event: Option<u16>,
     lie: Option<Lie>,
 }
@@ -245,13 +247,13 @@ impl Completer {
         }
     }
 
-    /// Looks how far the device is. Whether there is something to pop.
+    /// Reads the device's used index. Returns whether there is something to pop.
     fn refresh(&mut self) -> Result<bool, Lie> {
         if let Some(lie) = self.lie {
             return Err(lie);
         }
         let (from, size) = (self.next_used(), self.ring.size);
-        // Acquire: elements before it, and what the device wrote into buffers, are read after it.
+        // Acquire: earlier elements, and the device's writes to buffers, are read after it.
         let to = self.ring.load(Word::UsedIdx, Ordering::Acquire);
         if to.wrapping_sub(from) > size {
             return Err(self.latch(Lie::Index { from, to, size }));
@@ -272,7 +274,7 @@ impl Completer {
         lie
     }
 
-    /// The element at the used index, checked.
+    /// Reads and checks the element at the used index.
     #[inline]
     fn element(&self) -> Result<Completed, Lie> {
         let at = RING_ENTRIES + size_of::<UsedElem>() * self.ring.entry(self.next_used());
@@ -280,7 +282,8 @@ impl Completer {
         check(&self.shared, element.id.get(), element.len.get())
     }
 
-    /// One element stands for all chains up to its own; the places of the others are skipped.
+    /// Pops the next chain of a batch. One element stands for all chains up to its own, and the elements of
+    /// the others are skipped.
     fn pop_in_order(&mut self) -> Result<Completed, Lie> {
         let last = match self.batch {
             Some(last) => last,
@@ -293,7 +296,7 @@ impl Completer {
             return Ok(last);
         }
         let (id, record) = self.shared.in_flight(next.into()).ok_or(Lie::Id { id: next.into() })?;
-        // The batch has to end where the index does.
+        // The batch must end where the index does.
         if self.next_used().wrapping_add(1) == self.seen {
             return Err(Lie::Id { id: last.id.into() });
         }
@@ -327,7 +330,8 @@ impl Completer {
 
     #[inline]
     pub(super) fn disable_calls(&mut self) {
-        // An index that a device has passed which is a whole queue behind what it published last, and not looked yet.
+        // A device has passed this index even if it is a whole queue behind its last publication and has not
+        // looked yet.
         let passed = self.seen.wrapping_sub(self.ring.size.min(EVENT_LAG_MAX / 2)).wrapping_sub(1);
         self.quiet_event = self.event_idx.then_some(passed);
         suppress::quiet(&self.ring, self.event_idx, passed);

@@ -1,4 +1,4 @@
-//! A driver in miniature, with the guest memory that it lives in.
+//! A small driver, with its guest memory.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "each test uses a part of it")]
 
 use kickless_memory::{Area, Gpa, Map, Slot, UserAddr, View};
@@ -11,23 +11,24 @@ use kickless_virtqueue::device::{Addresses, Metadata, Options, Queue};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// The front-end's addresses start here.
+/// First front-end's address.
 pub const USER: u64 = 0x7f00_0000_0000;
 pub const DESC: u64 = 0;
 pub const AVAIL: u64 = 0x8_0000;
 pub const USED: u64 = 0xa_0000;
-/// Where indirect tables may go: to the end of memory.
+/// First address of indirect tables, which may go to the end of memory.
 pub const TABLES: u64 = 0x10_0000;
 pub const MEMORY: u64 = 0x20_0000;
 
-/// Two slots lie next to one another in guest memory, but not in ours; this is their seam.
+/// Boundary of two slots that are contiguous in guest memory, but not in ours.
 pub const SEAM: u64 = 0x18_0000;
 
 pub fn memory() -> Arc<View> {
     memory_twice(&[]).0
 }
 
-/// The same memory twice: as [`memory`] has it, and with these seams, in rising order, in the first slot.
+/// Returns the same memory twice: as [`memory`] makes it, and split into slots at these increasing offsets of
+/// the first slot.
 pub fn memory_twice(seams: &[u64]) -> (Arc<View>, Arc<View>) {
     let files = [SEAM, MEMORY - SEAM].map(memfd);
     let view = |seams: &[u64]| {
@@ -50,7 +51,7 @@ pub const ADDRESSES: Addresses = Addresses {
     log: None,
 };
 
-/// One buffer as a driver thinks of it.
+/// One buffer as the driver knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buf {
     pub addr: u64,
@@ -75,7 +76,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A ring both of whose indices stand at `start`.
+    /// Makes a ring both of whose indices are `start`.
     pub fn new(options: Options, start: u16) -> Self {
         let view = memory();
         let (size, event_idx) = (options.size(), options.event_idx());
@@ -106,12 +107,12 @@ impl Driver {
         Metadata::map(&self.view, &ADDRESSES, &self.options).unwrap()
     }
 
-    /// A device that begins where this driver is, which has offered nothing before.
+    /// Makes a device that begins at this driver's index. The driver has offered nothing before.
     pub fn device(&self) -> Queue {
         Queue::new(self.options, self.metadata(), self.used_idx)
     }
 
-    /// Writes a descriptor without further thought.
+    /// Writes a descriptor without checks.
     pub fn write_desc(&self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
         self.desc.write(16 * usize::from(index), &desc(addr, len, flags, next));
     }
@@ -127,8 +128,8 @@ impl Driver {
         self.free.len()
     }
 
-    /// Adds a chain whose buffers from `direct` on are in an indirect table; none if that is all of them. Its
-    /// head, or none if the ring is full.
+    /// Adds a chain. Its buffers from `direct` on are in an indirect table, if there are any. Returns its
+    /// head, or `None` if the ring is full.
     pub fn add(&mut self, bufs: &[Buf], direct: usize) -> Option<u16> {
         let tail = &bufs[direct..];
         let count = direct + usize::from(!tail.is_empty());
@@ -155,8 +156,8 @@ impl Driver {
         Some(head)
     }
 
-    /// The table goes where there is room. Sooner or later each place is used again; no test has that many in
-    /// flight.
+    /// Chooses the memory of a table. Each address is reused at some time, but no test has that many tables
+    /// in flight.
     fn write_table(&mut self, bufs: &[Buf]) -> u64 {
         let bytes = 16 * bufs.len() as u64;
         if self.next_table + bytes > MEMORY {
@@ -173,7 +174,7 @@ impl Driver {
         table
     }
 
-    /// Shows the device all that was added. Whether it must be kicked.
+    /// Shows all added chains to the device. Returns whether to kick it.
     pub fn publish(&mut self) -> bool {
         let old = std::mem::replace(&mut self.published, self.avail_idx);
         self.publish_as(self.avail_idx);
@@ -207,7 +208,7 @@ impl Driver {
         Some((head, elem.len.get()))
     }
 
-    /// Asks for a call once anything more was used. Whether something was already.
+    /// Asks for a call at the next used element. Returns whether there was one already.
     pub fn ask(&self) -> bool {
         if self.options.event_idx() {
             let at = avail_len(self.options.size(), false);
@@ -220,7 +221,7 @@ impl Driver {
         self.used.load_u16(RING_IDX, Ordering::Relaxed) != self.used_idx
     }
 
-    /// Wants no calls (with EVENT_IDX it just does not ask again).
+    /// Asks for no calls. (With EVENT_IDX it just does not ask again.)
     pub fn quiet(&self) {
         if !self.options.event_idx() {
             self.avail.store_u16(RING_FLAGS, AVAIL_F_NO_INTERRUPT, Ordering::Relaxed);

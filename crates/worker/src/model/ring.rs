@@ -2,7 +2,7 @@
 
 use super::events::Events;
 use kickless_spec::ring::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY};
-use kickless_virtqueue::device::suppress::{self, Cells, Word};
+use kickless_virtqueue::device::suppress::{self, NotificationWords, Word};
 use kickless_virtqueue::driver::suppress as driver;
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU16, fence};
@@ -129,7 +129,7 @@ impl Ring {
     }
 }
 
-impl Cells for Ring {
+impl NotificationWords for Ring {
     fn load(&self, word: Word, order: Ordering) -> u16 {
         self.words[word as usize].load(order)
     }

@@ -1,8 +1,8 @@
-//! A packed ring's region.
+//! The region of a packed ring.
 
 use super::{Region, at, begun, entries, in_order, wrong};
 use crate::RingError;
-use crate::packed::Place;
+use crate::packed::RingPosition;
 use kickless_spec::ring::DESC_F_NEXT;
 use kickless_spec::vhost_user::{
     INFLIGHT_COUNTER, INFLIGHT_DESC, INFLIGHT_HEAD, INFLIGHT_PACKED_USED, INFLIGHT_VERSION, InflightEntry,
@@ -10,44 +10,44 @@ use kickless_spec::vhost_user::{
 };
 use std::collections::VecDeque;
 
-/// An id is whatever the driver likes. Zeroes that are not used take no memory.
+/// Number of ids. The driver may choose any. Unused zeroes take no memory.
 const IDS: usize = 1 << 16;
 
-/// A chain that is to be popped again.
+/// A chain to resume.
 #[derive(Debug)]
 pub(in crate::device) struct Again {
-    /// Its descriptors as they were popped: two words each, as in the ring.
+    /// The descriptors as they were popped: two words each, as in the ring.
     pub(in crate::device) descs: Vec<[u64; 2]>,
     pub(in crate::device) id: u16,
 }
 
-/// Where the ring stands after another device.
+/// The state of the ring after another device.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::device) struct Resumed {
-    /// How far it is used.
-    pub(in crate::device) used: Place,
-    /// How many descriptors chains in flight have.
+    /// The position up to which the ring is used.
+    pub(in crate::device) used: RingPosition,
+    /// Number of descriptors of the chains in flight.
     pub(in crate::device) descriptors: u16,
 }
 
-/// What a packed queue writes down. The letters are those of the module's argument.
+/// The record of a packed queue. The letters are those of the module's argument.
 #[derive(Debug)]
 pub(in crate::device) struct Packed<R> {
     region: R,
     entries: u16,
     counter: u64,
-    /// `next` of each entry, and, of those that are the first of a chain, `last` and `num`.
+    /// For each entry `next`, and for the first entry of a chain also `last` and `num`.
     chains: Vec<InflightEntry>,
-    /// The first entry of the chain in flight under each id.
+    /// For each id, the first entry of the chain in flight.
     heads: Box<[u16]>,
-    /// As they stand in the region, where what was before is the same but for the time in which a batch is shown.
+    /// The present values in the region. The old values differ only while a batch is shown.
     free_head: u16,
-    used: Place,
-    /// First entries of chains that were pushed and not shown.
+    used: RingPosition,
+    /// First entries of chains that are pushed and not shown.
     batch: Vec<u16>,
-    /// To be popped again, the next one last.
+    /// The chains to resume, the next one last.
     again: Vec<Again>,
-    /// Of those, what was popped as credit, oldest first.
+    /// The resumed chains that are credit, oldest first.
     credit: VecDeque<Again>,
 }
 
@@ -61,7 +61,7 @@ impl<R: Region> Packed<R> {
             chains: Vec::new(),
             heads: vec![0; IDS].into(),
             free_head: 0,
-            used: Place::FIRST,
+            used: RingPosition::FIRST,
             batch: Vec::new(),
             again: Vec::new(),
             credit: VecDeque::new(),
@@ -72,19 +72,20 @@ impl<R: Region> Packed<R> {
         &self.region
     }
 
-    /// R but for R3: goes on after another device. `flags` reads those of a place in the ring. `None`: nobody has begun.
+    /// Steps R without R3: resumes after another device. `flags` reads the flags of a descriptor in the ring.
+    /// Returns `None` if the region was never used.
     pub(in crate::device) fn resume(
         &mut self,
         size: u16,
-        flags: impl Fn(Place) -> u16,
+        flags: impl Fn(RingPosition) -> u16,
     ) -> Result<Option<Resumed>, RingError> {
         let Some(word) = begun(&self.region, self.entries, size)? else { return Ok(None) };
         let head = PackedHead::from_word(word);
         self.entries = head.desc_num;
         let word = PackedUsed::from_word(self.region.load(INFLIGHT_PACKED_USED));
         let [new, old] = [
-            Place { index: word.used_idx, wrap: word.used_wrap_counter },
-            Place { index: word.old_used_idx, wrap: word.old_used_wrap_counter },
+            RingPosition { index: word.used_idx, wrap: word.used_wrap_counter },
+            RingPosition { index: word.old_used_idx, wrap: word.old_used_wrap_counter },
         ];
         if let Some(place) = [new, old].iter().find(|place| place.index >= size) {
             return Err(wrong("used index", place.index));
@@ -101,11 +102,11 @@ impl<R: Region> Packed<R> {
         self.find_chains(free, size).map(Some)
     }
 
-    /// R2. Which entries are free.
+    /// R2. Returns for each entry whether it is free.
     fn forget_free(&mut self) -> Result<Vec<bool>, RingError> {
         let mut free = vec![false; usize::from(self.entries)];
         let mut entry = self.free_head;
-        // The last one leads anywhere: out of the region, or to where the list has been.
+        // The last link leads out of the region, or to an entry that was seen.
         while let Some(seen) = free.get_mut(usize::from(entry)).filter(|seen| !**seen) {
             *seen = true;
             let chain = &mut self.chains[usize::from(entry)];
@@ -117,7 +118,7 @@ impl<R: Region> Packed<R> {
         Ok(free)
     }
 
-    /// R4. Each entry is free, or in one chain; what was written down by somebody who did not keep to that cannot be followed.
+    /// R4. Each entry must be free, or in one chain. Otherwise the record is inconsistent.
     fn find_chains(&mut self, mut taken: Vec<bool>, size: u16) -> Result<Resumed, RingError> {
         let mut found = Vec::new();
         let mut descriptors = 0u16;
@@ -127,7 +128,7 @@ impl<R: Region> Packed<R> {
             if !chain.inflight {
                 continue;
             }
-            // In all they are no more than the entries, for none is taken twice.
+            // The sum is at most the number of entries, because no entry is taken twice.
             let descs = self.copies_of(head, &mut taken)?;
             descriptors = descriptors.saturating_add(chain.num);
             let id = descs.last().map_or(0, |[_, rest]| (rest >> 32) as u16);
@@ -148,7 +149,7 @@ impl<R: Region> Packed<R> {
         Ok(Resumed { used: self.used, descriptors })
     }
 
-    /// The descriptors of the chain that begins at an entry. Each is read once.
+    /// Reads the descriptors of the chain that begins at an entry, each once.
     fn copies_of(&self, head: u16, taken: &mut [bool]) -> Result<Vec<[u64; 2]>, RingError> {
         let chain = self.chains[usize::from(head)];
         let (mut descs, mut entry, mut last) = (Vec::new(), head, head);
@@ -172,8 +173,8 @@ impl<R: Region> Packed<R> {
         Ok(descs)
     }
 
-    /// Begins a region that nobody has begun, in a ring that is used up to `used`, and of which nothing is in flight.
-    pub(in crate::device) fn begin(&mut self, used: Place) {
+    /// Begins a region that was never used. The ring is used up to `used`, and nothing is in flight.
+    pub(in crate::device) fn begin(&mut self, used: RingPosition) {
         for offset in (0..at(true, self.entries)).step_by(size_of::<u64>()) {
             self.region.store(offset, 0);
         }
@@ -195,7 +196,7 @@ impl<R: Region> Packed<R> {
     }
 
     #[inline]
-    fn tell_used(&self, old: Place) {
+    fn tell_used(&self, old: RingPosition) {
         let used = PackedUsed {
             used_idx: self.used.index,
             old_used_idx: old.index,
@@ -205,14 +206,14 @@ impl<R: Region> Packed<R> {
         self.region.store(INFLIGHT_PACKED_USED, used.word());
     }
 
-    /// P: a chain with these descriptors, as they are in the ring, that was not in flight.
+    /// P: records a chain with these descriptors, as they are in the ring. It was not in flight.
     #[inline]
     pub(in crate::device) fn popped(&mut self, id: u16, descs: impl Iterator<Item = [u64; 2]>) {
         let head = self.free_head;
         let (mut num, mut last, mut free) = (0, head, head);
         // P1.
         for [addr, rest] in descs {
-            // There are as many entries as descriptors, and each is free or in a chain in flight.
+            // There are as many entries as descriptors, and each entry is free or in a chain in flight.
             let Some(entry) = self.chains.get(usize::from(free)) else { return };
             let copy = at(true, free) + INFLIGHT_DESC;
             let (id, flags) = ((rest >> 32) as u16, (rest >> 48) as u16);
@@ -232,15 +233,15 @@ impl<R: Region> Packed<R> {
         self.tell_free(free);
     }
 
-    /// `id` is of a chain in flight.
+    /// Adds the chain in flight with this id to the batch.
     #[inline]
     pub(in crate::device) fn pushed(&mut self, id: u16) {
         self.batch.push(self.heads[usize::from(id)]);
     }
 
-    /// S2 to S4, before what was pushed is shown, and the ring is used up to `used`.
+    /// S2 to S4, before the pushed chains are shown. The ring is used up to `used` afterwards.
     #[inline]
-    pub(in crate::device) fn showing(&mut self, used: Place) {
+    pub(in crate::device) fn showing(&mut self, used: RingPosition) {
         let old = (self.free_head, self.used);
         // S2.
         for &head in &self.batch {
@@ -257,7 +258,7 @@ impl<R: Region> Packed<R> {
         self.tell_used(old.1);
     }
 
-    /// S6 to S8, after what was pushed has been shown.
+    /// S6 to S8, after the pushed chains were shown.
     #[inline]
     pub(in crate::device) fn shown(&mut self) {
         // S6.
@@ -272,39 +273,40 @@ impl<R: Region> Packed<R> {
         self.tell_used(self.used);
     }
 
-    /// How many chains are to be popped again.
+    /// Number of chains to resume.
     #[inline]
     pub(in crate::device) fn again(&self) -> u16 {
         self.again.len() as u16
     }
 
-    /// The chains that are to be popped again, the next one last.
+    /// The chains to resume, the next one last.
     pub(in crate::device) fn chains_again(&self) -> &[Again] {
         &self.again
     }
 
-    /// The next one was popped.
+    /// Removes the next chain to resume, because it was popped.
     pub(in crate::device) fn took_again(&mut self) {
         self.again.pop();
     }
 
-    /// The next one was popped as credit.
+    /// Moves the next chain to resume to the credit.
     pub(in crate::device) fn took_credit_again(&mut self) {
         self.credit.extend(self.again.pop());
     }
 
-    /// How many of these are credit.
+    /// Number of resumed chains that are credit.
     #[inline]
     pub(in crate::device) fn credit(&self) -> u16 {
         self.credit.len() as u16
     }
 
-    /// Takes the oldest off the credit; `false`: there is none. The region names it all the time.
+    /// Removes the oldest of the credit. Returns false if there is none. The region names the chain all the
+    /// time.
     pub(in crate::device) fn use_credit(&mut self) -> bool {
         self.credit.pop_front().is_some()
     }
 
-    /// Has the newest of the credit popped again, and returns its id.
+    /// Moves the newest of the credit back to the chains to resume. Returns its id.
     pub(in crate::device) fn unpop(&mut self) -> Option<u16> {
         let chain = self.credit.pop_back()?;
         let id = chain.id;

@@ -1,4 +1,4 @@
-//! A split ring's region.
+//! The region of a split ring.
 
 use super::{Region, at, begun, entries, in_order, wrong};
 use crate::RingError;
@@ -7,20 +7,20 @@ use kickless_spec::vhost_user::{
 };
 use std::collections::VecDeque;
 
-/// What a split queue writes down. The letters are those of the module's argument.
+/// The record of a split queue. The letters are those of the module's argument.
 #[derive(Debug)]
 pub(in crate::device) struct Split<R> {
     region: R,
     entries: u16,
     counter: u64,
-    /// `last_batch_head` and `used_idx` as they stand in the region.
+    /// The present values of `last_batch_head` and `used_idx` in the region.
     last_batch_head: u16,
     used_idx: u16,
-    /// Pushed and not shown.
+    /// Chains that are pushed and not shown.
     batch: Vec<u16>,
-    /// To be popped again, the next one last.
+    /// The chains to resume, the next one last.
     again: Vec<u16>,
-    /// Of those, what was popped as credit, oldest first.
+    /// The resumed chains that are credit, oldest first.
     credit: VecDeque<u16>,
 }
 
@@ -35,7 +35,8 @@ impl<R: Region> Split<R> {
         &self.region
     }
 
-    /// R: goes on after another device, in a ring whose used index is `used`. How many chains are in flight; `None`: nobody has begun.
+    /// R: resumes after another device, in a ring whose used index is `used`. Returns the number of chains in
+    /// flight, or `None` if the region was never used.
     pub(in crate::device) fn resume(&mut self, used: u16, size: u16) -> Result<Option<u16>, RingError> {
         let Some(word) = begun(&self.region, self.entries, size)? else { return Ok(None) };
         let head = SplitHead::from_word(word);
@@ -52,7 +53,7 @@ impl<R: Region> Split<R> {
         } else if found.iter().any(|(entry, _)| entry.inflight) {
             return Err(wrong("used index", head.used_idx));
         }
-        // R3. Nobody looks at the last batch from here on.
+        // R3. The last batch is ignored from here on.
         self.tell(used);
         // R4.
         let heads = (0..).zip(&found).filter(|(_, (entry, _))| entry.inflight);
@@ -84,7 +85,7 @@ impl<R: Region> Split<R> {
         Ok(())
     }
 
-    /// Begins a region that nobody has begun, in a ring whose used index is `used`, of which nothing is in flight.
+    /// Begins a region that was never used, in a ring whose used index is `used`. Nothing is in flight.
     pub(in crate::device) fn begin(&mut self, used: u16) {
         for offset in (0..at(false, self.entries)).step_by(size_of::<u64>()) {
             self.region.store(offset, 0);
@@ -101,7 +102,7 @@ impl<R: Region> Split<R> {
         self.region.store(INFLIGHT_HEAD, head.word());
     }
 
-    /// P: a chain that was not in flight.
+    /// P: records a chain that was not in flight.
     #[inline]
     pub(in crate::device) fn popped(&mut self, head: u16) {
         if head < self.entries {
@@ -127,12 +128,12 @@ impl<R: Region> Split<R> {
         }
     }
 
-    /// S1 and S2, before what was pushed is shown.
+    /// S1 and S2, before the pushed chains are shown.
     #[inline]
     pub(in crate::device) fn showing(&mut self) {
         let [first, rest @ ..] = self.batch.as_slice() else { return };
         let mut last = *first;
-        // The first one's leads out of the batch, and is not followed.
+        // The link of the first one leads out of the batch, and is not followed.
         for &head in rest {
             self.store(head, true, last);
             last = head;
@@ -141,7 +142,7 @@ impl<R: Region> Split<R> {
         self.tell(self.used_idx);
     }
 
-    /// S4 and S5, after what was pushed has been shown: `used` is the ring's index now.
+    /// S4 and S5, after the pushed chains were shown. `used` is the ring's index now.
     #[inline]
     pub(in crate::device) fn shown(&mut self, used: u16) {
         let mut last = 0;
@@ -153,40 +154,41 @@ impl<R: Region> Split<R> {
         self.tell(used);
     }
 
-    /// How many chains are to be popped again.
+    /// Number of chains to resume.
     #[inline]
     pub(in crate::device) fn again(&self) -> u16 {
         self.again.len() as u16
     }
 
-    /// The chain that is to be popped again next.
+    /// The next chain to resume.
     #[inline]
     pub(in crate::device) fn next_again(&self) -> Option<u16> {
         self.again.last().copied()
     }
 
-    /// The next one was popped.
+    /// Removes the next chain to resume, because it was popped.
     pub(in crate::device) fn took_again(&mut self) {
         self.again.pop();
     }
 
-    /// The next one was popped as credit.
+    /// Moves the next chain to resume to the credit.
     pub(in crate::device) fn took_credit_again(&mut self) {
         self.credit.extend(self.again.pop());
     }
 
-    /// How many of these are credit.
+    /// Number of resumed chains that are credit.
     #[inline]
     pub(in crate::device) fn credit(&self) -> u16 {
         self.credit.len() as u16
     }
 
-    /// Takes the oldest off the credit; `false`: there is none. The region names it all the time.
+    /// Removes the oldest of the credit. Returns false if there is none. The region names the chain all the
+    /// time.
     pub(in crate::device) fn use_credit(&mut self) -> bool {
         self.credit.pop_front().is_some()
     }
 
-    /// Has the newest of the credit popped again, and returns its head.
+    /// Moves the newest of the credit back to the chains to resume. Returns its head.
     pub(in crate::device) fn unpop(&mut self) -> Option<u16> {
         let head = self.credit.pop_back()?;
         self.again.push(head);

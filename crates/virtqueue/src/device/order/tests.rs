@@ -38,8 +38,8 @@ fn chains_with_the_same_head_keep_their_own_lengths() {
     assert_eq!(all(&mut order), [(7, 1), (7, 2), (7, 3)]);
 }
 
-/// The most work that a driver can make: the largest ring, completed from the newest to the oldest, for as long as it takes
-/// positions to begin anew.
+/// The most work that a driver can cause: the largest ring, completed from the newest to the oldest, until
+/// positions wrap.
 #[test]
 fn completing_a_full_ring_in_reverse_takes_a_fixed_number_of_looks_per_chain() {
     const SIZE: u16 = 1 << 15;
@@ -53,11 +53,11 @@ fn completing_a_full_ring_in_reverse_takes_a_fixed_number_of_looks_per_chain() {
         }
         assert_eq!(back, usize::from(SIZE));
         // One for the push, one for the chain that goes back, and one that finds no other.
-        assert_eq!(order.looks, 3 * u64::from(SIZE) * (round + 1));
+        assert_eq!(order.lookups, 3 * u64::from(SIZE) * (round + 1));
     }
 }
 
-/// The same by a search, as it was before there were positions.
+/// The same by a search, as before positions existed.
 #[derive(Default)]
 struct Search(VecDeque<(u16, Option<u32>)>);
 
@@ -76,8 +76,8 @@ impl Search {
 }
 
 proptest! {
-    /// Heads go back in the same order as by a search, also where a head is in flight more than once; so do the lengths,
-    /// where each head is in flight once.
+    /// Heads go back in the same order as by a search, even if a head is in flight more than once. Lengths do
+    /// too, if each head is in flight once.
     #[test]
     fn as_by_a_search(
         begins in any::<u16>(),
@@ -98,7 +98,7 @@ proptest! {
                 let id = in_flight.swap_remove(at);
                 order.pushed(id, len);
                 if twice {
-                    // Which of them a search finds is not which of them was pushed.
+                    // A search may find another of them than the one that was pushed.
                     let at = usize::from(id.position.wrapping_sub(order.first));
                     search.0[at].1 = Some(len);
                 } else {

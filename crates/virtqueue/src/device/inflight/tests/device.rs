@@ -1,10 +1,10 @@
-//! A device over memory that it can be cut off from.
+//! A device whose stores can be cut off.
 
 use super::driver::Tag;
 use super::memory::{Cut, World};
+use crate::address_space::AddressSpace;
 use crate::device::credit::Credit;
 use crate::device::{Held, Popped, packed, split};
-use crate::space::Space;
 use crate::{Buffer, Chain, RingError};
 use kickless_memory::{Iova, Marks, Span, View};
 use std::collections::HashMap;
@@ -43,7 +43,8 @@ impl<'w> Device<'w> {
         Self { ring, world, view: Arc::default(), chain, credit, ids: HashMap::new() }
     }
 
-    /// One that writes down what it does. `next_avail` is what the front-end says, which may not know.
+    /// Makes a device that records its chains in flight. `next_avail` is the front-end's index, which may be
+    /// wrong.
     pub(super) fn start(world: &'w World, next_avail: u16) -> Self {
         Self::with_held(world, next_avail, &[])
     }
@@ -66,7 +67,7 @@ impl<'w> Device<'w> {
         ring!(self, remap(self.world.metadata(), &mut Marks::off()));
     }
 
-    /// It may be mapped in another way then.
+    /// The areas may be of another kind then.
     pub(super) fn unmap(&mut self) {
         self.ring = match &mut self.ring {
             Ring::Split(queue) => Ring::Split(queue.moved(&mut Marks::off())),
@@ -92,7 +93,7 @@ impl<'w> Device<'w> {
         ring!(self, use_credit(&mut self.credit))
     }
 
-    /// Returns the newest chain of the credit, which is this one.
+    /// Returns the newest chain of the credit, which must be this one, to the ring.
     pub(super) fn unpop(&mut self, tag: Tag) {
         assert_eq!(ring!(self, unpop(&mut self.credit)), self.ids.remove(&tag));
     }
@@ -109,19 +110,20 @@ impl<'w> Device<'w> {
         if popped? != Popped::Chain {
             return Ok(None);
         }
-        // A hostile one may have no buffer.
+        // A hostile chain may have no buffer.
         let tag = self.chain.readable().first().map_or(0, |buffer| buffer.addr.0);
         self.ids.insert(tag, self.chain.id.head);
         Ok(Some(tag))
     }
 
-    /// A pop while the memory of chains is still to come.
+    /// Pops while the translations of chains are missing.
     pub(super) fn pop_in_vain(&mut self) -> Result<Popped, RingError> {
-        let (space, chain, mut marks) = (&mut ToCome, &mut self.chain, Marks::off());
+        let (space, chain, mut marks) = (&mut MissingTranslations, &mut self.chain, Marks::off());
         ring!(self, pop(space, chain, &mut marks))
     }
 
-    /// Whether there is work to one that looks, and to one that is about to sleep; and how much.
+    /// Returns whether there is work for a device that polls and for one that is about to sleep, and how
+    /// much.
     pub(super) fn work(&mut self) -> (bool, bool, u16) {
         let (has_work, pending) = (ring!(self, has_work()), ring!(self, pending()));
         (has_work, ring!(self, arm(&mut Marks::off())), pending)
@@ -140,7 +142,7 @@ impl<'w> Device<'w> {
         let _ = ring!(self, publish(&mut Marks::off()));
     }
 
-    /// Where the one after it goes on, and what it owes.
+    /// Returns the index of the next device, and the held chains.
     pub(super) fn stop(mut self) -> (u16, Vec<Held>) {
         let held = ring!(self, take_held(&mut Marks::off()));
         (self.next_avail(), held)
@@ -169,11 +171,11 @@ impl<'w> Device<'w> {
     }
 }
 
-/// Of which nothing is there yet.
-struct ToCome;
+/// An address space with no translation.
+struct MissingTranslations;
 
-impl Space<'_> for ToCome {
-    fn place(&mut self, _: &mut Vec<Buffer>, _: Iova, _: u32, _: bool) -> usize {
+impl AddressSpace<'_> for MissingTranslations {
+    fn add_buffer(&mut self, _: &mut Vec<Buffer>, _: Iova, _: u32, _: bool) -> usize {
         0
     }
 

@@ -1,11 +1,11 @@
 //! A driver that goes on whatever happens to its device.
 
 use super::memory::{Cut, World};
-use crate::packed::Place;
+use crate::packed::RingPosition;
 use kickless_spec::ring::{DESC_F_NEXT, RING_ENTRIES, RING_IDX};
 use std::collections::{HashMap, VecDeque};
 
-/// What tells chains apart: the address of the first buffer.
+/// The address of the first buffer, which identifies a chain.
 pub(super) type Tag = u64;
 
 pub(super) struct Driver {
@@ -13,16 +13,16 @@ pub(super) struct Driver {
     packed: bool,
     size: u16,
     tags: Tag,
-    /// Split: descriptors that nobody uses. Packed: ids, of which there are more than descriptors.
+    /// Free descriptors of a split ring, or free ids of a packed one, which are more than its descriptors.
     free: VecDeque<u16>,
-    /// What is out: tag and descriptors by head, or tag and how many of them by id.
+    /// Chains in flight: tag and descriptors by head, or tag and number of descriptors by id.
     out: HashMap<u16, (Tag, Vec<u16>)>,
-    /// `avail.idx` and how far it has looked at used elements.
+    /// `avail.idx`, and the index of the next used element.
     next: u16,
     used: u16,
-    /// The same in a packed ring, and how many places are free.
-    next_place: Place,
-    used_place: Place,
+    /// The same in a packed ring, and the number of free descriptors.
+    next_place: RingPosition,
+    used_place: RingPosition,
     room: u16,
 }
 
@@ -39,18 +39,18 @@ impl Driver {
             out: HashMap::new(),
             next: start,
             used: start,
-            next_place: Place::from_bits(start),
-            used_place: Place::from_bits(start),
+            next_place: RingPosition::from_bits(start),
+            used_place: RingPosition::from_bits(start),
             room: size,
         }
     }
 
-    /// Chains that were ever made available.
+    /// Number of chains that were ever made available.
     pub(super) fn offered(&self) -> usize {
         self.tags as usize
     }
 
-    /// Makes a chain of so many descriptors available, if there is room.
+    /// Makes a chain of this many descriptors available, if there is room.
     pub(super) fn offer(&mut self, count: u16) -> Option<Tag> {
         let count = count.min(self.size);
         if self.packed { self.offer_packed(count) } else { self.offer_split(count) }
@@ -87,7 +87,7 @@ impl Driver {
             let place = self.next_place.after(nth, self.size);
             let more = if nth + 1 < count { DESC_F_NEXT } else { 0 };
             let flags = place.available() | more;
-            // Only the last one's id counts.
+            // Only the last descriptor's id counts.
             let id = if more == 0 { id } else { 0xeeee };
             let words = [self.tags, 8 | u64::from(id) << 32 | u64::from(flags) << 48];
             self.areas[0].set(place.at(), &words);
@@ -97,7 +97,7 @@ impl Driver {
         Some(self.tags)
     }
 
-    /// Takes a chain that was used.
+    /// Takes a used chain.
     pub(super) fn take(&mut self) -> Option<Tag> {
         let id = if self.packed { self.take_packed()? } else { self.take_split()? };
         let (tag, descs) = self.out.remove(&id).unwrap_or_else(|| panic!("{id} is used and not out"));

@@ -1,13 +1,13 @@
-//! A front-end that writes into the region what it likes.
+//! Tests a front-end that writes anything into the region.
 
 use super::device::Device;
 use super::memory::World;
 use super::{Model, Op, Random, perform, script};
 use crate::RingError;
-use crate::packed::Place;
+use crate::packed::RingPosition;
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, RING_IDX};
 
-/// Everything that can be popped is pushed; no more than the ring has.
+/// Pops and pushes all chains; at most as many as the ring has.
 fn drain(world: &World) {
     world.revive(u64::MAX);
     let mut device = Device::start(world, if world.options.is_packed() { 0x8000 } else { 0 });
@@ -38,7 +38,7 @@ fn rubbish() {
                 };
                 world.region.set(offset, &value);
             }
-            // Mostly as if somebody had begun.
+            // Most regions look used.
             if random.below(8) > 0 {
                 world.region.set(8, &[1, size]);
             }
@@ -108,7 +108,7 @@ fn lists() {
         good.iter().enumerate().for_each(|(at, word)| packed.region.set(2 * at, word));
         assert_eq!(packed.region.get::<u16>(at), before);
     }
-    // And what was taken for wrong is not overwritten.
+    // The inconsistent region is not overwritten.
     packed.region.set(entry(0, 4), &3u16);
     let device = Device::start(&packed, 0x8000);
     assert_eq!(device.again(), 0);
@@ -116,8 +116,8 @@ fn lists() {
     assert_eq!(Device::start(&packed, 0x8000).again(), 1);
 }
 
-/// A region of six entries of a ring of four, in which three descriptors are in flight: two chains of a split ring, or a chain of two
-/// and one of one. What is said there is then what these words say.
+/// Returns a region of six entries for a ring of four, in which three descriptors are in flight: two chains
+/// of a split ring, or one chain of two and one of one. These words are then written to it.
 fn with_in_flight(packed: bool, words: &[(usize, u16)]) -> World {
     let start = if packed { 0x8000 } else { 0 };
     let world = World::with_entries(packed, 4, 6, start);
@@ -135,7 +135,7 @@ fn with_in_flight(packed: bool, words: &[(usize, u16)]) -> World {
 fn each_lie_is_told_by_its_name() {
     let split = |entry: u16, field: usize| super::super::at(false, entry) + field;
     let entry = |entry: u16, field: usize| super::super::at(true, entry) + field;
-    // None is free, and the second chain has four.
+    // No entry is free, and the second chain has four.
     let four_more = [
         (12, 6),
         (14, 6),
@@ -179,7 +179,7 @@ fn each_lie_is_told_by_its_name() {
         let mut device = Device::start(&world, if packed { 0x8000 } else { 0 });
         assert_eq!(device.pop(), Err(RingError::Inflight { field, value }), "{words:x?}");
         assert_eq!((device.again(), device.in_flight()), (0, 0));
-        // Somebody else may know better.
+        // Another device may be able to use it.
         assert_eq!(world.region.all(), before, "{words:x?}");
     }
     for packed in [false, true] {
@@ -187,19 +187,19 @@ fn each_lie_is_told_by_its_name() {
         let field = "number of entries that it has room for";
         assert_eq!(Device::start(&world, 0).pop(), Err(RingError::Inflight { field, value: 3 }));
     }
-    // Wherever the ring was when nothing was in flight.
+    // At any index, if nothing was in flight.
     let world = World::with_entries(false, 4, 6, 7);
     world.region.set(8, &[1u16, 6, 0, 1]);
     assert_eq!(Device::start(&world, 7).pop(), Ok(None));
 }
 
-/// Somebody wrote down fewer than the region has room for.
+/// The earlier device recorded fewer entries than the region has room for.
 #[test]
 fn entries_that_nobody_wrote_down_are_none() {
     for packed in [false, true] {
         let start = if packed { 0x8000 } else { 0 };
         let beyond = super::super::at(packed, 5);
-        // The list of those that are free ends before it.
+        // The free list ends before it.
         let world = with_in_flight(packed, &[(10, 5), (beyond, 1)]);
         let mut device = Device::start(&world, start);
         assert_eq!(device.again(), 2);
@@ -212,7 +212,7 @@ fn entries_that_nobody_wrote_down_are_none() {
     }
 }
 
-/// A chain that cannot be walked when it is to be done again breaks its ring, and stays in flight.
+/// A chain that cannot be walked when it is resumed breaks its ring, and stays in flight.
 #[test]
 fn what_was_in_flight_is_spoilt() {
     for packed in [false, true] {
@@ -234,15 +234,15 @@ fn what_was_in_flight_is_spoilt() {
     }
 }
 
-/// However much is to be done again, and however much a driver says it has made available.
+/// Any number of chains to resume, and any number that the driver claims to have made available.
 #[test]
 fn no_more_is_pending_than_there_is_room_for() {
     let world = with_in_flight(false, &[]);
     world.areas[1].set(RING_IDX, &0x7000u16);
     assert_eq!(Device::start(&world, 0).work().2, 4);
     let world = with_in_flight(true, &[]);
-    let second = Place::FIRST.after(4, 4);
-    world.areas[0].set(Place::FIRST.after(3, 4).flags_at(), &Place::FIRST.available());
+    let second = RingPosition::FIRST.after(4, 4);
+    world.areas[0].set(RingPosition::FIRST.after(3, 4).flags_at(), &RingPosition::FIRST.available());
     (0..3).for_each(|nth| world.areas[0].set(second.after(nth, 4).flags_at(), &second.available()));
     assert_eq!(Device::start(&world, 0).work().2, 4);
 }

@@ -1,8 +1,8 @@
-//! A device that does what the specification's steps say, one field at a time, and nothing else.
+//! A device that follows the specification's steps literally, one field at a time.
 
 use super::driver::Tag;
 use super::memory::{Cut, World};
-use crate::packed::Place;
+use crate::packed::RingPosition;
 use kickless_spec::ring::{DESC_F_NEXT, RING_ENTRIES, RING_IDX};
 use std::collections::HashMap;
 
@@ -13,8 +13,8 @@ pub(super) struct Letter {
     size: u16,
     counter: u64,
     next: u16,
-    place: Place,
-    /// Head or entry, and id.
+    place: RingPosition,
+    /// The head or entry, and the id.
     out: HashMap<Tag, (u16, u16)>,
 }
 
@@ -43,7 +43,7 @@ impl Letter {
             size: world.options.size(),
             counter: 0,
             next: start,
-            place: Place::FIRST,
+            place: RingPosition::FIRST,
             out: HashMap::new(),
         };
         letter.region.set(8, &1u16);
@@ -117,7 +117,7 @@ impl Letter {
                 self.out.insert(tag, (head, id));
                 return Some(tag);
             }
-            // One that is cut off would go on for ever.
+            // A device that is cut off would go on for ever.
             if self.region.get::<u16>(packed::FREE_HEAD) != next {
                 return None;
             }
@@ -143,8 +143,10 @@ impl Letter {
 
     fn push_packed(&mut self, head: u16, id: u16) {
         let get = |at: usize| self.region.get::<u16>(at);
-        let place =
-            Place { index: get(packed::USED_IDX), wrap: self.region.get::<u8>(packed::USED_WRAP) != 0 };
+        let place = RingPosition {
+            index: get(packed::USED_IDX),
+            wrap: self.region.get::<u8>(packed::USED_WRAP) != 0,
+        };
         let (last, num) = (get(self.entry(head) + 4), get(self.entry(head) + 6));
         self.region.step(self.entry(last) + 2, &get(packed::FREE_HEAD));
         self.region.step(packed::FREE_HEAD, &head);

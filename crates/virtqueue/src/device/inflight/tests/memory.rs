@@ -1,4 +1,4 @@
-//! A ring and a region that a device writes to as long as it is alive.
+//! A ring and a region to which a device writes while it is alive.
 #![expect(unsafe_code, reason = "the trait that is implemented has unsafe functions")]
 
 use super::super::{Region, at};
@@ -14,12 +14,12 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Bytes that stay as they are when `left` stores have been made.
+/// Bytes that stop changing after `left` stores.
 #[derive(Clone, Debug)]
 pub(super) struct Cut {
     bytes: Rc<RefCell<Vec<u8>>>,
     left: Rc<Cell<u64>>,
-    /// Where the device has marked what it wrote.
+    /// The ranges that the device has marked as written.
     marked: Rc<RefCell<HashSet<usize>>>,
 }
 
@@ -33,17 +33,17 @@ impl Cut {
         T::read_from_bytes(&bytes[offset..offset + size_of::<T>()]).unwrap()
     }
 
-    /// A store of somebody who is always alive.
+    /// A store of a peer that is always alive.
     pub(super) fn set<T: IntoBytes + Immutable>(&self, offset: usize, value: &T) {
         self.bytes.borrow_mut()[offset..offset + size_of::<T>()].copy_from_slice(value.as_bytes());
     }
 
-    /// All bytes.
+    /// Returns all bytes.
     pub(super) fn all(&self) -> Vec<u8> {
         self.bytes.borrow().clone()
     }
 
-    /// What has been marked since this was called last.
+    /// Returns the marks since the last call.
     pub(super) fn take_marked(&self) -> HashSet<usize> {
         self.marked.take()
     }
@@ -111,7 +111,7 @@ impl Region for Cut {
     }
 }
 
-/// What outlives a device.
+/// The memory that survives a device.
 pub(super) struct World {
     pub(super) areas: [Cut; 3],
     pub(super) region: Cut,
@@ -120,12 +120,12 @@ pub(super) struct World {
 }
 
 impl World {
-    /// An empty ring, whose indices are at `start` if it is a split one, and a region that nobody has begun.
+    /// Makes an empty ring, whose indices are `start` if it is a split one, and a region that was never used.
     pub(super) fn new(packed: bool, size: u16, start: u16) -> Self {
         Self::with_entries(packed, size, size, start)
     }
 
-    /// The same, with room for so many entries in the region.
+    /// Does the same with this many entries in the region.
     pub(super) fn with_entries(packed: bool, size: u16, entries: u16, start: u16) -> Self {
         let options = match packed {
             true => Options::packed(size, false, true),
@@ -142,7 +142,7 @@ impl World {
         Self { areas, region, options, left }
     }
 
-    /// The next device comes, which is killed after so many stores.
+    /// Starts the next device, which is killed after this many stores.
     pub(super) fn revive(&self, stores: u64) {
         self.left.set(stores);
     }

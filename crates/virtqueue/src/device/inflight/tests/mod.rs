@@ -1,4 +1,5 @@
-//! Devices that are killed at each of their stores, to the region and to the ring: what the next one makes of it.
+//! Tests devices that are killed at each of their stores, to the region and to the ring, and the devices that
+//! resume.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its own functions too")]
 
 mod device;
@@ -14,7 +15,7 @@ use letter::Letter;
 use memory::World;
 use std::collections::VecDeque;
 
-/// Small, fast, and the same on each machine.
+/// A small, fast generator with the same numbers on each machine.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -31,16 +32,16 @@ impl Random {
     }
 }
 
-/// What is known of all chains, whatever the devices say.
+/// The known state of all chains, whatever the devices say.
 struct Model {
     driver: Driver,
-    /// Popped by the device that runs, in this order, and not seen as used.
+    /// Chains popped by the running device, in this order, and not seen as used.
     popped: Vec<Tag>,
-    /// Of these, what it has given back.
+    /// Those of them that the device has given back.
     pushed: Vec<Tag>,
-    /// Popped by it after those, as credit.
+    /// Chains that it has popped after those, as credit.
     credit: Vec<Tag>,
-    /// What has to come out of its ring, in this order.
+    /// Chains that must come out of its ring, in this order.
     expected: VecDeque<Tag>,
     used: usize,
 }
@@ -76,7 +77,7 @@ impl Model {
         self.credit.push(tag);
     }
 
-    /// The driver takes all that it is shown.
+    /// The driver takes all chains that it is shown.
     fn take(&mut self) {
         while let Some(tag) = self.driver.take() {
             let at = self.pushed.iter().position(|pushed| *pushed == tag);
@@ -86,7 +87,7 @@ impl Model {
         }
     }
 
-    /// The device is gone: what it had comes again before all else.
+    /// The device is gone. Its chains come again before all others.
     fn killed(&mut self) {
         self.take();
         self.pushed.clear();
@@ -96,7 +97,7 @@ impl Model {
     }
 }
 
-/// One thing that a device or its driver does.
+/// A step of a device or its driver.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Offer,
@@ -108,7 +109,7 @@ enum Op {
     Show,
     Publish,
     Take,
-    /// The areas go away and come back, with whatever is done in between.
+    /// The areas go away and come back, with these steps in between.
     Unmap,
     Remap,
 }
@@ -133,10 +134,10 @@ fn script(random: &mut Random, len: usize) -> Vec<Op> {
 fn perform(op: Op, world: &World, model: &mut Model, device: &mut Device, random: &mut Random) {
     match op {
         Op::Offer => model.offer(random),
-        // Nothing else is popped by a device with credit.
+        // A device with credit pops nothing else.
         Op::Pop if model.credit.is_empty() => {
             let came = device.pop();
-            // One that was killed has only seemed to.
+            // A killed device has done this only in appearance.
             if world.is_alive() {
                 model.came(came.unwrap());
             } else if let Ok(Some(tag)) = came {
@@ -171,10 +172,10 @@ fn perform(op: Op, world: &World, model: &mut Model, device: &mut Device, random
     }
 }
 
-/// Everything that is left is done by a device that nobody kills.
+/// A device that is not killed does the rest.
 fn finish(world: &World, model: &mut Model, start: u16) {
     world.revive(u64::MAX);
-    // Where the region says it, whatever the front-end says is wrong.
+    // It begins where the region says, although the front-end says something else.
     let mut device = Device::start(world, if world.is_begun() { 0 } else { start });
     assert_eq!(device.again(), device.in_flight());
     while let Some(tag) = device.pop().unwrap() {
@@ -185,18 +186,18 @@ fn finish(world: &World, model: &mut Model, start: u16) {
     for tag in model.popped.clone() {
         model.pushed.push(tag);
         device.push(tag);
-        // One at a time: what a batch has left in the ring is to mean nothing.
+        // One at a time, so that the rest of an old batch in the ring must not matter.
         device.publish();
         model.take();
     }
     assert_eq!(model.used, model.driver.offered(), "each once");
-    // And the region says that nothing is in flight.
+    // The region says that nothing is in flight.
     let mut next = Device::start(world, 0);
     assert_eq!((next.again(), next.in_flight(), next.pop().unwrap()), (0, 0, None));
 }
 
-/// Runs a script on one device that is killed at its store number `cut`, then on others that are killed too. Whether the first
-/// was.
+/// Runs a script on a device that is killed at its store number `cut`, and then on others that are killed
+/// too. Returns whether the first was killed.
 fn run(packed: bool, size: u16, seed: u64, cut: u64) -> bool {
     let mut random = Random(seed);
     let ops = script(&mut random, 80);
@@ -252,7 +253,7 @@ fn packed_killed_at_each_store() {
     killed_at_each_store(true, &[1, 2, 3, 5, 8, 13]);
 }
 
-/// The region of somebody who does it by the letter of the specification, field by field, one request at a time.
+/// A region that was written as the specification says, field by field, one request at a time.
 fn another(packed: bool, size: u16, seed: u64, cut: u64) -> bool {
     let mut random = Random(seed);
     let start = if packed { 0x8000 } else { random.next() as u16 };
@@ -305,7 +306,8 @@ fn what_others_wrote_down() {
     }
 }
 
-/// Credit costs no store, not even of what an earlier device had in flight, and all of it comes again in its order.
+/// Credit makes no store, not even credit that an earlier device had in flight. All of it comes again in its
+/// order.
 #[test]
 fn credit_is_not_in_the_region() {
     for (packed, size) in [(false, 8), (true, 7)] {
@@ -329,7 +331,7 @@ fn credit_is_not_in_the_region() {
             assert_eq!((second.again(), second.in_flight(), second.credit()), (2, 2, 0));
             assert_eq!(world.region.all(), regions);
         }
-        // The first two are named already; the third is when it is used.
+        // The region names the first two already, and the third when it is used.
         (0..4).for_each(|_| assert!(second.pop_credit().unwrap().is_some()));
         assert!(second.use_credit() && second.use_credit());
         assert_eq!(world.region.all(), regions);
@@ -346,7 +348,7 @@ fn credit_is_not_in_the_region() {
     }
 }
 
-/// What is owed from before the region was begun is shown before that, whenever the device is killed.
+/// Chains held from before the first use of the region are shown first, whenever the device is killed.
 #[test]
 fn what_was_held_before_is_not_in_the_region() {
     for (packed, size) in [(false, 8), (true, 7)] {
@@ -374,7 +376,7 @@ fn what_was_held_before_is_not_in_the_region() {
             let alive = world.is_alive();
             model.take();
             if !alive && !model.popped.is_empty() {
-                // Not begun, and not shown: as without a region, this is told to the one after it.
+                // Not begun, and not shown: the next device is told, as without a region.
                 assert!(!world.is_begun());
                 continue;
             }

@@ -1,4 +1,4 @@
-//! What a device finds when it starts, and what it makes of it.
+//! Tests the start of a device with the state that it finds.
 
 use super::device::Device;
 use super::driver::{Driver, Tag};
@@ -6,8 +6,8 @@ use super::memory::World;
 use super::{Model, Random, finish};
 use crate::device::Popped;
 
-/// What is owed to the driver when a queue stops is still in flight in the region: the next one does it again, and does not give
-/// back what it is told of as well.
+/// Chains that are held when a queue stops are still in flight in the region. The next queue resumes them,
+/// and does not push the held ones as well.
 #[test]
 fn what_is_held_is_in_the_region_that_was_begun() {
     for (packed, size) in [(false, 8), (true, 7)] {
@@ -27,13 +27,13 @@ fn what_is_held_is_in_the_region_that_was_begun() {
         let mut device = Device::with_held(&world, next, &held);
         assert_eq!((usize::from(device.again()), device.in_flight()), (held.len(), device.again()));
         device.publish();
-        // None is used.
+        // No chain is used.
         model.take();
         finish(&world, &mut model, next);
     }
 }
 
-/// Nobody sleeps on what is to be done again, and it waits for its ring and its memory.
+/// A device does not sleep while there are chains to resume. They wait for the ring and its memory.
 #[test]
 fn what_is_to_be_done_again_is_work() {
     for packed in [false, true] {
@@ -58,13 +58,13 @@ fn what_is_to_be_done_again_is_work() {
         assert_eq!((device.again(), device.work()), (0, (true, true, 1)));
         assert_eq!(device.pop(), Ok(second));
         assert_eq!((device.pop(), device.work()), (Ok(None), (false, false, 0)));
-        // Alone.
+        // Only one chain.
         let mut device = Device::start(&world, 0);
         assert_eq!(device.work(), (true, true, 2));
     }
 }
 
-/// A virtual machine may be on its way to another host when its device is killed.
+/// A virtual machine can be migrating to another host when its device is killed.
 #[test]
 fn what_is_left_of_a_batch_is_taken_back_and_marked() {
     let mut taken_back = 0;
@@ -89,14 +89,14 @@ fn what_is_left_of_a_batch_is_taken_back_and_marked() {
     assert!(taken_back > 0);
 }
 
-/// What a region held that nobody has begun does not matter.
+/// The contents of a region that was never used do not matter.
 #[test]
 fn a_region_begins_with_zeroes() {
     for packed in [false, true] {
         let [clean, other] = [0u8, 0xff].map(|byte| {
             let world = World::with_entries(packed, 4, 6, 0x8000);
             (0..world.region.all().len()).for_each(|at| world.region.set(at, &byte));
-            // Its version.
+            // The version.
             world.region.set(8, &0u16);
             let device = Device::start(&world, 0x8000);
             assert_eq!((device.again(), device.next_avail()), (0, 0x8000));

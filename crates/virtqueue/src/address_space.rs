@@ -1,34 +1,36 @@
-//! What addresses in descriptors mean.
+//! The meaning of addresses in descriptors.
 
 use crate::Buffer;
 use crate::progress::{Described, Progress, TablePiece};
 use kickless_memory::{Access, Iova, Span, Tlb, Translated, View};
 
-/// Turns a driver's addresses into guest-physical ones while a chain is walked.
-pub(crate) trait Space<'v> {
-    /// Takes in a buffer, which is not empty; how many pieces it has. Something that leads nowhere is one too: it is for
-    /// the device to find that it is not guest memory.
-    fn place(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize;
+/// Translates a driver's addresses into guest-physical ones while a chain is walked.
+pub(crate) trait AddressSpace<'v> {
+    /// Adds a buffer, which is not empty. Returns the number of its pieces. An unmapped piece counts too: the
+    /// device finds out that it is not guest memory.
+    fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize;
 
-    /// Ends the walk of a chain with nothing wrong in it, which has `len` bytes. Puts into `buffers` what [`Space::place`] has
-    /// held back, and adds the readable pieces among that to `readable`.
+    /// Ends the walk of a valid chain, which has `len` bytes. Puts the buffers that
+    /// [`AddressSpace::add_buffer`] has kept back into `buffers`, and adds their readable pieces to
+    /// `readable`.
     fn finish(&mut self, buffers: &mut Vec<Buffer>, readable: &mut usize, len: u64);
 
-    /// Takes in an indirect table. Returns it whole if it is in one piece of guest memory.
+    /// Begins an indirect table. Returns all of it if it is contiguous in guest memory.
     fn table(&mut self, addr: Iova, len: u32) -> Option<Span<'v>>;
 
-    /// Copies bytes of the indirect table that [`Space::table`] took in last. Returns whether they are guest memory.
+    /// Copies bytes of the indirect table of the last [`AddressSpace::table`]. Returns whether they are guest
+    /// memory.
     fn read(&mut self, addr: Iova, into: &mut [u8]) -> bool;
 
-    /// Whether the chain is not whole: something was not there that can come yet, or there is more to translate than is
-    /// translated at a time.
+    /// Whether the chain is incomplete: a translation that may still come is missing, or there is more to
+    /// translate than one pop may.
     fn is_missing(&self) -> bool;
 }
 
-/// Without a vIOMMU they are what they say.
-impl<'v> Space<'v> for &'v View {
+/// Without a vIOMMU, addresses are guest-physical ones.
+impl<'v> AddressSpace<'v> for &'v View {
     #[inline(always)]
-    fn place(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, _: bool) -> usize {
+    fn add_buffer(&mut self, buffers: &mut Vec<Buffer>, addr: Iova, len: u32, _: bool) -> usize {
         buffers.push(Buffer { addr: View::direct(addr), len });
         1
     }
@@ -51,17 +53,17 @@ impl<'v> Space<'v> for &'v View {
     }
 }
 
-/// Behind a vIOMMU they are what the front-end says. Buffers are translated when the whole chain has been read: see
-/// [`crate::progress`].
+/// Behind a vIOMMU, the front-end translates addresses. Buffers are translated after the whole chain is read:
+/// see [`crate::progress`].
 pub(crate) struct Translating<'v, 't> {
     pub(crate) view: &'v View,
     pub(crate) tlb: &'t mut Tlb,
     pub(crate) progress: &'t mut Progress,
 }
 
-impl<'v> Space<'v> for Translating<'v, '_> {
+impl<'v> AddressSpace<'v> for Translating<'v, '_> {
     #[inline]
-    fn place(&mut self, _: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize {
+    fn add_buffer(&mut self, _: &mut Vec<Buffer>, addr: Iova, len: u32, writable: bool) -> usize {
         self.progress.describe(Described { addr, len, writable });
         0
     }

@@ -1,0 +1,60 @@
+//! A look at the ring without the lock of its completer: whether it is worth taking.
+
+use super::areas::Areas;
+use kickless_spec::ring::RING_IDX;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Bit beside the used index: there is something to pop, whatever the ring says.
+const DUE: u32 = 1 << 16;
+
+/// The used index up to which a completer has popped everything: see [`super::Completer::position`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position(u32);
+
+impl Position {
+    /// There is something to pop.
+    pub const DUE: Self = Self(DUE);
+
+    #[inline]
+    pub(super) fn at(used: u16) -> Self {
+        Self(used.into())
+    }
+}
+
+/// Tells threads that do not have the completer's lock whether the lock is worth taking.
+///
+/// It is a hint. It may be older than the latest actions of other threads. So a thread that gets the lock
+/// looks again, and no thread may sleep because of this hint. To sleep, use
+/// [`super::Completer::enable_calls`]. A thread that has [`set`](CompletionHint::set) the position itself, or
+/// has taken the lock after another thread did, sees everything that the device shows after that.
+///
+/// In a split ring, the used index is a word that only the device writes. A packed ring has no such word, so
+/// the answer is always that there may be something.
+#[derive(Debug)]
+pub struct CompletionHint {
+    areas: Arc<Areas>,
+    /// A [`Position`].
+    position: AtomicU32,
+}
+
+impl CompletionHint {
+    pub(super) fn new(areas: Arc<Areas>) -> Self {
+        Self { areas, position: AtomicU32::new(DUE) }
+    }
+
+    /// Stores the completer's position. Call it under the completer's lock, whenever a chain is popped or the
+    /// queue starts again.
+    #[inline]
+    pub fn set(&self, position: Position) {
+        self.position.store(position.0, Ordering::Relaxed);
+    }
+
+    /// Whether there may be something to pop.
+    #[inline]
+    pub fn may_have_completions(&self) -> bool {
+        let position = self.position.load(Ordering::Relaxed);
+        // Relaxed: the thread that pops loads the index again, with acquire.
+        position & DUE != 0 || self.areas.device.load_u16(RING_IDX, Ordering::Relaxed) != position as u16
+    }
+}
