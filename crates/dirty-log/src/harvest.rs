@@ -102,7 +102,7 @@ impl Harvester {
         HarvestTime { wait: waited + time.wait, ..time }
     }
 
-    /// Takes the bits of pages, and protects each page whose bit it time.
+    /// Takes the bits of pages, and protects each page whose bit it took.
     fn take(&self, start: u64, end: u64, pages: &mut Pages) {
         #[cfg(feature = "locked-log")]
         let _global = self.mmu.global_lock.as_ref().map(lock);

@@ -10,7 +10,7 @@
 //!   unfinished, and the next pop continues. In between, the worker can serve other queues.
 //! * An indirect table is translated once for each pop, whatever the order in which its descriptors are read.
 //!   It has at most 257 pages, because an index reaches 1 MiB of it. They do not count for [`LOOKUPS_MAX`].
-//! * If translations are missing, the pop lookups for further missing ones, so that they are requested
+//! * If translations are missing, the pop looks for further missing ones, so that they are requested
 //!   together. After they have come, the next pop continues at the first of them. So each request for
 //!   translations causes at most two lookups of a page. The number of lookups for a chain of n pages is
 //!   proportional to n, however its misses are spread.
