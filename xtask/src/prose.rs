@@ -18,7 +18,6 @@ const NOT_YET: &[&str] = &[
     "crates/disk",
     "crates/io",
     "crates/vhost",
-    "crates/virtqueue",
     "crates/worker",
     "tests/tests/guest_net.rs",
 ];

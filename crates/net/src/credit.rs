@@ -57,9 +57,9 @@ impl Credit {
     /// Returns whether the ring has no room for one more chain that is as long as the newest. The driver
     /// could still have room for a shorter chain, but the card cannot know whether it will offer one.
     pub(crate) fn is_full(&self) -> bool {
-        self.chains
-            .back()
-            .is_some_and(|newest| self.places + u32::from(newest.ring_descriptors()) > u32::from(self.ring_size))
+        self.chains.back().is_some_and(|newest| {
+            self.places + u32::from(newest.ring_descriptors()) > u32::from(self.ring_size)
+        })
     }
 
     /// Pops one more chain. Returns the number of its descriptors, or `None` if the ring has no chain to pop
