@@ -475,7 +475,7 @@ impl QueueTask for Queue {
                 _ => break Next::Blocked,
             };
             // Requests that an earlier process began are finished even when no new ones may start.
-            if budget == 0 && self.vring.again() == 0 {
+            if budget == 0 && self.vring.resubmissions() == 0 {
                 break if waits { Next::Waiting } else { Next::Idle };
             }
             let popped = self.vring.pop(&mut self.chain);
@@ -518,7 +518,7 @@ impl QueueTask for Queue {
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.in_flight() + usize::from(self.vring.again())
+        self.slots.in_flight() + usize::from(self.vring.resubmissions())
     }
 
     fn limit_remote_waits(&mut self) {

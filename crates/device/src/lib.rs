@@ -45,4 +45,4 @@ pub use queue_task::{Context, Next, Polled, QueueTask};
 pub use stopped::Stopped;
 pub use task_handle::TaskHandle;
 pub use update::Update;
-pub use vring::{Iommu, Misses, Parts, Refusal, ShowAfter, Vring};
+pub use vring::{Iommu, Misses, Refusal, ShowAfter, Vring, VringParts};

@@ -84,7 +84,7 @@ pub trait QueueTask: Send {
     /// and translating addresses costs too ([`Vring::take_cost`]), also where nothing is popped or the request is refused.
     /// The last request may cost more than was left.
     ///
-    /// With a budget of 0 the task is leaving. It pops only what an earlier process has popped before ([`Vring::again`]), and
+    /// With a budget of 0 the task is leaving. It pops only what an earlier process has popped before ([`Vring::resubmissions`]), and
     /// takes no credit. Such chains can be part of its credit, which it then returns first.
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
@@ -97,7 +97,7 @@ pub trait QueueTask: Send {
     }
 
     /// Returns the number of heads popped and not pushed yet, without credit, and of those that are to be popped again
-    /// ([`Vring::again`]).
+    /// ([`Vring::resubmissions`]).
     fn in_flight(&self) -> usize;
 
     /// Enables kicks, then looks once more. Returns whether there is work already: the kick for it may never come.

@@ -1,7 +1,7 @@
 //! A vring behind a vIOMMU, whose session the test plays.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use kickless_device::{Areas, Iommu, IovaAddresses, Misses, Parts, Stopped, Update, Vring, Waker};
+use kickless_device::{Areas, Iommu, IovaAddresses, Misses, Stopped, Update, Vring, VringParts, Waker};
 use kickless_memory::{Access, Gpa, Iotlb, Iova, IovaRange, Miss, UserAddr, View};
 use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 use kickless_testing::{guest_memory, vring_parts, with_subscriber};
@@ -51,7 +51,7 @@ impl Setup {
         });
         let iommu = Some(Iommu { table: iotlb.table().clone(), misses: misses.clone() });
         let parts = vring_parts(&view, Options::new(16, false, true).unwrap(), areas);
-        let vring = Vring::new(Parts { index: 3, iommu, ..parts }).unwrap();
+        let vring = Vring::new(VringParts { index: 3, iommu, ..parts }).unwrap();
         Self { vring, iotlb, misses, view, avail: 0, ids: HashMap::new() }
     }
 

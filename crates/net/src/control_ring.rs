@@ -83,6 +83,6 @@ impl QueueTask for ControlTask {
     }
 
     fn in_flight(&self) -> usize {
-        self.vring.again().into()
+        self.vring.resubmissions().into()
     }
 }

@@ -113,7 +113,7 @@ impl Credit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kickless_device::{Areas, Counters, Parts};
+    use kickless_device::{Areas, Counters, VringParts};
     use kickless_memory::{Gpa, Map, Slot, UserAddr, View};
     use kickless_spec::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
     use kickless_virtqueue::device::{Addresses, Options};
@@ -146,7 +146,7 @@ mod tests {
         }
         map.write_obj(Gpa(AVAIL), &[0u16, 2, 0, 1].map(u16::to_le)).unwrap();
         let [desc, avail, used] = [0, AVAIL, USED].map(|at| UserAddr(LEN + at));
-        Vring::new(Parts {
+        Vring::new(VringParts {
             index: 0,
             options: Options::new(4, false, true).unwrap(),
             areas: Areas::User(Addresses { desc, avail, used, log: None }),

@@ -186,7 +186,7 @@ impl Device for Net {
     }
 
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError> {
-        if vring.goes_on_unrecorded() {
+        if vring.resumes_unrecorded() {
             warn!(
                 queue = vring.index(),
                 "a packed ring continues from the front-end's index, and there is no in-flight buffer: if an earlier \

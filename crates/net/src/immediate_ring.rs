@@ -21,7 +21,7 @@ pub(crate) fn poll(task: &mut impl ImmediateRing, budget: u32) -> Polled {
         if budget > 0 && cost >= budget {
             break Next::More;
         }
-        if budget == 0 && vring.again() == 0 {
+        if budget == 0 && vring.resubmissions() == 0 {
             break Next::Idle;
         }
         let popped = vring.pop(chain);

@@ -352,7 +352,7 @@ impl QueueTask for ReceiveTask {
     }
 
     fn in_flight(&self) -> usize {
-        self.vring.again().into()
+        self.vring.resubmissions().into()
     }
 
     fn event(&self) -> Option<Event<'_>> {

@@ -98,7 +98,7 @@ impl QueueTask for TransmitTask {
     }
 
     fn in_flight(&self) -> usize {
-        self.vring.again().into()
+        self.vring.resubmissions().into()
     }
 
     fn affinity(&self) -> Option<u32> {

@@ -225,7 +225,7 @@ fn a_stop_completes_the_chains_of_an_earlier_process() {
         assert!(guest.take().is_none());
         // The next process reads in the in-flight buffer that the other chains are not in flight.
         let vring = guest.vring(0, 7, None);
-        assert_eq!((vring.again(), guest.with_device()), (0, 7));
+        assert_eq!((vring.resubmissions(), guest.with_device()), (0, 7));
         let mut rig = Rig::start_on(&card, guest, vring, card.features());
         rig.poll();
         assert_eq!(rig.task.vring().credit(), 7);
@@ -243,7 +243,7 @@ fn credit_is_not_in_flight_after_a_kill() {
             let offered = rig.with_device();
             let guest = rig.kill();
             let vring = guest.vring(0, 1, None);
-            assert_eq!((vring.again(), guest.with_device()), (0, offered), "credit is not in flight");
+            assert_eq!((vring.resubmissions(), guest.with_device()), (0, offered), "credit is not in flight");
             rig = Rig::start_on(&card, guest, vring, card.features());
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kickless_device::{Areas, Counters, Parts};
+use kickless_device::{Areas, Counters, VringParts};
 use kickless_memory::{Area, UserAddr, View};
 use kickless_virtqueue::device::{Addresses, Options};
 use kickless_virtqueue::driver::{self, Completer, Submitter};
@@ -47,7 +47,7 @@ impl GuestRing {
     }
 
     /// Returns the parts of the device's end of the virtqueue.
-    pub fn parts(&self) -> Parts {
+    pub fn parts(&self) -> VringParts {
         vring_parts(&self.view, self.options, Self::addresses())
     }
 
@@ -64,8 +64,8 @@ fn area(view: &View, start: u64, end: u64) -> Area {
 
 /// Returns the parts of a fresh [`Vring`](kickless_device::Vring) with number 0 and without descriptors,
 /// vIOMMU, log and in-flight buffer.
-pub fn vring_parts(view: &Arc<View>, options: Options, areas: Areas) -> Parts {
-    Parts {
+pub fn vring_parts(view: &Arc<View>, options: Options, areas: Areas) -> VringParts {
+    VringParts {
         index: 0,
         options,
         areas,

@@ -7,8 +7,8 @@ use crate::state::{RingState, State};
 use crate::statistics::Statistics;
 use crate::wait;
 use kickless_device::{
-    Areas, Call, Device, Disabled, Executor, InvalidState, Iommu, Kick, Parts, Stopped, TaskHandle, Update,
-    Vring,
+    Areas, Call, Device, Disabled, Executor, InvalidState, Iommu, Kick, Stopped, TaskHandle, Update, Vring,
+    VringParts,
 };
 use kickless_memory::{Iova, View};
 use kickless_spec::features::Features;
@@ -181,7 +181,7 @@ impl Rings {
         let ring = &mut self.rings[usize::from(index)];
         let next_avail = ring.setup.next_avail(options.is_packed());
         let clone = |fd: &Option<Call>| fd.as_ref().map(Call::try_clone).transpose();
-        let vring = Vring::new(Parts {
+        let vring = Vring::new(VringParts {
             index,
             options,
             areas,

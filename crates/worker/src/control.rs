@@ -24,7 +24,7 @@ impl EventLoop {
                 let number = self.settle(key, tenant, task, None);
                 // A call that was made before may have gone where nobody looked.
                 if let Some(entry) = self.entries[number as usize].as_mut() {
-                    entry.task.vring().call();
+                    entry.task.vring().send_call();
                 }
             }
             Item::Adopt(key, tenant, arrival) => {
@@ -97,7 +97,7 @@ impl EventLoop {
         if let Err(error) = attached.and(watched) {
             vring.fail(&format_args!("its worker cannot serve it: {error}"));
         }
-        vring.call_later(self.call_coalesce.is_some());
+        vring.defer_calls(self.call_coalesce.is_some());
         let policy = policy.unwrap_or_else(|| Policy::new(self.poll, vring.size()));
         task.disarm();
         let far_side_interval = nanos(task.far_side_interval());
@@ -269,7 +269,7 @@ impl EventLoop {
     fn hand_over(&mut self, mut entry: Entry, to: usize) {
         let (key, tenant) = (entry.key, entry.tenant);
         let vring = entry.task.vring();
-        vring.pay_call();
+        vring.send_pending_call();
         let queue = vring.index();
         let arrival = Box::new(Arrival { task: entry.task, policy: entry.policy });
         match self.peers.hand_over(key, &tenant, arrival, (self.worker_id, to)) {

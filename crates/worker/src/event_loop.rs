@@ -312,9 +312,9 @@ impl EventLoop {
                 }
                 Some(_) => {
                     let vring = entry.task.vring();
-                    vring.pay_call();
+                    vring.send_pending_call();
                     // The kernel refused it.
-                    if vring.owes_call() {
+                    if vring.has_pending_call() {
                         let due = now.saturating_add(RETRY);
                         entry.call_due = Some(due);
                         *next_call = due.min(*next_call);

@@ -48,7 +48,7 @@ impl EventLoop {
         // Also of chains that are not popped yet.
         entry.cost += u64::from(cost);
         let vring = entry.task.vring();
-        let owes_call = vring.owes_call();
+        let has_pending_call = vring.has_pending_call();
         let counters = vring.counters();
         if polled.served > 0 {
             self.worked = true;
@@ -63,7 +63,7 @@ impl EventLoop {
         } else {
             counters.polls_without_work.add(1);
         }
-        if owes_call {
+        if has_pending_call {
             self.owe_call(number);
         }
         let Some(entry) = self.entries[number as usize].as_mut() else { return gone };
@@ -284,7 +284,7 @@ impl EventLoop {
     /// Notes when the call is due that a task owes: after the delay if it was put off, or soon if the kernel refused it.
     fn owe_call(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].as_mut() else { return };
-        if entry.call_due.is_none() && entry.task.vring().owes_call() {
+        if entry.call_due.is_none() && entry.task.vring().has_pending_call() {
             let due = self.clock.now().saturating_add(self.call_coalesce.unwrap_or(RETRY));
             entry.call_due = Some(due);
             self.next_call = self.next_call.min(due);

@@ -3,7 +3,7 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_blk::{Blk, Options};
-use kickless_device::{Call, Context, Device, Next, Parts, QueueTask, Update, Vring};
+use kickless_device::{Call, Context, Device, Next, QueueTask, Update, Vring, VringParts};
 use kickless_disk::{Disk, DiskSpec};
 use kickless_io::{CompletionMode, Engine, EngineKind, EngineOptions, Waker};
 use kickless_memory::{Area, Gpa, Map, Marks, View};
@@ -229,7 +229,7 @@ impl Rig {
         let make = if packed { device::Options::packed } else { device::Options::new };
         let memory = guest_memory(MEMORY, GuestRing::USER);
         let ring = GuestRing::new(memory, make(size, false, true).unwrap());
-        let vring = Vring::new(Parts { index, ..ring.parts() }).unwrap();
+        let vring = Vring::new(VringParts { index, ..ring.parts() }).unwrap();
         let features = device.features() & !Features::from_bits_retain(without.bits());
         let mut task = device.start_queue(vring, features).unwrap();
         let mut engine = Engine::open_with(options).unwrap();

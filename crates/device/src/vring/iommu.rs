@@ -152,7 +152,7 @@ impl Translation {
     /// The ring was found.
     pub(crate) fn found(&mut self) {
         if std::mem::take(&mut self.asked) {
-            self.misses.settled(self.queue);
+            self.misses.resolved(self.queue);
         }
         self.tlb.clear_refusals();
     }

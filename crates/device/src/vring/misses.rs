@@ -116,7 +116,7 @@ impl Misses {
     }
 
     /// A queue has what it waited for.
-    pub fn settled(&self, queue: u16) {
+    pub fn resolved(&self, queue: u16) {
         self.forget(queue);
     }
 

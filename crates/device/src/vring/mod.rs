@@ -9,7 +9,7 @@ mod update;
 
 pub use iommu::Iommu;
 pub use misses::{Misses, Refusal};
-pub use parts::Parts;
+pub use parts::VringParts;
 pub use show_after::ShowAfter;
 
 use crate::{Areas, Call, Counters, Kick, Stopped};
@@ -45,9 +45,9 @@ pub struct Vring {
     unseen_max: u32,
     show_after: ShowAfter,
     /// Calls are not made at once, but when the worker says so.
-    calls_later: bool,
+    defers_calls: bool,
     /// The driver is owed a call.
-    owes_call: bool,
+    has_pending_call: bool,
     /// See [`Vring::take_unfinished`].
     unfinished: bool,
     /// Latched: the driver broke the ring, and nothing in it can be trusted until it is set up anew.
@@ -56,8 +56,8 @@ pub struct Vring {
     lost: bool,
     /// Guest memory or its log has lost pages: what was made of it is not shown to anybody.
     damaged: bool,
-    /// See [`Vring::goes_on_unrecorded`].
-    goes_on_unrecorded: bool,
+    /// See [`Vring::resumes_unrecorded`].
+    resumes_unrecorded: bool,
     /// It has had its areas, and with them what an earlier device had left to do.
     begun: bool,
     /// [`fault::damages`] when guest memory was found to be sound. It may have been damaged before the ring was made.
@@ -71,10 +71,10 @@ impl Vring {
     ///
     /// # Errors
     /// An area is not, or not in one piece, in guest memory, or is misaligned.
-    pub fn new(parts: Parts) -> Result<Self, Unmapped> {
-        let Parts { index, options, areas, iommu, next_avail, is_unconfirmed, held, inflight, .. } = parts;
-        let Parts { view, kick, call, err, logged, counters, .. } = parts;
-        let goes_on_unrecorded =
+    pub fn new(parts: VringParts) -> Result<Self, Unmapped> {
+        let VringParts { index, options, areas, iommu, next_avail, is_unconfirmed, held, inflight, .. } = parts;
+        let VringParts { view, kick, call, err, logged, counters, .. } = parts;
+        let resumes_unrecorded =
             options.is_packed() && inflight.is_none() && is_unconfirmed && next_avail != EVENT_WRAP;
         let mut queue = Queue::unmapped(options, next_avail, &view);
         if let Some(records) = inflight {
@@ -101,13 +101,13 @@ impl Vring {
             unseen: 0,
             unseen_max: ShowAfter::EARLY.first,
             show_after: ShowAfter::EARLY,
-            calls_later: false,
-            owes_call: false,
+            defers_calls: false,
+            has_pending_call: false,
             unfinished: false,
             broken: false,
             lost: false,
             damaged: false,
-            goes_on_unrecorded,
+            resumes_unrecorded,
             begun: false,
             damages: 0,
             span: Span::current(),
@@ -148,8 +148,8 @@ impl Vring {
 
     /// Returns whether it is a packed ring that goes on from another place than the first, as only the front-end said, without
     /// an in-flight buffer. The place is wrong if an earlier process was killed.
-    pub fn goes_on_unrecorded(&self) -> bool {
-        self.goes_on_unrecorded
+    pub fn resumes_unrecorded(&self) -> bool {
+        self.resumes_unrecorded
     }
 
     /// Guest memory as it is now.
@@ -322,22 +322,22 @@ impl Vring {
         let wanted = self.queue.publish();
         self.settle_marks();
         match &self.call {
-            Some(_) if wanted && self.calls_later => self.owes_call = true,
-            Some(_) if wanted => self.call(),
+            Some(_) if wanted && self.defers_calls => self.has_pending_call = true,
+            Some(_) if wanted => self.send_call(),
             _ => self.counters.calls_suppressed.add(1),
         }
     }
 
-    /// From now on calls that the driver wants are owed until the worker makes them with [`Vring::pay_call`], so that one call tells
+    /// From now on calls that the driver wants are owed until the worker makes them with [`Vring::send_pending_call`], so that one call tells
     /// of several batches.
-    pub fn call_later(&mut self, later: bool) {
-        self.calls_later = later;
+    pub fn defer_calls(&mut self, later: bool) {
+        self.defers_calls = later;
     }
 
     /// Returns whether the driver is owed a call: one that was put off, or that the kernel refused.
     #[inline]
-    pub fn owes_call(&self) -> bool {
-        self.owes_call
+    pub fn has_pending_call(&self) -> bool {
+        self.has_pending_call
     }
 
     /// Whether there is something to pop, as far as the driver says; nothing while its translations are missing.
@@ -357,7 +357,7 @@ impl Vring {
     /// Chains that an earlier process had popped and not given back, and that can be popped again now. They are in flight: a ring that
     /// stops pops them all the same. None in a broken ring, or in one that waits for memory or translations.
     #[inline]
-    pub fn again(&self) -> u16 {
+    pub fn resubmissions(&self) -> u16 {
         if self.broken || self.is_standing() { 0 } else { self.queue.again() }
     }
 
@@ -397,18 +397,18 @@ impl Vring {
 
     /// Makes the call that the driver is owed, if it is.
     #[inline]
-    pub fn pay_call(&mut self) {
-        if self.owes_call {
-            self.call();
+    pub fn send_pending_call(&mut self) {
+        if self.has_pending_call {
+            self.send_call();
         }
     }
 
     /// Calls the driver without having anything new for it: a call that was made before may have gone where nobody
     /// looks, for while a ring is stopped, or its interrupt masked, the front-end has other descriptors in place. A call that the kernel
     /// refuses is owed.
-    pub fn call(&mut self) {
+    pub fn send_call(&mut self) {
         let made = self.call.as_ref().map(Call::signal);
-        self.owes_call = made == Some(false);
+        self.has_pending_call = made == Some(false);
         self.counters.calls.add(u64::from(made == Some(true)));
     }
 
@@ -419,7 +419,7 @@ impl Vring {
         if let Some(kick) = &self.kick {
             kick.take();
         }
-        self.pay_call();
+        self.send_pending_call();
         // Requests that are there already are left to the next one.
         let has_work = self.arm();
         let left = self.queue.again();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// What a vring is made of.
 #[derive(Debug)]
-pub struct Parts {
+pub struct VringParts {
     /// Its number, from 0.
     pub index: u16,
     /// Size and negotiated ring features.

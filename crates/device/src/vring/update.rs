@@ -40,7 +40,7 @@ impl Vring {
             }
             Update::Call(call) => {
                 self.call = call;
-                self.call();
+                self.send_call();
             }
             Update::Err(err) => {
                 if self.broken

@@ -3,8 +3,8 @@
 #![allow(unreachable_pub, reason = "a test program has no outside")]
 
 use kickless_device::{
-    Areas, Context, Counters, Device, Interest, Iommu, IovaAddresses, Kick, Misses, Next, Parts, Polled,
-    QueueTask, Update, Vring,
+    Areas, Context, Counters, Device, Interest, Iommu, IovaAddresses, Kick, Misses, Next, Polled, QueueTask,
+    Update, Vring, VringParts,
 };
 use kickless_io::{Engine, EngineKind, Waker};
 use kickless_memory::{Access, Area, Gpa, Inflight, Iotlb, Iova, IovaRange, Map, Marks, UserAddr, View};
@@ -207,7 +207,7 @@ impl Guest {
                 log: None,
             }),
         };
-        Vring::new(Parts {
+        Vring::new(VringParts {
             index,
             iommu: iommu
                 .map(|(iotlb, misses)| Iommu { table: iotlb.table().clone(), misses: misses.clone() }),

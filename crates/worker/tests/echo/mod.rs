@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "no test needs all of it")]
 
 use kickless_device::{
-    Areas, Call, Context, Counters, Executor, Kick, Next, Parts, Polled, QueueTask, Stopped, Vring,
+    Areas, Call, Context, Counters, Executor, Kick, Next, Polled, QueueTask, Stopped, Vring, VringParts,
 };
 use kickless_io::{Engine, EngineKind, EngineOptions};
 use kickless_memory::{Gpa, UserAddr, View};
@@ -57,7 +57,7 @@ impl Driver {
 
     /// The ring, as it goes on after this.
     pub(crate) fn ring(&self, Stopped { next_avail, held, .. }: Stopped) -> Vring {
-        Vring::new(Parts {
+        Vring::new(VringParts {
             next_avail,
             held,
             kick: Some(Kick::new(self.kick.try_clone().unwrap()).unwrap()),

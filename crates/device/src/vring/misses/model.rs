@@ -56,7 +56,7 @@ impl Shared {
                 break false;
             }
             if self.there.load(Ordering::Relaxed) {
-                self.misses.settled(QUEUE);
+                self.misses.resolved(QUEUE);
                 break true;
             }
             self.misses.ask(QUEUE, &[MISS], &[page()]);
@@ -118,7 +118,7 @@ fn what_comes_unasked_is_never_missed() {
                     shared.mail.latch().wait();
                     shared.mail.clear();
                 }
-                shared.misses.settled(QUEUE);
+                shared.misses.resolved(QUEUE);
             }
         });
         shared.tell();
@@ -153,7 +153,7 @@ fn an_answer_for_two_reaches_both() {
                             mail.latch().wait();
                             mail.clear();
                         }
-                        misses.settled(queue);
+                        misses.resolved(queue);
                         // The second of them ends the session.
                         if done.fetch_add(1, Ordering::AcqRel) == 1 {
                             misses.signal().wake();
