@@ -189,7 +189,7 @@ fn a_ring_waits_for_its_removed_memory(engine: &str) {
         served.check_next_frontend().unwrap();
     }
     let log = served.end().unwrap();
-    let rested = log.iter().filter(|line| line.contains("not in guest memory any more")).count();
+    let rested = log.iter().filter(|line| line.contains("no longer in guest memory")).count();
     assert_eq!(rested, 40, "{log:#?}");
 }
 

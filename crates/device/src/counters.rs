@@ -1,4 +1,4 @@
-//! What a queue counts.
+//! Counters of a virtqueue.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,29 +8,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Count(AtomicU64);
 
 impl Count {
-    /// Adds `n`. Only the one thread that owns the count may: the load and the store are no atomic step.
+    /// Adds `n`. Only the thread that owns the count may call this, because the load and the store are two
+    /// steps.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
     }
 
-    /// The count as last written.
+    /// Returns the count as last written.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Makes the struct and, of the same list, what is logged.
+/// Makes the struct and its list of names for the log from one list of fields.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// The counters of one virtqueue, written by its worker. They go on from one start of the queue to the next.
+        /// The counters of one virtqueue, written by its worker. A restart of the queue does not reset them.
         #[derive(Debug, Default)]
         pub struct Counters {
             $($(#[$doc])* pub $name: Count,)*
         }
 
         impl Counters {
-            /// Each counter's name and value, in the order of the fields.
+            /// Returns each counter's name and value, in the order of the fields.
             pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name.get()),)*].into_iter()
             }
@@ -41,35 +42,36 @@ macro_rules! counters {
 counters! {
     /// Chains taken out of the ring.
     requests,
-    /// Requests among them that an earlier process had taken out and not answered.
+    /// The part of these that an earlier process had taken out and not answered.
     resubmitted,
     /// Requests that were answered with an error.
     errors,
-    /// Wake-ups by the driver's kick. Kicks that came while the queue was being served are folded into one.
+    /// Wake-ups by the driver's kick. Kicks that come while the worker serves the queue count as one.
     kicks,
-    /// Kicks that came although there was nothing to do.
+    /// Kicks after which the worker found nothing to do.
     kicks_in_vain,
-    /// Waits for work that ended with a look at the ring, kicks being disabled: without polling each would have drawn a kick.
+    /// Waits for work that polling ended while kicks were disabled. Without polling, each would have caused a
+    /// kick.
     kicks_avoided,
-    /// Nanoseconds in which the queue waited for no notification: its worker looked at it, napped, or waited for room. Brought
-    /// up to date when this changes, and each tenth of a second in which the worker is awake.
+    /// Nanoseconds in which the queue waited for no notification: its worker polled it, napped, or waited for
+    /// room. Updated when this state changes, and ten times a second while the worker is awake.
     polled_ns,
-    /// Nanoseconds in which the queue waited for a notification: a kick, or, with kicks disabled, an event of the task's far
-    /// side. Brought up to date at the same times.
+    /// Nanoseconds in which the queue waited for a notification: a kick, or, with kicks disabled, an event of
+    /// the task's far side. Updated at the same times.
     notified_ns,
-    /// Times that the queue went from one worker to another.
+    /// Moves of the queue from one worker to another.
     moves,
     /// Calls sent to the driver.
     calls,
-    /// Batches of completions of which the driver did not want to be told.
+    /// Batches of completions for which the driver wanted no call.
     calls_suppressed,
-    /// Looks at the ring that found work.
+    /// Polls of the ring that found work.
     polls_with_work,
-    /// Looks at the ring that found none.
+    /// Polls of the ring that found none.
     polls_without_work,
 }
 
-/// `name=value` of each, with spaces between.
+/// Writes `name=value` for each counter, separated by spaces.
 impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, (name, value)) in self.each().enumerate() {
@@ -85,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_of_them_are_shown() {
+    fn display_shows_all_counters() {
         let counters = Counters::default();
         counters.requests.add(7);
         counters.polls_without_work.add(9);

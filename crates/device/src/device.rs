@@ -7,28 +7,30 @@ use kickless_spec::vhost_user::ProtocolFeatures;
 
 /// A virtio device.
 ///
-/// An implementer may rely on this: `open` comes before the first `start_queue` and `close` after the last queue has
-/// stopped; features are a subset of what it offered. It must not assume that the driver or the front-end behaves.
+/// An implementer may rely on this: `open` comes before the first `start_queue`, and `close` after the last
+/// queue has stopped. Negotiated features are a subset of those offered. The driver and the front-end may be
+/// hostile.
 pub trait Device: Send + Sync {
     /// Returns the words with which the log tells operators of this kind of device.
     fn words(&self) -> Words;
 
-    /// Returns all feature bits that it supports, those of the ring included.
+    /// Returns all feature bits that the device supports, those of the ring included.
     fn features(&self) -> Features;
 
-    /// Returns the protocol features of vhost-user that only this kind of device has, such as MTU and RARP. The transport
-    /// offers them beside its own, and passes their messages to [`Device::message`].
+    /// Returns the protocol features of vhost-user that only this kind of device has, such as MTU and RARP.
+    /// The transport offers them beside its own, and passes their messages to [`Device::message`].
     fn protocol_features(&self) -> ProtocolFeatures {
         ProtocolFeatures::empty()
     }
 
-    /// Returns the protocol features of the transport that front-ends do not use correctly with this kind of device. The
-    /// transport does not offer them.
+    /// Returns the protocol features of the transport that front-ends do not use correctly with this kind of
+    /// device. The transport does not offer them.
     fn withheld_protocol_features(&self) -> ProtocolFeatures {
         ProtocolFeatures::empty()
     }
 
-    /// Carries out a message of one of [`Device::protocol_features`], which was negotiated. Rings may be running.
+    /// Carries out a message of one of [`Device::protocol_features`], which was negotiated. Rings may be
+    /// running.
     ///
     /// # Errors
     /// The device refuses it.
@@ -36,95 +38,101 @@ pub trait Device: Send + Sync {
         Err(MessageError::Unknown(message))
     }
 
-    /// Returns the number of rings that it can have: all of them, a control ring included.
+    /// Returns the largest number of rings, a control ring included.
     fn queues_max(&self) -> u16;
 
     /// Returns the largest size of a ring.
     fn queue_size_max(&self) -> u16;
 
-    /// Returns what happens to the ring with this number while it is started but disabled.
+    /// Returns the treatment of the ring with this number while it is started but disabled.
     fn disabled(&self, _index: u16) -> Disabled {
         Disabled::LeftAlone
     }
 
-    /// Returns its own counters, beside those of each ring: names and values. They never decrease.
+    /// Returns names and values of the device's own counters, beside those of each ring. The values never
+    /// decrease.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
 
-    /// Returns the configuration space to its initial state, for a fresh driver. Not called when a front-end comes back to a
-    /// device that its driver has been using.
+    /// Returns the configuration space to its initial state, for a fresh driver. Not called when a front-end
+    /// reconnects to a device that its driver still uses.
     fn reset(&self);
 
-    /// Begins anew with a fresh driver behind the same front-end, which resets the device (RESET_DEVICE). No ring runs.
+    /// Starts anew with a fresh driver behind the same front-end, which resets the device (RESET_DEVICE). No
+    /// ring runs.
     ///
-    /// Fields of the configuration space that the driver writes keep their values. QEMU keeps a copy of the space, shows the
-    /// next driver this copy, and tells the device of changes alone. With another value, the device would not behave as its
-    /// driver reads. The default is for a device without such fields.
+    /// Fields of the configuration space that the driver writes keep their values. QEMU keeps a copy of the
+    /// space and shows it to the next driver. It reports only changes to the device. With another value here,
+    /// the driver would read a setting that the device does not follow. The default is for a device without
+    /// such fields.
     fn reset_driver(&self) {
         self.reset();
     }
 
-    /// Called when a front-end connects, before its first message. Forgets what messages of an earlier one have set
-    /// ([`Device::message`]).
+    /// Called when a front-end connects, before its first message. Forgets the settings from messages of an
+    /// earlier front-end ([`Device::message`]).
     fn connected(&self) {}
 
-    /// Called when the driver was initialised by another process and migrated here. The configuration it wrote there is
-    /// unknown.
+    /// Called when the driver was initialised by another process and migrated here. The configuration it
+    /// wrote there is unknown.
     fn restore_unknown(&self);
 
-    /// Copies the configuration space from `offset` on; zeros past its end.
+    /// Copies the configuration space from `offset` on into `into`. Fills the rest with zeros past the
+    /// space's end.
     fn read_config(&self, offset: usize, into: &mut [u8]);
 
-    /// Writes the configuration space for the driver.
+    /// Writes to the configuration space for the driver.
     ///
     /// # Errors
-    /// A field that cannot be written, or a value that it cannot have.
+    /// The field is read-only, or cannot have this value.
     fn write_config(&self, offset: usize, from: &[u8]) -> Result<(), ConfigError>;
 
-    /// Returns the waker that the device signals when it changes the configuration space by itself; `None` if it never does.
-    /// The transport clears it, and then tells the driver.
+    /// Returns the waker that the device signals when it changes the configuration space by itself. `None` if
+    /// it never does. The transport clears the waker, and then notifies the driver.
     fn config_changes(&self) -> Option<&Waker> {
         None
     }
 
-    /// Reads again what the device takes from the host, such as the size of a disk, and tells the driver of a change.
+    /// Reads the host's values again, such as the size of a disk, and notifies the driver of a change.
     fn refresh(&self) {}
 
-    /// Returns the waker that is signalled when [`Device::refresh`] would find something; `None`: nothing says so. The caller
-    /// of `refresh` clears it first.
+    /// Returns the waker that is signalled when [`Device::refresh`] would find a change. `None` if changes
+    /// are not reported. The caller of `refresh` clears it first.
     fn refresh_due(&self) -> Option<&Waker> {
         None
     }
 
-    /// Takes what only running queues need (the lock on an image).
+    /// Takes the resources that only running queues need, such as the lock on an image.
     ///
     /// # Errors
     /// The host or another process refuses it.
     fn open(&self) -> Result<(), StartError>;
 
-    /// Gives back what [`Device::open`] took.
+    /// Releases the resources that [`Device::open`] took.
     fn close(&self);
 
-    /// Ends the requests in flight that wait for a remote server within a bounded time, in failure if need be. Any thread
-    /// calls it, again and again, while it waits for these requests. Rings go on. Requests that start later are not limited.
+    /// Ends the requests in flight that wait for a remote server within a bounded time, if necessary with an
+    /// error. Any thread may call this, repeatedly, while it waits for these requests. Rings go on. Later
+    /// requests are not limited.
     fn limit_remote_waits(&self) {}
 
-    /// Saves the state of the device without its queues, such as the driver's changes of the configuration space, for a
-    /// device of another process that goes on with this driver. Not called while a queue runs.
+    /// Saves the state of the device without its queues, such as the driver's changes of the configuration
+    /// space. A device in another process loads it and continues with this driver. Not called while a queue
+    /// runs.
     fn save(&self) -> Vec<u8>;
 
-    /// Loads what another device's [`Device::save`] returned. The bytes come from outside and may be anything. Not called
+    /// Loads a state that another device's [`Device::save`] returned. The bytes are not trusted. Not called
     /// while a queue runs.
     ///
     /// # Errors
-    /// No such device can have returned these bytes. Nothing has changed then.
+    /// The bytes are no valid state of this kind of device. The device is unchanged then.
     fn load(&self, state: &[u8]) -> Result<(), InvalidState>;
 
-    /// Makes a task of a ring. Allocates what the task needs, which no earlier call does.
+    /// Makes a task of a ring. Allocates the task's memory, because no earlier call does.
     ///
     /// # Errors
-    /// The device has no such queue, or what it needs cannot be had.
+    /// The device has no such queue, or a resource is missing.
     fn start_queue(&self, vring: Vring, features: Features) -> Result<Box<dyn QueueTask>, StartError>;
 }
 
@@ -140,10 +148,10 @@ pub struct Words {
 /// The treatment of a ring that is started but disabled (vhost-user specification, "Ring states").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disabled {
-    /// Nothing: no task runs. The ring goes on where it was when it is enabled.
+    /// No task runs. Once enabled, the ring goes on where it was.
     LeftAlone,
-    /// A task runs, takes what the driver offers and discards it ([`QueueTask::set_enabled`]). It uses the memory of the ring
-    /// until the front-end stops the ring or sets it up anew. The specification allows this.
+    /// A task runs, takes the driver's requests and discards them ([`QueueTask::set_enabled`]). It uses the
+    /// ring's memory until the front-end stops the ring or sets it up anew. The specification allows this.
     Drained,
 }
 
@@ -156,30 +164,30 @@ pub enum DeviceMessage {
     SendRarp([u8; 6]),
 }
 
-/// Why a device refuses a message.
+/// The reason for which a device refuses a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
-    /// It has no such protocol feature.
+    /// The device has no such protocol feature.
     #[error("this kind of device does not know {0:?}")]
     Unknown(DeviceMessage),
-    /// It cannot have this MTU.
+    /// The device cannot have this MTU.
     #[error("an MTU of {mtu} bytes is not from {min} to {max}")]
     Mtu {
         /// The MTU that was asked for, in bytes.
         mtu: u64,
-        /// The smallest that it can have.
+        /// The smallest MTU.
         min: u64,
-        /// The largest.
+        /// The largest MTU.
         max: u64,
     },
 }
 
-/// Why a device or one of its queues cannot start.
+/// The reason for which a device or one of its queues cannot start.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct StartError(#[from] pub Box<dyn std::error::Error + Send + Sync>);
 
-/// What was to be loaded was not saved by a device of this kind.
+/// The error of loading a state that no device of this kind has saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is no state of a {kind} device that this version knows")]
 pub struct InvalidState {
@@ -187,10 +195,10 @@ pub struct InvalidState {
     pub kind: &'static str,
 }
 
-/// Why the configuration space cannot be written.
+/// The reason for which a write to the configuration space is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Only some fields are the driver's to write.
+    /// The driver may not write these bytes.
     #[error("configuration bytes {offset}..{end} are not writable")]
     ReadOnly {
         /// First byte of the write.
@@ -203,7 +211,7 @@ pub enum ConfigError {
     Value {
         /// The field's name in the standard.
         field: &'static str,
-        /// What was written.
+        /// The value that the driver wrote.
         value: u8,
     },
 }

@@ -1,11 +1,12 @@
-//! The contract of what runs tasks.
+//! The contract of an executor, which runs tasks.
 
 use crate::{QueueTask, TaskHandle};
 use std::io;
 
 /// Runs tasks: a pool of workers.
 pub trait Executor: Send + Sync {
-    /// Hands a task to a worker. The worker looks at it once without a kick, because QEMU sends none after a reconnection.
+    /// Hands a task to a worker. The worker polls it once without a kick, because QEMU sends none after a
+    /// reconnection.
     ///
     /// # Errors
     /// The worker has ended.

@@ -1,23 +1,27 @@
 //! The contract between devices, workers and transports.
 //!
-//! A *transport* (a vhost-user session) learns from the front-end where a virtqueue lies and makes a [`Vring`] of it. A
-//! [`Device`] (a disk or a network card) makes a [`QueueTask`] of the vring, which takes requests out and completes them.
-//! An [`Executor`] (a pool of workers) runs tasks. The three never name one another; they meet here.
+//! A *transport* (a vhost-user session) learns from the front-end where a virtqueue lies and makes a
+//! [`Vring`] of it. A [`Device`] (a disk or a network card) makes a [`QueueTask`] of the vring. The task
+//! takes requests out and completes them. An [`Executor`] (a pool of workers) runs tasks. The crates of the
+//! three do not depend on one another, only on this one.
 //!
 //! # Ownership and threads
-//! * The transport owns the [`Device`] (shared, `Sync`) and calls it from its own thread: negotiation, configuration
-//!   space, [`Device::start_queue`].
-//! * A [`QueueTask`] belongs to one worker from [`Executor::spawn`] until it has stopped. Only that worker calls it, so it
-//!   needs no lock. The transport changes and stops a running task through its [`TaskHandle`]: each [`Update`] and the
-//!   stop are work items that the worker runs itself, between two rounds, in the order of the calls.
+//! * The transport owns the [`Device`] (shared, `Sync`) and calls it from its own thread: negotiation,
+//!   configuration space, [`Device::start_queue`].
+//! * A [`QueueTask`] belongs to one worker from [`Executor::spawn`] until it has stopped. Only that worker
+//!   calls it, so it needs no lock. The transport changes and stops a running task through its
+//!   [`TaskHandle`]: each [`Update`] and the stop are work items that the worker runs itself, between two
+//!   rounds, in the order of the calls.
 //! * The worker owns the I/O engine and lends it for the length of a call ([`Context`]).
-//! * Behind a vIOMMU, a queue that lacks a translation asks for it in the session's [`Misses`] and stands. The transport tells
-//!   it when to look again. No party waits for another one.
+//! * Behind a vIOMMU, a queue that lacks a translation asks for it in the session's [`Misses`] and pauses.
+//!   The transport sends an update when the queue should check again. No thread blocks on this.
 //!
 //! # Life of a queue
-//! `start_queue` -> `spawn` -> attach -> { poll, complete, arm, disarm, updates }... -> stop: the task pops nothing more, what
-//! is in flight completes and is pushed, credit goes back into the ring -> detach -> [`Stopped`] with the index from which
-//! another back-end could go on.
+//! 1. `start_queue`, `spawn`, `attach`.
+//! 2. Any number of `poll`, `complete`, `arm`, `disarm` and updates.
+//! 3. `stop`: the task pops nothing more. Its requests in flight complete and are pushed. Its credit returns
+//!    to the ring.
+//! 4. `detach`, then [`Stopped`], with the index from which another back-end could go on.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod areas;

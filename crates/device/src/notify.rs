@@ -1,15 +1,16 @@
-//! Eventfds in both directions.
+//! Eventfds for notifications in both directions.
 //!
-//! The front-end has each of these descriptors too, and may do to it what it likes: fill its counter, empty it, let its
-//! reads and writes wait. So nothing here reads or writes one in a way that could wait. That takes eventfds; of
-//! other files nobody could promise it, and they are refused, as the kernel's own vhost refuses them.
+//! The front-end shares each of these descriptors. It can fill or empty the counter, or make it blocking, at
+//! any time. So this module only uses reads and writes that never wait. Such reads and writes exist for
+//! eventfds, but not for every kind of file. Other files are refused, as the kernel's own vhost does.
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat, readlinkat};
 use rustix::io::{ReadWriteFlags, preadv2};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Takes an eventfd that the front-end sent. It is made non-blocking, for where the host has no better means.
+/// Accepts an eventfd that the front-end sent. Makes it non-blocking, for hosts that have no better
+/// protection.
 fn eventfd(fd: OwnedFd) -> io::Result<OwnedFd> {
     if !is_eventfd(&fd)? {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no eventfd"));
@@ -21,17 +22,18 @@ fn eventfd(fd: OwnedFd) -> io::Result<OwnedFd> {
 fn is_eventfd(fd: &OwnedFd) -> io::Result<bool> {
     match readlinkat(rustix::fs::CWD, format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new()) {
         Ok(name) => Ok(name.as_bytes() == b"anon_inode:[eventfd]"),
-        // No /proc. What such an inode is for cannot be told then, but it is no file, pipe, socket or device.
+        // No /proc. The kind of an anonymous inode is unknown then, but it is no file, pipe, socket or
+        // device.
         Err(_) => Ok(FileType::from_raw_mode(fstat(fd)?.st_mode) == FileType::Unknown),
     }
 }
 
-/// The driver tells the device: an eventfd that becomes readable with each kick.
+/// The eventfd through which the driver notifies the device. It becomes readable with each kick.
 #[derive(Debug)]
 pub struct Kick(OwnedFd);
 
 impl Kick {
-    /// Takes the descriptor that came with SET_VRING_KICK.
+    /// Makes a `Kick` of the descriptor that came with SET_VRING_KICK.
     ///
     /// # Errors
     /// It is no eventfd.
@@ -39,7 +41,7 @@ impl Kick {
         Ok(Self(eventfd(fd)?))
     }
 
-    /// Another descriptor for the same kicks.
+    /// Duplicates the descriptor, for the same kicks.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -47,14 +49,14 @@ impl Kick {
         self.0.try_clone().map(Self)
     }
 
-    /// Takes what has been kicked so far; the number of kicks.
+    /// Resets the counter. Returns the number of kicks that it held.
     ///
-    /// While a worker waits for the descriptor it never reads it: an edge-triggered wait tells of each kick by itself. But what
-    /// is left in it when the queue stops would make the front-end, which takes the descriptor back, see a kick that
-    /// was already served.
+    /// A worker that waits for kicks never reads the descriptor, because an edge-triggered wait reports each
+    /// kick. When the queue stops, the front-end takes the descriptor back. A counter that is not zero would
+    /// look to it like a kick that is not served yet.
     pub fn take(&self) -> u64 {
         let mut count = [0; 8];
-        // No offset; and no waiting, whatever the front-end did to the descriptor.
+        // `u64::MAX`: no offset. NOWAIT: never wait, even if the front-end has made the descriptor blocking.
         match preadv2(&self.0, &mut [io::IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT) {
             Ok(8) => u64::from_ne_bytes(count),
             _ => 0,
@@ -68,12 +70,12 @@ impl AsFd for Kick {
     }
 }
 
-/// The device tells the driver (or, for the error descriptor, the front-end): an eventfd that is signalled.
+/// The eventfd through which the device notifies the driver or, as an error descriptor, the front-end.
 #[derive(Debug)]
 pub struct Call(OwnedFd);
 
 impl Call {
-    /// Takes the descriptor that came with SET_VRING_CALL or SET_VRING_ERR.
+    /// Makes a `Call` of the descriptor that came with SET_VRING_CALL or SET_VRING_ERR.
     ///
     /// # Errors
     /// It is no eventfd.
@@ -81,7 +83,7 @@ impl Call {
         Ok(Self(eventfd(fd)?))
     }
 
-    /// Another descriptor for the same calls.
+    /// Duplicates the descriptor, for the same calls.
     ///
     /// # Errors
     /// The process is out of descriptors.
@@ -89,8 +91,8 @@ impl Call {
         self.0.try_clone().map(Self)
     }
 
-    /// Signals it, without waiting. A counter that is full has been signalled already. Returns `false` where the kernel refuses: it may take the signal
-    /// later.
+    /// Signals the eventfd without waiting. A full counter counts as success, because it is signalled
+    /// already. Returns `false` if the kernel refuses; a later attempt may succeed.
     pub fn signal(&self) -> bool {
         kickless_io::signal(&self.0)
     }
@@ -103,7 +105,7 @@ mod tests {
     use rustix::pipe::pipe;
 
     #[test]
-    fn only_eventfds() {
+    fn other_files_than_eventfds_are_refused() {
         let (end, _) = pipe().unwrap();
         assert_eq!(Kick::new(end).unwrap_err().to_string(), "it is no eventfd");
         let file = std::fs::File::open("/dev/zero").unwrap();
@@ -118,7 +120,7 @@ mod tests {
     fn kicks_are_taken_without_waiting() {
         let fd = eventfd(2, EventfdFlags::CLOEXEC).unwrap();
         let kick = Kick::new(fd).unwrap();
-        // The other side's doing.
+        // The front-end makes the descriptor blocking.
         fcntl_setfl(&kick.0, OFlags::empty()).unwrap();
         assert_eq!(kick.take(), 2);
         assert_eq!(kick.take(), 0);

@@ -13,24 +13,27 @@ pub struct Context<'a> {
     pub task: u32,
     /// Wakes this worker, which then polls all its blocked tasks again.
     pub waker: &'a Waker,
-    /// The poll is to look at the far side: see [`QueueTask::far_side_interval`].
+    /// The poll must check the far side: see [`QueueTask::far_side_interval`].
     pub far_side_due: bool,
 }
 
 /// The event that a task waits for after a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// A kick: the ring is empty, or has less than the task needs. The task also waits for its event, if it asks for one.
+    /// A kick: the ring is empty, or has less than the task needs. The task also waits for its event, if it
+    /// asks for one.
     Idle,
-    /// Its event, and nothing in the ring: kicks stay off. A receive task has nothing to receive, however much credit; a
-    /// transmit task holds a frame that the far side refused. On a broken ring this is the same as [`Next::Idle`].
+    /// Its event alone, so kicks stay off. A receive task has nothing to receive, with much credit or little.
+    /// A transmit task holds a frame that the far side refused. On a broken ring this is the same as
+    /// [`Next::Idle`].
     Quiet,
-    /// As [`Next::Idle`], and a request that was popped waits for something. The worker also polls again after a
-    /// completion, or when it is woken.
+    /// As [`Next::Idle`], and a request that was popped waits for something. The worker also polls again
+    /// after a completion, or when it is woken.
     Waiting,
     /// Its next turn: the budget is used up, and there may be more.
     More,
-    /// Room: there may be more. The worker polls again after a completion, or when it is woken. Kicks stay off.
+    /// Room: there may be more. The worker polls again after a completion, or when it is woken. Kicks stay
+    /// off.
     Blocked,
 }
 
@@ -48,27 +51,29 @@ pub struct Polled {
 /// One virtqueue of a device, running on a worker.
 ///
 /// An implementer may rely on this:
-/// * All calls come from one thread at a time. `attach` comes first and `detach` last. A task that moves to another worker
-///   is detached and attached again.
-/// * Nothing is in flight at `detach`. Every completion of an operation that it queued comes back through `complete`, once.
-/// * After [`Next::Idle`] the worker arms the task, and after [`Next::Quiet`] it does not. Then it watches the event, and
-///   waits for nothing between the poll and that.
+/// * All calls come from one thread at a time. `attach` comes first and `detach` last. A task that moves to
+///   another worker is detached and attached again.
+/// * Nothing is in flight at `detach`. The worker passes each completion of the task's operations to
+///   `complete`, once.
+/// * After [`Next::Idle`] the worker arms the task, and after [`Next::Quiet`] it does not. Then it watches
+///   the event. It does not wait between the poll and that.
 ///
-/// It must see to this:
+/// An implementer must do this:
 /// * Each head popped is pushed or returned exactly once, whatever fails.
 /// * A call never waits.
 /// * What was pushed is published before the call returns.
 ///
 /// # Credit
-/// A receive task pops chains before it has anything to put there: its *credit* ([`Vring::pop_credit`]). A transmit task can
-/// hold a chain as credit that the far side refused. Such chains are not in flight, because nothing that the task waits for is under way. The
-/// worker calls [`QueueTask::return_credit`] before the task stops, and before new memory, new addresses or an invalidation
-/// take effect, so none of these ever waits for credit. A task that moves keeps its credit.
+/// A receive task pops chains before it has data for them: its *credit* ([`Vring::pop_credit`]). A transmit
+/// task can hold a chain as credit that the far side refused. Such chains are not in flight, because no
+/// operation uses them. The worker calls [`QueueTask::return_credit`] before the task stops, and before new
+/// memory, new addresses or an invalidation take effect. So none of these ever waits for credit. A task that
+/// moves keeps its credit.
 pub trait QueueTask: Send {
-    /// Returns the ring under it. The worker updates and reads it through this.
+    /// Returns the task's ring. The worker updates and reads it through this.
     fn vring(&mut self) -> &mut Vring;
 
-    /// Makes what it needs of the worker's engine. The default needs nothing.
+    /// Registers the task's files and memory with the worker's engine. The default needs nothing there.
     ///
     /// # Errors
     /// The engine cannot take its file.
@@ -76,31 +81,34 @@ pub trait QueueTask: Send {
         Ok(())
     }
 
-    /// Gives back what [`QueueTask::attach`] made.
+    /// Releases the resources that [`QueueTask::attach`] took.
     fn detach(&mut self, _engine: &mut Engine) {}
 
-    /// Goes on with requests that had to wait, then pops heads and submits them until they cost `budget`: 1 for each request
-    /// or packet, and 1 for each whole 4 KiB of its data, so that neither many nor large ones are free. Reading long chains
-    /// and translating addresses costs too ([`Vring::take_cost`]), also where nothing is popped or the request is refused.
-    /// The last request may cost more than was left.
+    /// Continues requests that had to wait, then pops heads and submits them until they cost `budget`. A
+    /// request or packet costs 1, and 1 more for each whole 4 KiB of its data, so that both many and large
+    /// requests cost something. Reading long chains and translating addresses costs too
+    /// ([`Vring::take_cost`]), even if nothing is popped or the request is refused. The last request may cost
+    /// more than is left of the budget.
     ///
-    /// With a budget of 0 the task is leaving. It pops only what an earlier process has popped before ([`Vring::resubmissions`]), and
-    /// takes no credit. Such chains can be part of its credit, which it then returns first.
+    /// A budget of 0 means that the task is leaving. It then pops only chains that an earlier process had
+    /// popped ([`Vring::resubmissions`]), and takes no credit. Such chains can be part of its credit, which
+    /// it then returns first.
     fn poll(&mut self, context: &mut Context<'_>, budget: u32) -> Polled;
 
-    /// Takes completions of its own operations; empties `completions`. Returns whether a request waits for something, so
-    /// that the worker polls the task: the next poll finds out whether that is there by now. The default is for a task that
-    /// queues no operations.
+    /// Handles completions of the task's operations, and empties `completions`. Returns whether a request
+    /// waits for something. The worker then polls the task, which checks whether the request can go on. The
+    /// default is for a task that queues no operations.
     fn complete(&mut self, _context: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
         completions.clear();
         false
     }
 
-    /// Returns the number of heads popped and not pushed yet, without credit, and of those that are to be popped again
-    /// ([`Vring::resubmissions`]).
+    /// Returns the number of heads that are popped and not pushed yet, without credit, plus
+    /// [`Vring::resubmissions`].
     fn in_flight(&self) -> usize;
 
-    /// Enables kicks, then looks once more. Returns whether there is work already: the kick for it may never come.
+    /// Enables kicks, then checks the ring once more. Returns whether there is work already. Its kick may
+    /// never come.
     fn arm(&mut self) -> bool {
         self.vring().arm()
     }
@@ -110,44 +118,48 @@ pub trait QueueTask: Send {
         self.vring().disarm();
     }
 
-    /// Returns the descriptor of its far side, and what it waits for there now; `None`: it has no far side.
+    /// Returns the descriptor of the task's far side, and its present interest. `None` if it has no far side.
     ///
-    /// The descriptor is the same from `attach` to `detach`, and no other task has the same one: a task that shares a far
-    /// side duplicates its descriptor. Interests can change in `poll` and `complete`. The worker asks for them before it
-    /// stops looking at the task, and watches the descriptor edge-triggered. So the far side must have been found unready
-    /// (`EAGAIN`) by the poll that returned [`Next::Quiet`] or [`Next::Idle`] with an interest.
+    /// The descriptor is the same from `attach` to `detach`. No other task has the same one: a task that
+    /// shares a far side duplicates its descriptor. Interests can change in `poll` and `complete`. The worker
+    /// asks for them before it stops polling the task, and watches the descriptor edge-triggered. So a poll
+    /// that returns [`Next::Quiet`], or [`Next::Idle`] with an interest, must have found the far side unready
+    /// (`EAGAIN`).
     fn event(&self) -> Option<Event<'_>> {
         None
     }
 
-    /// Returns how long the worker spins on the ring between two looks at the far side that find nothing. A look at a ring
-    /// takes nanoseconds; a look that is a system call had better come every one or two microseconds. Asked once, after
-    /// `attach`.
+    /// Returns how long the worker spins on the ring alone after a check of the far side that found nothing.
+    /// A check of a ring takes nanoseconds. A check of the far side can be a system call, and one every one
+    /// or two microseconds is enough. The worker asks once, after `attach`.
     ///
-    /// A poll whose context says [`Context::far_side_due`] looks at the far side, and another poll need not. The worker never
-    /// lets a task sleep after a poll that need not look.
+    /// A poll whose context says [`Context::far_side_due`] must check the far side. Other polls need not. The
+    /// worker lets a task sleep only after a poll that had to.
     fn far_side_interval(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Returns the affinity group of the task, a number within its device; `None`: it has none. Tasks of one group, such as
-    /// the two rings of a pair, run on one worker and move together.
+    /// Returns the affinity group of the task, a number within its device. `None` if it has none. Tasks of
+    /// one group, such as the two rings of a pair, run on one worker and move together.
     fn affinity(&self) -> Option<u32> {
         None
     }
 
-    /// Returns all credit to the ring ([`Vring::unpop`]) and forgets its chains. The ring itself returns what is left of it.
+    /// Returns all credit to the ring ([`Vring::unpop`]) and forgets its chains. The ring itself returns any
+    /// credit that is left after this.
     fn return_credit(&mut self) {}
 
-    /// Carries requests out (`true`, as at the beginning), or drains the ring and discards what it takes
-    /// ([`Disabled::Drained`](crate::Disabled::Drained)). Not called for a ring that is left alone while it is disabled.
+    /// Chooses between serving the ring (`true`, the initial state) and draining it. A drained ring's
+    /// requests are taken and discarded ([`Disabled::Drained`](crate::Disabled::Drained)). Not called for a
+    /// ring that is left alone while disabled.
     fn set_enabled(&mut self, _enabled: bool) {}
 
-    /// Ends requests that wait for a remote server within a bounded time, because the task stops for good and the caller is
-    /// blocked on this.
+    /// Ends requests that wait for a remote server within a bounded time. The task stops for good, and the
+    /// caller is blocked on this.
     fn limit_remote_waits(&mut self) {}
 
-    /// Called when the view of memory was replaced. Lets go of references to the old one that no request in flight needs,
-    /// those in the worker's engine too. The default is for a task that keeps none between two calls.
+    /// Called after the view of memory was replaced. Drops references to the old view that no request in
+    /// flight needs, those in the worker's engine too. The default is for a task that keeps none between two
+    /// calls.
     fn memory_changed(&mut self, _engine: &mut Engine) {}
 }

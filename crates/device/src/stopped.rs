@@ -9,7 +9,7 @@ pub struct Stopped {
     pub next_avail: u16,
     /// Whether the driver had offered more than was taken.
     pub has_work: bool,
-    /// Completions that could not be shown to the driver, because the ring was not in guest memory. The next task of this
-    /// ring shows them. Nearly always empty.
+    /// Completions that could not be shown to the driver, because the ring was not in guest memory. The next
+    /// task of this ring shows them. Nearly always empty.
     pub held: Vec<Held>,
 }

@@ -1,15 +1,15 @@
-//! The contract of what the owner of a running task holds.
+//! The contract of a running task's handle, which its owner holds.
 
 use crate::{Stopped, Update};
 use kickless_sync::mpsc::Receiver;
 
 /// Asks a running task for changes, and stops it. Dropping it stops the task without waiting.
 pub trait TaskHandle: Send {
-    /// Asks the worker for a change. The receiver gets a message once the change is in force. It is disconnected if the
-    /// worker has ended.
+    /// Asks the worker for a change. The receiver gets a message once the change is in force. It is
+    /// disconnected if the worker has ended.
     fn update(&self, update: Update) -> Receiver<()>;
 
-    /// Asks the worker to stop the task, which pops no more heads from then on. The answer comes when everything in flight
-    /// has been completed and pushed, and all credit is back in the ring.
+    /// Asks the worker to stop the task, which pops no more heads from then on. The answer comes when
+    /// everything in flight has been completed and pushed, and all credit is back in the ring.
     fn stop(&self) -> Receiver<Stopped>;
 }

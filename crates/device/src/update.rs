@@ -9,27 +9,28 @@ use std::sync::mpsc::Sender;
 /// A change to a running task. None of them stops it.
 #[derive(Debug)]
 pub enum Update {
-    /// Replaces guest memory and its log. Requests in flight keep the memory that they were submitted with, but mark what
-    /// they write from now on in the new log: once the change is in force, no request writes the old one. A ring that is
-    /// not in the new memory rests until a later view has it.
+    /// Replaces guest memory and its log. Requests in flight keep the memory that they were submitted with,
+    /// but mark their later writes in the new log. Once the change is in force, no request writes to the old
+    /// log. A ring that is not in the new memory rests until a later view contains it.
     Memory(Arc<View>),
     /// Moves the ring's areas. Indices stay.
     Addresses(Areas),
-    /// Takes kicks from another descriptor, and looks at the ring once.
+    /// Takes kicks from another descriptor, and polls the ring once.
     Kick(Option<Kick>),
-    /// Sends calls to another descriptor, and one at once: the last one may have gone to the old descriptor after the
-    /// front-end stopped looking there (it masks and unmasks interrupts this way).
+    /// Sends calls to another descriptor, and one call at once. The previous call may have gone to the old
+    /// descriptor after the front-end stopped watching it. (The front-end masks and unmasks interrupts this
+    /// way.)
     Call(Option<Call>),
     /// Reports a broken ring to this descriptor.
     Err(Option<Call>),
     /// Reports pages that were marked in the log to this descriptor.
     Logged(Option<Call>),
-    /// Looks at the ring: the front-end kicked by message, or translations have come that the ring waits for.
+    /// Polls the ring: the front-end kicked by message, or translations have come that the ring waits for.
     Look,
-    /// Invalidates these translations. Each request that still uses one holds a clone of the sender; the channel closes when
-    /// the last of them completes.
+    /// Invalidates these translations. Each request that still uses one holds a clone of the sender; the
+    /// channel closes when the last of them completes.
     Invalidate(IovaRange, Sender<Infallible>),
-    /// Forgets these translations, which stay true.
+    /// Drops these translations from the cache. They stay valid, so no request has to complete first.
     Forget(IovaRange),
     /// Fails requests that need this translation, which the front-end does not have.
     Refused(Miss),

@@ -1,4 +1,4 @@
-//! A vring behind a vIOMMU, whose session the test plays.
+//! A vring behind a vIOMMU. The test takes the part of its session.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_device::{Areas, Iommu, IovaAddresses, Misses, Stopped, Update, Vring, VringParts, Waker};
@@ -17,9 +17,9 @@ use tracing::{Event, Level, Metadata, Subscriber};
 const PAGE: u64 = 4096;
 const LEN: u64 = 64 * PAGE;
 const USER: u64 = 0x7e00_0000_0000;
-/// What the device sees at this distance is what the guest has at 0.
+/// The distance from a guest address to the address at which the device sees it.
 const IOVA: u64 = 0xffff_0000_0000;
-/// In the guest's memory: each on a page of its own.
+/// Guest addresses of the areas, each on a page of its own.
 const DESC: u64 = PAGE;
 const AVAIL: u64 = 2 * PAGE;
 const USED: u64 = 3 * PAGE;
@@ -55,8 +55,8 @@ impl Setup {
         Self { vring, iotlb, misses, view, avail: 0, ids: HashMap::new() }
     }
 
-    /// Makes a ring with one chain of more pages, from the returned address on, than one pop translates. It has been popped
-    /// once, in vain.
+    /// Makes a ring with one chain of more pages than one pop translates. The chain begins at the returned
+    /// address, and was popped once without success.
     fn with_unfinished_chain() -> (Self, Chain, u64) {
         const PAGES: u64 = 1500;
         let mut setup = Self::with_ring();
@@ -71,7 +71,7 @@ impl Setup {
         (setup, chain, far)
     }
 
-    /// With its ring in place.
+    /// Makes a ring whose areas are translated.
     fn with_ring() -> Self {
         let mut setup = Self::new();
         setup.tell(DESC, 1, Access::READ);
@@ -82,7 +82,7 @@ impl Setup {
         setup
     }
 
-    /// The front-end tells a translation, asked or not. Queues that it woke.
+    /// The front-end sends a translation, asked for or not. Returns the queues that it woke.
     fn tell(&mut self, gpa: u64, pages: u64, access: Access) -> Vec<u16> {
         self.tell_elsewhere(gpa, pages, gpa, access)
     }
@@ -103,7 +103,7 @@ impl Setup {
         all_done
     }
 
-    /// The front-end answers that there is no avail ring, and tells of the rest.
+    /// The front-end answers that it has no avail ring, and sends all other translations.
     fn refuse_the_avail_ring(&mut self) {
         for (number, miss) in self.misses.take_unsent() {
             if miss.page == Iova(IOVA + AVAIL) {
@@ -128,7 +128,7 @@ impl Setup {
         popped
     }
 
-    /// Pops a chain, of which one pop may translate only a part.
+    /// Pops a chain. One pop may translate only a part of it.
     fn pop_whole(&mut self, chain: &mut Chain) -> bool {
         loop {
             if self.vring.pop(chain) {
@@ -176,7 +176,7 @@ fn is_over(done: &Receiver<Infallible>) -> bool {
 }
 
 #[test]
-fn a_ring_asks_for_its_areas_and_is_there_when_they_are() {
+fn a_ring_asks_for_its_areas_and_works_once_they_are_translated() {
     let mut setup = Setup::new();
     assert!(setup.sent().is_empty(), "not before it is looked at");
     assert!(!setup.pop());
@@ -201,10 +201,10 @@ fn a_ring_asks_for_its_areas_and_is_there_when_they_are() {
 }
 
 #[test]
-fn buffers_are_cut_where_their_pages_part() {
+fn buffers_are_split_at_gaps_between_pages() {
     let mut setup = Setup::with_ring();
     setup.tell(BUFFERS, 1, Access::BOTH);
-    // The page after it is elsewhere, and the one after that follows it.
+    // The page after it is at another place, and the one after that follows it there.
     setup.tell_elsewhere(BUFFERS + PAGE, 2, 20 * PAGE, Access::BOTH);
     setup.offer(0, (BUFFERS + 4000, 16 + 2 * PAGE as u32), (BUFFERS, 1));
     let mut chain = Chain::default();
@@ -217,7 +217,7 @@ fn buffers_are_cut_where_their_pages_part() {
 #[test]
 fn an_indirect_table_is_asked_for_first() {
     let mut setup = Setup::with_ring();
-    // Over the seam of two pages.
+    // Across the boundary of two pages.
     let table = BUFFERS + 2 * PAGE - 16;
     setup.view.map().write_obj(Gpa(table), &desc((0, 8), DESC_F_NEXT, 1)).unwrap();
     setup.view.map().write_obj(Gpa(30 * PAGE), &desc((PAGE / 2, 8), DESC_F_WRITE, 0)).unwrap();
@@ -235,8 +235,8 @@ fn an_indirect_table_is_asked_for_first() {
     assert_eq!((chain.readable().len(), chain.writable().len()), (1, 1));
 }
 
-/// No two pages of the table follow one another, each descriptor is on another page than the one before, and some lie on two
-/// pages. Each page is looked for once.
+/// No two pages of the table are contiguous, each descriptor is on another page than the one before, and some
+/// lie on two pages. Each page is looked up once.
 #[test]
 fn an_indirect_table_is_translated_once() {
     const ENTRIES: u16 = 1024;
@@ -280,7 +280,7 @@ fn an_invalidation_waits_for_what_is_in_flight_and_for_nothing_else() {
     let first = setup.invalidate(BUFFERS + PAGE + 99, 1);
     let both = setup.invalidate(BUFFERS, 8 * PAGE);
     assert!(!is_over(&first) && !is_over(&both));
-    // One that comes now asks anew, and holds up nothing.
+    // A request that comes now asks again, and the invalidation does not wait for it.
     setup.offer(4, (BUFFERS, 16), (BUFFERS + PAGE, 100));
     assert!(!setup.pop());
     assert_eq!(setup.sent().len(), 2);
@@ -294,7 +294,7 @@ fn an_invalidation_waits_for_what_is_in_flight_and_for_nothing_else() {
 }
 
 #[test]
-fn a_ring_whose_translation_goes_rests_and_comes_back() {
+fn a_ring_rests_while_its_translation_is_missing() {
     let mut setup = Setup::with_ring();
     setup.tell(BUFFERS, 8, Access::BOTH);
     setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 100));
@@ -312,7 +312,7 @@ fn a_ring_whose_translation_goes_rests_and_comes_back() {
     assert_eq!(setup.used_idx(), 1);
 }
 
-/// The used ring begins at the end of a page, and the next page is elsewhere.
+/// The used ring begins at the end of a page, and the next page is at another place.
 #[test]
 fn a_ring_in_pieces_works_like_any_other() {
     let mut setup = Setup::new();
@@ -333,14 +333,14 @@ fn a_ring_in_pieces_works_like_any_other() {
     setup.push(2, 77);
     setup.vring.publish();
     let map = setup.view.map();
-    // The index, then the element: its head before the seam, its length behind it.
+    // The index, then the element: its head before the boundary, its length after it.
     assert_eq!(map.read_obj::<[u8; 2]>(Gpa(used + 2)), Ok([1, 0]));
     assert_eq!(map.read_obj::<[u8; 4]>(Gpa(used + 4)), Ok([2, 0, 0, 0]));
     assert_eq!(map.read_obj::<[u8; 4]>(Gpa(40 * PAGE)), Ok([77, 0, 0, 0]));
 }
 
 #[test]
-fn what_the_front_end_has_not_got_is_no_guest_memory() {
+fn a_refused_translation_is_no_guest_memory() {
     let mut setup = Setup::with_ring();
     setup.tell(BUFFERS, 1, Access::READ);
     setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 100));
@@ -362,7 +362,7 @@ fn what_the_front_end_has_not_got_is_no_guest_memory() {
 }
 
 #[test]
-fn a_ring_that_leads_nowhere_rests_until_something_comes() {
+fn a_ring_without_memory_rests_until_a_translation_comes() {
     let mut setup = Setup::new();
     assert!(!setup.pop());
     setup.refuse_the_avail_ring();
@@ -374,7 +374,7 @@ fn a_ring_that_leads_nowhere_rests_until_something_comes() {
 }
 
 #[test]
-fn a_ring_that_stops_while_it_stands_goes_on_at_that_head() {
+fn a_ring_that_stops_while_it_waits_goes_on_at_that_head() {
     let mut setup = Setup::with_ring();
     setup.tell(BUFFERS, 1, Access::BOTH);
     setup.offer(0, (BUFFERS, 16), (BUFFERS, 1));
@@ -395,7 +395,7 @@ fn another_view_leaves_translations_as_they_are() {
     setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 1));
     assert!(setup.pop());
     setup.push(0, 0);
-    // The ring and all are in other memory now; the front-end's addresses stay.
+    // All of guest memory is at another place now. The front-end's addresses stay.
     let other = guest_memory(LEN, USER);
     let mut page = [0; PAGE as usize];
     for at in [DESC, AVAIL, USED] {
@@ -411,7 +411,7 @@ fn another_view_leaves_translations_as_they_are() {
     assert!(!setup.pop() && setup.sent().is_empty(), "no memory, but nothing to ask for");
 }
 
-/// As many descriptors as there are, each over the end of all addresses.
+/// As many descriptors as the ring has, each past the end of all addresses.
 #[test]
 fn a_chain_that_is_too_long_takes_no_memory() {
     let mut setup = Setup::with_ring();
@@ -435,7 +435,7 @@ fn a_chain_that_is_too_long_takes_no_memory() {
     assert!(!setup.vring.pop(&mut chain) && setup.vring.is_broken());
 }
 
-/// Pages of which no two follow one another, more of them than pieces of a chain are told apart.
+/// Pages of which no two are contiguous, more of them than ranges are kept apart for a chain.
 #[test]
 fn a_chain_in_too_many_pieces_fails() {
     const PIECES: u64 = 1 << 16;
@@ -458,7 +458,7 @@ fn a_chain_in_too_many_pieces_fails() {
     assert!(!setup.view.contains(chain.writable()[0].addr, 1));
 }
 
-/// A request of more pages than are asked for at a time, none of which the front-end has.
+/// A request of more pages than are asked for at a time. The front-end has none of them.
 #[test]
 fn a_request_that_is_refused_page_by_page_ends() {
     let mut setup = Setup::with_ring();
@@ -484,8 +484,8 @@ fn a_request_that_is_refused_page_by_page_ends() {
     assert_eq!(setup.sent(), [(BUFFERS + PAGE, Access::READ)]);
 }
 
-/// Pages of which no two follow one another, and none of which the front-end has told yet: more than are asked for at a time.
-/// However often the chain comes back for more, a page is looked for a fixed number of times.
+/// Pages of which no two are contiguous, more than are asked for at a time. The front-end has sent none of
+/// them yet. Each page is looked up a fixed number of times, however often the chain is popped again.
 #[test]
 fn a_chain_whose_pages_are_all_missing_is_translated_once() {
     const PAGES: u64 = 8192;
@@ -509,12 +509,13 @@ fn a_chain_whose_pages_are_all_missing_is_translated_once() {
     cost += setup.vring.take_cost();
     assert_eq!(rounds, PAGES / 256);
     assert_eq!(chain.readable().len() as u64, PAGES);
-    // Each is missing once and there once, and 16 of them cost 1.
+    // Each page is looked up once when it is missing and once when it is there. 16 lookups cost 1.
     assert!(u64::from(cost) <= 2 * PAGES / 16 + 1, "{cost}");
     assert!(u64::from(cost) >= 2 * PAGES / 16 - 1, "{cost} is too little for what was done");
 }
 
-/// What was translated of a chain that is not popped yet is dropped when it is not true any more, whatever the ring did meanwhile.
+/// An invalidation drops the translated part of a chain that is not popped yet, whatever the ring does
+/// meanwhile.
 #[test]
 fn an_invalidation_reaches_a_chain_that_is_translated_in_part() {
     const PAGES: u64 = 1500;
@@ -528,7 +529,7 @@ fn an_invalidation_reaches_a_chain_that_is_translated_in_part() {
     setup.offer(0, (far, (PAGES * PAGE) as u32), (BUFFERS, 1));
     let mut chain = Chain::default();
     assert!(!setup.vring.pop(&mut chain) && setup.vring.take_unfinished());
-    // The ring goes and comes back, and looks for itself in between.
+    // The ring is unmapped and mapped again, and looks up its own areas in between.
     assert!(is_over(&setup.invalidate(USED, PAGE)));
     assert!(!setup.vring.pop(&mut chain) && !setup.vring.take_unfinished());
     assert!(is_over(&setup.invalidate(far + 7 * PAGE, PAGE)), "nothing is in flight");
@@ -540,7 +541,7 @@ fn an_invalidation_reaches_a_chain_that_is_translated_in_part() {
     assert!(!is_over(&setup.invalidate(far, PAGE)), "now it is");
 }
 
-/// A chain whose descriptors the driver changes while it is translated is what they say last.
+/// A driver changes a chain's descriptors while they are translated. The last version counts.
 #[test]
 fn a_chain_that_changes_while_it_is_translated_begins_anew() {
     let (mut setup, mut chain, _) = Setup::with_unfinished_chain();
@@ -551,10 +552,10 @@ fn a_chain_that_changes_while_it_is_translated_begins_anew() {
     assert_eq!(chain.readable_len(), 16);
 }
 
-/// In between, the driver puts other descriptors into the ring, whose pop ends before its buffers are translated. What was
-/// translated belongs to none of those.
+/// Between two pops, the driver replaces the descriptors, and the next pop ends before the buffers are
+/// translated. The new chain must not use the earlier translations.
 #[test]
-fn a_chain_that_is_read_in_part_takes_over_nothing_from_the_one_before() {
+fn a_chain_does_not_use_translations_of_the_one_before() {
     let (mut setup, mut chain, far) = Setup::with_unfinished_chain();
     // One buffer, and a table that is missing.
     let table = BUFFERS + 20 * PAGE;
@@ -575,7 +576,8 @@ fn a_chain_that_is_read_in_part_takes_over_nothing_from_the_one_before() {
     assert!(is_over(&setup.invalidate(far, PAGE)), "it does not use that");
 }
 
-/// A driver can make a head available again that is in flight, so that one chain with it always is.
+/// A driver can make a head available again and again while it is in flight, so that one chain with it is
+/// always there.
 #[test]
 fn a_head_that_is_available_again_does_not_hold_an_invalidation_up() {
     let mut setup = Setup::with_ring();
@@ -589,7 +591,7 @@ fn a_head_that_is_available_again_does_not_hold_an_invalidation_up() {
     setup.tell(BUFFERS, 1, Access::BOTH);
     setup.push(0, 0);
     assert!(!is_over(&done));
-    // Those with other heads are not concerned.
+    // Chains with other heads are popped.
     setup.offer(2, (BUFFERS, 16), (BUFFERS + PAGE, 1));
     assert!(setup.pop() && !setup.vring.is_broken());
     setup.make_available(0);
@@ -598,7 +600,7 @@ fn a_head_that_is_available_again_does_not_hold_an_invalidation_up() {
     assert!(is_over(&done));
 }
 
-/// Longer than a request can be: nothing of it is looked for but where its status goes.
+/// A chain is longer than a request can be. Only the address of its status is looked up.
 #[test]
 fn a_chain_that_is_too_long_is_refused_before_it_is_translated() {
     let mut setup = Setup::with_ring();
@@ -616,14 +618,14 @@ fn a_chain_that_is_too_long_is_refused_before_it_is_translated() {
     let [body, status] = chain.writable() else { panic!("{:?}", chain.writable()) };
     assert!(!setup.view.contains(body.addr, 1));
     assert_eq!((status.addr, status.len), (Gpa(BUFFERS + PAGE - 1), 1));
-    // Where the largest request is, it is served.
+    // At the largest request's size, it is served.
     setup.iotlb.update(Iova(IOVA + far), 1 << 30, UserAddr(USER), Access::READ).unwrap();
     setup.offer(2, (far, 1 << 30), (BUFFERS, 1));
     assert!(setup.pop_whole(&mut chain));
 }
 
 #[test]
-fn a_ring_that_stands_looks_only_when_there_is_something_new() {
+fn a_waiting_ring_checks_only_after_an_update() {
     let mut setup = Setup::with_ring();
     setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 1));
     assert!(!setup.pop());
@@ -642,7 +644,7 @@ fn a_ring_that_stands_looks_only_when_there_is_something_new() {
     assert!(setup.pop());
 }
 
-/// Does something when a line is logged by this thread.
+/// Runs a function when this thread logs a line.
 struct AtALine<F>(Mutex<Option<F>>);
 
 impl<F: FnOnce() + Send + 'static> Subscriber for AtALine<F> {
@@ -670,10 +672,10 @@ impl<F: FnOnce() + Send + 'static> Subscriber for AtALine<F> {
     fn exit(&self, _: &Id) {}
 }
 
-/// A ring that was told that there is no such thing looks, finds nothing, and says so in the log; just then the front-end tells of it
-/// unasked. The ring is woken.
+/// A ring's translation is refused, and the ring logs this. At this moment the front-end sends the
+/// translation unasked. The ring is woken.
 #[test]
-fn what_comes_unasked_while_a_ring_looks_is_not_missed() {
+fn an_unasked_translation_during_a_lookup_is_not_missed() {
     let mut setup = Setup::new();
     setup.tell(BUFFERS, 2, Access::BOTH);
     setup.offer(0, (BUFFERS, 16), (BUFFERS + PAGE, 1));
@@ -691,9 +693,10 @@ fn what_comes_unasked_while_a_ring_looks_is_not_missed() {
     assert!(vring.pop(&mut Chain::default()));
 }
 
-/// Credit goes back before an invalidation, new memory or new addresses take effect, and nothing waits for it. What is used is waited for.
+/// Credit returns to the ring before an invalidation, new memory or new addresses take effect, so nothing
+/// waits for it. Chains in use are waited for.
 #[test]
-fn credit_holds_up_nothing() {
+fn nothing_waits_for_credit() {
     let mut setup = Setup::with_ring();
     setup.tell(BUFFERS, 8, Access::BOTH);
     for head in [0, 2, 4] {

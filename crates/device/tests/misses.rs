@@ -1,4 +1,4 @@
-//! What queues behind a vIOMMU wait for.
+//! Translations that queues behind a vIOMMU wait for.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use kickless_device::{Misses, Refusal, Waker};
@@ -21,7 +21,7 @@ fn sent(misses: &Misses) -> Vec<Miss> {
 }
 
 #[test]
-fn one_miss_for_all_who_wait() {
+fn queues_share_a_miss() {
     let misses = misses();
     let (a, b) = (miss(1, Access::READ), miss(2, Access::WRITE));
     misses.ask(0, &[a, b], &[range(1, 2)]);
@@ -29,15 +29,15 @@ fn one_miss_for_all_who_wait() {
     misses.ask(1, &[a], &[range(1, 1)]);
     assert_eq!(sent(&misses), [a, b]);
     assert!(sent(&misses).is_empty());
-    // Too little is no answer; too much is.
+    // Too few permissions are no answer. More than asked for are one.
     assert!(misses.answered(range(1, 1), Access::WRITE).is_empty());
     assert_eq!(misses.answered(range(0, 2), Access::BOTH), [1]);
     assert_eq!(misses.answered(range(2, 1), Access::WRITE), [0]);
-    assert!(misses.answered(range(0, 9), Access::BOTH).is_empty(), "nobody waits");
+    assert!(misses.answered(range(0, 9), Access::BOTH).is_empty(), "no queue waits");
 }
 
 #[test]
-fn what_is_not_answered_is_refused() {
+fn a_miss_without_an_answer_is_refused() {
     let misses = misses();
     let a = miss(1, Access::WRITE);
     misses.ask(3, &[a], &[]);
@@ -45,7 +45,7 @@ fn what_is_not_answered_is_refused() {
     misses.answered(range(1, 1), Access::READ);
     assert_eq!(misses.replied(number, &a), Some(Refusal { miss: a, queues: vec![3] }));
     assert_eq!(misses.replied(number, &a), None);
-    // Asked for again, the reply to the first is none to the second.
+    // After a second request, the reply to the first is none to the second.
     misses.ask(3, &[a], &[]);
     let [(again, _)] = misses.take_unsent()[..] else { panic!("one miss") };
     assert_eq!(misses.replied(number, &a), None);
@@ -70,7 +70,7 @@ fn a_queue_that_stops_is_forgotten() {
 }
 
 #[test]
-fn what_is_watched_wakes_once() {
+fn a_watched_range_wakes_once() {
     let misses = misses();
     misses.watch(2, vec![range(5, 1)]);
     assert!(misses.answered(range(6, 1), Access::BOTH).is_empty());

@@ -1,19 +1,22 @@
 //! Translations that queues behind a vIOMMU wait for.
 //!
-//! A queue that lacks translations says which ([`Misses::ask`]), stands still, and goes on when it is told that they have
-//! come ([`Update::Look`](crate::Update::Look)), or that they will not ([`Update::Refused`](crate::Update::Refused)). The
-//! transport takes what was asked for ([`Misses::take_unsent`]), asks the front-end, and says here what it answered; it
-//! then learns which queues to tell.
+//! A queue that lacks translations lists them ([`Misses::ask`]) and pauses. It goes on when they have come
+//! ([`Update::Look`](crate::Update::Look)), or when the front-end refuses them
+//! ([`Update::Refused`](crate::Update::Refused)). The transport takes the list ([`Misses::take_unsent`]),
+//! asks the front-end, and reports its answers here. In return it learns which queues to update.
 //!
 //! # No queue waits for ever
-//! Each translation that is waited for has been asked for since: a queue that finds it missing either puts it on the list,
-//! and what is on the list is sent, or finds it there already, with an answer still to come; both under the lock. The
-//! answer is looked for in the table by the queue, not here, so an answer that nobody waits for any more, or that says less
-//! than was asked, changes nothing: the queue looks, and asks again. An answer is waited for at most once for each time
-//! that it is asked for. What the front-end refuses is refused to the queue, which has its request fail.
+//! Each translation that a queue waits for was asked for after the queue found it missing. Under the lock,
+//! the queue either puts the miss on the list, which the transport sends, or finds it there with an answer
+//! still to come.
 //!
-//! The transport forgets a queue ([`Misses::forget`]) after it has stopped, so a stopped queue is asked nothing for; an
-//! answer that comes later finds nobody.
+//! The queue looks for the translation in the table; answers are not kept here. So an answer changes nothing
+//! if no queue waits for it, or if it covers less than was asked: the queue looks in the table and asks
+//! again. The queue waits for at most one answer each time it asks. When the front-end refuses a translation,
+//! the refusal goes to the queue, whose request fails.
+//!
+//! The transport forgets a queue ([`Misses::forget`]) after it has stopped. So it sends nothing for a stopped
+//! queue, and ignores a late answer.
 
 #[cfg(all(test, loom))]
 mod model;
@@ -24,109 +27,114 @@ use kickless_sync::Mutex;
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-/// What the queues of a session wait for. Bounded by what each queue asks for at a time.
+/// The translations that the queues of a session wait for. The number is bounded by the number that each
+/// queue asks for at a time.
 #[derive(Debug)]
 pub struct Misses {
-    state: Mutex<State>,
-    /// Something is to be sent.
+    table: Mutex<MissTable>,
+    /// Signalled when there is something to send.
     signal: Waker,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    pending: BTreeMap<Miss, Pending>,
-    /// What is to be sent, with its number.
+struct MissTable {
+    pending: BTreeMap<Miss, PendingMiss>,
+    /// Misses to send, with their numbers.
     unsent: Vec<(u64, Miss)>,
     next: u64,
-    queues: BTreeMap<u16, Waiting>,
+    queues: BTreeMap<u16, WaitingQueue>,
 }
 
-/// One translation that was asked for and not answered.
+/// A translation that was asked for and not answered yet.
 #[derive(Debug)]
-struct Pending {
+struct PendingMiss {
     number: u64,
     queues: Vec<u16>,
 }
 
-/// One queue that waits, or waited and has not gone on yet.
+/// A queue that waits, or has waited and has not gone on yet.
 #[derive(Debug, Default)]
-struct Waiting {
-    /// How many answers are to come.
+struct WaitingQueue {
+    /// The number of answers still to come.
     left: usize,
-    /// What the request that waits uses, all of it: none of this is to be evicted.
+    /// All ranges that the waiting request uses. They must not be evicted.
     pinned: Vec<IovaRange>,
-    /// What it cannot have, and would go on with if it came.
+    /// Ranges that the front-end refused. The queue goes on if they come later.
     watched: Vec<IovaRange>,
 }
 
-/// An answer that the front-end has given to a miss.
+/// The front-end's answer that it has no such translation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What it has not got.
+    /// The translation that the front-end does not have.
     pub miss: Miss,
-    /// Who waits for it.
+    /// The queues that wait for it.
     pub queues: Vec<u16>,
 }
 
 impl Misses {
-    /// None yet. The signal is given when something is to be sent.
+    /// Makes an empty list. Wakes `signal` when there is something to send.
     pub fn new(signal: Waker) -> Self {
-        Self { state: Mutex::new(State::default()), signal }
+        Self { table: Mutex::new(MissTable::default()), signal }
     }
 
-    /// Where that is seen.
+    /// Returns the waker that is signalled when there is something to send.
     pub fn signal(&self) -> &Waker {
         &self.signal
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<T>(&self, change: impl FnOnce(&mut MissTable) -> T) -> T {
+        change(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A queue waits for these. What it has asked for before is not asked for twice. All of `pinned` is kept for it.
+    /// Has a queue wait for these translations. A miss that is pending already is not sent twice. The ranges
+    /// in `pinned` are not evicted meanwhile.
     pub fn ask(&self, queue: u16, missing: &[Miss], pinned: &[IovaRange]) {
-        let news = self.with(|state| {
-            let waiting = state.queues.entry(queue).or_default();
+        let news = self.with(|table| {
+            let waiting = table.queues.entry(queue).or_default();
             waiting.pinned.clear();
             waiting.pinned.extend_from_slice(pinned);
-            // It looks again when it has its answers.
+            // The queue checks again after its answers.
             waiting.watched.clear();
             for miss in missing {
-                let pending = state.pending.entry(*miss).or_insert_with(|| {
-                    state.next += 1;
-                    state.unsent.push((state.next, *miss));
-                    Pending { number: state.next, queues: Vec::new() }
+                let pending = table.pending.entry(*miss).or_insert_with(|| {
+                    table.next += 1;
+                    table.unsent.push((table.next, *miss));
+                    PendingMiss { number: table.next, queues: Vec::new() }
                 });
                 if !pending.queues.contains(&queue) {
                     pending.queues.push(queue);
                     waiting.left += 1;
                 }
             }
-            !state.unsent.is_empty()
+            !table.unsent.is_empty()
         });
         if news {
             self.signal.wake();
         }
     }
 
-    /// A queue cannot have this, and would go on if it came unasked.
-    /// For one that looks, this is to be said before it does, lest what comes in between wakes nobody; until it asks for something.
+    /// Notes ranges that a queue was refused, and that wake it if they come unasked.
+    ///
+    /// A queue calls this before it looks in the table. Otherwise a translation that comes in between would
+    /// wake no queue. The next [`Misses::ask`] of the queue ends it.
     pub fn watch(&self, queue: u16, ranges: Vec<IovaRange>) {
-        self.with(|state| state.queues.entry(queue).or_default().watched = ranges);
+        self.with(|table| table.queues.entry(queue).or_default().watched = ranges);
     }
 
-    /// A queue has what it waited for.
+    /// Ends the wait of a queue that has its translations.
     pub fn resolved(&self, queue: u16) {
         self.forget(queue);
     }
 
-    /// A queue waits for nothing any more: what only it has asked for is not sent, and its answer finds nobody.
+    /// Ends all waits of a queue. A miss that only this queue has asked for is not sent, and its answer is
+    /// ignored.
     pub fn forget(&self, queue: u16) {
-        self.with(|state| {
-            if state.queues.remove(&queue).is_none_or(|waiting| waiting.left == 0) {
+        self.with(|table| {
+            if table.queues.remove(&queue).is_none_or(|waiting| waiting.left == 0) {
                 return;
             }
-            let State { pending, unsent, .. } = state;
+            let MissTable { pending, unsent, .. } = table;
             pending.retain(|_, pending| {
                 pending.queues.retain(|waits| *waits != queue);
                 !pending.queues.is_empty()
@@ -135,32 +143,33 @@ impl Misses {
         });
     }
 
-    /// What is to be sent, in the order it was asked for; each with a number that its reply is known by.
+    /// Takes the misses to send, in the order of their requests. The front-end's reply is matched by the
+    /// number.
     pub fn take_unsent(&self) -> Vec<(u64, Miss)> {
         self.signal.clear();
-        self.with(|state| std::mem::take(&mut state.unsent))
+        self.with(|table| std::mem::take(&mut table.unsent))
     }
 
-    /// There are translations of `range` now that allow `access`. Queues that are to look again: all that they waited for has
-    /// been answered.
+    /// Reports that the table has translations of `range` that allow `access`. Returns the queues to wake:
+    /// those whose misses are all answered, and those that watch the range.
     pub fn answered(&self, range: IovaRange, access: Access) -> Vec<u16> {
-        self.with(|state| {
+        self.with(|table| {
             let mut woken = Vec::new();
-            if state.queues.is_empty() {
+            if table.queues.is_empty() {
                 return woken;
             }
             let first = Miss { page: Iova(range.first().0 & !0xfff), access: Access::NONE };
             let last = Miss { page: range.last(), access: Access::BOTH };
-            let met: Vec<Miss> = state
+            let met: Vec<Miss> = table
                 .pending
                 .range(first..=last)
                 .map(|(miss, _)| *miss)
                 .filter(|miss| access.allows(miss.access))
                 .collect();
             for miss in met {
-                state.end(&miss, &mut woken);
+                table.answer(&miss, &mut woken);
             }
-            for (queue, waiting) in &mut state.queues {
+            for (queue, waiting) in &mut table.queues {
                 if waiting.watched.iter().any(|watched| watched.overlaps(range)) {
                     waiting.watched.clear();
                     woken.push(*queue);
@@ -170,33 +179,36 @@ impl Misses {
         })
     }
 
-    /// The front-end has replied to the miss with this number. If nothing that it said in between was an answer, it has none:
-    /// who is to be told. Also where it says that it has answered: what it said was not what was asked for.
+    /// Reports the front-end's reply to the miss with this number. Returns the queues to inform if the miss
+    /// is still unanswered.
+    ///
+    /// The front-end sends translations before its reply. A miss that is unanswered then is refused, even if
+    /// the reply claims success, because the translations that came were not the ones asked for.
     pub fn replied(&self, number: u64, miss: &Miss) -> Option<Refusal> {
-        self.with(|state| {
-            let pending = state.pending.get(miss).filter(|pending| pending.number == number)?;
+        self.with(|table| {
+            let pending = table.pending.get(miss).filter(|pending| pending.number == number)?;
             let queues = pending.queues.clone();
-            state.end(miss, &mut Vec::new());
+            table.answer(miss, &mut Vec::new());
             Some(Refusal { miss: *miss, queues })
         })
     }
 
-    /// Whether anybody still waits for the miss with this number.
+    /// Returns whether a queue still waits for the miss with this number.
     pub fn is_pending(&self, number: u64, miss: &Miss) -> bool {
-        self.with(|state| state.pending.get(miss).is_some_and(|pending| pending.number == number))
+        self.with(|table| table.pending.get(miss).is_some_and(|pending| pending.number == number))
     }
 
-    /// Whether a request that waits needs any of these.
+    /// Returns whether a waiting request needs any part of the range.
     pub fn is_pinned(&self, range: IovaRange) -> bool {
-        self.with(|state| {
-            state.queues.values().any(|waiting| waiting.pinned.iter().any(|pinned| pinned.overlaps(range)))
+        self.with(|table| {
+            table.queues.values().any(|waiting| waiting.pinned.iter().any(|pinned| pinned.overlaps(range)))
         })
     }
 }
 
-impl State {
-    /// One answer less to wait for. Queues for which it was the last are woken.
-    fn end(&mut self, miss: &Miss, woken: &mut Vec<u16>) {
+impl MissTable {
+    /// Removes an answered miss. Adds the queues that wait for no other answer to `woken`.
+    fn answer(&mut self, miss: &Miss, woken: &mut Vec<u16>) {
         let Some(pending) = self.pending.remove(miss) else { return };
         self.unsent.retain(|(number, _)| *number != pending.number);
         for queue in pending.queues {

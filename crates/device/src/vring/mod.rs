@@ -1,4 +1,4 @@
-//! A virtqueue with what hangs on it: memory, descriptors for kicks and calls, counters.
+//! A virtqueue with its memory, its descriptors for kicks and calls, and its counters.
 
 mod credit;
 mod iommu;
@@ -22,14 +22,14 @@ use kickless_virtqueue::{Chain, ChainId, RingError};
 use std::sync::Arc;
 use tracing::{Span, debug, error, info, warn};
 
-/// The device end of one virtqueue. A device pops from it and pushes to it; its worker arms and disarms it.
+/// The device end of one virtqueue. A device pops from it and pushes to it. Its worker arms and disarms it.
 #[derive(Debug)]
 pub struct Vring {
     index: u16,
     queue: Queue,
     options: Options,
     areas: Areas,
-    /// Behind a vIOMMU only.
+    /// `Some` only behind a vIOMMU.
     translation: Option<Box<Translation>>,
     view: Arc<View>,
     kick: Option<Kick>,
@@ -37,40 +37,42 @@ pub struct Vring {
     err: Option<Call>,
     logged: Option<Call>,
     counters: Arc<Counters>,
-    /// Something was pushed and is not published yet.
+    /// Completions were pushed and are not published yet.
     pushed: bool,
-    /// How much of it the driver cannot have seen.
+    /// The number of completions that were pushed since the driver was last shown some.
     unseen: u32,
-    /// How much that may come to.
+    /// The number of `unseen` completions at which they are shown.
     unseen_max: u32,
     show_after: ShowAfter,
-    /// Calls are not made at once, but when the worker says so.
+    /// Calls are sent when the worker says so, instead of with their batch.
     defers_calls: bool,
-    /// The driver is owed a call.
+    /// A call was deferred, or refused by the kernel, and must still be sent.
     has_pending_call: bool,
     /// See [`Vring::take_unfinished`].
     unfinished: bool,
-    /// Latched: the driver broke the ring, and nothing in it can be trusted until it is set up anew.
+    /// The driver broke the ring, or its memory is gone. It is not used again until it is set up anew.
     broken: bool,
-    /// It was found not to be in guest memory, and that was logged.
+    /// The log says that the ring is not in guest memory.
     lost: bool,
-    /// Guest memory or its log has lost pages: what was made of it is not shown to anybody.
+    /// Guest memory or its log has lost pages. Results that depend on them are not shown to the driver.
     damaged: bool,
     /// See [`Vring::resumes_unrecorded`].
     resumes_unrecorded: bool,
-    /// It has had its areas, and with them what an earlier device had left to do.
-    begun: bool,
-    /// [`fault::damages`] when guest memory was found to be sound. It may have been damaged before the ring was made.
+    /// The areas were mapped once, and chains of an earlier device were found in them.
+    had_areas: bool,
+    /// The value of [`fault::damages`] at the last check that found guest memory intact. Memory may be
+    /// damaged before the ring is made.
     damages: usize,
-    /// What the log's lines about this ring belong to: whatever was current when it was made, on the transport's thread.
+    /// The span of log lines about this ring: the current one of the transport's thread when the ring was
+    /// made.
     span: Span,
 }
 
 impl Vring {
-    /// Maps the ring areas; behind a vIOMMU they are asked for when the ring is first looked at.
+    /// Maps the ring areas. Behind a vIOMMU, the first pop asks for their translations.
     ///
     /// # Errors
-    /// An area is not, or not in one piece, in guest memory, or is misaligned.
+    /// An area is not in guest memory, not in one piece, or misaligned.
     pub fn new(parts: VringParts) -> Result<Self, Unmapped> {
         let VringParts { index, options, areas, iommu, next_avail, is_unconfirmed, held, inflight, .. } = parts;
         let VringParts { view, kick, call, err, logged, counters, .. } = parts;
@@ -108,78 +110,79 @@ impl Vring {
             lost: false,
             damaged: false,
             resumes_unrecorded,
-            begun: false,
+            had_areas: false,
             damages: 0,
             span: Span::current(),
         };
         if let Some(metadata) = metadata {
-            vring.take_areas(metadata);
+            vring.set_areas(metadata);
         }
         Ok(vring)
     }
 
-    /// The span of log lines about this ring.
+    /// Returns the span of log lines about this ring.
     pub fn span(&self) -> &Span {
         &self.span
     }
 
-    /// The ring lies there now.
-    fn take_areas(&mut self, metadata: Metadata) {
+    /// Uses newly mapped areas.
+    fn set_areas(&mut self, metadata: Metadata) {
         self.queue.remap(metadata);
-        if std::mem::replace(&mut self.begun, true) {
+        if std::mem::replace(&mut self.had_areas, true) {
             return;
         }
         let requests = self.queue.again();
         if requests > 0 {
             self.counters.resubmitted.add(requests.into());
-            info!(parent: &self.span, queue = self.index, requests, "what was in flight in an earlier process is done again");
+            info!(parent: &self.span, queue = self.index, requests, "requests in flight in an earlier process are done again");
         }
     }
 
-    /// Its number, from 0.
+    /// Returns the number of the ring, from 0.
     pub fn index(&self) -> u16 {
         self.index
     }
 
-    /// Entries in the ring.
+    /// Returns the number of entries in the ring.
     pub fn size(&self) -> u16 {
         self.options.size()
     }
 
-    /// Returns whether it is a packed ring that goes on from another place than the first, as only the front-end said, without
-    /// an in-flight buffer. The place is wrong if an earlier process was killed.
+    /// Returns whether this is a packed ring without an in-flight buffer that starts at another index than
+    /// the first, as only the front-end says. The index is wrong if an earlier process was killed.
     pub fn resumes_unrecorded(&self) -> bool {
         self.resumes_unrecorded
     }
 
-    /// Guest memory as it is now.
+    /// Returns the present view of guest memory.
     #[inline]
     pub fn view(&self) -> &Arc<View> {
         &self.view
     }
 
-    /// Guest memory as it is now, and where to mark what is written to it.
+    /// Returns the present view of guest memory, and the marks for writes to it.
     #[inline]
     pub fn memory(&mut self) -> (&Arc<View>, &mut Marks) {
         (&self.view, self.queue.marks())
     }
 
-    /// Where to count.
+    /// Returns the counters of the ring.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Where kicks come from.
+    /// Returns the descriptor of kicks.
     pub fn kick(&self) -> Option<&Kick> {
         self.kick.as_ref()
     }
 
-    /// Whether it is broken: by its driver, or because its memory was taken away.
+    /// Returns whether the ring is broken: by its driver, or because its memory was taken away.
     pub fn is_broken(&self) -> bool {
         self.broken
     }
 
-    /// Takes the next chain; `false` where there is none. A ring that turns out broken has none from then on.
+    /// Takes the next chain. Returns `false` if there is none. A ring that is found broken has none from then
+    /// on.
     #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> bool {
         if self.broken {
@@ -190,15 +193,17 @@ impl Vring {
         }
         match self.queue.pop(&self.view, chain) {
             Ok(true) => true,
-            Ok(false) => self.came_to_nothing(None),
-            Err(error) => self.came_to_nothing(Some(error)),
+            Ok(false) => self.no_chain(None),
+            Err(error) => self.no_chain(Some(error)),
         }
     }
 
-    /// A look at the ring that found no chain in it, or why there can be none: always `false`. Zeroes in the place of a ring that was
-    /// taken away are empty, or make no sense, and that is not the driver's fault.
-    fn came_to_nothing(&mut self, why: Option<RingError>) -> bool {
-        if self.is_sound()
+    /// Handles a pop that found no chain, or an error. Always returns `false`.
+    ///
+    /// When memory is taken away, the ring reads as zeroes. These are an empty ring, or make no sense. That
+    /// is not the driver's fault, so memory is checked first.
+    fn no_chain(&mut self, why: Option<RingError>) -> bool {
+        if self.is_intact()
             && let Some(why) = why
         {
             self.fail(&why);
@@ -206,10 +211,10 @@ impl Vring {
         false
     }
 
-    /// [`Vring::pop`] behind a vIOMMU. A chain whose translations are not all there stays in the ring, and the ring rests until
-    /// they have come.
+    /// Pops a chain behind a vIOMMU. A chain that lacks translations stays in the ring, and the ring waits
+    /// until they have come.
     fn pop_translated<const CREDIT: bool>(&mut self, chain: &mut Chain) -> bool {
-        if self.is_standing() {
+        if self.waits_for_translations() {
             return false;
         }
         if !self.queue.is_mapped() {
@@ -222,10 +227,10 @@ impl Vring {
             false => self.queue.pop_translated(view, tlb, chain),
         };
         match popped {
-            Ok(Popped::Chain) if translation.is_held_up(chain.id.head) => {
+            Ok(Popped::Chain) if translation.blocks_invalidation(chain.id.head) => {
                 let head = chain.id.head;
                 if CREDIT {
-                    // The task does not hear of it.
+                    // The task does not learn of this chain.
                     self.queue.unpop();
                 }
                 self.fail(&format_args!(
@@ -234,7 +239,7 @@ impl Vring {
                 false
             }
             Ok(Popped::Chain) => {
-                translation.took(chain.id.head);
+                translation.chain_popped(chain.id.head);
                 true
             }
             Ok(Popped::Missing) => {
@@ -245,42 +250,44 @@ impl Vring {
                 self.unfinished = true;
                 false
             }
-            Ok(Popped::Empty) => self.came_to_nothing(None),
-            Err(error) => self.came_to_nothing(Some(error)),
+            Ok(Popped::Empty) => self.no_chain(None),
+            Err(error) => self.no_chain(Some(error)),
         }
     }
 
-    /// Whether the last pop found a chain that it did not come to the end of, so that there is more to do though nothing was popped.
+    /// Returns whether the last pop stopped within a chain. Then there is more to do although nothing was
+    /// popped.
     #[inline]
     pub fn take_unfinished(&mut self) -> bool {
         std::mem::take(&mut self.unfinished)
     }
 
-    /// Whether [`Vring::take_cost`] may be something.
+    /// Returns whether [`Vring::take_cost`] may return more than 0.
     #[inline]
     pub fn has_cost(&self) -> bool {
         self.translation.is_some()
     }
 
-    /// Returns what looking for translations has cost since this was called last, in the measure of
-    /// [`QueueTask::poll`](crate::QueueTask::poll); also for chains that were not popped, or are refused.
+    /// Returns the cost of looking up translations since the last call, in the unit of
+    /// [`QueueTask::poll`](crate::QueueTask::poll). Chains that were not popped, or are refused, count too.
     pub fn take_cost(&mut self) -> u32 {
         self.translation.as_mut().map_or(0, |translation| translation.take_cost())
     }
 
-    /// Whether it waits for translations: whatever is in it, there is nothing to do.
+    /// Returns whether the ring waits for translations. Until they come, nothing in it can be served.
     #[inline]
-    fn is_standing(&self) -> bool {
-        self.translation.as_ref().is_some_and(|translation| translation.standing)
+    fn waits_for_translations(&self) -> bool {
+        self.translation.as_ref().is_some_and(|translation| translation.is_waiting)
     }
 
-    /// Completes this chain; the device wrote `len` bytes of its writable buffers, counted from the
-    /// first. The driver can count on seeing it after [`Vring::publish`]; in a long batch, it may see it before.
+    /// Completes this chain. The device wrote `len` bytes of its writable buffers, counted from the first.
+    /// The driver sees the completion after [`Vring::publish`] at the latest; in a long batch, it may see it
+    /// before.
     #[inline]
     pub fn push(&mut self, id: ChainId, len: u32) {
-        // Into a broken ring too: what was popped before it broke is still owed.
+        // A broken ring accepts this too, because chains that were popped before it broke must be pushed.
         if let Some(translation) = &mut self.translation {
-            translation.gave_back(id.head);
+            translation.chain_returned(id.head);
         }
         self.queue.push(id, len);
         self.pushed = true;
@@ -290,37 +297,37 @@ impl Vring {
         }
     }
 
-    /// Shows the driver what was pushed, while the batch goes on.
+    /// Shows the driver the completions so far, while the batch goes on.
     #[inline]
     fn show(&mut self) {
         self.unseen = 0;
         self.unseen_max = self.show_after.then;
-        if self.is_sound() {
+        if self.is_intact() {
             self.queue.show();
         }
     }
 
-    /// Chooses when completions of a batch are shown before [`Vring::publish`]: [`ShowAfter::EARLY`] unless this is called. To be
-    /// called before the first [`Vring::push`], or right after a publish.
+    /// Chooses when completions of a batch are shown before [`Vring::publish`]. The default is
+    /// [`ShowAfter::EARLY`]. Call this before the first [`Vring::push`], or right after a publish.
     pub fn show_after(&mut self, rule: ShowAfter) {
         self.show_after = rule;
         self.unseen_max = rule.first;
     }
 
-    /// Shows the driver all that was pushed, and calls it if it wants that.
+    /// Shows the driver all completions, and calls it if it wants that.
     #[inline]
     pub fn publish(&mut self) {
         if !std::mem::take(&mut self.pushed) {
-            // A part of a request may be done.
-            return self.settle_marks();
+            // A part of a request may be done, and its marks are committed all the same.
+            return self.commit_marks();
         }
         self.unseen = 0;
         self.unseen_max = self.show_after.first;
-        if !self.is_sound() {
-            return self.settle_marks();
+        if !self.is_intact() {
+            return self.commit_marks();
         }
         let wanted = self.queue.publish();
-        self.settle_marks();
+        self.commit_marks();
         match &self.call {
             Some(_) if wanted && self.defers_calls => self.has_pending_call = true,
             Some(_) if wanted => self.send_call(),
@@ -328,64 +335,67 @@ impl Vring {
         }
     }
 
-    /// From now on calls that the driver wants are owed until the worker makes them with [`Vring::send_pending_call`], so that one call tells
-    /// of several batches.
+    /// Chooses whether calls wait until [`Vring::send_pending_call`], so that one call reports several
+    /// batches.
     pub fn defer_calls(&mut self, later: bool) {
         self.defers_calls = later;
     }
 
-    /// Returns whether the driver is owed a call: one that was put off, or that the kernel refused.
+    /// Returns whether a call must still be sent: one that was deferred, or that the kernel refused.
     #[inline]
     pub fn has_pending_call(&self) -> bool {
         self.has_pending_call
     }
 
-    /// Whether there is something to pop, as far as the driver says; nothing while its translations are missing.
+    /// Returns whether there is something to pop, as far as the driver says. Always `false` while
+    /// translations are missing.
     #[inline]
     pub fn has_work(&mut self) -> bool {
-        if self.broken || self.is_standing() {
+        if self.broken || self.waits_for_translations() {
             return false;
         }
         let has_work = self.queue.has_work();
         if !has_work {
-            // In zeroes in the place of a ring there is nothing either.
-            self.is_sound();
+            // A ring that was taken away reads as zeroes, which look like an empty ring. So memory is
+            // checked.
+            self.is_intact();
         }
         has_work
     }
 
-    /// Chains that an earlier process had popped and not given back, and that can be popped again now. They are in flight: a ring that
-    /// stops pops them all the same. None in a broken ring, or in one that waits for memory or translations.
+    /// Returns the number of chains that an earlier process had popped and not returned, and that can be
+    /// popped again now. They count as in flight: a ring that stops pops them first. 0 in a broken ring, or
+    /// in one that waits for memory or translations.
     #[inline]
     pub fn resubmissions(&self) -> u16 {
-        if self.broken || self.is_standing() { 0 } else { self.queue.again() }
+        if self.broken || self.waits_for_translations() { 0 } else { self.queue.again() }
     }
 
-    /// How many chains there are to pop, as far as the driver says; none in a broken ring, or one that is not in memory. In a
-    /// packed ring those count whose descriptors are among the first 256.
+    /// Returns the number of chains to pop, as far as the driver says. 0 in a broken ring, or one that is not
+    /// in memory. In a packed ring, only chains whose descriptors are among the first 256 count.
     pub fn pending(&self) -> u16 {
-        if self.broken || self.is_standing() { 0 } else { self.queue.pending() }
+        if self.broken || self.waits_for_translations() { 0 } else { self.queue.pending() }
     }
 
-    /// Asks the driver for kicks, then looks once more; `true`: there is work already, and the kick for it may never
-    /// come.
+    /// Enables kicks, then checks the ring once more. Returns whether there is work already. Its kick may
+    /// never come.
     pub fn arm(&mut self) -> bool {
-        let come = !self.broken && self.queue.arm() && self.is_sound() && !self.is_standing();
-        self.settle_marks();
+        let come = !self.broken && self.queue.arm() && self.is_intact() && !self.waits_for_translations();
+        self.commit_marks();
         come
     }
 
-    /// Tells the driver that no kicks are needed.
+    /// Disables kicks.
     pub fn disarm(&mut self) {
         if !self.broken {
             self.queue.disarm();
-            self.settle_marks();
+            self.commit_marks();
         }
     }
 
-    /// Sees to it that no mark waits, and that the front-end hears of those that are new.
+    /// Commits all marks, and notifies the front-end of new ones.
     #[inline]
-    fn settle_marks(&mut self) {
+    fn commit_marks(&mut self) {
         let marks = self.queue.marks();
         marks.commit();
         if marks.take_newly_set()
@@ -395,7 +405,7 @@ impl Vring {
         }
     }
 
-    /// Makes the call that the driver is owed, if it is.
+    /// Sends the pending call, if there is one.
     #[inline]
     pub fn send_pending_call(&mut self) {
         if self.has_pending_call {
@@ -403,73 +413,76 @@ impl Vring {
         }
     }
 
-    /// Calls the driver without having anything new for it: a call that was made before may have gone where nobody
-    /// looks, for while a ring is stopped, or its interrupt masked, the front-end has other descriptors in place. A call that the kernel
-    /// refuses is owed.
+    /// Calls the driver even if there is nothing new for it. A call that the kernel refuses is pending.
+    ///
+    /// When a ring starts, an earlier call may have been lost: while a ring is stopped or its interrupt
+    /// masked, the front-end uses other descriptors, which may have no reader.
     pub fn send_call(&mut self) {
         let made = self.call.as_ref().map(Call::signal);
         self.has_pending_call = made == Some(false);
         self.counters.calls.add(u64::from(made == Some(true)));
     }
 
-    /// Leaves the ring for whoever runs it next. Kicks are enabled, since who comes next may be one that never touches them
-    /// (without EVENT_IDX the flag stays as it was left), and those that were served already are taken out of the descriptor.
+    /// Stops the ring and leaves it to the next device that runs it. Enables kicks, because the next device
+    /// may never write that flag (without EVENT_IDX the flag keeps its value). Removes kicks from the
+    /// descriptor that were served already.
     pub fn stop(&mut self) -> Stopped {
         self.unpop(u16::MAX);
         if let Some(kick) = &self.kick {
             kick.take();
         }
         self.send_pending_call();
-        // Requests that are there already are left to the next one.
+        // Requests that are available already are left to the next device.
         let has_work = self.arm();
         let left = self.queue.again();
         if left > 0 {
-            // The transport cannot be let wait for what only it can bring.
-            warn!(parent: &self.span, queue = self.index, requests = left, "what was in flight in an earlier process is not done yet; it is left to the next one");
+            // The transport must not wait here: these requests may need an answer that only the transport can
+            // bring.
+            warn!(parent: &self.span, queue = self.index, requests = left, "requests in flight in an earlier process are not done yet; they are left to the next one");
         }
         let held = self.queue.take_held();
-        // What a request has left in damaged memory is no answer to it.
-        let held = if self.is_sound() { held } else { Vec::new() };
-        self.settle_marks();
+        // The contents of damaged memory are no valid answer to a request.
+        let held = if self.is_intact() { held } else { Vec::new() };
+        self.commit_marks();
         Stopped { next_avail: self.queue.next_avail(), has_work, held }
     }
 
-    /// Whether guest memory is all there, as far as it has been touched: to be asked after that, and before the driver is told of
-    /// what came of it. A ring that has lost some is broken.
+    /// Returns whether the guest memory that was accessed is all there. Callers check this after an access
+    /// and before they show its results to the driver. A ring that has lost memory is broken.
     #[inline]
-    fn is_sound(&mut self) -> bool {
+    fn is_intact(&mut self) -> bool {
         let damages = fault::damages();
         if damages != self.damages {
             self.damages = damages;
-            self.look_for_damage();
+            self.check_damage();
         }
         !self.damaged
     }
 
     #[cold]
-    fn look_for_damage(&mut self) {
+    fn check_damage(&mut self) {
         if self.damaged {
             return;
         }
         let memory = self.view.damaged().or_else(|| self.queue.marks().damaged());
         let Some(damaged) = memory.or_else(|| self.queue.damaged()) else { return };
         self.damaged = true;
-        // All rings of the device find it, and one tells.
+        // All rings of the device find the damage, and one of them logs it as an error.
         if damaged.is_first() {
             error!(parent: &self.span, queue = self.index, error = %damaged, "virtqueues broken; they rest until they are set up anew");
         } else {
             debug!(parent: &self.span, queue = self.index, error = %damaged, "virtqueue broken");
         }
-        self.latch();
+        self.mark_broken();
     }
 
-    /// Latches that this ring cannot be served, logs `why` and tells the front-end. It rests until it is set up anew.
+    /// Marks the ring as broken, logs `why` and tells the front-end. The ring rests until it is set up anew.
     pub fn fail(&mut self, why: &dyn std::fmt::Display) {
         error!(parent: &self.span, queue = self.index, error = %why, "virtqueue broken; it rests until it is set up anew");
-        self.latch();
+        self.mark_broken();
     }
 
-    fn latch(&mut self) {
+    fn mark_broken(&mut self) {
         self.broken = true;
         if let Some(err) = &self.err {
             err.signal();

@@ -1,40 +1,43 @@
-//! What a vring is made of.
+//! The parts of a vring.
 
 use crate::{Areas, Call, Counters, Iommu, Kick};
 use kickless_memory::{Records, View};
 use kickless_virtqueue::device::{Held, Options};
 use std::sync::Arc;
 
-/// What a vring is made of.
+/// The parts of a vring.
 #[derive(Debug)]
 pub struct VringParts {
-    /// Its number, from 0.
+    /// The number of the ring, from 0.
     pub index: u16,
     /// Size and negotiated ring features.
     pub options: Options,
-    /// Where its areas lie: by the device's addresses if, and only if, there is an `iommu`.
+    /// The addresses of its areas. They are the device's addresses if, and only if, there is an `iommu`.
     pub areas: Areas,
-    /// Behind a vIOMMU.
+    /// The translations and misses; `Some` only behind a vIOMMU.
     pub iommu: Option<Iommu>,
     /// Index of the first available ring entry to take.
     pub next_avail: u16,
-    /// Only the front-end says so: neither did the ring stop there in this process, nor does a loaded state say so.
+    /// Only the front-end gave this index. The ring did not stop there in this process, and no loaded state
+    /// has it.
     pub is_unconfirmed: bool,
-    /// Completions that this ring still owes its driver, from [`Stopped::held`](crate::Stopped::held).
+    /// Completions that an earlier task of this ring could not show, from
+    /// [`Stopped::held`](crate::Stopped::held).
     pub held: Vec<Held>,
-    /// Where to write down what is in flight, with an entry for each descriptor. If a device before this one did so, that says where
-    /// this ring goes on, and what it has to do again, and neither `next_avail` nor `held` do.
+    /// The buffer that records the requests in flight, with an entry for each descriptor. If an earlier
+    /// device has recorded some, the buffer decides where this ring continues and which requests it repeats.
+    /// `next_avail` and `held` are ignored then.
     pub inflight: Option<Records>,
-    /// What its device sees of guest memory.
+    /// The device's view of guest memory.
     pub view: Arc<View>,
-    /// Kicks come from here; without it the driver's kicks come as messages, or never.
+    /// The descriptor of kicks. Without it, the driver's kicks come as messages, or never.
     pub kick: Option<Kick>,
-    /// Calls go here; without it the driver polls.
+    /// The descriptor of calls. Without it, the driver polls.
     pub call: Option<Call>,
-    /// A broken ring is told here.
+    /// The descriptor that is signalled when the ring is found broken.
     pub err: Option<Call>,
-    /// It is told here that pages were marked in the log.
+    /// The descriptor that is signalled when pages were marked in the log.
     pub logged: Option<Call>,
-    /// Where to count.
+    /// The counters of the ring.
     pub counters: Arc<Counters>,
 }

@@ -10,11 +10,11 @@ use std::sync::mpsc::Sender;
 use tracing::{info, warn};
 
 impl Vring {
-    /// Applies a change. The kick descriptor, which its worker waits for, is exchanged by the worker.
+    /// Applies a change. The worker, which waits for the kick descriptor, registers a new one itself.
     pub fn apply(&mut self, update: Update) {
-        // While what it may take away is there to tell.
-        self.is_sound();
-        // Nothing waits for credit, and its buffers may be gone.
+        // First, while the memory that the change may take away is still mapped.
+        self.is_intact();
+        // No change waits for credit, and the change may take away its buffers.
         if matches!(update, Update::Memory(_) | Update::Addresses(_) | Update::Invalidate(..)) {
             self.unpop(u16::MAX);
         }
@@ -23,7 +23,7 @@ impl Vring {
         if let Some(translation) = &mut self.translation
             && looks
         {
-            translation.standing = false;
+            translation.is_waiting = false;
         }
         match update {
             Update::Memory(view) => {
@@ -65,7 +65,7 @@ impl Vring {
             }
             Update::Addresses(_) | Update::Look | Update::Enable(_) => {}
         }
-        self.settle_marks();
+        self.commit_marks();
     }
 
     pub(super) fn remap(&mut self) {
@@ -87,13 +87,13 @@ impl Vring {
         match (mapped, &mut self.translation) {
             (Ok(metadata), translation) => {
                 if let Some(translation) = translation {
-                    translation.found();
+                    translation.resolved();
                 }
                 if std::mem::take(&mut self.lost) {
                     info!(parent: span, queue, "the ring is in guest memory again");
                 }
-                self.take_areas(metadata);
-                // What was pushed while it rested.
+                self.set_areas(metadata);
+                // Completions that were pushed while the ring rested.
                 self.pushed = true;
             }
             (Err(TranslateError::Missing), Some(translation)) => {
@@ -102,23 +102,23 @@ impl Vring {
             }
             (Err(lack), translation) => {
                 if !std::mem::replace(&mut self.lost, true) {
-                    warn!(parent: span, queue, error = %lack, "the ring is not in guest memory any more; it rests");
+                    warn!(parent: span, queue, error = %lack, "the ring is no longer in guest memory; it rests");
                 }
                 if let Some(translation) = translation {
-                    translation.give_up();
+                    translation.wait_for_update();
                 }
                 self.queue.unmap();
             }
         }
     }
 
-    /// Lets go of all that goes by translations of these addresses.
+    /// Drops the mapping and the translations that use these addresses.
     fn invalidate(&mut self, range: IovaRange, done: Sender<Infallible>) {
         let Some(translation) = &mut self.translation else { return };
-        if translation.is_ring_in(range) {
+        if translation.ring_overlaps(range) {
             self.queue.unmap();
         }
-        // Last, for with `done` goes the promise.
+        // Last, because dropping `done` reports that nothing uses the range.
         translation.invalidate(range, done);
     }
 }

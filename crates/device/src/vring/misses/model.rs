@@ -1,5 +1,5 @@
-//! A queue that waits for a translation, its session, and a stop, in every order that the memory model allows, up to a number of
-//! preemptions.
+//! A model of a queue that waits for a translation, its session, and a stop. Loom runs it in every order that
+//! the memory model allows, up to a number of preemptions.
 //!
 //! A queue that waits for ever is a deadlock, which loom finds.
 //!
@@ -16,22 +16,22 @@ use std::sync::Arc;
 const MISS: Miss = Miss { page: Iova(0), access: Access::READ };
 const QUEUE: u16 = 0;
 
-struct Shared {
+struct Session {
     misses: Misses,
-    /// The entry of the table.
-    there: AtomicBool,
-    /// The mailbox of the queue's worker: a look, or a stop.
-    mail: Waker,
+    /// The translation is in the table.
+    translated: AtomicBool,
+    /// The mailbox of the queue's worker. It brings an update or a stop.
+    queue_waker: Waker,
     stop: AtomicBool,
-    /// The queue has done what it had to.
+    /// The queue has ended.
     done: AtomicBool,
 }
 
-fn shared() -> Arc<Shared> {
-    Arc::new(Shared {
+fn session() -> Arc<Session> {
+    Arc::new(Session {
         misses: Misses::new(Waker::new().unwrap()),
-        there: AtomicBool::new(false),
-        mail: Waker::new().unwrap(),
+        translated: AtomicBool::new(false),
+        queue_waker: Waker::new().unwrap(),
         stop: AtomicBool::new(false),
         done: AtomicBool::new(false),
     })
@@ -47,89 +47,90 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-impl Shared {
-    /// Looks, asks, stands, and looks again when it is told to, until the translation is there or it is to stop. Whether it
-    /// was there.
+impl Session {
+    /// Runs a queue: looks in the table, asks, and waits for an update, until the translation is there or the
+    /// queue is stopped. Returns whether the translation was there.
     fn run_queue(&self) -> bool {
         let found = loop {
             if self.stop.load(Ordering::Acquire) {
                 break false;
             }
-            if self.there.load(Ordering::Relaxed) {
+            if self.translated.load(Ordering::Relaxed) {
                 self.misses.resolved(QUEUE);
                 break true;
             }
             self.misses.ask(QUEUE, &[MISS], &[page()]);
-            self.mail.latch().wait();
-            self.mail.clear();
+            self.queue_waker.latch().wait();
+            self.queue_waker.clear();
         };
         self.done.store(true, Ordering::Release);
-        // The session may wait for this; for it, a miss and the end are one event.
+        // The session may wait for this. It waits for a miss and for the end with the same waker.
         self.misses.signal().wake();
         found
     }
 
-    /// The front-end's update.
+    /// Adds the translation to the table, as the front-end's update does.
     fn tell(&self) {
-        self.there.store(true, Ordering::Relaxed);
+        self.translated.store(true, Ordering::Relaxed);
         for queue in self.misses.answered(page(), Access::BOTH) {
             assert_eq!(queue, QUEUE);
-            self.mail.wake();
+            self.queue_waker.wake();
         }
     }
 }
 
-/// The front-end tells something unasked, just when it is asked for; and answers what it is asked.
+/// The front-end sends a translation unasked at the moment at which the queue asks for it, and answers what
+/// it is asked.
 #[test]
 fn an_answer_is_never_missed() {
     check(|| {
-        let shared = shared();
+        let session = session();
         let queue = thread::spawn({
-            let shared = shared.clone();
-            move || shared.run_queue()
+            let session = session.clone();
+            move || session.run_queue()
         });
-        shared.tell();
+        session.tell();
         loop {
-            shared.misses.signal().latch().wait();
-            let unsent = shared.misses.take_unsent();
-            if unsent.is_empty() && shared.done.load(Ordering::Acquire) {
+            session.misses.signal().latch().wait();
+            let unsent = session.misses.take_unsent();
+            if unsent.is_empty() && session.done.load(Ordering::Acquire) {
                 break;
             }
             for (number, miss) in unsent {
-                shared.tell();
-                assert!(shared.misses.replied(number, &miss).is_none(), "it was answered");
+                session.tell();
+                assert!(session.misses.replied(number, &miss).is_none(), "it was answered");
             }
         }
         assert!(queue.join().unwrap());
     });
 }
 
-/// What the front-end has not got, it tells of its own accord later, just when the queue looks once more: the queue sees it, or is woken
-/// by it. (It watches before it looks, as a ring does for its areas.)
+/// The front-end refuses a translation and sends it later, at the moment at which the queue checks once more.
+/// The queue sees it, or is woken by it. (The queue watches before it looks, as a ring does for its areas.)
 #[test]
-fn what_comes_unasked_is_never_missed() {
+fn an_unasked_translation_is_never_missed() {
     check(|| {
-        let shared = shared();
+        let session = session();
         let queue = thread::spawn({
-            let shared = shared.clone();
+            let session = session.clone();
             move || {
-                shared.misses.watch(QUEUE, vec![page()]);
-                while !shared.there.load(Ordering::Relaxed) {
-                    shared.mail.latch().wait();
-                    shared.mail.clear();
+                session.misses.watch(QUEUE, vec![page()]);
+                while !session.translated.load(Ordering::Relaxed) {
+                    session.queue_waker.latch().wait();
+                    session.queue_waker.clear();
                 }
-                shared.misses.resolved(QUEUE);
+                session.misses.resolved(QUEUE);
             }
         });
-        shared.tell();
+        session.tell();
         queue.join().unwrap();
-        shared.tell();
-        assert!(!shared.misses.is_pinned(IovaRange::ALL));
+        session.tell();
+        assert!(!session.misses.is_pinned(IovaRange::ALL));
     });
 }
 
-/// Two queues miss the same page, or each its own. The same is sent once, or once more for who came after the answer to the first; and
-/// each is told what became of it: that it is there, or that there is none.
+/// Two queues miss the same page, or each its own. The same page is sent once, or once more for a queue that
+/// asks after the answer to the first. Each queue learns whether the translation exists.
 #[test]
 fn an_answer_for_two_reaches_both() {
     for (is_there, is_same) in [(false, true), (true, true), (false, false)] {
@@ -138,23 +139,23 @@ fn an_answer_for_two_reaches_both() {
         builder.check(move || {
             let misses = Arc::new(Misses::new(Waker::new().unwrap()));
             let table = Arc::new(AtomicBool::new(false));
-            let mails = Arc::new([(); 2].map(|()| (Waker::new().unwrap(), AtomicBool::new(false))));
+            let queue_wakers = Arc::new([(); 2].map(|()| (Waker::new().unwrap(), AtomicBool::new(false))));
             let done = Arc::new(AtomicUsize::new(0));
             let queues: Vec<_> = (0..2u16)
                 .map(|queue| {
-                    let (misses, table, mails) = (misses.clone(), table.clone(), mails.clone());
+                    let (misses, table, queue_wakers) = (misses.clone(), table.clone(), queue_wakers.clone());
                     let done = done.clone();
                     thread::spawn(move || {
-                        let (mail, refused) = &mails[usize::from(queue)];
+                        let (queue_waker, refused) = &queue_wakers[usize::from(queue)];
                         let own = Miss { page: Iova(u64::from(queue) << 12), ..MISS };
                         let miss = if is_same { MISS } else { own };
                         while !table.load(Ordering::Relaxed) && !refused.load(Ordering::Relaxed) {
                             misses.ask(queue, &[miss], &[]);
-                            mail.latch().wait();
-                            mail.clear();
+                            queue_waker.latch().wait();
+                            queue_waker.clear();
                         }
                         misses.resolved(queue);
-                        // The second of them ends the session.
+                        // The second queue ends the session.
                         if done.fetch_add(1, Ordering::AcqRel) == 1 {
                             misses.signal().wake();
                         }
@@ -173,14 +174,14 @@ fn an_answer_for_two_reaches_both() {
                     if is_there {
                         table.store(true, Ordering::Relaxed);
                         for queue in misses.answered(page(), Access::BOTH) {
-                            mails[usize::from(queue)].0.wake();
+                            queue_wakers[usize::from(queue)].0.wake();
                         }
                     }
                     for queue in misses.replied(number, &miss).into_iter().flat_map(|refusal| refusal.queues)
                     {
                         assert!(!is_there);
-                        mails[usize::from(queue)].1.store(true, Ordering::Relaxed);
-                        mails[usize::from(queue)].0.wake();
+                        queue_wakers[usize::from(queue)].1.store(true, Ordering::Relaxed);
+                        queue_wakers[usize::from(queue)].0.wake();
                     }
                 }
             }
@@ -190,26 +191,26 @@ fn an_answer_for_two_reaches_both() {
     }
 }
 
-/// The queue is stopped while it waits; the answer comes after that, and finds nobody.
+/// The queue is stopped while it waits. The answer comes later, and is ignored.
 #[test]
 fn an_answer_that_comes_after_the_stop() {
     check(|| {
-        let shared = shared();
+        let session = session();
         let queue = thread::spawn({
-            let shared = shared.clone();
-            move || shared.run_queue()
+            let session = session.clone();
+            move || session.run_queue()
         });
-        let asked = shared.misses.take_unsent();
-        shared.stop.store(true, Ordering::Release);
-        shared.mail.wake();
+        let asked = session.misses.take_unsent();
+        session.stop.store(true, Ordering::Release);
+        session.queue_waker.wake();
         assert!(!queue.join().unwrap());
-        shared.misses.forget(QUEUE);
-        assert!(shared.misses.take_unsent().is_empty(), "nothing is asked for a queue that has stopped");
-        assert!(!shared.misses.is_pinned(IovaRange::ALL));
-        shared.there.store(true, Ordering::Relaxed);
-        assert!(shared.misses.answered(page(), Access::BOTH).is_empty());
+        session.misses.forget(QUEUE);
+        assert!(session.misses.take_unsent().is_empty(), "nothing is asked for a queue that has stopped");
+        assert!(!session.misses.is_pinned(IovaRange::ALL));
+        session.translated.store(true, Ordering::Relaxed);
+        assert!(session.misses.answered(page(), Access::BOTH).is_empty());
         for (number, miss) in asked {
-            assert_eq!(shared.misses.replied(number, &miss), None);
+            assert_eq!(session.misses.replied(number, &miss), None);
         }
     });
 }
